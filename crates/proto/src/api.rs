@@ -1,0 +1,271 @@
+//! The file-system calls of a buffer: what a mount asks of the servers.
+//!
+//! `forebay-server` implements [`FileSystem`] in-process; a later transport
+//! implements it by sending frames. `forebay-fuse` calls it for kernel requests.
+//!
+//! Contract shared by all calls:
+//! * The caller's right to do the thing was already decided by who calls (the kernel with
+//!   `default_permissions`, or the mover's own check): no call here checks permission bits.
+//!   Structural rules (ENOTEMPTY, EXDEV, name length, cycles, capacity) are checked here.
+//! * A call that returned `Ok` survives a kill -9 of the server.
+//! * Each [`Entry`] returned (also each one handed to a `readdir_plus` sink that accepted it,
+//!   but for `.` and `..`) counts as one reference of the client to that inode, given back by
+//!   [`FileSystem::forget`]. An inode without names lives as long as it is referenced.
+//! * Names are raw bytes without `/` and NUL; longer than 255 bytes is ENAMETOOLONG.
+
+use crate::attr::{Attr, FileKind, SetAttr, Timestamp};
+use crate::caller::Caller;
+use crate::errno::Result;
+use crate::ids::{Cookie, Ino};
+use std::fs::File;
+use std::sync::Arc;
+
+/// Longest name of a directory entry, in bytes.
+pub const NAME_MAX: usize = 255;
+/// Longest symbolic link target, in bytes.
+pub const SYMLINK_MAX: usize = 4095;
+/// Longest xattr value, in bytes.
+pub const XATTR_VALUE_MAX: usize = 65_536;
+/// Longest list of xattr names of one inode, in bytes.
+pub const XATTR_LIST_MAX: usize = 65_536;
+/// Most names of one inode.
+pub const LINK_MAX: u32 = 65_000;
+
+/// An inode that the client now references once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its attributes (with its number).
+    pub attr: Attr,
+}
+
+/// Result of an open.
+#[derive(Debug)]
+pub struct Opened {
+    /// The whole local object, open for reading and writing, if the file has one on this node
+    /// and the caller asked for it (`want_local`). It may be given to the kernel (passthrough).
+    pub local: Option<Arc<File>>,
+}
+
+/// One directory entry.
+#[derive(Clone, Copy, Debug)]
+pub struct DirEntry<'a> {
+    /// Position after this entry: pass it as `after` to go on.
+    pub cookie: Cookie,
+    /// Inode.
+    pub ino: Ino,
+    /// Type.
+    pub kind: FileKind,
+    /// Name.
+    pub name: &'a [u8],
+    /// Attributes, in a listing with attributes (`plus`), never for `.` and `..`.
+    pub attr: Option<&'a Attr>,
+}
+
+/// Capacity as `statfs` shows it. A block is `block_bytes` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatFs {
+    /// Unit of the counts below.
+    pub block_bytes: u32,
+    /// The buffer's capacity.
+    pub blocks_total: u64,
+    /// Free.
+    pub blocks_free: u64,
+    /// Inodes that the metadata store has room for.
+    pub files_total: u64,
+    /// Of them free.
+    pub files_free: u64,
+}
+
+/// How a served write is to be done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WriteMode {
+    /// O_APPEND: ignore the offset, write at the end atomically.
+    pub append: bool,
+    /// Take suid, sgid and `security.capability` off first.
+    pub kill_suid: bool,
+    /// O_SYNC or O_DSYNC: on flash before the call returns.
+    pub sync: bool,
+}
+
+/// Flags of rename: the values of `renameat2(2)`.
+pub mod rename_flags {
+    /// Fail with EEXIST if the new name exists.
+    pub const NOREPLACE: u32 = 1;
+    /// Exchange the two names atomically.
+    pub const EXCHANGE: u32 = 2;
+    /// Leave a whiteout; refused with EINVAL.
+    pub const WHITEOUT: u32 = 4;
+}
+
+/// Flags of setxattr: the values of `setxattr(2)`.
+pub mod xattr_flags {
+    /// Fail with EEXIST if it exists.
+    pub const CREATE: u32 = 1;
+    /// Fail with ENODATA if it does not exist.
+    pub const REPLACE: u32 = 2;
+}
+
+/// What a created inode gets.
+#[derive(Clone, Copy, Debug)]
+pub struct CreateArgs {
+    /// Permission bits asked for, before umask (07777; a setgid directory's rules are applied
+    /// by the server).
+    pub mode: u32,
+    /// The caller's umask; ignored where the parent has a default ACL.
+    pub umask: u32,
+}
+
+/// The file-system calls. See the module's contract.
+pub trait FileSystem: Send + Sync + 'static {
+    /// Looks a name up. `.` and `..` are allowed.
+    fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry>;
+    /// Gives back `count` references to `ino`.
+    fn forget(&self, ino: Ino, count: u64);
+    /// Attributes; exact also while the object is written by passthrough.
+    fn getattr(&self, ino: Ino) -> Result<Attr>;
+    /// Changes attributes and returns the new ones.
+    fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr>;
+    /// Target of a symbolic link.
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
+
+    /// Makes a file (regular, fifo, socket, device) without opening it.
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        args: CreateArgs,
+        rdev: u32,
+    ) -> Result<Entry>;
+    /// Makes a directory.
+    fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry>;
+    /// Makes a symbolic link.
+    fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry>;
+    /// Gives `ino` another name.
+    fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry>;
+    /// Removes a name that is not a directory.
+    fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()>;
+    /// Removes an empty directory.
+    fn rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()>;
+    /// Renames; `flags` are [`rename_flags`].
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Result<()>;
+
+    /// Creates and opens a regular file (EEXIST if the name exists: the caller looked it up).
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<(Entry, Opened)>;
+    /// Creates and opens a regular file without a name (O_TMPFILE).
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<(Entry, Opened)>;
+    /// Opens a regular file. `open_flags` are those of `open(2)`; O_TRUNC is honoured
+    /// (and, with `kill_suid`, takes suid off).
+    fn open(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        open_flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened>;
+    /// Reads at an offset; fewer bytes than asked for only at the end of the file.
+    fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize>;
+    /// Writes; returns the count written, less than asked only when space ran out in between.
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
+    /// Waits until data (and attributes) of the file, and its names, are on flash.
+    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()>;
+    /// Waits until all changes of names made before are on flash.
+    fn fsyncdir(&self, ino: Ino) -> Result<()>;
+    /// `fallocate(2)`; `mode` has its flags.
+    fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()>;
+    /// SEEK_DATA and SEEK_HOLE.
+    fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64>;
+    /// Copies within the buffer, sharing blocks where the flash can.
+    fn copy_file_range(
+        &self,
+        source: Ino,
+        source_offset: u64,
+        target: Ino,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64>;
+
+    /// The highest cookie of the directory now: a listing that started now ends there, so that
+    /// a loop which renames what it lists comes to an end.
+    fn dir_limit(&self, ino: Ino) -> Result<Cookie>;
+    /// Lists entries with cookie > `after` and <= `limit`, `.` and `..` first, until `sink`
+    /// returns false (the entry it refused is not counted as seen).
+    fn readdir(
+        &self,
+        ino: Ino,
+        after: Cookie,
+        limit: Cookie,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()>;
+    /// Like `readdir`, with attributes; each entry accepted is a reference.
+    fn readdir_plus(
+        &self,
+        ino: Ino,
+        after: Cookie,
+        limit: Cookie,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()>;
+
+    /// Value of an xattr, ENODATA without it. `user.forebay.*` answer from the server's state.
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
+    /// Names, each ended by NUL. Never lists `user.forebay.*`.
+    fn listxattr(&self, ino: Ino) -> Result<Vec<u8>>;
+    /// Sets an xattr; `flags` are [`xattr_flags`]. Setting an access ACL changes the mode,
+    /// `kill_sgid` then takes the setgid bit off.
+    fn setxattr(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        kill_sgid: bool,
+    ) -> Result<()>;
+    /// Removes an xattr, ENODATA without it.
+    fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()>;
+
+    /// Capacity.
+    fn statfs(&self) -> Result<StatFs>;
+    /// Everything on flash.
+    fn sync_all(&self) -> Result<()>;
+    /// Tells who wants to hear of changes that did not come through this client.
+    fn set_notify(&self, notify: Arc<dyn Notify>);
+}
+
+/// What a client that caches must hear. Implementations only queue and return at once: they
+/// are called with no server lock held, but never wait for the kernel.
+pub trait Notify: Send + Sync {
+    /// The name `name` in `parent` was added, removed or replaced.
+    fn entry_changed(&self, parent: Ino, name: &[u8]);
+    /// Attributes or data of the inode changed.
+    fn inode_changed(&self, ino: Ino);
+}
+
+/// How the kernel's relatime decides whether a read stores a new access time
+/// (older than the last change, or a day old).
+pub fn relatime_needs_update(attr: &Attr, now: Timestamp) -> bool {
+    attr.atime <= attr.mtime || attr.atime <= attr.ctime || now.sec - attr.atime.sec >= 86_400
+}

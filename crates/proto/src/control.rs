@@ -1,0 +1,376 @@
+//! Messages on the control socket of a mount or server: `STORE/control.sock`, a Unix stream
+//! socket. Each message is a little-endian u32 length and that many bytes of JSON
+//! (at most [`MAX_MESSAGE_BYTES`]). The client speaks first, with [`Hello`].
+//!
+//! `forebay-client` sends these, the mount process in `forebay` (cli) answers them; the
+//! requester's identity comes from the socket (SO_PEERCRED, SO_PEERGROUPS), never from a message.
+
+use crate::ids::PlanId;
+use serde::{Deserialize, Serialize};
+
+/// Longest message, in bytes. A longer one ends the connection with an error by name.
+pub const MAX_MESSAGE_BYTES: u32 = 16 << 20;
+/// File name of the socket in the store's directory.
+pub const SOCKET_NAME: &str = "control.sock";
+
+/// First message of a client; the answer is a [`Welcome`] or `Reply::Error`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`crate::version::CONTROL_PROTOCOL`] of the client.
+    pub protocol: u32,
+}
+
+/// First message of a server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Welcome {
+    /// [`crate::version::CONTROL_PROTOCOL`] of the server.
+    pub protocol: u32,
+    /// Version of the program.
+    pub program: String,
+}
+
+/// Path bytes that need not be UTF-8: JSON carries them as text where they are UTF-8 and as an
+/// array of numbers where they are not.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum PathBytes {
+    /// UTF-8.
+    Text(String),
+    /// Anything.
+    Bytes(Vec<u8>),
+}
+
+impl PathBytes {
+    /// From raw bytes.
+    pub fn new(bytes: &[u8]) -> PathBytes {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => PathBytes::Text(text.to_string()),
+            Err(_) => PathBytes::Bytes(bytes.to_vec()),
+        }
+    }
+    /// The raw bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            PathBytes::Text(text) => text.as_bytes(),
+            PathBytes::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl std::fmt::Debug for PathBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", String::from_utf8_lossy(self.as_bytes()))
+    }
+}
+
+impl std::fmt::Display for PathBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&String::from_utf8_lossy(self.as_bytes()))
+    }
+}
+
+/// What a client asks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// State of the buffer and its store.
+    BufferStatus,
+    /// State of one file, by its path inside the buffer (absolute from the buffer's root, no `..`).
+    FileStatus {
+        /// Path.
+        path: PathBytes,
+    },
+    /// Starts a plan; answered by `Reply::Plan` as soon as it is journaled.
+    StageStart(StageSpec),
+    /// One plan.
+    StageStatus {
+        /// Which.
+        plan: PlanId,
+    },
+    /// All plans of this buffer that the requester may see.
+    StageList,
+    /// Stops a plan; answered when nothing of it runs any more.
+    StageCancel {
+        /// Which.
+        plan: PlanId,
+    },
+    /// Changes the rate limit of a running plan; 0 = none.
+    StageRate {
+        /// Which.
+        plan: PlanId,
+        /// Bytes per second.
+        bytes_per_s: u64,
+    },
+    /// Unmounts. With `keep` the buffer stays on flash, else it is destroyed.
+    Umount {
+        /// Keep the buffer.
+        keep: bool,
+        /// Detach even while files are open.
+        force: bool,
+    },
+}
+
+/// What a server answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done.
+    Ok,
+    /// To `BufferStatus`.
+    Buffer(BufferStatus),
+    /// To `FileStatus`.
+    File(FileStatus),
+    /// To `StageStart`, `StageStatus`, `StageCancel`, `StageRate`.
+    Plan(PlanStatus),
+    /// To `StageList`.
+    Plans(Vec<PlanStatus>),
+    /// It failed.
+    Error(ControlError),
+}
+
+/// An error with all that a user needs: what failed, on which path, why, what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlError {
+    /// What was being done: "unmount", "read source".
+    pub what: String,
+    /// On which path.
+    pub path: Option<PathBytes>,
+    /// Errno, if the system gave one.
+    pub errno: Option<i32>,
+    /// Why, in words.
+    pub why: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl std::fmt::Display for ControlError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)?;
+        if let Some(path) = &self.path {
+            write!(f, " {path}")?;
+        }
+        write!(f, ": {}", self.why)?;
+        if let Some(hint) = &self.hint {
+            write!(f, " ({hint})")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ControlError {}
+
+/// Where the flash of a buffer is and how its capacity is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreKind {
+    /// A tmpfs of its own: exact capacity, volatile.
+    Tmpfs,
+    /// A loop-mounted XFS image, fallocated: within 3 %.
+    LoopXfs,
+    /// A plain directory, all writes served and counted: exact, no fast path.
+    Directory,
+}
+
+/// State of a buffer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BufferStatus {
+    /// Identity, 32 hex digits.
+    pub uuid: String,
+    /// `scratch`.
+    pub buffer_type: String,
+    /// Mount point.
+    pub mount_point: PathBytes,
+    /// The store's directory on flash.
+    pub store: PathBytes,
+    /// How the store holds its capacity.
+    pub store_kind: StoreKind,
+    /// True if a power cut or restart of the node loses everything (tmpfs).
+    pub volatile: bool,
+    /// True if files go by passthrough.
+    pub fast_path: bool,
+    /// Why not, if not: `no privilege`, `stacking`, `store is served`, ...
+    pub fast_path_reason: Option<String>,
+    /// Capacity.
+    pub capacity_bytes: u64,
+    /// Used.
+    pub used_bytes: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Process id of the server.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// Log file, if there is one.
+    pub log_file: Option<PathBytes>,
+    /// Requests that the kernel sent since the start, by name.
+    pub requests: Vec<(String, u64)>,
+}
+
+/// State of one file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FileStatus {
+    /// Path inside the buffer.
+    pub path: PathBytes,
+    /// Inode number.
+    pub ino: u64,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Allocated bytes.
+    pub allocated_bytes: u64,
+    /// True if opens go by passthrough.
+    pub fast_path: bool,
+    /// Why not, if not.
+    pub fast_path_reason: Option<String>,
+    /// Objects of its layout.
+    pub stripe_count: u16,
+    /// True if it lies on a volatile store.
+    pub volatile: bool,
+    /// Grade of safety reached: `written`, `on flash`.
+    pub grade: String,
+}
+
+/// Direction of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// PFS to buffer.
+    In,
+    /// Buffer to PFS.
+    Out,
+}
+
+/// What the source of a plan is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StageKind {
+    /// One file to one file name.
+    File,
+    /// A tree into the named directory.
+    Directory,
+    /// A file that names one path per line; each goes into the destination directory.
+    List,
+    /// Decide by what the source is: file or directory.
+    Auto,
+}
+
+/// How a copy was verified, and to be verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verify {
+    /// Checksum of the destination read through its page cache.
+    Cache,
+    /// Read back past the cache (after fsync and dropping it, O_DIRECT where it can).
+    Medium,
+}
+
+/// A request to copy.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StageSpec {
+    /// Direction.
+    pub direction: Direction,
+    /// Kind of source.
+    pub kind: StageKind,
+    /// Absolute path on the PFS.
+    pub pfs_path: PathBytes,
+    /// Path in the buffer, absolute from its root.
+    pub buffer_path: PathBytes,
+    /// How to verify.
+    pub verify: Verify,
+    /// Bytes per second; 0 = no limit.
+    pub rate_bytes_per_s: u64,
+    /// Go on after per-file errors (they are reported either way and the plan ends `failed`).
+    /// False = stop at the first.
+    pub keep_going: bool,
+    /// Retries of a transient error per file, with backoff.
+    pub retries: u32,
+}
+
+/// State of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlanState {
+    /// Journaled, not yet started.
+    Queued,
+    /// Copying.
+    Running,
+    /// All done, fsynced and verified.
+    Done,
+    /// Ended with errors; what succeeded is there.
+    Failed,
+    /// Cancelled.
+    Cancelled,
+}
+
+impl PlanState {
+    /// True if it will not change any more.
+    pub fn is_final(self) -> bool {
+        matches!(self, PlanState::Done | PlanState::Failed | PlanState::Cancelled)
+    }
+}
+
+/// A file that could not be copied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileError {
+    /// Path on the side that failed.
+    pub path: PathBytes,
+    /// What was being done: "open source", "write destination", "verify".
+    pub what: String,
+    /// Errno; 0 if it was not a system call that failed.
+    pub errno: i32,
+    /// Why, in words.
+    pub why: String,
+    /// Attempts made.
+    pub attempts: u32,
+}
+
+/// Progress of a plan.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PlanStatus {
+    /// Which.
+    pub plan: PlanId,
+    /// What was asked.
+    pub spec: StageSpec,
+    /// State.
+    pub state: PlanState,
+    /// Owner.
+    pub uid: u32,
+    /// False while the source is still being walked: totals may grow.
+    pub scanned: bool,
+    /// Files (and directories, links) found.
+    pub files_total: u64,
+    /// Of them done.
+    pub files_done: u64,
+    /// Of them failed.
+    pub files_failed: u64,
+    /// Of them found unchanged at the destination from before (resume).
+    pub files_skipped: u64,
+    /// Bytes of data found.
+    pub bytes_total: u64,
+    /// Of them copied and verified.
+    pub bytes_done: u64,
+    /// Bytes per second over the last seconds.
+    pub rate_bytes_per_s: f64,
+    /// Seconds left, if it can be told.
+    pub eta_s: Option<f64>,
+    /// Seconds since the start (of work, not counting time when no server ran).
+    pub elapsed_s: f64,
+    /// The first [`MAX_REPORTED_ERRORS`] errors.
+    pub errors: Vec<FileError>,
+    /// How it was verified, when done.
+    pub verified: Option<Verify>,
+}
+
+/// Most per-file errors kept in a status; `files_failed` counts all, the log has all.
+pub const MAX_REPORTED_ERRORS: usize = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_need_not_be_utf8() {
+        for raw in [&b"/a b\n"[..], &b"/\xff\xfe"[..]] {
+            let json = serde_json::to_string(&PathBytes::new(raw)).unwrap();
+            let back: PathBytes = serde_json::from_str(&json).unwrap();
+            assert_eq!(back.as_bytes(), raw);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Identifiers. Each is a newtype so that an inode number can never be passed
+//! where a log position is meant.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Number of low bits of an [`Ino`] that count inodes inside one shard.
+/// The 16 bits above them name the shard that owns the inode.
+pub const INO_SHARD_SHIFT: u32 = 48;
+
+/// A part of the namespace, owned by one server.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct ShardId(pub u16);
+
+/// An inode number: shard in the top 16 bits, a never reused counter below.
+///
+/// Because numbers are never reused, a (FUSE) generation is always zero.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory of every buffer, as the kernel's FUSE expects it.
+    pub const ROOT: Ino = Ino(1);
+
+    /// Builds a number from its shard and its counter (counter < 2^48).
+    pub const fn new(shard: ShardId, counter: u64) -> Ino {
+        Ino(((shard.0 as u64) << INO_SHARD_SHIFT) | (counter & ((1 << INO_SHARD_SHIFT) - 1)))
+    }
+
+    /// The shard that owns this inode.
+    pub const fn shard(self) -> ShardId {
+        ShardId((self.0 >> INO_SHARD_SHIFT) as u16)
+    }
+}
+
+impl fmt::Display for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// The part of one file that one server holds: `(file, stripe index)`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct ObjectId {
+    /// The file.
+    pub ino: Ino,
+    /// Index of the object in the file's layout; 0 for a whole local file.
+    pub stripe: u32,
+}
+
+impl ObjectId {
+    /// The only object of a whole local file.
+    pub const fn whole(ino: Ino) -> ObjectId {
+        ObjectId { ino, stripe: 0 }
+    }
+}
+
+/// A position in a directory listing. Cookies of real entries grow in order of
+/// insertion and are never reused in a directory, so a listing that runs while
+/// the directory changes shows each surviving entry exactly once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Cookie(pub u64);
+
+impl Cookie {
+    /// Before the first entry.
+    pub const START: Cookie = Cookie(0);
+    /// The entry `.`.
+    pub const DOT: Cookie = Cookie(1);
+    /// The entry `..`.
+    pub const DOTDOT: Cookie = Cookie(2);
+    /// The cookie of the first real entry of a new directory.
+    pub const FIRST: Cookie = Cookie(3);
+}
+
+/// Log sequence number: the position of one acknowledged operation in a shard's
+/// operation log. Grows by one for each record, never reused.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,
+)]
+pub struct Lsn(pub u64);
+
+/// A staging plan of one buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct PlanId(pub u64);
+
+impl fmt::Display for PlanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ino_carries_its_shard() {
+        let ino = Ino::new(ShardId(7), 42);
+        assert_eq!(ino.shard(), ShardId(7));
+        assert_eq!(ino.0 & 0xffff_ffff_ffff, 42);
+        assert_eq!(Ino::ROOT.shard(), ShardId(0));
+    }
+}

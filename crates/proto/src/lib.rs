@@ -1,0 +1,25 @@
+//! What crosses between a client and a server, and nothing else.
+//!
+//! Ids, errors, attributes, the file-system calls ([`api::FileSystem`]), layout
+//! arithmetic and the control messages of a mount's socket. No I/O happens here:
+//! the crate compiles into every other one (see ARCHITECTURE.md, "crates").
+//!
+//! Invariants: types that are written to disk or to a socket carry a version
+//! (see [`version`]); ids are newtypes; names are bytes, never strings.
+
+pub mod acl;
+pub mod api;
+pub mod attr;
+pub mod caller;
+pub mod control;
+pub mod errno;
+pub mod ids;
+pub mod layout;
+pub mod size;
+pub mod version;
+
+pub use api::{DirEntry, Entry, FileSystem, Notify, Opened};
+pub use attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
+pub use caller::{Caller, RequestId};
+pub use errno::{Errno, Result};
+pub use ids::{Cookie, Ino, Lsn, ObjectId, PlanId, ShardId};

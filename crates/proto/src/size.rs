@@ -1,0 +1,77 @@
+//! Sizes in bytes as people write them: `4GiB`, `500MB`, `1048576`.
+
+/// Why a size was refused.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SizeError {
+    /// Not `<integer><unit>`.
+    #[error("{0:?} is not a size: expected an integer and a unit, such as 4GiB, 500MB or 1048576")]
+    Malformed(String),
+    /// The unit is unknown.
+    #[error("{1:?} in {0:?} is not a unit: expected KiB, MiB, GiB, TiB, KB, MB, GB, TB or B")]
+    Unit(String, String),
+    /// More than 2^63-1 bytes.
+    #[error("{0:?} is too large")]
+    TooLarge(String),
+}
+
+/// Parses `4GiB` (binary), `4GB` (decimal), or plain bytes. No blank, no fraction, no sign.
+pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    if digits.is_empty() {
+        return Err(SizeError::Malformed(text.into()));
+    }
+    let number: u64 = digits.parse().map_err(|_| SizeError::TooLarge(text.into()))?;
+    let factor: u64 = match unit {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        _ => return Err(SizeError::Unit(text.into(), unit.into())),
+    };
+    match number.checked_mul(factor) {
+        Some(bytes) if bytes <= i64::MAX as u64 => Ok(bytes),
+        _ => Err(SizeError::TooLarge(text.into())),
+    }
+}
+
+/// Formats with a binary unit and at most three significant digits: `1.50 GiB`.
+pub fn format_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let decimals = match (unit, value) {
+        (0, _) => 0,
+        (_, v) if v < 10.0 => 2,
+        (_, v) if v < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse_and_bad_ones_are_named() {
+        assert_eq!(parse_bytes("4GiB"), Ok(4 << 30));
+        assert_eq!(parse_bytes("500MB"), Ok(500_000_000));
+        assert_eq!(parse_bytes("17"), Ok(17));
+        assert!(matches!(parse_bytes("4 GiB"), Err(SizeError::Unit(..))));
+        assert!(matches!(parse_bytes("GiB"), Err(SizeError::Malformed(_))));
+        assert!(matches!(parse_bytes("-1"), Err(SizeError::Malformed(_))));
+        assert!(matches!(parse_bytes("9999999999TiB"), Err(SizeError::TooLarge(_))));
+        assert_eq!(format_bytes(0), "0 B");
+        assert_eq!(format_bytes(3 << 29), "1.50 GiB");
+    }
+}

@@ -1,0 +1,8 @@
+//! Versions of everything that outlives a process. Another version is refused by
+//! name, never guessed at.
+
+/// Version of a buffer's files on flash (store.json, log, namespace database, plans).
+pub const FLASH_FORMAT: u32 = 1;
+
+/// Version of the control socket's messages.
+pub const CONTROL_PROTOCOL: u32 = 1;

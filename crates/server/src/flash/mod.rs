@@ -1,0 +1,1 @@
+//! Where a buffer lives: provisioning of its store on flash.

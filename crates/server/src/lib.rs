@@ -1,0 +1,11 @@
+//! The server of a buffer: namespace, objects, mover, and the flash they live on.
+//!
+//! Dependencies inside point one way: `flash` (where the files are) <- `namespace::store`
+//! (log and database) and `objects` (data files) <- `namespace` (operations) <- `mover`
+//! (staging, sees the buffer through [`mover::tree::BufferTree`]) <- `server` (joins them and
+//! implements `forebay_proto::FileSystem`).
+
+pub mod flash;
+pub mod mover;
+pub mod namespace;
+pub mod objects;

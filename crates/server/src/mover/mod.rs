@@ -1,0 +1,3 @@
+//! Staging: plans, copies, verification.
+
+pub mod tree;

@@ -1,0 +1,128 @@
+//! What the namespace stores: inode records, directory entries, and changes to them.
+//!
+//! A change is physical (the whole new value of a key), so replaying a log record twice, or
+//! on top of a database that already has it, gives the same state.
+
+use forebay_proto::attr::{FileKind, Timestamp};
+use forebay_proto::ids::{Cookie, Ino};
+use forebay_proto::layout::Layout;
+
+/// Flags of an inode record.
+pub mod inode_flags {
+    /// A data object exists on flash; size, mtime, atime and blocks are the object's.
+    pub const HAS_OBJECT: u32 = 1;
+    /// An access ACL xattr exists.
+    pub const HAS_ACL: u32 = 2;
+    /// A default ACL xattr exists (directories).
+    pub const HAS_DEFAULT_ACL: u32 = 4;
+    /// `security.capability` exists and must go at the next write.
+    pub const HAS_CAPS: u32 = 8;
+    /// Some xattr exists (else getxattr need not look).
+    pub const HAS_XATTRS: u32 = 16;
+}
+
+/// One inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InodeRecord {
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Names (directories: 2 + subdirectories). 0 = orphan.
+    pub nlink: u32,
+    /// Device number of device nodes.
+    pub rdev: u32,
+    /// [`inode_flags`].
+    pub flags: u32,
+    /// Layout of a regular file; for a directory the layout new files get.
+    pub layout: Layout,
+    /// Access time (not used where an object has it).
+    pub atime: Timestamp,
+    /// Modification time (not used where an object has it).
+    pub mtime: Timestamp,
+    /// Change time; the later of this and the object's is shown.
+    pub ctime: Timestamp,
+    /// Creation time.
+    pub btime: Timestamp,
+    /// Directories: number of entries. Symlinks: length of the target. Files: 0.
+    pub size: u64,
+    /// Directories: the parent (for `..` and for refusing cycles). Else 0.
+    pub parent: Ino,
+    /// Directories: the next cookie to give out. Else 0.
+    pub next_cookie: Cookie,
+}
+
+impl InodeRecord {
+    /// The type.
+    pub fn kind(&self) -> FileKind {
+        FileKind::from_mode(self.mode).unwrap_or(FileKind::File)
+    }
+    /// True if all of `flag` is set.
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags & flag == flag
+    }
+}
+
+/// One directory entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EntryRecord {
+    /// Inode.
+    pub ino: Ino,
+    /// Type, kept here so that readdir need not read inodes.
+    pub kind: FileKind,
+    /// Position in listings, never reused within the directory.
+    pub cookie: Cookie,
+}
+
+/// One change of one key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Inode written.
+    PutInode(Ino, InodeRecord),
+    /// Inode removed, with its symlink target. Its xattrs are removed by their own changes.
+    DelInode(Ino),
+    /// Entry written, under its name and under its cookie.
+    PutEntry {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Vec<u8>,
+        /// Value. If the name existed under another cookie, that one was deleted before.
+        entry: EntryRecord,
+    },
+    /// Entry removed, under its name and under its cookie.
+    DelEntry {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Vec<u8>,
+        /// Its cookie.
+        cookie: Cookie,
+    },
+    /// Symbolic link's target written.
+    PutSymlink(Ino, Vec<u8>),
+    /// xattr written.
+    PutXattr {
+        /// Inode.
+        ino: Ino,
+        /// Name with its prefix.
+        name: Vec<u8>,
+        /// Value.
+        value: Vec<u8>,
+    },
+    /// xattr removed.
+    DelXattr {
+        /// Inode.
+        ino: Ino,
+        /// Name.
+        name: Vec<u8>,
+    },
+    /// Inode without names that may still be open.
+    PutOrphan(Ino),
+    /// Orphan reclaimed (or given a name again, as an O_TMPFILE is).
+    DelOrphan(Ino),
+    /// The next inode counter to give out (64 bits, shard bits not included).
+    SetNextIno(u64),
+}

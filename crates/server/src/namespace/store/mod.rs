@@ -1,0 +1,68 @@
+//! The transactional store under a shard's namespace.
+
+use super::record::{Change, EntryRecord, InodeRecord};
+use forebay_proto::{Cookie, Ino, Lsn, RequestId, Result};
+
+/// Changes that become visible, and survive, all together.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// The request that they answer, for exactly-once retries.
+    pub request: RequestId,
+    /// The changes, applied in order.
+    pub changes: Vec<Change>,
+    /// True for changes that free space (unlink, rmdir, reclaim): they may use the reserve that
+    /// creates may not, so that they work when all is full.
+    pub may_use_reserve: bool,
+}
+
+/// How full the store is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreUsage {
+    /// Inodes.
+    pub inodes: u64,
+    /// Estimated inodes that still fit.
+    pub inodes_free: u64,
+}
+
+/// A transactional store of one shard's namespace.
+///
+/// Reads see all committed changes. `commit` is called by one writer at a time (the namespace
+/// holds its lock); reads come from any thread at any time.
+pub trait NamespaceStore: Send + Sync {
+    /// The record of an inode.
+    fn inode(&self, ino: Ino) -> Result<Option<InodeRecord>>;
+    /// An entry by name.
+    fn entry(&self, dir: Ino, name: &[u8]) -> Result<Option<EntryRecord>>;
+    /// Entries with cookie > `after` and <= `limit` in cookie order until `f` returns false.
+    /// `f` is called without a lock of the store held and may call the store's read methods.
+    fn entries(
+        &self,
+        dir: Ino,
+        after: Cookie,
+        limit: Cookie,
+        f: &mut dyn FnMut(&[u8], EntryRecord) -> bool,
+    ) -> Result<()>;
+    /// Target of a symbolic link.
+    fn symlink(&self, ino: Ino) -> Result<Option<Vec<u8>>>;
+    /// Value of an xattr.
+    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>>;
+    /// All xattr names of an inode, with the lengths of their values.
+    fn xattr_names(&self, ino: Ino) -> Result<Vec<(Vec<u8>, usize)>>;
+    /// All orphans.
+    fn orphans(&self) -> Result<Vec<Ino>>;
+    /// The next inode counter (1 in an empty store).
+    fn next_ino(&self) -> Result<u64>;
+    /// Every inode, in order of number, until `f` returns false. For recovery and checking.
+    fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeRecord) -> bool) -> Result<()>;
+
+    /// Makes the changes survive a kill -9 and visible to reads. ENOSPC if there is no room
+    /// (see `may_use_reserve`); then nothing changed.
+    fn commit(&self, batch: Batch) -> Result<Lsn>;
+    /// Waits until everything committed before the call survives a power cut; returns at once
+    /// on a volatile store. Concurrent callers share one flush.
+    fn sync(&self) -> Result<Lsn>;
+    /// Everything up to here survives a power cut. On a volatile store: the last commit.
+    fn durable_lsn(&self) -> Lsn;
+    /// How full it is.
+    fn usage(&self) -> StoreUsage;
+}

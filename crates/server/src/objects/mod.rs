@@ -1,0 +1,1 @@
+//! Data of files: one sparse file per (file, stripe) on the store.
