@@ -1,1 +1,17 @@
-fn main() {}
+//! `forebay`: the one executable. Parses the command line and runs one command.
+//!
+//! Exit codes: 0 done, 1 failed, 2 wrong usage. Called as `mount.forebay` or
+//! `mount.fuse.forebay` it is a mount helper for mount(8).
+
+mod args;
+mod commands;
+mod failure;
+
+use args::Cli;
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    failure::report(commands::run(cli.command))
+}

@@ -1,1 +1,2 @@
+//! Client of a mount.
 

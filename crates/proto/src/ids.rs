@@ -89,6 +89,14 @@ impl fmt::Display for PlanId {
     }
 }
 
+impl std::str::FromStr for PlanId {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<PlanId, Self::Err> {
+        text.parse().map(PlanId)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,422 @@
+//! The command line as data: every command, flag and help text of `forebay`.
+//!
+//! Invariants: nothing is done here; man pages and completions are generated from these
+//! structs, so a flag exists exactly once. `main` parses, `commands` acts.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use forebay_proto::PlanId;
+use forebay_proto::control::{StageKind, Verify};
+use forebay_proto::size::parse_bytes;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// A burst buffer in user space.
+///
+/// Forebay puts a private file system on fast local flash (a buffer) in front of a slow, shared
+/// parallel file system (PFS), and copies files between the two.
+#[derive(Debug, Parser)]
+#[command(
+    name = "forebay",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    after_help = "Exit codes: 0 done, 1 failed (the message says what, where and why), 2 wrong usage.\n\n\
+Examples:\n  \
+forebay mount --scratch 4GiB /mnt/fb        a buffer of 4 GiB at /mnt/fb\n  \
+forebay stage in /pfs/input /mnt/fb/input   copy a tree into it\n  \
+forebay stage out /mnt/fb/result /pfs/run1  copy results back, fsynced and verified\n  \
+forebay umount /mnt/fb                      unmount and destroy the buffer"
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a buffer on flash and mount it, or mount again one that a crash or --keep left.
+    Mount(MountArgs),
+    /// Unmount a buffer and destroy it.
+    Umount(UmountArgs),
+    /// Copy files between the PFS and a buffer, in the server.
+    #[command(subcommand)]
+    Stage(StageCommand),
+    /// Run a job script with #DW lines: set up its buffer, stage in, run, stage out, tear down.
+    Run(RunArgs),
+    /// Check the #DW lines of a job script without doing anything.
+    Validate(ValidateArgs),
+    /// Show buffers, or where a file is and how safe it is.
+    Status(StatusArgs),
+    /// Verify a buffer that is not mounted.
+    Check(CheckArgs),
+    /// Print a completion script for a shell.
+    #[command(hide = true)]
+    Completions(CompletionsArgs),
+    /// Write the manual pages.
+    #[command(hide = true)]
+    Man(ManArgs),
+}
+
+/// `forebay mount`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "The buffer lives in one directory below FLASH, which is --flash, $FOREBAY_FLASH or $TMPDIR, the first that is set. \
+After a crash the same command finds it again: every acknowledged operation is there.\n\n\
+Examples:\n  \
+forebay mount --scratch 4GiB --flash /dev/shm /mnt/fb\n  \
+FOREBAY_FLASH=/nvme forebay mount --scratch 200GiB -o allow_other,nosuid,nodev /mnt/fb\n  \
+mount -t fuse.forebay none /mnt/fb -o scratch=4GiB,flash=/dev/shm"
+)]
+pub struct MountArgs {
+    /// Where to mount: an existing directory.
+    #[arg(value_name = "MNT")]
+    pub mount_point: PathBuf,
+    /// A scratch buffer of this capacity, such as 4GiB or 500MB.
+    #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes)]
+    pub scratch: u64,
+    /// Directory on fast local storage that holds the buffer.
+    #[arg(long, value_name = "DIR")]
+    pub flash: Option<PathBuf>,
+    /// How the capacity is held; by default the best that FLASH and the caller's rights give.
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub store: Option<StoreChoice>,
+    /// Mount options, separated by commas: ro, rw, nosuid, suid, nodev, dev, noexec, exec,
+    /// noatime, relatime, allow_other, sync, dirsync.
+    #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
+    pub options: Vec<OsString>,
+    /// Threads that serve kernel requests; by default by the number of processors.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// Serve all reads and writes in the daemon, never by passthrough.
+    #[arg(long)]
+    pub no_fast_path: bool,
+    /// Stay in the foreground; messages go to standard error unless --log-file is given.
+    #[arg(long, short = 'f')]
+    pub foreground: bool,
+    /// Log file; by default `forebay.log` in the store's directory.
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Least severe messages that are logged: error, warn, info, debug, trace.
+    #[arg(long, value_name = "LEVEL", default_value = "info",
+          value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub log_level: String,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a store is asked to hold its capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StoreChoice {
+    /// A tmpfs of its own: exact, volatile. Needs FLASH on tmpfs and the right to mount.
+    Tmpfs,
+    /// An XFS image in a file: within 3 %. Needs the right to mount and 300 MiB or more.
+    Image,
+    /// A plain directory: exact, served writes, no fast path, no rights needed.
+    Directory,
+}
+
+/// `forebay umount`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Plain umount and `fusermount3 -u` unmount too, but keep the buffer on flash.\n\n\
+Examples:\n  \
+forebay umount /mnt/fb           unmount, destroy the buffer and give its space back\n  \
+forebay umount --keep /mnt/fb    the same mount command finds it again"
+)]
+pub struct UmountArgs {
+    /// The mount.
+    #[arg(value_name = "MNT")]
+    pub mount_point: PathBuf,
+    /// Keep the buffer on flash.
+    #[arg(long)]
+    pub keep: bool,
+    /// Detach even while files are open.
+    #[arg(long)]
+    pub force: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay stage`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum StageCommand {
+    /// Copy from the PFS into a buffer.
+    #[command(after_help = STAGE_HELP)]
+    In(StageCopyArgs),
+    /// Copy from a buffer to the PFS.
+    #[command(after_help = STAGE_HELP)]
+    Out(StageCopyArgs),
+    /// Show one plan, or all plans of a buffer.
+    Status(StageStatusArgs),
+    /// Stop a plan; what it had published stays.
+    Cancel(StagePlanArgs),
+    /// Wait until plans have ended; the exit code tells whether all is done.
+    Wait(StagePlanArgs),
+    /// Change the rate limit of a running plan.
+    Rate(StageRateArgs),
+}
+
+const STAGE_HELP: &str = "\"Done\" means: written, fsynced, and size and checksum verified at the destination. \
+Whole new files appear by rename. The copy is done by the mount's server: it goes on when this command is gone, \
+and resumes after a crash when the buffer is mounted again.\n\n\
+Examples:\n  \
+forebay stage in /pfs/input.h5 /mnt/fb/input.h5\n  \
+forebay stage out --verify medium --rate 500MiB /mnt/fb/results /pfs/results\n  \
+forebay stage in --type list files.txt /mnt/fb/inputs --no-wait";
+
+/// `forebay stage in|out`.
+#[derive(Debug, Clone, Args)]
+pub struct StageCopyArgs {
+    /// Source. Into a buffer: a PFS path. Out of one: a path in a mounted buffer.
+    #[arg(value_name = "SRC")]
+    pub source: PathBuf,
+    /// Destination on the other side.
+    #[arg(value_name = "DST")]
+    pub destination: PathBuf,
+    /// What the source is. A list names one path per line; each goes into the directory DST.
+    #[arg(long = "type", value_enum, value_name = "TYPE", default_value = "auto")]
+    pub kind: StageKindArg,
+    /// How the destination is verified: read through its page cache, or read back past it.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "cache")]
+    pub verify: VerifyArg,
+    /// Most bytes per second, such as 200MiB; without it, no limit.
+    #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
+    pub rate: Option<u64>,
+    /// Return as soon as the plan is journaled.
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Go on after the error of one file (the default); the exit code is 1 all the same.
+    #[arg(long, overrides_with = "stop_on_error")]
+    pub keep_going: bool,
+    /// Stop at the first error of a file.
+    #[arg(long, overrides_with = "keep_going")]
+    pub stop_on_error: bool,
+    /// Retries per file of an error that may pass, with growing pauses.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub retries: u32,
+    /// Print progress and result as JSON, one object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay stage status`.
+#[derive(Debug, Clone, Args)]
+pub struct StageStatusArgs {
+    /// A plan (as `stage in --no-wait` printed it), or a path in a buffer for all its plans that
+    /// you may see; without it, those of the mounted buffer.
+    #[arg(value_name = "PLAN|PATH")]
+    pub target: Option<OsString>,
+    /// The buffer: its mount or any path in it. Needed only if several are mounted.
+    #[arg(long, value_name = "PATH")]
+    pub buffer: Option<PathBuf>,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay stage cancel|wait`.
+#[derive(Debug, Clone, Args)]
+pub struct StagePlanArgs {
+    /// Plans.
+    #[arg(value_name = "PLAN", required = true)]
+    pub plans: Vec<PlanId>,
+    /// The buffer: its mount or any path in it. Needed only if several are mounted.
+    #[arg(long, value_name = "PATH")]
+    pub buffer: Option<PathBuf>,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay stage rate`.
+#[derive(Debug, Clone, Args)]
+pub struct StageRateArgs {
+    /// Plan.
+    #[arg(value_name = "PLAN")]
+    pub plan: PlanId,
+    /// Most bytes per second, such as 200MiB; 0 for no limit.
+    #[arg(value_name = "BYTES", value_parser = parse_rate)]
+    pub rate: u64,
+    /// The buffer: its mount or any path in it. Needed only if several are mounted.
+    #[arg(long, value_name = "PATH")]
+    pub buffer: Option<PathBuf>,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay run`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "The script's `#DW jobdw`, `#DW stage_in` and `#DW stage_out` lines say what it needs; \
+the job finds its buffer in $DW_JOB_STRIPED or $DW_JOB_PRIVATE. If stage-out fails, the buffer is kept and the message says how to get the data.\n\n\
+Examples:\n  \
+forebay run --flash /dev/shm job.sh\n  \
+forebay run job.sh input.lmp 100"
+)]
+pub struct RunArgs {
+    /// Directory on fast local storage that holds the buffer.
+    #[arg(long, value_name = "DIR")]
+    pub flash: Option<PathBuf>,
+    /// Where the buffer is mounted; by default a directory made for the job in the work directory.
+    #[arg(long, value_name = "DIR")]
+    pub mount_dir: Option<PathBuf>,
+    /// Where the job's mount directory, output and record go; by default the current directory.
+    #[arg(long, value_name = "DIR")]
+    pub work_dir: Option<PathBuf>,
+    /// How the buffer's capacity is held; see `forebay mount`.
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub store: Option<StoreChoice>,
+    /// Keep the buffer on flash at the end.
+    #[arg(long)]
+    pub keep: bool,
+    /// How staged files are verified.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "cache")]
+    pub verify: VerifyArg,
+    /// Print the summary as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The job script.
+    #[arg(value_name = "SCRIPT")]
+    pub script: PathBuf,
+    /// Arguments for the script.
+    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub script_args: Vec<OsString>,
+}
+
+/// `forebay validate`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Example:\n  forebay validate job.sh")]
+pub struct ValidateArgs {
+    /// The job script.
+    #[arg(value_name = "SCRIPT")]
+    pub script: PathBuf,
+    /// Print the directives, or what is wrong with them, as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay status`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Without a path: all mounted buffers of this machine, also dead ones, and the ones kept on flash.\n\n\
+Examples:\n  \
+forebay status /mnt/fb             the buffer: kind, capacity, fast path or why not\n  \
+forebay status /mnt/fb/ckpt.0001   one file: fast path or why not, layout, grade of safety"
+)]
+pub struct StatusArgs {
+    /// A mount, or a file or directory in one.
+    #[arg(value_name = "PATH")]
+    pub path: Option<PathBuf>,
+    /// Directory on flash to look for kept buffers in.
+    #[arg(long, value_name = "DIR")]
+    pub flash: Option<PathBuf>,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay check`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Nothing is changed. Exit code 0: sound; 1: something is wrong, listed.\n\n\
+Examples:\n  \
+forebay check /dev/shm/forebay-0123456789abcdef\n  \
+forebay check --flash /nvme /mnt/fb"
+)]
+pub struct CheckArgs {
+    /// The store's directory on flash, or the mount point that it belongs to.
+    #[arg(value_name = "STORE|MNT")]
+    pub target: PathBuf,
+    /// Directory on flash where the store of a mount point is looked for.
+    #[arg(long, value_name = "DIR")]
+    pub flash: Option<PathBuf>,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay completions`.
+#[derive(Debug, Clone, Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+/// `forebay man`.
+#[derive(Debug, Clone, Args)]
+pub struct ManArgs {
+    /// Directory to write one page per command to; without it, forebay(1) goes to standard output.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// [`StageKind`] on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StageKindArg {
+    /// One file to one file name.
+    File,
+    /// A tree.
+    Directory,
+    /// A file that names one path per line.
+    List,
+    /// By what the source is.
+    Auto,
+}
+
+impl From<StageKindArg> for StageKind {
+    fn from(kind: StageKindArg) -> StageKind {
+        match kind {
+            StageKindArg::File => StageKind::File,
+            StageKindArg::Directory => StageKind::Directory,
+            StageKindArg::List => StageKind::List,
+            StageKindArg::Auto => StageKind::Auto,
+        }
+    }
+}
+
+/// [`Verify`] on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum VerifyArg {
+    /// Read through the page cache.
+    Cache,
+    /// Read back past the page cache.
+    Medium,
+}
+
+impl From<VerifyArg> for Verify {
+    fn from(verify: VerifyArg) -> Verify {
+        match verify {
+            VerifyArg::Cache => Verify::Cache,
+            VerifyArg::Medium => Verify::Medium,
+        }
+    }
+}
+
+/// A rate: a size, with `/s` after it or not.
+fn parse_rate(text: &str) -> Result<u64, forebay_proto::size::SizeError> {
+    parse_bytes(text.strip_suffix("/s").unwrap_or(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_structure_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn rates_take_a_suffix() {
+        assert_eq!(parse_rate("200MiB/s"), Ok(200 << 20));
+        assert_eq!(parse_rate("0"), Ok(0));
+        assert!(parse_rate("fast").is_err());
+    }
+}

@@ -1,0 +1,47 @@
+//! One file per command. Each has `run(args) -> Outcome`.
+
+mod completions;
+mod man;
+mod run;
+mod stage;
+mod validate;
+
+use crate::args::Command;
+use crate::failure::{Outcome, as_control_error, print_json};
+
+/// Runs a command. With `--json`, its error is printed as `{"error": ...}` too.
+pub fn run(command: Command) -> Outcome {
+    let json = wants_json(&command);
+    let outcome = match command {
+        Command::Mount(_) | Command::Umount(_) | Command::Status(_) | Command::Check(_) => {
+            anyhow::bail!("not in this build")
+        }
+        Command::Stage(args) => stage::run(args),
+        Command::Run(args) => run::run(args),
+        Command::Validate(args) => validate::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => man::run(args),
+    };
+    if let (true, Err(error)) = (json, &outcome) {
+        print_json(&serde_json::json!({ "error": as_control_error(error) }))?;
+    }
+    outcome
+}
+
+/// True if the command was asked for JSON.
+fn wants_json(command: &Command) -> bool {
+    use crate::args::StageCommand as S;
+    match command {
+        Command::Mount(args) => args.json,
+        Command::Umount(args) => args.json,
+        Command::Stage(S::In(args) | S::Out(args)) => args.json,
+        Command::Stage(S::Status(args)) => args.json,
+        Command::Stage(S::Cancel(args) | S::Wait(args)) => args.json,
+        Command::Stage(S::Rate(args)) => args.json,
+        Command::Run(args) => args.json,
+        Command::Validate(args) => args.json,
+        Command::Status(args) => args.json,
+        Command::Check(args) => args.json,
+        Command::Completions(_) | Command::Man(_) => false,
+    }
+}

@@ -1,0 +1,55 @@
+//! How a command ends: its exit code, and its error as text or JSON.
+
+use forebay_proto::control::ControlError;
+use std::process::ExitCode;
+
+/// It did what was asked.
+pub const EXIT_OK: u8 = 0;
+/// It failed.
+pub const EXIT_FAILED: u8 = 1;
+/// It was called wrongly (clap uses the same code).
+pub const EXIT_USAGE: u8 = 2;
+
+/// What a command gives: an exit code, [`EXIT_OK`] if all is well.
+pub type Outcome = anyhow::Result<u8>;
+
+/// A wrong use that clap cannot see; ends with [`EXIT_USAGE`].
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+/// Prints the error of a command, if any, and gives the exit code.
+pub fn report(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("forebay: {error:#}");
+            ExitCode::from(if error.is::<Usage>() { EXIT_USAGE } else { EXIT_FAILED })
+        }
+    }
+}
+
+/// The error as a `--json` command prints it.
+pub fn as_control_error(error: &anyhow::Error) -> ControlError {
+    match error.downcast_ref::<ControlError>() {
+        Some(error) => error.clone(),
+        None => ControlError {
+            what: error.to_string(),
+            path: None,
+            errno: error
+                .chain()
+                .find_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error()),
+            why: error.chain().skip(1).map(ToString::to_string).collect::<Vec<_>>().join(": "),
+            hint: None,
+        },
+    }
+}
+
+/// Prints one JSON value as a line on standard output.
+pub fn print_json<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
+    use std::io::Write;
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    std::io::stdout().write_all(&line)?;
+    Ok(())
+}
