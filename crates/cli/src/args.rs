@@ -290,8 +290,15 @@ pub struct RunArgs {
 
 /// `forebay validate`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Example:\n  forebay validate job.sh")]
+#[command(
+    after_help = "Nothing is changed. Exit code 0: the job can start; 1: it was refused, with line, word and what was expected, or something that it names is missing.\n\n\
+Example:\n  forebay validate job.sh"
+)]
 pub struct ValidateArgs {
+    /// Flash directory whose free space is compared with the capacity asked for; by default
+    /// $FOREBAY_FLASH or $TMPDIR.
+    #[arg(long, value_name = "DIR")]
+    pub flash: Option<PathBuf>,
     /// The job script.
     #[arg(value_name = "SCRIPT")]
     pub script: PathBuf,

@@ -1,2 +1,1 @@
 //! Client of a mount.
-

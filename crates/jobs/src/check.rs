@@ -1,0 +1,282 @@
+//! What can be known about a job before anything starts: do its sources exist, may they be read,
+//! can the results be put where they are to go, has the flash the capacity.
+//!
+//! Nothing is changed. A source may still vanish afterwards: stage-in says so then. Directories
+//! are walked up to [`MAX_WALKED_ENTRIES`]; a larger one is not sized, and a note says so.
+//! Called by `forebay validate`, and by `forebay run` as its first step.
+
+use crate::problem::printable_bytes;
+use crate::request::{JobRequest, StageRequest, script_path};
+use forebay_proto::control::StageKind;
+use forebay_proto::size::format_bytes;
+use rustix::fs::{Access, AtFlags, CWD};
+use serde::Serialize;
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Most entries of all stage-in sources that are looked at.
+pub const MAX_WALKED_ENTRIES: u64 = 200_000;
+
+/// Longest list file that is looked at, in bytes.
+pub const MAX_LIST_BYTES: u64 = 64 << 20;
+
+/// Most findings that are kept.
+pub const MAX_FINDINGS: usize = 100;
+
+/// Something that would make the job fail.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Line of the directive, from 1.
+    pub line: u32,
+    /// On which path.
+    pub path: String,
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub hint: String,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "line {}: {}: {} ({})", self.line, self.path, self.what, self.hint)
+    }
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// What would make the job fail.
+    pub findings: Vec<Finding>,
+    /// Files, directories and links that stage-in would copy, as far as walked.
+    pub stage_in_entries: u64,
+    /// Bytes of them.
+    pub stage_in_bytes: u64,
+    /// False if a source was too large to be walked: the two sums are lower bounds.
+    pub stage_in_complete: bool,
+    /// The flash directory.
+    pub flash: Option<PathBuf>,
+    /// Bytes free there.
+    pub flash_free_bytes: Option<u64>,
+}
+
+impl Report {
+    fn find(&mut self, line: u32, path: &Path, what: impl Into<String>, hint: impl Into<String>) {
+        if self.findings.len() < MAX_FINDINGS {
+            self.findings.push(Finding {
+                line,
+                path: printable_bytes(path.as_os_str().as_bytes()),
+                what: what.into(),
+                hint: hint.into(),
+            });
+        }
+    }
+}
+
+/// The flash directory, as `forebay mount` chooses it: `given`, `$FOREBAY_FLASH`, `$TMPDIR`.
+pub fn flash_dir(given: Option<&Path>) -> Option<PathBuf> {
+    given.map(Path::to_path_buf).or_else(|| {
+        ["FOREBAY_FLASH", "TMPDIR"]
+            .iter()
+            .find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+            .map(PathBuf::from)
+    })
+}
+
+/// Looks at everything that a job names.
+pub fn check(job: &JobRequest, flash: Option<&Path>) -> Report {
+    let mut report = Report { stage_in_complete: true, ..Report::default() };
+    for stage in &job.stage_in {
+        check_source(stage, &mut report);
+    }
+    for stage in &job.stage_out {
+        check_destination(stage, &mut report);
+    }
+    if report.stage_in_bytes > job.capacity_bytes {
+        let line = job.stage_in[0].line;
+        let what = format!(
+            "stage-in brings {}, the capacity is {}",
+            format_bytes(report.stage_in_bytes),
+            format_bytes(job.capacity_bytes)
+        );
+        let hint = "ask for a larger capacity= in the jobdw line";
+        report.find(line, Path::new("all stage_in lines"), what, hint);
+    }
+    check_flash(job, flash, &mut report);
+    report
+}
+
+fn as_path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+/// Why a call failed, in words, without "os error".
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "it does not exist".into(),
+        io::ErrorKind::PermissionDenied => "permission denied".into(),
+        io::ErrorKind::ReadOnlyFilesystem => "the file system is read-only".into(),
+        _ => error.to_string(),
+    }
+}
+
+fn may(path: &Path, access: Access) -> io::Result<()> {
+    Ok(rustix::fs::accessat(CWD, path, access, AtFlags::EACCESS)?)
+}
+
+fn check_source(stage: &StageRequest, report: &mut Report) {
+    let path = as_path(stage.pfs_path.as_bytes());
+    let meta = match fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(error) => {
+            return report.find(stage.line, path, reason(&error), "give a source that exists");
+        }
+    };
+    match stage.kind {
+        StageKind::Directory if !meta.is_dir() => {
+            report.find(stage.line, path, "it is not a directory", "use type=file");
+        }
+        StageKind::Directory => walk(stage.line, path, report),
+        _ if meta.is_dir() => {
+            report.find(stage.line, path, "it is a directory", "use type=directory");
+        }
+        _ if !meta.is_file() => {
+            report.find(stage.line, path, "it is not a regular file", "give a regular file");
+        }
+        StageKind::List => check_list(stage, path, report),
+        _ => count_file(stage.line, path, &meta, report),
+    }
+}
+
+/// Counts a regular file and looks whether it may be read.
+fn count_file(line: u32, path: &Path, meta: &Metadata, report: &mut Report) {
+    report.stage_in_entries += 1;
+    // Holes stay holes in the buffer: what counts is what is allocated.
+    report.stage_in_bytes += meta.len().min(meta.blocks() * 512);
+    if let Err(error) = may(path, Access::READ_OK) {
+        report.find(line, path, reason(&error), "make it readable, or leave it out");
+    }
+}
+
+/// Walks a directory without following links.
+fn walk(line: u32, top: &Path, report: &mut Report) {
+    let mut pending = vec![top.to_path_buf()];
+    while let Some(dir) = pending.pop() {
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) => {
+                report.find(line, &dir, reason(&error), "make it readable, or leave it out");
+                continue;
+            }
+        };
+        for entry in entries {
+            if report.stage_in_entries >= MAX_WALKED_ENTRIES {
+                report.stage_in_complete = false;
+                return;
+            }
+            // What vanishes while we look is stage-in's matter.
+            let Ok(entry) = entry else { continue };
+            let Ok(meta) = entry.metadata() else { continue };
+            let path = entry.path();
+            if meta.is_dir() {
+                report.stage_in_entries += 1;
+                pending.push(path);
+            } else if meta.is_file() {
+                count_file(line, &path, &meta, report);
+            } else {
+                report.stage_in_entries += 1;
+            }
+        }
+    }
+}
+
+/// Looks at the files that a list names.
+fn check_list(stage: &StageRequest, path: &Path, report: &mut Report) {
+    let mut text = Vec::new();
+    let read =
+        fs::File::open(path).and_then(|file| file.take(MAX_LIST_BYTES + 1).read_to_end(&mut text));
+    if let Err(error) = read {
+        return report.find(stage.line, path, reason(&error), "make it readable");
+    }
+    if text.len() as u64 > MAX_LIST_BYTES {
+        report.stage_in_complete = false;
+        return;
+    }
+    for (index, name) in text.split(|&b| b == b'\n').enumerate() {
+        if name.is_empty() {
+            continue;
+        }
+        if report.stage_in_entries >= MAX_WALKED_ENTRIES {
+            report.stage_in_complete = false;
+            return;
+        }
+        let number = index + 1;
+        let hint = format!("correct line {number} of {}", path.display());
+        let named = as_path(name);
+        if !named.is_absolute() {
+            report.find(stage.line, named, "the path in the list is not absolute", hint);
+            continue;
+        }
+        match fs::metadata(named) {
+            Ok(meta) if meta.is_file() => count_file(stage.line, named, &meta, report),
+            Ok(_) => report.find(stage.line, named, "it is not a regular file", hint),
+            Err(error) => report.find(stage.line, named, reason(&error), hint),
+        }
+    }
+}
+
+/// Looks whether results can be put where they are to go.
+fn check_destination(stage: &StageRequest, report: &mut Report) {
+    let path = as_path(stage.pfs_path.as_bytes());
+    let is_file = stage.kind == StageKind::File;
+    match fs::metadata(path) {
+        Ok(meta) if meta.is_dir() && is_file => {
+            let hint = "name the file, or use type=directory";
+            return report.find(stage.line, path, "it is a directory", hint);
+        }
+        Ok(meta) if !meta.is_dir() && !is_file => {
+            let hint = "results of this type go into a directory";
+            return report.find(stage.line, path, "it is not a directory", hint);
+        }
+        Ok(meta) if meta.is_dir() => {
+            if let Err(error) = may(path, Access::WRITE_OK | Access::EXEC_OK) {
+                report.find(stage.line, path, reason(&error), "make it writable");
+            }
+            return;
+        }
+        _ => {}
+    }
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    if let Err(error) = may(parent, Access::WRITE_OK | Access::EXEC_OK) {
+        let source = script_path(stage.mode, &stage.buffer_path);
+        let hint = format!("make this directory before the job: {source} is to go into it");
+        report.find(stage.line, parent, reason(&error), hint);
+    }
+}
+
+fn check_flash(job: &JobRequest, flash: Option<&Path>, report: &mut Report) {
+    let Some(flash) = flash_dir(flash) else { return };
+    let line = 1;
+    match rustix::fs::statvfs(&flash) {
+        Ok(stat) => {
+            let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+            report.flash_free_bytes = Some(free);
+            if free < job.capacity_bytes {
+                let what = format!(
+                    "the job asks for {}, free on this flash directory are {}",
+                    format_bytes(job.capacity_bytes),
+                    format_bytes(free)
+                );
+                report.find(line, &flash, what, "give another --flash, or ask for less");
+            }
+        }
+        Err(errno) => {
+            let what = reason(&io::Error::from(errno));
+            report.find(line, &flash, what, "give a directory on local flash: --flash");
+        }
+    }
+    report.flash = Some(flash);
+}
