@@ -1,4 +1,260 @@
-//! The namespace of one shard: its store and the operations on it.
+//! The namespace of one shard: names, inodes, and the operations on them.
+//!
+//! Invariants
+//! * One writer at a time (`writer`); each operation is one batch of the store, so it is whole
+//!   or absent after any crash, in the order of the batches.
+//! * A regular file's size, data times and blocks are its object's; the inode record holds the
+//!   rest. An object exists before the record that points to it, and is removed only after the
+//!   record that gave it up is durable: a crash leaves at most unreferenced objects, which
+//!   recovery removes.
+//! * An inode without names is on the persistent orphan list until no client references it.
+//!
+//! `FileSystem` (filesystem.rs) is what a mount calls, `BufferTree` (tree.rs) what the mover
+//! calls; both go through the operations in `ops/`, one file per operation.
 
+mod filesystem;
+mod invalidate;
+mod ops;
+mod reclaim;
 pub mod record;
+mod recover;
+mod refs;
 pub mod store;
+mod tree;
+mod txn;
+
+pub use recover::RecoveryReport;
+
+use crate::objects::{ObjectStat, Objects};
+use forebay_proto::api::{NAME_MAX, Notify};
+use forebay_proto::attr::{Attr, FileKind, Timestamp};
+use forebay_proto::ids::ShardId;
+use forebay_proto::{Errno, Ino, ObjectId, Result};
+use parking_lot::{Mutex, RwLock};
+use record::{InodeRecord, inode_flags};
+use refs::Refs;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use store::NamespaceStore;
+
+/// Inode numbers taken from the store at a time; a crash skips at most this many.
+const INO_CHUNK: u64 = 1024;
+/// Preferred I/O size told to programs.
+const BLKSIZE_BYTES: u32 = 1 << 20;
+/// Files whose last fsync is remembered, for telling the grade of safety reached.
+const MAX_REMEMBERED_FSYNCS: usize = 65_536;
+
+/// What only the one writer touches.
+struct Writer {
+    next_ino: u64,
+    ino_limit: u64,
+}
+
+/// Why opens do not go by passthrough, or that they do; set once by who mounts.
+pub type FastPath = std::result::Result<(), String>;
+
+/// The namespace of one shard and the objects of its files.
+pub struct Namespace {
+    shard: ShardId,
+    store: Arc<dyn NamespaceStore>,
+    objects: Arc<Objects>,
+    writer: Mutex<Writer>,
+    refs: Refs,
+    reclaim: reclaim::Reclaimer,
+    notify: RwLock<Option<Arc<dyn Notify>>>,
+    capacity_bytes: u64,
+    volatile: bool,
+    fast_path: RwLock<FastPath>,
+    fsynced: Mutex<HashMap<Ino, (Timestamp, Timestamp)>>,
+    /// Operations committed, for idleness checks.
+    commits: AtomicU64,
+}
+
+/// Facts about the buffer that the namespace needs.
+#[derive(Clone, Copy, Debug)]
+pub struct NamespaceOptions {
+    /// The shard served here.
+    pub shard: ShardId,
+    /// Capacity, for statfs.
+    pub capacity_bytes: u64,
+    /// True if nothing survives a power cut anyway (tmpfs).
+    pub volatile: bool,
+    /// Owner of the root directory of a new buffer.
+    pub root_uid: u32,
+    /// Group of the root directory of a new buffer.
+    pub root_gid: u32,
+}
+
+impl Namespace {
+    /// Opens the namespace on its store and objects: makes the root in a new one. `recover`
+    /// says that the last server did not close cleanly (see recover.rs).
+    pub fn open(
+        store: Arc<dyn NamespaceStore>,
+        objects: Arc<Objects>,
+        options: NamespaceOptions,
+        recover: bool,
+    ) -> Result<(Arc<Namespace>, RecoveryReport)> {
+        let next_ino = store.next_ino()?.max(Ino::ROOT.0 + 1);
+        let namespace = Arc::new(Namespace {
+            shard: options.shard,
+            reclaim: reclaim::Reclaimer::new(options.volatile),
+            store,
+            objects,
+            writer: Mutex::new(Writer { next_ino, ino_limit: next_ino }),
+            refs: Refs::new(),
+            notify: RwLock::new(None),
+            capacity_bytes: options.capacity_bytes,
+            volatile: options.volatile,
+            fast_path: RwLock::new(Err("not mounted".into())),
+            fsynced: Mutex::new(HashMap::new()),
+            commits: AtomicU64::new(0),
+        });
+        if namespace.store.inode(Ino::ROOT)?.is_none() {
+            namespace.make_root(options.root_uid, options.root_gid)?;
+        }
+        let report = namespace.recover(recover)?;
+        reclaim::start(&namespace)?;
+        Ok((namespace, report))
+    }
+
+    /// Stops background work. All acknowledged operations are in the store's log already.
+    pub fn close(&self) {
+        self.reclaim.stop();
+    }
+
+    /// Says whether opens go by passthrough, and if not why.
+    pub fn set_fast_path(&self, fast_path: FastPath) {
+        *self.fast_path.write() = fast_path;
+    }
+
+    /// Whether opens go by passthrough, and if not why.
+    pub fn fast_path(&self) -> FastPath {
+        self.fast_path.read().clone()
+    }
+
+    /// True if the grade "on flash" cannot be reached.
+    pub fn is_volatile(&self) -> bool {
+        self.volatile
+    }
+
+    /// The store, for its usage.
+    pub fn store(&self) -> &dyn NamespaceStore {
+        &*self.store
+    }
+
+    /// The objects.
+    pub fn objects(&self) -> &Arc<Objects> {
+        &self.objects
+    }
+
+    fn inode(&self, ino: Ino) -> Result<InodeRecord> {
+        self.store.inode(ino)?.ok_or(Errno::ESTALE)
+    }
+
+    fn directory(&self, ino: Ino) -> Result<InodeRecord> {
+        let record = self.inode(ino)?;
+        match record.kind() {
+            FileKind::Dir => Ok(record),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn regular(&self, ino: Ino) -> Result<InodeRecord> {
+        let record = self.inode(ino)?;
+        match record.kind() {
+            FileKind::File => Ok(record),
+            FileKind::Dir => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// The attributes shown for a record.
+    fn attr_of(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
+        let object = match record.has(inode_flags::HAS_OBJECT) {
+            true => Some(self.objects.stat(ObjectId::whole(ino))?),
+            false => None,
+        };
+        Ok(merge(ino, record, object))
+    }
+
+    /// Exact attributes by number.
+    pub fn attributes(&self, ino: Ino) -> Result<Attr> {
+        self.attr_of(ino, &self.inode(ino)?)
+    }
+
+    /// `(used, capacity)` bytes of data.
+    pub fn space(&self) -> Result<(u64, u64)> {
+        if let Some(acc) = self.objects.accounting() {
+            return Ok((acc.used_bytes(), acc.capacity_bytes()));
+        }
+        let (_, free) = self.objects.file_system_space()?;
+        Ok((self.capacity_bytes.saturating_sub(free), self.capacity_bytes))
+    }
+
+    /// The grade of safety that a file has reached: `written` or `on flash`.
+    pub fn grade(&self, attr: &Attr) -> &'static str {
+        let synced = self.fsynced.lock().get(&attr.ino).copied();
+        match synced {
+            Some(times) if !self.volatile && times == (attr.mtime, attr.ctime) => "on flash",
+            _ => "written",
+        }
+    }
+
+    fn remember_fsync(&self, ino: Ino) {
+        if let Ok(attr) = self.attributes(ino) {
+            let mut fsynced = self.fsynced.lock();
+            if fsynced.len() >= MAX_REMEMBERED_FSYNCS {
+                fsynced.clear();
+            }
+            fsynced.insert(ino, (attr.mtime, attr.ctime));
+        }
+    }
+
+    /// Number of operations that changed the namespace since the start.
+    pub fn commit_count(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+}
+
+/// Record and object as `stat` shows them.
+fn merge(ino: Ino, record: &InodeRecord, object: Option<ObjectStat>) -> Attr {
+    let mut attr = Attr {
+        ino,
+        size_bytes: record.size,
+        blocks_512: 0,
+        atime: record.atime,
+        mtime: record.mtime,
+        ctime: record.ctime,
+        btime: record.btime,
+        mode: record.mode,
+        nlink: record.nlink,
+        uid: record.uid,
+        gid: record.gid,
+        rdev: record.rdev,
+        blksize_bytes: BLKSIZE_BYTES,
+    };
+    if let Some(object) = object {
+        attr.size_bytes = object.size_bytes;
+        attr.blocks_512 = object.blocks_512;
+        attr.atime = object.atime;
+        attr.mtime = object.mtime;
+        attr.ctime = attr.ctime.max(object.ctime);
+    }
+    if record.kind() == FileKind::Dir {
+        // As on tmpfs: a size that grows with the entries and takes no blocks.
+        attr.size_bytes = record.size * 20;
+    }
+    attr
+}
+
+/// ENAMETOOLONG, or EINVAL for what can be no name.
+fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        _ if name.len() > NAME_MAX => Err(Errno::ENAMETOOLONG),
+        b"" => Err(Errno::ENOENT),
+        b"." | b".." => Err(Errno::EEXIST),
+        _ if name.iter().any(|&b| b == b'/' || b == 0) => Err(Errno::EINVAL),
+        _ => Ok(()),
+    }
+}

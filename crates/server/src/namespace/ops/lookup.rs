@@ -1,0 +1,62 @@
+//! lookup, forget, getattr, readlink.
+
+use super::super::{Namespace, merge};
+use crate::namespace::record::{InodeRecord, inode_flags};
+use forebay_proto::api::NAME_MAX;
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Entry, Errno, Ino, ObjectId, Result};
+
+impl Namespace {
+    /// The entry, with one more reference to its inode.
+    pub(crate) fn op_lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+        if name.len() > NAME_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        let ino = match name {
+            b"." => parent,
+            b".." => self.directory(parent)?.parent,
+            _ => match self.store.entry(parent, name)? {
+                Some(entry) => entry.ino,
+                None => {
+                    // Only now, off the hot path: is it a directory at all?
+                    self.directory(parent)?;
+                    return Err(Errno::ENOENT);
+                }
+            },
+        };
+        // Referenced before it is read, so that it cannot be reclaimed in between.
+        self.refs.add(ino);
+        match self.attributes(ino) {
+            Ok(attr) => Ok(Entry { attr }),
+            Err(e) => {
+                self.op_forget(ino, 1);
+                // The name was removed between the two reads.
+                Err(if e == Errno::ESTALE { Errno::ENOENT } else { e })
+            }
+        }
+    }
+
+    /// Gives references back; the last one of an inode without names frees it.
+    pub(crate) fn op_forget(&self, ino: Ino, count: u64) {
+        if self.refs.remove(ino, count) {
+            self.reclaim.push(ino);
+        }
+    }
+
+    /// A reference handed out with a record that was just read or written.
+    pub(super) fn entry_for(&self, ino: Ino, record: &InodeRecord) -> Result<Entry> {
+        let object = match record.has(inode_flags::HAS_OBJECT) {
+            true => Some(self.objects.stat(ObjectId::whole(ino))?),
+            false => None,
+        };
+        Ok(Entry { attr: merge(ino, record, object) })
+    }
+
+    /// Target of a symbolic link.
+    pub(crate) fn op_readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        if self.inode(ino)?.kind() != FileKind::Symlink {
+            return Err(Errno::EINVAL);
+        }
+        self.store.symlink(ino)?.ok_or(Errno::EIO)
+    }
+}

@@ -1,0 +1,14 @@
+//! The operations, one file each. They are methods of `Namespace`, take the caller's identity
+//! only to stamp owners, and check structure, never permission (see `forebay_proto::api`).
+
+mod create;
+mod data;
+mod link;
+mod lookup;
+mod readdir;
+mod rename;
+mod setattr;
+mod unlink;
+mod xattr;
+
+pub(super) use create::NewInode;

@@ -1,0 +1,183 @@
+//! Reclaiming inodes that have no name and no reference: record, xattrs, then the object.
+//!
+//! A thread of its own takes them in batches, so that unlink costs one log record and no wait.
+//! On flash that survives a power cut, the object goes only after the records up to the
+//! reclaim's are durable: else a power cut could bring the name back without its data.
+//!
+//! Invariants: what is queued is also on the persistent orphan list, so a kill loses no space;
+//! the queue is bounded by the number of inodes.
+
+use super::Namespace;
+use super::record::{Change, inode_flags};
+use super::store::Batch;
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Errno, Ino, ObjectId, RequestId, Result};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Most inodes reclaimed by one record of the log.
+const BATCH_INODES: usize = 128;
+/// Longest that `statfs` waits for space that is on its way back.
+const DRAIN_WAIT: Duration = Duration::from_secs(2);
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Ino>,
+    /// Taken off the queue, not yet freed.
+    busy: usize,
+    stopping: bool,
+}
+
+/// The queue and its thread.
+pub(super) struct Reclaimer {
+    queue: Mutex<Queue>,
+    /// Signalled when something is queued or the thread is to stop.
+    wake: Condvar,
+    /// Signalled when nothing is waiting or busy.
+    idle: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    volatile: bool,
+}
+
+impl Reclaimer {
+    pub(super) fn new(volatile: bool) -> Reclaimer {
+        Reclaimer {
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            idle: Condvar::new(),
+            thread: Mutex::new(None),
+            volatile,
+        }
+    }
+
+    /// Queues an inode.
+    pub(super) fn push(&self, ino: Ino) {
+        let mut queue = self.queue.lock();
+        queue.waiting.push_back(ino);
+        if queue.waiting.len() == 1 {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Waits until what is queued now is freed (bounded by [`DRAIN_WAIT`]).
+    pub(super) fn drain(&self) {
+        let until = Instant::now() + DRAIN_WAIT;
+        let mut queue = self.queue.lock();
+        while !queue.waiting.is_empty() || queue.busy > 0 {
+            if self.idle.wait_until(&mut queue, until).timed_out() {
+                return;
+            }
+        }
+    }
+
+    /// Frees what is queued, then ends the thread.
+    pub(super) fn stop(&self) {
+        self.queue.lock().stopping = true;
+        self.wake.notify_all();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the reclaiming thread panicked; the next start frees what is left");
+        }
+    }
+
+    fn next_batch(&self) -> Option<Vec<Ino>> {
+        let mut queue = self.queue.lock();
+        loop {
+            if !queue.waiting.is_empty() {
+                let count = queue.waiting.len().min(BATCH_INODES);
+                let batch: Vec<Ino> = queue.waiting.drain(..count).collect();
+                queue.busy = batch.len();
+                return Some(batch);
+            }
+            if queue.stopping {
+                return None;
+            }
+            self.wake.wait(&mut queue);
+        }
+    }
+
+    fn batch_done(&self) {
+        let mut queue = self.queue.lock();
+        queue.busy = 0;
+        if queue.waiting.is_empty() {
+            self.idle.notify_all();
+        }
+    }
+}
+
+/// Starts the thread. It holds the namespace weakly, and ends with it.
+pub(super) fn start(namespace: &Arc<Namespace>) -> Result<()> {
+    let weak: Weak<Namespace> = Arc::downgrade(namespace);
+    let thread = std::thread::Builder::new()
+        .name("reclaim".into())
+        .spawn(move || {
+            while let Some(ns) = weak.upgrade() {
+                let Some(batch) = ns.reclaim.next_batch() else { return };
+                if let Err(e) = ns.reclaim_batch(&batch) {
+                    tracing::error!(error = %e, inodes = batch.len(),
+                        "cannot free removed files; the next start frees them");
+                }
+                ns.reclaim.batch_done();
+            }
+        })
+        .map_err(|e| Errno::from_io(&e))?;
+    *namespace.reclaim.thread.lock() = Some(thread);
+    Ok(())
+}
+
+impl Namespace {
+    /// The inode lost its last name: reclaim it when nothing references it.
+    pub(super) fn after_last_name(&self, ino: Ino) {
+        if self.refs.orphaned(ino) {
+            self.reclaim.push(ino);
+        }
+    }
+
+    /// Waits for space that removed files give back.
+    pub(super) fn wait_reclaimed(&self) {
+        self.reclaim.drain();
+    }
+
+    /// Removes inodes for good.
+    pub(super) fn reclaim_batch(&self, inodes: &[Ino]) -> Result<()> {
+        let mut changes = Vec::with_capacity(inodes.len() * 2);
+        let mut objects = Vec::with_capacity(inodes.len());
+        {
+            let _writer = self.writer.lock();
+            for &ino in inodes {
+                let Some(record) = self.store.inode(ino)? else { continue };
+                if record.nlink > 0 {
+                    continue;
+                }
+                if record.has(inode_flags::HAS_XATTRS) {
+                    for (name, _) in self.store.xattr_names(ino)? {
+                        changes.push(Change::DelXattr { ino, name });
+                    }
+                }
+                changes.push(Change::DelInode(ino));
+                changes.push(Change::DelOrphan(ino));
+                if record.kind() == FileKind::File && record.has(inode_flags::HAS_OBJECT) {
+                    objects.push(ino);
+                }
+            }
+            self.store.commit(Batch {
+                request: RequestId::default(),
+                changes,
+                may_use_reserve: true,
+            })?;
+        }
+        if !self.reclaim.volatile && !objects.is_empty() {
+            self.store.sync()?;
+        }
+        for ino in objects {
+            if let Err(e) = self.objects.remove(ObjectId::whole(ino)) {
+                tracing::error!(%ino, error = %e, "cannot remove the object of a removed file");
+            }
+        }
+        Ok(())
+    }
+}

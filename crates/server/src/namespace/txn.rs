@@ -1,0 +1,185 @@
+//! One operation in the making: inode records read once, changed in place, written once.
+//!
+//! Invariant: a `Txn` exists only under the writer's lock, so what it read stays true until it
+//! is committed.
+
+use super::record::{Change, EntryRecord, InodeRecord};
+use super::{INO_CHUNK, Namespace, Writer};
+use forebay_proto::attr::{FileKind, Timestamp};
+use forebay_proto::{Caller, Cookie, Errno, Ino, Lsn, Result};
+use parking_lot::MutexGuard;
+use std::sync::atomic::Ordering;
+
+use super::store::Batch;
+
+struct Slot {
+    ino: Ino,
+    record: InodeRecord,
+    dirty: bool,
+}
+
+/// An operation under the writer's lock.
+pub(super) struct Txn<'a> {
+    namespace: &'a Namespace,
+    writer: MutexGuard<'a, Writer>,
+    slots: Vec<Slot>,
+    changes: Vec<Change>,
+    request: forebay_proto::RequestId,
+    may_use_reserve: bool,
+    /// Stamp of everything this operation changes.
+    pub(super) now: Timestamp,
+}
+
+impl Namespace {
+    /// Starts an operation.
+    pub(super) fn begin(&self, caller: &Caller) -> Txn<'_> {
+        Txn {
+            namespace: self,
+            writer: self.writer.lock(),
+            slots: Vec::with_capacity(4),
+            changes: Vec::with_capacity(8),
+            request: caller.request,
+            may_use_reserve: false,
+            now: Timestamp::now(),
+        }
+    }
+}
+
+impl Txn<'_> {
+    /// Lets the operation use the space kept for removing things.
+    pub(super) fn use_reserve(&mut self) {
+        self.may_use_reserve = true;
+    }
+
+    fn slot(&mut self, ino: Ino) -> Result<usize> {
+        if let Some(i) = self.slots.iter().position(|s| s.ino == ino) {
+            return Ok(i);
+        }
+        let record = self.namespace.inode(ino)?;
+        self.slots.push(Slot { ino, record, dirty: false });
+        Ok(self.slots.len() - 1)
+    }
+
+    /// A record as this operation sees it. ESTALE if there is none.
+    pub(super) fn get(&mut self, ino: Ino) -> Result<InodeRecord> {
+        let i = self.slot(ino)?;
+        Ok(self.slots[i].record)
+    }
+
+    /// A record to change.
+    pub(super) fn edit(&mut self, ino: Ino) -> Result<&mut InodeRecord> {
+        let i = self.slot(ino)?;
+        self.slots[i].dirty = true;
+        Ok(&mut self.slots[i].record)
+    }
+
+    /// A directory that can take names: ENOTDIR, or ENOENT if it was removed.
+    pub(super) fn live_dir(&mut self, ino: Ino) -> Result<InodeRecord> {
+        let record = self.get(ino)?;
+        match record.kind() {
+            FileKind::Dir if record.nlink == 0 => Err(Errno::ENOENT),
+            FileKind::Dir => Ok(record),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// An entry by name.
+    pub(super) fn entry(&self, dir: Ino, name: &[u8]) -> Result<Option<EntryRecord>> {
+        self.namespace.store.entry(dir, name)
+    }
+
+    /// A new inode's number.
+    pub(super) fn take_ino(&mut self) -> Result<Ino> {
+        if self.writer.next_ino >= self.writer.ino_limit {
+            let limit = self.writer.next_ino + INO_CHUNK;
+            self.changes.push(Change::SetNextIno(limit));
+            // Kept in memory only once the batch is committed: see `commit`.
+        }
+        let ino = Ino::new(self.namespace.shard, self.writer.next_ino);
+        self.writer.next_ino += 1;
+        Ok(ino)
+    }
+
+    /// Writes a new inode.
+    pub(super) fn put_new(&mut self, ino: Ino, record: InodeRecord) {
+        self.slots.push(Slot { ino, record, dirty: true });
+    }
+
+    /// Any other change.
+    pub(super) fn push(&mut self, change: Change) {
+        self.changes.push(change);
+    }
+
+    /// Adds a name to a directory (its size, times and cookies) without looking whether the
+    /// name is free. `cookie` reuses the position of an entry that is being replaced.
+    pub(super) fn add_entry(
+        &mut self,
+        dir: Ino,
+        name: &[u8],
+        ino: Ino,
+        kind: FileKind,
+        cookie: Option<Cookie>,
+    ) -> Result<()> {
+        let now = self.now;
+        let record = self.edit(dir)?;
+        let cookie = match cookie {
+            Some(cookie) => cookie,
+            None => {
+                let cookie = record.next_cookie;
+                record.next_cookie = Cookie(cookie.0 + 1);
+                record.size += 1;
+                cookie
+            }
+        };
+        record.mtime = now;
+        record.ctime = now;
+        let entry = EntryRecord { ino, kind, cookie };
+        self.changes.push(Change::PutEntry { dir, name: name.to_vec(), entry });
+        Ok(())
+    }
+
+    /// Takes a name out of a directory.
+    pub(super) fn drop_entry(&mut self, dir: Ino, name: &[u8], cookie: Cookie) -> Result<()> {
+        let now = self.now;
+        let record = self.edit(dir)?;
+        record.size = record.size.saturating_sub(1);
+        record.mtime = now;
+        record.ctime = now;
+        self.changes.push(Change::DelEntry { dir, name: name.to_vec(), cookie });
+        Ok(())
+    }
+
+    /// Takes one name off a non-directory; true if it was the last.
+    pub(super) fn drop_link(&mut self, ino: Ino) -> Result<bool> {
+        let now = self.now;
+        let record = self.edit(ino)?;
+        record.nlink = record.nlink.saturating_sub(1);
+        record.ctime = now;
+        let last = record.nlink == 0;
+        if last {
+            self.changes.push(Change::PutOrphan(ino));
+        }
+        Ok(last)
+    }
+
+    /// Acknowledges: after this the operation survives a kill.
+    pub(super) fn commit(mut self) -> Result<Lsn> {
+        let mut changes = self.changes;
+        for slot in &self.slots {
+            if slot.dirty {
+                changes.push(Change::PutInode(slot.ino, slot.record));
+            }
+        }
+        let limit = changes.iter().find_map(|c| match c {
+            Change::SetNextIno(limit) => Some(*limit),
+            _ => None,
+        });
+        let batch = Batch { request: self.request, changes, may_use_reserve: self.may_use_reserve };
+        let lsn = self.namespace.store.commit(batch)?;
+        if let Some(limit) = limit {
+            self.writer.ino_limit = limit;
+        }
+        self.namespace.commits.fetch_add(1, Ordering::Relaxed);
+        Ok(lsn)
+    }
+}
