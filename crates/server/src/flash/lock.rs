@@ -1,0 +1,106 @@
+//! The store's lock: an exclusive flock on `STORE/lock`, held by the process that uses it and
+//! given back by the kernel when that process dies.
+
+use super::error::{Flash, Hint, Result, fail};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// File name of the lock.
+pub const LOCK_NAME: &str = "lock";
+/// Tries when a store is removed and made again under our eyes.
+const MAX_TRIES: u32 = 16;
+
+/// The lock, held.
+#[derive(Debug)]
+pub struct StoreLock {
+    _file: File,
+}
+
+impl StoreLock {
+    /// Takes the lock of the store; `None` if the directory has gone meanwhile. Error EBUSY if
+    /// another process has it. The file then holds the process id of the holder.
+    pub fn acquire(dir: &Path) -> Result<Option<StoreLock>> {
+        let path = dir.join(LOCK_NAME);
+        for _ in 0..MAX_TRIES {
+            let opened = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&path);
+            let mut file = match opened {
+                Ok(file) => file,
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error).at("lock the store", &path),
+            };
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => (),
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(in_use(dir)),
+                Err(error) => return Err(error).at("lock the store", &path),
+            }
+            // The store may have been removed between open and flock: then this is the lock of
+            // nothing, and another process may hold that of a new store.
+            let ours = file.metadata().at("lock the store", &path)?;
+            match std::fs::metadata(&path) {
+                Ok(now) if now.ino() == ours.ino() && now.dev() == ours.dev() => {
+                    let id = std::process::id().to_string();
+                    file.set_len(0)
+                        .and_then(|()| file.write_all(id.as_bytes()))
+                        .at("lock the store", &path)?;
+                    return Ok(Some(StoreLock { _file: file }));
+                }
+                _ => continue,
+            }
+        }
+        Err(in_use(dir))
+    }
+
+    /// True if some process has the lock now.
+    pub fn is_held(dir: &Path) -> Result<bool> {
+        let path = dir.join(LOCK_NAME);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error).at("look at the store's lock", &path),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+            Err(error) => Err(error).at("look at the store's lock", &path),
+        }
+    }
+}
+
+fn in_use(dir: &Path) -> forebay_proto::control::ControlError {
+    let holder = std::fs::read_to_string(dir.join(LOCK_NAME)).unwrap_or_default();
+    let why = match holder.trim() {
+        "" => "it is in use by another process".to_string(),
+        pid => format!("it is in use by process {pid}"),
+    };
+    fail("use the store", dir, &why)
+        .errno(libc::EBUSY)
+        .hint("unmount it first with `forebay umount`, or wait until that process has ended")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_holder_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!StoreLock::is_held(dir.path()).unwrap());
+        let held = StoreLock::acquire(dir.path()).unwrap().unwrap();
+        let message = StoreLock::acquire(dir.path()).unwrap_err().to_string();
+        assert!(message.contains(&format!("process {}", std::process::id())), "{message}");
+        assert!(StoreLock::is_held(dir.path()).unwrap());
+        drop(held);
+        assert!(StoreLock::acquire(dir.path()).unwrap().is_some());
+        assert!(StoreLock::acquire(&dir.path().join("absent")).unwrap().is_none());
+    }
+}

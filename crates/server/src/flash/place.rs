@@ -1,0 +1,129 @@
+//! Which directory: FLASH from the command line or the environment, and the store's name in it.
+
+use super::error::{Flash, Hint, Result, fail};
+use forebay_proto::control::ControlError;
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Prefix of every store's directory.
+pub const STORE_PREFIX: &str = "forebay-";
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const RAMFS_MAGIC: i64 = 0x8584_58f6;
+
+/// FLASH: `given` (--flash), else $FOREBAY_FLASH, else $TMPDIR; canonical, an existing directory.
+pub fn resolve_flash(given: Option<&Path>) -> Result<PathBuf> {
+    resolve(given, |name| std::env::var_os(name))
+}
+
+fn resolve(given: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
+    let from = |name: &str| variable(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let path =
+        given.map(Path::to_path_buf).or_else(|| from("FOREBAY_FLASH")).or_else(|| from("TMPDIR"));
+    let Some(path) = path else {
+        return Err(ControlError {
+            what: "find flash".into(),
+            path: None,
+            errno: None,
+            why: "neither --flash nor $FOREBAY_FLASH nor $TMPDIR is set".into(),
+            hint: Some("name a directory on fast local storage, such as --flash /dev/shm".into()),
+        });
+    };
+    let path = fs::canonicalize(&path).at("use flash", &path)?;
+    if !path.is_dir() {
+        return Err(fail("use flash", &path, "not a directory").errno(libc::ENOTDIR));
+    }
+    Ok(path)
+}
+
+/// The directory of the store that this user's `mount_point` (canonical) has on `flash`.
+pub fn store_dir(flash: &Path, mount_point: &Path) -> PathBuf {
+    let mut key = rustix::process::geteuid().as_raw().to_le_bytes().to_vec();
+    key.extend_from_slice(mount_point.as_os_str().as_bytes());
+    flash.join(format!("{STORE_PREFIX}{:016x}", xxh3_64(&key)))
+}
+
+/// True if `dir` exists, is a directory and not a link to one, and belongs to this user: in a
+/// FLASH that others may write to, the name could have been taken by someone else.
+pub fn is_own_directory(dir: &Path) -> Result<bool> {
+    let meta = match fs::symlink_metadata(dir) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error).at("look for the store", dir),
+    };
+    let me = rustix::process::geteuid().as_raw();
+    if !meta.is_dir() {
+        return Err(fail("use the store", dir, "not a directory").hint("remove it"));
+    }
+    if meta.uid() != me && me != 0 {
+        return Err(fail("use the store", dir, &format!("it belongs to user {}", meta.uid()))
+            .errno(libc::EACCES)
+            .hint("give another --flash"));
+    }
+    if meta.mode() & 0o022 != 0 {
+        return Err(fail("use the store", dir, "others may write to it")
+            .hint("chmod go-w it, if it is yours"));
+    }
+    Ok(true)
+}
+
+/// True if `path` lies in memory (tmpfs, ramfs).
+pub fn is_memory(path: &Path) -> Result<bool> {
+    let stat = rustix::fs::statfs(path).at("look at flash", path)?;
+    #[allow(clippy::unnecessary_cast, reason = "the type differs between architectures")]
+    let magic = stat.f_type as i64;
+    Ok(magic == TMPFS_MAGIC || magic == RAMFS_MAGIC)
+}
+
+/// True if `path` is a mount point (or a directory of a mount other than its parent's).
+pub fn is_mounted_on(path: &Path) -> Result<bool> {
+    let parent = path.parent().unwrap_or(path);
+    match (fs::metadata(path), fs::metadata(parent)) {
+        (Ok(here), Ok(above)) => Ok(here.dev() != above.dev()),
+        (Err(error), _) if error.kind() == ErrorKind::NotFound => Ok(false),
+        (Err(error), _) => Err(error).at("look at", path),
+        (_, Err(error)) => Err(error).at("look at", parent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flash_is_taken_from_the_first_that_is_set() {
+        let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let env = |name: &str| match name {
+            "FOREBAY_FLASH" => Some(a.path().into()),
+            "TMPDIR" => Some(b.path().into()),
+            _ => None,
+        };
+        let canonical = |dir: &tempfile::TempDir| fs::canonicalize(dir.path()).unwrap();
+        assert_eq!(resolve(Some(b.path()), env).unwrap(), canonical(&b));
+        assert_eq!(resolve(None, env).unwrap(), canonical(&a));
+        let only_tmpdir = |name: &str| env(name).filter(|_| name == "TMPDIR");
+        assert_eq!(resolve(None, only_tmpdir).unwrap(), canonical(&b));
+        let message = resolve(None, |_| None).unwrap_err().to_string();
+        assert!(message.contains("--flash") && message.contains("$FOREBAY_FLASH"), "{message}");
+    }
+
+    #[test]
+    fn mount_points_have_stores_of_their_own() {
+        let flash = Path::new("/flash");
+        assert_eq!(store_dir(flash, Path::new("/a")), store_dir(flash, Path::new("/a")));
+        assert_ne!(store_dir(flash, Path::new("/a")), store_dir(flash, Path::new("/b")));
+    }
+
+    #[test]
+    fn a_link_is_not_a_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("forebay-x");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        assert!(is_own_directory(&link).is_err());
+        assert!(!is_own_directory(&dir.path().join("absent")).unwrap());
+    }
+}

@@ -1,0 +1,214 @@
+//! `store.json`: what a store is. Written whole or not at all (a temporary file, fsync, rename,
+//! fsync of the directory); a record of another format is refused by name.
+
+use super::error::{Flash, Hint, Result, fail};
+use forebay_proto::control::{PathBytes, StoreKind};
+use forebay_proto::version::FLASH_FORMAT;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// File name of the record.
+pub const RECORD_NAME: &str = "store.json";
+/// Name it has until it is complete.
+pub const RECORD_TMP_NAME: &str = "store.json.tmp";
+
+/// Where a store is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreState {
+    /// Being made; never served yet, so it may be removed.
+    Creating,
+    /// In use, or kept.
+    Ready,
+    /// Being removed.
+    Destroying,
+}
+
+/// Room for a shard's log and namespace database, outside the buffer's capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaBudget {
+    /// Most bytes of the operation log.
+    pub log_bytes: u64,
+    /// Size of the database's map.
+    pub map_bytes: u64,
+    /// True if both are to be allocated at once, so that they never meet ENOSPC.
+    pub preallocate: bool,
+}
+
+/// Metadata room of the smallest buffer.
+const META_BASE_BYTES: u64 = 64 << 20;
+/// One byte of metadata room for so many bytes of capacity: about 1 KiB of metadata for each
+/// 32 KiB of data.
+const META_SHARE: u64 = 32;
+/// Largest log: replaying it bounds the time of a restart.
+const LOG_MAX_BYTES: u64 = 256 << 20;
+
+impl MetaBudget {
+    /// The budget of a buffer of this capacity.
+    pub fn for_capacity(capacity_bytes: u64, preallocate: bool) -> MetaBudget {
+        let page = 4096;
+        let total = META_BASE_BYTES + capacity_bytes / META_SHARE;
+        let log_bytes = (total / 4).min(LOG_MAX_BYTES) / page * page;
+        MetaBudget { log_bytes, map_bytes: (total - log_bytes) / page * page, preallocate }
+    }
+    /// Both together, in bytes.
+    pub fn total_bytes(self) -> u64 {
+        self.log_bytes + self.map_bytes
+    }
+}
+
+/// What `store.json` holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreRecord {
+    /// [`FLASH_FORMAT`] of the program that made it.
+    pub format: u32,
+    /// Identity, 32 hex digits.
+    pub uuid: String,
+    /// How capacity is held.
+    pub kind: StoreKind,
+    /// Capacity for file data, in bytes.
+    pub capacity_bytes: u64,
+    /// Room for metadata.
+    pub meta: MetaBudget,
+    /// Mount point it belongs to.
+    pub mount_point: PathBytes,
+    /// Seconds since 1970 when it was made.
+    pub created_s: u64,
+    /// Who made it.
+    pub uid: u32,
+    /// Boot of the node in which it was made.
+    pub boot_id: String,
+    /// True if other users may reach the control socket (a mount with allow_other).
+    pub shared: bool,
+    /// Why it is a plain directory, if it is one.
+    pub served_reason: Option<String>,
+    /// Where it is in its life.
+    pub state: StoreState,
+}
+
+/// Reads the record; `None` if there is none.
+pub fn load(dir: &Path) -> Result<Option<StoreRecord>> {
+    let path = dir.join(RECORD_NAME);
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).at("read the store's record", &path),
+    };
+    let broken = |why: &str| {
+        fail("read the store's record", &path, why)
+            .hint("the store cannot be used; if its data is not needed, remove its directory")
+    };
+    let value: serde_json::Value = serde_json::from_slice(&text)
+        .map_err(|error| broken(&format!("not valid JSON: {error}")))?;
+    match value.get("format").and_then(serde_json::Value::as_u64) {
+        Some(format) if format == u64::from(FLASH_FORMAT) => (),
+        Some(format) => {
+            let why =
+                format!("it has flash format {format}, this program reads format {FLASH_FORMAT}");
+            return Err(fail("use the store", dir, &why)
+                .errno(libc::EPROTONOSUPPORT)
+                .hint("use the version of forebay that made it"));
+        }
+        None => return Err(broken("it names no format")),
+    }
+    serde_json::from_value(value).map(Some).map_err(|error| broken(&error.to_string()))
+}
+
+/// Writes the record atomically and durably.
+pub fn save(dir: &Path, record: &StoreRecord) -> Result<()> {
+    let tmp = dir.join(RECORD_TMP_NAME);
+    let what = "write the store's record";
+    let text =
+        serde_json::to_vec_pretty(record).map_err(|error| fail(what, &tmp, &error.to_string()))?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&tmp)
+        .at(what, &tmp)?;
+    file.write_all(&text).and_then(|()| file.sync_all()).at(what, &tmp)?;
+    let path = dir.join(RECORD_NAME);
+    fs::rename(&tmp, &path).at(what, &path)?;
+    File::open(dir).and_then(|dir| dir.sync_all()).at(what, dir)
+}
+
+/// 32 random hex digits.
+pub fn new_uuid() -> Result<String> {
+    let path = Path::new("/dev/urandom");
+    let mut bytes = [0u8; 16];
+    File::open(path)
+        .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes))
+        .at("read random bytes", path)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Identity of this boot of the node; empty where the kernel does not tell.
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> StoreRecord {
+        StoreRecord {
+            format: FLASH_FORMAT,
+            uuid: new_uuid().unwrap(),
+            kind: StoreKind::Directory,
+            capacity_bytes: 1 << 30,
+            meta: MetaBudget::for_capacity(1 << 30, true),
+            mount_point: PathBytes::new(b"/m\xff\n"),
+            created_s: 7,
+            uid: 0,
+            boot_id: boot_id(),
+            shared: false,
+            served_reason: None,
+            state: StoreState::Ready,
+        }
+    }
+
+    #[test]
+    fn a_record_comes_back_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(load(dir.path()).unwrap(), None);
+        save(dir.path(), &sample()).unwrap();
+        let mut other = sample();
+        other.state = StoreState::Destroying;
+        save(dir.path(), &other).unwrap();
+        assert_eq!(load(dir.path()).unwrap(), Some(other));
+        assert!(!dir.path().join(RECORD_TMP_NAME).exists());
+    }
+
+    #[test]
+    fn another_format_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = sample();
+        record.format = 99;
+        save(dir.path(), &record).unwrap();
+        let message = load(dir.path()).unwrap_err().to_string();
+        assert!(message.contains("flash format 99"), "{message}");
+        assert!(message.contains(&format!("reads format {FLASH_FORMAT}")), "{message}");
+    }
+
+    #[test]
+    fn a_torn_record_is_an_error_not_an_absent_store() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(RECORD_NAME), b"{\"format\": 1, \"uu").unwrap();
+        assert!(load(dir.path()).is_err());
+    }
+
+    #[test]
+    fn budgets_are_whole_pages_and_bounded() {
+        for capacity in [1 << 20, 300 << 20, 4 << 30, 1 << 40] {
+            let budget = MetaBudget::for_capacity(capacity, true);
+            assert_eq!(budget.log_bytes % 4096 + budget.map_bytes % 4096, 0);
+            assert!(budget.log_bytes <= LOG_MAX_BYTES && budget.map_bytes >= budget.log_bytes);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Stores of every kind on real flash. Those that mount need root and say so if they cannot run.
+
+use super::*;
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use std::fs;
+use std::time::Instant;
+
+fn options(flash: &Path, kind: Option<StoreKind>, capacity_bytes: u64) -> StoreOptions {
+    StoreOptions {
+        flash: fs::canonicalize(flash).unwrap(),
+        mount_point: PathBuf::from("/mnt/of this\ntest"),
+        capacity_bytes,
+        kind,
+        shared: false,
+    }
+}
+
+fn root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("not run: needs root");
+    }
+    root
+}
+
+fn memory_dir() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap()
+}
+
+fn available(path: &Path) -> u64 {
+    let stat = statvfs(path).unwrap();
+    stat.f_bavail * stat.f_frsize
+}
+
+#[test]
+fn a_directory_store_is_made_found_and_destroyed() {
+    let flash = tempfile::tempdir().unwrap();
+    let asked = options(flash.path(), Some(StoreKind::Directory), 8 << 20);
+    let store = Store::find_or_create(&asked).unwrap();
+    assert!(store.created());
+    let uuid = store.record().uuid.clone();
+    fs::write(store.data_dir().join("object"), b"x").unwrap();
+    let busy = Store::find_or_create(&asked).unwrap_err();
+    assert_eq!(busy.errno, Some(libc::EBUSY));
+    store.release().unwrap();
+
+    let found = Store::find_or_create(&asked).unwrap();
+    assert!(!found.created());
+    assert_eq!(found.record().uuid, uuid);
+    assert_eq!(fs::read(found.data_dir().join("object")).unwrap(), b"x");
+    found.destroy().unwrap();
+    assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn another_capacity_is_refused_with_both_figures() {
+    let flash = tempfile::tempdir().unwrap();
+    let asked = options(flash.path(), Some(StoreKind::Directory), 8 << 20);
+    Store::find_or_create(&asked).unwrap().release().unwrap();
+    let message =
+        Store::find_or_create(&options(flash.path(), None, 9 << 20)).unwrap_err().to_string();
+    assert!(message.contains("8388608") && message.contains("9437184"), "{message}");
+    Store::find(&asked.flash, &asked.mount_point).unwrap().unwrap().destroy().unwrap();
+}
+
+#[test]
+fn a_store_that_was_never_ready_is_replaced() {
+    let flash = tempfile::tempdir().unwrap();
+    let asked = options(flash.path(), Some(StoreKind::Directory), 8 << 20);
+    let store = Store::find_or_create(&asked).unwrap();
+    let (dir, mut record) = (store.dir().to_path_buf(), store.record().clone());
+    drop(store);
+    for state in [StoreState::Creating, StoreState::Destroying] {
+        fs::write(dir.join("data/half"), b"x").unwrap();
+        record.state = state;
+        record::save(&dir, &record).unwrap();
+        let store = Store::find_or_create(&asked).unwrap();
+        assert!(store.created() && !store.data_dir().join("half").exists());
+    }
+}
+
+#[test]
+fn full_flash_is_refused_and_nothing_is_left() {
+    let flash = tempfile::tempdir().unwrap();
+    let too_much = available(flash.path()) + (1 << 30);
+    for kind in [Some(StoreKind::Directory), None] {
+        let error = Store::find_or_create(&options(flash.path(), kind, too_much)).unwrap_err();
+        assert_eq!(error.errno, Some(libc::ENOSPC), "{error}");
+        assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn tmpfs_capacity_is_exact_and_outlives_its_process() {
+    if !root() {
+        return;
+    }
+    let flash = memory_dir();
+    let asked = options(flash.path(), None, 8 << 20);
+    let store = Store::find_or_create(&asked).unwrap();
+    assert_eq!(store.kind(), StoreKind::Tmpfs);
+    assert!(store.volatile());
+    assert_eq!(available(&store.data_dir()), 8 << 20);
+    let file = fs::File::create(store.data_dir().join("object")).unwrap();
+    fallocate(&file, FallocateFlags::empty(), 0, 8 << 20).unwrap();
+    let more = fs::File::create(store.data_dir().join("more")).unwrap();
+    assert!(fallocate(&more, FallocateFlags::empty(), 0, 4096).is_err());
+    fs::write(store.meta_dir().join("log"), b"metadata has room of its own").unwrap();
+    drop(store);
+    let store = Store::find_or_create(&asked).unwrap();
+    assert!(!store.created() && store.data_dir().join("object").exists());
+    store.destroy().unwrap();
+    assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_lost_tmpfs_is_told_and_not_replaced() {
+    if !root() {
+        return;
+    }
+    let flash = memory_dir();
+    let asked = options(flash.path(), None, 8 << 20);
+    let store = Store::find_or_create(&asked).unwrap();
+    let dir = store.dir().to_path_buf();
+    drop(store);
+    tmpfs::unmake(&dir).unwrap();
+    let message = Store::find_or_create(&asked).unwrap_err().to_string();
+    assert!(message.contains("volatile") && message.contains("forebay umount"), "{message}");
+    Store::discard(&asked.flash, &asked.mount_point).unwrap();
+    assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn tmpfs_buffers_on_one_flash_cannot_promise_more_than_it_has() {
+    if !root() {
+        return;
+    }
+    let flash = memory_dir();
+    let most = available(flash.path());
+    let first = Store::find_or_create(&options(flash.path(), None, most / 2)).unwrap();
+    let mut second = options(flash.path(), None, most / 2 + (1 << 20));
+    second.mount_point = PathBuf::from("/mnt/other");
+    let error = Store::find_or_create(&second).unwrap_err();
+    assert_eq!(error.errno, Some(libc::ENOSPC), "{error}");
+    first.destroy().unwrap();
+}
+
+#[test]
+fn image_capacity_is_within_three_percent() {
+    if !root() {
+        return;
+    }
+    let flash = tempfile::tempdir().unwrap();
+    for capacity_bytes in [300 << 20, 1 << 30, 4 << 30, 16 << 30] {
+        let asked = options(flash.path(), None, capacity_bytes);
+        let started = Instant::now();
+        let store = Store::find_or_create(&asked).unwrap();
+        let took = started.elapsed();
+        assert_eq!(store.kind(), StoreKind::LoopXfs, "{:?}", store.notices());
+        let meta = fs::File::create(store.meta_dir().join("map")).unwrap();
+        fallocate(&meta, FallocateFlags::empty(), 0, store.meta_budget().total_bytes()).unwrap();
+        let usable = available(&store.data_dir());
+        let error = usable.abs_diff(capacity_bytes) as f64 / capacity_bytes as f64;
+        let image = image::allocated_bytes(store.dir()).unwrap();
+        println!("{capacity_bytes}: usable {usable} ({error:.4}), image {image}, {took:?}");
+        assert!(error < 0.03, "{usable} of {capacity_bytes}");
+        assert!(usable <= capacity_bytes, "more than asked for: {usable} of {capacity_bytes}");
+        store.destroy().unwrap();
+        assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn an_image_is_found_again_after_release_and_after_a_crash() {
+    if !root() {
+        return;
+    }
+    let flash = tempfile::tempdir().unwrap();
+    let asked = options(flash.path(), None, 300 << 20);
+    let store = Store::find_or_create(&asked).unwrap();
+    fs::write(store.data_dir().join("object"), b"x").unwrap();
+    // A crash leaves it mounted; a restart of the node or --keep leaves the image alone.
+    drop(store);
+    for _ in 0..2 {
+        let store = Store::find_or_create(&asked).unwrap();
+        assert!(!store.created());
+        assert_eq!(fs::read(store.data_dir().join("object")).unwrap(), b"x");
+        let image = store.dir().join(image::IMAGE_NAME);
+        store.release().unwrap();
+        assert!(loopdev::find(&image).unwrap().is_none(), "the loop device stayed");
+    }
+    Store::find(&asked.flash, &asked.mount_point).unwrap().unwrap().destroy().unwrap();
+    assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_store_of_100000_objects_is_destroyed_within_a_second() {
+    let flash = memory_dir();
+    let asked = options(flash.path(), Some(StoreKind::Directory), 8 << 20);
+    let store = Store::find_or_create(&asked).unwrap();
+    for fan in 0..100 {
+        let dir = store.data_dir().join(format!("{fan:02x}"));
+        fs::create_dir(&dir).unwrap();
+        for object in 0..1000 {
+            fs::File::create(dir.join(object.to_string())).unwrap();
+        }
+    }
+    let started = Instant::now();
+    store.destroy().unwrap();
+    let took = started.elapsed();
+    println!("destroyed in {took:?}");
+    assert!(took.as_secs_f64() < 1.0, "{took:?}");
+}
