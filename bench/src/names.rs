@@ -1,0 +1,267 @@
+//! Rates of operations on names: create, open, unlink, stat, by one client.
+//!
+//! "Cold" means that the kernel knows nothing of the name: for a create, the name was never
+//! looked up; for open and unlink, the cached names of that one mount are dropped before (see
+//! [`machine::forget_names`]) and the daemon is left to finish with the forgets. "Known" means
+//! that the name was used just before. All calls are relative to an open directory, so that the
+//! length of the path to it is in no sample.
+
+use crate::machine;
+use crate::report::{Cpu, Row, Target};
+use crate::sides::Sides;
+use crate::stats::Summary;
+use anyhow::{Context, Result};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// Rounds of `stat` over all names in a sample.
+const STAT_ROUNDS: usize = 5;
+/// Names per sample.
+const NAMES: usize = 1_000;
+/// Names of the sustained case: per slice, and slices.
+const SLICE_NAMES: usize = 5_000;
+
+const COLD_NOTE: &str = "cold: the names cached for that mount were dropped before the sample \
+    (a reconfiguration of the mount that changes nothing), and the daemon was idle again; \
+    known: the name was used just before. CPU of the daemon includes what it does until it is idle.";
+const SUSTAINED_NOTE: &str = "sustained: slices of 5,000 names in turn on both sides, the daemon \
+    never left to become idle; what it does late for one slice it does in the next.";
+
+/// What a sample does with each name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Create,
+    Open,
+    Stat,
+    Unlink,
+}
+
+/// Targets: the issue's rates over the rates of raw tmpfs that they were set against.
+fn target(act: Act) -> f64 {
+    match act {
+        Act::Create => 30_000.0 / 327_000.0,
+        Act::Open => 50_000.0 / 917_000.0,
+        Act::Unlink => 45_000.0 / 518_000.0,
+        Act::Stat => 0.7,
+    }
+}
+
+/// One kind of sample, collected over the pairs.
+struct Series {
+    case: &'static str,
+    act: Act,
+    with_target: bool,
+    note: &'static str,
+    ratios: Vec<f64>,
+    rates: [Vec<f64>; 2],
+    client_us: [Vec<f64>; 2],
+    daemon_us: Vec<f64>,
+}
+
+impl Series {
+    fn new(case: &'static str, act: Act, with_target: bool, note: &'static str) -> Series {
+        Series {
+            case,
+            act,
+            with_target,
+            note,
+            ratios: Vec::new(),
+            rates: [Vec::new(), Vec::new()],
+            client_us: [Vec::new(), Vec::new()],
+            daemon_us: Vec::new(),
+        }
+    }
+
+    fn row(&self) -> Result<Row> {
+        let median =
+            |values: &[f64]| Summary::of(values).map_or(f64::NAN, |summary| summary.median);
+        Ok(Row {
+            part: "names",
+            case: self.case.to_string(),
+            target: self.with_target.then(|| Target::RatioAtLeast(target(self.act))),
+            value: Summary::of(&self.ratios).context("no pairs")?,
+            raw: Some(median(&self.rates[0])),
+            buffer: Some(median(&self.rates[1])),
+            unit: "op/s",
+            cpu: Some(Cpu {
+                unit: "us/op",
+                raw: median(&self.client_us[0]),
+                client: median(&self.client_us[1]),
+                daemon: if self.daemon_us.is_empty() { 0.0 } else { median(&self.daemon_us) },
+            }),
+            note: self.note,
+        })
+    }
+}
+
+/// The directory of one side, for one pair.
+struct Side<'a> {
+    dir: OwnedFd,
+    mount: Option<&'a Path>,
+    daemon: Option<u32>,
+}
+
+fn names(count: usize) -> Vec<CString> {
+    // No interior NUL: the text is digits and letters.
+    (0..count).filter_map(|index| CString::new(format!("f{index:07}")).ok()).collect()
+}
+
+fn act(dir: &OwnedFd, names: &[CString], act: Act) -> Result<()> {
+    let failed = |name: &CString| format!("{act:?} {}", name.to_string_lossy());
+    match act {
+        Act::Create => {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+            for name in names {
+                let fd = rustix::fs::openat(dir, name.as_c_str(), flags, Mode::from(0o644));
+                drop(fd.with_context(|| failed(name))?);
+            }
+        }
+        Act::Open => {
+            for name in names {
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+                let fd = rustix::fs::openat(dir, name.as_c_str(), flags, Mode::empty());
+                drop(fd.with_context(|| failed(name))?);
+            }
+        }
+        Act::Stat => {
+            for _ in 0..STAT_ROUNDS {
+                for name in names {
+                    rustix::fs::statat(dir, name.as_c_str(), AtFlags::empty())
+                        .with_context(|| failed(name))?;
+                }
+            }
+        }
+        Act::Unlink => {
+            for name in names {
+                rustix::fs::unlinkat(dir, name.as_c_str(), AtFlags::empty())
+                    .with_context(|| failed(name))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Measures one sample on both sides, in the order that `pair` says.
+fn sample(
+    series: &mut Series,
+    sides: &[Side<'_>; 2],
+    names: &[CString],
+    pair: usize,
+    cold: bool,
+) -> Result<()> {
+    let mut rates = [0.0; 2];
+    for turn in 0..2 {
+        let index = (turn + pair) % 2;
+        let side = &sides[index];
+        if cold && let Some(mount) = side.mount {
+            machine::forget_names(mount)?;
+        }
+        if let Some(pid) = side.daemon {
+            machine::wait_until_idle(pid)?;
+        }
+        let daemon_before = side.daemon.map_or(Ok(0), machine::process_cpu_ns)?;
+        let cpu_before = machine::own_cpu_ns();
+        let begin = machine::monotonic_ns();
+        act(&side.dir, names, series.act)?;
+        let elapsed_ns = (machine::monotonic_ns() - begin).max(1);
+        let cpu_ns = machine::own_cpu_ns() - cpu_before;
+        let rounds = if series.act == Act::Stat { STAT_ROUNDS } else { 1 };
+        let ops = (names.len() * rounds) as f64;
+        rates[index] = ops * 1e9 / elapsed_ns as f64;
+        series.rates[index].push(rates[index]);
+        series.client_us[index].push(cpu_ns as f64 / 1e3 / ops);
+        if let Some(pid) = side.daemon {
+            machine::wait_until_idle(pid)?;
+            let daemon_ns = machine::process_cpu_ns(pid)? - daemon_before;
+            series.daemon_us.push(daemon_ns as f64 / 1e3 / ops);
+        }
+    }
+    series.ratios.push(rates[1] / rates[0]);
+    Ok(())
+}
+
+/// Opens a new directory on both sides.
+fn make_dirs<'a>(sides: &'a Sides, name: &str) -> Result<[Side<'a>; 2]> {
+    let open = |parent: &Path, mount: &'a Option<PathBuf>, daemon| -> Result<Side<'a>> {
+        let path = parent.join(name);
+        std::fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(&path, flags, Mode::empty())
+            .with_context(|| format!("open {}", path.display()))?;
+        Ok(Side { dir, mount: mount.as_deref(), daemon })
+    };
+    Ok([
+        open(&sides.raw, &sides.mounts[0], None)?,
+        open(&sides.buffer, &sides.mounts[1], sides.daemon)?,
+    ])
+}
+
+fn remove_dirs(sides: &Sides, name: &str) -> Result<()> {
+    for parent in [&sides.raw, &sides.buffer] {
+        let path = parent.join(name);
+        std::fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// All rows for names.
+pub fn measure(sides: &Sides, pairs: usize) -> Result<Vec<Row>> {
+    let mut create = Series::new("create+close, new name", Act::Create, true, COLD_NOTE);
+    let mut stat = Series::new("stat, repeated", Act::Stat, true, "");
+    let mut open_known = Series::new("open+close, name known", Act::Open, false, COLD_NOTE);
+    let mut open_cold = Series::new("open+close, name cold", Act::Open, true, COLD_NOTE);
+    let mut unlink_known = Series::new("unlink, name known", Act::Unlink, false, COLD_NOTE);
+    let mut unlink_cold = Series::new("unlink, name cold", Act::Unlink, true, COLD_NOTE);
+    let names = names(NAMES);
+    for pair in 0..pairs {
+        let dir_name = format!("names.{pair}");
+        let dirs = make_dirs(sides, &dir_name)?;
+        sample(&mut create, &dirs, &names, pair, false)?;
+        for side in &dirs {
+            act(&side.dir, &names, Act::Stat)?;
+        }
+        sample(&mut stat, &dirs, &names, pair, false)?;
+        sample(&mut open_known, &dirs, &names, pair, false)?;
+        sample(&mut open_cold, &dirs, &names, pair, true)?;
+        sample(&mut unlink_known, &dirs, &names[..NAMES / 2], pair, false)?;
+        sample(&mut unlink_cold, &dirs, &names[NAMES / 2..], pair, true)?;
+        drop(dirs);
+        remove_dirs(sides, &dir_name)?;
+    }
+    [create, open_cold, open_known, unlink_cold, unlink_known, stat]
+        .iter()
+        .map(Series::row)
+        .collect()
+}
+
+/// Creates `count` files in a row on both sides, in slices; leaves them there.
+pub fn measure_sustained(sides: &Sides, count: usize) -> Result<Row> {
+    let case = "create+close, sustained over 100,000 names";
+    let mut series = Series::new(case, Act::Create, true, SUSTAINED_NOTE);
+    for slice in 0..count / SLICE_NAMES {
+        let dirs = make_dirs(sides, &format!("sustained.{slice}"))?;
+        let names = names(SLICE_NAMES);
+        let mut rates = [0.0; 2];
+        for turn in 0..2 {
+            let index = (turn + slice) % 2;
+            let daemon = dirs[index].daemon;
+            let daemon_before = daemon.map_or(Ok(0), machine::process_cpu_ns)?;
+            let cpu_before = machine::own_cpu_ns();
+            let begin = machine::monotonic_ns();
+            act(&dirs[index].dir, &names, Act::Create)?;
+            let elapsed_ns = (machine::monotonic_ns() - begin).max(1) as f64;
+            rates[index] = SLICE_NAMES as f64 * 1e9 / elapsed_ns;
+            series.rates[index].push(rates[index]);
+            let ops = SLICE_NAMES as f64 * 1e3;
+            series.client_us[index].push((machine::own_cpu_ns() - cpu_before) as f64 / ops);
+            if let Some(pid) = daemon {
+                let daemon_ns = machine::process_cpu_ns(pid)? - daemon_before;
+                series.daemon_us.push(daemon_ns as f64 / ops);
+            }
+        }
+        series.ratios.push(rates[1] / rates[0]);
+    }
+    series.row()
+}
