@@ -1,1 +1,17 @@
-//! Client of a mount.
+//! The client library: finds the buffer that a path belongs to, and speaks with its server.
+//!
+//! [`locate`] and [`mounts`] read the kernel's table of mounts, so that they also work when the
+//! server is dead. [`Control`] is a connection to the control socket of a store. Everything is
+//! blocking, with time limits; nothing is kept between calls. Used by the commands, by the job
+//! runner and by tests; the server side of the frames ([`frame`]) is in the mount process.
+
+pub mod control;
+pub mod frame;
+pub mod locate;
+pub mod mountinfo;
+
+pub use control::Control;
+pub use locate::{MountRef, locate, mounts};
+
+/// Result of this crate: the error says what failed, on which path, why, and what to do.
+pub type Result<T> = std::result::Result<T, forebay_proto::control::ControlError>;

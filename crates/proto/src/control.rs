@@ -7,6 +7,8 @@
 
 use crate::ids::PlanId;
 use serde::{Deserialize, Serialize};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Longest message, in bytes. A longer one ends the connection with an error by name.
 pub const MAX_MESSAGE_BYTES: u32 = 16 << 20;
@@ -156,6 +158,35 @@ impl std::fmt::Display for ControlError {
 }
 
 impl std::error::Error for ControlError {}
+
+impl ControlError {
+    /// From a reason in words.
+    pub fn new(what: &str, path: Option<&Path>, why: &str) -> ControlError {
+        ControlError {
+            what: what.into(),
+            path: path.map(|path| PathBytes::new(path.as_os_str().as_bytes())),
+            errno: None,
+            why: why.into(),
+            hint: None,
+        }
+    }
+    /// From an error of the system.
+    pub fn io(what: &str, path: Option<&Path>, error: &std::io::Error) -> ControlError {
+        let text = error.to_string();
+        let why = text.split(" (os error").next().unwrap_or(&text);
+        ControlError { errno: error.raw_os_error(), ..ControlError::new(what, path, why) }
+    }
+    /// Adds what to do about it.
+    pub fn hint(mut self, hint: &str) -> ControlError {
+        self.hint = Some(hint.into());
+        self
+    }
+    /// Adds the errno that fits.
+    pub fn errno(mut self, errno: i32) -> ControlError {
+        self.errno = Some(errno);
+        self
+    }
+}
 
 /// Where the flash of a buffer is and how its capacity is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

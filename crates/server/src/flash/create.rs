@@ -1,6 +1,6 @@
 //! Making a store: choosing its kind, and leaving nothing behind when that fails.
 
-use super::error::{Flash, Hint, Result, fail};
+use super::error::{Flash, Result, fail};
 use super::lock::StoreLock;
 use super::record::{self, MetaBudget, StoreRecord, StoreState};
 use super::{

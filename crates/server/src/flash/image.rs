@@ -6,14 +6,14 @@
 //! inodes and extent maps of objects come out of it: within 3 %). It is allocated whole when it
 //! is made: a buffer never meets a full flash later, and two buffers cannot hurt each other.
 
-use super::error::{Flash, Hint, Result, fail};
+use super::error::{Flash, Result, fail};
 use super::loopdev;
 use super::place::is_mounted_on;
 use super::record::StoreRecord;
 use super::tmpfs::{make_private_dir, unmount_all};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::mount::{MountFlags, mount};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -152,10 +152,4 @@ pub fn attach(dir: &Path) -> Result<()> {
 /// Unmounts the image; its loop device detaches itself.
 pub fn detach(dir: &Path) -> Result<()> {
     unmount_all(&dir.join(MOUNT_NAME))
-}
-
-/// Bytes that the image of a store takes on flash.
-pub fn allocated_bytes(dir: &Path) -> Result<u64> {
-    let image = dir.join(IMAGE_NAME);
-    fs::metadata(&image).map(|meta| meta.len()).at("look at the image", &image)
 }

@@ -1,7 +1,7 @@
 //! The store's lock: an exclusive flock on `STORE/lock`, held by the process that uses it and
 //! given back by the kernel when that process dies.
 
-use super::error::{Flash, Hint, Result, fail};
+use super::error::{Flash, Result, fail};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};

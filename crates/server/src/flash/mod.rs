@@ -27,7 +27,7 @@ pub use list::{FoundStore, list};
 pub use place::{resolve_flash, store_dir};
 pub use record::{MetaBudget, StoreRecord, StoreState};
 
-use error::{Flash, Hint, Result};
+use error::{Flash, Result};
 use forebay_proto::control::{ControlError, PathBytes, SOCKET_NAME, StoreKind};
 use lock::StoreLock;
 use std::os::unix::ffi::OsStrExt;

@@ -1,6 +1,6 @@
 //! Which directory: FLASH from the command line or the environment, and the store's name in it.
 
-use super::error::{Flash, Hint, Result, fail};
+use super::error::{Flash, Result, fail};
 use forebay_proto::control::ControlError;
 use std::ffi::OsString;
 use std::fs;

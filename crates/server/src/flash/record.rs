@@ -1,7 +1,7 @@
 //! `store.json`: what a store is. Written whole or not at all (a temporary file, fsync, rename,
 //! fsync of the directory); a record of another format is refused by name.
 
-use super::error::{Flash, Hint, Result, fail};
+use super::error::{Flash, Result, fail};
 use forebay_proto::control::{PathBytes, StoreKind};
 use forebay_proto::version::FLASH_FORMAT;
 use serde::{Deserialize, Serialize};

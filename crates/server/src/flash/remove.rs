@@ -1,7 +1,7 @@
 //! Removing a store: unmount what it has mounted, then delete its directory. Never follows a
 //! link and never crosses into another file system, so it cannot delete anything else.
 
-use super::error::{Flash, Hint, Result, fail};
+use super::error::{Flash, Result, fail};
 use super::record::{RECORD_NAME, RECORD_TMP_NAME, StoreRecord};
 use super::{LOG_NAME, image, lock::LOCK_NAME, tmpfs};
 use forebay_proto::control::{SOCKET_NAME, StoreKind};

@@ -1,7 +1,7 @@
 //! The store kind `Tmpfs`: two tmpfs mounts of their own, one for data with exactly the
 //! buffer's capacity, one for metadata with room of its own. Both in memory: volatile.
 
-use super::error::{Flash, Hint, Result, fail};
+use super::error::{Flash, Result, fail};
 use super::place::is_mounted_on;
 use super::record::StoreRecord;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};

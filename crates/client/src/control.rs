@@ -1,0 +1,302 @@
+//! A connection to the control socket of a store.
+
+use crate::Result;
+use crate::frame::{read_message, write_message};
+use crate::locate::{MountRef, locate};
+use forebay_proto::PlanId;
+use forebay_proto::control::{
+    BufferStatus, ControlError, FileStatus, Hello, PathBytes, PlanStatus, Reply, Request,
+    SOCKET_NAME, StageSpec, Welcome,
+};
+use forebay_proto::version::CONTROL_PROTOCOL;
+use serde::de::DeserializeOwned;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Longest wait for the answer to a question that the server answers from memory.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for an unmount: open files may have to reach flash.
+pub const UMOUNT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Longest path that a Unix socket's address holds, without the final NUL.
+const SOCKET_PATH_MAX: usize = 107;
+/// First and longest pause between two looks at a plan that is waited for.
+const POLL_FIRST: Duration = Duration::from_millis(5);
+const POLL_LONGEST: Duration = Duration::from_millis(250);
+
+/// A connection. One request at a time; dropped connections do not stop what they started.
+#[derive(Debug)]
+pub struct Control {
+    stream: UnixStream,
+    store_dir: PathBuf,
+}
+
+/// What the server says at first: a welcome, or why not.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Greeting {
+    Welcome(Welcome),
+    Reply(Reply),
+}
+
+impl Control {
+    /// Connects to the server of the buffer that `path` (its mount point, or any path below it)
+    /// lies in.
+    pub fn connect_path(path: &Path) -> Result<(Control, MountRef)> {
+        let found = locate(path)?;
+        Ok((Control::connect_store(&found.store_dir)?, found))
+    }
+
+    /// Connects to the server of a store by its directory.
+    pub fn connect_store(store_dir: &Path) -> Result<Control> {
+        let stream = open_socket(store_dir).map_err(|error| not_reached(store_dir, &error))?;
+        let mut control = Control { stream, store_dir: store_dir.to_path_buf() };
+        control.set_timeout(ANSWER_TIMEOUT)?;
+        control.send(&Hello { protocol: CONTROL_PROTOCOL })?;
+        match control.receive::<Greeting>()? {
+            Greeting::Welcome(welcome) if welcome.protocol == CONTROL_PROTOCOL => Ok(control),
+            Greeting::Welcome(welcome) => Err(other_version(store_dir, &welcome)),
+            Greeting::Reply(Reply::Error(error)) => Err(error),
+            Greeting::Reply(_) => Err(control.broken("it answered a greeting with something else")),
+        }
+    }
+
+    /// One request, one answer; an error of the server is an error here.
+    pub fn request(&mut self, request: &Request, timeout: Duration) -> Result<Reply> {
+        self.set_timeout(timeout)?;
+        self.send(request)?;
+        match self.receive()? {
+            Reply::Error(error) => Err(error),
+            reply => Ok(reply),
+        }
+    }
+
+    /// State of the buffer.
+    pub fn buffer_status(&mut self) -> Result<BufferStatus> {
+        match self.request(&Request::BufferStatus, ANSWER_TIMEOUT)? {
+            Reply::Buffer(status) => Ok(status),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// State of a file, by its path in the buffer.
+    pub fn file_status(&mut self, path_in_buffer: &Path) -> Result<FileStatus> {
+        let path = PathBytes::new(path_in_buffer.as_os_str().as_bytes());
+        match self.request(&Request::FileStatus { path }, ANSWER_TIMEOUT)? {
+            Reply::File(status) => Ok(status),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Starts a plan; it is journaled when this returns.
+    pub fn stage_start(&mut self, spec: StageSpec) -> Result<PlanStatus> {
+        self.plan(&Request::StageStart(spec))
+    }
+
+    /// State of a plan.
+    pub fn stage_status(&mut self, plan: PlanId) -> Result<PlanStatus> {
+        self.plan(&Request::StageStatus { plan })
+    }
+
+    /// All plans that the caller may see.
+    pub fn stage_list(&mut self) -> Result<Vec<PlanStatus>> {
+        match self.request(&Request::StageList, ANSWER_TIMEOUT)? {
+            Reply::Plans(plans) => Ok(plans),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Stops a plan; nothing of it runs any more when this returns.
+    pub fn stage_cancel(&mut self, plan: PlanId) -> Result<PlanStatus> {
+        self.plan(&Request::StageCancel { plan })
+    }
+
+    /// Changes the rate limit of a plan; 0 = none.
+    pub fn stage_rate(&mut self, plan: PlanId, bytes_per_s: u64) -> Result<PlanStatus> {
+        self.plan(&Request::StageRate { plan, bytes_per_s })
+    }
+
+    /// Waits until a plan has ended, and calls `progress` with each state seen, the last
+    /// included. `progress` returns false to stop waiting (the plan goes on).
+    pub fn stage_wait(
+        &mut self,
+        plan: PlanId,
+        mut progress: impl FnMut(&PlanStatus) -> bool,
+    ) -> Result<PlanStatus> {
+        let mut pause = POLL_FIRST;
+        loop {
+            let status = self.stage_status(plan)?;
+            if !progress(&status) || status.state.is_final() {
+                return Ok(status);
+            }
+            sleep(pause);
+            pause = (pause * 2).min(POLL_LONGEST);
+        }
+    }
+
+    /// Unmounts; returns when the mount is gone and the buffer destroyed (or kept).
+    pub fn umount(&mut self, keep: bool, force: bool) -> Result<()> {
+        match self.request(&Request::Umount { keep, force }, UMOUNT_TIMEOUT)? {
+            Reply::Ok => Ok(()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn plan(&mut self, request: &Request) -> Result<PlanStatus> {
+        match self.request(request, ANSWER_TIMEOUT)? {
+            Reply::Plan(status) => Ok(status),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn set_timeout(&self, timeout: Duration) -> Result<()> {
+        self.stream
+            .set_read_timeout(Some(timeout))
+            .and_then(|()| self.stream.set_write_timeout(Some(timeout)))
+            .map_err(|error| self.failed("set a time limit for", &error))
+    }
+
+    fn send<T: serde::Serialize>(&mut self, message: &T) -> Result<()> {
+        write_message(&self.stream, message).map_err(|error| self.failed("ask", &error))
+    }
+
+    fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
+        match read_message(&self.stream) {
+            Ok(Some(message)) => Ok(message),
+            Ok(None) => Err(self.broken("it closed the connection: it has ended, or was killed")),
+            Err(error) => Err(self.failed("hear from", &error)),
+        }
+    }
+
+    fn failed(&self, what: &str, error: &io::Error) -> ControlError {
+        let what = format!("{what} the server of");
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                ControlError::new(&what, Some(&self.store_dir), "no answer within the time limit")
+                    .errno(libc::ETIMEDOUT)
+                    .hint("its log file may tell why")
+            }
+            _ => ControlError::io(&what, Some(&self.store_dir), error),
+        }
+    }
+
+    fn broken(&self, why: &str) -> ControlError {
+        ControlError::new("speak with the server of", Some(&self.store_dir), why)
+            .errno(libc::EPIPE)
+            .hint("`forebay status` tells whether it lives; its log file may tell why not")
+    }
+
+    fn unexpected(&self) -> ControlError {
+        self.broken("it gave an answer that does not belong to the question")
+    }
+}
+
+/// A socket's address holds few bytes: a longer path goes through an open directory.
+fn open_socket(store_dir: &Path) -> io::Result<UnixStream> {
+    let path = store_dir.join(SOCKET_NAME);
+    if path.as_os_str().len() <= SOCKET_PATH_MAX {
+        return UnixStream::connect(path);
+    }
+    let dir = File::options()
+        .read(true)
+        .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC)
+        .open(store_dir)?;
+    UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET_NAME}", dir.as_raw_fd()))
+}
+
+fn not_reached(store_dir: &Path, error: &io::Error) -> ControlError {
+    let what = "connect to the server of";
+    match error.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::NotFound => ControlError::new(
+            what,
+            Some(store_dir),
+            "it is not running",
+        )
+        .errno(libc::ENOTCONN)
+        .hint("mount again with the same command to recover the buffer, or `forebay umount` it"),
+        ErrorKind::PermissionDenied => ControlError::io(what, Some(store_dir), error)
+            .hint("only its owner, root, and with -o allow_other the other users may ask it"),
+        _ => ControlError::io(what, Some(store_dir), error),
+    }
+}
+
+fn other_version(store_dir: &Path, welcome: &Welcome) -> ControlError {
+    let why = format!(
+        "it speaks control protocol {} (forebay {}), this program speaks {CONTROL_PROTOCOL}",
+        welcome.protocol, welcome.program
+    );
+    ControlError::new("speak with the server of", Some(store_dir), &why)
+        .errno(libc::EPROTONOSUPPORT)
+        .hint("use the version of forebay that mounted it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    /// A server for one connection that greets with `protocol` and answers once.
+    fn serve(dir: &Path, protocol: u32, reply: Reply) -> std::thread::JoinHandle<()> {
+        let listener = UnixListener::bind(dir.join(SOCKET_NAME)).unwrap();
+        std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let hello: Hello = read_message(&stream).unwrap().unwrap();
+            assert_eq!(hello.protocol, CONTROL_PROTOCOL);
+            write_message(&stream, &Welcome { protocol, program: "9.9".into() }).unwrap();
+            if let Ok(Some(Request::StageList)) = read_message(&stream) {
+                write_message(&stream, &reply).unwrap();
+            }
+        })
+    }
+
+    #[test]
+    fn a_request_gets_its_answer_or_its_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = serve(dir.path(), CONTROL_PROTOCOL, Reply::Plans(Vec::new()));
+        assert!(Control::connect_store(dir.path()).unwrap().stage_list().unwrap().is_empty());
+        server.join().unwrap();
+
+        let dir = tempfile::tempdir().unwrap();
+        let error = ControlError::new("list plans", None, "no reason").hint("try again");
+        let server = serve(dir.path(), CONTROL_PROTOCOL, Reply::Error(error.clone()));
+        assert_eq!(Control::connect_store(dir.path()).unwrap().stage_list().unwrap_err(), error);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn another_version_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = serve(dir.path(), 77, Reply::Ok);
+        let message = Control::connect_store(dir.path()).unwrap_err().to_string();
+        assert!(message.contains("control protocol 77") && message.contains("9.9"), "{message}");
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn long_paths_are_reached() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = dir.path().join("x".repeat(120));
+        std::fs::create_dir(&long).unwrap();
+        std::env::set_current_dir(&long).unwrap();
+        let server = serve(Path::new("."), CONTROL_PROTOCOL, Reply::Plans(Vec::new()));
+        assert!(Control::connect_store(&long).unwrap().stage_list().is_ok());
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_dead_server_is_told_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap());
+        for gone in [dir.path().to_path_buf(), dir.path().join("absent")] {
+            let error = Control::connect_store(&gone).unwrap_err();
+            assert_eq!(error.errno, Some(libc::ENOTCONN));
+            assert!(error.to_string().contains("mount again"), "{error}");
+        }
+    }
+}

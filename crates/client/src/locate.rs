@@ -1,0 +1,179 @@
+//! From a path to the buffer it lies in. Works for names that do not exist yet and for mounts
+//! whose server is dead: below a mount point of Forebay a failing look is not an error.
+
+use crate::mountinfo::{self, MountEntry};
+use forebay_proto::control::ControlError;
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Most symbolic links followed on one path, as in the kernel.
+const MAX_LINKS: u32 = 40;
+
+/// A place in a mounted buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountRef {
+    /// Where the buffer is mounted.
+    pub mount_point: PathBuf,
+    /// The store's directory on flash.
+    pub store_dir: PathBuf,
+    /// Path in the buffer, absolute from its root.
+    pub path_in_buffer: PathBuf,
+    /// Who mounted it.
+    pub owner_uid: Option<u32>,
+}
+
+/// All mounts of Forebay that this process sees.
+pub fn mounts() -> crate::Result<Vec<MountRef>> {
+    let table = mountinfo::read()?;
+    Ok(table
+        .iter()
+        .filter_map(|entry| {
+            Some(MountRef {
+                mount_point: entry.point.clone(),
+                store_dir: entry.store_dir()?,
+                path_in_buffer: entry.root.clone(),
+                owner_uid: entry.owner_uid(),
+            })
+        })
+        .collect())
+}
+
+/// Where `path` is. Symbolic links on the way are followed, with the rights of the caller; one
+/// at its end only outside of buffers (as the way into one), else it is the link itself.
+pub fn locate(path: &Path) -> crate::Result<MountRef> {
+    let table = mountinfo::read()?;
+    let absolute = std::path::absolute(path)
+        .map_err(|error| ControlError::io("look for the buffer of", Some(path), &error))?;
+    let resolved = resolve(&absolute, &table)?;
+    let not_in_a_buffer = || {
+        ControlError::new("look for the buffer of", Some(path), "it is not in a mounted buffer")
+            .errno(libc::ENOTTY)
+            .hint("`forebay status` lists the buffers")
+    };
+    let entry = covering(&resolved, &table).ok_or_else(not_in_a_buffer)?;
+    let store_dir = entry.store_dir().ok_or_else(not_in_a_buffer)?;
+    let below = resolved.strip_prefix(&entry.point).map_err(|_| not_in_a_buffer())?;
+    let mut path_in_buffer = entry.root.clone();
+    if !below.as_os_str().is_empty() {
+        path_in_buffer.push(below);
+    }
+    Ok(MountRef {
+        mount_point: entry.point.clone(),
+        store_dir,
+        path_in_buffer,
+        owner_uid: entry.owner_uid(),
+    })
+}
+
+/// The mount that `path` (canonical) lies in: the deepest, of several on one point the last.
+fn covering<'a>(path: &Path, table: &'a [MountEntry]) -> Option<&'a MountEntry> {
+    table
+        .iter()
+        .filter(|entry| path.starts_with(&entry.point))
+        .max_by_key(|entry| entry.point.components().count())
+}
+
+/// Follows links and `..` without asking a mount of Forebay about its own mount point (a dead
+/// one would fail).
+fn resolve(absolute: &Path, table: &[MountEntry]) -> crate::Result<PathBuf> {
+    let names = |path: &Path| -> Vec<OsString> {
+        path.as_os_str()
+            .as_bytes()
+            .split(|byte| *byte == b'/')
+            .filter(|name| !name.is_empty() && *name != b".")
+            .map(|name| OsStr::from_bytes(name).to_os_string())
+            .collect()
+    };
+    let is_ours =
+        |path: &Path| covering(path, table).is_some_and(|entry| entry.store_dir().is_some());
+    let mut todo: VecDeque<OsString> = names(absolute).into();
+    let mut here = PathBuf::from("/");
+    let mut links = 0;
+    while let Some(name) = todo.pop_front() {
+        if name == ".." {
+            here.pop();
+            continue;
+        }
+        let next = here.join(&name);
+        let is_mount_point = table.iter().any(|entry| entry.point == next);
+        let last_in_buffer = todo.is_empty() && is_ours(&here);
+        if is_mount_point || last_in_buffer {
+            here = next;
+            continue;
+        }
+        match std::fs::read_link(&next) {
+            Ok(target) => {
+                links += 1;
+                if links > MAX_LINKS {
+                    let error = std::io::Error::from_raw_os_error(libc::ELOOP);
+                    return Err(ControlError::io("follow the links of", Some(absolute), &error));
+                }
+                if target.is_absolute() {
+                    here = PathBuf::from("/");
+                }
+                for name in names(&target).into_iter().rev() {
+                    todo.push_front(name);
+                }
+            }
+            // Not a link, not there yet, or a dead mount.
+            Err(_) => here = next,
+        }
+    }
+    Ok(here)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(point: &str, kind: &str, source: &str, root: &str) -> MountEntry {
+        MountEntry {
+            root: root.into(),
+            point: point.into(),
+            options: "rw".into(),
+            kind: kind.into(),
+            source: source.into(),
+            super_options: "user_id=0".into(),
+        }
+    }
+
+    #[test]
+    fn links_lead_into_a_buffer_and_names_need_not_exist() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = std::fs::canonicalize(dir.path()).unwrap();
+        std::fs::create_dir(base.join("mnt")).unwrap();
+        std::os::unix::fs::symlink("mnt", base.join("to")).unwrap();
+        std::os::unix::fs::symlink("loop", base.join("loop")).unwrap();
+        let point = base.join("mnt");
+        let table = [
+            entry("/", "ext4", "/dev/vda", "/"),
+            entry(point.to_str().unwrap(), "fuse.forebay", "forebay:/flash/s", "/"),
+        ];
+        let at = |path: &str| resolve(&base.join(path), &table).unwrap();
+        assert_eq!(at("to"), point);
+        assert_eq!(at("to/absent/../new"), point.join("new"));
+        assert_eq!(at("mnt/../mnt/./x"), point.join("x"));
+        assert!(resolve(&base.join("loop/x"), &table).is_err());
+        let found = covering(&point.join("x"), &table).unwrap();
+        assert_eq!(found.store_dir().unwrap(), PathBuf::from("/flash/s"));
+        assert!(covering(&base, &table).unwrap().store_dir().is_none());
+    }
+
+    #[test]
+    fn the_last_mount_on_a_point_covers_it() {
+        let table = [
+            entry("/m", "fuse.forebay", "forebay:/old", "/"),
+            entry("/m", "fuse.forebay", "forebay:/new", "/"),
+        ];
+        let found = covering(Path::new("/m/x"), &table).unwrap();
+        assert_eq!(found.store_dir().unwrap(), PathBuf::from("/new"));
+    }
+
+    #[test]
+    fn a_path_outside_is_refused_with_what_to_do() {
+        let message = locate(Path::new("/proc/self")).unwrap_err().to_string();
+        assert!(message.contains("not in a mounted buffer"), "{message}");
+    }
+}

@@ -1,0 +1,118 @@
+//! The kernel's table of mounts, /proc/self/mountinfo (proc(5)). Paths are bytes; the kernel
+//! writes blank, tab, newline and backslash as three octal digits.
+
+use forebay_proto::control::ControlError;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// File system type of Forebay's mounts.
+pub const FILE_SYSTEM_TYPE: &[u8] = b"fuse.forebay";
+/// What stands before the store's directory in the source of a mount.
+pub const SOURCE_PREFIX: &[u8] = b"forebay:";
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Which directory of the file system is mounted (not `/` for a bind mount of a part).
+    pub root: PathBuf,
+    /// Where.
+    pub point: PathBuf,
+    /// Options of this mount, such as `rw,nosuid`.
+    pub options: String,
+    /// Type, such as `fuse.forebay`.
+    pub kind: Vec<u8>,
+    /// Source, such as `forebay:/dev/shm/forebay-0123`.
+    pub source: Vec<u8>,
+    /// Options of the file system, such as `user_id=0,allow_other`.
+    pub super_options: String,
+}
+
+impl MountEntry {
+    /// The store's directory, if this is a mount of Forebay.
+    pub fn store_dir(&self) -> Option<PathBuf> {
+        if self.kind != FILE_SYSTEM_TYPE {
+            return None;
+        }
+        let dir = self.source.strip_prefix(SOURCE_PREFIX)?;
+        Some(PathBuf::from(OsString::from_vec(dir.to_vec())))
+    }
+
+    /// The user that mounted it, from the options of a FUSE file system.
+    pub fn owner_uid(&self) -> Option<u32> {
+        self.super_options
+            .split(',')
+            .find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
+    }
+}
+
+/// All mounts that this process sees, in the order they were made.
+pub fn read() -> crate::Result<Vec<MountEntry>> {
+    let text = std::fs::read(TABLE).map_err(|error| {
+        ControlError::io("read the table of mounts", Some(Path::new(TABLE)), &error)
+    })?;
+    Ok(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
+}
+
+/// `36 35 98:0 /root /point options [tags]... - type source super-options`
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let root = fields.by_ref().nth(3)?;
+    let point = fields.next()?;
+    let options = fields.next()?;
+    fields.by_ref().find(|field| *field == b"-")?;
+    let (kind, source) = (fields.next()?, fields.next()?);
+    let super_options = fields.next().unwrap_or_default();
+    let path = |raw: &[u8]| PathBuf::from(OsString::from_vec(unescape(raw)));
+    Some(MountEntry {
+        root: path(root),
+        point: path(point),
+        options: String::from_utf8_lossy(options).into_owned(),
+        kind: unescape(kind),
+        source: unescape(source),
+        super_options: String::from_utf8_lossy(super_options).into_owned(),
+    })
+}
+
+fn unescape(raw: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(raw.len());
+    let mut rest = raw;
+    while let Some((&byte, tail)) = rest.split_first() {
+        if let (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..]) =
+            (byte, tail)
+        {
+            out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+            rest = after;
+        } else {
+            out.push(byte);
+            rest = tail;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn lines_parse_with_escapes_and_any_number_of_tags() {
+        let line =
+            b"71 24 0:45 / /mnt/a\\040b\\012c\\134 rw,nosuid shared:3 master:2 - fuse.forebay \
+            forebay:/dev/shm/x\\040y rw,user_id=1000,group_id=0";
+        let entry = parse_line(line).unwrap();
+        assert_eq!(entry.point.as_os_str().as_bytes(), b"/mnt/a b\nc\\");
+        assert_eq!(entry.store_dir().unwrap(), PathBuf::from("/dev/shm/x y"));
+        assert_eq!(entry.owner_uid(), Some(1000));
+        let plain = parse_line(b"22 1 254:0 / / rw - ext4 /dev/vda rw").unwrap();
+        assert_eq!((plain.store_dir(), plain.options.as_str()), (None, "rw"));
+        assert_eq!(parse_line(b""), None);
+    }
+
+    #[test]
+    fn the_table_of_this_machine_has_a_root() {
+        assert!(read().unwrap().iter().any(|entry| entry.point == Path::new("/")));
+    }
+}
