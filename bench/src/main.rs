@@ -162,7 +162,10 @@ fn measure_buffer(
         raw: raw_scratch.dir("raw")?,
         buffer: mount_point.join("bench"),
         daemon: Some(buffer.daemon()?),
-        mounts: [(store_kind != "directory").then(|| data_dir.clone()), Some(mount_point.clone())],
+        mounts: [
+            if store_kind == "directory" { None } else { Some(sides::mount_root(&data_dir)?) },
+            Some(mount_point.clone()),
+        ],
     };
     std::fs::create_dir(&sides.buffer).context("make a directory in the buffer")?;
     report::print_head();

@@ -6,6 +6,7 @@
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -39,6 +40,22 @@ fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
         Value::Array(list) => list.iter().find_map(|v| find(v, key)),
         _ => None,
     }
+}
+
+/// The root of the mount that holds `path`: the last directory upwards with the same device.
+pub fn mount_root(path: &Path) -> Result<PathBuf> {
+    let device = |path: &Path| -> Result<u64> {
+        let meta = std::fs::metadata(path).with_context(|| format!("stat {}", path.display()))?;
+        Ok(meta.dev())
+    };
+    let mut root = path.to_path_buf();
+    while let Some(parent) = root.parent() {
+        if device(parent)? != device(&root)? {
+            break;
+        }
+        root = parent.to_path_buf();
+    }
+    Ok(root)
 }
 
 /// Runs a command to its end.
@@ -113,9 +130,11 @@ impl Buffer {
             .with_context(|| format!("status has no {key}"))
     }
 
-    /// Where the store's own file system is mounted or, without one, its directory of objects.
+    /// The store's directory of objects: on the store's own file system, where it has one.
     pub fn data_dir(&self) -> Result<PathBuf> {
-        Ok(Path::new(self.text("store")?).join("data"))
+        let store = Path::new(self.text("store")?);
+        let inside = if self.store_kind()? == "loop-xfs" { "fs/data" } else { "data" };
+        Ok(store.join(inside))
     }
 
     /// How the store holds its capacity.
