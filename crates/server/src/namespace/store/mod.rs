@@ -1,4 +1,28 @@
 //! The transactional store under a shard's namespace.
+//!
+//! [`NamespaceStore`] is what the namespace's operations see; [`LmdbStore`] is it: an operation
+//! log (`segment`, `recover`, `flush`), overlays in memory (`overlay`, `view`) and LMDB (`db`,
+//! `apply`, `checkpoint`).
+
+mod apply;
+mod checkpoint;
+mod codec;
+mod db;
+mod error;
+mod files;
+mod flush;
+mod lmdb;
+mod overlay;
+mod recover;
+mod segment;
+mod space;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::StoreError;
+pub use lmdb::LmdbStore;
 
 use super::record::{Change, EntryRecord, InodeRecord};
 use forebay_proto::{Cookie, Ino, Lsn, RequestId, Result};
@@ -13,6 +37,25 @@ pub struct Batch {
     /// True for changes that free space (unlink, rmdir, reclaim): they may use the reserve that
     /// creates may not, so that they work when all is full.
     pub may_use_reserve: bool,
+}
+
+/// Where a store is and how large.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// The directory of log and database (`meta/` of the buffer's store).
+    pub dir: std::path::PathBuf,
+    /// The buffer; files of another one are refused.
+    pub uuid: [u8; 16],
+    /// Size of each of the two log segments in bytes; at least 4 MiB and a bit, 16 to 64 MiB
+    /// are reasonable.
+    pub log_bytes: u64,
+    /// Size of the database in bytes, at least 16 MiB.
+    pub map_bytes: u64,
+    /// On tmpfs: nothing survives a power cut, so nothing is synced.
+    pub volatile: bool,
+    /// Give the database all its blocks at creation, so that it never needs the buffer's
+    /// capacity. (The log always has its blocks.)
+    pub preallocate: bool,
 }
 
 /// How full the store is.

@@ -1,0 +1,196 @@
+//! The background thread that writes frozen overlays into the database.
+//!
+//! It begins when a commit has frozen an overlay (half a log segment full), when somebody asks,
+//! or some seconds after the first change that the database lacks. It runs at low priority: a
+//! storm of creates has precedence until both segments are full, then commits wait for it (and
+//! so leave it the processor).
+
+use super::db::DbState;
+use super::error::StoreError;
+use super::lmdb::Inner;
+use super::overlay::Overlay;
+use forebay_proto::{Errno, Result};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A change is in the database at most about so long after it was made, also when little happens.
+const IDLE_DELAY: Duration = Duration::from_secs(3);
+/// Niceness of the thread.
+const NICE: i32 = 10;
+
+/// What the background thread waits for, and who waits for it.
+#[derive(Default)]
+pub struct Control {
+    state: Mutex<State>,
+    /// Wakes the thread.
+    work: Condvar,
+    /// Wakes those who asked for a checkpoint.
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    stop: bool,
+    frozen: bool,
+    /// Somebody waits for everything up to here.
+    wanted_lsn: u64,
+    /// When the first change came that the database lacks.
+    dirty_since: Option<Instant>,
+}
+
+impl Control {
+    /// An overlay was frozen.
+    pub fn frozen(&self) {
+        let mut s = self.state.lock();
+        s.frozen = true;
+        s.dirty_since = None;
+        self.work.notify_one();
+    }
+
+    /// The first change came into the empty active overlay.
+    pub fn dirty(&self) {
+        let mut s = self.state.lock();
+        if s.dirty_since.is_none() {
+            s.dirty_since = Some(Instant::now());
+            self.work.notify_one();
+        }
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        self.state.lock().stop = true;
+        self.work.notify_one();
+    }
+
+    /// Lets everybody look again.
+    pub fn wake_all(&self) {
+        let _s = self.state.lock();
+        self.done.notify_all();
+    }
+
+    /// Asks for a checkpoint of everything up to `lsn` and waits until `reached`.
+    pub fn force(&self, lsn: u64, reached: impl Fn() -> Result<bool>) -> Result<()> {
+        let mut s = self.state.lock();
+        while !reached()? {
+            if s.stop {
+                return Err(Errno::ESHUTDOWN);
+            }
+            s.wanted_lsn = s.wanted_lsn.max(lsn);
+            self.work.notify_one();
+            self.done.wait(&mut s);
+        }
+        Ok(())
+    }
+
+    /// Waits for work; false = stop.
+    fn wait(&self, applied: impl Fn() -> u64) -> bool {
+        let mut s = self.state.lock();
+        loop {
+            if s.stop {
+                return false;
+            }
+            let due = s.dirty_since.map(|t| t + IDLE_DELAY);
+            if s.frozen || s.wanted_lsn > applied() || due.is_some_and(|d| d <= Instant::now()) {
+                s.frozen = false;
+                return true;
+            }
+            match due {
+                Some(due) => {
+                    let _ = self.work.wait_until(&mut s, due);
+                }
+                None => self.work.wait(&mut s),
+            }
+        }
+    }
+}
+
+/// Starts the thread.
+pub(super) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>, StoreError> {
+    let dir = inner.options.dir.clone();
+    let builder = std::thread::Builder::new().name("fb-checkpoint".into());
+    builder
+        .spawn(move || run(&inner))
+        .map_err(StoreError::io("start the checkpoint thread of", &dir))
+}
+
+fn run(inner: &Inner) {
+    lower_priority();
+    while inner.control.wait(|| inner.applied_lsn.load(Ordering::Acquire)) {
+        if inner.check().is_err() {
+            // Nothing may be written any more; go on only to be stopped.
+            inner.control.state.lock().dirty_since = None;
+            inner.control.state.lock().wanted_lsn = 0;
+            continue;
+        }
+        if let Err(e) = once(inner) {
+            tracing::error!(error = %e, "checkpoint failed: no more changes are accepted");
+            inner.fail(e.into());
+        }
+        inner.control.wake_all();
+    }
+}
+
+fn lower_priority() {
+    // SAFETY: plain numbers; 0 with PRIO_PROCESS is the calling thread on Linux.
+    let r = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+    if r != 0 {
+        tracing::debug!(error = %Errno::last(), "the checkpoint thread keeps its priority");
+    }
+}
+
+/// Writes one frozen overlay, freezing the active one if there is none.
+fn once(inner: &Inner) -> Result<(), StoreError> {
+    let (overlay, last_lsn, pending) = {
+        let mut w = inner.writer.lock();
+        if !w.frozen {
+            if inner.view.layers.read().active.is_empty() {
+                inner.control.state.lock().dirty_since = None;
+                return Ok(());
+            }
+            inner.freeze(&mut w);
+            inner.control.state.lock().frozen = false;
+        }
+        let frozen = inner.view.layers.read().frozen.clone();
+        let last = inner.segments[w.active ^ 1].last_lsn.load(Ordering::Acquire);
+        let pending = inner.pending_bytes.load(Ordering::Relaxed) - w.pending_bytes;
+        match frozen {
+            Some(overlay) => (overlay, last, pending),
+            None => return Ok(()),
+        }
+    };
+    if !inner.options.volatile && inner.flush.durable() < last_lsn {
+        // The records must be durable before a part of them is in the database.
+        let _ = inner.sync_log();
+        if let Err(e) = inner.check() {
+            return Err(StoreError::Io {
+                what: "fsync the log of",
+                path: inner.options.dir.clone(),
+                source: e.into(),
+            });
+        }
+    }
+    let db = &inner.view.db;
+    let next_ino = match overlay.next_ino {
+        Some(next) => next,
+        None => db.state()?.map_or(1, |s| s.next_ino),
+    };
+    let state = DbState { applied_lsn: last_lsn, next_ino, ..DbState::from(inner) };
+    super::apply::apply(db, &overlay, &state, inner.space.map_pages)?;
+    inner.data_pages.store(db.data_pages()?, Ordering::Relaxed);
+    inner.pending_bytes.fetch_sub(pending, Ordering::Relaxed);
+    inner.applied_lsn.store(last_lsn, Ordering::Release);
+    let spare = Overlay::with_room_of(&overlay);
+    inner.view.layers.write().frozen = None;
+    {
+        let mut w = inner.writer.lock();
+        w.frozen = false;
+        w.spare = Some(spare);
+        inner.segment_free.notify_all();
+    }
+    // Freeing the tables takes a while: done here, with no lock held.
+    drop(overlay);
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! The bytes of changes and records: little-endian, fixed order, no self-description.
+//!
+//! Used by the log (changes) and by the database (inode, entry and cookie values), so that a
+//! value has one encoding. Any change here is a new `FLASH_FORMAT`. Decoders never panic and
+//! return `None` for bytes that no encoder wrote.
+
+use crate::namespace::record::{Change, EntryRecord, InodeRecord};
+use forebay_proto::attr::{FileKind, Timestamp};
+use forebay_proto::ids::{Cookie, Ino};
+use forebay_proto::layout::Layout;
+
+/// Encoded length of an [`InodeRecord`] in bytes.
+pub const INODE_BYTES: usize = 102;
+/// Encoded length of an [`EntryRecord`] in bytes.
+pub const ENTRY_BYTES: usize = 17;
+
+const PUT_INODE: u8 = 1;
+const DEL_INODE: u8 = 2;
+const PUT_ENTRY: u8 = 3;
+const DEL_ENTRY: u8 = 4;
+const PUT_SYMLINK: u8 = 5;
+const PUT_XATTR: u8 = 6;
+const DEL_XATTR: u8 = 7;
+const PUT_ORPHAN: u8 = 8;
+const DEL_ORPHAN: u8 = 9;
+const SET_NEXT_INO: u8 = 10;
+
+/// Reads fields from the front of a slice.
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// The next `n` bytes.
+    pub fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(n)?;
+        self.0 = tail;
+        Some(head)
+    }
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+    /// One byte.
+    pub fn u8(&mut self) -> Option<u8> {
+        Some(self.array::<1>()?[0])
+    }
+    /// Two bytes.
+    pub fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes(self.array()?))
+    }
+    /// Four bytes.
+    pub fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.array()?))
+    }
+    /// Eight bytes.
+    pub fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.array()?))
+    }
+    fn time(&mut self) -> Option<Timestamp> {
+        let sec = self.u64()? as i64;
+        Some(Timestamp { sec, nsec: self.u32()? })
+    }
+    fn name(&mut self) -> Option<Vec<u8>> {
+        let n = self.u16()? as usize;
+        Some(self.take(n)?.to_vec())
+    }
+    fn blob(&mut self) -> Option<Vec<u8>> {
+        let n = self.u32()? as usize;
+        Some(self.take(n)?.to_vec())
+    }
+}
+
+/// One byte for a kind; the numbers are those of `d_type`.
+fn kind_to_byte(kind: FileKind) -> u8 {
+    kind.dirent_type() as u8
+}
+
+/// The kind of a byte; `None` for a byte that is no kind.
+fn kind_from_byte(b: u8) -> Option<FileKind> {
+    if b == 0 || b > 15 { None } else { FileKind::from_mode(u32::from(b) << 12) }
+}
+
+/// Encodes an inode record.
+pub fn encode_inode(r: &InodeRecord) -> [u8; INODE_BYTES] {
+    let mut out = [0; INODE_BYTES];
+    let mut at = 0;
+    let mut put = |bytes: &[u8]| {
+        out[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
+    };
+    for v in [r.mode, r.uid, r.gid, r.nlink, r.rdev, r.flags, r.layout.stripe_size_bytes] {
+        put(&v.to_le_bytes());
+    }
+    put(&r.layout.stripe_count.to_le_bytes());
+    for t in [r.atime, r.mtime, r.ctime, r.btime] {
+        put(&t.sec.to_le_bytes());
+        put(&t.nsec.to_le_bytes());
+    }
+    for v in [r.size, r.parent.0, r.next_cookie.0] {
+        put(&v.to_le_bytes());
+    }
+    out
+}
+
+fn read_inode(r: &mut Reader<'_>) -> Option<InodeRecord> {
+    Some(InodeRecord {
+        mode: r.u32()?,
+        uid: r.u32()?,
+        gid: r.u32()?,
+        nlink: r.u32()?,
+        rdev: r.u32()?,
+        flags: r.u32()?,
+        layout: Layout { stripe_size_bytes: r.u32()?, stripe_count: r.u16()? },
+        atime: r.time()?,
+        mtime: r.time()?,
+        ctime: r.time()?,
+        btime: r.time()?,
+        size: r.u64()?,
+        parent: Ino(r.u64()?),
+        next_cookie: Cookie(r.u64()?),
+    })
+}
+
+/// Decodes an inode record of exactly [`INODE_BYTES`].
+pub fn decode_inode(bytes: &[u8]) -> Option<InodeRecord> {
+    let mut r = Reader(bytes);
+    let record = read_inode(&mut r)?;
+    r.0.is_empty().then_some(record)
+}
+
+/// Encodes an entry's value.
+pub fn encode_entry(e: &EntryRecord) -> [u8; ENTRY_BYTES] {
+    let mut out = [0; ENTRY_BYTES];
+    out[..8].copy_from_slice(&e.ino.0.to_le_bytes());
+    out[8..16].copy_from_slice(&e.cookie.0.to_le_bytes());
+    out[16] = kind_to_byte(e.kind);
+    out
+}
+
+fn read_entry(r: &mut Reader<'_>) -> Option<EntryRecord> {
+    let ino = Ino(r.u64()?);
+    let cookie = Cookie(r.u64()?);
+    Some(EntryRecord { ino, cookie, kind: kind_from_byte(r.u8()?)? })
+}
+
+/// Decodes an entry's value of exactly [`ENTRY_BYTES`].
+pub fn decode_entry(bytes: &[u8]) -> Option<EntryRecord> {
+    let mut r = Reader(bytes);
+    let entry = read_entry(&mut r)?;
+    r.0.is_empty().then_some(entry)
+}
+
+/// Appends the encoding of one change. Names are at most 65,535 bytes, values below 4 GiB
+/// (the store refuses longer ones before).
+pub fn encode_change(change: &Change, out: &mut Vec<u8>) {
+    let name = |out: &mut Vec<u8>, n: &[u8]| {
+        out.extend_from_slice(&(n.len() as u16).to_le_bytes());
+        out.extend_from_slice(n);
+    };
+    let blob = |out: &mut Vec<u8>, v: &[u8]| {
+        out.extend_from_slice(&(v.len() as u32).to_le_bytes());
+        out.extend_from_slice(v);
+    };
+    let tag = |out: &mut Vec<u8>, tag: u8, id: u64| {
+        out.push(tag);
+        out.extend_from_slice(&id.to_le_bytes());
+    };
+    match change {
+        Change::PutInode(ino, record) => {
+            tag(out, PUT_INODE, ino.0);
+            out.extend_from_slice(&encode_inode(record));
+        }
+        Change::DelInode(ino) => tag(out, DEL_INODE, ino.0),
+        Change::PutEntry { dir, name: n, entry } => {
+            tag(out, PUT_ENTRY, dir.0);
+            out.extend_from_slice(&encode_entry(entry));
+            name(out, n);
+        }
+        Change::DelEntry { dir, name: n, cookie } => {
+            tag(out, DEL_ENTRY, dir.0);
+            out.extend_from_slice(&cookie.0.to_le_bytes());
+            name(out, n);
+        }
+        Change::PutSymlink(ino, target) => {
+            tag(out, PUT_SYMLINK, ino.0);
+            blob(out, target);
+        }
+        Change::PutXattr { ino, name: n, value } => {
+            tag(out, PUT_XATTR, ino.0);
+            name(out, n);
+            blob(out, value);
+        }
+        Change::DelXattr { ino, name: n } => {
+            tag(out, DEL_XATTR, ino.0);
+            name(out, n);
+        }
+        Change::PutOrphan(ino) => tag(out, PUT_ORPHAN, ino.0),
+        Change::DelOrphan(ino) => tag(out, DEL_ORPHAN, ino.0),
+        Change::SetNextIno(next) => tag(out, SET_NEXT_INO, *next),
+    }
+}
+
+/// Decodes the next change.
+pub fn decode_change(r: &mut Reader<'_>) -> Option<Change> {
+    let tag = r.u8()?;
+    let id = r.u64()?;
+    let ino = Ino(id);
+    Some(match tag {
+        PUT_INODE => Change::PutInode(ino, read_inode(r)?),
+        DEL_INODE => Change::DelInode(ino),
+        PUT_ENTRY => {
+            let entry = read_entry(r)?;
+            Change::PutEntry { dir: ino, name: r.name()?, entry }
+        }
+        DEL_ENTRY => {
+            let cookie = Cookie(r.u64()?);
+            Change::DelEntry { dir: ino, name: r.name()?, cookie }
+        }
+        PUT_SYMLINK => Change::PutSymlink(ino, r.blob()?),
+        PUT_XATTR => Change::PutXattr { ino, name: r.name()?, value: r.blob()? },
+        DEL_XATTR => Change::DelXattr { ino, name: r.name()? },
+        PUT_ORPHAN => Change::PutOrphan(ino),
+        DEL_ORPHAN => Change::DelOrphan(ino),
+        SET_NEXT_INO => Change::SetNextIno(id),
+        _ => return None,
+    })
+}
+
+/// Decodes all changes of a record; `None` unless the bytes are exactly `count` changes.
+pub fn decode_changes(bytes: &[u8], count: u32) -> Option<Vec<Change>> {
+    let mut r = Reader(bytes);
+    // A change takes at least 9 bytes: bounds the allocation by the input.
+    let mut changes = Vec::with_capacity((count as usize).min(bytes.len() / 9));
+    for _ in 0..count {
+        changes.push(decode_change(&mut r)?);
+    }
+    r.0.is_empty().then_some(changes)
+}

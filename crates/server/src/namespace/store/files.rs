@@ -1,0 +1,115 @@
+//! The files of a store: lock, log segments, database directory; creating and preallocating.
+//!
+//! A store exists once its database has a state record; creation writes that last, so an
+//! interrupted creation is simply done again.
+
+use super::StoreOptions;
+use super::db::{Db, DbState};
+use super::error::StoreError;
+use super::segment::{self, HEADER_BYTES, LogFile, RECORD_MAX_BYTES};
+use forebay_proto::version::FLASH_FORMAT;
+use rustix::fs::{FallocateFlags, FlockOperation};
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Smallest segment: a few of the largest records.
+pub const LOG_MIN_BYTES: u64 = HEADER_BYTES + 4 * RECORD_MAX_BYTES as u64;
+
+/// Paths of the two segments.
+pub fn log_paths(dir: &Path) -> [PathBuf; 2] {
+    [dir.join("log.0"), dir.join("log.1")]
+}
+
+fn open_rw(path: &Path, create: bool) -> Result<File, StoreError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(create).truncate(false);
+    options.open(path).map_err(StoreError::io("open", path))
+}
+
+/// Takes the store for this process. True if the directory was made.
+pub fn lock(dir: &Path) -> Result<(File, bool), StoreError> {
+    let created = !dir.exists();
+    std::fs::create_dir_all(dir).map_err(StoreError::io("create directory", dir))?;
+    let path = dir.join("lock");
+    let file = open_rw(&path, true)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok((file, created)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreError::Locked { path }),
+        Err(e) => Err(StoreError::io("lock", &path)(e.into())),
+    }
+}
+
+/// Gives a file all its blocks now, so that it never competes for space later.
+pub fn preallocate(path: &Path, bytes: u64) -> Result<(), StoreError> {
+    let file = open_rw(path, false)?;
+    let r = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
+    r.map_err(|e| StoreError::io("preallocate", path)(e.into()))
+}
+
+/// Makes empty segments and then the database's state.
+pub fn create(options: &StoreOptions, db: &Db) -> Result<DbState, StoreError> {
+    for path in log_paths(&options.dir) {
+        let file = open_rw(&path, true)?;
+        file.set_len(0).map_err(StoreError::io("truncate", &path))?;
+        size_log(&file, &path, options)?;
+        segment::write_header(&file, &options.uuid).map_err(StoreError::io("write", &path))?;
+        if !options.volatile {
+            file.sync_all().map_err(StoreError::io("fsync", &path))?;
+        }
+    }
+    sync_dirs(options)?;
+    let state =
+        DbState { format: FLASH_FORMAT, uuid: options.uuid, epoch: 0, applied_lsn: 0, next_ino: 1 };
+    let mut txn = db.write()?;
+    db.put_state(&mut txn, &state)?;
+    txn.commit().map_err(db.fail("create"))?;
+    Ok(state)
+}
+
+fn size_log(file: &File, path: &Path, options: &StoreOptions) -> Result<(), StoreError> {
+    let r = rustix::fs::fallocate(file, FallocateFlags::empty(), 0, options.log_bytes);
+    r.map_err(|e| StoreError::io("preallocate", path)(e.into()))
+}
+
+/// Makes the directories' own entries durable.
+pub fn sync_dirs(options: &StoreOptions) -> Result<(), StoreError> {
+    if options.volatile {
+        return Ok(());
+    }
+    let namespace = options.dir.join("namespace");
+    for dir in [Some(namespace.as_path()), Some(&options.dir), options.dir.parent()] {
+        let Some(dir) = dir.filter(|d| !d.as_os_str().is_empty()) else { continue };
+        let file = File::open(dir).map_err(StoreError::io("open", dir))?;
+        file.sync_all().map_err(StoreError::io("fsync", dir))?;
+    }
+    Ok(())
+}
+
+/// Refuses a database of another format or buffer.
+pub fn check_state(db: &Db, state: &DbState, uuid: &[u8; 16]) -> Result<(), StoreError> {
+    if state.format != FLASH_FORMAT {
+        return Err(StoreError::Format {
+            path: db.dir.clone(),
+            found: state.format,
+            expected: FLASH_FORMAT,
+        });
+    }
+    if state.uuid != *uuid {
+        return Err(segment::uuid_error(&db.dir, &state.uuid, uuid));
+    }
+    Ok(())
+}
+
+/// Opens both segments of an existing store. A segment shorter than asked for is made longer
+/// (records are found from the front, so that changes nothing that is in it).
+pub fn open_logs(options: &StoreOptions) -> Result<[Arc<dyn LogFile>; 2], StoreError> {
+    let open = |path: PathBuf| -> Result<Arc<dyn LogFile>, StoreError> {
+        let file = open_rw(&path, false)?;
+        segment::check_header(&file, &path, &options.uuid)?;
+        size_log(&file, &path, options)?;
+        Ok(Arc::new(file))
+    };
+    let [a, b] = log_paths(&options.dir);
+    Ok([open(a)?, open(b)?])
+}

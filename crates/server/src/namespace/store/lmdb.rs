@@ -1,0 +1,530 @@
+//! [`LmdbStore`]: operation log, overlays in memory, LMDB below.
+//!
+//! A commit appends one record to the active log segment with write(2), then applies it to the
+//! active overlay: two steps, no database work. A background thread (`checkpoint`) writes
+//! frozen overlays into the database. `flush` makes the log durable.
+//!
+//! Invariants:
+//! * The log's order is the overlay's order: both happen under the `writer` lock.
+//! * The frozen overlay is exactly the records of the inactive segment; that segment is
+//!   written again only when the database durably has them.
+//! * After a failed write, sync or checkpoint nothing is accepted any more (`failed`): a second fsync
+//!   after a failed one would claim what it does not know.
+//!
+//! Lock order: `writer`, then `layers` or `control` or `flush` (never two of the last three).
+
+use super::apply;
+use super::checkpoint::{self, Control};
+use super::codec::encode_change;
+use super::db::{Db, DbState, NAME_MAX_BYTES, VALUE_MAX_BYTES};
+use super::error::StoreError;
+use super::flush::Flush;
+use super::overlay::Overlay;
+use super::segment::{self, HEADER_BYTES, LogFile, RECORD_HEADER_BYTES, RECORD_MAX_BYTES};
+use super::space::{MAP_MIN_BYTES, Space, growth_bytes};
+use super::view::{Layers, View};
+use super::{Batch, NamespaceStore, StoreOptions, StoreUsage, files, recover};
+use crate::namespace::record::{Change, EntryRecord, InodeRecord};
+use forebay_proto::version::FLASH_FORMAT;
+use forebay_proto::{Cookie, Errno, Ino, Lsn, Result};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A commit that does not fit by the estimate waits for a checkpoint if at least so many bytes of it
+/// are estimates: the database then tells the truth.
+const ESTIMATE_WORTH_CHECKING_BYTES: u64 = 256 << 10;
+/// How long a commit that waits for a free segment goes without looking for a failure.
+const RECHECK: Duration = Duration::from_millis(200);
+/// Rounds of that; each at least halves the estimate's share.
+const SPACE_ROUNDS: u32 = 16;
+
+/// The store. Dropping it without [`LmdbStore::close`] leaves the log to be replayed.
+pub struct LmdbStore {
+    pub(super) inner: Arc<Inner>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the store and its background thread share.
+pub(super) struct Inner {
+    pub options: StoreOptions,
+    pub view: View,
+    pub space: Space,
+    /// Epoch of the records of this process.
+    pub epoch: u32,
+    pub writer: Mutex<Writer>,
+    /// Signalled when the inactive segment becomes free.
+    pub segment_free: Condvar,
+    pub segments: [Segment; 2],
+    /// The last committed record.
+    pub last_lsn: AtomicU64,
+    /// The last record that the database has.
+    pub applied_lsn: AtomicU64,
+    /// Pages with data, as of the last checkpoint.
+    pub data_pages: AtomicU64,
+    pub inodes: AtomicU64,
+    /// Worst case of what both overlays will add to the database, in bytes.
+    pub pending_bytes: AtomicU64,
+    pub flush: Flush,
+    pub control: Control,
+    /// 0, or the errno that ended this store.
+    failed: AtomicI32,
+    _lock: File,
+}
+
+/// One of the two log segments.
+pub(super) struct Segment {
+    pub file: Arc<dyn LogFile>,
+    /// The last record in it.
+    pub last_lsn: AtomicU64,
+}
+
+/// State of the one writer.
+pub(super) struct Writer {
+    /// Index of the active segment.
+    pub active: usize,
+    /// Where the next record goes.
+    pub offset: u64,
+    /// True while the inactive segment holds records that the database lacks.
+    pub frozen: bool,
+    /// Worst case of the active overlay in bytes.
+    pub pending_bytes: u64,
+    /// An empty overlay with room, prepared by the background thread.
+    pub spare: Option<Overlay>,
+    /// The record under construction.
+    record: Vec<u8>,
+    /// Inodes of the batch: whether each existed before.
+    existed: Vec<(Ino, bool)>,
+    /// No inode above this was ever written.
+    max_ino: Ino,
+}
+
+impl LmdbStore {
+    /// Opens the store in `options.dir`, making it if there is none. Replays what the log has.
+    pub fn open(options: StoreOptions) -> Result<LmdbStore, StoreError> {
+        if options.map_bytes < MAP_MIN_BYTES || options.log_bytes < files::LOG_MIN_BYTES {
+            let reason = format!(
+                "map of {} bytes and log of {} bytes; at least {MAP_MIN_BYTES} and {} are needed",
+                options.map_bytes,
+                options.log_bytes,
+                files::LOG_MIN_BYTES
+            );
+            return Err(StoreError::Options { path: options.dir, reason });
+        }
+        let (lock, created) = files::lock(&options.dir)?;
+        let db = Db::open(&options.dir.join("namespace"), options.map_bytes, options.volatile)?;
+        if options.preallocate {
+            files::preallocate(&options.dir.join("namespace/data.mdb"), options.map_bytes)?;
+        }
+        let state = match db.state()? {
+            Some(state) => state,
+            None => files::create(&options, &db)?,
+        };
+        if created {
+            files::sync_dirs(&options)?;
+        }
+        files::check_state(&db, &state, &options.uuid)?;
+        let logs = files::open_logs(&options)?;
+        Self::recover(options, db, state, logs, lock)
+    }
+
+    /// Brings the database up to the log's end, and starts with an empty log.
+    pub(super) fn recover(
+        options: StoreOptions,
+        db: Db,
+        state: DbState,
+        logs: [Arc<dyn LogFile>; 2],
+        lock: File,
+    ) -> Result<LmdbStore, StoreError> {
+        let paths = files::log_paths(&options.dir);
+        let found = recover::replay(
+            [(&*logs[0], &paths[0]), (&*logs[1], &paths[1])],
+            state.epoch,
+            state.applied_lsn,
+        )?;
+        if found.records > 0 && !options.volatile {
+            // What was read may be in the page cache only; see `apply`.
+            for (log, path) in logs.iter().zip(&paths) {
+                log.datasync().map_err(StoreError::io("fsync", path))?;
+            }
+        }
+        let space = Space::new(options.map_bytes);
+        let state = DbState {
+            epoch: state.epoch + 1,
+            applied_lsn: found.last_lsn,
+            next_ino: found.overlay.next_ino.unwrap_or(state.next_ino),
+            ..state
+        };
+        apply::apply(&db, &found.overlay, &state, space.map_pages)?;
+        if found.records > 0 {
+            tracing::info!(records = found.records, last = found.last_lsn, "log replayed");
+        }
+        let max_ino = db.last_inode()?.unwrap_or(Ino(0));
+        let inner = Arc::new(Inner {
+            space,
+            epoch: state.epoch,
+            writer: Mutex::new(Writer {
+                active: 0,
+                offset: HEADER_BYTES,
+                frozen: false,
+                pending_bytes: 0,
+                spare: None,
+                record: Vec::with_capacity(4096),
+                existed: Vec::new(),
+                max_ino,
+            }),
+            segment_free: Condvar::new(),
+            segments: logs.map(|file| Segment { file, last_lsn: AtomicU64::new(0) }),
+            last_lsn: AtomicU64::new(state.applied_lsn),
+            applied_lsn: AtomicU64::new(state.applied_lsn),
+            data_pages: AtomicU64::new(db.data_pages()?),
+            inodes: AtomicU64::new(db.inode_count()?),
+            pending_bytes: AtomicU64::new(0),
+            flush: Flush::new(state.applied_lsn),
+            control: Control::default(),
+            failed: AtomicI32::new(0),
+            view: View { layers: RwLock::new(Layers::default()), db },
+            options,
+            _lock: lock,
+        });
+        let worker = checkpoint::spawn(inner.clone())?;
+        Ok(LmdbStore { inner, worker: Mutex::new(Some(worker)) })
+    }
+
+    /// Waits until the database has everything committed before the call.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.inner.checkpoint()
+    }
+
+    /// Checkpoints and stops: the next open replays nothing. Errors are those of the
+    /// checkpoint; what was acknowledged is then still in the log.
+    pub fn close(&self) -> Result<()> {
+        let done = self.inner.checkpoint();
+        self.stop();
+        done
+    }
+
+    /// Stops the background thread; commits are refused from here on.
+    fn stop(&self) {
+        self.inner.control.stop();
+        let worker = self.worker.lock().take();
+        if let Some(worker) = worker {
+            if worker.join().is_err() {
+                tracing::error!("the checkpoint thread panicked");
+            }
+        }
+        self.inner.fail(Errno::ESHUTDOWN);
+    }
+
+    /// The database's last record: everything up to it needs no log.
+    pub fn applied_lsn(&self) -> Lsn {
+        Lsn(self.inner.applied_lsn.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for LmdbStore {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Inner {
+    /// The error that ended this store.
+    pub fn check(&self) -> Result<()> {
+        match self.failed.load(Ordering::Acquire) {
+            0 => Ok(()),
+            e => Err(Errno(e)),
+        }
+    }
+
+    /// Ends this store: the first error stays.
+    pub fn fail(&self, e: Errno) -> Errno {
+        let _ = self.failed.compare_exchange(0, e.0, Ordering::AcqRel, Ordering::Acquire);
+        self.segment_free.notify_all();
+        self.control.wake_all();
+        e
+    }
+
+    fn checkpoint(&self) -> Result<()> {
+        let target = self.last_lsn.load(Ordering::Acquire);
+        self.control.force(target, || {
+            self.check()?;
+            Ok(self.applied_lsn.load(Ordering::Acquire) >= target)
+        })
+    }
+
+    /// Makes the active overlay the frozen one and the other segment the active one. The other
+    /// segment must be free.
+    pub fn freeze(&self, w: &mut Writer) {
+        debug_assert!(!w.frozen);
+        let fresh = w.spare.take().unwrap_or_default();
+        {
+            let mut layers = self.view.layers.write();
+            let full = std::mem::replace(&mut layers.active, fresh);
+            layers.frozen = Some(Arc::new(full));
+        }
+        w.active ^= 1;
+        w.offset = HEADER_BYTES;
+        w.frozen = true;
+        w.pending_bytes = 0;
+        self.control.frozen();
+    }
+
+    /// Notes which inodes of the batch exist already; returns what the batch adds, in bytes.
+    fn measure(&self, w: &mut Writer, batch: &Batch) -> Result<u64> {
+        w.existed.clear();
+        let mut growth = 0;
+        for change in &batch.changes {
+            let ino = match change {
+                Change::PutInode(ino, _) | Change::DelInode(ino) => *ino,
+                other => {
+                    growth += growth_bytes(other, false);
+                    continue;
+                }
+            };
+            let known = w.existed.iter().any(|(i, _)| *i == ino);
+            let existed = known || (ino <= w.max_ino && self.view.inode(ino)?.is_some());
+            if !known {
+                w.existed.push((ino, existed));
+            }
+            growth += growth_bytes(change, !existed);
+        }
+        Ok(growth)
+    }
+
+    /// Waits until `growth` bytes fit, or says ENOSPC. Returns true if it gave up the lock on
+    /// the way.
+    fn make_room(&self, w: &mut MutexGuard<'_, Writer>, growth: u64) -> Result<bool> {
+        let mut waited = false;
+        for _ in 0..SPACE_ROUNDS {
+            let pending = self.pending_bytes.load(Ordering::Relaxed);
+            if self.space.fits(self.data_pages.load(Ordering::Relaxed), pending, growth) {
+                return Ok(waited);
+            }
+            if pending < ESTIMATE_WORTH_CHECKING_BYTES {
+                break;
+            }
+            waited = true;
+            MutexGuard::unlocked(w, || self.checkpoint())?;
+        }
+        Err(Errno::ENOSPC)
+    }
+
+    /// Encodes the batch into `w.record`.
+    fn encode(&self, w: &mut Writer, batch: &Batch) -> Result<()> {
+        w.record.clear();
+        w.record.resize(RECORD_HEADER_BYTES, 0);
+        for change in &batch.changes {
+            encode_change(change, &mut w.record);
+        }
+        if w.record.len() > RECORD_MAX_BYTES {
+            return Err(Errno::E2BIG);
+        }
+        Ok(())
+    }
+
+    /// Has room in the log for a record of `bytes`, freezing and waiting if needed. True if the lock
+    /// was given up on the way.
+    fn make_log_room(&self, w: &mut MutexGuard<'_, Writer>, bytes: u64) -> Result<bool> {
+        let mut waited = false;
+        while w.offset + bytes > self.options.log_bytes {
+            self.check()?;
+            if w.frozen {
+                waited = true;
+                // The time limit covers a failure that is told between the check and the wait.
+                let _ = self.segment_free.wait_for(w, RECHECK);
+            } else {
+                self.freeze(w);
+            }
+        }
+        Ok(waited)
+    }
+
+    /// Appends the record in `w.record` and returns its lsn.
+    fn append(&self, w: &mut Writer, batch: &Batch) -> Result<u64> {
+        let lsn = self.last_lsn.load(Ordering::Relaxed) + 1;
+        let header = segment::RecordHeader {
+            epoch: self.epoch,
+            count: batch.changes.len() as u32,
+            lsn,
+            durable: if self.options.volatile { 0 } else { self.flush.durable() },
+            request: batch.request,
+        };
+        segment::seal_record(&mut w.record, &header);
+        let seg = &self.segments[w.active];
+        if let Err(e) = seg.file.write_at(&w.record, w.offset) {
+            tracing::error!(error = %e, dir = %self.options.dir.display(), "log write failed");
+            return Err(self.fail(Errno::EIO));
+        }
+        w.offset += w.record.len() as u64;
+        seg.last_lsn.store(lsn, Ordering::Release);
+        Ok(lsn)
+    }
+
+    fn commit(&self, batch: Batch) -> Result<Lsn> {
+        validate(&batch)?;
+        let mut w = self.writer.lock();
+        let growth = loop {
+            self.check()?;
+            self.encode(&mut w, &batch)?;
+            let bytes = segment::record_bytes(w.record.len() - RECORD_HEADER_BYTES) as u64;
+            if self.make_log_room(&mut w, bytes)? {
+                continue;
+            }
+            let growth = self.measure(&mut w, &batch)?;
+            if growth > 0 && !batch.may_use_reserve && self.make_room(&mut w, growth)? {
+                continue;
+            }
+            break growth;
+        };
+        if batch.changes.is_empty() {
+            return Ok(Lsn(self.last_lsn.load(Ordering::Acquire)));
+        }
+        let lsn = self.append(&mut w, &batch)?;
+        self.count(&mut w, &batch, growth);
+        let first = {
+            let mut layers = self.view.layers.write();
+            let first = layers.active.is_empty();
+            batch.changes.into_iter().for_each(|c| layers.active.apply(c));
+            first
+        };
+        self.last_lsn.store(lsn, Ordering::Release);
+        if first {
+            self.control.dirty();
+        }
+        // Half full: let the background begin, while commits go on in the other segment.
+        if w.offset > self.options.log_bytes / 2 && !w.frozen {
+            self.freeze(&mut w);
+        }
+        Ok(Lsn(lsn))
+    }
+
+    /// Keeps the counters of `usage`.
+    fn count(&self, w: &mut Writer, batch: &Batch, growth: u64) {
+        let mut inodes = self.inodes.load(Ordering::Relaxed);
+        for change in &batch.changes {
+            let (ino, exists) = match change {
+                Change::PutInode(ino, _) => (*ino, true),
+                Change::DelInode(ino) => (*ino, false),
+                _ => continue,
+            };
+            w.max_ino = w.max_ino.max(ino);
+            if let Some((_, existed)) = w.existed.iter_mut().find(|(i, _)| *i == ino) {
+                match (std::mem::replace(existed, exists), exists) {
+                    (false, true) => inodes += 1,
+                    (true, false) => inodes = inodes.saturating_sub(1),
+                    _ => {}
+                }
+            }
+        }
+        self.inodes.store(inodes, Ordering::Relaxed);
+        w.pending_bytes += growth;
+        self.pending_bytes.fetch_add(growth, Ordering::Relaxed);
+    }
+}
+
+/// Refuses what the log or the database cannot hold, before anything is written.
+fn validate(batch: &Batch) -> Result<()> {
+    let name_ok = |n: &[u8]| !n.is_empty() && n.len() <= NAME_MAX_BYTES && !n.contains(&0);
+    for change in &batch.changes {
+        let (name, value) = match change {
+            Change::PutEntry { name, .. } | Change::DelEntry { name, .. } => (&name[..], &[][..]),
+            Change::DelXattr { name, .. } => (&name[..], &[][..]),
+            Change::PutXattr { name, value, .. } => (&name[..], &value[..]),
+            Change::PutSymlink(_, target) => (&b"x"[..], &target[..]),
+            _ => continue,
+        };
+        if name.len() > NAME_MAX_BYTES || value.len() > VALUE_MAX_BYTES {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        if !name_ok(name) {
+            return Err(Errno::EINVAL);
+        }
+    }
+    Ok(())
+}
+
+/// Reads go on after a failure; what they meet in a damaged database is told and is EIO.
+fn told<T>(r: Result<T, StoreError>) -> Result<T> {
+    r.map_err(|e| {
+        tracing::error!(error = %e, "namespace read failed");
+        e.into()
+    })
+}
+
+impl From<&Inner> for DbState {
+    fn from(inner: &Inner) -> DbState {
+        DbState {
+            format: FLASH_FORMAT,
+            uuid: inner.options.uuid,
+            epoch: inner.epoch,
+            applied_lsn: inner.applied_lsn.load(Ordering::Acquire),
+            next_ino: 0,
+        }
+    }
+}
+
+impl NamespaceStore for LmdbStore {
+    fn inode(&self, ino: Ino) -> Result<Option<InodeRecord>> {
+        told(self.inner.view.inode(ino))
+    }
+    fn entry(&self, dir: Ino, name: &[u8]) -> Result<Option<EntryRecord>> {
+        if name.len() > NAME_MAX_BYTES {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        told(self.inner.view.entry(dir, name))
+    }
+    fn entries(
+        &self,
+        dir: Ino,
+        after: Cookie,
+        limit: Cookie,
+        f: &mut dyn FnMut(&[u8], EntryRecord) -> bool,
+    ) -> Result<()> {
+        told(self.inner.view.entries(dir, after, limit, f))
+    }
+    fn symlink(&self, ino: Ino) -> Result<Option<Vec<u8>>> {
+        told(self.inner.view.symlink(ino))
+    }
+    fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        if name.len() > NAME_MAX_BYTES {
+            return Err(Errno::ERANGE);
+        }
+        told(self.inner.view.xattr(ino, name))
+    }
+    fn xattr_names(&self, ino: Ino) -> Result<Vec<(Vec<u8>, usize)>> {
+        told(self.inner.view.xattr_names(ino))
+    }
+    fn orphans(&self) -> Result<Vec<Ino>> {
+        told(self.inner.view.orphans())
+    }
+    fn next_ino(&self) -> Result<u64> {
+        told(self.inner.view.next_ino())
+    }
+    fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeRecord) -> bool) -> Result<()> {
+        told(self.inner.view.for_each_inode(f))
+    }
+    fn commit(&self, batch: Batch) -> Result<Lsn> {
+        self.inner.commit(batch)
+    }
+    fn sync(&self) -> Result<Lsn> {
+        self.inner.sync()
+    }
+    fn durable_lsn(&self) -> Lsn {
+        match self.inner.options.volatile {
+            true => Lsn(self.inner.last_lsn.load(Ordering::Acquire)),
+            false => Lsn(self.inner.flush.durable()),
+        }
+    }
+    fn usage(&self) -> StoreUsage {
+        let i = &self.inner;
+        let pages = i.data_pages.load(Ordering::Relaxed);
+        StoreUsage {
+            inodes: i.inodes.load(Ordering::Relaxed),
+            inodes_free: i.space.files_free(pages, i.pending_bytes.load(Ordering::Relaxed)),
+        }
+    }
+}
