@@ -1,1 +1,3 @@
+//! Tools of the whole-system tests.
 
+pub mod recorder;

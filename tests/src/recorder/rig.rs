@@ -1,0 +1,393 @@
+//! The rig: a recorded flash directory, a mount point, and the file systems that can be put to
+//! the test on them.
+//!
+//! Everything of a rig lies on a tmpfs of its own below the temporary directory and goes when
+//! the rig is dropped, mounts first. [`LoopXfs`] is the yardstick (its fsync is known to be
+//! right), [`Forebay`] what is on trial. Needs root, /dev/fuse and loop devices.
+
+use super::disk::Disk;
+use super::mirror;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use fuser::BackgroundSession;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest that any command (mount, unmount, check) may take before it counts as hung.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Size of the tmpfs that holds images (sparse), in bytes.
+const TMPFS_BYTES: u64 = 6 << 30;
+
+/// Where one test runs.
+pub struct Rig {
+    /// The recorded directory.
+    pub flash: PathBuf,
+    /// Where the file system on trial is mounted.
+    pub point: PathBuf,
+    /// The disk in `flash`.
+    pub disk: Arc<Disk>,
+    backing: PathBuf,
+    pool: PathBuf,
+    session: Option<BackgroundSession>,
+    root: tempfile::TempDir,
+}
+
+/// A small file of the flash directory, beside the disk.
+#[derive(Debug, Clone)]
+enum Small {
+    Dir,
+    File(Vec<u8>),
+    Link(PathBuf),
+    Disk,
+}
+
+/// The flash directory but for the contents of the disk.
+#[derive(Debug, Clone, Default)]
+pub struct Surroundings {
+    entries: Vec<(PathBuf, u32, Small)>,
+}
+
+/// Why a rig cannot be had here, if so.
+pub fn missing() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("needs root for mounts and loop devices".to_string());
+    }
+    ["/dev/fuse", "/dev/loop-control"]
+        .into_iter()
+        .find(|path| !Path::new(path).exists())
+        .map(|path| format!("needs {path}"))
+}
+
+impl Rig {
+    /// A new, empty rig.
+    pub fn new(name: &str) -> Result<Rig> {
+        let root = tempfile::Builder::new().prefix(&format!("forebay-{name}-")).tempdir()?;
+        let base = root.path();
+        run("mount", ["-t", "tmpfs", "-o", &format!("size={TMPFS_BYTES},mode=700"), name], base)?;
+        let at = |name: &str| base.join(name);
+        for name in ["backing", "pool", "flash", "mnt"] {
+            fs::create_dir(at(name))?;
+        }
+        let disk = Arc::new(Disk::new());
+        let session = mirror::mount(&at("backing"), &at("flash"), disk.clone())
+            .context("mount the recording layer")?;
+        Ok(Rig {
+            flash: at("flash"),
+            point: at("mnt"),
+            disk,
+            backing: at("backing"),
+            pool: at("pool"),
+            session: Some(session),
+            root,
+        })
+    }
+
+    /// Keeps the disk's file alive whatever the file system on trial does with its name.
+    pub fn hold_disk(&self) -> Result<()> {
+        let (_, path) = self.disk_path()?;
+        fs::hard_link(path, self.pool.join("disk")).context("hold the disk")
+    }
+
+    fn disk_path(&self) -> Result<(PathBuf, PathBuf)> {
+        let surroundings = self.surroundings()?;
+        let found = surroundings.entries.iter().find(|(_, _, small)| matches!(small, Small::Disk));
+        let (relative, _, _) = found.ok_or_else(|| anyhow!("no image was made in the flash"))?;
+        Ok((relative.clone(), self.backing.join(relative)))
+    }
+
+    /// True while a loop device is bound to the disk.
+    pub fn disk_in_use(&self) -> Result<bool> {
+        for found in fs::read_dir("/sys/block")? {
+            let backing = found?.path().join("loop/backing_file");
+            let bound = fs::read_to_string(backing).unwrap_or_default();
+            if Path::new(bound.trim_end()).starts_with(&self.flash) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What lies around the disk now.
+    pub fn surroundings(&self) -> Result<Surroundings> {
+        let mut entries = Vec::new();
+        let mut pending = vec![PathBuf::new()];
+        while let Some(dir) = pending.pop() {
+            for found in fs::read_dir(self.backing.join(&dir))? {
+                let found = found?;
+                let (path, meta) = (dir.join(found.file_name()), found.metadata()?);
+                let small = if meta.is_dir() {
+                    pending.push(path.clone());
+                    Small::Dir
+                } else if meta.is_symlink() {
+                    Small::Link(fs::read_link(found.path())?)
+                } else if self.disk.id() == Some((meta.dev(), meta.ino())) {
+                    Small::Disk
+                } else if meta.is_file() {
+                    Small::File(fs::read(found.path())?)
+                } else {
+                    // A socket: a power cut leaves its name, but nothing behind it.
+                    continue;
+                };
+                entries.push((path, meta.mode() & 0o7777, small));
+            }
+        }
+        Ok(Surroundings { entries })
+    }
+
+    /// Puts the surroundings back, around the held disk.
+    pub fn restore(&self, surroundings: &Surroundings) -> Result<()> {
+        for found in fs::read_dir(&self.backing)? {
+            let path = found?.path();
+            if path.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
+        }
+        for (path, mode, small) in &surroundings.entries {
+            let path = self.backing.join(path);
+            match small {
+                Small::Dir => fs::create_dir(&path)?,
+                Small::File(bytes) => fs::write(&path, bytes)?,
+                Small::Link(target) => std::os::unix::fs::symlink(target, &path)?,
+                Small::Disk => fs::hard_link(self.pool.join("disk"), &path)?,
+            }
+            if !matches!(small, Small::Link(_)) {
+                use std::os::unix::fs::PermissionsExt;
+                fs::set_permissions(&path, fs::Permissions::from_mode(*mode))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the flash directory as it is now to `target` (for a look at a failure).
+    pub fn keep(&self, target: &Path) -> Result<()> {
+        fs::create_dir_all(target)?;
+        let source = self.backing.join(".");
+        run("cp", [OsStr::new("-a"), OsStr::new("--sparse=always"), source.as_os_str()], target)?;
+        Ok(())
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        detach(&self.point);
+        for mount in mounts_below(self.root.path()) {
+            if mount != self.flash && mount != self.root.path() {
+                detach(&mount);
+            }
+        }
+        if let Some(session) = self.session.take() {
+            // The loop device lets go of the image a moment after its mount went.
+            let _ = session.umount_and_join();
+        }
+        detach(&self.flash);
+        detach(self.root.path());
+    }
+}
+
+fn detach(path: &Path) {
+    // Nothing mounted is the usual case, and there is nobody to tell.
+    let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
+}
+
+/// Mount points at or below `base`, the innermost first.
+fn mounts_below(base: &Path) -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(1).map(PathBuf::from));
+    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(base)).collect();
+    below.reverse();
+    below
+}
+
+/// Runs a command whose last argument is a path; its output is part of the error.
+pub fn run<S: AsRef<OsStr>>(
+    program: impl AsRef<OsStr>,
+    arguments: impl IntoIterator<Item = S>,
+    last: &Path,
+) -> Result<String> {
+    let mut command = Command::new(&program);
+    command.args(arguments).arg(last);
+    run_command(&mut command)
+}
+
+/// Runs a command with a time limit; returns what it printed.
+pub fn run_command(command: &mut Command) -> Result<String> {
+    let output = tempfile::tempfile()?;
+    let errors = output.try_clone()?;
+    let started = Instant::now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(output.try_clone()?))
+        .stderr(Stdio::from(errors))
+        .spawn()
+        .with_context(|| format!("run {command:?}"))?;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if started.elapsed() > COMMAND_TIMEOUT {
+            child.kill()?;
+            child.wait()?;
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let text = read_from_start(output)?;
+    match status {
+        Some(status) if status.success() => Ok(text),
+        Some(status) => bail!("{command:?} ended with {status}: {text}"),
+        None => bail!("{command:?} hung for {COMMAND_TIMEOUT:?}: {text}"),
+    }
+}
+
+fn read_from_start(mut file: File) -> Result<String> {
+    use std::io::Seek;
+    file.rewind()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A file system that keeps its data in an image below the rig's flash directory.
+pub trait Target {
+    /// Mounts it on the rig's mount point, making its store if there is none.
+    fn start(&mut self, rig: &Rig) -> Result<()>;
+    /// Unmounts it; the store stays.
+    fn stop(&mut self, rig: &Rig) -> Result<()>;
+    /// Kills its process with -9 and clears the mount point; the store's own mount, if any,
+    /// lives on in the kernel.
+    fn kill(&mut self, rig: &Rig) -> Result<()>;
+    /// Checks the stopped store; an error says what is wrong with it.
+    fn check(&mut self, rig: &Rig) -> Result<()>;
+    /// True if fsync of any directory makes all earlier operations on names durable, and not
+    /// only those that touched it.
+    fn directory_sync_covers_all(&self) -> bool;
+}
+
+/// XFS on a loop device over the recorded disk.
+#[derive(Debug, Clone, Copy)]
+pub struct LoopXfs {
+    /// Size of the image in bytes.
+    pub image_bytes: u64,
+}
+
+impl LoopXfs {
+    fn image(rig: &Rig) -> PathBuf {
+        rig.flash.join("xfs.img")
+    }
+}
+
+impl Target for LoopXfs {
+    fn start(&mut self, rig: &Rig) -> Result<()> {
+        let image = LoopXfs::image(rig);
+        if !image.exists() {
+            let file = File::create(&image)?;
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, self.image_bytes)
+                .context("reserve the image")?;
+            run("mkfs.xfs", ["-q", "-f"], &image)?;
+        }
+        let mut command = Command::new("mount");
+        command.args(["-t", "xfs", "-o", "loop,nouuid"]).arg(&image).arg(&rig.point);
+        run_command(&mut command).map(drop)
+    }
+
+    fn stop(&mut self, rig: &Rig) -> Result<()> {
+        run("umount", [] as [&str; 0], &rig.point).map(drop)
+    }
+
+    fn kill(&mut self, _rig: &Rig) -> Result<()> {
+        bail!("the kernel's file system has no process to kill")
+    }
+
+    fn check(&mut self, rig: &Rig) -> Result<()> {
+        run("xfs_repair", ["-n"], &LoopXfs::image(rig)).map(drop)
+    }
+
+    fn directory_sync_covers_all(&self) -> bool {
+        false
+    }
+}
+
+/// `forebay mount --scratch` with its flash on the recorded directory.
+#[derive(Debug, Clone)]
+pub struct Forebay {
+    /// The program.
+    pub program: PathBuf,
+    /// Capacity as written on the command line.
+    pub capacity: String,
+}
+
+impl Forebay {
+    /// The program beside this test (or `$FOREBAY_BIN`), with a buffer of `capacity`.
+    pub fn new(capacity: &str) -> Result<Forebay> {
+        let program = match std::env::var_os("FOREBAY_BIN") {
+            Some(path) => PathBuf::from(path),
+            None => {
+                let test = std::env::current_exe()?;
+                let profile = test.parent().and_then(Path::parent);
+                profile.ok_or_else(|| anyhow!("no build directory"))?.join("forebay")
+            }
+        };
+        ensure!(program.exists(), "{program:?} is not built: cargo build -p forebay");
+        Ok(Forebay { program, capacity: capacity.to_string() })
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).env_remove("FOREBAY_FLASH");
+        command
+    }
+
+    /// Process id of the server on the rig's mount point.
+    fn pid(&self, rig: &Rig) -> Result<i32> {
+        let text = run_command(self.command(&["status", "--json"]).arg(&rig.point))?;
+        let status: serde_json::Value = serde_json::from_str(&text)?;
+        find_number(&status, "pid")
+            .and_then(|pid| i32::try_from(pid).ok())
+            .ok_or_else(|| anyhow!("status names no process: {text}"))
+    }
+}
+
+/// The first number under `key` anywhere in a JSON value.
+fn find_number(value: &serde_json::Value, key: &str) -> Option<u64> {
+    match value {
+        serde_json::Value::Object(map) => map
+            .get(key)
+            .and_then(serde_json::Value::as_u64)
+            .or_else(|| map.values().find_map(|value| find_number(value, key))),
+        serde_json::Value::Array(list) => list.iter().find_map(|value| find_number(value, key)),
+        _ => None,
+    }
+}
+
+impl Target for Forebay {
+    fn start(&mut self, rig: &Rig) -> Result<()> {
+        let mut command = self.command(&["mount", "--scratch", &self.capacity, "--flash"]);
+        run_command(command.arg(&rig.flash).arg(&rig.point)).map(drop)
+    }
+
+    fn stop(&mut self, rig: &Rig) -> Result<()> {
+        run_command(self.command(&["umount", "--keep"]).arg(&rig.point)).map(drop)
+    }
+
+    fn kill(&mut self, rig: &Rig) -> Result<()> {
+        let pid = self.pid(rig)?;
+        let pid = rustix::process::Pid::from_raw(pid).ok_or_else(|| anyhow!("pid 0"))?;
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+        while rustix::process::test_kill_process(pid).is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, rig: &Rig) -> Result<()> {
+        let mut command = self.command(&["check", "--flash"]);
+        run_command(command.arg(&rig.flash).arg(&rig.point)).map(drop)
+    }
+
+    fn directory_sync_covers_all(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,200 @@
+//! Power cuts: a random program on a mount whose disk is recorded, and every state that a cut
+//! could have left, recovered and judged.
+//!
+//! XFS on the same rig is the yardstick: it must pass, and it must fail when fsyncs are left
+//! out or when the device forgets the order that flushes promise; so the judge can be trusted
+//! when it finds nothing wrong with Forebay. Environment: `FOREBAY_POWERCUT_SEED`,
+//! `FOREBAY_POWERCUT_STATES` (number of cuts for each test), `FOREBAY_POWERCUT_CUTS` (all
+//! flush boundaries instead of a choice: `all`), `FOREBAY_POWERCUT_KEEP` (a directory that gets
+//! the image of the last state that failed).
+
+use anyhow::{Context, Result, ensure};
+use forebay_tests::recorder::disk::Record;
+use forebay_tests::recorder::rig::{LoopXfs, Rig, Surroundings, Target, missing};
+use forebay_tests::recorder::state::{Builder, Cut, choose};
+use forebay_tests::recorder::verify::{Judge, used_bytes};
+use forebay_tests::recorder::workload::{Journal, Program, Runner};
+use std::time::Instant;
+
+/// Image of the yardstick in bytes; XFS wants 300 MB.
+const XFS_IMAGE_BYTES: u64 = 400 << 20;
+
+fn from_env(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// A recorded run.
+struct Run {
+    rig: Rig,
+    log: Vec<Record>,
+    journal: Journal,
+    surroundings: Surroundings,
+    empty_bytes: u64,
+    first: u64,
+    last: u64,
+}
+
+/// Records a program; `kills` times in it the server is killed and started again.
+fn record(target: &mut dyn Target, name: &str, program: Program, kills: usize) -> Result<Run> {
+    let rig = Rig::new(name)?;
+    target.start(&rig).context("mount")?;
+    rig.hold_disk()?;
+    let covers_all = target.directory_sync_covers_all();
+    // What made the store is on the medium before the program begins.
+    std::fs::File::open(&rig.point)?.sync_all()?;
+    let empty_bytes = used_bytes(&rig.point)?;
+    let first = rig.disk.seq();
+    let mut runner = Runner::new(&rig.point, rig.disk.clone(), covers_all, program)?;
+    let parts = kills + 1;
+    for part in 0..parts {
+        if part > 0 {
+            target.kill(&rig).context("kill")?;
+            runner.server_died();
+            target.start(&rig).context("mount after the kill")?;
+        }
+        runner.run(program.actions / parts).with_context(|| format!("seed {}", program.seed))?;
+    }
+    let last = rig.disk.seq();
+    let surroundings = rig.surroundings()?;
+    let journal = runner.finish();
+    target.stop(&rig).context("unmount")?;
+    while rig.disk_in_use()? {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let log = rig.disk.take_log();
+    Ok(Run { rig, log, journal, surroundings, empty_bytes, first, last })
+}
+
+/// Tries cuts; returns the failures in words. Stops at `enough`.
+fn judge(
+    target: &mut dyn Target,
+    run: &Run,
+    cuts: &[Cut],
+    ignore_flushes: bool,
+    enough: usize,
+) -> Result<Vec<String>> {
+    let mut builder = Builder::new(&run.rig.disk, &run.log)?;
+    if ignore_flushes {
+        builder.ignore_flushes();
+    }
+    let judge = Judge {
+        rig: &run.rig,
+        journal: &run.journal,
+        surroundings: &run.surroundings,
+        empty_bytes: run.empty_bytes,
+    };
+    let started = Instant::now();
+    let mut failures = Vec::new();
+    for (index, cut) in cuts.iter().enumerate() {
+        if let Err(error) = judge.try_cut(target, &mut builder, cut) {
+            failures.push(format!("state {index}, {cut}: {error:#}"));
+            if failures.len() >= enough {
+                break;
+            }
+        }
+    }
+    let each = started.elapsed() / cuts.len().max(1) as u32;
+    eprintln!(
+        "{} records, {} steps, {} operations on names; {} states, {each:?} each, {} failed",
+        run.last - run.first,
+        run.journal.steps.len(),
+        run.journal.name_ops.len(),
+        cuts.len(),
+        failures.len()
+    );
+    Ok(failures)
+}
+
+fn program(seed: u64, actions: usize) -> Program {
+    Program { seed, actions, burst_files: 0, drop_every: None }
+}
+
+/// True (and says so) if this machine cannot run the test.
+fn skipped(test: &str) -> bool {
+    match missing() {
+        Some(why) => {
+            eprintln!("{test} skipped: {why}");
+            true
+        }
+        None => false,
+    }
+}
+
+#[test]
+fn the_disk_sees_writes_before_the_flush_that_covers_them() -> Result<()> {
+    if skipped("recorder") {
+        return Ok(());
+    }
+    let mut target = LoopXfs { image_bytes: XFS_IMAGE_BYTES };
+    let rig = Rig::new("powercut-recorder")?;
+    target.start(&rig)?;
+    rig.hold_disk()?;
+    let path = rig.point.join("file");
+    let pattern: Vec<u8> = (0..300_000u32).map(|index| (index % 251) as u8).collect();
+    let before = rig.disk.seq();
+    std::fs::write(&path, &pattern)?;
+    std::fs::File::open(&path)?.sync_all()?;
+    let after = rig.disk.seq();
+    target.stop(&rig)?;
+    let log = rig.disk.take_log();
+    let of_fsync = &log[before as usize..after as usize];
+    let data: usize = of_fsync
+        .iter()
+        .filter_map(|record| match record {
+            Record::Write { data, .. } => Some(data.len()),
+            _ => None,
+        })
+        .sum();
+    ensure!(data >= pattern.len(), "only {data} bytes reached the disk before fsync returned");
+    let last_write = of_fsync.iter().rposition(|record| matches!(record, Record::Write { .. }));
+    let last_flush = of_fsync.iter().rposition(|record| matches!(record, Record::Flush));
+    ensure!(last_flush > last_write, "no flush after the last write of an fsync");
+    Ok(())
+}
+
+#[test]
+fn the_yardstick_passes() -> Result<()> {
+    if skipped("yardstick") {
+        return Ok(());
+    }
+    let seed = from_env("FOREBAY_POWERCUT_SEED", 11);
+    let mut target = LoopXfs { image_bytes: XFS_IMAGE_BYTES };
+    let run = record(&mut target, "powercut-xfs", program(seed, 800), 0)?;
+    let states = from_env("FOREBAY_POWERCUT_STATES", 40) as usize;
+    let cuts = choose(&run.log, run.first, run.last, states, seed);
+    let failures = judge(&mut target, &run, &cuts, false, 5)?;
+    ensure!(failures.is_empty(), "seed {seed}:\n{}", failures.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn a_dropped_fsync_is_noticed() -> Result<()> {
+    if skipped("dropped fsync") {
+        return Ok(());
+    }
+    let mut target = LoopXfs { image_bytes: XFS_IMAGE_BYTES };
+    let program = Program { drop_every: Some(3), ..program(12, 300) };
+    let run = record(&mut target, "powercut-drop", program, 0)?;
+    let cuts = choose(&run.log, run.first, run.last, 60, 12);
+    let failures = judge(&mut target, &run, &cuts, false, 1)?;
+    let lost = ["were durable", "it may hold", "must be"];
+    ensure!(
+        failures.iter().any(|failure| lost.iter().any(|words| failure.contains(words))),
+        "every third fsync was left out, and no loss was noticed: {failures:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_device_without_order_is_noticed() -> Result<()> {
+    if skipped("unordered device") {
+        return Ok(());
+    }
+    let mut target = LoopXfs { image_bytes: XFS_IMAGE_BYTES };
+    let run = record(&mut target, "powercut-order", program(13, 300), 0)?;
+    let mut cuts = choose(&run.log, run.first, run.last, 120, 13);
+    cuts.retain(|cut| matches!(cut, Cut::Reordered { .. }));
+    let failures = judge(&mut target, &run, &cuts, true, 1)?;
+    ensure!(!failures.is_empty(), "the order over flushes was ignored and nothing noticed");
+    Ok(())
+}
