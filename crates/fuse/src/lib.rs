@@ -1,1 +1,36 @@
+//! A buffer as a file system of the kernel: requests of `/dev/fuse` become calls of
+//! [`forebay_proto::FileSystem`].
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `abi` | structures and numbers of linux/fuse.h |
+//! | `mount`, `options` | mount(2), `fusermount3`, unmounting; what can be asked for |
+//! | `init` | the first exchange with the kernel, the trial of passthrough |
+//! | `session` | threads: readers, workers, the notifier |
+//! | `connection`, `dispatch`, `ops` | from a request to its answer |
+//! | `opens` | which inodes are open, and how |
+//! | `notify` | what changed behind the mount |
+//!
+//! Data of whole local files does not pass here: the kernel reads and writes the objects itself
+//! (passthrough). What counts then is the cost of a request on metadata, so these are answered
+//! on the thread that read them, from buffers made once, with one write(2).
 
+mod abi;
+mod buffer;
+mod connection;
+mod counters;
+mod device;
+mod dirs;
+mod dispatch;
+mod init;
+mod mount;
+mod notify;
+mod opens;
+mod ops;
+mod options;
+mod session;
+mod workers;
+
+pub use mount::{FILE_SYSTEM_TYPE, MountError, UnmountError, remount, unmount};
+pub use options::{FastPath, FastPathOff, MountBy, MountFlags, MountOptions};
+pub use session::Session;

@@ -1,0 +1,261 @@
+//! What all threads of one mount share, and the conversions between the kernel's structures
+//! and those of `forebay-proto`.
+
+use crate::abi::{self, init};
+use crate::device::Device;
+use crate::dirs::DirHandles;
+use crate::init::Agreed;
+use crate::opens::OpenTable;
+use crate::options::{FastPath, MountOptions};
+use crate::workers::Workers;
+use forebay_proto::{Attr, Caller, Errno, FileSystem, Ino, Timestamp};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long something may be believed, in the kernel's form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ttl {
+    sec: u64,
+    nsec: u32,
+}
+
+impl From<Duration> for Ttl {
+    fn from(d: Duration) -> Ttl {
+        Ttl { sec: d.as_secs(), nsec: d.subsec_nanos() }
+    }
+}
+
+/// Longest TTL on kernels that cannot drop all names at once: an invalidation that had to be
+/// given up (see [`crate::notify`]) is then made good by time.
+const TTL_WITHOUT_EPOCH: Duration = Duration::from_secs(1);
+
+/// One mount.
+pub(crate) struct Connection {
+    pub(crate) fs: Arc<dyn FileSystem>,
+    /// For registrations and notifications, which belong to no request.
+    pub(crate) device: Arc<Device>,
+    pub(crate) opens: OpenTable,
+    pub(crate) dirs: DirHandles,
+    pub(crate) workers: Workers,
+    pub(crate) fast_path: FastPath,
+    pub(crate) agreed: Agreed,
+    entry_ttl: Ttl,
+    negative_ttl: Ttl,
+    attr_ttl: Ttl,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        fs: Arc<dyn FileSystem>,
+        device: Arc<Device>,
+        options: &MountOptions,
+        agreed: Agreed,
+        fast_path: FastPath,
+    ) -> Connection {
+        let has_epoch = agreed.minor >= abi::MINOR_INC_EPOCH;
+        let limit = if has_epoch { Duration::MAX } else { TTL_WITHOUT_EPOCH };
+        Connection {
+            fs,
+            device,
+            opens: OpenTable::new(),
+            dirs: DirHandles::new(),
+            workers: Workers::new(options.worker_count()),
+            fast_path,
+            agreed,
+            entry_ttl: options.entry_ttl.min(limit).into(),
+            negative_ttl: options.negative_ttl.min(limit).into(),
+            attr_ttl: options.attr_ttl.min(limit).into(),
+        }
+    }
+
+    pub(crate) fn wants_local(&self) -> bool {
+        self.fast_path == FastPath::On
+    }
+
+    pub(crate) fn has_setxattr_ext(&self) -> bool {
+        self.agreed.has(init::SETXATTR_EXT)
+    }
+
+    pub(crate) fn entry_out(&self, attr: &Attr) -> abi::EntryOut {
+        abi::EntryOut {
+            nodeid: attr.ino.0,
+            generation: 0,
+            entry_valid: self.entry_ttl.sec,
+            entry_valid_nsec: self.entry_ttl.nsec,
+            attr_valid: self.attr_ttl.sec,
+            attr_valid_nsec: self.attr_ttl.nsec,
+            attr: raw_attr(attr),
+        }
+    }
+
+    /// "There is no such name", to be remembered.
+    pub(crate) fn negative_entry_out(&self) -> abi::EntryOut {
+        abi::EntryOut {
+            entry_valid: self.negative_ttl.sec,
+            entry_valid_nsec: self.negative_ttl.nsec,
+            ..Default::default()
+        }
+    }
+
+    pub(crate) fn attr_out(&self, attr: &Attr) -> abi::AttrOut {
+        abi::AttrOut {
+            attr_valid: self.attr_ttl.sec,
+            attr_valid_nsec: self.attr_ttl.nsec,
+            dummy: 0,
+            attr: raw_attr(attr),
+        }
+    }
+
+    pub(crate) fn statx_out(&self, attr: &Attr) -> abi::StatxOut {
+        // The kernel's 32-bit encoding: minor bits 20..8 above major's 12 bits above minor 8..0.
+        let (major, minor) =
+            ((attr.rdev & 0xf_ff00) >> 8, (attr.rdev & 0xff) | ((attr.rdev >> 12) & 0xf_ff00));
+        abi::StatxOut {
+            attr_valid: self.attr_ttl.sec,
+            attr_valid_nsec: self.attr_ttl.nsec,
+            flags: 0,
+            spare: [0; 2],
+            stat: abi::RawStatx {
+                mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
+                blksize: attr.blksize_bytes,
+                nlink: attr.nlink,
+                uid: attr.uid,
+                gid: attr.gid,
+                mode: attr.mode as u16,
+                ino: attr.ino.0,
+                size: attr.size_bytes,
+                blocks: attr.blocks_512,
+                atime: sx_time(attr.atime),
+                btime: sx_time(attr.btime),
+                ctime: sx_time(attr.ctime),
+                mtime: sx_time(attr.mtime),
+                rdev_major: major,
+                rdev_minor: minor,
+                ..Default::default()
+            },
+        }
+    }
+}
+
+fn sx_time(t: Timestamp) -> abi::SxTime {
+    abi::SxTime { sec: t.sec, nsec: t.nsec, reserved: 0 }
+}
+
+fn raw_attr(attr: &Attr) -> abi::RawAttr {
+    abi::RawAttr {
+        ino: attr.ino.0,
+        size: attr.size_bytes,
+        blocks: attr.blocks_512,
+        atime: attr.atime.sec as u64,
+        mtime: attr.mtime.sec as u64,
+        ctime: attr.ctime.sec as u64,
+        atimensec: attr.atime.nsec,
+        mtimensec: attr.mtime.nsec,
+        ctimensec: attr.ctime.nsec,
+        mode: attr.mode,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: attr.blksize_bytes,
+        flags: 0,
+    }
+}
+
+/// One request, taken apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'a> {
+    pub(crate) head: abi::InHeader,
+    /// Arguments.
+    pub(crate) body: &'a [u8],
+    /// Extensions.
+    extensions: &'a [u8],
+}
+
+impl<'a> Request<'a> {
+    /// EINVAL if the lengths do not fit what was read.
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Errno> {
+        let mut rest = bytes;
+        let head: abi::InHeader = crate::buffer::take(&mut rest)?;
+        let extensions = usize::from(head.total_extlen_8) * 8;
+        if head.len as usize != bytes.len() || extensions > rest.len() {
+            return Err(Errno::EINVAL);
+        }
+        let (body, extensions) = rest.split_at(rest.len() - extensions);
+        Ok(Request { head, body, extensions })
+    }
+
+    pub(crate) fn ino(&self) -> Ino {
+        Ino(self.head.nodeid)
+    }
+
+    /// Who asks, with the supplementary groups that the kernel sends with a creation.
+    pub(crate) fn caller(&self) -> Result<Caller, Errno> {
+        Ok(Caller {
+            uid: self.head.uid,
+            gid: self.head.gid,
+            groups: self.groups()?,
+            pid: self.head.pid,
+            ..Caller::default()
+        })
+    }
+
+    fn groups(&self) -> Result<Vec<u32>, Errno> {
+        let mut groups = Vec::new();
+        let mut rest = self.extensions;
+        while !rest.is_empty() {
+            let mut body = rest;
+            let head: abi::ExtHeader = crate::buffer::take(&mut body)?;
+            let size = (head.size as usize).next_multiple_of(8);
+            if size < size_of::<abi::ExtHeader>() || size > rest.len() {
+                return Err(Errno::EINVAL);
+            }
+            if head.kind == abi::EXT_GROUPS {
+                let mut list = &body[..size - size_of::<abi::ExtHeader>()];
+                let count: u32 = crate::buffer::take(&mut list)?;
+                for _ in 0..count {
+                    groups.push(crate::buffer::take(&mut list)?);
+                }
+            }
+            rest = &rest[size..];
+        }
+        Ok(groups)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    fn request(body: &[u8], extension: &[u32]) -> Vec<u8> {
+        let head = abi::InHeader {
+            len: (40 + body.len() + 4 * extension.len()) as u32,
+            opcode: abi::op::MKDIR,
+            total_extlen_8: (extension.len() / 2) as u16,
+            ..Default::default()
+        };
+        [head.as_bytes(), body, extension.as_bytes()].concat()
+    }
+
+    #[test]
+    fn groups_are_read_from_the_extension() {
+        let bytes = request(b"name\0", &[16, abi::EXT_GROUPS, 1, 4711]);
+        let parsed = Request::parse(&bytes).unwrap();
+        assert_eq!(parsed.body, b"name\0");
+        assert_eq!(parsed.caller().unwrap().groups, [4711]);
+    }
+
+    #[test]
+    fn wrong_lengths_are_refused() {
+        for extension in [&[16, abi::EXT_GROUPS, 9, 1][..], &[64, 32, 0, 0], &[0, 32, 0, 0]] {
+            let bytes = request(b"", extension);
+            assert_eq!(Request::parse(&bytes).unwrap().caller(), Err(Errno::EINVAL));
+        }
+        let bytes = request(b"", &[]);
+        assert!(Request::parse(&bytes[..39]).is_err());
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert!(Request::parse(&longer).is_err());
+    }
+}

@@ -1,0 +1,194 @@
+//! Telling the kernel what changed behind the mount. One thread per mount sends all
+//! notifications and holds nothing while it does: dropping a name takes the lock of its
+//! directory, which a request that we have not answered yet may hold for long.
+//!
+//! Changes wait in two sets, so that many changes of one thing are one notification. When a set
+//! is full (*overflow*), both are emptied and everything is dropped instead: all names by one
+//! INC_EPOCH, and attributes and pages of each open file (of others the kernel asks again when
+//! it looks their names up). Kernels before 6.16 have no INC_EPOCH; on those the TTLs are at
+//! most 1 s ([`crate::connection`]), and an overflow heals by itself.
+
+use crate::abi;
+use crate::connection::Connection;
+use crate::device::Device;
+use forebay_proto::{Errno, Ino, Notify};
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashSet;
+use zerocopy::IntoBytes;
+
+/// Most names waiting.
+const MAX_NAMES: usize = 1 << 16;
+/// Most inodes waiting.
+const MAX_INODES: usize = 1 << 16;
+
+#[derive(Default)]
+struct Waiting {
+    names: HashSet<(Ino, Box<[u8]>)>,
+    inodes: HashSet<Ino>,
+    overflow: bool,
+    stop: bool,
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.inodes.is_empty() && !self.overflow
+    }
+
+    fn overflow(&mut self) {
+        self.names.clear();
+        self.inodes.clear();
+        self.overflow = true;
+    }
+}
+
+/// Where changes are queued.
+pub(crate) struct Notifier {
+    waiting: Mutex<Waiting>,
+    wake: Condvar,
+}
+
+impl Notify for Notifier {
+    fn entry_changed(&self, parent: Ino, name: &[u8]) {
+        let mut waiting = self.waiting.lock();
+        if waiting.overflow {
+            return;
+        }
+        waiting.names.insert((parent, name.into()));
+        if waiting.names.len() > MAX_NAMES {
+            waiting.overflow();
+        }
+        self.wake.notify_one();
+    }
+
+    fn inode_changed(&self, ino: Ino) {
+        let mut waiting = self.waiting.lock();
+        if waiting.overflow {
+            return;
+        }
+        waiting.inodes.insert(ino);
+        if waiting.inodes.len() > MAX_INODES {
+            waiting.overflow();
+        }
+        self.wake.notify_one();
+    }
+}
+
+impl Notifier {
+    pub(crate) fn new() -> Notifier {
+        Notifier { waiting: Mutex::new(Waiting::default()), wake: Condvar::new() }
+    }
+
+    /// Lets the thread end; what still waits concerns nobody.
+    pub(crate) fn stop(&self) {
+        self.waiting.lock().stop = true;
+        self.wake.notify_one();
+    }
+
+    /// `None` after [`Notifier::stop`].
+    fn next(&self) -> Option<Waiting> {
+        let mut waiting = self.waiting.lock();
+        while waiting.is_empty() && !waiting.stop {
+            self.wake.wait(&mut waiting);
+        }
+        if waiting.stop { None } else { Some(std::mem::take(&mut *waiting)) }
+    }
+
+    /// What the thread does until [`Notifier::stop`].
+    pub(crate) fn run(&self, cx: &Connection) {
+        let mut message = Vec::new();
+        while let Some(batch) = self.next() {
+            if batch.overflow {
+                drop_everything(cx, &mut message);
+                continue;
+            }
+            for (parent, name) in &batch.names {
+                report(invalidate_entry(&cx.device, &mut message, *parent, name), "a name");
+            }
+            for &ino in &batch.inodes {
+                report(invalidate_inode(&cx.device, &mut message, ino), "an inode");
+            }
+        }
+    }
+}
+
+/// ENOENT and ENOTDIR: the kernel does not know it, so it caches nothing of it. ENODEV,
+/// ENOTCONN, EPERM: the mount is going away.
+fn report(result: Result<(), Errno>, what: &str) {
+    const NORMAL: [Errno; 5] =
+        [Errno::ENOENT, Errno::ENOTDIR, Errno::ENODEV, Errno::ENOTCONN, Errno::EPERM];
+    if let Err(error) = result {
+        if !NORMAL.contains(&error) {
+            tracing::warn!(%error, "the kernel would not drop {what} from its cache");
+        }
+    }
+}
+
+fn drop_everything(cx: &Connection, message: &mut Vec<u8>) {
+    tracing::warn!("too many changes at once behind the mount: dropping all cached names");
+    if cx.agreed.minor >= abi::MINOR_INC_EPOCH {
+        report(send(&cx.device, message, abi::NOTIFY_INC_EPOCH, &[]), "all names");
+    }
+    for ino in cx.opens.open_inodes() {
+        report(invalidate_inode(&cx.device, message, ino), "an inode");
+    }
+}
+
+/// Drops the name, not only its lifetime: if the file is gone, the kernel's reference to it
+/// must go too, or its space would not come back.
+fn invalidate_entry(
+    device: &Device,
+    message: &mut Vec<u8>,
+    parent: Ino,
+    name: &[u8],
+) -> Result<(), Errno> {
+    let out = abi::NotifyInvalEntryOut { parent: parent.0, namelen: name.len() as u32, flags: 0 };
+    send(device, message, abi::NOTIFY_INVAL_ENTRY, &[out.as_bytes(), name, b"\0"])
+}
+
+/// Drops attributes and all pages.
+fn invalidate_inode(device: &Device, message: &mut Vec<u8>, ino: Ino) -> Result<(), Errno> {
+    let out = abi::NotifyInvalInodeOut { ino: ino.0, off: 0, len: 0 };
+    send(device, message, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()])
+}
+
+fn send(device: &Device, message: &mut Vec<u8>, code: i32, parts: &[&[u8]]) -> Result<(), Errno> {
+    let body: usize = parts.iter().map(|p| p.len()).sum();
+    let head =
+        abi::OutHeader { len: (size_of::<abi::OutHeader>() + body) as u32, error: code, unique: 0 };
+    message.clear();
+    message.extend_from_slice(head.as_bytes());
+    parts.iter().for_each(|p| message.extend_from_slice(p));
+    device.send(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_changes_of_one_thing_are_one() {
+        let n = Notifier::new();
+        for _ in 0..3 {
+            n.entry_changed(Ino(1), b"a");
+            n.inode_changed(Ino(5));
+        }
+        let batch = n.next().unwrap();
+        assert_eq!((batch.names.len(), batch.inodes.len(), batch.overflow), (1, 1, false));
+    }
+
+    #[test]
+    fn too_many_changes_become_one() {
+        let n = Notifier::new();
+        n.entry_changed(Ino(1), b"a");
+        for i in 0..=MAX_INODES as u64 {
+            n.inode_changed(Ino(i));
+        }
+        n.inode_changed(Ino(5));
+        let batch = n.next().unwrap();
+        assert!(batch.overflow && batch.names.is_empty() && batch.inodes.is_empty());
+        n.inode_changed(Ino(5));
+        assert!(!n.next().unwrap().overflow);
+        n.stop();
+        assert!(n.next().is_none());
+    }
+}

@@ -1,0 +1,107 @@
+//! Requests on the data of regular files. Those of passthrough files come here too when the
+//! kernel has no way to the backing file (fallocate, SEEK_DATA, readahead, fsync).
+
+use crate::abi;
+use crate::buffer::{Reply, take};
+use crate::connection::{Connection, Request};
+use crate::dispatch::Given;
+use forebay_proto::api::WriteMode;
+use forebay_proto::{Errno, Ino, Result};
+
+pub(crate) fn read(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
+    let mut rest = rq.body;
+    let arg: abi::ReadIn = take(&mut rest)?;
+    reply.fill(arg.size as usize, |room| cx.fs.read(rq.ino(), arg.offset, room))?;
+    Ok(Given::Nothing)
+}
+
+pub(crate) fn write(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
+    let mut rest = rq.body;
+    let arg: abi::WriteIn = take(&mut rest)?;
+    let data = rest.get(..arg.size as usize).ok_or(Errno::EINVAL)?;
+    let written = cx.fs.write(rq.ino(), arg.offset, data, write_mode(&arg))?;
+    reply.put(&abi::WriteOut { size: written.min(data.len()) as u32, padding: 0 });
+    Ok(Given::Nothing)
+}
+
+/// With O_APPEND the offset is only the kernel's guess of the end. Pages written back from a
+/// mapping have true offsets, whatever the flags of the file that they are sent with.
+fn write_mode(arg: &abi::WriteIn) -> WriteMode {
+    let has = |flag: i32| arg.flags & flag as u32 != 0;
+    WriteMode {
+        append: has(libc::O_APPEND) && arg.write_flags & abi::WRITE_CACHE == 0,
+        kill_suid: arg.write_flags & abi::WRITE_KILL_SUIDGID != 0,
+        // O_SYNC contains this bit.
+        sync: has(libc::O_DSYNC),
+    }
+}
+
+pub(crate) fn fsync(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
+    let mut rest = rq.body;
+    let arg: abi::FsyncIn = take(&mut rest)?;
+    cx.fs.fsync(rq.ino(), arg.fsync_flags & abi::FSYNC_FDATASYNC != 0)?;
+    Ok(Given::Nothing)
+}
+
+pub(crate) fn fallocate(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
+    let mut rest = rq.body;
+    let arg: abi::FallocateIn = take(&mut rest)?;
+    cx.fs.fallocate(rq.ino(), arg.mode, arg.offset, arg.length)?;
+    Ok(Given::Nothing)
+}
+
+pub(crate) fn lseek(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
+    let mut rest = rq.body;
+    let arg: abi::LseekIn = take(&mut rest)?;
+    let offset = cx.fs.seek(rq.ino(), arg.offset, arg.whence)?;
+    reply.put(&abi::LseekOut { offset });
+    Ok(Given::Nothing)
+}
+
+/// Largest copy whose length the old answer can tell: whole pages below 4 GiB.
+const MAX_COPY_BYTES_32: u64 = 0xffff_f000;
+
+pub(crate) fn copy_file_range(
+    cx: &Connection,
+    rq: &Request<'_>,
+    reply: &mut Reply,
+) -> Result<Given> {
+    let copied = copy(cx, rq, MAX_COPY_BYTES_32)?;
+    reply.put(&abi::WriteOut { size: copied as u32, padding: 0 });
+    Ok(Given::Nothing)
+}
+
+pub(crate) fn copy_file_range_64(
+    cx: &Connection,
+    rq: &Request<'_>,
+    reply: &mut Reply,
+) -> Result<Given> {
+    let bytes_copied = copy(cx, rq, u64::MAX)?;
+    reply.put(&abi::CopyFileRangeOut { bytes_copied });
+    Ok(Given::Nothing)
+}
+
+fn copy(cx: &Connection, rq: &Request<'_>, limit: u64) -> Result<u64> {
+    let mut rest = rq.body;
+    let arg: abi::CopyFileRangeIn = take(&mut rest)?;
+    if arg.flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (from, to) = (rq.ino(), Ino(arg.nodeid_out));
+    cx.fs.copy_file_range(from, arg.off_in, to, arg.off_out, arg.len.min(limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_written_back_are_not_appends() {
+        let flags = (libc::O_APPEND | libc::O_SYNC) as u32;
+        let mode = write_mode(&abi::WriteIn { flags, ..Default::default() });
+        assert!(mode.append && mode.sync && !mode.kill_suid);
+        let write_flags = abi::WRITE_CACHE | abi::WRITE_KILL_SUIDGID;
+        let mode = write_mode(&abi::WriteIn { flags, write_flags, ..Default::default() });
+        assert!(!mode.append && mode.kill_suid);
+    }
+}

@@ -1,0 +1,95 @@
+//! Opening, creating and closing regular files; which kind of access they get.
+//!
+//! The file system is called outside of any lock. Only the decision about an inode's access,
+//! with the registration that goes with it, is one step of [`crate::opens`].
+
+use crate::abi::{self, fopen};
+use crate::buffer::{Reply, take, take_name};
+use crate::connection::{Connection, Request};
+use crate::dispatch::Given;
+use crate::opens::Access;
+use forebay_proto::api::CreateArgs;
+use forebay_proto::{Entry, Errno, Ino, Opened, Result};
+
+/// Never KEEP_CACHE: pages that readahead fetched before passthrough writes would be old.
+/// NOFLUSH: closing needs no request, as no data and no lock waits in the kernel.
+fn open_out(access: Access) -> abi::OpenOut {
+    match access {
+        Access::Passthrough(id) => abi::OpenOut {
+            fh: 0,
+            open_flags: fopen::PASSTHROUGH | fopen::NOFLUSH,
+            backing_id: id.0,
+        },
+        Access::Served => abi::OpenOut {
+            fh: 0,
+            open_flags: fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES | fopen::NOFLUSH,
+            backing_id: 0,
+        },
+    }
+}
+
+fn decide(cx: &Connection, ino: Ino, opened: &Opened) -> Result<Access> {
+    cx.opens.join_or_decide(ino, opened.local.as_deref(), &cx.device)
+}
+
+pub(crate) fn open(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
+    let mut rest = rq.body;
+    let arg: abi::OpenIn = take(&mut rest)?;
+    let ino = rq.ino();
+    let kill_suid = arg.open_flags & abi::OPEN_KILL_SUIDGID != 0;
+    let caller = rq.caller()?;
+    let joined = cx.opens.join(ino);
+    let want_local = joined.is_none() && cx.wants_local();
+    let opened = cx.fs.open(&caller, ino, arg.flags, kill_suid, want_local);
+    let access = match (joined, opened) {
+        (Some(access), Ok(_)) => access,
+        (None, Ok(opened)) => decide(cx, ino, &opened)?,
+        (joined, Err(e)) => {
+            if joined.is_some() {
+                cx.opens.leave(ino, &cx.device);
+            }
+            return Err(e);
+        }
+    };
+    reply.put(&open_out(access));
+    Ok(Given::Open(ino))
+}
+
+pub(crate) fn create(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
+    let mut rest = rq.body;
+    let arg: abi::CreateIn = take(&mut rest)?;
+    let name = take_name(&mut rest)?;
+    let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
+    match cx.fs.create(&rq.caller()?, rq.ino(), name, args, cx.wants_local()) {
+        Ok(made) => put_created(cx, reply, made),
+        // The kernel believed the name absent, and it was made behind the mount. ESTALE makes
+        // the kernel look again and open what is there, with its permission checks.
+        Err(Errno::EEXIST) if arg.flags & libc::O_EXCL as u32 == 0 => Err(Errno::ESTALE),
+        Err(e) => Err(e),
+    }
+}
+
+pub(crate) fn tmpfile(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
+    let mut rest = rq.body;
+    let arg: abi::CreateIn = take(&mut rest)?;
+    let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
+    let made = cx.fs.tmpfile(&rq.caller()?, rq.ino(), args, cx.wants_local())?;
+    put_created(cx, reply, made)
+}
+
+fn put_created(
+    cx: &Connection,
+    reply: &mut Reply,
+    (entry, opened): (Entry, Opened),
+) -> Result<Given> {
+    let ino = entry.attr.ino;
+    let access = decide(cx, ino, &opened).inspect_err(|_| cx.fs.forget(ino, 1))?;
+    reply.put(&cx.entry_out(&entry.attr));
+    reply.put(&open_out(access));
+    Ok(Given::EntryAndOpen(ino))
+}
+
+pub(crate) fn release(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
+    cx.opens.leave(rq.ino(), &cx.device);
+    Ok(Given::Nothing)
+}

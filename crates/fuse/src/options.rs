@@ -1,0 +1,179 @@
+//! What a mount is asked for, and what it then is.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::time::Duration;
+
+/// Most reader threads.
+pub(crate) const MAX_READERS: usize = 8;
+/// Most worker threads.
+pub(crate) const MAX_WORKERS: usize = 64;
+/// Fewest worker threads by default: they mostly sleep in fsync, and what sleeps together is
+/// committed together.
+const DEFAULT_WORKERS: usize = 4;
+
+/// The flags of a mount that `mount(8)` knows, all off by default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MountFlags {
+    /// `ro`
+    pub read_only: bool,
+    /// `nosuid`
+    pub nosuid: bool,
+    /// `nodev`
+    pub nodev: bool,
+    /// `noexec`
+    pub noexec: bool,
+    /// `noatime`
+    pub noatime: bool,
+}
+
+impl MountFlags {
+    /// The names of those that are on, as `mount -o` takes them.
+    pub fn names(self) -> Vec<&'static str> {
+        let all = [
+            (self.read_only, "ro"),
+            (self.nosuid, "nosuid"),
+            (self.nodev, "nodev"),
+            (self.noexec, "noexec"),
+            (self.noatime, "noatime"),
+        ];
+        all.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect()
+    }
+}
+
+/// Who calls mount(2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MountBy {
+    /// This process if it may, `fusermount3` otherwise.
+    #[default]
+    Auto,
+    /// This process.
+    Direct,
+    /// `fusermount3`, which always sets nosuid and nodev for who is not root.
+    Helper,
+}
+
+/// How to mount.
+#[derive(Debug)]
+pub struct MountOptions {
+    /// What stands in the first column of /proc/mounts, such as `forebay:/path/to/store`.
+    pub source: OsString,
+    /// Mount flags.
+    pub flags: MountFlags,
+    /// Let other users in. The kernel checks permissions in any case.
+    pub allow_other: bool,
+    /// Who calls mount(2).
+    pub by: MountBy,
+    /// Threads that read requests, 1 to 8; `None`: half the CPUs.
+    pub readers: Option<usize>,
+    /// Threads for requests that take long, 1 to 64; `None`: half the CPUs, at least 4.
+    pub workers: Option<usize>,
+    /// How long the kernel may believe a name without asking. Changes made behind the mount
+    /// are told by [`forebay_proto::Notify`]. At most 1 s is used on kernels before 6.16,
+    /// which cannot drop all names at once when too many changes come at a time.
+    pub entry_ttl: Duration,
+    /// The same for the absence of a name.
+    pub negative_ttl: Duration,
+    /// The same for attributes.
+    pub attr_ttl: Duration,
+    /// Give local objects to the kernel (passthrough) where that works.
+    pub fast_path: bool,
+    /// A regular file of the store, open for reading and writing, to find out at mount time
+    /// if passthrough works. `None`: the store has no local files, everything is served.
+    pub probe: Option<File>,
+    /// How deep file systems may be stacked at and below this mount: 1, or 2 for a store on an
+    /// overlay or on another passthrough mount (nothing can then be stacked on this one).
+    /// `None`: by the type of the probe's file system.
+    pub max_stack_depth: Option<u32>,
+}
+
+/// One day: the kernel is told of what changes behind it.
+const LONG_TTL: Duration = Duration::from_secs(86_400);
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            source: OsString::from("forebay"),
+            flags: MountFlags::default(),
+            allow_other: false,
+            by: MountBy::Auto,
+            readers: None,
+            workers: None,
+            entry_ttl: LONG_TTL,
+            negative_ttl: LONG_TTL,
+            attr_ttl: LONG_TTL,
+            fast_path: true,
+            probe: None,
+            max_stack_depth: None,
+        }
+    }
+}
+
+fn half_the_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get() / 2)
+}
+
+impl MountOptions {
+    /// Reader threads to start. One on two CPUs: a second was measured to cost more in wake-ups
+    /// on the other CPU than it brings.
+    pub(crate) fn reader_count(&self) -> usize {
+        self.readers.unwrap_or_else(half_the_cpus).clamp(1, MAX_READERS)
+    }
+
+    /// Worker threads to start.
+    pub(crate) fn worker_count(&self) -> usize {
+        self.workers.unwrap_or_else(|| half_the_cpus().max(DEFAULT_WORKERS)).clamp(1, MAX_WORKERS)
+    }
+}
+
+/// Whether the kernel reads and writes local objects itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FastPath {
+    /// Yes.
+    On,
+    /// No: every read and write is a request.
+    Off {
+        /// Why not.
+        reason: FastPathOff,
+    },
+}
+
+/// Why there is no passthrough.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FastPathOff {
+    /// CAP_SYS_ADMIN in the initial user namespace is needed.
+    NoPrivilege,
+    /// The store's file system is itself stacked too deep.
+    Stacking,
+    /// Linux 6.9 or newer, built with FUSE passthrough, is needed.
+    KernelTooOld,
+    /// Turned off by an option.
+    Disabled,
+    /// The store has no whole local files.
+    StoreIsServed,
+    /// The kernel refused with this errno.
+    Refused(forebay_proto::Errno),
+}
+
+impl fmt::Display for FastPathOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FastPathOff::NoPrivilege => f.write_str("no privilege"),
+            FastPathOff::Stacking => f.write_str("stacking"),
+            FastPathOff::KernelTooOld => f.write_str("kernel too old"),
+            FastPathOff::Disabled => f.write_str("disabled"),
+            FastPathOff::StoreIsServed => f.write_str("store is served"),
+            FastPathOff::Refused(errno) => write!(f, "refused by the kernel: {errno}"),
+        }
+    }
+}
+
+impl fmt::Display for FastPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FastPath::On => f.write_str("on"),
+            FastPath::Off { reason } => write!(f, "off ({reason})"),
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! A mount and its threads: readers, workers, one notifier.
+//!
+//! The mount lives until it is unmounted, by [`Session::unmount`], `umount(8)` or anybody else;
+//! then every reader's read ends with ENODEV, the last reader stops the other threads, and
+//! [`Session::wait`] returns. Requests never outlive that: releases and forgets of files that
+//! were open when the mount ended are not sent by the kernel.
+
+use crate::connection::{Connection, Request};
+use crate::counters::Counters;
+use crate::device::{Device, ECONNABORTED};
+use crate::init::{self, InitError};
+use crate::mount::{self, MountError, Mounted, UnmountError};
+use crate::notify::Notifier;
+use crate::options::{FastPath, MountOptions};
+use crate::{abi, buffer, dispatch, workers};
+use forebay_proto::{Errno, FileSystem, Ino, Notify};
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+/// Reads that may fail in a row, for a reason that is not known to pass, before a reader gives
+/// the mount up.
+const MAX_READ_ERRORS: u32 = 16;
+
+/// A mounted file system. Dropping it unmounts lazily, without waiting.
+pub struct Session {
+    connection: Arc<Connection>,
+    notifier: Arc<Notifier>,
+    counters: Vec<Arc<Counters>>,
+    path: PathBuf,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    live_readers: Arc<AtomicUsize>,
+}
+
+impl Session {
+    /// Mounts `fs` on the directory `mount_point` and starts to serve it. When this returns,
+    /// the mount answers. `fs` is told whom to notify of changes behind the mount.
+    pub fn mount(
+        fs: Arc<dyn FileSystem>,
+        mount_point: &Path,
+        options: MountOptions,
+    ) -> Result<Session, MountError> {
+        let Mounted { device, path } = mount::mount(mount_point, &options)?;
+        let started = start(fs, device, &path, &options);
+        if started.is_err() {
+            if let Err(error) = mount::unmount(&path, true) {
+                tracing::error!(%error, "a mount that could not be started is left behind");
+            }
+        }
+        started
+    }
+
+    /// Waits until the file system is unmounted and all threads have ended.
+    pub fn wait(&self) {
+        let mut threads = self.threads.lock();
+        for thread in threads.drain(..) {
+            // A thread that panicked said so on the panic hook; the mount is over in any case.
+            if thread.join().is_err() {
+                tracing::error!("a thread of the mount had panicked");
+            }
+        }
+    }
+
+    /// Unmounts. EBUSY is [`UnmountError::Busy`]; `lazy` detaches the name at once, and the
+    /// mount ends when its last file is closed.
+    pub fn unmount(&self, lazy: bool) -> Result<(), UnmountError> {
+        mount::unmount(&self.path, lazy)
+    }
+
+    /// Whom to tell of changes behind the mount.
+    pub fn notifier(&self) -> Arc<dyn Notify> {
+        Arc::clone(&self.notifier) as Arc<dyn Notify>
+    }
+
+    /// Whether the kernel reads and writes local objects itself.
+    pub fn fast_path(&self) -> FastPath {
+        self.connection.fast_path
+    }
+
+    /// Whether an inode is open now, and if so whether by passthrough.
+    pub fn open_by_passthrough(&self, ino: Ino) -> Option<bool> {
+        let access = self.connection.opens.access(ino)?;
+        Some(matches!(access, crate::opens::Access::Passthrough(_)))
+    }
+
+    /// Requests served so far, by the kernel's names of them.
+    pub fn request_counts(&self) -> Vec<(&'static str, u64)> {
+        Counters::sum(self.counters.iter().map(|c| &**c))
+    }
+
+    /// Where it is mounted.
+    pub fn mount_point(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.live_readers.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        match mount::unmount(&self.path, true) {
+            Ok(()) | Err(UnmountError::NotMounted(_)) => {}
+            Err(error) => tracing::error!(%error, "a mount is left behind"),
+        }
+    }
+}
+
+fn start(
+    fs: Arc<dyn FileSystem>,
+    device: Device,
+    path: &Path,
+    options: &MountOptions,
+) -> Result<Session, MountError> {
+    let agreed = init::handshake(&device, options).map_err(|e| match e {
+        InitError::Protocol { major, minor } => {
+            MountError::Protocol { path: path.into(), major, minor }
+        }
+        InitError::Io(errno) => MountError::Handshake(path.into(), errno),
+    })?;
+    let fast_path = init::probe_fast_path(&device, &agreed, options);
+    let mut channels = vec![Arc::new(device)];
+    for _ in 1..options.reader_count() {
+        match channels[0].another_channel() {
+            Ok(channel) => channels.push(Arc::new(channel)),
+            // All readers on one channel are right too, only slower.
+            Err(error) => {
+                tracing::warn!(%error, "no channel of its own for a reader");
+                channels.push(Arc::clone(&channels[0]));
+            }
+        }
+    }
+    let main = Arc::clone(&channels[0]);
+    let connection = Connection::new(Arc::clone(&fs), main, options, agreed, fast_path);
+    let session = Session {
+        connection: Arc::new(connection),
+        notifier: Arc::new(Notifier::new()),
+        counters: channels.iter().map(|_| Arc::new(Counters::new())).collect(),
+        path: path.to_path_buf(),
+        threads: Mutex::new(Vec::new()),
+        live_readers: Arc::new(AtomicUsize::new(channels.len())),
+    };
+    fs.set_notify(session.notifier());
+    spawn_threads(&session, channels)
+        .map_err(|e| MountError::Thread(path.into(), Errno::from_io(&e)))?;
+    Ok(session)
+}
+
+fn spawn_threads(session: &Session, channels: Vec<Arc<Device>>) -> std::io::Result<()> {
+    let mut threads = session.threads.lock();
+    let mut spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
+        threads.push(std::thread::Builder::new().name(name).spawn(run)?);
+        std::io::Result::Ok(())
+    };
+    for number in 0..session.connection.workers.count() {
+        let cx = Arc::clone(&session.connection);
+        spawn(format!("fuse-work-{number}"), Box::new(move || workers::run(&cx)))?;
+    }
+    let (cx, notifier) = (Arc::clone(&session.connection), Arc::clone(&session.notifier));
+    spawn("fuse-notify".into(), Box::new(move || notifier.run(&cx)))?;
+    for (number, device) in channels.into_iter().enumerate() {
+        let reader = Reader {
+            connection: Arc::clone(&session.connection),
+            notifier: Arc::clone(&session.notifier),
+            counters: Arc::clone(&session.counters[number]),
+            live_readers: Arc::clone(&session.live_readers),
+            path: session.path.clone(),
+            device,
+        };
+        spawn(format!("fuse-read-{number}"), Box::new(move || reader.run()))?;
+    }
+    Ok(())
+}
+
+struct Reader {
+    connection: Arc<Connection>,
+    notifier: Arc<Notifier>,
+    counters: Arc<Counters>,
+    live_readers: Arc<AtomicUsize>,
+    path: PathBuf,
+    device: Arc<Device>,
+}
+
+impl Reader {
+    fn run(self) {
+        let end = self.read_until_the_end();
+        if self.live_readers.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        if let Err(error) = end {
+            // Nobody would answer any more: end the mount rather than let its users hang.
+            tracing::error!(%error, path = %self.path.display(), "cannot read requests; giving the mount up");
+            if let Err(error) = mount::abort(&self.path) {
+                tracing::error!(%error, "cannot end the mount");
+            }
+        }
+        self.notifier.stop();
+        self.connection.workers.stop();
+    }
+
+    fn read_until_the_end(&self) -> Result<(), Errno> {
+        let cx = &*self.connection;
+        let mut buffer = buffer::PageBuffer::for_requests();
+        let mut reply = buffer::Reply::new();
+        let mut errors = 0;
+        loop {
+            let len = match self.device.receive(buffer.room()) {
+                Ok(len) => len,
+                // ENOENT: the request was given up before it was read.
+                Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOENT) => continue,
+                Err(Errno::ENODEV | ECONNABORTED) => return Ok(()),
+                Err(e) if errors >= MAX_READ_ERRORS => return Err(e),
+                Err(_) => {
+                    errors += 1;
+                    continue;
+                }
+            };
+            errors = 0;
+            let request = match Request::parse(buffer.filled(len)) {
+                Ok(request) => request,
+                Err(e) => {
+                    self.refuse(buffer.filled(len), e, &mut reply);
+                    continue;
+                }
+            };
+            self.counters.count(request.head.opcode);
+            if workers::takes_long(&request) {
+                let head = request.head;
+                let (next, taken) = cx.workers.hand_over(&self.device, buffer, len, &head);
+                buffer = next;
+                if taken {
+                    continue;
+                }
+            }
+            if let Ok(request) = Request::parse(buffer.filled(len)) {
+                dispatch::serve(cx, &self.device, &request, &mut reply);
+            }
+        }
+    }
+
+    /// Answers a request that makes no sense, if at least its number can be read.
+    fn refuse(&self, bytes: &[u8], errno: Errno, reply: &mut buffer::Reply) {
+        let mut rest = bytes;
+        if let Ok(head) = buffer::take::<abi::InHeader>(&mut rest) {
+            tracing::error!(opcode = head.opcode, len = head.len, "malformed request");
+            reply.clear();
+            let cx = &*self.connection;
+            dispatch::answer(cx, &self.device, head.unique, Err(errno), reply);
+        }
+    }
+}
