@@ -9,3 +9,6 @@ pub mod flash;
 pub mod mover;
 pub mod namespace;
 pub mod objects;
+//mod server;
+
+//pub use server::{Server, ServerOptions, check};

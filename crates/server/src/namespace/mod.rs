@@ -12,6 +12,7 @@
 //! `FileSystem` (filesystem.rs) is what a mount calls, `BufferTree` (tree.rs) what the mover
 //! calls; both go through the operations in `ops/`, one file per operation.
 
+mod check;
 mod filesystem;
 mod invalidate;
 mod ops;
@@ -23,6 +24,10 @@ pub mod store;
 mod tree;
 mod txn;
 
+#[cfg(test)]
+mod tests;
+
+pub use check::check_objects;
 pub use recover::RecoveryReport;
 
 use crate::objects::{ObjectStat, Objects};
@@ -181,6 +186,11 @@ impl Namespace {
     /// Exact attributes by number.
     pub fn attributes(&self, ino: Ino) -> Result<Attr> {
         self.attr_of(ino, &self.inode(ino)?)
+    }
+
+    /// Layout of a file.
+    pub fn layout(&self, ino: Ino) -> Result<forebay_proto::layout::Layout> {
+        Ok(self.inode(ino)?.layout)
     }
 
     /// `(used, capacity)` bytes of data.

@@ -28,6 +28,11 @@ impl Namespace {
             }
             self.objects.truncate(id, 0)?;
         }
+        // O_SYNC writes by passthrough make data durable without asking us; the name must not
+        // be the part that a power cut takes.
+        if open_flags as i32 & (libc::O_DSYNC | libc::O_SYNC) != 0 {
+            self.store.sync()?;
+        }
         let local = match want_local {
             true => Some(Arc::new(self.objects.open_object(id)?)),
             false => None,

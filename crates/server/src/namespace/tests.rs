@@ -1,0 +1,240 @@
+//! Tests of the namespace on its real store, without a mount: what a mount cannot show easily
+//! (restart after a lost object, reclaiming, the mover's permissions, listings under change).
+
+use super::store::{LmdbStore, StoreOptions};
+use super::{Namespace, NamespaceOptions, RecoveryReport};
+use crate::mover::tree::BufferTree;
+use crate::objects::Objects;
+use forebay_proto::api::{CreateArgs, FileSystem, rename_flags};
+use forebay_proto::attr::{FileKind, SetAttr};
+use forebay_proto::ids::ShardId;
+use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+const ARGS: CreateArgs = CreateArgs { mode: 0o755, umask: 0 };
+
+fn open(dir: &Path, unclean: bool) -> (Arc<Namespace>, RecoveryReport) {
+    for sub in ["meta", "data"] {
+        std::fs::create_dir_all(dir.join(sub)).unwrap();
+    }
+    let store = LmdbStore::open(StoreOptions {
+        dir: dir.join("meta"),
+        uuid: [7; 16],
+        log_bytes: 8 << 20,
+        map_bytes: 64 << 20,
+        volatile: false,
+        preallocate: false,
+    })
+    .unwrap();
+    let objects = Objects::open(&dir.join("data"), false, true, None).unwrap();
+    let options = NamespaceOptions {
+        shard: ShardId(0),
+        capacity_bytes: 1 << 30,
+        volatile: false,
+        root_uid: 0,
+        root_gid: 0,
+    };
+    Namespace::open(Arc::new(store), Arc::new(objects), options, unclean).unwrap()
+}
+
+fn user(uid: u32) -> Caller {
+    Caller { uid, gid: uid, ..Caller::default() }
+}
+
+fn names(ns: &Namespace, dir: Ino) -> Vec<String> {
+    let mut all = Vec::new();
+    let limit = ns.dir_limit(dir).unwrap();
+    ns.readdir(dir, Cookie::DOTDOT, limit, &mut |e| {
+        all.push(String::from_utf8_lossy(e.name).into_owned());
+        true
+    })
+    .unwrap();
+    all
+}
+
+#[test]
+fn a_restart_keeps_names_and_frees_what_had_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Caller::root();
+    let kept;
+    let orphan;
+    {
+        let (ns, _) = open(dir.path(), false);
+        let (entry, opened) = ns.create(&root, Ino::ROOT, b"kept", ARGS, true).unwrap();
+        kept = entry.attr.ino;
+        opened.local.unwrap().write_all_at(b"data", 0).unwrap();
+        let (entry, _) = ns.tmpfile(&root, Ino::ROOT, ARGS, false).unwrap();
+        orphan = entry.attr.ino;
+        // A create that was killed between object and record.
+        ns.objects().create(ObjectId::whole(Ino(5_000_000))).unwrap();
+        ns.close();
+    }
+    let (ns, report) = open(dir.path(), true);
+    assert_eq!((report.orphans_reclaimed, report.stray_objects_removed), (1, 1));
+    assert_eq!(ns.lookup(&root, Ino::ROOT, b"kept").unwrap().attr.size_bytes, 4);
+    assert_eq!(ns.getattr(orphan), Err(Errno::ESTALE));
+    assert_eq!(ns.objects().stat(ObjectId::whole(orphan)).err(), Some(Errno::ENOENT));
+    // New numbers never collide with old ones.
+    let (entry, _) = ns.create(&root, Ino::ROOT, b"new", ARGS, false).unwrap();
+    assert!(entry.attr.ino > orphan && entry.attr.ino > kept);
+    ns.close();
+}
+
+#[test]
+fn a_record_whose_object_a_power_cut_took_is_an_empty_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Caller::root();
+    {
+        let (ns, _) = open(dir.path(), false);
+        let (entry, _) = ns.create(&root, Ino::ROOT, b"f", ARGS, false).unwrap();
+        ns.objects().remove(ObjectId::whole(entry.attr.ino)).unwrap();
+        ns.close();
+    }
+    let (ns, report) = open(dir.path(), true);
+    assert_eq!(report.empty_objects_made, 1);
+    assert_eq!(ns.lookup(&root, Ino::ROOT, b"f").unwrap().attr.size_bytes, 0);
+    ns.close();
+}
+
+#[test]
+fn an_unlinked_file_lives_until_it_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Caller::root();
+    let (ns, _) = open(dir.path(), false);
+    let (entry, _) = ns.create(&root, Ino::ROOT, b"f", ARGS, false).unwrap();
+    let ino = entry.attr.ino;
+    ns.write(ino, 0, b"still here", Default::default()).unwrap();
+    ns.unlink(&root, Ino::ROOT, b"f").unwrap();
+    ns.statfs().unwrap();
+    let mut buffer = [0; 10];
+    assert_eq!(ns.read(ino, 0, &mut buffer), Ok(10));
+    assert_eq!(ns.getattr(ino).unwrap().nlink, 0);
+    ns.forget(ino, 1);
+    ns.statfs().unwrap();
+    assert_eq!(ns.getattr(ino), Err(Errno::ESTALE));
+    assert_eq!(ns.objects().stat(ObjectId::whole(ino)).err(), Some(Errno::ENOENT));
+    ns.close();
+}
+
+#[test]
+fn a_directory_cannot_move_into_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Caller::root();
+    let (ns, _) = open(dir.path(), false);
+    let a = FileSystem::mkdir(&*ns, &root, Ino::ROOT, b"a", ARGS).unwrap().attr.ino;
+    let b = FileSystem::mkdir(&*ns, &root, a, b"b", ARGS).unwrap().attr.ino;
+    assert_eq!(ns.rename(&root, Ino::ROOT, b"a", b, b"x", 0), Err(Errno::EINVAL));
+    assert_eq!(ns.rename(&root, Ino::ROOT, b"a", a, b"x", 0), Err(Errno::EINVAL));
+    let exchange = rename_flags::EXCHANGE;
+    assert_eq!(ns.rename(&root, a, b"b", Ino::ROOT, b"a", exchange), Err(Errno::EINVAL));
+    assert_eq!(ns.getattr(Ino::ROOT).unwrap().nlink, 3);
+    ns.rename(&root, a, b"b", Ino::ROOT, b"b", 0).unwrap();
+    assert_eq!(ns.getattr(Ino::ROOT).unwrap().nlink, 4);
+    assert_eq!(ns.lookup(&root, b, b"..").unwrap().attr.ino, Ino::ROOT);
+    ns.close();
+}
+
+#[test]
+fn a_listing_under_change_shows_survivors_once_and_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Caller::root();
+    let (ns, _) = open(dir.path(), false);
+    for i in 0..50 {
+        FileSystem::mknod(&*ns, &root, Ino::ROOT, format!("n{i}").as_bytes(), FileKind::Fifo, ARGS, 0).unwrap();
+    }
+    let limit = ns.dir_limit(Ino::ROOT).unwrap();
+    let (mut after, mut seen) = (Cookie::DOTDOT, Vec::new());
+    loop {
+        let mut got = None;
+        ns.readdir(Ino::ROOT, after, limit, &mut |e| {
+            got.is_none() && {
+                got = Some((e.cookie, e.name.to_vec()));
+                true
+            }
+        })
+        .unwrap();
+        let Some((cookie, name)) = got else { break };
+        after = cookie;
+        let renamed = [&name[..], b".bak"].concat();
+        ns.rename(&root, Ino::ROOT, &name, Ino::ROOT, &renamed, 0).unwrap();
+        seen.push(name);
+    }
+    assert_eq!(seen.len(), 50, "each once, and renaming what is listed comes to an end");
+    assert_eq!(names(&ns, Ino::ROOT).len(), 50);
+    ns.close();
+}
+
+#[test]
+fn the_mover_may_only_what_its_requester_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Caller::root();
+    let (ns, _) = open(dir.path(), false);
+    let private = CreateArgs { mode: 0o700, umask: 0 };
+    let secret_dir = FileSystem::mkdir(&*ns, &root, Ino::ROOT, b"secret", private).unwrap().attr.ino;
+    let (f, _) = ns.create(&root, secret_dir, b"f", private, false).unwrap();
+    let open_dir = CreateArgs { mode: 0o1777, umask: 0 };
+    let shared = FileSystem::mkdir(&*ns, &root, Ino::ROOT, b"shared", open_dir).unwrap().attr.ino;
+    let (alice, bob) = (user(1000), user(1001));
+    assert_eq!(ns.resolve(&alice, b"/secret/f").err(), Some(Errno::EACCES));
+    assert_eq!(ns.list(&alice, secret_dir).err(), Some(Errno::EACCES));
+    assert_eq!(ns.open_read(&alice, f.attr.ino).err(), Some(Errno::EACCES));
+    assert_eq!(ns.begin_file(&alice, Ino::ROOT, 0).err(), Some(Errno::EACCES));
+    let new = ns.begin_file(&alice, shared, 5).unwrap();
+    new.file.write_all_at(b"12345", 0).unwrap();
+    ns.finish_file(new.ino).unwrap();
+    let attr = ns.publish(&alice, new.ino, shared, b"out").unwrap();
+    assert_eq!((attr.uid, attr.size_bytes, attr.nlink), (1000, 5, 1));
+    // The sticky bit keeps others from replacing it.
+    let other = ns.begin_file(&bob, shared, 0).unwrap();
+    assert_eq!(ns.publish(&bob, other.ino, shared, b"out").err(), Some(Errno::EPERM));
+    ns.abandon(other.ino);
+    // Alice cannot give it away, nor change root's.
+    let to_bob = SetAttr { uid: Some(1001), ..SetAttr::default() };
+    assert_eq!(ns.set_attr(&alice, new.ino, &to_bob).unwrap().uid, 1000);
+    assert_eq!(ns.set_attr(&alice, f.attr.ino, &to_bob).err(), Some(Errno::EPERM));
+    // Replacing her own frees the old object.
+    let again = ns.begin_file(&alice, shared, 0).unwrap();
+    ns.publish(&alice, again.ino, shared, b"out").unwrap();
+    ns.statfs().unwrap();
+    assert_eq!(ns.getattr(new.ino), Err(Errno::ESTALE));
+    ns.close();
+}
+
+#[test]
+fn acls_and_modes_stay_in_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Caller::root();
+    let (ns, _) = open(dir.path(), false);
+    let (f, _) = ns.create(&root, Ino::ROOT, b"f", ARGS, false).unwrap();
+    let ino = f.attr.ino;
+    // user::rw-, user:5:rw-, group::r--, mask::rw-, other::---
+    let entry = |tag: u16, perm: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let none = u32::MAX;
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for e in [
+        entry(1, 6, none),
+        entry(2, 6, 5),
+        entry(4, 4, none),
+        entry(16, 6, none),
+        entry(32, 0, none),
+    ] {
+        acl.extend(e);
+    }
+    let name = b"system.posix_acl_access";
+    ns.setxattr(&root, ino, name, &acl, 0, false).unwrap();
+    assert_eq!(ns.getattr(ino).unwrap().mode & 0o777, 0o660);
+    assert!(ns.open_read(&user(5), ino).is_ok());
+    let chmod = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    ns.setattr(&root, ino, &chmod).unwrap();
+    assert_eq!(ns.open_read(&user(5), ino).err(), Some(Errno::EACCES), "the mask went to ---");
+    ns.removexattr(&root, ino, name).unwrap();
+    assert_eq!(ns.getxattr(ino, name), Err(Errno::ENODATA));
+    assert_eq!(ns.listxattr(ino).unwrap(), b"");
+    assert_eq!(ns.getxattr(ino, b"user.forebay.stripe_count").unwrap(), b"1");
+    assert_eq!(ns.setxattr(&root, ino, b"user.forebay.x", b"", 0, false), Err(Errno::EPERM));
+    ns.close();
+}

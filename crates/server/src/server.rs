@@ -1,0 +1,228 @@
+//! A server of one buffer: opens (formats or recovers) its store, joins namespace, objects and
+//! mover, and closes them in order.
+//!
+//! Invariants: the store's lock is held by the [`Store`] inside as long as the server
+//! lives; the marker `meta/clean` exists only while no server runs, and only after a close that
+//! wrote everything down, so that any other end makes the next start reconcile.
+//!
+//! Made by the mount command (`forebay` crate), later also by `forebay serve`.
+
+use crate::flash::Store;
+use crate::mover::{Mover, MoverOptions};
+use crate::namespace::store::{LmdbStore, StoreOptions};
+use crate::namespace::{Namespace, NamespaceOptions, RecoveryReport};
+use crate::objects::{Accounting, Objects};
+use forebay_proto::api::FileSystem;
+use forebay_proto::control::{ControlError, FileStatus, PathBytes, StoreKind};
+use forebay_proto::ids::ShardId;
+use forebay_proto::{Caller, Errno};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Marks a store that was closed in order.
+const CLEAN_MARKER: &str = "clean";
+
+/// How to serve.
+#[derive(Clone, Debug, Default)]
+pub struct ServerOptions {
+    /// Directories below which staging may read and write on the PFS; empty = anywhere that the
+    /// requester may.
+    pub pfs_roots: Vec<PathBuf>,
+}
+
+/// A running server.
+pub struct Server {
+    store: Store,
+    names: Arc<LmdbStore>,
+    namespace: Arc<Namespace>,
+    mover: Arc<Mover>,
+    recovery: RecoveryReport,
+}
+
+fn failed(what: &str, path: &Path, why: impl ToString, errno: Option<i32>) -> ControlError {
+    ControlError {
+        what: what.into(),
+        path: Some(PathBytes::new(path.as_os_str().as_bytes())),
+        errno,
+        why: why.to_string(),
+        hint: None,
+    }
+}
+
+impl Server {
+    /// Opens the buffer on a store: formats a new one, recovers one whose server died, resumes
+    /// staging plans that were not finished.
+    pub fn open(store: Store, options: ServerOptions) -> Result<Arc<Server>, ControlError> {
+        let meta = store.meta_dir();
+        let at = |what: &'static str, path: PathBuf| {
+            move |e: Errno| failed(what, &path, e, Some(e.0))
+        };
+        let clean = take_clean_marker(&meta)
+            .map_err(|e| at("read the marker of a clean close in", meta.clone())(e))?;
+        let unclean = !store.created() && !clean;
+        let names = Arc::new(open_names(&store, &meta)?);
+        let directory = store.kind() == StoreKind::Directory;
+        let accounting = directory.then(|| Accounting::new(store.capacity_bytes()));
+        let data = store.data_dir();
+        let objects = Objects::open(&data, store.volatile(), directory, accounting)
+            .map_err(at("open the objects in", data))?;
+        let namespace_options = NamespaceOptions {
+            shard: ShardId(0),
+            capacity_bytes: store.capacity_bytes(),
+            volatile: store.volatile(),
+            root_uid: rustix::process::geteuid().as_raw(),
+            root_gid: rustix::process::getegid().as_raw(),
+        };
+        let (namespace, recovery) =
+            Namespace::open(names.clone(), Arc::new(objects), namespace_options, unclean)
+                .map_err(at("open the namespace in", meta))?;
+        if unclean {
+            tracing::warn!(?recovery, "the last server did not close: recovered");
+        }
+        let mover_options = MoverOptions { pfs_roots: options.pfs_roots, ..Default::default() };
+        let mover = Mover::new(namespace.clone(), store.plans_dir(), mover_options)?;
+        mover.resume()?;
+        Ok(Arc::new(Server { store, names, namespace, mover, recovery }))
+    }
+
+    /// The file system that a mount serves.
+    pub fn file_system(&self) -> Arc<dyn FileSystem> {
+        self.namespace.clone()
+    }
+
+    /// The namespace, for its state.
+    pub fn namespace(&self) -> &Arc<Namespace> {
+        &self.namespace
+    }
+
+    /// Staging.
+    pub fn mover(&self) -> &Arc<Mover> {
+        &self.mover
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// What recovery did at the start.
+    pub fn recovery(&self) -> RecoveryReport {
+        self.recovery
+    }
+
+    /// An object of the store for trying whether passthrough works here; it has no name.
+    pub fn probe_object(&self) -> Result<File, Errno> {
+        use rustix::fs::{Mode, OFlags};
+        let data = self.store.data_dir();
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        rustix::fs::open(&data, flags, Mode::from_raw_mode(0o600))
+            .map(File::from)
+            .map_err(|e| Errno(e.raw_os_error()))
+    }
+
+    /// State of one file by its path in the buffer, for a requester who may search there.
+    pub fn file_status(&self, who: &Caller, path: &[u8]) -> Result<FileStatus, Errno> {
+        use crate::mover::tree::BufferTree;
+        let attr = self.namespace.resolve(who, path)?;
+        let fast_path = self.namespace.fast_path();
+        let layout = self.namespace.layout(attr.ino)?;
+        Ok(FileStatus {
+            path: PathBytes::new(path),
+            ino: attr.ino.0,
+            size_bytes: attr.size_bytes,
+            allocated_bytes: attr.blocks_512 * 512,
+            fast_path: fast_path.is_ok() && layout.is_whole(),
+            fast_path_reason: match (fast_path, layout.is_whole()) {
+                (Ok(()), true) => None,
+                (Ok(()), false) => Some("striped".into()),
+                (Err(reason), _) => Some(reason),
+            },
+            stripe_count: layout.stripe_count,
+            volatile: self.namespace.is_volatile(),
+            grade: self.namespace.grade(&attr).into(),
+        })
+    }
+
+    /// Stops staging (resumable), background work and the store, writes everything down, and
+    /// hands the store back to be kept or destroyed. The mount must be gone.
+    pub fn close(&self) -> Result<Store, ControlError> {
+        self.mover.shutdown();
+        self.namespace.close();
+        let meta = self.store.meta_dir();
+        self.names.close().map_err(|e| failed("close the namespace in", &meta, e, None))?;
+        self.namespace
+            .objects()
+            .sync_all()
+            .and_then(|()| put_clean_marker(&meta))
+            .map_err(|e| failed("close the store", &meta, e, Some(e.0)))?;
+        Ok(self.store.clone())
+    }
+
+    /// Stops everything without writing it down, for a buffer that is to be destroyed.
+    pub fn abandon(&self) -> Store {
+        self.mover.shutdown();
+        self.namespace.close();
+        self.store.clone()
+    }
+}
+
+fn open_names(store: &Store, meta: &Path) -> Result<LmdbStore, ControlError> {
+    let budget = store.meta_budget();
+    let uuid = u128::from_str_radix(&store.record().uuid, 16)
+        .map_err(|e| failed("read the buffer's uuid of", store.dir(), e, None))?;
+    let options = StoreOptions {
+        dir: meta.to_path_buf(),
+        uuid: uuid.to_be_bytes(),
+        // Two segments.
+        log_bytes: budget.log_bytes / 2,
+        map_bytes: budget.map_bytes,
+        volatile: store.volatile(),
+        preallocate: budget.preallocate,
+    };
+    LmdbStore::open(options).map_err(|e| failed("open the namespace in", meta, e, None))
+}
+
+/// Removes the marker, durably; true if it was there.
+fn take_clean_marker(meta: &Path) -> Result<bool, Errno> {
+    match std::fs::remove_file(meta.join(CLEAN_MARKER)) {
+        Ok(()) => {
+            File::open(meta)?.sync_all()?;
+            Ok(true)
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn put_clean_marker(meta: &Path) -> Result<(), Errno> {
+    File::create(meta.join(CLEAN_MARKER))?.sync_all()?;
+    File::open(meta)?.sync_all()?;
+    Ok(())
+}
+
+/// Verifies a stopped store: records, objects, and that they fit each other.
+///
+/// Returns one line for each problem. Errors are those of opening the store.
+pub fn check(store: &Store) -> Result<Vec<String>, ControlError> {
+    let meta = store.meta_dir();
+    let mut problems: Vec<String> = LmdbStore::verify(&meta)
+        .map_err(|e| failed("verify the namespace in", &meta, e, None))?
+        .into_iter()
+        .map(|p| p.to_string())
+        .collect();
+    if !problems.is_empty() {
+        return Ok(problems);
+    }
+    let clean = meta.join(CLEAN_MARKER).exists();
+    let names = open_names(store, &meta)?;
+    let data = store.data_dir();
+    problems.extend(
+        crate::namespace::check_objects(&names, &data, clean)
+            .map_err(|e| failed("check the objects in", &data, e, Some(e.0)))?,
+    );
+    names.close().map_err(|e| failed("close the namespace in", &meta, e, None))?;
+    Ok(problems)
+}
+
