@@ -253,19 +253,25 @@ pub struct StageRateArgs {
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "The script's `#DW jobdw`, `#DW stage_in` and `#DW stage_out` lines say what it needs; \
-the job finds its buffer in $DW_JOB_STRIPED or $DW_JOB_PRIVATE. If stage-out fails, the buffer is kept and the message says how to get the data.\n\n\
+the job finds its buffer in $DW_JOB_STRIPED or $DW_JOB_PRIVATE. SIGINT, SIGTERM and SIGHUP are passed to the script; \
+its results are staged out also when it failed or was interrupted. If stage-out fails, the buffer is kept and the message says how to get the data.\n\n\
+Exit codes: that of the script (128 and the signal's number if a signal ended it), or 120 the job did not start, \
+121 stage-out failed and the buffer is kept, 122 the buffer could not be removed, \
+123 the script's exit code is not known (after --resume), 2 wrong usage.\n\n\
 Examples:\n  \
 forebay run --flash /dev/shm job.sh\n  \
-forebay run job.sh input.lmp 100"
+forebay run job.sh input.lmp 100\n  \
+forebay run --resume /nvme/forebay-jobs-1000/job-1732230000-4711/job.json"
 )]
 pub struct RunArgs {
-    /// Directory on fast local storage that holds the buffer.
+    /// Directory on fast local storage that holds the buffer; by default $FOREBAY_FLASH or $TMPDIR.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,
-    /// Where the buffer is mounted; by default a directory made for the job in the work directory.
+    /// Where the buffer is mounted; by default a directory made for the job.
     #[arg(long, value_name = "DIR")]
     pub mount_dir: Option<PathBuf>,
-    /// Where the job's mount directory, output and record go; by default the current directory.
+    /// Where the job's directory (record, logs, mount point) is made; by default
+    /// `forebay-jobs-UID` in the flash directory.
     #[arg(long, value_name = "DIR")]
     pub work_dir: Option<PathBuf>,
     /// How the buffer's capacity is held; see `forebay mount`.
@@ -277,12 +283,15 @@ pub struct RunArgs {
     /// How staged files are verified.
     #[arg(long, value_enum, value_name = "HOW", default_value = "cache")]
     pub verify: VerifyArg,
-    /// Print the summary as JSON.
+    /// Go on with a job whose `forebay run` was killed, or whose stage-out failed: its record.
+    #[arg(long, value_name = "RECORD", conflicts_with_all = ["script", "flash", "mount_dir", "work_dir", "store", "keep", "verify"])]
+    pub resume: Option<PathBuf>,
+    /// Print the summary as JSON, as the last line of standard output.
     #[arg(long)]
     pub json: bool,
     /// The job script.
-    #[arg(value_name = "SCRIPT")]
-    pub script: PathBuf,
+    #[arg(value_name = "SCRIPT", required_unless_present = "resume")]
+    pub script: Option<PathBuf>,
     /// Arguments for the script.
     #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
     pub script_args: Vec<OsString>,

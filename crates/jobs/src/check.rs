@@ -89,6 +89,12 @@ pub fn flash_dir(given: Option<&Path>) -> Option<PathBuf> {
 /// Looks at everything that a job names.
 pub fn check(job: &JobRequest, flash: Option<&Path>) -> Report {
     let mut report = Report { stage_in_complete: true, ..Report::default() };
+    if let Some(line) = &job.interpreter {
+        let program = Path::new(line.split([' ', '\t']).next().unwrap_or(line));
+        if let Err(error) = may(program, Access::EXEC_OK) {
+            report.find(1, program, reason(&error), "name an interpreter that is installed");
+        }
+    }
     for stage in &job.stage_in {
         check_source(stage, &mut report);
     }

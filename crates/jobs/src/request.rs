@@ -5,10 +5,10 @@
 //! has `.`, `..` or doubled slashes. Built by [`crate::script::parse`] only.
 
 use forebay_proto::control::{PathBytes, StageKind};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A namespace that a job can ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AccessMode {
     /// One namespace over all servers and nodes.
@@ -36,7 +36,7 @@ impl AccessMode {
 }
 
 /// One `stage_in` or `stage_out` line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageRequest {
     /// Line of the directive in the script, from 1.
     pub line: u32,
@@ -53,7 +53,7 @@ pub struct StageRequest {
 }
 
 /// Something a user should know that is not wrong.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
     /// Line in the script, from 1.
     pub line: u32,
@@ -62,7 +62,7 @@ pub struct Note {
 }
 
 /// All that a script asks for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRequest {
     /// Interpreter and its argument from the `#!` line; `None` = run by `/bin/sh`.
     pub interpreter: Option<String>,

@@ -97,3 +97,13 @@ fn holes_do_not_count() {
     let report = check(&job("1MiB", &[stage_in("directory", pfs.path())]), Some(flash.path()));
     assert!(report.findings.is_empty(), "{report:?}");
 }
+
+#[test]
+fn the_interpreter_is_looked_at() {
+    let flash = TempDir::new().unwrap();
+    let script = "#!/no/such/sh -e\n#DW jobdw type=scratch capacity=1MiB access_mode=striped\n";
+    let job = parse("job.sh", script.as_bytes()).unwrap_or_else(|refused| panic!("{refused}"));
+    let report = check(&job, Some(flash.path()));
+    assert_eq!(report.findings.len(), 1, "{report:?}");
+    assert_eq!(report.findings[0].path, "/no/such/sh");
+}

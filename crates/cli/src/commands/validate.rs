@@ -16,34 +16,41 @@ use std::path::Path;
 /// Runs the command.
 pub fn run(args: ValidateArgs) -> Outcome {
     let name = args.script.display().to_string();
-    match read(&args.script)? {
+    let job = match read(&args.script)? {
+        Ok(job) => job,
         Err(refused) => {
-            if args.json {
-                let problems = &refused.problems;
-                print_json(&serde_json::json!({
-                    "script": name, "valid": false,
-                    "problems": problems, "further_problems": refused.further,
-                }))?;
-            } else {
-                eprint!("{refused}");
-                eprintln!("\n{}: refused, nothing was started", printable(&name));
-            }
-            Ok(EXIT_FAILED)
+            print_refused(&name, &refused, args.json)?;
+            return Ok(EXIT_FAILED);
         }
-        Ok(job) => {
-            let report = check::check(&job, args.flash.as_deref());
-            let valid = report.findings.is_empty();
-            if args.json {
-                print_json(&serde_json::json!({
-                    "script": name, "valid": valid, "job": job, "check": report,
-                }))?;
-            } else {
-                print!("{}", describe(&name, &job, &report));
-                print_findings(&name, &report);
-            }
-            Ok(if valid { EXIT_OK } else { EXIT_FAILED })
-        }
+    };
+    let report = check::check(&job, args.flash.as_deref());
+    if args.json {
+        print_report(&name, &job, &report)?;
+    } else {
+        print!("{}", describe(&name, &job, &report));
+        print_findings(&name, &report);
     }
+    Ok(if report.findings.is_empty() { EXIT_OK } else { EXIT_FAILED })
+}
+
+/// Says what is wrong with a script's lines: as JSON on standard output, or as text.
+pub fn print_refused(name: &str, refused: &Refused, json: bool) -> anyhow::Result<()> {
+    if json {
+        return print_json(&serde_json::json!({
+            "script": name, "valid": false,
+            "problems": refused.problems, "further_problems": refused.further,
+        }));
+    }
+    eprintln!("{refused}\n{}: refused, nothing was started", printable(name));
+    Ok(())
+}
+
+/// Prints what a job asks for and what was found, as JSON.
+pub fn print_report(name: &str, job: &JobRequest, report: &Report) -> anyhow::Result<()> {
+    let valid = report.findings.is_empty();
+    print_json(&serde_json::json!({
+        "script": name, "valid": valid, "job": job, "check": report,
+    }))
 }
 
 /// Reads and parses a script.

@@ -1,0 +1,498 @@
+//! `forebay run`: a job script taken through its steps on this machine.
+//!
+//! [`Machine`] owns the job: it records a step, takes it, and goes where [`step::next`] says.
+//! What must hold whatever happens: results are staged out before the buffer is given up; a
+//! buffer whose results did not all reach the PFS is kept; a killed runner leaves a record that
+//! [`resume`] goes on from. Called by the command `run` of `forebay`.
+
+pub mod console;
+pub mod mount;
+pub mod process;
+pub mod record;
+pub mod report;
+pub mod signals;
+pub mod staging;
+pub mod step;
+
+use crate::request::{AccessMode, JobRequest};
+use console::Console;
+use forebay_client::Control;
+use forebay_proto::control::{BufferStatus, Direction, Verify};
+use forebay_proto::size::format_bytes;
+use process::Script;
+use record::{JobRecord, ProcessRef, RECORD_FORMAT, ScriptExit, as_bytes, as_path};
+use rustix::process::Signal;
+use serde::Serialize;
+use signals::{Signals, signal_name};
+use staging::{StageFailure, Stager};
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use step::{Ended, Step, StepSummary};
+
+/// Most jobs left by earlier runners that are pointed out.
+const MAX_LEFT_OVER_SHOWN: usize = 5;
+
+/// What to run, and where.
+#[derive(Debug)]
+pub struct RunConfig {
+    /// The script, as the user named it.
+    pub script: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// What it asks for.
+    pub request: JobRequest,
+    /// Seconds that validation took.
+    pub validate_s: f64,
+    /// Flash directory.
+    pub flash: PathBuf,
+    /// Where to mount; by default in the job's directory.
+    pub mount_dir: Option<PathBuf>,
+    /// Where the job's directory is made; by default in the flash directory.
+    pub work_dir: Option<PathBuf>,
+    /// `--store` of `forebay mount`.
+    pub store: Option<String>,
+    /// How staged files are verified.
+    pub verify: Verify,
+    /// Keep the buffer on flash at the end.
+    pub keep: bool,
+    /// This executable.
+    pub program: Program,
+}
+
+/// This executable.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Its path.
+    pub path: PathBuf,
+    /// What the user called it, for commands in messages.
+    pub called: String,
+}
+
+/// Why a job was not begun or not taken up. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {why}")]
+pub struct RunError {
+    /// What was being done.
+    pub what: String,
+    /// Why it failed.
+    pub why: String,
+}
+
+impl RunError {
+    fn new(what: impl Into<String>, why: impl ToString) -> RunError {
+        RunError { what: what.into(), why: why.to_string() }
+    }
+}
+
+/// A job at its end.
+#[derive(Debug, Serialize)]
+pub struct Finished {
+    /// Its name.
+    pub job: String,
+    /// The code that the command is to end with.
+    pub exit_code: u8,
+    /// How the script ended; `None` if it never began.
+    pub script_exit: Option<ScriptExit>,
+    /// What each step did.
+    pub steps: Vec<StepSummary>,
+    /// The record of a job whose buffer is kept, or could not be removed.
+    pub resume: Option<PathBuf>,
+    /// Where a kept buffer is mounted.
+    pub mount_point: Option<PathBuf>,
+}
+
+/// Runs a job.
+///
+/// # Errors
+/// If it cannot be begun; everything later is in the result.
+pub fn run(config: RunConfig) -> Result<Finished, RunError> {
+    let signals = Signals::watch().map_err(|e| RunError::new("watch for signals", e))?;
+    let console = Console::new();
+    for left in
+        record::left_over(&config.flash).unwrap_or_default().iter().take(MAX_LEFT_OVER_SHOWN)
+    {
+        let text = report::left_over_text(&left.record, &left.dir, &config.program.called);
+        console.say(&format!("forebay: note: {text}"));
+    }
+    let (record, dir) = begin(&config)?;
+    let mut machine = Machine::new(record, dir, config.program, signals, console);
+    machine.drive(Step::Setup);
+    Ok(machine.finish())
+}
+
+/// Makes the job's directory and its record.
+fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
+    let pid = std::process::id();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let id = format!("job-{}-{pid}", now.as_secs());
+    let flash = config
+        .flash
+        .canonicalize()
+        .map_err(|e| RunError::new(format!("use flash {}", config.flash.display()), e))?;
+    let (base, made) = match &config.work_dir {
+        Some(work) => {
+            let dir = work.join(&id);
+            (work.clone(), fs::create_dir_all(&dir).and_then(|()| dir.canonicalize()))
+        }
+        None => (flash.clone(), record::make_job_dir(&flash, &id)),
+    };
+    let what = || format!("make a directory for the job in {}", base.display());
+    let dir = made.map_err(|e| RunError::new(what(), e))?;
+    let (mount_point, ours) = match &config.mount_dir {
+        Some(given) => (given.clone(), !given.exists()),
+        None => (dir.join("mnt"), true),
+    };
+    let mount_point = fs::create_dir_all(&mount_point)
+        .and_then(|()| mount_point.canonicalize())
+        .map_err(|e| RunError::new(format!("make mount point {}", mount_point.display()), e))?;
+    let own = ProcessRef::of(pid as i32);
+    let runner = own.ok_or_else(|| RunError::new("read /proc", "it does not show this process"))?;
+    let validated =
+        StepSummary { elapsed_s: config.validate_s, ..StepSummary::new(Step::Validate) };
+    let record = JobRecord {
+        format: RECORD_FORMAT,
+        id,
+        script: as_bytes(&config.script),
+        script_args: config.args.iter().map(|arg| as_bytes(Path::new(arg))).collect(),
+        request: config.request.clone(),
+        flash: as_bytes(&flash),
+        mount_point: as_bytes(&mount_point),
+        mount_point_is_ours: ours,
+        store: config.store.clone(),
+        verify: config.verify,
+        keep: config.keep,
+        runner,
+        job: None,
+        step: Step::Setup,
+        exit: None,
+        done: vec![validated],
+        plans: Vec::new(),
+    };
+    record.save(&dir).map_err(|e| RunError::new(format!("write to {}", dir.display()), e))?;
+    Ok((record, dir))
+}
+
+/// Goes on with a job whose runner is gone, or whose stage-out failed, to its end.
+///
+/// # Errors
+/// If there is no such job, somebody runs it, or its buffer cannot be mounted again.
+pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
+    let what = || format!("go on with {}", path.display());
+    let (mut record, dir) = JobRecord::load(path).map_err(|e| RunError::new(what(), e))?;
+    if record.runner.is_alive() {
+        let why = format!("process {} runs this job", record.runner.pid);
+        return Err(RunError::new(what(), why));
+    }
+    let own = ProcessRef::of(std::process::id() as i32);
+    record.runner = own.ok_or_else(|| RunError::new("read /proc", "it does not show us"))?;
+    let signals = Signals::watch().map_err(|e| RunError::new("watch for signals", e))?;
+    let first = step::resume_at(record.step);
+    record.save(&dir).map_err(|e| RunError::new(what(), e))?;
+    let console = Console::new();
+    console.say(&format!("forebay: {}: it was left in step {}", record.id, record.step));
+    if !mount::answers(record.mount_point()) {
+        mount::mount(&program.path, &record, &dir, &signals)
+            .map_err(|why| RunError::new("mount the job's buffer again", why))?;
+        console.say("forebay: its buffer is mounted again");
+    }
+    record.done.retain(|summary| summary.step < first);
+    let mut machine = Machine::new(record, dir, program, signals, console);
+    machine.drive(first);
+    Ok(machine.finish())
+}
+
+/// A job on its way through the steps.
+struct Machine {
+    record: JobRecord,
+    dir: PathBuf,
+    program: Program,
+    signals: Signals,
+    console: Console,
+    failures: Vec<StageFailure>,
+}
+
+impl Machine {
+    fn new(
+        record: JobRecord,
+        dir: PathBuf,
+        program: Program,
+        signals: Signals,
+        console: Console,
+    ) -> Machine {
+        Machine { record, dir, program, signals, console, failures: Vec::new() }
+    }
+
+    /// Takes steps from `first` to the end.
+    fn drive(&mut self, first: Step) {
+        let mut upcoming = Some(first);
+        while let Some(step) = upcoming {
+            self.record.step = step;
+            self.save();
+            let begun = Instant::now();
+            let mut summary = match step {
+                Step::Validate => StepSummary::new(step),
+                Step::Setup => self.setup(),
+                Step::DataIn => self.data_in(),
+                Step::PreRun => self.pre_run(),
+                Step::Run => self.script(),
+                Step::PostRun => self.post_run(),
+                Step::DataOut => self.data_out(),
+                Step::Teardown => self.teardown(),
+            };
+            if summary.elapsed_s == 0.0 {
+                summary.elapsed_s = begun.elapsed().as_secs_f64();
+            }
+            if summary.ended != Ended::Ok && step != Step::Run {
+                self.console.step(step, &summary.detail.clone());
+            }
+            upcoming = step::next(step, summary.ended);
+            self.record.done.push(summary);
+        }
+        // The record of a job that is gone is gone with it.
+        if self.dir.exists() {
+            self.save();
+        }
+    }
+
+    /// Writes the record. The job is worth more than its record: a full flash directory does
+    /// not stop it.
+    fn save(&self) {
+        if let Err(error) = self.record.save(&self.dir) {
+            self.console.say(&format!("forebay: the job's record was not written: {error}"));
+        }
+    }
+
+    fn setup(&mut self) -> StepSummary {
+        let summary = StepSummary::new(Step::Setup);
+        if let Err(why) = mount::mount(&self.program.path, &self.record, &self.dir, &self.signals) {
+            return summary.ending(Ended::Failed, why);
+        }
+        for mode in self.record.request.access_modes.clone() {
+            let path = self.mode_dir(mode);
+            if let Err(error) = fs::create_dir_all(&path) {
+                let why = format!("make {}: {error}", path.display());
+                return summary.ending(Ended::Failed, why);
+            }
+        }
+        let capacity = format_bytes(self.record.request.capacity_bytes);
+        let mount = self.record.mount_point().display().to_string();
+        self.console.step(Step::Setup, &format!("a buffer of {capacity} is mounted at {mount}"));
+        summary
+    }
+
+    /// Directory of a mode's namespace in the mount.
+    fn mode_dir(&self, mode: AccessMode) -> PathBuf {
+        let root = self.record.request.mode_root(mode).trim_start_matches('/');
+        match root {
+            "" => self.record.mount_point().to_path_buf(),
+            root => self.record.mount_point().join(root),
+        }
+    }
+
+    fn stage(&mut self, direction: Direction) -> StepSummary {
+        let mut stager =
+            Stager { signals: &self.signals, console: &mut self.console, dir: &self.dir };
+        let staged = stager.stage(&mut self.record, direction);
+        let summary = staged.summary;
+        for failure in &staged.failures {
+            let why = failure.why.join("; ");
+            let line = failure.stage.line;
+            self.console.step(summary.step, &format!("line {line}: {why}"));
+        }
+        if summary.ended == Ended::Ok && summary.files > 0 {
+            let text = format!(
+                "{} files, {} in {:.2} s",
+                summary.files,
+                format_bytes(summary.bytes),
+                summary.elapsed_s
+            );
+            self.console.step(summary.step, &text);
+        }
+        self.failures = staged.failures;
+        summary
+    }
+
+    fn data_in(&mut self) -> StepSummary {
+        let mut summary = self.stage(Direction::In);
+        if summary.ended != Ended::Ok {
+            summary.detail += "; the job is not started, its buffer is removed";
+        }
+        summary
+    }
+
+    fn pre_run(&mut self) -> StepSummary {
+        let summary = StepSummary::new(Step::PreRun);
+        match self.signals.wait(Duration::ZERO) {
+            Ok(Some(signal)) if signal != Signal::CHILD => {
+                let why = format!("{}: the job is not started", signal_name(signal));
+                return summary.ending(Ended::Interrupted, why);
+            }
+            Ok(_) => {}
+            Err(error) => return summary.ending(Ended::Failed, error.to_string()),
+        }
+        if !mount::answers(self.record.mount_point()) {
+            let mount = self.record.mount_point().display();
+            return summary.ending(Ended::Failed, format!("the mount {mount} does not answer"));
+        }
+        summary
+    }
+
+    /// What the script finds in its environment, beside ours. Mode paths end in a slash: there
+    /// are scripts that append names without one.
+    fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let mut environment = vec![
+            ("FOREBAY_BUFFER", self.record.mount_point().as_os_str().to_owned()),
+            ("FOREBAY_JOB_ID", OsString::from(&self.record.id)),
+        ];
+        for &mode in &self.record.request.access_modes {
+            let mut path = self.mode_dir(mode).into_os_string().into_vec();
+            path.push(b'/');
+            environment.push((mode.variable(), OsString::from_vec(path)));
+        }
+        environment
+    }
+
+    /// Starts the script, or takes up the one that an earlier runner started.
+    fn script(&mut self) -> StepSummary {
+        let summary = StepSummary::new(Step::Run);
+        let script = match self.record.job {
+            Some(process) => {
+                if process.is_alive() {
+                    let text = format!("the script still runs as process {}", process.pid);
+                    self.console.step(Step::Run, &text);
+                }
+                Script::adopt(process)
+            }
+            None => {
+                let args: Vec<OsString> = self
+                    .record
+                    .script_args
+                    .iter()
+                    .map(|arg| as_path(arg).as_os_str().to_owned())
+                    .collect();
+                let path = as_path(&self.record.script).to_path_buf();
+                let interpreter = self.record.request.interpreter.clone();
+                match Script::start(&path, interpreter.as_deref(), &args, &self.environment()) {
+                    Ok(script) => script,
+                    Err(error) => {
+                        let program = interpreter.unwrap_or("/bin/sh".into());
+                        let why = format!("start {program}: {error}");
+                        self.console.step(Step::Run, &why);
+                        // As a shell has it for what cannot be started.
+                        self.record.exit = Some(ScriptExit::Code(127));
+                        return summary.ending(Ended::Failed, why);
+                    }
+                }
+            }
+        };
+        self.record.job = Some(script.process);
+        self.save();
+        let (exit, by) = match script.watch(&self.signals, &self.console) {
+            Ok(watched) => (watched.exit, watched.interrupted_by),
+            Err(error) => {
+                self.console.step(Step::Run, &format!("wait for the script: {error}"));
+                (ScriptExit::Unknown, None)
+            }
+        };
+        self.record.exit = Some(exit);
+        let mut detail = report::exit_text(exit);
+        if let Some(signal) = by {
+            detail += &format!(" after {}", signal_name(signal));
+        }
+        match (exit, by) {
+            (ScriptExit::Code(0), None) => summary,
+            (_, Some(_)) => summary.ending(Ended::Interrupted, detail),
+            (_, None) => summary.ending(Ended::Failed, detail),
+        }
+    }
+
+    fn post_run(&mut self) -> StepSummary {
+        let mut summary = StepSummary::new(Step::PostRun);
+        let Some(process) = self.record.job else { return summary };
+        match Script::adopt(process).end_left_over(&self.signals) {
+            Ok(false) => summary,
+            Ok(true) => {
+                summary.detail = "ended processes that the script had left".to_string();
+                summary
+            }
+            Err(error) => summary.ending(Ended::Failed, error.to_string()),
+        }
+    }
+
+    fn data_out(&mut self) -> StepSummary {
+        let mut summary = self.stage(Direction::Out);
+        if summary.ended != Ended::Ok {
+            summary.detail += "; the buffer is kept";
+        }
+        summary
+    }
+
+    fn teardown(&mut self) -> StepSummary {
+        let summary = StepSummary::new(Step::Teardown);
+        let path = &self.program.path;
+        if mount::is_mounted(self.record.mount_point()) {
+            let tried = mount::umount(path, &self.record, &self.dir, false, &self.signals);
+            if let Err(why) = tried {
+                // Everything that is to be kept is on the PFS: nobody may hold the node.
+                self.console.step(Step::Teardown, &format!("{why}; detaching it by force"));
+                let forced = mount::umount(path, &self.record, &self.dir, true, &self.signals);
+                if let Err(why) = forced {
+                    return summary.ending(Ended::Failed, why);
+                }
+            }
+        }
+        if self.record.keep {
+            return summary;
+        }
+        match mount::remove_job_dir(&self.record, &self.dir) {
+            Ok(()) => summary,
+            Err(error) => {
+                summary.ending(Ended::Failed, format!("remove {}: {error}", self.dir.display()))
+            }
+        }
+    }
+
+    /// State of the buffer, if its server answers.
+    fn buffer_status(&self) -> Option<BufferStatus> {
+        let (mut control, _) = Control::connect_path(self.record.mount_point()).ok()?;
+        control.buffer_status().ok()
+    }
+
+    /// Says how it went.
+    fn finish(self) -> Finished {
+        let exit_code = report::exit_code(&self.record);
+        let kept = exit_code == report::EXIT_STAGE_OUT;
+        self.console.say(&report::table(&self.record));
+        if kept {
+            let status = self.buffer_status();
+            let called = &self.program.called;
+            let text =
+                report::kept_text(&self.record, &self.dir, &self.failures, status.as_ref(), called);
+            self.console.say(&text);
+        } else if self.record.keep {
+            let (mount, flash) = (self.record.mount_point(), as_path(&self.record.flash));
+            self.console.say(&format!(
+                "The buffer is kept on flash, as asked; to mount it again:\n  {} mount --scratch \
+                 {} --flash {} {}",
+                self.program.called,
+                self.record.request.capacity_bytes,
+                flash.display(),
+                mount.display()
+            ));
+        }
+        let record_path = self.dir.join(record::RECORD_NAME);
+        let left = record_path.exists() && (kept || exit_code == report::EXIT_TEARDOWN);
+        Finished {
+            job: self.record.id.clone(),
+            exit_code,
+            script_exit: self.record.exit,
+            steps: self.record.done.clone(),
+            resume: left.then_some(record_path),
+            mount_point: (kept || self.record.keep)
+                .then(|| self.record.mount_point().to_path_buf()),
+        }
+    }
+}

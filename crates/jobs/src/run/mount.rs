@@ -1,0 +1,166 @@
+//! Setup and teardown: the buffer is made, mounted, unmounted and destroyed by this same
+//! executable, `forebay mount` and `forebay umount`.
+//!
+//! Each has a time limit: a teardown must hold nobody. What the command says on standard error
+//! is the reason that the user gets. Called by [`super`].
+
+use super::record::{JobRecord, as_path};
+use super::signals::Signals;
+use rustix::process::Signal;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Most time for mounting. A large image is fallocated and formatted in it.
+const MOUNT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Most time for unmounting and destroying.
+const UMOUNT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Time between two looks at a command; its end wakes us earlier.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Longest message of a command that is shown, in bytes from its end.
+const MAX_MESSAGE_BYTES: usize = 4_096;
+
+/// True if something is mounted at `path`, be its server alive or not.
+pub fn is_mounted(path: &Path) -> bool {
+    let device = |path: &Path| fs::symlink_metadata(path).map(|meta| meta.dev());
+    match (device(path), path.parent().map(device)) {
+        (Ok(own), Some(Ok(parent))) => own != parent,
+        // The mount is there, its server is not.
+        (Err(error), _) => error.raw_os_error() == Some(libc::ENOTCONN),
+        _ => false,
+    }
+}
+
+/// True if what is mounted at `path` answers.
+pub fn answers(path: &Path) -> bool {
+    is_mounted(path) && fs::symlink_metadata(path).is_ok()
+}
+
+/// Mounts a job's buffer: makes it, or finds the one that a crash left.
+///
+/// # Errors
+/// Why not, as the command said it.
+pub fn mount(
+    program: &Path,
+    record: &JobRecord,
+    dir: &Path,
+    signals: &Signals,
+) -> Result<(), String> {
+    let mut args: Vec<OsString> = vec!["mount".into(), "--scratch".into()];
+    args.push(record.request.capacity_bytes.to_string().into());
+    args.extend(["--flash".into(), as_path(&record.flash).into()]);
+    args.extend(["--log-file".into(), dir.join("mount.log").into()]);
+    if let Some(store) = &record.store {
+        args.extend(["--store".into(), store.into()]);
+    }
+    args.push("--".into());
+    args.push(record.mount_point().into());
+    run(program, &args, dir, MOUNT_LIMIT, signals)
+}
+
+/// Unmounts a job's buffer; without `keep` it is destroyed.
+///
+/// # Errors
+/// Why not, as the command said it.
+pub fn umount(
+    program: &Path,
+    record: &JobRecord,
+    dir: &Path,
+    force: bool,
+    signals: &Signals,
+) -> Result<(), String> {
+    let mut args: Vec<OsString> = vec!["umount".into()];
+    if record.keep {
+        args.push("--keep".into());
+    }
+    if force {
+        args.push("--force".into());
+    }
+    args.push("--".into());
+    args.push(record.mount_point().into());
+    run(program, &args, dir, UMOUNT_LIMIT, signals)
+}
+
+/// Runs a command of this executable to its end.
+fn run(
+    program: &Path,
+    args: &[OsString],
+    dir: &Path,
+    limit: Duration,
+    signals: &Signals,
+) -> Result<(), String> {
+    let name = args.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let said = dir.join(format!("{name}.stderr"));
+    // A file, not a pipe: the server that `mount` leaves behind may keep it open.
+    let stderr = fs::File::create(&said).map_err(|e| format!("make {}: {e}", said.display()))?;
+    let mut child = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(stderr)
+        // Ctrl-C is ours to act on: a half-made buffer helps nobody.
+        .process_group(0)
+        .spawn()
+        .map_err(|error| format!("start {}: {error}", program.display()))?;
+    let until = Instant::now() + limit;
+    let mut signalled = None;
+    let ended = loop {
+        match child.try_wait().map_err(|error| format!("wait for forebay {name}: {error}"))? {
+            Some(status) if status.success() => break Ok(()),
+            Some(status) => break Err(reason(&said).unwrap_or(format!("it ended: {status}"))),
+            None if Instant::now() >= until => {
+                // Both fail only if it has ended just now.
+                let _ = child.kill();
+                let _ = child.wait();
+                break Err(format!("forebay {name} did not end within {} s", limit.as_secs()));
+            }
+            None => {
+                let signal = signals.wait(LOOK_INTERVAL).map_err(|error| error.to_string())?;
+                signalled = signalled.or(signal.filter(|signal| *signal != Signal::CHILD));
+            }
+        }
+    };
+    // The next step acts on it: this one is short, and half a buffer helps nobody.
+    if let Some(signal) = signalled {
+        signals.hold(signal);
+    }
+    ended
+}
+
+/// What a command said last, without its own name before it.
+fn reason(said: &Path) -> Option<String> {
+    let text = fs::read(said).ok()?;
+    let tail = &text[text.len().saturating_sub(MAX_MESSAGE_BYTES)..];
+    let text = String::from_utf8_lossy(tail).trim().to_string();
+    let text = text.strip_prefix("forebay: ").map(str::to_string).unwrap_or(text);
+    (!text.is_empty()).then_some(text)
+}
+
+/// Removes what was made for the job, once its buffer is gone.
+///
+/// # Errors
+/// Those of the file system. A mount point that is not empty stays, with everything.
+pub fn remove_job_dir(record: &JobRecord, dir: &Path) -> io::Result<()> {
+    if record.mount_point_is_ours {
+        match fs::remove_dir(record.mount_point()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    // Whatever is mounted below stays untouched: these are the files that we made.
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    fs::remove_dir(dir)
+}

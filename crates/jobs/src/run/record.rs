@@ -1,0 +1,271 @@
+//! The record of a job: one file, rewritten whole at every change, so that whatever happens to
+//! the process that runs the job, another can say what is left and finish it.
+//!
+//! It lies in the job's directory, `FLASH/forebay-jobs-UID/job-ID/job.json`, beside the mount
+//! point: it lives as long as the buffer's flash. Invariants: a step is recorded before it
+//! begins; the file is always a whole record (written beside, fsynced, renamed).
+
+use super::step::{Step, StepSummary};
+use crate::request::JobRequest;
+use forebay_proto::PlanId;
+use forebay_proto::control::{PathBytes, Verify};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Format of the record; another one is refused by name.
+pub const RECORD_FORMAT: u32 = 1;
+
+/// File name of a record.
+pub const RECORD_NAME: &str = "job.json";
+
+/// Longest record that is read, in bytes.
+const MAX_RECORD_BYTES: u64 = 64 << 20;
+
+/// A process, told apart from a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessRef {
+    /// Process id.
+    pub pid: i32,
+    /// Its start in clock ticks since boot: field 22 of `/proc/PID/stat`, see proc(5).
+    pub start_ticks: u64,
+}
+
+impl ProcessRef {
+    /// A running process; `None` if there is none.
+    pub fn of(pid: i32) -> Option<ProcessRef> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The second field is the program's name in parentheses and may hold anything.
+        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+        let state = fields.next()?;
+        let start_ticks = fields.nth(18)?.parse().ok()?;
+        // A zombie has ended; only its parent does not know yet.
+        (state != "Z" && state != "X").then_some(ProcessRef { pid, start_ticks })
+    }
+
+    /// True if this very process still runs.
+    pub fn is_alive(&self) -> bool {
+        ProcessRef::of(self.pid).as_ref() == Some(self)
+    }
+}
+
+/// How the script ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScriptExit {
+    /// With this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// Nobody saw it: the process that ran the job was killed.
+    Unknown,
+}
+
+/// A plan that was started for a line of the script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartedPlan {
+    /// Line of the directive.
+    pub line: u32,
+    /// The server's plan.
+    pub plan: PlanId,
+}
+
+/// All that is needed to go on with a job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobRecord {
+    /// [`RECORD_FORMAT`].
+    pub format: u32,
+    /// Name of the job's directory.
+    pub id: String,
+    /// The script.
+    pub script: PathBytes,
+    /// Its arguments.
+    pub script_args: Vec<PathBytes>,
+    /// What it asks for.
+    pub request: JobRequest,
+    /// Flash directory.
+    pub flash: PathBytes,
+    /// Where the buffer is mounted.
+    pub mount_point: PathBytes,
+    /// True if the mount point was made for the job, and goes with it.
+    pub mount_point_is_ours: bool,
+    /// `--store` of the mount.
+    pub store: Option<String>,
+    /// How staged files are verified.
+    pub verify: Verify,
+    /// The buffer is to stay on flash at the end.
+    pub keep: bool,
+    /// Who runs the job.
+    pub runner: ProcessRef,
+    /// The script's process and group.
+    pub job: Option<ProcessRef>,
+    /// The step it is in.
+    pub step: Step,
+    /// How the script ended.
+    pub exit: Option<ScriptExit>,
+    /// What the steps did so far.
+    pub done: Vec<StepSummary>,
+    /// Stage-out plans that were started.
+    pub plans: Vec<StartedPlan>,
+}
+
+impl JobRecord {
+    /// Mount point.
+    pub fn mount_point(&self) -> &Path {
+        as_path(&self.mount_point)
+    }
+
+    /// Reads a record; `path` names it or the directory it lies in.
+    ///
+    /// # Errors
+    /// If it cannot be read, is no record, or one of another format.
+    pub fn load(path: &Path) -> io::Result<(JobRecord, PathBuf)> {
+        let path = if path.is_dir() { path.join(RECORD_NAME) } else { path.to_path_buf() };
+        let size = fs::metadata(&path)?.len();
+        if size > MAX_RECORD_BYTES {
+            return Err(io::Error::other(format!("{size} bytes are too many for a record")));
+        }
+        let bytes = fs::read(&path)?;
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
+        }
+        let head: Head = serde_json::from_slice(&bytes)
+            .map_err(|error| io::Error::other(format!("this is no record of a job: {error}")))?;
+        if head.format != RECORD_FORMAT {
+            let found = head.format;
+            let text = format!("record format {found}, this program reads {RECORD_FORMAT}");
+            return Err(io::Error::other(text));
+        }
+        let record = serde_json::from_slice(&bytes)
+            .map_err(|error| io::Error::other(format!("the record is damaged: {error}")))?;
+        let dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        Ok((record, dir.canonicalize()?))
+    }
+
+    /// Writes the record into the job's directory.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn save(&self, dir: &Path) -> io::Result<()> {
+        let beside = dir.join("job.json.new");
+        let mut file = fs::File::create(&beside)?;
+        file.write_all(&serde_json::to_vec_pretty(self).map_err(io::Error::other)?)?;
+        file.sync_all()?;
+        fs::rename(&beside, dir.join(RECORD_NAME))?;
+        fs::File::open(dir)?.sync_all()
+    }
+}
+
+/// Bytes as a path.
+pub(crate) fn as_path(bytes: &PathBytes) -> &Path {
+    Path::new(OsStr::from_bytes(bytes.as_bytes()))
+}
+
+/// A path as bytes.
+pub(crate) fn as_bytes(path: &Path) -> PathBytes {
+    PathBytes::new(path.as_os_str().as_bytes())
+}
+
+/// The directory of all jobs of this user on a flash directory.
+pub fn jobs_dir(flash: &Path) -> PathBuf {
+    flash.join(format!("forebay-jobs-{}", rustix::process::geteuid().as_raw()))
+}
+
+/// Makes the directory of a job, readable by its user only.
+///
+/// # Errors
+/// Those of the file system; permission denied if the directory of jobs is not this user's own
+/// (a flash directory may be writable by everyone).
+pub fn make_job_dir(flash: &Path, id: &str) -> io::Result<PathBuf> {
+    let jobs = jobs_dir(flash);
+    match fs::DirBuilder::new().mode(0o700).create(&jobs) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let meta = fs::symlink_metadata(&jobs)?;
+    let mine = meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw();
+    if !mine || meta.mode() & 0o022 != 0 {
+        let text = format!("{} is not a directory that only you can write", jobs.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
+    let dir = jobs.canonicalize()?.join(id);
+    fs::DirBuilder::new().mode(0o700).create(&dir)?;
+    Ok(dir)
+}
+
+/// A job whose runner is gone.
+#[derive(Clone, Debug)]
+pub struct LeftOver {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its record.
+    pub record: JobRecord,
+}
+
+/// Most job directories that are looked at.
+const MAX_LISTED_JOBS: usize = 10_000;
+
+/// Jobs of this user on a flash directory that nobody runs any more.
+///
+/// # Errors
+/// Those of listing the directory; none if there is no such directory. What is no readable
+/// record is passed over.
+pub fn left_over(flash: &Path) -> io::Result<Vec<LeftOver>> {
+    let entries = match fs::read_dir(jobs_dir(flash)) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for entry in entries.take(MAX_LISTED_JOBS) {
+        let Ok((record, dir)) = JobRecord::load(&entry?.path().join(RECORD_NAME)) else { continue };
+        if !record.runner.is_alive() {
+            found.push(LeftOver { dir, record });
+        }
+    }
+    found.sort_by(|a, b| a.record.id.cmp(&b.record.id));
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_told_from_its_successor() {
+        let own = ProcessRef::of(std::process::id() as i32).expect("we run");
+        assert!(own.is_alive());
+        let earlier = ProcessRef { start_ticks: own.start_ticks - 1, ..own };
+        assert!(!earlier.is_alive());
+    }
+
+    #[test]
+    fn other_formats_are_refused_by_name() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (text, said) in [
+            (r#"{"format":7}"#, "record format 7, this program reads 1"),
+            (r#"{"format":1}"#, "the record is damaged"),
+            ("nonsense", "this is no record of a job"),
+        ] {
+            fs::write(dir.path().join(RECORD_NAME), text).expect("write");
+            let error = JobRecord::load(dir.path()).expect_err("refused").to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_directory_of_jobs_that_others_can_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let flash = tempfile::tempdir().expect("a directory");
+        fs::create_dir(jobs_dir(flash.path())).expect("mkdir");
+        let open = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(jobs_dir(flash.path()), open).expect("chmod");
+        let error = make_job_dir(flash.path(), "job-1").expect_err("refused");
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    }
+}

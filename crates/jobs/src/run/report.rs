@@ -1,0 +1,174 @@
+//! The end of a run in words: the table of steps, and what to do with a buffer that was kept.
+
+use super::record::{JobRecord, RECORD_NAME, ScriptExit, as_path};
+use super::signals::signal_name;
+use super::staging::{StageFailure, path_in_mount};
+use super::step::{Ended, Step, StepSummary};
+use crate::problem::printable_bytes;
+use forebay_proto::control::{BufferStatus, PathBytes, StageKind};
+use forebay_proto::size::format_bytes;
+use rustix::process::Signal;
+use std::path::Path;
+
+/// The job could not start: refused, no buffer, or stage-in failed. Nothing is left.
+pub const EXIT_NOT_STARTED: u8 = 120;
+/// The job ran, but not all results are on the PFS; the buffer is kept.
+pub const EXIT_STAGE_OUT: u8 = 121;
+/// All is done, but the buffer could not be removed.
+pub const EXIT_TEARDOWN: u8 = 122;
+/// Results are on the PFS; how the script ended is not known, its runner having been killed.
+pub const EXIT_UNKNOWN: u8 = 123;
+
+/// How the script ended, in words.
+pub fn exit_text(exit: ScriptExit) -> String {
+    match exit {
+        ScriptExit::Code(code) => format!("exit code {code}"),
+        ScriptExit::Signal(number) => match Signal::from_named_raw(number) {
+            Some(signal) => format!("ended by {}", signal_name(signal)),
+            None => format!("ended by signal {number}"),
+        },
+        ScriptExit::Unknown => "exit code not known".to_string(),
+    }
+}
+
+/// The code that `forebay run` ends with.
+pub fn exit_code(record: &JobRecord) -> u8 {
+    let ended = |step: Step| record.done.iter().rev().find(|s| s.step == step).map(|s| s.ended);
+    if ended(Step::DataOut).is_some_and(|ended| ended != Ended::Ok) {
+        return EXIT_STAGE_OUT;
+    }
+    match record.exit {
+        None => EXIT_NOT_STARTED,
+        Some(_) if ended(Step::Teardown).is_some_and(|e| e != Ended::Ok) => EXIT_TEARDOWN,
+        Some(ScriptExit::Code(code)) => u8::try_from(code).unwrap_or(1),
+        // As a shell has it.
+        Some(ScriptExit::Signal(number)) => u8::try_from(128 + number).unwrap_or(255),
+        Some(ScriptExit::Unknown) => EXIT_UNKNOWN,
+    }
+}
+
+/// The table of steps.
+pub fn table(record: &JobRecord) -> String {
+    let head = ["step", "result", "files", "bytes", "time", "rate", ""];
+    let mut rows: Vec<[String; 7]> = vec![head.map(str::to_string)];
+    rows.extend(record.done.iter().map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..head.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+            // Numbers to the right.
+            if (2..=5).contains(&column) {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            }
+        });
+        text += cells.collect::<Vec<_>>().join("  ").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn row(summary: &StepSummary) -> [String; 7] {
+    let ended = match summary.ended {
+        Ended::Ok => "ok",
+        Ended::Failed => "failed",
+        Ended::Interrupted => "interrupted",
+    };
+    let moved = matches!(summary.step, Step::DataIn | Step::DataOut) && summary.files > 0;
+    let of = |text: String| if moved { text } else { "-".to_string() };
+    let rate = summary.bytes as f64 / summary.elapsed_s.max(1e-9);
+    let mut detail = summary.detail.clone();
+    for (count, what) in [(summary.files_failed, "failed"), (summary.files_skipped, "unchanged")] {
+        if count > 0 {
+            let comma = if detail.is_empty() { "" } else { ", " };
+            detail += &format!("{comma}{count} {what}");
+        }
+    }
+    [
+        summary.step.name().to_string(),
+        ended.to_string(),
+        of(summary.files.to_string()),
+        of(format_bytes(summary.bytes)),
+        format!("{:.2} s", summary.elapsed_s),
+        of(format!("{}/s", format_bytes(rate as u64))),
+        detail,
+    ]
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:=@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+fn quoted_bytes(path: &PathBytes) -> String {
+    quoted(as_path(path))
+}
+
+/// What to say when results did not reach the PFS: what is where, and how to get it.
+pub fn kept_text(
+    record: &JobRecord,
+    dir: &Path,
+    failures: &[StageFailure],
+    status: Option<&BufferStatus>,
+    program: &str,
+) -> String {
+    let mount = quoted(record.mount_point());
+    let mut text = String::from(
+        "stage-out did not bring all results to the PFS. Nothing is lost: the buffer is kept.\n",
+    );
+    match status {
+        Some(status) => {
+            let used = format_bytes(status.used_bytes);
+            text += &format!("  It is mounted at {mount} and holds {used}.\n");
+            if status.volatile {
+                text += "  It lies in memory (tmpfs): a restart of this node would lose it.\n";
+            }
+        }
+        None => {
+            text += &format!(
+                "  Its mount at {mount} does not answer; the first command below mounts it again.\n"
+            );
+        }
+    }
+    for failure in failures {
+        text += &format!("  line {}: {}\n", failure.stage.line, failure.why.join("\n    "));
+    }
+    let resume = quoted(&dir.join(RECORD_NAME));
+    text += &format!(
+        "When the cause is removed, finish the job (stage-out, then teardown):\n  \
+         {program} run --resume {resume}\n"
+    );
+    text += "Or copy what you want elsewhere:\n";
+    for failure in failures {
+        let stage = &failure.stage;
+        let kind = match stage.kind {
+            StageKind::List => "--type list ",
+            _ => "",
+        };
+        let (from, to) = (path_in_mount(record, stage), &stage.pfs_path);
+        text += &format!("  {program} stage out {kind}{} {}\n", quoted(&from), quoted_bytes(to));
+    }
+    text += &format!(
+        "To give the buffer up with all that is in it:\n  \
+         {program} umount {mount} && rm -r {}\n",
+        quoted(dir)
+    );
+    text
+}
+
+/// What to say of a job that an earlier runner left.
+pub fn left_over_text(record: &JobRecord, dir: &Path, program: &str) -> String {
+    format!(
+        "an earlier job is left in step {} ({}); to finish it: {program} run --resume {}",
+        record.step,
+        printable_bytes(record.script.as_bytes()),
+        quoted(&dir.join(RECORD_NAME))
+    )
+}
