@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 struct Node {
     attr: Attr,
@@ -24,10 +24,12 @@ struct Node {
     target: Vec<u8>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     references: u64,
-    data: Option<Arc<File>>,
+    /// Its object, once it has one; open only while somebody uses it.
+    data: Option<Weak<File>>,
 }
 
 struct State {
+    store: PathBuf,
     nodes: HashMap<Ino, Node>,
     next: u64,
 }
@@ -50,7 +52,7 @@ pub struct MemoryFs {
 impl MemoryFs {
     pub fn new(store: &Path) -> MemoryFs {
         let fs = MemoryFs {
-            state: Mutex::new(State { nodes: HashMap::new(), next: 2 }),
+            state: Mutex::new(State { store: store.to_path_buf(), nodes: HashMap::new(), next: 2 }),
             store: store.to_path_buf(),
             notify: Mutex::new(None),
             fsync_ms: AtomicU64::new(0),
@@ -83,7 +85,12 @@ impl MemoryFs {
         if node.attr.kind() != FileKind::File {
             return Err(Errno::EINVAL);
         }
-        Ok(node.data.get_or_insert_with(|| Arc::new(self.object(&ino.to_string()))).clone())
+        if let Some(file) = node.data.as_ref().and_then(Weak::upgrade) {
+            return Ok(file);
+        }
+        let file = Arc::new(self.object(&ino.to_string()));
+        node.data = Some(Arc::downgrade(&file));
+        Ok(file)
     }
 
     fn opened(&self, ino: Ino, want_local: bool) -> Result<Opened> {
@@ -270,9 +277,14 @@ impl State {
     }
 
     fn attr(&mut self, ino: Ino) -> Result<Attr> {
+        let path = self.store.join(ino.to_string());
         let node = self.node(ino)?;
         let mut attr = node.attr;
-        if let Some(meta) = node.data.as_ref().map(|f| f.metadata()).transpose()? {
+        if let Some(object) = &node.data {
+            let meta = match object.upgrade() {
+                Some(file) => file.metadata()?,
+                None => std::fs::metadata(path)?,
+            };
             attr.size_bytes = meta.len();
             attr.blocks_512 = meta.blocks();
             attr.mtime = Timestamp { sec: meta.mtime(), nsec: meta.mtime_nsec() as u32 };

@@ -1,0 +1,112 @@
+//! What the kernel caches of names and attributes, and that changes behind the mount reach it.
+//! Listings of large directories under change.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use common::{Mount, eventually};
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+
+#[test]
+fn changes_behind_the_mount_are_seen() {
+    let m = Mount::new();
+    assert!(!m.at("new").exists());
+    let ino = m.fs.put_behind(b"new", b"made behind");
+    eventually("a name that was absent", || m.at("new").exists());
+    assert_eq!(fs::read(m.at("new")).unwrap(), b"made behind");
+    assert_eq!(fs::metadata(m.at("new")).unwrap().len(), 11);
+    m.fs.change_behind(ino, b"made longer behind");
+    eventually("a new size", || fs::metadata(m.at("new")).unwrap().len() == 18);
+    m.fs.remove_behind(b"new");
+    eventually("a removed name", || !m.at("new").exists());
+    eventually("its reference is given back", || m.fs.references() == 0);
+}
+
+#[test]
+fn a_file_made_behind_is_opened_not_refused() {
+    let m = Mount::new();
+    // The kernel now believes that it is absent; nobody tells it otherwise.
+    assert!(!m.at("f").exists());
+    m.session().notifier();
+    let fs_side = m.fs.clone();
+    let caller = forebay_proto::Caller::root();
+    let args = forebay_proto::api::CreateArgs { mode: 0o644, umask: 0 };
+    use forebay_proto::FileSystem;
+    let kind = forebay_proto::FileKind::File;
+    fs_side.mknod(&caller, forebay_proto::Ino::ROOT, b"f", kind, args, 0).unwrap();
+    let file = File::options().write(true).create(true).truncate(false).open(m.at("f"));
+    assert_eq!(file.unwrap().metadata().unwrap().ino(), fs_side.ino_of(b"f").0);
+}
+
+#[test]
+fn every_surviving_entry_is_listed_once_while_others_go() {
+    const ENTRIES: u32 = 20_000;
+    let m = Mount::new();
+    for i in 0..ENTRIES {
+        File::create(m.at(&format!("entry-{i:05}"))).unwrap();
+    }
+    let mut seen = HashSet::new();
+    for (n, entry) in fs::read_dir(&m.path).unwrap().enumerate() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let number: u32 = name["entry-".len()..].parse().unwrap();
+        assert!(seen.insert(number), "{name} twice");
+        // Odd ones ahead and behind go while we list.
+        let n = n as u32;
+        for victim in [n * 2 + 1, ENTRIES.saturating_sub(2 * n + 1)] {
+            if victim % 2 == 1 && victim < ENTRIES {
+                let _ = fs::remove_file(m.at(&format!("entry-{victim:05}")));
+            }
+        }
+    }
+    let missing = (0..ENTRIES).filter(|i| i % 2 == 0 && !seen.contains(i)).count();
+    assert_eq!(missing, 0, "entries that were there all the time");
+    assert_eq!(fs::read_dir(&m.path).unwrap().count(), ENTRIES as usize / 2);
+    let with_attributes = fs::read_dir(&m.path)
+        .unwrap()
+        .filter(|e| e.as_ref().unwrap().metadata().unwrap().is_file());
+    assert_eq!(with_attributes.count(), ENTRIES as usize / 2);
+}
+
+#[test]
+fn a_loop_that_renames_what_it_lists_ends() {
+    let m = Mount::new();
+    for i in 0..2000 {
+        File::create(m.at(&format!("a{i}"))).unwrap();
+    }
+    let mut listed = 0;
+    for entry in fs::read_dir(&m.path).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        fs::rename(m.at(&name), m.at(&format!("b{listed}"))).unwrap();
+        listed += 1;
+        assert!(listed <= 2000, "the listing has no end");
+    }
+    assert_eq!(listed, 2000);
+}
+
+#[test]
+fn supplementary_groups_come_with_a_creation() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let m = Mount::with(|o| o.allow_other = true);
+    fs::create_dir(m.at("dir")).unwrap();
+    std::os::unix::fs::chown(m.at("dir"), Some(0), Some(4711)).unwrap();
+    fs::set_permissions(m.at("dir"), fs::Permissions::from_mode(0o2775)).unwrap();
+    fs::set_permissions(m.path.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut mkdir = std::process::Command::new("mkdir");
+    mkdir.arg(m.at("dir/sub"));
+    // SAFETY: only system calls between fork and exec.
+    unsafe {
+        mkdir.pre_exec(|| {
+            let groups = [4711];
+            let ok = libc::setgroups(1, groups.as_ptr()) == 0
+                && libc::setgid(65_534) == 0
+                && libc::setuid(65_534) == 0;
+            if ok { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        });
+    }
+    assert!(mkdir.status().unwrap().success());
+    assert_eq!(*m.fs.last_groups.lock().unwrap(), [4711]);
+    assert_eq!(fs::metadata(m.at("dir/sub")).unwrap().uid(), 65_534);
+}
