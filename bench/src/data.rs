@@ -6,7 +6,7 @@
 use crate::machine;
 use crate::report::{Cpu, Row, Target};
 use crate::sides::Sides;
-use crate::stats::Summary;
+use crate::stats::{Pairs, Summary};
 use crate::workers::{Job, Op, Pattern, Workers};
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -118,6 +118,8 @@ pub fn cases(direct: bool) -> Vec<Case> {
 
 /// One side of a pair.
 struct Point {
+    elapsed_ns: u64,
+    waited_ns: u64,
     bytes_per_s: f64,
     client_s_per_gib: f64,
     daemon_s_per_gib: f64,
@@ -125,31 +127,37 @@ struct Point {
 
 /// Measures one row.
 pub fn measure(case: &Case, sides: &Sides, workers: &mut Workers, pairs: usize) -> Result<Row> {
-    let mut ratios = Vec::with_capacity(pairs);
+    let mut collected = Pairs::new(pairs);
     let mut points: [Vec<Point>; 2] = [Vec::new(), Vec::new()];
-    for pair in 0..pairs {
+    while collected.more() {
+        let pair = collected.run();
         if pair % PAIRS_PER_FILE == 0 {
             make_files(case, sides, workers)?;
         }
         let mut rates = [0.0; 2];
+        let mut waits = [(0, 0); 2];
         for turn in 0..2 {
             let side = (turn + pair) % 2;
             let point = sample(case, sides, side, workers, pair as u64)?;
             rates[side] = point.bytes_per_s;
+            waits[side] = (point.waited_ns, point.elapsed_ns);
             points[side].push(point);
         }
-        ratios.push(rates[1] / rates[0]);
+        collected.take(rates[1] / rates[0], waits);
     }
     check_files(case, sides, workers)?;
     let median = |side: usize, value: fn(&Point) -> f64| -> f64 {
         let values: Vec<f64> = points[side].iter().map(value).collect();
         Summary::of(&values).map_or(f64::NAN, |summary| summary.median)
     };
+    let (value, pairs_run, disturbed) = collected.summary().context("no pairs")?;
     Ok(Row {
         part: "data",
         case: case.name(),
         target: case.target(),
-        value: Summary::of(&ratios).context("no pairs")?,
+        value,
+        pairs_run,
+        disturbed,
         raw: Some(median(0, |point| point.bytes_per_s / 1e6)),
         buffer: Some(median(1, |point| point.bytes_per_s / 1e6)),
         unit: "MB/s",
@@ -224,6 +232,8 @@ fn sample(
     let client_ns: u64 = samples.iter().map(|sample| sample.cpu_ns).sum();
     let gib = bytes as f64 / f64::from(1 << 30);
     Ok(Point {
+        elapsed_ns: end - start,
+        waited_ns: samples.iter().map(|sample| sample.waited_ns).max().unwrap_or(0),
         bytes_per_s: bytes as f64 * 1e9 / (end - start).max(1) as f64,
         client_s_per_gib: client_ns as f64 / 1e9 / gib,
         daemon_s_per_gib: daemon_ns as f64 / 1e9 / gib,

@@ -33,6 +33,8 @@ pub fn row(case: &str, target_s: f64, seconds: &[f64], note: &'static str) -> Re
         case: case.to_string(),
         target: Some(Target::SecondsAtMost(target_s)),
         value: Summary::of(seconds).context("no samples")?,
+        pairs_run: seconds.len(),
+        disturbed: false,
         raw: None,
         buffer: None,
         unit: "s only",

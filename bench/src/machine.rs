@@ -19,6 +19,19 @@ pub fn own_cpu_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// How long the calling thread has waited for a processor so far, in nanoseconds
+/// (the second number of /proc/thread-self/schedstat); 0 where the kernel does not say.
+pub fn own_waited_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Raises the priority of this process and of all that it starts (the workers, the daemon, cp
+/// and rsync alike), so that other load disturbs less; silently left where it may not.
+pub fn raise_priority() -> bool {
+    rustix::process::setpriority_process(None, -20).is_ok()
+}
+
 /// CPU time so far of another process, threads that ended included, in nanoseconds.
 ///
 /// # Errors

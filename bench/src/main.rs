@@ -88,6 +88,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
+    let raised = machine::raise_priority();
     // First, while there is one thread: the workers are forked.
     let mut workers = Workers::start(WORKERS)?;
     let (start, load) = (CpuTotals::now()?, machine::load_average()?);
@@ -110,6 +111,7 @@ fn run(args: &Args) -> Result<()> {
         command: std::env::args().collect(),
         store_kind,
         fast_path,
+        raised_priority: raised,
         disk: file_system_name(&args.disk)?,
         conditions: machine::Conditions::since(start, load)?,
         rows,

@@ -9,7 +9,7 @@
 use crate::machine;
 use crate::report::{Cpu, Row, Target};
 use crate::sides::Sides;
-use crate::stats::Summary;
+use crate::stats::{Pairs, Summary};
 use anyhow::{Context, Result};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::ffi::CString;
@@ -53,35 +53,36 @@ struct Series {
     case: &'static str,
     act: Act,
     with_target: bool,
-    note: &'static str,
-    ratios: Vec<f64>,
+    pairs: Pairs,
     rates: [Vec<f64>; 2],
     client_us: [Vec<f64>; 2],
     daemon_us: Vec<f64>,
 }
 
 impl Series {
-    fn new(case: &'static str, act: Act, with_target: bool, note: &'static str) -> Series {
+    fn new(case: &'static str, act: Act, with_target: bool, wanted: usize) -> Series {
         Series {
             case,
             act,
             with_target,
-            note,
-            ratios: Vec::new(),
+            pairs: Pairs::new(wanted),
             rates: [Vec::new(), Vec::new()],
             client_us: [Vec::new(), Vec::new()],
             daemon_us: Vec::new(),
         }
     }
 
-    fn row(&self) -> Result<Row> {
+    fn row(&self, note: &'static str) -> Result<Row> {
         let median =
             |values: &[f64]| Summary::of(values).map_or(f64::NAN, |summary| summary.median);
+        let (value, pairs_run, disturbed) = self.pairs.summary().context("no pairs")?;
         Ok(Row {
             part: "names",
             case: self.case.to_string(),
             target: self.with_target.then(|| Target::RatioAtLeast(target(self.act))),
-            value: Summary::of(&self.ratios).context("no pairs")?,
+            value,
+            pairs_run,
+            disturbed,
             raw: Some(median(&self.rates[0])),
             buffer: Some(median(&self.rates[1])),
             unit: "op/s",
@@ -91,7 +92,7 @@ impl Series {
                 client: median(&self.client_us[1]),
                 daemon: if self.daemon_us.is_empty() { 0.0 } else { median(&self.daemon_us) },
             }),
-            note: self.note,
+            note,
         })
     }
 }
@@ -152,6 +153,7 @@ fn sample(
     cold: bool,
 ) -> Result<()> {
     let mut rates = [0.0; 2];
+    let mut waits = [(0, 0); 2];
     for turn in 0..2 {
         let index = (turn + pair) % 2;
         let side = &sides[index];
@@ -162,11 +164,12 @@ fn sample(
             machine::wait_until_idle(pid)?;
         }
         let daemon_before = side.daemon.map_or(Ok(0), machine::process_cpu_ns)?;
-        let cpu_before = machine::own_cpu_ns();
+        let (waited_before, cpu_before) = (machine::own_waited_ns(), machine::own_cpu_ns());
         let begin = machine::monotonic_ns();
         act(&side.dir, names, series.act)?;
         let elapsed_ns = (machine::monotonic_ns() - begin).max(1);
         let cpu_ns = machine::own_cpu_ns() - cpu_before;
+        waits[index] = (machine::own_waited_ns() - waited_before, elapsed_ns);
         let rounds = if series.act == Act::Stat { STAT_ROUNDS } else { 1 };
         let ops = (names.len() * rounds) as f64;
         rates[index] = ops * 1e9 / elapsed_ns as f64;
@@ -178,7 +181,7 @@ fn sample(
             series.daemon_us.push(daemon_ns as f64 / 1e3 / ops);
         }
     }
-    series.ratios.push(rates[1] / rates[0]);
+    series.pairs.take(rates[1] / rates[0], waits);
     Ok(())
 }
 
@@ -208,14 +211,17 @@ fn remove_dirs(sides: &Sides, name: &str) -> Result<()> {
 
 /// All rows for names.
 pub fn measure(sides: &Sides, pairs: usize) -> Result<Vec<Row>> {
-    let mut create = Series::new("create+close, new name", Act::Create, true, COLD_NOTE);
-    let mut stat = Series::new("stat, repeated", Act::Stat, true, "");
-    let mut open_known = Series::new("open+close, name known", Act::Open, false, COLD_NOTE);
-    let mut open_cold = Series::new("open+close, name cold", Act::Open, true, COLD_NOTE);
-    let mut unlink_known = Series::new("unlink, name known", Act::Unlink, false, COLD_NOTE);
-    let mut unlink_cold = Series::new("unlink, name cold", Act::Unlink, true, COLD_NOTE);
+    let new = |case, act, with_target| Series::new(case, act, with_target, pairs);
+    let mut create = new("create+close, new name", Act::Create, true);
+    let mut stat = new("stat, repeated", Act::Stat, true);
+    let mut open_known = new("open+close, name known", Act::Open, false);
+    let mut open_cold = new("open+close, name cold", Act::Open, true);
+    let mut unlink_known = new("unlink, name known", Act::Unlink, false);
+    let mut unlink_cold = new("unlink, name cold", Act::Unlink, true);
     let names = names(NAMES);
-    for pair in 0..pairs {
+    // A round is one pair of each; rounds go on while the rows with a target lack pairs.
+    let mut pair = 0;
+    while create.pairs.more() || open_cold.pairs.more() || unlink_cold.pairs.more() {
         let dir_name = format!("names.{pair}");
         let dirs = make_dirs(sides, &dir_name)?;
         sample(&mut create, &dirs, &names, pair, false)?;
@@ -229,17 +235,18 @@ pub fn measure(sides: &Sides, pairs: usize) -> Result<Vec<Row>> {
         sample(&mut unlink_cold, &dirs, &names[NAMES / 2..], pair, true)?;
         drop(dirs);
         remove_dirs(sides, &dir_name)?;
+        pair += 1;
     }
     [create, open_cold, open_known, unlink_cold, unlink_known, stat]
         .iter()
-        .map(Series::row)
+        .map(|series| series.row(COLD_NOTE))
         .collect()
 }
 
 /// Creates `count` files in a row on both sides, in slices; leaves them there.
 pub fn measure_sustained(sides: &Sides, count: usize) -> Result<Row> {
     let case = "create+close, sustained over 100,000 names";
-    let mut series = Series::new(case, Act::Create, true, SUSTAINED_NOTE);
+    let mut series = Series::new(case, Act::Create, true, count / SLICE_NAMES);
     for slice in 0..count / SLICE_NAMES {
         let dirs = make_dirs(sides, &format!("sustained.{slice}"))?;
         let names = names(SLICE_NAMES);
@@ -261,7 +268,8 @@ pub fn measure_sustained(sides: &Sides, count: usize) -> Result<Row> {
                 series.daemon_us.push(daemon_ns as f64 / ops);
             }
         }
-        series.ratios.push(rates[1] / rates[0]);
+        // Slices are never run again: none counts as disturbed.
+        series.pairs.take(rates[1] / rates[0], [(0, 1); 2]);
     }
-    series.row()
+    series.row(SUSTAINED_NOTE)
 }

@@ -28,6 +28,10 @@ pub struct Row {
     pub target: Option<Target>,
     /// Ratios of the pairs (speed of the buffer / speed of raw), or seconds.
     pub value: Summary,
+    /// Pairs that were run; `value.count` of them are used.
+    pub pairs_run: usize,
+    /// True if too few pairs were undisturbed by other load, and all are used.
+    pub disturbed: bool,
     /// Median of the raw side, with `unit`.
     pub raw: Option<f64>,
     /// Median of the buffer's side, with `unit`.
@@ -113,6 +117,11 @@ impl Row {
             figure(self.buffer),
             if self.unit == "s only" { String::new() } else { self.unit.to_string() },
             cpu,
+            match (self.value.count, self.disturbed) {
+                (count, true) => format!("{count}!"),
+                (count, false) if count == self.pairs_run => count.to_string(),
+                (count, false) => format!("{count}/{}", self.pairs_run),
+            },
             self.mark().word().to_string(),
         ]
     }
@@ -134,7 +143,7 @@ fn short(value: f64) -> String {
     }
 }
 
-const HEAD: [&str; 8] = [
+const HEAD: [&str; 9] = [
     "case",
     "target",
     "median [p10..p90]",
@@ -142,6 +151,7 @@ const HEAD: [&str; 8] = [
     "buffer",
     "unit",
     "CPU: raw | client + daemon",
+    "pairs",
     "",
 ];
 
@@ -158,6 +168,8 @@ pub struct Results {
     pub store_kind: String,
     /// True if files went by passthrough.
     pub fast_path: bool,
+    /// True if all of it ran at a raised priority (nice -20), raw and buffer alike.
+    pub raised_priority: bool,
     /// File system that files were staged from and to.
     pub disk: String,
     /// The machine.
@@ -172,7 +184,7 @@ impl Results {
         let machine = &self.conditions;
         format!(
             "{} CPUs ({}), {} GiB, Linux {}; store: {}, fast path: {}; staging to and from {}. \
-             Load {:.1} at the start, {:.1} at the end; stolen {:.1} %, idle {:.1} %.",
+             Load {:.1} at the start, {:.1} at the end; stolen {:.1} %, idle {:.1} %{}.",
             machine.cpus,
             machine.cpu_model,
             machine.memory_bytes >> 30,
@@ -184,6 +196,7 @@ impl Results {
             machine.load[1],
             machine.steal_percent,
             machine.idle_percent,
+            if self.raised_priority { "; nice -20 for all of it" } else { "" },
         )
     }
 
@@ -232,7 +245,7 @@ impl Results {
 }
 
 /// Widths of the columns of the printed table, in characters.
-const WIDTHS: [usize; 8] = [56, 9, 22, 7, 7, 6, 36, 4];
+const WIDTHS: [usize; 9] = [52, 9, 23, 6, 6, 5, 30, 6, 4];
 
 fn print_cells(cells: &[String]) {
     let mut line = String::new();
@@ -262,6 +275,8 @@ mod tests {
             case: "a".into(),
             target: Some(target),
             value: Summary::of(values).unwrap(),
+            pairs_run: values.len(),
+            disturbed: false,
             raw: None,
             buffer: None,
             unit: "MB/s",

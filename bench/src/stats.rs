@@ -68,6 +68,67 @@ fn median_interval(count: usize) -> (usize, usize) {
     (low, count - 1 - low)
 }
 
+/// Share of a sample that its process may have waited for a processor before the sample counts
+/// as disturbed by other load.
+const WAIT_SHARE_MAX: f64 = 0.05;
+/// Pairs run at most for each pair wanted.
+const ATTEMPTS_PER_PAIR: usize = 3;
+/// Share of the wanted pairs below which disturbed ones are used too.
+const UNDISTURBED_MIN: f64 = 0.25;
+
+/// Collects pairs until enough of them are undisturbed.
+///
+/// A pair is disturbed if on either side the client waited for a processor during more than
+/// [`WAIT_SHARE_MAX`] of its time: the same rule for both sides, which says nothing about how
+/// fast either was. If nearly all pairs are disturbed, all are used; the row says so.
+#[derive(Debug)]
+pub struct Pairs {
+    wanted: usize,
+    ratios: Vec<(f64, bool)>,
+}
+
+impl Pairs {
+    /// For `wanted` undisturbed pairs.
+    pub fn new(wanted: usize) -> Pairs {
+        Pairs { wanted, ratios: Vec::new() }
+    }
+
+    /// True while more pairs are to be run.
+    pub fn more(&self) -> bool {
+        self.undisturbed() < self.wanted
+            && self.ratios.len() < self.wanted.saturating_mul(ATTEMPTS_PER_PAIR)
+    }
+
+    /// Pairs run so far.
+    pub fn run(&self) -> usize {
+        self.ratios.len()
+    }
+
+    /// Takes the pair's ratio, and per side the waited and the elapsed nanoseconds.
+    pub fn take(&mut self, ratio: f64, waits: [(u64, u64); 2]) {
+        let calm = |(waited, elapsed): (u64, u64)| waited as f64 <= WAIT_SHARE_MAX * elapsed as f64;
+        self.ratios.push((ratio, waits.into_iter().all(calm)));
+    }
+
+    fn undisturbed(&self) -> usize {
+        self.ratios.iter().filter(|(_, calm)| *calm).count()
+    }
+
+    /// The ratios to use, and whether they are the undisturbed ones.
+    fn used(&self) -> (Vec<f64>, bool) {
+        let enough = self.undisturbed() as f64 >= UNDISTURBED_MIN * self.wanted as f64;
+        let chosen = self.ratios.iter().filter(|(_, calm)| *calm || !enough);
+        (chosen.map(|(ratio, _)| *ratio).collect(), enough)
+    }
+
+    /// Summary of the ratios that are used, how many pairs were run, and whether the row had to
+    /// use disturbed ones.
+    pub fn summary(&self) -> Option<(Summary, usize, bool)> {
+        let (ratios, calm) = self.used();
+        Summary::of(&ratios).map(|summary| (summary, self.ratios.len(), !calm))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,5 +149,30 @@ mod tests {
         assert_eq!(median_interval(10), (1, 8));
         assert_eq!(median_interval(41), (13, 27));
         assert_eq!(median_interval(3), (0, 2));
+    }
+
+    #[test]
+    fn disturbed_pairs_are_run_again_and_left_out() {
+        let mut pairs = Pairs::new(4);
+        let mut turn = 0;
+        while pairs.more() {
+            // Every other pair is disturbed on one side, and then half as fast.
+            let disturbed = turn % 2 == 1;
+            let waits = [(0, 1000), (if disturbed { 500 } else { 10 }, 1000)];
+            pairs.take(if disturbed { 0.5 } else { 1.0 }, waits);
+            turn += 1;
+        }
+        let (summary, run, disturbed) = pairs.summary().unwrap();
+        assert_eq!((summary.count, summary.p10, run, disturbed), (4, 1.0, 7, false));
+    }
+
+    #[test]
+    fn where_all_pairs_are_disturbed_the_row_says_so() {
+        let mut pairs = Pairs::new(4);
+        while pairs.more() {
+            pairs.take(0.9, [(900, 1000), (0, 1000)]);
+        }
+        let (summary, run, disturbed) = pairs.summary().unwrap();
+        assert_eq!((summary.count, run, disturbed), (12, 12, true));
     }
 }

@@ -76,6 +76,8 @@ pub struct Sample {
     pub end_ns: u64,
     /// CPU time it used.
     pub cpu_ns: u64,
+    /// Time it waited for a processor.
+    pub waited_ns: u64,
     /// Bytes moved.
     pub bytes: u64,
 }
@@ -289,6 +291,7 @@ impl State {
         let file = &self.files[&(job.path.clone(), job.direct)];
         let block = u64::from(job.block_bytes);
         let buffer = &mut self.buffer.bytes_mut()[..job.block_bytes as usize];
+        let waited_ns = machine::own_waited_ns();
         while machine::monotonic_ns() < start_ns {
             std::hint::spin_loop();
         }
@@ -311,6 +314,7 @@ impl State {
             start_ns: begin_ns,
             end_ns,
             cpu_ns: machine::own_cpu_ns() - cpu_ns,
+            waited_ns: machine::own_waited_ns() - waited_ns,
             bytes: block * u64::from(job.blocks),
         }))
     }
