@@ -1,3 +1,36 @@
-//! Staging: plans, copies, verification.
+//! Staging: explicit copies of files and trees between the PFS and the buffer.
+//!
+//! [`Mover`] takes plans and runs them with threads of its own. What is where: `engine` (plans,
+//! queue), `plan` and `journal` (on flash), `run` (the phases), `walk` (source to items),
+//! `worker` (an item to its end), `copy` (data and checksums), `side` (the two ends) with `pfs`,
+//! `pfs_target` and `buffer`, `identity` (acting as the requester), `stop` (cancel and rate),
+//! `progress` and `fault` (what the user is told).
+//!
+//! Promises: a file appears under its name only whole, fsynced and verified; the PFS is touched
+//! only with the requester's rights and never outside the trees named; a plan killed at any
+//! point goes on and leaves no temporary file when it has ended.
 
+mod buffer;
+mod copy;
+mod engine;
+mod fault;
+mod identity;
+mod journal;
+mod meta;
+mod pfs;
+mod pfs_target;
+mod plan;
+mod progress;
+mod run;
+mod side;
+mod stop;
+mod task;
 pub mod tree;
+mod walk;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use engine::{KEEP_FINISHED_PLANS, Mover, MoverOptions, QUEUED_PLANS_MAX};
+pub use pfs::PfsHook;

@@ -1,0 +1,299 @@
+//! The buffer as source and target, through [`BufferTree`], with the requester's rights (which
+//! the tree checks).
+
+use super::fault::{Fault, Outcome, Sort, Where};
+use super::identity::Acting;
+use super::meta::{Dir, Meta, OpenSource, Temp, TempAt, Xattrs};
+use super::pfs::{split, trim_end};
+use super::side::{At, Located, Source, Target};
+use super::tree::BufferTree;
+use forebay_proto::attr::{FileKind, SetAttr, SetTime};
+use forebay_proto::{Caller, Errno, Ino, Result};
+use std::sync::Arc;
+
+/// Mode of directories made on the way to a target.
+const PARENT_MODE: u32 = 0o755;
+
+/// The buffer with one requester's rights.
+#[derive(Clone)]
+pub(super) struct Buffer {
+    pub tree: Arc<dyn BufferTree>,
+    pub who: Caller,
+}
+
+fn ino(dir: &Dir) -> Result<Ino> {
+    match dir {
+        Dir::Buffer(ino) => Ok(*ino),
+        Dir::Pfs(_) => Err(Errno::EBADF),
+    }
+}
+
+impl Buffer {
+    fn dir(&self, path: &[u8]) -> Result<Dir> {
+        let attr = self.tree.resolve(&self.who, path)?;
+        if attr.kind() != FileKind::Dir {
+            return Err(Errno::ENOTDIR);
+        }
+        Ok(Dir::Buffer(attr.ino))
+    }
+
+    fn child_dir(&self, dir: &Dir, name: &[u8]) -> Result<Dir> {
+        let attr = self.tree.child(&self.who, ino(dir)?, name)?;
+        if attr.kind() != FileKind::Dir {
+            return Err(Errno::ENOTDIR);
+        }
+        Ok(Dir::Buffer(attr.ino))
+    }
+
+    fn walk_down(&self, top: &[u8], rel: &[u8]) -> Result<Dir> {
+        let mut at = self.dir(top)?;
+        for name in rel.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
+            at = self.child_dir(&at, name)?;
+        }
+        Ok(at)
+    }
+
+    /// Owner, xattrs, mode, times, in this order: chown takes suid off, an ACL changes the mode,
+    /// and all of them change nothing about times but ctime.
+    fn dress_ino(&self, ino: Ino, meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
+        let fault = Fault::target("set attributes");
+        let owner = SetAttr { uid: Some(meta.uid), gid: Some(meta.gid), ..SetAttr::default() };
+        let got = self.tree.set_attr(&self.who, ino, &owner).map_err(&fault)?;
+        let mut lost = None;
+        for (name, value) in xattrs {
+            if let Err(e) = self.tree.set_xattr(&self.who, ino, name, value) {
+                lost = Some((String::from_utf8_lossy(name).into_owned(), e));
+            }
+        }
+        let mut mode = meta.mode;
+        if got.uid != meta.uid {
+            mode &= !libc::S_ISUID;
+        }
+        if got.gid != meta.gid && meta.kind != FileKind::Dir {
+            mode &= !libc::S_ISGID;
+        }
+        let rest = SetAttr {
+            mode: (meta.kind != FileKind::Symlink).then_some(mode),
+            atime: Some(SetTime::At(meta.atime)),
+            mtime: Some(SetTime::At(meta.mtime)),
+            ..SetAttr::default()
+        };
+        self.tree.set_attr(&self.who, ino, &rest).map_err(&fault)?;
+        match lost {
+            None => Ok(()),
+            Some((name, e)) => Err(Fault {
+                sort: Sort::Partial,
+                why: Some(format!("xattr {name} could not be kept: {e}; data and mode are there")),
+                ..Fault::target("set xattr")(e)
+            }),
+        }
+    }
+}
+
+impl Source for Buffer {
+    fn top(&self, path: &[u8]) -> Outcome<Dir> {
+        self.dir(path).map_err(Fault::source("open source"))
+    }
+
+    fn locate(&self, path: &[u8]) -> Outcome<Located> {
+        let fault = Fault::source("open source");
+        let (parent, name) = split(path).ok_or_else(|| {
+            Fault::of(Sort::Refused, Where::Source, "open source", "it has no name of its own")
+        })?;
+        let dir = self.dir(parent).map_err(&fault)?;
+        let attr = self.tree.child(&self.who, ino(&dir).map_err(&fault)?, name).map_err(&fault)?;
+        let (top, name) = (parent.to_vec(), name.to_vec());
+        Ok(Located { dir, top, name, meta: Meta::of_attr(&attr) })
+    }
+
+    fn reopen(&self, top: &[u8], rel: &[u8]) -> Outcome<Dir> {
+        self.walk_down(top, rel).map_err(Fault::source("open source directory"))
+    }
+
+    fn list(&self, dir: &Dir) -> Outcome<Vec<Vec<u8>>> {
+        let fault = Fault::source("list source directory");
+        let entries = self.tree.list(&self.who, ino(dir).map_err(&fault)?).map_err(&fault)?;
+        Ok(entries.into_iter().map(|(name, _, _)| name).collect())
+    }
+
+    fn stat(&self, dir: &Dir, name: &[u8]) -> Outcome<Meta> {
+        let attr = ino(dir).and_then(|dir| self.tree.child(&self.who, dir, name));
+        attr.map(|attr| Meta::of_attr(&attr)).map_err(Fault::source("stat source"))
+    }
+
+    fn enter(&self, dir: &Dir, name: &[u8]) -> Outcome<Dir> {
+        self.child_dir(dir, name).map_err(Fault::source("open source directory"))
+    }
+
+    fn dir_meta(&self, dir: &Dir) -> Outcome<Meta> {
+        let attr = ino(dir).and_then(|ino| self.tree.attr(ino));
+        attr.map(|attr| Meta::of_attr(&attr)).map_err(Fault::source("stat source directory"))
+    }
+
+    fn open(&self, _dir: &Dir, _name: &[u8], expect: &Meta) -> Outcome<OpenSource> {
+        let fault = Fault::source("open source");
+        let ino = Ino(expect.ino);
+        let file = self.tree.open_read(&self.who, ino).map_err(&fault)?;
+        let meta = Meta::of_attr(&self.tree.attr(ino).map_err(&fault)?);
+        Ok(OpenSource { file, meta })
+    }
+
+    fn recheck(&self, open: &OpenSource) -> Outcome<Meta> {
+        let attr = self.tree.attr(Ino(open.meta.ino)).map_err(Fault::source("stat source"))?;
+        Ok(Meta::of_attr(&attr))
+    }
+
+    fn readlink(&self, dir: &Dir, name: &[u8]) -> Outcome<Vec<u8>> {
+        let meta = Source::stat(self, dir, name)?;
+        self.tree.readlink(Ino(meta.ino)).map_err(Fault::source("read symbolic link"))
+    }
+
+    fn file_xattrs(&self, open: &OpenSource) -> Outcome<Xattrs> {
+        let got = self.tree.xattrs(&self.who, Ino(open.meta.ino));
+        got.map_err(Fault::source("read xattrs of source"))
+    }
+
+    fn dir_xattrs(&self, dir: &Dir) -> Outcome<Xattrs> {
+        let got = ino(dir).and_then(|ino| self.tree.xattrs(&self.who, ino));
+        got.map_err(Fault::source("read xattrs of source"))
+    }
+}
+
+impl Target for Buffer {
+    fn make_top(&self, path: &[u8]) -> Outcome<(Dir, bool)> {
+        let fault = Fault::target("make directory");
+        match self.dir(path) {
+            Ok(dir) => return Ok((dir, false)),
+            Err(Errno::ENOENT) => {}
+            Err(e) => return Err(Fault::target("open target directory")(e)),
+        }
+        let mut at = Ino::ROOT;
+        for name in trim_end(path).split(|&b| b == b'/').filter(|name| !name.is_empty()) {
+            at = match self.tree.child(&self.who, at, name) {
+                Ok(attr) if attr.kind() != FileKind::Dir => return Err(fault(Errno::ENOTDIR)),
+                Ok(attr) => attr.ino,
+                Err(Errno::ENOENT) => {
+                    self.tree.mkdir(&self.who, at, name, PARENT_MODE).map_err(&fault)?.ino
+                }
+                Err(e) => return Err(fault(e)),
+            };
+        }
+        Ok((Dir::Buffer(at), true))
+    }
+
+    fn look(&self, path: &[u8]) -> Outcome<Option<Meta>> {
+        match self.tree.resolve(&self.who, path) {
+            Ok(attr) => Ok(Some(Meta::of_attr(&attr))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(e) => Err(Fault::target("open target")(e)),
+        }
+    }
+
+    fn reopen(&self, top: &[u8], rel: &[u8]) -> Outcome<Dir> {
+        self.walk_down(top, rel).map_err(Fault::target("open target directory"))
+    }
+
+    fn stat(&self, dir: &Dir, name: &[u8]) -> Outcome<Option<Meta>> {
+        match ino(dir).and_then(|dir| self.tree.child(&self.who, dir, name)) {
+            Ok(attr) => Ok(Some(Meta::of_attr(&attr))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(e) => Err(Fault::target("stat target")(e)),
+        }
+    }
+
+    fn make_dir(&self, dir: &Dir, name: &[u8]) -> Outcome<Dir> {
+        let fault = Fault::target("make directory");
+        let at = ino(dir).map_err(&fault)?;
+        let attr = self.tree.mkdir(&self.who, at, name, 0o700).map_err(&fault)?;
+        if attr.uid == self.who.uid && attr.mode & 0o700 != 0o700 {
+            // Left so by an earlier run: without this its own owner could not write in it.
+            let mode = Some((attr.mode & 0o7777) | 0o700);
+            let change = SetAttr { mode, ..SetAttr::default() };
+            self.tree.set_attr(&self.who, attr.ino, &change).map_err(&fault)?;
+        }
+        Ok(Dir::Buffer(attr.ino))
+    }
+
+    fn begin(&self, dir: &Dir, size_bytes: u64, _temp: u64) -> Outcome<Temp> {
+        let made = ino(dir).and_then(|dir| self.tree.begin_file(&self.who, dir, size_bytes));
+        let new = made.map_err(Fault::target("create target"))?;
+        Ok(Temp { file: new.file, at: TempAt::Buffer { ino: new.ino } })
+    }
+
+    fn writing(&self) -> Outcome<Option<Acting>> {
+        Ok(None)
+    }
+
+    fn dress(&self, temp: &Temp, meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
+        self.dress_ino(temp_ino(temp)?, meta, xattrs)
+    }
+
+    fn fsync(&self, temp: &Temp) -> Outcome<()> {
+        self.tree.finish_file(temp_ino(temp)?).map_err(Fault::target("fsync target"))
+    }
+
+    fn publish(&self, temp: &Temp, dir: &Dir, name: &[u8]) -> Outcome<Meta> {
+        let fault = Fault::target("publish target");
+        let at = ino(dir).map_err(&fault)?;
+        let attr = self.tree.publish(&self.who, temp_ino(temp)?, at, name).map_err(&fault)?;
+        Ok(Meta::of_attr(&attr))
+    }
+
+    fn abandon(&self, temp: Temp, _dir: &Dir) {
+        if let TempAt::Buffer { ino } = temp.at {
+            drop(temp.file);
+            self.tree.abandon(ino);
+        }
+    }
+
+    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta) -> Outcome<()> {
+        let made = ino(at.dir).and_then(|dir| self.tree.symlink(&self.who, dir, at.name, to));
+        let attr = made.map_err(Fault::target("make symbolic link"))?;
+        self.dress_ino(attr.ino, meta, &Vec::new())
+    }
+
+    fn node(&self, at: At<'_>, meta: &Meta) -> Outcome<()> {
+        let made = ino(at.dir)
+            .and_then(|dir| self.tree.mknod(&self.who, dir, at.name, meta.kind, 0o600, meta.rdev));
+        let attr = made.map_err(Fault::target("make special file"))?;
+        self.dress_ino(attr.ino, meta, &Vec::new())
+    }
+
+    fn link(&self, old_dir: &Dir, old_name: &[u8], at: At<'_>) -> Outcome<()> {
+        let linked = ino(old_dir).and_then(|old| {
+            let leader = self.tree.child(&self.who, old, old_name)?;
+            let there = self.tree.child(&self.who, ino(at.dir)?, at.name);
+            if there.is_ok_and(|there| there.ino == leader.ino) {
+                return Ok(());
+            }
+            self.tree.link(&self.who, leader.ino, ino(at.dir)?, at.name).map(drop)
+        });
+        linked.map_err(Fault::target("make hard link"))
+    }
+
+    fn finish_dir(&self, dir: &Dir, attrs: Option<(&Meta, &Xattrs)>) -> Outcome<()> {
+        let Some((meta, xattrs)) = attrs else { return Ok(()) };
+        let ino = ino(dir).map_err(Fault::target("set attributes of directory"))?;
+        self.dress_ino(ino, meta, xattrs)
+    }
+
+    fn fsync_dir(&self, _dir: &Dir) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Outcome<()> {
+        self.tree.sync().map_err(Fault::target("sync the buffer"))
+    }
+
+    fn sweep(&self, _dir: &Dir) -> Outcome<()> {
+        // Inodes without names are dropped by the buffer itself when its server starts.
+        Ok(())
+    }
+}
+
+fn temp_ino(temp: &Temp) -> Outcome<Ino> {
+    match &temp.at {
+        TempAt::Buffer { ino } => Ok(*ino),
+        TempAt::Pfs { .. } => Err(Fault::target("find target")(Errno::EBADF)),
+    }
+}

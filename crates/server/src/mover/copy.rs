@@ -1,0 +1,455 @@
+//! The data path: copies one open file to another, and compares what arrived.
+//!
+//! Data goes in pieces of [`PIECE_BYTES`] through a buffer that stays in the processor's cache,
+//! where its CRC32C is taken on the way; write-back is started behind the writer and kept within
+//! [`DIRTY_WINDOW_BYTES`], so that the fsync at the end is short and a cancel is answered soon.
+//! A CRC is kept per block of [`BLOCK_BYTES`]; verification reads the target's blocks back after
+//! they were written, through its page cache (for big files by a thread that follows the
+//! writer) or past it. Holes of the source are holes of the target.
+
+use super::fault::{Fault, Outcome, Sort, Where};
+use super::meta::Meta;
+use super::pfs::{PfsHook, errno};
+use super::stop::Pace;
+use crc_fast::CrcAlgorithm::Crc32Iscsi;
+use forebay_proto::Errno;
+use rustix::fs::{Advice, OFlags, SeekFrom};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+/// Bytes read and written at once.
+pub(super) const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes that one checksum covers: what is read back at once.
+pub(super) const BLOCK_BYTES: u64 = 4 << 20;
+/// Files larger than this are read back by a second thread while they are written.
+const FOLLOW_FROM_BYTES: u64 = 8 << 20;
+/// Blocks that the second thread may be behind.
+const FOLLOW_BLOCKS: usize = 4;
+/// Bytes of a file that may wait for write-back before the writer waits.
+const DIRTY_WINDOW_BYTES: u64 = 32 << 20;
+/// Alignment of buffers, offsets and lengths for O_DIRECT, in bytes.
+const DIRECT_ALIGN: u64 = 4096;
+
+/// A buffer aligned for O_DIRECT, kept by a worker for all its files.
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+}
+
+impl Buffer {
+    /// Without memory yet.
+    pub fn new() -> Buffer {
+        Buffer { bytes: Vec::new() }
+    }
+
+    /// At least `len` bytes, aligned.
+    fn get(&mut self, len: usize) -> &mut [u8] {
+        let align = DIRECT_ALIGN as usize;
+        if self.bytes.len() < len + align {
+            self.bytes.resize(len + align, 0);
+        }
+        let skip = self.bytes.as_ptr().align_offset(align);
+        &mut self.bytes[skip..skip + len]
+    }
+}
+
+/// A block of data of the source, with its CRC32C.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    offset: u64,
+    len: u64,
+    crc: u32,
+}
+
+/// What was copied.
+#[derive(Debug)]
+pub(super) struct Copied {
+    size_bytes: u64,
+    blocks: Vec<Block>,
+    /// True if all blocks were read back already (through the cache).
+    followed: bool,
+}
+
+/// What a copy needs beside the two files.
+pub(super) struct Env<'a> {
+    pub pace: &'a Pace,
+    pub hook: Option<&'a PfsHook>,
+    pub name: &'a [u8],
+    /// Told of bytes as they are written.
+    pub count: &'a (dyn Fn(u64) + Sync),
+    /// Read back through the cache while writing.
+    pub follow: bool,
+}
+
+/// Copies all of `source` (as `meta` describes it) to the empty file `target`.
+pub(super) fn copy(
+    env: &Env<'_>,
+    source: &File,
+    meta: &Meta,
+    target: &File,
+    buffer: &mut Buffer,
+) -> Outcome<Copied> {
+    let size = meta.size_bytes;
+    let mut copied = Copied { size_bytes: size, blocks: Vec::new(), followed: false };
+    if size == 0 {
+        return Ok(copied);
+    }
+    rustix::fs::ftruncate(target, size).map_err(|e| Fault::target("size target")(errno(e)))?;
+    if size > PIECE_BYTES {
+        // Only a hint: a file system may refuse it.
+        let _ = rustix::fs::fadvise(source, 0, None, Advice::Sequential);
+    }
+    if !env.follow || size < FOLLOW_FROM_BYTES {
+        write_all(env, source, meta, target, buffer, &mut |block| {
+            copied.blocks.push(block);
+            true
+        })?;
+        return Ok(copied);
+    }
+    let (send, receive) = crossbeam_channel::bounded::<Block>(FOLLOW_BLOCKS);
+    std::thread::scope(|scope| {
+        let follower = scope.spawn(move || {
+            let mut buffer = Buffer::new();
+            let mut end = 0;
+            for block in receive {
+                check_hole(target, end, block.offset, &mut buffer)?;
+                check_block(target, &block, false, &mut buffer)?;
+                end = block.offset + block.len;
+            }
+            Ok(())
+        });
+        let blocks = &mut copied.blocks;
+        let written = write_all(env, source, meta, target, buffer, &mut |block| {
+            blocks.push(block);
+            send.send(block).is_ok()
+        });
+        drop(send);
+        let followed = follower.join().unwrap_or_else(|_| {
+            Err(Fault::of(Sort::Refused, Where::Target, "verify", "the verifier panicked"))
+        });
+        // What the follower found comes first: it makes the writer stop.
+        followed.and(written)
+    })?;
+    copied.followed = true;
+    Ok(copied)
+}
+
+/// Reads, checksums and writes block by block; `done` takes each block and says whether to go on.
+fn write_all(
+    env: &Env<'_>,
+    source: &File,
+    meta: &Meta,
+    target: &File,
+    buffer: &mut Buffer,
+    done: &mut dyn FnMut(Block) -> bool,
+) -> Outcome<()> {
+    let size = meta.size_bytes;
+    let sparse = meta.allocated_bytes < size;
+    let mut offset = 0;
+    let mut waited = 0;
+    while offset < size {
+        let (start, end) = if sparse { next_data(source, offset, size)? } else { (offset, size) };
+        offset = start;
+        while offset < end {
+            let len = BLOCK_BYTES.min(end - offset);
+            let crc = write_block(env, source, target, offset, len, buffer)?;
+            write_back(target, offset, len, libc::SYNC_FILE_RANGE_WRITE);
+            if offset > waited + DIRTY_WINDOW_BYTES {
+                let upto = offset - DIRTY_WINDOW_BYTES;
+                let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+                    | libc::SYNC_FILE_RANGE_WRITE
+                    | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+                write_back(target, waited, upto - waited, wait);
+                waited = upto;
+            }
+            if !done(Block { offset, len, crc }) {
+                return Ok(());
+            }
+            offset += len;
+        }
+    }
+    Ok(())
+}
+
+fn write_block(
+    env: &Env<'_>,
+    source: &File,
+    target: &File,
+    offset: u64,
+    len: u64,
+    buffer: &mut Buffer,
+) -> Outcome<u32> {
+    let mut digest = crc_fast::Digest::new(Crc32Iscsi);
+    let mut done = 0;
+    while done < len {
+        let piece = env.pace.piece_bytes(PIECE_BYTES).min(len - done);
+        env.pace.take(piece)?;
+        let buf = buffer.get(piece as usize);
+        if let Some(hook) = env.hook {
+            hook("read", env.name).map_err(Fault::source("read source"))?;
+        }
+        read_full(source, buf, offset + done)?;
+        digest.update(buf);
+        if let Some(hook) = env.hook {
+            hook("write", env.name).map_err(Fault::target("write target"))?;
+        }
+        let written = target.write_all_at(buf, offset + done);
+        written.map_err(|e| Fault::target("write target")(Errno::from_io(&e)))?;
+        (env.count)(piece);
+        done += piece;
+    }
+    Ok(digest.finalize() as u32)
+}
+
+fn read_full(source: &File, buf: &mut [u8], offset: u64) -> Outcome<()> {
+    source.read_exact_at(buf, offset).map_err(|e| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => Fault::changed("it became shorter"),
+        _ => Fault::source("read source")(Errno::from_io(&e)),
+    })
+}
+
+/// The next range of data at or after `offset`; `(size, size)` if only a hole follows.
+fn next_data(file: &File, offset: u64, size: u64) -> Outcome<(u64, u64)> {
+    let fault = |e| Fault::source("find holes of source")(errno(e));
+    let start = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+        Ok(start) => start.min(size),
+        Err(rustix::io::Errno::NXIO) => return Ok((size, size)),
+        // A file system that does not know holes: all is data.
+        Err(rustix::io::Errno::INVAL) => return Ok((offset, size)),
+        Err(e) => return Err(fault(e)),
+    };
+    if start == size {
+        return Ok((size, size));
+    }
+    match rustix::fs::seek(file, SeekFrom::Hole(start)) {
+        Ok(end) => Ok((start, end.clamp(start, size))),
+        Err(rustix::io::Errno::NXIO) => Ok((size, size)),
+        Err(e) => Err(fault(e)),
+    }
+}
+
+/// Starts (or waits for) write-back of a range. Only speed depends on it: errors are fsync's.
+fn write_back(file: &File, offset: u64, len: u64, flags: libc::c_uint) {
+    // SAFETY: the descriptor is open for the whole call; no memory is passed.
+    unsafe { libc::sync_file_range(file.as_raw_fd(), offset as i64, len as i64, flags) };
+}
+
+impl Copied {
+    /// CRC32C of the whole content, holes included.
+    pub fn crc32c(&self) -> u32 {
+        let mut crc = 0;
+        let mut end = 0;
+        for block in &self.blocks {
+            crc = join(crc, zeros_crc(block.offset - end), block.offset - end);
+            crc = join(crc, block.crc, block.len);
+            end = block.offset + block.len;
+        }
+        join(crc, zeros_crc(self.size_bytes - end), self.size_bytes - end)
+    }
+
+    /// Compares the target with what was written to it. With `medium` it is read past the page
+    /// cache where the file system can (O_DIRECT), else after asking the kernel to drop it; the
+    /// caller has fsynced it.
+    pub fn verify(
+        &self,
+        pace: &Pace,
+        target: &File,
+        medium: bool,
+        buffer: &mut Buffer,
+    ) -> Outcome<()> {
+        let fault = |e| Fault::target("stat target")(errno(e));
+        let size = rustix::fs::fstat(target).map_err(fault)?.st_size as u64;
+        if size != self.size_bytes {
+            let why = format!("the target has {size} bytes instead of {}", self.size_bytes);
+            return Err(Fault::of(Sort::Mismatch, Where::Target, "verify", why));
+        }
+        if self.followed && !medium {
+            let end = self.blocks.last().map_or(0, |last| last.offset + last.len);
+            return check_hole(target, end, size, buffer);
+        }
+        let direct = medium && Direct::set(target);
+        let result = self.read_back(pace, target, medium && direct, buffer);
+        if direct {
+            Direct::clear(target)?;
+        }
+        result
+    }
+
+    fn read_back(
+        &self,
+        pace: &Pace,
+        target: &File,
+        direct: bool,
+        buffer: &mut Buffer,
+    ) -> Outcome<()> {
+        let mut end = 0;
+        for block in &self.blocks {
+            pace.check()?;
+            check_hole(target, end, block.offset, buffer)?;
+            check_block(target, block, direct, buffer)?;
+            end = block.offset + block.len;
+        }
+        check_hole(target, end, self.size_bytes, buffer)
+    }
+}
+
+/// O_DIRECT on an open file description that nobody else uses yet.
+struct Direct;
+
+impl Direct {
+    /// Drops the file's pages and sets O_DIRECT; false where the file system has no such thing.
+    fn set(file: &File) -> bool {
+        // Dirty pages are written already; a page that stays is bypassed by O_DIRECT.
+        let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);
+        let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return false };
+        rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT).is_ok()
+    }
+
+    fn clear(file: &File) -> Outcome<()> {
+        let fault = |e| Fault::target("verify")(errno(e));
+        let flags = rustix::fs::fcntl_getfl(file).map_err(fault)?;
+        rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT).map_err(fault)
+    }
+}
+
+/// Reads one block back and compares its CRC.
+fn check_block(target: &File, block: &Block, direct: bool, buffer: &mut Buffer) -> Outcome<()> {
+    let fault = |e: &std::io::Error| Fault::target("verify")(Errno::from_io(e));
+    let align = if direct { DIRECT_ALIGN } else { 1 };
+    let start = block.offset - block.offset % align;
+    let lead = (block.offset - start) as usize;
+    let want = lead + block.len as usize;
+    let buf = buffer.get(want.next_multiple_of(align as usize));
+    let mut got = 0;
+    while got < want {
+        let count = match target.read_at(&mut buf[got..], start + got as u64) {
+            Ok(count) => count,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(e) if direct && e.raw_os_error() == Some(libc::EINVAL) => {
+                // This file system cannot read so: the cache was dropped, read through it.
+                Direct::clear(target)?;
+                return check_block(target, block, false, buffer);
+            }
+            Err(e) => return Err(fault(&e)),
+        };
+        if count == 0 {
+            return Err(mismatch(block.offset, "it ends early"));
+        }
+        got += count;
+    }
+    let crc = crc_fast::checksum(Crc32Iscsi, &buf[lead..want]) as u32;
+    if crc != block.crc {
+        return Err(mismatch(block.offset, "its checksum is not that of the source"));
+    }
+    Ok(())
+}
+
+/// Checks that a range which is a hole in the source has no data but zeros in the target.
+fn check_hole(target: &File, start: u64, end: u64, buffer: &mut Buffer) -> Outcome<()> {
+    let mut at = start;
+    while at < end {
+        let (data, hole) = match next_data(target, at, end) {
+            Ok(range) => range,
+            Err(fault) => return Err(Fault { side: Where::Target, what: "verify", ..fault }),
+        };
+        at = data;
+        while at < hole {
+            // Aligned, for a file that is read by O_DIRECT.
+            let start = at - at % DIRECT_ALIGN;
+            let bytes = buffer.get(DIRECT_ALIGN as usize);
+            let got = target.read_at(bytes, start);
+            let got = got.map_err(|e| Fault::target("verify")(Errno::from_io(&e)))? as u64;
+            let upto = hole.min(start + got);
+            if upto <= at {
+                return Err(mismatch(at, "it ends early"));
+            }
+            if bytes[(at - start) as usize..(upto - start) as usize].iter().any(|&b| b != 0) {
+                return Err(mismatch(at, "a hole of the source has data"));
+            }
+            at = upto;
+        }
+    }
+    Ok(())
+}
+
+fn mismatch(offset: u64, how: &str) -> Fault {
+    let why = format!("the target is not what was written, at byte {offset}: {how}");
+    Fault { errno: Errno::EIO, ..Fault::of(Sort::Mismatch, Where::Target, "verify", why) }
+}
+
+/// CRC of two neighbouring ranges.
+fn join(first: u32, second: u32, second_len: u64) -> u32 {
+    if second_len == 0 {
+        return first;
+    }
+    crc_fast::checksum_combine(Crc32Iscsi, first.into(), second.into(), second_len) as u32
+}
+
+/// CRC32C of `len` zero bytes, by doubling.
+fn zeros_crc(len: u64) -> u32 {
+    let mut power = crc_fast::checksum(Crc32Iscsi, &[0]) as u32;
+    let mut power_len = 1;
+    let (mut crc, mut rest) = (0, len);
+    while rest != 0 {
+        if rest & 1 == 1 {
+            crc = join(crc, power, power_len);
+        }
+        power = join(power, power, power_len);
+        power_len <<= 1;
+        rest >>= 1;
+    }
+    crc
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn meta_of(file: &File) -> Meta {
+        Meta::of_stat(&rustix::fs::fstat(file).unwrap()).unwrap()
+    }
+
+    fn env<'a>(pace: &'a Pace) -> Env<'a> {
+        Env { pace, hook: None, name: b"x", count: &|_| {}, follow: true }
+    }
+
+    #[test]
+    fn holes_stay_and_the_checksum_is_that_of_the_content() {
+        let mut source = tempfile::tempfile().unwrap();
+        source.write_all(&[7; 5000]).unwrap();
+        source.write_all_at(&[9; 70_000], 33 << 20).unwrap();
+        source.set_len((40 << 20) + 17).unwrap();
+        let target = tempfile::tempfile().unwrap();
+        let pace = Pace::new(0);
+        let mut buffer = Buffer::new();
+        let copied = copy(&env(&pace), &source, &meta_of(&source), &target, &mut buffer).unwrap();
+        for medium in [false, true] {
+            copied.verify(&pace, &target, medium, &mut buffer).unwrap();
+        }
+        assert!(meta_of(&target).allocated_bytes < 1 << 20);
+        let mut whole = vec![0; (40 << 20) + 17];
+        target.read_exact_at(&mut whole, 0).unwrap();
+        assert_eq!(copied.crc32c(), crc_fast::checksum(Crc32Iscsi, &whole) as u32);
+    }
+
+    #[test]
+    fn one_wrong_bit_is_found_in_data_and_in_holes() {
+        let source = tempfile::tempfile().unwrap();
+        source.write_all_at(&[5; 300_000], 1 << 20).unwrap();
+        let target = tempfile::tempfile().unwrap();
+        let pace = Pace::new(0);
+        let mut buffer = Buffer::new();
+        let copied = copy(&env(&pace), &source, &meta_of(&source), &target, &mut buffer).unwrap();
+        for offset in [(1 << 20) + 77, 5] {
+            for medium in [false, true] {
+                target.write_all_at(&[4], offset).unwrap();
+                target.sync_all().unwrap();
+                let fault = copied.verify(&pace, &target, medium, &mut buffer).unwrap_err();
+                assert_eq!(fault.sort, Sort::Mismatch);
+                target.write_all_at(&[if offset > 1 << 20 { 5 } else { 0 }], offset).unwrap();
+                copied.verify(&pace, &target, medium, &mut buffer).unwrap();
+            }
+        }
+    }
+}

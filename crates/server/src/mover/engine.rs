@@ -1,0 +1,476 @@
+//! The mover: takes plans, runs a bounded number of them at once, and answers about them.
+//!
+//! Called by the server's control socket, with the caller's verified identity. A caller sees and
+//! changes its own plans only, the superuser all.
+
+use super::buffer::Buffer;
+use super::identity::Identity;
+use super::journal::{Journal, Past};
+use super::pfs::{Pfs, PfsHook};
+use super::plan::{PlanDir, PlanFile};
+use super::progress::Progress;
+use super::run::Run;
+use super::side::{Source, Target};
+use super::stop::{Pace, StopReason};
+use super::tree::BufferTree;
+use forebay_proto::control::{
+    ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec,
+};
+use forebay_proto::{Caller, Errno, PlanId};
+use parking_lot::{Condvar, Mutex};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
+
+/// Finished plans that are kept to be asked about; older ones are forgotten.
+pub const KEEP_FINISHED_PLANS: usize = 64;
+/// Plans that may wait for their turn.
+pub const QUEUED_PLANS_MAX: usize = 1_000;
+
+/// How a mover works.
+#[derive(Clone)]
+pub struct MoverOptions {
+    /// Threads that copy, per running plan.
+    pub workers: usize,
+    /// Plans that run at once; others wait.
+    pub concurrent_plans: usize,
+    /// Directories below which PFS paths may lie; none = anywhere.
+    pub pfs_roots: Vec<PathBuf>,
+    /// Where the buffer is mounted: lists of a stage-out name files by paths below it.
+    pub mount_point: Option<PathBuf>,
+    /// For tests of faults of the PFS.
+    pub hook: Option<PfsHook>,
+}
+
+impl Default for MoverOptions {
+    fn default() -> MoverOptions {
+        MoverOptions {
+            workers: 4,
+            concurrent_plans: 2,
+            pfs_roots: Vec::new(),
+            mount_point: None,
+            hook: None,
+        }
+    }
+}
+
+/// The staging engine of one buffer.
+pub struct Mover {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    tree: Arc<dyn BufferTree>,
+    plans_dir: PathBuf,
+    options: MoverOptions,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    plans: BTreeMap<PlanId, Arc<Plan>>,
+    queue: VecDeque<PlanId>,
+    active: BTreeSet<PlanId>,
+    threads: Vec<JoinHandle<()>>,
+    newest: u64,
+    shut_down: bool,
+}
+
+/// A plan in memory.
+struct Plan {
+    file: Mutex<PlanFile>,
+    uid: u32,
+    dir: PlanDir,
+    pace: Arc<Pace>,
+    progress: Arc<Progress>,
+    journal: OnceLock<Arc<Journal>>,
+    state: Mutex<PlanState>,
+    last: OnceLock<PlanStatus>,
+}
+
+impl Mover {
+    /// A mover for `tree` that keeps its plans in `plans_dir` (made if missing). Nothing runs
+    /// before [`Mover::start`] or [`Mover::resume`].
+    pub fn new(
+        tree: Arc<dyn BufferTree>,
+        plans_dir: PathBuf,
+        options: MoverOptions,
+    ) -> Result<Mover, ControlError> {
+        let failed =
+            |errno| plan_error("open plans", errno, Some(plans_dir.as_os_str().as_bytes()));
+        std::fs::create_dir_all(&plans_dir).map_err(|e| failed(e.into()))?;
+        let mut state = State::default();
+        for id in PlanDir::all(&plans_dir).map_err(failed)? {
+            state.newest = id.0;
+            let dir = PlanDir::of(&plans_dir, id);
+            let finished = dir.finished().map_err(failed)?;
+            match dir.read().map_err(failed)? {
+                Some(file) => {
+                    state.plans.insert(id, Arc::new(Plan::new(file, dir, finished)));
+                }
+                None => tracing::warn!(plan = %id, "plan without a record is ignored"),
+            }
+        }
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        Ok(Mover { shared: Arc::new(Shared { tree, plans_dir, options, state, changed }) })
+    }
+
+    /// Takes a plan; it is journaled when this returns, and goes on whatever happens to the caller.
+    pub fn start(&self, who: &Caller, spec: StageSpec) -> Result<PlanStatus, ControlError> {
+        let what = "start staging";
+        for path in [&spec.pfs_path, &spec.buffer_path] {
+            let bytes = path.as_bytes();
+            if bytes.first() != Some(&b'/') || bytes.contains(&0) {
+                let mut error = plan_error(what, Errno::EINVAL, Some(bytes));
+                error.why = "the path must be absolute".to_string();
+                return Err(error);
+            }
+        }
+        if let Err(why) = Identity::of(who) {
+            let mut error = plan_error(what, Errno::EPERM, None);
+            error.why = why;
+            error.hint = Some("start the server as root, or ask as its own user".to_string());
+            return Err(error);
+        }
+        let shared = &self.shared;
+        let mut state = shared.state.lock();
+        if state.shut_down {
+            return Err(plan_error(what, Errno::ESHUTDOWN, None));
+        }
+        if state.queue.len() >= QUEUED_PLANS_MAX {
+            let mut error = plan_error(what, Errno::EAGAIN, None);
+            error.why = format!("{QUEUED_PLANS_MAX} plans wait already");
+            return Err(error);
+        }
+        state.newest += 1;
+        let id = PlanId(state.newest);
+        let file = PlanDir::create(&shared.plans_dir, id, &spec, who)
+            .map_err(|e| plan_error(what, e, None))?;
+        let dir = PlanDir::of(&shared.plans_dir, id);
+        let plan = Arc::new(Plan::new(file, dir, None));
+        state.plans.insert(id, plan.clone());
+        state.queue.push_back(id);
+        tracing::info!(plan = %id, uid = who.uid, direction = ?spec.direction, kind = ?spec.kind,
+            pfs = %spec.pfs_path, buffer = %spec.buffer_path, "staging plan taken");
+        shared.start_next(&mut state);
+        drop(state);
+        Ok(plan.status())
+    }
+
+    /// State of a plan.
+    pub fn status(&self, who: &Caller, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        Ok(self.find(who, plan)?.status())
+    }
+
+    /// All plans that `who` may see, oldest first.
+    pub fn list(&self, who: &Caller) -> Vec<PlanStatus> {
+        let plans: Vec<_> = self.shared.state.lock().plans.values().cloned().collect();
+        plans.iter().filter(|plan| plan.belongs_to(who)).map(|plan| plan.status()).collect()
+    }
+
+    /// Stops a plan for good; returns when nothing of it runs and its leftovers are removed.
+    /// A plan that has ended stays as it is.
+    pub fn cancel(&self, who: &Caller, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        let found = self.find(who, plan)?;
+        tracing::info!(plan = %plan, uid = who.uid, "staging plan is cancelled");
+        found.pace.stop(StopReason::Cancel);
+        let shared = &self.shared;
+        let mut state = shared.state.lock();
+        if !found.is_final() && !state.active.contains(&plan) && !state.shut_down {
+            // It runs for the moment that removing what an earlier run left takes.
+            state.queue.retain(|queued| *queued != plan);
+            shared.launch(&mut state, plan);
+        }
+        while !found.is_final() && !state.shut_down {
+            shared.changed.wait(&mut state);
+        }
+        drop(state);
+        Ok(found.status())
+    }
+
+    /// Waits until a plan has ended, at most `timeout`; returns its state then.
+    pub fn wait(
+        &self,
+        who: &Caller,
+        plan: PlanId,
+        timeout: std::time::Duration,
+    ) -> Result<PlanStatus, ControlError> {
+        let found = self.find(who, plan)?;
+        let end = std::time::Instant::now() + timeout;
+        let mut state = self.shared.state.lock();
+        while !found.is_final() {
+            if self.shared.changed.wait_until(&mut state, end).timed_out() {
+                break;
+            }
+        }
+        drop(state);
+        Ok(found.status())
+    }
+
+    /// Changes the rate limit of a plan, in bytes per second; 0 = none. It holds after a restart.
+    pub fn set_rate(
+        &self,
+        who: &Caller,
+        plan: PlanId,
+        bytes_per_s: u64,
+    ) -> Result<PlanStatus, ControlError> {
+        let found = self.find(who, plan)?;
+        if !found.is_final() {
+            found.pace.set_rate(bytes_per_s);
+            let mut file = found.file.lock();
+            file.spec.rate_bytes_per_s = bytes_per_s;
+            found.dir.write(&file).map_err(|e| plan_error("change rate", e, None))?;
+        }
+        Ok(found.status())
+    }
+
+    /// Lets all unfinished plans go on; called once, when the server starts.
+    pub fn resume(&self) {
+        let shared = &self.shared;
+        let mut state = shared.state.lock();
+        let unfinished: Vec<_> =
+            state.plans.iter().filter(|(_, plan)| !plan.is_final()).map(|(id, _)| *id).collect();
+        for id in unfinished {
+            if !state.queue.contains(&id) {
+                tracing::info!(plan = %id, "staging plan goes on");
+                state.queue.push_back(id);
+            }
+        }
+        shared.start_next(&mut state);
+    }
+
+    /// Stops all plans such that a later server can resume them; returns when nothing runs.
+    pub fn shutdown(&self) {
+        let threads = {
+            let mut state = self.shared.state.lock();
+            state.shut_down = true;
+            state.queue.clear();
+            for plan in state.plans.values() {
+                plan.pace.stop(StopReason::Shutdown);
+            }
+            self.shared.changed.notify_all();
+            std::mem::take(&mut state.threads)
+        };
+        for thread in threads {
+            // A panic of it was reported by its plan.
+            let _ = thread.join();
+        }
+    }
+
+    fn find(&self, who: &Caller, plan: PlanId) -> Result<Arc<Plan>, ControlError> {
+        let found = self.shared.state.lock().plans.get(&plan).cloned();
+        match found {
+            Some(found) if found.belongs_to(who) => Ok(found),
+            _ => {
+                let mut error = plan_error("find staging plan", Errno::ENOENT, None);
+                error.why = format!("there is no plan {plan} of yours");
+                error.hint = Some("see `forebay stage status`".to_string());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl Shared {
+    /// Starts queued plans while there is room.
+    fn start_next(self: &Arc<Shared>, state: &mut State) {
+        while state.active.len() < self.options.concurrent_plans.max(1) && !state.shut_down {
+            let Some(id) = state.queue.pop_front() else { return };
+            self.launch(state, id);
+        }
+    }
+
+    fn launch(self: &Arc<Shared>, state: &mut State, id: PlanId) {
+        let Some(plan) = state.plans.get(&id).cloned() else { return };
+        state.threads.retain(|thread| !thread.is_finished());
+        let shared = self.clone();
+        let for_thread = plan.clone();
+        let body = move || shared.run_plan(&for_thread);
+        match std::thread::Builder::new().name(format!("stage-{id}")).spawn(body) {
+            Ok(thread) => {
+                state.active.insert(id);
+                state.threads.push(thread);
+            }
+            Err(error) => {
+                plan.progress.failed(plan_failure("start a thread", &error.to_string()));
+                plan.end(PlanState::Failed);
+            }
+        }
+    }
+
+    fn run_plan(self: Arc<Shared>, plan: &Arc<Plan>) {
+        *plan.state.lock() = PlanState::Running;
+        let ended = catch_unwind(AssertUnwindSafe(|| self.run(plan))).unwrap_or_else(|_| {
+            plan.progress.failed(plan_failure("run", "internal error, please report it"));
+            Some(PlanState::Failed)
+        });
+        match ended {
+            Some(state) => plan.end(state),
+            None => *plan.state.lock() = PlanState::Queued,
+        }
+        let mut state = self.state.lock();
+        let id = plan.file.lock().plan;
+        state.active.remove(&id);
+        self.forget_old(&mut state);
+        self.start_next(&mut state);
+        self.changed.notify_all();
+    }
+
+    fn run(&self, plan: &Plan) -> Option<PlanState> {
+        let opened = Journal::open(&plan.dir.journal());
+        let (journal, past) = match opened {
+            Ok((journal, past)) => (plan.journal.get_or_init(|| Arc::new(journal)).clone(), past),
+            Err(errno) => {
+                plan.progress.failed(plan_failure("open journal", &errno.to_string()));
+                return Some(PlanState::Failed);
+            }
+        };
+        let run = match self.prepare(plan, journal.clone(), past) {
+            Ok(run) => run,
+            Err(why) => {
+                plan.progress.failed(plan_failure("take identity", &why));
+                return Some(PlanState::Failed);
+            }
+        };
+        let ended = run.run();
+        if let Err(fault) = journal.sync() {
+            tracing::warn!(plan = %run.plan, errno = %fault.errno, "journal not on flash");
+        }
+        ended
+    }
+
+    fn prepare(&self, plan: &Plan, journal: Arc<Journal>, past: Past) -> Result<Run, String> {
+        let PlanFile { plan: id, spec, who, token, .. } = plan.file.lock().clone();
+        let identity = Identity::of(&who)?;
+        let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
+        let pfs = Pfs {
+            identity: identity.clone(),
+            roots: Arc::new(self.options.pfs_roots.iter().map(bytes).collect()),
+            hook: self.options.hook.clone(),
+            temp_prefix: format!(".forebay-{id}.{token:08x}-").into_bytes(),
+        };
+        let buffer = Buffer { tree: self.tree.clone(), who };
+        let (source, target): (Box<dyn Source>, Box<dyn Target>) = match spec.direction {
+            Direction::In => (Box::new(pfs.clone()), Box::new(buffer)),
+            Direction::Out => (Box::new(buffer), Box::new(pfs.clone())),
+        };
+        Ok(Run {
+            plan: id,
+            spec,
+            source,
+            target,
+            pfs,
+            identity,
+            hook: self.options.hook.clone(),
+            mount_point: self.options.mount_point.as_ref().map(bytes),
+            workers: self.options.workers.max(1),
+            pace: plan.pace.clone(),
+            progress: plan.progress.clone(),
+            journal,
+            past,
+            temps: AtomicU64::new(0),
+            pfs_identity: OnceLock::new(),
+            dirs: Mutex::new(Vec::new()),
+            followers: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Forgets the oldest finished plans beyond [`KEEP_FINISHED_PLANS`].
+    fn forget_old(&self, state: &mut State) {
+        let ended: Vec<_> =
+            state.plans.iter().filter(|(_, plan)| plan.is_final()).map(|(id, _)| *id).collect();
+        for id in ended.iter().take(ended.len().saturating_sub(KEEP_FINISHED_PLANS)) {
+            match PlanDir::of(&self.plans_dir, *id).remove() {
+                Ok(()) => drop(state.plans.remove(id)),
+                Err(error) => tracing::warn!(plan = %id, %error, "old plan cannot be removed"),
+            }
+        }
+    }
+}
+
+impl Plan {
+    fn new(file: PlanFile, dir: PlanDir, finished: Option<PlanStatus>) -> Plan {
+        let state = finished.as_ref().map_or(PlanState::Queued, |status| status.state);
+        let last = OnceLock::new();
+        if let Some(status) = finished {
+            let _ = last.set(status);
+        }
+        Plan {
+            uid: file.who.uid,
+            pace: Arc::new(Pace::new(file.spec.rate_bytes_per_s)),
+            file: Mutex::new(file),
+            dir,
+            progress: Arc::new(Progress::new()),
+            journal: OnceLock::new(),
+            state: Mutex::new(state),
+            last,
+        }
+    }
+
+    fn belongs_to(&self, who: &Caller) -> bool {
+        who.uid == 0 || who.uid == self.uid
+    }
+
+    fn is_final(&self) -> bool {
+        self.state.lock().is_final()
+    }
+
+    fn status(&self) -> PlanStatus {
+        if let Some(last) = self.last.get() {
+            return last.clone();
+        }
+        let state = *self.state.lock();
+        self.status_as(state)
+    }
+
+    fn status_as(&self, state: PlanState) -> PlanStatus {
+        let worked_ms = self.journal.get().map_or(0, |journal| journal.worked_ms());
+        let file = self.file.lock();
+        self.progress.status(file.plan, &file.spec, state, self.uid, worked_ms)
+    }
+
+    /// Records the end of the plan.
+    fn end(&self, state: PlanState) {
+        let status = self.status_as(state);
+        tracing::info!(plan = %status.plan, ?state, files = status.files_done,
+            failed = status.files_failed, bytes = status.bytes_done, "staging plan ended");
+        if let Err(errno) = self.dir.finish(&status) {
+            // It will be run again by the next server, which finds it done.
+            tracing::warn!(plan = %status.plan, %errno, "the plan's end could not be recorded");
+        }
+        let _ = self.last.set(status);
+        *self.state.lock() = state;
+    }
+}
+
+fn plan_error(what: &str, errno: Errno, path: Option<&[u8]>) -> ControlError {
+    ControlError {
+        what: what.to_string(),
+        path: path.map(PathBytes::new),
+        errno: Some(errno.0),
+        why: errno.to_string(),
+        hint: None,
+    }
+}
+
+fn plan_failure(what: &str, why: &str) -> FileError {
+    FileError {
+        path: PathBytes::new(b""),
+        what: what.to_string(),
+        errno: 0,
+        why: why.to_string(),
+        attempts: 1,
+    }
+}

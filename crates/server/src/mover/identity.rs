@@ -1,0 +1,153 @@
+//! Acting as the requester: PFS calls are made with the requester's file-system identity.
+//!
+//! Linux credentials are per thread. A thread of the mover takes the requester's supplementary
+//! groups for good ([`Identity::adopt_thread`]), and around every PFS call also its fsuid and
+//! fsgid, with no effective capability ([`Identity::enter`]): a root server then can read and
+//! write on the PFS exactly what the requester can, quotas and reserved blocks included.
+//! Outside the guard the thread is the server again, as it must be to reach its own flash.
+//! The raw system calls are used because the C library's wrappers change all threads.
+
+use forebay_proto::{Caller, Errno, Result};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use std::marker::PhantomData;
+
+/// Whose rights a plan has.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    /// True if threads must change identity: the server is root and the requester is not.
+    switch: bool,
+}
+
+impl Identity {
+    /// The identity of `who`; refused in words where this server cannot take it.
+    pub fn of(who: &Caller) -> std::result::Result<Identity, String> {
+        let server = rustix::process::geteuid().as_raw();
+        if server != 0 && who.uid != server {
+            return Err(format!(
+                "this server runs as uid {server} and cannot act on the PFS as uid {}",
+                who.uid
+            ));
+        }
+        Ok(Identity {
+            uid: who.uid,
+            gid: who.gid,
+            groups: who.groups.clone(),
+            switch: server == 0 && who.uid != 0,
+        })
+    }
+
+    /// The requester's uid.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// True for the superuser: owners and special files are kept.
+    pub fn is_superuser(&self) -> bool {
+        self.uid == 0
+    }
+
+    /// Gives this thread the requester's supplementary groups, for the rest of its life.
+    pub fn adopt_thread(&self) -> Result<()> {
+        if !self.switch {
+            return Ok(());
+        }
+        let count = self.groups.len();
+        // SAFETY: the pointer and the count describe `self.groups`, gid_t is u32; the raw call
+        // changes only the calling thread.
+        let rc = unsafe { libc::syscall(libc::SYS_setgroups, count, self.groups.as_ptr()) };
+        if rc == 0 { Ok(()) } else { Err(Errno::last()) }
+    }
+
+    /// Acts as the requester until the guard is dropped. The thread must have adopted the
+    /// identity before. Fails closed: EPERM if the identity could not be taken whole.
+    pub fn enter(&self) -> Result<Acting> {
+        if !self.switch {
+            return Ok(Acting { server: None, not_send: PhantomData });
+        }
+        let server = capabilities(None).map_err(|e| Errno(e.raw_os_error()))?;
+        let acting = Acting { server: Some(server), not_send: PhantomData };
+        set_fs_ids(self.uid, self.gid);
+        let none = CapabilitySets { effective: CapabilitySet::empty(), ..server };
+        set_capabilities(None, none).map_err(|e| Errno(e.raw_os_error()))?;
+        if fs_ids() != (self.uid, self.gid) {
+            return Err(Errno::EPERM);
+        }
+        Ok(acting)
+    }
+}
+
+/// While it lives the thread acts as the requester.
+pub(super) struct Acting {
+    /// Capabilities to return to; `None` if nothing was changed.
+    server: Option<CapabilitySets>,
+    /// Credentials are the thread's: the guard must not leave it.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        let Some(sets) = self.server else { return };
+        set_fs_ids(0, 0);
+        if let Err(error) = set_capabilities(None, sets) {
+            // The thread keeps fewer rights than it had: its next own call fails and is reported.
+            tracing::error!(%error, "a staging thread could not get its capabilities back");
+        }
+    }
+}
+
+fn set_fs_ids(uid: u32, gid: u32) {
+    // SAFETY: both calls take plain integers, change only the calling thread and cannot fail
+    // with memory effects; the caller checks the outcome by `fs_ids`.
+    unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsuid, uid);
+    }
+}
+
+/// The current (fsuid, fsgid): an invalid id changes nothing and returns the present one.
+fn fs_ids() -> (u32, u32) {
+    // SAFETY: see `set_fs_ids`; u32::MAX is not a valid id.
+    unsafe {
+        (
+            libc::syscall(libc::SYS_setfsuid, u32::MAX) as u32,
+            libc::syscall(libc::SYS_setfsgid, u32::MAX) as u32,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_root_server_opens_as_the_requester_and_is_root_again_after() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o600)).unwrap();
+        let path = file.path().to_path_buf();
+        let who = Caller { uid: 4242, gid: 4242, groups: vec![7], ..Caller::default() };
+        std::thread::spawn(move || {
+            let identity = Identity::of(&who).unwrap();
+            identity.adopt_thread().unwrap();
+            {
+                let _acting = identity.enter().unwrap();
+                let error = std::fs::File::open(&path).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+            }
+            std::fs::File::open(&path).unwrap();
+            assert_eq!(fs_ids(), (0, 0));
+        })
+        .join()
+        .unwrap();
+        let mut groups = [0; 64];
+        // SAFETY: the array has the 64 places that the call is told of.
+        let count = unsafe { libc::getgroups(64, groups.as_mut_ptr()) };
+        assert!(!groups[..count.max(0) as usize].contains(&7), "other threads are untouched");
+    }
+}

@@ -1,0 +1,255 @@
+//! The journal of a plan: an append-only file of lines, each `CRC32C(8 hex digits) JSON`.
+//!
+//! Order is what makes a plan resumable: a directory is named before the first temporary file
+//! in it exists, and a file is named done only after it was fsynced, verified and published.
+//! Lines survive a kill of the server; a power cut may lose the last ones, and then their items
+//! are found missing or changed, or are copied once more. Reading stops at the first line that
+//! is torn, and the file is cut there. One item adds at most one `Done` and per run one error
+//! line: the journal's size is bounded by the items.
+
+use super::fault::{Fault, Outcome, Sort, Where};
+use super::meta::Meta;
+use super::pfs_target::FsIdentity;
+use forebay_proto::attr::Timestamp;
+use forebay_proto::control::{FileError, PathBytes};
+use forebay_proto::{Errno, Result};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::time::Instant;
+
+/// Least time between two notes of the time worked, in milliseconds.
+const TICK_MS: u128 = 1_000;
+
+/// What identifies a version of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Version {
+    ino: u64,
+    size_bytes: u64,
+    mtime: Timestamp,
+}
+
+impl Version {
+    /// Of this object.
+    pub fn of(meta: &Meta) -> Version {
+        Version { ino: meta.ino, size_bytes: meta.size_bytes, mtime: meta.mtime }
+    }
+}
+
+/// One line.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Record {
+    /// The file system that the target lies on.
+    Target(FsIdentity),
+    /// The target directory that paths below are relative to. If the plan made it, it also sets
+    /// its attributes.
+    Top {
+        /// Its path.
+        path: PathBytes,
+        /// It was not there before.
+        made: bool,
+    },
+    /// Temporary files will be made in this directory (path below the target's top).
+    Dir(PathBytes),
+    /// A file was copied, fsynced, verified and published.
+    Done {
+        /// Path below the target's top.
+        path: PathBytes,
+        /// The source then.
+        source: Version,
+        /// The target after.
+        target: Version,
+        /// CRC32C of the content.
+        crc32c: u32,
+    },
+    /// A file failed.
+    Error(FileError),
+    /// Milliseconds worked so far, over all runs.
+    Worked(u64),
+}
+
+/// What the journal of earlier runs says.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    pub target: Option<FsIdentity>,
+    pub top: Option<Vec<u8>>,
+    pub made_top: bool,
+    pub dirs: HashSet<Vec<u8>>,
+    /// By hash of the path: source and target version.
+    done: HashMap<u128, (Version, Version)>,
+    pub worked_ms: u64,
+}
+
+impl Past {
+    /// The versions of a file that an earlier run finished.
+    pub fn done(&self, path: &[u8]) -> Option<&(Version, Version)> {
+        self.done.get(&key(path))
+    }
+
+    fn take(&mut self, record: Record) {
+        match record {
+            Record::Target(target) => self.target = Some(target),
+            Record::Top { path, made } => {
+                self.top = Some(path.as_bytes().to_vec());
+                self.made_top |= made;
+            }
+            Record::Dir(path) => {
+                self.dirs.insert(path.as_bytes().to_vec());
+            }
+            Record::Done { path, source, target, .. } => {
+                self.done.insert(key(path.as_bytes()), (source, target));
+            }
+            Record::Error(_) => {}
+            Record::Worked(ms) => self.worked_ms = ms,
+        }
+    }
+}
+
+fn key(path: &[u8]) -> u128 {
+    xxhash_rust::xxh3::xxh3_128(path)
+}
+
+/// An open journal.
+pub(super) struct Journal {
+    inner: Mutex<Inner>,
+    started: Instant,
+    worked_before_ms: u64,
+}
+
+struct Inner {
+    file: File,
+    ticked: Instant,
+    dirs: HashSet<Vec<u8>>,
+}
+
+impl Journal {
+    /// Opens (or makes) the journal, reads it and cuts a torn end.
+    pub fn open(path: &Path) -> Result<(Journal, Past)> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).append(true).create(true).open(path)?;
+        let mut past = Past::default();
+        let mut reader = BufReader::new(&file);
+        let mut good = 0;
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let len = reader.read_until(b'\n', &mut line)?;
+            let Some(record) = parse(&line) else { break };
+            past.take(record);
+            good += len as u64;
+        }
+        file.set_len(good)?;
+        let now = Instant::now();
+        let worked_before_ms = past.worked_ms;
+        let inner = Mutex::new(Inner { file, ticked: now, dirs: past.dirs.clone() });
+        Ok((Journal { inner, started: now, worked_before_ms }, past))
+    }
+
+    /// Milliseconds worked on the plan, over all runs.
+    pub fn worked_ms(&self) -> u64 {
+        self.worked_before_ms + self.started.elapsed().as_millis() as u64
+    }
+
+    /// Appends lines with one write.
+    pub fn append(&self, records: &[Record]) -> Outcome<()> {
+        let mut inner = self.inner.lock();
+        self.append_locked(&mut inner, records)
+    }
+
+    fn append_locked(&self, inner: &mut Inner, records: &[Record]) -> Outcome<()> {
+        let mut lines = Vec::new();
+        for record in records {
+            format(record, &mut lines);
+        }
+        if inner.ticked.elapsed().as_millis() >= TICK_MS {
+            inner.ticked = Instant::now();
+            format(&Record::Worked(self.worked_ms()), &mut lines);
+        }
+        inner.file.write_all(&lines).map_err(|e| failed(Errno::from_io(&e)))
+    }
+
+    /// Notes, once, that temporary files will be made in a directory.
+    pub fn note_dir(&self, rel: &[u8]) -> Outcome<()> {
+        let mut inner = self.inner.lock();
+        if inner.dirs.contains(rel) {
+            return Ok(());
+        }
+        self.append_locked(&mut inner, &[Record::Dir(PathBytes::new(rel))])?;
+        inner.dirs.insert(rel.to_vec());
+        Ok(())
+    }
+
+    /// Directories that may hold temporary files.
+    pub fn dirs(&self) -> Vec<Vec<u8>> {
+        self.inner.lock().dirs.iter().cloned().collect()
+    }
+
+    /// Puts the lines on flash, with the time worked.
+    pub fn sync(&self) -> Outcome<()> {
+        self.append(&[Record::Worked(self.worked_ms())])?;
+        self.inner.lock().file.sync_data().map_err(|e| failed(Errno::from_io(&e)))
+    }
+}
+
+/// A journal that cannot be written ends the plan: without it nothing could be resumed.
+fn failed(errno: Errno) -> Fault {
+    let why = format!("the plan's journal cannot be written: {errno}");
+    Fault { errno, ..Fault::of(Sort::Refused, Where::Target, "journal", why) }
+}
+
+fn format(record: &Record, lines: &mut Vec<u8>) {
+    // Plain data without maps: serialisation to memory cannot fail; a failure would leave an
+    // empty line, which a reader takes for a torn end.
+    let json = serde_json::to_vec(record).unwrap_or_default();
+    lines.extend_from_slice(format!("{:08x} ", crc_fast::crc32_iscsi(&json)).as_bytes());
+    lines.extend_from_slice(&json);
+    lines.push(b'\n');
+}
+
+fn parse(line: &[u8]) -> Option<Record> {
+    let line = line.strip_suffix(b"\n")?;
+    let (crc, json) = line.split_at_checked(9)?;
+    let crc = std::str::from_utf8(crc.strip_suffix(b" ")?).ok()?;
+    if u32::from_str_radix(crc, 16).ok()? != crc_fast::crc32_iscsi(json) {
+        return None;
+    }
+    serde_json::from_slice(json).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_end_is_cut_and_what_stood_before_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let version = Version { ino: 1, size_bytes: 2, mtime: Timestamp { sec: -3, nsec: 4 } };
+        let done = |name: &[u8]| Record::Done {
+            path: PathBytes::new(name),
+            source: version,
+            target: version,
+            crc32c: 7,
+        };
+        {
+            let (journal, _) = Journal::open(&path).unwrap();
+            journal.append(&[done(b"a\nb"), done(b"\xff")]).unwrap();
+            journal.note_dir(b"d").unwrap();
+        }
+        let whole = std::fs::read(&path).unwrap();
+        let lines = |cut: usize| whole[..cut].iter().filter(|&&b| b == b'\n').count();
+        for cut in 0..=whole.len() {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            let (journal, past) = Journal::open(&path).unwrap();
+            assert_eq!(past.done(b"a\nb").is_some(), lines(cut) >= 1);
+            assert_eq!(past.done(b"\xff").is_some(), lines(cut) >= 2);
+            assert_eq!(past.dirs.len(), usize::from(lines(cut) >= 3));
+            journal.append(&[done(b"c")]).unwrap();
+            let (_, past) = Journal::open(&path).unwrap();
+            assert_eq!(past.done.len(), lines(cut).min(2) + 1);
+        }
+    }
+}

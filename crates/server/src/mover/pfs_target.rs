@@ -1,0 +1,383 @@
+//! The PFS as a target: files are written under a temporary name beside their own, dressed,
+//! fsynced, verified and renamed.
+//!
+//! A temporary name is `.forebay-PLAN.TOKEN-N.tmp`, where the random TOKEN belongs to the plan,
+//! so that what carries it is the plan's own and can be removed after a kill. The journal names
+//! the directory before the first temporary is made in it (`journal`, record `Dir`).
+
+use super::fault::{Fault, Outcome, Sort, Where};
+use super::identity::Acting;
+use super::meta::{Dir, Meta, Temp, TempAt, Xattrs, decode_rdev};
+use super::pfs::{Pfs, errno, fd, split};
+use super::side::{At, Target};
+use forebay_proto::attr::{FileKind, Timestamp};
+use forebay_proto::{Errno, Result};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+/// End of a temporary name.
+const TEMP_SUFFIX: &[u8] = b".tmp";
+
+impl Pfs {
+    fn temp_name(&self, number: u64) -> Vec<u8> {
+        let mut name = self.temp_prefix.clone();
+        name.extend_from_slice(number.to_string().as_bytes());
+        name.extend_from_slice(TEMP_SUFFIX);
+        name
+    }
+
+    /// Makes something under a temporary name and renames it into place.
+    fn by_rename(
+        &self,
+        at: At<'_>,
+        what: &'static str,
+        make: impl FnOnce(BorrowedFd<'_>, &[u8]) -> Result<()>,
+    ) -> Outcome<()> {
+        let fault = Fault::target(what);
+        let _acting = self.act("make", at.name).map_err(&fault)?;
+        let dir = fd(at.dir).map_err(&fault)?;
+        let temp = self.temp_name(at.temp);
+        let made = make(dir, &temp)
+            .and_then(|()| rustix::fs::renameat(dir, &temp, dir, at.name).map_err(errno));
+        // Also after success: rename(2) does nothing between two names of one inode.
+        match rustix::fs::unlinkat(dir, &temp, AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(e) if made.is_ok() => return Err(fault(errno(e))),
+            Err(e) => tracing::warn!(error = %e, "a temporary name could not be removed"),
+        }
+        made.map_err(fault)
+    }
+
+    /// Owner, xattrs, mode, times of an open object. What the requester may not give away is
+    /// left as `cp -p` leaves it, and then suid or sgid is dropped.
+    fn dress_fd(&self, fd: BorrowedFd<'_>, meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
+        let fault = Fault::target("set attributes");
+        let mode = self.own(meta, |uid, gid| rustix::fs::fchown(fd, uid, gid), fd)?;
+        let mut lost = None;
+        for (name, value) in xattrs {
+            let set = rustix::fs::fsetxattr(fd, name.as_slice(), value, XattrFlags::empty());
+            if let Err(e) = set {
+                lost = Some((String::from_utf8_lossy(name).into_owned(), errno(e)));
+            }
+        }
+        rustix::fs::fchmod(fd, Mode::from_raw_mode(mode)).map_err(|e| fault(errno(e)))?;
+        rustix::fs::futimens(fd, &times(meta)).map_err(|e| fault(errno(e)))?;
+        match lost {
+            None => Ok(()),
+            Some((name, e)) if e == Errno::ENOSPC || e == Errno::EDQUOT => {
+                Err(Fault { why: Some(format!("xattr {name}: {e}")), ..fault(e) })
+            }
+            Some((name, e)) => Err(Fault {
+                sort: Sort::Partial,
+                why: Some(format!("xattr {name} could not be kept: {e}; data and mode are there")),
+                ..Fault::target("set xattr")(e)
+            }),
+        }
+    }
+
+    /// Sets the owner as far as the requester may; returns the mode bits that may be set then.
+    fn own(
+        &self,
+        meta: &Meta,
+        chown: impl Fn(Option<Uid>, Option<Gid>) -> rustix::io::Result<()>,
+        fd: BorrowedFd<'_>,
+    ) -> Outcome<u32> {
+        let fault = Fault::target("set owner");
+        let now = rustix::fs::fstat(fd).map_err(|e| fault(errno(e)))?;
+        let mut owner = (now.st_uid, now.st_gid);
+        if owner.1 != meta.gid || owner.0 != meta.uid {
+            let uid = self.identity.is_superuser().then(|| Uid::from_raw(meta.uid));
+            match chown(uid, Some(Gid::from_raw(meta.gid))) {
+                Ok(()) => owner = (uid.map_or(owner.0, Uid::as_raw), meta.gid),
+                Err(rustix::io::Errno::PERM) if !self.identity.is_superuser() => {}
+                Err(e) => return Err(fault(errno(e))),
+            }
+        }
+        let mut mode = meta.mode;
+        if owner.0 != meta.uid {
+            mode &= !libc::S_ISUID;
+        }
+        if owner.1 != meta.gid && meta.kind != FileKind::Dir {
+            mode &= !libc::S_ISGID;
+        }
+        Ok(mode)
+    }
+
+    /// Makes the parents of a target directory, then itself.
+    fn make_path(&self, path: &[u8]) -> Outcome<(Dir, bool)> {
+        let what = "make directory";
+        let mut missing: Vec<&[u8]> = Vec::new();
+        let mut at = path;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let mut dir = loop {
+            match self.open_named(at, flags) {
+                Ok(fd) => break Dir::Pfs(Arc::new(fd)),
+                Err(Errno::ENOENT) => {
+                    let (parent, name) =
+                        split(at).ok_or_else(|| Fault::target(what)(Errno::ENOENT))?;
+                    missing.push(name);
+                    at = parent;
+                }
+                Err(e) => return Err(self.named_target(e, "open target directory")),
+            }
+        };
+        let made = !missing.is_empty();
+        while let Some(name) = missing.pop() {
+            let fault = Fault::target(what);
+            let acting = self.act("mkdir", name).map_err(&fault)?;
+            match rustix::fs::mkdirat(fd(&dir).map_err(&fault)?, name, Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(e) => return Err(fault(errno(e))),
+            }
+            drop(acting);
+            // Durable before anything is put below it.
+            self.fsync_dir(&dir)?;
+            dir = self.enter_at(&dir, name).map_err(&fault)?;
+        }
+        Ok((dir, made))
+    }
+}
+
+/// Both times, for `utimensat`.
+fn times(meta: &Meta) -> Timestamps {
+    let spec = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
+    Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) }
+}
+
+impl Target for Pfs {
+    fn make_top(&self, path: &[u8]) -> Outcome<(Dir, bool)> {
+        self.make_path(path)
+    }
+
+    fn look(&self, path: &[u8]) -> Outcome<Option<Meta>> {
+        let found = match self.open_named(path, OFlags::PATH) {
+            Ok(found) => found,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(e) => return Err(self.named_target(e, "open target")),
+        };
+        let stat = rustix::fs::fstat(&found).map_err(|e| Fault::target("stat target")(errno(e)))?;
+        Ok(Meta::of_stat(&stat))
+    }
+
+    fn reopen(&self, top: &[u8], rel: &[u8]) -> Outcome<Dir> {
+        self.walk_down(top, rel).map_err(Fault::target("open target directory"))
+    }
+
+    fn stat(&self, dir: &Dir, name: &[u8]) -> Outcome<Option<Meta>> {
+        match self.stat_at(dir, name) {
+            Ok(meta) => Ok(Some(meta)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(e) => Err(Fault::target("stat target")(e)),
+        }
+    }
+
+    fn make_dir(&self, dir: &Dir, name: &[u8]) -> Outcome<Dir> {
+        let fault = Fault::target("make directory");
+        let acting = self.act("mkdir", name).map_err(&fault)?;
+        let at = fd(dir).map_err(&fault)?;
+        // Private until it is complete; the source's mode comes last.
+        match rustix::fs::mkdirat(at, name, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(fault(errno(e))),
+        }
+        drop(acting);
+        let opened = self.enter_at(dir, name).map_err(|e| match e {
+            Errno::ENOTDIR | Errno::ELOOP => Fault {
+                why: Some("something that is not a directory has the name".to_string()),
+                ..Fault::target("make directory")(Errno::EEXIST)
+            },
+            e => Fault::target("open target directory")(e),
+        })?;
+        let _acting = self.act("stat", name).map_err(&fault)?;
+        let at = fd(&opened).map_err(&fault)?;
+        let stat = rustix::fs::fstat(at).map_err(|e| fault(errno(e)))?;
+        if stat.st_uid == self.identity.uid() && stat.st_mode & 0o700 != 0o700 {
+            // Left so by an earlier run: without this its own owner could not write in it.
+            let mode = Mode::from_raw_mode((stat.st_mode & 0o7777) | 0o700);
+            rustix::fs::fchmod(at, mode).map_err(|e| fault(errno(e)))?;
+        }
+        Ok(opened)
+    }
+
+    fn begin(&self, dir: &Dir, _size_bytes: u64, temp: u64) -> Outcome<Temp> {
+        let fault = Fault::target("create target");
+        let name = self.temp_name(temp);
+        let _acting = self.act("create", &name).map_err(&fault)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let opened = self.open_at(dir, &name, flags, mode).map_err(&fault)?;
+        Ok(Temp { file: Arc::new(opened.into()), at: TempAt::Pfs { name } })
+    }
+
+    fn writing(&self) -> Outcome<Option<Acting>> {
+        self.identity.enter().map(Some).map_err(Fault::target("write target"))
+    }
+
+    fn dress(&self, temp: &Temp, meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
+        let _acting = self.act("dress", b"").map_err(Fault::target("set attributes"))?;
+        self.dress_fd(temp.file.as_fd(), meta, xattrs)
+    }
+
+    fn fsync(&self, temp: &Temp) -> Outcome<()> {
+        let fault = Fault::target("fsync target");
+        let _acting = self.act("fsync", b"").map_err(&fault)?;
+        rustix::fs::fsync(&temp.file).map_err(|e| fault(errno(e)))
+    }
+
+    fn publish(&self, temp: &Temp, dir: &Dir, name: &[u8]) -> Outcome<Meta> {
+        let fault = Fault::target("rename target");
+        let TempAt::Pfs { name: old } = &temp.at else { return Err(fault(Errno::EBADF)) };
+        let _acting = self.act("rename", name).map_err(&fault)?;
+        let at = fd(dir).map_err(&fault)?;
+        rustix::fs::renameat(at, old, at, name).map_err(|e| fault(errno(e)))?;
+        let stat = rustix::fs::fstat(&temp.file).map_err(|e| fault(errno(e)))?;
+        Meta::of_stat(&stat).ok_or_else(|| fault(Errno::EINVAL))
+    }
+
+    fn abandon(&self, temp: Temp, dir: &Dir) {
+        let TempAt::Pfs { name } = &temp.at else { return };
+        let removed = self.identity.enter().and_then(|_acting| {
+            rustix::fs::unlinkat(fd(dir)?, name, AtFlags::empty()).map_err(errno)
+        });
+        if let Err(error) = removed {
+            let name = String::from_utf8_lossy(name).into_owned();
+            tracing::warn!(name, %error, "a temporary file could not be removed; it is tried again at the end");
+        }
+    }
+
+    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta) -> Outcome<()> {
+        self.by_rename(at, "make symbolic link", |dir, temp| {
+            rustix::fs::symlinkat(to, dir, temp).map_err(errno)?;
+            self.dress_name(dir, temp, meta)
+        })
+    }
+
+    fn node(&self, at: At<'_>, meta: &Meta) -> Outcome<()> {
+        let kind = rustix::fs::FileType::from_raw_mode(meta.kind.mode_bits());
+        self.by_rename(at, "make special file", |dir, temp| {
+            let dev = decode_rdev(meta.rdev);
+            rustix::fs::mknodat(dir, temp, kind, Mode::RUSR | Mode::WUSR, dev).map_err(errno)?;
+            self.dress_name(dir, temp, meta)
+        })
+    }
+
+    fn link(&self, old_dir: &Dir, old_name: &[u8], at: At<'_>) -> Outcome<()> {
+        self.by_rename(at, "make hard link", |dir, temp| {
+            rustix::fs::linkat(fd(old_dir)?, old_name, dir, temp, AtFlags::empty()).map_err(errno)
+        })
+    }
+
+    fn finish_dir(&self, dir: &Dir, attrs: Option<(&Meta, &Xattrs)>) -> Outcome<()> {
+        let fault = Fault::target("set attributes of directory");
+        let Some((meta, xattrs)) = attrs else { return Ok(()) };
+        let _acting = self.act("dress", b"").map_err(&fault)?;
+        self.dress_fd(fd(dir).map_err(&fault)?, meta, xattrs)
+    }
+
+    fn fsync_dir(&self, dir: &Dir) -> Outcome<()> {
+        let fault = Fault::target("fsync directory");
+        let _acting = self.act("fsync", b"").map_err(&fault)?;
+        rustix::fs::fsync(fd(dir).map_err(&fault)?).map_err(|e| fault(errno(e)))
+    }
+
+    fn sync(&self) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn sweep(&self, dir: &Dir) -> Outcome<()> {
+        let fault = Fault::target("remove leftovers");
+        let _acting = self.act("sweep", b"").map_err(&fault)?;
+        let at = fd(dir).map_err(&fault)?;
+        let entries = rustix::fs::Dir::read_from(at).map_err(|e| fault(errno(e)))?;
+        for entry in entries {
+            let entry = entry.map_err(|e| fault(errno(e)))?;
+            let name = entry.file_name();
+            let ours = name.to_bytes().starts_with(&self.temp_prefix);
+            if ours && name.to_bytes().ends_with(TEMP_SUFFIX) {
+                rustix::fs::unlinkat(at, name, AtFlags::empty()).map_err(|e| fault(errno(e)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Pfs {
+    /// Owner, mode and times of something that cannot be opened, by its temporary name.
+    fn dress_name(&self, dir: BorrowedFd<'_>, name: &[u8], meta: &Meta) -> Result<()> {
+        let no_follow = AtFlags::SYMLINK_NOFOLLOW;
+        let uid = self.identity.is_superuser().then(|| Uid::from_raw(meta.uid));
+        match rustix::fs::chownat(dir, name, uid, Some(Gid::from_raw(meta.gid)), no_follow) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::PERM) if !self.identity.is_superuser() => {}
+            Err(e) => return Err(errno(e)),
+        }
+        if meta.kind != FileKind::Symlink {
+            let mode = Mode::from_raw_mode(meta.mode);
+            rustix::fs::chmodat(dir, name, mode, AtFlags::empty()).map_err(errno)?;
+        }
+        rustix::fs::utimensat(dir, name, &times(meta), no_follow).map_err(errno)
+    }
+}
+
+/// Which file system a path lies on, as far as it exists; an empty mount point is another one.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct FsIdentity {
+    /// The deepest part of the target path that existed at the start.
+    pub path: forebay_proto::control::PathBytes,
+    dev: u64,
+    fs_id: u64,
+    fs_type: i64,
+}
+
+impl FsIdentity {
+    /// Looks at the deepest existing directory on the way to `path`.
+    pub fn of(pfs: &Pfs, path: &[u8]) -> Outcome<FsIdentity> {
+        let mut at = path;
+        loop {
+            match FsIdentity::exactly(pfs, at) {
+                Ok(id) => return Ok(id),
+                Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+                Err(e) => return Err(pfs.named_target(e, "open target directory")),
+            }
+            let Some((parent, _)) = split(at) else {
+                return Err(pfs.named_target(Errno::ENOENT, "open target directory"));
+            };
+            at = parent;
+        }
+    }
+
+    fn exactly(pfs: &Pfs, path: &[u8]) -> Result<FsIdentity> {
+        let found = pfs.open_named(path, OFlags::PATH | OFlags::DIRECTORY)?;
+        let stat = rustix::fs::fstat(&found).map_err(errno)?;
+        let fs = rustix::fs::fstatfs(&found).map_err(errno)?;
+        Ok(FsIdentity {
+            path: forebay_proto::control::PathBytes::new(path),
+            dev: stat.st_dev,
+            fs_id: rustix::fs::fstatvfs(&found).map_err(errno)?.f_fsid,
+            fs_type: fs.f_type as i64,
+        })
+    }
+
+    /// Fails unless the path still lies on the file system it lay on.
+    pub fn check(&self, pfs: &Pfs) -> Outcome<()> {
+        let what = "check the PFS";
+        let gone = |why: &str| {
+            let why = format!("{why}; is it mounted? Nothing was written, start it again then");
+            Fault { errno: Errno::ENODEV, ..Fault::of(Sort::Refused, Where::Target, what, why) }
+        };
+        let now = match FsIdentity::exactly(pfs, self.path.as_bytes()) {
+            Ok(now) => now,
+            Err(Errno::ENOENT | Errno::ENOTDIR) => {
+                return Err(gone("the target directory is gone"));
+            }
+            Err(e) => return Err(pfs.named_target(e, what)),
+        };
+        // Device numbers of network file systems change at a remount, file system ids of others.
+        let same_id = self.fs_id != 0 && now.fs_id == self.fs_id;
+        if now.fs_type == self.fs_type && (same_id || now.dev == self.dev) {
+            return Ok(());
+        }
+        Err(gone(&format!("{} is not on the file system it was on", self.path)))
+    }
+}

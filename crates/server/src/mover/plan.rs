@@ -1,0 +1,145 @@
+//! A plan on flash: `plans/ID/` with `plan.json` (what was asked, by whom; replaced atomically),
+//! `journal` (see `journal`) and, once it has ended, `final.json` (its last status).
+//!
+//! A plan without `final.json` is unfinished and goes on when a server starts.
+
+use forebay_proto::control::{PlanStatus, StageSpec};
+use forebay_proto::{Caller, PlanId, Result};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Version of the files of a plan.
+const FORMAT: u32 = 1;
+
+/// What `plan.json` holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct PlanFile {
+    format: u32,
+    /// The plan.
+    pub plan: PlanId,
+    /// What was asked.
+    pub spec: StageSpec,
+    /// By whom.
+    pub who: Caller,
+    /// Random part of the plan's temporary names.
+    pub token: u32,
+    /// Seconds since 1970 when it was asked.
+    started_s: u64,
+}
+
+/// The directory of one plan.
+#[derive(Clone, Debug)]
+pub(super) struct PlanDir {
+    path: PathBuf,
+}
+
+impl PlanDir {
+    /// That of `plan`.
+    pub fn of(plans: &Path, plan: PlanId) -> PlanDir {
+        PlanDir { path: plans.join(plan.to_string()) }
+    }
+
+    /// Ids of all plans in a directory, in order.
+    pub fn all(plans: &Path) -> Result<Vec<PlanId>> {
+        let mut ids = Vec::new();
+        for entry in std::fs::read_dir(plans)? {
+            let name = entry?.file_name();
+            if let Some(id) = name.to_str().and_then(|name| name.parse().ok()) {
+                ids.push(PlanId(id));
+            }
+        }
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    /// Makes a new plan, durable when it returns.
+    pub fn create(plans: &Path, plan: PlanId, spec: &StageSpec, who: &Caller) -> Result<PlanFile> {
+        let dir = PlanDir::of(plans, plan);
+        std::fs::create_dir(&dir.path)?;
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let started_s = since.map_or(0, |since| since.as_secs());
+        let token = random()?;
+        let file = PlanFile {
+            format: FORMAT,
+            plan,
+            spec: spec.clone(),
+            who: who.clone(),
+            token,
+            started_s,
+        };
+        dir.write(&file)?;
+        File::open(plans)?.sync_all()?;
+        Ok(file)
+    }
+
+    /// Replaces `plan.json`.
+    pub fn write(&self, file: &PlanFile) -> Result<()> {
+        self.replace("plan.json", &serde_json::to_vec_pretty(file).map_err(std::io::Error::from)?)
+    }
+
+    /// Reads `plan.json`; `None` if the plan was killed before it was whole, or is of another
+    /// format (which is said in the log).
+    pub fn read(&self) -> Result<Option<PlanFile>> {
+        let Some(text) = self.text("plan.json")? else { return Ok(None) };
+        match serde_json::from_slice::<PlanFile>(&text) {
+            Ok(file) if file.format == FORMAT => Ok(Some(file)),
+            Ok(file) => {
+                tracing::warn!(path = %self.path.display(), format = file.format,
+                    "plan of another format version is left alone");
+                Ok(None)
+            }
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "plan cannot be read");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Writes `final.json`: from now on the plan is over.
+    pub fn finish(&self, status: &PlanStatus) -> Result<()> {
+        self.replace("final.json", &serde_json::to_vec(status).map_err(std::io::Error::from)?)
+    }
+
+    /// Reads `final.json`.
+    pub fn finished(&self) -> Result<Option<PlanStatus>> {
+        let text = self.text("final.json")?;
+        Ok(text.and_then(|text| serde_json::from_slice(&text).ok()))
+    }
+
+    /// Path of the journal.
+    pub fn journal(&self) -> PathBuf {
+        self.path.join("journal")
+    }
+
+    /// Removes the plan's record.
+    pub fn remove(&self) -> Result<()> {
+        Ok(std::fs::remove_dir_all(&self.path)?)
+    }
+
+    fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        match std::fs::read(self.path.join(name)) {
+            Ok(text) => Ok(Some(text)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn replace(&self, name: &str, text: &[u8]) -> Result<()> {
+        let fresh = self.path.join(format!("{name}.new"));
+        let mut file = File::create(&fresh)?;
+        file.write_all(text)?;
+        file.sync_all()?;
+        std::fs::rename(&fresh, self.path.join(name))?;
+        File::open(&self.path)?.sync_all()?;
+        Ok(())
+    }
+}
+
+fn random() -> Result<u32> {
+    use std::io::Read;
+    let mut bytes = [0; 4];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}

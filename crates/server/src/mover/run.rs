@@ -1,0 +1,289 @@
+//! One run of a plan: what all its threads share, and its phases.
+//!
+//! Phases: sweep what a killed run left; walk the source (this thread) while workers copy;
+//! hard links; attributes and fsync of directories; sync. The plan is done only after the last.
+
+use super::fault::{Fault, Outcome, Sort, Where};
+use super::identity::Identity;
+use super::journal::{Journal, Past, Record};
+use super::meta::{Meta, Xattrs};
+use super::pfs::{Pfs, PfsHook};
+use super::pfs_target::FsIdentity;
+use super::progress::Progress;
+use super::side::{Source, Target};
+use super::stop::{Pace, StopReason};
+use super::task::{Leader, Task};
+use super::walk::Walker;
+use super::worker::Worker;
+use forebay_proto::PlanId;
+use forebay_proto::control::{Direction, FileError, PathBytes, PlanState, StageSpec};
+use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Items found by the walk that wait for a worker.
+const QUEUE_ITEMS: usize = 128;
+/// First pause before a retry, in milliseconds; it doubles each time.
+const BACKOFF_FIRST_MS: u64 = 100;
+/// Longest pause before a retry, in milliseconds.
+const BACKOFF_MOST_MS: u64 = 5_000;
+
+/// What the threads of a run share.
+pub(super) struct Run {
+    pub plan: PlanId,
+    pub spec: StageSpec,
+    pub source: Box<dyn Source>,
+    pub target: Box<dyn Target>,
+    pub pfs: Pfs,
+    pub identity: Identity,
+    pub hook: Option<PfsHook>,
+    pub mount_point: Option<Vec<u8>>,
+    pub workers: usize,
+    pub pace: Arc<Pace>,
+    pub progress: Arc<Progress>,
+    pub journal: Arc<Journal>,
+    pub past: Past,
+    pub temps: AtomicU64,
+    /// The file system that a stage-out writes to.
+    pub pfs_identity: OnceLock<FsIdentity>,
+    /// Directories to be finished, parents before children.
+    pub dirs: Mutex<Vec<DirDone>>,
+    /// Further names of files with several, to be made when the first is there.
+    pub followers: Mutex<Vec<(Task, Arc<Leader>)>>,
+}
+
+/// A target directory whose entries the plan makes.
+pub(super) struct DirDone {
+    pub top: Arc<[u8]>,
+    pub rel: Arc<[u8]>,
+    pub source_path: Vec<u8>,
+    /// Attributes to give it; `None` leaves them (it was there before).
+    pub attrs: Option<(Meta, Xattrs)>,
+}
+
+impl Run {
+    /// Runs the plan to its end or until it is stopped. `None`: stopped in a state to be resumed.
+    pub fn run(&self) -> Option<PlanState> {
+        let outcome = self.identity.adopt_thread().map_err(Fault::source("take identity"));
+        let outcome = outcome.and_then(|()| self.phases());
+        if let Err(fault) = &outcome {
+            self.fail(fault, self.source_path(), self.target_path(), 1);
+        }
+        let failed = self.progress.files_failed.load(Relaxed) > 0;
+        let stopped = self.pace.stopping();
+        if failed || stopped.is_some() {
+            self.sweep(self.journal.dirs());
+        }
+        match stopped {
+            Some(StopReason::Shutdown) => None,
+            Some(StopReason::Cancel) => Some(PlanState::Cancelled),
+            Some(StopReason::Error) => Some(PlanState::Failed),
+            None if failed => Some(PlanState::Failed),
+            None => Some(PlanState::Done),
+        }
+    }
+
+    fn phases(&self) -> Outcome<()> {
+        self.check_pfs()?;
+        self.sweep(self.past.dirs.iter().cloned().collect());
+        self.copy_all()?;
+        self.pace.check()?;
+        self.make_links()?;
+        self.finish_dirs()?;
+        self.pace.check()?;
+        self.target.sync()?;
+        self.check_pfs()
+    }
+
+    /// The path that the plan reads from.
+    pub fn source_path(&self) -> &[u8] {
+        match self.spec.direction {
+            Direction::In => self.spec.pfs_path.as_bytes(),
+            Direction::Out => self.spec.buffer_path.as_bytes(),
+        }
+    }
+
+    /// The path that the plan writes to.
+    pub fn target_path(&self) -> &[u8] {
+        match self.spec.direction {
+            Direction::In => self.spec.buffer_path.as_bytes(),
+            Direction::Out => self.spec.pfs_path.as_bytes(),
+        }
+    }
+
+    /// Fails if the PFS that is written to is not the one it was (an empty mount point).
+    pub fn check_pfs(&self) -> Outcome<()> {
+        if self.spec.direction == Direction::In {
+            return Ok(());
+        }
+        if let Some(known) = self.pfs_identity.get() {
+            return known.check(&self.pfs);
+        }
+        if let Some(known) = &self.past.target {
+            known.check(&self.pfs)?;
+            return self.pfs_identity.set(known.clone()).or(Ok(()));
+        }
+        let found = FsIdentity::of(&self.pfs, self.target_path())?;
+        self.journal.append(&[Record::Target(found.clone())])?;
+        self.pfs_identity.set(found).or(Ok(()))
+    }
+
+    fn copy_all(&self) -> Outcome<()> {
+        let (send, receive) = crossbeam_channel::bounded::<Task>(QUEUE_ITEMS);
+        std::thread::scope(|scope| {
+            for number in 0..self.workers {
+                let receive = receive.clone();
+                let body = move || self.guarded(|| Worker::new(self).work(&receive));
+                let name = format!("stage-{}-{number}", self.plan);
+                let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, body);
+                spawned.map_err(|e| Fault::source("start worker")(e.into()))?;
+            }
+            drop(receive);
+            let walked = Walker::new(self, send).walk();
+            self.progress.scanned.store(walked.is_ok(), Relaxed);
+            walked
+        })
+    }
+
+    /// Runs a thread's work; a panic in it fails the plan, not the server.
+    fn guarded(&self, work: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("no message");
+            let why = format!("internal error, please report it: {text}");
+            let fault = Fault::of(Sort::Refused, Where::Source, "copy", why);
+            self.fail(&fault, self.source_path(), self.target_path(), 1);
+            self.pace.stop(StopReason::Error);
+        }
+    }
+
+    /// Makes the further names of files that have several.
+    fn make_links(&self) -> Outcome<()> {
+        let followers = std::mem::take(&mut *self.followers.lock());
+        let mut worker = Worker::new(self);
+        for (task, leader) in followers {
+            self.pace.check()?;
+            worker.follow(task, &leader);
+        }
+        Ok(())
+    }
+
+    /// Attributes and fsync of the directories, children before parents: a mode that comes last
+    /// may forbid to enter.
+    fn finish_dirs(&self) -> Outcome<()> {
+        let mut dirs = std::mem::take(&mut *self.dirs.lock());
+        while let Some(dir) = dirs.pop() {
+            self.pace.check()?;
+            let finished = self.retrying(|_| {
+                let at = self.target.reopen(&dir.top, &dir.rel)?;
+                let attrs = dir.attrs.as_ref().map(|(meta, xattrs)| (meta, xattrs));
+                let partial = match self.target.finish_dir(&at, attrs) {
+                    Err(fault) if fault.sort == Sort::Partial => Some(fault),
+                    other => other.map(|()| None)?,
+                };
+                self.target.fsync_dir(&at)?;
+                partial.map_or(Ok(()), Err)
+            });
+            if let Err((fault, attempts)) = finished {
+                let target = join(&dir.top, &dir.rel, b"");
+                self.fail(&fault, &dir.source_path, &target, attempts);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes temporary files of this plan from directories it wrote to.
+    fn sweep(&self, dirs: Vec<Vec<u8>>) {
+        if dirs.is_empty() {
+            return;
+        }
+        let top = self.target_top();
+        for rel in dirs {
+            let swept = match self.target.reopen(&top, &rel) {
+                Ok(dir) => self.target.sweep(&dir),
+                Err(fault) if fault.errno == forebay_proto::Errno::ENOENT => continue,
+                Err(fault) => Err(fault),
+            };
+            if let Err(fault) = swept {
+                let path = PathBytes::new(&join(&top, &rel, b""));
+                tracing::warn!(plan = %self.plan, %path, errno = %fault.errno,
+                    "temporary files of the plan could not be removed");
+            }
+        }
+    }
+
+    /// The target directory that all relative paths of the journal are below.
+    fn target_top(&self) -> Vec<u8> {
+        self.dirs.lock().first().map_or_else(
+            || self.past.top.clone().unwrap_or_else(|| self.target_path().to_vec()),
+            |dir| dir.top.to_vec(),
+        )
+    }
+
+    /// Reports a failed item. What only says that the plan stops is not one.
+    pub fn fail(&self, fault: &Fault, source: &[u8], target: &[u8], attempts: u32) {
+        if fault.is_stop() {
+            return;
+        }
+        let error: FileError = fault.on(source, target, attempts);
+        tracing::warn!(plan = %self.plan, path = %error.path, what = %error.what,
+            errno = error.errno, attempts, "{}", error.why);
+        if let Err(fault) = self.journal.append(&[Record::Error(error.clone())]) {
+            tracing::warn!(plan = %self.plan, errno = %fault.errno, "journal not written");
+        }
+        self.progress.failed(error);
+        if !self.spec.keep_going {
+            self.pace.stop(StopReason::Error);
+        }
+    }
+
+    /// Tries a step again while its errors are transient; tells how often it tried.
+    pub fn retrying<T>(&self, mut step: impl FnMut(u32) -> Outcome<T>) -> Result<T, (Fault, u32)> {
+        let mut attempt = 1;
+        loop {
+            match step(attempt) {
+                Ok(value) => return Ok(value),
+                Err(fault) => self.before_retry(fault, attempt)?,
+            }
+            attempt += 1;
+        }
+    }
+
+    /// Waits before the next attempt, or says that there is none.
+    pub fn before_retry(&self, fault: Fault, attempt: u32) -> Result<(), (Fault, u32)> {
+        if !fault.is_retryable() || attempt > self.spec.retries {
+            return Err((fault, attempt));
+        }
+        let pause_ms = BACKOFF_FIRST_MS << (attempt - 1).min(10);
+        tracing::info!(plan = %self.plan, what = fault.what, errno = %fault.errno, attempt,
+            "will be tried again");
+        let slept = self.pace.sleep(Duration::from_millis(pause_ms.min(BACKOFF_MOST_MS)));
+        slept.map_err(|stop| (stop, attempt))?;
+        self.check_pfs().map_err(|gone| (gone, attempt))
+    }
+
+    /// A number for a temporary name.
+    pub fn next_temp(&self) -> u64 {
+        self.temps.fetch_add(1, Relaxed)
+    }
+}
+
+/// `top/rel/name`, with empty parts left out.
+pub(super) fn join(top: &[u8], rel: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = super::pfs::trim_end(top).to_vec();
+    for part in [rel, name] {
+        if !part.is_empty() {
+            path.push(b'/');
+            path.extend_from_slice(part);
+        }
+    }
+    if path.is_empty() {
+        path.push(b'/');
+    }
+    path
+}

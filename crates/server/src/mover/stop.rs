@@ -1,0 +1,133 @@
+//! Stopping a plan, and pacing it: one signal that every wait of a plan listens to, and the
+//! token bucket of its rate limit.
+
+use super::fault::{Fault, Outcome};
+use parking_lot::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Why a plan stops early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StopReason {
+    /// The requester cancelled it.
+    Cancel,
+    /// The server ends; the plan goes on with the next one.
+    Shutdown,
+    /// An error, and the plan was not to go on after errors; or a worker panicked.
+    Error,
+}
+
+/// Longest piece of a second that a bucket saves up, so that a pause is not followed by a burst.
+const BURST_S: f64 = 0.1;
+/// Smallest piece of a copy under a rate limit, in bytes.
+const MIN_PIECE_BYTES: u64 = 64 << 10;
+
+struct Bucket {
+    rate_bytes_per_s: u64,
+    tokens_bytes: f64,
+    filled: Instant,
+}
+
+/// The signal and the bucket of one plan.
+pub(super) struct Pace {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    stop: Option<StopReason>,
+    bucket: Bucket,
+}
+
+impl Pace {
+    /// With a rate limit in bytes per second; 0 = none.
+    pub fn new(rate_bytes_per_s: u64) -> Pace {
+        let bucket = Bucket { rate_bytes_per_s, tokens_bytes: 0.0, filled: Instant::now() };
+        Pace { state: Mutex::new(State { stop: None, bucket }), changed: Condvar::new() }
+    }
+
+    /// Asks everybody to stop. The first reason stands, but for a cancel, which always wins.
+    pub fn stop(&self, reason: StopReason) {
+        let mut state = self.state.lock();
+        if state.stop.is_none() || reason == StopReason::Cancel {
+            state.stop = Some(reason);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Why to stop, if so.
+    pub fn stopping(&self) -> Option<StopReason> {
+        self.state.lock().stop
+    }
+
+    /// Fails if the plan is being stopped.
+    pub fn check(&self) -> Outcome<()> {
+        if self.stopping().is_some() { Err(Fault::stopped()) } else { Ok(()) }
+    }
+
+    /// Sleeps, or fails as soon as the plan is being stopped.
+    pub fn sleep(&self, time: Duration) -> Outcome<()> {
+        let end = Instant::now() + time;
+        let mut state = self.state.lock();
+        while state.stop.is_none() {
+            if self.changed.wait_until(&mut state, end).timed_out() {
+                break;
+            }
+        }
+        if state.stop.is_some() { Err(Fault::stopped()) } else { Ok(()) }
+    }
+
+    /// Changes the rate limit; sleepers notice at once.
+    pub fn set_rate(&self, rate_bytes_per_s: u64) {
+        let mut state = self.state.lock();
+        state.bucket.refill();
+        state.bucket.rate_bytes_per_s = rate_bytes_per_s;
+        state.bucket.tokens_bytes = state.bucket.tokens_bytes.min(0.0);
+        self.changed.notify_all();
+    }
+
+    /// Largest piece to copy at once: small enough that a limited plan flows evenly.
+    pub fn piece_bytes(&self, most_bytes: u64) -> u64 {
+        match self.state.lock().bucket.rate_bytes_per_s {
+            0 => most_bytes,
+            rate => (rate / 10).clamp(MIN_PIECE_BYTES, most_bytes),
+        }
+    }
+
+    /// Takes `bytes` from the bucket, waiting until it is not overdrawn.
+    pub fn take(&self, bytes: u64) -> Outcome<()> {
+        let mut state = self.state.lock();
+        if state.stop.is_some() {
+            return Err(Fault::stopped());
+        }
+        if state.bucket.rate_bytes_per_s == 0 {
+            return Ok(());
+        }
+        state.bucket.refill();
+        state.bucket.tokens_bytes -= bytes as f64;
+        loop {
+            if state.stop.is_some() {
+                return Err(Fault::stopped());
+            }
+            state.bucket.refill();
+            let bucket = &state.bucket;
+            if bucket.rate_bytes_per_s == 0 || bucket.tokens_bytes >= 0.0 {
+                return Ok(());
+            }
+            let wait_s = -bucket.tokens_bytes / bucket.rate_bytes_per_s as f64;
+            self.changed.wait_for(&mut state, Duration::from_secs_f64(wait_s.clamp(0.001, 1.0)));
+        }
+    }
+}
+
+impl Bucket {
+    fn refill(&mut self) {
+        let now = Instant::now();
+        let rate = self.rate_bytes_per_s as f64;
+        let earned = now.duration_since(self.filled).as_secs_f64() * rate;
+        self.filled = now;
+        self.tokens_bytes = match self.rate_bytes_per_s {
+            0 => 0.0,
+            _ => (self.tokens_bytes + earned).min(rate * BURST_S),
+        };
+    }
+}

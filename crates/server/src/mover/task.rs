@@ -1,0 +1,58 @@
+//! One item of a plan: an object of the source and the name it gets.
+
+use super::meta::{Dir, Meta};
+use super::run::join;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Where an item comes from and goes to.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    /// Path of the source directory that `rel` is below.
+    pub source_top: Arc<[u8]>,
+    /// Path of the target directory that `rel` is below.
+    pub target_top: Arc<[u8]>,
+    /// The item's directory, below both tops.
+    pub rel: Arc<[u8]>,
+    /// Open directories; `None` for an item that waited so long that they were given back.
+    pub dirs: Option<(Dir, Dir)>,
+    pub source_name: Vec<u8>,
+    pub target_name: Vec<u8>,
+    /// The source's attributes when it was found.
+    pub meta: Meta,
+    /// Set if the source has several names and this is the first one found.
+    pub leader: Option<Arc<Leader>>,
+}
+
+impl Task {
+    /// Path of the source, for messages.
+    pub fn source_path(&self) -> Vec<u8> {
+        join(&self.source_top, &self.rel, &self.source_name)
+    }
+
+    /// Path of the target, for messages.
+    pub fn target_path(&self) -> Vec<u8> {
+        join(&self.target_top, &self.rel, &self.target_name)
+    }
+
+    /// Path below the target's top, which the journal knows it by.
+    pub fn key(&self) -> Vec<u8> {
+        let mut key = self.rel.to_vec();
+        if !key.is_empty() {
+            key.push(b'/');
+        }
+        key.extend_from_slice(&self.target_name);
+        key
+    }
+}
+
+/// The first name found of a source that has several.
+#[derive(Debug)]
+pub(super) struct Leader {
+    /// Directory of its target, below the target's top.
+    pub rel: Arc<[u8]>,
+    /// Its name there.
+    pub name: Vec<u8>,
+    /// True once it is published.
+    pub published: AtomicBool,
+}

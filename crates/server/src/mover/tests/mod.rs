@@ -1,0 +1,7 @@
+//! Tests of the mover over a plain directory as the buffer.
+
+mod dir_tree;
+
+mod roundtrip;
+mod snapshot;
+mod support;

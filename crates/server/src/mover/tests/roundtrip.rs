@@ -1,0 +1,310 @@
+//! What goes in and out again is the same, and what the kinds of plans mean.
+
+use super::snapshot;
+use super::support::{Site, is_root, leftovers, noise, spec};
+use forebay_proto::control::{Direction, PathBytes, PlanState, StageKind, Verify};
+use proptest::prelude::*;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, XattrFlags};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+#[derive(Clone, Debug)]
+enum Kind {
+    File(Vec<(u64, usize)>, u64),
+    Dir,
+    Symlink(Vec<u8>),
+    HardLink(usize),
+    Fifo,
+    Device(u32, u32),
+}
+
+#[derive(Clone, Debug)]
+struct Thing {
+    parent: usize,
+    name: Vec<u8>,
+    kind: Kind,
+    mode: u32,
+    owner: (u32, u32),
+    times: [(i64, i64); 2],
+    xattr: Option<(String, Vec<u8>)>,
+}
+
+fn things() -> impl Strategy<Value = Vec<Thing>> {
+    let name = prop_oneof![
+        prop::collection::vec(prop_oneof![1u8..=46, 48u8..=255], 1..20),
+        Just(b"with\nnewline".to_vec()),
+        Just(vec![0xff, 0xfe, b'x']),
+        Just(vec![b'n'; 255]),
+    ];
+    let kind = prop_oneof![
+        4 => (prop::collection::vec((0u64..2 << 20, 0usize..70_000), 0..4), 0u64..3 << 20)
+            .prop_map(|(parts, tail)| Kind::File(parts, tail)),
+        3 => Just(Kind::Dir),
+        1 => prop::collection::vec(1u8..=255, 1..100).prop_map(Kind::Symlink),
+        1 => any::<usize>().prop_map(Kind::HardLink),
+        1 => Just(Kind::Fifo),
+        1 => (0u32..4095, 0u32..0xfffff).prop_map(|(major, minor)| Kind::Device(major, minor)),
+    ];
+    let time = (-2_000_000_000i64..4_000_000_000, 0i64..1_000_000_000);
+    let xattr =
+        prop::option::of(("user\\.[a-z]{1,20}", prop::collection::vec(any::<u8>(), 0..300)));
+    let thing = (
+        any::<usize>(),
+        name,
+        kind,
+        0u32..0o10000,
+        (0u32..3000, 0u32..3000),
+        [time.clone(), time],
+        xattr,
+    );
+    let thing = thing.prop_map(|(parent, name, kind, mode, owner, times, xattr)| Thing {
+        parent,
+        name,
+        kind,
+        mode,
+        owner,
+        times,
+        xattr,
+    });
+    prop::collection::vec(thing, 0..40)
+}
+
+/// Makes the tree; a thing whose name is taken is left out.
+fn build(top: &Path, things: &[Thing]) {
+    std::fs::create_dir(top).unwrap();
+    let mut dirs = vec![top.to_path_buf()];
+    let mut files: Vec<PathBuf> = Vec::new();
+    let mut made: Vec<(PathBuf, &Thing)> = Vec::new();
+    for thing in things {
+        let name = OsString::from_vec(thing.name.clone());
+        if thing.name == b"." || thing.name == b".." {
+            continue;
+        }
+        let path = dirs[thing.parent % dirs.len()].join(name);
+        if path.symlink_metadata().is_ok() || path.as_os_str().len() > 3_000 {
+            continue;
+        }
+        match &thing.kind {
+            Kind::File(parts, tail) => {
+                let file = File::create(&path).unwrap();
+                for (offset, len) in parts {
+                    file.write_all_at(&noise(*len, *offset), *offset).unwrap();
+                }
+                let len = file.metadata().unwrap().len();
+                file.set_len(len + tail).unwrap();
+                file.sync_all().unwrap();
+                files.push(path.clone());
+            }
+            Kind::Dir => {
+                std::fs::create_dir(&path).unwrap();
+                dirs.push(path.clone());
+            }
+            Kind::Symlink(to) => {
+                std::os::unix::fs::symlink(OsString::from_vec(to.clone()), &path).unwrap();
+            }
+            Kind::HardLink(_) if files.is_empty() => continue,
+            Kind::HardLink(which) => {
+                std::fs::hard_link(&files[which % files.len()], &path).unwrap();
+                continue;
+            }
+            Kind::Fifo => {
+                rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+            }
+            Kind::Device(major, minor) => {
+                let dev = libc::makedev(*major, *minor);
+                let kind = FileType::CharacterDevice;
+                rustix::fs::mknodat(CWD, &path, kind, Mode::RUSR, dev).unwrap();
+            }
+        }
+        made.push((path, thing));
+    }
+    for (path, thing) in made.iter().rev() {
+        std::os::unix::fs::lchown(path, Some(thing.owner.0), Some(thing.owner.1)).unwrap();
+        if let (Kind::File(..) | Kind::Dir, Some((name, value))) = (&thing.kind, &thing.xattr) {
+            let set = rustix::fs::lsetxattr(path, name.as_str(), value, XattrFlags::empty());
+            assert!(set.is_ok() || set == Err(rustix::io::Errno::NOSPC), "{set:?}");
+        }
+        if !matches!(thing.kind, Kind::Symlink(_)) {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(thing.mode)).unwrap();
+        }
+        let spec = |(sec, nsec): (i64, i64)| rustix::fs::Timespec { tv_sec: sec, tv_nsec: nsec };
+        let times = rustix::fs::Timestamps {
+            last_access: spec(thing.times[0]),
+            last_modification: spec(thing.times[1]),
+        };
+        rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_tree_staged_in_and_out_is_the_same_tree(things in things(), medium: bool) {
+        if !is_root() {
+            return Ok(());
+        }
+        let site = Site::new();
+        build(&site.pfs("a"), &things);
+        let before = snapshot::take(&site.pfs("a"));
+        let verify = if medium { Verify::Medium } else { Verify::Cache };
+        let mut stage_in = site.stage_in("a", "/x/y");
+        stage_in.verify = verify;
+        let status = site.must(stage_in);
+        prop_assert_eq!(status.verified, Some(verify));
+        snapshot::assert_same(&before, &snapshot::take(&site.buffer("x/y")));
+        let mut stage_out = site.stage_out("/x/y", "b/c");
+        stage_out.verify = verify;
+        let status = site.must(stage_out);
+        prop_assert_eq!(status.files_total + 1, before.len() as u64);
+        snapshot::assert_same(&before, &snapshot::take(&site.pfs("b/c")));
+        prop_assert_eq!(leftovers(&site.pfs("")), Vec::<PathBuf>::new());
+        prop_assert_eq!(site.tree.unnamed_files(), 0);
+    }
+}
+
+#[test]
+fn acls_and_capabilities_are_kept() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new();
+    let top = site.pfs("a");
+    std::fs::create_dir(&top).unwrap();
+    std::fs::write(top.join("f"), b"x").unwrap();
+    std::fs::set_permissions(top.join("f"), PermissionsExt::from_mode(0o4750)).unwrap();
+    // user::rwx user:5:r-- group::r-x mask::rwx other::---
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in
+        [(1u16, 7u16, u32::MAX), (2, 4, 5), (4, 5, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)]
+    {
+        acl.extend_from_slice(&tag.to_le_bytes());
+        acl.extend_from_slice(&perm.to_le_bytes());
+        acl.extend_from_slice(&id.to_le_bytes());
+    }
+    let none = XattrFlags::empty();
+    rustix::fs::setxattr(top.join("f"), "system.posix_acl_access", &acl, none).unwrap();
+    rustix::fs::setxattr(&top, "system.posix_acl_default", &acl, none).unwrap();
+    rustix::fs::setxattr(top.join("f"), "trusted.x", b"1", none).unwrap();
+    let before = snapshot::take(&top);
+    site.must(site.stage_in("a", "/a"));
+    snapshot::assert_same(&before, &snapshot::take(&site.buffer("a")));
+    site.must(site.stage_out("/a", "b"));
+    snapshot::assert_same(&before, &snapshot::take(&site.pfs("b")));
+}
+
+#[test]
+fn a_file_goes_where_cp_would_put_it() {
+    let site = Site::new();
+    std::fs::write(site.pfs("f"), b"1").unwrap();
+    site.must(site.stage_in("f", "/new/name"));
+    assert_eq!(std::fs::read(site.buffer("new/name")).unwrap(), b"1");
+    site.must(site.stage_in("f", "/new"));
+    site.must(site.stage_in("f", "/other/"));
+    site.must(site.stage_in("f", "/"));
+    for path in ["new/f", "other/f", "f"] {
+        assert_eq!(std::fs::read(site.buffer(path)).unwrap(), b"1");
+    }
+    // Once more over itself, with other content.
+    std::fs::write(site.pfs("f"), b"22").unwrap();
+    site.must(site.stage_in("f", "/new/name"));
+    assert_eq!(std::fs::read(site.buffer("new/name")).unwrap(), b"22");
+    site.must(site.stage_out("/new/name", "g"));
+    assert_eq!(std::fs::read(site.pfs("g")).unwrap(), b"22");
+}
+
+#[test]
+fn type_file_is_strict_about_directories() {
+    let site = Site::new();
+    std::fs::write(site.pfs("f"), b"1").unwrap();
+    std::fs::create_dir(site.buffer("d")).unwrap();
+    let mut to_dir = site.stage_in("f", "/d");
+    to_dir.kind = StageKind::File;
+    let status = site.run(to_dir);
+    assert_eq!(status.state, PlanState::Failed);
+    assert_eq!(status.errors[0].errno, libc::EISDIR);
+    assert_eq!(status.errors[0].path.as_bytes(), b"/d");
+    let mut of_dir = site.stage_out("/d", "x");
+    of_dir.kind = StageKind::File;
+    assert_eq!(site.run(of_dir).errors[0].errno, libc::EISDIR);
+    assert!(!site.pfs("x").exists());
+}
+
+#[test]
+fn a_named_symbolic_link_is_followed_and_one_in_a_tree_is_kept() {
+    let site = Site::new();
+    std::fs::create_dir(site.pfs("real")).unwrap();
+    std::fs::write(site.pfs("real/f"), b"1").unwrap();
+    std::os::unix::fs::symlink("f", site.pfs("real/l")).unwrap();
+    std::os::unix::fs::symlink(site.pfs("real"), site.pfs("named")).unwrap();
+    site.must(site.stage_in("named/l", "/file"));
+    assert!(site.buffer("file").symlink_metadata().unwrap().is_file());
+    site.must(site.stage_in("named", "/tree"));
+    assert_eq!(std::fs::read_link(site.buffer("tree/l")).unwrap(), Path::new("f"));
+}
+
+#[test]
+fn lists_name_paths_on_either_side() {
+    let mut site = Site::new();
+    std::fs::create_dir_all(site.pfs("sub/tree")).unwrap();
+    std::fs::write(site.pfs("sub/a"), b"a").unwrap();
+    std::fs::write(site.pfs("sub/tree/b"), b"b").unwrap();
+    let list = format!("{}\nsub/tree\n\nsub/missing\n", site.pfs("sub/a").display());
+    std::fs::write(site.pfs("list"), list).unwrap();
+    let mut stage_in = site.stage_in("list", "/in");
+    stage_in.kind = StageKind::List;
+    let status = site.run(stage_in);
+    assert_eq!(status.state, PlanState::Failed);
+    assert_eq!(status.files_failed, 1);
+    assert_eq!(status.errors[0].errno, libc::ENOENT);
+    assert_eq!(std::fs::read(site.buffer("in/a")).unwrap(), b"a");
+    assert_eq!(std::fs::read(site.buffer("in/tree/b")).unwrap(), b"b");
+
+    let options = crate::mover::MoverOptions {
+        mount_point: Some("/mnt/bb".into()),
+        ..crate::mover::MoverOptions::default()
+    };
+    site.mover = crate::mover::Mover::new(site.tree.clone(), site.dir.join("p2"), options).unwrap();
+    std::fs::write(site.buffer("list"), "/mnt/bb/in/a\n/in/tree/b\n").unwrap();
+    let mut stage_out = site.stage_out("/list", "out");
+    stage_out.kind = StageKind::List;
+    site.must(stage_out);
+    assert_eq!(std::fs::read(site.pfs("out/a")).unwrap(), b"a");
+    assert_eq!(std::fs::read(site.pfs("out/b")).unwrap(), b"b");
+
+    std::fs::write(site.buffer("list"), "in/a\n/in/tree/../a\nin/a\n").unwrap();
+    let mut twice = site.stage_out("/list", "out");
+    twice.kind = StageKind::List;
+    let status = site.run(twice);
+    assert!(status.errors.iter().any(|e| e.errno == libc::EEXIST), "{:?}", status.errors);
+}
+
+#[test]
+fn paths_must_be_absolute_and_below_an_allowed_root() {
+    let site = Site::new();
+    let mut relative = site.stage_in("f", "/f");
+    relative.pfs_path = PathBytes::new(b"f");
+    let error = site.mover.start(&forebay_proto::Caller::root(), relative).unwrap_err();
+    assert!(error.to_string().contains("absolute"), "{error}");
+
+    let options = crate::mover::MoverOptions {
+        pfs_roots: vec![site.pfs("allowed")],
+        ..crate::mover::MoverOptions::default()
+    };
+    let mut site = site;
+    site.mover = crate::mover::Mover::new(site.tree.clone(), site.dir.join("p2"), options).unwrap();
+    std::fs::create_dir(site.pfs("allowed")).unwrap();
+    std::fs::write(site.pfs("secret"), b"s").unwrap();
+    std::fs::write(site.pfs("allowed/f"), b"f").unwrap();
+    std::os::unix::fs::symlink("../secret", site.pfs("allowed/out")).unwrap();
+    site.must(site.stage_in("allowed/f", "/f"));
+    for path in ["secret", "allowed/../secret", "allowed/out", "allowedx"] {
+        let status = site.run(spec(Direction::In, &site.pfs(path), "/s"));
+        assert_eq!(status.state, PlanState::Failed, "{path}");
+        assert!(!site.buffer("s").exists());
+        assert!(status.errors[0].why.contains("only below"), "{:?}", status.errors);
+    }
+}

@@ -1,0 +1,374 @@
+//! Walks the source of a plan, makes the target's directories and hands out the items.
+//!
+//! What a plan's kind means (`StageKind`):
+//! * `File`: the source file to the target file; a directory on either side is refused.
+//! * `Directory`: what is in the source goes *into* the named target directory, which is made
+//!   if missing (DataWarp's rule).
+//! * `Auto`: a directory as `Directory`; a file as `cp` does it: into the target if that is a
+//!   directory, else to that name.
+//! * `List`: the source is a file of lines, each a path on the source's side; each goes into the
+//!   target directory under its last name. Relative lines are relative to the list's directory.
+//!   For a stage-out the list lies in the buffer; its lines are paths as the job sees them
+//!   (below the mount point) or absolute from the buffer's root. Empty lines are ignored; two
+//!   lines with one last name are an error, not an overwriting.
+
+use super::fault::{Fault, Outcome, Sort, Where};
+use super::journal::Record;
+use super::meta::{Dir, Meta};
+use super::pfs::{split, trim_end};
+use super::run::{DirDone, Run, join};
+use super::side::Located;
+use super::task::{Leader, Task};
+use crossbeam_channel::Sender;
+use forebay_proto::Errno;
+use forebay_proto::attr::FileKind;
+use forebay_proto::control::{Direction, PathBytes, StageKind};
+use std::collections::{HashMap, HashSet};
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Longest list file, in bytes.
+const LIST_BYTES_MAX: u64 = 64 << 20;
+/// Deepest tree that is walked: each level holds a descriptor.
+const DEPTH_MAX: usize = 4_000;
+
+/// The walk of one run.
+pub(super) struct Walker<'a> {
+    run: &'a Run,
+    send: Sender<Task>,
+    /// Sources with several names: (device, inode) of each and its first name.
+    leaders: HashMap<(u64, u64), Arc<Leader>>,
+    target_top: Arc<[u8]>,
+}
+
+/// A directory being walked.
+struct Frame {
+    rel: Arc<[u8]>,
+    source: Dir,
+    target: Dir,
+    names: std::vec::IntoIter<Vec<u8>>,
+}
+
+impl<'a> Walker<'a> {
+    /// A walk that hands items to `send`.
+    pub fn new(run: &'a Run, send: Sender<Task>) -> Walker<'a> {
+        Walker { run, send, leaders: HashMap::new(), target_top: Arc::from(&b""[..]) }
+    }
+
+    /// Walks all. Errors of single items are reported on the way; the error returned is one
+    /// without which nothing could be begun.
+    pub fn walk(mut self) -> Outcome<()> {
+        let run = self.run;
+        let tried = match run.spec.kind {
+            StageKind::List => return self.walk_list(),
+            StageKind::Directory => run.retrying(|_| self.walk_tree()),
+            StageKind::File => run.retrying(|_| self.walk_file(false)),
+            StageKind::Auto => run.retrying(|_| {
+                // "/" of the buffer has no name to be located by.
+                match split(run.source_path()) {
+                    None => self.walk_tree(),
+                    Some(_) => self.walk_file(true),
+                }
+            }),
+        };
+        tried.map_err(|(fault, _)| fault)
+    }
+
+    fn walk_file(&mut self, auto: bool) -> Outcome<()> {
+        let run = self.run;
+        let located = run.source.locate(run.source_path())?;
+        if located.meta.kind == FileKind::Dir {
+            if auto {
+                return self.walk_tree();
+            }
+            let why = "it is a directory; stage it with type directory";
+            return Err(refused(Where::Source, Errno::EISDIR, "open source", why));
+        }
+        let path = run.target_path();
+        let there = run.target.look(path)?;
+        let is_dir = there.is_some_and(|meta| meta.kind == FileKind::Dir);
+        let into = is_dir || path.ends_with(b"/") || split(path).is_none();
+        if into && !auto {
+            let why = "it is a directory; name the file that is to be made";
+            return Err(refused(Where::Target, Errno::EISDIR, "open target", why));
+        }
+        let (top, name) = match split(path) {
+            Some((parent, name)) if !into => (parent, name.to_vec()),
+            _ => (path, located.name.clone()),
+        };
+        let target = self.open_top(top, None)?;
+        self.hand_located(located, target, name)
+    }
+
+    fn walk_tree(&mut self) -> Outcome<()> {
+        let run = self.run;
+        let path = run.source_path();
+        let source = run.source.top(path)?;
+        let meta = run.source.dir_meta(&source)?;
+        let target = self.open_top(run.target_path(), Some((&source, &meta)))?;
+        let source_top: Arc<[u8]> = Arc::from(trim_end(path));
+        self.descend(&source_top, Arc::from(&b""[..]), source, target);
+        Ok(())
+    }
+
+    fn walk_list(&mut self) -> Outcome<()> {
+        let run = self.run;
+        let located = run.source.locate(run.source_path())?;
+        let lines = self.read_list(&located)?;
+        let target = self.open_top(run.target_path(), None)?;
+        let mut seen = HashSet::new();
+        for line in lines {
+            run.pace.check()?;
+            let path = self.line_path(&located.top, &line);
+            let taken = run.retrying(|_| {
+                let found = run.source.locate(&path)?;
+                let name = split(&path).map_or(found.name.clone(), |(_, name)| name.to_vec());
+                if !seen.insert(name.clone()) {
+                    let why = "another line of the list has the same last name";
+                    return Err(refused(Where::Source, Errno::EEXIST, "read list", why));
+                }
+                self.hand_located(found, target.clone(), name)
+            });
+            if let Err((fault, attempts)) = taken {
+                let name = split(&path).map_or(&b""[..], |(_, name)| name);
+                run.progress.found(0);
+                run.fail(&fault, &path, &join(run.target_path(), b"", name), attempts);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_list(&self, located: &Located) -> Outcome<Vec<Vec<u8>>> {
+        let fault = Fault::source("read list");
+        if located.meta.kind != FileKind::File {
+            let why = "it is not a regular file with one path a line";
+            return Err(refused(Where::Source, Errno::EINVAL, "read list", why));
+        }
+        if located.meta.size_bytes > LIST_BYTES_MAX {
+            let why = format!("a list may have at most {LIST_BYTES_MAX} bytes");
+            return Err(Fault::of(Sort::Refused, Where::Source, "read list", why));
+        }
+        let open = self.run.source.open(&located.dir, &located.name, &located.meta)?;
+        let mut text = Vec::new();
+        let file = &*open.file;
+        // A file of the buffer may be shared: read from its start, whatever its position.
+        rustix::fs::seek(file, rustix::fs::SeekFrom::Start(0))
+            .map_err(|e| fault(super::pfs::errno(e)))?;
+        file.take(LIST_BYTES_MAX).read_to_end(&mut text).map_err(|e| fault(e.into()))?;
+        let lines = text.split(|&b| b == b'\n').map(<[u8]>::to_vec);
+        Ok(lines.filter(|line| !line.is_empty()).collect())
+    }
+
+    /// The path on the source's side that a line of a list names.
+    fn line_path(&self, list_dir: &[u8], line: &[u8]) -> Vec<u8> {
+        if line.first() != Some(&b'/') {
+            return join(list_dir, b"", line);
+        }
+        let mount = self.run.mount_point.as_deref().map(trim_end);
+        if let (Direction::Out, Some(mount)) = (self.run.spec.direction, mount) {
+            match line.strip_prefix(mount) {
+                Some(rest) if rest.first() == Some(&b'/') => return rest.to_vec(),
+                _ => {}
+            }
+        }
+        line.to_vec()
+    }
+
+    /// Opens the target directory of the plan, and journals it.
+    fn open_top(&mut self, path: &[u8], like: Option<(&Dir, &Meta)>) -> Outcome<Dir> {
+        let run = self.run;
+        let (dir, made) = run.target.make_top(path)?;
+        self.target_top = Arc::from(trim_end(path));
+        run.journal.append(&[Record::Top { path: PathBytes::new(path), made }])?;
+        let attrs = match like {
+            Some((source, meta)) if made || run.past.made_top => {
+                Some((*meta, run.source.dir_xattrs(source)?))
+            }
+            _ => None,
+        };
+        self.note_dir(b"")?;
+        run.dirs.lock().push(DirDone {
+            top: self.target_top.clone(),
+            rel: Arc::from(&b""[..]),
+            source_path: run.source_path().to_vec(),
+            attrs,
+        });
+        Ok(dir)
+    }
+
+    fn note_dir(&self, rel: &[u8]) -> Outcome<()> {
+        match self.run.spec.direction {
+            Direction::Out => self.run.journal.note_dir(rel),
+            Direction::In => Ok(()),
+        }
+    }
+
+    /// An object that the user named, into an open target directory.
+    fn hand_located(&mut self, found: Located, target: Dir, name: Vec<u8>) -> Outcome<()> {
+        let source_top: Arc<[u8]> = Arc::from(found.top);
+        let rel: Arc<[u8]> = Arc::from(&b""[..]);
+        if found.meta.kind == FileKind::Dir {
+            if found.name != name {
+                let why = "a symbolic link to a directory cannot be an item of a list";
+                return Err(refused(Where::Source, Errno::ELOOP, "read list", why));
+            }
+            let frame = Frame { rel, source: found.dir, target, names: Vec::new().into_iter() };
+            if let Some(below) = self.enter(&source_top, &frame, &name, found.meta) {
+                let Frame { rel, source, target, .. } = below;
+                self.descend(&source_top, rel, source, target);
+            }
+            return Ok(());
+        }
+        self.hand(Task {
+            source_top,
+            target_top: self.target_top.clone(),
+            rel,
+            dirs: Some((found.dir, target)),
+            source_name: found.name,
+            target_name: name,
+            meta: found.meta,
+            leader: None,
+        })
+    }
+
+    /// Walks a directory and all below it.
+    fn descend(&mut self, source_top: &Arc<[u8]>, rel: Arc<[u8]>, source: Dir, target: Dir) {
+        let run = self.run;
+        let mut frames = Vec::new();
+        frames.extend(
+            self.listed(source_top, Frame { rel, source, target, names: Vec::new().into_iter() }),
+        );
+        while let Some(frame) = frames.last_mut() {
+            if run.pace.stopping().is_some() {
+                return;
+            }
+            let Some(name) = frame.names.next() else {
+                frames.pop();
+                continue;
+            };
+            let meta = match run.retrying(|_| run.source.stat(&frame.source, &name)) {
+                Ok(meta) => meta,
+                Err((fault, attempts)) => {
+                    run.progress.found(0);
+                    let source = join(source_top, &frame.rel, &name);
+                    let target = join(&self.target_top, &frame.rel, &name);
+                    run.fail(&fault, &source, &target, attempts);
+                    continue;
+                }
+            };
+            if meta.kind != FileKind::Dir {
+                let task = Task {
+                    source_top: source_top.clone(),
+                    target_top: self.target_top.clone(),
+                    rel: frame.rel.clone(),
+                    dirs: Some((frame.source.clone(), frame.target.clone())),
+                    source_name: name.clone(),
+                    target_name: name,
+                    meta,
+                    leader: None,
+                };
+                if self.hand(task).is_err() {
+                    return;
+                }
+                continue;
+            }
+            let depth = frames.len();
+            let Some(frame) = frames.last() else { return };
+            if depth >= DEPTH_MAX {
+                let why = format!("the tree is deeper than {DEPTH_MAX} directories");
+                let fault = Fault::of(Sort::Refused, Where::Source, "walk source", why);
+                run.fail(&fault, &join(source_top, &frame.rel, &name), b"", 1);
+                continue;
+            }
+            if let Some(below) = self.enter(source_top, frame, &name, meta) {
+                frames.extend(self.listed(source_top, below));
+            }
+        }
+    }
+
+    /// Opens a subdirectory on both sides; its failure is reported here.
+    fn enter(
+        &mut self,
+        source_top: &Arc<[u8]>,
+        frame: &Frame,
+        name: &[u8],
+        meta: Meta,
+    ) -> Option<Frame> {
+        let run = self.run;
+        run.progress.found(0);
+        let rel: Arc<[u8]> = match frame.rel.is_empty() {
+            true => Arc::from(name),
+            false => Arc::from([&frame.rel[..], b"/", name].concat()),
+        };
+        let opened = run.retrying(|_| {
+            let source = run.source.enter(&frame.source, name)?;
+            let xattrs = run.source.dir_xattrs(&source)?;
+            let target = run.target.make_dir(&frame.target, name)?;
+            self.note_dir(&rel)?;
+            Ok((source, target, xattrs))
+        });
+        let source_path = join(source_top, &rel, b"");
+        match opened {
+            Ok((source, target, xattrs)) => {
+                let top = self.target_top.clone();
+                let attrs = Some((meta, xattrs));
+                run.dirs.lock().push(DirDone { top, rel: rel.clone(), source_path, attrs });
+                run.progress.done();
+                Some(Frame { rel, source, target, names: Vec::new().into_iter() })
+            }
+            Err((fault, attempts)) => {
+                run.fail(&fault, &source_path, &join(&self.target_top, &rel, b""), attempts);
+                None
+            }
+        }
+    }
+
+    /// Reads the names of a directory; its failure is reported here.
+    fn listed(&self, source_top: &[u8], mut frame: Frame) -> Option<Frame> {
+        match self.run.retrying(|_| self.run.source.list(&frame.source)) {
+            Ok(names) => {
+                frame.names = names.into_iter();
+                Some(frame)
+            }
+            Err((fault, attempts)) => {
+                let source = join(source_top, &frame.rel, b"");
+                let target = join(&self.target_top, &frame.rel, b"");
+                self.run.progress.found(0);
+                self.run.fail(&fault, &source, &target, attempts);
+                None
+            }
+        }
+    }
+
+    /// Hands an item to the workers; fails only if the plan is being stopped.
+    fn hand(&mut self, mut task: Task) -> Outcome<()> {
+        let run = self.run;
+        let is_file = task.meta.kind == FileKind::File;
+        if is_file && task.meta.nlink > 1 {
+            let leader = Arc::new(Leader {
+                rel: task.rel.clone(),
+                name: task.target_name.clone(),
+                published: AtomicBool::new(false),
+            });
+            match self.leaders.entry((task.meta.dev, task.meta.ino)) {
+                std::collections::hash_map::Entry::Occupied(first) => {
+                    run.progress.found(0);
+                    task.dirs = None;
+                    run.followers.lock().push((task, first.get().clone()));
+                    return Ok(());
+                }
+                std::collections::hash_map::Entry::Vacant(place) => {
+                    task.leader = Some(place.insert(leader).clone());
+                }
+            }
+        }
+        run.progress.found(if is_file { task.meta.size_bytes } else { 0 });
+        self.send.send(task).map_err(|_| Fault::stopped())
+    }
+}
+
+/// A refusal with an errno.
+fn refused(side: Where, errno: Errno, what: &'static str, why: &str) -> Fault {
+    Fault { errno, ..Fault::of(Sort::Refused, side, what, why) }
+}

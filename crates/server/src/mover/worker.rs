@@ -1,0 +1,334 @@
+//! A worker: takes items and brings each to its end, with retries.
+//!
+//! A file goes through: open source; unnamed target; data; owner, xattrs, mode, times; fsync;
+//! verify; look at the source again; publish; journal. Small files go through the first half in
+//! batches, so that their write-back overlaps and the fsyncs find their work done. Whatever ends
+//! a file early removes its unnamed target ([`Unpublished`]).
+
+use super::copy::{Buffer, Copied, Env, copy};
+use super::fault::{Fault, Outcome, Sort, Where};
+use super::journal::{Record, Version};
+use super::meta::{Dir, Meta, OpenSource, Temp};
+use super::run::Run;
+use super::side::At;
+use super::task::{Leader, Task};
+use crossbeam_channel::Receiver;
+use forebay_proto::Errno;
+use forebay_proto::attr::FileKind;
+use forebay_proto::control::{PathBytes, Verify};
+use rustix::fs::OFlags;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Most files of a batch; each holds two descriptors.
+const BATCH_FILES: usize = 32;
+/// Most bytes of a batch.
+const BATCH_BYTES: u64 = 16 << 20;
+
+/// A worker of a run.
+pub(super) struct Worker<'a> {
+    run: &'a Run,
+    buffer: Buffer,
+}
+
+/// A file whose data is written, but which is not safe yet.
+struct Pending<'a> {
+    task: Task,
+    dirs: (Dir, Dir),
+    attempt: u32,
+    source: OpenSource,
+    target: Unpublished<'a>,
+    copied: Copied,
+    /// Something beside the data that could not be kept.
+    partial: Option<Fault>,
+}
+
+/// An unnamed target that is removed unless it is published.
+struct Unpublished<'a> {
+    run: &'a Run,
+    dir: Dir,
+    temp: Option<Temp>,
+    /// Bytes counted as done that are taken back with it.
+    counted: AtomicU64,
+}
+
+impl Unpublished<'_> {
+    fn temp(&self) -> Outcome<&Temp> {
+        self.temp.as_ref().ok_or_else(|| Fault::target("find target")(Errno::EBADF))
+    }
+}
+
+impl Drop for Unpublished<'_> {
+    fn drop(&mut self) {
+        if let Some(temp) = self.temp.take() {
+            self.run.target.abandon(temp, &self.dir);
+            self.run.progress.take_back(self.counted.load(Relaxed));
+        }
+    }
+}
+
+/// What an item came to.
+enum Step<'a> {
+    /// It is done.
+    Done,
+    /// An earlier run did it.
+    Skipped,
+    /// Its second half is to come.
+    Pending(Box<Pending<'a>>),
+}
+
+impl<'a> Worker<'a> {
+    /// A worker.
+    pub fn new(run: &'a Run) -> Worker<'a> {
+        Worker { run, buffer: Buffer::new() }
+    }
+
+    /// Works until there are no more items, or the plan is being stopped.
+    pub fn work(&mut self, receive: &Receiver<Task>) {
+        if let Err(errno) = self.run.identity.adopt_thread() {
+            let fault = Fault::source("take identity")(errno);
+            self.run.fail(&fault, self.run.source_path(), self.run.target_path(), 1);
+            self.run.pace.stop(super::stop::StopReason::Error);
+        }
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        loop {
+            if self.run.pace.stopping().is_some() {
+                return;
+            }
+            let next = match batch.is_empty() {
+                true => receive.recv().ok(),
+                false => receive.try_recv().ok(),
+            };
+            let empty = next.is_none();
+            if let Some(task) = next {
+                let size = task.meta.size_bytes;
+                if let Some(pending) = self.first_half(task, 1) {
+                    batch.push(pending);
+                    bytes += size;
+                }
+            } else if batch.is_empty() {
+                return;
+            }
+            if empty || batch.len() >= BATCH_FILES || bytes >= BATCH_BYTES {
+                self.second_half(std::mem::take(&mut batch));
+                bytes = 0;
+            }
+        }
+    }
+
+    /// The first half of an item, tried again while that may help. `None`: it has come to its
+    /// end, good or bad.
+    fn first_half(&mut self, mut task: Task, mut attempt: u32) -> Option<Pending<'a>> {
+        let run = self.run;
+        loop {
+            let fault = match self.begin(&mut task, attempt) {
+                Ok(Step::Pending(pending)) => return Some(*pending),
+                Ok(Step::Done) => {
+                    run.progress.done();
+                    return None;
+                }
+                Ok(Step::Skipped) => {
+                    run.progress.skipped(task.meta.size_bytes);
+                    return None;
+                }
+                Err(fault) => fault,
+            };
+            if let Err((fault, attempts)) = run.before_retry(fault, attempt) {
+                run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
+                return None;
+            }
+            attempt += 1;
+        }
+    }
+
+    /// fsync, verification and publication of a batch, then one write to the journal.
+    fn second_half(&mut self, batch: Vec<Pending<'a>>) {
+        let run = self.run;
+        let mut synced = Vec::with_capacity(batch.len());
+        for pending in batch {
+            let outcome = pending.target.temp().and_then(|temp| run.target.fsync(temp));
+            synced.push((pending, outcome));
+        }
+        let mut records = Vec::new();
+        let mut again = Vec::new();
+        for (mut pending, outcome) in synced {
+            match outcome.and_then(|()| self.settle(&mut pending, &mut records)) {
+                Ok(()) => run.progress.done(),
+                Err(fault) => again.push((pending.task, pending.attempt, fault)),
+            }
+        }
+        if let Err(fault) = run.journal.append(&records) {
+            run.fail(&fault, run.source_path(), run.target_path(), 1);
+            run.pace.stop(super::stop::StopReason::Error);
+        }
+        for (task, attempt, fault) in again {
+            match run.before_retry(fault, attempt) {
+                Ok(()) => {
+                    if let Some(pending) = self.first_half(task, attempt + 1) {
+                        self.second_half(vec![pending]);
+                    }
+                }
+                Err((fault, attempts)) => {
+                    run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
+                }
+            }
+        }
+    }
+
+    /// Verifies and publishes a file that was fsynced.
+    fn settle(&mut self, pending: &mut Pending<'a>, records: &mut Vec<Record>) -> Outcome<()> {
+        let run = self.run;
+        run.pace.check()?;
+        let Pending { task, dirs, source, target, copied, partial, .. } = pending;
+        let temp = target.temp()?;
+        let medium = run.spec.verify == Verify::Medium;
+        copied.verify(&run.pace, &temp.file, medium, &mut self.buffer)?;
+        keep_atime(temp, false);
+        let now = run.source.recheck(source)?;
+        if let Some(how) = now.changed_since(&source.meta) {
+            return Err(Fault::changed(how));
+        }
+        let published = run.target.publish(temp, &dirs.1, &task.target_name)?;
+        target.temp = None;
+        if let Some(leader) = &task.leader {
+            leader.published.store(true, Relaxed);
+        }
+        if let Some(fault) = partial.take() {
+            return Err(fault);
+        }
+        records.push(Record::Done {
+            path: PathBytes::new(&task.key()),
+            source: Version::of(&source.meta),
+            target: Version::of(&published),
+            crc32c: copied.crc32c(),
+        });
+        Ok(())
+    }
+
+    /// Brings an item to its end, or a file to where only fsync and what follows is left.
+    fn begin(&mut self, task: &mut Task, attempt: u32) -> Outcome<Step<'a>> {
+        let run = self.run;
+        run.pace.check()?;
+        let dirs = match &task.dirs {
+            Some(dirs) if attempt == 1 => dirs.clone(),
+            // Descriptors may be stale: walk there again.
+            _ => {
+                let source = run.source.reopen(&task.source_top, &task.rel)?;
+                (source, run.target.reopen(&task.target_top, &task.rel)?)
+            }
+        };
+        if attempt > 1 {
+            let now = run.source.stat(&dirs.0, &task.source_name)?;
+            run.progress.resized(file_bytes(&task.meta), file_bytes(&now));
+            task.meta = now;
+        }
+        let temp = run.next_temp();
+        let at = At { dir: &dirs.1, name: &task.target_name, temp };
+        match task.meta.kind {
+            FileKind::File => return self.begin_file(task, dirs, attempt),
+            FileKind::Symlink => {
+                let to = run.source.readlink(&dirs.0, &task.source_name)?;
+                run.target.symlink(at, &to, &task.meta)?;
+            }
+            FileKind::Fifo | FileKind::Socket => run.target.node(at, &task.meta)?,
+            FileKind::CharDev | FileKind::BlockDev if run.identity.is_superuser() => {
+                run.target.node(at, &task.meta)?;
+            }
+            FileKind::CharDev | FileKind::BlockDev => {
+                let why = "only the superuser can make device nodes".to_string();
+                let fault = Fault::target("make special file")(Errno::EPERM);
+                return Err(Fault { why: Some(why), ..fault });
+            }
+            FileKind::Dir => return Err(Fault::changed("a directory has its name")),
+        }
+        Ok(Step::Done)
+    }
+
+    fn begin_file(&mut self, task: &mut Task, dirs: (Dir, Dir), attempt: u32) -> Outcome<Step<'a>> {
+        let run = self.run;
+        if self.is_done(task, &dirs)? {
+            return Ok(Step::Skipped);
+        }
+        let source = run.source.open(&dirs.0, &task.source_name, &task.meta)?;
+        run.progress.resized(file_bytes(&task.meta), file_bytes(&source.meta));
+        task.meta = source.meta;
+        let xattrs = run.source.file_xattrs(&source)?;
+        let temp = run.target.begin(&dirs.1, source.meta.size_bytes, run.next_temp())?;
+        let target =
+            Unpublished { run, dir: dirs.1.clone(), temp: Some(temp), counted: AtomicU64::new(0) };
+        let env = Env {
+            pace: &run.pace,
+            hook: run.hook.as_ref(),
+            name: &task.source_name,
+            count: &|bytes| {
+                target.counted.fetch_add(bytes, Relaxed);
+                run.progress.copied(bytes);
+            },
+            follow: run.spec.verify == Verify::Cache,
+        };
+        let temp = target.temp()?;
+        let copied = {
+            let _acting = run.target.writing()?;
+            copy(&env, &source.file, &source.meta, &temp.file, &mut self.buffer)?
+        };
+        // What a hole adds to the size is done with no byte moved.
+        let holes = source.meta.size_bytes.saturating_sub(target.counted.load(Relaxed));
+        (env.count)(holes);
+        keep_atime(temp, true);
+        let partial = match run.target.dress(temp, &source.meta, &xattrs) {
+            Err(fault) if fault.sort == Sort::Partial => Some(fault),
+            other => other.map(|()| None)?,
+        };
+        let task = Task { dirs: None, ..task.clone() };
+        let pending = Pending { task, dirs, attempt, source, target, copied, partial };
+        Ok(Step::Pending(Box::new(pending)))
+    }
+
+    /// True if an earlier run of the plan did the file, and both sides still are what they were.
+    fn is_done(&self, task: &Task, dirs: &(Dir, Dir)) -> Outcome<bool> {
+        let Some((source, target)) = self.run.past.done(&task.key()) else { return Ok(false) };
+        if Version::of(&task.meta) != *source {
+            return Ok(false);
+        }
+        let there = self.run.target.stat(&dirs.1, &task.target_name)?;
+        let same = there.is_some_and(|there| Version::of(&there) == *target);
+        if let (true, Some(leader)) = (same, &task.leader) {
+            leader.published.store(true, Relaxed);
+        }
+        Ok(same)
+    }
+
+    /// Makes a further name of a file.
+    pub fn follow(&mut self, task: Task, leader: &Leader) {
+        let run = self.run;
+        let linked = run.retrying(|_| {
+            if !leader.published.load(Relaxed) {
+                let why = "another name of the same file could not be copied, see there";
+                return Err(Fault::of(Sort::Refused, Where::Source, "make hard link", why));
+            }
+            let old = run.target.reopen(&task.target_top, &leader.rel)?;
+            let new = run.target.reopen(&task.target_top, &task.rel)?;
+            let at = At { dir: &new, name: &task.target_name, temp: run.next_temp() };
+            run.target.link(&old, &leader.name, at)
+        });
+        match linked {
+            Ok(()) => run.progress.done(),
+            Err((fault, attempts)) => {
+                run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
+            }
+        }
+    }
+}
+
+/// Bytes that count for progress.
+fn file_bytes(meta: &Meta) -> u64 {
+    if meta.kind == FileKind::File { meta.size_bytes } else { 0 }
+}
+
+/// Makes reading back leave the access time as it was set. Only a hint: who does not own the
+/// file may not ask for it.
+fn keep_atime(temp: &Temp, keep: bool) {
+    let Ok(flags) = rustix::fs::fcntl_getfl(&temp.file) else { return };
+    let flags = if keep { flags | OFlags::NOATIME } else { flags - OFlags::NOATIME };
+    let _ = rustix::fs::fcntl_setfl(&temp.file, flags);
+}
