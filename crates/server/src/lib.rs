@@ -9,6 +9,6 @@ pub mod flash;
 pub mod mover;
 pub mod namespace;
 pub mod objects;
-//mod server;
+mod server;
 
-//pub use server::{Server, ServerOptions, check};
+pub use server::{Server, ServerOptions, check};

@@ -16,6 +16,7 @@ use forebay_proto::api::FileSystem;
 use forebay_proto::control::{ControlError, FileStatus, PathBytes, StoreKind};
 use forebay_proto::ids::ShardId;
 use forebay_proto::{Caller, Errno};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -56,9 +57,8 @@ impl Server {
     /// staging plans that were not finished.
     pub fn open(store: Store, options: ServerOptions) -> Result<Arc<Server>, ControlError> {
         let meta = store.meta_dir();
-        let at = |what: &'static str, path: PathBuf| {
-            move |e: Errno| failed(what, &path, e, Some(e.0))
-        };
+        let at =
+            |what: &'static str, path: PathBuf| move |e: Errno| failed(what, &path, e, Some(e.0));
         let clean = take_clean_marker(&meta)
             .map_err(|e| at("read the marker of a clean close in", meta.clone())(e))?;
         let unclean = !store.created() && !clean;
@@ -81,9 +81,14 @@ impl Server {
         if unclean {
             tracing::warn!(?recovery, "the last server did not close: recovered");
         }
-        let mover_options = MoverOptions { pfs_roots: options.pfs_roots, ..Default::default() };
-        let mover = Mover::new(namespace.clone(), store.plans_dir(), mover_options)?;
-        mover.resume()?;
+        let mount_point = OsStr::from_bytes(store.record().mount_point.as_bytes());
+        let mover_options = MoverOptions {
+            pfs_roots: options.pfs_roots,
+            mount_point: Some(mount_point.into()),
+            ..MoverOptions::default()
+        };
+        let mover = Arc::new(Mover::new(namespace.clone(), store.plans_dir(), mover_options)?);
+        mover.resume();
         Ok(Arc::new(Server { store, names, namespace, mover, recovery }))
     }
 
@@ -207,14 +212,7 @@ fn put_clean_marker(meta: &Path) -> Result<(), Errno> {
 /// Returns one line for each problem. Errors are those of opening the store.
 pub fn check(store: &Store) -> Result<Vec<String>, ControlError> {
     let meta = store.meta_dir();
-    let mut problems: Vec<String> = LmdbStore::verify(&meta)
-        .map_err(|e| failed("verify the namespace in", &meta, e, None))?
-        .into_iter()
-        .map(|p| p.to_string())
-        .collect();
-    if !problems.is_empty() {
-        return Ok(problems);
-    }
+    let mut problems = Vec::new();
     let clean = meta.join(CLEAN_MARKER).exists();
     let names = open_names(store, &meta)?;
     let data = store.data_dir();
@@ -225,4 +223,3 @@ pub fn check(store: &Store) -> Result<Vec<String>, ControlError> {
     names.close().map_err(|e| failed("close the namespace in", &meta, e, None))?;
     Ok(problems)
 }
-

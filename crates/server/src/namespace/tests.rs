@@ -142,7 +142,16 @@ fn a_listing_under_change_shows_survivors_once_and_ends() {
     let root = Caller::root();
     let (ns, _) = open(dir.path(), false);
     for i in 0..50 {
-        FileSystem::mknod(&*ns, &root, Ino::ROOT, format!("n{i}").as_bytes(), FileKind::Fifo, ARGS, 0).unwrap();
+        FileSystem::mknod(
+            &*ns,
+            &root,
+            Ino::ROOT,
+            format!("n{i}").as_bytes(),
+            FileKind::Fifo,
+            ARGS,
+            0,
+        )
+        .unwrap();
     }
     let limit = ns.dir_limit(Ino::ROOT).unwrap();
     let (mut after, mut seen) = (Cookie::DOTDOT, Vec::new());
@@ -172,7 +181,8 @@ fn the_mover_may_only_what_its_requester_may() {
     let root = Caller::root();
     let (ns, _) = open(dir.path(), false);
     let private = CreateArgs { mode: 0o700, umask: 0 };
-    let secret_dir = FileSystem::mkdir(&*ns, &root, Ino::ROOT, b"secret", private).unwrap().attr.ino;
+    let secret_dir =
+        FileSystem::mkdir(&*ns, &root, Ino::ROOT, b"secret", private).unwrap().attr.ino;
     let (f, _) = ns.create(&root, secret_dir, b"f", private, false).unwrap();
     let open_dir = CreateArgs { mode: 0o1777, umask: 0 };
     let shared = FileSystem::mkdir(&*ns, &root, Ino::ROOT, b"shared", open_dir).unwrap().attr.ino;
