@@ -52,10 +52,12 @@ pub struct DbState {
     pub applied_lsn: u64,
     /// The next inode counter.
     pub next_ino: u64,
+    /// Closed in order: the log has nothing that the tables lack.
+    pub closed: bool,
 }
 
 impl DbState {
-    const BYTES: usize = 4 + 16 + 4 + 8 + 8;
+    const BYTES: usize = 4 + 16 + 4 + 8 + 8 + 1;
 
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::BYTES);
@@ -64,6 +66,7 @@ impl DbState {
         out.extend_from_slice(&self.epoch.to_le_bytes());
         out.extend_from_slice(&self.applied_lsn.to_le_bytes());
         out.extend_from_slice(&self.next_ino.to_le_bytes());
+        out.push(u8::from(self.closed));
         out
     }
 
@@ -72,7 +75,14 @@ impl DbState {
         let mut r = codec::Reader(bytes);
         let format = r.u32()?;
         let uuid = r.take(16)?.try_into().ok()?;
-        Some(DbState { format, uuid, epoch: r.u32()?, applied_lsn: r.u64()?, next_ino: r.u64()? })
+        Some(DbState {
+            format,
+            uuid,
+            epoch: r.u32()?,
+            applied_lsn: r.u64()?,
+            next_ino: r.u64()?,
+            closed: r.u8()? == 1,
+        })
     }
 }
 

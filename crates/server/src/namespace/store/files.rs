@@ -59,8 +59,14 @@ pub fn create(options: &StoreOptions, db: &Db) -> Result<DbState, StoreError> {
         }
     }
     sync_dirs(options)?;
-    let state =
-        DbState { format: FLASH_FORMAT, uuid: options.uuid, epoch: 0, applied_lsn: 0, next_ino: 1 };
+    let state = DbState {
+        format: FLASH_FORMAT,
+        uuid: options.uuid,
+        epoch: 0,
+        applied_lsn: 0,
+        next_ino: 1,
+        closed: true,
+    };
     let mut txn = db.write()?;
     db.put_state(&mut txn, &state)?;
     txn.commit().map_err(db.fail("create"))?;
@@ -101,13 +107,15 @@ pub fn check_state(db: &Db, state: &DbState, uuid: &[u8; 16]) -> Result<(), Stor
     Ok(())
 }
 
-/// Opens both segments of an existing store. A segment shorter than asked for is made longer
-/// (records are found from the front, so that changes nothing that is in it).
-pub fn open_logs(options: &StoreOptions) -> Result<[Arc<dyn LogFile>; 2], StoreError> {
+/// Opens both segments of an existing store. With `grow`, a segment shorter than asked for is
+/// made longer (records are found from the front, so that changes nothing that is in it).
+pub fn open_logs(options: &StoreOptions, grow: bool) -> Result<[Arc<dyn LogFile>; 2], StoreError> {
     let open = |path: PathBuf| -> Result<Arc<dyn LogFile>, StoreError> {
         let file = open_rw(&path, false)?;
         segment::check_header(&file, &path, &options.uuid)?;
-        size_log(&file, &path, options)?;
+        if grow {
+            size_log(&file, &path, options)?;
+        }
         Ok(Arc::new(file))
     };
     let [a, b] = log_paths(&options.dir);

@@ -90,6 +90,8 @@ pub(super) struct Writer {
     pub offset: u64,
     /// True while the inactive segment holds records that the database lacks.
     pub frozen: bool,
+    /// True once the store is being closed.
+    pub closing: bool,
     /// Worst case of the active overlay in bytes.
     pub pending_bytes: u64,
     /// An empty overlay with room, prepared by the background thread.
@@ -127,7 +129,7 @@ impl LmdbStore {
             files::sync_dirs(&options)?;
         }
         files::check_state(&db, &state, &options.uuid)?;
-        let logs = files::open_logs(&options)?;
+        let logs = files::open_logs(&options, true)?;
         Self::recover(options, db, state, logs, lock)
     }
 
@@ -140,11 +142,14 @@ impl LmdbStore {
         lock: File,
     ) -> Result<LmdbStore, StoreError> {
         let paths = files::log_paths(&options.dir);
-        let found = recover::replay(
-            [(&*logs[0], &paths[0]), (&*logs[1], &paths[1])],
-            state.epoch,
-            state.applied_lsn,
-        )?;
+        let found = match state.closed {
+            true => recover::Replay { last_lsn: state.applied_lsn, ..Default::default() },
+            false => recover::replay(
+                [(&*logs[0], &paths[0]), (&*logs[1], &paths[1])],
+                state.epoch,
+                state.applied_lsn,
+            )?,
+        };
         if found.records > 0 && !options.volatile {
             // What was read may be in the page cache only; see `apply`.
             for (log, path) in logs.iter().zip(&paths) {
@@ -155,6 +160,7 @@ impl LmdbStore {
         let state = DbState {
             epoch: state.epoch + 1,
             applied_lsn: found.last_lsn,
+            closed: false,
             next_ino: found.overlay.next_ino.unwrap_or(state.next_ino),
             ..state
         };
@@ -170,6 +176,7 @@ impl LmdbStore {
                 active: 0,
                 offset: HEADER_BYTES,
                 frozen: false,
+                closing: false,
                 pending_bytes: 0,
                 spare: None,
                 record: Vec::with_capacity(4096),
@@ -200,11 +207,27 @@ impl LmdbStore {
     }
 
     /// Checkpoints and stops: the next open replays nothing. Errors are those of the
-    /// checkpoint; what was acknowledged is then still in the log.
+    /// checkpoint; what was acknowledged is then still in the log. Commits that come
+    /// meanwhile are refused with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
+        if self.worker.lock().is_none() {
+            return Ok(()); // closed already
+        }
+        self.inner.writer.lock().closing = true;
         let done = self.inner.checkpoint();
         self.stop();
-        done
+        done?;
+        let closed = || {
+            let db = &self.inner.view.db;
+            let next_ino = db.state()?.map_or(1, |s| s.next_ino);
+            let mut txn = db.write()?;
+            db.put_state(
+                &mut txn,
+                &DbState { next_ino, closed: true, ..DbState::from(&*self.inner) },
+            )?;
+            txn.commit().map_err(db.fail("close"))
+        };
+        told(closed())
     }
 
     /// Stops the background thread; commits are refused from here on.
@@ -369,6 +392,9 @@ impl Inner {
         let mut w = self.writer.lock();
         let growth = loop {
             self.check()?;
+            if w.closing {
+                return Err(Errno::ESHUTDOWN);
+            }
             self.encode(&mut w, &batch)?;
             let bytes = segment::record_bytes(w.record.len() - RECORD_HEADER_BYTES) as u64;
             if self.make_log_room(&mut w, bytes)? {
@@ -447,10 +473,10 @@ fn validate(batch: &Batch) -> Result<()> {
     Ok(())
 }
 
-/// Reads go on after a failure; what they meet in a damaged database is told and is EIO.
+/// What is met in a damaged database is told and is EIO.
 fn told<T>(r: Result<T, StoreError>) -> Result<T> {
     r.map_err(|e| {
-        tracing::error!(error = %e, "namespace read failed");
+        tracing::error!(error = %e, "namespace store failed");
         e.into()
     })
 }
@@ -463,6 +489,7 @@ impl From<&Inner> for DbState {
             epoch: inner.epoch,
             applied_lsn: inner.applied_lsn.load(Ordering::Acquire),
             next_ino: 0,
+            closed: false,
         }
     }
 }

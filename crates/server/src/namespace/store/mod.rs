@@ -16,6 +16,7 @@ mod overlay;
 mod recover;
 mod segment;
 mod space;
+mod verify;
 mod view;
 
 #[cfg(test)]
@@ -23,6 +24,7 @@ mod tests;
 
 pub use error::StoreError;
 pub use lmdb::LmdbStore;
+pub use verify::{DumpStats, Problem, verify};
 
 use super::record::{Change, EntryRecord, InodeRecord};
 use forebay_proto::{Cookie, Ino, Lsn, RequestId, Result};

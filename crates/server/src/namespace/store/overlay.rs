@@ -40,18 +40,21 @@ impl Equivalent<EntryKey> for EntryRef<'_> {
     }
 }
 
+/// An entry in listing order: its name and value.
+pub type NamedEntry = (Arc<[u8]>, EntryRecord);
+
 /// The names of one inode's xattrs, in order; `None` = removed.
 pub type XattrTable = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
 
 /// The tables. `Option` values: `None` = deleted here.
-#[derive(Default, Debug)]
+#[derive(Default, Debug, PartialEq)]
 pub struct Overlay {
     /// Inodes. A deleted inode takes its symlink target along.
     pub inodes: HashMap<Ino, Option<InodeRecord>>,
     /// Entries by name.
     pub entries: HashMap<EntryKey, Option<EntryRecord>>,
     /// Entries in listing order.
-    pub cookies: BTreeMap<(Ino, Cookie), Option<(Arc<[u8]>, EntryRecord)>>,
+    pub cookies: BTreeMap<(Ino, Cookie), Option<NamedEntry>>,
     /// Symlink targets written here.
     pub symlinks: HashMap<Ino, Box<[u8]>>,
     /// xattrs.

@@ -7,7 +7,7 @@
 
 use super::error::StoreError;
 use super::overlay::Overlay;
-use super::segment::{LogFile, Scanner};
+use super::segment::{HEADER_BYTES, LogFile, Scanner};
 use std::path::Path;
 
 /// What the log had.
@@ -32,31 +32,30 @@ pub fn replay(
     let mut order = Vec::new();
     for (file, path) in segments {
         let first = Scanner::new(file).first_lsn(epoch).map_err(StoreError::io("read", path))?;
-        if let Some(first) = first {
-            order.push((first, file, path));
-        }
+        order.push((first, file, path));
     }
-    order.sort_unstable_by_key(|(first, ..)| *first);
+    // A segment whose first record is not whole comes last: it adds nothing, but what lies
+    // behind may say what is missing.
+    order.sort_by_key(|(first, ..)| first.unwrap_or(u64::MAX));
     let mut out = Replay { last_lsn: applied_lsn, ..Replay::default() };
     for (first, file, path) in order {
-        if first > out.last_lsn + 1 {
-            // The end of the older segment is missing. Look at what this one says about it.
-            let head =
-                Scanner::new(file).record(super::segment::HEADER_BYTES).map(|r| r.map(|r| r.0));
-            let head = head.map_err(StoreError::io("read", path))?;
-            out.durable_lsn = out.durable_lsn.max(head.map_or(0, |h| h.durable));
-            break;
-        }
         let mut scanner = Scanner::new(file);
-        let end = scanner.run(epoch, &mut |h, changes| {
-            if h.lsn == out.last_lsn + 1 {
-                changes.into_iter().for_each(|c| out.overlay.apply(c));
-                out.last_lsn = h.lsn;
-                out.records += 1;
-            }
-            out.durable_lsn = out.durable_lsn.max(h.durable);
-        });
-        end.map_err(StoreError::io("read", path))?;
+        let fail = || StoreError::io("read", path);
+        let mut end = HEADER_BYTES;
+        if first.is_some_and(|first| first <= out.last_lsn + 1) {
+            let run = scanner.run(epoch, &mut |h, changes| {
+                if h.lsn == out.last_lsn + 1 {
+                    changes.into_iter().for_each(|c| out.overlay.apply(c));
+                    out.last_lsn = h.lsn;
+                    out.records += 1;
+                }
+                out.durable_lsn = out.durable_lsn.max(h.durable);
+            });
+            end = run.map_err(fail())?;
+        }
+        let last = out.last_lsn;
+        let durable = scanner.durable_after(epoch, end, last).map_err(fail())?;
+        out.durable_lsn = out.durable_lsn.max(durable);
     }
     if out.durable_lsn > out.last_lsn {
         let reason = format!(

@@ -222,13 +222,12 @@ impl<'a> Scanner<'a> {
     }
 
     /// Calls `f` for each record of `epoch` with consecutive lsn, from the first; ends at the
-    /// first that is not whole or not next. Returns the lsn of the last one and the offset
-    /// after it.
+    /// first that is not whole or not next. Returns the offset after the last one.
     pub fn run(
         &mut self,
         epoch: u32,
         f: &mut dyn FnMut(&RecordHeader, Vec<Change>),
-    ) -> io::Result<(Option<u64>, u64)> {
+    ) -> io::Result<u64> {
         let mut offset = HEADER_BYTES;
         let mut last: Option<u64> = None;
         while let Some((h, bytes)) = self.record(offset)? {
@@ -240,6 +239,26 @@ impl<'a> Scanner<'a> {
             last = Some(h.lsn);
             f(&h, changes);
         }
-        Ok((last, offset))
+        Ok(offset)
+    }
+
+    /// The highest "durable up to" of whole records of `epoch` later than `last_lsn`, anywhere
+    /// from `offset` on. Looks at every multiple of 8, since lengths before a damaged record are unknown.
+    pub fn durable_after(&mut self, epoch: u32, mut offset: u64, last_lsn: u64) -> io::Result<u64> {
+        let mut durable = 0;
+        while let Some(head) = self.bytes(offset, RECORD_HEADER_BYTES)? {
+            // Most offsets are no record: the epoch tells without a checksum.
+            let candidate = head[8..12] == epoch.to_le_bytes();
+            let found = if candidate { self.record(offset)? } else { None };
+            let Some((h, bytes)) = found else {
+                offset += 8;
+                continue;
+            };
+            offset += record_bytes(bytes.len()) as u64;
+            if h.lsn > last_lsn {
+                durable = durable.max(h.durable);
+            }
+        }
+        Ok(durable)
     }
 }

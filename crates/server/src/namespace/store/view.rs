@@ -6,7 +6,7 @@
 
 use super::db::Db;
 use super::error::StoreError;
-use super::overlay::Overlay;
+use super::overlay::{NamedEntry, Overlay};
 use crate::namespace::record::{EntryRecord, InodeRecord};
 use forebay_proto::ids::{Cookie, Ino};
 use parking_lot::RwLock;
@@ -62,8 +62,6 @@ impl<K: Ord + Copy, V> Piece<K, V> {
         }
     }
 }
-
-type EntryRow = (Arc<[u8]>, EntryRecord);
 
 impl View {
     /// Asks the overlays, then the database.
@@ -166,7 +164,7 @@ impl View {
         after: Cookie,
         limit: Cookie,
         max: usize,
-    ) -> Result<Piece<Cookie, EntryRow>, StoreError> {
+    ) -> Result<Piece<Cookie, NamedEntry>, StoreError> {
         let mut piece = Piece { rows: BTreeMap::new(), horizon: limit };
         let first = Cookie(after.0.saturating_add(1));
         for overlay in self.layers.read().newest_first() {

@@ -1,6 +1,10 @@
 //! Tests of the store: what they share. A reference model is a set of ordered maps.
 
+mod crash;
 mod model;
+
+mod sim;
+mod speed;
 
 use super::{Batch, LmdbStore, NamespaceStore, StoreOptions};
 use crate::namespace::record::{Change, EntryRecord, InodeRecord};
