@@ -20,6 +20,7 @@ use super::codec;
 use super::error::StoreError;
 use crate::namespace::record::{EntryRecord, InodeRecord};
 use forebay_proto::ids::{Cookie, Ino};
+use forebay_proto::version::FLASH_FORMAT;
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RoTxn, RwTxn, WithoutTls};
 use std::ops::Bound;
@@ -74,6 +75,10 @@ impl DbState {
     fn decode(bytes: &[u8]) -> Option<DbState> {
         let mut r = codec::Reader(bytes);
         let format = r.u32()?;
+        if format != FLASH_FORMAT {
+            let (uuid, closed) = ([0; 16], false);
+            return Some(DbState { format, uuid, epoch: 0, applied_lsn: 0, next_ino: 0, closed });
+        }
         let uuid = r.take(16)?.try_into().ok()?;
         Some(DbState {
             format,
@@ -150,6 +155,19 @@ impl Key {
     }
 }
 
+/// Names of the tables, in the order of [`Db`]'s fields.
+const TABLES: [&str; 7] = ["inodes", "entries", "cookies", "symlinks", "xattrs", "orphans", "meta"];
+
+fn open_env(dir: &Path, map_bytes: u64, flags: EnvFlags) -> Result<Env<WithoutTls>, StoreError> {
+    let mut options = EnvOpenOptions::new().read_txn_without_tls();
+    options.map_size(map_bytes as usize).max_readers(MAX_READERS).max_dbs(TABLES.len() as u32);
+    // SAFETY: the flags make it read-only, or drop syncs on a store that has no power cut to
+    // survive; the file is written by this process alone (the store's lock file), through LMDB
+    // alone.
+    let env = unsafe { options.flags(flags).open(dir) };
+    env.map_err(StoreError::db("open", dir))
+}
+
 impl Db {
     /// Opens the database in `dir`, creating what is missing. `map_bytes` bounds its file.
     pub fn open(dir: &Path, map_bytes: u64, volatile: bool) -> Result<Db, StoreError> {
@@ -160,28 +178,49 @@ impl Db {
             // writes for; a kill leaves what was written, in order.
             flags |= EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC;
         }
-        let mut options = EnvOpenOptions::new().read_txn_without_tls();
-        options.map_size(map_bytes as usize).max_readers(MAX_READERS).max_dbs(8);
-        // SAFETY: the flags only drop syncs on a store that has no power cut to survive; the
-        // file is written by this process alone (the store's lock file), through LMDB alone.
-        let env = unsafe { options.flags(flags).open(dir) };
-        let env = env.map_err(StoreError::db("open", dir))?;
+        let env = open_env(dir, map_bytes, flags)?;
         let fail = || StoreError::db("create tables", dir);
         let mut txn = env.write_txn().map_err(fail())?;
         let mut table = |name: &str| env.create_database(&mut txn, Some(name)).map_err(fail());
-        let db = Db {
-            inodes: table("inodes")?,
-            entries: table("entries")?,
-            cookies: table("cookies")?,
-            symlinks: table("symlinks")?,
-            xattrs: table("xattrs")?,
-            orphans: table("orphans")?,
-            meta: table("meta")?,
-            env: env.clone(),
-            dir: dir.to_path_buf(),
-        };
+        let tables = TABLES.map(&mut table);
+        let db = Db::with_tables(env.clone(), dir, tables)?;
         txn.commit().map_err(fail())?;
         Ok(db)
+    }
+
+    /// Opens an existing database to read it.
+    pub fn open_read_only(dir: &Path) -> Result<Db, StoreError> {
+        let path = dir.join("data.mdb");
+        let bytes = path.metadata().map_err(StoreError::io("read", &path))?.len();
+        let map_bytes = bytes.max(super::space::MAP_MIN_BYTES).next_multiple_of(PAGE_BYTES);
+        let env = open_env(dir, map_bytes, EnvFlags::READ_ONLY)?;
+        let txn = env.read_txn().map_err(StoreError::db("begin read", dir))?;
+        let table = |name: &str| {
+            let table = env.open_database(&txn, Some(name)).map_err(StoreError::db("open", dir))?;
+            table.ok_or_else(|| StoreError::damaged(dir, format!("table {name} is missing")))
+        };
+        let tables = TABLES.map(table);
+        txn.commit().map_err(StoreError::db("open tables of", dir))?;
+        Db::with_tables(env.clone(), dir, tables)
+    }
+
+    fn with_tables(
+        env: Env<WithoutTls>,
+        dir: &Path,
+        tables: [Result<Table, StoreError>; TABLES.len()],
+    ) -> Result<Db, StoreError> {
+        let [inodes, entries, cookies, symlinks, xattrs, orphans, meta] = tables;
+        Ok(Db {
+            env,
+            dir: dir.to_path_buf(),
+            inodes: inodes?,
+            entries: entries?,
+            cookies: cookies?,
+            symlinks: symlinks?,
+            xattrs: xattrs?,
+            orphans: orphans?,
+            meta: meta?,
+        })
     }
 
     /// For `map_err` of database calls.

@@ -52,7 +52,7 @@ pub fn create(options: &StoreOptions, db: &Db) -> Result<DbState, StoreError> {
     for path in log_paths(&options.dir) {
         let file = open_rw(&path, true)?;
         file.set_len(0).map_err(StoreError::io("truncate", &path))?;
-        size_log(&file, &path, options)?;
+        size_log(&file, &path, options.log_bytes)?;
         segment::write_header(&file, &options.uuid).map_err(StoreError::io("write", &path))?;
         if !options.volatile {
             file.sync_all().map_err(StoreError::io("fsync", &path))?;
@@ -73,8 +73,8 @@ pub fn create(options: &StoreOptions, db: &Db) -> Result<DbState, StoreError> {
     Ok(state)
 }
 
-fn size_log(file: &File, path: &Path, options: &StoreOptions) -> Result<(), StoreError> {
-    let r = rustix::fs::fallocate(file, FallocateFlags::empty(), 0, options.log_bytes);
+fn size_log(file: &File, path: &Path, bytes: u64) -> Result<(), StoreError> {
+    let r = rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes);
     r.map_err(|e| StoreError::io("preallocate", path)(e.into()))
 }
 
@@ -92,32 +92,39 @@ pub fn sync_dirs(options: &StoreOptions) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Refuses a database of another format.
+pub fn check_format(db: &Db, state: &DbState) -> Result<(), StoreError> {
+    if state.format != FLASH_FORMAT {
+        let path = db.dir.clone();
+        return Err(StoreError::Format { path, found: state.format, expected: FLASH_FORMAT });
+    }
+    Ok(())
+}
+
 /// Refuses a database of another format or buffer.
 pub fn check_state(db: &Db, state: &DbState, uuid: &[u8; 16]) -> Result<(), StoreError> {
-    if state.format != FLASH_FORMAT {
-        return Err(StoreError::Format {
-            path: db.dir.clone(),
-            found: state.format,
-            expected: FLASH_FORMAT,
-        });
-    }
+    check_format(db, state)?;
     if state.uuid != *uuid {
         return Err(segment::uuid_error(&db.dir, &state.uuid, uuid));
     }
     Ok(())
 }
 
-/// Opens both segments of an existing store. With `grow`, a segment shorter than asked for is
+/// Opens both segments of an existing store. With `grow_to`, a segment shorter than that is
 /// made longer (records are found from the front, so that changes nothing that is in it).
-pub fn open_logs(options: &StoreOptions, grow: bool) -> Result<[Arc<dyn LogFile>; 2], StoreError> {
+pub fn open_logs(
+    dir: &Path,
+    uuid: &[u8; 16],
+    grow_to: Option<u64>,
+) -> Result<[Arc<dyn LogFile>; 2], StoreError> {
     let open = |path: PathBuf| -> Result<Arc<dyn LogFile>, StoreError> {
         let file = open_rw(&path, false)?;
-        segment::check_header(&file, &path, &options.uuid)?;
-        if grow {
-            size_log(&file, &path, options)?;
+        segment::check_header(&file, &path, uuid)?;
+        if let Some(bytes) = grow_to {
+            size_log(&file, &path, bytes)?;
         }
         Ok(Arc::new(file))
     };
-    let [a, b] = log_paths(&options.dir);
+    let [a, b] = log_paths(dir);
     Ok([open(a)?, open(b)?])
 }

@@ -129,7 +129,7 @@ impl LmdbStore {
             files::sync_dirs(&options)?;
         }
         files::check_state(&db, &state, &options.uuid)?;
-        let logs = files::open_logs(&options, true)?;
+        let logs = files::open_logs(&options.dir, &options.uuid, Some(options.log_bytes))?;
         Self::recover(options, db, state, logs, lock)
     }
 
@@ -463,8 +463,11 @@ fn validate(batch: &Batch) -> Result<()> {
             Change::PutSymlink(_, target) => (&b"x"[..], &target[..]),
             _ => continue,
         };
-        if name.len() > NAME_MAX_BYTES || value.len() > VALUE_MAX_BYTES {
+        if name.len() > NAME_MAX_BYTES {
             return Err(Errno::ENAMETOOLONG);
+        }
+        if value.len() > VALUE_MAX_BYTES {
+            return Err(Errno::E2BIG);
         }
         if !name_ok(name) {
             return Err(Errno::EINVAL);

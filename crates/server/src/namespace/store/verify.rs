@@ -6,13 +6,15 @@
 use super::db::Db;
 use super::error::StoreError;
 use super::view::{Layers, View};
-use super::{StoreOptions, files, recover};
+use super::{LmdbStore, files, recover};
 use crate::namespace::record::{EntryRecord, InodeRecord};
 use forebay_proto::attr::FileKind;
 use forebay_proto::ids::{Cookie, Ino};
 use heed::types::Bytes;
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
 
 /// Problems listed at most; a store with more is counted on, not listed on.
 const PROBLEMS_MAX: usize = 1000;
@@ -24,6 +26,22 @@ pub struct Problem {
     pub ino: Ino,
     /// What is wrong, for people.
     pub text: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ino {
+            Ino(0) => f.write_str(&self.text),
+            ino => write!(f, "inode {ino}: {}", self.text),
+        }
+    }
+}
+
+impl LmdbStore {
+    /// What is wrong with the stopped store in `dir`; see [`verify`].
+    pub fn verify(dir: &Path) -> Result<Vec<Problem>, StoreError> {
+        verify(dir).map(|(_, problems)| problems)
+    }
 }
 
 /// What a store holds.
@@ -71,19 +89,20 @@ impl Findings {
     }
 }
 
-/// Checks the store that `options` names. An error if it cannot be read at all (another
-/// process has it, other format, damaged log); else what it holds and what is wrong with it.
-pub fn verify(options: &StoreOptions) -> Result<(DumpStats, Vec<Problem>), StoreError> {
-    let missing = options.dir.join("namespace/data.mdb");
-    if !missing.exists() {
-        return Err(StoreError::damaged(&missing, "there is no database here"));
+/// Checks the store in `dir` (`meta/` of the buffer's store). An error if it cannot be read at
+/// all (another process has it, other format, damaged log); else what it holds and what is
+/// wrong with it.
+pub fn verify(dir: &Path) -> Result<(DumpStats, Vec<Problem>), StoreError> {
+    let database = dir.join("namespace");
+    if !database.join("data.mdb").exists() {
+        return Err(StoreError::damaged(dir, "there is no namespace database here"));
     }
-    let (_lock, _) = files::lock(&options.dir)?;
-    let db = Db::open(&options.dir.join("namespace"), options.map_bytes, options.volatile)?;
-    let state = db.state()?.ok_or_else(|| StoreError::damaged(&missing, "never completed"))?;
-    files::check_state(&db, &state, &options.uuid)?;
-    let logs = files::open_logs(options, false)?;
-    let [a, b] = files::log_paths(&options.dir);
+    let (_lock, _) = files::lock(dir)?;
+    let db = Db::open_read_only(&database)?;
+    let state = db.state()?.ok_or_else(|| StoreError::damaged(&database, "never completed"))?;
+    files::check_format(&db, &state)?;
+    let logs = files::open_logs(dir, &state.uuid, None)?;
+    let [a, b] = files::log_paths(dir);
     let segments = [(&*logs[0], a.as_path()), (&*logs[1], b.as_path())];
     let replay = match state.closed {
         true => recover::Replay { last_lsn: state.applied_lsn, ..Default::default() },

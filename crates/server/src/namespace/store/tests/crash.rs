@@ -22,11 +22,10 @@ fn sim_options(dir: &Path) -> StoreOptions {
     StoreOptions { log_bytes: SIM_LOG_BYTES, volatile: false, map_bytes: 16 << 20, ..options(dir) }
 }
 
+type Opened = (LmdbStore, [Arc<SimLog>; 2], Arc<Mutex<History>>);
+
 /// Opens a store whose database is in `dir` and whose log is `images`.
-fn open_on(
-    dir: &Path,
-    images: [Vec<u8>; 2],
-) -> Result<(LmdbStore, [Arc<SimLog>; 2], Arc<Mutex<History>>), StoreError> {
+fn open_on(dir: &Path, images: [Vec<u8>; 2]) -> Result<Opened, StoreError> {
     let opts = sim_options(dir);
     let (lock, _) = files::lock(dir)?;
     let db = Db::open(&dir.join("namespace"), opts.map_bytes, true)?;

@@ -5,6 +5,7 @@ mod model;
 
 mod sim;
 mod speed;
+mod whole;
 
 use super::{Batch, LmdbStore, NamespaceStore, StoreOptions};
 use crate::namespace::record::{Change, EntryRecord, InodeRecord};
