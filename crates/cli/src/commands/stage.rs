@@ -1,9 +1,376 @@
-//! `forebay stage`.
+//! `forebay stage in|out|status|cancel|wait|rate`: asks the mount's server and shows what it does.
+//!
+//! The copying is the server's: a command that ends, by Ctrl-C too, stops nothing. Progress goes
+//! to standard error as a bar on a terminal, or with `--json` to standard output, one
+//! `PlanStatus` a line each second and at the end. The exit code is 1 unless the plan is done.
 
-use crate::args::StageCommand;
-use crate::failure::Outcome;
+use crate::args::{StageCommand, StageCopyArgs, StagePlanArgs, StageRateArgs, StageStatusArgs};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
+use anyhow::Context;
+use forebay_client::{Control, MountRef, locate, mounts};
+use forebay_proto::control::{
+    ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec, Verify,
+};
+use forebay_proto::size::format_bytes;
+use forebay_proto::{Errno, PlanId};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Time between two lines of `--json`.
+const LINE_EVERY: Duration = Duration::from_secs(1);
+/// Most errors of files that are printed; the plan's status has more.
+const ERRORS_SHOWN: usize = 100;
+
+/// Set by Ctrl-C.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Runs the command.
 pub fn run(args: StageCommand) -> Outcome {
-    anyhow::bail!("{args:?}: not in this build")
+    match args {
+        StageCommand::In(args) => copy(Direction::In, &args),
+        StageCommand::Out(args) => copy(Direction::Out, &args),
+        StageCommand::Status(args) => status(&args),
+        StageCommand::Cancel(args) => cancel(&args),
+        StageCommand::Wait(args) => wait(&args),
+        StageCommand::Rate(args) => rate(&args),
+    }
+}
+
+fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
+    let (pfs, buffer) = match direction {
+        Direction::In => (&args.source, &args.destination),
+        Direction::Out => (&args.destination, &args.source),
+    };
+    let place = locate(buffer)?;
+    if locate(pfs).is_ok_and(|other| other.store_dir == place.store_dir) {
+        let error = ControlError::new("stage", Some(pfs), "both paths are in one buffer");
+        return Err(error.errno(libc::EINVAL).hint("copy there with cp").into());
+    }
+    let spec = StageSpec {
+        direction,
+        kind: args.kind.into(),
+        pfs_path: path_bytes(&std::path::absolute(pfs).context("find the current directory")?),
+        buffer_path: in_buffer(&place, buffer),
+        verify: args.verify.into(),
+        rate_bytes_per_s: args.rate.unwrap_or(0),
+        keep_going: !args.stop_on_error,
+        retries: args.retries,
+    };
+    let mut control = Control::connect_store(&place.store_dir)?;
+    let started = control.stage_start(spec)?;
+    if args.no_wait {
+        match args.json {
+            true => print_json(&started)?,
+            false => println!("{}", started.plan),
+        }
+        return Ok(EXIT_OK);
+    }
+    follow(&mut control, &[started.plan], &place.mount_point, args.json)
+}
+
+fn status(args: &StageStatusArgs) -> Outcome {
+    let plan = args.target.as_ref().and_then(|target| target.to_str()?.parse().ok()).map(PlanId);
+    let path = match (&args.target, plan) {
+        (Some(target), None) => Some(PathBuf::from(target)),
+        _ => args.buffer.clone(),
+    };
+    let (mut control, _) = connect(path.as_deref())?;
+    let plans = match plan {
+        Some(plan) => vec![control.stage_status(plan)?],
+        None => control.stage_list()?,
+    };
+    if args.json {
+        match plan {
+            Some(_) => plans.iter().try_for_each(print_json)?,
+            None => print_json(&plans)?,
+        }
+        return Ok(EXIT_OK);
+    }
+    for one in &plans {
+        println!("{}", line(one));
+        if plan.is_some() {
+            print_errors(one);
+        }
+    }
+    Ok(EXIT_OK)
+}
+
+fn cancel(args: &StagePlanArgs) -> Outcome {
+    let (mut control, _) = connect(args.buffer.as_deref())?;
+    for plan in &args.plans {
+        let ended = control.stage_cancel(*plan)?;
+        match args.json {
+            true => print_json(&ended)?,
+            false => println!("{}", line(&ended)),
+        }
+    }
+    Ok(EXIT_OK)
+}
+
+fn wait(args: &StagePlanArgs) -> Outcome {
+    let (mut control, mount_point) = connect(args.buffer.as_deref())?;
+    follow(&mut control, &args.plans, &mount_point, args.json)
+}
+
+fn rate(args: &StageRateArgs) -> Outcome {
+    let (mut control, _) = connect(args.buffer.as_deref())?;
+    let now = control.stage_rate(args.plan, args.rate)?;
+    match args.json {
+        true => print_json(&now)?,
+        false => println!("{}", line(&now)),
+    }
+    Ok(EXIT_OK)
+}
+
+/// The server of the buffer that a path lies in; without one, of the only buffer mounted.
+fn connect(path: Option<&Path>) -> anyhow::Result<(Control, PathBuf)> {
+    if let Some(path) = path {
+        let (control, place) = Control::connect_path(path)?;
+        return Ok((control, place.mount_point));
+    }
+    let mounted = mounts()?;
+    match &mounted[..] {
+        [only] => Ok((Control::connect_store(&only.store_dir)?, only.mount_point.clone())),
+        [] => Err(Usage("no buffer is mounted".into()).into()),
+        several => {
+            let names: Vec<_> =
+                several.iter().map(|place| place.mount_point.display().to_string()).collect();
+            let text = format!("several buffers are mounted, name one: {}", names.join(", "));
+            Err(Usage(text).into())
+        }
+    }
+}
+
+/// Shows plans until they have ended.
+fn follow(control: &mut Control, plans: &[PlanId], mount_point: &Path, json: bool) -> Outcome {
+    catch_interrupt();
+    let mut code = EXIT_OK;
+    for plan in plans {
+        let mut view = View::new(json);
+        let last = control.stage_wait(*plan, |status| {
+            view.show(status);
+            !INTERRUPTED.load(Relaxed)
+        });
+        view.bar.finish_and_clear();
+        let last = last.with_context(|| {
+            format!("plan {plan} may still go on; `forebay stage status {plan}` tells")
+        })?;
+        if !last.state.is_final() {
+            let buffer = mount_point.display();
+            eprintln!(
+                "forebay: plan {plan} goes on without this command. To follow it:\n  \
+                 forebay stage wait {plan} --buffer {buffer}\nTo stop it:\n  \
+                 forebay stage cancel {plan} --buffer {buffer}"
+            );
+            return Ok(EXIT_FAILED);
+        }
+        view.finish(&last)?;
+        if last.state != PlanState::Done {
+            code = EXIT_FAILED;
+        }
+    }
+    Ok(code)
+}
+
+/// How the progress of one plan is shown.
+struct View {
+    json: bool,
+    bar: ProgressBar,
+    last_line: Option<Instant>,
+}
+
+impl View {
+    fn new(json: bool) -> View {
+        let hidden = json || !std::io::stderr().is_terminal();
+        let target = match hidden {
+            true => ProgressDrawTarget::hidden(),
+            false => ProgressDrawTarget::stderr(),
+        };
+        let bar = ProgressBar::with_draw_target(Some(0), target);
+        // The template is ours: should it not parse, the default bar is shown.
+        let style = ProgressStyle::with_template("{bar:30} {percent:>3}% {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        View { json, bar, last_line: None }
+    }
+
+    fn show(&mut self, status: &PlanStatus) {
+        if self.json {
+            let due = self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
+            if due && !status.state.is_final() {
+                // A reader that is gone does not stop the plan.
+                let _ = print_json(status);
+                self.last_line = Some(Instant::now());
+            }
+            return;
+        }
+        self.bar.set_length(status.bytes_total);
+        self.bar.set_position(status.bytes_done);
+        self.bar.set_message(progress_text(status));
+    }
+
+    fn finish(&self, last: &PlanStatus) -> anyhow::Result<()> {
+        if self.json {
+            print_json(last)?;
+        } else {
+            println!("{}", line(last));
+        }
+        print_errors(last);
+        Ok(())
+    }
+}
+
+/// What stands beside the bar.
+fn progress_text(status: &PlanStatus) -> String {
+    let more = if status.scanned { "" } else { "+" };
+    let mut text = format!(
+        "{} of {}{more}, {} of {}{more} files, {}/s",
+        format_bytes(status.bytes_done),
+        format_bytes(status.bytes_total),
+        status.files_done,
+        status.files_total,
+        format_bytes(status.rate_bytes_per_s as u64),
+    );
+    if let Some(eta_s) = status.eta_s {
+        text.push_str(&format!(", {} left", duration_text(eta_s)));
+    }
+    if status.files_failed > 0 {
+        text.push_str(&format!(", {} failed", status.files_failed));
+    }
+    text
+}
+
+/// A plan on one line.
+fn line(status: &PlanStatus) -> String {
+    let (verb, from, to) = match status.spec.direction {
+        Direction::In => ("in", &status.spec.pfs_path, &status.spec.buffer_path),
+        Direction::Out => ("out", &status.spec.buffer_path, &status.spec.pfs_path),
+    };
+    let head = format!("plan {} stage {verb} {from} -> {to}", status.plan);
+    let moved = || {
+        let rate = status.bytes_done as f64 / status.elapsed_s.max(0.001);
+        let skipped = match status.files_skipped {
+            0 => String::new(),
+            count => format!(" ({count} from before)"),
+        };
+        format!(
+            "{} files{skipped}, {} in {} ({}/s)",
+            status.files_done,
+            format_bytes(status.bytes_done),
+            duration_text(status.elapsed_s),
+            format_bytes(rate as u64),
+        )
+    };
+    match status.state {
+        PlanState::Queued => format!("{head}: queued"),
+        PlanState::Running => format!("{head}: {}", progress_text(status)),
+        PlanState::Done => {
+            let how = match status.verified {
+                Some(Verify::Cache) => ", verified: cache",
+                Some(Verify::Medium) => ", verified: medium",
+                None => "",
+            };
+            format!("{head}: done: {}{how}", moved())
+        }
+        PlanState::Failed => {
+            format!("{head}: failed: {} failed; {}", status.files_failed, moved())
+        }
+        PlanState::Cancelled => format!("{head}: cancelled: {}", moved()),
+    }
+}
+
+fn print_errors(status: &PlanStatus) {
+    for error in status.errors.iter().take(ERRORS_SHOWN) {
+        eprintln!("forebay: {}", error_text(error));
+    }
+    let shown = status.errors.len().min(ERRORS_SHOWN) as u64;
+    if status.files_failed > shown {
+        eprintln!(
+            "forebay: {} more; `forebay stage status {} --json` and the server's log have them",
+            status.files_failed - shown,
+            status.plan
+        );
+    }
+}
+
+/// A file's error: path, what was done, why, with the name of the errno.
+fn error_text(error: &FileError) -> String {
+    let name = Errno(error.errno).name();
+    let mut text = format!("{}: {}: {}", error.path, error.what, error.why);
+    if error.errno != 0 && !error.why.contains(&name) {
+        text.push_str(&format!(" ({name})"));
+    }
+    if error.attempts > 1 {
+        text.push_str(&format!(", after {} attempts", error.attempts));
+    }
+    text
+}
+
+/// `850 ms`, `2.3 s`, `4 min 10 s`, `3 h 5 min`.
+fn duration_text(seconds: f64) -> String {
+    let whole = seconds as u64;
+    match whole {
+        0 => format!("{:.0} ms", seconds * 1_000.0),
+        1..=9 => format!("{seconds:.1} s"),
+        10..=119 => format!("{whole} s"),
+        120..=7_199 => format!("{} min {} s", whole / 60, whole % 60),
+        _ => format!("{} h {} min", whole / 3_600, whole / 60 % 60),
+    }
+}
+
+/// The path in the buffer; a slash at the end keeps meaning "into that directory".
+fn in_buffer(place: &MountRef, given: &Path) -> PathBytes {
+    let mut path = place.path_in_buffer.clone().into_os_string().into_vec();
+    if given.as_os_str().as_bytes().ends_with(b"/") && !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    PathBytes::new(&path)
+}
+
+fn path_bytes(path: &Path) -> PathBytes {
+    PathBytes::new(path.as_os_str().as_bytes())
+}
+
+/// From now on Ctrl-C only sets [`INTERRUPTED`]; a second one ends the command at once.
+fn catch_interrupt() {
+    extern "C" fn note(_: libc::c_int) {
+        INTERRUPTED.store(true, Relaxed);
+    }
+    // SAFETY: the handler only stores to an atomic; the action is a valid, zeroed struct with
+    // its handler and flags set; SA_RESETHAND gives the second signal its default.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = note as *const () as usize;
+        action.sa_flags = libc::SA_RESTART | libc::SA_RESETHAND;
+        libc::sigaction(libc::SIGINT, &action, std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_path_reason_and_errno() {
+        let error = FileError {
+            path: PathBytes::new(b"/pfs/x"),
+            what: "open target".into(),
+            errno: libc::EISDIR,
+            why: "it is a directory".into(),
+            attempts: 3,
+        };
+        assert_eq!(
+            error_text(&error),
+            "/pfs/x: open target: it is a directory (EISDIR), after 3 attempts"
+        );
+    }
+
+    #[test]
+    fn durations_read_well() {
+        let texts = [0.85, 2.34, 61.0, 250.0, 11_100.0].map(duration_text);
+        assert_eq!(texts, ["850 ms", "2.3 s", "61 s", "4 min 10 s", "3 h 5 min"]);
+    }
 }
