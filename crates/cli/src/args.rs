@@ -82,12 +82,12 @@ pub struct MountArgs {
     /// How the capacity is held; by default the best that FLASH and the caller's rights give.
     #[arg(long, value_enum, value_name = "KIND")]
     pub store: Option<StoreChoice>,
-    /// Mount options, separated by commas: ro, rw, nosuid, suid, nodev, dev, noexec, exec,
-    /// noatime, relatime, allow_other, sync, dirsync.
-    #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
+    /// Mount options, separated by commas: ro, nosuid, nodev, noexec, noatime, allow_other (let
+    /// other users in; always on for a mount made by root).
+    #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<OsString>,
-    /// Threads that serve kernel requests; by default by the number of processors.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Threads that read kernel requests; by default one for two processors.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,
     /// Serve all reads and writes in the daemon, never by passthrough.
     #[arg(long)]
@@ -133,9 +133,12 @@ pub struct UmountArgs {
     /// Keep the buffer on flash.
     #[arg(long)]
     pub keep: bool,
-    /// Detach even while files are open.
+    /// Detach even while files are open; their users then get errors.
     #[arg(long)]
     pub force: bool,
+    /// Directory on flash where a buffer that is not mounted any more is looked for.
+    #[arg(long, value_name = "DIR")]
+    pub flash: Option<PathBuf>,
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,

@@ -5,13 +5,20 @@
 
 mod args;
 mod commands;
+mod daemon;
 mod failure;
+mod helper;
+mod mount_options;
 
 use args::Cli;
 use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args_os();
+    if helper::is_helper(arguments.next().as_deref()) {
+        return failure::report(helper::run(arguments));
+    }
     let cli = Cli::parse();
     failure::report(commands::run(cli.command))
 }

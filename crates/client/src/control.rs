@@ -22,8 +22,10 @@ use std::time::Duration;
 
 /// Longest wait for the answer to a question that the server answers from memory.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest wait for an unmount: open files may have to reach flash.
+/// Longest wait for an unmount (open files may have to reach flash) and for the end of a plan.
 pub const UMOUNT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Longest wait for the end of a server that has answered that its work is done.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest path that a Unix socket's address holds, without the final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 /// First and longest pause between two looks at a plan that is waited for.
@@ -114,7 +116,7 @@ impl Control {
 
     /// Stops a plan; nothing of it runs any more when this returns.
     pub fn stage_cancel(&mut self, plan: PlanId) -> Result<PlanStatus> {
-        self.plan(&Request::StageCancel { plan })
+        self.plan_within(&Request::StageCancel { plan }, UMOUNT_TIMEOUT)
     }
 
     /// Changes the rate limit of a plan; 0 = none.
@@ -143,13 +145,29 @@ impl Control {
     /// Unmounts; returns when the mount is gone and the buffer destroyed (or kept).
     pub fn umount(&mut self, keep: bool, force: bool) -> Result<()> {
         match self.request(&Request::Umount { keep, force }, UMOUNT_TIMEOUT)? {
-            Reply::Ok => Ok(()),
+            Reply::Ok => self.wait_for_end(),
             _ => Err(self.unexpected()),
         }
     }
 
+    /// Waits until the server's process has ended, which closes the connection: then all that
+    /// it held (flash, the store's lock) is free.
+    fn wait_for_end(&mut self) -> Result<()> {
+        self.set_timeout(END_TIMEOUT)?;
+        match read_message::<Reply>(&self.stream) {
+            Ok(None) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
+            Err(error) => Err(self.failed("wait for the end of", &error)),
+            Ok(Some(_)) => Err(self.unexpected()),
+        }
+    }
+
     fn plan(&mut self, request: &Request) -> Result<PlanStatus> {
-        match self.request(request, ANSWER_TIMEOUT)? {
+        self.plan_within(request, ANSWER_TIMEOUT)
+    }
+
+    fn plan_within(&mut self, request: &Request, timeout: Duration) -> Result<PlanStatus> {
+        match self.request(request, timeout)? {
             Reply::Plan(status) => Ok(status),
             _ => Err(self.unexpected()),
         }

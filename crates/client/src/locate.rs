@@ -67,6 +67,13 @@ pub fn locate(path: &Path) -> crate::Result<MountRef> {
     })
 }
 
+/// The path without links and `..`, also where it leads to a mount point whose server is dead.
+pub fn canonical(path: &Path) -> crate::Result<PathBuf> {
+    let absolute = std::path::absolute(path)
+        .map_err(|error| ControlError::io("look at", Some(path), &error))?;
+    resolve(&absolute, &mountinfo::read()?)
+}
+
 /// The mount that `path` (canonical) lies in: the deepest, of several on one point the last.
 fn covering<'a>(path: &Path, table: &'a [MountEntry]) -> Option<&'a MountEntry> {
     table

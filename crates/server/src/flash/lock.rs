@@ -7,11 +7,14 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 /// File name of the lock.
 pub const LOCK_NAME: &str = "lock";
-/// Tries when a store is removed and made again under our eyes.
+/// Tries when a store is removed and made again under our eyes, or its holder is just ending.
 const MAX_TRIES: u32 = 16;
+/// Pause between two tries.
+const TRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// The lock, held.
 #[derive(Debug)]
@@ -40,7 +43,10 @@ impl StoreLock {
             };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => (),
-                Err(rustix::io::Errno::WOULDBLOCK) => return Err(in_use(dir)),
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    std::thread::sleep(TRY_PAUSE);
+                    continue;
+                }
                 Err(error) => return Err(error).at("lock the store", &path),
             }
             // The store may have been removed between open and flock: then this is the lock of

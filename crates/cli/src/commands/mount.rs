@@ -1,0 +1,127 @@
+//! `forebay mount`: finds or creates the buffer, mounts it, and returns when it answers.
+
+use crate::args::{MountArgs, StoreChoice};
+use crate::daemon::{self, MountPlan, Reporter};
+use crate::failure::{EXIT_OK, Outcome};
+use crate::mount_options::{self, MountOptionSet};
+use forebay_client::{Control, canonical, mounts};
+use forebay_proto::control::{ControlError, StoreKind};
+use forebay_server::flash::{self, StoreOptions};
+use std::path::{Path, PathBuf};
+
+/// Runs the command.
+pub fn run(args: MountArgs) -> Outcome {
+    let mut options = MountOptionSet::default();
+    for list in &args.options {
+        mount_options::add(&mut options, list, &[], false)?;
+    }
+    mount(args, options)
+}
+
+/// Mounts with options that were parsed already.
+pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
+    let flash = flash::resolve_flash(args.flash.as_deref())?;
+    let mount_point = canonical(&args.mount_point)?;
+    clear_dead_mounts(&flash, &mount_point)?;
+    check_directory(&mount_point)?;
+    // A mount made by root is for all users, with the permissions of its files.
+    options.allow_other |= rustix::process::geteuid().is_root();
+    let plan = MountPlan {
+        store: StoreOptions {
+            flash,
+            mount_point,
+            capacity_bytes: args.scratch,
+            kind: args.store.map(Into::into),
+            shared: options.allow_other,
+        },
+        options,
+        threads: args.threads.map(usize::from),
+        fast_path: !args.no_fast_path,
+        log_file: args.log_file.as_deref().map(absolute).transpose()?,
+        log_level: args.log_level,
+        foreground: args.foreground,
+    };
+    let serve = move |report: Reporter| -> Outcome {
+        let failed = report.another()?;
+        match daemon::serve(plan, report) {
+            Ok(()) => Ok(EXIT_OK),
+            Err(error) => {
+                failed.failed(&error);
+                Err(error.into())
+            }
+        }
+    };
+    match args.foreground {
+        true => serve(Reporter::Terminal { json: args.json }),
+        false => daemon::run_in_background(args.json, serve),
+    }
+}
+
+impl From<StoreChoice> for StoreKind {
+    fn from(choice: StoreChoice) -> StoreKind {
+        match choice {
+            StoreChoice::Tmpfs => StoreKind::Tmpfs,
+            StoreChoice::Image => StoreKind::LoopXfs,
+            StoreChoice::Directory => StoreKind::Directory,
+        }
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, ControlError> {
+    std::path::absolute(path).map_err(|error| ControlError::io("find", Some(path), &error))
+}
+
+fn check_directory(mount_point: &Path) -> Result<(), ControlError> {
+    let what = "mount on";
+    let meta = std::fs::metadata(mount_point).map_err(|error| {
+        let failed = ControlError::io(what, Some(mount_point), &error);
+        match error.kind() {
+            std::io::ErrorKind::NotFound => failed.hint("make the directory first"),
+            _ => failed,
+        }
+    })?;
+    if !meta.is_dir() {
+        return Err(
+            ControlError::new(what, Some(mount_point), "not a directory").errno(libc::ENOTDIR)
+        );
+    }
+    Ok(())
+}
+
+/// Detaches what a dead server of this same buffer left; refuses a live mount, and a dead one
+/// of another buffer.
+fn clear_dead_mounts(flash: &Path, mount_point: &Path) -> Result<(), ControlError> {
+    let there = mounts()?.into_iter().filter(|mount| mount.mount_point == mount_point);
+    for mount in there {
+        let refuse = |why: &str, errno: i32, hint: &str| {
+            Err(ControlError::new("mount on", Some(mount_point), why).errno(errno).hint(hint))
+        };
+        match Control::connect_store(&mount.store_dir) {
+            Err(error) if error.errno == Some(libc::ENOTCONN) => (),
+            Err(error) if error.errno == Some(libc::EACCES) => {
+                return refuse(
+                    "another user's buffer is mounted there",
+                    libc::EBUSY,
+                    "mount elsewhere",
+                );
+            }
+            Ok(_) | Err(_) => {
+                return refuse(
+                    "a buffer is mounted there already",
+                    libc::EBUSY,
+                    "`forebay status` tells which; `forebay umount` ends it",
+                );
+            }
+        }
+        if mount.store_dir != flash::store_dir(flash, mount_point) {
+            let why = format!("a dead mount of {} is there", mount.store_dir.display());
+            let hint = "`forebay umount --keep` detaches it and keeps its buffer";
+            return refuse(&why, libc::EBUSY, hint);
+        }
+        forebay_fuse::unmount(mount_point, true).map_err(|error| {
+            ControlError::new("detach the dead mount at", Some(mount_point), &error.to_string())
+        })?;
+        eprintln!("forebay: {}: detached the mount of a dead server", mount_point.display());
+    }
+    Ok(())
+}

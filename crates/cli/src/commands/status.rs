@@ -1,0 +1,196 @@
+//! `forebay status`: a buffer, a file in one, or all buffers of this machine.
+
+use crate::args::StatusArgs;
+use crate::failure::{EXIT_OK, Outcome, print_json};
+use forebay_client::{Control, MountRef, locate, mounts};
+use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
+use forebay_proto::size::format_bytes;
+use forebay_server::flash::{self, FoundStore};
+use serde::Serialize;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// One line of the list.
+#[derive(Serialize)]
+struct Listed {
+    mount_point: PathBytes,
+    store: PathBytes,
+    /// `live`, `dead`, `kept`, `hidden` (another user's).
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capacity_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+/// Runs the command.
+pub fn run(args: StatusArgs) -> Outcome {
+    match &args.path {
+        Some(path) => one(path, args.json)?,
+        None => all(args.flash.as_deref(), args.json)?,
+    }
+    Ok(EXIT_OK)
+}
+
+fn one(path: &Path, json: bool) -> anyhow::Result<()> {
+    let found = locate(path)?;
+    let mut control = Control::connect_store(&found.store_dir)?;
+    if found.path_in_buffer == Path::new("/") {
+        let status = control.buffer_status()?;
+        return if json { print_json(&status) } else { print_buffer(&status) };
+    }
+    let status = control.file_status(&found.path_in_buffer)?;
+    if json { print_json(&status) } else { print_file(path, &status) }
+}
+
+fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
+    let percent = 100.0 * status.used_bytes as f64 / status.capacity_bytes.max(1) as f64;
+    let volatile = match status.volatile {
+        true => ", volatile: lost at a power cut or restart of the node",
+        false => "",
+    };
+    println!("buffer      {} ({})", status.mount_point, status.buffer_type);
+    println!("store       {} ({}{volatile})", status.store, kind_name(status));
+    println!(
+        "capacity    {}, {} used ({percent:.1} %), {} inodes",
+        format_bytes(status.capacity_bytes),
+        format_bytes(status.used_bytes),
+        status.inodes
+    );
+    println!("fast path   {}", yes_or_why(status.fast_path, status.fast_path_reason.as_deref()));
+    println!("server      process {}, up {} s", status.pid, status.uptime_s);
+    if let Some(log) = &status.log_file {
+        println!("log         {log}");
+    }
+    let requests: Vec<String> =
+        status.requests.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    println!(
+        "requests    {}",
+        if requests.is_empty() { "none".into() } else { requests.join(", ") }
+    );
+    println!("uuid        {}", status.uuid);
+    Ok(())
+}
+
+fn kind_name(status: &BufferStatus) -> &'static str {
+    use forebay_proto::control::StoreKind::{Directory, LoopXfs, Tmpfs};
+    match status.store_kind {
+        Tmpfs => "tmpfs",
+        LoopXfs => "XFS image",
+        Directory => "directory",
+    }
+}
+
+fn yes_or_why(yes: bool, why: Option<&str>) -> String {
+    match (yes, why) {
+        (true, _) => "yes".into(),
+        (false, Some(why)) => format!("no: {why}"),
+        (false, None) => "no".into(),
+    }
+}
+
+fn print_file(path: &Path, status: &FileStatus) -> anyhow::Result<()> {
+    println!("file        {} (inode {})", path.display(), status.ino);
+    println!(
+        "size        {} ({} bytes), {} allocated",
+        format_bytes(status.size_bytes),
+        status.size_bytes,
+        format_bytes(status.allocated_bytes)
+    );
+    println!("fast path   {}", yes_or_why(status.fast_path, status.fast_path_reason.as_deref()));
+    println!(
+        "layout      {}",
+        match status.stripe_count {
+            0 | 1 => "whole, on this node".to_string(),
+            n => format!("striped over {n} objects"),
+        }
+    );
+    println!(
+        "safety      {}{}",
+        status.grade,
+        if status.volatile { " (volatile store)" } else { "" }
+    );
+    Ok(())
+}
+
+fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
+    let mounted = mounts()?;
+    let mut listed: Vec<Listed> = mounted.iter().map(list_mounted).collect();
+    for found in kept_stores(flash)? {
+        let is_mounted = mounted.iter().any(|mount| mount.store_dir == found.dir);
+        if !is_mounted {
+            listed.push(list_kept(&found));
+        }
+    }
+    if json {
+        return print_json(&listed);
+    }
+    if listed.is_empty() {
+        println!("no buffers");
+    }
+    for entry in &listed {
+        let size = match (entry.capacity_bytes, entry.used_bytes) {
+            (Some(capacity), Some(used)) => {
+                format!("  {} of {} used", format_bytes(used), format_bytes(capacity))
+            }
+            (Some(capacity), None) => format!("  {}", format_bytes(capacity)),
+            _ => String::new(),
+        };
+        let why = entry.why.as_ref().map(|why| format!("  ({why})")).unwrap_or_default();
+        println!("{:<6} {}  store {}{size}{why}", entry.state, entry.mount_point, entry.store);
+    }
+    Ok(())
+}
+
+/// Stores on the flash that is named or set, if one is: without any, there is nothing to list.
+fn kept_stores(flash: Option<&Path>) -> Result<Vec<FoundStore>, ControlError> {
+    match (flash, flash::resolve_flash(flash)) {
+        (_, Ok(dir)) => flash::list(&dir),
+        (Some(_), Err(error)) => Err(error),
+        (None, Err(_)) => Ok(Vec::new()),
+    }
+}
+
+fn bytes_of(path: &Path) -> PathBytes {
+    PathBytes::new(path.as_os_str().as_bytes())
+}
+
+fn list_mounted(mount: &MountRef) -> Listed {
+    let mut listed = Listed {
+        mount_point: bytes_of(&mount.mount_point),
+        store: bytes_of(&mount.store_dir),
+        state: "live",
+        capacity_bytes: None,
+        used_bytes: None,
+        why: None,
+    };
+    match Control::connect_store(&mount.store_dir).and_then(|mut control| control.buffer_status()) {
+        Ok(status) => {
+            listed.capacity_bytes = Some(status.capacity_bytes);
+            listed.used_bytes = Some(status.used_bytes);
+        }
+        Err(error) if error.errno == Some(libc::EACCES) => listed.state = "hidden",
+        Err(error) => {
+            listed.state = "dead";
+            listed.why = Some(error.why);
+        }
+    }
+    listed
+}
+
+fn list_kept(found: &FoundStore) -> Listed {
+    let (mount_point, capacity_bytes, why) = match &found.record {
+        Ok(record) => (record.mount_point.clone(), Some(record.capacity_bytes), None),
+        Err(error) => (bytes_of(&PathBuf::from("?")), None, Some(error.to_string())),
+    };
+    Listed {
+        mount_point,
+        store: bytes_of(&found.dir),
+        state: if found.in_use { "in use" } else { "kept" },
+        capacity_bytes,
+        used_bytes: None,
+        why,
+    }
+}

@@ -1,0 +1,89 @@
+//! `forebay umount`: ends a mount and destroys its buffer (or keeps it), whether its server
+//! lives, is dead, or the buffer was only kept on flash.
+
+use crate::args::UmountArgs;
+use crate::failure::{EXIT_OK, Outcome, print_json};
+use forebay_client::{Control, MountRef, canonical, mounts};
+use forebay_proto::control::ControlError;
+use forebay_server::flash::{self, Store};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a server that is just ending to give its store back.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Runs the command.
+pub fn run(args: UmountArgs) -> Outcome {
+    let mount_point = canonical(&args.mount_point)?;
+    // The last of several mounts on one point is the one that is seen.
+    let mounted = mounts()?.into_iter().rev().find(|mount| mount.mount_point == mount_point);
+    match mounted {
+        Some(mount) => end_mount(&mount, &args)?,
+        None => end_kept(&mount_point, &args)?,
+    }
+    if args.json {
+        let mount_point = forebay_proto::control::PathBytes::new(
+            std::os::unix::ffi::OsStrExt::as_bytes(mount_point.as_os_str()),
+        );
+        print_json(&serde_json::json!({ "mount_point": mount_point, "kept": args.keep }))?;
+    }
+    Ok(EXIT_OK)
+}
+
+fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
+    match Control::connect_store(&mount.store_dir) {
+        Ok(mut control) => return control.umount(args.keep, args.force),
+        Err(error) if error.errno == Some(libc::ENOTCONN) => (),
+        // A server that does not answer any more can be left behind, its buffer kept.
+        Err(error) if args.force && error.errno == Some(libc::ETIMEDOUT) => {
+            detach(&mount.mount_point)?;
+            return Err(
+                error.hint("the mount is detached; its process still runs and holds the buffer")
+            );
+        }
+        Err(error) => return Err(error),
+    }
+    detach(&mount.mount_point)?;
+    match args.keep {
+        true => Ok(()),
+        false => discard(&mount.store_dir),
+    }
+}
+
+/// The server is dead: nothing of the mount can be busy in a way that matters.
+fn detach(mount_point: &Path) -> Result<(), ControlError> {
+    forebay_fuse::unmount(mount_point, true)
+        .map_err(|error| ControlError::new("unmount", Some(mount_point), &error.to_string()))
+}
+
+/// Nothing is mounted: the buffer may still be on flash.
+fn end_kept(mount_point: &Path, args: &UmountArgs) -> Result<(), ControlError> {
+    let not_mounted = |hint: &str| {
+        ControlError::new("unmount", Some(mount_point), "no buffer is mounted there")
+            .errno(libc::EINVAL)
+            .hint(hint)
+    };
+    let Ok(flash) = flash::resolve_flash(args.flash.as_deref()) else {
+        return Err(not_mounted("to destroy one that was kept, name its FLASH with --flash"));
+    };
+    let dir = flash::store_dir(&flash, mount_point);
+    if args.keep || !dir.exists() {
+        return Err(not_mounted("`forebay status` lists the buffers"));
+    }
+    discard(&dir)
+}
+
+/// Destroys a store that no server uses; one that is just ending is waited for.
+fn discard(dir: &Path) -> Result<(), ControlError> {
+    let deadline = Instant::now() + LOCK_WAIT;
+    loop {
+        match Store::discard_dir(dir) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.errno == Some(libc::EBUSY) && Instant::now() < deadline => {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}

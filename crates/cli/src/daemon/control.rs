@@ -1,0 +1,255 @@
+//! The control socket of a mount: accepts, says who asks, answers.
+//!
+//! A thread per connection, at most [`MAX_CONNECTIONS`] and per user [`MAX_PER_USER`] (the owner
+//! and root may always have some), messages bounded by the frame, writes by a time limit: a slow
+//! or hostile client takes a place of its own user, nothing else. Who asks comes from the
+//! socket (SO_PEERCRED, SO_PEERGROUPS).
+
+use super::{Mount, requests};
+use forebay_client::frame::{read_message, write_message};
+use forebay_proto::Caller;
+use forebay_proto::control::{ControlError, Hello, Reply, Request, SOCKET_NAME, Welcome};
+use forebay_proto::version::CONTROL_PROTOCOL;
+use forebay_server::flash::Store;
+use rustix::net::sockopt::socket_peercred;
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Most connections of all other users together.
+const MAX_CONNECTIONS: usize = 128;
+/// Most connections of one user.
+const MAX_PER_USER: usize = 32;
+/// Longest that a client may take to read its answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest that a client may take to say hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause after an error of accept (such as too many open files).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Longest path in a Unix socket's address, without the final NUL.
+const SOCKET_PATH_MAX: usize = 107;
+/// Most supplementary groups taken from a socket.
+const MAX_GROUPS: usize = 65_536;
+
+/// Connections by user.
+type Table = Arc<Mutex<HashMap<u32, usize>>>;
+
+/// Binds the socket of a store, in place of one that a dead server left. Other users may
+/// connect if the mount is shared with them.
+pub fn listen(store: &Store) -> Result<UnixListener, ControlError> {
+    let path = store.socket_path();
+    let failed =
+        |error: io::Error| ControlError::io("make the control socket", Some(&path), &error);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+        _ => (),
+    }
+    let listener = bind(store.dir(), &path).map_err(failed)?;
+    let mode = if store.record().shared { 0o666 } else { 0o600 };
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// A path too long for an address goes through an open directory.
+fn bind(dir: &Path, path: &Path) -> io::Result<UnixListener> {
+    if path.as_os_str().len() <= SOCKET_PATH_MAX {
+        return UnixListener::bind(path);
+    }
+    let dir = fs::File::open(dir)?;
+    UnixListener::bind(format!("/proc/self/fd/{}/{SOCKET_NAME}", dir.as_raw_fd()))
+}
+
+/// Starts the thread that accepts.
+pub fn start(mount: Arc<Mount>, listener: UnixListener) -> Result<(), ControlError> {
+    let table = Table::default();
+    let accept = move || {
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => admit(&mount, &table, stream),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept on the control socket");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("control".into())
+        .spawn(accept)
+        .map(drop)
+        .map_err(|error| ControlError::io("start a thread", None, &error))
+}
+
+/// Gives the connection a thread, or an error if there are too many.
+fn admit(mount: &Arc<Mount>, table: &Table, stream: UnixStream) {
+    let caller = match identify(&stream) {
+        Ok(caller) => caller,
+        Err(error) => return tracing::warn!(%error, "cannot tell who asks"),
+    };
+    let place = Place { uid: caller.uid, table: Arc::clone(table) };
+    if !take_place(table, caller.uid, mount.owner_uid()) {
+        std::mem::forget(place);
+        let error = ControlError::new("ask the server", None, "too many connections at a time")
+            .errno(libc::EAGAIN)
+            .hint("try again later");
+        // A client that does not read this gets a closed connection.
+        let _unread = stream
+            .set_nonblocking(true)
+            .and_then(|()| write_message(&stream, &Reply::Error(error)));
+        return;
+    }
+    let mount = Arc::clone(mount);
+    let serve = move || {
+        let place = place;
+        if let Err(error) = converse(&mount, &stream, &caller) {
+            tracing::debug!(%error, uid = place.uid, "a connection ended");
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("control-conn".into()).spawn(serve) {
+        tracing::warn!(%error, "cannot start a thread for a connection");
+    }
+}
+
+/// A place in the table, given back when the connection ends.
+struct Place {
+    uid: u32,
+    table: Table,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = table.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                table.remove(&self.uid);
+            }
+        }
+    }
+}
+
+fn take_place(table: &Table, uid: u32, owner: u32) -> bool {
+    let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
+    let privileged = |uid: u32| uid == 0 || uid == owner;
+    let others: usize = table.iter().filter(|(uid, _)| !privileged(**uid)).map(|(_, n)| n).sum();
+    let count = table.get(&uid).copied().unwrap_or(0);
+    if count >= MAX_PER_USER || (!privileged(uid) && others >= MAX_CONNECTIONS) {
+        return false;
+    }
+    table.insert(uid, count + 1);
+    true
+}
+
+/// Who is at the other end, as the kernel noted it when they connected.
+fn identify(stream: &UnixStream) -> io::Result<Caller> {
+    let peer = socket_peercred(stream)?;
+    Ok(Caller {
+        uid: peer.uid.as_raw(),
+        gid: peer.gid.as_raw(),
+        groups: peer_groups(stream)?,
+        pid: u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0),
+        ..Caller::default()
+    })
+}
+
+fn peer_groups(stream: &UnixStream) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let room = groups.len() * size_of::<libc::gid_t>();
+        let mut length = libc::socklen_t::try_from(room).map_err(io::Error::other)?;
+        // SAFETY: the kernel writes at most `length` bytes into `groups`, which has that room,
+        // and the length it needs into `length`.
+        let done = unsafe {
+            libc::getsockopt(
+                stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let count = length as usize / size_of::<libc::gid_t>();
+        if done == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() || count > MAX_GROUPS
+        {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}
+
+/// Greeting, then requests one after the other until the client goes.
+fn converse(mount: &Arc<Mount>, stream: &UnixStream, caller: &Caller) -> io::Result<()> {
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+    stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+    let hello = match read_message::<Hello>(stream) {
+        Ok(Some(hello)) => hello,
+        Ok(None) => return Ok(()),
+        Err(error) => return refuse(stream, error),
+    };
+    let program = env!("CARGO_PKG_VERSION").to_string();
+    write_message(stream, &Welcome { protocol: CONTROL_PROTOCOL, program })?;
+    if hello.protocol != CONTROL_PROTOCOL {
+        return Ok(());
+    }
+    stream.set_read_timeout(None)?;
+    loop {
+        match read_message::<Request>(stream) {
+            Ok(Some(Request::Umount { keep, force })) => {
+                let reply = requests::umount(mount, caller, keep, force);
+                let sent = write_message(stream, &reply.reply);
+                if reply.counted {
+                    mount.answered();
+                }
+                sent?;
+            }
+            Ok(Some(request)) => write_message(stream, &requests::answer(mount, caller, request))?,
+            Ok(None) => return Ok(()),
+            Err(error) => return refuse(stream, error),
+        }
+    }
+}
+
+/// A message that makes no sense: says so and ends the connection.
+fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
+    let reply = ControlError::new("read a message", None, &error.to_string()).errno(libc::EPROTO);
+    write_message(stream, &Reply::Error(reply))?;
+    Err(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peer_is_who_connected() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        let caller = identify(&here).unwrap();
+        assert_eq!(caller.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(caller.pid, std::process::id());
+    }
+
+    #[test]
+    fn one_user_cannot_take_all_places() {
+        let table = Table::default();
+        assert!((0..MAX_PER_USER).all(|_| take_place(&table, 1000, 0)));
+        assert!(!take_place(&table, 1000, 0));
+        for uid in 2000..2000 + u32::try_from(MAX_CONNECTIONS).unwrap() {
+            take_place(&table, uid, 0);
+        }
+        assert!(!take_place(&table, 1, 0), "others are bounded together");
+        assert!(take_place(&table, 0, 0), "root always gets in");
+        drop(Place { uid: 1000, table: Arc::clone(&table) });
+        assert_eq!(table.lock().unwrap()[&1000], MAX_PER_USER - 1);
+    }
+}

@@ -1,0 +1,201 @@
+//! The process behind a mount: a server, its FUSE session and its control socket, from mount to
+//! unmount. Called by `forebay mount`, in the background or in the foreground.
+//!
+//! It ends when the mount ends: by `forebay umount` (the buffer is destroyed, or kept when asked
+//! for), by anybody's umount(8) or a signal (the buffer is kept). Killed, it leaves a store that
+//! the same mount command recovers.
+
+mod busy;
+mod control;
+mod ending;
+mod logging;
+mod requests;
+mod signals;
+mod spawn;
+
+pub use spawn::{Reporter, run_in_background};
+
+use crate::mount_options::MountOptionSet;
+use ending::Ending;
+use forebay_fuse::{FastPath, MountOptions, Session};
+use forebay_proto::control::{ControlError, StoreKind};
+use forebay_server::flash::{Store, StoreOptions};
+use forebay_server::{Server, ServerOptions};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// All that a mount needs, resolved: absolute paths, a canonical mount point.
+#[derive(Debug, Clone)]
+pub struct MountPlan {
+    /// The store to find or create.
+    pub store: StoreOptions,
+    /// Mount options.
+    pub options: MountOptionSet,
+    /// Threads for requests.
+    pub threads: Option<usize>,
+    /// Whether passthrough may be used.
+    pub fast_path: bool,
+    /// Log file given by the user.
+    pub log_file: Option<PathBuf>,
+    /// Least severe level logged.
+    pub log_level: String,
+    /// True if this process stays in the foreground.
+    pub foreground: bool,
+}
+
+/// A running mount, as its threads see it.
+pub struct Mount {
+    server: Arc<Server>,
+    session: Session,
+    store: Store,
+    ending: Ending,
+    log_file: Option<PathBuf>,
+    fast_path_reason: Option<String>,
+    started: Instant,
+}
+
+/// Mounts, reports, serves until the end.
+pub fn serve(plan: MountPlan, mut report: Reporter) -> Result<(), ControlError> {
+    signals::block();
+    raise_file_limit();
+    let store = Store::find_or_create(&plan.store)?;
+    let made = store.created();
+    match mount(&plan, &store, &mut report) {
+        Ok(mount) => run(Arc::new(mount), report),
+        Err(error) => {
+            // What this command made and nobody has used goes with it.
+            let cleared = if made { store.destroy() } else { store.release() };
+            if let Err(left) = cleared {
+                report.notice(&left.to_string());
+            }
+            Err(error)
+        }
+    }
+}
+
+fn mount(plan: &MountPlan, store: &Store, report: &mut Reporter) -> Result<Mount, ControlError> {
+    let default_log = (!plan.foreground).then(|| store.log_path());
+    let log_file = plan.log_file.clone().or(default_log);
+    logging::start(log_file.as_deref(), &plan.log_level)?;
+    for notice in store.notices() {
+        tracing::warn!("{notice}");
+    }
+    let server = Server::open(store.clone(), ServerOptions::default())?;
+    match mount_session(plan, store, &server) {
+        Ok(session) => {
+            let fast_path_reason = settle_fast_path(plan, store, &server, &session, report);
+            Ok(Mount {
+                server,
+                session,
+                store: store.clone(),
+                ending: Ending::default(),
+                log_file,
+                fast_path_reason,
+                started: Instant::now(),
+            })
+        }
+        Err(error) => {
+            if let Err(left) = server.close() {
+                report.notice(&left.to_string());
+            }
+            Err(error)
+        }
+    }
+}
+
+fn mount_session(
+    plan: &MountPlan,
+    store: &Store,
+    server: &Arc<Server>,
+) -> Result<Session, ControlError> {
+    let point = &plan.store.mount_point;
+    let mut source = OsString::from("forebay:");
+    source.push(store.dir());
+    let probe = match store.kind() {
+        StoreKind::Directory => None,
+        StoreKind::Tmpfs | StoreKind::LoopXfs => Some(server.probe_object().map_err(|errno| {
+            let error = std::io::Error::from_raw_os_error(errno.0);
+            ControlError::io("make a file in", Some(&store.data_dir()), &error)
+        })?),
+    };
+    let options = MountOptions {
+        source,
+        flags: plan.options.flags,
+        allow_other: plan.options.allow_other,
+        readers: plan.threads,
+        fast_path: plan.fast_path,
+        probe,
+        ..MountOptions::default()
+    };
+    Session::mount(server.file_system(), point, options).map_err(|error| {
+        let text = error.to_string();
+        let prefix = format!("cannot mount on {}: ", point.display());
+        ControlError::new("mount on", Some(point), text.strip_prefix(&prefix).unwrap_or(&text))
+    })
+}
+
+/// Tells the namespace, and once the user, whether files go by the fast path.
+fn settle_fast_path(
+    plan: &MountPlan,
+    store: &Store,
+    server: &Arc<Server>,
+    session: &Session,
+    report: &mut Reporter,
+) -> Option<String> {
+    let reason = match (session.fast_path(), store.served_reason()) {
+        (FastPath::On, _) => None,
+        (FastPath::Off { .. }, Some(why)) if plan.fast_path => {
+            Some(format!("store is served: {why}"))
+        }
+        (FastPath::Off { reason }, _) => Some(reason.to_string()),
+    };
+    server.namespace().set_fast_path(reason.clone().map_or(Ok(()), Err));
+    if let Some(reason) = &reason {
+        tracing::warn!("no fast path: {reason}");
+        if plan.fast_path {
+            report.notice(&format!("no fast path, reads and writes are served: {reason}"));
+        }
+    }
+    reason
+}
+
+/// From "mounted" to the end of the process's work.
+fn run(mount: Arc<Mount>, report: Reporter) -> Result<(), ControlError> {
+    let listener = control::listen(&mount.store)?;
+    control::start(Arc::clone(&mount), listener)?;
+    signals::start(Arc::clone(&mount))?;
+    tracing::info!(
+        store = %mount.store.dir().display(),
+        mount_point = %mount.session.mount_point().display(),
+        created = mount.store.created(),
+        recovery = ?mount.server.recovery(),
+        "mounted"
+    );
+    report.ready(&mount.status(), mount.log_file.as_deref())?;
+    ending::wait_and_finish(&mount)
+}
+
+/// As many open files as this process may have: objects are kept open.
+fn raise_file_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
+impl Mount {
+    /// The user that owns the mount: who runs this process.
+    fn owner_uid(&self) -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    /// Mount point, as bytes for messages.
+    fn mount_point_bytes(&self) -> &[u8] {
+        self.session.mount_point().as_os_str().as_bytes()
+    }
+}

@@ -1,0 +1,175 @@
+//! Going to the background, and telling the command that waits how it went.
+//!
+//! The child reports over a pipe, one JSON object a line: notices, then `ready` or an error. The
+//! pipe's end without either means that it died. Forked before any thread exists.
+
+use crate::failure::{EXIT_OK, Outcome, print_json};
+use forebay_proto::control::{BufferStatus, ControlError};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// One line on the pipe.
+#[derive(Serialize, Deserialize)]
+enum Line {
+    Notice(String),
+    Ready(Box<BufferStatus>),
+    Failed(ControlError),
+}
+
+/// Where the process behind a mount says how it goes.
+pub enum Reporter {
+    /// To the command that waits for it.
+    Pipe(File),
+    /// To the terminal: it runs in the foreground.
+    Terminal {
+        /// Print the status as JSON when mounted.
+        json: bool,
+    },
+}
+
+impl Reporter {
+    /// Something that the user should know, while mounting.
+    pub fn notice(&mut self, text: &str) {
+        match self {
+            Reporter::Pipe(pipe) => send(pipe, &Line::Notice(text.into())),
+            Reporter::Terminal { .. } => eprintln!("forebay: {text}"),
+        }
+    }
+
+    /// It is mounted. In the background, the terminal is given up here.
+    pub fn ready(
+        mut self,
+        status: &BufferStatus,
+        log_file: Option<&Path>,
+    ) -> Result<(), ControlError> {
+        match &mut self {
+            Reporter::Pipe(pipe) => {
+                redirect_output(log_file)?;
+                send(pipe, &Line::Ready(Box::new(status.clone())));
+            }
+            Reporter::Terminal { json: true } => {
+                print_json(status).map_err(|error| {
+                    ControlError::new("print the status", None, &error.to_string())
+                })?;
+            }
+            Reporter::Terminal { json: false } => (),
+        }
+        notify_supervisor();
+        Ok(())
+    }
+
+    /// It failed.
+    pub fn failed(mut self, error: &ControlError) {
+        if let Reporter::Pipe(pipe) = &mut self {
+            send(pipe, &Line::Failed(error.clone()));
+        }
+    }
+
+    /// Another end of the same pipe, to report a failure after the first was given away.
+    pub fn another(&self) -> std::io::Result<Reporter> {
+        Ok(match self {
+            Reporter::Pipe(pipe) => Reporter::Pipe(pipe.try_clone()?),
+            Reporter::Terminal { json } => Reporter::Terminal { json: *json },
+        })
+    }
+}
+
+/// The waiting command may be gone (Ctrl-C): the mount goes on all the same.
+fn send(pipe: &mut File, line: &Line) {
+    if let Ok(mut text) = serde_json::to_vec(line) {
+        text.push(b'\n');
+        if let Err(error) = pipe.write_all(&text) {
+            tracing::debug!(%error, "nobody waits for the mount");
+        }
+    }
+}
+
+/// Runs `work` in a background process of its own session; returns when it has reported.
+pub fn run_in_background(json: bool, work: impl FnOnce(Reporter) -> Outcome) -> Outcome {
+    let system = |what: &str, error: rustix::io::Errno| ControlError::io(what, None, &error.into());
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+        .map_err(|error| system("make a pipe", error))?;
+    std::io::stdout().flush()?;
+    // SAFETY: no thread but this one exists yet (nothing before this call starts one), so the
+    // child may go on as a whole process.
+    match unsafe { libc::fork() } {
+        -1 => {
+            Err(ControlError::io("start the server", None, &std::io::Error::last_os_error()).into())
+        }
+        0 => {
+            drop(read);
+            rustix::process::setsid().map_err(|error| system("start a session", error))?;
+            rustix::process::chdir("/").map_err(|error| system("go to /", error))?;
+            work(Reporter::Pipe(File::from(write)))
+        }
+        _ => {
+            drop(write);
+            wait_for_report(read, json)
+        }
+    }
+}
+
+fn wait_for_report(read: OwnedFd, json: bool) -> Outcome {
+    for line in BufReader::new(File::from(read)).lines() {
+        match serde_json::from_str(&line?)? {
+            Line::Notice(text) => eprintln!("forebay: {text}"),
+            Line::Failed(error) => return Err(error.into()),
+            Line::Ready(status) => {
+                if json {
+                    print_json(&status)?;
+                }
+                return Ok(EXIT_OK);
+            }
+        }
+    }
+    Err(ControlError::new("start the server", None, "it died before it had mounted")
+        .hint("run the same command with --foreground to see why")
+        .into())
+}
+
+/// Input from nowhere, output and panics to the log file.
+fn redirect_output(log_file: Option<&Path>) -> Result<(), ControlError> {
+    let null_path = PathBuf::from("/dev/null");
+    let null = File::options()
+        .read(true)
+        .write(true)
+        .open(&null_path)
+        .map_err(|error| ControlError::io("open", Some(&null_path), &error))?;
+    let log = match log_file {
+        Some(path) => super::logging::open(path)?,
+        None => {
+            null.try_clone().map_err(|error| ControlError::io("open", Some(&null_path), &error))?
+        }
+    };
+    for (file, stream) in [(&null, 0), (&log, 1), (&log, 2)] {
+        // SAFETY: dup2 only replaces one of the three standard descriptors, which no object of
+        // this program owns.
+        if unsafe { libc::dup2(file.as_raw_fd(), stream) } < 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(ControlError::io("redirect output to", log_file, &error));
+        }
+    }
+    Ok(())
+}
+
+/// Tells systemd (sd_notify(3)) that a service of `Type=notify` is up.
+fn notify_supervisor() {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match name.as_bytes() {
+        [b'@', abstract_name @ ..] => SocketAddr::from_abstract_name(abstract_name),
+        _ => SocketAddr::from_pathname(&name),
+    };
+    let sent = address.and_then(|address| {
+        let text = format!("READY=1\nMAINPID={}\n", std::process::id());
+        UnixDatagram::unbound()?.send_to_addr(text.as_bytes(), &address)
+    });
+    if let Err(error) = sent {
+        tracing::warn!(%error, "the service manager was not told");
+    }
+}

@@ -1,0 +1,186 @@
+//! The mount helper: `mount.fuse.forebay SRC MNT [-sfnvrw] [-o OPTIONS]`, as mount(8) calls it
+//! for `mount -t fuse.forebay` and for lines of /etc/fstab.
+//!
+//! SRC that is a directory is FLASH if no `flash=` is given; any other SRC says nothing.
+
+use crate::args::{Cli, Command, MountArgs};
+use crate::commands;
+use crate::failure::{EXIT_OK, Outcome, Usage};
+use crate::mount_options::{self, MountOptionSet};
+use clap::Parser;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Names under which the program is a mount helper.
+const NAMES: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
+/// Options that become flags of `forebay mount`.
+const OWN: [&str; 7] =
+    ["scratch", "flash", "store", "threads", "log_file", "log_level", "no_fast_path"];
+
+/// True if the program was called under one of its names as a mount helper.
+pub fn is_helper(program: Option<&OsStr>) -> bool {
+    let name = program.map(Path::new).and_then(Path::file_name);
+    name.is_some_and(|name| NAMES.iter().any(|known| name == *known))
+}
+
+/// What mount(8) asks for.
+#[derive(Debug, Default)]
+struct Call {
+    source: Option<OsString>,
+    mount_point: Option<PathBuf>,
+    fake: bool,
+    options: MountOptionSet,
+}
+
+/// Runs as a mount helper; `arguments` are without the program's name.
+pub fn run(arguments: impl Iterator<Item = OsString>) -> Outcome {
+    let call = parse(arguments)?;
+    let mount_point = call
+        .mount_point
+        .clone()
+        .ok_or_else(|| Usage("usage: mount.fuse.forebay SRC MNT [-sfnvrw] [-o OPTIONS]".into()))?;
+    if call.fake {
+        return Ok(EXIT_OK);
+    }
+    if call.options.remount {
+        let point = forebay_client::canonical(&mount_point)?;
+        forebay_fuse::remount(&point, call.options.flags)?;
+        return Ok(EXIT_OK);
+    }
+    let args = mount_args(&call, mount_point)?;
+    commands::mount::mount(args, call.options)
+}
+
+fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Call, Usage> {
+    let mut call = Call::default();
+    let mut lists: Vec<OsString> = Vec::new();
+    let (mut sloppy, mut places) = (false, Vec::new());
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        let bytes = argument.as_bytes();
+        let letters = match bytes {
+            [b'-', letters @ ..] if !letters.is_empty() => letters,
+            _ => {
+                places.push(argument);
+                continue;
+            }
+        };
+        for (index, letter) in letters.iter().enumerate() {
+            match letter {
+                b's' => sloppy = true,
+                b'f' => call.fake = true,
+                b'n' | b'v' => (),
+                b'r' => lists.push("ro".into()),
+                b'w' => lists.push("rw".into()),
+                b'o' | b't' | b'N' => {
+                    let rest = &letters[index + 1..];
+                    let value = match rest {
+                        [] => arguments
+                            .next()
+                            .ok_or_else(|| Usage("the last option needs a value".into()))?,
+                        rest => OsStr::from_bytes(rest).to_os_string(),
+                    };
+                    if *letter == b'o' {
+                        lists.push(value);
+                    }
+                    break;
+                }
+                other => {
+                    return Err(Usage(format!("option -{} is not known", char::from(*other))));
+                }
+            }
+        }
+    }
+    for list in lists {
+        mount_options::add(&mut call.options, &list, &OWN, sloppy)?;
+    }
+    if places.len() > 2 {
+        return Err(Usage(format!("{:?} is one argument too many", places[2])));
+    }
+    let mut places = places.into_iter();
+    call.source = places.next();
+    call.mount_point = places.next().map(PathBuf::from);
+    Ok(call)
+}
+
+/// The same mount as `forebay mount` would have it.
+fn mount_args(call: &Call, mount_point: PathBuf) -> Result<MountArgs, Usage> {
+    let mut line: Vec<OsString> = vec!["forebay".into(), "mount".into()];
+    for (name, value) in &call.options.own {
+        let mut flag = OsString::from(format!("--{}", name.replace('_', "-")));
+        if let Some(value) = value {
+            flag.push("=");
+            flag.push(value);
+        }
+        line.push(flag);
+    }
+    let given = |name: &str| call.options.own.iter().any(|(own, _)| own == name);
+    if !given("scratch") {
+        return Err(Usage(
+            "no capacity: add scratch=CAPACITY to the mount options, such as scratch=4GiB".into(),
+        ));
+    }
+    if let Some(source) = call.source.as_ref().filter(|_| !given("flash")) {
+        let path = Path::new(source);
+        if path.is_absolute() && path.is_dir() {
+            line.push("--flash".into());
+            line.push(source.clone());
+        }
+    }
+    line.push("--".into());
+    line.push(mount_point.into());
+    match Cli::try_parse_from(line).map(|cli| cli.command) {
+        Ok(Command::Mount(args)) => Ok(args),
+        Ok(_) => Err(Usage("the mount options make no mount".into())),
+        Err(error) => Err(Usage(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(arguments: &[&str]) -> Result<Call, Usage> {
+        parse(arguments.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn the_helper_is_known_by_its_name() {
+        assert!(is_helper(Some(OsStr::new("/sbin/mount.fuse.forebay"))));
+        assert!(!is_helper(Some(OsStr::new("/usr/bin/forebay"))));
+        assert!(!is_helper(None));
+    }
+
+    #[test]
+    fn lines_of_mount_8_become_mounts() {
+        let call =
+            call(&["none", "/mnt/a b", "-sn", "-o", "rw,nosuid,scratch=4GiB,flash=/x=y,zap"])
+                .unwrap();
+        assert_eq!(call.options.flags.names(), ["nosuid"]);
+        let args = mount_args(&call, call.mount_point.clone().unwrap()).unwrap();
+        assert_eq!((args.scratch, args.flash.unwrap()), (4 << 30, PathBuf::from("/x=y")));
+        assert_eq!(args.mount_point, PathBuf::from("/mnt/a b"));
+    }
+
+    #[test]
+    fn a_directory_as_source_is_flash() {
+        let call = call(&["/dev/shm", "/mnt", "-oscratch=1GiB"]).unwrap();
+        assert_eq!(
+            mount_args(&call, "/mnt".into()).unwrap().flash.unwrap(),
+            PathBuf::from("/dev/shm")
+        );
+    }
+
+    #[test]
+    fn wrong_lines_are_told() {
+        assert!(call(&["none", "/mnt", "-o", "turbo"]).unwrap_err().0.contains("turbo"));
+        assert!(call(&["none", "/mnt", "-o"]).is_err());
+        assert!(call(&["none", "/mnt", "-q"]).is_err());
+        assert!(call(&["a", "b", "c"]).unwrap_err().0.contains("too many"));
+        let none = call(&["none", "/mnt"]).unwrap();
+        assert!(mount_args(&none, "/mnt".into()).unwrap_err().0.contains("scratch=4GiB"));
+        let bad = call(&["none", "/mnt", "-o", "scratch=much"]).unwrap();
+        assert!(mount_args(&bad, "/mnt".into()).unwrap_err().0.contains("much"));
+    }
+}

@@ -1,0 +1,113 @@
+//! Mount options, as `-o` of `forebay mount` and of mount(8) gives them.
+
+use crate::failure::Usage;
+use forebay_fuse::MountFlags;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// What a list of mount options says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MountOptionSet {
+    /// Flags of the mount.
+    pub flags: MountFlags,
+    /// Other users may use the mount.
+    pub allow_other: bool,
+    /// The mount is there: change its flags.
+    pub remount: bool,
+    /// Options with a value or that only `forebay` knows, in order: name and value.
+    pub own: Vec<(String, Option<PathBuf>)>,
+}
+
+/// Options of fstab and mount(8) that say nothing to a file system.
+const NOTHING_TO_DO: &[&str] = &[
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "_netdev",
+    "nofail",
+    "rw",
+    "suid",
+    "dev",
+    "exec",
+    "atime",
+    "relatime",
+    "async",
+    "default_permissions",
+];
+
+/// Adds the options of one list (separated by commas) to a set. `known` are the names with
+/// values that the caller takes; another name is an error unless `sloppy`.
+pub fn add(
+    set: &mut MountOptionSet,
+    list: &OsStr,
+    known: &[&str],
+    sloppy: bool,
+) -> Result<(), Usage> {
+    for option in list.as_bytes().split(|byte| *byte == b',').filter(|option| !option.is_empty()) {
+        let mut parts = option.splitn(2, |byte| *byte == b'=');
+        let name = String::from_utf8_lossy(parts.next().unwrap_or_default()).into_owned();
+        let value = parts.next().map(|value| PathBuf::from(OsStr::from_bytes(value)));
+        match (name.as_str(), value) {
+            ("ro", None) => set.flags.read_only = true,
+            ("nosuid", None) => set.flags.nosuid = true,
+            ("nodev", None) => set.flags.nodev = true,
+            ("noexec", None) => set.flags.noexec = true,
+            ("noatime", None) => set.flags.noatime = true,
+            ("allow_other", None) => set.allow_other = true,
+            ("remount", None) => set.remount = true,
+            (name, None) if NOTHING_TO_DO.contains(&name) => undo(&mut set.flags, name),
+            (name, _) if name.starts_with("x-") || name == "comment" => (),
+            (name, value) if known.contains(&name) => set.own.push((name.into(), value)),
+            _ if sloppy => (),
+            (name, _) => {
+                return Err(Usage(format!(
+                    "mount option {name:?} is not known; see `forebay mount --help`"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `rw` after `ro` takes it back, as in mount(8).
+fn undo(flags: &mut MountFlags, name: &str) {
+    match name {
+        "rw" => flags.read_only = false,
+        "suid" => flags.nosuid = false,
+        "dev" => flags.nodev = false,
+        "exec" => flags.noexec = false,
+        "atime" | "relatime" => flags.noatime = false,
+        _ => (),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(list: &str) -> Result<MountOptionSet, Usage> {
+        let mut set = MountOptionSet::default();
+        add(&mut set, OsStr::new(list), &["scratch"], false).map(|()| set)
+    }
+
+    #[test]
+    fn the_last_of_two_opposites_counts() {
+        let set = parse("ro,nosuid,nodev,rw,,defaults,x-systemd.automount").unwrap();
+        assert_eq!(set.flags.names(), ["nosuid", "nodev"]);
+        assert!(parse("remount,ro").unwrap().remount);
+    }
+
+    #[test]
+    fn own_options_are_kept_and_unknown_ones_named() {
+        let set = parse("scratch=4GiB,allow_other").unwrap();
+        assert_eq!(set.own, [("scratch".into(), Some("4GiB".into()))]);
+        assert!(set.allow_other);
+        assert!(parse("turbo").unwrap_err().0.contains("turbo"));
+    }
+}

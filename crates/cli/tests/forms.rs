@@ -1,0 +1,260 @@
+//! The command forms that users type, on real mounts.
+
+mod common;
+
+use common::{Flash, Rig, failure, program, root, text};
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+
+#[test]
+fn mount_returns_when_mounted_and_umount_destroys() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    let output = rig
+        .forebay()
+        .env_remove("FOREBAY_FLASH")
+        .args(["mount", "--scratch", "64MiB", "--flash"])
+        .args([&rig.flash, &rig.mnt])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "root on tmpfs has the fast path: nothing to say");
+    fs::write(rig.mnt.join("file"), b"hello").unwrap();
+    let status = rig.status(&rig.mnt);
+    assert_eq!(status["store_kind"], "tmpfs");
+    assert_eq!(status["capacity_bytes"], 64 << 20);
+    assert_eq!((&status["volatile"], &status["fast_path"]), (&true.into(), &true.into()));
+    let file = rig.status(&rig.mnt.join("file"));
+    assert_eq!((&file["size_bytes"], &file["fast_path"]), (&5.into(), &true.into()));
+
+    let output = rig.umount(&[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!rig.is_mounted());
+    assert_eq!(rig.stores(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn a_crash_is_followed_by_the_same_command() {
+    if !root() {
+        return;
+    }
+    for (flash, capacity, kind) in [
+        (Flash::Memory, "64MiB", "tmpfs"),
+        (Flash::Disk, "300MiB", "loop-xfs"),
+        (Flash::Disk, "8MiB", "directory"),
+    ] {
+        let rig = Rig::new(flash);
+        rig.mount(capacity);
+        assert_eq!(rig.status(&rig.mnt)["store_kind"], kind);
+        for round in 0..3 {
+            fs::write(rig.mnt.join(format!("file{round}")), vec![round; 10_000]).unwrap();
+            rig.kill_server();
+            let listed = text(&rig.run(&["status".as_ref()]).stdout);
+            assert!(listed.contains("dead"), "{listed}");
+            let output = rig.mount(capacity);
+            assert!(text(&output.stderr).contains("detached the mount of a dead server"));
+        }
+        for round in 0..3 {
+            let data = fs::read(rig.mnt.join(format!("file{round}"))).unwrap();
+            assert_eq!(data, vec![round; 10_000], "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_dead_mount_can_be_unmounted_and_kept_or_destroyed() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    rig.mount("64MiB");
+    fs::write(rig.mnt.join("file"), b"x").unwrap();
+    rig.kill_server();
+    assert!(rig.umount(&["--keep"]).status.success());
+    assert!(!rig.is_mounted());
+    rig.mount("64MiB");
+    assert_eq!(fs::read(rig.mnt.join("file")).unwrap(), b"x");
+    rig.kill_server();
+    assert!(rig.umount(&[]).status.success());
+    assert!(rig.stores().is_empty() && !rig.is_mounted());
+}
+
+#[test]
+fn keep_plain_umount_and_signals_keep_the_buffer() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Disk);
+    rig.mount("300MiB");
+    fs::write(rig.mnt.join("file"), b"kept").unwrap();
+    assert!(rig.umount(&["--keep"]).status.success());
+    assert!(is_listed_as_kept(&rig));
+    assert_eq!(common::mounted_points().iter().filter(|p| p.starts_with(rig.base())).count(), 0);
+
+    rig.mount("300MiB");
+    let ended = |rig: &Rig| common::wait_for("the end of the server", || is_listed_as_kept(rig));
+    let plain = std::process::Command::new("umount").arg(&rig.mnt).output().unwrap();
+    assert!(plain.status.success(), "{}", text(&plain.stderr));
+    ended(&rig);
+
+    rig.mount("300MiB");
+    // SAFETY: kill only sends a signal, to the server that this test started.
+    assert_eq!(unsafe { libc::kill(rig.pid(), libc::SIGTERM) }, 0);
+    ended(&rig);
+    assert!(!rig.is_mounted());
+
+    rig.mount("300MiB");
+    assert_eq!(fs::read(rig.mnt.join("file")).unwrap(), b"kept");
+    assert!(rig.umount(&[]).status.success());
+    assert!(rig.stores().is_empty());
+}
+
+/// Other tests have buffers in the list too.
+fn is_listed_as_kept(rig: &Rig) -> bool {
+    let listed = text(&rig.run(&["status".as_ref()]).stdout);
+    let mnt = rig.mnt.to_str().unwrap();
+    listed.lines().any(|line| line.starts_with("kept") && line.contains(mnt))
+}
+
+#[test]
+fn a_kept_buffer_is_destroyed_by_umount() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    rig.mount("64MiB");
+    assert!(rig.umount(&["--keep"]).status.success());
+    assert_eq!(rig.stores().len(), 1);
+    assert!(rig.umount(&[]).status.success());
+    assert!(rig.stores().is_empty());
+    let message = failure(&rig.umount(&[]), 1);
+    assert!(message.contains("no buffer is mounted there"), "{message}");
+}
+
+#[test]
+fn any_bytes_in_paths_work() {
+    if !root() {
+        return;
+    }
+    let name = "a b\nc\t\\d,e#";
+    let rig = Rig::with_name(Flash::Memory, name);
+    rig.mount("16MiB");
+    fs::write(rig.mnt.join("x y\n"), b"1").unwrap();
+    let status = rig.status(&rig.mnt);
+    assert_eq!(status["mount_point"].as_str().unwrap().as_bytes(), rig.mnt.as_os_str().as_bytes());
+    assert_eq!(rig.status(&rig.mnt.join("x y\n"))["size_bytes"], 1);
+    rig.kill_server();
+    rig.mount("16MiB");
+    assert_eq!(fs::read(rig.mnt.join("x y\n")).unwrap(), b"1");
+    assert!(rig.umount(&[]).status.success());
+    assert!(rig.stores().is_empty());
+}
+
+#[test]
+fn long_paths_are_no_obstacle_to_the_socket() {
+    if !root() {
+        return;
+    }
+    let mut rig = Rig::new(Flash::Memory);
+    rig.flash = rig.flash.join("x".repeat(200));
+    fs::create_dir(&rig.flash).unwrap();
+    rig.mount("16MiB");
+    assert_eq!(rig.status(&rig.mnt)["capacity_bytes"], 16 << 20);
+    assert!(rig.umount(&[]).status.success());
+}
+
+#[test]
+fn a_busy_mount_names_its_users_and_force_detaches() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    rig.mount("64MiB");
+    let mut held = fs::File::create(rig.mnt.join("held")).unwrap();
+    let message = failure(&rig.umount(&[]), 1);
+    assert!(message.contains(&std::process::id().to_string()), "{message}");
+    assert!(message.contains("open file") && message.contains("--force"), "{message}");
+    assert!(rig.is_mounted(), "a refused unmount leaves the mount alone");
+    held.write_all(b"still works").unwrap();
+    let output = rig.umount(&["--force"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!rig.is_mounted() && rig.stores().is_empty());
+}
+
+#[test]
+fn mount_options_are_honoured() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    rig.mount_with("16MiB", &["-o", "ro,nosuid,nodev,noexec"]);
+    let error = fs::write(rig.mnt.join("x"), b"").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    let table = forebay_client::mountinfo::read().unwrap();
+    let entry = table.iter().find(|entry| entry.point == rig.mnt).unwrap();
+    for option in ["ro", "nosuid", "nodev", "noexec"] {
+        assert!(entry.options.split(',').any(|have| have == option), "{}", entry.options);
+    }
+}
+
+#[test]
+fn the_mount_helper_mounts_and_remounts() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    let helper = |arguments: &[&Path]| {
+        let mut command = std::process::Command::new(program());
+        command.arg0("/sbin/mount.fuse.forebay").env_remove("FOREBAY_FLASH").env_remove("TMPDIR");
+        command.args(arguments).output().unwrap()
+    };
+    let options =
+        format!("rw,nosuid,nodev,scratch=16MiB,flash={},_netdev,x-y=z", rig.flash.display());
+    let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), options.as_ref()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    fs::write(rig.mnt.join("x"), b"1").unwrap();
+    let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), "remount,ro".as_ref()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let error = fs::write(rig.mnt.join("y"), b"").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), "remount,rw".as_ref()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    fs::write(rig.mnt.join("y"), b"2").unwrap();
+    let message =
+        failure(&helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), "turbo".as_ref()]), 2);
+    assert!(message.contains("turbo"), "{message}");
+    let output =
+        helper(&["none".as_ref(), &rig.mnt, "-f".as_ref(), "-o".as_ref(), "scratch=1GiB".as_ref()]);
+    assert!(output.status.success());
+}
+
+#[test]
+fn foreground_stays_and_logs_where_it_is_told() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    let log = rig.base().join("the log");
+    let mut child = std::process::Command::new(program())
+        .args(["mount", "--foreground", "--log-level", "debug", "--scratch", "16MiB", "--flash"])
+        .arg(&rig.flash)
+        .arg("--log-file")
+        .args([&log, &rig.mnt])
+        .spawn()
+        .unwrap();
+    common::wait_for("the mount", || {
+        rig.is_mounted() && rig.run(&["status".as_ref(), rig.mnt.as_ref()]).status.success()
+    });
+    assert_eq!(rig.pid(), i32::try_from(child.id()).unwrap());
+    let named = rig.status(&rig.mnt)["log_file"].clone();
+    assert_eq!(named.as_str().unwrap(), log.to_str().unwrap());
+    assert!(rig.umount(&[]).status.success());
+    assert!(child.wait().unwrap().success());
+    let written = fs::read_to_string(&log).unwrap();
+    assert!(written.contains("mounted") && written.contains("destroyed"), "{written}");
+}
