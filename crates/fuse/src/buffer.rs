@@ -2,7 +2,9 @@
 //!
 //! A request or reply has a header of fixed length before its payload. Each buffer starts so
 //! many bytes before a page boundary that the payload begins on the boundary: data then goes to
-//! and from the object without straddling pages. Made once, never resized, never cleared.
+//! and from the object without straddling pages. Replies without data begin on the boundary
+//! themselves, so that the kernel has to pin one page only. Made once, never resized, never
+//! cleared.
 
 use crate::abi::{InHeader, OutHeader, WriteIn};
 use forebay_proto::Errno;
@@ -18,6 +20,8 @@ const REPLY_LEAD_BYTES: usize = size_of::<OutHeader>();
 /// Room for a head of fixed length and [`MAX_PAYLOAD_BYTES`] after it.
 pub(crate) struct PageBuffer {
     bytes: Vec<u8>,
+    /// A page boundary, at least a page from the start.
+    boundary: usize,
     start: usize,
 }
 
@@ -26,12 +30,18 @@ impl PageBuffer {
         // A page for alignment, a page for the lead, a page more for names and extensions.
         let bytes = vec![0u8; MAX_PAYLOAD_BYTES + 3 * PAGE_BYTES];
         let to_boundary = bytes.as_ptr().addr().wrapping_neg() % PAGE_BYTES;
-        PageBuffer { bytes, start: to_boundary + PAGE_BYTES - lead }
+        let boundary = to_boundary + PAGE_BYTES;
+        PageBuffer { bytes, boundary, start: boundary - lead }
     }
 
     /// A buffer to read requests into.
     pub(crate) fn for_requests() -> PageBuffer {
         PageBuffer::new(REQUEST_LEAD_BYTES)
+    }
+
+    /// Lets what is written from now on begin `lead` bytes before the boundary.
+    fn set_lead(&mut self, lead: usize) {
+        self.start = self.boundary - lead;
     }
 
     /// All of the room, from the head on.
@@ -53,12 +63,13 @@ pub(crate) struct Reply {
 
 impl Reply {
     pub(crate) fn new() -> Reply {
-        Reply { buffer: PageBuffer::new(REPLY_LEAD_BYTES), len: 0 }
+        Reply { buffer: PageBuffer::new(0), len: 0 }
     }
 
     /// Starts anew.
     pub(crate) fn clear(&mut self) {
         self.len = 0;
+        self.buffer.set_lead(0);
     }
 
     /// The payload so far.
@@ -96,6 +107,9 @@ impl Reply {
         fill: impl FnOnce(&mut [u8]) -> Result<usize, Errno>,
     ) -> Result<(), Errno> {
         let size = size.min(MAX_PAYLOAD_BYTES);
+        if self.len == 0 && size >= PAGE_BYTES {
+            self.buffer.set_lead(REPLY_LEAD_BYTES);
+        }
         let at = REPLY_LEAD_BYTES + self.len;
         let filled = fill(&mut self.buffer.room()[at..at + size])?;
         self.len += filled.min(size);
@@ -139,8 +153,13 @@ mod tests {
         let payload = &buffer.filled(REQUEST_LEAD_BYTES + 1)[REQUEST_LEAD_BYTES..];
         assert_eq!(payload.as_ptr().addr() % PAGE_BYTES, 0);
         let mut reply = Reply::new();
-        reply.put_bytes(b"x");
+        let fill = |room: &mut [u8]| Ok(room.len());
+        reply.fill(MAX_PAYLOAD_BYTES, fill).unwrap();
         assert_eq!(reply.payload().as_ptr().addr() % PAGE_BYTES, 0);
+        assert_eq!(reply.message(1, None).len(), MAX_PAYLOAD_BYTES + 16);
+        reply.clear();
+        reply.put_bytes(b"short");
+        assert_eq!(reply.message(1, None).as_ptr().addr() % PAGE_BYTES, 0);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! | `session` | threads: readers, workers, the notifier |
 //! | `connection`, `dispatch`, `ops` | from a request to its answer |
 //! | `opens` | which inodes are open, and how |
+//! | `follow` | keeps a reader on its client's CPU |
 //! | `notify` | what changed behind the mount |
 //!
 //! Data of whole local files does not pass here: the kernel reads and writes the objects itself
@@ -22,6 +23,7 @@ mod counters;
 mod device;
 mod dirs;
 mod dispatch;
+mod follow;
 mod init;
 mod mount;
 mod notify;

@@ -69,6 +69,8 @@ pub struct MountOptions {
     pub readers: Option<usize>,
     /// Threads for requests that take long, 1 to 64; `None`: half the CPUs, at least 4.
     pub workers: Option<usize>,
+    /// Keep a reader on the CPU of a client that asks many times in a row.
+    pub follow_client: bool,
     /// How long the kernel may believe a name without asking. Changes made behind the mount
     /// are told by [`forebay_proto::Notify`]. At most 1 s is used on kernels before 6.16,
     /// which cannot drop all names at once when too many changes come at a time.
@@ -100,6 +102,7 @@ impl Default for MountOptions {
             by: MountBy::Auto,
             readers: None,
             workers: None,
+            follow_client: true,
             entry_ttl: LONG_TTL,
             negative_ttl: LONG_TTL,
             attr_ttl: LONG_TTL,

@@ -8,6 +8,7 @@
 use crate::connection::{Connection, Request};
 use crate::counters::Counters;
 use crate::device::{Device, ECONNABORTED};
+use crate::follow::Follower;
 use crate::init::{self, InitError};
 use crate::mount::{self, MountError, Mounted, UnmountError};
 use crate::notify::Notifier;
@@ -143,12 +144,16 @@ fn start(
         live_readers: Arc::new(AtomicUsize::new(channels.len())),
     };
     fs.set_notify(session.notifier());
-    spawn_threads(&session, channels)
+    spawn_threads(&session, channels, options.follow_client)
         .map_err(|e| MountError::Thread(path.into(), Errno::from_io(&e)))?;
     Ok(session)
 }
 
-fn spawn_threads(session: &Session, channels: Vec<Arc<Device>>) -> std::io::Result<()> {
+fn spawn_threads(
+    session: &Session,
+    channels: Vec<Arc<Device>>,
+    follow_client: bool,
+) -> std::io::Result<()> {
     let mut threads = session.threads.lock();
     let mut spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
         threads.push(std::thread::Builder::new().name(name).spawn(run)?);
@@ -168,6 +173,7 @@ fn spawn_threads(session: &Session, channels: Vec<Arc<Device>>) -> std::io::Resu
             live_readers: Arc::clone(&session.live_readers),
             path: session.path.clone(),
             device,
+            follow_client,
         };
         spawn(format!("fuse-read-{number}"), Box::new(move || reader.run()))?;
     }
@@ -181,6 +187,7 @@ struct Reader {
     live_readers: Arc<AtomicUsize>,
     path: PathBuf,
     device: Arc<Device>,
+    follow_client: bool,
 }
 
 impl Reader {
@@ -204,6 +211,7 @@ impl Reader {
         let cx = &*self.connection;
         let mut buffer = buffer::PageBuffer::for_requests();
         let mut reply = buffer::Reply::new();
+        let mut follower = Follower::new(self.follow_client);
         let mut errors = 0;
         loop {
             let len = match self.device.receive(buffer.room()) {
@@ -226,6 +234,7 @@ impl Reader {
                 }
             };
             self.counters.count(request.head.opcode);
+            follower.request_of(request.head.pid);
             if workers::takes_long(&request) {
                 let head = request.head;
                 let (next, taken) = cx.workers.hand_over(&self.device, buffer, len, &head);

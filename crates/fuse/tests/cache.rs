@@ -110,3 +110,20 @@ fn supplementary_groups_come_with_a_creation() {
     assert_eq!(*m.fs.last_groups.lock().unwrap(), [4711]);
     assert_eq!(fs::metadata(m.at("dir/sub")).unwrap().uid(), 65_534);
 }
+
+#[test]
+fn too_many_changes_at_once_drop_every_name() {
+    use forebay_proto::{FileKind, FileSystem, Ino};
+    let m = Mount::new();
+    assert!(!m.at("f").exists());
+    let args = forebay_proto::api::CreateArgs { mode: 0o644, umask: 0 };
+    let root = forebay_proto::Caller::root();
+    m.fs.mknod(&root, Ino::ROOT, b"f", FileKind::File, args, 0).unwrap();
+    assert!(!m.at("f").exists(), "nobody has told it");
+    let notifier = m.session().notifier();
+    // Far more than are kept, faster than the kernel takes them.
+    for ino in 0..1_000_000 {
+        notifier.inode_changed(Ino(1 << 40 | ino));
+    }
+    eventually("the name is looked up again", || m.at("f").exists());
+}

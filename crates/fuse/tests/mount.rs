@@ -211,3 +211,22 @@ fn xattrs() {
     let mut contents = String::new();
     assert!(File::open(m.at("f")).unwrap().read_to_string(&mut contents).is_ok());
 }
+
+#[test]
+fn an_answer_that_finds_nobody_is_taken_back() {
+    let mut m = Mount::new();
+    fs::write(m.at("f"), b"x").unwrap();
+    m.fs.remove_behind(b"f");
+    eventually("the kernel knows nothing", || m.fs.references() == 0);
+    m.fs.put_behind(b"f", b"y");
+    m.fs.lookup_ms.store(500, std::sync::atomic::Ordering::Relaxed);
+    let before = m.counts()["LOOKUP"];
+    let path = m.at("f");
+    let asker = std::thread::spawn(move || fs::metadata(path));
+    eventually("the lookup is under way", || m.counts()["LOOKUP"] > before);
+    let force = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
+    rustix::mount::unmount(&m.path, force).unwrap();
+    assert!(asker.join().unwrap().is_err());
+    m.session.take().unwrap().wait();
+    assert_eq!(m.fs.references(), 0);
+}

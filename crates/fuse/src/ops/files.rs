@@ -32,24 +32,45 @@ fn decide(cx: &Connection, ino: Ino, opened: &Opened) -> Result<Access> {
     cx.opens.join_or_decide(ino, opened.local.as_deref(), &cx.device)
 }
 
+/// An open that is counted already, and counted no more if the file system refuses it (or
+/// panics).
+struct Joined<'a> {
+    cx: &'a Connection,
+    ino: Ino,
+    access: Access,
+}
+
+impl<'a> Joined<'a> {
+    fn join(cx: &'a Connection, ino: Ino) -> Option<Joined<'a>> {
+        let access = cx.opens.join(ino)?;
+        Some(Joined { cx, ino, access })
+    }
+
+    fn keep(self) -> Access {
+        let access = self.access;
+        std::mem::forget(self);
+        access
+    }
+}
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        self.cx.opens.leave(self.ino, &self.cx.device);
+    }
+}
+
 pub(crate) fn open(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::OpenIn = take(&mut rest)?;
     let ino = rq.ino();
     let kill_suid = arg.open_flags & abi::OPEN_KILL_SUIDGID != 0;
     let caller = rq.caller()?;
-    let joined = cx.opens.join(ino);
+    let joined = Joined::join(cx, ino);
     let want_local = joined.is_none() && cx.wants_local();
-    let opened = cx.fs.open(&caller, ino, arg.flags, kill_suid, want_local);
-    let access = match (joined, opened) {
-        (Some(access), Ok(_)) => access,
-        (None, Ok(opened)) => decide(cx, ino, &opened)?,
-        (joined, Err(e)) => {
-            if joined.is_some() {
-                cx.opens.leave(ino, &cx.device);
-            }
-            return Err(e);
-        }
+    let opened = cx.fs.open(&caller, ino, arg.flags, kill_suid, want_local)?;
+    let access = match joined {
+        Some(joined) => joined.keep(),
+        None => decide(cx, ino, &opened)?,
     };
     reply.put(&open_out(access));
     Ok(Given::Open(ino))

@@ -41,6 +41,8 @@ pub struct MemoryFs {
     notify: Mutex<Option<Arc<dyn Notify>>>,
     /// Milliseconds that fsync takes.
     pub fsync_ms: AtomicU64,
+    /// Milliseconds that a lookup takes.
+    pub lookup_ms: AtomicU64,
     /// Opens that asked for the local file.
     pub local_opens: AtomicU64,
     /// The next getattr panics.
@@ -56,6 +58,7 @@ impl MemoryFs {
             store: store.to_path_buf(),
             notify: Mutex::new(None),
             fsync_ms: AtomicU64::new(0),
+            lookup_ms: AtomicU64::new(0),
             local_opens: AtomicU64::new(0),
             panic_once: AtomicBool::new(false),
             last_groups: Mutex::new(Vec::new()),
@@ -318,6 +321,10 @@ fn fd_call(rc: i64) -> Result<u64> {
 
 impl FileSystem for MemoryFs {
     fn lookup(&self, _: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
+        let ms = self.lookup_ms.load(Ordering::Relaxed);
+        if ms > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(ms));
+        }
         let mut state = self.lock();
         let dir = state.node(parent)?;
         let ino = match name {

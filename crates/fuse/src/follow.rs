@@ -1,0 +1,106 @@
+//! Keeps a reader thread on the CPU of the client it serves.
+//!
+//! Client and reader take turns: while one works the other sleeps. On one CPU a turn is a
+//! context switch; on two it is an interrupt to another CPU, which may be busy or asleep. On a
+//! busy machine of 2 CPUs that was measured to make 26,000 instead of 7,000 files per second.
+//! The scheduler cannot know that the two take turns, so it often chooses the second.
+//!
+//! A thread that made [`FOLLOW_AFTER`] requests in a row is followed, by the reader's affinity,
+//! until somebody else asks. Where it runs is looked up once in so many requests, as the look
+//! costs two requests. Nothing here can fail in a way that matters: then the reader runs where
+//! the scheduler puts it.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Requests of one thread in a row after which it is followed, and after which it is looked
+/// again where it runs.
+const FOLLOW_AFTER: u32 = 256;
+
+/// What one reader knows about its client.
+pub(crate) struct Follower {
+    /// CPUs that the reader may use; `None` turns following off.
+    allowed: Option<CpuSet>,
+    tid: u32,
+    in_a_row: u32,
+    pinned: Option<usize>,
+}
+
+impl Follower {
+    /// For the calling thread.
+    pub(crate) fn new(enabled: bool) -> Follower {
+        let allowed = if enabled { sched_getaffinity(None).ok() } else { None };
+        Follower { allowed, tid: 0, in_a_row: 0, pinned: None }
+    }
+
+    /// Counts a request of a thread; 0 is the kernel itself (releases, forgets).
+    pub(crate) fn request_of(&mut self, tid: u32) {
+        if tid == 0 || self.allowed.is_none() {
+            return;
+        }
+        if tid != self.tid {
+            self.tid = tid;
+            self.in_a_row = 0;
+            self.run_anywhere();
+            return;
+        }
+        self.in_a_row += 1;
+        if self.in_a_row >= FOLLOW_AFTER {
+            self.in_a_row = 0;
+            self.go_where_it_runs();
+        }
+    }
+
+    fn run_anywhere(&mut self) {
+        if self.pinned.take().is_some() {
+            if let Some(allowed) = &self.allowed {
+                // If it fails we stay where we are, which is right too.
+                let _ = sched_setaffinity(None, allowed);
+            }
+        }
+    }
+
+    fn go_where_it_runs(&mut self) {
+        let Some(allowed) = &self.allowed else { return };
+        let Some(cpu) = cpu_of(self.tid) else { return };
+        if cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu) || self.pinned == Some(cpu) {
+            return;
+        }
+        let mut only = CpuSet::new();
+        only.set(cpu);
+        if sched_setaffinity(None, &only).is_ok() {
+            self.pinned = Some(cpu);
+        }
+    }
+}
+
+/// The CPU on which a thread ran last: field 39 of /proc/TID/stat (proc(5)).
+fn cpu_of(tid: u32) -> Option<usize> {
+    let stat = std::fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
+    // The name, field 2, may contain anything; what follows its last parenthesis is plain.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(39 - 3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_goes_to_its_client_and_leaves_again() {
+        // On a thread of its own: affinity must not leak into other tests.
+        std::thread::spawn(|| {
+            let before = sched_getaffinity(None).unwrap();
+            let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            let mut follower = Follower::new(true);
+            for _ in 0..=FOLLOW_AFTER {
+                follower.request_of(own);
+                follower.request_of(0);
+            }
+            assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+            follower.request_of(own + 1);
+            assert_eq!(sched_getaffinity(None).unwrap(), before);
+        })
+        .join()
+        .unwrap();
+    }
+}
