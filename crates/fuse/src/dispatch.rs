@@ -155,3 +155,109 @@ fn call(cx: &Connection, request: &Request<'_>, reply: &mut Reply) -> Result<Giv
         _ => Err(Errno::ENOSYS),
     }
 }
+
+#[cfg(test)]
+#[allow(dead_code, missing_docs, clippy::unwrap_used)]
+#[path = "../tests/common/memory.rs"]
+mod memory;
+
+#[cfg(test)]
+mod tests {
+    use super::memory::MemoryFs;
+    use super::*;
+    use crate::init::Agreed;
+    use crate::options::{FastPath, FastPathOff, MountOptions};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+    use zerocopy::{FromBytes, IntoBytes};
+
+    fn connection(store: &std::path::Path, device: &str) -> Connection {
+        let file = std::fs::File::options().read(true).write(true).open(device).unwrap();
+        let device = Arc::new(Device::new(file.into()));
+        let agreed = Agreed { minor: abi::KERNEL_MINOR_VERSION, flags: u64::MAX };
+        let fast_path = FastPath::Off { reason: FastPathOff::Disabled };
+        let options = MountOptions { workers: Some(1), ..Default::default() };
+        Connection::new(Arc::new(MemoryFs::new(store)), device, &options, agreed, fast_path)
+    }
+
+    proptest! {
+        /// Whatever is in a request, it is answered or refused, never a panic.
+        #[test]
+        fn no_request_panics(
+            requests in prop::collection::vec(
+                (0..abi::OPCODE_END + 2, 0u64..4, prop::collection::vec(any::<u8>(), 0..160)),
+                1..20,
+            )
+        ) {
+            let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+            let cx = connection(dir.path(), "/dev/null");
+            let mut reply = Reply::new();
+            for (opcode, nodeid, body) in requests {
+                let len = (size_of::<abi::InHeader>() + body.len()) as u32;
+                let head = abi::InHeader { len, opcode, nodeid, ..Default::default() };
+                let bytes = [head.as_bytes(), &body].concat();
+                let request = Request::parse(&bytes).unwrap();
+                reply.clear();
+                let _ = call(&cx, &request, &mut reply);
+            }
+        }
+    }
+
+    #[test]
+    fn short_requests_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let cx = connection(dir.path(), "/dev/null");
+        let mut reply = Reply::new();
+        for opcode in [op::OPEN, op::CREATE, op::WRITE, op::SETATTR, op::RENAME2, op::LOOKUP] {
+            let head = abi::InHeader { len: 44, opcode, nodeid: 1, ..Default::default() };
+            let bytes = [head.as_bytes(), b"abcd"].concat();
+            let request = Request::parse(&bytes).unwrap();
+            assert_eq!(call_guarded(&cx, &request, &mut reply), Err(Errno::EINVAL));
+        }
+    }
+
+    #[test]
+    fn undelivered_listings_give_their_references_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let cx = connection(dir.path(), "/dev/full");
+        let mut reply = Reply::new();
+        let root = forebay_proto::Caller::root();
+        let args = forebay_proto::api::CreateArgs { mode: 0o644, umask: 0 };
+        for name in [&b"a"[..], b"a longer name", b"b"] {
+            let entry = cx.fs.create(&root, Ino::ROOT, name, args, false).unwrap().0;
+            cx.fs.forget(entry.attr.ino, 1);
+        }
+        let handle = cx.dirs.add(cx.fs.dir_limit(Ino::ROOT).unwrap()).unwrap();
+        let read = abi::ReadIn { fh: handle, size: 65_536, ..Default::default() };
+        let head = abi::InHeader {
+            len: 80,
+            opcode: op::READDIRPLUS,
+            nodeid: Ino::ROOT.0,
+            ..Default::default()
+        };
+        let bytes = [head.as_bytes(), read.as_bytes()].concat();
+        let request = Request::parse(&bytes).unwrap();
+        assert_eq!(call_guarded(&cx, &request, &mut reply), Ok(Given::Listing));
+        let held = references(&reply);
+        assert_eq!(held.len(), 3);
+        // The inodes go with their names only if nobody holds them.
+        for name in [&b"a"[..], b"a longer name", b"b"] {
+            cx.fs.unlink(&root, Ino::ROOT, name).unwrap();
+        }
+        assert!(held.iter().all(|&ino| cx.fs.getattr(ino).is_ok()));
+        // /dev/full refuses every write, as the kernel does when nobody waits.
+        answer(&cx, &cx.device, 1, Ok(Given::Listing), &mut reply);
+        assert!(held.iter().all(|&ino| cx.fs.getattr(ino) == Err(Errno::ESTALE)));
+    }
+
+    fn references(reply: &Reply) -> Vec<Ino> {
+        let mut rest = reply.payload();
+        let mut out = Vec::new();
+        while let Ok((entry, after)) = abi::EntryOut::read_from_prefix(rest) {
+            let (dirent, _) = abi::Dirent::read_from_prefix(after).unwrap();
+            out.extend((entry.nodeid != 0).then_some(Ino(entry.nodeid)));
+            rest = &after[(24 + dirent.namelen as usize).next_multiple_of(8)..];
+        }
+        out
+    }
+}
