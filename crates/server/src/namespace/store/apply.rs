@@ -68,6 +68,8 @@ impl<'a> Writer<'a> {
 
     /// Called before each key.
     fn step(self) -> Result<Writer<'a>, StoreError> {
+        #[cfg(test)]
+        test_stop::count(self.db)?;
         if self.left > 0 {
             return Ok(Writer { left: self.left - 1, ..self });
         }
@@ -260,4 +262,22 @@ fn pieces(value: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let empty: &[&[u8]] = if value.is_empty() { &[&[]] } else { &[] };
     let all = empty.iter().copied().chain(value.chunks(CHUNK_BYTES));
     all.enumerate().map(|(n, piece)| (n as u8, piece))
+}
+
+/// Lets a test stop `apply` after so many keys, as a kill would.
+#[cfg(test)]
+pub(super) mod test_stop {
+    use super::{Db, StoreError};
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Keys until the stop; negative: never.
+        pub static KEYS_LEFT: Cell<i64> = const { Cell::new(-1) };
+    }
+
+    pub fn count(db: &Db) -> Result<(), StoreError> {
+        let left = KEYS_LEFT.get();
+        KEYS_LEFT.set(left - i64::from(left > 0));
+        if left == 0 { Err(StoreError::damaged(&db.dir, "stopped by the test")) } else { Ok(()) }
+    }
 }

@@ -27,14 +27,13 @@ fn open_rw(path: &Path, create: bool) -> Result<File, StoreError> {
     options.open(path).map_err(StoreError::io("open", path))
 }
 
-/// Takes the store for this process. True if the directory was made.
-pub fn lock(dir: &Path) -> Result<(File, bool), StoreError> {
-    let created = !dir.exists();
+/// Takes the store for this process, until the file is dropped.
+pub fn lock(dir: &Path) -> Result<File, StoreError> {
     std::fs::create_dir_all(dir).map_err(StoreError::io("create directory", dir))?;
     let path = dir.join("lock");
     let file = open_rw(&path, true)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok((file, created)),
+        Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreError::Locked { path }),
         Err(e) => Err(StoreError::io("lock", &path)(e.into())),
     }
@@ -79,7 +78,7 @@ fn size_log(file: &File, path: &Path, bytes: u64) -> Result<(), StoreError> {
 }
 
 /// Makes the directories' own entries durable.
-pub fn sync_dirs(options: &StoreOptions) -> Result<(), StoreError> {
+fn sync_dirs(options: &StoreOptions) -> Result<(), StoreError> {
     if options.volatile {
         return Ok(());
     }

@@ -116,7 +116,7 @@ impl LmdbStore {
             );
             return Err(StoreError::Options { path: options.dir, reason });
         }
-        let (lock, created) = files::lock(&options.dir)?;
+        let lock = files::lock(&options.dir)?;
         let db = Db::open(&options.dir.join("namespace"), options.map_bytes, options.volatile)?;
         if options.preallocate {
             files::preallocate(&options.dir.join("namespace/data.mdb"), options.map_bytes)?;
@@ -125,9 +125,6 @@ impl LmdbStore {
             Some(state) => state,
             None => files::create(&options, &db)?,
         };
-        if created {
-            files::sync_dirs(&options)?;
-        }
         files::check_state(&db, &state, &options.uuid)?;
         let logs = files::open_logs(&options.dir, &options.uuid, Some(options.log_bytes))?;
         Self::recover(options, db, state, logs, lock)

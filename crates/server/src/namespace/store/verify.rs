@@ -97,7 +97,7 @@ pub fn verify(dir: &Path) -> Result<(DumpStats, Vec<Problem>), StoreError> {
     if !database.join("data.mdb").exists() {
         return Err(StoreError::damaged(dir, "there is no namespace database here"));
     }
-    let (_lock, _) = files::lock(dir)?;
+    let _lock = files::lock(dir)?;
     let db = Db::open_read_only(&database)?;
     let state = db.state()?.ok_or_else(|| StoreError::damaged(&database, "never completed"))?;
     files::check_format(&db, &state)?;

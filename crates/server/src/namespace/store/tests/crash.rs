@@ -1,6 +1,7 @@
 //! Kills and power cuts, made at the level of the log's files.
 
-use super::super::db::Db;
+use super::super::apply;
+use super::super::db::{CHUNK_BYTES, Db, DbState};
 use super::super::overlay::Overlay;
 use super::super::recover::{Replay, replay};
 use super::super::segment::{self, HEADER_BYTES};
@@ -27,7 +28,7 @@ type Opened = (LmdbStore, [Arc<SimLog>; 2], Arc<Mutex<History>>);
 /// Opens a store whose database is in `dir` and whose log is `images`.
 fn open_on(dir: &Path, images: [Vec<u8>; 2]) -> Result<Opened, StoreError> {
     let opts = sim_options(dir);
-    let (lock, _) = files::lock(dir)?;
+    let lock = files::lock(dir)?;
     let db = Db::open(&dir.join("namespace"), opts.map_bytes, true)?;
     let state = match db.state()? {
         Some(state) => state,
@@ -267,6 +268,80 @@ fn after_a_failed_fsync_nothing_is_accepted_any_more() {
     assert_eq!(store.checkpoint(), Err(Errno::EIO));
     assert_eq!(store.durable_lsn().0, 0);
     assert!(store.inode(Ino(100)).unwrap().is_some());
+}
+
+/// A checkpoint of many transactions is stopped in every part of it; the next open puts the rest in.
+#[test]
+fn a_checkpoint_that_was_stopped_anywhere_is_done_again_from_the_log() {
+    let mut rng = StdRng::seed_from_u64(3);
+    for round in 0..12_i64 {
+        let tmp = tempfile::tempdir().unwrap();
+        let opts = StoreOptions { log_bytes: 32 << 20, ..options(tmp.path()) };
+        let dir = Ino(1);
+        let mut model = Model::default();
+        let mut commit = |store: &LmdbStore, changes: Vec<Change>| {
+            changes.iter().for_each(|c| model.apply(c));
+            store.commit(batch(changes)).unwrap();
+        };
+        let xattr = |n: u64, len: usize| {
+            let name = b"user.long".to_vec();
+            Change::PutXattr { ino: Ino(100 + n), name, value: vec![n as u8; len] }
+        };
+        let symlink = |n: u64| {
+            vec![
+                Change::PutInode(Ino(5000 + n), record(libc::S_IFLNK, 1, n)),
+                Change::PutSymlink(Ino(5000 + n), vec![b'a' + n as u8 % 20; 4000]),
+            ]
+        };
+        let store = LmdbStore::open(opts.clone()).unwrap();
+        for n in 0..300 {
+            commit(&store, create(dir, n));
+            commit(&store, symlink(n));
+            commit(&store, vec![xattr(n, 30_000), Change::PutOrphan(Ino(100 + n))]);
+        }
+        store.close().unwrap();
+        drop(store);
+        let store = LmdbStore::open(opts.clone()).unwrap();
+        for n in 0..150 {
+            let name = format!("file.{n:08}").into_bytes();
+            commit(&store, vec![Change::DelEntry { dir, name, cookie: Cookie(n + 3) }]);
+            commit(&store, vec![xattr(n, rng.random_range(0..40_000))]);
+            commit(&store, vec![Change::DelInode(Ino(5000 + n)), Change::DelOrphan(Ino(100 + n))]);
+            commit(&store, create(dir, 1000 + n));
+        }
+        drop(store); // killed; the log has all of it
+        let stop_after = 10 + round * 240;
+        apply::test_stop::KEYS_LEFT.set(stop_after);
+        let stopped = {
+            let lock = files::lock(&opts.dir).unwrap();
+            let db = Db::open(&opts.dir.join("namespace"), opts.map_bytes, true).unwrap();
+            let state = db.state().unwrap().unwrap();
+            let logs = files::open_logs(&opts.dir, &opts.uuid, None).unwrap();
+            let paths = files::log_paths(&opts.dir);
+            let segments = [(&*logs[0], &*paths[0]), (&*logs[1], &*paths[1])];
+            let found = replay(segments, state.epoch, state.applied_lsn).unwrap();
+            assert_eq!(found.records, 600);
+            let state = DbState { applied_lsn: found.last_lsn, ..state };
+            // No room by the limit: the smallest transactions.
+            let r = apply::apply(&db, &found.overlay, &state, 0);
+            drop(lock);
+            r
+        };
+        apply::test_stop::KEYS_LEFT.set(-1);
+        assert!(stopped.is_err(), "{stop_after} keys are too many to stop anything");
+        let store = LmdbStore::open(opts.clone()).unwrap();
+        let inos: Vec<Ino> = (100..400).chain(1100..1250).chain(5000..5300).map(Ino).collect();
+        model.check(&store, &[dir], &inos);
+        // No chunk of an old value is left either.
+        drop(store);
+        let db = Db::open(&tmp.path().join("namespace"), 64 << 20, true).unwrap();
+        let txn = db.read().unwrap();
+        let pieces = |len: usize| len.div_ceil(CHUNK_BYTES).max(1) as u64;
+        let want: u64 = model.xattrs.values().map(|v| pieces(v.len())).sum();
+        assert_eq!(db.xattrs.len(&txn).unwrap(), want);
+        let want: u64 = model.symlinks.values().map(|v| pieces(v.len())).sum();
+        assert_eq!(db.symlinks.len(&txn).unwrap(), want);
+    }
 }
 
 /// Not a test of its own: the process that the next test kills.
