@@ -39,6 +39,8 @@ struct State {
     wanted_lsn: u64,
     /// When the first change came that the database lacks.
     dirty_since: Option<Instant>,
+    /// Tests hold the thread back to have both segments in use.
+    paused: bool,
 }
 
 impl Control {
@@ -85,6 +87,13 @@ impl Control {
         Ok(())
     }
 
+    /// Holds the thread back, or lets it go on.
+    #[cfg(test)]
+    pub fn pause(&self, paused: bool) {
+        self.state.lock().paused = paused;
+        self.work.notify_one();
+    }
+
     /// Waits for work; false = stop.
     fn wait(&self, applied: impl Fn() -> u64) -> bool {
         let mut s = self.state.lock();
@@ -93,7 +102,13 @@ impl Control {
                 return false;
             }
             let due = s.dirty_since.map(|t| t + IDLE_DELAY);
-            if s.frozen || s.wanted_lsn > applied() || due.is_some_and(|d| d <= Instant::now()) {
+            let work =
+                s.frozen || s.wanted_lsn > applied() || due.is_some_and(|d| d <= Instant::now());
+            if s.paused {
+                self.work.wait(&mut s);
+                continue;
+            }
+            if work {
                 s.frozen = false;
                 return true;
             }

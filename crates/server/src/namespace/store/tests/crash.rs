@@ -19,6 +19,9 @@ use std::sync::atomic::Ordering;
 /// Small segments, so that they are used again and again.
 const SIM_LOG_BYTES: u64 = HEADER_BYTES + 12_000;
 
+/// More than the next record takes.
+const RECORD_ROOM: u64 = 1000;
+
 fn sim_options(dir: &Path) -> StoreOptions {
     StoreOptions { log_bytes: SIM_LOG_BYTES, volatile: false, map_bytes: 16 << 20, ..options(dir) }
 }
@@ -83,6 +86,7 @@ fn lives(seed: u64) {
     let mut images = [empty_image(), empty_image()];
     for life in 1..14 {
         let (store, _logs, history) = open_on(&dir, images.clone()).unwrap();
+        store.inner.control.pause(true);
         let start = store.applied_lsn().0;
         let inos: Vec<Ino> = (0..start).map(|i| Ino(100 + i)).collect();
         model_after(&batches, start).check(&store, &[Ino(1)], &inos);
@@ -99,10 +103,15 @@ fn lives(seed: u64) {
                 let durable = store.sync().unwrap().0;
                 synced.push((history.lock().ops.len(), durable));
             }
-            settle(&store);
             committed.push((history.lock().ops.len(), lsn));
-            if store.applied_lsn().0 != snaps.last().unwrap().applied {
+            let frozen_and_full = {
+                let w = store.inner.writer.lock();
+                w.frozen.then_some(w.offset + RECORD_ROOM > SIM_LOG_BYTES)
+            };
+            if frozen_and_full.is_some_and(|full| full || rng.random_range(0..15) == 0) {
+                store.inner.control.pause(false);
                 snaps.push(snapshot(&store, snap(snaps.len()), &history));
+                store.inner.control.pause(true);
             }
         }
         drop(store);
