@@ -160,10 +160,10 @@ impl Source for Buffer {
 }
 
 impl Target for Buffer {
-    fn make_top(&self, path: &[u8]) -> Outcome<(Dir, bool)> {
+    fn make_top(&self, path: &[u8]) -> Outcome<Dir> {
         let fault = Fault::target("make directory");
         match self.dir(path) {
-            Ok(dir) => return Ok((dir, false)),
+            Ok(dir) => return Ok(dir),
             Err(Errno::ENOENT) => {}
             Err(e) => return Err(Fault::target("open target directory")(e)),
         }
@@ -178,7 +178,7 @@ impl Target for Buffer {
                 Err(e) => return Err(fault(e)),
             };
         }
-        Ok((Dir::Buffer(at), true))
+        Ok(Dir::Buffer(at))
     }
 
     fn look(&self, path: &[u8]) -> Outcome<Option<Meta>> {

@@ -258,7 +258,13 @@ impl Source for Pfs {
         let _acting = self.act("open", name).map_err(&fault)?;
         // O_NONBLOCK: a fifo swapped in must not hang the worker.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
-        let fd = self.open_at(dir, name, flags, Mode::empty()).map_err(|e| match e {
+        let quiet = self.open_at(dir, name, flags | OFlags::NOATIME, Mode::empty());
+        let opened = match quiet {
+            // Only the owner may read without leaving a trace.
+            Err(Errno::EPERM) => self.open_at(dir, name, flags, Mode::empty()),
+            opened => opened,
+        };
+        let fd = opened.map_err(|e| match e {
             Errno::ELOOP => Fault::changed("a symbolic link has its name"),
             e => fault(e),
         })?;

@@ -105,7 +105,7 @@ impl Pfs {
     }
 
     /// Makes the parents of a target directory, then itself.
-    fn make_path(&self, path: &[u8]) -> Outcome<(Dir, bool)> {
+    fn make_path(&self, path: &[u8]) -> Outcome<Dir> {
         let what = "make directory";
         let mut missing: Vec<&[u8]> = Vec::new();
         let mut at = path;
@@ -122,7 +122,6 @@ impl Pfs {
                 Err(e) => return Err(self.named_target(e, "open target directory")),
             }
         };
-        let made = !missing.is_empty();
         while let Some(name) = missing.pop() {
             let fault = Fault::target(what);
             let acting = self.act("mkdir", name).map_err(&fault)?;
@@ -135,7 +134,7 @@ impl Pfs {
             self.fsync_dir(&dir)?;
             dir = self.enter_at(&dir, name).map_err(&fault)?;
         }
-        Ok((dir, made))
+        Ok(dir)
     }
 }
 
@@ -146,7 +145,7 @@ fn times(meta: &Meta) -> Timestamps {
 }
 
 impl Target for Pfs {
-    fn make_top(&self, path: &[u8]) -> Outcome<(Dir, bool)> {
+    fn make_top(&self, path: &[u8]) -> Outcome<Dir> {
         self.make_path(path)
     }
 

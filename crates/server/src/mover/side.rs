@@ -41,8 +41,8 @@ pub(super) trait Source: Send + Sync {
 
 /// What is copied to.
 pub(super) trait Target: Send + Sync {
-    /// Opens the directory `path`, making it (and its parents) if missing. True if it was made.
-    fn make_top(&self, path: &[u8]) -> Outcome<(Dir, bool)>;
+    /// Opens the directory `path`, making it (and its parents) if missing.
+    fn make_top(&self, path: &[u8]) -> Outcome<Dir>;
     /// Attributes of what is at `path` (links followed), if something is.
     fn look(&self, path: &[u8]) -> Outcome<Option<Meta>>;
     /// Walks `rel` down from a top directory, never through a symbolic link.

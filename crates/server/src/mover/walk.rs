@@ -178,9 +178,11 @@ impl<'a> Walker<'a> {
     /// Opens the target directory of the plan, and journals it.
     fn open_top(&mut self, path: &[u8], like: Option<(&Dir, &Meta)>) -> Outcome<Dir> {
         let run = self.run;
-        let (dir, made) = run.target.make_top(path)?;
-        self.target_top = Arc::from(trim_end(path));
+        // Journaled first: a run after a kill must know that the directory is the plan's.
+        let made = run.target.look(path)?.is_none();
         run.journal.append(&[Record::Top { path: PathBytes::new(path), made }])?;
+        let dir = run.target.make_top(path)?;
+        self.target_top = Arc::from(trim_end(path));
         let attrs = match like {
             Some((source, meta)) if made || run.past.made_top => {
                 Some((*meta, run.source.dir_xattrs(source)?))

@@ -1,7 +1,9 @@
 //! Tests of the mover over a plain directory as the buffer.
 
 mod dir_tree;
-
+mod faults;
+mod identity;
+mod kill;
 mod roundtrip;
 mod snapshot;
 mod support;

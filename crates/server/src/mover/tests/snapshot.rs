@@ -92,6 +92,12 @@ fn read(path: &Path) -> (Vec<u8>, Vec<(u64, u64)>) {
     (content, data)
 }
 
+/// For a source that was read meanwhile.
+pub fn forget_atimes(mut tree: Tree) -> Tree {
+    tree.values_mut().for_each(|object| object.atime = None);
+    tree
+}
+
 /// All xattrs but those of the system itself.
 pub fn xattrs(path: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut names = vec![0; 65_536];
