@@ -6,6 +6,7 @@
 
 use super::record::{JobRecord, as_path};
 use super::signals::Signals;
+use forebay_client::Control;
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::fs;
@@ -39,9 +40,11 @@ pub fn is_mounted(path: &Path) -> bool {
     }
 }
 
-/// True if what is mounted at `path` answers.
+/// True if a buffer is mounted at `path` and its server answers. The mount itself is not asked:
+/// the kernel knows attributes of its root for a while after the server has died.
 pub fn answers(path: &Path) -> bool {
-    is_mounted(path) && fs::symlink_metadata(path).is_ok()
+    is_mounted(path)
+        && Control::connect_path(path).is_ok_and(|(mut control, _)| control.buffer_status().is_ok())
 }
 
 /// Mounts a job's buffer: makes it, or finds the one that a crash left.

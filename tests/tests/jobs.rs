@@ -1,0 +1,521 @@
+//! Jobs on real mounts: `forebay run` with #DW scripts, from stage-in to teardown, and what is
+//! left when a step fails, the PFS refuses, or the runner is killed.
+
+// Helpers of tests may stop the test.
+#![allow(clippy::unwrap_used)]
+
+use forebay_tests::buffer::binary;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long one run may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A place for a job: flash, PFS, and the script. Everything in it is unmounted and removed when
+/// it is dropped, also after a panic.
+struct Place {
+    base: PathBuf,
+}
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+impl Place {
+    fn new() -> Place {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("forebay-tests-jobs-{}-{number}", std::process::id());
+        let base = Path::new("/dev/shm").join(name);
+        for part in ["flash", "pfs"] {
+            fs::create_dir_all(base.join(part)).unwrap();
+        }
+        Place { base }
+    }
+
+    fn pfs(&self, name: &str) -> PathBuf {
+        self.base.join("pfs").join(name)
+    }
+
+    fn flash(&self) -> PathBuf {
+        self.base.join("flash")
+    }
+
+    /// Writes a script: `@PFS@` stands for the PFS's directory. It is not executable, as batch
+    /// scripts are not.
+    fn script(&self, directives: &[&str], body: &str) -> PathBuf {
+        let path = self.base.join("a job.sh");
+        let lines = directives.iter().map(|line| format!("#DW {line}\n")).collect::<String>();
+        let text = format!("#!/bin/sh -u\n{lines}{body}\n");
+        fs::write(&path, text.replace("@PFS@", &self.pfs("").display().to_string())).unwrap();
+        path
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.arg("run").arg("--json").args(args).current_dir(&self.base);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts `forebay run` of a script.
+    fn start(&self, script: &Path, args: &[&str]) -> Child {
+        let mut command = self.command(&["--flash"]);
+        command.arg(self.flash()).arg(script).args(args).spawn().unwrap()
+    }
+
+    /// Runs a script to its end.
+    fn run(&self, script: &Path, args: &[&str]) -> Run {
+        Run::wait(self.start(script, args))
+    }
+
+    fn resume(&self, record: &str) -> Run {
+        Run::wait(self.command(&["--resume", record]).spawn().unwrap())
+    }
+
+    /// Mount points below this place, the deepest first.
+    fn mounts(&self) -> Vec<PathBuf> {
+        let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+        let mut found: Vec<PathBuf> = points.filter(|p| p.starts_with(&self.base)).collect();
+        found.sort();
+        found.reverse();
+        found
+    }
+
+    /// Nothing of a job is left: no mount, no buffer, no record.
+    fn assert_clean(&self) {
+        assert_eq!(self.mounts(), Vec::<PathBuf>::new());
+        let mut left = Vec::new();
+        for entry in fs::read_dir(self.flash()).unwrap() {
+            let path = entry.unwrap().path();
+            // The directory of jobs stays; what is in it goes with each job.
+            let inside: Vec<PathBuf> = fs::read_dir(&path)
+                .map(|dir| dir.map(|entry| entry.unwrap().path()).collect())
+                .unwrap_or_default();
+            let is_jobs = path.file_name().unwrap().to_string_lossy().starts_with("forebay-jobs-");
+            if !is_jobs || !inside.is_empty() {
+                left.push((path, inside));
+            }
+        }
+        assert!(left.is_empty(), "left on flash: {left:?}");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for point in self.mounts() {
+            // Whatever is there: a tmpfs of the test, a live or a dead buffer.
+            let _ = Command::new(binary()).args(["umount", "--force"]).arg(&point).output();
+            let _ = Command::new("umount").arg("-l").arg(&point).output();
+        }
+        let _ = fs::remove_dir_all(&self.base);
+    }
+}
+
+/// A `forebay run`, ended.
+struct Run {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Run {
+    /// Waits for the end; a run that hangs is killed and fails the test.
+    fn wait(child: Child) -> Run {
+        let pid = child.id() as i32;
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(child.wait_with_output()));
+        let output: Output = match receiver.recv_timeout(LIMIT) {
+            Ok(output) => output.unwrap(),
+            Err(_) => {
+                signal(pid, libc::SIGKILL);
+                panic!("forebay run did not end within {LIMIT:?}");
+            }
+        };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert_eq!(output.status.signal(), None, "{}", text(&output.stderr));
+        Run { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+    }
+
+    #[track_caller]
+    fn expect(self, code: i32) -> Run {
+        assert_eq!(self.code, Some(code), "stdout:\n{}stderr:\n{}", self.out, self.err);
+        self
+    }
+
+    /// The summary: the last line of standard output.
+    fn summary(&self) -> Value {
+        let line = self.out.lines().last().unwrap_or_else(|| panic!("no output: {}", self.err));
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {}", self.out))
+    }
+
+    fn step(&self, name: &str) -> Value {
+        let summary = self.summary();
+        let steps = summary["steps"].as_array().unwrap();
+        let found = steps.iter().find(|step| step["step"] == name);
+        found.unwrap_or_else(|| panic!("no step {name} in {summary}")).clone()
+    }
+
+    /// The record that a kept buffer can be taken up from.
+    fn record(&self) -> String {
+        self.summary()["resume"].as_str().unwrap().to_string()
+    }
+
+    fn mount_point(&self) -> PathBuf {
+        PathBuf::from(self.summary()["mount_point"].as_str().unwrap())
+    }
+}
+
+fn signal(pid: i32, number: i32) {
+    // SAFETY: plain numbers; the process is a child of the test, or was started by one.
+    unsafe { libc::kill(pid, number) };
+}
+
+/// Waits until something holds.
+#[track_caller]
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+const STRIPED: &str = "jobdw type=scratch capacity=64MiB access_mode=striped";
+const OUT: &str =
+    "stage_out type=directory source=$DW_JOB_STRIPED/results destination=@PFS@/results";
+
+#[test]
+fn a_job_gets_its_input_and_leaves_its_results() {
+    let place = Place::new();
+    fs::create_dir_all(place.pfs("in/deep")).unwrap();
+    fs::write(place.pfs("in/a"), "alpha").unwrap();
+    fs::write(place.pfs("in/deep/b"), "beta").unwrap();
+    fs::write(place.pfs("one file"), "gamma").unwrap();
+    fs::write(place.pfs("list"), format!("{}\n", place.pfs("one file").display())).unwrap();
+    fs::write(place.pfs("single"), "delta").unwrap();
+    let script = place.script(
+        &[
+            STRIPED,
+            "stage_in type=directory source=@PFS@/in destination=$DW_JOB_STRIPED/in",
+            "stage_in type=list source=@PFS@/list destination=$DW_JOB_STRIPED/listed",
+            "stage_in type=file source=@PFS@/single destination=$DW_JOB_STRIPED/made/single",
+            OUT,
+        ],
+        r#"case "$DW_JOB_STRIPED" in */) ;; *) echo "no slash at the end"; exit 9;; esac
+[ -z "${DW_JOB_PRIVATE-}" ] || exit 8
+[ -d "$FOREBAY_BUFFER" ] || exit 7
+mkdir "${DW_JOB_STRIPED}results"
+cat "${DW_JOB_STRIPED}in/a" "${DW_JOB_STRIPED}in/deep/b" "${DW_JOB_STRIPED}listed/one file" \
+  "${DW_JOB_STRIPED}made/single" > "${DW_JOB_STRIPED}results/all"
+printf '%s|' "$@" > "${DW_JOB_STRIPED}results/args"
+echo said"#,
+    );
+    let run = place.run(&script, &["first", "with blank", "--json"]).expect(0);
+    assert_eq!(fs::read_to_string(place.pfs("results/all")).unwrap(), "alphabetagammadelta");
+    assert_eq!(fs::read_to_string(place.pfs("results/args")).unwrap(), "first|with blank|--json|");
+    assert!(run.out.starts_with("said\n"), "{}", run.out);
+    let (moved_in, moved_out) = (run.step("data-in"), run.step("data-out"));
+    assert_eq!(moved_in["bytes"], 19, "{moved_in}");
+    assert_eq!(moved_out["bytes"], 19 + 24, "{moved_out}");
+    assert_eq!(run.summary()["steps"].as_array().unwrap().len(), 8);
+    place.assert_clean();
+}
+
+#[test]
+fn results_of_a_failed_script_are_staged_out_and_its_code_is_returned() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo partial > results/x; exit 7";
+    let run = place.run(&place.script(&[STRIPED, OUT], body), &[]).expect(7);
+    assert_eq!(fs::read_to_string(place.pfs("results/x")).unwrap(), "partial\n");
+    assert_eq!(run.step("run")["ended"], "failed");
+    place.assert_clean();
+}
+
+#[test]
+fn results_of_a_script_killed_by_a_signal_are_staged_out() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo partial > results/x; kill -9 $$";
+    let run = place.run(&place.script(&[STRIPED, OUT], body), &[]).expect(128 + 9);
+    assert_eq!(fs::read_to_string(place.pfs("results/x")).unwrap(), "partial\n");
+    assert_eq!(run.summary()["script_exit"]["signal"], 9);
+    place.assert_clean();
+}
+
+#[test]
+fn signals_are_passed_to_the_whole_group_and_results_are_staged_out() {
+    for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let place = Place::new();
+        let body = "cd $DW_JOB_STRIPED; mkdir results\n\
+            trap 'echo caught > results/caught; exit 3' INT TERM HUP\n\
+            (trap 'echo child > results/child; exit' INT TERM HUP\n\
+             echo > results/ready; while :; do sleep 0.05; done) & wait";
+        let script = place
+            .script(&[STRIPED, OUT, "jobdw type=scratch capacity=1MiB access_mode=private"], body);
+        let child = place.start(&script, &[]);
+        let ready = || place.mounts().iter().any(|m| m.join("striped/results/ready").exists());
+        until("the script runs", ready);
+        signal(child.id() as i32, number);
+        let run = Run::wait(child).expect(3);
+        assert!(place.pfs("results/caught").exists(), "{}", run.err);
+        assert!(place.pfs("results/child").exists(), "{}", run.err);
+        assert_eq!(run.step("run")["ended"], "interrupted");
+        place.assert_clean();
+    }
+}
+
+#[test]
+fn a_script_that_ignores_a_signal_is_killed_by_the_second() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; trap '' INT\n\
+        echo > results/ready; while :; do sleep 0.05; done";
+    let child = place.start(&place.script(&[STRIPED, OUT], body), &[]);
+    until("the script runs", || place.mounts().iter().any(|m| m.join("results/ready").exists()));
+    signal(child.id() as i32, libc::SIGINT);
+    std::thread::sleep(Duration::from_millis(300));
+    signal(child.id() as i32, libc::SIGINT);
+    let run = Run::wait(child).expect(128 + 9);
+    assert!(place.pfs("results/ready").exists(), "{}", run.err);
+    place.assert_clean();
+}
+
+#[test]
+fn what_the_script_leaves_running_does_not_hold_the_buffer() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo > results/x\n\
+        sh -c 'trap \"\" TERM; exec 9> held; while :; do sleep 1; done' > /dev/null 2>&1 &";
+    let run = place.run(&place.script(&[STRIPED, OUT], body), &[]).expect(0);
+    let detail = run.step("post-run")["detail"].to_string();
+    assert!(detail.contains("left"), "{detail}");
+    place.assert_clean();
+}
+
+#[test]
+fn a_full_pfs_keeps_the_buffer_until_the_job_is_resumed() {
+    let place = Place::new();
+    let pfs = place.pfs("");
+    let mount = ["-t", "tmpfs", "-o", "size=1m", "forebay-tests"];
+    assert!(Command::new("mount").args(mount).arg(&pfs).status().unwrap().success());
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo small > results/small\n\
+        head -c 4000000 /dev/urandom > results/large; sha256sum < results/large > results/sum; exit 5";
+    let run = place.run(&place.script(&[STRIPED, OUT], body), &[]).expect(121);
+    let record = run.record();
+    for said in [
+        "Nothing is lost: the buffer is kept",
+        "No space left on device",
+        &format!("run --resume {record}"),
+        "stage out",
+        "umount",
+    ] {
+        assert!(run.err.contains(said), "not said: {said}\n{}", run.err);
+    }
+    assert_eq!(fs::metadata(run.mount_point().join("results/large")).unwrap().len(), 4_000_000);
+
+    // Still full: the same again, nothing lost.
+    place.resume(&record).expect(121);
+
+    let grow = ["-o", "remount,size=64m"];
+    assert!(Command::new("mount").args(grow).arg(&pfs).status().unwrap().success());
+    let resumed = place.resume(&record).expect(5);
+    let check = format!("cd {}/results && sha256sum < large | cmp - sum", pfs.display());
+    let same = Command::new("sh").args(["-c", &check]).status().unwrap();
+    assert!(same.success(), "{}", resumed.err);
+    assert!(Command::new("umount").arg(&pfs).status().unwrap().success());
+    place.assert_clean();
+}
+
+#[test]
+fn a_pfs_that_becomes_read_only_keeps_the_buffer() {
+    let place = Place::new();
+    let pfs = place.pfs("");
+    let mount = ["-t", "tmpfs", "-o", "size=8m", "forebay-tests"];
+    assert!(Command::new("mount").args(mount).arg(&pfs).status().unwrap().success());
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo x > results/x; mount -o remount,ro @PFS@";
+    let run = place.run(&place.script(&[STRIPED, OUT], body), &[]).expect(121);
+    assert!(run.err.contains("Read-only file system"), "{}", run.err);
+    assert!(run.mount_point().join("results/x").exists());
+    // The message's own commands: copy by hand elsewhere, then give the buffer up.
+    let by_hand = Command::new(binary())
+        .args(["stage", "out"])
+        .arg(run.mount_point().join("results"))
+        .arg(place.base.join("rescued"))
+        .status()
+        .unwrap();
+    assert!(by_hand.success());
+    assert_eq!(fs::read_to_string(place.base.join("rescued/x")).unwrap(), "x\n");
+    let give_up = run.err.lines().find(|line| line.contains("&& rm -r")).unwrap();
+    assert!(Command::new("sh").args(["-c", give_up]).status().unwrap().success(), "{give_up}");
+    assert!(Command::new("umount").arg(&pfs).status().unwrap().success());
+    place.assert_clean();
+}
+
+#[test]
+fn a_missing_source_is_refused_before_anything_starts() {
+    let place = Place::new();
+    let line = "stage_in type=file source=@PFS@/none destination=$DW_JOB_STRIPED/none";
+    let script = place.script(&[STRIPED, line], "touch @PFS@/started");
+    let run = place.run(&script, &[]).expect(120);
+    assert!(run.err.contains("it does not exist"), "{}", run.err);
+    assert!(!place.pfs("started").exists());
+    assert_eq!(fs::read_dir(place.flash()).unwrap().count(), 0, "nothing was made");
+}
+
+#[test]
+fn a_failed_stage_in_does_not_start_the_job() {
+    let place = Place::new();
+    fs::write(place.pfs("a"), "a").unwrap();
+    let script = place.script(
+        &[
+            STRIPED,
+            "stage_in type=file source=@PFS@/a destination=$DW_JOB_STRIPED/x",
+            // Not to be seen by looking at the PFS: x is a file.
+            "stage_in type=file source=@PFS@/a destination=$DW_JOB_STRIPED/x/y",
+        ],
+        "touch @PFS@/started",
+    );
+    let run = place.run(&script, &[]).expect(120);
+    assert!(run.err.contains("line 4"), "{}", run.err);
+    assert!(!place.pfs("started").exists());
+    assert_eq!(run.summary()["script_exit"], Value::Null);
+    place.assert_clean();
+}
+
+#[test]
+fn a_refused_script_starts_nothing() {
+    let place = Place::new();
+    let script = place.script(&["jobdw type=scratch capacity=1 access_mode=striped"], "true");
+    let run = place.run(&script, &[]).expect(120);
+    assert_eq!(run.summary()["problems"][0]["line"], 2);
+    assert_eq!(fs::read_dir(place.flash()).unwrap().count(), 0, "nothing was made");
+}
+
+#[test]
+fn striped_and_private_share_one_buffer() {
+    let place = Place::new();
+    let script = place.script(
+        &[
+            "jobdw type=scratch capacity=32MiB access_mode=striped,private",
+            "stage_out type=file source=$DW_JOB_PRIVATE/x destination=@PFS@/private",
+            "stage_out type=file source=$DW_JOB_STRIPED/x destination=@PFS@/striped",
+        ],
+        "echo p > ${DW_JOB_PRIVATE}x; echo s > ${DW_JOB_STRIPED}x",
+    );
+    place.run(&script, &[]).expect(0);
+    assert_eq!(fs::read_to_string(place.pfs("private")).unwrap(), "p\n");
+    assert_eq!(fs::read_to_string(place.pfs("striped")).unwrap(), "s\n");
+    place.assert_clean();
+}
+
+#[test]
+fn private_alone_has_the_whole_buffer() {
+    let place = Place::new();
+    let script = place.script(
+        &[
+            "jobdw type=scratch capacity=32MiB access_mode=private",
+            "stage_out type=file source=$DW_JOB_PRIVATE/x destination=@PFS@/x",
+        ],
+        "[ -z \"${DW_JOB_STRIPED-}\" ] && [ \"$DW_JOB_PRIVATE\" = \"$FOREBAY_BUFFER/\" ] && \
+         echo p > ${DW_JOB_PRIVATE}x",
+    );
+    place.run(&script, &[]).expect(0);
+    assert!(place.pfs("x").exists());
+    place.assert_clean();
+}
+
+#[test]
+fn tolerated_errors_do_not_keep_the_buffer() {
+    let place = Place::new();
+    let line = "stage_out type=file source=$DW_JOB_STRIPED/none destination=@PFS@/none \
+                tolerate_errors=yes";
+    let run = place.run(&place.script(&[STRIPED, line], "true"), &[]).expect(0);
+    assert!(run.step("data-out")["detail"].as_str().unwrap().contains("tolerated"));
+    place.assert_clean();
+}
+
+#[test]
+fn a_result_that_was_never_written_keeps_the_buffer() {
+    let place = Place::new();
+    let line = "stage_out type=file source=$DW_JOB_STRIPED/none destination=@PFS@/none";
+    let run = place.run(&place.script(&[STRIPED, line], "true"), &[]).expect(121);
+    assert!(run.err.contains("/none"), "{}", run.err);
+}
+
+#[test]
+fn a_job_is_finished_after_its_runner_was_killed() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo > ready\n\
+        while [ ! -e go ]; do sleep 0.05; done; echo late > results/late";
+    let script = place.script(&[STRIPED, OUT], body);
+    let mut child = place.start(&script, &[]);
+    let find = || place.mounts().into_iter().find(|mount| mount.join("ready").exists());
+    until("the script runs", || find().is_some());
+    let mount = find().unwrap();
+    let record = mount.parent().unwrap().join("job.json");
+    let record = record.to_str().unwrap();
+
+    // While it is run, nobody else takes it.
+    let refused = place.resume(record).expect(1);
+    assert!(refused.err.contains("runs this job"), "{}", refused.err);
+
+    signal(child.id() as i32, libc::SIGKILL);
+    child.wait().unwrap();
+
+    // The next run points it out.
+    let other = Place::new();
+    let script = other.script(&[STRIPED], "true");
+    let mut command = place.command(&["--flash"]);
+    let next = Run::wait(command.arg(place.flash()).arg(script).spawn().unwrap()).expect(0);
+    assert!(next.err.contains(&format!("run --resume {record}")), "{}", next.err);
+
+    // The script goes on; who resumes waits for it.
+    let resumed = place.command(&["--resume", record]).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!place.pfs("results").exists(), "staged out before the script ended");
+    fs::write(mount.join("go"), "").unwrap();
+    let run = Run::wait(resumed).expect(123);
+    assert_eq!(fs::read_to_string(place.pfs("results/late")).unwrap(), "late\n", "{}", run.err);
+    place.assert_clean();
+}
+
+#[test]
+fn a_job_is_finished_after_runner_script_and_server_were_killed() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo kept > results/x; echo $$ > ready\n\
+        while :; do sleep 0.05; done";
+    let mut child = place.start(&place.script(&[STRIPED, OUT], body), &[]);
+    let find = || {
+        let mounts = place.mounts();
+        mounts.into_iter().find(|m| fs::read(m.join("ready")).is_ok_and(|text| !text.is_empty()))
+    };
+    until("the script runs", || find().is_some());
+    let mount = find().unwrap();
+    let script_pid: i32 = fs::read_to_string(mount.join("ready")).unwrap().trim().parse().unwrap();
+    let status = Command::new(binary()).args(["status", "--json"]).arg(&mount).output().unwrap();
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let status = status.get(0).unwrap_or(&status);
+    let server = status["pid"].as_i64().unwrap_or_else(|| panic!("{status}")) as i32;
+    for pid in [child.id() as i32, -script_pid, server] {
+        signal(pid, libc::SIGKILL);
+    }
+    child.wait().unwrap();
+    until("the server is gone", || !forebay_tests::buffer::alive(server));
+    let record = mount.parent().unwrap().join("job.json");
+    let run = place.resume(record.to_str().unwrap()).expect(123);
+    assert_eq!(fs::read_to_string(place.pfs("results/x")).unwrap(), "kept\n", "{}", run.err);
+    place.assert_clean();
+}
+
+#[test]
+fn a_kept_buffer_can_be_mounted_again() {
+    let place = Place::new();
+    let script = place.script(&[STRIPED], "echo x > ${DW_JOB_STRIPED}x");
+    let mut command = place.command(&["--keep", "--flash"]);
+    let run = Run::wait(command.arg(place.flash()).arg(script).spawn().unwrap()).expect(0);
+    assert!(!place.mounts().contains(&run.mount_point()));
+    let again = run.err.lines().find(|line| line.contains(" mount --scratch ")).unwrap();
+    assert!(Command::new("sh").args(["-c", again]).status().unwrap().success(), "{again}");
+    assert_eq!(fs::read_to_string(run.mount_point().join("x")).unwrap(), "x\n");
+}
