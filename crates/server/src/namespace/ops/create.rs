@@ -1,7 +1,8 @@
 //! mknod, mkdir, symlink, create, tmpfile: everything that makes an inode.
 
-use super::super::{Namespace, check_name, txn::Txn};
+use super::super::{Namespace, check_name, merge, txn::Txn};
 use crate::namespace::record::{Change, InodeRecord, inode_flags};
+use crate::objects::Objects;
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::{CreateArgs, Opened, SYMLINK_MAX};
 use forebay_proto::attr::FileKind;
@@ -64,7 +65,8 @@ impl Namespace {
             self.undo_new(ino, object.is_some());
             return Err(e);
         }
-        Ok((self.entry_for(ino, &record)?, object))
+        let stat = object.as_ref().map(Objects::stat_open).transpose()?;
+        Ok((Entry { attr: merge(ino, &record, stat) }, object))
     }
 
     /// Makes a regular file without a name, referenced, with its object.
@@ -89,7 +91,8 @@ impl Namespace {
             return Err(e);
         }
         self.after_last_name(ino);
-        Ok((self.entry_for(ino, &record)?, object))
+        let stat = Some(Objects::stat_open(&object)?);
+        Ok((Entry { attr: merge(ino, &record, stat) }, object))
     }
 
     /// Creates and opens a regular file.
