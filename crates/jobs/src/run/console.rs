@@ -54,6 +54,11 @@ impl Console {
         self.say(&format!("forebay: {step}: {text}"));
     }
 
+    /// Copies begin: the first line of progress is due after an interval.
+    pub fn begin_progress(&mut self) {
+        self.last_line = Instant::now();
+    }
+
     /// How far a copy is.
     pub fn progress(&mut self, step: Step, name: &str, status: &PlanStatus) {
         if self.terminal {
@@ -77,7 +82,6 @@ impl Console {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        self.last_line = Instant::now();
     }
 }
 

@@ -77,6 +77,7 @@ impl Stager<'_> {
             Direction::Out => (Step::DataOut, record.request.stage_out.clone()),
         };
         let begun = Instant::now();
+        self.console.begin_progress();
         let mut summary = StepSummary::new(step);
         let mut failures = Vec::new();
         for stage in stages {
