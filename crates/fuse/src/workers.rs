@@ -14,6 +14,7 @@ use crate::buffer::{PageBuffer, REQUEST_LEAD_BYTES, Reply, take};
 use crate::connection::{Connection, Request};
 use crate::device::Device;
 use crate::dispatch::{self, Given};
+use crate::ops::files::is_synchronous;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use forebay_proto::Result;
 use parking_lot::Mutex;
@@ -127,6 +128,15 @@ pub(crate) fn takes_long(rq: &Request<'_>) -> bool {
         | op::COPY_FILE_RANGE_64
         | op::SYNCFS
         | op::STATFS => true,
+        // These wait for flash (see `ops::files`).
+        op::OPEN => {
+            let mut rest = rq.body;
+            take::<abi::OpenIn>(&mut rest).is_ok_and(|arg| is_synchronous(arg.flags))
+        }
+        op::CREATE => {
+            let mut rest = rq.body;
+            take::<abi::CreateIn>(&mut rest).is_ok_and(|arg| is_synchronous(arg.flags))
+        }
         op::WRITE => rq.head.len as usize >= LARGE_BYTES + REQUEST_LEAD_BYTES,
         op::READ => {
             let mut rest = rq.body;

@@ -67,6 +67,7 @@ pub(crate) fn open(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Resu
     let caller = rq.caller()?;
     let joined = Joined::join(cx, ino);
     let want_local = joined.is_none() && cx.wants_local();
+    sync_names_for(cx, ino, arg.flags)?;
     let opened = cx.fs.open(&caller, ino, arg.flags, kill_suid, want_local)?;
     let access = match joined {
         Some(joined) => joined.keep(),
@@ -76,13 +77,32 @@ pub(crate) fn open(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Resu
     Ok(Given::Open(ino))
 }
 
+/// O_SYNC and O_DSYNC promise that what a write returned for can be read after a power cut. By
+/// passthrough the kernel syncs the object alone and no request tells of it, so the names that
+/// lead to it go to flash before such a file is handed out.
+fn sync_names_for(cx: &Connection, ino: Ino, open_flags: u32) -> Result<()> {
+    match is_synchronous(open_flags) {
+        true => cx.fs.fsyncdir(ino),
+        false => Ok(()),
+    }
+}
+
+/// Whether a file is opened with O_SYNC or O_DSYNC (the first contains the second).
+pub(crate) fn is_synchronous(open_flags: u32) -> bool {
+    open_flags & libc::O_DSYNC as u32 != 0
+}
+
 pub(crate) fn create(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::CreateIn = take(&mut rest)?;
     let name = take_name(&mut rest)?;
     let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
     match cx.fs.create(&rq.caller()?, rq.ino(), name, args, cx.wants_local()) {
-        Ok(made) => put_created(cx, reply, made),
+        Ok(made) => {
+            sync_names_for(cx, rq.ino(), arg.flags)
+                .inspect_err(|_| cx.fs.forget(made.0.attr.ino, 1))?;
+            put_created(cx, reply, made)
+        }
         // The kernel believed the name absent, and it was made behind the mount. ESTALE makes
         // the kernel look again and open what is there, with its permission checks.
         Err(Errno::EEXIST) if arg.flags & libc::O_EXCL as u32 == 0 => Err(Errno::ESTALE),
