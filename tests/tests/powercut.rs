@@ -3,14 +3,19 @@
 //!
 //! XFS on the same rig is the yardstick: it must pass, and it must fail when fsyncs are left
 //! out or when the device forgets the order that flushes promise; so the judge can be trusted
-//! when it finds nothing wrong with Forebay. Environment: `FOREBAY_POWERCUT_SEED`,
-//! `FOREBAY_POWERCUT_STATES` (number of cuts for each test), `FOREBAY_POWERCUT_CUTS` (all
-//! flush boundaries instead of a choice: `all`), `FOREBAY_POWERCUT_KEEP` (a directory that gets
-//! the image of the last state that failed).
+//! when it finds nothing wrong with Forebay.
+//!
+//! Environment, beside that of the crate (`FOREBAY_LONG`, `FOREBAY_SEED`):
+//! * `FOREBAY_POWERCUT_STATES`: number of cuts of each test.
+//! * `FOREBAY_POWERCUT_ACTIONS`: length of the program.
+//! * `FOREBAY_POWERCUT_CUTS`: instead of a choice `all`, every prefix, or `promises`, each
+//!   position where something durable was acknowledged.
+//! * `FOREBAY_POWERCUT_KEEP`: a directory that gets the image of the last state that failed.
 
 use anyhow::{Context, Result, ensure};
+use forebay_tests::env_u64;
 use forebay_tests::recorder::disk::Record;
-use forebay_tests::recorder::rig::{LoopXfs, Rig, Surroundings, Target, missing};
+use forebay_tests::recorder::rig::{Forebay, LoopXfs, Rig, Surroundings, Target};
 use forebay_tests::recorder::state::{Builder, Cut, choose};
 use forebay_tests::recorder::verify::{Judge, used_bytes};
 use forebay_tests::recorder::workload::{Journal, Program, Runner};
@@ -19,8 +24,22 @@ use std::time::Instant;
 /// Image of the yardstick in bytes; XFS wants 300 MB.
 const XFS_IMAGE_BYTES: u64 = 400 << 20;
 
-fn from_env(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+/// A store of Forebay is ready when this file got its last name.
+const STORE_RECORD: &str = "store.json";
+
+/// Number of states to try.
+fn states(default: usize) -> usize {
+    let default = if forebay_tests::long() { default * 20 } else { default };
+    env_u64("FOREBAY_POWERCUT_STATES", default as u64) as usize
+}
+
+/// The seed of a program: always the same, so that a run in CI says something about the change
+/// and not about its luck; a new one in long runs.
+fn seed(test: &str, usual: u64) -> u64 {
+    match forebay_tests::long() {
+        true => forebay_tests::seed(test),
+        false => env_u64("FOREBAY_SEED", usual),
+    }
 }
 
 /// A recorded run.
@@ -30,8 +49,18 @@ struct Run {
     journal: Journal,
     surroundings: Surroundings,
     empty_bytes: u64,
+    /// The store was ready.
+    ready: u64,
+    /// The program began.
     first: u64,
     last: u64,
+}
+
+impl Run {
+    /// About `count` cuts while the program ran.
+    fn choose(&self, count: usize, seed: u64) -> Vec<Cut> {
+        choose(&self.log, &self.journal.promises(), self.first..self.last, count, seed)
+    }
 }
 
 /// Records a program; `kills` times in it the server is killed and started again.
@@ -44,6 +73,7 @@ fn record(target: &mut dyn Target, name: &str, program: Program, kills: usize) -
     std::fs::File::open(&rig.point)?.sync_all()?;
     let empty_bytes = used_bytes(&rig.point)?;
     let first = rig.disk.seq();
+    let ready = rig.disk.last_rename(STORE_RECORD).unwrap_or(first);
     let mut runner = Runner::new(&rig.point, rig.disk.clone(), covers_all, program)?;
     let parts = kills + 1;
     for part in 0..parts {
@@ -58,11 +88,9 @@ fn record(target: &mut dyn Target, name: &str, program: Program, kills: usize) -
     let surroundings = rig.surroundings()?;
     let journal = runner.finish();
     target.stop(&rig).context("unmount")?;
-    while rig.disk_in_use()? {
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
+    ensure!(rig.wait_released()?, "the image is still in use after the unmount");
     let log = rig.disk.take_log();
-    Ok(Run { rig, log, journal, surroundings, empty_bytes, first, last })
+    Ok(Run { rig, log, journal, surroundings, empty_bytes, ready, first, last })
 }
 
 /// Tries cuts; returns the failures in words. Stops at `enough`.
@@ -106,25 +134,12 @@ fn judge(
 }
 
 fn program(seed: u64, actions: usize) -> Program {
+    let actions = env_u64("FOREBAY_POWERCUT_ACTIONS", actions as u64) as usize;
     Program { seed, actions, burst_files: 0, drop_every: None }
-}
-
-/// True (and says so) if this machine cannot run the test.
-fn skipped(test: &str) -> bool {
-    match missing() {
-        Some(why) => {
-            eprintln!("{test} skipped: {why}");
-            true
-        }
-        None => false,
-    }
 }
 
 #[test]
 fn the_disk_sees_writes_before_the_flush_that_covers_them() -> Result<()> {
-    if skipped("recorder") {
-        return Ok(());
-    }
     let mut target = LoopXfs { image_bytes: XFS_IMAGE_BYTES };
     let rig = Rig::new("powercut-recorder")?;
     target.start(&rig)?;
@@ -154,14 +169,11 @@ fn the_disk_sees_writes_before_the_flush_that_covers_them() -> Result<()> {
 
 #[test]
 fn the_yardstick_passes() -> Result<()> {
-    if skipped("yardstick") {
-        return Ok(());
-    }
-    let seed = from_env("FOREBAY_POWERCUT_SEED", 11);
+    let seed = seed("yardstick", 11);
     let mut target = LoopXfs { image_bytes: XFS_IMAGE_BYTES };
     let run = record(&mut target, "powercut-xfs", program(seed, 800), 0)?;
-    let states = from_env("FOREBAY_POWERCUT_STATES", 40) as usize;
-    let cuts = choose(&run.log, run.first, run.last, states, seed);
+    let states = states(40);
+    let cuts = run.choose(states, seed);
     let failures = judge(&mut target, &run, &cuts, false, 5)?;
     ensure!(failures.is_empty(), "seed {seed}:\n{}", failures.join("\n"));
     Ok(())
@@ -169,13 +181,10 @@ fn the_yardstick_passes() -> Result<()> {
 
 #[test]
 fn a_dropped_fsync_is_noticed() -> Result<()> {
-    if skipped("dropped fsync") {
-        return Ok(());
-    }
     let mut target = LoopXfs { image_bytes: XFS_IMAGE_BYTES };
     let program = Program { drop_every: Some(3), ..program(12, 300) };
     let run = record(&mut target, "powercut-drop", program, 0)?;
-    let cuts = choose(&run.log, run.first, run.last, 60, 12);
+    let cuts = run.choose(60, 12);
     let failures = judge(&mut target, &run, &cuts, false, 1)?;
     let lost = ["were durable", "it may hold", "must be"];
     ensure!(
@@ -187,14 +196,55 @@ fn a_dropped_fsync_is_noticed() -> Result<()> {
 
 #[test]
 fn a_device_without_order_is_noticed() -> Result<()> {
-    if skipped("unordered device") {
-        return Ok(());
-    }
     let mut target = LoopXfs { image_bytes: XFS_IMAGE_BYTES };
     let run = record(&mut target, "powercut-order", program(13, 300), 0)?;
-    let mut cuts = choose(&run.log, run.first, run.last, 120, 13);
+    let mut cuts = run.choose(120, 13);
     cuts.retain(|cut| matches!(cut, Cut::Reordered { .. }));
     let failures = judge(&mut target, &run, &cuts, true, 1)?;
     ensure!(!failures.is_empty(), "the order over flushes was ignored and nothing noticed");
     Ok(())
+}
+
+/// Power cuts under Forebay; see the module for the environment.
+fn forebay(name: &str, program: Program, kills: usize, states: usize) -> Result<()> {
+    let mut target = Forebay::new("400MiB");
+    let run = record(&mut target, name, program, kills)?;
+    let states = self::states(states);
+    let prefix = |at: u64| Cut::Prefix { at };
+    let mut cuts: Vec<Cut> = match std::env::var("FOREBAY_POWERCUT_CUTS").as_deref() {
+        Ok("all") => (run.first..=run.last).map(prefix).collect(),
+        Ok("promises") => run.journal.promises().into_iter().map(prefix).collect(),
+        _ => run.choose(states, program.seed),
+    };
+    // From the moment the store is said to be ready it is whole, and empty.
+    cuts.extend(choose(&run.log, &[], run.ready..run.first, states / 10, program.seed));
+    cuts.sort_by_key(Cut::at);
+    let failures = judge(&mut target, &run, &cuts, false, 5)?;
+    ensure!(
+        failures.is_empty(),
+        "again with FOREBAY_SEED={} FOREBAY_POWERCUT_STATES={states} \
+         cargo test -p forebay-tests --test powercut -- --nocapture\n{}",
+        program.seed,
+        failures.join("\n")
+    );
+    Ok(())
+}
+
+#[test]
+fn forebay_survives_power_cuts() -> Result<()> {
+    let seed = seed("powercut", 21);
+    forebay("powercut", program(seed, 900), 0, 150)
+}
+
+#[test]
+fn forebay_survives_power_cuts_while_its_log_turns_over() -> Result<()> {
+    let seed = seed("powercut", 22);
+    let program = Program { burst_files: 1600, ..program(seed, 120) };
+    forebay("powercut-burst", program, 0, 60)
+}
+
+#[test]
+fn forebay_survives_kills_and_then_a_power_cut() -> Result<()> {
+    let seed = seed("powercut", 23);
+    forebay("powercut-kill", program(seed, 600), 3, 80)
 }

@@ -16,9 +16,13 @@ use std::path::Path;
 const MAX_DIRS: usize = 24;
 /// Most files kept open after their last name went.
 const MAX_HELD: usize = 6;
+/// Files of a burst that exist at the same time.
+const BURST_LIVE: usize = 100;
+/// Size of a burst's xattrs, in bytes.
+const BURST_XATTR_BYTES: usize = 60_000;
 
 impl Runner {
-    fn make_file(&mut self, at: Place) -> Result<(File, u64, u64)> {
+    fn make_file(&mut self, at: Place, flags: i32) -> Result<(File, u64, u64)> {
         let started = self.position();
         let path = self.path(&at)?;
         let mode = [0o644, 0o600, 0o755][self.rng.random_range(0..3)];
@@ -27,6 +31,7 @@ impl Runner {
             .write(true)
             .create_new(true)
             .mode(mode)
+            .custom_flags(flags)
             .open(&path)
             .with_context(|| format!("create {path:?}"))?;
         let ino = file.metadata()?.ino();
@@ -52,9 +57,23 @@ impl Runner {
         Ok(())
     }
 
+    fn put_sync(&mut self, file: &File, serial: u64, ino: u64) -> Result<()> {
+        let cells = self.stamps(serial, 0, 4);
+        let started = self.position();
+        let durable_names = self.names_of(ino);
+        file.write_all_at(&encode(&cells), 0)?;
+        self.wrote(started, serial, DataOp::Put { first: 0, cells, sync: true }, durable_names);
+        Ok(())
+    }
+
     pub(super) fn create(&mut self) -> Result<()> {
         let at = self.new_place("f");
-        let (file, serial, ino) = self.make_file(at)?;
+        let sync = if self.rng.random_bool(0.1) { libc::O_DSYNC } else { 0 };
+        let (file, serial, ino) = self.make_file(at, sync)?;
+        if sync != 0 {
+            // A log that is opened for synchronous writes and never fsynced.
+            return self.put_sync(&file, serial, ino);
+        }
         let count = self.some_size();
         if count > 0 {
             self.put(&file, serial, 0, count)?;
@@ -442,7 +461,7 @@ impl Runner {
         let Some((_, _, to)) = self.some_file() else { return self.create() };
         let at = self.new_place("n");
         let at = (to.0, at.1);
-        let (file, serial, ino) = self.make_file(at.clone())?;
+        let (file, serial, ino) = self.make_file(at.clone(), 0)?;
         let count = self.some_size().max(1);
         self.put(&file, serial, 0, count)?;
         self.sync_file(&file, serial, ino)?;
@@ -453,19 +472,32 @@ impl Runner {
         Ok(())
     }
 
-    /// Many small files made and removed, so that logs turn over and batches go to their place.
+    /// Many small files made and removed, and large xattrs set over and over, so that logs turn
+    /// over and batches go to their place while it lasts.
     pub(super) fn burst(&mut self) -> Result<()> {
         let dir = self.some_dir();
         for index in 0..self.program.burst_files {
-            let (file, serial, ino) = self.make_file((dir, format!("b{index}")))?;
+            let (file, serial, ino) = self.make_file((dir, format!("b{index}")), 0)?;
             if index % 16 == 0 {
                 self.put(&file, serial, 0, 2)?;
             }
-            if index % 512 == 511 {
+            if index % 4 == 0 {
+                let value = vec![index as u8; BURST_XATTR_BYTES];
+                let name = format!("{}0", super::names::XATTR_PREFIX);
+                let started = self.position();
+                rustix::fs::fsetxattr(&file, &name, &value, rustix::fs::XattrFlags::empty())
+                    .context("set a large xattr")?;
+                self.named(started, NameOp::Xattr { ino, name, value: Some(value) }, None);
+            }
+            if index % 128 == 127 {
                 self.sync_file(&file, serial, ino)?;
             }
+            if index >= BURST_LIVE {
+                self.remove((dir, format!("b{}", index - BURST_LIVE)), false)?;
+            }
         }
-        for index in 0..self.program.burst_files {
+        let first = self.program.burst_files.saturating_sub(BURST_LIVE);
+        for index in first..self.program.burst_files {
             self.remove((dir, format!("b{index}")), false)?;
         }
         Ok(())

@@ -7,6 +7,7 @@
 //! itself lies on tmpfs, so that building a state costs memory copies, not device time.
 //! [`super::mirror`] calls this for each request of the kernel, [`super::state`] for building states.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -64,6 +65,8 @@ struct Inner {
     log: Vec<Record>,
     log_bytes: u64,
     undo: Vec<Undo>,
+    /// Names that files beside the disk got by rename, and when.
+    renames: Vec<(u64, OsString)>,
 }
 
 /// The disk. All calls are serialised: the device has one order of requests.
@@ -90,6 +93,7 @@ impl Disk {
             log: Vec::new(),
             log_bytes: 0,
             undo: Vec::new(),
+            renames: Vec::new(),
         };
         Disk {
             inner: Mutex::new(inner),
@@ -110,6 +114,17 @@ impl Disk {
     /// The identity of the disk's file on tmpfs, if it exists.
     pub fn id(&self) -> Option<(u64, u64)> {
         self.lock().id
+    }
+
+    /// A file beside the disk was renamed to `name`.
+    pub fn note_rename(&self, name: &OsStr) {
+        let seq = self.seq();
+        self.lock().renames.push((seq, name.to_owned()));
+    }
+
+    /// When a file beside the disk was last renamed to `name`.
+    pub fn last_rename(&self, name: &str) -> Option<u64> {
+        self.lock().renames.iter().rev().find(|(_, found)| found == name).map(|(seq, _)| *seq)
     }
 
     /// A second handle on the disk's file on tmpfs.

@@ -226,7 +226,9 @@ impl Filesystem for Mirror {
         let rename = || -> io::Result<()> {
             let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
             let (from, to) = (self.child(parent, name)?, self.child(new_parent, new_name)?);
-            Ok(rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, flags)?)
+            rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, flags)?;
+            self.disk.note_rename(new_name);
+            Ok(())
         };
         empty(rename(), reply);
     }

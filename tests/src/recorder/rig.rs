@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Longest that any command (mount, unmount, check) may take before it counts as hung.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest that a loop device may hold the image after its unmount.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the tmpfs that holds images (sparse), in bytes.
 const TMPFS_BYTES: u64 = 6 << 30;
 
@@ -53,7 +55,7 @@ pub struct Surroundings {
 }
 
 /// Why a rig cannot be had here, if so.
-pub fn missing() -> Option<String> {
+fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("needs root for mounts and loop devices".to_string());
     }
@@ -66,6 +68,9 @@ pub fn missing() -> Option<String> {
 impl Rig {
     /// A new, empty rig.
     pub fn new(name: &str) -> Result<Rig> {
+        if let Some(why) = missing() {
+            bail!("power cuts cannot be tested here: {why}");
+        }
         let root = tempfile::Builder::new().prefix(&format!("forebay-{name}-")).tempdir()?;
         let base = root.path();
         run("mount", ["-t", "tmpfs", "-o", &format!("size={TMPFS_BYTES},mode=700"), name], base)?;
@@ -100,8 +105,30 @@ impl Rig {
         Ok((relative.clone(), self.backing.join(relative)))
     }
 
+    /// Unmounts all that is mounted in the rig but the rig's own, whatever state it is in.
+    pub fn clear(&self) {
+        detach(&self.point);
+        for mount in mounts_below(self.root.path()) {
+            if mount != self.flash && mount != self.root.path() {
+                detach(&mount);
+            }
+        }
+    }
+
+    /// Waits until no loop device holds the disk; false if one still does after some seconds.
+    pub fn wait_released(&self) -> Result<bool> {
+        let started = Instant::now();
+        while self.disk_in_use()? {
+            if started.elapsed() > RELEASE_TIMEOUT {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(true)
+    }
+
     /// True while a loop device is bound to the disk.
-    pub fn disk_in_use(&self) -> Result<bool> {
+    fn disk_in_use(&self) -> Result<bool> {
         for found in fs::read_dir("/sys/block")? {
             let backing = found?.path().join("loop/backing_file");
             let bound = fs::read_to_string(backing).unwrap_or_default();
@@ -172,15 +199,13 @@ impl Rig {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        detach(&self.point);
-        for mount in mounts_below(self.root.path()) {
-            if mount != self.flash && mount != self.root.path() {
-                detach(&mount);
-            }
-        }
+        self.clear();
         if let Some(session) = self.session.take() {
-            // The loop device lets go of the image a moment after its mount went.
-            let _ = session.umount_and_join();
+            match self.wait_released() {
+                Ok(true) => drop(session.umount_and_join()),
+                // Something still holds the image: the thread serves it until the test ends.
+                _ => std::mem::forget(session),
+            }
         }
         detach(&self.flash);
         detach(self.root.path());
@@ -320,18 +345,9 @@ pub struct Forebay {
 }
 
 impl Forebay {
-    /// The program beside this test (or `$FOREBAY_BIN`), with a buffer of `capacity`.
-    pub fn new(capacity: &str) -> Result<Forebay> {
-        let program = match std::env::var_os("FOREBAY_BIN") {
-            Some(path) => PathBuf::from(path),
-            None => {
-                let test = std::env::current_exe()?;
-                let profile = test.parent().and_then(Path::parent);
-                profile.ok_or_else(|| anyhow!("no build directory"))?.join("forebay")
-            }
-        };
-        ensure!(program.exists(), "{program:?} is not built: cargo build -p forebay");
-        Ok(Forebay { program, capacity: capacity.to_string() })
+    /// The executable under test, with a buffer of `capacity`.
+    pub fn new(capacity: &str) -> Forebay {
+        Forebay { program: crate::buffer::binary(), capacity: capacity.to_string() }
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -376,7 +392,11 @@ impl Target for Forebay {
         let pid = self.pid(rig)?;
         let pid = rustix::process::Pid::from_raw(pid).ok_or_else(|| anyhow!("pid 0"))?;
         rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
-        while rustix::process::test_kill_process(pid).is_ok() {
+        // Nobody may be there to reap it: a zombie is dead enough, its files are closed.
+        let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
+        let started = Instant::now();
+        while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            ensure!(started.elapsed() < COMMAND_TIMEOUT, "process {pid:?} survives kill -9");
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())

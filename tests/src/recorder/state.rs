@@ -8,6 +8,7 @@
 use super::disk::{Disk, Record, punch};
 use anyhow::Result;
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use std::fmt;
 use std::fs::File;
@@ -52,9 +53,17 @@ impl fmt::Display for Cut {
     }
 }
 
-/// Chooses about `count` cuts between two positions, sorted: around flushes, in between, and
-/// reordered, a third each.
-pub fn choose(log: &[Record], first: u64, last: u64, count: usize, seed: u64) -> Vec<Cut> {
+/// Chooses about `count` cuts between two positions, sorted: around flushes and at `promises`
+/// (positions where something durable was acknowledged: nothing more may be lost than at any
+/// other), in between, and reordered, a third each.
+pub fn choose(
+    log: &[Record],
+    promises: &[u64],
+    range: std::ops::Range<u64>,
+    count: usize,
+    seed: u64,
+) -> Vec<Cut> {
+    let std::ops::Range { start: first, end: last } = range;
     let mut rng = StdRng::seed_from_u64(seed);
     let range = first as usize..last.min(log.len() as u64) as usize;
     let flushes: Vec<u64> =
@@ -65,12 +74,13 @@ pub fn choose(log: &[Record], first: u64, last: u64, count: usize, seed: u64) ->
     }
     for _ in 0..count {
         let anywhere = rng.random_range(first..=range.end as u64);
-        let near = match flushes.is_empty() {
-            true => anywhere,
-            // Just before, at, just after, and one write after a flush.
-            false => flushes[rng.random_range(0..flushes.len())] + rng.random_range(0..3),
+        let near = match (flushes.choose(&mut rng), promises.choose(&mut rng)) {
+            (_, Some(promise)) if rng.random() => *promise,
+            // Just before, at, and just after a flush.
+            (Some(flush), _) => flush + rng.random_range(0..3),
+            _ => anywhere,
         };
-        let near = near.min(range.end as u64);
+        let near = near.clamp(first, range.end as u64);
         let cut = match rng.random_range(0..6) {
             0 | 1 => Cut::Prefix { at: near },
             2 | 3 => Cut::Prefix { at: anywhere },

@@ -17,7 +17,6 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 
 /// How much more than the files' own blocks may be in use after recovery, in bytes: metadata of
 /// the file system below grows with the number of inodes.
@@ -53,7 +52,10 @@ impl Judge<'_> {
         self.rig.restore(self.surroundings).context("restore the flash directory")?;
         let verdict = self.recover(target, cut);
         if verdict.is_err() {
-            let _ = target.stop(self.rig);
+            if target.stop(self.rig).is_err() {
+                self.rig.clear();
+            }
+            self.rig.wait_released()?;
             if let Some(dir) = std::env::var_os("FOREBAY_POWERCUT_KEEP") {
                 // As the cut left it, not as recovery did.
                 builder.undo()?;
@@ -62,20 +64,9 @@ impl Judge<'_> {
                 self.rig.keep(Path::new(&dir))?;
             }
         }
-        self.release()?;
+        ensure!(self.rig.wait_released()?, "the image is still in use after the unmount");
         builder.undo()?;
         verdict
-    }
-
-    /// Waits until the loop device has let go of the disk.
-    fn release(&self) -> Result<()> {
-        for _ in 0..2000 {
-            if !self.rig.disk_in_use()? {
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        bail!("the loop device still holds the image 2 s after the unmount")
     }
 
     fn recover(&self, target: &mut dyn Target, cut: &Cut) -> Result<()> {

@@ -75,6 +75,18 @@ pub struct Journal {
     pub serials: HashMap<usize, u64>,
 }
 
+impl Journal {
+    /// Positions of the disk at which a promise of durability was answered.
+    pub fn promises(&self) -> Vec<u64> {
+        let keeps = |step: &&Step| match &step.what {
+            What::SyncFile { .. } | What::SyncNames => true,
+            What::Data { op: DataOp::Put { sync, .. }, .. } => *sync,
+            _ => false,
+        };
+        self.steps.iter().filter(keeps).map(|step| step.acknowledged).collect()
+    }
+}
+
 /// The program's tuning.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
