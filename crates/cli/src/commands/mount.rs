@@ -8,6 +8,12 @@ use forebay_client::{Control, canonical, mounts};
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_server::flash::{self, StoreOptions};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Attempts to reach the server of a mount that is there already.
+const CONNECT_TRIES: u32 = 50;
+/// Pause between two of them.
+const CONNECT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Runs the command.
 pub fn run(args: MountArgs) -> Outcome {
@@ -88,6 +94,26 @@ fn check_directory(mount_point: &Path) -> Result<(), ControlError> {
     Ok(())
 }
 
+/// Asks the server of a store whether it lives. One that was just killed may take a connection
+/// and drop it while the kernel still ends its threads: that is no answer, so it is asked again.
+fn connect(store_dir: &Path) -> Result<Control, ControlError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match Control::connect_store(store_dir) {
+            Err(error) if tries < CONNECT_TRIES && !tells_state(error.errno) => {
+                std::thread::sleep(CONNECT_PAUSE);
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Whether a failed connection says something about the server: dead, or not ours.
+fn tells_state(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::ENOTCONN | libc::EACCES))
+}
+
 /// Detaches what a dead server of this same buffer left; refuses a live mount, and a dead one
 /// of another buffer.
 fn clear_dead_mounts(flash: &Path, mount_point: &Path) -> Result<(), ControlError> {
@@ -96,7 +122,7 @@ fn clear_dead_mounts(flash: &Path, mount_point: &Path) -> Result<(), ControlErro
         let refuse = |why: &str, errno: i32, hint: &str| {
             Err(ControlError::new("mount on", Some(mount_point), why).errno(errno).hint(hint))
         };
-        match Control::connect_store(&mount.store_dir) {
+        match connect(&mount.store_dir) {
             Err(error) if error.errno == Some(libc::ENOTCONN) => (),
             Err(error) if error.errno == Some(libc::EACCES) => {
                 return refuse(
