@@ -1,5 +1,7 @@
 //! What is refused, with which exit code and words, and that nothing is left behind.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 mod common;
 
 use common::{Flash, Rig, failure, root, text};

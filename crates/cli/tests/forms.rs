@@ -1,5 +1,7 @@
 //! The command forms that users type, on real mounts.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 mod common;
 
 use common::{Flash, Rig, failure, program, root, text};

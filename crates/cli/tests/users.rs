@@ -1,5 +1,7 @@
 //! Several users: a mount without root, a mount by root used by others, who may unmount.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 mod common;
 
 use common::{Flash, Rig, failure, program, root, text};

@@ -34,6 +34,8 @@ struct State {
     deadline: Option<Instant>,
     /// The session's threads have ended.
     session_over: bool,
+    /// What was done with the buffer: kept or not. No request changes it any more.
+    decided: Option<bool>,
     /// All is done.
     outcome: Option<Result<(), ControlError>>,
     /// Requesters that have not yet sent their answer.
@@ -74,9 +76,33 @@ impl Mount {
         let mut state = self.ending.lock();
         loop {
             if let Some(outcome) = &state.outcome {
-                return outcome.clone();
+                return outcome.clone().and_then(|()| self.must_be_as_asked(state.decided, keep));
             }
             state = self.ending.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// An unmount by somebody else may have come first, and it kept the buffer.
+    fn must_be_as_asked(&self, kept: Option<bool>, keep: bool) -> Result<(), ControlError> {
+        if kept == Some(keep) {
+            return Ok(());
+        }
+        let why = match kept {
+            Some(false) => "somebody destroyed the buffer at the same moment",
+            _ => "somebody unmounted it at the same moment, and the buffer was kept",
+        };
+        Err(ControlError::new("unmount", Some(self.session.mount_point()), why)
+            .hint("run the command again"))
+    }
+
+    /// Mounted, but not able to go on: unmounts; what was made for it goes, what was found stays.
+    pub fn give_up(&self) {
+        self.ending.change(|state| {
+            state.keep = Some(!self.store.created());
+            state.deadline = Some(Instant::now() + FORCE_WAIT);
+        });
+        if let Err(error) = self.session.unmount(true) {
+            tracing::error!(%error, "the mount could not be detached");
         }
     }
 
@@ -175,8 +201,13 @@ fn wait_for_session(mount: &Mount) -> bool {
 /// Closes the server and keeps or destroys the store. A session that is not over may still
 /// change the buffer: it is then not closed but left as after a crash, to be recovered.
 fn finish(mount: &Mount, session_over: bool) -> Result<(), ControlError> {
-    let asked = mount.ending.lock().keep;
-    if asked == Some(false) {
+    let keep = {
+        let mut state = mount.ending.lock();
+        let keep = state.keep.unwrap_or(true);
+        state.decided = Some(keep);
+        keep
+    };
+    if !keep {
         tracing::info!("unmounted; the buffer is destroyed");
         return mount.server.abandon().destroy();
     }

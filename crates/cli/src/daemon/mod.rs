@@ -24,6 +24,7 @@ use forebay_server::{Server, ServerOptions};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -64,8 +65,11 @@ pub fn serve(plan: MountPlan, mut report: Reporter) -> Result<(), ControlError> 
     raise_file_limit();
     let store = Store::find_or_create(&plan.store)?;
     let made = store.created();
-    match mount(&plan, &store, &mut report) {
-        Ok(mount) => run(Arc::new(mount), report),
+    // Before the mount: whoever sees the mount finds the socket.
+    let mounted = control::listen(&store)
+        .and_then(|listener| Ok((mount(&plan, &store, &mut report)?, listener)));
+    match mounted {
+        Ok((mount, listener)) => run(Arc::new(mount), listener, report),
         Err(error) => {
             // What this command made and nobody has used goes with it.
             let cleared = if made { store.destroy() } else { store.release() };
@@ -164,19 +168,24 @@ fn settle_fast_path(
 }
 
 /// From "mounted" to the end of the process's work.
-fn run(mount: Arc<Mount>, report: Reporter) -> Result<(), ControlError> {
-    let listener = control::listen(&mount.store)?;
-    control::start(Arc::clone(&mount), listener)?;
-    signals::start(Arc::clone(&mount))?;
-    tracing::info!(
-        store = %mount.store.dir().display(),
-        mount_point = %mount.session.mount_point().display(),
-        created = mount.store.created(),
-        recovery = ?mount.server.recovery(),
-        "mounted"
-    );
-    report.ready(&mount.status(), mount.log_file.as_deref())?;
-    ending::wait_and_finish(&mount)
+fn run(mount: Arc<Mount>, listener: UnixListener, report: Reporter) -> Result<(), ControlError> {
+    let started = control::start(Arc::clone(&mount), listener)
+        .and_then(|()| signals::start(Arc::clone(&mount)))
+        .and_then(|()| {
+            tracing::info!(
+                store = %mount.store.dir().display(),
+                mount_point = %mount.session.mount_point().display(),
+                created = mount.store.created(),
+                recovery = ?mount.server.recovery(),
+                "mounted"
+            );
+            report.ready(&mount.status(), mount.log_file.as_deref())
+        });
+    if started.is_err() {
+        mount.give_up();
+    }
+    let finished = ending::wait_and_finish(&mount);
+    started.and(finished)
 }
 
 /// As many open files as this process may have: objects are kept open.

@@ -1,5 +1,6 @@
 //! A buffer for one test: directories of its own, the program, and cleaning up whatever happens.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use assert_cmd::Command;
@@ -107,7 +108,7 @@ impl Rig {
     }
 
     pub fn is_mounted(&self) -> bool {
-        mounted_points().iter().any(|point| *point == self.mnt)
+        mounted_points().contains(&self.mnt)
     }
 
     /// Entries on flash: stores.
