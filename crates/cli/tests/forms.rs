@@ -260,3 +260,21 @@ fn foreground_stays_and_logs_where_it_is_told() {
     let written = fs::read_to_string(&log).unwrap();
     assert!(written.contains("mounted") && written.contains("destroyed"), "{written}");
 }
+
+#[test]
+fn space_of_a_removed_file_is_there_for_the_next() {
+    if !root() {
+        return;
+    }
+    for store in ["tmpfs", "directory"] {
+        let rig = Rig::new(Flash::Memory);
+        rig.mount_with("16MiB", &["--store", store]);
+        let data = vec![1u8; 14 << 20];
+        for round in 0..100 {
+            let path = rig.mnt.join("big");
+            fs::write(&path, &data)
+                .unwrap_or_else(|error| panic!("{store}, round {round}: {error}"));
+            fs::remove_file(&path).unwrap();
+        }
+    }
+}

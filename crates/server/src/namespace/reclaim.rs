@@ -26,8 +26,11 @@ const BATCH_INODES: usize = 128;
 const GATHER: Duration = Duration::from_millis(2);
 /// Free space below this share of the capacity (one part in so many) is given back at once.
 const NEARLY_FULL_SHARE: u64 = 8;
-/// Longest that `statfs` waits for space that is on its way back.
+/// Longest that a request waits for space that is on its way back.
 const DRAIN_WAIT: Duration = Duration::from_secs(2);
+/// Space is short when less is free than a quarter of the capacity or this: what is written by
+/// passthrough right after an open must find the space of files removed before it.
+const SHORT_BYTES: u64 = 256 << 20;
 
 #[derive(Default)]
 struct Queue {
@@ -87,6 +90,11 @@ impl Reclaimer {
                 return;
             }
         }
+    }
+
+    fn is_idle(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.waiting.is_empty() && queue.busy == 0
     }
 
     /// Frees what is queued, then ends the thread.
@@ -169,6 +177,31 @@ impl Namespace {
     /// Waits for space that removed files give back.
     pub(super) fn wait_reclaimed(&self) {
         self.reclaim.drain();
+    }
+
+    /// Before a file is handed out for writing: the kernel then writes without asking, so space
+    /// that is on its way back must be there if it may be needed. Not under the writer's lock.
+    pub(super) fn wait_reclaimed_if_short(&self) {
+        if self.reclaim.is_idle() {
+            return;
+        }
+        if let Ok((used, capacity)) = self.space()
+            && capacity.saturating_sub(used) < SHORT_BYTES.max(capacity / 4)
+        {
+            self.reclaim.drain();
+        }
+    }
+
+    /// Runs a served change of data; out of space, once more when removed files have given
+    /// theirs back.
+    pub(super) fn with_reclaimed<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
+        match change() {
+            Err(Errno::ENOSPC) if !self.reclaim.is_idle() => {
+                self.reclaim.drain();
+                change()
+            }
+            other => other,
+        }
     }
 
     /// Removes inodes for good.

@@ -76,6 +76,7 @@ impl Namespace {
         parent: Ino,
         args: CreateArgs,
     ) -> Result<(Entry, File)> {
+        self.wait_reclaimed_if_short();
         let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
         let mut txn = self.begin(caller);
         let parent_record = txn.live_dir(parent)?;
@@ -104,6 +105,7 @@ impl Namespace {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
+        self.wait_reclaimed_if_short();
         let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
         let (entry, object) = self.op_make(caller, parent, name, &new)?;
         let local = object.filter(|_| want_local).map(Arc::new);

@@ -33,6 +33,9 @@ impl Namespace {
         if open_flags as i32 & (libc::O_DSYNC | libc::O_SYNC) != 0 {
             self.store.sync()?;
         }
+        if want_local && open_flags as i32 & libc::O_ACCMODE != libc::O_RDONLY {
+            self.wait_reclaimed_if_short();
+        }
         let local = match want_local {
             true => Some(Arc::new(self.objects.open_object(id)?)),
             false => None,
@@ -60,7 +63,8 @@ impl Namespace {
         if mode.kill_suid {
             self.kill_for_write(ino, &self.regular(ino)?)?;
         }
-        let written = self.objects.write(ObjectId::whole(ino), offset, data, mode)?;
+        let id = ObjectId::whole(ino);
+        let written = self.with_reclaimed(|| self.objects.write(id, offset, data, mode))?;
         if mode.sync {
             self.store.sync()?;
         }
@@ -101,7 +105,7 @@ impl Namespace {
         if caller.uid != 0 {
             self.kill_for_write(ino, &record)?;
         }
-        self.objects.fallocate(ObjectId::whole(ino), mode, offset, length)
+        self.with_reclaimed(|| self.objects.fallocate(ObjectId::whole(ino), mode, offset, length))
     }
 
     /// SEEK_DATA, SEEK_HOLE.
@@ -125,7 +129,7 @@ impl Namespace {
         let record = self.regular(target.0)?;
         self.ensure_object(&Caller::root(), target.0, &record)?;
         let (from, into) = (ObjectId::whole(source.0), ObjectId::whole(target.0));
-        self.objects.copy_range(from, source.1, into, target.1, length)
+        self.with_reclaimed(|| self.objects.copy_range(from, source.1, into, target.1, length))
     }
 
     /// Capacity. Space that removed files are about to give back is waited for.
