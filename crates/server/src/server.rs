@@ -212,7 +212,14 @@ fn put_clean_marker(meta: &Path) -> Result<(), Errno> {
 /// Returns one line for each problem. Errors are those of opening the store.
 pub fn check(store: &Store) -> Result<Vec<String>, ControlError> {
     let meta = store.meta_dir();
-    let mut problems = Vec::new();
+    let mut problems: Vec<String> = LmdbStore::verify(&meta)
+        .map_err(|e| failed("verify the namespace in", &meta, e, None))?
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    if !problems.is_empty() {
+        return Ok(problems);
+    }
     let clean = meta.join(CLEAN_MARKER).exists();
     let names = open_names(store, &meta)?;
     let data = store.data_dir();
