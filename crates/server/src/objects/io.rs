@@ -74,6 +74,21 @@ fn free_unit(file: &File, unit: u64) -> Result<()> {
     rfs::fallocate(file, punch, unit, ALLOCATION_UNIT_BYTES).map_err(err)
 }
 
+/// `fallocate(2)`. A file system without zero range (tmpfs) gets it as a hole that is allocated
+/// again; the space is taken before the hole is made, so that a full one leaves the data as it was.
+fn allocate(file: &File, flags: FallocateFlags, offset: u64, length: u64) -> rio::Result<()> {
+    match rfs::fallocate(file, flags, offset, length) {
+        Err(rio::Errno::OPNOTSUPP) if flags.contains(FallocateFlags::ZERO_RANGE) => {
+            let plain = flags - FallocateFlags::ZERO_RANGE;
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rfs::fallocate(file, plain, offset, length)?;
+            rfs::fallocate(file, punch, offset, length)?;
+            rfs::fallocate(file, plain, offset, length)
+        }
+        other => other,
+    }
+}
+
 /// Takes the space that a change of `offset..offset+length` needs: the worst case if that fits,
 /// else what the holes need, else (holes may be preallocated, which SEEK_HOLE does not tell)
 /// unit by unit, by allocating each and looking whether the file grew.
@@ -208,7 +223,7 @@ impl Objects {
                 }
                 _ => 0,
             };
-            if let Err(e) = rfs::fallocate(&*file, flags, offset, length) {
+            if let Err(e) = allocate(&file, flags, offset, length) {
                 if let Some(acc) = objects.accounting() {
                     acc.release(taken);
                 }
