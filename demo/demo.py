@@ -27,7 +27,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 OUT = os.path.join(HERE, "out")
 RANKS = 2
 TARGET_S = 40.0  # about what one undisturbed run is to compute
-MIN_STEPS, MAX_STEPS = 80, 600
+MIN_CELLS, MAX_CELLS, TRIAL_CELLS = 40, 80, 24  # a restart file has 88 bytes an atom
+MIN_STEPS = 80
 EVERY = lammps.NEIGHBOR_EVERY
 
 
@@ -62,39 +63,41 @@ class Demo:
         self.pfs = SlowPfs(self.dir)
         say(f"   {self.pfs.label}")
         say(f"   measured: {mib(self.pfs.measure())}/s written and fsynced")
-        heading(f"the input: {lammps.PUBLISHED}, {self.args.cells}^3 cells instead of 10^3")
-        with open(os.path.join(self.dir, "in.start"), "w") as file:
-            file.write(lammps.start_input(self.args.cells))
-        begun = time.monotonic()
-        lammps.run(lammps.lmp(RANKS, ["-in", "in.start", "-log", "none"]), self.dir)
-        start = os.path.join(self.dir, "start.restart")
-        size = os.path.getsize(start)
-        say(f"   start configuration: {mib(size)}, made in {time.monotonic() - begun:.0f} s")
+        heading(f"the input: {lammps.PUBLISHED}")
+        self.steps = self.args.steps
+        cells = self.args.cells or self.choose_cells()
+        size = self.make_start(cells)
         self.checkpoint_bytes = size
-        self.choose_steps()
-        with open(os.path.join(self.pfs.path, "in.run"), "w") as file:
-            file.write(lammps.run_input(EVERY))
-        shutil.move(start, os.path.join(self.pfs.path, "start.restart"))
+        count = self.steps // EVERY
+        say(f"   {cells}^3 cells instead of 10^3, {4 * cells**3} atoms; {RANKS} MPI ranks")
+        say(
+            f"   {self.steps} steps, a checkpoint of {mib(size)} every {EVERY}: "
+            f"{count} checkpoints, {mib(count * size)} in all"
+        )
+        shutil.copy(os.path.join(self.dir, "in.run"), self.pfs.path)
+        shutil.move(os.path.join(self.dir, "start.restart"), self.pfs.path)
         self.pfs.forget_cache()
 
-    def choose_steps(self):
-        """As many steps as this machine computes in about TARGET_S, whole checkpoint intervals."""
-        with open(os.path.join(self.dir, "in.run"), "w") as file:
-            file.write(lammps.run_input(EVERY))
+    def make_start(self, cells):
+        """Makes start.restart, a box of `cells` cubed, and in.run; the former's size."""
+        for name, text in (("in.start", lammps.start_input(cells)), ("in.run", lammps.run_input(EVERY))):
+            with open(os.path.join(self.dir, name), "w") as file:
+                file.write(text)
+        lammps.run(lammps.lmp(RANKS, ["-in", "in.start", "-log", "none"]), self.dir)
+        return os.path.getsize(os.path.join(self.dir, "start.restart"))
+
+    def choose_cells(self):
+        """A box so large that this machine computes all steps in about TARGET_S."""
+        self.make_start(TRIAL_CELLS)
         out = os.path.join(self.dir, "trial")
         os.mkdir(out)
-        variables = self.variables("start.restart", out, out, EVERY * 10, EVERY)
         log = os.path.join(out, "log.1")
+        variables = self.variables("start.restart", out, out, EVERY * 10, EVERY)
         lammps.run(lammps.lmp(RANKS, ["-in", "in.run", "-log", log, *variables]), self.dir)
         seconds, _ = lammps.loop_seconds(log)
         shutil.rmtree(out)
-        wanted = int(TARGET_S / max(seconds / EVERY, 1e-6)) // EVERY * EVERY
-        self.steps = self.args.steps or max(MIN_STEPS, min(MAX_STEPS, wanted))
-        count = self.steps // EVERY
-        say(
-            f"   {self.steps} steps, a checkpoint of {mib(self.checkpoint_bytes)} every {EVERY}: "
-            f"{count} checkpoints, {mib(count * self.checkpoint_bytes)} in all"
-        )
+        cells = TRIAL_CELLS * (TARGET_S / max(seconds * self.steps / EVERY, 1e-6)) ** (1 / 3)
+        return max(MIN_CELLS, min(MAX_CELLS, int(cells)))
 
     @staticmethod
     def variables(start, checkpoints, out, every, last):
@@ -336,6 +339,7 @@ def table(runs):
         ("", lambda r: r["name"]),
         ("application, wall time", lambda r: f"{r['ended'] - r['begun']:.1f} s"),
         ("until results are safe on the PFS", lambda r: f"{r['safe'] - r['begun']:.1f} s"),
+        ("  of it computing", lambda r: f"{r['loop_s'] - stall(r):.1f} s" if not r["restarts"] else "-"),
         ("checkpoints written", lambda r: str(len(r["checkpoints"]))),
         ("application stalled in checkpoints", lambda r: f"{stall(r):.2f} s"),
         ("  per checkpoint", lambda r: f"{stall(r) / max(len(r['checkpoints']), 1):.2f} s"),
@@ -347,15 +351,18 @@ def table(runs):
     for row in cells:
         say("   " + row[0].ljust(widths[0]) + "".join("  " + c.rjust(w) for c, w in zip(row[1:], widths[1:])))
     speedup = stall(runs[0]) / max(stall(runs[1]), 1e-3)
-    say(f"\n   checkpoints stall the application {speedup:.0f} times shorter with the buffer")
+    say(f"\n   checkpoints stall the application {speedup:.1f} times shorter with the buffer")
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", type=int, default=60, help="unit cells per side, 4 atoms each")
-    parser.add_argument("--steps", type=int, help=f"a multiple of {EVERY}; by default as many as take {TARGET_S:.0f} s")
+    parser.add_argument(
+        "--cells", type=int, metavar="N",
+        help=f"unit cells per side, 4 atoms each; by default what takes about {TARGET_S:.0f} s a run",
+    )
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help=f"a multiple of {EVERY}")
     args = parser.parse_args()
-    if args.steps is not None and (args.steps % EVERY or args.steps < MIN_STEPS):
+    if args.steps % EVERY or args.steps < MIN_STEPS:
         parser.error(f"--steps must be a multiple of {EVERY}, {MIN_STEPS} or more")
     return args
 

@@ -37,7 +37,25 @@ def bars(run):
 
 
 def draw(runs, pfs, path):
-    figure, axes = pyplot.subplots(figsize=(12, 1.3 * len(runs) + 2.2))
+    figure, (axes, stalls) = pyplot.subplots(
+        2, 1, figsize=(12, 1.0 * len(runs) + 5.2), height_ratios=[len(runs), 2.2], layout="constrained"
+    )
+    seen = time_line(axes, runs)
+    axes.set_title(f"LAMMPS with and without a burst buffer\nPFS: {pfs}", fontsize=12)
+    order = [kind for kind in COLOURS if kind in seen]
+    axes.legend(
+        handles=[Patch(color=COLOURS[kind], label=LABELS[kind]) for kind in order],
+        loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=3, frameon=False, fontsize=10,
+    )
+    stall_bars(stalls, runs)
+    for panel in (axes, stalls):
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def time_line(axes, runs):
+    """One bar per run; returns the kinds that occur."""
     seen = []
     for row, run in enumerate(runs):
         for kind, begin, end in bars(run):
@@ -51,12 +69,19 @@ def draw(runs, pfs, path):
     axes.invert_yaxis()
     axes.set_xlim(0, max(run["safe"] - run["begun"] for run in runs) * 1.12)
     axes.set_xlabel("seconds from the start of the job", fontsize=11)
-    axes.set_title(f"LAMMPS with and without a burst buffer\nPFS: {pfs}", fontsize=12)
-    axes.spines[["top", "right"]].set_visible(False)
-    order = [kind for kind in COLOURS if kind in seen]
-    axes.legend(
-        handles=[Patch(color=COLOURS[kind], label=LABELS[kind]) for kind in order],
-        loc="upper center", bbox_to_anchor=(0.5, -0.28), ncol=3, frameon=False, fontsize=10,
-    )
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    pyplot.close(figure)
+    return seen
+
+
+def stall_bars(axes, runs):
+    """How long the application waited in each checkpoint."""
+    shades = ["#e45756", "#4c78a8", "#9ecae9", "#bab0ac"]
+    width = 0.8 / len(runs)
+    steps = sorted({mark[0] for run in runs for mark in run["checkpoints"]})
+    for number, run in enumerate(runs):
+        spots = [steps.index(step) + (number - (len(runs) - 1) / 2) * width for step, *_ in run["checkpoints"]]
+        heights = [end - begin for _, begin, end, _ in run["checkpoints"]]
+        axes.bar(spots, heights, width, color=shades[number % len(shades)], label=run["name"])
+    axes.set_xticks(range(len(steps)), [str(step) for step in steps], fontsize=10)
+    axes.set_xlabel("checkpoint after step", fontsize=11)
+    axes.set_ylabel("seconds waited", fontsize=11)
+    axes.legend(frameon=False, fontsize=10, ncol=len(runs), loc="upper center", bbox_to_anchor=(0.5, 1.2))

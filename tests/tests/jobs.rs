@@ -294,6 +294,59 @@ fn what_the_script_leaves_running_does_not_hold_the_buffer() {
 }
 
 #[test]
+fn a_process_that_left_the_group_does_not_hold_the_buffer() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo > results/x\n\
+        setsid sh -c 'exec 9> held; echo $$ > @PFS@/pid; exec sleep 60' > /dev/null 2>&1 &\n\
+        while [ ! -s @PFS@/pid ]; do sleep 0.05; done";
+    let run = place.run(&place.script(&[STRIPED, OUT], body), &[]).expect(0);
+    let pid = fs::read_to_string(place.pfs("pid")).unwrap().trim().parse().unwrap();
+    assert!(forebay_tests::buffer::alive(pid), "the process was to outlive the job");
+    signal(pid, libc::SIGKILL);
+    assert!(run.err.contains("by force"), "{}", run.err);
+    assert!(place.pfs("results/x").exists());
+    until("the detached mount is gone", || place.mounts().is_empty());
+    place.assert_clean();
+}
+
+#[test]
+fn a_runner_killed_at_any_moment_leaves_a_job_that_can_be_finished() {
+    // Setup, data-in, run and the steps after it are all within these times.
+    for delay_ms in (0..300).step_by(12) {
+        let place = Place::new();
+        fs::create_dir(place.pfs("in")).unwrap();
+        for number in 0..20 {
+            fs::write(place.pfs(&format!("in/{number}")), vec![b'x'; 100_000]).unwrap();
+        }
+        let input = "stage_in type=directory source=@PFS@/in destination=$DW_JOB_STRIPED/in";
+        let body = "cd $DW_JOB_STRIPED; mkdir results; cat in/* > results/all; sleep 0.05";
+        let mut child = place.start(&place.script(&[STRIPED, input, OUT], body), &[]);
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        signal(child.id() as i32, libc::SIGKILL);
+        child.wait().unwrap();
+        let jobs = place.flash().join("forebay-jobs-0");
+        let dirs = fs::read_dir(&jobs).map(|dir| dir.map(|entry| entry.unwrap().path()).collect());
+        let dirs: Vec<PathBuf> = dirs.unwrap_or_default();
+        let record = dirs.iter().map(|dir| dir.join("job.json")).find(|path| path.exists());
+        let Some(record) = record else {
+            // Killed before there was a job, or after it was gone: at most an empty directory.
+            assert_eq!(place.mounts(), Vec::<PathBuf>::new(), "after {delay_ms} ms");
+            continue;
+        };
+        let run = place.resume(record.to_str().unwrap());
+        match run.code {
+            Some(120) => assert!(!place.pfs("results").exists(), "after {delay_ms} ms"),
+            Some(0 | 123) => {
+                let all = fs::read(place.pfs("results/all")).unwrap();
+                assert_eq!(all.len(), 2_000_000, "after {delay_ms} ms: {}", run.err);
+            }
+            other => panic!("after {delay_ms} ms: {other:?}\n{}{}", run.out, run.err),
+        }
+        place.assert_clean();
+    }
+}
+
+#[test]
 fn a_full_pfs_keeps_the_buffer_until_the_job_is_resumed() {
     let place = Place::new();
     let pfs = place.pfs("");
@@ -469,6 +522,14 @@ fn a_job_is_finished_after_its_runner_was_killed() {
     let mut command = place.command(&["--flash"]);
     let next = Run::wait(command.arg(place.flash()).arg(script).spawn().unwrap()).expect(0);
     assert!(next.err.contains(&format!("run --resume {record}")), "{}", next.err);
+
+    // So does status.
+    let mut status = Command::new(binary());
+    status.args(["status", "--json", "--flash"]).arg(place.flash());
+    let status = status.output().unwrap();
+    let listed: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let mine = listed.as_array().unwrap().iter().find(|entry| entry["resume"] == record);
+    assert_eq!(mine.unwrap_or_else(|| panic!("{listed}"))["state"], "live");
 
     // The script goes on; who resumes waits for it.
     let resumed = place.command(&["--resume", record]).spawn().unwrap();

@@ -3,6 +3,7 @@
 use crate::args::StatusArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json};
 use forebay_client::{Control, MountRef, locate, mounts};
+use forebay_jobs::run::record::{RECORD_NAME, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
 use forebay_proto::size::format_bytes;
 use forebay_server::flash::{self, FoundStore};
@@ -23,6 +24,9 @@ struct Listed {
     used_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
+    /// Record of a job that nobody runs any more, for `forebay run --resume`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resume: Option<PathBytes>,
 }
 
 /// Runs the command.
@@ -124,6 +128,7 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
             listed.push(list_kept(&found));
         }
     }
+    name_left_jobs(flash, &mut listed);
     if json {
         return print_json(&listed);
     }
@@ -140,8 +145,23 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
         };
         let why = entry.why.as_ref().map(|why| format!("  ({why})")).unwrap_or_default();
         println!("{:<6} {}  store {}{size}{why}", entry.state, entry.mount_point, entry.store);
+        if let Some(record) = &entry.resume {
+            println!("       its job is not finished: forebay run --resume {record}");
+        }
     }
     Ok(())
+}
+
+/// Finds the jobs on the flash whose runner is gone, and names them with their buffers.
+fn name_left_jobs(flash: Option<&Path>, listed: &mut [Listed]) {
+    let Ok(dir) = flash::resolve_flash(flash) else { return };
+    // What cannot be listed holds no job of this user.
+    for job in left_over(&dir).unwrap_or_default() {
+        let of_job = listed.iter_mut().find(|e| e.mount_point == job.record.mount_point);
+        if let Some(entry) = of_job {
+            entry.resume = Some(bytes_of(&job.dir.join(RECORD_NAME)));
+        }
+    }
 }
 
 /// Stores on the flash that is named or set, if one is: without any, there is nothing to list.
@@ -165,6 +185,7 @@ fn list_mounted(mount: &MountRef) -> Listed {
         capacity_bytes: None,
         used_bytes: None,
         why: None,
+        resume: None,
     };
     match Control::connect_store(&mount.store_dir).and_then(|mut control| control.buffer_status()) {
         Ok(status) => {
@@ -192,5 +213,6 @@ fn list_kept(found: &FoundStore) -> Listed {
         capacity_bytes,
         used_bytes: None,
         why,
+        resume: None,
     }
 }

@@ -20,7 +20,7 @@ use forebay_client::Control;
 use forebay_proto::control::{BufferStatus, Direction, Verify};
 use forebay_proto::size::format_bytes;
 use process::Script;
-use record::{JobRecord, ProcessRef, RECORD_FORMAT, ScriptExit, as_bytes, as_path};
+use record::{JobRecord, ProcessRef, RECORD_FORMAT, RECORD_NAME, ScriptExit, as_bytes, as_path};
 use rustix::process::Signal;
 use serde::Serialize;
 use signals::{Signals, signal_name};
@@ -193,11 +193,8 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     record.save(&dir).map_err(|e| RunError::new(what(), e))?;
     let console = Console::new();
     console.say(&format!("forebay: {}: it was left in step {}", record.id, record.step));
-    if !mount::answers(record.mount_point()) {
-        mount::mount(&program.path, &record, &dir, &signals)
-            .map_err(|why| RunError::new("mount the job's buffer again", why))?;
-        console.say("forebay: its buffer is mounted again");
-    }
+    mount::mount_again(&program.path, &record, &dir, &signals)
+        .map_err(|why| RunError::new("mount the job's buffer again", why))?;
     record.done.retain(|summary| summary.step < first);
     let mut machine = Machine::new(record, dir, program, signals, console);
     machine.drive(first);
@@ -252,7 +249,7 @@ impl Machine {
             self.record.done.push(summary);
         }
         // The record of a job that is gone is gone with it.
-        if self.dir.exists() {
+        if self.dir.join(RECORD_NAME).exists() {
             self.save();
         }
     }
@@ -445,7 +442,14 @@ impl Machine {
             }
         }
         if self.record.keep {
-            return summary;
+            // The buffer is the user's now, and nobody is to finish the job.
+            let record = self.dir.join(RECORD_NAME);
+            return match fs::remove_file(&record) {
+                Ok(()) => summary,
+                Err(error) => {
+                    summary.ending(Ended::Failed, format!("remove {}: {error}", record.display()))
+                }
+            };
         }
         match mount::remove_job_dir(&self.record, &self.dir) {
             Ok(()) => summary,
@@ -483,7 +487,7 @@ impl Machine {
                 mount.display()
             ));
         }
-        let record_path = self.dir.join(record::RECORD_NAME);
+        let record_path = self.dir.join(RECORD_NAME);
         let left = record_path.exists() && (kept || exit_code == report::EXIT_TEARDOWN);
         Finished {
             job: self.record.id.clone(),

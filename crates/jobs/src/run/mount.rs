@@ -4,7 +4,7 @@
 //! Each has a time limit: a teardown must hold nobody. What the command says on standard error
 //! is the reason that the user gets. Called by [`super`].
 
-use super::record::{JobRecord, as_path};
+use super::record::{JobRecord, RECORD_NAME, as_path};
 use super::signals::Signals;
 use forebay_client::Control;
 use rustix::process::Signal;
@@ -22,6 +22,10 @@ const MOUNT_LIMIT: Duration = Duration::from_secs(300);
 
 /// Most time for unmounting and destroying.
 const UMOUNT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Most time that a command of an earlier runner is given, and the pause between two tries.
+const OTHERS_LIMIT: Duration = Duration::from_secs(15);
+const OTHERS_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time between two looks at a command; its end wakes us earlier.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -67,6 +71,35 @@ pub fn mount(
     args.push("--".into());
     args.push(record.mount_point().into());
     run(program, &args, dir, MOUNT_LIMIT, signals)
+}
+
+/// Mounts a job's buffer if it is not, or if its server is dead. A command that an earlier
+/// runner started may still be at it: it is waited for, up to [`OTHERS_LIMIT`].
+///
+/// # Errors
+/// As [`mount`].
+pub fn mount_again(
+    program: &Path,
+    record: &JobRecord,
+    dir: &Path,
+    signals: &Signals,
+) -> Result<(), String> {
+    let until = Instant::now() + OTHERS_LIMIT;
+    loop {
+        if answers(record.mount_point()) {
+            return Ok(());
+        }
+        // A dead mount is there, though it cannot be looked at.
+        let point = record.mount_point();
+        if fs::symlink_metadata(point).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+            fs::create_dir_all(point).map_err(|e| format!("make {}: {e}", point.display()))?;
+        }
+        match mount(program, record, dir, signals) {
+            Err(why) if Instant::now() >= until => return Err(why),
+            Err(_) => std::thread::sleep(OTHERS_PAUSE),
+            Ok(()) => return Ok(()),
+        }
+    }
 }
 
 /// Unmounts a job's buffer; without `keep` it is destroyed.
@@ -142,9 +175,13 @@ fn run(
 fn reason(said: &Path) -> Option<String> {
     let text = fs::read(said).ok()?;
     let tail = &text[text.len().saturating_sub(MAX_MESSAGE_BYTES)..];
-    let text = String::from_utf8_lossy(tail).trim().to_string();
-    let text = text.strip_prefix("forebay: ").map(str::to_string).unwrap_or(text);
-    (!text.is_empty()).then_some(text)
+    let text = String::from_utf8_lossy(tail);
+    let mut lines: Vec<&str> =
+        text.lines().map(|line| line.trim().trim_start_matches("forebay: ")).collect();
+    // A server that fails to start says so, and the command that started it repeats it.
+    lines.dedup();
+    lines.retain(|line| !line.is_empty());
+    (!lines.is_empty()).then(|| lines.join("; "))
 }
 
 /// Removes what was made for the job, once its buffer is gone.
@@ -158,12 +195,14 @@ pub fn remove_job_dir(record: &JobRecord, dir: &Path) -> io::Result<()> {
             _ => {}
         }
     }
-    // Whatever is mounted below stays untouched: these are the files that we made.
+    // Whatever is mounted below stays untouched: these are the files that we made. The record
+    // goes last, so that what is left by a kill in between can still be taken up.
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if entry.file_type()?.is_file() {
+        if entry.file_type()?.is_file() && entry.file_name() != RECORD_NAME {
             fs::remove_file(entry.path())?;
         }
     }
+    fs::remove_file(dir.join(RECORD_NAME))?;
     fs::remove_dir(dir)
 }
