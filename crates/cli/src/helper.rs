@@ -92,6 +92,10 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Call, Usage> {
             }
         }
     }
+    // A remount gets all options of the mount there is, also those the kernel added.
+    let is_remount =
+        |list: &OsString| list.as_bytes().split(|byte| *byte == b',').any(|o| o == b"remount");
+    sloppy |= lists.iter().any(is_remount);
     for list in lists {
         mount_options::add(&mut call.options, &list, &OWN, sloppy)?;
     }
@@ -161,6 +165,14 @@ mod tests {
         let args = mount_args(&call, call.mount_point.clone().unwrap()).unwrap();
         assert_eq!((args.scratch, args.flash.unwrap()), (4 << 30, PathBuf::from("/x=y")));
         assert_eq!(args.mount_point, PathBuf::from("/mnt/a b"));
+    }
+
+    #[test]
+    fn a_remount_takes_what_the_kernel_shows() {
+        let shown = "remount,ro,nosuid,user_id=0,group_id=0,default_permissions,allow_other,max_read=1048576";
+        let call = call(&["forebay:/x", "/mnt", "-o", shown]).unwrap();
+        assert!(call.options.remount);
+        assert_eq!(call.options.flags.names(), ["ro", "nosuid"]);
     }
 
     #[test]

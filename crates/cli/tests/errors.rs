@@ -64,6 +64,8 @@ fn flash_must_be_named_and_there() {
         .unwrap();
     let message = failure(&output, 1);
     assert!(message.contains("--flash") && message.contains("$FOREBAY_FLASH"), "{message}");
+    let message = failure(&rig.try_mount("8MiB", &["--flash", rig.mnt.to_str().unwrap()]), 1);
+    assert!(message.contains("below the mount"), "{message}");
     let message = failure(&rig.try_mount("8MiB", &["--flash", "/no/such/place"]), 1);
     assert!(message.contains("/no/such/place"), "{message}");
 }
@@ -104,6 +106,7 @@ fn another_capacity_is_refused_with_both_figures() {
     rig.kill_server();
     let message = failure(&rig.try_mount("32MiB", &[]), 1);
     assert!(message.contains("16.0 MiB") && message.contains("32.0 MiB"), "{message}");
+    assert_eq!(message.matches("use the store").count(), 1, "said once: {message}");
     rig.mount("16MiB");
 }
 

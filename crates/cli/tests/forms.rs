@@ -235,6 +235,63 @@ fn the_mount_helper_mounts_and_remounts() {
     assert!(output.status.success());
 }
 
+/// The helper's name in /sbin while it lives.
+struct InstalledHelper {
+    _turn: fs::File,
+}
+
+const HELPER: &str = "/sbin/mount.fuse.forebay";
+
+impl InstalledHelper {
+    /// `None` if one is installed already: that is another program.
+    fn new() -> Option<InstalledHelper> {
+        let turn = fs::File::create("/tmp/forebay-test-helper.lock").unwrap();
+        turn.lock().unwrap();
+        if fs::symlink_metadata(HELPER).is_ok() {
+            eprintln!("not run: {HELPER} is installed");
+            return None;
+        }
+        std::os::unix::fs::symlink(program(), HELPER).unwrap();
+        Some(InstalledHelper { _turn: turn })
+    }
+}
+
+impl Drop for InstalledHelper {
+    fn drop(&mut self) {
+        fs::remove_file(HELPER).unwrap();
+    }
+}
+
+#[test]
+fn mount_8_and_fstab_work() {
+    if !root() {
+        return;
+    }
+    let Some(_helper) = InstalledHelper::new() else { return };
+    let rig = Rig::new(Flash::Memory);
+    let mount = |arguments: &[&str]| {
+        let done = std::process::Command::new("mount").args(arguments).output().unwrap();
+        assert!(done.status.success(), "{arguments:?}: {}", text(&done.stderr));
+    };
+    let (mnt, flash) = (rig.mnt.to_str().unwrap(), rig.flash.to_str().unwrap());
+    mount(&["-t", "fuse.forebay", flash, mnt, "-o", "scratch=16MiB,nosuid"]);
+    fs::write(rig.mnt.join("x"), b"1").unwrap();
+    mount(&["-o", "remount,ro", mnt]);
+    let error = fs::write(rig.mnt.join("y"), b"").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    mount(&["-o", "remount,rw", mnt]);
+    fs::write(rig.mnt.join("y"), b"2").unwrap();
+    assert!(rig.umount(&[]).status.success());
+
+    let fstab = rig.base().join("fstab");
+    let line =
+        format!("none {mnt} fuse.forebay scratch=16MiB,flash={flash},nodev,noauto,x-a.b=c 0 0\n");
+    fs::write(&fstab, line).unwrap();
+    mount(&["-T", fstab.to_str().unwrap(), mnt]);
+    assert_eq!(rig.status(&rig.mnt)["capacity_bytes"], 16 << 20);
+    assert!(rig.umount(&[]).status.success());
+}
+
 #[test]
 fn foreground_stays_and_logs_where_it_is_told() {
     if !root() {
@@ -259,6 +316,55 @@ fn foreground_stays_and_logs_where_it_is_told() {
     assert!(child.wait().unwrap().success());
     let written = fs::read_to_string(&log).unwrap();
     assert!(written.contains("mounted") && written.contains("destroyed"), "{written}");
+}
+
+#[test]
+fn the_server_keeps_nothing_of_its_caller_open() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    let held = rig.base().join("held");
+    let script = format!(
+        "exec 9>'{}' && flock 9 && exec '{}' mount --scratch 16MiB '{}'",
+        held.display(),
+        program(),
+        rig.mnt.display()
+    );
+    let output = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .env("FOREBAY_FLASH", &rig.flash)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lock = fs::File::open(&held).unwrap();
+    assert!(lock.try_lock().is_ok(), "the lock of the caller's shell lives on in the server");
+    let cwd = fs::read_link(format!("/proc/{}/cwd", rig.pid())).unwrap();
+    assert_eq!(cwd, Path::new("/"));
+}
+
+#[test]
+fn a_service_manager_is_told() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    let path = rig.base().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+    let mut child = std::process::Command::new(program())
+        .args(["mount", "--foreground", "--scratch", "16MiB", "--flash"])
+        .args([&rig.flash, &rig.mnt])
+        .env("NOTIFY_SOCKET", &path)
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut told = [0; 100];
+    let length = socket.recv(&mut told).unwrap();
+    assert!(text(&told[..length]).starts_with("READY=1\n"));
+    assert!(rig.is_mounted(), "told when mounted, not before");
+    assert!(rig.umount(&[]).status.success());
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

@@ -28,6 +28,11 @@ pub fn run(args: MountArgs) -> Outcome {
 pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
     let flash = flash::resolve_flash(args.flash.as_deref())?;
     let mount_point = canonical(&args.mount_point)?;
+    must_not_hide("FLASH", &flash, &mount_point)?;
+    let log_file = args.log_file.as_deref().map(absolute).transpose()?;
+    if let Some(log_file) = &log_file {
+        must_not_hide("the log file", log_file, &mount_point)?;
+    }
     clear_dead_mounts(&flash, &mount_point)?;
     check_directory(&mount_point)?;
     // A mount made by root is for all users, with the permissions of its files.
@@ -43,7 +48,7 @@ pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
         options,
         threads: args.threads.map(usize::from),
         fast_path: !args.no_fast_path,
-        log_file: args.log_file.as_deref().map(absolute).transpose()?,
+        log_file,
         log_level: args.log_level,
         foreground: args.foreground,
     };
@@ -75,6 +80,17 @@ impl From<StoreChoice> for StoreKind {
 
 fn absolute(path: &Path) -> Result<PathBuf, ControlError> {
     std::path::absolute(path).map_err(|error| ControlError::io("find", Some(path), &error))
+}
+
+/// What the server needs must not lie below its own mount: it would wait for itself.
+fn must_not_hide(what: &str, path: &Path, mount_point: &Path) -> Result<(), ControlError> {
+    if !path.starts_with(mount_point) {
+        return Ok(());
+    }
+    let why = format!("{what} ({}) would be below the mount", path.display());
+    Err(ControlError::new("mount on", Some(mount_point), &why)
+        .errno(libc::ELOOP)
+        .hint("mount elsewhere, or give another place"))
 }
 
 fn check_directory(mount_point: &Path) -> Result<(), ControlError> {

@@ -184,8 +184,12 @@ fn run(mount: Arc<Mount>, listener: UnixListener, report: Reporter) -> Result<()
     if started.is_err() {
         mount.give_up();
     }
-    let finished = ending::wait_and_finish(&mount);
-    started.and(finished)
+    let ended = ending::wait_and_finish(&mount);
+    let finished = started.and(ended);
+    if let Err(error) = &finished {
+        tracing::error!("{error}");
+    }
+    finished
 }
 
 /// As many open files as this process may have: objects are kept open.

@@ -3,7 +3,7 @@
 //! The child reports over a pipe, one JSON object a line: notices, then `ready` or an error. The
 //! pipe's end without either means that it died. Forked before any thread exists.
 
-use crate::failure::{EXIT_OK, Outcome, print_json};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json};
 use forebay_proto::control::{BufferStatus, ControlError};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -89,9 +89,8 @@ fn send(pipe: &mut File, line: &Line) {
 
 /// Runs `work` in a background process of its own session; returns when it has reported.
 pub fn run_in_background(json: bool, work: impl FnOnce(Reporter) -> Outcome) -> Outcome {
-    let system = |what: &str, error: rustix::io::Errno| ControlError::io(what, None, &error.into());
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-        .map_err(|error| system("make a pipe", error))?;
+        .map_err(|error| ControlError::io("make a pipe", None, &error.into()))?;
     std::io::stdout().flush()?;
     // SAFETY: no thread but this one exists yet (nothing before this call starts one), so the
     // child may go on as a whole process.
@@ -101,13 +100,38 @@ pub fn run_in_background(json: bool, work: impl FnOnce(Reporter) -> Outcome) -> 
         }
         0 => {
             drop(read);
-            rustix::process::setsid().map_err(|error| system("start a session", error))?;
-            rustix::process::chdir("/").map_err(|error| system("go to /", error))?;
-            work(Reporter::Pipe(File::from(write)))
+            close_inherited(&write);
+            // Errors were reported over the pipe: the waiting command prints them.
+            let ended =
+                settle_in_background().and_then(|()| work(Reporter::Pipe(File::from(write))));
+            std::process::exit(ended.map_or(i32::from(EXIT_FAILED), i32::from))
         }
         _ => {
             drop(write);
             wait_for_report(read, json)
+        }
+    }
+}
+
+/// A session of its own, no directory kept busy.
+fn settle_in_background() -> anyhow::Result<()> {
+    rustix::process::setsid()
+        .map_err(|error| ControlError::io("start a session", None, &error.into()))?;
+    rustix::process::chdir("/")
+        .map_err(|error| ControlError::io("go to /", None, &error.into()))?;
+    Ok(())
+}
+
+/// Closes what the caller of the command had open beyond the standard three: a lock, or a pipe
+/// whose end somebody waits for, must not live as long as the mount.
+fn close_inherited(keep: &OwnedFd) {
+    let keep = libc::c_uint::try_from(keep.as_raw_fd()).unwrap_or(libc::c_uint::MAX);
+    for (first, last) in [(3, keep.saturating_sub(1)), (keep.saturating_add(1), libc::c_uint::MAX)]
+    {
+        if first <= last {
+            // SAFETY: this process has opened nothing yet but the pipe that is kept, so no object
+            // owns any of these descriptors.
+            unsafe { libc::close_range(first, last, 0) };
         }
     }
 }
