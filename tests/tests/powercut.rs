@@ -93,16 +93,26 @@ fn record(target: &mut dyn Target, name: &str, program: Program, kills: usize) -
     Ok(Run { rig, log, journal, surroundings, empty_bytes, ready, first, last })
 }
 
+/// What is done with each cut.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Once,
+    /// Again, while the first is recovered from.
+    Twice,
+    /// On a device that ignores the order over flushes.
+    Unordered,
+}
+
 /// Tries cuts; returns the failures in words. Stops at `enough`.
 fn judge(
     target: &mut dyn Target,
     run: &Run,
     cuts: &[Cut],
-    ignore_flushes: bool,
+    how: How,
     enough: usize,
 ) -> Result<Vec<String>> {
     let mut builder = Builder::new(&run.rig.disk, &run.log)?;
-    if ignore_flushes {
+    if how == How::Unordered {
         builder.ignore_flushes();
     }
     let judge = Judge {
@@ -114,7 +124,11 @@ fn judge(
     let started = Instant::now();
     let mut failures = Vec::new();
     for (index, cut) in cuts.iter().enumerate() {
-        if let Err(error) = judge.try_cut(target, &mut builder, cut) {
+        let verdict = match how {
+            How::Twice => judge.try_cut_twice(target, &mut builder, cut, index as u64),
+            _ => judge.try_cut(target, &mut builder, cut),
+        };
+        if let Err(error) = verdict {
             failures.push(format!("state {index}, {cut}: {error:#}"));
             if failures.len() >= enough {
                 break;
@@ -174,7 +188,7 @@ fn the_yardstick_passes() -> Result<()> {
     let run = record(&mut target, "powercut-xfs", program(seed, 800), 0)?;
     let states = states(40);
     let cuts = run.choose(states, seed);
-    let failures = judge(&mut target, &run, &cuts, false, 5)?;
+    let failures = judge(&mut target, &run, &cuts, How::Once, 5)?;
     ensure!(failures.is_empty(), "seed {seed}:\n{}", failures.join("\n"));
     Ok(())
 }
@@ -185,7 +199,7 @@ fn a_dropped_fsync_is_noticed() -> Result<()> {
     let program = Program { drop_every: Some(3), ..program(12, 300) };
     let run = record(&mut target, "powercut-drop", program, 0)?;
     let cuts = run.choose(60, 12);
-    let failures = judge(&mut target, &run, &cuts, false, 1)?;
+    let failures = judge(&mut target, &run, &cuts, How::Once, 1)?;
     let lost = ["were durable", "it may hold", "must be"];
     ensure!(
         failures.iter().any(|failure| lost.iter().any(|words| failure.contains(words))),
@@ -200,13 +214,13 @@ fn a_device_without_order_is_noticed() -> Result<()> {
     let run = record(&mut target, "powercut-order", program(13, 300), 0)?;
     let mut cuts = run.choose(120, 13);
     cuts.retain(|cut| matches!(cut, Cut::Reordered { .. }));
-    let failures = judge(&mut target, &run, &cuts, true, 1)?;
+    let failures = judge(&mut target, &run, &cuts, How::Unordered, 1)?;
     ensure!(!failures.is_empty(), "the order over flushes was ignored and nothing noticed");
     Ok(())
 }
 
 /// Power cuts under Forebay; see the module for the environment.
-fn forebay(name: &str, program: Program, kills: usize, states: usize) -> Result<()> {
+fn forebay(name: &str, program: Program, kills: usize, states: usize, how: How) -> Result<()> {
     let mut target = Forebay::new("400MiB");
     let run = record(&mut target, name, program, kills)?;
     let states = self::states(states);
@@ -219,7 +233,7 @@ fn forebay(name: &str, program: Program, kills: usize, states: usize) -> Result<
     // From the moment the store is said to be ready it is whole, and empty.
     cuts.extend(choose(&run.log, &[], run.ready..run.first, states / 10, program.seed));
     cuts.sort_by_key(Cut::at);
-    let failures = judge(&mut target, &run, &cuts, false, 5)?;
+    let failures = judge(&mut target, &run, &cuts, how, 5)?;
     ensure!(
         failures.is_empty(),
         "again with FOREBAY_SEED={} FOREBAY_POWERCUT_STATES={states} \
@@ -233,18 +247,24 @@ fn forebay(name: &str, program: Program, kills: usize, states: usize) -> Result<
 #[test]
 fn forebay_survives_power_cuts() -> Result<()> {
     let seed = seed("powercut", 21);
-    forebay("powercut", program(seed, 900), 0, 150)
+    forebay("powercut", program(seed, 900), 0, 150, How::Once)
 }
 
 #[test]
 fn forebay_survives_power_cuts_while_its_log_turns_over() -> Result<()> {
     let seed = seed("powercut", 22);
     let program = Program { burst_files: 1600, ..program(seed, 120) };
-    forebay("powercut-burst", program, 0, 60)
+    forebay("powercut-burst", program, 0, 60, How::Once)
 }
 
 #[test]
 fn forebay_survives_kills_and_then_a_power_cut() -> Result<()> {
     let seed = seed("powercut", 23);
-    forebay("powercut-kill", program(seed, 600), 3, 80)
+    forebay("powercut-kill", program(seed, 600), 3, 80, How::Once)
+}
+
+#[test]
+fn forebay_survives_a_power_cut_while_it_recovers_from_one() -> Result<()> {
+    let seed = seed("powercut", 24);
+    forebay("powercut-twice", program(seed, 500), 1, 40, How::Twice)
 }

@@ -65,6 +65,8 @@ struct Inner {
     log: Vec<Record>,
     log_bytes: u64,
     undo: Vec<Undo>,
+    /// In undo mode: what recovery wrote, if somebody wants to know.
+    recovery: Option<Vec<Record>>,
     /// Names that files beside the disk got by rename, and when.
     renames: Vec<(u64, OsString)>,
 }
@@ -93,6 +95,7 @@ impl Disk {
             log: Vec::new(),
             log_bytes: 0,
             undo: Vec::new(),
+            recovery: None,
             renames: Vec::new(),
         };
         Disk {
@@ -156,6 +159,16 @@ impl Disk {
         self.lock().mode = Mode::Undo;
     }
 
+    /// From now on changes in undo mode are kept in order, for [`Disk::take_recovery`].
+    pub fn keep_recovery(&self) {
+        self.lock().recovery = Some(Vec::new());
+    }
+
+    /// What was written since [`Disk::keep_recovery`].
+    pub fn take_recovery(&self) -> Vec<Record> {
+        self.lock().recovery.take().unwrap_or_default()
+    }
+
     /// Hands the log out; the disk's own is empty afterwards.
     pub fn take_log(&self) -> Vec<Record> {
         std::mem::take(&mut self.lock().log)
@@ -183,6 +196,7 @@ impl Disk {
             Mode::Undo => {
                 inner.remember(offset, data.len() as u64)?;
                 file.write_all_at(data, offset)?;
+                inner.recovered(|| Record::Write { offset, data: data.into() });
             }
         }
         Ok(())
@@ -199,6 +213,8 @@ impl Disk {
         if inner.mode == Mode::Record {
             inner.log.push(Record::Zero { offset, length });
             self.seq.fetch_add(1, Ordering::SeqCst);
+        } else {
+            inner.recovered(|| Record::Zero { offset, length });
         }
         Ok(())
     }
@@ -223,6 +239,7 @@ impl Disk {
     /// A flush: all records so far are on the medium.
     pub fn flush(&self) {
         let mut inner = self.lock();
+        inner.recovered(|| Record::Flush);
         if inner.mode == Mode::Record && self.honest_flush.load(Ordering::SeqCst) {
             inner.log.push(Record::Flush);
             self.seq.fetch_add(1, Ordering::SeqCst);
@@ -249,6 +266,12 @@ impl Inner {
         match &self.file {
             Some(file) => file.try_clone(),
             None => Err(io::Error::from_raw_os_error(libc::EIO)),
+        }
+    }
+
+    fn recovered(&mut self, record: impl FnOnce() -> Record) {
+        if let Some(log) = &mut self.recovery {
+            log.push(record());
         }
     }
 

@@ -106,6 +106,11 @@ pub struct Builder<'a> {
     ignore_flushes: bool,
 }
 
+/// Number of records up to the last flush, that included.
+fn flushed(log: &[Record]) -> u64 {
+    log.iter().rposition(|record| matches!(record, Record::Flush)).map_or(0, |i| i as u64 + 1)
+}
+
 impl<'a> Builder<'a> {
     /// Starts from an empty disk, whose recording has ended and was taken from it.
     pub fn new(disk: &'a Disk, log: &'a [Record]) -> Result<Builder<'a>> {
@@ -128,19 +133,10 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Number of records before the last flush before `at`, the flush included.
-    fn flushed(&self, at: u64) -> u64 {
-        let before = &self.log[..at as usize];
-        before
-            .iter()
-            .rposition(|record| matches!(record, Record::Flush))
-            .map_or(0, |i| i as u64 + 1)
-    }
-
     /// Makes the disk look as the cut left it.
     pub fn build(&mut self, cut: &Cut) -> Result<()> {
         let at = cut.at().min(self.log.len() as u64);
-        let mut flushed = self.flushed(at);
+        let mut flushed = flushed(&self.log[..at as usize]);
         if self.ignore_flushes {
             flushed = flushed.min(self.log.len() as u64 / 2);
         }
@@ -155,7 +151,18 @@ impl<'a> Builder<'a> {
             }
         }
         self.base = flushed;
-        let rest = &self.log[flushed as usize..at as usize];
+        self.unflushed(&self.log[flushed as usize..at as usize], cut)
+    }
+
+    /// Goes on from the state that was built, with a cut in what was written after it.
+    pub fn go_on(&self, log: &[Record], cut: &Cut) -> Result<()> {
+        let log = &log[..cut.at().min(log.len() as u64) as usize];
+        let flushed = flushed(log) as usize;
+        log[..flushed].iter().try_for_each(|record| self.whole(record))?;
+        self.unflushed(&log[flushed..], cut)
+    }
+
+    fn unflushed(&self, rest: &[Record], cut: &Cut) -> Result<()> {
         match cut {
             Cut::Prefix { .. } => rest.iter().try_for_each(|record| self.whole(record)),
             Cut::Reordered { seed, grain_bytes, .. } => self.some(rest, *seed, *grain_bytes),

@@ -10,7 +10,7 @@
 use super::content::Content;
 use super::names::{Kind, NameOp, Names};
 use super::rig::{Rig, Surroundings, Target};
-use super::state::{Builder, Cut};
+use super::state::{Builder, Cut, choose};
 use super::workload::{Journal, What};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashMap;
@@ -49,6 +49,46 @@ impl Judge<'_> {
         cut: &Cut,
     ) -> Result<()> {
         builder.build(cut).context("build the state")?;
+        self.finish_cut(target, builder, cut)
+    }
+
+    /// The same with a second cut, chosen by `seed`, while the first one is recovered from: what
+    /// the first had to keep, the second must keep as well.
+    pub fn try_cut_twice(
+        &self,
+        target: &mut dyn Target,
+        builder: &mut Builder<'_>,
+        cut: &Cut,
+        seed: u64,
+    ) -> Result<()> {
+        builder.build(cut).context("build the state")?;
+        self.rig.restore(self.surroundings).context("restore the flash directory")?;
+        self.rig.disk.keep_recovery();
+        let started = target.start(self.rig);
+        let recovery = self.rig.disk.take_recovery();
+        started.context("mount after the first power cut")?;
+        target.stop(self.rig).context("unmount after the first power cut")?;
+        ensure!(self.rig.wait_released()?, "the image is still in use after the unmount");
+        builder.undo()?;
+        builder.build(cut).context("build the state again")?;
+        ensure!(!recovery.is_empty(), "a mount that writes nothing was not recorded");
+        let last = recovery.len() as u64;
+        if let Some(second) = choose(&recovery, &[], 0..last, 1, seed).first() {
+            builder.go_on(&recovery, second)?;
+            return self
+                .finish_cut(target, builder, cut)
+                .with_context(|| format!("second cut, {second} of the recovery's {last}"));
+        }
+        self.finish_cut(target, builder, cut)
+    }
+
+    /// Recovers the state that was built, and judges.
+    fn finish_cut(
+        &self,
+        target: &mut dyn Target,
+        builder: &mut Builder<'_>,
+        cut: &Cut,
+    ) -> Result<()> {
         self.rig.restore(self.surroundings).context("restore the flash directory")?;
         let verdict = self.recover(target, cut);
         if verdict.is_err() {
