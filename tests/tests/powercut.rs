@@ -15,8 +15,9 @@
 use anyhow::{Context, Result, ensure};
 use forebay_tests::env_u64;
 use forebay_tests::recorder::disk::Record;
-use forebay_tests::recorder::rig::{Forebay, LoopXfs, Rig, Surroundings, Target};
+use forebay_tests::recorder::rig::{Rig, Surroundings};
 use forebay_tests::recorder::state::{Builder, Cut, choose};
+use forebay_tests::recorder::target::{Forebay, LoopXfs, Lower, Target};
 use forebay_tests::recorder::verify::{Judge, used_bytes};
 use forebay_tests::recorder::workload::{Journal, Program, Runner};
 use std::time::Instant;
@@ -221,8 +222,18 @@ fn a_device_without_order_is_noticed() -> Result<()> {
 
 /// Power cuts under Forebay; see the module for the environment.
 fn forebay(name: &str, program: Program, kills: usize, states: usize, how: How) -> Result<()> {
-    let mut target = Forebay::new("400MiB");
-    let run = record(&mut target, name, program, kills)?;
+    on_trial(&mut Forebay::new("400MiB"), name, program, kills, states, how)
+}
+
+fn on_trial(
+    target: &mut Forebay,
+    name: &str,
+    program: Program,
+    kills: usize,
+    states: usize,
+    how: How,
+) -> Result<()> {
+    let run = record(target, name, program, kills)?;
     let states = self::states(states);
     let prefix = |at: u64| Cut::Prefix { at };
     let mut cuts: Vec<Cut> = match std::env::var("FOREBAY_POWERCUT_CUTS").as_deref() {
@@ -233,7 +244,7 @@ fn forebay(name: &str, program: Program, kills: usize, states: usize, how: How) 
     // From the moment the store is said to be ready it is whole, and empty.
     cuts.extend(choose(&run.log, &[], run.ready..run.first, states / 10, program.seed));
     cuts.sort_by_key(Cut::at);
-    let failures = judge(&mut target, &run, &cuts, how, 5)?;
+    let failures = judge(target, &run, &cuts, how, 5)?;
     ensure!(
         failures.is_empty(),
         "again with FOREBAY_SEED={} FOREBAY_POWERCUT_STATES={states} \
@@ -267,4 +278,18 @@ fn forebay_survives_kills_and_then_a_power_cut() -> Result<()> {
 fn forebay_survives_a_power_cut_while_it_recovers_from_one() -> Result<()> {
     let seed = seed("powercut", 24);
     forebay("powercut-twice", program(seed, 500), 1, 40, How::Twice)
+}
+
+#[test]
+fn a_directory_store_on_ext4_survives_power_cuts() -> Result<()> {
+    let seed = seed("powercut", 25);
+    let mut target = Forebay::on(Lower::Ext4, "400MiB");
+    on_trial(&mut target, "powercut-ext4", program(seed, 500), 1, 50, How::Once)
+}
+
+#[test]
+fn a_directory_store_on_xfs_survives_power_cuts() -> Result<()> {
+    let seed = seed("powercut", 26);
+    let mut target = Forebay::on(Lower::Xfs, "400MiB");
+    on_trial(&mut target, "powercut-xfsdir", program(seed, 500), 1, 30, How::Once)
 }

@@ -3,8 +3,9 @@
 //! mount takes up by itself, ends with the same tree.
 
 use anyhow::{Context, Result, ensure};
-use forebay_tests::recorder::rig::{Forebay, Rig, Surroundings, Target, run_command};
+use forebay_tests::recorder::rig::{Rig, Surroundings, run_command};
 use forebay_tests::recorder::state::{Builder, Cut, choose};
+use forebay_tests::recorder::target::{Forebay, Target};
 use forebay_tests::{env_u64, long};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};

@@ -2,7 +2,7 @@
 //! judge of what a file system made of them.
 //!
 //! [`mirror`] serves a directory whose image file is a recorded [`disk`]; [`rig`] puts a file
-//! system on it; [`workload`] runs a random program there and writes down what was
+//! system ([`target`]) on it; [`workload`] runs a random program there and writes down what was
 //! acknowledged when; [`state`] builds what a power cut at some moment can leave; [`verify`]
 //! mounts that state and holds it against the record. [`names`] and [`content`] are the models
 //! of what may be seen.
@@ -15,5 +15,6 @@ pub mod names;
 mod nodes;
 pub mod rig;
 pub mod state;
+pub mod target;
 pub mod verify;
 pub mod workload;

@@ -1,13 +1,12 @@
-//! The rig: a recorded flash directory, a mount point, and the file systems that can be put to
-//! the test on them.
+//! The rig: a recorded flash directory and a mount point, for the file systems of
+//! [`super::target`].
 //!
 //! Everything of a rig lies on a tmpfs of its own below the temporary directory and goes when
-//! the rig is dropped, mounts first. [`LoopXfs`] is the yardstick (its fsync is known to be
-//! right), [`Forebay`] what is on trial. Needs root, /dev/fuse and loop devices.
+//! the rig is dropped, mounts first. Needs root, /dev/fuse and loop devices.
 
 use super::disk::Disk;
 use super::mirror;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 use fuser::BackgroundSession;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -19,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest that any command (mount, unmount, check) may take before it counts as hung.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest that a loop device may hold the image after its unmount.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the tmpfs that holds images (sparse), in bytes.
@@ -31,6 +30,8 @@ pub struct Rig {
     pub flash: PathBuf,
     /// Where the file system on trial is mounted.
     pub point: PathBuf,
+    /// Where a file system of the disk is mounted, if what is on trial lies in one.
+    pub lower: PathBuf,
     /// The disk in `flash`.
     pub disk: Arc<Disk>,
     backing: PathBuf,
@@ -75,7 +76,7 @@ impl Rig {
         let base = root.path();
         run("mount", ["-t", "tmpfs", "-o", &format!("size={TMPFS_BYTES},mode=700"), name], base)?;
         let at = |name: &str| base.join(name);
-        for name in ["backing", "pool", "flash", "mnt"] {
+        for name in ["backing", "pool", "flash", "lower", "mnt"] {
             fs::create_dir(at(name))?;
         }
         let disk = Arc::new(Disk::new());
@@ -84,6 +85,7 @@ impl Rig {
         Ok(Rig {
             flash: at("flash"),
             point: at("mnt"),
+            lower: at("lower"),
             disk,
             backing: at("backing"),
             pool: at("pool"),
@@ -226,6 +228,11 @@ fn mounts_below(base: &Path) -> Vec<PathBuf> {
     below
 }
 
+/// True if something is mounted on `path`.
+pub(super) fn is_mount_point(path: &Path) -> bool {
+    mounts_below(path).iter().any(|point| point == path)
+}
+
 /// Runs a command whose last argument is a path; its output is part of the error.
 pub fn run<S: AsRef<OsStr>>(
     program: impl AsRef<OsStr>,
@@ -273,141 +280,4 @@ fn read_from_start(mut file: File) -> Result<String> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// A file system that keeps its data in an image below the rig's flash directory.
-pub trait Target {
-    /// Mounts it on the rig's mount point, making its store if there is none.
-    fn start(&mut self, rig: &Rig) -> Result<()>;
-    /// Unmounts it; the store stays.
-    fn stop(&mut self, rig: &Rig) -> Result<()>;
-    /// Kills its process with -9 and clears the mount point; the store's own mount, if any,
-    /// lives on in the kernel.
-    fn kill(&mut self, rig: &Rig) -> Result<()>;
-    /// Checks the stopped store; an error says what is wrong with it.
-    fn check(&mut self, rig: &Rig) -> Result<()>;
-    /// True if fsync of any directory makes all earlier operations on names durable, and not
-    /// only those that touched it.
-    fn directory_sync_covers_all(&self) -> bool;
-}
-
-/// XFS on a loop device over the recorded disk.
-#[derive(Debug, Clone, Copy)]
-pub struct LoopXfs {
-    /// Size of the image in bytes.
-    pub image_bytes: u64,
-}
-
-impl LoopXfs {
-    fn image(rig: &Rig) -> PathBuf {
-        rig.flash.join("xfs.img")
-    }
-}
-
-impl Target for LoopXfs {
-    fn start(&mut self, rig: &Rig) -> Result<()> {
-        let image = LoopXfs::image(rig);
-        if !image.exists() {
-            let file = File::create(&image)?;
-            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, self.image_bytes)
-                .context("reserve the image")?;
-            run("mkfs.xfs", ["-q", "-f"], &image)?;
-        }
-        let mut command = Command::new("mount");
-        command.args(["-t", "xfs", "-o", "loop,nouuid"]).arg(&image).arg(&rig.point);
-        run_command(&mut command).map(drop)
-    }
-
-    fn stop(&mut self, rig: &Rig) -> Result<()> {
-        run("umount", [] as [&str; 0], &rig.point).map(drop)
-    }
-
-    fn kill(&mut self, _rig: &Rig) -> Result<()> {
-        bail!("the kernel's file system has no process to kill")
-    }
-
-    fn check(&mut self, rig: &Rig) -> Result<()> {
-        run("xfs_repair", ["-n"], &LoopXfs::image(rig)).map(drop)
-    }
-
-    fn directory_sync_covers_all(&self) -> bool {
-        false
-    }
-}
-
-/// `forebay mount --scratch` with its flash on the recorded directory.
-#[derive(Debug, Clone)]
-pub struct Forebay {
-    /// The program.
-    pub program: PathBuf,
-    /// Capacity as written on the command line.
-    pub capacity: String,
-}
-
-impl Forebay {
-    /// The executable under test, with a buffer of `capacity`.
-    pub fn new(capacity: &str) -> Forebay {
-        Forebay { program: crate::buffer::binary(), capacity: capacity.to_string() }
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(arguments).env_remove("FOREBAY_FLASH");
-        command
-    }
-
-    /// Process id of the server on the rig's mount point.
-    fn pid(&self, rig: &Rig) -> Result<i32> {
-        let text = run_command(self.command(&["status", "--json"]).arg(&rig.point))?;
-        let status: serde_json::Value = serde_json::from_str(&text)?;
-        find_number(&status, "pid")
-            .and_then(|pid| i32::try_from(pid).ok())
-            .ok_or_else(|| anyhow!("status names no process: {text}"))
-    }
-}
-
-/// The first number under `key` anywhere in a JSON value.
-fn find_number(value: &serde_json::Value, key: &str) -> Option<u64> {
-    match value {
-        serde_json::Value::Object(map) => map
-            .get(key)
-            .and_then(serde_json::Value::as_u64)
-            .or_else(|| map.values().find_map(|value| find_number(value, key))),
-        serde_json::Value::Array(list) => list.iter().find_map(|value| find_number(value, key)),
-        _ => None,
-    }
-}
-
-impl Target for Forebay {
-    fn start(&mut self, rig: &Rig) -> Result<()> {
-        let mut command = self.command(&["mount", "--scratch", &self.capacity, "--flash"]);
-        run_command(command.arg(&rig.flash).arg(&rig.point)).map(drop)
-    }
-
-    fn stop(&mut self, rig: &Rig) -> Result<()> {
-        run_command(self.command(&["umount", "--keep"]).arg(&rig.point)).map(drop)
-    }
-
-    fn kill(&mut self, rig: &Rig) -> Result<()> {
-        let pid = self.pid(rig)?;
-        let pid = rustix::process::Pid::from_raw(pid).ok_or_else(|| anyhow!("pid 0"))?;
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
-        // Nobody may be there to reap it: a zombie is dead enough, its files are closed.
-        let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
-        let started = Instant::now();
-        while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
-            ensure!(started.elapsed() < COMMAND_TIMEOUT, "process {pid:?} survives kill -9");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
-    }
-
-    fn check(&mut self, rig: &Rig) -> Result<()> {
-        let mut command = self.command(&["check", "--flash"]);
-        run_command(command.arg(&rig.flash).arg(&rig.point)).map(drop)
-    }
-
-    fn directory_sync_covers_all(&self) -> bool {
-        true
-    }
 }

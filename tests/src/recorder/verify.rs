@@ -9,8 +9,9 @@
 
 use super::content::Content;
 use super::names::{Kind, NameOp, Names};
-use super::rig::{Rig, Surroundings, Target};
+use super::rig::{Rig, Surroundings};
 use super::state::{Builder, Cut, choose};
+use super::target::Target;
 use super::workload::{Journal, What};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashMap;
