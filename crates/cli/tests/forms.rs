@@ -245,8 +245,7 @@ const HELPER: &str = "/sbin/mount.fuse.forebay";
 impl InstalledHelper {
     /// `None` if one is installed already: that is another program.
     fn new() -> Option<InstalledHelper> {
-        let turn = fs::File::create("/tmp/forebay-test-helper.lock").unwrap();
-        turn.lock().unwrap();
+        let turn = common::take_turn("forebay-test-helper.lock");
         if fs::symlink_metadata(HELPER).is_ok() {
             eprintln!("not run: {HELPER} is installed");
             return None;
@@ -338,7 +337,8 @@ fn the_server_keeps_nothing_of_its_caller_open() {
         .unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let lock = fs::File::open(&held).unwrap();
-    assert!(lock.try_lock().is_ok(), "the lock of the caller's shell lives on in the server");
+    let free = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    assert!(free.is_ok(), "the lock of the caller's shell lives on in the server");
     let cwd = fs::read_link(format!("/proc/{}/cwd", rig.pid())).unwrap();
     assert_eq!(cwd, Path::new("/"));
 }

@@ -44,8 +44,7 @@ struct OpenFuse {
 
 impl OpenFuse {
     fn new() -> OpenFuse {
-        let turn = fs::File::create("/tmp/forebay-test-fuse-mode.lock").unwrap();
-        turn.lock().unwrap();
+        let turn = common::take_turn("forebay-test-fuse-mode.lock");
         let mode = fs::metadata("/dev/fuse").unwrap().permissions().mode();
         fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
         OpenFuse { mode, _turn: turn }

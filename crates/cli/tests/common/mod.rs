@@ -173,3 +173,10 @@ pub fn failure(output: &Output, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code), "{message}");
     message
 }
+
+/// Waits for the turn of this process and thread: an exclusive lock on a file in /tmp.
+pub fn take_turn(name: &str) -> fs::File {
+    let file = fs::File::create(Path::new("/tmp").join(name)).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    file
+}
