@@ -228,8 +228,8 @@ class Demo:
         """Ends what runs, unmounts what is mounted, and removes the PFS."""
         if self.child and self.child.poll() is None:
             say("demo: ending the run")
-            # SIGINT to `forebay run` goes to the job, then results are staged out, then teardown.
-            self.child.send_signal(signal.SIGINT)
+            # It goes to the job; `forebay run` stages out and tears down then.
+            self.child.send_signal(signal.SIGTERM)
             try:
                 self.child.wait(90)
             except subprocess.TimeoutExpired:

@@ -29,7 +29,8 @@ BLKIO = "/sys/fs/cgroup/blkio"
 
 def _run(*command):
     """Runs a command; its error text is the exception's."""
-    done = subprocess.run(command, capture_output=True, text=True)
+    # Not in our process group: Ctrl-C must not end a mount half-way.
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
     return done.stdout.strip()
@@ -114,9 +115,11 @@ class SlowPfs:
         self.label = f"a directory through bindfs (FUSE) limited to {rate}iB/s, writes not cached"
 
     def _umount(self):
-        """Unmounts; what still has a file open is given some seconds."""
+        """Unmounts, if it is mounted; what still has a file open is given some seconds."""
         command = ["umount", self.path] if os.geteuid() == 0 else ["fusermount3", "-u", self.path]
         for _ in range(50):
+            if not os.path.ismount(self.path):
+                return
             if subprocess.run(command, capture_output=True).returncode == 0:
                 return
             time.sleep(0.2)

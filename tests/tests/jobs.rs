@@ -54,7 +54,9 @@ impl Place {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(binary());
+        // A test run in the background of a shell has some signals ignored: a user's has not.
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(binary());
         command.arg("run").arg("--json").args(args).current_dir(&self.base);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -265,6 +267,26 @@ fn signals_are_passed_to_the_whole_group_and_results_are_staged_out() {
         assert_eq!(run.step("run")["ended"], "interrupted");
         place.assert_clean();
     }
+}
+
+#[test]
+fn a_signal_that_is_ignored_from_the_start_stays_ignored() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo > results/ready\n\
+        while [ ! -e @PFS@/go ]; do sleep 0.05; done; echo > results/end";
+    let script = place.script(&[STRIPED, OUT], body);
+    // As nohup(1) starts it.
+    let mut command = Command::new("env");
+    command.args(["--ignore-signal=HUP"]).arg(binary()).args(["run", "--json", "--flash"]);
+    command.arg(place.flash()).arg(script).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    until("the script runs", || place.mounts().iter().any(|m| m.join("results/ready").exists()));
+    signal(child.id() as i32, libc::SIGHUP);
+    std::thread::sleep(Duration::from_millis(300));
+    fs::write(place.pfs("go"), "").unwrap();
+    Run::wait(child).expect(0);
+    assert!(place.pfs("results/end").exists());
+    place.assert_clean();
 }
 
 #[test]

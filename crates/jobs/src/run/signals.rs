@@ -1,6 +1,9 @@
 //! Signals as events: while a [`Signals`] lives, those that would end the command are read from
 //! a descriptor instead, so that every wait of a step can end by one and no step is cut short.
 //!
+//! A signal that is ignored when the command starts (nohup, a shell's background) stays ignored, by
+//! us and by the script.
+//!
 //! Invariant: made before the process has other threads (the mask is inherited by them);
 //! children start with an empty mask, which the standard library sees to.
 
@@ -22,13 +25,26 @@ pub struct Signals {
     held: Cell<Option<Signal>>,
 }
 
+/// True if the process was started with this signal ignored.
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: a null action only asks; `action` is written by the kernel, or stays zeroed.
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal.as_raw(), std::ptr::null(), &mut action);
+        action
+    };
+    action.sa_sigaction == libc::SIG_IGN
+}
+
 fn watched_set() -> libc::sigset_t {
     // SAFETY: sigemptyset initialises the set that it is given; sigaddset gets valid numbers.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         for signal in WATCHED {
-            libc::sigaddset(&mut set, signal.as_raw());
+            if signal == Signal::CHILD || !is_ignored(signal) {
+                libc::sigaddset(&mut set, signal.as_raw());
+            }
         }
         set
     }
