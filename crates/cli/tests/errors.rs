@@ -181,6 +181,9 @@ fn manual_pages_and_completions_are_generated() {
     for page in ["forebay.1", "forebay-mount.1", "forebay-stage-in.1", "forebay-run.1"] {
         assert!(fs::read_to_string(out.join(page)).unwrap().contains(".TH"), "{page}");
     }
+    let page = fs::read_to_string(out.join("forebay-mount.1")).unwrap();
+    assert!(page.contains(".SH EXAMPLES\n.nf\nforebay mount \\-\\-scratch 4GiB"), "{page}");
+    assert!(!out.join("forebay-completions.1").exists(), "hidden commands have no page");
     for shell in ["bash", "zsh", "fish"] {
         let script = text(&run(&rig, &["completions", shell]).stdout);
         assert!(script.contains("umount") && script.contains("no-fast-path"), "{shell}");
