@@ -183,12 +183,8 @@ impl Buffer {
             procs::run(Command::new("mount").args(mount).arg(self.root()));
             return;
         }
-        let child = procs::Child::spawn("forebay mount", || {
-            procs::run(&mut self.command());
-        });
-        if let Err(why) = child.wait(MOUNT_LIMIT) {
-            panic!("{why}\n{}", self.log_tail());
-        }
+        let (ok, said) = procs::try_run_for(&mut self.command(), MOUNT_LIMIT);
+        assert!(ok, "forebay mount failed: {said}\n{}", self.log_tail());
         assert!(self.is_mounted(), "forebay mount returned, but nothing is mounted");
     }
 

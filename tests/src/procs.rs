@@ -6,6 +6,8 @@
 use crate::sys::{self, Sys};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a child may take before it counts as hung.
@@ -94,7 +96,24 @@ pub fn as_user<T: Send>(cred: &Cred, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A child process that runs a closure.
+static IN_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// A panic in a child is reported through its pipe; printing it could wait for a lock that a
+/// thread of the parent held when the child was made.
+fn quiet_children() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !IN_CHILD.load(Ordering::Relaxed) {
+                print(info);
+            }
+        }));
+    });
+}
+
+/// A child process that runs a closure. The closure does system calls only: it must start no
+/// thread and no command, for the child has no copy of the threads that might hold their locks.
 pub struct Child {
     pid: i32,
     report: Option<std::fs::File>,
@@ -104,6 +123,7 @@ pub struct Child {
 impl Child {
     /// Forks; the child runs `work` and exits. A panic in it is reported by [`Child::join`].
     pub fn spawn(name: &str, work: impl FnOnce()) -> Child {
+        quiet_children();
         let (ours, theirs) = pipe();
         // SAFETY: glibc makes malloc usable in the child; the child runs only `work`, which
         // touches no lock of the test runner, and leaves by _exit.
@@ -112,7 +132,7 @@ impl Child {
         if pid == 0 {
             drop(ours);
             let mut theirs = std::fs::File::from(theirs);
-            std::panic::set_hook(Box::new(|_| {}));
+            IN_CHILD.store(true, Ordering::Relaxed);
             // SAFETY: plain numbers: the child dies with the thread that made it.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
@@ -299,6 +319,11 @@ pub fn run(command: &mut std::process::Command) -> String {
 /// Whether a command succeeded, and all it said. A command that is not installed fails the test;
 /// one that does not end within [`CHILD_LIMIT`] is killed and counts as failed.
 pub fn try_run(command: &mut std::process::Command) -> (bool, String) {
+    try_run_for(command, CHILD_LIMIT)
+}
+
+/// As [`try_run`], with another limit.
+pub fn try_run_for(command: &mut std::process::Command, limit: Duration) -> (bool, String) {
     use std::process::Stdio;
     let (ours, theirs) = pipe();
     let spawned =
@@ -319,7 +344,7 @@ pub fn try_run(command: &mut std::process::Command) -> (bool, String) {
     let ok = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status.success(),
-            None if start.elapsed() > CHILD_LIMIT => {
+            None if start.elapsed() > limit => {
                 let _ = child.kill();
                 sink_note(&text, "\nkilled: no end within the limit");
                 break false;

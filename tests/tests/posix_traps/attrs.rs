@@ -191,10 +191,11 @@ pub fn t10_times(buffer: &Buffer) {
     assert_eq!(sys::stat(p("f")).unwrap().mtime, mtime, "close leaves the time");
     put(buffer, "first", b"");
     pause();
+    let before = sys::now().0;
     put(buffer, "second", b"");
     let of = |name: &str| sys::stat(p(name)).unwrap().mtime;
     assert!(of("first") < of("second"), "creations 20 ms apart differ");
-    assert_eq!(of(""), of("second"), "the directory changed when its entry was made");
+    assert!(of("") >= before, "the directory changed when its entry was made");
 }
 
 pub fn t12_xattrs(buffer: &Buffer) {
@@ -230,8 +231,8 @@ pub fn t12_xattrs(buffer: &Buffer) {
 fn state_is_readable_never_listed(buffer: &Buffer) {
     let path = buffer.path("state");
     put(buffer, "state", b"x");
-    let state = sys::getxattr(&path, "user.forebay.state");
-    assert!(state.is_ok_and(|value| !value.is_empty()), "user.forebay.state is readable");
+    let state = sys::getxattr(&path, "user.forebay.fast_path");
+    assert!(state.is_ok_and(|value| !value.is_empty()), "user.forebay.fast_path is readable");
     let listed = sys::listxattr(&path).unwrap();
     assert!(!listed.iter().any(|name| name.starts_with("user.forebay")), "{listed:?}");
 }

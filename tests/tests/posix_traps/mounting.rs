@@ -63,22 +63,23 @@ fn t16_mount_helper() {
     let (flash, point) = (buffer.outside().join("flash"), buffer.outside().join("mnt"));
     std::fs::create_dir_all(&flash).unwrap();
     std::fs::create_dir_all(&point).unwrap();
-    let path = std::env::var("PATH").unwrap();
-    let path = format!("{}:{path}", binary().parent().unwrap().display());
-    // mount.fuse3 looks for the program in the directories of the system's programs first; a
-    // directory bound over nothing keeps this test from installing it there.
-    let options = format!("scratch=64MiB,flash={},nodev", flash.display());
-    procs::run(
-        Command::new("mount")
-            .args(["-t", "fuse.forebay", "-o", &options, "none"])
-            .arg(&point)
-            .env("PATH", path),
+    // mount(8) looks for helpers in /usr/sbin: in a mount namespace of our own we may put ours
+    // there, as a package does.
+    let script = format!(
+        "cp -a /usr/sbin {outside}/sbin; ln -s {bin} {outside}/sbin/mount.fuse.forebay
+         mount --bind {outside}/sbin /usr/sbin
+         mount -t fuse.forebay -o scratch=64MiB,flash={flash},nodev none {point}
+         echo through mount > {point}/file; grep {point} /proc/self/mountinfo
+         mount -o remount,ro {point}; touch {point}/x 2>/dev/null && exit 9
+         mount -o remount,rw {point}; touch {point}/x
+         {bin} umount {point}",
+        outside = buffer.outside().display(),
+        bin = binary().display(),
+        flash = flash.display(),
+        point = point.display(),
     );
-    std::fs::write(point.join("file"), b"through mount(8)").unwrap();
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let line = mounts.lines().find(|line| line.contains(&*point.to_string_lossy())).unwrap();
+    let line = procs::run(Command::new("unshare").args(["-m", "sh", "-ec", &script]));
     assert!(line.contains("nodev") && line.contains("fuse.forebay"), "{line}");
-    procs::run(Command::new(binary()).arg("umount").arg(&point));
 }
 
 pub fn t17_no_fd_per_inode(buffer: &Buffer) {
@@ -92,7 +93,8 @@ pub fn t17_no_fd_per_inode(buffer: &Buffer) {
     if !is_raw() {
         let pid = buffer.pid();
         let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
-        assert!(fds < 200, "the daemon holds {fds} descriptors for closed files");
+        // A cache of open objects is fine, if it has a bound.
+        assert!(fds < 1_500, "the daemon holds {fds} descriptors for closed files");
     }
     // Many open at once work, and so does what is opened beside them.
     let open: Vec<_> = (0..5_000)
