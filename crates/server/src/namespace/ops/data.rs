@@ -60,8 +60,12 @@ impl Namespace {
         data: &[u8],
         mode: WriteMode,
     ) -> Result<usize> {
+        // suid and sgid go by who writes, which the kernel judged; capabilities go with any write.
+        let record = self.regular(ino)?;
         if mode.kill_suid {
-            self.kill_for_write(ino, &self.regular(ino)?)?;
+            self.kill_for_write(ino, &record)?;
+        } else if record.has(inode_flags::HAS_CAPS) {
+            self.drop_capabilities(ino)?;
         }
         let id = ObjectId::whole(ino);
         let written = self.with_reclaimed(|| self.objects.write(id, offset, data, mode))?;

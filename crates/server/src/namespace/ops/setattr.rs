@@ -120,6 +120,16 @@ impl Namespace {
         txn.commit()?;
         Ok(())
     }
+
+    /// Takes `security.capability` off, and leaves suid and sgid.
+    pub(super) fn drop_capabilities(&self, ino: Ino) -> Result<()> {
+        let mut txn = self.begin(&Caller::root());
+        drop_capabilities(&mut txn, ino)?;
+        let now = txn.now;
+        txn.edit(ino)?.ctime = now;
+        txn.commit()?;
+        Ok(())
+    }
 }
 
 fn at(time: Option<SetTime>, now: Timestamp) -> Option<Timestamp> {
@@ -139,6 +149,11 @@ fn kill_privileges(txn: &mut Txn<'_>, ino: Ino) -> Result<()> {
     if record.mode & libc::S_IXGRP != 0 {
         record.mode &= !libc::S_ISGID;
     }
+    drop_capabilities(txn, ino)
+}
+
+fn drop_capabilities(txn: &mut Txn<'_>, ino: Ino) -> Result<()> {
+    let record = txn.edit(ino)?;
     if record.has(inode_flags::HAS_CAPS) {
         record.flags &= !inode_flags::HAS_CAPS;
         txn.push(Change::DelXattr { ino, name: CAPABILITY.to_vec() });
