@@ -41,6 +41,9 @@ const NOTHING_TO_DO: &[&str] = &[
     "default_permissions",
 ];
 
+/// What the kernel shows of a mount; `mount -o remount` hands all of it back.
+const KERNELS_OWN: [&str; 5] = ["user_id", "group_id", "max_read", "rootmode", "blksize"];
+
 /// Adds the options of one list (separated by commas) to a set. `known` are the names with
 /// values that the caller takes; another name is an error unless `sloppy`.
 pub fn add(
@@ -63,6 +66,7 @@ pub fn add(
             ("remount", None) => set.remount = true,
             (name, None) if NOTHING_TO_DO.contains(&name) => undo(&mut set.flags, name),
             (name, _) if name.starts_with("x-") || name == "comment" => (),
+            (name, Some(_)) if KERNELS_OWN.contains(&name) => (),
             (name, value) if known.contains(&name) => set.own.push((name.into(), value)),
             _ if sloppy => (),
             (name, _) => {
