@@ -18,8 +18,9 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// Bytes read and written at once.
-pub(super) const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes read and written at once: they stay in the second-level cache between read, checksum
+/// and write (measured 1.7 to 3 times the speed of 1 MiB pieces).
+pub(super) const PIECE_BYTES: u64 = 256 << 10;
 /// Bytes that one checksum covers: what is read back at once.
 pub(super) const BLOCK_BYTES: u64 = 4 << 20;
 /// Files larger than this are read back by a second thread while they are written.

@@ -6,4 +6,5 @@ mod identity;
 mod kill;
 mod roundtrip;
 mod snapshot;
+mod speed;
 mod support;
