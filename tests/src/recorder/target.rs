@@ -72,6 +72,9 @@ impl Target for LoopXfs {
     }
 }
 
+/// Longest that a server may take to exit after it answered an unmount.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A lower file system that a directory store can lie on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lower {
@@ -99,8 +102,17 @@ impl Lower {
         run_command(&mut command).map(drop)
     }
 
+    /// Unmounts it. The server answers an unmount a moment before it exits, and holds files here
+    /// until then.
     fn unmount(rig: &Rig) -> Result<()> {
-        run("umount", [] as [&str; 0], &rig.lower).map(drop)
+        let started = Instant::now();
+        loop {
+            match run("umount", [] as [&str; 0], &rig.lower) {
+                Err(error) if started.elapsed() > EXIT_TIMEOUT => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+                Ok(_) => return Ok(()),
+            }
+        }
     }
 }
 
