@@ -224,10 +224,7 @@ fn cancel_stops_a_big_file_and_a_throttled_one_within_100_ms() {
         let site = Site::new();
         std::fs::create_dir(site.buffer("d")).unwrap();
         for number in 0..3 {
-            let file = std::fs::File::create(site.buffer("d").join(number.to_string())).unwrap();
-            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 2 << 30).unwrap();
-            // Written in part, so that there is data to copy.
-            std::io::Write::write_all(&mut &file, &noise(64 << 20, 1)).unwrap();
+            std::fs::write(site.buffer("d").join(number.to_string()), noise(96 << 20, 1)).unwrap();
         }
         let mut spec = site.stage_out("/d", "out");
         spec.rate_bytes_per_s = rate;
