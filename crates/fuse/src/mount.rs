@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Type shown in /proc/mounts; `mount -t fuse.forebay`.
 pub const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
@@ -73,6 +74,11 @@ pub enum UnmountError {
         "cannot unmount {0}: it is busy (open files or a current directory); end their users, or unmount lazily"
     )]
     Busy(PathBuf),
+    /// A file is open for writing, or removed and still open.
+    #[error(
+        "cannot make {0} read-only: files there are open for writing, or removed and still open; close them first"
+    )]
+    Writers(PathBuf),
     /// Nothing is mounted there.
     #[error("cannot unmount {0}: nothing is mounted there")]
     NotMounted(PathBuf),
@@ -298,10 +304,26 @@ fn unmount_by_helper(path: &Path, lazy: bool) -> Result<(), UnmountError> {
     })
 }
 
+/// How long a remount goes on trying while the kernel calls it busy: the last close of a file
+/// is told to the server behind the program's back, and until it is answered a removed file
+/// counts as open.
+const REMOUNT_PATIENCE: Duration = Duration::from_secs(1);
+/// Pause between two tries.
+const REMOUNT_PAUSE: Duration = Duration::from_millis(2);
+
 /// Changes the flags of a mount to exactly these (`mount -o remount`).
 pub fn remount(path: &Path, flags: MountFlags) -> Result<(), UnmountError> {
-    sys::mount_remount(path, system_flags(flags), c"").map_err(|e| match sys_errno(e) {
-        Errno::EBUSY => UnmountError::Busy(path.into()),
+    let until = Instant::now() + REMOUNT_PATIENCE;
+    let result = loop {
+        match sys::mount_remount(path, system_flags(flags), c"") {
+            Err(rustix::io::Errno::BUSY) if Instant::now() < until => {
+                std::thread::sleep(REMOUNT_PAUSE);
+            }
+            other => break other,
+        }
+    };
+    result.map_err(|e| match sys_errno(e) {
+        Errno::EBUSY => UnmountError::Writers(path.into()),
         Errno::EINVAL | Errno::ENOENT => UnmountError::NotMounted(path.into()),
         Errno::EPERM => UnmountError::Permission(path.into()),
         errno => UnmountError::System { action: "remount", path: path.into(), errno },
