@@ -90,18 +90,8 @@ impl Place {
     /// Nothing of a job is left: no mount, no buffer, no record.
     fn assert_clean(&self) {
         assert_eq!(self.mounts(), Vec::<PathBuf>::new());
-        let mut left = Vec::new();
-        for entry in fs::read_dir(self.flash()).unwrap() {
-            let path = entry.unwrap().path();
-            // The directory of jobs stays; what is in it goes with each job.
-            let inside: Vec<PathBuf> = fs::read_dir(&path)
-                .map(|dir| dir.map(|entry| entry.unwrap().path()).collect())
-                .unwrap_or_default();
-            let is_jobs = path.file_name().unwrap().to_string_lossy().starts_with("forebay-jobs-");
-            if !is_jobs || !inside.is_empty() {
-                left.push((path, inside));
-            }
-        }
+        let entries = fs::read_dir(self.flash()).unwrap();
+        let left: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
         assert!(left.is_empty(), "left on flash: {left:?}");
     }
 }
@@ -270,6 +260,26 @@ fn signals_are_passed_to_the_whole_group_and_results_are_staged_out() {
 }
 
 #[test]
+fn the_script_does_not_inherit_blocked_signals() {
+    let place = Place::new();
+    let body = "mkdir ${DW_JOB_STRIPED}results; grep SigBlk /proc/self/status > @PFS@/mask\n\
+        echo > ${DW_JOB_STRIPED}ready; exec sleep 60";
+    let script = place.script(&[STRIPED, OUT], body);
+    // bash leaves the mask as it is; other shells clear it.
+    let text = fs::read_to_string(&script).unwrap().replace("#!/bin/sh -u", "#!/bin/bash");
+    fs::write(&script, text).unwrap();
+    let child = place.start(&script, &[]);
+    let find = || place.mounts().into_iter().find(|mount| mount.join("ready").exists());
+    until("the script runs", || find().is_some());
+    let text = fs::read_to_string(place.pfs("mask")).unwrap();
+    let mask = text.trim().strip_prefix("SigBlk:").unwrap().trim();
+    assert_eq!(u64::from_str_radix(mask, 16).unwrap(), 0, "blocked: {mask}");
+    signal(child.id() as i32, libc::SIGINT);
+    Run::wait(child).expect(128 + libc::SIGINT);
+    place.assert_clean();
+}
+
+#[test]
 fn a_signal_that_is_ignored_from_the_start_stays_ignored() {
     let place = Place::new();
     let body = "cd $DW_JOB_STRIPED; mkdir results; echo > results/ready\n\
@@ -423,6 +433,8 @@ fn a_pfs_that_becomes_read_only_keeps_the_buffer() {
     assert_eq!(fs::read_to_string(place.base.join("rescued/x")).unwrap(), "x\n");
     let give_up = run.err.lines().find(|line| line.contains("&& rm -r")).unwrap();
     assert!(Command::new("sh").args(["-c", give_up]).status().unwrap().success(), "{give_up}");
+    // All that a removal by hand leaves is the empty directory of jobs.
+    fs::remove_dir(place.flash().join("forebay-jobs-0")).unwrap();
     assert!(Command::new("umount").arg(&pfs).status().unwrap().success());
     place.assert_clean();
 }

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// Time between two lines of progress where there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Copies shorter than this show no bar.
+const BAR_DELAY: Duration = Duration::from_millis(500);
+
 /// The user's view of a run.
 pub struct Console {
     bar: Option<ProgressBar>,
@@ -61,6 +64,9 @@ impl Console {
 
     /// How far a copy is.
     pub fn progress(&mut self, step: Step, name: &str, status: &PlanStatus) {
+        if self.terminal && self.bar.is_none() && self.last_line.elapsed() < BAR_DELAY {
+            return;
+        }
         if self.terminal {
             let bar = self.bar.get_or_insert_with(|| {
                 let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3} %");

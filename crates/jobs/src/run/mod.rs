@@ -402,6 +402,10 @@ impl Machine {
         match (exit, by) {
             (ScriptExit::Code(0), None) => summary,
             (_, Some(_)) => summary.ending(Ended::Interrupted, detail),
+            // From the terminal it gets them itself.
+            (ScriptExit::Signal(libc::SIGINT | libc::SIGTERM | libc::SIGHUP), None) => {
+                summary.ending(Ended::Interrupted, detail)
+            }
             (_, None) => summary.ending(Ended::Failed, detail),
         }
     }

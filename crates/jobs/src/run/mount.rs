@@ -4,8 +4,8 @@
 //! Each has a time limit: a teardown must hold nobody. What the command says on standard error
 //! is the reason that the user gets. Called by [`super`].
 
-use super::record::{JobRecord, RECORD_NAME, as_path};
-use super::signals::Signals;
+use super::record::{JobRecord, RECORD_NAME, as_path, jobs_dir};
+use super::signals::{Signals, with_clear_mask};
 use forebay_client::Control;
 use rustix::process::Signal;
 use std::ffi::OsString;
@@ -137,13 +137,15 @@ fn run(
     let said = dir.join(format!("{name}.stderr"));
     // A file, not a pipe: the server that `mount` leaves behind may keep it open.
     let stderr = fs::File::create(&said).map_err(|e| format!("make {}: {e}", said.display()))?;
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(stderr)
         // Ctrl-C is ours to act on: a half-made buffer helps nobody.
-        .process_group(0)
+        .process_group(0);
+    let mut child = with_clear_mask(&mut command)
         .spawn()
         .map_err(|error| format!("start {}: {error}", program.display()))?;
     let until = Instant::now() + limit;
@@ -204,5 +206,11 @@ pub fn remove_job_dir(record: &JobRecord, dir: &Path) -> io::Result<()> {
         }
     }
     fs::remove_file(dir.join(RECORD_NAME))?;
-    fs::remove_dir(dir)
+    fs::remove_dir(dir)?;
+    // The directory of jobs goes with the last one; while it has others, this fails.
+    let jobs = jobs_dir(as_path(&record.flash));
+    if dir.parent() == Some(&jobs) {
+        let _ = fs::remove_dir(&jobs);
+    }
+    Ok(())
 }

@@ -6,7 +6,7 @@
 
 use super::console::Console;
 use super::record::{ProcessRef, ScriptExit};
-use super::signals::{Signals, signal_name};
+use super::signals::{Signals, signal_name, with_clear_mask};
 use super::step::Step;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::ffi::{OsStr, OsString};
@@ -67,7 +67,7 @@ impl Script {
         command.arg(if has_slash { path.to_path_buf() } else { Path::new(".").join(path) });
         command.args(args);
         command.envs(environment.iter().map(|(name, value)| (name, value)));
-        let child = command.process_group(0).spawn()?;
+        let child = with_clear_mask(command.process_group(0)).spawn()?;
         let pid = child.id() as i32;
         // A child that ended at once is still there, as a zombie, until it is waited for.
         let process = ProcessRef::of(pid).unwrap_or(ProcessRef { pid, start_ticks: 0 });

@@ -176,6 +176,9 @@ pub fn jobs_dir(flash: &Path) -> PathBuf {
     flash.join(format!("forebay-jobs-{}", rustix::process::geteuid().as_raw()))
 }
 
+/// Tries to make a job's directory: another job's end may remove the directory of jobs.
+const MAKE_TRIES: u32 = 10;
+
 /// Makes the directory of a job, readable by its user only.
 ///
 /// # Errors
@@ -183,19 +186,34 @@ pub fn jobs_dir(flash: &Path) -> PathBuf {
 /// (a flash directory may be writable by everyone).
 pub fn make_job_dir(flash: &Path, id: &str) -> io::Result<PathBuf> {
     let jobs = jobs_dir(flash);
-    match fs::DirBuilder::new().mode(0o700).create(&jobs) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+    let mut tries = 0;
+    loop {
+        match fs::DirBuilder::new().mode(0o700).create(&jobs) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let made = own_dir(&jobs).and_then(|jobs| {
+            let dir = jobs.join(id);
+            fs::DirBuilder::new().mode(0o700).create(&dir)?;
+            Ok(dir)
+        });
+        tries += 1;
+        match made {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < MAKE_TRIES => {}
+            made => return made,
+        }
     }
-    let meta = fs::symlink_metadata(&jobs)?;
+}
+
+/// A directory's real path, if only this user can write to it.
+fn own_dir(dir: &Path) -> io::Result<PathBuf> {
+    let meta = fs::symlink_metadata(dir)?;
     let mine = meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw();
     if !mine || meta.mode() & 0o022 != 0 {
-        let text = format!("{} is not a directory that only you can write", jobs.display());
+        let text = format!("{} is not a directory that only you can write", dir.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
-    let dir = jobs.canonicalize()?.join(id);
-    fs::DirBuilder::new().mode(0o700).create(&dir)?;
-    Ok(dir)
+    dir.canonicalize()
 }
 
 /// A job whose runner is gone.

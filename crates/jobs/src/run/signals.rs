@@ -4,14 +4,16 @@
 //! A signal that is ignored when the command starts (nohup, a shell's background) stays ignored, by
 //! us and by the script.
 //!
-//! Invariant: made before the process has other threads (the mask is inherited by them);
-//! children start with an empty mask, which the standard library sees to.
+//! Invariant: made before the process has other threads (the mask is inherited by them). Children
+//! inherit it as well, and would be deaf: each is started through [`with_clear_mask`].
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 /// What is read instead of being delivered.
@@ -125,6 +127,22 @@ impl Drop for Signals {
         // SAFETY: as in `watch`. What is still pending is delivered now.
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()) };
     }
+}
+
+/// Makes a command start its program with no signal blocked.
+pub fn with_clear_mask(command: &mut Command) -> &mut Command {
+    let clear = || {
+        // SAFETY: sigemptyset initialises the set before it is used.
+        let rc = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut())
+        };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // SAFETY: between fork and exec, `clear` calls only async-signal-safe functions and takes
+    // no memory: a raw OS error holds none.
+    unsafe { command.pre_exec(clear) }
 }
 
 /// `SIGINT` and so on.
