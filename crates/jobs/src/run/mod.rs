@@ -433,17 +433,8 @@ impl Machine {
 
     fn teardown(&mut self) -> StepSummary {
         let summary = StepSummary::new(Step::Teardown);
-        let path = &self.program.path;
-        if mount::is_mounted(self.record.mount_point()) {
-            let tried = mount::umount(path, &self.record, &self.dir, false, &self.signals);
-            if let Err(why) = tried {
-                // Everything that is to be kept is on the PFS: nobody may hold the node.
-                self.console.step(Step::Teardown, &format!("{why}; detaching it by force"));
-                let forced = mount::umount(path, &self.record, &self.dir, true, &self.signals);
-                if let Err(why) = forced {
-                    return summary.ending(Ended::Failed, why);
-                }
-            }
+        if let Err(why) = self.unmount() {
+            return summary.ending(Ended::Failed, why);
         }
         if self.record.keep {
             // The buffer is the user's now, and nobody is to finish the job.
@@ -461,6 +452,26 @@ impl Machine {
                 summary.ending(Ended::Failed, format!("remove {}: {error}", self.dir.display()))
             }
         }
+    }
+
+    /// Unmounts, which destroys the buffer; by force if something holds it.
+    fn unmount(&self) -> Result<(), String> {
+        let (path, point) = (&self.program.path, self.record.mount_point());
+        if !mount::is_mounted(point) {
+            return Ok(());
+        }
+        let Err(why) = mount::umount(path, &self.record, &self.dir, false, &self.signals) else {
+            return Ok(());
+        };
+        if mount::is_mounted(point) {
+            // Everything that is to be kept is on the PFS: nobody may hold the node.
+            self.console.step(Step::Teardown, &format!("{why}; detaching it by force"));
+        } else {
+            // The umount of a runner that was killed came first. Whether it also destroyed the
+            // buffer is not known: what is mounted again is the old buffer or an empty one.
+            mount::mount_again(path, &self.record, &self.dir, &self.signals)?;
+        }
+        mount::umount(path, &self.record, &self.dir, true, &self.signals)
     }
 
     /// State of the buffer, if its server answers.
