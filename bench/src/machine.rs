@@ -19,6 +19,17 @@ pub fn own_cpu_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// CPU time of all ended children so far (and of theirs), in nanoseconds.
+pub fn children_cpu_ns() -> u64 {
+    // SAFETY: an all-zero rusage is a valid value of that plain structure.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a valid place to write to; RUSAGE_CHILDREN cannot fail otherwise.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
+    let micros =
+        |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
+    (micros(usage.ru_utime) + micros(usage.ru_stime)) * 1_000
+}
+
 /// How long the calling thread has waited for a processor so far, in nanoseconds
 /// (the second number of /proc/thread-self/schedstat); 0 where the kernel does not say.
 pub fn own_waited_ns() -> u64 {

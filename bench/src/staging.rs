@@ -6,7 +6,7 @@
 //! either side, so that a stage in reads the disk and does not copy memory.
 
 use crate::machine;
-use crate::report::{Row, Target};
+use crate::report::{Cpu, Row, Target};
 use crate::sides::{self, Sides};
 use crate::stats::Summary;
 use anyhow::{Context, Result, bail};
@@ -158,6 +158,7 @@ fn measure_case(
     let source_name = if case.tree { "tree" } else { "big" };
     let mut ratios = Vec::new();
     let mut seconds: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
+    let mut cpu = CpuSeries::default();
     let pairs = if case.tree { pairs.min(TREE_PAIRS_MAX) } else { pairs };
     for pair in 0..pairs {
         let mut elapsed = [0.0; 2];
@@ -173,6 +174,8 @@ fn measure_case(
             if case.way == Way::In {
                 drop_pages(&source)?;
             }
+            let daemon_before = sides.daemon.map_or(Ok(0), machine::process_cpu_ns)?;
+            let children_before = machine::children_cpu_ns();
             let begin = machine::monotonic_ns();
             if side == 0 {
                 copy_raw(case, &source, &destination)?;
@@ -181,6 +184,8 @@ fn measure_case(
             }
             elapsed[side] = (machine::monotonic_ns() - begin) as f64 / 1e9;
             seconds[side].push(elapsed[side]);
+            let daemon_ns = sides.daemon.map_or(Ok(0), machine::process_cpu_ns)? - daemon_before;
+            cpu.take(side, machine::children_cpu_ns() - children_before, daemon_ns);
             check_and_remove(case, &destination, big_bytes)?;
         }
         ratios.push(elapsed[0] / elapsed[1]);
@@ -196,9 +201,46 @@ fn measure_case(
         raw: median(&seconds[0]),
         buffer: median(&seconds[1]),
         unit: "s",
-        cpu: None,
+        cpu: Some(cpu.row(case.tree, big_bytes)),
         note: case.note,
     })
+}
+
+/// CPU time of the copies, in seconds.
+#[derive(Default)]
+struct CpuSeries {
+    raw: Vec<f64>,
+    client: Vec<f64>,
+    daemon: Vec<f64>,
+}
+
+impl CpuSeries {
+    fn take(&mut self, side: usize, children_ns: u64, daemon_ns: u64) {
+        if side == 0 {
+            self.raw.push(children_ns as f64 / 1e9);
+        } else {
+            self.client.push(children_ns as f64 / 1e9);
+            self.daemon.push(daemon_ns as f64 / 1e9);
+        }
+    }
+
+    /// Per GiB, or per file of the tree.
+    fn row(&self, tree: bool, big_bytes: u64) -> Cpu {
+        let (unit, factor) = if tree {
+            ("us/op", 1e6 / TREE_FILES as f64)
+        } else {
+            ("s/GiB", f64::from(1 << 30) / big_bytes as f64)
+        };
+        let median = |values: &[f64]| {
+            Summary::of(values).map_or(f64::NAN, |summary| summary.median * factor)
+        };
+        Cpu {
+            unit,
+            raw: median(&self.raw),
+            client: median(&self.client),
+            daemon: median(&self.daemon),
+        }
+    }
 }
 
 /// Writes out what is dirty on the disk, so that no sample pays for another.
