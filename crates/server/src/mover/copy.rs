@@ -383,6 +383,11 @@ fn join(first: u32, second: u32, second_len: u64) -> u32 {
     if second_len == 0 {
         return first;
     }
+    // The combination is linear in `first`. Small files, of one block, take this way: combining
+    // cost them a twelfth of all CPU time of a stage in.
+    if first == 0 {
+        return second;
+    }
     crc_fast::checksum_combine(Crc32Iscsi, first.into(), second.into(), second_len) as u32
 }
 

@@ -17,18 +17,31 @@ impl Namespace {
         self.notify.read().clone()
     }
 
-    /// A name changed behind the client's back.
+    /// A name changed behind the client's back. A client that does not reference the directory
+    /// has no name in it either (each cached name holds its directory), so nobody is told: most
+    /// files of a tree that is staged in are new in a directory that no client has seen.
     pub(super) fn tell_entry(&self, dir: Ino, name: &[u8]) {
+        if !self.client_knows(dir) {
+            return;
+        }
         if let Some(n) = self.listener() {
             n.entry_changed(dir, name);
             n.inode_changed(dir);
         }
     }
 
-    /// An inode changed behind the client's back.
+    /// An inode changed behind the client's back. Without a reference there are neither
+    /// attributes nor data of it in the client's caches.
     pub(super) fn tell_inode(&self, ino: Ino) {
+        if !self.client_knows(ino) {
+            return;
+        }
         if let Some(n) = self.listener() {
             n.inode_changed(ino);
         }
+    }
+
+    fn client_knows(&self, ino: Ino) -> bool {
+        ino == Ino::ROOT || self.refs.is_referenced(ino)
     }
 }

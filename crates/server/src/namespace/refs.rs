@@ -75,6 +75,12 @@ impl Refs {
         self.claim(&mut shard, ino);
     }
 
+    /// True if a client references the inode. The root, which clients never look up, is not
+    /// counted here.
+    pub(super) fn is_referenced(&self, ino: Ino) -> bool {
+        self.shard(ino).lock().counts.contains_key(&ino)
+    }
+
     /// True if the inode has no name but is still referenced.
     pub(super) fn is_orphan(&self, ino: Ino) -> bool {
         self.shard(ino).lock().orphans.contains(&ino)
@@ -89,8 +95,10 @@ mod tests {
     fn an_orphan_is_claimed_once() {
         let refs = Refs::new();
         let ino = Ino(77);
+        assert!(!refs.is_referenced(ino));
         refs.add(ino);
         refs.add(ino);
+        assert!(refs.is_referenced(ino));
         assert!(!refs.orphaned(ino));
         assert!(!refs.remove(ino, 1));
         assert!(refs.remove(ino, 1));
