@@ -1,0 +1,118 @@
+//! The fast path: what goes by passthrough costs no request, status tells what does not and why,
+//! and a plain user gets served I/O.
+#![allow(clippy::unwrap_used)]
+
+use forebay_tests::buffer::{Buffer, Kind, binary, is_raw};
+use forebay_tests::procs::{self, Cred, as_user};
+use forebay_tests::sys;
+use std::process::Command;
+
+fn fast(kind: Kind, test: fn(&Buffer)) {
+    if !is_raw() {
+        test(&Buffer::mount(kind, 400 << 20));
+    }
+}
+
+#[test]
+fn no_request_per_write_on_tmpfs() {
+    fast(Kind::Tmpfs, no_request);
+}
+
+#[test]
+fn no_request_per_write_on_an_image() {
+    fast(Kind::Xfs, no_request);
+}
+
+fn no_request(buffer: &Buffer) {
+    let fd = sys::open(buffer.path("f"), libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
+    sys::pwrite(&fd, 0, b"first").unwrap();
+    let before = buffer.requests();
+    for i in 0..1000u64 {
+        sys::pwrite(&fd, i * 4096, &[1; 4096]).unwrap();
+        sys::pread(&fd, (i * 977) % 4096, 512).unwrap();
+    }
+    let after = buffer.requests();
+    let asked: Vec<_> = after
+        .iter()
+        .map(|(name, count)| (name, count - before.get(name).copied().unwrap_or(0)))
+        .filter(|(_, count)| *count > 0)
+        .collect();
+    let total: u64 = asked.iter().map(|(_, count)| count).sum();
+    assert!(total <= 4, "2,000 reads and writes asked the daemon: {asked:?}");
+}
+
+#[test]
+fn status_says_why_not() {
+    if is_raw() {
+        return;
+    }
+    let (quick, served) =
+        (Buffer::mount(Kind::Tmpfs, 64 << 20), Buffer::mount(Kind::Served, 64 << 20));
+    for (buffer, fast) in [(&quick, true), (&served, false)] {
+        std::fs::write(buffer.root().join("f"), b"x").unwrap();
+        let (all, file) = (buffer.status(), buffer.file_status("f"));
+        for status in [&all, &file] {
+            assert_eq!(status["fast_path"], fast, "{status}");
+            let reason = status["fast_path_reason"].as_str();
+            assert_eq!(reason.is_some_and(|text| !text.is_empty()), !fast, "{status}");
+        }
+        assert_eq!(all["volatile"], fast, "a tmpfs is volatile, a disk is not: {all}");
+        assert_eq!(all["capacity_bytes"], 64 << 20);
+        assert_eq!(file["size_bytes"], 1);
+    }
+}
+
+/// /dev/fuse opened to all for the time of one test.
+struct OpenFuse(u32);
+
+impl OpenFuse {
+    fn new() -> OpenFuse {
+        let before = sys::stat("/dev/fuse").unwrap().mode & 0o7777;
+        sys::chmod("/dev/fuse", 0o666).unwrap();
+        OpenFuse(before)
+    }
+}
+
+impl Drop for OpenFuse {
+    fn drop(&mut self) {
+        let _ = sys::chmod("/dev/fuse", self.0);
+    }
+}
+
+#[test]
+fn a_plain_user_is_served() {
+    if is_raw() {
+        return;
+    }
+    let _open = OpenFuse::new();
+    // Only for its directories, which a plain user then owns.
+    let host = Buffer::mount(Kind::Tmpfs, 64 << 20);
+    let (flash, point) = (host.outside().join("flash"), host.outside().join("mnt"));
+    for dir in [&flash, &point] {
+        std::fs::create_dir(dir).unwrap();
+        sys::chown(sys::bytes(dir), 65534, 65534).unwrap();
+    }
+    // The executable may lie where a plain user cannot go.
+    let program = host.outside().join("forebay");
+    std::fs::copy(binary(), &program).unwrap();
+    let nobody = Cred::new(65534, 65534, &[]);
+    let user = |args: &[&str], path: &std::path::Path| {
+        let mut command = Command::new(&program);
+        command.args(args).arg(path).env("HOME", "/nonexistent");
+        as_user(&nobody, || procs::try_run(&mut command))
+    };
+    let said = user(&["mount", "--scratch", "64MiB", "--flash", flash.to_str().unwrap()], &point);
+    assert!(said.0, "mount: {}", said.1);
+    let (ok, status) = user(&["status", "--json"], &point);
+    let works = as_user(&nobody, || {
+        std::fs::write(point.join("f"), vec![7; 100_000])
+            .and_then(|()| std::fs::read(point.join("f")))
+    });
+    let full = as_user(&nobody, || std::fs::write(point.join("big"), vec![7; 65 << 20]));
+    let (gone, end) = user(&["umount"], &point);
+    assert!(ok && gone, "{status}\n{end}");
+    assert_eq!(works.unwrap(), vec![7; 100_000]);
+    assert_eq!(full.unwrap_err().raw_os_error(), Some(libc::ENOSPC), "capacity holds without root");
+    assert!(status.contains("no privilege"), "{status}");
+    assert!(said.1.contains("privilege"), "mount says once that there is no fast path: {}", said.1);
+}
