@@ -513,6 +513,26 @@ fn private_alone_has_the_whole_buffer() {
 }
 
 #[test]
+fn a_list_in_the_buffer_names_results() {
+    let place = Place::new();
+    let script = place.script(
+        &[
+            "jobdw type=scratch capacity=32MiB access_mode=striped,private",
+            "stage_out type=list source=$DW_JOB_STRIPED/list destination=@PFS@/listed",
+        ],
+        "cd $DW_JOB_STRIPED; mkdir deep; echo a > 'with blank'; echo b > deep/b\n\
+         echo c > ${DW_JOB_PRIVATE}c; echo not > not\n\
+         printf '%s\\n' \"${DW_JOB_STRIPED}with blank\" deep/b ${DW_JOB_PRIVATE}c > list",
+    );
+    let run = place.run(&script, &[]).expect(0);
+    let mut names: Vec<_> =
+        fs::read_dir(place.pfs("listed")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["b", "c", "with blank"], "{}", run.err);
+    place.assert_clean();
+}
+
+#[test]
 fn tolerated_errors_do_not_keep_the_buffer() {
     let place = Place::new();
     let line = "stage_out type=file source=$DW_JOB_STRIPED/none destination=@PFS@/none \

@@ -11,6 +11,7 @@ use forebay_proto::control::StageKind;
 use forebay_proto::size::format_bytes;
 use rustix::fs::{Access, AtFlags, CWD};
 use serde::Serialize;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::io::{self, Read};
@@ -211,6 +212,7 @@ fn check_list(stage: &StageRequest, path: &Path, report: &mut Report) {
         report.stage_in_complete = false;
         return;
     }
+    let mut seen = HashSet::new();
     for (index, name) in text.split(|&b| b == b'\n').enumerate() {
         if name.is_empty() {
             continue;
@@ -221,15 +223,18 @@ fn check_list(stage: &StageRequest, path: &Path, report: &mut Report) {
         }
         let number = index + 1;
         let hint = format!("correct line {number} of {}", path.display());
-        let named = as_path(name);
-        if !named.is_absolute() {
-            report.find(stage.line, named, "the path in the list is not absolute", hint);
+        // Relative lines are relative to the list's directory.
+        let named = path.parent().unwrap_or(Path::new("/")).join(as_path(name));
+        if !seen.insert(named.file_name().map(ToOwned::to_owned)) {
+            let what = "an earlier line of the list has the same last name";
+            report.find(stage.line, &named, what, hint);
             continue;
         }
-        match fs::metadata(named) {
-            Ok(meta) if meta.is_file() => count_file(stage.line, named, &meta, report),
-            Ok(_) => report.find(stage.line, named, "it is not a regular file", hint),
-            Err(error) => report.find(stage.line, named, reason(&error), hint),
+        match fs::metadata(&named) {
+            Ok(meta) if meta.is_file() => count_file(stage.line, &named, &meta, report),
+            Ok(meta) if meta.is_dir() => walk(stage.line, &named, report),
+            Ok(_) => report.find(stage.line, &named, "it is no file or directory", hint),
+            Err(error) => report.find(stage.line, &named, reason(&error), hint),
         }
     }
 }

@@ -55,9 +55,12 @@ fn paths_in_a_list_are_looked_at() {
     fs::write(&good, "x").unwrap();
     fs::write(&list, format!("{}\n\n", good.display())).unwrap();
     assert_eq!(said(stage_in("list", &list)), "");
-    fs::write(&list, format!("{}\nrelative\n/no/such\n", good.display())).unwrap();
+    fs::write(&list, "a name with blanks\nmissing\n/no/such\n").unwrap();
+    assert_eq!(said(stage_in("list", &list)), "it does not exist; it does not exist");
+    fs::create_dir_all(pfs.path().join("dir/list")).unwrap();
+    fs::write(&list, "dir\nlist\ndir/list\n").unwrap();
     let text = said(stage_in("list", &list));
-    assert_eq!(text, "the path in the list is not absolute; it does not exist");
+    assert_eq!(text, "an earlier line of the list has the same last name");
 }
 
 #[test]
