@@ -351,6 +351,13 @@ def table(runs):
     for row in cells:
         say("   " + row[0].ljust(widths[0]) + "".join("  " + c.rjust(w) for c, w in zip(row[1:], widths[1:])))
     speedup = stall(runs[0]) / max(stall(runs[1]), 1e-3)
+    computing = [run["loop_s"] - stall(run) for run in runs[:2]]
+    if abs(computing[0] - computing[1]) > 0.1 * min(computing):
+        say(
+            "\n   note: the two runs compute the same, and one took "
+            f"{abs(computing[0] - computing[1]):.1f} s longer for it: other load on this machine."
+            "\n   Compare the seconds stalled, or run again when it is quiet."
+        )
     say(f"\n   checkpoints stall the application {speedup:.1f} times shorter with the buffer")
 
 
