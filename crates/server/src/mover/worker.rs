@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Most files of a batch; each holds two descriptors.
 const BATCH_FILES: usize = 32;
+/// Files of one batch whose fsync is waited for at once.
+const FSYNCS_AT_ONCE: usize = 4;
 /// Most bytes of a batch.
 const BATCH_BYTES: u64 = 16 << 20;
 
@@ -144,11 +146,8 @@ impl<'a> Worker<'a> {
     /// fsync, verification and publication of a batch, then one write to the journal.
     fn second_half(&mut self, batch: Vec<Pending<'a>>) {
         let run = self.run;
-        let mut synced = Vec::with_capacity(batch.len());
-        for pending in batch {
-            let outcome = pending.target.temp().and_then(|temp| run.target.fsync(temp));
-            synced.push((pending, outcome));
-        }
+        let outcomes = self.fsync_all(&batch);
+        let synced = batch.into_iter().zip(outcomes);
         let mut records = Vec::new();
         let mut again = Vec::new();
         for (mut pending, outcome) in synced {
@@ -173,6 +172,32 @@ impl<'a> Worker<'a> {
                 }
             }
         }
+    }
+
+    /// fsync of each file of a batch, several at once: a device merges flushes that wait together.
+    fn fsync_all(&self, batch: &[Pending<'a>]) -> Vec<Outcome<()>> {
+        let fsync = |pending: &Pending<'a>| {
+            pending.target.temp().and_then(|temp| self.run.target.fsync(temp))
+        };
+        if batch.len() < 2 * FSYNCS_AT_ONCE {
+            return batch.iter().map(fsync).collect();
+        }
+        let share = batch.len().div_ceil(FSYNCS_AT_ONCE);
+        let panicked =
+            || Fault::of(Sort::Refused, Where::Target, "fsync target", "its thread panicked");
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = batch
+                .chunks(share)
+                .map(|files| {
+                    let work = move || files.iter().map(fsync).collect::<Vec<_>>();
+                    (files.len(), scope.spawn(work))
+                })
+                .collect();
+            let results = threads.into_iter().map(|(count, thread)| {
+                thread.join().unwrap_or_else(|_| vec![Err(panicked()); count])
+            });
+            results.flatten().collect()
+        })
     }
 
     /// Verifies and publishes a file that was fsynced.

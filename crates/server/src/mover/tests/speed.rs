@@ -41,8 +41,11 @@ fn base(name: &str) -> PathBuf {
     dir
 }
 
+/// A way to copy, with its name.
+type Way<'a> = (&'a str, Box<dyn FnMut() + 'a>);
+
 /// Runs all ways in turn and prints medians, and their ratio to the first.
-fn compare(ways: &mut [(&str, Box<dyn FnMut() + '_>)], between: impl Fn()) {
+fn compare(ways: &mut [Way<'_>], between: impl Fn()) {
     let mut times = vec![Vec::new(); ways.len()];
     for round in 0..ROUNDS {
         for turn in 0..times.len() {
