@@ -23,7 +23,7 @@ use crossbeam_channel::Sender;
 use forebay_proto::Errno;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::{Direction, PathBytes, StageKind};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -117,14 +117,15 @@ impl<'a> Walker<'a> {
         let located = run.source.locate(run.source_path())?;
         let lines = self.read_list(&located)?;
         let target = self.open_top(run.target_path(), None)?;
-        let mut seen = HashSet::new();
-        for line in lines {
+        // Name -> the line that has it, so that a retry of a line does not meet itself.
+        let mut seen = HashMap::new();
+        for (number, line) in lines.into_iter().enumerate() {
             run.pace.check()?;
             let path = self.line_path(&located.top, &line);
             let taken = run.retrying(|_| {
                 let found = run.source.locate(&path)?;
                 let name = split(&path).map_or(found.name.clone(), |(_, name)| name.to_vec());
-                if !seen.insert(name.clone()) {
+                if *seen.entry(name.clone()).or_insert(number) != number {
                     let why = "another line of the list has the same last name";
                     return Err(refused(Where::Source, Errno::EEXIST, "read list", why));
                 }

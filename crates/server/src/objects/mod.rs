@@ -113,9 +113,9 @@ fn object_stat(st: &rfs::Stat) -> ObjectStat {
     ObjectStat {
         size_bytes: st.st_size as u64,
         blocks_512: st.st_blocks as u64,
-        atime: stamp(st.st_atime as i64, st.st_atime_nsec),
-        mtime: stamp(st.st_mtime as i64, st.st_mtime_nsec),
-        ctime: stamp(st.st_ctime as i64, st.st_ctime_nsec),
+        atime: stamp(st.st_atime, st.st_atime_nsec),
+        mtime: stamp(st.st_mtime, st.st_mtime_nsec),
+        ctime: stamp(st.st_ctime, st.st_ctime_nsec),
     }
 }
 
