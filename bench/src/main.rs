@@ -173,13 +173,22 @@ fn measure_buffer(
     report::print_head();
     measure_control(args, raw_scratch.path(), workers, rows)?;
     measure_sides(args, &sides, workers, rows)?;
+    let staging = staging::Staging {
+        forebay: &args.forebay,
+        disk: disk.path(),
+        big_bytes: args.big_bytes(),
+        pairs: if args.quick { 3 } else { 5 },
+    };
     if args.wants("staging") {
-        let (pairs, big) = (if args.quick { 3 } else { 5 }, args.big_bytes());
-        staging::measure(&args.forebay, &sides, disk.path(), big, pairs, |row| keep(rows, row))?;
+        staging.make_sources()?;
+        staging.measure(&sides, store_kind == "tmpfs", |row| keep(rows, row))?;
     }
     workers.forget()?;
     drop(raw_scratch);
     buffer.umount(false)?;
+    if args.wants("staging") && store_kind == "tmpfs" {
+        measure_disk_store(args, disk, &staging, rows)?;
+    }
     if args.wants("lifetime") {
         for row in lifetime::measure(&place, if args.quick { 3 } else { 9 })? {
             keep(rows, row);
@@ -188,6 +197,29 @@ fn measure_buffer(
         keep(rows, lifetime::measure_destroy(&place, MANY_FILES, times)?);
     }
     Ok((store_kind, fast_path))
+}
+
+/// Staging into a store on the disk.
+fn measure_disk_store(
+    args: &Args,
+    disk: &Scratch,
+    staging: &staging::Staging<'_>,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let (mount_point, flash) = (disk.dir("mnt.disk")?, disk.dir("flash")?);
+    let buffer = Buffer::mount(&args.forebay, &flash, &mount_point, args.capacity_mib << 20)?;
+    let raw_scratch = Scratch::new(&buffer.data_dir()?)?;
+    let sides = Sides {
+        raw: raw_scratch.dir("raw")?,
+        buffer: mount_point.join("bench"),
+        daemon: Some(buffer.daemon()?),
+        mounts: [None, None],
+    };
+    std::fs::create_dir(&sides.buffer).context("make a directory in the buffer")?;
+    println!("store for staging in: {}", buffer.store_kind()?);
+    staging.measure(&sides, false, |row| keep(rows, row))?;
+    drop(raw_scratch);
+    buffer.umount(false)
 }
 
 /// Data and names, on two sides.

@@ -1,5 +1,7 @@
 //! `forebay stage` against `cp -a` with fsync and `rsync -a --fsync`, to and from a disk.
 //!
+//! Staging out is measured from a store in memory to the disk, staging in from the disk to a
+//! store on the disk (an XFS image) and, without a target, to one in memory.
 //! Both sides end with the data fsynced at the destination, and each sample is timed from the
 //! start of the command to its end. Before a sample the disk's dirty data is written out, the
 //! destination is new, and the pages of a source on the disk are dropped from the page cache on
@@ -45,79 +47,77 @@ struct Case {
     way: Way,
     tree: bool,
     verify: &'static str,
-    target: f64,
+    target: Option<f64>,
     note: &'static str,
 }
 
-const CASES: [Case; 6] = [
-    Case {
-        name: "stage out, one big file, verified through the cache",
-        way: Way::Out,
-        tree: false,
-        verify: "cache",
-        target: 0.9,
-        note: BIG_NOTE,
-    },
-    Case {
-        name: "stage out, one big file, read back from the medium",
-        way: Way::Out,
-        tree: false,
-        verify: "medium",
-        target: 0.45,
-        note: BIG_NOTE,
-    },
-    Case {
-        name: "stage in, one big file, verified through the cache",
-        way: Way::In,
-        tree: false,
-        verify: "cache",
-        target: 0.9,
-        note: BIG_NOTE,
-    },
-    Case {
-        name: "stage in, one big file, read back from the medium",
-        way: Way::In,
-        tree: false,
-        verify: "medium",
-        target: 0.45,
-        note: BIG_NOTE,
-    },
-    Case {
-        name: "stage out, 10,000 small files",
-        way: Way::Out,
-        tree: true,
-        verify: "cache",
-        target: 2.0,
-        note: TREE_NOTE,
-    },
-    Case {
-        name: "stage in, 10,000 small files",
-        way: Way::In,
-        tree: true,
-        verify: "cache",
-        target: 2.0,
-        note: TREE_NOTE,
-    },
-];
-
-/// All rows for staging. `big_bytes` is the size of the big file.
-pub fn measure(
-    forebay: &Path,
-    sides: &Sides,
-    disk: &Path,
-    big_bytes: u64,
-    pairs: usize,
-    mut done: impl FnMut(Row),
-) -> Result<()> {
-    make_sources(&sides.raw, &sides.buffer, disk, big_bytes)?;
-    for case in &CASES {
-        done(measure_case(case, forebay, sides, disk, big_bytes, pairs)?);
-    }
-    Ok(())
+const fn case(
+    way: Way,
+    tree: bool,
+    name: &'static str,
+    verify: &'static str,
+    target: Option<f64>,
+) -> Case {
+    Case { name, way, tree, verify, target, note: if tree { TREE_NOTE } else { BIG_NOTE } }
 }
 
-/// The same big file and tree on the disk, on the raw side and in the buffer.
-fn make_sources(raw: &Path, buffer: &Path, disk: &Path, big_bytes: u64) -> Result<()> {
+/// To the disk, from a store wherever it is.
+const OUT: [Case; 3] = [
+    case(Way::Out, false, "stage out, big file, verified through the cache", "cache", Some(0.9)),
+    case(Way::Out, false, "stage out, big file, read back from the medium", "medium", Some(0.45)),
+    case(Way::Out, true, "stage out, 10,000 small files", "cache", Some(2.0)),
+];
+/// From the disk to a store on a disk.
+const IN_DISK: [Case; 3] = [
+    case(Way::In, false, "stage in, big file, verified through the cache", "cache", Some(0.9)),
+    case(Way::In, false, "stage in, big file, read back from the medium", "medium", Some(0.45)),
+    case(Way::In, true, "stage in, 10,000 small files", "cache", Some(2.0)),
+];
+/// From the disk to a store in memory, where the fsync of the other side costs nothing.
+const IN_MEMORY: [Case; 2] = [
+    case(Way::In, false, "stage in, big file, store in memory", "cache", None),
+    case(Way::In, true, "stage in, 10,000 small files, store in memory", "cache", None),
+];
+
+/// What all rows of staging share.
+pub struct Staging<'a> {
+    /// The executable.
+    pub forebay: &'a Path,
+    /// A directory on a disk, the PFS of these rows.
+    pub disk: &'a Path,
+    /// Size of the big file.
+    pub big_bytes: u64,
+    /// Pairs per row.
+    pub pairs: usize,
+}
+
+impl Staging<'_> {
+    /// The same big file and tree on the disk, once.
+    pub fn make_sources(&self) -> Result<()> {
+        make_sources(self.disk, self.big_bytes)
+    }
+
+    /// Rows of a buffer whose store is in memory, or on a disk.
+    pub fn measure(&self, sides: &Sides, in_memory: bool, mut done: impl FnMut(Row)) -> Result<()> {
+        let (out, inward): (&[Case], &[Case]) =
+            if in_memory { (&OUT, &IN_MEMORY) } else { (&[], &IN_DISK) };
+        if !out.is_empty() {
+            for target in [&sides.raw, &sides.buffer] {
+                for name in ["big", "tree"] {
+                    let source = self.disk.join(name);
+                    let args = [OsStr::new("-a"), source.as_ref(), "-t".as_ref(), target.as_ref()];
+                    sides::run(Path::new("cp"), &args)?;
+                }
+            }
+        }
+        for case in out.iter().chain(inward) {
+            done(self.measure_case(case, sides)?);
+        }
+        Ok(())
+    }
+}
+
+fn make_sources(disk: &Path, big_bytes: u64) -> Result<()> {
     let mut random = rand::rngs::SmallRng::seed_from_u64(1);
     let mut block = vec![0_u8; 1 << 20];
     let big = disk.join("big");
@@ -137,73 +137,63 @@ fn make_sources(raw: &Path, buffer: &Path, disk: &Path, big_bytes: u64) -> Resul
         std::fs::write(&path, &block[..bytes])
             .with_context(|| format!("write {}", path.display()))?;
     }
-    for target in [raw, buffer] {
-        let args = [OsStr::new("-a"), big.as_ref(), OsStr::new("-t"), target.as_ref()];
-        sides::run(Path::new("cp"), &args)?;
-        let tree = disk.join("tree");
-        let args = [OsStr::new("-a"), tree.as_ref(), OsStr::new("-t"), target.as_ref()];
-        sides::run(Path::new("cp"), &args)?;
-    }
     Ok(())
 }
 
-fn measure_case(
-    case: &Case,
-    forebay: &Path,
-    sides: &Sides,
-    disk: &Path,
-    big_bytes: u64,
-    pairs: usize,
-) -> Result<Row> {
-    let source_name = if case.tree { "tree" } else { "big" };
-    let mut ratios = Vec::new();
-    let mut seconds: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
-    let mut cpu = CpuSeries::default();
-    let pairs = if case.tree { pairs.min(TREE_PAIRS_MAX) } else { pairs };
-    for pair in 0..pairs {
-        let mut elapsed = [0.0; 2];
-        for turn in 0..2 {
-            let side = (turn + pair) % 2;
-            let local = if side == 0 { &sides.raw } else { &sides.buffer };
-            let copy = format!("{source_name}.{}.{side}.{pair}", case.verify);
-            let (source, destination) = match case.way {
-                Way::Out => (local.join(source_name), disk.join(copy)),
-                Way::In => (disk.join(source_name), local.join(copy)),
-            };
-            settle(disk)?;
-            if case.way == Way::In {
-                drop_pages(&source)?;
+impl Staging<'_> {
+    fn measure_case(&self, case: &Case, sides: &Sides) -> Result<Row> {
+        let Staging { forebay, disk, big_bytes, pairs } = *self;
+        let source_name = if case.tree { "tree" } else { "big" };
+        let mut ratios = Vec::new();
+        let mut seconds: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
+        let mut cpu = CpuSeries::default();
+        let pairs = if case.tree { pairs.min(TREE_PAIRS_MAX) } else { pairs };
+        for pair in 0..pairs {
+            let mut elapsed = [0.0; 2];
+            for turn in 0..2 {
+                let side = (turn + pair) % 2;
+                let local = if side == 0 { &sides.raw } else { &sides.buffer };
+                let copy = format!("{source_name}.{}.{side}.{pair}", case.verify);
+                let (source, destination) = match case.way {
+                    Way::Out => (local.join(source_name), disk.join(copy)),
+                    Way::In => (disk.join(source_name), local.join(copy)),
+                };
+                settle(disk)?;
+                if case.way == Way::In {
+                    drop_pages(&source)?;
+                }
+                let daemon_before = sides.daemon.map_or(Ok(0), machine::process_cpu_ns)?;
+                let children_before = machine::children_cpu_ns();
+                let begin = machine::monotonic_ns();
+                if side == 0 {
+                    copy_raw(case, &source, &destination)?;
+                } else {
+                    stage(case, forebay, &source, &destination)?;
+                }
+                elapsed[side] = (machine::monotonic_ns() - begin) as f64 / 1e9;
+                seconds[side].push(elapsed[side]);
+                let daemon_ns =
+                    sides.daemon.map_or(Ok(0), machine::process_cpu_ns)? - daemon_before;
+                cpu.take(side, machine::children_cpu_ns() - children_before, daemon_ns);
+                check_and_remove(case, &destination, big_bytes)?;
             }
-            let daemon_before = sides.daemon.map_or(Ok(0), machine::process_cpu_ns)?;
-            let children_before = machine::children_cpu_ns();
-            let begin = machine::monotonic_ns();
-            if side == 0 {
-                copy_raw(case, &source, &destination)?;
-            } else {
-                stage(case, forebay, &source, &destination)?;
-            }
-            elapsed[side] = (machine::monotonic_ns() - begin) as f64 / 1e9;
-            seconds[side].push(elapsed[side]);
-            let daemon_ns = sides.daemon.map_or(Ok(0), machine::process_cpu_ns)? - daemon_before;
-            cpu.take(side, machine::children_cpu_ns() - children_before, daemon_ns);
-            check_and_remove(case, &destination, big_bytes)?;
+            ratios.push(elapsed[0] / elapsed[1]);
         }
-        ratios.push(elapsed[0] / elapsed[1]);
+        let median = |values: &[f64]| Summary::of(values).map(|summary| summary.median);
+        Ok(Row {
+            part: "staging",
+            case: case.name.to_string(),
+            target: case.target.map(Target::RatioAtLeast),
+            value: Summary::of(&ratios).context("no pairs")?,
+            pairs_run: pairs,
+            disturbed: false,
+            raw: median(&seconds[0]),
+            buffer: median(&seconds[1]),
+            unit: "s",
+            cpu: Some(cpu.row(case.tree, big_bytes)),
+            note: case.note,
+        })
     }
-    let median = |values: &[f64]| Summary::of(values).map(|summary| summary.median);
-    Ok(Row {
-        part: "staging",
-        case: case.name.to_string(),
-        target: Some(Target::RatioAtLeast(case.target)),
-        value: Summary::of(&ratios).context("no pairs")?,
-        pairs_run: pairs,
-        disturbed: false,
-        raw: median(&seconds[0]),
-        buffer: median(&seconds[1]),
-        unit: "s",
-        cpu: Some(cpu.row(case.tree, big_bytes)),
-        note: case.note,
-    })
 }
 
 /// CPU time of the copies, in seconds.
