@@ -37,6 +37,17 @@ pub fn own_waited_ns() -> u64 {
     text.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
+/// How long the threads of another process have waited for a processor so far, in nanoseconds;
+/// threads that ended are not counted.
+pub fn process_waited_ns(pid: u32) -> u64 {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return 0 };
+    let waited = |task: std::fs::DirEntry| -> Option<u64> {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().nth(1)?.parse().ok()
+    };
+    tasks.flatten().filter_map(waited).sum()
+}
+
 /// Raises the priority of this process and of all that it starts (the workers, the daemon, cp
 /// and rsync alike), so that other load disturbs less; silently left where it may not.
 pub fn raise_priority() -> bool {
