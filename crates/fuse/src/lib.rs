@@ -33,6 +33,6 @@ mod options;
 mod session;
 mod workers;
 
-pub use mount::{FILE_SYSTEM_TYPE, MountError, UnmountError, remount, unmount};
+pub use mount::{FILE_SYSTEM_TYPE, MountError, UnmountError, abort, remount, unmount};
 pub use options::{FastPath, FastPathOff, MountBy, MountFlags, MountOptions};
 pub use session::Session;

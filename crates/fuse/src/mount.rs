@@ -271,7 +271,7 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<(), UnmountError> {
 }
 
 /// Ends a mount whose requests nobody answers: all that wait get ECONNABORTED.
-pub(crate) fn abort(path: &Path) -> Result<(), UnmountError> {
+pub fn abort(path: &Path) -> Result<(), UnmountError> {
     let flags = sys::UnmountFlags::FORCE | sys::UnmountFlags::DETACH;
     match sys::unmount(path, flags).map_err(sys_errno) {
         Ok(()) => Ok(()),

@@ -35,9 +35,12 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
     match Control::connect_store(&mount.store_dir) {
         Ok(mut control) => return control.umount(args.keep, args.force),
         Err(error) if error.errno == Some(libc::ENOTCONN) => (),
-        // A server that does not answer any more can be left behind, its buffer kept.
+        // A server that does not answer any more can be left behind, its buffer kept; those who
+        // wait for its answers get an error instead.
         Err(error) if args.force && error.errno == Some(libc::ETIMEDOUT) => {
-            detach(&mount.mount_point)?;
+            forebay_fuse::abort(&mount.mount_point).map_err(|error| {
+                ControlError::new("unmount", Some(&mount.mount_point), &error.to_string())
+            })?;
             return Err(
                 error.hint("the mount is detached; its process still runs and holds the buffer")
             );
