@@ -58,10 +58,20 @@ impl Control {
     /// Connects to the server of a store by its directory.
     pub fn connect_store(store_dir: &Path) -> Result<Control> {
         let stream = open_socket(store_dir).map_err(|error| not_reached(store_dir, &error))?;
-        let mut control = Control { stream, store_dir: store_dir.to_path_buf() };
+        let control = Control { stream, store_dir: store_dir.to_path_buf() };
         control.set_timeout(ANSWER_TIMEOUT)?;
-        control.send(&Hello { protocol: CONTROL_PROTOCOL })?;
-        match control.receive::<Greeting>()? {
+        // A server that is just dying may still accept, and then close without a greeting.
+        // One that has no place for us says so and closes without having read: what it said is
+        // there even if our greeting could not be sent.
+        let sent = write_message(&control.stream, &Hello { protocol: CONTROL_PROTOCOL });
+        let greeting = match (read_message::<Greeting>(&control.stream), sent) {
+            (Ok(Some(greeting)), _) => greeting,
+            (Err(error), Ok(())) if error.kind() != ErrorKind::ConnectionReset => {
+                return Err(control.failed("hear from", &error));
+            }
+            _ => return Err(not_reached(store_dir, &ErrorKind::ConnectionRefused.into())),
+        };
+        match greeting {
             Greeting::Welcome(welcome) if welcome.protocol == CONTROL_PROTOCOL => Ok(control),
             Greeting::Welcome(welcome) => Err(other_version(store_dir, &welcome)),
             Greeting::Reply(Reply::Error(error)) => Err(error),
@@ -294,6 +304,16 @@ mod tests {
         let message = Control::connect_store(dir.path()).unwrap_err().to_string();
         assert!(message.contains("control protocol 77") && message.contains("9.9"), "{message}");
         server.join().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_dies_before_its_greeting_is_not_running() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap();
+        let dying = std::thread::spawn(move || drop(listener.accept().unwrap()));
+        let error = Control::connect_store(dir.path()).unwrap_err();
+        assert_eq!(error.errno, Some(libc::ENOTCONN), "{error}");
+        dying.join().unwrap();
     }
 
     #[test]

@@ -22,6 +22,8 @@ const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// What was decided, and what came of it.
 #[derive(Default)]
 pub struct Ending {
+    /// Held while a request unmounts.
+    turn: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -58,18 +60,7 @@ impl Mount {
     /// then calls [`Mount::answered`], whatever this returned.
     pub fn end_by_request(&self, keep: bool, force: bool) -> Result<(), ControlError> {
         self.ending.change(|state| state.waiting += 1);
-        let first = {
-            let mut state = self.ending.lock();
-            let first = state.keep.is_none();
-            state.keep.get_or_insert(keep);
-            first
-        };
-        if let Err(error) = self.unmount(force) {
-            if first {
-                self.ending.change(|state| state.keep = None);
-            }
-            return Err(error);
-        }
+        self.unmount_once(keep, force)?;
         if force {
             self.ending.change(|state| state.deadline = Some(Instant::now() + FORCE_WAIT));
         }
@@ -80,6 +71,21 @@ impl Mount {
             }
             state = self.ending.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Unmounts, one request at a time; who comes after a success finds it done. What is to be
+    /// done with the buffer is set before, since the session may end at once.
+    fn unmount_once(&self, keep: bool, force: bool) -> Result<(), ControlError> {
+        let _turn = self.ending.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.ending.lock().keep.is_some() {
+            return Ok(());
+        }
+        self.ending.change(|state| state.keep = Some(keep));
+        let done = self.unmount(force);
+        if done.is_err() {
+            self.ending.change(|state| state.keep = None);
+        }
+        done
     }
 
     /// An unmount by somebody else may have come first, and it kept the buffer.

@@ -7,12 +7,16 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// File name of the lock.
 pub const LOCK_NAME: &str = "lock";
-/// Tries when a store is removed and made again under our eyes, or its holder is just ending.
+/// Tries when a store is removed and made again under our eyes, or its holder may be ending.
 const MAX_TRIES: u32 = 16;
+/// Longest wait for a holder that is known to be ending.
+const ENDING_WAIT: Duration = Duration::from_secs(10);
+/// The flag of a process that is ending, PF_EXITING, in /proc/PID/stat.
+const EXITING: u64 = 4;
 /// Pause between two tries.
 const TRY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -27,7 +31,9 @@ impl StoreLock {
     /// another process has it. The file then holds the process id of the holder.
     pub fn acquire(dir: &Path) -> Result<Option<StoreLock>> {
         let path = dir.join(LOCK_NAME);
-        for _ in 0..MAX_TRIES {
+        let deadline = Instant::now() + ENDING_WAIT;
+        let mut tries = 0;
+        while tries < MAX_TRIES {
             let opened = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -44,6 +50,8 @@ impl StoreLock {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => (),
                 Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let ending = holder_is_ending(dir) && Instant::now() < deadline;
+                    tries += u32::from(!ending);
                     std::thread::sleep(TRY_PAUSE);
                     continue;
                 }
@@ -60,7 +68,7 @@ impl StoreLock {
                         .at("lock the store", &path)?;
                     return Ok(Some(StoreLock { _file: file }));
                 }
-                _ => continue,
+                _ => tries += 1,
             }
         }
         Err(in_use(dir))
@@ -80,6 +88,19 @@ impl StoreLock {
             Err(error) => Err(error).at("look at the store's lock", &path),
         }
     }
+}
+
+/// True if the process named in the lock is gone, or on its way: the kernel gives its files back
+/// late, after its memory.
+fn holder_is_ending(dir: &Path) -> bool {
+    let holder = std::fs::read_to_string(dir.join(LOCK_NAME)).unwrap_or_default();
+    let Ok(pid) = holder.trim().parse::<u32>() else { return false };
+    // `pid (name) state ppid pgrp session tty tpgid flags ...` (proc(5)).
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let state = fields.next().unwrap_or_default();
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
+    matches!(state, "Z" | "X") || flags & EXITING != 0
 }
 
 fn in_use(dir: &Path) -> forebay_proto::control::ControlError {

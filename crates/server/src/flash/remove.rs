@@ -10,9 +10,12 @@ use std::ffi::CStr;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Deepest directory that a store has; deeper ones are not ours.
 const MAX_DEPTH: u32 = 64;
+/// Most threads that delete.
+const MAX_THREADS: usize = 4;
 
 /// Removes everything of a store, its lock last but one, its directory last.
 pub fn remove_store(dir: &Path, record: &StoreRecord) -> Result<()> {
@@ -29,6 +32,9 @@ pub fn remove_store(dir: &Path, record: &StoreRecord) -> Result<()> {
     let keep = |name: &CStr| {
         [RECORD_NAME, LOCK_NAME].iter().any(|kept| name.to_bytes() == kept.as_bytes())
     };
+    if record.kind == StoreKind::Directory {
+        remove_fans(&dir.join("data"), device).at(what, dir)?;
+    }
     empty_directory(handle.as_fd(), device, 0, &keep).at(what, dir)?;
     for name in [RECORD_NAME, LOCK_NAME] {
         match unlinkat(&handle, name, AtFlags::empty()) {
@@ -86,14 +92,56 @@ fn empty_directory(
             unlinkat(handle, name, AtFlags::empty())?;
             continue;
         }
-        let child = openat(handle, name, DIR_FLAGS, Mode::empty())?;
-        if fstat(&child)?.st_dev != device {
-            return Err(rustix::io::Errno::XDEV);
-        }
-        empty_directory(child.as_fd(), device, depth + 1, &|_| false)?;
-        unlinkat(handle, name, AtFlags::REMOVEDIR)?;
+        remove_directory(handle, name, device, depth)?;
     }
     Ok(())
+}
+
+fn remove_directory(
+    parent: BorrowedFd<'_>,
+    name: &CStr,
+    device: u64,
+    depth: u32,
+) -> std::result::Result<(), rustix::io::Errno> {
+    let child = openat(parent, name, DIR_FLAGS, Mode::empty())?;
+    if fstat(&child)?.st_dev != device {
+        return Err(rustix::io::Errno::XDEV);
+    }
+    empty_directory(child.as_fd(), device, depth + 1, &|_| false)?;
+    unlinkat(parent, name, AtFlags::REMOVEDIR)
+}
+
+/// Deletes the fan-out directories of the objects, several at a time.
+fn remove_fans(data: &Path, device: u64) -> std::result::Result<(), rustix::io::Errno> {
+    let handle = match openat(CWD, data, DIR_FLAGS, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        other => other?,
+    };
+    if fstat(&handle)?.st_dev != device {
+        return Err(rustix::io::Errno::XDEV);
+    }
+    let mut fans = Vec::new();
+    for entry in Dir::read_from(&handle)? {
+        let entry = entry?;
+        if entry.file_type() == FileType::Directory
+            && !matches!(entry.file_name().to_bytes(), b"." | b"..")
+        {
+            fans.push(entry.file_name().to_owned());
+        }
+    }
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(name) = fans.get(next.fetch_add(1, Ordering::Relaxed)) {
+            remove_directory(handle.as_fd(), name, device, 1)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        // A thread that panicked has left its part: what remains shows when the rest is deleted.
+        running.into_iter().try_for_each(|thread| thread.join().unwrap_or(Ok(())))
+    })
 }
 
 #[cfg(test)]

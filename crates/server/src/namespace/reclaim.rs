@@ -28,9 +28,14 @@ const GATHER: Duration = Duration::from_millis(2);
 const NEARLY_FULL_SHARE: u64 = 8;
 /// Longest that a request waits for space that is on its way back.
 const DRAIN_WAIT: Duration = Duration::from_secs(2);
-/// Space is short when less is free than a quarter of the capacity or this: what is written by
-/// passthrough right after an open must find the space of files removed before it.
+/// Space is short when less is free than a quarter of the capacity, or than this (at most half
+/// of it): what is written by passthrough right after an open must find the space of files
+/// removed before it.
 const SHORT_BYTES: u64 = 256 << 20;
+/// How long after an unlink the kernel's last reference to a file that is not open may take.
+const FORGET_WAIT: Duration = Duration::from_millis(50);
+/// Pause between two looks for that.
+const FORGET_PAUSE: Duration = Duration::from_micros(100);
 
 #[derive(Default)]
 struct Queue {
@@ -40,6 +45,8 @@ struct Queue {
     stopping: bool,
     /// The thread sleeps until something is queued.
     asleep: bool,
+    /// When a file lost its last name while it was referenced: its space may come any moment.
+    last_orphaned: Option<Instant>,
     /// Somebody waits for the space, or there is little of it.
     urgent: bool,
     nearly_full: bool,
@@ -95,6 +102,10 @@ impl Reclaimer {
     fn is_idle(&self) -> bool {
         let queue = self.queue.lock();
         queue.waiting.is_empty() && queue.busy == 0
+    }
+
+    fn orphaned_just_now(&self) -> bool {
+        self.queue.lock().last_orphaned.is_some_and(|at| at.elapsed() < FORGET_WAIT)
     }
 
     /// Frees what is queued, then ends the thread.
@@ -169,8 +180,9 @@ impl Namespace {
 
     /// The inode lost its last name: reclaim it when nothing references it.
     pub(super) fn after_last_name(&self, ino: Ino) {
-        if self.refs.orphaned(ino) {
-            self.reclaim.push(ino);
+        match self.refs.orphaned(ino) {
+            true => self.reclaim.push(ino),
+            false => self.reclaim.queue.lock().last_orphaned = Some(Instant::now()),
         }
     }
 
@@ -179,16 +191,31 @@ impl Namespace {
         self.reclaim.drain();
     }
 
+    /// True if space may be about to come back.
+    fn space_is_coming(&self) -> bool {
+        !self.reclaim.is_idle() || (self.refs.any_orphan() && self.reclaim.orphaned_just_now())
+    }
+
+    /// Waits for it: for the kernel to drop files that were just removed (it tells after the
+    /// unlink has returned), then for their reclaim.
+    fn wait_for_coming_space(&self) {
+        while self.refs.any_orphan() && self.reclaim.orphaned_just_now() {
+            std::thread::sleep(FORGET_PAUSE);
+        }
+        self.reclaim.drain();
+    }
+
     /// Before a file is handed out for writing: the kernel then writes without asking, so space
     /// that is on its way back must be there if it may be needed. Not under the writer's lock.
     pub(super) fn wait_reclaimed_if_short(&self) {
-        if self.reclaim.is_idle() {
+        if !self.space_is_coming() {
             return;
         }
-        if let Ok((used, capacity)) = self.space()
-            && capacity.saturating_sub(used) < SHORT_BYTES.max(capacity / 4)
-        {
-            self.reclaim.drain();
+        if let Ok((used, capacity)) = self.space() {
+            let short = SHORT_BYTES.min(capacity / 2).max(capacity / 4);
+            if capacity.saturating_sub(used) < short {
+                self.wait_for_coming_space();
+            }
         }
     }
 
@@ -196,8 +223,8 @@ impl Namespace {
     /// theirs back.
     pub(super) fn with_reclaimed<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
         match change() {
-            Err(Errno::ENOSPC) if !self.reclaim.is_idle() => {
-                self.reclaim.drain();
+            Err(Errno::ENOSPC) if self.space_is_coming() => {
+                self.wait_for_coming_space();
                 change()
             }
             other => other,
