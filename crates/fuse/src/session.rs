@@ -235,7 +235,7 @@ impl Reader {
             };
             self.counters.count(request.head.opcode);
             follower.request_of(request.head.pid);
-            if workers::takes_long(&request) {
+            if workers::takes_long(&request) || workers::waits_for_space(cx, &request) {
                 let head = request.head;
                 let (next, taken) = cx.workers.hand_over(&self.device, buffer, len, &head);
                 buffer = next;

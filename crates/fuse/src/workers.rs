@@ -27,9 +27,10 @@ const MAX_QUEUED: usize = 1024;
 const BUFFERS_PER_WORKER: usize = 2;
 /// From this many bytes on a served read or write goes to a worker.
 const LARGE_BYTES: usize = 64 << 10;
-/// Longest request that is copied, in bytes; COPY_FILE_RANGE has 96.
-const SHORT_BYTES: usize = 128;
+/// Longest request that is copied, in bytes: CREATE with the longest name has 312.
+const SHORT_BYTES: usize = 320;
 
+#[allow(clippy::large_enum_variant, reason = "moved by value: no allocation for each request")]
 enum Job {
     Short { device: Arc<Device>, bytes: [u8; SHORT_BYTES], len: usize },
     Write { device: Arc<Device>, buffer: PageBuffer, len: usize },
@@ -144,6 +145,13 @@ pub(crate) fn takes_long(rq: &Request<'_>) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether a request may wait for space that is on its way back. What it waits for is mostly a
+/// FORGET behind it, so the reader must go on reading.
+pub(crate) fn waits_for_space(cx: &Connection, rq: &Request<'_>) -> bool {
+    matches!(rq.head.opcode, op::CREATE | op::OPEN | op::TMPFILE | op::WRITE)
+        && cx.fs.space_is_coming()
 }
 
 /// Requests after which a killed caller need not wait for the end: they change nothing that the

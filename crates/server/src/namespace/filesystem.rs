@@ -192,6 +192,10 @@ impl FileSystem for Namespace {
         self.op_removexattr(caller, ino, name)
     }
 
+    fn space_is_coming(&self) -> bool {
+        self.op_space_is_coming()
+    }
+
     fn statfs(&self) -> Result<StatFs> {
         self.op_statfs()
     }

@@ -45,7 +45,9 @@ struct Queue {
     stopping: bool,
     /// The thread sleeps until something is queued.
     asleep: bool,
-    /// When a file lost its last name while it was referenced: its space may come any moment.
+    /// Files that lost their last name while they were referenced, and when the last of them
+    /// did: mostly the kernel drops such a file at once, and it is queued.
+    expected: usize,
     last_orphaned: Option<Instant>,
     /// Somebody waits for the space, or there is little of it.
     urgent: bool,
@@ -78,6 +80,7 @@ impl Reclaimer {
     pub(super) fn push(&self, ino: Ino) {
         let mut queue = self.queue.lock();
         queue.waiting.push_back(ino);
+        queue.expected = queue.expected.saturating_sub(1);
         if queue.asleep {
             queue.asleep = false;
             self.wake.notify_one();
@@ -99,13 +102,23 @@ impl Reclaimer {
         }
     }
 
-    fn is_idle(&self) -> bool {
-        let queue = self.queue.lock();
-        queue.waiting.is_empty() && queue.busy == 0
+    /// An inode without names is still referenced: it will be queued, mostly at once.
+    fn expect(&self) {
+        let mut queue = self.queue.lock();
+        if queue.last_orphaned.is_none_or(|at| at.elapsed() >= FORGET_WAIT) {
+            // What has not come by now is a file that is open: nobody waits for it.
+            queue.expected = 0;
+        }
+        queue.expected += 1;
+        queue.last_orphaned = Some(Instant::now());
     }
 
-    fn orphaned_just_now(&self) -> bool {
-        self.queue.lock().last_orphaned.is_some_and(|at| at.elapsed() < FORGET_WAIT)
+    /// Whether space is expected, and whether some is being freed.
+    fn coming(&self) -> (bool, bool) {
+        let queue = self.queue.lock();
+        let expected =
+            queue.expected > 0 && queue.last_orphaned.is_some_and(|at| at.elapsed() < FORGET_WAIT);
+        (expected, !queue.waiting.is_empty() || queue.busy > 0)
     }
 
     /// Frees what is queued, then ends the thread.
@@ -159,7 +172,7 @@ pub(super) fn start(namespace: &Arc<Namespace>) -> Result<()> {
         .name("reclaim".into())
         .spawn(move || {
             while let Some(batch) = ns.reclaim.next_batch() {
-                if let Err(e) = ns.reclaim_batch(&batch) {
+                if let Err(e) = ns.reclaim_batch(&batch, ns.is_short()) {
                     tracing::error!(error = %e, inodes = batch.len(),
                         "cannot free removed files; the next start frees them");
                 }
@@ -182,7 +195,7 @@ impl Namespace {
     pub(super) fn after_last_name(&self, ino: Ino) {
         match self.refs.orphaned(ino) {
             true => self.reclaim.push(ino),
-            false => self.reclaim.queue.lock().last_orphaned = Some(Instant::now()),
+            false => self.reclaim.expect(),
         }
     }
 
@@ -192,14 +205,20 @@ impl Namespace {
     }
 
     /// True if space may be about to come back.
-    fn space_is_coming(&self) -> bool {
-        !self.reclaim.is_idle() || (self.refs.any_orphan() && self.reclaim.orphaned_just_now())
+    fn some_is_coming(&self) -> bool {
+        let (expected, freeing) = self.reclaim.coming();
+        expected || freeing
+    }
+
+    /// True if space may be about to come back and little is free.
+    pub(super) fn op_space_is_coming(&self) -> bool {
+        self.some_is_coming() && self.is_short()
     }
 
     /// Waits for it: for the kernel to drop files that were just removed (it tells after the
     /// unlink has returned), then for their reclaim.
     fn wait_for_coming_space(&self) {
-        while self.refs.any_orphan() && self.reclaim.orphaned_just_now() {
+        while self.reclaim.coming().0 {
             std::thread::sleep(FORGET_PAUSE);
         }
         self.reclaim.drain();
@@ -208,22 +227,23 @@ impl Namespace {
     /// Before a file is handed out for writing: the kernel then writes without asking, so space
     /// that is on its way back must be there if it may be needed. Not under the writer's lock.
     pub(super) fn wait_reclaimed_if_short(&self) {
-        if !self.space_is_coming() {
-            return;
+        if self.op_space_is_coming() {
+            self.wait_for_coming_space();
         }
-        if let Ok((used, capacity)) = self.space() {
+    }
+
+    fn is_short(&self) -> bool {
+        self.space().is_ok_and(|(used, capacity)| {
             let short = SHORT_BYTES.min(capacity / 2).max(capacity / 4);
-            if capacity.saturating_sub(used) < short {
-                self.wait_for_coming_space();
-            }
-        }
+            capacity.saturating_sub(used) < short
+        })
     }
 
     /// Runs a served change of data; out of space, once more when removed files have given
     /// theirs back.
     pub(super) fn with_reclaimed<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
         match change() {
-            Err(Errno::ENOSPC) if self.space_is_coming() => {
+            Err(Errno::ENOSPC) if self.some_is_coming() => {
                 self.wait_for_coming_space();
                 change()
             }
@@ -231,8 +251,10 @@ impl Namespace {
         }
     }
 
-    /// Removes inodes for good.
-    pub(super) fn reclaim_batch(&self, inodes: &[Ino]) -> Result<()> {
+    /// Removes inodes for good. With `empty_first` their space does not wait for the kernel to
+    /// let go of objects that it had open by passthrough (it closes them a little later; nobody
+    /// can reach them any more).
+    pub(super) fn reclaim_batch(&self, inodes: &[Ino], empty_first: bool) -> Result<()> {
         let mut changes = Vec::with_capacity(inodes.len() * 2);
         let mut objects = Vec::with_capacity(inodes.len());
         {
@@ -263,7 +285,11 @@ impl Namespace {
             self.store.sync()?;
         }
         for ino in objects {
-            if let Err(e) = self.objects.remove(ObjectId::whole(ino)) {
+            let id = ObjectId::whole(ino);
+            if empty_first && let Err(e) = self.objects.truncate(id, 0) {
+                tracing::debug!(%ino, error = %e, "cannot empty the object of a removed file");
+            }
+            if let Err(e) = self.objects.remove(id) {
                 tracing::error!(%ino, error = %e, "cannot remove the object of a removed file");
             }
         }

@@ -63,7 +63,7 @@ impl Namespace {
         let orphans = self.store.orphans()?;
         report.orphans_reclaimed = orphans.len() as u64;
         for batch in orphans.chunks(128) {
-            self.reclaim_batch(batch)?;
+            self.reclaim_batch(batch, false)?;
         }
         if !unclean && self.objects.accounting().is_none() {
             return Ok(report);
