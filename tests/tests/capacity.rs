@@ -92,9 +92,11 @@ fn full_and_emptied(buffer: &Buffer) {
         assert!(again + slack + (2 << 20) > capacity, "only {again} fit after truncate");
         sys::unlink(buffer.path("big")).unwrap();
         sys::unlink(buffer.path("second")).unwrap();
-        let empty = space(buffer);
-        let lost = fresh.free.saturating_sub(empty.free);
-        assert!(lost <= slack, "unlink gave back all but {lost}");
+        // The kernel lets go of a removed inode by a message of its own, beside the next request.
+        let start = Instant::now();
+        while fresh.free.saturating_sub(space(buffer).free) > slack {
+            assert!(start.elapsed() < Duration::from_millis(500), "unlink gave back too little");
+        }
     }
 }
 

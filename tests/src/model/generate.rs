@@ -340,6 +340,9 @@ fn unwanted(model: &Model, step: &Step) -> bool {
         Op::Copy { from, to, .. } => [from, to]
             .iter()
             .any(|slot| model.slots[**slot].is_some() && file_in(model, **slot).is_none()),
+        // A chown that changes nothing takes suid off. FUSE's kernel side does not tell it from
+        // a write that does, and lets strangers do it.
+        Op::Chown { uid: u32::MAX, gid: u32::MAX, .. } => step.who.uid != 0,
         // Which of two errors a rename gives first differs between kernels.
         Op::Rename { from, to, .. } => {
             [from, to].iter().any(|path| path.0.split(|&b| b == b'/').any(|part| part.len() > 255))
