@@ -227,16 +227,7 @@ impl Runner {
         let bytes = encode(&cells);
         let length = (size * CELL_BYTES) as usize;
         let started = self.position();
-        // SAFETY: maps the whole file shared, copies inside its size, unmaps; no other thread
-        // of this test changes the file's size meanwhile.
-        unsafe {
-            use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-            let protection = ProtFlags::READ | ProtFlags::WRITE;
-            let map = mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &file, 0)?;
-            let target = map.cast::<u8>().add((first * CELL_BYTES) as usize);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
-            munmap(map, length)?;
-        }
+        store_mapped(&file, length, (first * CELL_BYTES) as usize, &bytes)?;
         self.wrote(started, serial, DataOp::Put { first, cells, sync: false }, 0);
         Ok(())
     }
@@ -502,4 +493,35 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+/// Stores `bytes` into a shared mapping of the whole file, in a child process. The recorder
+/// runs in this process: a fault on the mapping waits for the disk with the process's memory
+/// map locked, and the disk would wait for the recorder's next allocation.
+fn store_mapped(file: &fs::File, length: usize, offset: usize, bytes: &[u8]) -> Result<()> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    // SAFETY: the child makes only system calls and a copy inside the file's size, which nobody
+    // changes meanwhile, and leaves by _exit: nothing of the parent's other threads is needed.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above; the mapping is as long as the file.
+        let stored = unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0).and_then(
+                |map| {
+                    let target = map.cast::<u8>().add(offset);
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
+                    munmap(map, length)
+                },
+            )
+        };
+        // SAFETY: ends the child without running the parent's destructors.
+        unsafe { libc::_exit(i32::from(stored.is_err())) };
+    }
+    anyhow::ensure!(child > 0, "fork: {}", std::io::Error::last_os_error());
+    let mut status = 0;
+    // SAFETY: waits for our own child; `status` is a valid out-parameter.
+    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+    anyhow::ensure!(waited == child && status == 0, "mapped store: status {status}");
+    Ok(())
 }

@@ -81,6 +81,11 @@ impl Refs {
         self.shard(ino).lock().counts.contains_key(&ino)
     }
 
+    /// Inodes without names that are still referenced.
+    pub(super) fn orphan_count(&self) -> usize {
+        self.orphan_count.load(Ordering::Relaxed)
+    }
+
     /// True if the inode has no name but is still referenced.
     pub(super) fn is_orphan(&self, ino: Ino) -> bool {
         self.shard(ino).lock().orphans.contains(&ino)
