@@ -63,7 +63,7 @@ impl Run {
         }
         check::touched(&mut self.model, driver, &mut self.inos)?;
         self.done += 1;
-        if self.done % self.plan.whole_every == 0 {
+        if self.done.is_multiple_of(self.plan.whole_every) {
             check::all(&mut self.model, driver, &mut self.inos)?;
         }
         Ok(())

@@ -263,7 +263,7 @@ impl Runner {
 
     pub(super) fn dropped(&mut self) -> bool {
         self.syncs += 1;
-        self.program.drop_every.is_some_and(|every| self.syncs % every == 0)
+        self.program.drop_every.is_some_and(|every| self.syncs.is_multiple_of(every))
     }
 
     pub(super) fn sync_file(&mut self, file: &File, serial: u64, ino: u64) -> Result<()> {

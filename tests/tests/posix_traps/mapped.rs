@@ -30,7 +30,7 @@ impl Map {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        assert!(at % 8 == 0 && at + 8 <= self.length);
+        assert!(at.is_multiple_of(8) && at + 8 <= self.length);
         // SAFETY: inside the mapping, aligned, and shared only as atomics.
         unsafe { &*self.base.add(at).cast() }
     }
