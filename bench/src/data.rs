@@ -131,7 +131,7 @@ pub fn measure(case: &Case, sides: &Sides, workers: &mut Workers, pairs: usize) 
     let mut points: [Vec<Point>; 2] = [Vec::new(), Vec::new()];
     while collected.more() {
         let pair = collected.run();
-        if pair % PAIRS_PER_FILE == 0 {
+        if pair.is_multiple_of(PAIRS_PER_FILE) {
             make_files(case, sides, workers)?;
         }
         let mut rates = [0.0; 2];
