@@ -307,10 +307,15 @@ fn first(value: serde_json::Value) -> serde_json::Value {
     }
 }
 
-/// True while the process exists and is no zombie.
+/// True while a thread of the process runs: its first one may be a zombie before the others, which
+/// hold its files open, are gone.
 pub fn alive(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(text) => !text.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'),
+        Ok(text) => {
+            let state = text.rsplit(')').next().unwrap_or("").trim_start();
+            threads > 1 || !(state.starts_with('Z') || state.starts_with('X'))
+        }
         Err(_) => false,
     }
 }
