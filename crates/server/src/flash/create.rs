@@ -107,14 +107,23 @@ fn candidates(options: &StoreOptions, memory: bool) -> Result<Vec<(StoreKind, Op
         Some(LoopXfs) if options.capacity_bytes < IMAGE_MIN_BYTES => {
             return refuse("an image needs 300MiB or more", "ask for more, or leave --store out");
         }
-        Some(Directory) => return Ok(vec![(Directory, Some("asked for with --store".into()))]),
+        Some(Directory) => {
+            let why = "a plain directory was asked for with --store";
+            return Ok(vec![(Directory, Some(why.into()))]);
+        }
+        Some(Tmpfs | LoopXfs) if !may_mount() => {
+            return refuse(
+                "only root (CAP_SYS_ADMIN) can mount a file system for it",
+                "mount as root, or leave --store out",
+            );
+        }
         Some(kind) => return Ok(vec![(kind, None)]),
         None => (),
     }
     if !may_mount() {
         return Ok(vec![(
             Directory,
-            Some("no privilege: only root (CAP_SYS_ADMIN) may mount its store".into()),
+            Some("no privilege: only root (CAP_SYS_ADMIN) can mount a file system for it".into()),
         )]);
     }
     Ok(match memory {
@@ -123,7 +132,7 @@ fn candidates(options: &StoreOptions, memory: bool) -> Result<Vec<(StoreKind, Op
             vec![(LoopXfs, None), (Directory, None)]
         }
         false => {
-            let why = "on disk, below 300MiB, capacity is held by counting served writes";
+            let why = "on a disk a buffer below 300MiB is a plain directory";
             vec![(Directory, Some(why.into()))]
         }
     })
@@ -230,9 +239,15 @@ fn check_room(options: &StoreOptions, dir: &Path, record: &StoreRecord) -> Resul
             .sum();
         free_bytes = free_bytes.saturating_sub(reserved);
     }
-    if free_bytes < record.capacity_bytes {
+    // In a plain directory the log is allocated at once, beside the capacity.
+    let log_bytes = if record.kind == StoreKind::Directory { record.meta.log_bytes } else { 0 };
+    if free_bytes < record.capacity_bytes.saturating_add(log_bytes) {
+        let beside = match log_bytes {
+            0 => String::new(),
+            _ => format!(" and {} for metadata", format_bytes(log_bytes)),
+        };
         let why = format!(
-            "no space: {} bytes ({}) were asked for, {free_bytes} bytes ({}) are free",
+            "no space: {} bytes ({}){beside} were asked for, {free_bytes} bytes ({}) are free",
             record.capacity_bytes,
             format_bytes(record.capacity_bytes),
             format_bytes(free_bytes)

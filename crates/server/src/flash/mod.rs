@@ -203,7 +203,7 @@ impl Store {
     pub fn destroy(self) -> Result<()> {
         let mut record = self.inner.record.clone();
         record.state = StoreState::Destroying;
-        record::save(&self.inner.dir, &record)?;
+        record::save_destroying(&self.inner.dir, &record)?;
         remove::remove_store(&self.inner.dir, &record)
     }
 
@@ -224,7 +224,7 @@ impl Store {
             return remove::remove_unborn(dir).map(|()| true);
         };
         record.state = StoreState::Destroying;
-        record::save(dir, &record)?;
+        record::save_destroying(dir, &record)?;
         remove::remove_store(dir, &record).map(|()| true)
     }
 

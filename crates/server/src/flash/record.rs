@@ -98,8 +98,10 @@ pub fn load(dir: &Path) -> Result<Option<StoreRecord>> {
         Err(error) => return Err(error).at("read the store's record", &path),
     };
     let broken = |why: &str| {
-        fail("read the store's record", &path, why)
-            .hint("the store cannot be used; if its data is not needed, remove its directory")
+        fail("read the store's record", &path, why).hint(
+            "the store cannot be used; if its data is not needed, unmount what is mounted \
+                 below its directory and remove it",
+        )
     };
     let value: serde_json::Value = serde_json::from_slice(&text)
         .map_err(|error| broken(&format!("not valid JSON: {error}")))?;
@@ -135,6 +137,38 @@ pub fn save(dir: &Path, record: &StoreRecord) -> Result<()> {
     let path = dir.join(RECORD_NAME);
     fs::rename(&tmp, &path).at(what, &path)?;
     File::open(dir).and_then(|dir| dir.sync_all()).at(what, dir)
+}
+
+/// Marks a store as one that is being destroyed. Full flash must not stop what gives space back:
+/// where there is no room for a new record, the old one is overwritten in its own block.
+pub fn save_destroying(dir: &Path, record: &StoreRecord) -> Result<()> {
+    match save(dir, record) {
+        Err(error) if matches!(error.errno, Some(libc::ENOSPC | libc::EDQUOT)) => {
+            overwrite(dir, record)
+        }
+        saved => saved,
+    }
+}
+
+/// Writes the record over the old one. Not atomic: only for a store whose contents go anyway.
+fn overwrite(dir: &Path, record: &StoreRecord) -> Result<()> {
+    let path = dir.join(RECORD_NAME);
+    let what = "write the store's record";
+    let mut text =
+        serde_json::to_vec(record).map_err(|error| fail(what, &path, &error.to_string()))?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&path)
+        .at(what, &path)?;
+    let old_bytes = file.metadata().at(what, &path)?.len();
+    // Blanks after the value are JSON too: the length stays, so no block is asked for.
+    text.resize(text.len().max(usize::try_from(old_bytes).unwrap_or(0)), b' ');
+    file.write_all(&text).and_then(|()| file.sync_all()).at(what, &path)?;
+    match fs::remove_file(dir.join(RECORD_TMP_NAME)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).at(what, &path),
+        _ => Ok(()),
+    }
 }
 
 /// 32 random hex digits.

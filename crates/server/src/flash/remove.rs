@@ -53,8 +53,9 @@ pub fn remove_unborn(dir: &Path) -> Result<()> {
         let entry = entry.at(what, dir)?;
         let name = entry.file_name();
         if ![LOCK_NAME, RECORD_TMP_NAME, LOG_NAME, SOCKET_NAME].iter().any(|known| name == *known) {
-            return Err(fail(what, dir, "it has no store.json but other files in it")
-                .hint("if nothing in it is needed, remove it"));
+            return Err(fail(what, dir, "it has no store.json but other files in it").hint(
+                "if nothing in it is needed, unmount what is mounted below it and remove it",
+            ));
         }
         fs::remove_file(entry.path()).at(what, &entry.path())?;
     }

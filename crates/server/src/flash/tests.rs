@@ -224,3 +224,65 @@ fn a_store_of_100000_objects_is_destroyed_within_a_second() {
     let limit = 1f64.max(1.5 * plain.as_secs_f64());
     assert!(took.as_secs_f64() < limit, "{took:?}, plain deletion took {plain:?}");
 }
+
+/// A small tmpfs of its own as flash, unmounted at the end.
+struct SmallFlash(tempfile::TempDir);
+
+impl SmallFlash {
+    fn new(size: &std::ffi::CStr) -> SmallFlash {
+        let dir = tempfile::tempdir().unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("flash", dir.path(), "tmpfs", flags, size).unwrap();
+        SmallFlash(dir)
+    }
+
+    /// Takes all that is left.
+    fn fill(&self) {
+        let big = fs::File::create(self.0.path().join("big")).unwrap();
+        fallocate(&big, FallocateFlags::empty(), 0, available(self.0.path())).unwrap();
+        assert!(fs::write(self.0.path().join("more"), b"x").is_err(), "it is not full");
+        fs::remove_file(self.0.path().join("more")).unwrap();
+    }
+
+    fn stores(&self) -> usize {
+        fs::read_dir(self.0.path()).unwrap().filter(|e| e.as_ref().unwrap().path().is_dir()).count()
+    }
+}
+
+impl Drop for SmallFlash {
+    fn drop(&mut self) {
+        tmpfs::unmount_all(self.0.path()).unwrap();
+    }
+}
+
+#[test]
+fn a_store_on_full_flash_is_destroyed_all_the_same() {
+    if !root() {
+        return;
+    }
+    let flash = SmallFlash::new(c"size=64m");
+    let asked = options(flash.0.path(), Some(StoreKind::Directory), 8 << 20);
+    Store::find_or_create(&asked).unwrap().release().unwrap();
+    flash.fill();
+    assert!(Store::discard(&asked.flash, &asked.mount_point).unwrap());
+    assert_eq!(flash.stores(), 0);
+    fs::remove_file(flash.0.path().join("big")).unwrap();
+
+    let store = Store::find_or_create(&asked).unwrap();
+    flash.fill();
+    store.destroy().unwrap();
+    assert_eq!(flash.stores(), 0);
+}
+
+#[test]
+fn a_plain_directory_needs_room_for_its_log_too() {
+    if !root() {
+        return;
+    }
+    let flash = SmallFlash::new(c"size=16m");
+    let asked = options(flash.0.path(), Some(StoreKind::Directory), 8 << 20);
+    let error = Store::find_or_create(&asked).unwrap_err();
+    assert_eq!(error.errno, Some(libc::ENOSPC), "{error}");
+    assert!(error.why.contains("for metadata"), "{error}");
+    assert_eq!(flash.stores(), 0);
+}
