@@ -1,6 +1,7 @@
 //! How a command ends: its exit code, and its error as text or JSON.
 
 use forebay_proto::control::ControlError;
+use std::borrow::Cow;
 use std::process::ExitCode;
 
 /// It did what was asked.
@@ -23,10 +24,26 @@ pub fn report(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("forebay: {error:#}");
+            eprintln!("forebay: {}", visible(&format!("{error:#}")));
             ExitCode::from(if error.is::<Usage>() { EXIT_USAGE } else { EXIT_FAILED })
         }
     }
+}
+
+/// Text for a terminal: control characters, which names of files may hold, are shown and not
+/// carried out (`\n`, `\u{1b}`).
+pub fn visible(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c.is_control() {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
 }
 
 /// The error as a `--json` command prints it.
@@ -52,4 +69,15 @@ pub fn print_json<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
     line.push(b'\n');
     std::io::stdout().write_all(&line)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown() {
+        assert_eq!(visible("/pfs/a\x1b[31mb\nc\t"), "/pfs/a\\u{1b}[31mb\\nc\\t");
+        assert!(matches!(visible("/pfs/\u{fffd} \u{e9}"), Cow::Borrowed(_)));
+    }
 }

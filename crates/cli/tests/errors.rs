@@ -189,3 +189,63 @@ fn manual_pages_and_completions_are_generated() {
         assert!(script.contains("umount") && script.contains("no-fast-path"), "{shell}");
     }
 }
+
+/// Changes the offsets of the entries in one page of the namespace database.
+fn damage(database: &std::path::Path, page: usize) {
+    let mut bytes = fs::read(database).unwrap();
+    for byte in &mut bytes[page * 4096 + 16..page * 4096 + 80] {
+        *byte ^= 0x55;
+    }
+    fs::write(database, bytes).unwrap();
+}
+
+#[test]
+fn check_outlives_a_damaged_database_and_says_so() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Disk);
+    rig.mount("8MiB");
+    for name in 0..500 {
+        fs::write(rig.mnt.join(format!("file {name}")), b"x").unwrap();
+    }
+    assert!(rig.umount(&["--keep"]).status.success());
+    let store = rig.stores().remove(0);
+    let database = store.join("meta/namespace/data.mdb");
+    let sound = fs::read(&database).unwrap();
+    let (mut died, mut found) = (0, 0);
+    for page in 2..sound.len() / 4096 {
+        damage(&database, page);
+        let output = run(&rig, &["check", "--json", store.to_str().unwrap()]);
+        let told = text(&output.stdout);
+        let value: serde_json::Value = serde_json::from_str(&told).unwrap();
+        // A page that is not in use may have any bytes.
+        let expected = if value["sound"] == true { 0 } else { 1 };
+        assert_eq!(output.status.code(), Some(expected), "page {page}: {told}");
+        died += usize::from(told.contains("reading it ended the check"));
+        found += usize::from(expected == 1);
+        fs::write(&database, &sound).unwrap();
+    }
+    assert!(died > 0, "nothing here makes the reader crash: this test shows nothing");
+    assert!(found > died, "{found} pages found, {died} by the reader's death");
+    let output = run(&rig, &["check", store.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stdout));
+    assert!(rig.umount(&[]).status.success());
+}
+
+#[test]
+fn check_says_what_it_is_not() {
+    let rig = Rig::new(Flash::Disk);
+    let check = |path: &std::path::Path| {
+        let output =
+            rig.forebay().env_remove("FOREBAY_FLASH").arg("check").arg(path).output().unwrap();
+        failure(&output, 1)
+    };
+    let message = check(&rig.mnt);
+    assert!(message.contains("it is no store") && message.contains("--flash"), "{message}");
+    let rest = rig.flash.join("forebay-0123456789abcdef");
+    fs::create_dir(&rest).unwrap();
+    let message = check(&rest);
+    assert!(message.contains("no store.json"), "{message}");
+    fs::remove_dir(&rest).unwrap();
+}

@@ -42,6 +42,10 @@ pub struct Server {
     recovery: RecoveryReport,
 }
 
+/// What to do about metadata that cannot be read.
+const DAMAGED_HINT: &str = "`forebay check` tells what is damaged; `forebay umount` of the mount \
+                            point destroys the buffer";
+
 fn failed(what: &str, path: &Path, why: impl ToString, errno: Option<i32>) -> ControlError {
     ControlError {
         what: what.into(),
@@ -50,6 +54,11 @@ fn failed(what: &str, path: &Path, why: impl ToString, errno: Option<i32>) -> Co
         why: why.to_string(),
         hint: None,
     }
+}
+
+/// Metadata of a buffer that was found, not made, are damaged.
+fn hinted(store: &Store, error: ControlError) -> ControlError {
+    if store.created() { error } else { error.hint(DAMAGED_HINT) }
 }
 
 impl Server {
@@ -77,7 +86,8 @@ impl Server {
         };
         let (namespace, recovery) =
             Namespace::open(names.clone(), Arc::new(objects), namespace_options, unclean)
-                .map_err(at("open the namespace in", meta))?;
+                .map_err(at("open the namespace in", meta))
+                .map_err(|error| hinted(&store, error))?;
         if unclean {
             tracing::warn!(?recovery, "the last server did not close: recovered");
         }
@@ -186,7 +196,8 @@ fn open_names(store: &Store, meta: &Path) -> Result<LmdbStore, ControlError> {
         volatile: store.volatile(),
         preallocate: budget.preallocate,
     };
-    LmdbStore::open(options).map_err(|e| failed("open the namespace in", meta, e, None))
+    LmdbStore::open(options)
+        .map_err(|e| hinted(store, failed("open the namespace in", meta, e, None)))
 }
 
 /// Removes the marker, durably; true if it was there.

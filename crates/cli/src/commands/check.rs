@@ -1,25 +1,30 @@
 //! `forebay check`: verifies a buffer that no server uses.
+//!
+//! The database is read through a memory map without checksums: a damaged page can make the
+//! reader crash. So a child process verifies, and its death is a finding like any other.
 
 use crate::args::CheckArgs;
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use forebay_client::{canonical, mounts};
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_server::flash::{self, Store};
+use std::fs::File;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 
 /// Runs the command.
 pub fn run(args: CheckArgs) -> Outcome {
     let dir = store_of(&args)?;
-    let store = Store::open(&dir).map_err(|error| match error.errno {
-        Some(libc::EBUSY) => {
-            error.hint("only a stopped buffer can be checked: `forebay umount --keep` it first")
+    let problems = match in_child(|| verify(&dir))? {
+        Verified::Ended(found) => found?,
+        Verified::Died(status) => {
+            give_back(&dir)?;
+            vec![died_text(status)]
         }
-        _ => error,
-    })?;
-    let problems = forebay_server::check(&store);
-    store.release()?;
-    let problems = problems?;
+    };
     if args.json {
         print_json(&serde_json::json!({
             "store": PathBytes::new(dir.as_os_str().as_bytes()),
@@ -28,14 +33,82 @@ pub fn run(args: CheckArgs) -> Outcome {
         }))?;
     } else {
         for problem in &problems {
-            println!("{problem}");
+            println!("{}", visible(problem));
         }
-        match problems.len() {
-            0 => println!("{}: sound", dir.display()),
-            n => println!("{}: {n} problems", dir.display()),
-        }
+        let count = match problems.len() {
+            0 => "sound".to_string(),
+            1 => "1 problem".to_string(),
+            n => format!("{n} problems"),
+        };
+        println!("{}: {count}", visible(&dir.display().to_string()));
     }
     Ok(if problems.is_empty() { EXIT_OK } else { EXIT_FAILED })
+}
+
+/// Takes the store, verifies it, gives it back.
+fn verify(dir: &Path) -> Result<Vec<String>, ControlError> {
+    let store = Store::open(dir).map_err(|error| match error.errno {
+        Some(libc::EBUSY) => {
+            error.hint("only a stopped buffer can be checked: `forebay umount --keep` it first")
+        }
+        _ => error,
+    })?;
+    let problems = forebay_server::check(&store);
+    store.release()?;
+    problems
+}
+
+/// How a child process came to its end.
+enum Verified {
+    /// It reported.
+    Ended(Result<Vec<String>, ControlError>),
+    /// It died, or said nothing.
+    Died(ExitStatus),
+}
+
+/// Runs `work` in a child process.
+fn in_child(
+    work: impl FnOnce() -> Result<Vec<String>, ControlError>,
+) -> Result<Verified, ControlError> {
+    let failed = |what: &str, error: &std::io::Error| ControlError::io(what, None, error);
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+        .map_err(|error| failed("make a pipe", &error.into()))?;
+    // SAFETY: no thread but this one exists yet (this command starts none), so the child may go
+    // on as a whole process.
+    let child = match unsafe { libc::fork() } {
+        -1 => return Err(failed("start the check", &std::io::Error::last_os_error())),
+        0 => {
+            drop(read);
+            let report = serde_json::to_vec(&work()).unwrap_or_default();
+            let sent = File::from(write).write_all(&report);
+            std::process::exit(i32::from(sent.is_err()))
+        }
+        child => child,
+    };
+    drop(write);
+    let report = std::io::read_to_string(File::from(read));
+    let mut status = 0;
+    // SAFETY: waits for the child that was just started; `status` is a valid place for its end.
+    while unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
+        let error = std::io::Error::last_os_error();
+        if error.kind() != std::io::ErrorKind::Interrupted {
+            return Err(failed("wait for the check", &error));
+        }
+    }
+    let report = report.ok().and_then(|text| serde_json::from_str(&text).ok());
+    Ok(match report {
+        Some(found) => Verified::Ended(found),
+        None => Verified::Died(ExitStatus::from_raw(status)),
+    })
+}
+
+/// What a dead child held: an image stays mounted.
+fn give_back(dir: &Path) -> Result<(), ControlError> {
+    Store::open(dir)?.release()
+}
+
+fn died_text(status: ExitStatus) -> String {
+    format!("the namespace database is damaged: reading it ended the check ({status})")
 }
 
 /// The store's directory: given, or that of the mount point given.
@@ -47,7 +120,21 @@ fn store_of(args: &CheckArgs) -> Result<PathBuf, ControlError> {
     if let Some(mount) = mounts()?.into_iter().rev().find(|mount| mount.mount_point == target) {
         return Ok(mount.store_dir);
     }
-    let flash = flash::resolve_flash(args.flash.as_deref())?;
+    let is_store = target.file_name().is_some_and(|name| name.as_bytes().starts_with(b"forebay-"));
+    if target.is_dir() && is_store {
+        return Err(ControlError::new("check", Some(&target), "it has no store.json")
+            .errno(libc::ENOENT)
+            .hint("it is no store, or what is left of one"));
+    }
+    let flash = flash::resolve_flash(args.flash.as_deref()).map_err(|error| {
+        let why = "it is no store; to check the one of a mount point, its FLASH must be known";
+        match args.flash {
+            Some(_) => error,
+            None => ControlError::new("check", Some(&target), why)
+                .errno(libc::ENOENT)
+                .hint("name it with --flash"),
+        }
+    })?;
     let dir = flash::store_dir(&flash, &target);
     if dir.is_dir() {
         return Ok(dir);

@@ -3,7 +3,7 @@
 //! The child reports over a pipe, one JSON object a line: notices, then `ready` or an error. The
 //! pipe's end without either means that it died. Forked before any thread exists.
 
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use forebay_proto::control::{BufferStatus, ControlError};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -35,7 +35,7 @@ impl Reporter {
     pub fn notice(&mut self, text: &str) {
         match self {
             Reporter::Pipe(pipe) => send(pipe, &Line::Notice(text.into())),
-            Reporter::Terminal { .. } => eprintln!("forebay: {text}"),
+            Reporter::Terminal { .. } => eprintln!("forebay: {}", visible(text)),
         }
     }
 
@@ -106,9 +106,9 @@ pub fn run_in_background(json: bool, work: impl FnOnce(Reporter) -> Outcome) -> 
                 settle_in_background().and_then(|()| work(Reporter::Pipe(File::from(write))));
             std::process::exit(ended.map_or(i32::from(EXIT_FAILED), i32::from))
         }
-        _ => {
+        child => {
             drop(write);
-            wait_for_report(read, json)
+            wait_for_report(read, child, json)
         }
     }
 }
@@ -136,10 +136,10 @@ fn close_inherited(keep: &OwnedFd) {
     }
 }
 
-fn wait_for_report(read: OwnedFd, json: bool) -> Outcome {
+fn wait_for_report(read: OwnedFd, child: libc::pid_t, json: bool) -> Outcome {
     for line in BufReader::new(File::from(read)).lines() {
         match serde_json::from_str(&line?)? {
-            Line::Notice(text) => eprintln!("forebay: {text}"),
+            Line::Notice(text) => eprintln!("forebay: {}", visible(&text)),
             Line::Failed(error) => return Err(error.into()),
             Line::Ready(status) => {
                 if json {
@@ -149,9 +149,30 @@ fn wait_for_report(read: OwnedFd, json: bool) -> Outcome {
             }
         }
     }
-    Err(ControlError::new("start the server", None, "it died before it had mounted")
-        .hint("run the same command with --foreground to see why")
+    let error = ControlError::new("start the server", None, &death_text(child));
+    Err(error
+        .hint(
+            "`forebay check` tells whether the store is damaged, the same command with \
+             --foreground more about why",
+        )
         .into())
+}
+
+/// How the server ended that said nothing.
+fn death_text(child: libc::pid_t) -> String {
+    let mut status = 0;
+    // SAFETY: waits for the child that this process started; `status` is a valid place.
+    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+    match waited == child && libc::WIFSIGNALED(status) {
+        true => {
+            let status =
+                <std::process::ExitStatus as std::os::unix::process::ExitStatusExt>::from_raw(
+                    status,
+                );
+            format!("it died before it had mounted ({status})")
+        }
+        false => "it ended before it had mounted".into(),
+    }
 }
 
 /// Input from nowhere, output and panics to the log file.
