@@ -213,7 +213,8 @@ pub struct StageStatusArgs {
     /// you may see; without it, those of the mounted buffer.
     #[arg(value_name = "PLAN|PATH")]
     pub target: Option<OsString>,
-    /// The buffer: its mount or any path in it. Needed only if several are mounted.
+    /// The buffer: its mount or any path in it. Without it, that of the current directory, or the
+    /// only one that has the plan.
     #[arg(long, value_name = "PATH")]
     pub buffer: Option<PathBuf>,
     /// Print as JSON.
@@ -227,7 +228,8 @@ pub struct StagePlanArgs {
     /// Plans.
     #[arg(value_name = "PLAN", required = true)]
     pub plans: Vec<PlanId>,
-    /// The buffer: its mount or any path in it. Needed only if several are mounted.
+    /// The buffer: its mount or any path in it. Without it, that of the current directory, or the
+    /// only one that has the plan.
     #[arg(long, value_name = "PATH")]
     pub buffer: Option<PathBuf>,
     /// Print as JSON.
@@ -244,7 +246,8 @@ pub struct StageRateArgs {
     /// Most bytes per second, such as 200MiB; 0 for no limit.
     #[arg(value_name = "BYTES", value_parser = parse_rate)]
     pub rate: u64,
-    /// The buffer: its mount or any path in it. Needed only if several are mounted.
+    /// The buffer: its mount or any path in it. Without it, that of the current directory, or the
+    /// only one that has the plan.
     #[arg(long, value_name = "PATH")]
     pub buffer: Option<PathBuf>,
     /// Print as JSON.

@@ -189,6 +189,18 @@ fn a_busy_mount_names_its_users_and_force_detaches() {
 }
 
 #[test]
+fn umount_works_from_inside_if_nobody_else_is_there() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    rig.mount("8MiB");
+    let output = rig.forebay().args(["umount", "."]).current_dir(&rig.mnt).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!rig.is_mounted() && rig.stores().is_empty());
+}
+
+#[test]
 fn mount_options_are_honoured() {
     if !root() {
         return;

@@ -217,7 +217,7 @@ pub struct BufferStatus {
     pub volatile: bool,
     /// True if files go by passthrough.
     pub fast_path: bool,
-    /// Why not, if not: `no privilege`, `stacking`, `store is served`, ...
+    /// Why not, if not: `no privilege: ...`, `stacking`, why the store is a plain directory, ...
     pub fast_path_reason: Option<String>,
     /// Capacity.
     pub capacity_bytes: u64,

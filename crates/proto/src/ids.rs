@@ -90,10 +90,11 @@ impl fmt::Display for PlanId {
 }
 
 impl std::str::FromStr for PlanId {
-    type Err = std::num::ParseIntError;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<PlanId, Self::Err> {
-        text.parse().map(PlanId)
+        let expected = || format!("{text:?} is not the number of a plan");
+        text.parse().map(PlanId).map_err(|_| expected())
     }
 }
 

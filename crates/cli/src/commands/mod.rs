@@ -9,6 +9,7 @@ mod stage;
 mod status;
 mod umount;
 mod validate;
+mod which_buffer;
 
 use crate::args::Command;
 use crate::failure::{Outcome, as_control_error, print_json};

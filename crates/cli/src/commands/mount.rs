@@ -2,7 +2,7 @@
 
 use crate::args::{MountArgs, StoreChoice};
 use crate::daemon::{self, MountPlan, Reporter};
-use crate::failure::{EXIT_OK, Outcome};
+use crate::failure::{EXIT_OK, Outcome, visible};
 use crate::mount_options::{self, MountOptionSet};
 use forebay_client::{Control, canonical, mounts};
 use forebay_proto::control::{ControlError, StoreKind};
@@ -163,7 +163,8 @@ fn clear_dead_mounts(flash: &Path, mount_point: &Path) -> Result<(), ControlErro
         forebay_fuse::unmount(mount_point, true).map_err(|error| {
             ControlError::new("detach the dead mount at", Some(mount_point), &error.to_string())
         })?;
-        eprintln!("forebay: {}: detached the mount of a dead server", mount_point.display());
+        let point = mount_point.display().to_string();
+        eprintln!("forebay: {}: detached the mount of a dead server", visible(&point));
     }
     Ok(())
 }

@@ -4,10 +4,11 @@
 //! to standard error as a bar on a terminal, or with `--json` to standard output, one
 //! `PlanStatus` a line each second and at the end. The exit code is 1 unless the plan is done.
 
+use super::which_buffer::connect;
 use crate::args::{StageCommand, StageCopyArgs, StagePlanArgs, StageRateArgs, StageStatusArgs};
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use anyhow::Context;
-use forebay_client::{Control, MountRef, locate, mounts};
+use forebay_client::{Control, MountRef, locate};
 use forebay_proto::control::{
     ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec, Verify,
 };
@@ -69,7 +70,7 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
         }
         return Ok(EXIT_OK);
     }
-    follow(&mut control, &[started.plan], &place.mount_point, args.json)
+    follow(&mut control, &[started.plan], &place, args.json)
 }
 
 fn status(args: &StageStatusArgs) -> Outcome {
@@ -78,7 +79,7 @@ fn status(args: &StageStatusArgs) -> Outcome {
         (Some(target), None) => Some(PathBuf::from(target)),
         _ => args.buffer.clone(),
     };
-    let (mut control, _) = connect(path.as_deref())?;
+    let (mut control, place) = connect(path.as_deref(), plan.as_slice())?;
     let plans = match plan {
         Some(plan) => vec![control.stage_status(plan)?],
         None => control.stage_list()?,
@@ -91,62 +92,43 @@ fn status(args: &StageStatusArgs) -> Outcome {
         return Ok(EXIT_OK);
     }
     for one in &plans {
-        println!("{}", line(one));
+        println!("{}", visible(&line(one)));
         if plan.is_some() {
-            print_errors(one);
+            print_errors(one, &shell_word(&place.mount_point));
         }
     }
     Ok(EXIT_OK)
 }
 
 fn cancel(args: &StagePlanArgs) -> Outcome {
-    let (mut control, _) = connect(args.buffer.as_deref())?;
+    let (mut control, _) = connect(args.buffer.as_deref(), &args.plans)?;
     for plan in &args.plans {
         let ended = control.stage_cancel(*plan)?;
         match args.json {
             true => print_json(&ended)?,
-            false => println!("{}", line(&ended)),
+            false => println!("{}", visible(&line(&ended))),
         }
     }
     Ok(EXIT_OK)
 }
 
 fn wait(args: &StagePlanArgs) -> Outcome {
-    let (mut control, mount_point) = connect(args.buffer.as_deref())?;
-    follow(&mut control, &args.plans, &mount_point, args.json)
+    let (mut control, place) = connect(args.buffer.as_deref(), &args.plans)?;
+    follow(&mut control, &args.plans, &place, args.json)
 }
 
 fn rate(args: &StageRateArgs) -> Outcome {
-    let (mut control, _) = connect(args.buffer.as_deref())?;
+    let (mut control, _) = connect(args.buffer.as_deref(), &[args.plan])?;
     let now = control.stage_rate(args.plan, args.rate)?;
     match args.json {
         true => print_json(&now)?,
-        false => println!("{}", line(&now)),
+        false => println!("{}", visible(&line(&now))),
     }
     Ok(EXIT_OK)
 }
 
-/// The server of the buffer that a path lies in; without one, of the only buffer mounted.
-fn connect(path: Option<&Path>) -> anyhow::Result<(Control, PathBuf)> {
-    if let Some(path) = path {
-        let (control, place) = Control::connect_path(path)?;
-        return Ok((control, place.mount_point));
-    }
-    let mounted = mounts()?;
-    match &mounted[..] {
-        [only] => Ok((Control::connect_store(&only.store_dir)?, only.mount_point.clone())),
-        [] => Err(Usage("no buffer is mounted".into()).into()),
-        several => {
-            let names: Vec<_> =
-                several.iter().map(|place| place.mount_point.display().to_string()).collect();
-            let text = format!("several buffers are mounted, name one: {}", names.join(", "));
-            Err(Usage(text).into())
-        }
-    }
-}
-
 /// Shows plans until they have ended.
-fn follow(control: &mut Control, plans: &[PlanId], mount_point: &Path, json: bool) -> Outcome {
+fn follow(control: &mut Control, plans: &[PlanId], place: &MountRef, json: bool) -> Outcome {
     catch_interrupt();
     let mut code = EXIT_OK;
     for plan in plans {
@@ -156,11 +138,9 @@ fn follow(control: &mut Control, plans: &[PlanId], mount_point: &Path, json: boo
             !INTERRUPTED.load(Relaxed)
         });
         view.bar.finish_and_clear();
-        let last = last.with_context(|| {
-            format!("plan {plan} may still go on; `forebay stage status {plan}` tells")
-        })?;
+        let last = last.map_err(|error| lost(*plan, place, error))?;
+        let buffer = shell_word(&place.mount_point);
         if !last.state.is_final() {
-            let buffer = mount_point.display();
             eprintln!(
                 "forebay: plan {plan} goes on without this command. To follow it:\n  \
                  forebay stage wait {plan} --buffer {buffer}\nTo stop it:\n  \
@@ -168,12 +148,43 @@ fn follow(control: &mut Control, plans: &[PlanId], mount_point: &Path, json: boo
             );
             return Ok(EXIT_FAILED);
         }
-        view.finish(&last)?;
+        view.finish(&last, &buffer)?;
         if last.state != PlanState::Done {
             code = EXIT_FAILED;
         }
     }
     Ok(code)
+}
+
+/// What became of a plan whose server does not answer for it any more.
+fn lost(plan: PlanId, place: &MountRef, error: ControlError) -> ControlError {
+    if error.errno == Some(libc::ENOENT) {
+        return error;
+    }
+    let buffer = shell_word(&place.mount_point);
+    let what = format!("follow plan {plan} of");
+    let dead =
+        Control::connect_store(&place.store_dir).is_err_and(|e| e.errno != Some(libc::EACCES));
+    let (why, hint) = match dead {
+        true => (
+            "its server has ended".to_string(),
+            format!(
+                "mount it again with the same command: the plan then goes on, and `forebay stage \
+                 wait {plan} --buffer {buffer}` follows it"
+            ),
+        ),
+        false => (
+            error.to_string(),
+            format!("it may go on: `forebay stage status {plan} --buffer {buffer}` tells"),
+        ),
+    };
+    let errno = error.errno.unwrap_or(libc::EIO);
+    ControlError::new(&what, Some(&place.mount_point), &why).errno(errno).hint(&hint)
+}
+
+/// A path as a word for a shell, for commands in messages.
+fn shell_word(path: &Path) -> String {
+    forebay_jobs::run::report::shell_word(path)
 }
 
 /// How the progress of one plan is shown.
@@ -192,7 +203,7 @@ impl View {
         };
         let bar = ProgressBar::with_draw_target(Some(0), target);
         // The template is ours: should it not parse, the default bar is shown.
-        let style = ProgressStyle::with_template("{bar:30} {percent:>3}% {msg}");
+        let style = ProgressStyle::with_template("{percent:>3}% {bar:16} {wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         View { json, bar, last_line: None }
     }
@@ -207,18 +218,21 @@ impl View {
             }
             return;
         }
-        self.bar.set_length(status.bytes_total);
-        self.bar.set_position(status.bytes_done);
+        // The text first: each of the two draws, and they should not differ.
         self.bar.set_message(progress_text(status));
+        self.bar.update(|bar| {
+            bar.set_len(status.bytes_total);
+            bar.set_pos(status.bytes_done);
+        });
     }
 
-    fn finish(&self, last: &PlanStatus) -> anyhow::Result<()> {
+    fn finish(&self, last: &PlanStatus, buffer: &str) -> anyhow::Result<()> {
         if self.json {
             print_json(last)?;
         } else {
-            println!("{}", line(last));
+            println!("{}", visible(&line(last)));
         }
-        print_errors(last);
+        print_errors(last, buffer);
         Ok(())
     }
 }
@@ -257,8 +271,9 @@ fn line(status: &PlanStatus) -> String {
             count => format!(" ({count} from before)"),
         };
         format!(
-            "{} files{skipped}, {} in {} ({}/s)",
+            "{} {}{skipped}, {} in {} ({}/s)",
             status.files_done,
+            if status.files_done == 1 { "file" } else { "files" },
             format_bytes(status.bytes_done),
             duration_text(status.elapsed_s),
             format_bytes(rate as u64),
@@ -282,14 +297,15 @@ fn line(status: &PlanStatus) -> String {
     }
 }
 
-fn print_errors(status: &PlanStatus) {
+fn print_errors(status: &PlanStatus, buffer: &str) {
     for error in status.errors.iter().take(ERRORS_SHOWN) {
-        eprintln!("forebay: {}", error_text(error));
+        eprintln!("forebay: {}", visible(&error_text(error)));
     }
     let shown = status.errors.len().min(ERRORS_SHOWN) as u64;
     if status.files_failed > shown {
         eprintln!(
-            "forebay: {} more; `forebay stage status {} --json` and the server's log have them",
+            "forebay: {} more; `forebay stage status {} --json --buffer {buffer}` and the server's \
+             log have them",
             status.files_failed - shown,
             status.plan
         );

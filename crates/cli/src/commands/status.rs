@@ -1,7 +1,7 @@
 //! `forebay status`: a buffer, a file in one, or all buffers of this machine.
 
 use crate::args::StatusArgs;
-use crate::failure::{EXIT_OK, Outcome, print_json};
+use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_client::{Control, MountRef, locate, mounts};
 use forebay_jobs::run::record::{RECORD_NAME, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
@@ -55,8 +55,9 @@ fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
         true => ", volatile: lost at a power cut or restart of the node",
         false => "",
     };
-    println!("buffer      {} ({})", status.mount_point, status.buffer_type);
-    println!("store       {} ({}{volatile})", status.store, kind_name(status));
+    let (point, store) = (status.mount_point.to_string(), status.store.to_string());
+    println!("buffer      {} ({})", visible(&point), status.buffer_type);
+    println!("store       {} ({}{volatile})", visible(&store), kind_name(status));
     println!(
         "capacity    {}, {} used ({percent:.1} %), {} inodes",
         format_bytes(status.capacity_bytes),
@@ -66,7 +67,7 @@ fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
     println!("fast path   {}", yes_or_why(status.fast_path, status.fast_path_reason.as_deref()));
     println!("server      process {}, up {} s", status.pid, status.uptime_s);
     if let Some(log) = &status.log_file {
-        println!("log         {log}");
+        println!("log         {}", visible(&log.to_string()));
     }
     let requests: Vec<String> =
         status.requests.iter().map(|(name, count)| format!("{name} {count}")).collect();
@@ -96,7 +97,7 @@ fn yes_or_why(yes: bool, why: Option<&str>) -> String {
 }
 
 fn print_file(path: &Path, status: &FileStatus) -> anyhow::Result<()> {
-    println!("file        {} (inode {})", path.display(), status.ino);
+    println!("file        {} (inode {})", visible(&path.display().to_string()), status.ino);
     println!(
         "size        {} ({} bytes), {} allocated",
         format_bytes(status.size_bytes),
@@ -144,9 +145,12 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
             _ => String::new(),
         };
         let why = entry.why.as_ref().map(|why| format!("  ({why})")).unwrap_or_default();
-        println!("{:<6} {}  store {}{size}{why}", entry.state, entry.mount_point, entry.store);
+        let text =
+            format!("{:<6} {}  store {}{size}{why}", entry.state, entry.mount_point, entry.store);
+        println!("{}", visible(&text));
         if let Some(record) = &entry.resume {
-            println!("       its job is not finished: forebay run --resume {record}");
+            let text = format!("       its job is not finished: forebay run --resume {record}");
+            println!("{}", visible(&text));
         }
     }
     Ok(())

@@ -32,6 +32,9 @@ pub fn run(args: UmountArgs) -> Outcome {
 }
 
 fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
+    // Called from a directory in the mount, this process would keep it busy.
+    rustix::process::chdir("/")
+        .map_err(|error| ControlError::io("go to /", None, &error.into()))?;
     match Control::connect_store(&mount.store_dir) {
         Ok(mut control) => return control.umount(args.keep, args.force),
         Err(error) if error.errno == Some(libc::ENOTCONN) => (),

@@ -152,9 +152,7 @@ fn settle_fast_path(
 ) -> Option<String> {
     let reason = match (session.fast_path(), store.served_reason()) {
         (FastPath::On, _) => None,
-        (FastPath::Off { .. }, Some(why)) if plan.fast_path => {
-            Some(format!("store is served: {why}"))
-        }
+        (FastPath::Off { .. }, Some(why)) if plan.fast_path => Some(why.to_string()),
         (FastPath::Off { reason }, _) => Some(reason.to_string()),
     };
     server.namespace().set_fast_path(reason.clone().map_or(Ok(()), Err));

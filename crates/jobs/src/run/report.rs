@@ -98,7 +98,7 @@ fn row(summary: &StepSummary) -> [String; 7] {
 }
 
 /// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
+pub fn shell_word(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:=@%".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -108,7 +108,7 @@ fn quoted(path: &Path) -> String {
 }
 
 fn quoted_bytes(path: &PathBytes) -> String {
-    quoted(as_path(path))
+    shell_word(as_path(path))
 }
 
 /// What to say when results did not reach the PFS: what is where, and how to get it.
@@ -119,7 +119,7 @@ pub fn kept_text(
     status: Option<&BufferStatus>,
     program: &str,
 ) -> String {
-    let mount = quoted(record.mount_point());
+    let mount = shell_word(record.mount_point());
     let mut text = String::from(
         "stage-out did not bring all results to the PFS. Nothing is lost: the buffer is kept.\n",
     );
@@ -140,7 +140,7 @@ pub fn kept_text(
     for failure in failures {
         text += &format!("  line {}: {}\n", failure.stage.line, failure.why.join("\n    "));
     }
-    let resume = quoted(&dir.join(RECORD_NAME));
+    let resume = shell_word(&dir.join(RECORD_NAME));
     text += &format!(
         "When the cause is removed, finish the job (stage-out, then teardown):\n  \
          {program} run --resume {resume}\n"
@@ -153,12 +153,13 @@ pub fn kept_text(
             _ => "",
         };
         let (from, to) = (path_in_mount(record, stage), &stage.pfs_path);
-        text += &format!("  {program} stage out {kind}{} {}\n", quoted(&from), quoted_bytes(to));
+        text +=
+            &format!("  {program} stage out {kind}{} {}\n", shell_word(&from), quoted_bytes(to));
     }
     text += &format!(
         "To give the buffer up with all that is in it:\n  \
          {program} umount {mount} && rm -r {}\n",
-        quoted(dir)
+        shell_word(dir)
     );
     text
 }
@@ -169,6 +170,6 @@ pub fn left_over_text(record: &JobRecord, dir: &Path, program: &str) -> String {
         "an earlier job is left in step {} ({}); to finish it: {program} run --resume {}",
         record.step,
         printable_bytes(record.script.as_bytes()),
-        quoted(&dir.join(RECORD_NAME))
+        shell_word(&dir.join(RECORD_NAME))
     )
 }

@@ -1,0 +1,55 @@
+//! Which buffer a `forebay stage` command means: the one it names, else the one of the current
+//! directory, else the only one that can be meant.
+//!
+//! Plan numbers begin at 1 in every buffer, so a buffer is never guessed: other users' buffers
+//! and those without the plan are left out, and of what remains there must be one.
+
+use crate::failure::Usage;
+use forebay_client::{Control, MountRef, locate, mounts};
+use forebay_proto::PlanId;
+use forebay_proto::control::ControlError;
+use std::path::Path;
+
+/// Connects to the server of the buffer that `path` lies in; without a path, of the one that is
+/// meant. `plans` are those that the command acts on.
+pub fn connect(path: Option<&Path>, plans: &[PlanId]) -> anyhow::Result<(Control, MountRef)> {
+    if let Some(path) = path {
+        return Ok(Control::connect_path(path)?);
+    }
+    if let Ok(place) = locate(Path::new(".")) {
+        return Ok((Control::connect_store(&place.store_dir)?, place));
+    }
+    let mounted = mounts()?;
+    if let [only] = &mounted[..] {
+        return Ok((Control::connect_store(&only.store_dir)?, only.clone()));
+    }
+    let mut asked: Vec<(Control, MountRef)> = mounted
+        .into_iter()
+        .filter_map(|place| Some((Control::connect_store(&place.store_dir).ok()?, place)))
+        .collect();
+    if asked.len() > 1 && !plans.is_empty() {
+        let holds_all =
+            |control: &mut Control| plans.iter().all(|plan| control.stage_status(*plan).is_ok());
+        let holders: Vec<bool> = asked.iter_mut().map(|(control, _)| holds_all(control)).collect();
+        // Where no buffer has them, all are named.
+        if holders.contains(&true) {
+            let mut holds = holders.into_iter();
+            asked.retain(|_| holds.next().unwrap_or(false));
+        }
+    }
+    match asked.len() {
+        0 => Err(ControlError::new("find the buffer", None, "no buffer of yours is mounted")
+            .errno(libc::ENOENT)
+            .hint("`forebay status` lists the buffers")
+            .into()),
+        1 => Ok(asked.remove(0)),
+        _ => {
+            let names: Vec<_> = asked
+                .iter()
+                .map(|(_, place)| format!("--buffer {}", place.mount_point.display()))
+                .collect();
+            let text = format!("several buffers are mounted, name one: {}", names.join(" or "));
+            Err(Usage(text).into())
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What the `forebay stage` commands say and which buffer they mean. The copying itself is tested
+//! in forebay-server and in `tests/`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod common;
+
+use common::{Flash, Rig, failure, root, text};
+use std::fs;
+use std::path::PathBuf;
+
+/// A mounted buffer, and a file of 4 MiB to stage in.
+fn rig() -> Option<(Rig, PathBuf)> {
+    if !root() {
+        return None;
+    }
+    let rig = Rig::new(Flash::Memory);
+    rig.mount("16MiB");
+    let source = rig.base().join("source");
+    fs::write(&source, vec![7; 4 << 20]).unwrap();
+    Some((rig, source))
+}
+
+#[test]
+fn the_buffer_of_the_current_directory_is_meant() {
+    let Some((rig, source)) = rig() else { return };
+    // Another buffer is mounted too, and neither is named.
+    let other = Rig::new(Flash::Memory);
+    other.mount("16MiB");
+    let started = rig
+        .forebay()
+        .args(["stage", "in", "--no-wait"])
+        .args([&source, &rig.mnt.join("copy")])
+        .output()
+        .unwrap();
+    assert_eq!(text(&started.stdout), "1\n", "{}", text(&started.stderr));
+    let ask = |dir: &std::path::Path, arguments: &[&str]| {
+        rig.forebay().arg("stage").args(arguments).current_dir(dir).output().unwrap()
+    };
+    let output = ask(&rig.mnt, &["wait", "1"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let told = text(&ask(&rig.mnt, &["status"]).stdout);
+    assert!(told.contains("plan 1 stage in") && told.contains("done: 1 file,"), "{told}");
+    let message = failure(&ask(&other.mnt, &["wait", "1"]), 1);
+    assert!(message.contains("there is no plan 1 of yours"), "{message}");
+    assert!(!message.contains("may go on"), "{message}");
+    // From elsewhere it cannot be known: all are named, with the option that names one.
+    let message = failure(&ask(rig.base(), &["status"]), 2);
+    for mount in [&rig.mnt, &other.mnt] {
+        let option = format!("--buffer {}", mount.display());
+        assert!(message.contains(&option), "{message}");
+    }
+}
+
+#[test]
+fn a_plan_whose_server_dies_is_told_with_what_to_do() {
+    let Some((rig, source)) = rig() else { return };
+    let following = std::process::Command::new(common::program())
+        .args(["stage", "in", "--rate", "1MiB"])
+        .args([&source, &rig.mnt.join("copy")])
+        .stderr(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let plans = || rig.run(&["stage".as_ref(), "status".as_ref(), rig.mnt.as_ref()]);
+    common::wait_for("the plan", || text(&plans().stdout).contains("plan 1"));
+    rig.kill_server();
+    let message = failure(&following.wait_with_output().unwrap(), 1);
+    assert!(message.contains("its server has ended"), "{message}");
+    let command = format!("forebay stage wait 1 --buffer {}", rig.mnt.display());
+    assert!(message.contains(&command), "{message}");
+    rig.mount("16MiB");
+    let words: Vec<&str> = command.split(' ').skip(1).collect();
+    let output = rig.forebay().args(words).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn names_cannot_write_to_the_terminal() {
+    let Some((rig, _)) = rig() else { return };
+    let source = rig.base().join("\u{1b}[31mred\nline");
+    let output = rig
+        .forebay()
+        .args(["stage", "in"])
+        .args([&source, &rig.mnt.join("copy")])
+        .output()
+        .unwrap();
+    let message = failure(&output, 1);
+    assert!(message.contains(r"\u{1b}[31mred\nline"), "{message}");
+    let all = message + &text(&output.stdout);
+    assert!(!all.contains('\u{1b}'), "{all:?}");
+    let named = rig.mnt.join("\u{1b}]0;title");
+    fs::write(&named, b"x").unwrap();
+    let output = rig.run(&["status".as_ref(), named.as_ref()]);
+    assert!(output.status.success() && !output.stdout.contains(&0x1b));
+}
