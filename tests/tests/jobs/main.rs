@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const STRIPED: &str = "jobdw type=scratch capacity=64MiB access_mode=striped";
 const OUT: &str =
@@ -456,7 +456,19 @@ fn a_job_is_finished_after_runner_script_and_server_were_killed() {
     child.wait().unwrap();
     until("the server is gone", || !forebay_tests::buffer::alive(server));
     let record = mount.parent().unwrap().join("job.json");
+
+    // What does not pass by waiting is said soon, and the job stays as it is.
+    let store = PathBuf::from(status["store"].as_str().unwrap()).join("store.json");
+    let sound = fs::read(&store).unwrap();
+    fs::write(&store, "{").unwrap();
+    let begun = Instant::now();
+    let refused = place.resume(record.to_str().unwrap()).expect(1);
+    assert!(begun.elapsed() < Duration::from_secs(5), "took {:?}", begun.elapsed());
+    assert!(refused.err.contains("store.json"), "{}", refused.err);
+    fs::write(&store, sound).unwrap();
+
     let run = place.resume(record.to_str().unwrap()).expect(123);
+    assert!(run.err.contains("run       unknown"), "{}", run.err);
     assert_eq!(fs::read_to_string(place.pfs("results/x")).unwrap(), "kept\n", "{}", run.err);
     place.assert_clean();
 }

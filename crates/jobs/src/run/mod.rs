@@ -117,6 +117,8 @@ pub fn run(config: RunConfig) -> Result<Finished, RunError> {
         let text = report::left_over_text(&left.record, &left.dir, &config.program.called);
         console.say(&format!("forebay: note: {text}"));
     }
+    // An earlier runner that was killed at its very beginning left a directory without a record.
+    record::remove_unborn(&config.flash, SystemTime::now());
     let (record, dir) = begin(&config)?;
     let mut machine = Machine::new(record, dir, config.program, signals, console);
     machine.drive(Step::Setup);
@@ -143,7 +145,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
     let dir = made.map_err(|e| RunError::new(what(), e))?;
     let (mount_point, ours) = match &config.mount_dir {
         Some(given) => (given.clone(), !given.exists()),
-        None => (dir.join("mnt"), true),
+        None => (dir.join(record::MOUNT_NAME), true),
     };
     let mount_point = fs::create_dir_all(&mount_point)
         .and_then(|()| mount_point.canonicalize())
@@ -193,7 +195,8 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     record.save(&dir).map_err(|e| RunError::new(what(), e))?;
     let console = Console::new();
     console.say(&format!("forebay: {}: it was left in step {}", record.id, record.step));
-    mount::mount_again(&program.path, &record, &dir, &signals)
+    let say = |text: &str| console.step(first, text);
+    mount::mount_again(&program.path, &record, &dir, &signals, &say)
         .map_err(|why| RunError::new("mount the job's buffer again", why))?;
     record.done.retain(|summary| summary.step < first);
     let mut machine = Machine::new(record, dir, program, signals, console);
@@ -264,8 +267,10 @@ impl Machine {
 
     fn setup(&mut self) -> StepSummary {
         let summary = StepSummary::new(Step::Setup);
-        if let Err(why) = mount::mount(&self.program.path, &self.record, &self.dir, &self.signals) {
-            return summary.ending(Ended::Failed, why);
+        if let Err(refusal) =
+            mount::mount(&self.program.path, &self.record, &self.dir, &self.signals)
+        {
+            return summary.ending(Ended::Failed, refusal.why);
         }
         for mode in self.record.request.access_modes.clone() {
             let path = self.mode_dir(mode);
@@ -301,8 +306,9 @@ impl Machine {
         }
         if summary.ended == Ended::Ok && summary.files > 0 {
             let text = format!(
-                "{} files, {} in {:.2} s",
+                "{} {}, {} in {:.2} s",
                 summary.files,
+                if summary.files == 1 { "file" } else { "files" },
                 format_bytes(summary.bytes),
                 summary.elapsed_s
             );
@@ -469,7 +475,8 @@ impl Machine {
         } else {
             // The umount of a runner that was killed came first. Whether it also destroyed the
             // buffer is not known: what is mounted again is the old buffer or an empty one.
-            mount::mount_again(path, &self.record, &self.dir, &self.signals)?;
+            let say = |text: &str| self.console.step(Step::Teardown, text);
+            mount::mount_again(path, &self.record, &self.dir, &self.signals, &say)?;
         }
         mount::umount(path, &self.record, &self.dir, true, &self.signals)
     }

@@ -23,8 +23,11 @@ const MOUNT_LIMIT: Duration = Duration::from_secs(300);
 /// Most time for unmounting and destroying.
 const UMOUNT_LIMIT: Duration = Duration::from_secs(300);
 
-/// Most time that a command of an earlier runner is given, and the pause between two tries.
+/// Most time that a command of an earlier runner is given which has the buffer in use.
 const OTHERS_LIMIT: Duration = Duration::from_secs(15);
+/// Most time for other failures to pass: what such a command removes or makes meanwhile.
+const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+/// Pause between two tries.
 const OTHERS_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time between two looks at a command; its end wakes us earlier.
@@ -60,8 +63,8 @@ pub fn mount(
     record: &JobRecord,
     dir: &Path,
     signals: &Signals,
-) -> Result<(), String> {
-    let mut args: Vec<OsString> = vec!["mount".into(), "--scratch".into()];
+) -> Result<(), Refusal> {
+    let mut args: Vec<OsString> = vec!["mount".into(), "--json".into(), "--scratch".into()];
     args.push(record.request.capacity_bytes.to_string().into());
     args.extend(["--flash".into(), as_path(&record.flash).into()]);
     args.extend(["--log-file".into(), dir.join("mount.log").into()]);
@@ -74,7 +77,7 @@ pub fn mount(
 }
 
 /// Mounts a job's buffer if it is not, or if its server is dead. A command that an earlier
-/// runner started may still be at it: it is waited for, up to [`OTHERS_LIMIT`].
+/// runner started may still be at it: it is waited for, up to [`OTHERS_LIMIT`], and `say` is told.
 ///
 /// # Errors
 /// As [`mount`].
@@ -83,8 +86,10 @@ pub fn mount_again(
     record: &JobRecord,
     dir: &Path,
     signals: &Signals,
+    say: &dyn Fn(&str),
 ) -> Result<(), String> {
-    let until = Instant::now() + OTHERS_LIMIT;
+    let begun = Instant::now();
+    let mut told = false;
     loop {
         if answers(record.mount_point()) {
             return Ok(());
@@ -94,11 +99,17 @@ pub fn mount_again(
         if fs::symlink_metadata(point).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
             fs::create_dir_all(point).map_err(|e| format!("make {}: {e}", point.display()))?;
         }
-        match mount(program, record, dir, signals) {
-            Err(why) if Instant::now() >= until => return Err(why),
-            Err(_) => std::thread::sleep(OTHERS_PAUSE),
-            Ok(()) => return Ok(()),
+        let Err(refusal) = mount(program, record, dir, signals) else { return Ok(()) };
+        let in_use = refusal.errno == Some(libc::EBUSY);
+        let limit = if in_use { OTHERS_LIMIT } else { SETTLE_LIMIT };
+        if begun.elapsed() >= limit {
+            return Err(refusal.why);
         }
+        if in_use && !told {
+            say(&format!("{}; waiting up to {} s for its end", refusal.why, limit.as_secs()));
+            told = true;
+        }
+        std::thread::sleep(OTHERS_PAUSE);
     }
 }
 
@@ -122,7 +133,22 @@ pub fn umount(
     }
     args.push("--".into());
     args.push(record.mount_point().into());
-    run(program, &args, dir, UMOUNT_LIMIT, signals)
+    run(program, &args, dir, UMOUNT_LIMIT, signals).map_err(|refusal| refusal.why)
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub struct Refusal {
+    /// As it said it.
+    pub why: String,
+    /// The errno that its `--json` named.
+    pub errno: Option<i32>,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Refusal {
+        Refusal { why, errno: None }
+    }
 }
 
 /// Runs a command of this executable to its end.
@@ -132,16 +158,20 @@ fn run(
     dir: &Path,
     limit: Duration,
     signals: &Signals,
-) -> Result<(), String> {
+) -> Result<(), Refusal> {
     let name = args.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let said = dir.join(format!("{name}.stderr"));
     // A file, not a pipe: the server that `mount` leaves behind may keep it open.
-    let stderr = fs::File::create(&said).map_err(|e| format!("make {}: {e}", said.display()))?;
+    let create =
+        |path: &Path| fs::File::create(path).map_err(|e| format!("make {}: {e}", path.display()));
+    let stderr = create(&said)?;
+    let told = dir.join(format!("{name}.stdout"));
+    let stdout = create(&told)?;
     let mut command = Command::new(program);
     command
         .args(args)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(stdout)
         .stderr(stderr)
         // Ctrl-C is ours to act on: a half-made buffer helps nobody.
         .process_group(0);
@@ -153,12 +183,16 @@ fn run(
     let ended = loop {
         match child.try_wait().map_err(|error| format!("wait for forebay {name}: {error}"))? {
             Some(status) if status.success() => break Ok(()),
-            Some(status) => break Err(reason(&said).unwrap_or(format!("it ended: {status}"))),
+            Some(status) => {
+                let why = reason(&said).unwrap_or(format!("it ended: {status}"));
+                break Err(Refusal { why, errno: errno_in(&told) });
+            }
             None if Instant::now() >= until => {
                 // Both fail only if it has ended just now.
                 let _ = child.kill();
                 let _ = child.wait();
-                break Err(format!("forebay {name} did not end within {} s", limit.as_secs()));
+                let text = format!("forebay {name} did not end within {} s", limit.as_secs());
+                break Err(text.into());
             }
             None => {
                 let signal = signals.wait(LOOK_INTERVAL).map_err(|error| error.to_string())?;
@@ -171,6 +205,13 @@ fn run(
         signals.hold(signal);
     }
     ended
+}
+
+/// The errno of the error that a command printed as JSON.
+fn errno_in(told: &Path) -> Option<i32> {
+    let text = fs::read(told).ok()?;
+    let value: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    i32::try_from(value["error"]["errno"].as_i64()?).ok()
 }
 
 /// What a command said last, without its own name before it.

@@ -16,6 +16,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Format of the record; another one is refused by name.
 pub const RECORD_FORMAT: u32 = 1;
@@ -152,7 +153,7 @@ impl JobRecord {
     /// # Errors
     /// Those of the file system.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
-        let beside = dir.join("job.json.new");
+        let beside = dir.join(NEW_RECORD_NAME);
         let mut file = fs::File::create(&beside)?;
         file.write_all(&serde_json::to_vec_pretty(self).map_err(io::Error::other)?)?;
         file.sync_all()?;
@@ -250,6 +251,44 @@ pub fn left_over(flash: &Path) -> io::Result<Vec<LeftOver>> {
     Ok(found)
 }
 
+/// Name of a record that is being written.
+const NEW_RECORD_NAME: &str = "job.json.new";
+
+/// Name of the default mount point in a job's directory.
+pub const MOUNT_NAME: &str = "mnt";
+
+/// Age from which a job's directory without a record is taken as left: a runner writes the record
+/// some milliseconds after it made the directory.
+const UNBORN_AGE: Duration = Duration::from_secs(60);
+
+/// Removes the directories of jobs whose runner was killed before it had written a record. One
+/// that holds anything but what a runner makes before the record stays, as that of a job whose
+/// buffer is kept.
+pub fn remove_unborn(flash: &Path, now: SystemTime) {
+    let jobs = jobs_dir(flash);
+    if own_dir(&jobs).is_err() {
+        return;
+    }
+    let entries = fs::read_dir(&jobs).into_iter().flatten().flatten();
+    for entry in entries.take(MAX_LISTED_JOBS) {
+        let dir = entry.path();
+        let is_old = entry
+            .metadata()
+            .and_then(|meta| meta.modified())
+            .is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age >= UNBORN_AGE));
+        let names = fs::read_dir(&dir).into_iter().flatten();
+        let only_ours = names
+            .map(|name| name.map(|name| name.file_name()))
+            .all(|name| name.is_ok_and(|name| name == NEW_RECORD_NAME || name == MOUNT_NAME));
+        if is_old && only_ours {
+            // What cannot be removed is in use, or is tried by another runner too.
+            let _ = fs::remove_file(dir.join(NEW_RECORD_NAME));
+            let _ = fs::remove_dir(dir.join(MOUNT_NAME));
+            let _ = fs::remove_dir(&dir);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,5 +324,26 @@ mod tests {
         fs::set_permissions(jobs_dir(flash.path()), open).expect("chmod");
         let error = make_job_dir(flash.path(), "job-1").expect_err("refused");
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn only_old_directories_without_a_record_are_removed() {
+        let flash = tempfile::tempdir().expect("a directory");
+        let make = |id: &str, files: &[&str]| {
+            let dir = make_job_dir(flash.path(), id).expect("make");
+            fs::create_dir(dir.join(MOUNT_NAME)).expect("mkdir");
+            for file in files {
+                fs::write(dir.join(file), "").expect("write");
+            }
+            dir
+        };
+        let unborn = make("job-1", &[NEW_RECORD_NAME]);
+        let running = make("job-2", &[RECORD_NAME]);
+        let kept = make("job-3", &["mount.log"]);
+        remove_unborn(flash.path(), SystemTime::now());
+        assert!(unborn.exists(), "a runner may just have made it");
+        remove_unborn(flash.path(), SystemTime::now() + 2 * UNBORN_AGE);
+        assert!(!unborn.exists());
+        assert!(running.join(MOUNT_NAME).exists() && kept.join(MOUNT_NAME).exists());
     }
 }

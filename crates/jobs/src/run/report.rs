@@ -51,7 +51,7 @@ pub fn exit_code(record: &JobRecord) -> u8 {
 pub fn table(record: &JobRecord) -> String {
     let head = ["step", "result", "files", "bytes", "time", "rate", ""];
     let mut rows: Vec<[String; 7]> = vec![head.map(str::to_string)];
-    rows.extend(record.done.iter().map(row));
+    rows.extend(record.done.iter().map(|summary| row(summary, record.exit)));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<usize> = (0..head.len()).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
@@ -70,8 +70,10 @@ pub fn table(record: &JobRecord) -> String {
     text
 }
 
-fn row(summary: &StepSummary) -> [String; 7] {
+fn row(summary: &StepSummary, exit: Option<ScriptExit>) -> [String; 7] {
     let ended = match summary.ended {
+        // Nobody saw the script's end: that it failed is not known either.
+        _ if summary.step == Step::Run && exit == Some(ScriptExit::Unknown) => "unknown",
         Ended::Ok => "ok",
         Ended::Failed => "failed",
         Ended::Interrupted => "interrupted",
