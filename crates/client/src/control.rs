@@ -17,7 +17,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
 use std::time::Duration;
 
 /// Longest wait for the answer to a question that the server answers from memory.
@@ -28,9 +27,8 @@ pub const UMOUNT_TIMEOUT: Duration = Duration::from_secs(600);
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest path that a Unix socket's address holds, without the final NUL.
 const SOCKET_PATH_MAX: usize = 107;
-/// First and longest pause between two looks at a plan that is waited for.
-const POLL_FIRST: Duration = Duration::from_millis(5);
-const POLL_LONGEST: Duration = Duration::from_millis(250);
+/// Time between two looks at a plan that is waited for, in milliseconds: its end is told at once.
+const LOOK_EVERY_MS: u64 = 250;
 
 /// A connection. One request at a time; dropped connections do not stop what they started.
 #[derive(Debug)]
@@ -141,15 +139,11 @@ impl Control {
         plan: PlanId,
         mut progress: impl FnMut(&PlanStatus) -> bool,
     ) -> Result<PlanStatus> {
-        let mut pause = POLL_FIRST;
-        loop {
-            let status = self.stage_status(plan)?;
-            if !progress(&status) || status.state.is_final() {
-                return Ok(status);
-            }
-            sleep(pause);
-            pause = (pause * 2).min(POLL_LONGEST);
+        let mut status = self.stage_status(plan)?;
+        while progress(&status) && !status.state.is_final() {
+            status = self.plan(&Request::StageWait { plan, at_most_ms: LOOK_EVERY_MS })?;
         }
+        Ok(status)
     }
 
     /// Unmounts; returns when the mount is gone and the buffer destroyed (or kept).

@@ -71,6 +71,9 @@ impl std::fmt::Display for PathBytes {
     }
 }
 
+/// Longest that a server waits before it answers a [`Request::StageWait`], in milliseconds.
+pub const STAGE_WAIT_MAX_MS: u64 = 1_000;
+
 /// What a client asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -87,6 +90,13 @@ pub enum Request {
     StageStatus {
         /// Which.
         plan: PlanId,
+    },
+    /// One plan; answered when it has ended, or after `at_most_ms` with its state then.
+    StageWait {
+        /// Which.
+        plan: PlanId,
+        /// Milliseconds; the server waits at most [`STAGE_WAIT_MAX_MS`].
+        at_most_ms: u64,
     },
     /// All plans of this buffer that the requester may see.
     StageList,
@@ -120,7 +130,7 @@ pub enum Reply {
     Buffer(BufferStatus),
     /// To `FileStatus`.
     File(FileStatus),
-    /// To `StageStart`, `StageStatus`, `StageCancel`, `StageRate`.
+    /// To `StageStart`, `StageStatus`, `StageWait`, `StageCancel`, `StageRate`.
     Plan(PlanStatus),
     /// To `StageList`.
     Plans(Vec<PlanStatus>),

@@ -5,4 +5,4 @@
 pub const FLASH_FORMAT: u32 = 1;
 
 /// Version of the control socket's messages.
-pub const CONTROL_PROTOCOL: u32 = 1;
+pub const CONTROL_PROTOCOL: u32 = 2;

@@ -3,11 +3,14 @@
 //! unmount.
 
 use super::Mount;
-use forebay_proto::control::{BufferStatus, ControlError, PathBytes, Reply, Request, StoreKind};
+use forebay_proto::control::{
+    BufferStatus, ControlError, PathBytes, Reply, Request, STAGE_WAIT_MAX_MS, StoreKind,
+};
 use forebay_proto::{Caller, Errno};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// Answers a request that does not end the mount.
 pub fn answer(mount: &Mount, caller: &Caller, request: Request) -> Reply {
@@ -17,6 +20,10 @@ pub fn answer(mount: &Mount, caller: &Caller, request: Request) -> Reply {
         Request::FileStatus { path } => file_status(mount, caller, &path),
         Request::StageStart(spec) => mover.start(caller, spec).map(Reply::Plan),
         Request::StageStatus { plan } => mover.status(caller, plan).map(Reply::Plan),
+        Request::StageWait { plan, at_most_ms } => {
+            let longest = Duration::from_millis(at_most_ms.min(STAGE_WAIT_MAX_MS));
+            mover.wait(caller, plan, longest).map(Reply::Plan)
+        }
         Request::StageList => Ok(Reply::Plans(mover.list(caller))),
         Request::StageCancel { plan } => mover.cancel(caller, plan).map(Reply::Plan),
         Request::StageRate { plan, bytes_per_s } => {
