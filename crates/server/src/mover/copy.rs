@@ -5,15 +5,17 @@
 //! [`DIRTY_WINDOW_BYTES`], so that the fsync at the end is short and a cancel is answered soon.
 //! A CRC is kept per block of [`BLOCK_BYTES`]; verification reads the target's blocks back after
 //! they were written, through its page cache (for big files by a thread that follows the
-//! writer) or past it. Holes of the source are holes of the target.
+//! writer) or past it. Holes of the source (`holes`) are holes of the target.
 
 use super::fault::{Fault, Outcome, Sort, Where};
+use super::holes::{Holes, next_data};
+use super::memory::{DIRECT_ALIGN, Memory};
 use super::meta::Meta;
 use super::pfs::{PfsHook, errno};
 use super::stop::Pace;
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use forebay_proto::Errno;
-use rustix::fs::{Advice, OFlags, SeekFrom};
+use rustix::fs::{Advice, OFlags};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -29,30 +31,6 @@ const FOLLOW_FROM_BYTES: u64 = 8 << 20;
 const FOLLOW_BLOCKS: usize = 4;
 /// Bytes of a file that may wait for write-back before the writer waits.
 const DIRTY_WINDOW_BYTES: u64 = 32 << 20;
-/// Alignment of buffers, offsets and lengths for O_DIRECT, in bytes.
-const DIRECT_ALIGN: u64 = 4096;
-
-/// A buffer aligned for O_DIRECT, kept by a worker for all its files.
-pub(super) struct Buffer {
-    bytes: Vec<u8>,
-}
-
-impl Buffer {
-    /// Without memory yet.
-    pub fn new() -> Buffer {
-        Buffer { bytes: Vec::new() }
-    }
-
-    /// At least `len` bytes, aligned.
-    fn get(&mut self, len: usize) -> &mut [u8] {
-        let align = DIRECT_ALIGN as usize;
-        if self.bytes.len() < len + align {
-            self.bytes.resize(len + align, 0);
-        }
-        let skip = self.bytes.as_ptr().align_offset(align);
-        &mut self.bytes[skip..skip + len]
-    }
-}
 
 /// A block of data of the source, with its CRC32C.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +66,7 @@ pub(super) fn copy(
     source: &File,
     meta: &Meta,
     target: &File,
-    buffer: &mut Buffer,
+    memory: &mut Memory,
 ) -> Outcome<Copied> {
     let size = meta.size_bytes;
     let mut copied = Copied { size_bytes: size, blocks: Vec::new(), followed: false };
@@ -101,7 +79,7 @@ pub(super) fn copy(
         let _ = rustix::fs::fadvise(source, 0, None, Advice::Sequential);
     }
     if !env.follow || size < FOLLOW_FROM_BYTES {
-        write_all(env, source, meta, target, buffer, &mut |block| {
+        write_all(env, source, meta, target, memory, &mut |block| {
             copied.blocks.push(block);
             true
         })?;
@@ -110,17 +88,17 @@ pub(super) fn copy(
     let (send, receive) = crossbeam_channel::bounded::<Block>(FOLLOW_BLOCKS);
     std::thread::scope(|scope| {
         let follower = scope.spawn(move || {
-            let mut buffer = Buffer::new();
+            let mut memory = Memory::new();
             let mut end = 0;
             for block in receive {
-                check_hole(target, end, block.offset, &mut buffer)?;
-                check_block(target, &block, false, &mut buffer)?;
+                check_hole(target, end, block.offset, &mut memory)?;
+                check_block(target, &block, false, &mut memory)?;
                 end = block.offset + block.len;
             }
             Ok(())
         });
         let blocks = &mut copied.blocks;
-        let written = write_all(env, source, meta, target, buffer, &mut |block| {
+        let written = write_all(env, source, meta, target, memory, &mut |block| {
             blocks.push(block);
             send.send(block).is_ok()
         });
@@ -141,19 +119,19 @@ fn write_all(
     source: &File,
     meta: &Meta,
     target: &File,
-    buffer: &mut Buffer,
+    memory: &mut Memory,
     done: &mut dyn FnMut(Block) -> bool,
 ) -> Outcome<()> {
     let size = meta.size_bytes;
-    let sparse = meta.allocated_bytes < size;
+    let holes = Holes::of(source, meta);
     let mut offset = 0;
     let mut waited = 0;
     while offset < size {
-        let (start, end) = if sparse { next_data(source, offset, size)? } else { (offset, size) };
+        let (start, end) = holes.next(source, offset, size, env.pace, memory)?;
         offset = start;
         while offset < end {
             let len = BLOCK_BYTES.min(end - offset);
-            let crc = write_block(env, source, target, offset, len, buffer)?;
+            let crc = write_block(env, source, target, offset, len, memory)?;
             write_back(target, offset, len, libc::SYNC_FILE_RANGE_WRITE);
             if offset > waited + DIRTY_WINDOW_BYTES {
                 let upto = offset - DIRTY_WINDOW_BYTES;
@@ -178,14 +156,14 @@ fn write_block(
     target: &File,
     offset: u64,
     len: u64,
-    buffer: &mut Buffer,
+    memory: &mut Memory,
 ) -> Outcome<u32> {
     let mut digest = crc_fast::Digest::new(Crc32Iscsi);
     let mut done = 0;
     while done < len {
         let piece = env.pace.piece_bytes(PIECE_BYTES).min(len - done);
         env.pace.take(piece)?;
-        let buf = buffer.get(piece as usize);
+        let buf = memory.get(piece as usize);
         if let Some(hook) = env.hook {
             hook("read", env.name).map_err(Fault::source("read source"))?;
         }
@@ -202,31 +180,11 @@ fn write_block(
     Ok(digest.finalize() as u32)
 }
 
-fn read_full(source: &File, buf: &mut [u8], offset: u64) -> Outcome<()> {
+pub(super) fn read_full(source: &File, buf: &mut [u8], offset: u64) -> Outcome<()> {
     source.read_exact_at(buf, offset).map_err(|e| match e.kind() {
         std::io::ErrorKind::UnexpectedEof => Fault::changed("it became shorter"),
         _ => Fault::source("read source")(Errno::from_io(&e)),
     })
-}
-
-/// The next range of data at or after `offset`; `(size, size)` if only a hole follows.
-fn next_data(file: &File, offset: u64, size: u64) -> Outcome<(u64, u64)> {
-    let fault = |e| Fault::source("find holes of source")(errno(e));
-    let start = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
-        Ok(start) => start.min(size),
-        Err(rustix::io::Errno::NXIO) => return Ok((size, size)),
-        // A file system that does not know holes: all is data.
-        Err(rustix::io::Errno::INVAL) => return Ok((offset, size)),
-        Err(e) => return Err(fault(e)),
-    };
-    if start == size {
-        return Ok((size, size));
-    }
-    match rustix::fs::seek(file, SeekFrom::Hole(start)) {
-        Ok(end) => Ok((start, end.clamp(start, size))),
-        Err(rustix::io::Errno::NXIO) => Ok((size, size)),
-        Err(e) => Err(fault(e)),
-    }
 }
 
 /// Starts (or waits for) write-back of a range. Only speed depends on it: errors are fsync's.
@@ -256,7 +214,7 @@ impl Copied {
         pace: &Pace,
         target: &File,
         medium: bool,
-        buffer: &mut Buffer,
+        memory: &mut Memory,
     ) -> Outcome<()> {
         let fault = |e| Fault::target("stat target")(errno(e));
         let size = rustix::fs::fstat(target).map_err(fault)?.st_size as u64;
@@ -266,10 +224,10 @@ impl Copied {
         }
         if self.followed && !medium {
             let end = self.blocks.last().map_or(0, |last| last.offset + last.len);
-            return check_hole(target, end, size, buffer);
+            return check_hole(target, end, size, memory);
         }
         let direct = medium && Direct::set(target);
-        let result = self.read_back(pace, target, medium && direct, buffer);
+        let result = self.read_back(pace, target, medium && direct, memory);
         if direct {
             Direct::clear(target)?;
         }
@@ -281,16 +239,16 @@ impl Copied {
         pace: &Pace,
         target: &File,
         direct: bool,
-        buffer: &mut Buffer,
+        memory: &mut Memory,
     ) -> Outcome<()> {
         let mut end = 0;
         for block in &self.blocks {
             pace.check()?;
-            check_hole(target, end, block.offset, buffer)?;
-            check_block(target, block, direct, buffer)?;
+            check_hole(target, end, block.offset, memory)?;
+            check_block(target, block, direct, memory)?;
             end = block.offset + block.len;
         }
-        check_hole(target, end, self.size_bytes, buffer)
+        check_hole(target, end, self.size_bytes, memory)
     }
 }
 
@@ -306,6 +264,10 @@ impl Direct {
         rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT).is_ok()
     }
 
+    fn is_set(file: &File) -> bool {
+        rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
+    }
+
     fn clear(file: &File) -> Outcome<()> {
         let fault = |e| Fault::target("verify")(errno(e));
         let flags = rustix::fs::fcntl_getfl(file).map_err(fault)?;
@@ -313,40 +275,54 @@ impl Direct {
     }
 }
 
-/// Reads one block back and compares its CRC.
-fn check_block(target: &File, block: &Block, direct: bool, buffer: &mut Buffer) -> Outcome<()> {
-    let fault = |e: &std::io::Error| Fault::target("verify")(Errno::from_io(e));
-    let align = if direct { DIRECT_ALIGN } else { 1 };
-    let start = block.offset - block.offset % align;
-    let lead = (block.offset - start) as usize;
-    let want = lead + block.len as usize;
-    let buf = buffer.get(want.next_multiple_of(align as usize));
-    let mut got = 0;
-    while got < want {
-        let count = match target.read_at(&mut buf[got..], start + got as u64) {
-            Ok(count) => count,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) if direct && e.raw_os_error() == Some(libc::EINVAL) => {
-                // This file system cannot read so: the cache was dropped, read through it.
-                Direct::clear(target)?;
-                return check_block(target, block, false, buffer);
-            }
-            Err(e) => return Err(fault(&e)),
-        };
-        if count == 0 {
-            return Err(mismatch(block.offset, "it ends early"));
-        }
-        got += count;
+/// Reads one block back and compares its CRC: past the cache at once, else in pieces that stay in
+/// the processor's cache.
+fn check_block(target: &File, block: &Block, direct: bool, memory: &mut Memory) -> Outcome<()> {
+    let step = if direct { BLOCK_BYTES } else { PIECE_BYTES };
+    let mut digest = crc_fast::Digest::new(Crc32Iscsi);
+    let mut done = 0;
+    while done < block.len {
+        let len = step.min(block.len - done);
+        digest.update(read_piece(target, block.offset + done, len, direct, memory)?);
+        done += len;
     }
-    let crc = crc_fast::checksum(Crc32Iscsi, &buf[lead..want]) as u32;
-    if crc != block.crc {
+    if digest.finalize() as u32 != block.crc {
         return Err(mismatch(block.offset, "its checksum is not that of the source"));
     }
     Ok(())
 }
 
+/// Reads a range back, all of it.
+fn read_piece<'m>(
+    target: &File,
+    offset: u64,
+    len: u64,
+    direct: bool,
+    memory: &'m mut Memory,
+) -> Outcome<&'m [u8]> {
+    let align = if direct { DIRECT_ALIGN } else { 1 };
+    let start = offset - offset % align;
+    let lead = (offset - start) as usize;
+    let want = lead + len as usize;
+    let bytes = memory.get(want.next_multiple_of(align as usize));
+    let mut got = 0;
+    while got < want {
+        match target.read_at(&mut bytes[got..], start + got as u64) {
+            Ok(0) => return Err(mismatch(offset, "it ends early")),
+            Ok(count) => got += count,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            // This file system cannot read so: the cache was dropped, read through it.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) && Direct::is_set(target) => {
+                Direct::clear(target)?;
+            }
+            Err(e) => return Err(Fault::target("verify")(Errno::from_io(&e))),
+        }
+    }
+    Ok(&bytes[lead..want])
+}
+
 /// Checks that a range which is a hole in the source has no data but zeros in the target.
-fn check_hole(target: &File, start: u64, end: u64, buffer: &mut Buffer) -> Outcome<()> {
+fn check_hole(target: &File, start: u64, end: u64, memory: &mut Memory) -> Outcome<()> {
     let mut at = start;
     while at < end {
         let (data, hole) = match next_data(target, at, end) {
@@ -357,7 +333,7 @@ fn check_hole(target: &File, start: u64, end: u64, buffer: &mut Buffer) -> Outco
         while at < hole {
             // Aligned, for a file that is read by O_DIRECT.
             let start = at - at % DIRECT_ALIGN;
-            let bytes = buffer.get(DIRECT_ALIGN as usize);
+            let bytes = memory.get(DIRECT_ALIGN as usize);
             let got = target.read_at(bytes, start);
             let got = got.map_err(|e| Fault::target("verify")(Errno::from_io(&e)))? as u64;
             let upto = hole.min(start + got);
@@ -428,10 +404,10 @@ mod tests {
         source.set_len((40 << 20) + 17).unwrap();
         let target = tempfile::tempfile().unwrap();
         let pace = Pace::new(0);
-        let mut buffer = Buffer::new();
-        let copied = copy(&env(&pace), &source, &meta_of(&source), &target, &mut buffer).unwrap();
+        let mut memory = Memory::new();
+        let copied = copy(&env(&pace), &source, &meta_of(&source), &target, &mut memory).unwrap();
         for medium in [false, true] {
-            copied.verify(&pace, &target, medium, &mut buffer).unwrap();
+            copied.verify(&pace, &target, medium, &mut memory).unwrap();
         }
         assert!(meta_of(&target).allocated_bytes < 1 << 20);
         let mut whole = vec![0; (40 << 20) + 17];
@@ -445,16 +421,16 @@ mod tests {
         source.write_all_at(&[5; 300_000], 1 << 20).unwrap();
         let target = tempfile::tempfile().unwrap();
         let pace = Pace::new(0);
-        let mut buffer = Buffer::new();
-        let copied = copy(&env(&pace), &source, &meta_of(&source), &target, &mut buffer).unwrap();
+        let mut memory = Memory::new();
+        let copied = copy(&env(&pace), &source, &meta_of(&source), &target, &mut memory).unwrap();
         for offset in [(1 << 20) + 77, 5] {
             for medium in [false, true] {
                 target.write_all_at(&[4], offset).unwrap();
                 target.sync_all().unwrap();
-                let fault = copied.verify(&pace, &target, medium, &mut buffer).unwrap_err();
+                let fault = copied.verify(&pace, &target, medium, &mut memory).unwrap_err();
                 assert_eq!(fault.sort, Sort::Mismatch);
                 target.write_all_at(&[if offset > 1 << 20 { 5 } else { 0 }], offset).unwrap();
-                copied.verify(&pace, &target, medium, &mut buffer).unwrap();
+                copied.verify(&pace, &target, medium, &mut memory).unwrap();
             }
         }
     }

@@ -2,9 +2,9 @@
 //!
 //! [`Mover`] takes plans and runs them with threads of its own. What is where: `engine` (plans,
 //! queue), `plan` and `journal` (on flash), `run` (the phases), `walk` (source to items),
-//! `worker` (an item to its end), `copy` (data and checksums), `side` (the two ends) with `pfs`,
-//! `pfs_target` and `buffer`, `identity` (acting as the requester), `stop` (cancel and rate),
-//! `progress` and `fault` (what the user is told).
+//! `worker` (an item to its end), `copy` (data and checksums) with `holes` and `memory`, `side`
+//! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
+//! `stop` (cancel and rate), `progress` and `fault` (what the user is told).
 //!
 //! Promises: a file appears under its name only whole, fsynced and verified; the PFS is touched
 //! only with the requester's rights and never outside the trees named; a plan killed at any
@@ -14,8 +14,10 @@ mod buffer;
 mod copy;
 mod engine;
 mod fault;
+mod holes;
 mod identity;
 mod journal;
+mod memory;
 mod meta;
 mod pfs;
 mod pfs_target;

@@ -5,9 +5,10 @@
 //! batches, so that their write-back overlaps and the fsyncs find their work done. Whatever ends
 //! a file early removes its unnamed target ([`Unpublished`]).
 
-use super::copy::{Buffer, Copied, Env, copy};
+use super::copy::{Copied, Env, copy};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::{Record, Version};
+use super::memory::Memory;
 use super::meta::{Dir, Meta, OpenSource, Temp};
 use super::run::Run;
 use super::side::At;
@@ -29,7 +30,7 @@ const BATCH_BYTES: u64 = 16 << 20;
 /// A worker of a run.
 pub(super) struct Worker<'a> {
     run: &'a Run,
-    buffer: Buffer,
+    memory: Memory,
 }
 
 /// A file whose data is written, but which is not safe yet.
@@ -81,7 +82,7 @@ enum Step<'a> {
 impl<'a> Worker<'a> {
     /// A worker.
     pub fn new(run: &'a Run) -> Worker<'a> {
-        Worker { run, buffer: Buffer::new() }
+        Worker { run, memory: Memory::new() }
     }
 
     /// Works until there are no more items, or the plan is being stopped.
@@ -207,7 +208,7 @@ impl<'a> Worker<'a> {
         let Pending { task, dirs, source, target, copied, partial, .. } = pending;
         let temp = target.temp()?;
         let medium = run.spec.verify == Verify::Medium;
-        copied.verify(&run.pace, &temp.file, medium, &mut self.buffer)?;
+        copied.verify(&run.pace, &temp.file, medium, &mut self.memory)?;
         keep_atime(temp, false);
         let now = run.source.recheck(source)?;
         if let Some(how) = now.changed_since(&source.meta) {
@@ -294,7 +295,7 @@ impl<'a> Worker<'a> {
         let temp = target.temp()?;
         let copied = {
             let _acting = run.target.writing()?;
-            copy(&env, &source.file, &source.meta, &temp.file, &mut self.buffer)?
+            copy(&env, &source.file, &source.meta, &temp.file, &mut self.memory)?
         };
         // What a hole adds to the size is done with no byte moved.
         let holes = source.meta.size_bytes.saturating_sub(target.counted.load(Relaxed));
