@@ -14,6 +14,7 @@
 
 pub mod buffer;
 pub mod model;
+pub mod pfs;
 pub mod procs;
 pub mod recorder;
 pub mod sys;

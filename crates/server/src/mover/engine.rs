@@ -26,9 +26,12 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Finished plans that are kept to be asked about; older ones are forgotten.
 pub const KEEP_FINISHED_PLANS: usize = 64;
+/// Longest that a cancel waits for calls that the PFS has not answered.
+pub const CANCEL_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Plans that may wait for their turn.
 pub const QUEUED_PLANS_MAX: usize = 1_000;
 
@@ -174,8 +177,9 @@ impl Mover {
         plans.iter().filter(|plan| plan.belongs_to(who)).map(|plan| plan.status()).collect()
     }
 
-    /// Stops a plan for good; returns when nothing of it runs and its leftovers are removed.
-    /// A plan that has ended stays as it is.
+    /// Stops a plan for good; returns when nothing of it runs and its leftovers are removed, or
+    /// with ETIMEDOUT after [`CANCEL_WAIT_MAX`]: a call that a PFS does not answer cannot be taken
+    /// back, and the plan ends when it is. A plan that has ended stays as it is.
     pub fn cancel(&self, who: &Caller, plan: PlanId) -> Result<PlanStatus, ControlError> {
         let found = self.find(who, plan)?;
         tracing::info!(plan = %plan, uid = who.uid, "staging plan is cancelled");
@@ -187,8 +191,12 @@ impl Mover {
             state.queue.retain(|queued| *queued != plan);
             shared.launch(&mut state, plan);
         }
+        let end = std::time::Instant::now() + CANCEL_WAIT_MAX;
         while !found.is_final() && !state.shut_down {
-            shared.changed.wait(&mut state);
+            if shared.changed.wait_until(&mut state, end).timed_out() {
+                drop(state);
+                return Err(still_stopping(&found.file.lock().spec.pfs_path, plan));
+            }
         }
         drop(state);
         Ok(found.status())
@@ -199,7 +207,7 @@ impl Mover {
         &self,
         who: &Caller,
         plan: PlanId,
-        timeout: std::time::Duration,
+        timeout: Duration,
     ) -> Result<PlanStatus, ControlError> {
         let found = self.find(who, plan)?;
         let end = std::time::Instant::now() + timeout;
@@ -463,6 +471,17 @@ fn plan_error(what: &str, errno: Errno, path: Option<&[u8]>) -> ControlError {
         why: errno.to_string(),
         hint: None,
     }
+}
+
+/// A cancel whose plan waits for the PFS.
+fn still_stopping(pfs_path: &PathBytes, plan: PlanId) -> ControlError {
+    let mut error = plan_error("cancel staging", Errno::ETIMEDOUT, Some(pfs_path.as_bytes()));
+    error.why = "the file system there does not answer".to_string();
+    error.hint = Some(format!(
+        "plan {plan} is stopping and begins nothing new; it ends when the file system answers, \
+         see `forebay stage status {plan}`"
+    ));
+    error
 }
 
 fn plan_failure(what: &str, why: &str) -> FileError {

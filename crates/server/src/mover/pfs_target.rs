@@ -322,7 +322,7 @@ impl Pfs {
 /// Which file system a path lies on, as far as it exists; an empty mount point is another one.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct FsIdentity {
-    /// The deepest part of the target path that existed at the start.
+    /// The deepest part of the PFS's path that existed at the start.
     pub path: forebay_proto::control::PathBytes,
     dev: u64,
     fs_id: u64,
@@ -358,19 +358,19 @@ impl FsIdentity {
         })
     }
 
-    /// Fails unless the path still lies on the file system it lay on.
-    pub fn check(&self, pfs: &Pfs) -> Outcome<()> {
+    /// Fails unless the path still lies on the file system it lay on. `side` is the PFS's.
+    pub fn check(&self, pfs: &Pfs, side: Where) -> Outcome<()> {
         let what = "check the PFS";
         let gone = |why: &str| {
-            let why = format!("{why}; is it mounted? Nothing was written, start it again then");
-            Fault { errno: Errno::ENODEV, ..Fault::of(Sort::Refused, Where::Target, what, why) }
+            let why = format!("{why}; is it mounted? What was copied stays, start it again then");
+            Fault { errno: Errno::ENODEV, ..Fault::of(Sort::Refused, side, what, why) }
         };
         let now = match FsIdentity::exactly(pfs, self.path.as_bytes()) {
             Ok(now) => now,
             Err(Errno::ENOENT | Errno::ENOTDIR) => {
-                return Err(gone("the target directory is gone"));
+                return Err(gone("its directory is gone"));
             }
-            Err(e) => return Err(pfs.named_target(e, what)),
+            Err(e) => return Err(Fault { side, ..pfs.named_target(e, what) }),
         };
         // Device numbers of network file systems change at a remount, file system ids of others.
         let same_id = self.fs_id != 0 && now.fs_id == self.fs_id;

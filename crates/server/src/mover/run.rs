@@ -46,7 +46,7 @@ pub(super) struct Run {
     pub journal: Arc<Journal>,
     pub past: Past,
     pub temps: AtomicU64,
-    /// The file system that a stage-out writes to.
+    /// The file system that the PFS's path lies on.
     pub pfs_identity: OnceLock<FsIdentity>,
     /// Directories to be finished, parents before children.
     pub dirs: Mutex<Vec<DirDone>>,
@@ -74,7 +74,10 @@ impl Run {
         let failed = self.progress.files_failed.load(Relaxed) > 0;
         let stopped = self.pace.stopping();
         if failed || stopped.is_some() {
-            self.sweep(self.journal.dirs());
+            let left = self.sweep(self.journal.dirs());
+            if stopped != Some(StopReason::Shutdown) {
+                self.tell_leftovers(&left);
+            }
         }
         match stopped {
             Some(StopReason::Shutdown) => None,
@@ -113,21 +116,31 @@ impl Run {
         }
     }
 
-    /// Fails if the PFS that is written to is not the one it was (an empty mount point).
+    /// Fails if the PFS is not the one it was when the plan began (an empty mount point), or is
+    /// not there at all.
     pub fn check_pfs(&self) -> Outcome<()> {
-        if self.spec.direction == Direction::In {
-            return Ok(());
-        }
         if let Some(known) = self.pfs_identity.get() {
-            return known.check(&self.pfs);
+            return known.check(&self.pfs, self.pfs_side());
+        }
+        if self.spec.direction == Direction::In {
+            // What is wrong with a source is told better by who opens it.
+            let found = FsIdentity::of(&self.pfs, self.source_path());
+            return found.map_or(Ok(()), |found| self.pfs_identity.set(found).or(Ok(())));
         }
         if let Some(known) = &self.past.target {
-            known.check(&self.pfs)?;
+            known.check(&self.pfs, Where::Target)?;
             return self.pfs_identity.set(known.clone()).or(Ok(()));
         }
         let found = FsIdentity::of(&self.pfs, self.target_path())?;
         self.journal.append(&[Record::Target(found.clone())])?;
         self.pfs_identity.set(found).or(Ok(()))
+    }
+
+    fn pfs_side(&self) -> Where {
+        match self.spec.direction {
+            Direction::In => Where::Source,
+            Direction::Out => Where::Target,
+        }
     }
 
     fn copy_all(&self) -> Outcome<()> {
@@ -197,10 +210,12 @@ impl Run {
         Ok(())
     }
 
-    /// Removes temporary files of this plan from directories it wrote to.
-    fn sweep(&self, dirs: Vec<Vec<u8>>) {
+    /// Removes temporary files of this plan from directories it wrote to; returns the
+    /// directories where that failed, and why.
+    fn sweep(&self, dirs: Vec<Vec<u8>>) -> Vec<(Vec<u8>, Fault)> {
+        let mut left = Vec::new();
         if dirs.is_empty() {
-            return;
+            return left;
         }
         let top = self.target_top();
         for rel in dirs {
@@ -213,8 +228,25 @@ impl Run {
                 let path = PathBytes::new(&join(&top, &rel, b""));
                 tracing::warn!(plan = %self.plan, %path, errno = %fault.errno,
                     "temporary files of the plan could not be removed");
+                left.push((join(&top, &rel, b""), fault));
             }
         }
+        left
+    }
+
+    /// Tells the user of temporary files that nobody will remove any more. One directory stands
+    /// for all: they fail together.
+    fn tell_leftovers(&self, left: &[(Vec<u8>, Fault)]) {
+        let Some((dir, fault)) = left.first() else { return };
+        let others = match left.len() {
+            1 => String::new(),
+            count => format!(" and {} more directories", count - 1),
+        };
+        let prefix = String::from_utf8_lossy(&self.pfs.temp_prefix);
+        let why =
+            format!("{}; files named {prefix}* may be left here{others}, remove them", fault.errno);
+        let fault = Fault { why: Some(why), what: "remove temporary files", ..fault.clone() };
+        self.fail(&fault, self.source_path(), dir, 1);
     }
 
     /// The target directory that all relative paths of the journal are below.
@@ -264,13 +296,27 @@ impl Run {
             "will be tried again");
         let slept = self.pace.sleep(Duration::from_millis(pause_ms.min(BACKOFF_MOST_MS)));
         slept.map_err(|stop| (stop, attempt))?;
-        self.check_pfs().map_err(|gone| (gone, attempt))
+        match self.check_pfs() {
+            Err(gone) if is_gone(&gone) => {
+                // Each further file would fail alike, after all its retries.
+                self.pace.stop(StopReason::Error);
+                Err((gone, attempt))
+            }
+            // The next attempt tells more.
+            _ => Ok(()),
+        }
     }
 
     /// A number for a temporary name.
     pub fn next_temp(&self) -> u64 {
         self.temps.fetch_add(1, Relaxed)
     }
+}
+
+/// Whether a failed [`Run::check_pfs`] says that there is no use in going on.
+fn is_gone(fault: &Fault) -> bool {
+    use forebay_proto::Errno as E;
+    fault.sort == Sort::Refused || [E::ENOTCONN, E::ENODEV, E::ENXIO].contains(&fault.errno)
 }
 
 /// `top/rel/name`, with empty parts left out.
