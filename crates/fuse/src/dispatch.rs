@@ -158,7 +158,7 @@ fn call(cx: &Connection, request: &Request<'_>, reply: &mut Reply) -> Result<Giv
 
 #[cfg(test)]
 #[allow(dead_code, missing_docs, clippy::unwrap_used)]
-#[path = "../tests/common/memory.rs"]
+#[path = "../tests/common/memory/mod.rs"]
 mod memory;
 
 #[cfg(test)]

@@ -135,17 +135,9 @@ impl Objects {
     /// Reads until the buffer is full or the object ends.
     pub fn read(&self, id: ObjectId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let file = self.shared(id)?;
-        let mut done = 0;
-        while done < buffer.len() {
-            match rio::pread(file.as_fd(), &mut buffer[done..], offset + done as u64) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(rio::Errno::INTR) => {}
-                Err(e) if done == 0 => return Err(err(e)),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        in_parts(buffer.len(), |done| {
+            rio::pread(file.as_fd(), &mut buffer[done..], offset + done as u64)
+        })
     }
 
     /// Writes; a short count only when space ran out in between.
@@ -269,37 +261,40 @@ impl Objects {
                 None => (length, 0),
             };
             let (mut at, mut into) = (source_offset, target_offset);
-            let mut done = 0;
-            while done < length {
-                let want = usize::try_from(length - done).unwrap_or(usize::MAX);
-                match rfs::copy_file_range(&*from, Some(&mut at), &*to, Some(&mut into), want) {
-                    Ok(0) => break,
-                    Ok(n) => done += n as u64,
-                    Err(rio::Errno::INTR) => {}
-                    Err(e) if done == 0 => {
-                        if let Some(acc) = objects.accounting() {
-                            acc.release(taken);
-                        }
-                        return Err(err(e));
-                    }
-                    Err(_) => break,
-                }
+            // At most MAX_COPY_BYTES.
+            let length = length as usize;
+            let copied = in_parts(length, |done| {
+                let left = length - done;
+                rfs::copy_file_range(&*from, Some(&mut at), &*to, Some(&mut into), left)
+            });
+            if copied.is_err()
+                && let Some(acc) = objects.accounting()
+            {
+                acc.release(taken);
             }
-            Ok((done, taken))
+            Ok((copied? as u64, taken))
         })
     }
 }
 
 /// Writes all of `data`, or what fits before the store is full.
 fn write_all(file: &File, offset: u64, data: &[u8], append: bool) -> Result<usize> {
-    let mut done = 0;
-    while done < data.len() {
+    in_parts(data.len(), |done| {
         let rest = &data[done..];
-        let wrote = match append {
+        match append {
             true => rio::pwritev2(file, &[IoSlice::new(rest)], offset, ReadWriteFlags::APPEND),
             false => rio::pwrite(file, rest, offset + done as u64),
-        };
-        match wrote {
+        }
+    })
+}
+
+/// Repeats a call that may do only a part, telling it how many bytes are done, until it has done
+/// `length` or does nothing more. An error after a first part is a short count: the caller's next
+/// call meets it again.
+fn in_parts(length: usize, mut part: impl FnMut(usize) -> rio::Result<usize>) -> Result<usize> {
+    let mut done = 0;
+    while done < length {
+        match part(done) {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(rio::Errno::INTR) => {}
