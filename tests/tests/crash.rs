@@ -29,7 +29,7 @@ const WORKERS: u64 = 4;
 /// How long a command that takes a mount off may need, whatever the daemon does.
 const COMES_OFF: Duration = Duration::from_secs(20);
 /// The same, where the daemon is asked in vain first.
-const COMES_OFF_STOPPED: Duration = Duration::from_secs(40);
+const COMES_OFF_STOPPED: Duration = Duration::from_secs(10);
 
 /// A file as it must be: length and seed of its bytes.
 type File = (usize, u64);

@@ -55,9 +55,14 @@ impl Control {
 
     /// Connects to the server of a store by its directory.
     pub fn connect_store(store_dir: &Path) -> Result<Control> {
+        Control::connect_store_within(store_dir, ANSWER_TIMEOUT)
+    }
+
+    /// The same, waiting so long for the server's greeting: ETIMEDOUT then.
+    pub fn connect_store_within(store_dir: &Path, timeout: Duration) -> Result<Control> {
         let stream = open_socket(store_dir).map_err(|error| not_reached(store_dir, &error))?;
         let control = Control { stream, store_dir: store_dir.to_path_buf() };
-        control.set_timeout(ANSWER_TIMEOUT)?;
+        control.set_timeout(timeout)?;
         // A server that is just dying may still accept, and then close without a greeting.
         // One that has no place for us says so and closes without having read: what it said is
         // there even if our greeting could not be sent.

@@ -10,7 +10,7 @@ pub mod frame;
 pub mod locate;
 pub mod mountinfo;
 
-pub use control::Control;
+pub use control::{ANSWER_TIMEOUT, Control};
 pub use locate::{MountRef, canonical, locate, mounts};
 
 /// Result of this crate: the error says what failed, on which path, why, and what to do.

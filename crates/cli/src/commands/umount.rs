@@ -3,7 +3,7 @@
 
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json};
-use forebay_client::{Control, MountRef, canonical, mounts};
+use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts};
 use forebay_proto::control::ControlError;
 use forebay_server::flash::{self, Store};
 use std::path::Path;
@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for a server that is just ending to give its store back.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
+/// Longest wait with --force for the greeting of a server that may be stopped or stuck; a live one
+/// greets within milliseconds.
+const FORCE_GREETING_WAIT: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Runs the command.
@@ -35,7 +38,8 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
     // Called from a directory in the mount, this process would keep it busy.
     rustix::process::chdir("/")
         .map_err(|error| ControlError::io("go to /", None, &error.into()))?;
-    match Control::connect_store(&mount.store_dir) {
+    let wait = if args.force { FORCE_GREETING_WAIT } else { ANSWER_TIMEOUT };
+    match Control::connect_store_within(&mount.store_dir, wait) {
         Ok(mut control) => return control.umount(args.keep, args.force),
         Err(error) if error.errno == Some(libc::ENOTCONN) => (),
         // A server that does not answer any more can be left behind, its buffer kept; those who
