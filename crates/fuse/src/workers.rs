@@ -150,8 +150,20 @@ pub(crate) fn takes_long(rq: &Request<'_>) -> bool {
 /// Whether a request may wait for space that is on its way back. What it waits for is mostly a
 /// FORGET behind it, so the reader must go on reading.
 pub(crate) fn waits_for_space(cx: &Connection, rq: &Request<'_>) -> bool {
-    matches!(rq.head.opcode, op::CREATE | op::OPEN | op::TMPFILE | op::WRITE)
-        && cx.fs.space_is_coming()
+    let takes_space = matches!(
+        rq.head.opcode,
+        op::CREATE
+            | op::OPEN
+            | op::TMPFILE
+            | op::WRITE
+            | op::MKNOD
+            | op::MKDIR
+            | op::SYMLINK
+            | op::LINK
+            | op::RENAME
+            | op::RENAME2
+    );
+    takes_space && cx.fs.space_is_coming()
 }
 
 /// Requests after which a killed caller need not wait for the end: they change nothing that the

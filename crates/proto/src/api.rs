@@ -247,8 +247,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Removes an xattr, ENODATA without it.
     fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()>;
 
-    /// True if little space is free and some is about to come back from removed files, which
-    /// opens and writes then wait for: serve them where that keeps no `forget` waiting.
+    /// True if little space (of data, or of names) is free and some is about to come back from
+    /// removed files, which opens, writes and new names then wait for: serve them where that keeps no `forget` waiting.
     fn space_is_coming(&self) -> bool {
         false
     }

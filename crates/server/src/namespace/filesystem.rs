@@ -72,7 +72,9 @@ impl FileSystem for Namespace {
         new_name: &[u8],
         flags: u32,
     ) -> Result<()> {
-        self.op_rename(caller, (parent, name), (new_parent, new_name), flags)
+        self.with_reclaimed(|| {
+            self.op_rename(caller, (parent, name), (new_parent, new_name), flags)
+        })
     }
 
     fn create(

@@ -2,7 +2,7 @@
 //!
 //! A thread of its own takes them in batches, so that unlink costs one log record and no wait.
 //! It gathers for a moment ([`GATHER`]): woken for each unlink, it was seen to take a sixth of a
-//! client's time. When the store is nearly full, or somebody waits for space, it does not.
+//! client's time. When space is short, or somebody waits for it, it does not.
 //! On flash that survives a power cut, the object goes only after the records up to the
 //! reclaim's are durable: else a power cut could bring the name back without its data.
 //!
@@ -24,10 +24,11 @@ use std::time::{Duration, Instant};
 const BATCH_INODES: usize = 128;
 /// How long the thread lets removed inodes gather.
 const GATHER: Duration = Duration::from_millis(2);
-/// Free space below this share of the capacity (one part in so many) is given back at once.
-const NEARLY_FULL_SHARE: u64 = 8;
 /// Longest that a request waits for space that is on its way back.
 const DRAIN_WAIT: Duration = Duration::from_secs(2);
+/// Names are short when fewer files than this fit by the store's estimate, which goes by names of
+/// 32 bytes: the longest takes the room of three.
+const SHORT_NAMES: u64 = 1024;
 /// Space is short when less is free than a quarter of the capacity, or than this (at most half
 /// of it): what is written by passthrough right after an open must find the space of files
 /// removed before it.
@@ -36,6 +37,11 @@ const SHORT_BYTES: u64 = 256 << 20;
 const FORGET_WAIT: Duration = Duration::from_millis(50);
 /// Pause between two looks for that.
 const FORGET_PAUSE: Duration = Duration::from_micros(100);
+/// How long `statfs` looks at once whether files without names are going. The kernel tells of a
+/// last close in two messages after the close returned, and a `statfs` overtakes them.
+const SETTLE_PAUSE: Duration = Duration::from_millis(5);
+/// Longest that it looks in all.
+const SETTLE_MAX: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
 struct Queue {
@@ -49,9 +55,10 @@ struct Queue {
     /// did: mostly the kernel drops such a file at once, and it is queued.
     expected: usize,
     last_orphaned: Option<Instant>,
-    /// Somebody waits for the space, or there is little of it.
+    /// Somebody waits for the space.
     urgent: bool,
-    nearly_full: bool,
+    /// There was little of it after the last batch.
+    short: bool,
 }
 
 /// The queue and its thread.
@@ -136,7 +143,7 @@ impl Reclaimer {
         let mut queue = self.queue.lock();
         loop {
             if !queue.waiting.is_empty() {
-                let hurry = queue.urgent || queue.nearly_full || queue.stopping;
+                let hurry = queue.urgent || queue.short || queue.stopping;
                 if !hurry && queue.waiting.len() < BATCH_INODES {
                     self.wake.wait_for(&mut queue, GATHER);
                 }
@@ -154,10 +161,10 @@ impl Reclaimer {
         }
     }
 
-    fn batch_done(&self, nearly_full: bool) {
+    fn batch_done(&self, short: bool) {
         let mut queue = self.queue.lock();
         queue.busy = 0;
-        queue.nearly_full = nearly_full;
+        queue.short = short;
         if queue.waiting.is_empty() {
             queue.urgent = false;
             self.idle.notify_all();
@@ -176,7 +183,7 @@ pub(super) fn start(namespace: &Arc<Namespace>) -> Result<()> {
                     tracing::error!(error = %e, inodes = batch.len(),
                         "cannot free removed files; the next start frees them");
                 }
-                ns.reclaim.batch_done(ns.nearly_full());
+                ns.reclaim.batch_done(ns.is_short());
             }
         })
         .map_err(|e| Errno::from_io(&e))?;
@@ -185,12 +192,6 @@ pub(super) fn start(namespace: &Arc<Namespace>) -> Result<()> {
 }
 
 impl Namespace {
-    fn nearly_full(&self) -> bool {
-        self.space().is_ok_and(|(used, capacity)| {
-            capacity.saturating_sub(used) < capacity / NEARLY_FULL_SHARE
-        })
-    }
-
     /// The inode lost its last name: reclaim it when nothing references it.
     pub(super) fn after_last_name(&self, ino: Ino) {
         match self.refs.orphaned(ino) {
@@ -204,15 +205,28 @@ impl Namespace {
         self.reclaim.drain();
     }
 
+    /// Waits while open files without names are being let go; at most two pauses if none is.
+    pub(super) fn settle_orphans(&self) {
+        let until = Instant::now() + SETTLE_MAX;
+        let mut left = self.refs.orphan_count();
+        let mut unchanged = 0;
+        while left > 0 && unchanged < 2 && Instant::now() < until {
+            std::thread::sleep(SETTLE_PAUSE);
+            let now = self.refs.orphan_count();
+            unchanged = if now < left { 0 } else { unchanged + 1 };
+            left = now;
+        }
+    }
+
     /// True if space may be about to come back.
     fn some_is_coming(&self) -> bool {
         let (expected, freeing) = self.reclaim.coming();
         expected || freeing
     }
 
-    /// True if space may be about to come back and little is free.
+    /// True if space may be about to come back and little is free, of data or of names.
     pub(super) fn op_space_is_coming(&self) -> bool {
-        self.some_is_coming() && self.is_short()
+        self.some_is_coming() && (self.is_short() || self.names_are_short())
     }
 
     /// Waits for it: for the kernel to drop files that were just removed (it tells after the
@@ -227,7 +241,7 @@ impl Namespace {
     /// Before a file is handed out for writing: the kernel then writes without asking, so space
     /// that is on its way back must be there if it may be needed. Not under the writer's lock.
     pub(super) fn wait_reclaimed_if_short(&self) {
-        if self.op_space_is_coming() {
+        if self.some_is_coming() && self.is_short() {
             self.wait_for_coming_space();
         }
     }
@@ -239,8 +253,12 @@ impl Namespace {
         })
     }
 
-    /// Runs a served change of data; out of space, once more when removed files have given
-    /// theirs back.
+    fn names_are_short(&self) -> bool {
+        self.store.usage().inodes_free < SHORT_NAMES
+    }
+
+    /// Runs a served change of data, or one that adds names; out of space, once more when removed
+    /// files have given theirs back. Not under the writer's lock.
     pub(super) fn with_reclaimed<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
         match change() {
             Err(Errno::ENOSPC) if self.some_is_coming() => {

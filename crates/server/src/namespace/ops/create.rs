@@ -6,7 +6,6 @@ use crate::objects::Objects;
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::{CreateArgs, Opened, SYMLINK_MAX};
 use forebay_proto::attr::FileKind;
-use forebay_proto::layout::Layout;
 use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, ObjectId, Result};
 use std::fs::File;
 use std::sync::Arc;
@@ -44,6 +43,16 @@ impl Namespace {
         if new.kind == FileKind::Symlink && new.target.is_empty() {
             return Err(Errno::ENOENT);
         }
+        self.with_reclaimed(|| self.make_once(caller, parent, name, new))
+    }
+
+    fn make_once(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<(Entry, Option<File>)> {
         let mut txn = self.begin(caller);
         let parent_record = txn.live_dir(parent)?;
         if txn.entry(parent, name)?.is_some() {
@@ -77,6 +86,15 @@ impl Namespace {
         args: CreateArgs,
     ) -> Result<(Entry, File)> {
         self.wait_reclaimed_if_short();
+        self.with_reclaimed(|| self.tmpfile_once(caller, parent, args))
+    }
+
+    fn tmpfile_once(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        args: CreateArgs,
+    ) -> Result<(Entry, File)> {
         let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
         let mut txn = self.begin(caller);
         let parent_record = txn.live_dir(parent)?;
@@ -177,7 +195,8 @@ impl Namespace {
             nlink: if is_dir { 2 } else { 1 },
             rdev: new.rdev,
             flags,
-            layout: parent_layout(parent_record),
+            // A directory's layout is what new inodes in it get.
+            layout: parent_record.layout,
             atime: txn.now,
             mtime: txn.now,
             ctime: txn.now,
@@ -187,9 +206,4 @@ impl Namespace {
             next_cookie: if is_dir { Cookie::FIRST } else { Cookie::START },
         })
     }
-}
-
-/// New inodes inherit the layout of their directory.
-fn parent_layout(parent: &InodeRecord) -> Layout {
-    parent.layout
 }

@@ -5,13 +5,7 @@ use crate::namespace::record::inode_flags;
 use forebay_proto::api::{Opened, StatFs, WriteMode};
 use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-/// How long `statfs` looks at once whether files without names are going. The kernel tells of a
-/// last close in two messages after the close returned, and a `statfs` overtakes them.
-const SETTLE_PAUSE: Duration = Duration::from_millis(5);
-/// Longest that it looks in all.
-const SETTLE_MAX: Duration = Duration::from_millis(200);
 /// Unit of the counts in statfs.
 const STATFS_BLOCK_BYTES: u32 = 4096;
 
@@ -140,19 +134,6 @@ impl Namespace {
         self.ensure_object(&Caller::root(), target.0, &record)?;
         let (from, into) = (ObjectId::whole(source.0), ObjectId::whole(target.0));
         self.with_reclaimed(|| self.objects.copy_range(from, source.1, into, target.1, length))
-    }
-
-    /// Waits while open files without names are being let go; at most two pauses if none is.
-    fn settle_orphans(&self) {
-        let until = Instant::now() + SETTLE_MAX;
-        let mut left = self.refs.orphan_count();
-        let mut unchanged = 0;
-        while left > 0 && unchanged < 2 && Instant::now() < until {
-            std::thread::sleep(SETTLE_PAUSE);
-            let now = self.refs.orphan_count();
-            unchanged = if now < left { 0 } else { unchanged + 1 };
-            left = now;
-        }
     }
 
     /// Capacity. Space that removed files are about to give back is waited for.

@@ -18,6 +18,17 @@ impl Namespace {
         replace: bool,
     ) -> Result<Entry> {
         check_name(name)?;
+        self.with_reclaimed(|| self.link_once(caller, ino, parent, name, replace))
+    }
+
+    fn link_once(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+        replace: bool,
+    ) -> Result<Entry> {
         let mut txn = self.begin(caller);
         let old = txn.entry(parent, name)?;
         let record = txn.get(ino)?;

@@ -1,10 +1,10 @@
 //! lookup, forget, getattr, readlink.
 
-use super::super::{Namespace, merge};
-use crate::namespace::record::{InodeRecord, inode_flags};
+use super::super::Namespace;
+use crate::namespace::record::InodeRecord;
 use forebay_proto::api::NAME_MAX;
 use forebay_proto::attr::FileKind;
-use forebay_proto::{Entry, Errno, Ino, ObjectId, Result};
+use forebay_proto::{Entry, Errno, Ino, Result};
 
 impl Namespace {
     /// The entry, with one more reference to its inode.
@@ -45,11 +45,7 @@ impl Namespace {
 
     /// A reference handed out with a record that was just read or written.
     pub(super) fn entry_for(&self, ino: Ino, record: &InodeRecord) -> Result<Entry> {
-        let object = match record.has(inode_flags::HAS_OBJECT) {
-            true => Some(self.objects.stat(ObjectId::whole(ino))?),
-            false => None,
-        };
-        Ok(Entry { attr: merge(ino, record, object) })
+        Ok(Entry { attr: self.attr_of(ino, record)? })
     }
 
     /// Target of a symbolic link.

@@ -158,7 +158,7 @@ fn lower_priority() {
 
 /// Writes one frozen overlay, freezing the active one if there is none.
 fn once(inner: &Inner) -> Result<(), StoreError> {
-    let (overlay, last_lsn, pending) = {
+    let (overlay, last_lsn, pending, removals) = {
         let mut w = inner.writer.lock();
         if !w.frozen {
             if inner.view.layers.read().active.is_empty() {
@@ -171,8 +171,9 @@ fn once(inner: &Inner) -> Result<(), StoreError> {
         let frozen = inner.view.layers.read().frozen.clone();
         let last = inner.segments[w.active ^ 1].last_lsn.load(Ordering::Acquire);
         let pending = inner.pending_bytes.load(Ordering::Relaxed) - w.pending_bytes;
+        let removals = inner.removals.load(Ordering::Relaxed) - w.removals;
         match frozen {
-            Some(overlay) => (overlay, last, pending),
+            Some(overlay) => (overlay, last, pending, removals),
             None => return Ok(()),
         }
     };
@@ -196,6 +197,7 @@ fn once(inner: &Inner) -> Result<(), StoreError> {
     super::apply::apply(db, &overlay, &state, inner.space.map_pages)?;
     inner.data_pages.store(db.data_pages()?, Ordering::Relaxed);
     inner.pending_bytes.fetch_sub(pending, Ordering::Relaxed);
+    inner.removals.fetch_sub(removals, Ordering::Relaxed);
     inner.applied_lsn.store(last_lsn, Ordering::Release);
     let spare = Overlay::with_room_of(&overlay);
     inner.view.layers.write().frozen = None;

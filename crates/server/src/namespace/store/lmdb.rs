@@ -35,7 +35,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A commit that does not fit by the estimate waits for a checkpoint if at least so many bytes of it
-/// are estimates: the database then tells the truth.
+/// are estimates, or if anything was removed: the database then tells the truth.
 const ESTIMATE_WORTH_CHECKING_BYTES: u64 = 256 << 10;
 /// How long a commit that waits for a free segment goes without looking for a failure.
 const RECHECK: Duration = Duration::from_millis(200);
@@ -68,6 +68,8 @@ pub(super) struct Inner {
     pub inodes: AtomicU64,
     /// Worst case of what both overlays will add to the database, in bytes.
     pub pending_bytes: AtomicU64,
+    /// Rows that both overlays will remove from the database.
+    pub removals: AtomicU64,
     pub flush: Flush,
     pub control: Control,
     /// 0, or the errno that ended this store.
@@ -94,6 +96,8 @@ pub(super) struct Writer {
     pub closing: bool,
     /// Worst case of the active overlay in bytes.
     pub pending_bytes: u64,
+    /// Rows that the active overlay will remove.
+    pub removals: u64,
     /// An empty overlay with room, prepared by the background thread.
     pub spare: Option<Overlay>,
     /// The record under construction.
@@ -175,6 +179,7 @@ impl LmdbStore {
                 frozen: false,
                 closing: false,
                 pending_bytes: 0,
+                removals: 0,
                 spare: None,
                 record: Vec::with_capacity(4096),
                 existed: Vec::new(),
@@ -187,6 +192,7 @@ impl LmdbStore {
             data_pages: AtomicU64::new(db.data_pages()?),
             inodes: AtomicU64::new(db.inode_count()?),
             pending_bytes: AtomicU64::new(0),
+            removals: AtomicU64::new(0),
             flush: Flush::new(state.applied_lsn),
             control: Control::default(),
             failed: AtomicI32::new(0),
@@ -290,6 +296,7 @@ impl Inner {
         w.offset = HEADER_BYTES;
         w.frozen = true;
         w.pending_bytes = 0;
+        w.removals = 0;
         self.control.frozen();
     }
 
@@ -316,7 +323,8 @@ impl Inner {
     }
 
     /// Waits until `growth` bytes fit, or says ENOSPC. Returns true if it gave up the lock on
-    /// the way.
+    /// the way. What was removed gives its room back at the next checkpoint, so that is waited for
+    /// too: a full namespace takes new names as soon as old ones are gone.
     fn make_room(&self, w: &mut MutexGuard<'_, Writer>, growth: u64) -> Result<bool> {
         let mut waited = false;
         for _ in 0..SPACE_ROUNDS {
@@ -324,7 +332,8 @@ impl Inner {
             if self.space.fits(self.data_pages.load(Ordering::Relaxed), pending, growth) {
                 return Ok(waited);
             }
-            if pending < ESTIMATE_WORTH_CHECKING_BYTES {
+            let removals = self.removals.load(Ordering::Relaxed);
+            if pending < ESTIMATE_WORTH_CHECKING_BYTES && removals == 0 {
                 break;
             }
             waited = true;
@@ -446,7 +455,15 @@ impl Inner {
         self.inodes.store(inodes, Ordering::Relaxed);
         w.pending_bytes += growth;
         self.pending_bytes.fetch_add(growth, Ordering::Relaxed);
+        let removals = batch.changes.iter().filter(|change| removes_row(change)).count() as u64;
+        w.removals += removals;
+        self.removals.fetch_add(removals, Ordering::Relaxed);
     }
+}
+
+/// Whether a change takes a row that can be large out of the database.
+fn removes_row(change: &Change) -> bool {
+    matches!(change, Change::DelInode(_) | Change::DelEntry { .. } | Change::DelXattr { .. })
 }
 
 /// Refuses what the log or the database cannot hold, before anything is written.

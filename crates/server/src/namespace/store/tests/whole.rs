@@ -136,6 +136,34 @@ fn a_full_store_of_large_xattrs_takes_removals() {
     fill_empty_fill(30, 20_000);
 }
 
+/// Without waiting for the idle checkpoint some seconds later.
+#[test]
+fn what_was_removed_from_a_full_store_makes_room_at_once() {
+    let tmp = tempfile::tempdir().unwrap();
+    let mut rng = StdRng::seed_from_u64(3);
+    let opts = StoreOptions { map_bytes: SMALL_MAP_BYTES, ..options(tmp.path()) };
+    let store = LmdbStore::open(opts).unwrap();
+    let mut dir = Dir { store: &store, files: Vec::new(), next: 10 };
+    for round in 0..20 {
+        fill(&mut dir, &mut rng, 100, 0);
+        // The database has it all: no room is left that an estimate withholds.
+        store.checkpoint().unwrap();
+        fill(&mut dir, &mut rng, 100, 0);
+        // Names that lie together, as those of one directory do: their pages become free.
+        dir.files.sort_by(|a, b| a.1.cmp(&b.1));
+        for _ in 0..200 {
+            let (n, ..) = dir.files[dir.files.len() - 1];
+            dir.unlink(dir.files.len() - 1);
+            dir.reclaim(n, false);
+        }
+        for i in 0..20 {
+            let name = format!("again {round:04} {i:04} {:0>80}", 0).into_bytes();
+            assert_eq!(dir.create(name, 0), Ok(()), "round {round}, {i} of 20 for 200 removed");
+        }
+    }
+    assert!(store.inner.view.db.high_page() < SMALL_MAP_BYTES / 4096);
+}
+
 #[test]
 fn readers_beside_commits_and_checkpoints_see_only_what_was_committed() {
     let tmp = tempfile::tempdir().unwrap();
