@@ -31,7 +31,8 @@ use names::{
     t13_exchange_and_tmpfile,
 };
 use programs::{
-    t20_archives, t20_builds, t20_databases, t20_dbench, t20_git, t20_hdf5, t20_sqlite_torture,
+    t20_archives, t20_builds, t20_databases, t20_dbench, t20_git, t20_hdf5, t20_netcdf,
+    t20_sqlite_torture,
 };
 
 on_every_kind!(
@@ -66,6 +67,7 @@ on_every_kind!(
     t20_databases,
     t20_git,
     t20_hdf5,
+    t20_netcdf,
     t20_dbench,
     t20_sqlite_torture,
 );

@@ -253,6 +253,36 @@ pub fn t20_hdf5(buffer: &Buffer) {
     assert!(shown.contains("DATASET \"grid\""), "{shown}");
 }
 
+/// NetCDF's programs, in the classic format (its own I/O, with records appended and the header
+/// rewritten) and in that on HDF5: what they write is read back value by value, from another copy too.
+pub fn t20_netcdf(buffer: &Buffer) {
+    const RECORDS: usize = 2_000;
+    let numbers = |step: usize| (0..RECORDS).map(|i| (i * step).to_string()).collect::<Vec<_>>();
+    let cdl = format!(
+        "netcdf run {{ dimensions: time = UNLIMITED; variables: int time(time); \
+         double level(time); level:units = \"m\"; data: time = {}; level = {}; }}\n",
+        numbers(1).join(", "),
+        numbers(3).join(", ")
+    );
+    let root = buffer.root();
+    std::fs::write(root.join("run.cdl"), cdl).unwrap();
+    let dump =
+        |file: &str| run(Command::new("ncdump").args(["-n", "run", file]).current_dir(&root));
+    let make =
+        |program: &str, args: &[&str]| run(Command::new(program).args(args).current_dir(&root));
+    make("ncgen", &["-k", "classic", "-o", "classic.nc", "run.cdl"]);
+    make("ncgen", &["-k", "netCDF-4", "-o", "four.nc", "run.cdl"]);
+    make("nccopy", &["-k", "netCDF-4", "-d", "5", "-c", "time/100", "classic.nc", "packed.nc"]);
+    make("nccopy", &["-k", "classic", "packed.nc", "back.nc"]);
+    let wanted = dump("classic.nc");
+    assert!(wanted.contains("5997") && wanted.contains("level:units = \"m\""), "{wanted}");
+    for file in ["four.nc", "packed.nc", "back.nc"] {
+        assert_eq!(dump(file), wanted, "{file}");
+    }
+    let bytes = |file: &str| std::fs::read(root.join(file)).unwrap();
+    assert!(bytes("back.nc") == bytes("classic.nc"), "there and back is another file");
+}
+
 pub fn t20_dbench(buffer: &Buffer) {
     let seconds = if long() { "60" } else { "5" };
     let mut command = Command::new("dbench");
