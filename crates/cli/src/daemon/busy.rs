@@ -1,5 +1,5 @@
-//! Who keeps a mount busy: processes with a file open or mapped, a current or root directory, or
-//! their program below the mount point, as /proc shows them.
+//! Who keeps a mount busy: mounts below it, and processes with a file open or mapped, a current or
+//! root directory, or their program below the mount point, as /proc shows them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,6 +11,10 @@ const MAX_NAMED: usize = 20;
 
 /// A text that names them; without the right to look at other users' processes, only one's own.
 pub fn describe(mount_point: &Path) -> String {
+    let below = mounts_below(mount_point);
+    if !below.is_empty() {
+        return format!("other file systems are mounted below it: {}", below.join(", "));
+    }
     let mut users = Vec::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     for entry in entries {
@@ -29,6 +33,14 @@ pub fn describe(mount_point: &Path) -> String {
         }
         _ => format!("in use by process {}", users.join(", ")),
     }
+}
+
+/// Mount points below, at most [`MAX_NAMED`]; none if the table cannot be read.
+fn mounts_below(mount_point: &Path) -> Vec<String> {
+    let table = forebay_client::mountinfo::read().unwrap_or_default();
+    let points = table.iter().map(|entry| &entry.point);
+    let below = points.filter(|point| point.starts_with(mount_point) && *point != mount_point);
+    below.take(MAX_NAMED).map(|point| point.display().to_string()).collect()
 }
 
 /// How the process uses the mount, if it does.

@@ -155,7 +155,8 @@ impl Mount {
                 Err(ControlError::new("unmount", Some(point), &busy::describe(point))
                     .errno(libc::EBUSY)
                     .hint(
-                        "end them and try again, or detach it with --force: they then get errors",
+                        "end what uses it and try again, or detach it with --force: its users then \
+                         get errors",
                     ))
             }
             Err(error) => Err(ControlError::new("unmount", Some(point), &error.to_string())),
