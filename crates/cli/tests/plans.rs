@@ -94,3 +94,25 @@ fn names_cannot_write_to_the_terminal() {
     let output = rig.run(&["status".as_ref(), named.as_ref()]);
     assert!(output.status.success() && !output.stdout.contains(&0x1b));
 }
+
+#[test]
+fn a_link_that_is_staged_out_is_followed_and_keeps_its_name() {
+    let Some((rig, _)) = rig() else { return };
+    let pfs = rig.base().join("pfs");
+    fs::create_dir(&pfs).unwrap();
+    fs::write(rig.mnt.join("ckpt.7"), b"7").unwrap();
+    std::os::unix::fs::symlink("ckpt.7", rig.mnt.join("latest")).unwrap();
+    std::os::unix::fs::symlink("/etc/hostname", rig.mnt.join("outside")).unwrap();
+    let stage_out = |name: &str, to: &std::path::Path| {
+        rig.forebay().args(["stage", "out"]).args([&rig.mnt.join(name), to]).output().unwrap()
+    };
+    assert!(stage_out("latest", &pfs).status.success());
+    assert!(stage_out("latest", &pfs.join("renamed")).status.success());
+    for name in ["latest", "renamed"] {
+        assert!(fs::symlink_metadata(pfs.join(name)).unwrap().is_file(), "{name}");
+        assert_eq!(fs::read(pfs.join(name)).unwrap(), b"7");
+    }
+    let message = failure(&stage_out("outside", &pfs), 1);
+    assert!(message.contains("it leads out of the buffer"), "{message}");
+    assert!(!pfs.join("outside").exists());
+}

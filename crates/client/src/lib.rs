@@ -11,7 +11,7 @@ pub mod locate;
 pub mod mountinfo;
 
 pub use control::{ANSWER_TIMEOUT, Control};
-pub use locate::{MountRef, canonical, locate, mounts};
+pub use locate::{MountRef, canonical, locate, locate_source, mounts};
 
 /// Result of this crate: the error says what failed, on which path, why, and what to do.
 pub type Result<T> = std::result::Result<T, forebay_proto::control::ControlError>;

@@ -67,6 +67,31 @@ pub fn locate(path: &Path) -> crate::Result<MountRef> {
     })
 }
 
+/// Where a source of a stage-out is that the user names: like [`locate`], but a symbolic link at
+/// the end of the path is followed, as cp(1) does. The link alone would be no result: what it
+/// leads to goes with the buffer.
+///
+/// # Errors
+/// Those of [`locate`]; of a link also if it leads nowhere, or out of its buffer.
+pub fn locate_source(path: &Path) -> crate::Result<MountRef> {
+    let place = locate(path)?;
+    if !std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink()) {
+        return Ok(place);
+    }
+    let what = "follow the symbolic link";
+    let target =
+        std::fs::canonicalize(path).map_err(|error| ControlError::io(what, Some(path), &error))?;
+    match locate(&target) {
+        Ok(found) if found.store_dir == place.store_dir => Ok(found),
+        _ => {
+            let why = format!("it leads out of the buffer, to {}", target.display());
+            Err(ControlError::new(what, Some(path), &why)
+                .errno(libc::EXDEV)
+                .hint("stage out a path in the buffer"))
+        }
+    }
+}
+
 /// The path without links and `..`, also where it leads to a mount point whose server is dead.
 pub fn canonical(path: &Path) -> crate::Result<PathBuf> {
     let absolute = std::path::absolute(path)

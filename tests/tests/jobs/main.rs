@@ -389,6 +389,26 @@ fn a_result_that_was_never_written_keeps_the_buffer() {
 }
 
 #[test]
+fn a_result_named_by_a_symbolic_link_is_what_it_leads_to() {
+    let place = Place::new();
+    let file = "stage_out type=file source=$DW_JOB_STRIPED/latest destination=@PFS@/checkpoint";
+    let tree = "stage_out type=directory source=$DW_JOB_STRIPED/run destination=@PFS@/run";
+    let body = "cd $DW_JOB_STRIPED; echo 100 > ckpt.100; ln -s ckpt.100 latest\n\
+        mkdir run.7; echo 7 > run.7/x; ln -s x run.7/y; ln -s run.7 run";
+    place.run(&place.script(&[STRIPED, file, tree], body), &[]).expect(0);
+    for (name, text) in [("checkpoint", "100\n"), ("run/x", "7\n")] {
+        assert!(fs::symlink_metadata(place.pfs(name)).unwrap().is_file(), "{name}");
+        assert_eq!(fs::read_to_string(place.pfs(name)).unwrap(), text);
+    }
+    // In a tree a link stays a link.
+    assert_eq!(fs::read_link(place.pfs("run/y")).unwrap(), PathBuf::from("x"));
+
+    // One that leads out of the buffer, or nowhere, is no result: the buffer is kept.
+    let run = place.run(&place.script(&[STRIPED, file], "ln -s /etc $DW_JOB_STRIPED/latest"), &[]);
+    assert!(run.expect(121).err.contains("leads out of the buffer"));
+}
+
+#[test]
 fn a_job_is_finished_after_its_runner_was_killed() {
     let place = Place::new();
     let body = "cd $DW_JOB_STRIPED; mkdir results; echo > ready\n\

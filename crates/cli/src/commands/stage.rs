@@ -8,7 +8,7 @@ use super::which_buffer::connect;
 use crate::args::{StageCommand, StageCopyArgs, StagePlanArgs, StageRateArgs, StageStatusArgs};
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use anyhow::Context;
-use forebay_client::{Control, MountRef, locate};
+use forebay_client::{Control, MountRef, locate, locate_source};
 use forebay_proto::control::{
     ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec, Verify,
 };
@@ -46,7 +46,10 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
         Direction::In => (&args.source, &args.destination),
         Direction::Out => (&args.destination, &args.source),
     };
-    let place = locate(buffer)?;
+    let place = match direction {
+        Direction::In => locate(buffer)?,
+        Direction::Out => locate_source(buffer)?,
+    };
     if locate(pfs).is_ok_and(|other| other.store_dir == place.store_dir) {
         let error = ControlError::new("stage", Some(pfs), "both paths are in one buffer");
         return Err(error.errno(libc::EINVAL).hint("copy there with cp").into());
@@ -54,7 +57,7 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
     let spec = StageSpec {
         direction,
         kind: args.kind.into(),
-        pfs_path: path_bytes(&std::path::absolute(pfs).context("find the current directory")?),
+        pfs_path: path_bytes(&pfs_path(direction, pfs, buffer)?),
         buffer_path: in_buffer(&place, buffer),
         verify: args.verify.into(),
         rate_bytes_per_s: args.rate.unwrap_or(0),
@@ -335,6 +338,21 @@ fn duration_text(seconds: f64) -> String {
         120..=7_199 => format!("{} min {} s", whole / 60, whole % 60),
         _ => format!("{} h {} min", whole / 3_600, whole / 60 % 60),
     }
+}
+
+/// The path on the PFS, absolute. A file that is reached by a symbolic link goes into a directory
+/// under the link's name, as with cp(1): the server only hears where the link leads.
+fn pfs_path(direction: Direction, pfs: &Path, buffer: &Path) -> anyhow::Result<PathBuf> {
+    let absolute = std::path::absolute(pfs).context("find the current directory")?;
+    let into_directory = pfs.as_os_str().as_bytes().ends_with(b"/") || absolute.is_dir();
+    let is_link = std::fs::symlink_metadata(buffer).is_ok_and(|meta| meta.is_symlink());
+    let is_file = std::fs::metadata(buffer).is_ok_and(|meta| meta.is_file());
+    Ok(match buffer.file_name() {
+        Some(name) if direction == Direction::Out && into_directory && is_link && is_file => {
+            absolute.join(name)
+        }
+        _ => absolute,
+    })
 }
 
 /// The path in the buffer; a slash at the end keeps meaning "into that directory".

@@ -6,12 +6,12 @@
 //! `tolerate_errors=yes`. Called by [`super`].
 
 use super::console::Console;
-use super::record::{JobRecord, as_path};
+use super::record::{JobRecord, as_bytes, as_path};
 use super::signals::{Signals, signal_name};
 use super::step::{Ended, Step, StepSummary};
 use crate::problem::printable;
 use crate::request::{StageRequest, script_path};
-use forebay_client::Control;
+use forebay_client::{Control, locate_source};
 use forebay_proto::PlanId;
 use forebay_proto::control::{
     ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec,
@@ -168,7 +168,7 @@ impl Stager<'_> {
             direction,
             kind: stage.kind,
             pfs_path: stage.pfs_path.clone(),
-            buffer_path: record.request.buffer_path(stage),
+            buffer_path: buffer_path(record, direction, stage)?,
             verify: record.verify,
             rate_bytes_per_s: 0,
             keep_going: stage.tolerate_errors || direction == Direction::Out,
@@ -236,6 +236,21 @@ pub fn path_in_mount(record: &JobRecord, stage: &StageRequest) -> PathBuf {
     let inside: PathBytes = record.request.buffer_path(stage);
     let relative = as_path(&inside).strip_prefix("/").unwrap_or(Path::new(""));
     record.mount_point().join(relative)
+}
+
+/// A line's buffer side as the server knows it. A result that the script named by a symbolic link
+/// is what the link leads to: the buffer goes, and a link alone would be nothing.
+fn buffer_path(
+    record: &JobRecord,
+    direction: Direction,
+    stage: &StageRequest,
+) -> Result<PathBytes, ControlError> {
+    let path = path_in_mount(record, stage);
+    let is_link = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_symlink());
+    match direction {
+        Direction::Out if is_link => Ok(as_bytes(&locate_source(&path)?.path_in_buffer)),
+        _ => Ok(record.request.buffer_path(stage)),
+    }
 }
 
 /// Why a plan failed, as lines.
