@@ -17,8 +17,11 @@ use crate::attr::{Attr, FileKind, SetAttr, Timestamp};
 use crate::caller::Caller;
 use crate::errno::Result;
 use crate::ids::{Cookie, Ino};
+use crate::net::session::{LockKind, LockSpec, Ticket};
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
@@ -62,7 +65,7 @@ pub struct DirEntry<'a> {
 }
 
 /// Capacity as `statfs` shows it. A block is `block_bytes` bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatFs {
     /// Unit of the counts below.
     pub block_bytes: u32,
@@ -106,7 +109,7 @@ pub mod xattr_flags {
 }
 
 /// What a created inode gets.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateArgs {
     /// Permission bits asked for, before umask (07777; a setgid directory's rules are applied
     /// by the server).
@@ -247,6 +250,23 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Removes an xattr, ENODATA without it.
     fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()>;
 
+    /// How long names of a directory, present or absent, may be believed from now on without
+    /// asking. Looked up after the answer that it concerns.
+    fn entry_ttl(&self, _parent: Ino) -> Duration {
+        Duration::MAX
+    }
+    /// The same for attributes of an inode.
+    fn attr_ttl(&self, _ino: Ino) -> Duration {
+        Duration::MAX
+    }
+    /// One open of the file, given out by `open`, `create` or `tmpfile`, is over. `local` tells
+    /// whether its [`Opened::local`] was used (the kernel may write without asking until then).
+    fn release(&self, _ino: Ino, _local: bool) {}
+    /// Locks, if they are not to be left to the kernel of this mount alone.
+    fn locks(&self) -> Option<&dyn Locks> {
+        None
+    }
+
     /// True if little space (of data, or of names) is free and some is about to come back from
     /// removed files, which opens, writes and new names then wait for: serve them where that keeps no `forget` waiting.
     fn space_is_coming(&self) -> bool {
@@ -260,13 +280,46 @@ pub trait FileSystem: Send + Sync + 'static {
     fn set_notify(&self, notify: Arc<dyn Notify>);
 }
 
-/// What a client that caches must hear. Implementations only queue and return at once: they
-/// are called with no server lock held, but never wait for the kernel.
+/// Called once, with what came of a lock request that waited.
+pub type LockWaiter = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// flock, POSIX and OFD locks of a file system that several mounts share.
+///
+/// A lock belongs to (mount, kind, owner). Deadlocks among waiting POSIX locks are EDEADLK.
+pub trait Locks: Send + Sync {
+    /// The first lock that is in the way of `spec`, `None` if there is none.
+    fn test(&self, spec: &LockSpec) -> Result<Option<LockSpec>>;
+    /// Locks; what the same owner holds in the range is replaced. If somebody is in the way:
+    /// EAGAIN without a waiter; with one the request waits under the ticket returned, and the
+    /// waiter is called, never from within this call, when it was granted or has failed.
+    fn set(&self, spec: &LockSpec, waiter: Option<LockWaiter>) -> Result<Option<Ticket>>;
+    /// Unlocks a range of what the owner holds.
+    fn unset(&self, spec: &LockSpec) -> Result<()>;
+    /// Gives a waiting request up; its waiter is called with EINTR if it was not called yet.
+    fn cancel(&self, ticket: Ticket);
+    /// Unlocks all that an owner holds on an inode.
+    fn drop_owner(&self, ino: Ino, kind: LockKind, owner: u64) -> Result<()>;
+}
+
+/// What a client that caches must hear. But for `names_recalled` and `attr_recalled`,
+/// implementations only queue and return at once: they are called with no server lock held, but
+/// never wait for the kernel.
 pub trait Notify: Send + Sync {
     /// The name `name` in `parent` was added, removed or replaced.
     fn entry_changed(&self, parent: Ino, name: &[u8]);
     /// Attributes or data of the inode changed.
     fn inode_changed(&self, ino: Ino);
+    /// No name is believed any more without asking when this returns, also none of an answer that
+    /// is under way. Waits for no lock that a request may hold. False if the kernel cannot do
+    /// it: names of a shared buffer must then have no lifetime.
+    fn names_recalled(&self) -> bool {
+        false
+    }
+    /// No attributes of the inode are believed any more without asking when this returns. Pages
+    /// go a little later. Waits for no lock that a request may hold.
+    fn attr_recalled(&self, ino: Ino) {
+        self.inode_changed(ino);
+    }
 }
 
 /// How the kernel's relatime decides whether a read stores a new access time

@@ -15,6 +15,7 @@ pub mod control;
 pub mod errno;
 pub mod ids;
 pub mod layout;
+pub mod net;
 pub mod size;
 pub mod version;
 

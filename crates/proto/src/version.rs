@@ -6,3 +6,6 @@ pub const FLASH_FORMAT: u32 = 1;
 
 /// Version of the control socket's messages.
 pub const CONTROL_PROTOCOL: u32 = 2;
+
+/// Version of the frames between mounts, commands and servers, and of all that is in them.
+pub const WIRE_PROTOCOL: u16 = 1;

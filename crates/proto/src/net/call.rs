@@ -1,0 +1,446 @@
+//! The calls of [`crate::FileSystem`] as messages, and their answers.
+//!
+//! One request is under way on a connection at a time; the answer has its id. Data of writes
+//! and reads is the frame's payload, not part of the body. The meaning of each call is that of
+//! the trait's function of the same name ([`crate::api`]); here stands only what differs.
+
+use super::session::{
+    Attach, Attached, LockCall, LockState, Reclaim, SessionId, SessionKey, SlotId,
+};
+use crate::api::{CreateArgs, StatFs};
+use crate::attr::{Attr, FileKind, SetAttr};
+use crate::caller::Caller;
+use crate::errno::Errno;
+use crate::ids::{Cookie, Ino};
+use crate::layout::Layout;
+use serde::{Deserialize, Serialize};
+
+/// Most bytes of names and attributes in one listing: fits a body with its overhead.
+pub const MAX_LISTING_BYTES: u32 = 256 << 10;
+/// Most references given back by one call.
+pub const MAX_FORGETS: usize = 4096;
+
+/// One request.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Request<'a> {
+    /// Which session. 0 before [`Call::Attach`].
+    pub session: SessionId,
+    /// Where the answer of a call that changes names is remembered, with the count of such calls
+    /// in this slot: a retry has the same number and gets the same answer.
+    pub slot: SlotId,
+    /// See `slot`. Grows by one for each new call.
+    pub slot_seq: u32,
+    /// Who asks, as the client's kernel told.
+    pub caller: Caller,
+    /// What.
+    #[serde(borrow)]
+    pub call: Call<'a>,
+}
+
+/// What is asked.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Call<'a> {
+    /// Begins a session.
+    Attach(Attach),
+    /// This connection belongs to a session that was begun on another one.
+    Join(SessionKey),
+    /// The session is alive. Any other call says so too.
+    Renew,
+    /// After a restart of the server: what the client holds. `last` ends it.
+    Reclaim(Reclaim),
+    /// Ends the session.
+    Detach,
+
+    /// `lookup`.
+    Lookup {
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// `forget`, of several.
+    Forget(Vec<(Ino, u64)>),
+    /// `getattr`.
+    Getattr(Ino),
+    /// `setattr`.
+    Setattr {
+        /// Inode.
+        ino: Ino,
+        /// Changes.
+        change: SetAttr,
+    },
+    /// `readlink`.
+    Readlink(Ino),
+    /// `mknod`.
+    Mknod {
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+        /// Type.
+        kind: FileKind,
+        /// Mode and umask.
+        args: CreateArgs,
+        /// Device number.
+        rdev: u32,
+    },
+    /// `mkdir`.
+    Mkdir {
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+        /// Mode and umask.
+        args: CreateArgs,
+    },
+    /// `symlink`.
+    Symlink {
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+        /// Target.
+        target: &'a [u8],
+    },
+    /// `link`.
+    Link {
+        /// Inode.
+        ino: Ino,
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// `unlink`.
+    Unlink {
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// `rmdir`.
+    Rmdir {
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// `rename`.
+    Rename {
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+        /// New directory.
+        new_parent: Ino,
+        /// New name.
+        new_name: &'a [u8],
+        /// `renameat2` flags.
+        flags: u32,
+    },
+    /// `create`.
+    Create {
+        /// Directory.
+        parent: Ino,
+        /// Name.
+        name: &'a [u8],
+        /// Mode and umask.
+        args: CreateArgs,
+        /// Send a descriptor of the object with the answer, if the file is whole and here.
+        want_local: bool,
+    },
+    /// `tmpfile`.
+    Tmpfile {
+        /// Directory.
+        parent: Ino,
+        /// Mode and umask.
+        args: CreateArgs,
+        /// As in `Create`.
+        want_local: bool,
+    },
+    /// `open`.
+    Open {
+        /// Inode.
+        ino: Ino,
+        /// Flags of open(2).
+        open_flags: u32,
+        /// Take suid off with O_TRUNC.
+        kill_suid: bool,
+        /// As in `Create`.
+        want_local: bool,
+    },
+    /// Opens by descriptor (`local`) that are over, each with how many.
+    Release(Vec<(Ino, u64)>),
+    /// `read`; the data is the answer's payload.
+    Read {
+        /// Inode.
+        ino: Ino,
+        /// From.
+        offset: u64,
+        /// How much, at most a payload.
+        bytes: u32,
+    },
+    /// `write` of the payload.
+    Write {
+        /// Inode.
+        ino: Ino,
+        /// To.
+        offset: u64,
+        /// O_APPEND: at the end, `offset` is ignored.
+        append: bool,
+        /// Take suid off first.
+        kill_suid: bool,
+        /// On flash before the answer.
+        sync: bool,
+    },
+    /// `fsync`.
+    Fsync {
+        /// Inode.
+        ino: Ino,
+        /// Only data.
+        data_only: bool,
+    },
+    /// `fsyncdir`.
+    Fsyncdir(Ino),
+    /// `fallocate`.
+    Fallocate {
+        /// Inode.
+        ino: Ino,
+        /// Flags of fallocate(2).
+        mode: u32,
+        /// From.
+        offset: u64,
+        /// How much.
+        length: u64,
+    },
+    /// `seek`.
+    Seek {
+        /// Inode.
+        ino: Ino,
+        /// From.
+        offset: u64,
+        /// SEEK_DATA or SEEK_HOLE.
+        whence: u32,
+    },
+    /// `copy_file_range`.
+    CopyRange {
+        /// Source.
+        source: Ino,
+        /// From there.
+        source_offset: u64,
+        /// Target.
+        target: Ino,
+        /// To there.
+        target_offset: u64,
+        /// How much.
+        length: u64,
+    },
+    /// `dir_limit`.
+    DirLimit(Ino),
+    /// `readdir` or (`plus`) `readdir_plus`; each entry with attributes is a reference.
+    List {
+        /// Directory.
+        ino: Ino,
+        /// After this.
+        after: Cookie,
+        /// Up to this.
+        limit: Cookie,
+        /// About how many bytes, at most [`MAX_LISTING_BYTES`].
+        max_bytes: u32,
+        /// With attributes.
+        plus: bool,
+    },
+    /// `getxattr`.
+    Getxattr {
+        /// Inode.
+        ino: Ino,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// `listxattr`.
+    Listxattr(Ino),
+    /// `setxattr`; the value is the payload.
+    Setxattr {
+        /// Inode.
+        ino: Ino,
+        /// Name.
+        name: &'a [u8],
+        /// Flags of setxattr(2).
+        flags: u32,
+        /// Take setgid off.
+        kill_sgid: bool,
+    },
+    /// `removexattr`.
+    Removexattr {
+        /// Inode.
+        ino: Ino,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// `statfs`.
+    Statfs,
+    /// `sync_all`.
+    SyncAll,
+    /// Layout of a file, or the one that new files in a directory get.
+    GetLayout(Ino),
+    /// Sets the layout that new files in a directory get, or that of a file without data.
+    SetLayout {
+        /// Inode.
+        ino: Ino,
+        /// Layout.
+        layout: Layout,
+    },
+    /// flock, POSIX and OFD locks.
+    Lock(LockCall),
+}
+
+/// One entry of a listing.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ListedEntry {
+    /// Position after it.
+    pub cookie: Cookie,
+    /// Inode.
+    pub ino: Ino,
+    /// Type.
+    pub kind: FileKind,
+    /// Name.
+    pub name: Vec<u8>,
+    /// Attributes (a reference), in a listing that asked for them, not for `.` and `..`.
+    pub attr: Option<Attr>,
+    /// May the attributes be kept, until the session's lease ends or they are recalled?
+    pub keep_attr: bool,
+}
+
+/// Attributes, and whether they may be kept.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct KeptAttr {
+    /// Attributes.
+    pub attr: Attr,
+    /// Until the session's lease ends or they are recalled.
+    pub keep: bool,
+}
+
+/// What came of a call.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// It failed.
+    Failed(i32),
+    /// Done; nothing more to say.
+    Done,
+    /// To `Attach`.
+    Attached(Box<Attached>),
+    /// A reference to an inode. `keep_names`: names of its parent may be kept.
+    Entry {
+        /// Attributes.
+        attr: KeptAttr,
+        /// Present and absent names of the directory asked about may be kept.
+        keep_names: bool,
+    },
+    /// To `Lookup`: there is no such name.
+    Absent {
+        /// As in `Entry`.
+        keep_names: bool,
+    },
+    /// To `Create` and `Tmpfile`. `local`: a descriptor of the object came with it.
+    Created {
+        /// Attributes.
+        attr: KeptAttr,
+        /// As in `Entry`.
+        keep_names: bool,
+        /// A descriptor came with it.
+        local: bool,
+    },
+    /// To `Open`.
+    Opened {
+        /// A descriptor came with it.
+        local: bool,
+    },
+    /// To `Getattr`, `Setattr`.
+    Attr(KeptAttr),
+    /// To `Readlink`, `Getxattr`, `Listxattr`: the payload. To `Read` too.
+    Data,
+    /// To `Write`, `Seek`, `CopyRange`: a count or an offset.
+    Count(u64),
+    /// To `DirLimit`.
+    Limit(Cookie),
+    /// To `List`; empty at the end.
+    Listing(Vec<ListedEntry>),
+    /// To `Statfs`.
+    Statfs(StatFs),
+    /// To `GetLayout`.
+    Layout(Layout),
+    /// To `Lock`.
+    Lock(LockState),
+}
+
+impl Answer {
+    /// The answer of a failed call.
+    pub fn failed(errno: Errno) -> Answer {
+        Answer::Failed(errno.0)
+    }
+
+    /// The answer, or the errno of a failed call.
+    pub fn into_result(self) -> crate::Result<Answer> {
+        match self {
+            Answer::Failed(errno) => Err(Errno(errno)),
+            answer => Ok(answer),
+        }
+    }
+}
+
+impl Call<'_> {
+    /// True if doing it twice is not the same as doing it once: its answer is remembered.
+    pub fn is_once_only(&self) -> bool {
+        matches!(
+            self,
+            Call::Mknod { .. }
+                | Call::Mkdir { .. }
+                | Call::Symlink { .. }
+                | Call::Link { .. }
+                | Call::Unlink { .. }
+                | Call::Rmdir { .. }
+                | Call::Rename { .. }
+                | Call::Create { .. }
+                | Call::Tmpfile { .. }
+                | Call::Setxattr { .. }
+                | Call::Removexattr { .. }
+                | Call::Setattr { .. }
+                | Call::Write { append: true, .. }
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::frame::{decode_borrowed, encode};
+
+    #[test]
+    fn names_are_borrowed_from_the_frame() {
+        let call = Call::Rename {
+            parent: Ino(1),
+            name: b"a\xff",
+            new_parent: Ino(2),
+            new_name: b"b",
+            flags: 1,
+        };
+        let request = Request {
+            session: SessionId(7),
+            slot: SlotId(1),
+            slot_seq: 3,
+            caller: Caller { uid: 1000, groups: vec![4], ..Caller::default() },
+            call,
+        };
+        let mut body = Vec::new();
+        encode(&request, &mut body).unwrap();
+        let back: Request<'_> = decode_borrowed(&body).unwrap();
+        assert_eq!(back, request);
+        assert!(back.call.is_once_only());
+    }
+
+    #[test]
+    fn a_damaged_body_is_an_error() {
+        assert!(decode_borrowed::<Request<'_>>(&[0xff; 40]).is_err());
+        assert!(decode_borrowed::<Request<'_>>(&[]).is_err());
+    }
+}

@@ -1,0 +1,307 @@
+//! Questions to the ledger: pools, buffers, staging without a mount. Bodies are JSON, as on the
+//! control socket, because programs and people read them.
+//!
+//! Every change carries a token: asked twice, it is done once and answered twice the same.
+
+use crate::control::{ControlError, FileStatus, PathBytes, PlanStatus, StageSpec, StoreKind};
+use crate::ids::PlanId;
+use serde::{Deserialize, Serialize};
+
+/// Longest name of a buffer.
+pub const BUFFER_NAME_MAX: usize = 64;
+
+/// A buffer's name: letters, digits, `-`, `_` and `.`, beginning with a letter or digit; so that it
+/// can stand before the colon of `BUFFER:/path`, and be a file's name.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BufferName(String);
+
+/// Why a text is no name of a buffer.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{0:?} is no name for a buffer: letters, digits, '-', '_' and '.', at most 64, beginning with a letter or digit"
+)]
+pub struct BadName(String);
+
+impl TryFrom<String> for BufferName {
+    type Error = BadName;
+
+    fn try_from(text: String) -> Result<BufferName, BadName> {
+        let bytes = text.as_bytes();
+        let plain = |b: &u8| b.is_ascii_alphanumeric();
+        let good = bytes.first().is_some_and(plain)
+            && bytes.len() <= BUFFER_NAME_MAX
+            && bytes.iter().all(|b| plain(b) || b"-_.".contains(b));
+        if good { Ok(BufferName(text)) } else { Err(BadName(text)) }
+    }
+}
+
+impl From<BufferName> for String {
+    fn from(name: BufferName) -> String {
+        name.0
+    }
+}
+
+impl std::str::FromStr for BufferName {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<BufferName, BadName> {
+        BufferName::try_from(text.to_string())
+    }
+}
+
+impl std::fmt::Display for BufferName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl BufferName {
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What a buffer is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BufferType {
+    /// A private parallel file system.
+    Scratch,
+}
+
+/// How nodes see a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AccessMode {
+    /// One namespace for all nodes.
+    Striped,
+    /// A namespace for each node.
+    Private,
+}
+
+/// A buffer to be made.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BufferSpec {
+    /// Name, unique among the servers' buffers.
+    pub name: BufferName,
+    /// Capacity, rounded up to the pool's granularity.
+    pub capacity_bytes: u64,
+    /// Type.
+    pub buffer_type: BufferType,
+    /// Access mode.
+    pub access: AccessMode,
+    /// Servers to spread it over; 0 = all.
+    pub servers: u16,
+    /// How the capacity is held on each, if not the best that works there.
+    pub store_kind: Option<StoreKind>,
+}
+
+/// Makes a request one that can be repeated: random, chosen by who asks.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Token(pub String);
+
+/// What is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum LedgerRequest {
+    /// Servers and what they have to give.
+    Pool,
+    /// Makes a buffer. The same token and spec: the same buffer. EEXIST if the name is taken.
+    Create {
+        /// Token.
+        token: Token,
+        /// What.
+        spec: BufferSpec,
+    },
+    /// All buffers that the requester may see.
+    List,
+    /// One buffer.
+    Status {
+        /// Which.
+        name: BufferName,
+    },
+    /// Makes it larger; to a size it has already, nothing is done.
+    Extend {
+        /// Which.
+        name: BufferName,
+        /// New capacity.
+        capacity_bytes: u64,
+    },
+    /// Destroys it. Of nothing: done. Mounts get errors then.
+    Destroy {
+        /// Which.
+        name: BufferName,
+        /// Even while it is mounted or staged.
+        force: bool,
+    },
+    /// Starts a staging plan.
+    StageStart {
+        /// Buffer.
+        name: BufferName,
+        /// What; a path in the buffer is absolute from its root.
+        spec: StageSpec,
+    },
+    /// State of a plan.
+    StageStatus {
+        /// Buffer.
+        name: BufferName,
+        /// Which.
+        plan: PlanId,
+    },
+    /// All plans of a buffer that the requester may see.
+    StageList {
+        /// Buffer.
+        name: BufferName,
+    },
+    /// Stops a plan.
+    StageCancel {
+        /// Buffer.
+        name: BufferName,
+        /// Which.
+        plan: PlanId,
+    },
+    /// Changes a plan's rate limit; 0 = none.
+    StageRate {
+        /// Buffer.
+        name: BufferName,
+        /// Which.
+        plan: PlanId,
+        /// Bytes per second.
+        bytes_per_s: u64,
+    },
+    /// State of a file.
+    FileStatus {
+        /// Buffer.
+        name: BufferName,
+        /// Absolute from the buffer's root.
+        path: PathBytes,
+    },
+}
+
+/// What comes of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum LedgerReply {
+    /// Done.
+    Ok,
+    /// To `Pool`.
+    Pool(PoolStatus),
+    /// To `Create`: its state, and the secret that lets others use it.
+    Created {
+        /// State.
+        buffer: Box<ServedBuffer>,
+        /// 64 hex digits; given to the owner only.
+        secret: String,
+    },
+    /// To `Status`, `Extend`.
+    Buffer(Box<ServedBuffer>),
+    /// To `List`.
+    Buffers(Vec<ServedBuffer>),
+    /// To `StageStart`, `StageStatus`, `StageCancel`, `StageRate`.
+    Plan(PlanStatus),
+    /// To `StageList`.
+    Plans(Vec<PlanStatus>),
+    /// To `FileStatus`.
+    File(FileStatus),
+    /// It failed.
+    Error(ControlError),
+}
+
+/// One server as the pool sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerStatus {
+    /// Its identity, 32 hex digits.
+    pub id: String,
+    /// Where it listens.
+    pub addresses: Vec<String>,
+    /// Host name.
+    pub host: String,
+    /// False if it does not answer now.
+    pub alive: bool,
+    /// What it gives in all.
+    pub capacity_bytes: u64,
+    /// Of it promised to buffers.
+    pub reserved_bytes: u64,
+}
+
+/// The servers and what they give.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolStatus {
+    /// Reservations on each server are multiples of this.
+    pub granularity_bytes: u64,
+    /// Servers.
+    pub servers: Vec<ServerStatus>,
+}
+
+/// Life of a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BufferState {
+    /// Reserved, its stores are being made.
+    Creating,
+    /// Can be mounted.
+    Ready,
+    /// Being destroyed; its capacity comes back at the end.
+    Destroying,
+    /// One of its servers cannot serve its part; `why` says more.
+    Degraded,
+}
+
+/// A mount of a buffer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MountedClient {
+    /// Host.
+    pub host: String,
+    /// Process.
+    pub pid: u32,
+    /// Seconds since it was last heard of.
+    pub silent_s: f64,
+}
+
+/// State of a buffer that servers serve.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServedBuffer {
+    /// What it is.
+    pub spec: BufferSpec,
+    /// Identity, 32 hex digits.
+    pub uuid: String,
+    /// State.
+    pub state: BufferState,
+    /// What is wrong, if something is.
+    pub why: Option<String>,
+    /// User that owns it.
+    pub owner_uid: u32,
+    /// Capacity after rounding.
+    pub capacity_bytes: u64,
+    /// Of it used.
+    pub used_bytes: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// How the store holds the capacity.
+    pub store_kind: StoreKind,
+    /// A power cut loses it.
+    pub volatile: bool,
+    /// Servers (their identities), in the order of its shards.
+    pub servers: Vec<String>,
+    /// Mounts.
+    pub clients: Vec<MountedClient>,
+    /// Seconds since 1970.
+    pub created_s: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_can_stand_before_a_colon() {
+        for good in ["a", "run.7", "x-1_2", "0"] {
+            assert!(good.parse::<BufferName>().is_ok(), "{good}");
+        }
+        let long = "a".repeat(65);
+        for bad in ["", ".", "..", "a:b", "a/b", "a b", "-a", "ä", long.as_str()] {
+            assert!(bad.parse::<BufferName>().is_err(), "{bad}");
+        }
+        assert!(serde_json::from_str::<BufferName>("\"../x\"").is_err());
+    }
+}

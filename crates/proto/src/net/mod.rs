@@ -1,0 +1,15 @@
+//! What crosses a connection between machines or processes: frames ([`frame`]), how both ends
+//! prove who they are ([`auth`]), the file-system calls and their answers ([`call`]), sessions
+//! and leases ([`session`]), and the ledger's questions ([`ledger`]).
+//!
+//! Format: docs/internals/WIRE.md. Bodies of calls are `postcard`, those of the ledger JSON.
+//! Client and server both use this; no I/O happens here.
+
+pub mod auth;
+pub mod call;
+pub mod frame;
+pub mod ledger;
+pub mod session;
+
+pub use call::{Answer, Call, ListedEntry, Request};
+pub use frame::{FrameError, FrameHeader, HEADER_BYTES, Kind};

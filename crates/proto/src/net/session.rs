@@ -1,0 +1,186 @@
+//! Sessions, leases and locks: what one mount holds at one server.
+//!
+//! A session is one mount at one server. It holds references (the kernel's lookups), opens,
+//! leases on names and attributes, and locks; all of it goes when the session is detached, or
+//! was not renewed for its lease time. docs/internals/LEASES.md has the protocol.
+
+use crate::control::PathBytes;
+use crate::ids::{Ino, ShardId};
+use serde::{Deserialize, Serialize};
+
+/// A session at one server, never reused by the same incarnation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct SessionId(pub u64);
+
+/// A mount, the same at all servers and over their restarts: random.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct ClientId(pub u64);
+
+/// One of a client's connections for calls: each has one call under way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct SlotId(pub u16);
+
+/// Most connections for calls of one session.
+pub const MAX_SLOTS: u16 = 16;
+
+/// A node, as far as sharing its memory goes: the same boot of the same kernel. Two mounts on
+/// one node may share page caches and pass descriptors.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct NodeId(pub String);
+
+/// Begins a session, or takes one up again after a restart of the server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Attach {
+    /// Buffer.
+    pub buffer: String,
+    /// Mount.
+    pub client: ClientId,
+    /// Host name, for people.
+    pub host: String,
+    /// Process id, for people.
+    pub pid: u32,
+    /// Where it runs.
+    pub node: NodeId,
+}
+
+/// A session was begun.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Attached {
+    /// With what other connections join it.
+    pub key: SessionKey,
+    /// It ends when nothing was heard for so long.
+    pub lease_ms: u32,
+    /// The server's start, to tell a restart.
+    pub incarnation: u64,
+    /// The server knew this client before its restart: say what you hold with `Reclaim`.
+    pub reclaim: bool,
+    /// The buffer, 32 hex digits.
+    pub uuid: String,
+    /// The part of the namespace served there.
+    pub shard: ShardId,
+    /// Where the server runs.
+    pub node: NodeId,
+    /// Its Unix socket, if it has one: a mount on the same node gets descriptors there.
+    pub unix_socket: Option<PathBytes>,
+    /// A power cut or restart of the server's node loses everything.
+    pub volatile: bool,
+    /// Objects are in a file system that holds the capacity itself, so descriptors of them may
+    /// be given to mounts on the same node.
+    pub gives_objects: bool,
+    /// Capacity of the buffer.
+    pub capacity_bytes: u64,
+}
+
+/// Joins a connection to a session. The key is random: no other client can guess it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SessionKey {
+    /// Which.
+    pub session: SessionId,
+    /// Random.
+    pub key: u128,
+}
+
+/// What a client holds, in parts.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Reclaim {
+    /// References, each with its count.
+    pub references: Vec<(Ino, u64)>,
+    /// Opens by descriptor, each with its count.
+    pub opens: Vec<(Ino, u64)>,
+    /// Locks held.
+    pub locks: Vec<LockSpec>,
+    /// Nothing follows.
+    pub last: bool,
+}
+
+/// Most things in one `Reclaim`.
+pub const MAX_RECLAIM_ITEMS: usize = 4096;
+
+/// What a client must stop to believe, or may now have. Done when it answers.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Recall {
+    /// Directories whose names it must not keep.
+    pub names: Vec<Ino>,
+    /// Inodes whose attributes (and pages) it must not keep.
+    pub attrs: Vec<Ino>,
+    /// Lock requests that were granted.
+    pub granted: Vec<Ticket>,
+    /// Lock requests that ended otherwise (deadlock found later, session's end): errno.
+    pub refused: Vec<(Ticket, i32)>,
+}
+
+/// Most things in one `Recall`.
+pub const MAX_RECALL_ITEMS: usize = 8192;
+
+/// A lock request that waits; chosen by the client, unique in its session.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Ticket(pub u64);
+
+/// Which kind of lock. They do not see each other, but POSIX and OFD locks do.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum LockKind {
+    /// flock(2): the whole file, owned by an open file description.
+    Flock,
+    /// fcntl(2) F_SETLK: owned by a process, gone with its first close.
+    Posix,
+    /// fcntl(2) F_OFD_SETLK: owned by an open file description.
+    Ofd,
+}
+
+/// A range to lock or unlock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LockSpec {
+    /// Inode.
+    pub ino: Ino,
+    /// Kind.
+    pub kind: LockKind,
+    /// Whose, within the session (the kernel's lock owner).
+    pub owner: u64,
+    /// Process, for F_GETLK and /proc/locks.
+    pub pid: u32,
+    /// First byte.
+    pub start: u64,
+    /// Last byte; `u64::MAX >> 1` or more = to the end, however long the file gets.
+    pub end: u64,
+    /// Exclusive, or shared.
+    pub exclusive: bool,
+}
+
+/// What is asked about locks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum LockCall {
+    /// Who is in the way of this one?
+    Test(LockSpec),
+    /// Lock. EAGAIN if somebody is in the way and there is no ticket; with one, the request
+    /// waits and a `Recall` tells of its grant.
+    Set {
+        /// What.
+        spec: LockSpec,
+        /// Wait under this.
+        wait: Option<Ticket>,
+    },
+    /// Unlock a range.
+    Unset(LockSpec),
+    /// Give a waiting request up.
+    Cancel(Ticket),
+    /// All of one owner's locks of a kind on an inode (close, release).
+    Drop {
+        /// Inode.
+        ino: Ino,
+        /// Kind.
+        kind: LockKind,
+        /// Whose.
+        owner: u64,
+    },
+}
+
+/// Answer about locks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum LockState {
+    /// Done, or nobody is in the way.
+    Free,
+    /// The first lock that is in the way. Its `pid` is 0 if it is another node's.
+    Held(LockSpec),
+    /// The request waits.
+    Waits,
+}
