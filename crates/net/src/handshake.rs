@@ -1,0 +1,257 @@
+//! The greeting of a connection (format and proofs: [`forebay_proto::net::auth`]).
+//!
+//! Who accepts decides by its [`Gate`] which secret a key stands for and who may come in; until
+//! the proof has been checked nothing else is read, and everything has a time limit.
+
+use crate::link::{Link, LinkError};
+use crate::random;
+use forebay_proto::net::auth::{
+    Accepted, End, Hello, Key, PROOF_BYTES, Proof, Purpose, Refusal, Secret, Welcome,
+};
+use forebay_proto::net::frame::Kind;
+use std::time::Duration;
+
+/// Longest wait for one frame of the greeting.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a client shows.
+#[derive(Clone, Debug)]
+pub enum Credential {
+    /// It knows the secret of a key.
+    Secret(Key, Secret),
+    /// The kernel tells who it is (Unix socket).
+    Peer,
+    /// MUNGE tells who it is: makes a credential that carries the given text.
+    Munge(fn(&str) -> Result<String, String>),
+}
+
+impl Credential {
+    fn key(&self) -> Key {
+        match self {
+            Credential::Secret(key, _) => key.clone(),
+            Credential::Peer => Key::Peer,
+            Credential::Munge(_) => Key::Munge,
+        }
+    }
+}
+
+/// Who accepts: which secrets there are, and who gets in without one.
+pub trait Gate {
+    /// The secret that a key stands for; or why there is none.
+    fn secret(&self, key: &Key) -> Result<Secret, Refusal>;
+    /// Checks a MUNGE credential that must carry `text`.
+    fn munge(&self, credential: &str, text: &str) -> Result<(), Refusal>;
+}
+
+/// The text that a MUNGE credential carries: both nonces and the server's identity.
+fn munge_text(hello: &Hello, welcome: &Welcome) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    format!("forebay {} {} {:032x}", hex(&hello.nonce), hex(&welcome.nonce), welcome.server)
+}
+
+fn own_error(why: String) -> LinkError {
+    LinkError::Refused(Refusal { errno: libc::EACCES, why, hint: None })
+}
+
+/// The client's part. Returns what the server said of itself.
+pub fn connect(
+    link: &mut Link,
+    program: &str,
+    purpose: Purpose,
+    credential: &Credential,
+) -> Result<Welcome, LinkError> {
+    link.set_timeouts(Some(HANDSHAKE_TIMEOUT), Some(HANDSHAKE_TIMEOUT))?;
+    let nonce = random::bytes()?;
+    let hello = Hello { program: program.into(), purpose, key: credential.key(), nonce };
+    link.send(Kind::Hello, 0, &hello, &[], None)?;
+    let welcome: Welcome = link.receive_as(Kind::Welcome)?;
+    let proof = match credential {
+        Credential::Secret(_, secret) => {
+            Proof { proof: secret.prove(End::Client, &hello, &welcome), credential: None }
+        }
+        Credential::Peer => Proof { proof: [0; PROOF_BYTES], credential: None },
+        Credential::Munge(make) => Proof {
+            proof: [0; PROOF_BYTES],
+            credential: Some(make(&munge_text(&hello, &welcome)).map_err(own_error)?),
+        },
+    };
+    link.send(Kind::Proof, 0, &proof, &[], None)?;
+    let accepted: Accepted = link.receive_as(Kind::Accepted)?;
+    if let Credential::Secret(_, secret) = credential {
+        if !secret.accepts(End::Server, &hello, &welcome, &accepted.proof) {
+            return Err(own_error("the server does not know the secret: it is another one".into()));
+        }
+    }
+    Ok(welcome)
+}
+
+/// What an accepted client said of itself, proven where its key has a secret.
+#[derive(Clone, Debug)]
+pub struct Greeted {
+    /// What for.
+    pub purpose: Purpose,
+    /// As whom.
+    pub key: Key,
+    /// With [`Key::Munge`], the credential that the gate accepted.
+    pub credential: Option<String>,
+}
+
+/// The server's part. A client that is refused is told why.
+pub fn accept(
+    link: &mut Link,
+    program: &str,
+    server: u128,
+    incarnation: u64,
+    gate: &dyn Gate,
+) -> Result<Greeted, LinkError> {
+    link.set_timeouts(Some(HANDSHAKE_TIMEOUT), Some(HANDSHAKE_TIMEOUT))?;
+    match greet(link, program, server, incarnation, gate) {
+        Err(LinkError::Refused(refusal)) => {
+            link.refuse(&refusal);
+            Err(LinkError::Refused(refusal))
+        }
+        Err(LinkError::Frame(error)) => {
+            let refusal = Refusal { errno: libc::EPROTO, why: error.to_string(), hint: None };
+            link.refuse(&refusal);
+            Err(LinkError::Frame(error))
+        }
+        other => other,
+    }
+}
+
+fn greet(
+    link: &mut Link,
+    program: &str,
+    server: u128,
+    incarnation: u64,
+    gate: &dyn Gate,
+) -> Result<Greeted, LinkError> {
+    let hello: Hello = link.receive_as(Kind::Hello)?;
+    let nonce = random::bytes()?;
+    let welcome = Welcome { program: program.into(), server, incarnation, nonce };
+    link.send(Kind::Welcome, 0, &welcome, &[], None)?;
+    let proof: Proof = link.receive_as(Kind::Proof)?;
+    let mut answer = [0; PROOF_BYTES];
+    match &hello.key {
+        Key::Peer if link.stream().is_unix() => {}
+        Key::Peer => {
+            return Err(LinkError::Refused(Refusal {
+                errno: libc::EACCES,
+                why: "over TCP a secret is needed".into(),
+                hint: Some("give --secret-file, or connect by the server's Unix socket".into()),
+            }));
+        }
+        Key::Munge => {
+            let credential = proof.credential.as_deref().unwrap_or_default();
+            gate.munge(credential, &munge_text(&hello, &welcome)).map_err(LinkError::Refused)?;
+        }
+        key => {
+            // An unknown buffer and a wrong secret look the same from outside.
+            let refused = || {
+                LinkError::Refused(Refusal {
+                    errno: libc::EACCES,
+                    why: format!("the secret for {key} is not the right one"),
+                    hint: Some(
+                        "use the secret file that `forebay buffer create` or `forebay serve` wrote"
+                            .into(),
+                    ),
+                })
+            };
+            let secret = gate.secret(key).map_err(|_| refused())?;
+            if !secret.accepts(End::Client, &hello, &welcome, &proof.proof) {
+                return Err(refused());
+            }
+            answer = secret.prove(End::Server, &hello, &welcome);
+        }
+    }
+    link.send(Kind::Accepted, 0, &Accepted { proof: answer }, &[], None)?;
+    Ok(Greeted { purpose: hello.purpose, key: hello.key, credential: proof.credential })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::Stream;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    struct OneSecret(Secret);
+
+    impl Gate for OneSecret {
+        fn secret(&self, key: &Key) -> Result<Secret, Refusal> {
+            match key {
+                Key::Buffer(name) if name == "known" => Ok(self.0.clone()),
+                _ => Err(Refusal { errno: libc::ENOENT, why: "unknown".into(), hint: None }),
+            }
+        }
+
+        fn munge(&self, credential: &str, text: &str) -> Result<(), Refusal> {
+            match credential == format!("MUNGE:{text}") {
+                true => Ok(()),
+                false => Err(Refusal { errno: libc::EACCES, why: "forged".into(), hint: None }),
+            }
+        }
+    }
+
+    fn unix_pair() -> (Link, Link) {
+        let (a, b) = UnixStream::pair().unwrap();
+        (Link::new(Stream::Unix(a)), Link::new(Stream::Unix(b)))
+    }
+
+    fn tcp_pair() -> (Link, Link) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let b = listener.accept().unwrap().0;
+        (Link::new(Stream::from_tcp(a).unwrap()), Link::new(Stream::from_tcp(b).unwrap()))
+    }
+
+    fn greet_over(
+        (mut client, mut server): (Link, Link),
+        credential: Credential,
+    ) -> (Result<Welcome, LinkError>, Result<Greeted, LinkError>) {
+        let gate = OneSecret(Secret::from_bytes([7; 32]));
+        let accepting = std::thread::spawn(move || accept(&mut server, "s", 9, 3, &gate));
+        let connected = connect(&mut client, "c", Purpose::Calls, &credential);
+        (connected, accepting.join().unwrap())
+    }
+
+    #[test]
+    fn who_knows_the_secret_gets_in() {
+        let key = Key::Buffer("known".into());
+        let credential = Credential::Secret(key.clone(), Secret::from_bytes([7; 32]));
+        let (welcome, greeted) = greet_over(tcp_pair(), credential);
+        assert_eq!((welcome.unwrap().incarnation, greeted.unwrap().key), (3, key));
+    }
+
+    #[test]
+    fn a_wrong_secret_and_an_unknown_buffer_look_the_same() {
+        let mut words = Vec::new();
+        for (name, byte) in [("known", 8), ("other", 7)] {
+            let key = Key::Buffer(name.into());
+            let credential = Credential::Secret(key, Secret::from_bytes([byte; 32]));
+            let (welcome, greeted) = greet_over(tcp_pair(), credential);
+            assert!(matches!(greeted, Err(LinkError::Refused(_))));
+            words.push(welcome.unwrap_err().to_string().replace(name, "X"));
+        }
+        assert_eq!(words[0], words[1]);
+    }
+
+    #[test]
+    fn the_kernel_vouches_on_a_unix_socket_only() {
+        let (welcome, _) = greet_over(unix_pair(), Credential::Peer);
+        assert!(welcome.is_ok());
+        let (welcome, greeted) = greet_over(tcp_pair(), Credential::Peer);
+        assert!(welcome.unwrap_err().to_string().contains("secret is needed"));
+        assert!(greeted.is_err());
+    }
+
+    #[test]
+    fn munge_credentials_fit_one_connection() {
+        let (welcome, greeted) =
+            greet_over(tcp_pair(), Credential::Munge(|text| Ok(format!("MUNGE:{text}"))));
+        assert!(welcome.is_ok() && greeted.unwrap().credential.is_some());
+        let (welcome, _) =
+            greet_over(tcp_pair(), Credential::Munge(|_| Ok("MUNGE:recorded".into())));
+        assert!(welcome.is_err());
+    }
+}

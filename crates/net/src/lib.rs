@@ -1,0 +1,23 @@
+//! Connections: frames of [`forebay_proto::net`] over Unix and TCP sockets.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `address` | `HOST:PORT` and `unix:PATH` |
+//! | `stream` | one socket of either kind; descriptors sent along (Unix) |
+//! | `link` | frames on a stream: bounded, checked, one at a time in each direction |
+//! | `handshake` | both ends prove who they are |
+//! | `peer` | who is at the other end of a Unix socket |
+//!
+//! Everything blocks, with time limits. Used by `forebay-client` (who connects) and by
+//! `forebay-server` (who accepts); it knows nothing of what is said beyond the greeting.
+
+pub mod address;
+pub mod handshake;
+pub mod link;
+pub mod peer;
+pub mod random;
+pub mod stream;
+
+pub use address::ServerAddress;
+pub use link::{Link, LinkError};
+pub use stream::Stream;

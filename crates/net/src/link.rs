@@ -1,0 +1,307 @@
+//! Frames on a stream.
+//!
+//! Invariants: what arrives is bounded before memory is taken for it, and its checksums are right
+//! before anything is used; after any error the link is of no use and must be dropped.
+
+use crate::stream::Stream;
+use forebay_proto::net::auth::Refusal;
+use forebay_proto::net::frame::{self, FrameError, FrameHeader, HEADER_BYTES, Kind};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// What is received at a time while a header and body are expected: most frames fit, and of the
+/// payload of long ones little has to be copied.
+const CHUNK_BYTES: usize = 1024;
+/// Payload memory taken before its bytes have come.
+const PAYLOAD_STEP_BYTES: usize = 256 << 10;
+
+/// Why a link is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The peer closed it between two frames.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// It failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// What came was not understood.
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    /// The peer said why it ends.
+    #[error("{}", .0.why)]
+    Refused(Refusal),
+}
+
+impl LinkError {
+    /// True if nothing came within the time limit.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, LinkError::Io(e)
+            if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut))
+    }
+}
+
+/// A stream that carries frames.
+#[derive(Debug)]
+pub struct Link {
+    stream: Stream,
+    /// Received, not yet used.
+    ahead: Vec<u8>,
+    /// Descriptor that came with the frame at hand.
+    file: Option<File>,
+    /// Body being sent.
+    body: Vec<u8>,
+}
+
+impl Link {
+    /// On a connected stream.
+    pub fn new(stream: Stream) -> Link {
+        Link { stream, ahead: Vec::with_capacity(CHUNK_BYTES), file: None, body: Vec::new() }
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Longest wait for a frame, and for the peer to take one.
+    pub fn set_timeouts(&self, read: Option<Duration>, write: Option<Duration>) -> io::Result<()> {
+        self.stream.set_read_timeout(read)?;
+        self.stream.set_write_timeout(write)
+    }
+
+    /// Sends a frame with a postcard body.
+    pub fn send<T: Serialize>(
+        &mut self,
+        kind: Kind,
+        id: u64,
+        body: &T,
+        payload: &[u8],
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), LinkError> {
+        self.body.clear();
+        frame::encode(body, &mut self.body)?;
+        self.send_encoded(kind, id, payload, fd)
+    }
+
+    /// Sends a frame with a JSON body.
+    pub fn send_json<T: Serialize>(
+        &mut self,
+        kind: Kind,
+        id: u64,
+        body: &T,
+    ) -> Result<(), LinkError> {
+        self.body = serde_json::to_vec(body).map_err(|e| FrameError::Body(e.to_string()))?;
+        self.send_encoded(kind, id, &[], None)
+    }
+
+    fn send_encoded(
+        &mut self,
+        kind: Kind,
+        id: u64,
+        payload: &[u8],
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), LinkError> {
+        let header = FrameHeader::of(kind, id, &self.body, payload)?.to_bytes();
+        self.stream.send_all(&[&header, &self.body, payload], fd)?;
+        Ok(())
+    }
+
+    /// Receives until `ahead` has so many bytes. `Closed` only before the first byte of a frame.
+    fn fill(&mut self, want: usize) -> Result<(), LinkError> {
+        while self.ahead.len() < want {
+            let have = self.ahead.len();
+            let room = (want - have).max(CHUNK_BYTES.saturating_sub(have));
+            self.ahead.resize(have + room, 0);
+            let got = self.stream.receive_some(&mut self.ahead[have..]);
+            let (count, file) = match got {
+                Ok(done) => done,
+                Err(error) => {
+                    self.ahead.truncate(have);
+                    return Err(error.into());
+                }
+            };
+            self.ahead.truncate(have + count);
+            if file.is_some() {
+                self.file = file;
+            }
+            match (count, have) {
+                (0, 0) => return Err(LinkError::Closed),
+                (0, _) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives header and body; the payload is to be taken next, by one of the `payload`
+    /// functions. A `Refused` frame is the error of that name.
+    pub fn receive(&mut self, body: &mut Vec<u8>) -> Result<FrameHeader, LinkError> {
+        self.fill(HEADER_BYTES)?;
+        let mut head = [0u8; HEADER_BYTES];
+        head.copy_from_slice(&self.ahead[..HEADER_BYTES]);
+        let header = FrameHeader::parse(&head)?;
+        let end = HEADER_BYTES + header.body_bytes as usize;
+        self.fill(end)?;
+        body.clear();
+        body.extend_from_slice(&self.ahead[HEADER_BYTES..end]);
+        self.ahead.drain(..end);
+        header.check_body(body)?;
+        if header.kind == Kind::Refused {
+            return Err(LinkError::Refused(frame::decode(body)?));
+        }
+        Ok(header)
+    }
+
+    /// Receives a frame of one kind, without payload, with a postcard body.
+    pub fn receive_as<T: DeserializeOwned>(&mut self, kind: Kind) -> Result<T, LinkError> {
+        let mut body = Vec::new();
+        let header = self.receive(&mut body)?;
+        header.expect(kind)?;
+        self.no_payload(&header)?;
+        Ok(frame::decode(&body)?)
+    }
+
+    /// A payload where none belongs is an error.
+    pub fn no_payload(&self, header: &FrameHeader) -> Result<(), LinkError> {
+        match header.payload_bytes {
+            0 => Ok(()),
+            bytes => Err(FrameError::TooLong { what: "payload", bytes, limit: 0 }.into()),
+        }
+    }
+
+    /// Takes the payload into the front of `into`; its length. Longer than `into` is an error.
+    pub fn payload_into(
+        &mut self,
+        header: &FrameHeader,
+        into: &mut [u8],
+    ) -> Result<usize, LinkError> {
+        let want = header.payload_bytes as usize;
+        let Some(into) = into.get_mut(..want) else {
+            let limit = u32::try_from(into.len()).unwrap_or(u32::MAX);
+            return Err(FrameError::TooLong {
+                what: "payload",
+                bytes: header.payload_bytes,
+                limit,
+            }
+            .into());
+        };
+        let ready = self.ahead.len().min(want);
+        into[..ready].copy_from_slice(&self.ahead[..ready]);
+        self.ahead.drain(..ready);
+        let mut have = ready;
+        while have < want {
+            match self.stream.receive_some(&mut into[have..])?.0 {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                count => have += count,
+            }
+        }
+        header.check_payload(into)?;
+        Ok(want)
+    }
+
+    /// Takes the payload into `into`, which is made as long as it. Memory is taken as bytes come.
+    pub fn payload_vec(
+        &mut self,
+        header: &FrameHeader,
+        into: &mut Vec<u8>,
+    ) -> Result<(), LinkError> {
+        let want = header.payload_bytes as usize;
+        into.clear();
+        let ready = self.ahead.len().min(want);
+        into.extend_from_slice(&self.ahead[..ready]);
+        self.ahead.drain(..ready);
+        while into.len() < want {
+            let have = into.len();
+            into.resize(want.min(have + PAYLOAD_STEP_BYTES), 0);
+            let count = self.stream.receive_some(&mut into[have..])?.0;
+            if count == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            into.truncate(have + count);
+        }
+        header.check_payload(into)?;
+        Ok(())
+    }
+
+    /// The descriptor that came with the frame at hand.
+    pub fn take_file(&mut self) -> Option<File> {
+        self.file.take()
+    }
+
+    /// Tells the peer why it ends here; nothing can be sent after it.
+    pub fn refuse(&mut self, refusal: &Refusal) {
+        // The peer may be gone already: then nobody wants to know.
+        let _ = self.send(Kind::Refused, 0, refusal, &[], None);
+        self.stream.shutdown();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    fn pair() -> (Link, Link) {
+        let (a, b) = UnixStream::pair().unwrap();
+        (Link::new(Stream::Unix(a)), Link::new(Stream::Unix(b)))
+    }
+
+    #[test]
+    fn frames_arrive_with_payload_and_descriptor() {
+        let (mut a, mut b) = pair();
+        let payload: Vec<u8> = (0..300_000u32).map(|i| i as u8).collect();
+        let expected = payload.clone();
+        let sender = std::thread::spawn(move || {
+            let file = tempfile::tempfile().unwrap();
+            a.send(Kind::Call, 5, &(1u32, "x"), &payload, Some(file.as_fd())).unwrap();
+            a.send(Kind::Answer, 6, &2u8, b"short", None).unwrap();
+        });
+        let mut body = Vec::new();
+        let header = b.receive(&mut body).unwrap();
+        assert_eq!((header.kind, header.id), (Kind::Call, 5));
+        assert_eq!(frame::decode::<(u32, String)>(&body).unwrap(), (1, "x".into()));
+        let mut data = Vec::new();
+        b.payload_vec(&header, &mut data).unwrap();
+        assert!(data == expected);
+        assert!(b.take_file().is_some());
+        let header = b.receive(&mut body).unwrap();
+        let mut room = [0u8; 16];
+        assert_eq!(b.payload_into(&header, &mut room).unwrap(), 5);
+        assert_eq!(&room[..5], b"short");
+        assert!(b.take_file().is_none());
+        sender.join().unwrap();
+        assert!(matches!(b.receive(&mut body), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn a_torn_frame_and_a_long_payload_are_errors() {
+        let (mut a, mut b) = pair();
+        a.send(Kind::Answer, 1, &1u8, b"12345", None).unwrap();
+        let mut body = Vec::new();
+        let header = b.receive(&mut body).unwrap();
+        assert!(b.payload_into(&header, &mut [0; 4]).is_err());
+
+        let (a, b) = UnixStream::pair().unwrap();
+        let mut raw = a;
+        raw.write_all(b"FBAY\x01\0").unwrap();
+        drop(raw);
+        let mut b = Link::new(Stream::Unix(b));
+        let error = b.receive(&mut body).unwrap_err();
+        assert!(matches!(&error, LinkError::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof));
+    }
+
+    #[test]
+    fn a_refusal_is_an_error_with_its_words() {
+        let (mut a, mut b) = pair();
+        a.refuse(&Refusal { errno: libc::EACCES, why: "not you".into(), hint: None });
+        let error = b.receive_as::<u8>(Kind::Welcome).unwrap_err();
+        assert!(matches!(&error, LinkError::Refused(r) if r.errno == libc::EACCES));
+        assert_eq!(error.to_string(), "not you");
+    }
+}

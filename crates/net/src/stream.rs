@@ -1,0 +1,193 @@
+//! One socket, Unix or TCP, with what both need: time limits, gathered writes, descriptors sent
+//! along with bytes (Unix only), and for TCP keep-alive, so that a peer that vanished is noticed.
+
+use crate::address::ServerAddress;
+use rustix::io::IoSlice;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, sockopt,
+};
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// Longest wait for a TCP connection.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Idle time after which TCP asks whether the peer still lives, between two such questions, and
+/// how many may stay without answer.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
+const KEEPALIVE_COUNT: u32 = 3;
+/// How long bytes may stay unacknowledged by the peer's kernel.
+const USER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A connected socket.
+#[derive(Debug)]
+pub enum Stream {
+    /// On this machine.
+    Unix(UnixStream),
+    /// Anywhere.
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    /// Connects.
+    pub fn connect(address: &ServerAddress) -> io::Result<Stream> {
+        match address {
+            ServerAddress::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path)?)),
+            ServerAddress::Tcp { host, port } => {
+                let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+                for address in (host.as_str(), *port).to_socket_addrs()? {
+                    match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+                        Ok(stream) => return Stream::from_tcp(stream),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    /// An accepted TCP connection.
+    pub fn from_tcp(stream: TcpStream) -> io::Result<Stream> {
+        stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_COUNT)?;
+        sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT.as_millis() as u32)?;
+        Ok(Stream::Tcp(stream))
+    }
+
+    /// True if both ends are on this machine and descriptors can be sent.
+    pub fn is_unix(&self) -> bool {
+        matches!(self, Stream::Unix(_))
+    }
+
+    /// Longest wait for bytes to come; `None` = as long as it takes.
+    pub fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => s.set_read_timeout(limit),
+            Stream::Tcp(s) => s.set_read_timeout(limit),
+        }
+    }
+
+    /// Longest wait for the peer to take bytes.
+    pub fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => s.set_write_timeout(limit),
+            Stream::Tcp(s) => s.set_write_timeout(limit),
+        }
+    }
+
+    /// Ends both directions: whoever waits on it wakes up.
+    pub fn shutdown(&self) {
+        // Fails only if the peer has done so already.
+        let _ = match self {
+            Stream::Unix(s) => s.shutdown(Shutdown::Both),
+            Stream::Tcp(s) => s.shutdown(Shutdown::Both),
+        };
+    }
+
+    /// Another handle on the same socket, for ending it from another thread.
+    pub fn try_clone(&self) -> io::Result<Stream> {
+        Ok(match self {
+            Stream::Unix(s) => Stream::Unix(s.try_clone()?),
+            Stream::Tcp(s) => Stream::Tcp(s.try_clone()?),
+        })
+    }
+
+    /// For messages.
+    pub fn peer_name(&self) -> String {
+        match self {
+            Stream::Unix(_) => "unix".into(),
+            Stream::Tcp(s) => s.peer_addr().map_or_else(|_| "tcp".into(), |a| a.to_string()),
+        }
+    }
+
+    /// Sends all of the parts; `fd` goes along with the first byte (Unix only).
+    pub fn send_all(&self, parts: &[&[u8]], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let total: usize = parts.iter().map(|p| p.len()).sum();
+        let mut sent = 0;
+        let mut fd = fd;
+        while sent < total {
+            let mut skip = sent;
+            let mut slices = [IoSlice::new(&[]); 4];
+            let mut used = 0;
+            for part in parts {
+                if skip >= part.len() {
+                    skip -= part.len();
+                    continue;
+                }
+                if used < slices.len() {
+                    slices[used] = IoSlice::new(&part[skip..]);
+                    used += 1;
+                }
+                skip = 0;
+            }
+            match self.send_some(&slices[..used], fd) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    sent += count;
+                    fd = None;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn send_some(&self, slices: &[IoSlice<'_>], fd: Option<BorrowedFd<'_>>) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = fd.map(|fd| [fd]);
+        if let (Some(fds), true) = (&fds, self.is_unix()) {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        Ok(rustix::net::sendmsg(self, slices, &mut control, SendFlags::NOSIGNAL)?)
+    }
+
+    /// Receives some bytes, and the descriptor that may come along. 0 = the peer has closed.
+    pub fn receive_some(&self, into: &mut [u8]) -> io::Result<(usize, Option<File>)> {
+        loop {
+            let done = match self {
+                Stream::Tcp(_) => rustix::net::recv(self, &mut *into, RecvFlags::empty())
+                    .map(|(count, _)| (count, None)),
+                Stream::Unix(_) => self.receive_with_fd(into),
+            };
+            match done {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    fn receive_with_fd(&self, into: &mut [u8]) -> rustix::io::Result<(usize, Option<File>)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [io::IoSliceMut::new(into)];
+        let got = rustix::net::recvmsg(self, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let mut file = None;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                // Only one is ever sent; any other is closed here.
+                file = fds.map(|fd: OwnedFd| File::from(fd)).next();
+            }
+        }
+        Ok((got.bytes, file))
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(s) => s.as_fd(),
+            Stream::Tcp(s) => s.as_fd(),
+        }
+    }
+}
