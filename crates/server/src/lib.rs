@@ -8,7 +8,9 @@
 pub mod flash;
 pub mod mover;
 pub mod namespace;
+pub mod net;
 pub mod objects;
 mod server;
+pub mod session;
 
 pub use server::{Server, ServerOptions, check};

@@ -31,6 +31,8 @@ pub struct ServerOptions {
     /// Directories below which staging may read and write on the PFS; empty = anywhere that the
     /// requester may.
     pub pfs_roots: Vec<PathBuf>,
+    /// Clients outlive the server: see [`NamespaceOptions::hold_orphans`].
+    pub hold_orphans: bool,
 }
 
 /// A running server.
@@ -83,6 +85,7 @@ impl Server {
             volatile: store.volatile(),
             root_uid: rustix::process::geteuid().as_raw(),
             root_gid: rustix::process::getegid().as_raw(),
+            hold_orphans: options.hold_orphans,
         };
         let (namespace, recovery) =
             Namespace::open(names.clone(), Arc::new(objects), namespace_options, unclean)

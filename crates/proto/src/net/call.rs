@@ -12,7 +12,6 @@ use crate::attr::{Attr, FileKind, SetAttr};
 use crate::caller::Caller;
 use crate::errno::Errno;
 use crate::ids::{Cookie, Ino};
-use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of names and attributes in one listing: fits a body with its overhead.
@@ -43,7 +42,12 @@ pub enum Call<'a> {
     /// Begins a session.
     Attach(Attach),
     /// This connection belongs to a session that was begun on another one.
-    Join(SessionKey),
+    Join {
+        /// Its buffer.
+        buffer: &'a str,
+        /// Which.
+        key: SessionKey,
+    },
     /// The session is alive. Any other call says so too.
     Renew,
     /// After a restart of the server: what the client holds. `last` ends it.
@@ -281,15 +285,6 @@ pub enum Call<'a> {
     Statfs,
     /// `sync_all`.
     SyncAll,
-    /// Layout of a file, or the one that new files in a directory get.
-    GetLayout(Ino),
-    /// Sets the layout that new files in a directory get, or that of a file without data.
-    SetLayout {
-        /// Inode.
-        ino: Ino,
-        /// Layout.
-        layout: Layout,
-    },
     /// flock, POSIX and OFD locks.
     Lock(LockCall),
 }
@@ -306,9 +301,7 @@ pub struct ListedEntry {
     /// Name.
     pub name: Vec<u8>,
     /// Attributes (a reference), in a listing that asked for them, not for `.` and `..`.
-    pub attr: Option<Attr>,
-    /// May the attributes be kept, until the session's lease ends or they are recalled?
-    pub keep_attr: bool,
+    pub attr: Option<KeptAttr>,
 }
 
 /// Attributes, and whether they may be kept.
@@ -364,11 +357,14 @@ pub enum Answer {
     /// To `DirLimit`.
     Limit(Cookie),
     /// To `List`; empty at the end.
-    Listing(Vec<ListedEntry>),
+    Listing {
+        /// Entries.
+        entries: Vec<ListedEntry>,
+        /// As in `Entry`.
+        keep_names: bool,
+    },
     /// To `Statfs`.
     Statfs(StatFs),
-    /// To `GetLayout`.
-    Layout(Layout),
     /// To `Lock`.
     Lock(LockState),
 }

@@ -28,7 +28,7 @@ pub const MAX_SLOTS: u16 = 16;
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeId(pub String);
 
-/// Begins a session, or takes one up again after a restart of the server.
+/// Begins a session; the client says next what it holds already, with `Reclaim`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attach {
     /// Buffer.
@@ -52,8 +52,6 @@ pub struct Attached {
     pub lease_ms: u32,
     /// The server's start, to tell a restart.
     pub incarnation: u64,
-    /// The server knew this client before its restart: say what you hold with `Reclaim`.
-    pub reclaim: bool,
     /// The buffer, 32 hex digits.
     pub uuid: String,
     /// The part of the namespace served there.

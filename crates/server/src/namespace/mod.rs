@@ -72,6 +72,9 @@ pub struct Namespace {
     volatile: bool,
     fast_path: RwLock<FastPath>,
     fsynced: Mutex<HashMap<Ino, (Timestamp, Timestamp)>>,
+    hold_orphans: bool,
+    /// Inodes without names that are kept for clients of the last server.
+    held_orphans: Mutex<Vec<Ino>>,
     /// Operations committed, for idleness checks.
     commits: AtomicU64,
 }
@@ -89,6 +92,9 @@ pub struct NamespaceOptions {
     pub root_uid: u32,
     /// Group of the root directory of a new buffer.
     pub root_gid: u32,
+    /// Keep inodes without names at the start: clients of the last server may still have them
+    /// open. [`Namespace::release_orphans`] ends that.
+    pub hold_orphans: bool,
 }
 
 impl Namespace {
@@ -113,6 +119,8 @@ impl Namespace {
             volatile: options.volatile,
             fast_path: RwLock::new(Err("not mounted".into())),
             fsynced: Mutex::new(HashMap::new()),
+            hold_orphans: options.hold_orphans,
+            held_orphans: Mutex::default(),
             commits: AtomicU64::new(0),
         });
         if namespace.store.inode(Ino::ROOT)?.is_none() {

@@ -61,9 +61,18 @@ impl Namespace {
     pub(super) fn recover(&self, unclean: bool) -> Result<RecoveryReport> {
         let mut report = RecoveryReport { unclean, ..RecoveryReport::default() };
         let orphans = self.store.orphans()?;
-        report.orphans_reclaimed = orphans.len() as u64;
-        for batch in orphans.chunks(128) {
-            self.reclaim_batch(batch, false)?;
+        if self.hold_orphans {
+            // Clients of the last server may have them open: see `release_orphans`.
+            for &ino in &orphans {
+                self.refs.add(ino);
+                self.refs.orphaned(ino);
+            }
+            *self.held_orphans.lock() = orphans;
+        } else {
+            report.orphans_reclaimed = orphans.len() as u64;
+            for batch in orphans.chunks(128) {
+                self.reclaim_batch(batch, false)?;
+            }
         }
         if !unclean && self.objects.accounting().is_none() {
             return Ok(report);
@@ -91,6 +100,14 @@ impl Namespace {
             report.empty_objects_made = self.make_missing_objects(&found)?;
         }
         Ok(report)
+    }
+
+    /// Frees the inodes without names that were held since the start and that no client has
+    /// claimed.
+    pub(crate) fn release_orphans(&self) {
+        for ino in std::mem::take(&mut *self.held_orphans.lock()) {
+            self.op_forget(ino, 1);
+        }
     }
 
     fn make_missing_objects(&self, found: &HashSet<Ino>) -> Result<u64> {

@@ -35,6 +35,7 @@ fn open(dir: &Path, unclean: bool) -> (Arc<Namespace>, RecoveryReport) {
         volatile: false,
         root_uid: 0,
         root_gid: 0,
+        hold_orphans: false,
     };
     Namespace::open(Arc::new(store), Arc::new(objects), options, unclean).unwrap()
 }

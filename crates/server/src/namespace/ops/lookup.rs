@@ -36,6 +36,24 @@ impl Namespace {
         }
     }
 
+    /// The inode of a name, without a reference to it; `None` if there is no such name.
+    pub(crate) fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        Ok(self.store.entry(parent, name)?.map(|entry| entry.ino))
+    }
+
+    /// One more reference to an inode that a client held before; false if it is not there any
+    /// more.
+    pub(crate) fn take_reference(&self, ino: Ino) -> bool {
+        self.refs.add(ino);
+        match self.store.inode(ino) {
+            Ok(Some(_)) => true,
+            _ => {
+                self.op_forget(ino, 1);
+                false
+            }
+        }
+    }
+
     /// Gives references back; the last one of an inode without names frees it.
     pub(crate) fn op_forget(&self, ino: Ino, count: u64) {
         if self.refs.remove(ino, count) {

@@ -1,0 +1,205 @@
+//! One connection, from its greeting to its end.
+
+use super::{Backend, Connections, MAX_CONNECTIONS, MAX_GREETING, WRITE_TIMEOUT};
+use crate::session::{Session, Sessions};
+use forebay_net::handshake::{self, HANDSHAKE_TIMEOUT};
+use forebay_net::peer;
+use forebay_net::{Link, LinkError, Stream};
+use forebay_proto::Errno;
+use forebay_proto::net::auth::{Purpose, Refusal};
+use forebay_proto::net::frame::{self, FrameError, FrameHeader, Kind};
+use forebay_proto::net::ledger::LedgerRequest;
+use forebay_proto::net::{Answer, Call, Request};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A place among the connections, given back when the connection ends.
+struct Place {
+    id: u64,
+    connections: Arc<Connections>,
+    greeting: bool,
+}
+
+impl Place {
+    fn take(connections: &Arc<Connections>, stream: &Stream) -> Option<Place> {
+        if connections.greeting.fetch_add(1, Ordering::AcqRel) >= MAX_GREETING {
+            connections.greeting.fetch_sub(1, Ordering::AcqRel);
+            return None;
+        }
+        let id = connections.next.fetch_add(1, Ordering::Relaxed);
+        let place = Place { id, connections: Arc::clone(connections), greeting: true };
+        let mut open = connections.open.lock();
+        if open.len() >= MAX_CONNECTIONS {
+            return None;
+        }
+        // Without a second handle it could not be ended from outside.
+        open.insert(id, stream.try_clone().ok()?);
+        drop(open);
+        Some(place)
+    }
+
+    fn greeted(&mut self) {
+        if std::mem::replace(&mut self.greeting, false) {
+            self.connections.greeting.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.greeted();
+        self.connections.open.lock().remove(&self.id);
+    }
+}
+
+/// Gives a new connection its thread, or says why not.
+pub(super) fn admit<B: Backend>(backend: &Arc<B>, connections: &Arc<Connections>, stream: Stream) {
+    let Some(place) = Place::take(connections, &stream) else {
+        let mut link = Link::new(stream);
+        // Full: a peer that does not read this now gets a closed connection.
+        if link.set_timeouts(None, Some(std::time::Duration::from_millis(100))).is_ok() {
+            link.refuse(&Refusal {
+                errno: libc::EAGAIN,
+                why: "the server has too many connections".into(),
+                hint: Some("try again later".into()),
+            });
+        }
+        return;
+    };
+    let backend = Arc::clone(backend);
+    let serve = move || {
+        let mut place = place;
+        let name = stream.peer_name();
+        let mut link = Link::new(stream);
+        match converse(&*backend, &mut link, &mut place) {
+            Ok(()) | Err(LinkError::Closed) => {}
+            Err(LinkError::Frame(error)) => {
+                tracing::warn!(peer = name, %error, "a connection made no sense");
+                link.refuse(&Refusal { errno: libc::EPROTO, why: error.to_string(), hint: None });
+            }
+            Err(LinkError::Refused(refusal)) => {
+                tracing::warn!(peer = name, why = refusal.why, "a connection was refused");
+                link.refuse(&refusal);
+            }
+            Err(error) => tracing::debug!(peer = name, %error, "a connection ended"),
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("conn".into()).spawn(serve) {
+        tracing::warn!(%error, "cannot start a thread for a connection");
+    }
+}
+
+fn converse<B: Backend>(backend: &B, link: &mut Link, place: &mut Place) -> Result<(), LinkError> {
+    let program = env!("CARGO_PKG_VERSION");
+    let (server, incarnation) = (backend.server(), backend.incarnation());
+    let greeted = handshake::accept(link, program, server, incarnation, backend)?;
+    let peer = match link.stream().is_unix() {
+        true => Some(peer::identify(link.stream())?),
+        false => None,
+    };
+    let who = backend.identify(&greeted, peer).map_err(LinkError::Refused)?;
+    place.greeted();
+    link.set_timeouts(None, Some(WRITE_TIMEOUT))?;
+    match greeted.purpose {
+        Purpose::Ledger => ledger(backend, &who, link),
+        Purpose::Calls => calls(backend, &who, link),
+        Purpose::Recalls => recalls(backend, &who, link),
+        Purpose::Servers => Err(LinkError::Refused(Refusal {
+            errno: libc::EPROTONOSUPPORT,
+            why: "this server is not part of a group of servers".into(),
+            hint: None,
+        })),
+    }
+}
+
+fn ledger<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), LinkError> {
+    let mut body = Vec::new();
+    loop {
+        let header = link.receive(&mut body)?;
+        header.expect(Kind::Ledger)?;
+        link.no_payload(&header)?;
+        let request: LedgerRequest =
+            serde_json::from_slice(&body).map_err(|e| FrameError::Body(e.to_string()))?;
+        let reply = backend.answer(who, request);
+        link.send_json(Kind::LedgerReply, header.id, &reply)?;
+    }
+}
+
+/// The first call of a connection says which session it belongs to.
+fn enter<B: Backend>(
+    backend: &B,
+    who: &B::Who,
+    link: &mut Link,
+    header: &FrameHeader,
+    body: &[u8],
+) -> Result<(Arc<Sessions>, Arc<Session>), LinkError> {
+    header.expect(Kind::Call)?;
+    link.no_payload(header)?;
+    let request: Request<'_> = frame::decode_borrowed(body)?;
+    let (sessions, entered) = match request.call {
+        Call::Attach(attach) => {
+            let sessions = backend.sessions(who, &attach.buffer).map_err(LinkError::Refused)?;
+            let entered = sessions
+                .attach(attach)
+                .map(|(session, attached)| (session, Answer::Attached(Box::new(attached))));
+            (sessions, entered)
+        }
+        Call::Join { buffer, key } => {
+            let sessions = backend.sessions(who, buffer).map_err(LinkError::Refused)?;
+            let entered = sessions.join(&key).map(|session| (session, Answer::Done));
+            (sessions, entered)
+        }
+        _ => {
+            return Err(FrameError::Body("a call before Attach or Join".into()).into());
+        }
+    };
+    match entered {
+        Ok((session, answer)) => {
+            link.send(Kind::Answer, header.id, &answer, &[], None)?;
+            Ok((sessions, session))
+        }
+        Err(errno) => {
+            link.send(Kind::Answer, header.id, &Answer::failed(errno), &[], None)?;
+            Err(LinkError::Closed)
+        }
+    }
+}
+
+fn calls<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), LinkError> {
+    let mut body = Vec::new();
+    let header = link.receive(&mut body)?;
+    let (sessions, session) = enter(backend, who, link, &header, &body)?;
+    let local = link.stream().is_unix();
+    let (mut payload, mut room) = (Vec::new(), Vec::new());
+    loop {
+        let header = link.receive(&mut body)?;
+        header.expect(Kind::Call)?;
+        link.payload_vec(&header, &mut payload)?;
+        let request: Request<'_> = frame::decode_borrowed(&body)?;
+        if request.session != session.id() {
+            return Err(FrameError::Body("a call for another session".into()).into());
+        }
+        let reply = sessions.call(&session, &request, &payload, &mut room, local);
+        let fd = reply.file.as_ref().map(|file| file.as_fd());
+        link.send(Kind::Answer, header.id, &reply.answer, &room[..reply.payload_bytes], fd)?;
+    }
+}
+
+fn recalls<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), LinkError> {
+    let mut body = Vec::new();
+    let header = link.receive(&mut body)?;
+    let (sessions, session) = enter(backend, who, link, &header, &body)?;
+    // A client that is gone is noticed by TCP, one that does not answer by this limit.
+    link.set_timeouts(Some(HANDSHAKE_TIMEOUT), Some(WRITE_TIMEOUT))?;
+    sessions.serve_recalls(&session, |id, recall| {
+        link.send(Kind::Recall, id, &recall, &[], None)?;
+        let header = link.receive(&mut body)?;
+        header.expect(Kind::Recalled)?;
+        link.no_payload(&header)?;
+        match header.id == id {
+            true => Ok(()),
+            false => Err(LinkError::Io(Errno::EPROTO.into())),
+        }
+    })
+}

@@ -1,0 +1,243 @@
+//! Where a server listens: accepts connections, lets each in after its greeting, and gives it a
+//! thread until it ends.
+//!
+//! Invariants: connections are bounded, all together and those that have not proven who they are
+//! ([`MAX_CONNECTIONS`], [`MAX_GREETING`]); a peer that is slow to read its answers loses its
+//! connection ([`WRITE_TIMEOUT`]) and delays nobody else; nothing is allocated for what was only
+//! announced; what is not understood ends its own connection, with an error by name.
+//!
+//! What a connection may do is asked of the [`Backend`] (the ledger). Started by `forebay serve`.
+
+mod conn;
+
+use forebay_net::handshake::{Gate, Greeted};
+use forebay_net::{ServerAddress, Stream};
+use forebay_proto::Caller;
+use forebay_proto::control::ControlError;
+use forebay_proto::net::auth::Refusal;
+use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::io::{self, ErrorKind};
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::session::Sessions;
+
+/// Most connections.
+pub const MAX_CONNECTIONS: usize = 4096;
+/// Most of them that have not proven yet who they are.
+pub const MAX_GREETING: usize = 128;
+/// Longest that a peer may take to take an answer.
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause after an error of accept (such as too many open files).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What decides who may do what.
+pub trait Backend: Gate + Send + Sync + 'static {
+    /// Somebody who was let in.
+    type Who: Send;
+    /// This server's identity.
+    fn server(&self) -> u128;
+    /// Counts its starts.
+    fn incarnation(&self) -> u64;
+    /// Who it is that proved a key; `peer` on a Unix socket.
+    fn identify(&self, greeted: &Greeted, peer: Option<Caller>) -> Result<Self::Who, Refusal>;
+    /// Answers a question to the ledger.
+    fn answer(&self, who: &Self::Who, request: LedgerRequest) -> LedgerReply;
+    /// The sessions of a buffer, for who may mount it.
+    fn sessions(&self, who: &Self::Who, buffer: &str) -> Result<Arc<Sessions>, Refusal>;
+}
+
+/// Connections under way, to end them.
+struct Connections {
+    open: Mutex<HashMap<u64, Stream>>,
+    next: AtomicU64,
+    greeting: AtomicUsize,
+    ending: AtomicBool,
+}
+
+/// A server that listens.
+pub struct Listening {
+    addresses: Vec<ServerAddress>,
+    connections: Arc<Connections>,
+    acceptors: Vec<(Acceptor, JoinHandle<()>)>,
+}
+
+enum Acceptor {
+    Tcp(TcpListener),
+    Unix(UnixListener, std::path::PathBuf),
+}
+
+impl Acceptor {
+    fn bind(address: &ServerAddress) -> Result<Acceptor, ControlError> {
+        match address {
+            ServerAddress::Tcp { host, port } => TcpListener::bind((host.as_str(), *port))
+                .map(Acceptor::Tcp)
+                .map_err(|e| cannot_listen(address, &e)),
+            ServerAddress::Unix(path) => {
+                clear_socket(path).map_err(|e| cannot_listen(address, &e))?;
+                let listener = UnixListener::bind(path).map_err(|e| cannot_listen(address, &e))?;
+                // Who may do what is decided by who they are, not by who reaches the socket.
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
+                    .map_err(|e| cannot_listen(address, &e))?;
+                Ok(Acceptor::Unix(listener, path.clone()))
+            }
+        }
+    }
+
+    /// The address as bound: with the port that was chosen.
+    fn address(&self, asked: &ServerAddress) -> ServerAddress {
+        match (self, asked) {
+            (Acceptor::Tcp(listener), ServerAddress::Tcp { host, .. }) => ServerAddress::Tcp {
+                host: host.clone(),
+                port: listener.local_addr().map_or(0, |address| address.port()),
+            },
+            _ => asked.clone(),
+        }
+    }
+
+    fn another(&self) -> io::Result<Acceptor> {
+        Ok(match self {
+            Acceptor::Tcp(listener) => Acceptor::Tcp(listener.try_clone()?),
+            Acceptor::Unix(listener, path) => Acceptor::Unix(listener.try_clone()?, path.clone()),
+        })
+    }
+
+    fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Acceptor::Tcp(listener) => Stream::from_tcp(listener.accept()?.0),
+            Acceptor::Unix(listener, _) => Ok(Stream::Unix(listener.accept()?.0)),
+        }
+    }
+
+    /// Wakes the thread that accepts.
+    fn stop(&self) {
+        let fd = match self {
+            Acceptor::Tcp(listener) => listener.as_fd(),
+            Acceptor::Unix(listener, path) => {
+                // Gone already if somebody removed it: then nobody can connect by it either.
+                let _ = std::fs::remove_file(path);
+                listener.as_fd()
+            }
+        };
+        if let Err(error) = rustix::net::shutdown(fd, rustix::net::Shutdown::Both) {
+            tracing::warn!(%error, "cannot stop to listen");
+        }
+    }
+}
+
+fn cannot_listen(address: &ServerAddress, error: &io::Error) -> ControlError {
+    let error = ControlError::io(&format!("listen on {address}"), None, error);
+    match error.errno {
+        Some(libc::EADDRINUSE) => error.hint("another server listens there: give another --listen"),
+        _ => error,
+    }
+}
+
+/// Removes a socket that a dead server left; one that answers is in use.
+fn clear_socket(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(meta) if !meta.file_type().is_socket() => {
+            Err(io::Error::from_raw_os_error(libc::EEXIST))
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Ok(_) => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
+            Err(_) => std::fs::remove_file(path),
+        },
+    }
+}
+
+/// Listens on all addresses; when this returns, connections are accepted on each.
+pub fn listen<B: Backend>(
+    backend: Arc<B>,
+    addresses: &[ServerAddress],
+) -> Result<Listening, ControlError> {
+    let connections = Arc::new(Connections {
+        open: Mutex::default(),
+        next: AtomicU64::new(0),
+        greeting: AtomicUsize::new(0),
+        ending: AtomicBool::new(false),
+    });
+    let mut listening = Listening {
+        addresses: Vec::new(),
+        connections: Arc::clone(&connections),
+        acceptors: Vec::new(),
+    };
+    for address in addresses {
+        let started = start(&backend, &connections, address);
+        match started {
+            Ok((acceptor, bound, thread)) => {
+                listening.addresses.push(bound);
+                listening.acceptors.push((acceptor, thread));
+            }
+            Err(error) => {
+                listening.stop();
+                return Err(error);
+            }
+        }
+    }
+    Ok(listening)
+}
+
+fn start<B: Backend>(
+    backend: &Arc<B>,
+    connections: &Arc<Connections>,
+    address: &ServerAddress,
+) -> Result<(Acceptor, ServerAddress, JoinHandle<()>), ControlError> {
+    let acceptor = Acceptor::bind(address)?;
+    let bound = acceptor.address(address);
+    let mine = acceptor.another().map_err(|e| cannot_listen(address, &e))?;
+    let (backend, connections) = (Arc::clone(backend), Arc::clone(connections));
+    let thread = std::thread::Builder::new()
+        .name("accept".into())
+        .spawn(move || accept_all(&backend, &connections, &mine))
+        .map_err(|e| cannot_listen(address, &e))?;
+    Ok((acceptor, bound, thread))
+}
+
+fn accept_all<B: Backend>(backend: &Arc<B>, connections: &Arc<Connections>, acceptor: &Acceptor) {
+    loop {
+        let accepted = acceptor.accept();
+        if connections.ending.load(Ordering::Acquire) {
+            return;
+        }
+        match accepted {
+            Ok(stream) => conn::admit(backend, connections, stream),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                std::thread::sleep(ACCEPT_PAUSE);
+            }
+        }
+    }
+}
+
+impl Listening {
+    /// Where, with the ports that were chosen.
+    pub fn addresses(&self) -> &[ServerAddress] {
+        &self.addresses
+    }
+
+    /// Accepts nothing more and ends all connections.
+    pub fn stop(self) {
+        self.connections.ending.store(true, Ordering::Release);
+        for (acceptor, thread) in self.acceptors {
+            acceptor.stop();
+            if thread.join().is_err() {
+                tracing::error!("a thread that accepts connections had panicked");
+            }
+        }
+        for stream in self.connections.open.lock().values() {
+            stream.shutdown();
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! From a call of a session to its answer: what is not about names or data, and what all share.
+
+use super::leases::Subject;
+use super::{Session, Sessions};
+use crate::namespace::Namespace;
+use forebay_proto::api::FileSystem;
+use forebay_proto::attr::Attr;
+use forebay_proto::net::call::KeptAttr;
+use forebay_proto::net::session::Reclaim;
+use forebay_proto::net::{Answer, Call, Request};
+use forebay_proto::{Caller, Errno, Ino, RequestId, Result};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// An answer, with what goes along with it.
+#[derive(Debug)]
+pub struct Reply {
+    /// The answer.
+    pub answer: Answer,
+    /// Bytes of payload, at the front of the room that the call was given.
+    pub payload_bytes: usize,
+    /// The object, for a client on this node.
+    pub file: Option<Arc<File>>,
+}
+
+impl Reply {
+    pub(super) fn of(answer: Answer) -> Reply {
+        Reply { answer, payload_bytes: 0, file: None }
+    }
+
+    pub(super) fn failed(errno: Errno) -> Reply {
+        Reply::of(Answer::failed(errno))
+    }
+}
+
+impl From<Result<Answer>> for Reply {
+    fn from(result: Result<Answer>) -> Reply {
+        Reply::of(result.unwrap_or_else(Answer::failed))
+    }
+}
+
+impl From<Result<()>> for Reply {
+    fn from(result: Result<()>) -> Reply {
+        result.map(|()| Answer::Done).into()
+    }
+}
+
+/// One call with its surroundings.
+pub(super) struct At<'a> {
+    pub(super) sessions: &'a Sessions,
+    pub(super) session: &'a Arc<Session>,
+    pub(super) caller: Caller,
+    /// Payload of the request.
+    pub(super) payload: &'a [u8],
+    /// Descriptors can be sent.
+    pub(super) local: bool,
+}
+
+/// The session is not silent while it has a call under way.
+struct Busy<'a>(&'a Session);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.hear();
+        self.0.busy.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Sessions {
+    /// Does a call. `room` is for the payload of the reply; `local` says that descriptors can be
+    /// sent with it.
+    pub fn call(
+        &self,
+        session: &Arc<Session>,
+        request: &Request<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+        local: bool,
+    ) -> Reply {
+        session.busy.fetch_add(1, Ordering::AcqRel);
+        let _busy = Busy(session);
+        session.hear();
+        if session.is_over() {
+            return Reply::failed(Errno::ESTALE);
+        }
+        let mut caller = request.caller.clone();
+        let seq = u64::from(request.slot.0) << 32 | u64::from(request.slot_seq);
+        caller.request = RequestId { client: session.attach.client.0, seq };
+        let local = local && self.facts.gives_objects;
+        let at = At { sessions: self, session, caller, payload, local };
+        if !request.call.is_once_only() {
+            return at.answer(&request.call, room);
+        }
+        let mut file = None;
+        let once = session.slots.once(request.slot, request.slot_seq, || {
+            let reply = at.answer(&request.call, room);
+            file = reply.file;
+            reply.answer
+        });
+        let answer = once.unwrap_or_else(Answer::failed);
+        if file.is_none() {
+            file = at.local_again(&answer);
+        }
+        Reply { answer, payload_bytes: 0, file }
+    }
+
+    /// Gives a lease, if the session may have one.
+    pub(super) fn grant(&self, session: &Session, subject: Subject) -> Option<bool> {
+        let ino = match subject {
+            Subject::Names(ino) | Subject::Attrs(ino) => ino,
+        };
+        // Without a reference there is no end to it but the session's.
+        let held = ino == Ino::ROOT || session.held.lock().contains_key(&ino);
+        if !held || !session.channel.is_connected() {
+            return None;
+        }
+        self.leases.grant(subject, session.id())
+    }
+
+    /// Attributes with a lease on them, if there can be one. They are read again after a new
+    /// lease: they may have changed before it.
+    pub(super) fn keep(&self, session: &Session, attr: Attr) -> KeptAttr {
+        match self.grant(session, Subject::Attrs(attr.ino)) {
+            None => KeptAttr { attr, keep: false },
+            Some(true) => KeptAttr { attr, keep: true },
+            Some(false) => match self.namespace.getattr(attr.ino) {
+                Ok(attr) => KeptAttr { attr, keep: true },
+                Err(_) => KeptAttr { attr, keep: false },
+            },
+        }
+    }
+
+    /// The namespace gave a reference: it is the session's from now on.
+    pub(super) fn took(&self, session: &Session, ino: Ino) {
+        session.took(ino);
+        if session.is_over() {
+            // It ended just now and has given back what it held, perhaps before this.
+            let (count, _) = session.gave_back(ino, u64::MAX);
+            self.namespace.forget(ino, count);
+        }
+    }
+
+    pub(super) fn give_back(&self, session: &Session, ino: Ino, count: u64) {
+        let (given, none_left) = session.gave_back(ino, count);
+        if none_left {
+            self.leases.forgotten(ino, session.id());
+        }
+        if given > 0 {
+            self.namespace.forget(ino, given);
+        }
+    }
+}
+
+impl At<'_> {
+    pub(super) fn namespace(&self) -> &Namespace {
+        &self.sessions.namespace
+    }
+
+    fn answer(&self, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
+        match call {
+            Call::Attach(_) | Call::Join { .. } => Reply::failed(Errno::EPROTO),
+            Call::Renew => Reply::of(Answer::Done),
+            Call::Reclaim(part) => self.reclaim(part).into(),
+            Call::Detach => {
+                self.sessions.detach(self.session);
+                Reply::of(Answer::Done)
+            }
+            Call::Forget(list) => {
+                for &(ino, count) in list {
+                    self.sessions.give_back(self.session, ino, count);
+                }
+                Reply::of(Answer::Done)
+            }
+            Call::Release(list) => {
+                for &(ino, count) in list {
+                    self.sessions.leases.closed_locally(ino, self.session.id(), count);
+                }
+                Reply::of(Answer::Done)
+            }
+            Call::Getattr(ino) => self.getattr(*ino).into(),
+            Call::Setattr { ino, change } => self.setattr(*ino, change).into(),
+            Call::Getxattr { ino, name } => self.bytes(self.namespace().getxattr(*ino, name), room),
+            Call::Listxattr(ino) => self.bytes(self.namespace().listxattr(*ino), room),
+            Call::Readlink(ino) => self.bytes(self.namespace().readlink(*ino), room),
+            Call::Setxattr { ino, name, flags, kill_sgid } => {
+                let _changing = self.sessions.change(self.session, &[Subject::Attrs(*ino)]);
+                let value = self.payload;
+                self.namespace()
+                    .setxattr(&self.caller, *ino, name, value, *flags, *kill_sgid)
+                    .into()
+            }
+            Call::Removexattr { ino, name } => {
+                let _changing = self.sessions.change(self.session, &[Subject::Attrs(*ino)]);
+                self.namespace().removexattr(&self.caller, *ino, name).into()
+            }
+            Call::Statfs => self.namespace().statfs().map(Answer::Statfs).into(),
+            Call::SyncAll => self.namespace().sync_all().into(),
+            Call::Lock(_) => Reply::failed(Errno::EOPNOTSUPP),
+            names_or_data => match self.names_call(names_or_data) {
+                Some(reply) => reply,
+                None => self.data_call(names_or_data, room),
+            },
+        }
+    }
+
+    fn bytes(&self, bytes: Result<Vec<u8>>, room: &mut Vec<u8>) -> Reply {
+        match bytes {
+            Ok(bytes) => {
+                *room = bytes;
+                Reply { answer: Answer::Data, payload_bytes: room.len(), file: None }
+            }
+            Err(errno) => Reply::failed(errno),
+        }
+    }
+
+    fn getattr(&self, ino: Ino) -> Result<Answer> {
+        // First the lease, then the reading: once is enough.
+        let keep = self.sessions.grant(self.session, Subject::Attrs(ino)).is_some();
+        let attr = self.namespace().getattr(ino)?;
+        Ok(Answer::Attr(KeptAttr { attr, keep }))
+    }
+
+    fn setattr(&self, ino: Ino, change: &forebay_proto::SetAttr) -> Result<Answer> {
+        let attr = {
+            let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+            self.namespace().setattr(&self.caller, ino, change)?
+        };
+        Ok(Answer::Attr(self.sessions.keep(self.session, attr)))
+    }
+
+    /// What a client holds from before a restart of the server, or from before its session was
+    /// ended. What does not exist any more is passed over: it is ESTALE when it is used.
+    fn reclaim(&self, part: &Reclaim) -> Result<Answer> {
+        for &(ino, count) in &part.references {
+            for _ in 0..count {
+                if !self.namespace().take_reference(ino) {
+                    break;
+                }
+                self.sessions.took(self.session, ino);
+            }
+        }
+        for &(ino, count) in &part.opens {
+            for _ in 0..count {
+                self.sessions.leases.opened_locally(ino, self.session.id());
+            }
+        }
+        if part.last {
+            self.sessions.grace.reclaimed(self.session.attach.client);
+        }
+        Ok(Answer::Done)
+    }
+}

@@ -1,0 +1,97 @@
+//! Calls on the data of regular files.
+//!
+//! Data is read and written on the object itself, which the kernels of mounts on this node may
+//! have open too: all meet in one page cache. What others keep of a file that changes is its
+//! attributes (and pages of mappings), so those are recalled.
+
+use super::calls::{At, Reply};
+use super::leases::Subject;
+use forebay_proto::api::{FileSystem, Opened, WriteMode};
+use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
+use forebay_proto::net::{Answer, Call};
+use forebay_proto::{Errno, Ino, Result};
+use std::fs::File;
+use std::sync::Arc;
+
+impl At<'_> {
+    /// A call that is neither about names nor about attributes.
+    pub(super) fn data_call(&self, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
+        let ns = self.namespace();
+        match *call {
+            Call::Open { ino, open_flags, kill_suid, want_local } => {
+                self.open(ino, open_flags, kill_suid, want_local && self.local)
+            }
+            Call::Read { ino, offset, bytes } => self.read(ino, offset, bytes, room),
+            Call::Write { ino, offset, append, kill_suid, sync } => {
+                let mode = WriteMode { append, kill_suid, sync };
+                self.changed(ino, || ns.write(ino, offset, self.payload, mode))
+                    .map(|count| Answer::Count(count as u64))
+                    .into()
+            }
+            Call::Fsync { ino, data_only } => ns.fsync(ino, data_only).into(),
+            Call::Fsyncdir(ino) => ns.fsyncdir(ino).into(),
+            Call::Fallocate { ino, mode, offset, length } => {
+                self.changed(ino, || ns.fallocate(ino, mode, offset, length)).into()
+            }
+            Call::Seek { ino, offset, whence } => {
+                ns.seek(ino, offset, whence).map(Answer::Count).into()
+            }
+            Call::CopyRange { source, source_offset, target, target_offset, length } => self
+                .changed(target, || {
+                    ns.copy_file_range(source, source_offset, target, target_offset, length)
+                })
+                .map(Answer::Count)
+                .into(),
+            _ => Reply::failed(Errno::ENOSYS),
+        }
+    }
+
+    fn changed<T>(&self, ino: Ino, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+        change()
+    }
+
+    fn open(&self, ino: Ino, open_flags: u32, kill_suid: bool, want_local: bool) -> Reply {
+        let truncates = open_flags as i32 & libc::O_TRUNC != 0;
+        let open = || self.namespace().open(&self.caller, ino, open_flags, kill_suid, want_local);
+        let opened = match truncates || want_local {
+            // From now on it may be written without a request: nobody else may believe its
+            // attributes. Entered before the others may ask again.
+            true => self.changed(ino, || {
+                let opened = open()?;
+                if opened.local.is_some() {
+                    self.sessions.leases.opened_locally(ino, self.session.id());
+                }
+                Ok(opened)
+            }),
+            false => open(),
+        };
+        match opened {
+            Ok(Opened { local }) => Reply {
+                answer: Answer::Opened { local: local.is_some() },
+                payload_bytes: 0,
+                file: local,
+            },
+            Err(errno) => Reply::failed(errno),
+        }
+    }
+
+    fn read(&self, ino: Ino, offset: u64, bytes: u32, room: &mut Vec<u8>) -> Reply {
+        let bytes = bytes.min(MAX_PAYLOAD_BYTES) as usize;
+        if room.len() < bytes {
+            room.resize(bytes, 0);
+        }
+        match self.namespace().read(ino, offset, &mut room[..bytes]) {
+            Ok(count) => Reply { answer: Answer::Data, payload_bytes: count, file: None },
+            Err(errno) => Reply::failed(errno),
+        }
+    }
+
+    /// The descriptor that went with an answer which is given once more.
+    pub(super) fn local_again(&self, answer: &Answer) -> Option<Arc<File>> {
+        let Answer::Created { attr, local: true, .. } = answer else { return None };
+        let opened =
+            self.namespace().open(&self.caller, attr.attr.ino, libc::O_RDWR as u32, false, true);
+        opened.ok()?.local
+    }
+}

@@ -1,0 +1,199 @@
+//! Calls on names: lookup, creation, removal, rename, links, listings.
+//!
+//! Every change takes its directory's turn, finds which inodes it is about, recalls what others
+//! believe of them, and is then made.
+
+use super::calls::{At, Reply};
+use super::leases::Subject;
+use forebay_proto::api::{FileSystem, Opened};
+use forebay_proto::attr::Attr;
+use forebay_proto::net::call::{KeptAttr, ListedEntry, MAX_LISTING_BYTES};
+use forebay_proto::net::{Answer, Call};
+use forebay_proto::{Cookie, Entry, Errno, Ino, Result};
+
+/// Bytes of an entry in a listing besides its name, with attributes, at most.
+const ENTRY_BYTES: usize = 160;
+
+impl At<'_> {
+    /// `None` if it is not a call on names.
+    pub(super) fn names_call(&self, call: &Call<'_>) -> Option<Reply> {
+        let ns = self.namespace();
+        let who = &self.caller;
+        let result = match *call {
+            Call::Lookup { parent, name } => self.lookup(parent, name),
+            Call::Mknod { parent, name, kind, args, rdev } => {
+                self.make(parent, || ns.mknod(who, parent, name, kind, args, rdev))
+            }
+            Call::Mkdir { parent, name, args } => {
+                self.make(parent, || ns.mkdir(who, parent, name, args))
+            }
+            Call::Symlink { parent, name, target } => {
+                self.make(parent, || ns.symlink(who, parent, name, target))
+            }
+            Call::Link { ino, parent, name } => self.link(ino, parent, name),
+            Call::Unlink { parent, name } => {
+                self.remove(parent, name, || ns.unlink(who, parent, name))
+            }
+            Call::Rmdir { parent, name } => {
+                self.remove(parent, name, || ns.rmdir(who, parent, name))
+            }
+            Call::Rename { parent, name, new_parent, new_name, flags } => {
+                self.rename((parent, name), (new_parent, new_name), flags)
+            }
+            Call::Create { parent, name, args, want_local } => {
+                let made = || ns.create(who, parent, name, args, want_local && self.local);
+                return Some(self.created(parent, true, made));
+            }
+            Call::Tmpfile { parent, args, want_local } => {
+                let made = || ns.tmpfile(who, parent, args, want_local && self.local);
+                return Some(self.created(parent, false, made));
+            }
+            Call::DirLimit(ino) => ns.dir_limit(ino).map(Answer::Limit),
+            Call::List { ino, after, limit, max_bytes, plus } => {
+                self.list(ino, after, limit, max_bytes.min(MAX_LISTING_BYTES), plus)
+            }
+            _ => return None,
+        };
+        Some(result.into())
+    }
+
+    fn keep_names(&self, dir: Ino) -> bool {
+        self.sessions.grant(self.session, Subject::Names(dir)).is_some()
+    }
+
+    fn entry(&self, attr: Attr, keep_names: bool) -> Answer {
+        Answer::Entry { attr: self.sessions.keep(self.session, attr), keep_names }
+    }
+
+    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Answer> {
+        let keep_names = self.keep_names(parent);
+        match self.namespace().lookup(&self.caller, parent, name) {
+            Ok(entry) => {
+                self.sessions.took(self.session, entry.attr.ino);
+                Ok(self.entry(entry.attr, keep_names))
+            }
+            Err(Errno::ENOENT) => Ok(Answer::Absent { keep_names }),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn make(&self, parent: Ino, make: impl FnOnce() -> Result<Entry>) -> Result<Answer> {
+        let entry = {
+            let _turn = self.sessions.order.of(parent);
+            let subjects = [Subject::Names(parent), Subject::Attrs(parent)];
+            let _changing = self.sessions.change(self.session, &subjects);
+            let entry = make()?;
+            self.sessions.took(self.session, entry.attr.ino);
+            entry
+        };
+        Ok(self.entry(entry.attr, self.keep_names(parent)))
+    }
+
+    /// A new file, open. Without a `name` its directory does not change.
+    fn created(
+        &self,
+        parent: Ino,
+        named: bool,
+        make: impl FnOnce() -> Result<(Entry, Opened)>,
+    ) -> Reply {
+        let made = {
+            let _turn = named.then(|| self.sessions.order.of(parent));
+            let subjects = [Subject::Names(parent), Subject::Attrs(parent)];
+            let subjects = if named { &subjects[..] } else { &[] };
+            let _changing = self.sessions.change(self.session, subjects);
+            make().inspect(|(entry, _)| self.sessions.took(self.session, entry.attr.ino))
+        };
+        let (entry, opened) = match made {
+            Ok(made) => made,
+            Err(errno) => return Reply::failed(errno),
+        };
+        let ino = entry.attr.ino;
+        if opened.local.is_some() {
+            self.sessions.leases.opened_locally(ino, self.session.id());
+        }
+        let answer = Answer::Created {
+            attr: self.sessions.keep(self.session, entry.attr),
+            keep_names: self.keep_names(parent),
+            local: opened.local.is_some(),
+        };
+        Reply { answer, payload_bytes: 0, file: opened.local }
+    }
+
+    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Answer> {
+        let entry = {
+            let _turn = self.sessions.order.of(parent);
+            let subjects = [Subject::Names(parent), Subject::Attrs(parent), Subject::Attrs(ino)];
+            let _changing = self.sessions.change(self.session, &subjects);
+            let entry = self.namespace().link(&self.caller, ino, parent, name)?;
+            self.sessions.took(self.session, ino);
+            entry
+        };
+        Ok(self.entry(entry.attr, self.keep_names(parent)))
+    }
+
+    fn remove(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        remove: impl FnOnce() -> Result<()>,
+    ) -> Result<Answer> {
+        let _turn = self.sessions.order.of(parent);
+        let mut subjects = vec![Subject::Names(parent), Subject::Attrs(parent)];
+        subjects.extend(self.namespace().peek(parent, name)?.map(Subject::Attrs));
+        let _changing = self.sessions.change(self.session, &subjects);
+        remove().map(|()| Answer::Done)
+    }
+
+    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<Answer> {
+        let ns = self.namespace();
+        let _turns = self.sessions.order.of_two(from.0, to.0);
+        let mut subjects = vec![
+            Subject::Names(from.0),
+            Subject::Attrs(from.0),
+            Subject::Names(to.0),
+            Subject::Attrs(to.0),
+        ];
+        subjects.extend(ns.peek(from.0, from.1)?.map(Subject::Attrs));
+        subjects.extend(ns.peek(to.0, to.1)?.map(Subject::Attrs));
+        let _changing = self.sessions.change(self.session, &subjects);
+        ns.rename(&self.caller, from.0, from.1, to.0, to.1, flags).map(|()| Answer::Done)
+    }
+
+    fn list(
+        &self,
+        dir: Ino,
+        after: Cookie,
+        limit: Cookie,
+        max_bytes: u32,
+        plus: bool,
+    ) -> Result<Answer> {
+        let keep_names = self.keep_names(dir);
+        let mut entries: Vec<ListedEntry> = Vec::new();
+        let mut bytes = 0;
+        let mut sink = |entry: &forebay_proto::DirEntry<'_>| {
+            bytes += entry.name.len() + ENTRY_BYTES;
+            if bytes > max_bytes as usize && !entries.is_empty() {
+                return false;
+            }
+            entries.push(ListedEntry {
+                cookie: entry.cookie,
+                ino: entry.ino,
+                kind: entry.kind,
+                name: entry.name.to_vec(),
+                attr: entry.attr.map(|attr| KeptAttr { attr: *attr, keep: false }),
+            });
+            true
+        };
+        match plus {
+            true => self.namespace().readdir_plus(dir, after, limit, &mut sink)?,
+            false => self.namespace().readdir(dir, after, limit, &mut sink)?,
+        }
+        for entry in &mut entries {
+            if let Some(kept) = &mut entry.attr {
+                self.sessions.took(self.session, entry.ino);
+                *kept = self.sessions.keep(self.session, kept.attr);
+            }
+        }
+        Ok(Answer::Listing { entries, keep_names })
+    }
+}

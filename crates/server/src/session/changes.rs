@@ -1,0 +1,127 @@
+//! Changes: what must be recalled before they are made, and their order within a directory.
+
+use super::leases::Subject;
+use super::{LEASE, Session, Sessions};
+use forebay_proto::Ino;
+use forebay_proto::api::Notify;
+use forebay_proto::net::session::SessionId;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::Weak;
+use std::time::Instant;
+
+/// Locks that the directories share.
+const ORDER_LOCKS: usize = 256;
+
+/// Changes of one directory are made one after the other, from looking which inodes they are
+/// about to their end: so what was recalled is what is changed.
+pub(super) struct Order {
+    locks: Vec<Mutex<()>>,
+}
+
+impl Order {
+    pub(super) fn new() -> Order {
+        Order { locks: (0..ORDER_LOCKS).map(|_| Mutex::new(())).collect() }
+    }
+
+    fn at(dir: Ino) -> usize {
+        (dir.0 ^ (dir.0 >> 48)) as usize % ORDER_LOCKS
+    }
+
+    /// The turn of one directory.
+    pub(super) fn of(&self, dir: Ino) -> MutexGuard<'_, ()> {
+        self.locks[Order::at(dir)].lock()
+    }
+
+    /// The turn of two, always taken in the same order.
+    pub(super) fn of_two(
+        &self,
+        a: Ino,
+        b: Ino,
+    ) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
+        let (low, high) = (Order::at(a).min(Order::at(b)), Order::at(a).max(Order::at(b)));
+        let first = self.locks[low].lock();
+        (first, (low != high).then(|| self.locks[high].lock()))
+    }
+}
+
+/// A change under way: while it exists nobody gets a lease on what is changed.
+pub(super) struct Changing<'a> {
+    sessions: &'a Sessions,
+    subjects: Vec<Subject>,
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        for subject in &self.subjects {
+            self.sessions.leases.end(*subject);
+        }
+    }
+}
+
+impl Sessions {
+    /// Begins a change by `session`: when this returns, nobody else believes anything about the
+    /// subjects. A client that does not answer a recall within its lease is ended.
+    pub(super) fn change(&self, session: &Session, subjects: &[Subject]) -> Changing<'_> {
+        self.grace.wait();
+        let mut lost: HashMap<SessionId, Vec<Subject>> = HashMap::new();
+        for subject in subjects {
+            for holder in self.leases.begin(*subject, Some(session.id)) {
+                lost.entry(holder).or_default().push(*subject);
+            }
+        }
+        let changing = Changing { sessions: self, subjects: subjects.to_vec() };
+        if !lost.is_empty() {
+            self.recall(&lost);
+        }
+        changing
+    }
+
+    /// Tells those who lost leases, all at once, and waits for them.
+    fn recall(&self, lost: &HashMap<SessionId, Vec<Subject>>) {
+        let until = Instant::now() + LEASE;
+        let mut told = Vec::with_capacity(lost.len());
+        for (id, subjects) in lost {
+            // A session that has ended believes nothing any more.
+            let Some(holder) = self.table.lock().sessions.get(id).cloned() else { continue };
+            let serial = holder.channel.recall(subjects);
+            told.push((holder, serial));
+        }
+        for (holder, serial) in told {
+            if !holder.channel.wait(serial, until) {
+                self.end(&holder, "it did not answer a recall");
+            }
+        }
+    }
+
+    /// Something was changed by the server itself: those who believe otherwise are told.
+    fn changed_here(&self, subjects: &[Subject]) {
+        for subject in subjects {
+            let lost = self.leases.begin(*subject, None);
+            for id in lost {
+                let holder = self.table.lock().sessions.get(&id).cloned();
+                if let Some(holder) = holder {
+                    holder.channel.recall(&[*subject]);
+                }
+            }
+            self.leases.end(*subject);
+        }
+    }
+}
+
+/// Hears of what staging changes, after it is made: it is not waited for.
+pub(super) struct ServerChanges(pub(super) Weak<Sessions>);
+
+impl Notify for ServerChanges {
+    fn entry_changed(&self, parent: Ino, _name: &[u8]) {
+        if let Some(sessions) = self.0.upgrade() {
+            sessions.changed_here(&[Subject::Names(parent), Subject::Attrs(parent)]);
+        }
+    }
+
+    fn inode_changed(&self, ino: Ino) {
+        if let Some(sessions) = self.0.upgrade() {
+            sessions.changed_here(&[Subject::Attrs(ino)]);
+        }
+    }
+}

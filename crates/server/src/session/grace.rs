@@ -1,0 +1,176 @@
+//! Clients of an earlier start of the server.
+//!
+//! A client that was attached when the server died may still believe what it leased, until the
+//! lease is over by its own clock, and holds files that have no name any more. So the clients
+//! are listed in a file; a server that finds some makes no change and frees no file without a
+//! name until all of them have attached anew or a lease's time has passed (the *grace*).
+
+use forebay_proto::net::session::ClientId;
+use forebay_proto::{Errno, Result};
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+struct State {
+    /// All that may be there, as in the file.
+    clients: BTreeSet<u64>,
+    /// Of an earlier start and not back yet.
+    awaited: BTreeSet<u64>,
+    until: Instant,
+    over_told: bool,
+}
+
+/// The clients of a buffer.
+pub(super) struct Grace {
+    file: PathBuf,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Grace {
+    /// Reads who was attached when the last server ended. A file that cannot be read or makes no
+    /// sense is an error: guessing "nobody" could break a promise.
+    pub(super) fn open(file: PathBuf, lease: Duration) -> Result<Grace> {
+        let clients = read(&file)?;
+        let state = State {
+            awaited: clients.clone(),
+            clients,
+            until: Instant::now() + lease,
+            over_told: false,
+        };
+        Ok(Grace { file, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// A client is attached; durable when this returns.
+    pub(super) fn attached(&self, client: ClientId) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.clients.insert(client.0) {
+            write(&self.file, &state.clients)?;
+        }
+        Ok(())
+    }
+
+    /// A client that attached anew has said what it holds.
+    pub(super) fn reclaimed(&self, client: ClientId) {
+        self.state.lock().awaited.remove(&client.0);
+        self.changed.notify_all();
+    }
+
+    /// A client has gone for good.
+    pub(super) fn detached(&self, client: ClientId) -> Result<()> {
+        let mut state = self.state.lock();
+        state.awaited.remove(&client.0);
+        if state.clients.remove(&client.0) {
+            write(&self.file, &state.clients)?;
+        }
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits until the grace is over.
+    pub(super) fn wait(&self) {
+        let mut state = self.state.lock();
+        while !state.awaited.is_empty() {
+            let until = state.until;
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                self.give_up(&mut state);
+            }
+        }
+    }
+
+    /// Those who did not come back have lost what they held.
+    fn give_up(&self, state: &mut State) {
+        if state.awaited.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            clients = state.awaited.len(),
+            "mounts of the last server did not come back"
+        );
+        let gone = std::mem::take(&mut state.awaited);
+        state.clients.retain(|client| !gone.contains(client));
+        if let Err(error) = write(&self.file, &state.clients) {
+            tracing::warn!(%error, "cannot record that mounts have gone; the next start waits for them");
+        }
+        self.changed.notify_all();
+    }
+
+    /// True once, when the grace is over.
+    pub(super) fn just_over(&self) -> bool {
+        let mut state = self.state.lock();
+        if Instant::now() >= state.until {
+            self.give_up(&mut state);
+        }
+        state.awaited.is_empty() && !std::mem::replace(&mut state.over_told, true)
+    }
+}
+
+/// One client a line, 16 hex digits.
+fn read(file: &Path) -> Result<BTreeSet<u64>> {
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        Err(error) => return Err(error.into()),
+    };
+    text.lines().map(|line| u64::from_str_radix(line, 16).map_err(|_| Errno::EBADMSG)).collect()
+}
+
+fn write(file: &Path, clients: &BTreeSet<u64>) -> Result<()> {
+    let new = file.with_extension("new");
+    let mut text = String::new();
+    for client in clients {
+        text.push_str(&format!("{client:016x}\n"));
+    }
+    let mut out = File::create(&new)?;
+    out.write_all(text.as_bytes())?;
+    out.sync_all()?;
+    std::fs::rename(&new, file)?;
+    if let Some(dir) = file.parent() {
+        File::open(dir)?.sync_all()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_waits_for_the_clients_of_the_last_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("clients");
+        let lease = Duration::from_millis(80);
+        let first = Grace::open(file.clone(), lease).unwrap();
+        first.wait();
+        assert!(first.just_over() && !first.just_over());
+        first.attached(ClientId(7)).unwrap();
+        first.attached(ClientId(8)).unwrap();
+        first.attached(ClientId(9)).unwrap();
+        first.detached(ClientId(8)).unwrap();
+
+        let second = Grace::open(file.clone(), lease).unwrap();
+        assert!(!second.just_over());
+        second.reclaimed(ClientId(7));
+        let begun = Instant::now();
+        second.wait();
+        assert!(begun.elapsed() >= Duration::from_millis(40), "9 was waited for");
+        assert!(second.just_over());
+
+        let third = Grace::open(file, lease).unwrap();
+        assert_eq!(third.state.lock().awaited, BTreeSet::from([7]), "9 is not waited for again");
+    }
+
+    #[test]
+    fn a_file_that_makes_no_sense_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("clients");
+        std::fs::write(&file, "nonsense\n").unwrap();
+        assert!(Grace::open(file, LEASE).is_err());
+    }
+
+    const LEASE: Duration = Duration::from_secs(1);
+}

@@ -1,0 +1,366 @@
+//! Sessions: what each mount of a served buffer holds at this server, and its calls.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `leases` | who may believe what without asking |
+//! | `recall` | telling a client what it must stop to believe |
+//! | `slots` | each call exactly once, over broken connections |
+//! | `changes` | recalls before a change, order of changes in a directory |
+//! | `calls`, `calls_names`, `calls_data` | from a call to its answer |
+//! | `grace` | clients of an earlier start of the server |
+//!
+//! Invariants
+//! * What a client gives back is bounded by what this server gave it: no client can take another
+//!   one's references, locks or leases.
+//! * A session ends once: detached, or not heard of for [`LEASE`], or deaf to a recall for as
+//!   long; all it held is then given back. Calls of an ended session are ESTALE.
+//! * No lock is held while a client is waited for, but for the order lock of the directory that
+//!   is being changed; a client never needs that lock to answer a recall.
+//!
+//! Made by whoever serves a buffer (`net`); one [`Sessions`] for each buffer.
+
+mod calls;
+mod calls_data;
+mod calls_names;
+mod changes;
+mod grace;
+mod leases;
+mod recall;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+pub use calls::Reply;
+
+use crate::namespace::Namespace;
+use forebay_proto::api::FileSystem;
+use forebay_proto::control::PathBytes;
+use forebay_proto::net::ledger::MountedClient;
+use forebay_proto::net::session::{Attach, Attached, NodeId, SessionId, SessionKey};
+use forebay_proto::{Errno, Ino, Result, ShardId};
+use grace::Grace;
+use leases::Leases;
+use parking_lot::Mutex;
+use recall::Channel;
+use slots::Slots;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// A session ends when nothing was heard of it for so long.
+pub const LEASE: Duration = Duration::from_secs(12);
+/// Most sessions of one buffer.
+pub const MAX_SESSIONS: usize = 1024;
+/// Most clients whose last answers are remembered after their session.
+const MAX_OLD_CLIENTS: usize = 4096;
+/// How often ended sessions are looked for.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Sessions are numbered over all buffers of the process.
+static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
+
+/// What the sessions of a buffer tell their clients about it.
+#[derive(Clone, Debug)]
+pub struct BufferFacts {
+    /// Identity, 32 hex digits.
+    pub uuid: String,
+    /// Part of the namespace served here.
+    pub shard: ShardId,
+    /// Counts the server's starts.
+    pub incarnation: u64,
+    /// Where the server runs.
+    pub node: NodeId,
+    /// Its Unix socket.
+    pub unix_socket: Option<PathBytes>,
+    /// See [`Attached::volatile`].
+    pub volatile: bool,
+    /// See [`Attached::gives_objects`].
+    pub gives_objects: bool,
+    /// Capacity.
+    pub capacity_bytes: u64,
+}
+
+/// One mount at this server.
+pub struct Session {
+    id: SessionId,
+    key: u128,
+    attach: Attach,
+    heard: Mutex<Instant>,
+    /// Calls being done: it is not silent meanwhile.
+    busy: AtomicUsize,
+    channel: Channel,
+    slots: Arc<Slots>,
+    /// References given and not taken back.
+    held: Mutex<HashMap<Ino, u64, foldhash::fast::RandomState>>,
+    over: AtomicBool,
+}
+
+impl Session {
+    /// Which.
+    pub fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// True once it has ended.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    fn hear(&self) {
+        *self.heard.lock() = Instant::now();
+    }
+
+    /// When it ends if nothing is heard.
+    fn lease_end(&self) -> Instant {
+        *self.heard.lock() + LEASE
+    }
+
+    fn took(&self, ino: Ino) {
+        *self.held.lock().entry(ino).or_insert(0) += 1;
+    }
+
+    /// Takes up to `count` references off what it holds; how many there were, and whether none is
+    /// left.
+    fn gave_back(&self, ino: Ino, count: u64) -> (u64, bool) {
+        let mut held = self.held.lock();
+        let Some(have) = held.get_mut(&ino) else { return (0, true) };
+        let given = count.min(*have);
+        *have -= given;
+        let none = *have == 0;
+        if none {
+            held.remove(&ino);
+        }
+        (given, none)
+    }
+}
+
+/// The sessions of one buffer.
+pub struct Sessions {
+    namespace: Arc<Namespace>,
+    facts: BufferFacts,
+    leases: Leases,
+    order: changes::Order,
+    grace: Grace,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    sessions: HashMap<SessionId, Arc<Session>>,
+    /// Last answers of clients whose session has ended: they may come back and repeat a call.
+    old: HashMap<forebay_proto::net::session::ClientId, Arc<Slots>>,
+    closed: bool,
+}
+
+impl Sessions {
+    /// For a buffer. Changes by the server itself (staging) are told to clients from now on.
+    /// `known` are the clients of an earlier start that may still be there.
+    pub fn new(
+        namespace: Arc<Namespace>,
+        facts: BufferFacts,
+        clients_file: std::path::PathBuf,
+    ) -> Result<Arc<Sessions>> {
+        let sessions = Arc::new(Sessions {
+            grace: Grace::open(clients_file, LEASE)?,
+            namespace: Arc::clone(&namespace),
+            facts,
+            leases: Leases::new(),
+            order: changes::Order::new(),
+            table: Mutex::default(),
+        });
+        namespace.set_notify(Arc::new(changes::ServerChanges(Arc::downgrade(&sessions))));
+        let watched = Arc::downgrade(&sessions);
+        std::thread::Builder::new()
+            .name("sessions".into())
+            .spawn(move || {
+                while let Some(sessions) = watched.upgrade() {
+                    if sessions.sweep() {
+                        return;
+                    }
+                    drop(sessions);
+                    std::thread::sleep(SWEEP);
+                }
+            })
+            .map_err(|e| Errno::from_io(&e))?;
+        Ok(sessions)
+    }
+
+    /// Begins a session. The client's earlier one, if there is one, ends.
+    pub fn attach(&self, attach: Attach) -> Result<(Arc<Session>, Attached)> {
+        let key = forebay_net::random::u128()?;
+        let client = attach.client;
+        let earlier = {
+            let table = self.table.lock();
+            table.sessions.values().find(|s| s.attach.client == client).cloned()
+        };
+        if let Some(earlier) = earlier {
+            self.end(&earlier, "its client attached anew");
+        }
+        let session = {
+            let mut table = self.table.lock();
+            if table.closed {
+                return Err(Errno::ESHUTDOWN);
+            }
+            if table.sessions.len() >= MAX_SESSIONS {
+                return Err(Errno::EAGAIN);
+            }
+            let slots = table.old.remove(&client).unwrap_or_else(|| Arc::new(Slots::new()));
+            let session = Arc::new(Session {
+                id: SessionId(NEXT_SESSION.fetch_add(1, Ordering::Relaxed)),
+                key,
+                attach,
+                heard: Mutex::new(Instant::now()),
+                busy: AtomicUsize::new(0),
+                channel: Channel::default(),
+                slots,
+                held: Mutex::default(),
+                over: AtomicBool::new(false),
+            });
+            table.sessions.insert(session.id, Arc::clone(&session));
+            session
+        };
+        self.grace.attached(client)?;
+        tracing::info!(
+            session = session.id.0,
+            host = session.attach.host,
+            pid = session.attach.pid,
+            "attached"
+        );
+        let attached = Attached {
+            key: SessionKey { session: session.id, key },
+            lease_ms: LEASE.as_millis() as u32,
+            incarnation: self.facts.incarnation,
+            uuid: self.facts.uuid.clone(),
+            shard: self.facts.shard,
+            node: self.facts.node.clone(),
+            unix_socket: self.facts.unix_socket.clone(),
+            volatile: self.facts.volatile,
+            gives_objects: self.facts.gives_objects,
+            capacity_bytes: self.facts.capacity_bytes,
+        };
+        Ok((session, attached))
+    }
+
+    /// The session that a connection joins. ESTALE if it has ended, EACCES with a wrong key.
+    pub fn join(&self, key: &SessionKey) -> Result<Arc<Session>> {
+        let session = self.table.lock().sessions.get(&key.session).cloned().ok_or(Errno::ESTALE)?;
+        if session.key != key.key {
+            return Err(Errno::EACCES);
+        }
+        session.hear();
+        Ok(session)
+    }
+
+    /// Ends a session and gives back all that it held. Does nothing if it has ended already.
+    fn end(&self, session: &Arc<Session>, why: &str) {
+        if session.over.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::info!(session = session.id.0, host = session.attach.host, why, "session over");
+        {
+            let mut table = self.table.lock();
+            table.sessions.remove(&session.id);
+            if table.old.len() >= MAX_OLD_CLIENTS {
+                table.old.clear();
+            }
+            table.old.insert(session.attach.client, Arc::clone(&session.slots));
+        }
+        session.channel.end();
+        self.leases.session_over(session.id);
+        let held = std::mem::take(&mut *session.held.lock());
+        for (ino, count) in held {
+            self.namespace.forget(ino, count);
+        }
+    }
+
+    /// Ends a session because its client says so: it will not come back.
+    fn detach(&self, session: &Arc<Session>) {
+        self.end(session, "detached");
+        if let Err(error) = self.grace.detached(session.attach.client) {
+            tracing::warn!(%error, "cannot record that a client has gone");
+        }
+        self.table.lock().old.remove(&session.attach.client);
+    }
+
+    /// Ends sessions whose lease is over; true if there will be no more.
+    fn sweep(&self) -> bool {
+        let now = Instant::now();
+        let (ended, closed): (Vec<_>, bool) = {
+            let table = self.table.lock();
+            let silent =
+                |s: &&Arc<Session>| s.busy.load(Ordering::Acquire) == 0 && s.lease_end() < now;
+            (table.sessions.values().filter(silent).cloned().collect(), table.closed)
+        };
+        for session in ended {
+            self.end(&session, "its lease is over");
+        }
+        if self.grace.just_over() {
+            self.namespace.release_orphans();
+        }
+        closed
+    }
+
+    /// Ends all sessions: the server stops (its clients will come back to the next start), or
+    /// the buffer is destroyed.
+    pub fn close(&self) {
+        let sessions: Vec<_> = {
+            let mut table = self.table.lock();
+            table.closed = true;
+            table.sessions.values().cloned().collect()
+        };
+        for session in sessions {
+            self.end(&session, "the server ends");
+        }
+    }
+
+    /// Who is attached.
+    pub fn clients(&self) -> Vec<MountedClient> {
+        let table = self.table.lock();
+        let mut clients: Vec<_> = table
+            .sessions
+            .values()
+            .map(|s| MountedClient {
+                host: s.attach.host.clone(),
+                pid: s.attach.pid,
+                silent_s: s.heard.lock().elapsed().as_secs_f64(),
+            })
+            .collect();
+        clients.sort_by(|a, b| (&a.host, a.pid).cmp(&(&b.host, b.pid)));
+        clients
+    }
+
+    /// Leases given out now.
+    pub fn lease_count(&self) -> usize {
+        self.leases.count()
+    }
+
+    /// Serves a session's recalls on a connection: `tell` sends one message and returns when the
+    /// client has done it. Returns when the session or the connection is over, or when another
+    /// connection takes over.
+    pub fn serve_recalls<E>(
+        &self,
+        session: &Arc<Session>,
+        mut tell: impl FnMut(u64, forebay_proto::net::session::Recall) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let turn = session.channel.connect();
+        let ended = loop {
+            let Some((serial, message)) = session.channel.next(turn) else { break Ok(()) };
+            let told = recall::in_parts(message.clone())
+                .into_iter()
+                .try_for_each(|part| tell(serial, part));
+            match told {
+                Ok(()) => {
+                    session.hear();
+                    session.channel.done(serial);
+                }
+                Err(error) => {
+                    session.channel.undelivered(message);
+                    break Err(error);
+                }
+            }
+        };
+        session.channel.disconnect(turn);
+        ended
+    }
+}

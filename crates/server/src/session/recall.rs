@@ -1,0 +1,260 @@
+//! The way from a server to one client: what it must stop to believe, and locks it was granted.
+//!
+//! Requests to tell gather in one message at a time; each has a serial, and who must know that it
+//! was done waits for that serial. The client's connection for recalls is served by a thread of
+//! its own ([`Channel::next`], [`Channel::done`]); without one, nothing is leased to the session.
+
+use forebay_proto::Ino;
+use forebay_proto::net::session::{MAX_RECALL_ITEMS, Recall, Ticket};
+use parking_lot::{Condvar, Mutex};
+use std::time::Instant;
+
+use super::leases::Subject;
+
+#[derive(Default)]
+struct State {
+    /// Somebody serves the channel.
+    connected: bool,
+    /// Counts who did: a client that connects anew takes the channel over.
+    turn: u64,
+    over: bool,
+    /// The next message, with serial `sent + 1`.
+    waiting: Recall,
+    /// Serial of the last message that was given to the connection.
+    sent: u64,
+    /// Everything up to here is done.
+    done: u64,
+}
+
+/// What is to be told to one session.
+#[derive(Default)]
+pub(crate) struct Channel {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Channel {
+    /// A connection serves it from now on, under the number returned; an earlier one ends.
+    pub(crate) fn connect(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.connected = true;
+        state.turn += 1;
+        let turn = state.turn;
+        drop(state);
+        self.changed.notify_all();
+        turn
+    }
+
+    /// The connection is gone. What waits is told on the next one.
+    pub(crate) fn disconnect(&self, turn: u64) {
+        let mut state = self.state.lock();
+        if state.turn == turn {
+            state.connected = false;
+        }
+    }
+
+    /// True if recalls reach the client now.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.state.lock().connected
+    }
+
+    /// The session is over: nobody waits any more.
+    pub(crate) fn end(&self) {
+        self.state.lock().over = true;
+        self.changed.notify_all();
+    }
+
+    fn push(&self, add: impl FnOnce(&mut Recall)) -> u64 {
+        let mut state = self.state.lock();
+        add(&mut state.waiting);
+        let serial = state.sent + 1;
+        drop(state);
+        self.changed.notify_all();
+        serial
+    }
+
+    /// These leases are lost; the serial to wait for.
+    pub(crate) fn recall(&self, subjects: &[Subject]) -> u64 {
+        self.push(|waiting| {
+            for subject in subjects {
+                let (list, ino): (&mut Vec<Ino>, Ino) = match subject {
+                    Subject::Names(ino) => (&mut waiting.names, *ino),
+                    Subject::Attrs(ino) => (&mut waiting.attrs, *ino),
+                };
+                if list.last() != Some(&ino) {
+                    list.push(ino);
+                }
+            }
+        })
+    }
+
+    /// A lock request has ended.
+    pub(crate) fn lock_ended(&self, ticket: Ticket, result: Result<(), i32>) {
+        self.push(|waiting| match result {
+            Ok(()) => waiting.granted.push(ticket),
+            Err(errno) => waiting.refused.push((ticket, errno)),
+        });
+    }
+
+    /// Waits until the client has done what has this serial. False if time is up first; true also
+    /// when the session is over.
+    pub(crate) fn wait(&self, serial: u64, until: Instant) -> bool {
+        let mut state = self.state.lock();
+        while state.done < serial && !state.over {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                return state.done >= serial || state.over;
+            }
+        }
+        true
+    }
+
+    /// For the connection's thread: the next message, with its serial; `None` at the end. It is
+    /// to be followed by [`Channel::done`] or [`Channel::undelivered`].
+    pub(crate) fn next(&self, turn: u64) -> Option<(u64, Recall)> {
+        let mut state = self.state.lock();
+        loop {
+            if state.over || state.turn != turn {
+                return None;
+            }
+            if !is_empty(&state.waiting) {
+                state.sent += 1;
+                return Some((state.sent, std::mem::take(&mut state.waiting)));
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// The client has done the message.
+    pub(crate) fn done(&self, serial: u64) {
+        self.state.lock().done = serial;
+        self.changed.notify_all();
+    }
+
+    /// The message could not be delivered: it waits again, before what came since. Its serial is
+    /// reached with that of the message it becomes part of.
+    pub(crate) fn undelivered(&self, mut message: Recall) {
+        let mut state = self.state.lock();
+        let since = std::mem::take(&mut state.waiting);
+        message.names.extend(since.names);
+        message.attrs.extend(since.attrs);
+        message.granted.extend(since.granted);
+        message.refused.extend(since.refused);
+        state.waiting = message;
+    }
+}
+
+fn is_empty(recall: &Recall) -> bool {
+    recall.names.is_empty()
+        && recall.attrs.is_empty()
+        && recall.granted.is_empty()
+        && recall.refused.is_empty()
+}
+
+/// A message in parts that are not longer than [`MAX_RECALL_ITEMS`].
+pub(crate) fn in_parts(mut message: Recall) -> Vec<Recall> {
+    let mut parts = Vec::new();
+    loop {
+        let part = Recall {
+            names: take_front(&mut message.names),
+            attrs: take_front(&mut message.attrs),
+            granted: take_front(&mut message.granted),
+            refused: take_front(&mut message.refused),
+        };
+        parts.push(part);
+        if is_empty(&message) {
+            return parts;
+        }
+    }
+}
+
+fn take_front<T>(list: &mut Vec<T>) -> Vec<T> {
+    let rest = list.split_off(list.len().min(MAX_RECALL_ITEMS / 4));
+    std::mem::replace(list, rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(30)
+    }
+
+    #[test]
+    fn who_waits_knows_that_the_client_has_done_it() {
+        let channel = Arc::new(Channel::default());
+        let turn = channel.connect();
+        let first = channel.recall(&[Subject::Names(Ino(1))]);
+        let again = channel.recall(&[Subject::Attrs(Ino(2))]);
+        assert_eq!(first, again, "they gather in one message");
+        assert!(!channel.wait(first, soon()), "nobody has told the client");
+        let (serial, message) = channel.next(turn).unwrap();
+        assert_eq!((message.names.len(), message.attrs.len()), (1, 1));
+        let later = channel.recall(&[Subject::Attrs(Ino(3))]);
+        assert!(!channel.wait(later, soon()));
+        channel.done(serial);
+        assert!(channel.wait(first, soon()));
+        let (serial, message) = channel.next(turn).unwrap();
+        assert_eq!(message.attrs, [Ino(3)]);
+        channel.done(serial);
+        assert!(channel.wait(later, soon()));
+    }
+
+    #[test]
+    fn what_came_while_a_message_was_under_way_is_not_taken_for_done() {
+        let channel = Channel::default();
+        let turn = channel.connect();
+        channel.recall(&[Subject::Names(Ino(1))]);
+        let (serial, _) = channel.next(turn).unwrap();
+        let later = channel.recall(&[Subject::Names(Ino(2))]);
+        channel.done(serial);
+        assert!(!channel.wait(later, soon()), "it was told of the first only");
+    }
+
+    #[test]
+    fn a_broken_connection_loses_nothing() {
+        let channel = Channel::default();
+        let turn = channel.connect();
+        let serial = channel.recall(&[Subject::Names(Ino(1))]);
+        let (_, message) = channel.next(turn).unwrap();
+        channel.recall(&[Subject::Names(Ino(2))]);
+        channel.undelivered(message);
+        let (again, message) = channel.next(turn).unwrap();
+        assert_eq!(message.names, [Ino(1), Ino(2)]);
+        channel.done(again);
+        assert!(channel.wait(serial, soon()));
+    }
+
+    #[test]
+    fn a_client_that_connects_anew_takes_over() {
+        let channel = Channel::default();
+        let first = channel.connect();
+        let second = channel.connect();
+        channel.recall(&[Subject::Names(Ino(1))]);
+        assert!(channel.next(first).is_none());
+        channel.disconnect(first);
+        assert!(channel.is_connected());
+        assert!(channel.next(second).is_some());
+    }
+
+    #[test]
+    fn the_end_of_the_session_wakes_everybody() {
+        let channel = Channel::default();
+        let turn = channel.connect();
+        let serial = channel.recall(&[Subject::Names(Ino(1))]);
+        channel.end();
+        assert!(channel.wait(serial, soon()));
+        assert!(channel.next(turn).is_none());
+    }
+
+    #[test]
+    fn long_messages_go_in_parts() {
+        let names = (0..10_000).map(Ino).collect();
+        let parts = in_parts(Recall { names, granted: vec![Ticket(1)], ..Recall::default() });
+        assert_eq!(parts.iter().map(|p| p.names.len()).sum::<usize>(), 10_000);
+        assert!(parts.iter().all(|p| p.names.len() <= MAX_RECALL_ITEMS));
+        assert_eq!(parts[0].granted, [Ticket(1)]);
+    }
+}

@@ -1,0 +1,1 @@
+//! Sessions as clients see them, in-process: two clients over one namespace.
