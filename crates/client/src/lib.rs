@@ -7,10 +7,13 @@
 
 pub mod control;
 pub mod frame;
+pub mod ledger;
 pub mod locate;
 pub mod mountinfo;
+pub mod remote;
 
 pub use control::{ANSWER_TIMEOUT, Control};
+pub use ledger::Ledger;
 pub use locate::{MountRef, canonical, locate, locate_source, mounts};
 
 /// Result of this crate: the error says what failed, on which path, why, and what to do.

@@ -318,6 +318,8 @@ pub struct KeptAttr {
 pub enum Answer {
     /// It failed.
     Failed(i32),
+    /// The session has ended: attach anew.
+    SessionOver,
     /// Done; nothing more to say.
     Done,
     /// To `Attach`.

@@ -4,7 +4,6 @@
 //! leases on names and attributes, and locks; all of it goes when the session is detached, or
 //! was not renewed for its lease time. docs/internals/LEASES.md has the protocol.
 
-use crate::control::PathBytes;
 use crate::ids::{Ino, ShardId};
 use serde::{Deserialize, Serialize};
 
@@ -58,8 +57,8 @@ pub struct Attached {
     pub shard: ShardId,
     /// Where the server runs.
     pub node: NodeId,
-    /// Its Unix socket, if it has one: a mount on the same node gets descriptors there.
-    pub unix_socket: Option<PathBytes>,
+    /// Path of its Unix socket, if it has one: a mount on the same node gets descriptors there.
+    pub unix_socket: Option<Vec<u8>>,
     /// A power cut or restart of the server's node loses everything.
     pub volatile: bool,
     /// Objects are in a file system that holds the capacity itself, so descriptors of them may

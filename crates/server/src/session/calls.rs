@@ -82,7 +82,7 @@ impl Sessions {
         let _busy = Busy(session);
         session.hear();
         if session.is_over() {
-            return Reply::failed(Errno::ESTALE);
+            return Reply::of(Answer::SessionOver);
         }
         let mut caller = request.caller.clone();
         let seq = u64::from(request.slot.0) << 32 | u64::from(request.slot_seq);

@@ -13,7 +13,7 @@
 //! * What a client gives back is bounded by what this server gave it: no client can take another
 //!   one's references, locks or leases.
 //! * A session ends once: detached, or not heard of for [`LEASE`], or deaf to a recall for as
-//!   long; all it held is then given back. Calls of an ended session are ESTALE.
+//!   long; all it held is then given back. Calls of an ended session are answered so.
 //! * No lock is held while a client is waited for, but for the order lock of the directory that
 //!   is being changed; a client never needs that lock to answer a recall.
 //!
@@ -34,7 +34,6 @@ pub use calls::Reply;
 
 use crate::namespace::Namespace;
 use forebay_proto::api::FileSystem;
-use forebay_proto::control::PathBytes;
 use forebay_proto::net::ledger::MountedClient;
 use forebay_proto::net::session::{Attach, Attached, NodeId, SessionId, SessionKey};
 use forebay_proto::{Errno, Ino, Result, ShardId};
@@ -72,7 +71,7 @@ pub struct BufferFacts {
     /// Where the server runs.
     pub node: NodeId,
     /// Its Unix socket.
-    pub unix_socket: Option<PathBytes>,
+    pub unix_socket: Option<std::path::PathBuf>,
     /// See [`Attached::volatile`].
     pub volatile: bool,
     /// See [`Attached::gives_objects`].
@@ -133,6 +132,11 @@ impl Session {
         }
         (given, none)
     }
+}
+
+fn path_bytes(path: &std::path::Path) -> Vec<u8> {
+    use std::os::unix::ffi::OsStrExt;
+    path.as_os_str().as_bytes().to_vec()
 }
 
 /// The sessions of one buffer.
@@ -234,7 +238,7 @@ impl Sessions {
             uuid: self.facts.uuid.clone(),
             shard: self.facts.shard,
             node: self.facts.node.clone(),
-            unix_socket: self.facts.unix_socket.clone(),
+            unix_socket: self.facts.unix_socket.as_deref().map(path_bytes),
             volatile: self.facts.volatile,
             gives_objects: self.facts.gives_objects,
             capacity_bytes: self.facts.capacity_bytes,
@@ -268,6 +272,10 @@ impl Sessions {
         }
         session.channel.end();
         self.leases.session_over(session.id);
+        if self.table.lock().closed {
+            // The server ends. Clients find what they hold at its next start.
+            return;
+        }
         let held = std::mem::take(&mut *session.held.lock());
         for (ino, count) in held {
             self.namespace.forget(ino, count);

@@ -1,0 +1,89 @@
+//! Questions to a server's ledger: pools, buffers, staging without a mount.
+
+use crate::Result;
+use forebay_net::handshake::{self, Credential};
+use forebay_net::{Link, LinkError, ServerAddress, Stream};
+use forebay_proto::control::ControlError;
+use forebay_proto::net::auth::Purpose;
+use forebay_proto::net::frame::Kind;
+use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use std::time::Duration;
+
+/// Longest wait for an answer; making a store may format an image.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A connection to a ledger. One question at a time.
+#[derive(Debug)]
+pub struct Ledger {
+    link: Link,
+    address: ServerAddress,
+    next_id: u64,
+}
+
+impl Ledger {
+    /// Connects and shows who asks.
+    pub fn connect(address: &ServerAddress, credential: &Credential) -> Result<Ledger> {
+        let (link, _) = greet(address, credential, Purpose::Ledger)
+            .map_err(|error| describe("connect to the server", address, error))?;
+        Ok(Ledger { link, address: address.clone(), next_id: 0 })
+    }
+
+    /// Asks; an error of the ledger is an error here.
+    pub fn ask(&mut self, request: &LedgerRequest) -> Result<LedgerReply> {
+        match self.exchange(request) {
+            Ok(LedgerReply::Error(error)) => Err(error),
+            Ok(reply) => Ok(reply),
+            Err(error) => Err(describe("ask the server", &self.address, error)),
+        }
+    }
+
+    fn exchange(&mut self, request: &LedgerRequest) -> std::result::Result<LedgerReply, LinkError> {
+        self.next_id += 1;
+        self.link.set_timeouts(Some(ANSWER_TIMEOUT), Some(ANSWER_TIMEOUT))?;
+        self.link.send_json(Kind::Ledger, self.next_id, request)?;
+        let mut body = Vec::new();
+        let header = self.link.receive(&mut body)?;
+        header.expect(Kind::LedgerReply)?;
+        self.link.no_payload(&header)?;
+        serde_json::from_slice(&body)
+            .map_err(|e| forebay_proto::net::FrameError::Body(e.to_string()).into())
+    }
+}
+
+/// Connects and greets. Returns the link and the server's incarnation.
+pub(crate) fn greet(
+    address: &ServerAddress,
+    credential: &Credential,
+    purpose: Purpose,
+) -> std::result::Result<(Link, u64), LinkError> {
+    let mut link = Link::new(Stream::connect(address)?);
+    let welcome = handshake::connect(&mut link, env!("CARGO_PKG_VERSION"), purpose, credential)?;
+    Ok((link, welcome.incarnation))
+}
+
+/// What failed, where, why, what to do.
+pub(crate) fn describe(what: &str, address: &ServerAddress, error: LinkError) -> ControlError {
+    let what = format!("{what} {address}");
+    match error {
+        LinkError::Refused(refusal) => refusal.into_error(&what),
+        LinkError::Frame(error) => {
+            ControlError::new(&what, None, &error.to_string()).errno(libc::EPROTO)
+        }
+        LinkError::Closed => ControlError::new(&what, None, "it closed the connection")
+            .errno(libc::ECONNRESET)
+            .hint("its log tells why"),
+        LinkError::Io(error) => {
+            let told = ControlError::io(&what, None, &error);
+            match error.kind() {
+                std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => {
+                    told.hint("is `forebay serve` running there?")
+                }
+                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+                    ControlError::new(&what, None, "no answer within the time limit")
+                        .errno(libc::ETIMEDOUT)
+                }
+                _ => told,
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What this mount holds at a server: references (the kernel's lookups) and opens by descriptor.
+//! It is what a new session must be told, and what it gives back is gathered here.
+
+use forebay_proto::net::call::{Answer, MAX_FORGETS};
+use forebay_proto::{Ino, net::session::MAX_RECLAIM_ITEMS, net::session::Reclaim};
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashMap;
+
+#[derive(Default)]
+struct State {
+    references: HashMap<Ino, u64>,
+    opens: HashMap<Ino, u64>,
+    /// Given back by the kernel, not yet told to the server.
+    forgets: HashMap<Ino, u64>,
+    releases: HashMap<Ino, u64>,
+    over: bool,
+}
+
+/// The table; as large as the kernel's.
+#[derive(Default)]
+pub(super) struct Held {
+    state: Mutex<State>,
+    given_back: Condvar,
+}
+
+/// What is to be told to the server.
+#[derive(Default, Debug, PartialEq, Eq)]
+pub(super) struct GivenBack {
+    pub(super) forgets: Vec<(Ino, u64)>,
+    pub(super) releases: Vec<(Ino, u64)>,
+}
+
+impl Held {
+    /// Notes what an answer gave.
+    pub(super) fn note(&self, answer: &Answer) {
+        match answer {
+            Answer::Entry { attr, .. } => self.took(attr.attr.ino, false),
+            Answer::Created { attr, local, .. } => self.took(attr.attr.ino, *local),
+            Answer::Listing { entries, .. } => {
+                let mut state = self.state.lock();
+                for entry in entries.iter().filter(|entry| entry.attr.is_some()) {
+                    *state.references.entry(entry.ino).or_insert(0) += 1;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn took(&self, ino: Ino, opened: bool) {
+        let mut state = self.state.lock();
+        *state.references.entry(ino).or_insert(0) += 1;
+        if opened {
+            *state.opens.entry(ino).or_insert(0) += 1;
+        }
+    }
+
+    /// The kernel has the object open, once more.
+    pub(super) fn opened(&self, ino: Ino) {
+        *self.state.lock().opens.entry(ino).or_insert(0) += 1;
+    }
+
+    /// The kernel gives references back; true if none is left.
+    pub(super) fn forget(&self, ino: Ino, count: u64) -> bool {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (given, none_left) = take(&mut state.references, ino, count);
+        if given > 0 {
+            *state.forgets.entry(ino).or_insert(0) += given;
+            self.given_back.notify_one();
+        }
+        none_left
+    }
+
+    /// One open by descriptor is over.
+    pub(super) fn release(&self, ino: Ino) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (given, _) = take(&mut state.opens, ino, 1);
+        if given > 0 {
+            *state.releases.entry(ino).or_insert(0) += given;
+            self.given_back.notify_one();
+        }
+    }
+
+    /// Waits for something to tell; `None` after [`Held::end`].
+    pub(super) fn next_given_back(&self) -> Option<GivenBack> {
+        let mut state = self.state.lock();
+        while state.forgets.is_empty() && state.releases.is_empty() {
+            if state.over {
+                return None;
+            }
+            self.given_back.wait(&mut state);
+        }
+        Some(GivenBack {
+            forgets: take_some(&mut state.forgets),
+            releases: take_some(&mut state.releases),
+        })
+    }
+
+    pub(super) fn end(&self) {
+        self.state.lock().over = true;
+        self.given_back.notify_all();
+    }
+
+    /// All that is held, for a new session: what was given back and not told is not part of it,
+    /// and need not be told any more.
+    pub(super) fn for_new_session(&self) -> Vec<Reclaim> {
+        let mut state = self.state.lock();
+        state.forgets.clear();
+        state.releases.clear();
+        let list = |map: &HashMap<Ino, u64>| map.iter().map(|(i, n)| (*i, *n)).collect::<Vec<_>>();
+        let (references, opens) = (list(&state.references), list(&state.opens));
+        drop(state);
+        let mut parts: Vec<Reclaim> = references
+            .chunks(MAX_RECLAIM_ITEMS)
+            .map(|part| Reclaim { references: part.to_vec(), ..Reclaim::default() })
+            .collect();
+        parts.extend(
+            opens
+                .chunks(MAX_RECLAIM_ITEMS)
+                .map(|part| Reclaim { opens: part.to_vec(), ..Reclaim::default() }),
+        );
+        parts.push(Reclaim { last: true, ..Reclaim::default() });
+        parts
+    }
+}
+
+/// Takes up to `count` off; how many there were, and whether none is left.
+fn take(map: &mut HashMap<Ino, u64>, ino: Ino, count: u64) -> (u64, bool) {
+    let Some(have) = map.get_mut(&ino) else { return (0, true) };
+    let given = count.min(*have);
+    *have -= given;
+    let none_left = *have == 0;
+    if none_left {
+        map.remove(&ino);
+    }
+    (given, none_left)
+}
+
+fn take_some(map: &mut HashMap<Ino, u64>) -> Vec<(Ino, u64)> {
+    if map.len() <= MAX_FORGETS {
+        return map.drain().collect();
+    }
+    let some: Vec<Ino> = map.keys().take(MAX_FORGETS).copied().collect();
+    some.into_iter().filter_map(|ino| map.remove_entry(&ino)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_back_is_told_once_and_not_reclaimed() {
+        let held = Held::default();
+        for _ in 0..3 {
+            held.took(Ino(5), false);
+        }
+        held.took(Ino(6), true);
+        assert!(!held.forget(Ino(5), 2));
+        assert!(held.forget(Ino(6), 9), "no more than it has");
+        held.release(Ino(6));
+        let mut told = held.next_given_back().unwrap();
+        told.forgets.sort();
+        assert_eq!(told.forgets, [(Ino(5), 2), (Ino(6), 1)]);
+        assert_eq!(told.releases, [(Ino(6), 1)]);
+        assert!(held.forget(Ino(5), 1));
+        let parts = held.for_new_session();
+        assert!(parts.iter().all(|p| p.references.is_empty()) && parts.last().unwrap().last);
+        held.end();
+        assert!(held.next_given_back().is_none());
+    }
+}

@@ -1,0 +1,208 @@
+//! What this mount may believe without asking, as far as it was leased: names of directories and
+//! attributes of inodes.
+//!
+//! The kernel does the keeping, for as long as [`Kept::names_ttl`] and [`Kept::attr_ttl`] say:
+//! never beyond the end of the session's lease, so that it stops by itself if this process does.
+//! A lease counts only if no recall was handled between the question and the answer that brought
+//! it ([`Mark`]): the recall may have been for that very lease.
+
+use forebay_proto::{Ino, Notify};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Most directories and most inodes kept. What does not fit is asked each time.
+const MAX_KEPT: usize = 1 << 18;
+
+/// How many recalls had been handled when a question was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mark(u64);
+
+#[derive(Default)]
+struct State {
+    recalls: u64,
+    names: HashSet<Ino>,
+    attrs: HashSet<Ino>,
+}
+
+/// The leases of one session.
+pub(super) struct Kept {
+    state: Mutex<State>,
+    notify: RwLock<Option<Arc<dyn Notify>>>,
+    /// The kernel can drop all names at once.
+    can_keep_names: AtomicBool,
+    begun: Instant,
+    /// End of the session's lease, in milliseconds after `begun`.
+    lease_end_ms: AtomicU64,
+}
+
+impl Kept {
+    pub(super) fn new() -> Kept {
+        Kept {
+            state: Mutex::default(),
+            notify: RwLock::default(),
+            can_keep_names: AtomicBool::new(false),
+            begun: Instant::now(),
+            lease_end_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// Who drops what the kernel has cached.
+    pub(super) fn set_notify(&self, notify: Arc<dyn Notify>) {
+        self.can_keep_names.store(notify.names_recalled(), Ordering::Release);
+        *self.notify.write() = Some(notify);
+    }
+
+    /// The session was heard at `sent` or later: its lease ends so long after it.
+    pub(super) fn renewed(&self, sent: Instant, lease: Duration) {
+        let end = sent.saturating_duration_since(self.begun) + lease;
+        self.lease_end_ms.fetch_max(end.as_millis() as u64, Ordering::AcqRel);
+    }
+
+    /// What is left of the lease.
+    pub(super) fn lease_left(&self) -> Duration {
+        let end = Duration::from_millis(self.lease_end_ms.load(Ordering::Acquire));
+        end.saturating_sub(self.begun.elapsed())
+    }
+
+    pub(super) fn mark(&self) -> Mark {
+        Mark(self.state.lock().recalls)
+    }
+
+    /// An answer to a question sent at `mark` brought a lease on the names of a directory.
+    pub(super) fn keep_names(&self, dir: Ino, mark: Mark) {
+        let mut state = self.state.lock();
+        if state.recalls == mark.0 && state.names.len() < MAX_KEPT {
+            state.names.insert(dir);
+        }
+    }
+
+    /// The same for attributes.
+    pub(super) fn keep_attr(&self, ino: Ino, mark: Mark) {
+        let mut state = self.state.lock();
+        if state.recalls == mark.0 && state.attrs.len() < MAX_KEPT {
+            state.attrs.insert(ino);
+        }
+    }
+
+    pub(super) fn names_ttl(&self, dir: Ino) -> Duration {
+        if !self.can_keep_names.load(Ordering::Acquire) || !self.state.lock().names.contains(&dir) {
+            return Duration::ZERO;
+        }
+        self.lease_left()
+    }
+
+    pub(super) fn attr_ttl(&self, ino: Ino) -> Duration {
+        match self.state.lock().attrs.contains(&ino) {
+            true => self.lease_left(),
+            false => Duration::ZERO,
+        }
+    }
+
+    /// The kernel dropped the inode.
+    pub(super) fn forgotten(&self, ino: Ino) {
+        let mut state = self.state.lock();
+        state.names.remove(&ino);
+        state.attrs.remove(&ino);
+    }
+
+    /// These are not leased any more. When it returns, the kernel asks again.
+    pub(super) fn recalled(&self, names: &[Ino], attrs: &[Ino]) {
+        {
+            let mut state = self.state.lock();
+            state.recalls += 1;
+            for dir in names {
+                state.names.remove(dir);
+            }
+            for ino in attrs {
+                state.attrs.remove(ino);
+            }
+        }
+        let Some(notify) = self.notify.read().clone() else { return };
+        if !names.is_empty() {
+            notify.names_recalled();
+        }
+        for &ino in attrs {
+            notify.attr_recalled(ino);
+        }
+    }
+
+    /// Nothing is leased any more: the session is over.
+    pub(super) fn all_recalled(&self) {
+        let (names, attrs): (Vec<Ino>, Vec<Ino>) = {
+            let mut state = self.state.lock();
+            state.recalls += 1;
+            (state.names.drain().collect(), state.attrs.drain().collect())
+        };
+        self.lease_end_ms.store(0, Ordering::Release);
+        self.recalled(&names, &attrs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Kernel(Mutex<(u32, Vec<Ino>)>);
+
+    impl Notify for Kernel {
+        fn entry_changed(&self, _: Ino, _: &[u8]) {}
+        fn inode_changed(&self, _: Ino) {}
+        fn names_recalled(&self) -> bool {
+            self.0.lock().0 += 1;
+            true
+        }
+        fn attr_recalled(&self, ino: Ino) {
+            self.0.lock().1.push(ino);
+        }
+    }
+
+    fn kept() -> (Kept, Arc<Kernel>) {
+        let (kept, kernel) = (Kept::new(), Arc::new(Kernel::default()));
+        kept.set_notify(Arc::clone(&kernel) as Arc<dyn Notify>);
+        kept.renewed(Instant::now(), Duration::from_secs(10));
+        (kept, kernel)
+    }
+
+    #[test]
+    fn leased_things_are_kept_until_recalled() {
+        let (kept, kernel) = kept();
+        let mark = kept.mark();
+        kept.keep_names(Ino(5), mark);
+        kept.keep_attr(Ino(6), mark);
+        assert!(kept.names_ttl(Ino(5)) > Duration::from_secs(9));
+        assert!(kept.attr_ttl(Ino(6)) <= Duration::from_secs(10));
+        assert_eq!(kept.attr_ttl(Ino(5)), Duration::ZERO);
+        kept.recalled(&[Ino(5)], &[Ino(6)]);
+        assert_eq!((kept.names_ttl(Ino(5)), kept.attr_ttl(Ino(6))), Default::default());
+        assert_eq!(kernel.0.lock().1, [Ino(6)]);
+    }
+
+    #[test]
+    fn an_answer_that_a_recall_overtook_brings_no_lease() {
+        let (kept, _) = kept();
+        let mark = kept.mark();
+        kept.recalled(&[Ino(5)], &[]);
+        kept.keep_names(Ino(5), mark);
+        assert_eq!(kept.names_ttl(Ino(5)), Duration::ZERO);
+    }
+
+    #[test]
+    fn nothing_is_kept_beyond_the_lease_and_after_it() {
+        let (kept, kernel) = kept();
+        kept.keep_names(Ino(5), kept.mark());
+        kept.keep_attr(Ino(7), kept.mark());
+        kept.all_recalled();
+        assert_eq!(kept.names_ttl(Ino(5)), Duration::ZERO);
+        assert_eq!(kernel.0.lock().1, [Ino(7)]);
+        kept.keep_names(Ino(5), kept.mark());
+        assert_eq!(kept.names_ttl(Ino(5)), Duration::ZERO, "no lease of the session is left");
+        let late = Instant::now() - Duration::from_secs(9);
+        kept.renewed(late.max(kept.begun), Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(3));
+        assert_eq!(kept.names_ttl(Ino(5)), Duration::ZERO);
+    }
+}

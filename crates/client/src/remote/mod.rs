@@ -1,0 +1,126 @@
+//! A buffer on servers, as a file system: each call of [`FileSystem`] is a call to a server.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `peer` | connections, the session at a server, calls that survive broken connections |
+//! | `kept` | what may be believed without asking |
+//! | `held` | references and opens, and giving them back |
+//! | `fs` | `FileSystem` |
+//!
+//! Threads of a mount: one that hears recalls, one that gives references back, one that keeps the
+//! session alive when nothing else does. Made by `forebay mount --buffer`.
+
+mod fs;
+mod held;
+mod kept;
+mod peer;
+
+pub use peer::{PATIENCE, Target, this_node};
+
+use crate::Result;
+use crate::ledger::describe;
+use forebay_net::LinkError;
+use forebay_proto::control::ControlError;
+use forebay_proto::net::Call;
+use forebay_proto::net::session::Attached;
+use forebay_proto::{Caller, Errno};
+use peer::{Peer, Room};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pause before recalls are heard on a new connection.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// How often it is looked whether the session needs a sign of life.
+const ALIVE_LOOK: Duration = Duration::from_secs(1);
+
+/// A mounted buffer on a server.
+pub struct RemoteFs {
+    peer: Arc<Peer>,
+    attached: Attached,
+}
+
+impl RemoteFs {
+    /// Begins a session at the server.
+    pub fn attach(target: Target) -> Result<Arc<RemoteFs>> {
+        let address = target.address.clone();
+        let what = format!("attach to buffer {} at", target.buffer);
+        let failed = |error: LinkError| describe(&what, &address, error);
+        let peer = Peer::new(target).map_err(|e| failed(LinkError::Io(e)))?;
+        let attached = peer.attach().map_err(failed)?;
+        let fs = Arc::new(RemoteFs { peer: Arc::new(peer), attached });
+        fs.start("recalls", hear_recalls)?;
+        fs.start("give-back", give_back)?;
+        fs.start("alive", keep_alive)?;
+        Ok(fs)
+    }
+
+    fn start(&self, name: &str, work: fn(&Peer)) -> Result<()> {
+        let peer = Arc::clone(&self.peer);
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || work(&peer))
+            .map(drop)
+            .map_err(|error| ControlError::io("start a thread", None, &error))
+    }
+
+    /// What the server said of the buffer.
+    pub fn attached(&self) -> &Attached {
+        &self.attached
+    }
+
+    /// Tells the server that this mount is over; calls fail from now on.
+    pub fn close(&self) {
+        self.peer.close();
+    }
+}
+
+impl Drop for RemoteFs {
+    fn drop(&mut self) {
+        if !self.peer.is_closing() {
+            self.peer.close();
+        }
+    }
+}
+
+fn hear_recalls(peer: &Peer) {
+    while !peer.is_closing() {
+        let heard = peer.hear_recalls(|recall| peer.kept.recalled(&recall.names, &recall.attrs));
+        if let Err(error) = heard {
+            tracing::debug!(%error, "recalls are not heard");
+        }
+        std::thread::sleep(RECONNECT_PAUSE);
+    }
+}
+
+fn give_back(peer: &Peer) {
+    let caller = Caller::root();
+    loop {
+        let generation = peer.generation();
+        let Some(given) = peer.held.next_given_back() else { return };
+        let tell = |call| {
+            match peer.call_in(Some(generation), &caller, call, &[], Room::None) {
+                // A new session was not told that we hold them.
+                Ok(_) | Err(Errno::ECANCELED) => {}
+                Err(error) => tracing::debug!(%error, "references could not be given back"),
+            }
+        };
+        if !given.releases.is_empty() {
+            tell(Call::Release(given.releases));
+        }
+        if !given.forgets.is_empty() {
+            tell(Call::Forget(given.forgets));
+        }
+    }
+}
+
+fn keep_alive(peer: &Peer) {
+    while !peer.is_closing() {
+        std::thread::sleep(ALIVE_LOOK);
+        let lease = peer.lease();
+        if peer.kept.lease_left() < lease * 2 / 3
+            && let Err(error) = peer.call(&Caller::root(), Call::Renew, &[], Room::None)
+        {
+            tracing::debug!(%error, "no sign of life from the server");
+        }
+    }
+}

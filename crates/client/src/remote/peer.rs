@@ -1,0 +1,494 @@
+//! One server of a mounted buffer: connections, the session there, and calls.
+//!
+//! Each call takes a *slot*: a connection with one call under way, and the number of the call in
+//! it, so that a repeated call is done once. A connection that breaks is made anew and the call
+//! repeated, for up to [`PATIENCE`] since the server was last reached; after that calls fail at
+//! once until it is there again. A session that has ended (a restart of the server, or a lease
+//! that ran out) is begun anew by the first call that notices: everything kept is dropped, and
+//! the server is told what this mount holds.
+//!
+//! Invariant: what a call's answer gives is noted before a new session can be told what is held
+//! (`session` is read-locked from the question to the note, and write-locked for a new session).
+
+use super::held::Held;
+use super::kept::{Kept, Mark};
+use crate::ledger::greet;
+use forebay_net::handshake::Credential;
+use forebay_net::{Link, LinkError, ServerAddress, random};
+use forebay_proto::net::auth::Purpose;
+use forebay_proto::net::call::Answer;
+use forebay_proto::net::frame::{self, FrameError, Kind};
+use forebay_proto::net::session::{
+    Attach, Attached, ClientId, MAX_SLOTS, NodeId, Recall, SessionId, SlotId,
+};
+use forebay_proto::net::{Call, Request};
+use forebay_proto::{Caller, Errno, Result};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a server that does not answer is waited for.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for one answer: a change may have to wait for another mount's lease to end.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// The same for calls that wait for flash.
+const SYNC_LIMIT: Duration = Duration::from_secs(600);
+/// Longest wait for a server to hear that a mount ends.
+const DETACH_LIMIT: Duration = Duration::from_secs(2);
+/// First and longest pause between two attempts to reach a server.
+const RETRY_FIRST: Duration = Duration::from_millis(10);
+const RETRY_LONGEST: Duration = Duration::from_millis(500);
+
+/// Which buffer, where, as whom.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// A server of the buffer.
+    pub address: ServerAddress,
+    /// What is shown to it.
+    pub credential: Credential,
+    /// The buffer's name.
+    pub buffer: String,
+}
+
+/// Where the payload of an answer goes.
+pub(super) enum Room<'a> {
+    None,
+    Slice(&'a mut [u8]),
+    Vec(&'a mut Vec<u8>),
+}
+
+/// What came of a call.
+pub(super) struct Done {
+    pub(super) answer: Answer,
+    /// Bytes of payload.
+    pub(super) bytes: usize,
+    /// Descriptor that came along.
+    pub(super) file: Option<File>,
+    pub(super) mark: Mark,
+}
+
+struct Slot {
+    id: SlotId,
+    seq: u32,
+    link: Option<(Link, u64)>,
+    body: Vec<u8>,
+}
+
+/// The session at the server.
+struct Session {
+    /// Counts the sessions of this mount there; 0 = none yet.
+    generation: u64,
+    attached: Option<Attached>,
+    /// Where connections for calls go: the server's Unix socket if this is its node.
+    address: ServerAddress,
+}
+
+/// One server.
+pub(super) struct Peer {
+    target: Target,
+    client: ClientId,
+    node: NodeId,
+    session: RwLock<Session>,
+    /// Who makes a new session.
+    renewal: Mutex<()>,
+    slots: Mutex<Vec<Slot>>,
+    slot_free: Condvar,
+    /// Since when it cannot be reached.
+    lost_since: Mutex<Option<Instant>>,
+    closing: AtomicBool,
+    pub(super) kept: Kept,
+    pub(super) held: Held,
+}
+
+/// A slot in use, given back at the end.
+struct InUse<'a> {
+    peer: &'a Peer,
+    slot: Option<Slot>,
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.peer.slots.lock().push(slot);
+            self.peer.slot_free.notify_one();
+        }
+    }
+}
+
+/// Why an attempt failed.
+enum Failed {
+    /// Try again: the connection broke, or could not be made.
+    Link(LinkError),
+    /// Try again in a new session.
+    SessionOver,
+    /// Asked for too late: the session is another one.
+    OtherSession,
+}
+
+impl From<LinkError> for Failed {
+    fn from(error: LinkError) -> Failed {
+        Failed::Link(error)
+    }
+}
+
+impl From<FrameError> for Failed {
+    fn from(error: FrameError) -> Failed {
+        Failed::Link(error.into())
+    }
+}
+
+impl Peer {
+    pub(super) fn new(target: Target) -> std::io::Result<Peer> {
+        let slots = (0..MAX_SLOTS)
+            .rev()
+            .map(|id| Slot { id: SlotId(id), seq: 0, link: None, body: Vec::new() })
+            .collect();
+        Ok(Peer {
+            client: ClientId(random::nonzero_u64()?),
+            node: this_node(),
+            session: RwLock::new(Session {
+                generation: 0,
+                attached: None,
+                address: target.address.clone(),
+            }),
+            target,
+            renewal: Mutex::new(()),
+            slots: Mutex::new(slots),
+            slot_free: Condvar::new(),
+            lost_since: Mutex::new(None),
+            closing: AtomicBool::new(false),
+            kept: Kept::new(),
+            held: Held::default(),
+        })
+    }
+
+    /// Begins the first session. Tried once: who mounts wants to know what is wrong.
+    pub(super) fn attach(&self) -> std::result::Result<Attached, LinkError> {
+        self.new_session(0)?;
+        match &self.session.read().attached {
+            Some(attached) => Ok(attached.clone()),
+            None => Err(LinkError::Closed),
+        }
+    }
+
+    /// Ends all: calls fail from now on. The server is told once; if it does not hear, the
+    /// session ends with its lease.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.held.end();
+        let mut in_use = self.take_slot();
+        let Some(slot) = in_use.slot.as_mut() else { return };
+        let mut request = Request {
+            session: SessionId(0),
+            slot: slot.id,
+            slot_seq: slot.seq,
+            caller: Caller::root(),
+            call: Call::Detach,
+        };
+        if self.attempt(slot, None, &mut request, &[], &mut Room::None).is_err() {
+            tracing::debug!("the server was not told of the end");
+        }
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    fn take_slot(&self) -> InUse<'_> {
+        let mut slots = self.slots.lock();
+        loop {
+            if let Some(slot) = slots.pop() {
+                return InUse { peer: self, slot: Some(slot) };
+            }
+            self.slot_free.wait(&mut slots);
+        }
+    }
+
+    /// Does a call, however often the connection breaks.
+    pub(super) fn call(
+        &self,
+        caller: &Caller,
+        call: Call<'_>,
+        payload: &[u8],
+        room: Room<'_>,
+    ) -> Result<Done> {
+        self.call_in(None, caller, call, payload, room)
+    }
+
+    /// The same, but in the session of this generation or not at all (ECANCELED).
+    pub(super) fn call_in(
+        &self,
+        generation: Option<u64>,
+        caller: &Caller,
+        call: Call<'_>,
+        payload: &[u8],
+        mut room: Room<'_>,
+    ) -> Result<Done> {
+        let mut in_use = self.take_slot();
+        let Some(slot) = in_use.slot.as_mut() else { return Err(Errno::EIO) };
+        if call.is_once_only() {
+            slot.seq = slot.seq.wrapping_add(1);
+        }
+        let mut request = Request {
+            session: SessionId(0),
+            slot: slot.id,
+            slot_seq: slot.seq,
+            caller: caller.clone(),
+            call,
+        };
+        let mut pause = RETRY_FIRST;
+        loop {
+            if self.is_closing() {
+                return Err(Errno::ENOTCONN);
+            }
+            let seen = self.session.read().generation;
+            let failed = match self.attempt(slot, generation, &mut request, payload, &mut room) {
+                Ok(done) => {
+                    *self.lost_since.lock() = None;
+                    let answer = done.answer.into_result()?;
+                    return Ok(Done { answer, ..done });
+                }
+                Err(failed) => failed,
+            };
+            slot.link = None;
+            match failed {
+                Failed::OtherSession => return Err(Errno::ECANCELED),
+                Failed::SessionOver => match self.new_session(seen) {
+                    Ok(()) => continue,
+                    Err(error) => self.bear(error, &mut pause)?,
+                },
+                Failed::Link(error) => self.bear(error, &mut pause)?,
+            }
+        }
+    }
+
+    /// After a failure: waits a little, or gives up.
+    fn bear(&self, error: LinkError, pause: &mut Duration) -> Result<()> {
+        match &error {
+            LinkError::Refused(refusal) if refusal.errno != libc::EAGAIN => {
+                tracing::error!(why = refusal.why, "the server refuses this mount");
+                return Err(Errno::EIO);
+            }
+            LinkError::Frame(error) => {
+                tracing::error!(%error, "the server is not understood");
+                return Err(Errno::EPROTO);
+            }
+            _ => {}
+        }
+        let since = {
+            let mut lost = self.lost_since.lock();
+            if lost.is_none() {
+                tracing::warn!(server = %self.target.address, %error, "the server does not answer");
+            }
+            *lost.get_or_insert_with(Instant::now)
+        };
+        if since.elapsed() >= PATIENCE {
+            return Err(Errno::ETIMEDOUT);
+        }
+        std::thread::sleep(*pause);
+        *pause = (*pause * 2).min(RETRY_LONGEST);
+        Ok(())
+    }
+
+    fn attempt(
+        &self,
+        slot: &mut Slot,
+        generation: Option<u64>,
+        request: &mut Request<'_>,
+        payload: &[u8],
+        room: &mut Room<'_>,
+    ) -> std::result::Result<Done, Failed> {
+        let session = self.session.read();
+        let Some(attached) = &session.attached else { return Err(Failed::SessionOver) };
+        if generation.is_some_and(|wanted| wanted != session.generation) {
+            return Err(Failed::OtherSession);
+        }
+        request.session = attached.key.session;
+        if slot.link.as_ref().is_none_or(|(_, made_in)| *made_in != session.generation) {
+            let link = self.join(&session, attached, Purpose::Calls)?;
+            slot.link = Some((link, session.generation));
+        }
+        let Some((link, _)) = slot.link.as_mut() else { return Err(Failed::SessionOver) };
+        let limit = match request.call {
+            Call::Fsync { .. } | Call::Fsyncdir(_) | Call::SyncAll => SYNC_LIMIT,
+            Call::Detach => DETACH_LIMIT,
+            _ => ANSWER_LIMIT,
+        };
+        link.stream().set_read_timeout(Some(limit)).map_err(LinkError::Io)?;
+        let mark = self.kept.mark();
+        let sent = Instant::now();
+        let id = u64::from(slot.seq);
+        link.send(Kind::Call, id, request, payload, None)?;
+        let header = link.receive(&mut slot.body)?;
+        header.expect(Kind::Answer)?;
+        let bytes = match room {
+            Room::None => {
+                link.no_payload(&header)?;
+                0
+            }
+            Room::Slice(into) => link.payload_into(&header, into)?,
+            Room::Vec(into) => {
+                link.payload_vec(&header, into)?;
+                into.len()
+            }
+        };
+        let answer: Answer = frame::decode(&slot.body)?;
+        if answer == Answer::SessionOver {
+            return Err(Failed::SessionOver);
+        }
+        let file = link.take_file();
+        self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
+        self.held.note(&answer);
+        if let (Call::Open { ino, .. }, Answer::Opened { local: true }) = (&request.call, &answer) {
+            self.held.opened(*ino);
+        }
+        Ok(Done { answer, bytes, file, mark })
+    }
+
+    /// A connection of the session.
+    fn join(
+        &self,
+        session: &Session,
+        attached: &Attached,
+        purpose: Purpose,
+    ) -> std::result::Result<Link, Failed> {
+        let (mut link, incarnation) = greet(&session.address, &self.target.credential, purpose)?;
+        if incarnation != attached.incarnation {
+            return Err(Failed::SessionOver);
+        }
+        let call = Call::Join { buffer: &self.target.buffer, key: attached.key };
+        match first_call(&mut link, call)? {
+            Answer::Done => {
+                link.set_timeouts(None, Some(ANSWER_LIMIT)).map_err(LinkError::Io)?;
+                Ok(link)
+            }
+            _ => Err(Failed::SessionOver),
+        }
+    }
+
+    /// Makes a new session, if the one of generation `seen` is still the last.
+    fn new_session(&self, seen: u64) -> std::result::Result<(), LinkError> {
+        let _renewal: MutexGuard<'_, ()> = self.renewal.lock();
+        if self.session.read().generation != seen {
+            return Ok(());
+        }
+        // Whoever has an answer notes first what it gave.
+        let mut session = self.session.write();
+        self.kept.all_recalled();
+        session.attached = None;
+        let (mut link, _) = greet(&self.target.address, &self.target.credential, Purpose::Calls)?;
+        let sent = Instant::now();
+        let attach = Attach {
+            buffer: self.target.buffer.clone(),
+            client: self.client,
+            host: host_name(),
+            pid: std::process::id(),
+            node: self.node.clone(),
+        };
+        let attached = match first_call(&mut link, Call::Attach(attach))? {
+            Answer::Attached(attached) => *attached,
+            answer => return Err(refused(answer)),
+        };
+        for part in self.held.for_new_session() {
+            let request = Request {
+                session: attached.key.session,
+                slot: SlotId(0),
+                slot_seq: 0,
+                caller: Caller::root(),
+                call: Call::Reclaim(part),
+            };
+            link.send(Kind::Call, 0, &request, &[], None)?;
+            match link.receive_as::<Answer>(Kind::Answer)? {
+                Answer::Done => {}
+                answer => return Err(refused(answer)),
+            }
+        }
+        if seen > 0 {
+            tracing::warn!(server = %self.target.address, "a new session with the server");
+        }
+        self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
+        session.address = self.best_address(&attached);
+        session.generation = seen + 1;
+        session.attached = Some(attached);
+        Ok(())
+    }
+
+    /// On the server's own node its Unix socket, if it can be reached: descriptors come by it.
+    fn best_address(&self, attached: &Attached) -> ServerAddress {
+        let asked = &self.target.address;
+        let (true, Some(path)) = (attached.node == self.node, &attached.unix_socket) else {
+            return asked.clone();
+        };
+        use std::os::unix::ffi::OsStrExt;
+        let path = std::ffi::OsStr::from_bytes(path).into();
+        let local = ServerAddress::Unix(path);
+        match greet(&local, &self.target.credential, Purpose::Calls) {
+            Ok((_, incarnation)) if incarnation == attached.incarnation => local,
+            _ => asked.clone(),
+        }
+    }
+
+    /// The session's generation now.
+    pub(super) fn generation(&self) -> u64 {
+        self.session.read().generation
+    }
+
+    /// How long a session lives unheard.
+    pub(super) fn lease(&self) -> Duration {
+        let lease_ms = self.session.read().attached.as_ref().map_or(0, |a| a.lease_ms);
+        Duration::from_millis(lease_ms.into())
+    }
+
+    /// Hears recalls on one connection until it breaks or the mount ends; each is done by `done`
+    /// before it is answered.
+    pub(super) fn hear_recalls(&self, mut handle: impl FnMut(&Recall)) -> Result<()> {
+        let joined = {
+            let session = self.session.read();
+            let Some(attached) = &session.attached else { return Err(Errno::ENOTCONN) };
+            self.join(&session, attached, Purpose::Recalls)
+        };
+        let mut link = joined.map_err(|_| Errno::ENOTCONN)?;
+        let mut body = Vec::new();
+        loop {
+            let header = link.receive(&mut body).map_err(|_| Errno::ECONNRESET)?;
+            let recall = header
+                .expect(Kind::Recall)
+                .and_then(|()| frame::decode::<Recall>(&body))
+                .map_err(|_| Errno::EPROTO)?;
+            handle(&recall);
+            link.send(Kind::Recalled, header.id, &(), &[], None).map_err(|_| Errno::ECONNRESET)?;
+        }
+    }
+}
+
+/// The first call of a connection, which has no session yet.
+fn first_call(link: &mut Link, call: Call<'_>) -> std::result::Result<Answer, LinkError> {
+    let request = Request {
+        session: SessionId(0),
+        slot: SlotId(0),
+        slot_seq: 0,
+        caller: Caller::root(),
+        call,
+    };
+    link.send(Kind::Call, 0, &request, &[], None)?;
+    link.receive_as(Kind::Answer)
+}
+
+fn refused(answer: Answer) -> LinkError {
+    match answer {
+        Answer::Failed(errno) => LinkError::Io(std::io::Error::from_raw_os_error(errno)),
+        _ => LinkError::Closed,
+    }
+}
+
+fn host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+/// The node: its boot.
+pub fn this_node() -> NodeId {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    NodeId(id.trim().to_string())
+}

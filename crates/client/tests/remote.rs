@@ -1,0 +1,322 @@
+//! Two mounts' file systems at one server, over real sockets and without a kernel: leases,
+//! recalls, restarts of the server, clients that die.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use forebay_client::remote::{RemoteFs, Target, this_node};
+use forebay_net::ServerAddress;
+use forebay_net::handshake::{Credential, Gate, Greeted};
+use forebay_proto::api::{CreateArgs, FileSystem, Notify, WriteMode};
+use forebay_proto::net::auth::{Key, Refusal, Secret};
+use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use forebay_proto::{Caller, Errno, Ino, SetAttr, ShardId};
+use forebay_server::flash::{Store, StoreOptions};
+use forebay_server::net::{Backend, Listening, listen};
+use forebay_server::session::{BufferFacts, Sessions};
+use forebay_server::{Server, ServerOptions};
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const ARGS: CreateArgs = CreateArgs { mode: 0o644, umask: 0 };
+
+fn secret() -> Secret {
+    Secret::from_bytes([9; 32])
+}
+
+/// A server of one buffer named `b`.
+struct OneBuffer {
+    incarnation: u64,
+    sessions: Arc<Sessions>,
+}
+
+impl Gate for OneBuffer {
+    fn secret(&self, key: &Key) -> Result<Secret, Refusal> {
+        match key {
+            Key::Buffer(name) if name == "b" => Ok(secret()),
+            _ => Err(Refusal { errno: libc::ENOENT, why: "unknown".into(), hint: None }),
+        }
+    }
+
+    fn munge(&self, _: &str, _: &str) -> Result<(), Refusal> {
+        Err(Refusal { errno: libc::EACCES, why: "no munge".into(), hint: None })
+    }
+}
+
+impl Backend for OneBuffer {
+    type Who = ();
+
+    fn server(&self) -> u128 {
+        7
+    }
+    fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+    fn identify(&self, _: &Greeted, _: Option<Caller>) -> Result<(), Refusal> {
+        Ok(())
+    }
+    fn answer(&self, (): &(), _: LedgerRequest) -> LedgerReply {
+        LedgerReply::Ok
+    }
+    fn sessions(&self, (): &(), _: &str) -> Result<Arc<Sessions>, Refusal> {
+        Ok(Arc::clone(&self.sessions))
+    }
+}
+
+/// A running server.
+struct Running {
+    server: Arc<Server>,
+    sessions: Arc<Sessions>,
+    listening: Listening,
+}
+
+fn start(dir: &Path, incarnation: u64, address: &ServerAddress) -> Running {
+    let store = Store::find_or_create(&StoreOptions {
+        flash: dir.to_path_buf(),
+        mount_point: "/b".into(),
+        capacity_bytes: 64 << 20,
+        kind: Some(forebay_proto::control::StoreKind::Directory),
+        shared: false,
+    })
+    .unwrap();
+    let options = ServerOptions { hold_orphans: true, ..ServerOptions::default() };
+    let server = Server::open(store.clone(), options).unwrap();
+    let socket = dir.join("server.sock");
+    let facts = BufferFacts {
+        uuid: store.record().uuid.clone(),
+        shard: ShardId(0),
+        incarnation,
+        node: this_node(),
+        unix_socket: Some(socket.clone()),
+        volatile: store.volatile(),
+        gives_objects: true,
+        capacity_bytes: store.capacity_bytes(),
+    };
+    let clients = store.dir().join("clients");
+    let sessions = Sessions::new(Arc::clone(server.namespace()), facts, clients).unwrap();
+    let backend = Arc::new(OneBuffer { incarnation, sessions: Arc::clone(&sessions) });
+    let addresses = [address.clone(), ServerAddress::Unix(socket)];
+    let listening = listen(backend, &addresses).unwrap();
+    Running { server, sessions, listening }
+}
+
+impl Running {
+    fn address(&self) -> ServerAddress {
+        self.listening.addresses()[0].clone()
+    }
+
+    fn stop(self) {
+        self.listening.stop();
+        self.sessions.close();
+        self.server.close().unwrap().release().unwrap();
+    }
+}
+
+/// Records what the kernel would have been told.
+#[derive(Default)]
+struct Kernel(Mutex<Vec<String>>);
+
+impl Notify for Kernel {
+    fn entry_changed(&self, _: Ino, _: &[u8]) {}
+    fn inode_changed(&self, _: Ino) {}
+    fn names_recalled(&self) -> bool {
+        self.0.lock().push("names".into());
+        true
+    }
+    fn attr_recalled(&self, ino: Ino) {
+        self.0.lock().push(format!("attr {ino}"));
+    }
+}
+
+fn attach(address: &ServerAddress) -> (Arc<RemoteFs>, Arc<Kernel>) {
+    let target = Target {
+        address: address.clone(),
+        credential: Credential::Secret(Key::Buffer("b".into()), secret()),
+        buffer: "b".into(),
+    };
+    let fs = RemoteFs::attach(target).unwrap();
+    let kernel = Arc::new(Kernel::default());
+    fs.set_notify(Arc::clone(&kernel) as Arc<dyn Notify>);
+    kernel.0.lock().clear();
+    // Leases are given once recalls can be heard.
+    let until = Instant::now() + Duration::from_secs(5);
+    while fs.lookup(&Caller::root(), Ino::ROOT, b"absent").is_err()
+        && fs.entry_ttl(Ino::ROOT).is_zero()
+        && Instant::now() < until
+    {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    (fs, kernel)
+}
+
+fn tcp() -> ServerAddress {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn flash() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    (dir, path)
+}
+
+#[test]
+fn what_one_mount_changes_the_other_sees_at_once() {
+    let (_dir, path) = flash();
+    let server = start(&path, 1, &tcp());
+    let who = Caller::root();
+    let (a, _) = attach(&server.address());
+    let (b, heard) = attach(&server.address());
+    let root = Ino::ROOT;
+    assert_eq!(b.lookup(&who, root, b"f"), Err(Errno::ENOENT));
+    assert!(b.entry_ttl(root) > Duration::from_secs(5), "b may believe that f is absent");
+    let (entry, opened) = a.create(&who, root, b"f", ARGS, true).unwrap();
+    let ino = entry.attr.ino;
+    assert!(opened.local.is_some(), "on the server's node the object itself is handed over");
+    assert!(heard.0.lock().contains(&"names".to_string()), "b was told before a went on");
+    assert_eq!(b.entry_ttl(root), Duration::ZERO);
+    assert_eq!(b.lookup(&who, root, b"f").unwrap().attr.ino, ino);
+    assert_eq!(b.attr_ttl(ino), Duration::ZERO, "a's kernel may write it at any moment");
+    a.release(ino, true);
+    let until = Instant::now() + Duration::from_secs(5);
+    while b.attr_ttl(ino).is_zero() && Instant::now() < until {
+        b.getattr(ino).unwrap();
+    }
+    assert!(!b.attr_ttl(ino).is_zero());
+    assert_eq!(a.write(ino, 0, b"hello", WriteMode::default()), Ok(5));
+    assert!(heard.0.lock().contains(&format!("attr {ino}")));
+    assert_eq!(b.getattr(ino).unwrap().size_bytes, 5);
+    let mut room = [0; 16];
+    assert_eq!(b.read(ino, 0, &mut room), Ok(5));
+    assert_eq!(&room[..5], b"hello");
+    server.stop();
+}
+
+#[test]
+fn changes_of_ones_own_cost_no_lease() {
+    let (_dir, path) = flash();
+    let server = start(&path, 1, &tcp());
+    let who = Caller::root();
+    let (a, heard) = attach(&server.address());
+    let dir = a.mkdir(&who, Ino::ROOT, b"own", ARGS).unwrap().attr.ino;
+    assert_eq!(a.lookup(&who, dir, b"x"), Err(Errno::ENOENT));
+    for i in 0..100 {
+        let name = format!("f{i}");
+        let (entry, _) = a.create(&who, dir, name.as_bytes(), ARGS, false).unwrap();
+        assert!(!a.attr_ttl(entry.attr.ino).is_zero());
+    }
+    assert!(!a.entry_ttl(dir).is_zero());
+    assert!(heard.0.lock().is_empty(), "{:?}", heard.0.lock());
+    server.stop();
+}
+
+#[test]
+fn an_unlinked_open_file_lives_as_long_as_the_other_mount_holds_it() {
+    let (_dir, path) = flash();
+    let server = start(&path, 1, &tcp());
+    let who = Caller::root();
+    let (a, _) = attach(&server.address());
+    let (b, _) = attach(&server.address());
+    let ino = a.create(&who, Ino::ROOT, b"f", ARGS, false).unwrap().0.attr.ino;
+    assert_eq!(b.lookup(&who, Ino::ROOT, b"f").unwrap().attr.ino, ino);
+    b.write(ino, 0, b"data", WriteMode::default()).unwrap();
+    a.unlink(&who, Ino::ROOT, b"f").unwrap();
+    a.forget(ino, 1);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut room = [0; 8];
+    assert_eq!(b.read(ino, 0, &mut room), Ok(4));
+    assert_eq!(b.getattr(ino).unwrap().nlink, 0);
+    b.forget(ino, 1);
+    let until = Instant::now() + Duration::from_secs(5);
+    while server.server.namespace().attributes(ino).is_ok() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(server.server.namespace().attributes(ino), Err(Errno::ESTALE));
+    server.stop();
+}
+
+#[test]
+fn a_restarted_server_is_waited_for_and_told_what_is_held() {
+    let (_dir, path) = flash();
+    let server = start(&path, 1, &tcp());
+    let address = server.address();
+    let who = Caller::root();
+    let (a, heard) = attach(&address);
+    let ino = a.create(&who, Ino::ROOT, b"f", ARGS, false).unwrap().0.attr.ino;
+    a.write(ino, 0, b"before", WriteMode::default()).unwrap();
+    a.unlink(&who, Ino::ROOT, b"f").unwrap();
+    server.stop();
+    let late = Arc::clone(&a);
+    let asking = std::thread::spawn(move || {
+        let mut room = [0; 8];
+        let read = late.read(ino, 0, &mut room);
+        (read, room)
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let server = start(&path, 2, &address);
+    let (read, room) = asking.join().unwrap();
+    assert_eq!(read, Ok(6));
+    assert_eq!(&room[..6], b"before");
+    assert!(heard.0.lock().contains(&"names".to_string()), "nothing old is believed");
+    assert!(a.create(&who, Ino::ROOT, b"g", ARGS, false).is_ok());
+    a.forget(ino, 1);
+    server.stop();
+}
+
+#[test]
+fn a_client_that_is_gone_is_waited_for_no_longer_than_its_lease() {
+    let (_dir, path) = flash();
+    let server = start(&path, 1, &tcp());
+    let who = Caller::root();
+    let (a, _) = attach(&server.address());
+    let (b, _) = attach(&server.address());
+    let ino = a.create(&who, Ino::ROOT, b"f", ARGS, false).unwrap().0.attr.ino;
+    b.lookup(&who, Ino::ROOT, b"f").unwrap();
+    b.close();
+    drop(b);
+    let begun = Instant::now();
+    let change = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    a.setattr(&who, ino, &change).unwrap();
+    a.unlink(&who, Ino::ROOT, b"f").unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(13), "{:?}", begun.elapsed());
+    server.stop();
+}
+
+#[test]
+fn listings_of_many_names_come_whole() {
+    let (_dir, path) = flash();
+    let server = start(&path, 1, &tcp());
+    let who = Caller::root();
+    let (a, _) = attach(&server.address());
+    for i in 0..3000 {
+        let name = format!("a name of some length, number {i:05}");
+        a.mknod(&who, Ino::ROOT, name.as_bytes(), forebay_proto::FileKind::File, ARGS, 0).unwrap();
+    }
+    let limit = a.dir_limit(Ino::ROOT).unwrap();
+    for plus in [false, true] {
+        let mut names = Vec::new();
+        let mut after = forebay_proto::Cookie::START;
+        loop {
+            let (before, start) = (names.len(), after);
+            let mut sink = |entry: &forebay_proto::DirEntry<'_>| {
+                if names.len() - before >= 700 {
+                    return false;
+                }
+                after = entry.cookie;
+                names.push(entry.name.to_vec());
+                true
+            };
+            match plus {
+                true => a.readdir_plus(Ino::ROOT, start, limit, &mut sink).unwrap(),
+                false => a.readdir(Ino::ROOT, start, limit, &mut sink).unwrap(),
+            }
+            if names.len() == before {
+                break;
+            }
+        }
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 3002, "plus: {plus}");
+    }
+    server.stop();
+}
