@@ -9,6 +9,7 @@ use forebay_net::handshake::{Credential, Gate, Greeted};
 use forebay_proto::api::{CreateArgs, FileSystem, Notify, WriteMode};
 use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use forebay_proto::net::session::{LockKind, LockSpec};
 use forebay_proto::{Caller, Errno, Ino, SetAttr, ShardId};
 use forebay_server::flash::{Store, StoreOptions};
 use forebay_server::net::{Backend, Listening, listen};
@@ -318,5 +319,42 @@ fn listings_of_many_names_come_whole() {
         names.dedup();
         assert_eq!(names.len(), 3002, "plus: {plus}");
     }
+    server.stop();
+}
+
+fn lock(ino: Ino, owner: u64, exclusive: bool) -> LockSpec {
+    LockSpec { ino, kind: LockKind::Posix, owner, pid: 7, start: 0, end: 9, exclusive }
+}
+
+#[test]
+fn locks_wait_over_mounts_and_outlive_a_restart_of_the_server() {
+    let (_dir, path) = flash();
+    let server = start(&path, 1, &tcp());
+    let address = server.address();
+    let who = Caller::root();
+    let (a, _) = attach(&address);
+    let (b, _) = attach(&address);
+    let ino = a.create(&who, Ino::ROOT, b"f", ARGS, false).unwrap().0.attr.ino;
+    b.lookup(&who, Ino::ROOT, b"f").unwrap();
+    let (a_locks, b_locks) = (a.locks().unwrap(), b.locks().unwrap());
+    a_locks.set(&lock(ino, 1, true), None).unwrap();
+    assert_eq!(b_locks.set(&lock(ino, 1, true), None), Err(Errno::EAGAIN));
+    assert_eq!(b_locks.test(&lock(ino, 1, false)).unwrap().unwrap().pid, 0);
+    let (granted, grant) = std::sync::mpsc::channel();
+    let waiter = Box::new(move |result| granted.send(result).unwrap());
+    assert!(b_locks.set(&lock(ino, 1, true), Some(waiter)).unwrap().is_some());
+    server.stop();
+    let server = start(&path, 2, &address);
+    // Any call makes both mounts notice.
+    a.getattr(ino).unwrap();
+    b.getattr(ino).unwrap();
+    assert_eq!(b_locks.set(&lock(ino, 2, false), None), Err(Errno::EAGAIN), "a still has it");
+    assert!(grant.recv_timeout(Duration::from_millis(300)).is_err());
+    a_locks.unset(&lock(ino, 1, true)).unwrap();
+    assert_eq!(grant.recv_timeout(Duration::from_secs(10)), Ok(Ok(())));
+    assert_eq!(a_locks.set(&lock(ino, 1, true), None), Err(Errno::EAGAIN));
+    b.close();
+    a_locks.set(&lock(ino, 1, true), None).unwrap();
+    a.close();
     server.stop();
 }

@@ -2,7 +2,9 @@
 
 use super::RemoteFs;
 use super::peer::{Done, Room};
-use forebay_proto::api::{CreateArgs, DirEntry, FileSystem, Notify, Opened, StatFs, WriteMode};
+use forebay_proto::api::{
+    CreateArgs, DirEntry, FileSystem, Locks, Notify, Opened, StatFs, WriteMode,
+};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::net::call::{KeptAttr, MAX_LISTING_BYTES};
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
@@ -380,6 +382,10 @@ impl FileSystem for RemoteFs {
 
     fn attr_ttl(&self, ino: Ino) -> Duration {
         self.peer.kept.attr_ttl(ino)
+    }
+
+    fn locks(&self) -> Option<&dyn Locks> {
+        Some(&*self.locks)
     }
 
     fn statfs(&self) -> Result<StatFs> {

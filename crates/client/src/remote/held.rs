@@ -1,8 +1,9 @@
 //! What this mount holds at a server: references (the kernel's lookups) and opens by descriptor.
 //! It is what a new session must be told, and what it gives back is gathered here.
 
+use forebay_proto::Ino;
 use forebay_proto::net::call::{Answer, MAX_FORGETS};
-use forebay_proto::{Ino, net::session::MAX_RECLAIM_ITEMS, net::session::Reclaim};
+use forebay_proto::net::session::{LockSpec, MAX_RECLAIM_ITEMS, Reclaim};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 
@@ -104,7 +105,7 @@ impl Held {
 
     /// All that is held, for a new session: what was given back and not told is not part of it,
     /// and need not be told any more.
-    pub(super) fn for_new_session(&self) -> Vec<Reclaim> {
+    pub(super) fn for_new_session(&self, locks: &[LockSpec]) -> Vec<Reclaim> {
         let mut state = self.state.lock();
         state.forgets.clear();
         state.releases.clear();
@@ -119,6 +120,11 @@ impl Held {
             opens
                 .chunks(MAX_RECLAIM_ITEMS)
                 .map(|part| Reclaim { opens: part.to_vec(), ..Reclaim::default() }),
+        );
+        parts.extend(
+            locks
+                .chunks(MAX_RECLAIM_ITEMS)
+                .map(|part| Reclaim { locks: part.to_vec(), ..Reclaim::default() }),
         );
         parts.push(Reclaim { last: true, ..Reclaim::default() });
         parts
@@ -164,7 +170,7 @@ mod tests {
         assert_eq!(told.forgets, [(Ino(5), 2), (Ino(6), 1)]);
         assert_eq!(told.releases, [(Ino(6), 1)]);
         assert!(held.forget(Ino(5), 1));
-        let parts = held.for_new_session();
+        let parts = held.for_new_session(&[]);
         assert!(parts.iter().all(|p| p.references.is_empty()) && parts.last().unwrap().last);
         held.end();
         assert!(held.next_given_back().is_none());

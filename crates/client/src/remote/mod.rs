@@ -5,6 +5,7 @@
 //! | `peer` | connections, the session at a server, calls that survive broken connections |
 //! | `kept` | what may be believed without asking |
 //! | `held` | references and opens, and giving them back |
+//! | `locks` | lock requests that wait, locks held |
 //! | `fs` | `FileSystem` |
 //!
 //! Threads of a mount: one that hears recalls, one that gives references back, one that keeps the
@@ -13,6 +14,7 @@
 mod fs;
 mod held;
 mod kept;
+mod locks;
 mod peer;
 
 pub use peer::{PATIENCE, Target, this_node};
@@ -24,6 +26,7 @@ use forebay_proto::control::ControlError;
 use forebay_proto::net::Call;
 use forebay_proto::net::session::Attached;
 use forebay_proto::{Caller, Errno};
+use locks::RemoteLocks;
 use peer::{Peer, Room};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +39,7 @@ const ALIVE_LOOK: Duration = Duration::from_secs(1);
 /// A mounted buffer on a server.
 pub struct RemoteFs {
     peer: Arc<Peer>,
+    locks: Arc<RemoteLocks>,
     attached: Attached,
 }
 
@@ -47,14 +51,16 @@ impl RemoteFs {
         let failed = |error: LinkError| describe(&what, &address, error);
         let peer = Peer::new(target).map_err(|e| failed(LinkError::Io(e)))?;
         let attached = peer.attach().map_err(failed)?;
-        let fs = Arc::new(RemoteFs { peer: Arc::new(peer), attached });
-        fs.start("recalls", hear_recalls)?;
+        let peer = Arc::new(peer);
+        let locks = Arc::new(RemoteLocks::new(Arc::clone(&peer)));
+        let fs = Arc::new(RemoteFs { peer, locks: Arc::clone(&locks), attached });
+        fs.start("recalls", move |peer| hear_recalls(peer, &locks))?;
         fs.start("give-back", give_back)?;
         fs.start("alive", keep_alive)?;
         Ok(fs)
     }
 
-    fn start(&self, name: &str, work: fn(&Peer)) -> Result<()> {
+    fn start(&self, name: &str, work: impl FnOnce(&Peer) + Send + 'static) -> Result<()> {
         let peer = Arc::clone(&self.peer);
         std::thread::Builder::new()
             .name(name.into())
@@ -82,9 +88,23 @@ impl Drop for RemoteFs {
     }
 }
 
-fn hear_recalls(peer: &Peer) {
+fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>) {
+    let mut heard_in = 1;
     while !peer.is_closing() {
-        let heard = peer.hear_recalls(|recall| peer.kept.recalled(&recall.names, &recall.attrs));
+        let new_session = |generation| {
+            if generation != std::mem::replace(&mut heard_in, generation) {
+                // On a thread of its own: a request may have to wait for a recall.
+                let locks = Arc::clone(locks);
+                let asking = std::thread::Builder::new().name("locks".into());
+                if let Err(error) = asking.spawn(move || locks.ask_again()) {
+                    tracing::error!(%error, "lock requests that wait were not made again");
+                }
+            }
+        };
+        let heard = peer.hear_recalls(new_session, |recall| {
+            peer.kept.recalled(&recall.names, &recall.attrs);
+            locks.heard(recall);
+        });
         if let Err(error) = heard {
             tracing::debug!(%error, "recalls are not heard");
         }

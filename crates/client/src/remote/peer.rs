@@ -12,6 +12,7 @@
 
 use super::held::Held;
 use super::kept::{Kept, Mark};
+use super::locks::HeldLocks;
 use crate::ledger::greet;
 use forebay_net::handshake::Credential;
 use forebay_net::{Link, LinkError, ServerAddress, random};
@@ -99,6 +100,7 @@ pub(super) struct Peer {
     closing: AtomicBool,
     pub(super) kept: Kept,
     pub(super) held: Held,
+    pub(super) held_locks: Mutex<HeldLocks>,
 }
 
 /// A slot in use, given back at the end.
@@ -160,6 +162,7 @@ impl Peer {
             closing: AtomicBool::new(false),
             kept: Kept::new(),
             held: Held::default(),
+            held_locks: Mutex::default(),
         })
     }
 
@@ -390,7 +393,8 @@ impl Peer {
             Answer::Attached(attached) => *attached,
             answer => return Err(refused(answer)),
         };
-        for part in self.held.for_new_session() {
+        let locks = self.held_locks.lock().all();
+        for part in self.held.for_new_session(&locks) {
             let request = Request {
                 session: attached.key.session,
                 slot: SlotId(0),
@@ -400,7 +404,14 @@ impl Peer {
             };
             link.send(Kind::Call, 0, &request, &[], None)?;
             match link.receive_as::<Answer>(Kind::Answer)? {
-                Answer::Done => {}
+                Answer::Reclaimed { lost } if lost.is_empty() => {}
+                Answer::Reclaimed { lost } => {
+                    tracing::error!(
+                        ?lost,
+                        "locks of this mount were given to others while it could not be heard"
+                    );
+                    self.held_locks.lock().lost(&lost);
+                }
                 answer => return Err(refused(answer)),
             }
         }
@@ -441,14 +452,20 @@ impl Peer {
     }
 
     /// Hears recalls on one connection until it breaks or the mount ends; each is done by `done`
-    /// before it is answered.
-    pub(super) fn hear_recalls(&self, mut handle: impl FnMut(&Recall)) -> Result<()> {
+    /// before it is answered. `joined_in` is told the session's generation first.
+    pub(super) fn hear_recalls(
+        &self,
+        joined_in: impl FnOnce(u64),
+        mut handle: impl FnMut(&Recall),
+    ) -> Result<()> {
         let joined = {
             let session = self.session.read();
             let Some(attached) = &session.attached else { return Err(Errno::ENOTCONN) };
-            self.join(&session, attached, Purpose::Recalls)
+            (self.join(&session, attached, Purpose::Recalls), session.generation)
         };
+        let (joined, generation) = joined;
         let mut link = joined.map_err(|_| Errno::ENOTCONN)?;
+        joined_in(generation);
         let mut body = Vec::new();
         loop {
             let header = link.receive(&mut body).map_err(|_| Errno::ECONNRESET)?;

@@ -5,7 +5,7 @@
 //! the trait's function of the same name ([`crate::api`]); here stands only what differs.
 
 use super::session::{
-    Attach, Attached, LockCall, LockState, Reclaim, SessionId, SessionKey, SlotId,
+    Attach, Attached, LockCall, LockSpec, LockState, Reclaim, SessionId, SessionKey, SlotId,
 };
 use crate::api::{CreateArgs, StatFs};
 use crate::attr::{Attr, FileKind, SetAttr};
@@ -324,6 +324,11 @@ pub enum Answer {
     Done,
     /// To `Attach`.
     Attached(Box<Attached>),
+    /// To `Reclaim`: locks that somebody else has got meanwhile.
+    Reclaimed {
+        /// Which.
+        lost: Vec<LockSpec>,
+    },
     /// A reference to an inode. `keep_names`: names of its parent may be kept.
     Entry {
         /// Attributes.

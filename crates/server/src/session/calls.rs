@@ -196,7 +196,7 @@ impl At<'_> {
             }
             Call::Statfs => self.namespace().statfs().map(Answer::Statfs).into(),
             Call::SyncAll => self.namespace().sync_all().into(),
-            Call::Lock(_) => Reply::failed(Errno::EOPNOTSUPP),
+            Call::Lock(call) => self.lock_call(call).into(),
             names_or_data => match self.names_call(names_or_data) {
                 Some(reply) => reply,
                 None => self.data_call(names_or_data, room),
@@ -245,9 +245,10 @@ impl At<'_> {
                 self.sessions.leases.opened_locally(ino, self.session.id());
             }
         }
+        let lost = self.restore_locks(&part.locks);
         if part.last {
             self.sessions.grace.reclaimed(self.session.attach.client);
         }
-        Ok(Answer::Done)
+        Ok(Answer::Reclaimed { lost })
     }
 }

@@ -6,7 +6,7 @@
 //! | `recall` | telling a client what it must stop to believe |
 //! | `slots` | each call exactly once, over broken connections |
 //! | `changes` | recalls before a change, order of changes in a directory |
-//! | `calls`, `calls_names`, `calls_data` | from a call to its answer |
+//! | `calls`, `calls_names`, `calls_data`, `calls_locks` | from a call to its answer |
 //! | `grace` | clients of an earlier start of the server |
 //!
 //! Invariants
@@ -21,6 +21,7 @@
 
 mod calls;
 mod calls_data;
+mod calls_locks;
 mod calls_names;
 mod changes;
 mod grace;
@@ -32,6 +33,7 @@ mod tests;
 
 pub use calls::Reply;
 
+use crate::locks::LockTable;
 use crate::namespace::Namespace;
 use forebay_proto::api::FileSystem;
 use forebay_proto::net::ledger::MountedClient;
@@ -144,6 +146,7 @@ pub struct Sessions {
     namespace: Arc<Namespace>,
     facts: BufferFacts,
     leases: Leases,
+    locks: Arc<LockTable>,
     order: changes::Order,
     grace: Grace,
     table: Mutex<Table>,
@@ -170,6 +173,7 @@ impl Sessions {
             namespace: Arc::clone(&namespace),
             facts,
             leases: Leases::new(),
+            locks: LockTable::new(),
             order: changes::Order::new(),
             table: Mutex::default(),
         });
@@ -276,6 +280,7 @@ impl Sessions {
             // The server ends. Clients find what they hold at its next start.
             return;
         }
+        self.locks.drop_session(session.id);
         let held = std::mem::take(&mut *session.held.lock());
         for (ino, count) in held {
             self.namespace.forget(ino, count);

@@ -1,0 +1,70 @@
+//! Calls on locks. All locks of a buffer are in one table, so that deadlocks are found over all
+//! its mounts. A request that has to wait holds no thread: the client hears of its end on the
+//! session's channel.
+
+use super::calls::At;
+use crate::namespace::Namespace;
+use forebay_proto::net::Answer;
+use forebay_proto::net::session::{LockCall, LockSpec, LockState};
+use forebay_proto::{Errno, Result};
+use std::sync::Arc;
+
+impl At<'_> {
+    pub(super) fn lock_call(&self, call: &LockCall) -> Result<Answer> {
+        let (locks, session) = (&self.sessions.locks, self.session.id());
+        // Clients of the last server first say what they hold.
+        self.sessions.grace.wait();
+        let done = Ok(Answer::Lock(LockState::Free));
+        match call {
+            LockCall::Test(spec) => {
+                let held = locks.test(session, spec)?;
+                Ok(Answer::Lock(held.map_or(LockState::Free, |(holder, held)| {
+                    // A process number says nothing on another node.
+                    let pid = if holder == session { held.pid } else { 0 };
+                    LockState::Held(LockSpec { pid, ..held })
+                })))
+            }
+            LockCall::Set { spec, wait } => {
+                must_exist(self.namespace(), spec)?;
+                let waiter = wait.map(|ticket| {
+                    let asking = Arc::downgrade(self.session);
+                    let told: forebay_proto::api::LockWaiter = Box::new(move |result| {
+                        if let Some(session) = asking.upgrade() {
+                            session.channel.lock_ended(ticket, result.map_err(|e| e.0));
+                        }
+                    });
+                    (ticket, told)
+                });
+                match locks.set(session, spec, waiter) {
+                    // Asked again, because the first answer was lost.
+                    Err(Errno::EEXIST) => Ok(Answer::Lock(LockState::Waits)),
+                    other => other.map(Answer::Lock),
+                }
+            }
+            LockCall::Unset(spec) => {
+                locks.unset(session, spec)?;
+                done
+            }
+            LockCall::Cancel(ticket) => {
+                locks.cancel(session, *ticket);
+                done
+            }
+            LockCall::Drop { ino, kind, owner } => {
+                locks.drop_owner(session, *ino, *kind, *owner);
+                done
+            }
+        }
+    }
+
+    /// Locks from before a restart of the server, or from before the session was ended; those
+    /// that somebody else has got meanwhile are lost.
+    pub(super) fn restore_locks(&self, held: &[LockSpec]) -> Vec<LockSpec> {
+        let (locks, session) = (&self.sessions.locks, self.session.id());
+        held.iter().filter(|spec| locks.restore(session, spec).is_err()).copied().collect()
+    }
+}
+
+/// Locks of what does not exist would be nobody's to clear away.
+fn must_exist(namespace: &Namespace, spec: &LockSpec) -> Result<()> {
+    namespace.attributes(spec.ino).map(|_| ())
+}
