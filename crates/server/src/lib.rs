@@ -13,5 +13,6 @@ pub mod net;
 pub mod objects;
 mod server;
 pub mod session;
+mod step;
 
 pub use server::{Server, ServerOptions, check};

@@ -5,7 +5,7 @@
 //! lives; the marker `meta/clean` exists only while no server runs, and only after a close that
 //! wrote everything down, so that any other end makes the next start reconcile.
 //!
-//! Made by the mount command (`forebay` crate), later also by `forebay serve`.
+//! Made by the mount command (`forebay` crate), and by the ledger for the buffers it serves.
 
 use crate::flash::Store;
 use crate::mover::{Mover, MoverOptions};
@@ -16,7 +16,6 @@ use forebay_proto::api::FileSystem;
 use forebay_proto::control::{ControlError, FileStatus, PathBytes, StoreKind};
 use forebay_proto::ids::ShardId;
 use forebay_proto::{Caller, Errno};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -33,6 +32,8 @@ pub struct ServerOptions {
     pub pfs_roots: Vec<PathBuf>,
     /// Clients outlive the server: see [`NamespaceOptions::hold_orphans`].
     pub hold_orphans: bool,
+    /// User and group that the root directory of a new buffer belongs to; `None` = this process's.
+    pub root_owner: Option<(u32, u32)>,
 }
 
 /// A running server.
@@ -79,12 +80,16 @@ impl Server {
         let data = store.data_dir();
         let objects = Objects::open(&data, store.volatile(), directory, accounting)
             .map_err(at("open the objects in", data))?;
+        let (root_uid, root_gid) = options.root_owner.unwrap_or_else(|| {
+            use rustix::process::{getegid, geteuid};
+            (geteuid().as_raw(), getegid().as_raw())
+        });
         let namespace_options = NamespaceOptions {
             shard: ShardId(0),
             capacity_bytes: store.capacity_bytes(),
             volatile: store.volatile(),
-            root_uid: rustix::process::geteuid().as_raw(),
-            root_gid: rustix::process::getegid().as_raw(),
+            root_uid,
+            root_gid,
             hold_orphans: options.hold_orphans,
         };
         let (namespace, recovery) =
@@ -94,10 +99,9 @@ impl Server {
         if unclean {
             tracing::warn!(?recovery, "the last server did not close: recovered");
         }
-        let mount_point = OsStr::from_bytes(store.record().mount_point.as_bytes());
         let mover_options = MoverOptions {
             pfs_roots: options.pfs_roots,
-            mount_point: Some(mount_point.into()),
+            mount_point: store.record().key.mount_point().map(Path::to_path_buf),
             ..MoverOptions::default()
         };
         let mover = Arc::new(Mover::new(namespace.clone(), store.plans_dir(), mover_options)?);
@@ -161,6 +165,14 @@ impl Server {
             volatile: self.namespace.is_volatile(),
             grade: self.namespace.grade(&attr).into(),
         })
+    }
+
+    /// Gives the buffer more capacity while it is served; returns what it has then. Killed or
+    /// failed anywhere, it has the old capacity or the new one ([`Store::grow`]).
+    pub fn grow(&self, capacity_bytes: u64) -> Result<u64, ControlError> {
+        let has = self.store.grow(capacity_bytes)?;
+        self.namespace.set_capacity(has);
+        Ok(has)
     }
 
     /// Stops staging (resumable), background work and the store, writes everything down, and

@@ -7,7 +7,7 @@ use crate::args::CheckArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use forebay_client::{canonical, mounts};
 use forebay_proto::control::{ControlError, PathBytes};
-use forebay_server::flash::{self, Store};
+use forebay_server::flash::{self, Store, StoreKey};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -18,6 +18,8 @@ use std::process::ExitStatus;
 /// Runs the command.
 pub fn run(args: CheckArgs) -> Outcome {
     let dir = store_of(&args)?;
+    // What cannot be read is told by the verification.
+    let key = flash::load_record(&dir).ok().flatten().map(|record| record.key);
     let problems = match in_child(|| verify(&dir))? {
         Verified::Ended(found) => found?,
         Verified::Died(status) => {
@@ -28,6 +30,9 @@ pub fn run(args: CheckArgs) -> Outcome {
     if args.json {
         print_json(&serde_json::json!({
             "store": PathBytes::new(dir.as_os_str().as_bytes()),
+            "mount_point": key.as_ref().and_then(StoreKey::mount_point)
+                .map(|point| PathBytes::new(point.as_os_str().as_bytes())),
+            "buffer": key.as_ref().and_then(StoreKey::buffer),
             "sound": problems.is_empty(),
             "problems": problems,
         }))?;
@@ -40,7 +45,8 @@ pub fn run(args: CheckArgs) -> Outcome {
             1 => "1 problem".to_string(),
             n => format!("{n} problems"),
         };
-        println!("{}: {count}", visible(&dir.display().to_string()));
+        let whose = key.map(|key| format!(", store of {key}")).unwrap_or_default();
+        println!("{}: {count}", visible(&format!("{}{whose}", dir.display())));
     }
     Ok(if problems.is_empty() { EXIT_OK } else { EXIT_FAILED })
 }
@@ -48,9 +54,10 @@ pub fn run(args: CheckArgs) -> Outcome {
 /// Takes the store, verifies it, gives it back.
 fn verify(dir: &Path) -> Result<Vec<String>, ControlError> {
     let store = Store::open(dir).map_err(|error| match error.errno {
-        Some(libc::EBUSY) => {
-            error.hint("only a stopped buffer can be checked: `forebay umount --keep` it first")
-        }
+        Some(libc::EBUSY) => error.hint(
+            "only a stopped buffer can be checked: `forebay umount --keep` it, or end the \
+                 `forebay serve` that serves it",
+        ),
         _ => error,
     })?;
     let problems = forebay_server::check(&store);
@@ -135,7 +142,7 @@ fn store_of(args: &CheckArgs) -> Result<PathBuf, ControlError> {
                 .hint("name it with --flash"),
         }
     })?;
-    let dir = flash::store_dir(&flash, &target);
+    let dir = flash::store_dir(&flash, &StoreKey::mount(&target));
     if dir.is_dir() {
         return Ok(dir);
     }

@@ -6,7 +6,7 @@ use crate::failure::{EXIT_OK, Outcome, visible};
 use crate::mount_options::{self, MountOptionSet};
 use forebay_client::{Control, canonical, mounts};
 use forebay_proto::control::{ControlError, StoreKind};
-use forebay_server::flash::{self, StoreOptions};
+use forebay_server::flash::{self, StoreKey, StoreOptions};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,11 +40,12 @@ pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
     let plan = MountPlan {
         store: StoreOptions {
             flash,
-            mount_point,
+            key: StoreKey::mount(&mount_point),
             capacity_bytes: args.scratch,
             kind: args.store.map(Into::into),
             shared: options.allow_other,
         },
+        mount_point,
         options,
         threads: args.threads.map(usize::from),
         fast_path: !args.no_fast_path,
@@ -155,7 +156,7 @@ fn clear_dead_mounts(flash: &Path, mount_point: &Path) -> Result<(), ControlErro
                 );
             }
         }
-        if mount.store_dir != flash::store_dir(flash, mount_point) {
+        if mount.store_dir != flash::store_dir(flash, &StoreKey::mount(mount_point)) {
             let why = format!("a dead mount of {} is there", mount.store_dir.display());
             let hint = "`forebay umount --keep` detaches it and keeps its buffer";
             return refuse(&why, libc::EBUSY, hint);

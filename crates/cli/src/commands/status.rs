@@ -5,18 +5,23 @@ use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_client::{Control, MountRef, locate, mounts};
 use forebay_jobs::run::record::{RECORD_NAME, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
+use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::format_bytes;
-use forebay_server::flash::{self, FoundStore};
+use forebay_server::flash::{self, FoundStore, StoreKey};
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// One line of the list.
 #[derive(Serialize)]
 struct Listed {
-    mount_point: PathBytes,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mount_point: Option<PathBytes>,
+    /// Name of a buffer whose store `forebay serve` keeps there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    buffer: Option<BufferName>,
     store: PathBytes,
-    /// `live`, `dead`, `kept`, `hidden` (another user's).
+    /// `live`, `dead`, `kept`, `in use`, `served`, `hidden` (another user's).
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity_bytes: Option<u64>,
@@ -145,8 +150,12 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
             _ => String::new(),
         };
         let why = entry.why.as_ref().map(|why| format!("  ({why})")).unwrap_or_default();
-        let text =
-            format!("{:<6} {}  store {}{size}{why}", entry.state, entry.mount_point, entry.store);
+        let what = match (&entry.mount_point, &entry.buffer) {
+            (Some(point), _) => point.to_string(),
+            (None, Some(name)) => format!("buffer {name}"),
+            (None, None) => "?".into(),
+        };
+        let text = format!("{:<6} {what}  store {}{size}{why}", entry.state, entry.store);
         println!("{}", visible(&text));
         if let Some(record) = &entry.resume {
             let text = format!("       its job is not finished: forebay run --resume {record}");
@@ -161,7 +170,8 @@ fn name_left_jobs(flash: Option<&Path>, listed: &mut [Listed]) {
     let Ok(dir) = flash::resolve_flash(flash) else { return };
     // What cannot be listed holds no job of this user.
     for job in left_over(&dir).unwrap_or_default() {
-        let of_job = listed.iter_mut().find(|e| e.mount_point == job.record.mount_point);
+        let of_job =
+            listed.iter_mut().find(|e| e.mount_point.as_ref() == Some(&job.record.mount_point));
         if let Some(entry) = of_job {
             entry.resume = Some(bytes_of(&job.dir.join(RECORD_NAME)));
         }
@@ -183,7 +193,8 @@ fn bytes_of(path: &Path) -> PathBytes {
 
 fn list_mounted(mount: &MountRef) -> Listed {
     let mut listed = Listed {
-        mount_point: bytes_of(&mount.mount_point),
+        mount_point: Some(bytes_of(&mount.mount_point)),
+        buffer: None,
         store: bytes_of(&mount.store_dir),
         state: "live",
         capacity_bytes: None,
@@ -206,14 +217,21 @@ fn list_mounted(mount: &MountRef) -> Listed {
 }
 
 fn list_kept(found: &FoundStore) -> Listed {
-    let (mount_point, capacity_bytes, why) = match &found.record {
-        Ok(record) => (record.mount_point.clone(), Some(record.capacity_bytes), None),
-        Err(error) => (bytes_of(&PathBuf::from("?")), None, Some(error.to_string())),
+    let key = found.record.as_ref().ok().map(|record| &record.key);
+    let buffer = key.and_then(StoreKey::buffer).cloned();
+    let (capacity_bytes, why) = match &found.record {
+        Ok(record) => (Some(record.capacity_bytes), None),
+        Err(error) => (None, Some(error.to_string())),
     };
     Listed {
-        mount_point,
+        mount_point: key.and_then(StoreKey::mount_point).map(bytes_of),
+        state: match (found.in_use, &buffer) {
+            (true, Some(_)) => "served",
+            (true, None) => "in use",
+            (false, _) => "kept",
+        },
+        buffer,
         store: bytes_of(&found.dir),
-        state: if found.in_use { "in use" } else { "kept" },
         capacity_bytes,
         used_bytes: None,
         why,

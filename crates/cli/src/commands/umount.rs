@@ -5,7 +5,7 @@ use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json};
 use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts};
 use forebay_proto::control::ControlError;
-use forebay_server::flash::{self, Store};
+use forebay_server::flash::{self, Store, StoreKey};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -74,14 +74,29 @@ fn end_kept(mount_point: &Path, args: &UmountArgs) -> Result<(), ControlError> {
             .errno(libc::EINVAL)
             .hint(hint)
     };
+    if let Some(error) = served(mount_point) {
+        return Err(error);
+    }
     let Ok(flash) = flash::resolve_flash(args.flash.as_deref()) else {
         return Err(not_mounted("to destroy one that was kept, name its FLASH with --flash"));
     };
-    let dir = flash::store_dir(&flash, mount_point);
+    let dir = flash::store_dir(&flash, &StoreKey::mount(mount_point));
     if args.keep || !dir.exists() {
         return Err(not_mounted("`forebay status` lists the buffers"));
     }
     discard(&dir)
+}
+
+/// The error for what is no mount but the store of a buffer of `forebay serve`.
+fn served(dir: &Path) -> Option<ControlError> {
+    let record = flash::load_record(dir).ok()??;
+    let name = record.key.buffer()?;
+    let why = format!("it is no mount but the store of {}", record.key);
+    Some(
+        ControlError::new("unmount", Some(dir), &why)
+            .errno(libc::EINVAL)
+            .hint(&format!("`forebay buffer destroy {name} --server ADDR` destroys the buffer")),
+    )
 }
 
 /// Destroys a store that no server uses; one that is just ending is waited for.

@@ -34,6 +34,8 @@ use std::time::Instant;
 pub struct MountPlan {
     /// The store to find or create.
     pub store: StoreOptions,
+    /// Where to mount.
+    pub mount_point: PathBuf,
     /// Mount options.
     pub options: MountOptionSet,
     /// Threads for requests.
@@ -116,7 +118,7 @@ fn mount_session(
     store: &Store,
     server: &Arc<Server>,
 ) -> Result<Session, ControlError> {
-    let point = &plan.store.mount_point;
+    let point = &plan.mount_point;
     let mut source = OsString::from("forebay:");
     source.push(store.dir());
     let probe = match store.kind() {

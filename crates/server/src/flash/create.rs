@@ -4,8 +4,9 @@ use super::error::{Flash, Result, fail};
 use super::lock::StoreLock;
 use super::record::{self, MetaBudget, StoreRecord, StoreState};
 use super::{
-    CAPACITY_MIN_BYTES, IMAGE_MIN_BYTES, Store, image, list, path_bytes, place, remove, tmpfs,
+    CAPACITY_MIN_BYTES, IMAGE_MIN_BYTES, Store, StoreKey, image, list, place, remove, tmpfs,
 };
+use crate::step::step;
 use forebay_proto::control::StoreKind;
 use forebay_proto::size::format_bytes;
 use forebay_proto::version::FLASH_FORMAT;
@@ -17,15 +18,15 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Capacities are whole blocks of this many bytes.
-const BLOCK_BYTES: u64 = 4096;
+pub(super) const BLOCK_BYTES: u64 = 4096;
 
 /// What a store is to be.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// FLASH, canonical (see [`place::resolve_flash`]).
     pub flash: PathBuf,
-    /// Mount point, canonical.
-    pub mount_point: PathBuf,
+    /// Whose it is.
+    pub key: StoreKey,
     /// Capacity for file data in bytes; rounded up to whole 4 KiB blocks.
     pub capacity_bytes: u64,
     /// The kind to insist on; `None` = the best that works here.
@@ -147,9 +148,9 @@ fn create_as(
     kind: StoreKind,
     served_reason: Option<&str>,
 ) -> Result<(PathBuf, StoreRecord, StoreLock)> {
-    let dir = place::store_dir(&options.flash, &options.mount_point);
+    let dir = place::store_dir(&options.flash, &options.key);
     let record = new_record(options, kind, served_reason)?;
-    check_room(options, &dir, &record)?;
+    check_room(&options.flash, &dir, &record, record.capacity_bytes)?;
     match fs::DirBuilder::new().mode(0o700).create(&dir) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             return Err(error).at("make the store", &dir);
@@ -157,6 +158,7 @@ fn create_as(
         _ => (),
     }
     place::is_own_directory(&dir)?;
+    step("a store has its directory");
     let lock = StoreLock::acquire(&dir)?
         .ok_or_else(|| fail("make the store", &dir, "it was removed at the same moment"))?;
     if record::load(&dir)?.is_some() {
@@ -169,13 +171,17 @@ fn create_as(
 
 /// Writes the record and makes the contents; removes all of it on an error.
 fn fill(options: &StoreOptions, dir: &Path, mut record: StoreRecord) -> Result<StoreRecord> {
-    let made = record::save(dir, &record).and_then(|()| match record.kind {
-        StoreKind::Tmpfs => tmpfs::make(dir, &record),
-        StoreKind::LoopXfs => image::make(dir, &record),
-        StoreKind::Directory => ["data", "meta", "plans"]
-            .iter()
-            .try_for_each(|name| tmpfs::make_private_dir(&dir.join(name))),
+    let made = record::save(dir, &record).and_then(|()| {
+        step("a store says that it is being made");
+        match record.kind {
+            StoreKind::Tmpfs => tmpfs::make(dir, &record),
+            StoreKind::LoopXfs => image::make(dir, &record),
+            StoreKind::Directory => ["data", "meta", "plans"]
+                .iter()
+                .try_for_each(|name| tmpfs::make_private_dir(&dir.join(name))),
+        }
     });
+    step("a store has its contents");
     let ready = made.and_then(|()| {
         fs::set_permissions(dir, fs::Permissions::from_mode(options.dir_mode()))
             .at("set the mode of the store", dir)?;
@@ -202,11 +208,15 @@ fn new_record(
     let preallocate = kind == StoreKind::LoopXfs;
     Ok(StoreRecord {
         format: FLASH_FORMAT,
-        uuid: record::new_uuid()?,
+        uuid: match &options.key {
+            StoreKey::Buffer { uuid, .. } => uuid.clone(),
+            StoreKey::Mount { .. } => record::new_uuid()?,
+        },
         kind,
         capacity_bytes,
+        growing_to_bytes: None,
         meta: MetaBudget::for_capacity(capacity_bytes, preallocate),
-        mount_point: path_bytes(&options.mount_point),
+        key: options.key.clone(),
         created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         uid: rustix::process::geteuid().as_raw(),
         boot_id: record::boot_id(),
@@ -216,43 +226,48 @@ fn new_record(
     })
 }
 
-/// A buffer is a reservation: refused if FLASH has not the room now. An image allocates its
-/// room and needs no such check; memory is counted with what the other buffers on the same
-/// FLASH may still fill.
-fn check_room(options: &StoreOptions, dir: &Path, record: &StoreRecord) -> Result<()> {
+/// A buffer is a reservation: refused if FLASH has not the room now for `more_bytes`. An image
+/// allocates its room and needs no such check; memory is counted with what the other buffers on
+/// the same FLASH may still fill.
+pub(super) fn check_room(
+    flash: &Path,
+    dir: &Path,
+    record: &StoreRecord,
+    more_bytes: u64,
+) -> Result<()> {
     if record.kind == StoreKind::LoopXfs {
         return Ok(());
     }
-    let stat = rustix::fs::statvfs(&options.flash).at("look at flash", &options.flash)?;
+    let stat = rustix::fs::statvfs(flash).at("look at flash", flash)?;
     let mut free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
     // A tmpfs that was mounted without a size limit says zero.
     if stat.f_blocks == 0 {
         return Ok(());
     }
     if record.kind == StoreKind::Tmpfs {
-        let others = list(&options.flash)?;
+        let others = list(flash)?;
         let reserved: u64 = others
             .iter()
-            .filter(|other| other.dir != dir)
+            .filter(|other| other.dir != dir || record.state == StoreState::Ready)
             .filter_map(|other| other.record.as_ref().ok())
             .map(|other| other.capacity_bytes)
             .sum();
         free_bytes = free_bytes.saturating_sub(reserved);
     }
     // In a plain directory the log is allocated at once, beside the capacity.
-    let log_bytes = if record.kind == StoreKind::Directory { record.meta.log_bytes } else { 0 };
-    if free_bytes < record.capacity_bytes.saturating_add(log_bytes) {
+    let allocates = record.kind == StoreKind::Directory && record.state == StoreState::Creating;
+    let log_bytes = if allocates { record.meta.log_bytes } else { 0 };
+    if free_bytes < more_bytes.saturating_add(log_bytes) {
         let beside = match log_bytes {
             0 => String::new(),
             _ => format!(" and {} for metadata", format_bytes(log_bytes)),
         };
         let why = format!(
-            "no space: {} bytes ({}){beside} were asked for, {free_bytes} bytes ({}) are free",
-            record.capacity_bytes,
-            format_bytes(record.capacity_bytes),
+            "no space: {more_bytes} bytes ({}){beside} were asked for, {free_bytes} bytes ({}) are free",
+            format_bytes(more_bytes),
             format_bytes(free_bytes)
         );
-        return Err(fail("create the buffer on", &options.flash, &why)
+        return Err(fail("reserve a buffer's capacity on", flash, &why)
             .errno(libc::ENOSPC)
             .hint("ask for less, destroy other buffers (`forebay status` lists them), or give another --flash"));
     }

@@ -11,6 +11,7 @@ use super::loopdev;
 use super::place::is_mounted_on;
 use super::record::StoreRecord;
 use super::tmpfs::{make_private_dir, unmount_all};
+use crate::step::step;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::mount::{MountFlags, mount};
 use std::fs::{File, OpenOptions};
@@ -47,9 +48,7 @@ fn image_bytes(record: &StoreRecord) -> u64 {
 /// Makes the image, formats, mounts it and fills it with its directories.
 pub fn make(dir: &Path, record: &StoreRecord) -> Result<()> {
     let image = dir.join(IMAGE_NAME);
-    let program = find_mkfs().ok_or_else(|| {
-        fail("format the image", &image, "there is no mkfs.xfs").hint("install xfsprogs")
-    })?;
+    let program = find_program("mkfs.xfs", "format the image", &image)?;
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -75,29 +74,34 @@ pub fn make(dir: &Path, record: &StoreRecord) -> Result<()> {
 fn format_image(program: &Path, image: &Path) -> Result<()> {
     // 4 KiB sectors: direct I/O works on any device below. No discard: the space is to stay ours.
     let log = format!("size={XFS_LOG_BYTES}");
-    let output = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(["-q", "-f", "-K", "-s", "size=4096", "-b", "size=4096"])
         .args(["-m", "crc=1,reflink=1,rmapbt=0", "-l", &log])
-        .arg(image)
-        .env("LC_ALL", "C")
-        .stdin(Stdio::null())
-        .output()
-        .at("run", program)?;
+        .arg(image);
+    run_program(command, "format the image", image)
+}
+
+fn run_program(mut command: Command, what: &str, image: &Path) -> Result<()> {
+    let program = PathBuf::from(command.get_program());
+    let output = command.env("LC_ALL", "C").stdin(Stdio::null()).output().at("run", &program)?;
     if output.status.success() {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&output.stderr);
     let first = text.lines().next().unwrap_or("no message").to_string();
-    Err(fail("format the image", image, &format!("mkfs.xfs: {}: {first}", output.status)))
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    Err(fail(what, image, &format!("{name}: {}: {first}", output.status)))
 }
 
-/// mkfs.xfs is often in a directory that only root's PATH names.
-fn find_mkfs() -> Option<PathBuf> {
+/// These programs are often in a directory that only root's PATH names.
+fn find_program(name: &str, what: &str, image: &Path) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from))
-        .map(|dir| dir.join("mkfs.xfs"))
+        .map(|dir| dir.join(name))
         .find(|program| program.is_file())
+        .ok_or_else(|| fail(what, image, &format!("there is no {name}")).hint("install xfsprogs"))
 }
 
 /// Takes from the file system what it has beyond capacity and metadata.
@@ -125,6 +129,70 @@ fn fill_surplus(root: &Path, record: &StoreRecord) -> Result<()> {
         .open(&path)
         .at("make", &path)?;
     fallocate(&file, FallocateFlags::empty(), 0, surplus).at("allocate", &path)
+}
+
+/// Grows a mounted image for the capacity of `larger`, which is `record` with more of it. Can be
+/// repeated after a kill; only the surplus of the growth (see [`fill_surplus`]) is then not
+/// taken, which is within what is promised.
+pub fn grow(dir: &Path, record: &StoreRecord, larger: &StoreRecord) -> Result<()> {
+    let (image, root) = (dir.join(IMAGE_NAME), dir.join(MOUNT_NAME));
+    let what = "grow the image";
+    let program = find_program("xfs_growfs", what, &image)?;
+    let file = OpenOptions::new().read(true).write(true).open(&image).at("open", &image)?;
+    let bytes = image_bytes(larger);
+    fallocate(&file, FallocateFlags::empty(), 0, bytes)
+        .at(&format!("allocate {bytes} bytes for the image"), &image)?;
+    // The file system must not be on flash with a size that its image has only in memory.
+    file.sync_all().at("write the image", &image)?;
+    step("an image is allocated to its new size");
+    let device = attached(&image)?;
+    loopdev::follow_image(&device)?;
+    let before = statvfs(&root).at("look at the image", &root)?;
+    let mut command = Command::new(&program);
+    command.arg("-d").arg(&root);
+    run_program(command, what, &image)?;
+    step("an image's file system has grown");
+    let after = statvfs(&root).at("look at the image", &root)?;
+    let block = after.f_frsize;
+    let gained = after.f_bavail.saturating_sub(before.f_bavail) * block;
+    let surplus = gained.saturating_sub(larger.capacity_bytes - record.capacity_bytes);
+    // What was deleted meanwhile looks like a gain too: no more than the estimate can be off by.
+    let most =
+        after.f_blocks.saturating_sub(before.f_blocks) * block * XFS_OVERHEAD_PER_MILLE / 1000;
+    let surplus = surplus.min(most) / block * block;
+    if surplus == 0 {
+        return Ok(());
+    }
+    let path = root.join(BALLAST_NAME);
+    let ballast =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let ballast = ballast.at("open", &path)?;
+    let have = ballast.metadata().at("look at", &path)?.len();
+    match fallocate(&ballast, FallocateFlags::empty(), have, surplus) {
+        // Writers were faster: there is no surplus any more.
+        Err(rustix::io::Errno::NOSPC) => Ok(()),
+        other => other.at("allocate", &path),
+    }
+}
+
+/// After a growth for which flash had no room: gives back what was allocated of it.
+pub fn shrink_back(dir: &Path, record: &StoreRecord) -> Result<()> {
+    let (image, root) = (dir.join(IMAGE_NAME), dir.join(MOUNT_NAME));
+    let stat = statvfs(&root).at("look at the image", &root)?;
+    // What the file system counts is all of it but its log.
+    let file_system = stat.f_blocks * stat.f_frsize + XFS_LOG_BYTES;
+    let bytes = image_bytes(record).max(file_system);
+    let file = OpenOptions::new().write(true).open(&image).at("open", &image)?;
+    if file.metadata().at("look at the image", &image)?.len() > bytes {
+        file.set_len(bytes).at("shrink the image", &image)?;
+        loopdev::follow_image(&attached(&image)?)?;
+    }
+    Ok(())
+}
+
+fn attached(image: &Path) -> Result<loopdev::LoopDevice> {
+    loopdev::find(image)?
+        .ok_or_else(|| fail("grow the image", image, "it is attached to no loop device"))
 }
 
 /// Mounts the image if it is not mounted: after it was made, kept, or the node restarted.

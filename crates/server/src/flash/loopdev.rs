@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 const LOOP_CONTROL: &str = "/dev/loop-control";
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
+const LOOP_SET_CAPACITY: libc::c_ulong = 0x4C07;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
@@ -70,7 +71,7 @@ const EMPTY_INFO: LoopInfo64 = LoopInfo64 {
 pub struct LoopDevice {
     /// Its node in /dev.
     pub path: PathBuf,
-    _file: File,
+    file: File,
 }
 
 /// Attaches `image`, with direct I/O to it if its file system takes that (the kernel falls back
@@ -90,7 +91,7 @@ pub fn attach(image: &Path) -> Result<LoopDevice> {
         let path = PathBuf::from(format!("/dev/loop{number}"));
         let device = OpenOptions::new().read(true).write(true).open(&path).at("open", &path)?;
         match configure(&device, &backing) {
-            Ok(()) => return Ok(LoopDevice { path, _file: device }),
+            Ok(()) => return Ok(LoopDevice { path, file: device }),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => continue,
             Err(error) => return Err(error).at("attach the image to", &path),
         }
@@ -132,10 +133,20 @@ pub fn find(image: &Path) -> Result<Option<LoopDevice>> {
         let done =
             unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64 as _, &raw mut info) };
         if done == 0 && info.inode == meta.ino() && info.device == kernel_device(meta.dev()) {
-            return Ok(Some(LoopDevice { path, _file: device }));
+            return Ok(Some(LoopDevice { path, file: device }));
         }
     }
     Ok(None)
+}
+
+/// Makes the device as large as its image is now.
+pub fn follow_image(device: &LoopDevice) -> Result<()> {
+    // SAFETY: LOOP_SET_CAPACITY takes no argument and touches no memory of ours.
+    let done = unsafe { libc::ioctl(device.file.as_raw_fd(), LOOP_SET_CAPACITY as _) };
+    if done < 0 {
+        return Err(io::Error::last_os_error()).at("resize the loop device", &device.path);
+    }
+    Ok(())
 }
 
 /// A device number as the kernel's `huge_encode_dev` gives it.

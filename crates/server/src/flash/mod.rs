@@ -6,12 +6,15 @@
 //!
 //! Invariants: nothing is made outside FLASH; a store is used by one process at a time (the
 //! lock); a store that is not complete (`creating`, `destroying`) is never served, only removed;
-//! capacity is held by the kind, metadata is outside of it. The mount command creates, finds,
-//! destroys and releases stores; the server only uses the paths and sizes.
+//! capacity is held by the kind, metadata is outside of it. The mount command and the ledger
+//! create, find, destroy and release stores, each under its [`StoreKey`]; the server only uses
+//! the paths and sizes.
 
 mod create;
 mod error;
+mod grow;
 mod image;
+mod key;
 mod list;
 mod lock;
 mod loopdev;
@@ -20,16 +23,21 @@ mod record;
 mod remove;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_grow;
 mod tmpfs;
 
 pub use create::StoreOptions;
+pub use key::StoreKey;
 pub use list::{FoundStore, list};
 pub use place::{resolve_flash, store_dir};
+pub use record::load as load_record;
 pub use record::{MetaBudget, StoreRecord, StoreState};
 
 use error::{Flash, Result};
 use forebay_proto::control::{ControlError, PathBytes, SOCKET_NAME, StoreKind};
 use lock::StoreLock;
+use parking_lot::RwLock;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,7 +57,9 @@ pub struct Store {
 #[derive(Debug)]
 struct Inner {
     dir: PathBuf,
-    record: StoreRecord,
+    kind: StoreKind,
+    /// Changes when the store grows.
+    record: RwLock<StoreRecord>,
     volatile: bool,
     created: bool,
     notices: Vec<String>,
@@ -57,11 +67,11 @@ struct Inner {
 }
 
 impl Store {
-    /// Finds the store of this mount point on this flash, or creates it. A store that an earlier
+    /// Finds the store of this key on this flash, or creates it. A store that an earlier
     /// process left incomplete is removed first. Errors: another capacity or kind, a store in
     /// use, another format, flash that is full.
     pub fn find_or_create(options: &StoreOptions) -> Result<Store> {
-        match Store::find(&options.flash, &options.mount_point)? {
+        match Store::find(&options.flash, &options.key)? {
             Some(store) => {
                 options.must_match(&store)?;
                 Ok(store)
@@ -70,9 +80,9 @@ impl Store {
         }
     }
 
-    /// Finds and attaches the store of a mount point; `None` if there is none.
-    pub fn find(flash: &Path, mount_point: &Path) -> Result<Option<Store>> {
-        let dir = place::store_dir(flash, mount_point);
+    /// Finds and attaches the store of a key; `None` if there is none.
+    pub fn find(flash: &Path, key: &StoreKey) -> Result<Option<Store>> {
+        let dir = place::store_dir(flash, key);
         if !place::is_own_directory(&dir)? {
             return Ok(None);
         }
@@ -81,14 +91,10 @@ impl Store {
             remove::remove_unborn(&dir)?;
             return Ok(None);
         };
-        if record.mount_point.as_bytes() != mount_point.as_os_str().as_bytes() {
-            let other = record.mount_point.to_string();
-            return Err(error::fail(
-                "use the store",
-                &dir,
-                &format!("it belongs to the mount point {other}"),
-            )
-            .hint("mount there, or give another --flash"));
+        if record.key != *key {
+            let why = format!("it belongs to {}", record.key);
+            return Err(error::fail("use the store", &dir, &why)
+                .hint("use it under that name, or give another --flash"));
         }
         if record.state != StoreState::Ready {
             remove::remove_store(&dir, &record)?;
@@ -116,7 +122,10 @@ impl Store {
                 &dir,
                 "an earlier command was killed while it made or destroyed it",
             )
-            .hint("the next mount or umount of its mount point removes it"));
+            .hint(match record.key {
+                StoreKey::Mount { .. } => "the next mount or umount of its mount point removes it",
+                StoreKey::Buffer { .. } => "the next `forebay serve` on this flash removes it",
+            }));
         }
         Store::attach(dir, record, lock)
     }
@@ -128,7 +137,8 @@ impl Store {
             StoreKind::LoopXfs => image::attach(&dir)?,
             StoreKind::Directory => (),
         }
-        Store::assemble(dir, record, lock, false, Vec::new())
+        let (record, notice) = grow::settle(&dir, record)?;
+        Store::assemble(dir, record, lock, false, notice.into_iter().collect())
     }
 
     fn assemble(
@@ -138,9 +148,11 @@ impl Store {
         created: bool,
         notices: Vec<String>,
     ) -> Result<Store> {
-        let volatile = record.kind == StoreKind::Tmpfs || place::is_memory(&dir)?;
+        let kind = record.kind;
+        let volatile = kind == StoreKind::Tmpfs || place::is_memory(&dir)?;
+        let record = RwLock::new(record);
         Ok(Store {
-            inner: Arc::new(Inner { dir, record, volatile, created, notices, _lock: lock }),
+            inner: Arc::new(Inner { dir, kind, record, volatile, created, notices, _lock: lock }),
         })
     }
 
@@ -151,15 +163,15 @@ impl Store {
     /// Where objects are: nothing else is in it, and (but for `Directory`) its file system ends
     /// writes at the capacity.
     pub fn data_dir(&self) -> PathBuf {
-        data_dir(&self.inner.dir, self.inner.record.kind)
+        data_dir(&self.inner.dir, self.inner.kind)
     }
     /// Where log and namespace database are.
     pub fn meta_dir(&self) -> PathBuf {
-        body(&self.inner.dir, self.inner.record.kind).join("meta")
+        body(&self.inner.dir, self.inner.kind).join("meta")
     }
     /// Where staging plans are.
     pub fn plans_dir(&self) -> PathBuf {
-        body(&self.inner.dir, self.inner.record.kind).join("plans")
+        body(&self.inner.dir, self.inner.kind).join("plans")
     }
     /// Path of the control socket.
     pub fn socket_path(&self) -> PathBuf {
@@ -169,21 +181,21 @@ impl Store {
     pub fn log_path(&self) -> PathBuf {
         self.inner.dir.join(LOG_NAME)
     }
-    /// What `store.json` says.
-    pub fn record(&self) -> &StoreRecord {
-        &self.inner.record
+    /// What `store.json` says now.
+    pub fn record(&self) -> StoreRecord {
+        self.inner.record.read().clone()
     }
     /// How capacity is held.
     pub fn kind(&self) -> StoreKind {
-        self.inner.record.kind
+        self.inner.kind
     }
     /// Capacity for file data, in bytes.
     pub fn capacity_bytes(&self) -> u64 {
-        self.inner.record.capacity_bytes
+        self.inner.record.read().capacity_bytes
     }
     /// Room for metadata, outside the capacity.
     pub fn meta_budget(&self) -> MetaBudget {
-        self.inner.record.meta
+        self.inner.record.read().meta
     }
     /// True if a power cut or restart of the node loses everything.
     pub fn volatile(&self) -> bool {
@@ -201,16 +213,26 @@ impl Store {
     /// Removes the store and gives all its space back. Nothing of it may be in use any more;
     /// data that a process still holds open goes when it closes.
     pub fn destroy(self) -> Result<()> {
-        let mut record = self.inner.record.clone();
+        let mut record = self.record();
         record.state = StoreState::Destroying;
         record::save_destroying(&self.inner.dir, &record)?;
         remove::remove_store(&self.inner.dir, &record)
     }
 
-    /// Removes the store of a mount point without attaching it, in whatever state it is; true if
-    /// there was one. Error EBUSY while a process uses it.
-    pub fn discard(flash: &Path, mount_point: &Path) -> Result<bool> {
-        let dir = place::store_dir(flash, mount_point);
+    /// Gives the store a larger capacity; returns it. Nothing is done if it has that already.
+    /// Killed anywhere, it has the old capacity or the new one after the next open. Errors:
+    /// EINVAL for less than it has, ENOSPC with the old capacity kept. What counts served
+    /// writes ([`StoreKind::Directory`]) must be told by who calls this.
+    pub fn grow(&self, capacity_bytes: u64) -> Result<u64> {
+        let mut record = self.inner.record.write();
+        grow::grow(&self.inner.dir, &mut record, capacity_bytes)?;
+        Ok(record.capacity_bytes)
+    }
+
+    /// Removes the store of a key without attaching it, in whatever state it is; true if there
+    /// was one. Error EBUSY while a process uses it.
+    pub fn discard(flash: &Path, key: &StoreKey) -> Result<bool> {
+        let dir = place::store_dir(flash, key);
         Store::discard_dir(&dir)
     }
 
@@ -229,8 +251,8 @@ impl Store {
     }
 
     /// Why writes are served and not handed to the kernel, for a plain directory.
-    pub fn served_reason(&self) -> Option<&str> {
-        self.inner.record.served_reason.as_deref()
+    pub fn served_reason(&self) -> Option<String> {
+        self.inner.record.read().served_reason.clone()
     }
 
     /// Leaves the store on flash for the next mount: an image is detached, a tmpfs stays

@@ -1,11 +1,11 @@
 //! Which directory: FLASH from the command line or the environment, and the store's name in it.
 
 use super::error::{Flash, Result, fail};
+use super::key::StoreKey;
 use forebay_proto::control::ControlError;
 use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
@@ -40,11 +40,11 @@ fn resolve(given: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) ->
     Ok(path)
 }
 
-/// The directory of the store that this user's `mount_point` (canonical) has on `flash`.
-pub fn store_dir(flash: &Path, mount_point: &Path) -> PathBuf {
-    let mut key = rustix::process::geteuid().as_raw().to_le_bytes().to_vec();
-    key.extend_from_slice(mount_point.as_os_str().as_bytes());
-    flash.join(format!("{STORE_PREFIX}{:016x}", xxh3_64(&key)))
+/// The directory of the store that this user has on `flash` under this key.
+pub fn store_dir(flash: &Path, key: &StoreKey) -> PathBuf {
+    let mut bytes = rustix::process::geteuid().as_raw().to_le_bytes().to_vec();
+    bytes.extend_from_slice(&key.bytes());
+    flash.join(format!("{STORE_PREFIX}{:016x}", xxh3_64(&bytes)))
 }
 
 /// True if `dir` exists, is a directory and not a link to one, and belongs to this user: in a
@@ -112,10 +112,17 @@ mod tests {
     }
 
     #[test]
-    fn mount_points_have_stores_of_their_own() {
+    fn mount_points_and_buffers_have_stores_of_their_own() {
         let flash = Path::new("/flash");
-        assert_eq!(store_dir(flash, Path::new("/a")), store_dir(flash, Path::new("/a")));
-        assert_ne!(store_dir(flash, Path::new("/a")), store_dir(flash, Path::new("/b")));
+        let mount = |path: &str| store_dir(flash, &StoreKey::mount(Path::new(path)));
+        let buffer = |name: &str, uuid: &str| {
+            let key = StoreKey::Buffer { name: name.parse().unwrap(), uuid: uuid.into() };
+            store_dir(flash, &key)
+        };
+        assert_eq!(mount("/a"), mount("/a"));
+        assert_ne!(mount("/a"), mount("/b"));
+        assert_eq!(buffer("a", "01"), buffer("a", "01"));
+        assert_ne!(buffer("a", "01"), buffer("a", "02"));
     }
 
     #[test]

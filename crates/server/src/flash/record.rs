@@ -2,7 +2,9 @@
 //! fsync of the directory); a record of another format is refused by name.
 
 use super::error::{Flash, Result, fail};
-use forebay_proto::control::{PathBytes, StoreKind};
+use super::key::StoreKey;
+use crate::step::step;
+use forebay_proto::control::StoreKind;
 use forebay_proto::version::FLASH_FORMAT;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
@@ -71,10 +73,12 @@ pub struct StoreRecord {
     pub kind: StoreKind,
     /// Capacity for file data, in bytes.
     pub capacity_bytes: u64,
+    /// Capacity that it is being given (see grow.rs): more than `capacity_bytes`.
+    pub growing_to_bytes: Option<u64>,
     /// Room for metadata.
     pub meta: MetaBudget,
-    /// Mount point it belongs to.
-    pub mount_point: PathBytes,
+    /// Whose it is.
+    pub key: StoreKey,
     /// Seconds since 1970 when it was made.
     pub created_s: u64,
     /// Who made it.
@@ -121,10 +125,15 @@ pub fn load(dir: &Path) -> Result<Option<StoreRecord>> {
 
 /// Writes the record atomically and durably.
 pub fn save(dir: &Path, record: &StoreRecord) -> Result<()> {
-    let tmp = dir.join(RECORD_TMP_NAME);
     let what = "write the store's record";
     let text =
-        serde_json::to_vec_pretty(record).map_err(|error| fail(what, &tmp, &error.to_string()))?;
+        serde_json::to_vec_pretty(record).map_err(|error| fail(what, dir, &error.to_string()))?;
+    replace_file(dir, RECORD_NAME, RECORD_TMP_NAME, &text, what)
+}
+
+/// Replaces `dir/name` by `text`, atomically and durably; only its owner may read it.
+pub fn replace_file(dir: &Path, name: &str, tmp_name: &str, text: &[u8], what: &str) -> Result<()> {
+    let tmp = dir.join(tmp_name);
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -133,8 +142,9 @@ pub fn save(dir: &Path, record: &StoreRecord) -> Result<()> {
         .custom_flags(libc::O_NOFOLLOW)
         .open(&tmp)
         .at(what, &tmp)?;
-    file.write_all(&text).and_then(|()| file.sync_all()).at(what, &tmp)?;
-    let path = dir.join(RECORD_NAME);
+    file.write_all(text).and_then(|()| file.sync_all()).at(what, &tmp)?;
+    step("a record is written beside");
+    let path = dir.join(name);
     fs::rename(&tmp, &path).at(what, &path)?;
     File::open(dir).and_then(|dir| dir.sync_all()).at(what, dir)
 }
@@ -173,12 +183,18 @@ fn overwrite(dir: &Path, record: &StoreRecord) -> Result<()> {
 
 /// 32 random hex digits.
 pub fn new_uuid() -> Result<String> {
+    let bytes = random_bytes::<16>()?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Random bytes, fit for secrets.
+pub fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     let path = Path::new("/dev/urandom");
-    let mut bytes = [0u8; 16];
+    let mut bytes = [0u8; N];
     File::open(path)
         .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes))
         .at("read random bytes", path)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(bytes)
 }
 
 /// Identity of this boot of the node; empty where the kernel does not tell.
@@ -189,6 +205,7 @@ pub fn boot_id() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_proto::control::PathBytes;
 
     fn sample() -> StoreRecord {
         StoreRecord {
@@ -197,7 +214,8 @@ mod tests {
             kind: StoreKind::Directory,
             capacity_bytes: 1 << 30,
             meta: MetaBudget::for_capacity(1 << 30, true),
-            mount_point: PathBytes::new(b"/m\xff\n"),
+            growing_to_bytes: None,
+            key: StoreKey::Mount { mount_point: PathBytes::new(b"/m\xff\n") },
             created_s: 7,
             uid: 0,
             boot_id: boot_id(),
@@ -214,6 +232,7 @@ mod tests {
         save(dir.path(), &sample()).unwrap();
         let mut other = sample();
         other.state = StoreState::Destroying;
+        other.key = StoreKey::Buffer { name: "a".parse().unwrap(), uuid: new_uuid().unwrap() };
         save(dir.path(), &other).unwrap();
         assert_eq!(load(dir.path()).unwrap(), Some(other));
         assert!(!dir.path().join(RECORD_TMP_NAME).exists());

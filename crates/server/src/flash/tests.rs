@@ -5,17 +5,17 @@ use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use std::fs;
 use std::time::Instant;
 
-fn options(flash: &Path, kind: Option<StoreKind>, capacity_bytes: u64) -> StoreOptions {
+pub(super) fn options(flash: &Path, kind: Option<StoreKind>, capacity_bytes: u64) -> StoreOptions {
     StoreOptions {
         flash: fs::canonicalize(flash).unwrap(),
-        mount_point: PathBuf::from("/mnt/of this\ntest"),
+        key: StoreKey::mount(Path::new("/mnt/of this\ntest")),
         capacity_bytes,
         kind,
         shared: false,
     }
 }
 
-fn root() -> bool {
+pub(super) fn root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         eprintln!("not run: needs root");
@@ -23,11 +23,11 @@ fn root() -> bool {
     root
 }
 
-fn memory_dir() -> tempfile::TempDir {
+pub(super) fn memory_dir() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap()
 }
 
-fn available(path: &Path) -> u64 {
+pub(super) fn available(path: &Path) -> u64 {
     let stat = statvfs(path).unwrap();
     stat.f_bavail * stat.f_frsize
 }
@@ -38,7 +38,7 @@ fn a_directory_store_is_made_found_and_destroyed() {
     let asked = options(flash.path(), Some(StoreKind::Directory), 8 << 20);
     let store = Store::find_or_create(&asked).unwrap();
     assert!(store.created());
-    let uuid = store.record().uuid.clone();
+    let uuid = store.record().uuid;
     fs::write(store.data_dir().join("object"), b"x").unwrap();
     let busy = Store::find_or_create(&asked).unwrap_err();
     assert_eq!(busy.errno, Some(libc::EBUSY));
@@ -60,7 +60,7 @@ fn another_capacity_is_refused_with_both_figures() {
     let message =
         Store::find_or_create(&options(flash.path(), None, 9 << 20)).unwrap_err().to_string();
     assert!(message.contains("8388608") && message.contains("9437184"), "{message}");
-    Store::find(&asked.flash, &asked.mount_point).unwrap().unwrap().destroy().unwrap();
+    Store::find(&asked.flash, &asked.key).unwrap().unwrap().destroy().unwrap();
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_store_that_was_never_ready_is_replaced() {
     let flash = tempfile::tempdir().unwrap();
     let asked = options(flash.path(), Some(StoreKind::Directory), 8 << 20);
     let store = Store::find_or_create(&asked).unwrap();
-    let (dir, mut record) = (store.dir().to_path_buf(), store.record().clone());
+    let (dir, mut record) = (store.dir().to_path_buf(), store.record());
     drop(store);
     for state in [StoreState::Creating, StoreState::Destroying] {
         fs::write(dir.join("data/half"), b"x").unwrap();
@@ -126,7 +126,7 @@ fn a_lost_tmpfs_is_told_and_not_replaced() {
     tmpfs::unmake(&dir).unwrap();
     let message = Store::find_or_create(&asked).unwrap_err().to_string();
     assert!(message.contains("volatile") && message.contains("forebay umount"), "{message}");
-    Store::discard(&asked.flash, &asked.mount_point).unwrap();
+    Store::discard(&asked.flash, &asked.key).unwrap();
     assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
 }
 
@@ -139,7 +139,7 @@ fn tmpfs_buffers_on_one_flash_cannot_promise_more_than_it_has() {
     let most = available(flash.path());
     let first = Store::find_or_create(&options(flash.path(), None, most / 2)).unwrap();
     let mut second = options(flash.path(), None, most / 2 + (1 << 20));
-    second.mount_point = PathBuf::from("/mnt/other");
+    second.key = StoreKey::mount(Path::new("/mnt/other"));
     let error = Store::find_or_create(&second).unwrap_err();
     assert_eq!(error.errno, Some(libc::ENOSPC), "{error}");
     first.destroy().unwrap();
@@ -189,7 +189,7 @@ fn an_image_is_found_again_after_release_and_after_a_crash() {
         store.release().unwrap();
         assert!(loopdev::find(&image).unwrap().is_none(), "the loop device stayed");
     }
-    Store::find(&asked.flash, &asked.mount_point).unwrap().unwrap().destroy().unwrap();
+    Store::find(&asked.flash, &asked.key).unwrap().unwrap().destroy().unwrap();
     assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
 }
 
@@ -264,7 +264,7 @@ fn a_store_on_full_flash_is_destroyed_all_the_same() {
     let asked = options(flash.0.path(), Some(StoreKind::Directory), 8 << 20);
     Store::find_or_create(&asked).unwrap().release().unwrap();
     flash.fill();
-    assert!(Store::discard(&asked.flash, &asked.mount_point).unwrap());
+    assert!(Store::discard(&asked.flash, &asked.key).unwrap());
     assert_eq!(flash.stores(), 0);
     fs::remove_file(flash.0.path().join("big")).unwrap();
 

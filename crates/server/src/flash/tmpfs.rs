@@ -4,7 +4,7 @@
 use super::error::{Flash, Result, fail};
 use super::place::is_mounted_on;
 use super::record::StoreRecord;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 use std::ffi::CString;
 use std::fs;
 use std::io::ErrorKind;
@@ -39,6 +39,15 @@ pub fn make(dir: &Path, record: &StoreRecord) -> Result<()> {
 fn mount_tmpfs(target: &Path, options: &str) -> std::result::Result<(), rustix::io::Errno> {
     let options = CString::new(options).map_err(|_| rustix::io::Errno::INVAL)?;
     mount("forebay", target, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, options.as_c_str())
+}
+
+/// Gives the data another capacity; what is in it stays. No change if it has that already.
+pub fn resize(dir: &Path, capacity_bytes: u64) -> Result<()> {
+    let target = dir.join("data");
+    let options = CString::new(format!("size={capacity_bytes}"))
+        .map_err(|_| fail("resize the tmpfs on", &target, "bad options"))?;
+    mount_remount(&target, MountFlags::NOSUID | MountFlags::NODEV, options.as_c_str())
+        .at("resize the tmpfs on", &target)
 }
 
 /// Error if the mounts of an existing store are not there: its data is lost, or in another

@@ -68,7 +68,7 @@ pub struct Namespace {
     refs: Refs,
     reclaim: reclaim::Reclaimer,
     notify: RwLock<Option<Arc<dyn Notify>>>,
-    capacity_bytes: u64,
+    capacity_bytes: AtomicU64,
     volatile: bool,
     fast_path: RwLock<FastPath>,
     fsynced: Mutex<HashMap<Ino, (Timestamp, Timestamp)>>,
@@ -115,7 +115,7 @@ impl Namespace {
             writer: Mutex::new(Writer { next_ino, ino_limit: next_ino }),
             refs: Refs::new(),
             notify: RwLock::new(None),
-            capacity_bytes: options.capacity_bytes,
+            capacity_bytes: AtomicU64::new(options.capacity_bytes),
             volatile: options.volatile,
             fast_path: RwLock::new(Err("not mounted".into())),
             fsynced: Mutex::new(HashMap::new()),
@@ -207,7 +207,16 @@ impl Namespace {
             return Ok((acc.used_bytes(), acc.capacity_bytes()));
         }
         let (_, free) = self.objects.file_system_space()?;
-        Ok((self.capacity_bytes.saturating_sub(free), self.capacity_bytes))
+        let capacity_bytes = self.capacity_bytes.load(Ordering::Acquire);
+        Ok((capacity_bytes.saturating_sub(free), capacity_bytes))
+    }
+
+    /// The store has grown to this capacity.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.capacity_bytes.store(bytes, Ordering::Release);
+        if let Some(acc) = self.objects.accounting() {
+            acc.set_capacity(bytes);
+        }
     }
 
     /// The grade of safety that a file has reached: `written` or `on flash`.

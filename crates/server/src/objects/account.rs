@@ -15,7 +15,7 @@ const LOCKS: usize = 64;
 
 /// The space account of one buffer.
 pub struct Accounting {
-    capacity_bytes: u64,
+    capacity_bytes: AtomicU64,
     used_bytes: AtomicU64,
     /// One object's allocation changes under one of these locks, so that before and after
     /// can be compared.
@@ -28,7 +28,7 @@ impl Accounting {
     /// An account with nothing used.
     pub fn new(capacity_bytes: u64) -> Accounting {
         Accounting {
-            capacity_bytes,
+            capacity_bytes: AtomicU64::new(capacity_bytes),
             used_bytes: AtomicU64::new(0),
             locks: std::array::from_fn(|_| Mutex::new(())),
             reserved: Mutex::new(HashMap::new()),
@@ -37,7 +37,12 @@ impl Accounting {
 
     /// Capacity.
     pub fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes
+        self.capacity_bytes.load(Ordering::Acquire)
+    }
+
+    /// Gives the account more capacity.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.capacity_bytes.store(bytes, Ordering::Release);
     }
 
     /// Used, including what is taken ahead.
@@ -56,9 +61,10 @@ impl Accounting {
 
     /// Takes `bytes`, or ENOSPC and takes nothing.
     pub(super) fn take(&self, bytes: u64) -> Result<()> {
+        let capacity_bytes = self.capacity_bytes();
         self.used_bytes
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-                used.checked_add(bytes).filter(|&sum| sum <= self.capacity_bytes)
+                used.checked_add(bytes).filter(|&sum| sum <= capacity_bytes)
             })
             .map(|_| ())
             .map_err(|_| Errno::ENOSPC)
@@ -118,5 +124,8 @@ mod tests {
         assert_eq!(acc.reserve_file(Ino(6), 1), Err(Errno::ENOSPC));
         acc.settle_file(Ino(5), 0);
         assert_eq!(acc.used_bytes(), 4096);
+        assert_eq!(acc.take(8192), Err(Errno::ENOSPC));
+        acc.set_capacity(12_288);
+        acc.take(8192).unwrap();
     }
 }

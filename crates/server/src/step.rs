@@ -1,0 +1,64 @@
+//! Points between two steps of work on flash, where tests kill the process (see `kill_at`).
+//! Outside tests they are nothing.
+
+/// A point between two steps.
+#[inline]
+pub(crate) fn step(_what: &str) {
+    #[cfg(test)]
+    kill::passed(_what);
+}
+
+/// In tests: the variable says at which point (counted from 1) the process is killed, as by
+/// `kill -9`. It prints `killed after: WHAT` first.
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+pub(crate) mod kill {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// The variable.
+    pub const KILL_AT: &str = "FOREBAY_TEST_KILL_AT";
+    static PASSED: AtomicU64 = AtomicU64::new(0);
+    static AT: OnceLock<Option<u64>> = OnceLock::new();
+
+    pub fn passed(what: &str) {
+        let at = AT.get_or_init(|| std::env::var(KILL_AT).ok()?.parse().ok());
+        let Some(at) = *at else { return };
+        if PASSED.fetch_add(1, Ordering::SeqCst) + 1 == at {
+            use std::io::Write;
+            // Past the test harness, which keeps what is printed for later.
+            let _ = writeln!(std::io::stderr().lock(), "killed after: {what}");
+            // SAFETY: only sends a signal, to this process, which ends here.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+
+    /// Runs the test `name` of this program in a process that is killed at the point `at`, with
+    /// the given variables; where it was killed, or `None` if it ended in order before.
+    pub fn run_killed(name: &str, variables: &[(&str, &str)], at: u64) -> Option<String> {
+        use std::os::unix::process::ExitStatusExt;
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture", "--test-threads", "1"])
+            .env(KILL_AT, at.to_string())
+            .envs(variables.iter().copied())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.signal() {
+            Some(libc::SIGKILL) => {
+                let place = said.lines().find_map(|line| line.strip_prefix("killed after: "));
+                Some(place.unwrap_or("?").to_string())
+            }
+            Some(signal) => panic!("{name} was ended by signal {signal}: {said}"),
+            None => {
+                let out = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(output.status.success(), "{name} failed: {out}{said}");
+                assert!(out.contains("1 passed"), "{name} is no test: {out}");
+                None
+            }
+        }
+    }
+}
