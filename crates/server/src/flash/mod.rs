@@ -30,13 +30,15 @@ mod tmpfs;
 pub use create::StoreOptions;
 pub use key::StoreKey;
 pub use list::{FoundStore, list};
+pub(crate) use lock::StoreLock;
+pub(crate) use place::is_own_directory;
 pub use place::{resolve_flash, store_dir};
 pub use record::load as load_record;
 pub use record::{MetaBudget, StoreRecord, StoreState};
+pub(crate) use record::{new_uuid, random_bytes, replace_file};
 
 use error::{Flash, Result};
 use forebay_proto::control::{ControlError, PathBytes, SOCKET_NAME, StoreKind};
-use lock::StoreLock;
 use parking_lot::RwLock;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

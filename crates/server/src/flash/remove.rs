@@ -4,6 +4,7 @@
 use super::error::{Flash, Result, fail};
 use super::record::{RECORD_NAME, RECORD_TMP_NAME, StoreRecord};
 use super::{LOG_NAME, image, lock::LOCK_NAME, tmpfs};
+use crate::step::step;
 use forebay_proto::control::{SOCKET_NAME, StoreKind};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, openat, unlinkat};
 use std::ffi::CStr;
@@ -24,6 +25,7 @@ pub fn remove_store(dir: &Path, record: &StoreRecord) -> Result<()> {
         StoreKind::LoopXfs => image::detach(dir)?,
         StoreKind::Directory => (),
     }
+    step("a store is unmounted");
     let what = "remove the store";
     let handle = openat(CWD, dir, DIR_FLAGS, Mode::empty()).at(what, dir)?;
     let device = fstat(&handle).at(what, dir)?.st_dev;
@@ -41,6 +43,7 @@ pub fn remove_store(dir: &Path, record: &StoreRecord) -> Result<()> {
             Ok(()) | Err(rustix::io::Errno::NOENT) => (),
             Err(error) => return Err(error).at(what, &dir.join(name)),
         }
+        step("a store has lost its contents and its record");
     }
     fs::remove_dir(dir).at(what, dir)
 }

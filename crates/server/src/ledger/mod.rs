@@ -1,0 +1,263 @@
+//! The ledger: what one server has to give, to whom it has given it, and the buffers that it
+//! serves for them.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `record` | the file on flash |
+//! | `identity` | who asks, and what they may |
+//! | `served` | a buffer that is served now |
+//! | `turn` | one change of one buffer at a time; changes of the record |
+//! | `settle` | the start: finishes or undoes what a kill has left |
+//! | `create`, `extend`, `destroy` | the changes |
+//! | `show`, `stage` | the questions |
+//!
+//! Invariants: what memory says of a buffer is what the file on flash says; capacity is taken on
+//! record before a store gets it, and given back on record after the store has lost it, so that
+//! the stores on flash never hold more than the record says, whenever the process is killed.
+//! `forebay serve` opens it, sessions and the listener ask it. docs/internals/LEDGER.md.
+
+mod create;
+mod destroy;
+mod extend;
+mod identity;
+mod record;
+mod served;
+mod settle;
+mod show;
+mod stage;
+#[cfg(test)]
+mod tests;
+mod turn;
+
+pub use identity::{Identity, caller_of};
+pub use served::{BufferUser, ServedBuffer};
+
+use crate::flash::{self, StoreLock};
+use crate::{Server, ServerOptions};
+use forebay_proto::control::ControlError;
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use parking_lot::{Condvar, Mutex};
+use record::{BufferRecord, DIR_NAME, LedgerFile};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reservations are multiples of this, unless `forebay serve` is told otherwise.
+pub const GRANULARITY_BYTES: u64 = 16 << 20;
+/// Most buffers of one server.
+pub const MAX_BUFFERS: usize = 1024;
+/// Most buffers of one user who is no superuser.
+pub const MAX_BUFFERS_PER_USER: usize = 128;
+/// Longest token of a request.
+pub const MAX_TOKEN_BYTES: usize = 128;
+/// Longest wait for another change of the same buffer to end.
+pub const TURN_WAIT: Duration = Duration::from_secs(60);
+/// Longest wait for those who serve calls on a buffer to let go of it.
+pub const RELEASE_WAIT: Duration = Duration::from_secs(10);
+
+/// How a ledger is opened.
+#[derive(Clone, Debug)]
+pub struct LedgerOptions {
+    /// FLASH, canonical.
+    pub flash: PathBuf,
+    /// What the server gives in all.
+    pub capacity_bytes: u64,
+    /// Reservations are rounded up to multiples of this.
+    pub granularity_bytes: u64,
+    /// How each buffer is served; the root's owner is the buffer's.
+    pub server: ServerOptions,
+}
+
+/// One server's ledger.
+pub struct Ledger {
+    options: LedgerOptions,
+    /// `FLASH/forebay-server`.
+    dir: PathBuf,
+    state: Mutex<State>,
+    changed: Condvar,
+    _lock: StoreLock,
+}
+
+struct State {
+    file: LedgerFile,
+    running: BTreeMap<BufferName, Arc<ServedBuffer>>,
+    /// Why a buffer on record is not served.
+    faults: BTreeMap<BufferName, String>,
+    /// Buffers that are being changed.
+    busy: BTreeSet<BufferName>,
+    /// Where the server listens, for people.
+    addresses: Vec<String>,
+    closed: bool,
+}
+
+impl Ledger {
+    /// Opens the ledger on this flash, or begins one; finishes or undoes what a kill has left;
+    /// serves all buffers that are ready. A buffer that cannot be served is kept and says why.
+    /// Error EBUSY if another process serves this flash.
+    pub fn open(options: LedgerOptions) -> Result<Arc<Ledger>, ControlError> {
+        check_options(&options)?;
+        let dir = options.flash.join(DIR_NAME);
+        make_dir(&dir)?;
+        let in_use = |why: &str| {
+            ControlError::new("serve", Some(&options.flash), why)
+                .errno(libc::EBUSY)
+                .hint("one server serves a flash directory: end it, or give another --flash")
+        };
+        let lock = match StoreLock::acquire(&dir) {
+            Ok(Some(lock)) => lock,
+            Ok(None) => return Err(in_use("its directory was removed at the same moment")),
+            Err(error) if error.errno == Some(libc::EBUSY) => return Err(in_use(&error.why)),
+            Err(error) => return Err(error),
+        };
+        let mut file = LedgerFile::load(&dir)?;
+        file.incarnation += 1;
+        file.save(&dir)?;
+        let state = State {
+            file,
+            running: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            busy: BTreeSet::new(),
+            addresses: Vec::new(),
+            closed: false,
+        };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let ledger = Ledger { options, dir, state, changed, _lock: lock };
+        ledger.settle_all()?;
+        Ok(Arc::new(ledger))
+    }
+
+    /// Answers a question of `who`.
+    pub fn answer(&self, who: &Identity, request: LedgerRequest) -> LedgerReply {
+        use LedgerRequest as Q;
+        let reply = match request {
+            Q::Pool => Ok(LedgerReply::Pool(self.pool())),
+            Q::Create { token, spec } => self.create(who, token, spec),
+            Q::List => Ok(LedgerReply::Buffers(self.list(who))),
+            Q::Status { name } => self.status(who, &name),
+            Q::Extend { name, capacity_bytes } => self.extend(who, &name, capacity_bytes),
+            Q::Destroy { name, force } => self.destroy(who, &name, force),
+            staging => self.stage(who, staging),
+        };
+        reply.unwrap_or_else(LedgerReply::Error)
+    }
+
+    /// A buffer that is served now.
+    pub fn buffer(&self, name: &BufferName) -> Option<Arc<ServedBuffer>> {
+        self.state.lock().running.get(name).cloned()
+    }
+
+    /// The server's identity, kept over restarts.
+    pub fn server_id(&self) -> u128 {
+        // Checked when the file was read.
+        u128::from_str_radix(&self.state.lock().file.server, 16).unwrap_or_default()
+    }
+
+    /// Counts the server's starts.
+    pub fn incarnation(&self) -> u64 {
+        self.state.lock().file.incarnation
+    }
+
+    /// Says where the server listens.
+    pub fn set_addresses(&self, addresses: Vec<String>) {
+        self.state.lock().addresses = addresses;
+    }
+
+    /// Ends in order: no more changes, mounts ended, buffers closed and left on flash. Staging
+    /// goes on at the next start. The first error is returned, the rest is done all the same.
+    pub fn close(&self) -> Result<(), ControlError> {
+        let running = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            self.changed.notify_all();
+            // A change under way ends first.
+            while !state.busy.is_empty() {
+                self.changed.wait(&mut state);
+            }
+            std::mem::take(&mut state.running)
+        };
+        let mut closed = Ok(());
+        for (_, served) in running {
+            served.end_mounts();
+            let ended = served.server.close().and_then(|store| {
+                drop(self.last_of(served));
+                store.release()
+            });
+            if let Err(error) = ended {
+                tracing::error!("{error}");
+                closed = closed.and(Err(error));
+            }
+        }
+        closed
+    }
+
+    /// Opens a buffer's store and serves it.
+    fn serve(
+        &self,
+        record: &BufferRecord,
+        store: flash::Store,
+    ) -> Result<Arc<ServedBuffer>, ControlError> {
+        let options = ServerOptions {
+            root_owner: Some((record.owner_uid, record.owner_gid)),
+            ..self.options.server.clone()
+        };
+        let server = Server::open(store, options)?;
+        ServedBuffer::new(record, server).map(Arc::new).ok_or_else(|| {
+            let why = format!("the secret of buffer {} on record is none", record.name());
+            ControlError::new("read the ledger", Some(&self.dir), &why)
+        })
+    }
+
+    /// Waits until nobody else has the buffer, so that what it holds open is closed with it.
+    fn last_of(&self, mut served: Arc<ServedBuffer>) -> Option<ServedBuffer> {
+        let deadline = std::time::Instant::now() + RELEASE_WAIT;
+        loop {
+            match Arc::try_unwrap(served) {
+                Ok(last) => return Some(last),
+                Err(shared) if std::time::Instant::now() < deadline => served = shared,
+                Err(shared) => {
+                    tracing::warn!(buffer = %shared.name, "it is still in use while it ends");
+                    return None;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn check_options(options: &LedgerOptions) -> Result<(), ControlError> {
+    let refuse = |why: &str, errno: i32, hint: &str| {
+        Err(ControlError::new("serve", Some(&options.flash), why).errno(errno).hint(hint))
+    };
+    let granularity_bytes = options.granularity_bytes;
+    if granularity_bytes < flash::CAPACITY_MIN_BYTES || granularity_bytes % 4096 != 0 {
+        let why = format!("a granularity of {granularity_bytes} bytes cannot be");
+        return refuse(&why, libc::EINVAL, "1MiB is the least; whole 4 KiB blocks");
+    }
+    if options.capacity_bytes < granularity_bytes {
+        let why = format!("a capacity of {} bytes has room for no buffer", options.capacity_bytes);
+        return refuse(&why, libc::EINVAL, "give at least the granularity");
+    }
+    let stat = rustix::fs::statvfs(&options.flash)
+        .map_err(|e| ControlError::io("look at flash", Some(&options.flash), &e.into()))?;
+    let size_bytes = stat.f_blocks.saturating_mul(stat.f_frsize);
+    if stat.f_blocks != 0 && size_bytes < options.capacity_bytes {
+        let why = format!(
+            "its file system has {size_bytes} bytes in all, {} are to be given away",
+            options.capacity_bytes
+        );
+        return refuse(&why, libc::ENOSPC, "give a smaller --capacity, or another --flash");
+    }
+    Ok(())
+}
+
+fn make_dir(dir: &Path) -> Result<(), ControlError> {
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(ControlError::io("make the ledger's directory", Some(dir), &error));
+        }
+        _ => (),
+    }
+    flash::is_own_directory(dir).map(|_| ())
+}

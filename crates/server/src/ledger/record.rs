@@ -1,0 +1,186 @@
+//! `FLASH/forebay-server/ledger.json`: what one server has given away. Replaced whole, atomically
+//! and durably (written beside, fsync, rename, fsync of the directory), mode 0600: it holds the
+//! buffers' secrets. Read and written by [`super::Ledger`] only, under the directory's lock.
+
+use crate::flash::{StoreKey, new_uuid, replace_file};
+use forebay_proto::control::{ControlError, StoreKind};
+use forebay_proto::net::ledger::{BufferName, BufferSpec, Token};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// Directory below FLASH.
+pub const DIR_NAME: &str = "forebay-server";
+const FILE_NAME: &str = "ledger.json";
+const FILE_TMP_NAME: &str = "ledger.json.tmp";
+/// Version of the file; another one is refused by name.
+const FORMAT: u32 = 1;
+
+/// Life of a buffer on record. What a kill leaves in each: docs/internals/LEDGER.md.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecordState {
+    /// Its capacity is taken, its store is being made: undone by the next start.
+    Creating,
+    /// It has its store.
+    Ready,
+    /// Its store is being removed: finished by the next start.
+    Destroying,
+}
+
+/// A buffer on record.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BufferRecord {
+    /// As it was asked for.
+    pub spec: BufferSpec,
+    /// Identity, 32 hex digits.
+    pub uuid: String,
+    /// User that made it.
+    pub owner_uid: u32,
+    /// That user's group.
+    pub owner_gid: u32,
+    /// 64 hex digits.
+    pub secret: Hidden,
+    /// Where it is in its life.
+    pub state: RecordState,
+    /// Of the request that made it.
+    pub token: Token,
+    /// Capacity taken for it: a multiple of the granularity it was made with.
+    pub reserved_bytes: u64,
+    /// How its store holds the capacity, once it is made.
+    pub store_kind: Option<StoreKind>,
+    /// Seconds since 1970.
+    pub created_s: u64,
+}
+
+impl BufferRecord {
+    /// The buffer's name.
+    pub fn name(&self) -> &BufferName {
+        &self.spec.name
+    }
+
+    /// What its store is found by.
+    pub fn key(&self) -> StoreKey {
+        StoreKey::Buffer { name: self.spec.name.clone(), uuid: self.uuid.clone() }
+    }
+}
+
+/// A text that is written to the file and never printed.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Hidden(pub String);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hidden(..)")
+    }
+}
+
+/// What the file holds.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LedgerFile {
+    /// [`FORMAT`].
+    format: u32,
+    /// The server's identity, 32 hex digits, chosen at its first start.
+    pub server: String,
+    /// Counts its starts.
+    pub incarnation: u64,
+    /// Buffers, in order of creation.
+    pub buffers: Vec<BufferRecord>,
+}
+
+impl LedgerFile {
+    /// Reads the file in `dir`; a new server's if there is none.
+    pub fn load(dir: &Path) -> Result<LedgerFile, ControlError> {
+        let path = dir.join(FILE_NAME);
+        let what = "read the ledger";
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let (server, buffers) = (new_uuid()?, Vec::new());
+                return Ok(LedgerFile { format: FORMAT, server, incarnation: 0, buffers });
+            }
+            Err(error) => return Err(ControlError::io(what, Some(&path), &error)),
+        };
+        let broken = |why: &str| {
+            ControlError::new(what, Some(&path), why)
+                .hint("it names the buffers on this flash; restore it, or give another --flash")
+        };
+        let value: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|e| broken(&format!("not valid JSON: {e}")))?;
+        let format = value.get("format").and_then(serde_json::Value::as_u64);
+        if format != Some(u64::from(FORMAT)) {
+            let found = format.map_or("none".into(), |format| format.to_string());
+            let why = format!("it has format {found}, this program reads format {FORMAT}");
+            return Err(ControlError::new(what, Some(&path), &why)
+                .errno(libc::EPROTONOSUPPORT)
+                .hint("use the version of forebay that made it"));
+        }
+        let file: LedgerFile = serde_json::from_value(value).map_err(|e| broken(&e.to_string()))?;
+        if u128::from_str_radix(&file.server, 16).is_err() {
+            return Err(broken("it has no identity of the server"));
+        }
+        Ok(file)
+    }
+
+    /// Replaces the file.
+    pub fn save(&self, dir: &Path) -> Result<(), ControlError> {
+        let what = "write the ledger";
+        let text = serde_json::to_vec_pretty(self)
+            .map_err(|error| ControlError::new(what, Some(dir), &error.to_string()))?;
+        replace_file(dir, FILE_NAME, FILE_TMP_NAME, &text, what)
+    }
+
+    /// A buffer by its name.
+    pub fn buffer(&self, name: &BufferName) -> Option<&BufferRecord> {
+        self.buffers.iter().find(|buffer| buffer.name() == name)
+    }
+
+    /// A buffer by its name, to be changed.
+    pub fn buffer_mut(&mut self, name: &BufferName) -> Option<&mut BufferRecord> {
+        self.buffers.iter_mut().find(|buffer| buffer.spec.name == *name)
+    }
+
+    /// Takes a buffer off the record.
+    pub fn remove(&mut self, name: &BufferName) {
+        self.buffers.retain(|buffer| buffer.name() != name);
+    }
+
+    /// Capacity given away: whatever state a buffer is in, what it took is not to be had.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.buffers.iter().map(|buffer| buffer.reserved_bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_file_is_its_owners_and_comes_back_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = LedgerFile::load(dir.path()).unwrap();
+        file.incarnation = 7;
+        file.save(dir.path()).unwrap();
+        assert_eq!(LedgerFile::load(dir.path()).unwrap(), file);
+        let mode = fs::metadata(dir.path().join(FILE_NAME)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_torn_or_foreign_file_is_an_error_not_an_empty_ledger() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, said) in [
+            ("{\"format\": 1, \"ser", "not valid JSON"),
+            ("{\"format\": 99}", "format 99"),
+            ("{}", "format none"),
+            ("{\"format\":1,\"server\":\"x\",\"incarnation\":1,\"buffers\":[]}", "identity"),
+        ] {
+            fs::write(dir.path().join(FILE_NAME), text).unwrap();
+            let message = LedgerFile::load(dir.path()).unwrap_err().to_string();
+            assert!(message.contains(said), "{message}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Staging without a mount: the questions go to the buffer's mover, with the rights of who asks.
+
+use super::turn::{absent, of};
+use super::{Identity, Ledger, ServedBuffer};
+use forebay_proto::Caller;
+use forebay_proto::control::{ControlError, PathBytes};
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+const WHAT: &str = "stage for";
+
+impl Ledger {
+    /// Answers a question about staging or about a file.
+    pub(super) fn stage(
+        &self,
+        who: &Identity,
+        request: LedgerRequest,
+    ) -> Result<LedgerReply, ControlError> {
+        use LedgerRequest as Q;
+        match request {
+            Q::StageStart { name, spec } => {
+                let (served, caller) = self.stager(who, &name)?;
+                served.server.mover().start(&caller, spec).map(LedgerReply::Plan)
+            }
+            Q::StageStatus { name, plan } => {
+                let (served, caller) = self.stager(who, &name)?;
+                served.server.mover().status(&caller, plan).map(LedgerReply::Plan)
+            }
+            Q::StageList { name } => {
+                let (served, caller) = self.stager(who, &name)?;
+                Ok(LedgerReply::Plans(served.server.mover().list(&caller)))
+            }
+            Q::StageCancel { name, plan } => {
+                let (served, caller) = self.stager(who, &name)?;
+                served.server.mover().cancel(&caller, plan).map(LedgerReply::Plan)
+            }
+            Q::StageRate { name, plan, bytes_per_s } => {
+                let (served, caller) = self.stager(who, &name)?;
+                served.server.mover().set_rate(&caller, plan, bytes_per_s).map(LedgerReply::Plan)
+            }
+            Q::FileStatus { name, path } => {
+                let (served, caller) = self.stager(who, &name)?;
+                served
+                    .server
+                    .file_status(&caller, path.as_bytes())
+                    .map(LedgerReply::File)
+                    .map_err(|errno| of_file(&name, &path, errno.0))
+            }
+            _ => {
+                let error = ControlError::new("answer", None, "asked for in the wrong place");
+                Err(error.errno(libc::EPROTO))
+            }
+        }
+    }
+
+    /// The buffer, and whose rights are taken.
+    fn stager(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+    ) -> Result<(Arc<ServedBuffer>, Caller), ControlError> {
+        let record = self.owned(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
+        let served = self.buffer(name).ok_or_else(|| {
+            of(WHAT, name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
+        })?;
+        Ok((served, who.stages_as(&record)))
+    }
+}
+
+fn of_file(name: &BufferName, path: &PathBytes, errno: i32) -> ControlError {
+    let error = std::io::Error::from_raw_os_error(errno);
+    let path = Path::new(OsStr::from_bytes(path.as_bytes()));
+    ControlError::io(&format!("look, in buffer {name}, at"), Some(path), &error)
+}

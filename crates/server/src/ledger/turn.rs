@@ -1,0 +1,83 @@
+//! One change of one buffer at a time, and changes of the record: on flash first, then in memory.
+
+use super::record::{BufferRecord, LedgerFile};
+use super::{Identity, Ledger, State, TURN_WAIT};
+use forebay_proto::control::ControlError;
+use forebay_proto::net::ledger::BufferName;
+use std::time::Instant;
+
+/// The right to change one buffer, until it is dropped.
+pub(super) struct Turn<'a> {
+    ledger: &'a Ledger,
+    name: BufferName,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.ledger.state.lock().busy.remove(&self.name);
+        self.ledger.changed.notify_all();
+    }
+}
+
+impl Ledger {
+    /// Waits until nobody else changes the buffer of this name.
+    pub(super) fn turn(&self, what: &str, name: &BufferName) -> Result<Turn<'_>, ControlError> {
+        let deadline = Instant::now() + TURN_WAIT;
+        let mut state = self.state.lock();
+        loop {
+            if state.closed {
+                return Err(of(what, name, "the server is ending", libc::ESHUTDOWN)
+                    .hint("ask again when it runs again"));
+            }
+            if state.busy.insert(name.clone()) {
+                return Ok(Turn { ledger: self, name: name.clone() });
+            }
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                return Err(of(what, name, "another command changes it", libc::EAGAIN)
+                    .hint("`forebay buffer status` tells its state; try again later"));
+            }
+        }
+    }
+
+    /// Changes the record. An error leaves it as it was.
+    pub(super) fn commit(
+        &self,
+        state: &mut State,
+        change: impl FnOnce(&mut LedgerFile),
+    ) -> Result<(), ControlError> {
+        let mut file = state.file.clone();
+        change(&mut file);
+        file.save(&self.dir)?;
+        state.file = file;
+        Ok(())
+    }
+
+    /// The buffer on record, for who may do everything with it. `None` if there is none. What
+    /// others have is told apart from nothing: its name cannot be had either.
+    pub(super) fn owned(
+        &self,
+        what: &str,
+        who: &Identity,
+        name: &BufferName,
+    ) -> Result<Option<BufferRecord>, ControlError> {
+        let found = self.state.lock().file.buffer(name).cloned();
+        match found {
+            Some(record) if !who.owns(&record) => {
+                Err(of(what, name, "it belongs to another user", libc::EPERM)
+                    .hint("only its owner, and who has the server's key, may"))
+            }
+            found => Ok(found),
+        }
+    }
+}
+
+/// An error about a buffer.
+pub(super) fn of(what: &str, name: &BufferName, why: &str, errno: i32) -> ControlError {
+    ControlError::new(&format!("{what} buffer {name}"), None, why).errno(errno)
+}
+
+/// There is no such buffer.
+pub(super) fn absent(what: &str, name: &BufferName) -> ControlError {
+    of(what, name, "there is none of this name", libc::ENOENT)
+        .hint("`forebay buffer list` shows those that you may use")
+}
