@@ -10,6 +10,7 @@
 //! | `settle` | the start: finishes or undoes what a kill has left |
 //! | `create`, `extend`, `destroy` | the changes |
 //! | `show`, `stage` | the questions |
+//! | `gate` | the listener's questions: secrets, identities, sessions |
 //!
 //! Invariants: what memory says of a buffer is what the file on flash says; capacity is taken on
 //! record before a store gets it, and given back on record after the store has lost it, so that
@@ -19,6 +20,7 @@
 mod create;
 mod destroy;
 mod extend;
+mod gate;
 mod identity;
 mod record;
 mod served;
@@ -29,12 +31,14 @@ mod stage;
 mod tests;
 mod turn;
 
+pub use gate::Door;
 pub use identity::{Identity, caller_of};
 pub use served::{BufferUser, ServedBuffer};
 
 use crate::flash::{self, StoreLock};
 use crate::{Server, ServerOptions};
 use forebay_proto::control::ControlError;
+use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
 use parking_lot::{Condvar, Mutex};
 use record::{BufferRecord, DIR_NAME, LedgerFile};
@@ -146,6 +150,17 @@ impl Ledger {
     /// A buffer that is served now.
     pub fn buffer(&self, name: &BufferName) -> Option<Arc<ServedBuffer>> {
         self.state.lock().running.get(name).cloned()
+    }
+
+    /// The secret of a buffer on record, served now or not: its owner may ask why not, or
+    /// destroy it.
+    fn secret(&self, name: &BufferName) -> Option<Secret> {
+        Secret::from_hex(&self.state.lock().file.buffer(name)?.secret.0)
+    }
+
+    /// All buffers that are served now.
+    pub fn buffers(&self) -> Vec<Arc<ServedBuffer>> {
+        self.state.lock().running.values().cloned().collect()
     }
 
     /// The server's identity, kept over restarts.

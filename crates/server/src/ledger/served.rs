@@ -7,8 +7,9 @@ use super::record::BufferRecord;
 use crate::Server;
 use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::{BufferName, MountedClient};
+use parking_lot::Mutex;
 use std::any::Any;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// What keeps the mounts of one buffer (the session layer).
 pub trait BufferUser: Any + Send + Sync {
@@ -33,7 +34,7 @@ pub struct ServedBuffer {
     pub owner_uid: u32,
     /// Owner's group.
     pub owner_gid: u32,
-    user: OnceLock<Arc<dyn BufferUser>>,
+    user: Mutex<Option<Arc<dyn BufferUser>>>,
 }
 
 impl ServedBuffer {
@@ -45,27 +46,34 @@ impl ServedBuffer {
             secret: Secret::from_hex(&record.secret.0)?,
             owner_uid: record.owner_uid,
             owner_gid: record.owner_gid,
-            user: OnceLock::new(),
+            user: Mutex::new(None),
         })
     }
 
-    /// The buffer's user, made by the first who asks. `None` if it is of another type.
-    pub fn user<T: BufferUser>(
+    /// The buffer's user, made by the first who asks; all give the same type. An error is that of
+    /// `make`, and then there is none.
+    pub fn user<T: BufferUser, E>(
         &self,
-        make: impl FnOnce(&ServedBuffer) -> Arc<T>,
-    ) -> Option<Arc<T>> {
-        let user: Arc<dyn Any + Send + Sync> = self.user.get_or_init(|| make(self)).clone();
-        user.downcast().ok()
+        make: impl FnOnce(&ServedBuffer) -> Result<Arc<T>, E>,
+    ) -> Result<Option<Arc<T>>, E> {
+        let mut user = self.user.lock();
+        let user: Arc<dyn Any + Send + Sync> = match &*user {
+            Some(user) => user.clone(),
+            None => user.insert(make(self)?).clone(),
+        };
+        Ok(user.downcast().ok())
     }
 
     /// Mounts that are attached now.
     pub fn clients(&self) -> Vec<MountedClient> {
-        self.user.get().map(|user| user.clients()).unwrap_or_default()
+        let user = self.user.lock().clone();
+        user.map(|user| user.clients()).unwrap_or_default()
     }
 
     /// Ends all mounts' sessions.
     pub(super) fn end_mounts(&self) {
-        if let Some(user) = self.user.get() {
+        let user = self.user.lock().clone();
+        if let Some(user) = user {
             user.end();
         }
     }

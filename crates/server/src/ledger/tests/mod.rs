@@ -285,9 +285,10 @@ fn a_mounted_buffer_is_destroyed_only_by_force() {
     let ledger = open(flash.path());
     create(&ledger, "a", MIB).unwrap();
     let served = ledger.buffer(&name("a")).unwrap();
-    let make = |_: &ServedBuffer| Arc::new(Mounts(AtomicBool::new(true)));
-    let mounts = served.user(make).unwrap();
-    assert!(Arc::ptr_eq(&mounts, &served.user(make).unwrap()), "made once");
+    let make = |_: &ServedBuffer| Ok::<_, ()>(Arc::new(Mounts(AtomicBool::new(true))));
+    assert!(served.user::<Mounts, _>(|_| Err("not yet")).is_err());
+    let mounts = served.user(make).unwrap().unwrap();
+    assert!(Arc::ptr_eq(&mounts, &served.user(make).unwrap().unwrap()), "made once");
     drop(served);
     assert_eq!(status(&ledger, &root(), "a").unwrap().clients[0].host, "node7");
     fails(destroy(&ledger, "a", false), libc::EBUSY, "node7 (process 42)");
