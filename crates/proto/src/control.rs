@@ -217,9 +217,15 @@ pub struct BufferStatus {
     pub uuid: String,
     /// `scratch`.
     pub buffer_type: String,
+    /// Its name, if `forebay serve` serves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buffer: Option<String>,
+    /// The server by which it is mounted, if it is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
     /// Mount point.
     pub mount_point: PathBytes,
-    /// The store's directory on flash.
+    /// The store's directory on flash; of a served buffer, the mount's own directory.
     pub store: PathBytes,
     /// How the store holds its capacity.
     pub store_kind: StoreKind,

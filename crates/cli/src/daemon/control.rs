@@ -7,11 +7,10 @@
 
 use super::{Mount, requests};
 use forebay_client::frame::{read_message, write_message};
+use forebay_net::peer;
 use forebay_proto::Caller;
 use forebay_proto::control::{ControlError, Hello, Reply, Request, SOCKET_NAME, Welcome};
 use forebay_proto::version::CONTROL_PROTOCOL;
-use forebay_server::flash::Store;
-use rustix::net::sockopt::socket_peercred;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -34,24 +33,22 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest path in a Unix socket's address, without the final NUL.
 const SOCKET_PATH_MAX: usize = 107;
-/// Most supplementary groups taken from a socket.
-const MAX_GROUPS: usize = 65_536;
 
 /// Connections by user.
 type Table = Arc<Mutex<HashMap<u32, usize>>>;
 
-/// Binds the socket of a store, in place of one that a dead server left. Other users may
+/// Binds the socket in a mount's directory, in place of one that a dead server left. Other users may
 /// connect if the mount is shared with them.
-pub fn listen(store: &Store) -> Result<UnixListener, ControlError> {
-    let path = store.socket_path();
+pub fn listen(dir: &Path, shared: bool) -> Result<UnixListener, ControlError> {
+    let path = dir.join(SOCKET_NAME);
     let failed =
         |error: io::Error| ControlError::io("make the control socket", Some(&path), &error);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
         _ => (),
     }
-    let listener = bind(store.dir(), &path).map_err(failed)?;
-    let mode = if store.record().shared { 0o666 } else { 0o600 };
+    let listener = bind(dir, &path).map_err(failed)?;
+    let mode = if shared { 0o666 } else { 0o600 };
     fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(failed)?;
     Ok(listener)
 }
@@ -88,7 +85,7 @@ pub fn start(mount: Arc<Mount>, listener: UnixListener) -> Result<(), ControlErr
 
 /// Gives the connection a thread, or an error if there are too many.
 fn admit(mount: &Arc<Mount>, table: &Table, stream: UnixStream) {
-    let caller = match identify(&stream) {
+    let caller = match peer::identify(&stream) {
         Ok(caller) => caller,
         Err(error) => return tracing::warn!(%error, "cannot tell who asks"),
     };
@@ -146,48 +143,6 @@ fn take_place(table: &Table, uid: u32, owner: u32) -> bool {
     true
 }
 
-/// Who is at the other end, as the kernel noted it when they connected.
-fn identify(stream: &UnixStream) -> io::Result<Caller> {
-    let peer = socket_peercred(stream)?;
-    Ok(Caller {
-        uid: peer.uid.as_raw(),
-        gid: peer.gid.as_raw(),
-        groups: peer_groups(stream)?,
-        pid: u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0),
-        ..Caller::default()
-    })
-}
-
-fn peer_groups(stream: &UnixStream) -> io::Result<Vec<u32>> {
-    let mut groups: Vec<libc::gid_t> = vec![0; 64];
-    loop {
-        let room = groups.len() * size_of::<libc::gid_t>();
-        let mut length = libc::socklen_t::try_from(room).map_err(io::Error::other)?;
-        // SAFETY: the kernel writes at most `length` bytes into `groups`, which has that room,
-        // and the length it needs into `length`.
-        let done = unsafe {
-            libc::getsockopt(
-                stream.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERGROUPS,
-                groups.as_mut_ptr().cast(),
-                &raw mut length,
-            )
-        };
-        let count = length as usize / size_of::<libc::gid_t>();
-        if done == 0 {
-            groups.truncate(count);
-            return Ok(groups);
-        }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() || count > MAX_GROUPS
-        {
-            return Err(error);
-        }
-        groups.resize(count, 0);
-    }
-}
-
 /// Greeting, then requests one after the other until the client goes.
 fn converse(mount: &Arc<Mount>, stream: &UnixStream, caller: &Caller) -> io::Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
@@ -230,14 +185,6 @@ fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_peer_is_who_connected() {
-        let (here, _there) = UnixStream::pair().unwrap();
-        let caller = identify(&here).unwrap();
-        assert_eq!(caller.uid, rustix::process::geteuid().as_raw());
-        assert_eq!(caller.pid, std::process::id());
-    }
 
     #[test]
     fn one_user_cannot_take_all_places() {

@@ -104,7 +104,7 @@ impl Mount {
     /// Mounted, but not able to go on: unmounts; what was made for it goes, what was found stays.
     pub fn give_up(&self) {
         self.ending.change(|state| {
-            state.keep = Some(!self.store.created());
+            state.keep = Some(!self.backing.created());
             state.deadline = Some(Instant::now() + FORCE_WAIT);
         });
         if let Err(error) = self.session.unmount(true) {
@@ -205,8 +205,7 @@ fn wait_for_session(mount: &Mount) -> bool {
     }
 }
 
-/// Closes the server and keeps or destroys the store. A session that is not over may still
-/// change the buffer: it is then not closed but left as after a crash, to be recovered.
+/// Decides what becomes of the buffer and does it.
 fn finish(mount: &Mount, session_over: bool) -> Result<(), ControlError> {
     let keep = {
         let mut state = mount.ending.lock();
@@ -214,23 +213,7 @@ fn finish(mount: &Mount, session_over: bool) -> Result<(), ControlError> {
         state.decided = Some(keep);
         keep
     };
-    if !keep {
-        tracing::info!("unmounted; the buffer is destroyed");
-        return mount.server.abandon().destroy();
-    }
-    if !session_over {
-        tracing::warn!("ended with files open; the buffer is kept and recovered at the next mount");
-        return Ok(());
-    }
-    let result = mount.server.close().and_then(|store| store.release());
-    match &result {
-        Ok(()) => tracing::info!(
-            store = %mount.store.dir().display(),
-            "unmounted; the buffer is kept, the same mount command finds it"
-        ),
-        Err(error) => tracing::error!("unmounted, but closing failed: {error}"),
-    }
-    result
+    mount.backing.finish(keep, session_over)
 }
 
 /// Gives the outcome to those who asked and lets them send it.

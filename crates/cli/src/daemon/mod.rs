@@ -5,6 +5,7 @@
 //! for), by anybody's umount(8) or a signal (the buffer is kept). Killed, it leaves a store that
 //! the same mount command recovers.
 
+mod backing;
 mod busy;
 mod control;
 mod ending;
@@ -13,14 +14,14 @@ mod requests;
 mod signals;
 mod spawn;
 
+pub use backing::BackingPlan;
 pub use spawn::{Reporter, run_in_background};
 
 use crate::mount_options::MountOptionSet;
+use backing::{Backing, Place};
 use ending::Ending;
-use forebay_fuse::{FastPath, MountOptions, Session};
-use forebay_proto::control::{ControlError, StoreKind};
-use forebay_server::flash::{Store, StoreOptions};
-use forebay_server::{Server, ServerOptions};
+use forebay_fuse::{FastPath, FastPathOff, MountOptions, Session};
+use forebay_proto::control::ControlError;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -29,11 +30,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Threads that take requests of a served buffer's mount.
+const READERS_OF_SERVED: usize = 4;
+
 /// All that a mount needs, resolved: absolute paths, a canonical mount point.
 #[derive(Debug, Clone)]
 pub struct MountPlan {
-    /// The store to find or create.
-    pub store: StoreOptions,
+    /// What it stands on.
+    pub backing: BackingPlan,
     /// Where to mount.
     pub mount_point: PathBuf,
     /// Mount options.
@@ -52,9 +56,8 @@ pub struct MountPlan {
 
 /// A running mount, as its threads see it.
 pub struct Mount {
-    server: Arc<Server>,
+    backing: Backing,
     session: Session,
-    store: Store,
     ending: Ending,
     log_file: Option<PathBuf>,
     fast_path_reason: Option<String>,
@@ -65,17 +68,14 @@ pub struct Mount {
 pub fn serve(plan: MountPlan, mut report: Reporter) -> Result<(), ControlError> {
     signals::block();
     raise_file_limit();
-    let store = Store::find_or_create(&plan.store)?;
-    let made = store.created();
+    let place = Place::prepare(&plan)?;
     // Before the mount: whoever sees the mount finds the socket.
-    let mounted = control::listen(&store)
-        .and_then(|listener| Ok((mount(&plan, &store, &mut report)?, listener)));
+    let mounted = control::listen(place.dir(), plan.options.allow_other)
+        .and_then(|listener| Ok((mount(&plan, &place, &mut report)?, listener)));
     match mounted {
         Ok((mount, listener)) => run(Arc::new(mount), listener, report),
         Err(error) => {
-            // What this command made and nobody has used goes with it.
-            let cleared = if made { store.destroy() } else { store.release() };
-            if let Err(left) = cleared {
+            if let Err(left) = place.clear() {
                 report.notice(&left.to_string());
             }
             Err(error)
@@ -83,21 +83,17 @@ pub fn serve(plan: MountPlan, mut report: Reporter) -> Result<(), ControlError> 
     }
 }
 
-fn mount(plan: &MountPlan, store: &Store, report: &mut Reporter) -> Result<Mount, ControlError> {
-    let default_log = (!plan.foreground).then(|| store.log_path());
+fn mount(plan: &MountPlan, place: &Place, report: &mut Reporter) -> Result<Mount, ControlError> {
+    let default_log = (!plan.foreground).then(|| place.default_log());
     let log_file = plan.log_file.clone().or(default_log);
     logging::start(log_file.as_deref(), &plan.log_level)?;
-    for notice in store.notices() {
-        tracing::warn!("{notice}");
-    }
-    let server = Server::open(store.clone(), ServerOptions::default())?;
-    match mount_session(plan, store, &server) {
+    let backing = place.open()?;
+    match mount_session(plan, &backing) {
         Ok(session) => {
-            let fast_path_reason = settle_fast_path(plan, store, &server, &session, report);
+            let fast_path_reason = settle_fast_path(plan, &backing, &session, report);
             Ok(Mount {
-                server,
+                backing,
                 session,
-                store: store.clone(),
                 ending: Ending::default(),
                 log_file,
                 fast_path_reason,
@@ -105,7 +101,14 @@ fn mount(plan: &MountPlan, store: &Store, report: &mut Reporter) -> Result<Mount
             })
         }
         Err(error) => {
-            if let Err(left) = server.close() {
+            let closed = match &backing {
+                Backing::Own { server, .. } => server.close().map(drop),
+                Backing::Served(served) => {
+                    served.fs.close();
+                    Ok(())
+                }
+            };
+            if let Err(left) = closed {
                 report.notice(&left.to_string());
             }
             Err(error)
@@ -113,31 +116,25 @@ fn mount(plan: &MountPlan, store: &Store, report: &mut Reporter) -> Result<Mount
     }
 }
 
-fn mount_session(
-    plan: &MountPlan,
-    store: &Store,
-    server: &Arc<Server>,
-) -> Result<Session, ControlError> {
+fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, ControlError> {
     let point = &plan.mount_point;
     let mut source = OsString::from("forebay:");
-    source.push(store.dir());
-    let probe = match store.kind() {
-        StoreKind::Directory => None,
-        StoreKind::Tmpfs | StoreKind::LoopXfs => Some(server.probe_object().map_err(|errno| {
-            let error = std::io::Error::from_raw_os_error(errno.0);
-            ControlError::io("make a file in", Some(&store.data_dir()), &error)
-        })?),
+    source.push(backing.dir());
+    let readers = match backing {
+        Backing::Own { .. } => plan.threads,
+        // A request may have to wait for another mount: the others must not wait for it.
+        Backing::Served(_) => plan.threads.or(Some(READERS_OF_SERVED)),
     };
     let options = MountOptions {
         source,
         flags: plan.options.flags,
         allow_other: plan.options.allow_other,
-        readers: plan.threads,
+        readers,
         fast_path: plan.fast_path,
-        probe,
+        probe: backing.probe()?,
         ..MountOptions::default()
     };
-    Session::mount(server.file_system(), point, options).map_err(|error| {
+    Session::mount(backing.file_system(), point, options).map_err(|error| {
         let text = error.to_string();
         let prefix = format!("cannot mount on {}: ", point.display());
         ControlError::new("mount on", Some(point), text.strip_prefix(&prefix).unwrap_or(&text))
@@ -147,17 +144,20 @@ fn mount_session(
 /// Tells the namespace, and once the user, whether files go by the fast path.
 fn settle_fast_path(
     plan: &MountPlan,
-    store: &Store,
-    server: &Arc<Server>,
+    backing: &Backing,
     session: &Session,
     report: &mut Reporter,
 ) -> Option<String> {
-    let reason = match (session.fast_path(), store.served_reason()) {
+    let reason = match (session.fast_path(), backing.served_reason()) {
         (FastPath::On, _) => None,
-        (FastPath::Off { .. }, Some(why)) if plan.fast_path => Some(why.to_string()),
+        (FastPath::Off { reason: FastPathOff::StoreIsServed }, Some(why)) if plan.fast_path => {
+            Some(why)
+        }
         (FastPath::Off { reason }, _) => Some(reason.to_string()),
     };
-    server.namespace().set_fast_path(reason.clone().map_or(Ok(()), Err));
+    if let Backing::Own { server, .. } = backing {
+        server.namespace().set_fast_path(reason.clone().map_or(Ok(()), Err));
+    }
     if let Some(reason) = &reason {
         tracing::warn!("no fast path: {reason}");
         if plan.fast_path {
@@ -172,11 +172,15 @@ fn run(mount: Arc<Mount>, listener: UnixListener, report: Reporter) -> Result<()
     let started = control::start(Arc::clone(&mount), listener)
         .and_then(|()| signals::start(Arc::clone(&mount)))
         .and_then(|()| {
+            let recovery = match &mount.backing {
+                Backing::Own { server, .. } => Some(server.recovery()),
+                Backing::Served(_) => None,
+            };
             tracing::info!(
-                store = %mount.store.dir().display(),
+                dir = %mount.backing.dir().display(),
                 mount_point = %mount.session.mount_point().display(),
-                created = mount.store.created(),
-                recovery = ?mount.server.recovery(),
+                created = mount.backing.created(),
+                ?recovery,
                 "mounted"
             );
             report.ready(&mount.status(), mount.log_file.as_deref())

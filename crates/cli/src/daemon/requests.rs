@@ -3,6 +3,10 @@
 //! unmount.
 
 use super::Mount;
+use super::backing::{Backing, Served};
+use forebay_fuse::FastPath;
+use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use forebay_server::Server;
 use forebay_proto::control::{
     BufferStatus, ControlError, PathBytes, Reply, Request, STAGE_WAIT_MAX_MS, StoreKind,
 };
@@ -14,10 +18,26 @@ use std::time::Duration;
 
 /// Answers a request that does not end the mount.
 pub fn answer(mount: &Mount, caller: &Caller, request: Request) -> Reply {
-    let mover = mount.server.mover();
-    let reply = match request {
-        Request::BufferStatus => Ok(Reply::Buffer(mount.status())),
-        Request::FileStatus { path } => file_status(mount, caller, &path),
+    let reply = match (&mount.backing, request) {
+        (_, Request::Umount { .. }) => {
+            Err(ControlError::new("unmount", None, "asked for in the wrong place"))
+        }
+        (_, Request::BufferStatus) => Ok(Reply::Buffer(mount.status())),
+        (Backing::Own { server, .. }, request) => of_own(mount, server, caller, request),
+        (Backing::Served(served), request) => of_served(mount, served, caller, request),
+    };
+    reply.unwrap_or_else(Reply::Error)
+}
+
+fn of_own(
+    mount: &Mount,
+    server: &Server,
+    caller: &Caller,
+    request: Request,
+) -> Result<Reply, ControlError> {
+    let mover = server.mover();
+    match request {
+        Request::FileStatus { path } => file_status(mount, server, caller, &path),
         Request::StageStart(spec) => mover.start(caller, spec).map(Reply::Plan),
         Request::StageStatus { plan } => mover.status(caller, plan).map(Reply::Plan),
         Request::StageWait { plan, at_most_ms } => {
@@ -29,11 +49,51 @@ pub fn answer(mount: &Mount, caller: &Caller, request: Request) -> Reply {
         Request::StageRate { plan, bytes_per_s } => {
             mover.set_rate(caller, plan, bytes_per_s).map(Reply::Plan)
         }
-        Request::Umount { .. } => {
-            Err(ControlError::new("unmount", None, "asked for in the wrong place"))
+        Request::BufferStatus | Request::Umount { .. } => Err(strange()),
+    }
+}
+
+/// The server acts for who has the buffer's secret, so only the mount's owner and root may ask
+/// it by this mount: others ask it themselves.
+fn of_served(
+    mount: &Mount,
+    served: &Served,
+    caller: &Caller,
+    request: Request,
+) -> Result<Reply, ControlError> {
+    if caller.uid != 0 && caller.uid != mount.owner_uid() {
+        let why = format!("this mount belongs to user {}", mount.owner_uid());
+        return Err(ControlError::new("ask the server by", Some(mount.session.mount_point()), &why)
+            .errno(libc::EPERM)
+            .hint("name the buffer (BUFFER:/PATH) and --server, and show who you are yourself"));
+    }
+    let name = served.name()?;
+    let request = match request {
+        Request::FileStatus { path } => LedgerRequest::FileStatus { name, path },
+        Request::StageStart(spec) => LedgerRequest::StageStart { name, spec },
+        Request::StageStatus { plan } => LedgerRequest::StageStatus { name, plan },
+        Request::StageWait { plan, at_most_ms } => {
+            LedgerRequest::StageWait { name, plan, at_most_ms }
         }
+        Request::StageList => LedgerRequest::StageList { name },
+        Request::StageCancel { plan } => LedgerRequest::StageCancel { name, plan },
+        Request::StageRate { plan, bytes_per_s } => {
+            LedgerRequest::StageRate { name, plan, bytes_per_s }
+        }
+        Request::BufferStatus | Request::Umount { .. } => return Err(strange()),
     };
-    reply.unwrap_or_else(Reply::Error)
+    match served.ask(&request)? {
+        LedgerReply::File(file) => Ok(Reply::File(file)),
+        LedgerReply::Plan(plan) => Ok(Reply::Plan(plan)),
+        LedgerReply::Plans(plans) => Ok(Reply::Plans(plans)),
+        LedgerReply::Error(error) => Err(error),
+        _ => Err(strange()),
+    }
+}
+
+fn strange() -> ControlError {
+    ControlError::new("answer", None, "a question or an answer in the wrong place")
+        .errno(libc::EPROTO)
 }
 
 /// Answer to an unmount.
@@ -60,8 +120,13 @@ pub fn umount(mount: &Mount, caller: &Caller, keep: bool, force: bool) -> Umount
     UmountReply { reply, counted: true }
 }
 
-fn file_status(mount: &Mount, caller: &Caller, path: &PathBytes) -> Result<Reply, ControlError> {
-    mount.server.file_status(caller, path.as_bytes()).map(Reply::File).map_err(|errno| {
+fn file_status(
+    mount: &Mount,
+    server: &Server,
+    caller: &Caller,
+    path: &PathBytes,
+) -> Result<Reply, ControlError> {
+    server.file_status(caller, path.as_bytes()).map(Reply::File).map_err(|errno| {
         let full = join(mount.session.mount_point(), path.as_bytes());
         of_errno("look at", &full, errno)
     })
@@ -83,22 +148,22 @@ fn of_errno(what: &str, path: &Path, errno: Errno) -> ControlError {
 impl Mount {
     /// State of the buffer.
     pub fn status(&self) -> BufferStatus {
-        let record = self.store.record();
-        let namespace = self.server.namespace();
-        let used_bytes = namespace.space().map_or(0, |(used, _)| used);
         let requests = self.session.request_counts().into_iter().filter(|(_, count)| *count > 0);
-        BufferStatus {
-            uuid: record.uuid.clone(),
+        let fast_path = matches!(self.session.fast_path(), FastPath::On);
+        let common = BufferStatus {
+            uuid: String::new(),
             buffer_type: "scratch".into(),
+            buffer: None,
+            server: None,
             mount_point: PathBytes::new(self.mount_point_bytes()),
-            store: PathBytes::new(self.store.dir().as_os_str().as_bytes()),
-            store_kind: record.kind,
-            volatile: self.store.volatile(),
-            fast_path: self.fast_path_reason.is_none() && record.kind != StoreKind::Directory,
+            store: PathBytes::new(self.backing.dir().as_os_str().as_bytes()),
+            store_kind: StoreKind::Directory,
+            volatile: false,
+            fast_path,
             fast_path_reason: self.fast_path_reason.clone(),
-            capacity_bytes: self.store.capacity_bytes(),
-            used_bytes,
-            inodes: namespace.store().usage().inodes,
+            capacity_bytes: 0,
+            used_bytes: 0,
+            inodes: 0,
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs(),
             log_file: self
@@ -106,6 +171,47 @@ impl Mount {
                 .as_ref()
                 .map(|path| PathBytes::new(path.as_os_str().as_bytes())),
             requests: requests.map(|(name, count)| (name.to_string(), count)).collect(),
+        };
+        match &self.backing {
+            Backing::Own { server, store } => {
+                let namespace = server.namespace();
+                BufferStatus {
+                    uuid: store.record().uuid.clone(),
+                    store_kind: store.kind(),
+                    volatile: store.volatile(),
+                    capacity_bytes: store.capacity_bytes(),
+                    used_bytes: namespace.space().map_or(0, |(used, _)| used),
+                    inodes: namespace.store().usage().inodes,
+                    ..common
+                }
+            }
+            Backing::Served(served) => of_the_server(served, common),
+        }
+    }
+}
+
+/// With what the server says; without an answer, with what it said at the beginning.
+fn of_the_server(served: &Served, common: BufferStatus) -> BufferStatus {
+    let attached = served.fs.attached();
+    let common = BufferStatus {
+        uuid: attached.uuid.clone(),
+        buffer: Some(served.target.buffer.clone()),
+        server: Some(served.target.address.to_string()),
+        volatile: attached.volatile,
+        capacity_bytes: attached.capacity_bytes,
+        ..common
+    };
+    match served.status() {
+        Ok(buffer) => BufferStatus {
+            store_kind: buffer.store_kind,
+            capacity_bytes: buffer.capacity_bytes,
+            used_bytes: buffer.used_bytes,
+            inodes: buffer.inodes,
+            ..common
+        },
+        Err(error) => {
+            tracing::warn!("the server does not tell the buffer's state: {error}");
+            common
         }
     }
 }

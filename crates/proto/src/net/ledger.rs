@@ -149,6 +149,16 @@ pub enum LedgerRequest {
         /// Which.
         plan: PlanId,
     },
+    /// The same, answered when the plan has ended or after `at_most_ms`
+    /// ([`crate::control::STAGE_WAIT_MAX_MS`] at most).
+    StageWait {
+        /// Buffer.
+        name: BufferName,
+        /// Which.
+        plan: PlanId,
+        /// Longest wait.
+        at_most_ms: u64,
+    },
     /// All plans of a buffer that the requester may see.
     StageList {
         /// Buffer.
@@ -197,7 +207,7 @@ pub enum LedgerReply {
     Buffer(Box<ServedBuffer>),
     /// To `List`.
     Buffers(Vec<ServedBuffer>),
-    /// To `StageStart`, `StageStatus`, `StageCancel`, `StageRate`.
+    /// To `StageStart`, `StageStatus`, `StageWait`, `StageCancel`, `StageRate`.
     Plan(PlanStatus),
     /// To `StageList`.
     Plans(Vec<PlanStatus>),

@@ -1,0 +1,223 @@
+//! What a mount stands on: a buffer of its own, served in this process, or a buffer that
+//! `forebay serve` serves.
+
+use super::MountPlan;
+use crate::state_dir::{self, MountRecord, StateDir};
+use forebay_client::Ledger;
+use forebay_client::remote::{RemoteFs, Target};
+use forebay_proto::api::{CreateArgs, FileSystem};
+use forebay_proto::control::{ControlError, StoreKind};
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, ServedBuffer};
+use forebay_proto::{Caller, Ino};
+use forebay_server::flash::{Store, StoreOptions};
+use forebay_server::{Server, ServerOptions};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub enum BackingPlan {
+    /// The store to find or create.
+    Own(StoreOptions),
+    /// The buffer to mount.
+    Served(Target),
+}
+
+/// Where the mount's socket and log are.
+pub enum Place {
+    /// The store.
+    Own(Store),
+    /// A directory of the mount's own.
+    Served(StateDir, Target),
+}
+
+impl Place {
+    /// Finds it, or makes it.
+    pub fn prepare(plan: &MountPlan) -> Result<Place, ControlError> {
+        match &plan.backing {
+            BackingPlan::Own(options) => Store::find_or_create(options).map(Place::Own),
+            BackingPlan::Served(target) => {
+                let record = MountRecord {
+                    mount_point: state_dir::bytes_of(&plan.mount_point),
+                    buffer: target.buffer.clone(),
+                    server: target.address.to_string(),
+                };
+                let shared = plan.options.allow_other;
+                let dir = StateDir::make(&record, &plan.mount_point, shared)?;
+                Ok(Place::Served(dir, target.clone()))
+            }
+        }
+    }
+
+    pub fn dir(&self) -> &Path {
+        match self {
+            Place::Own(store) => store.dir(),
+            Place::Served(dir, _) => dir.path(),
+        }
+    }
+
+    pub fn default_log(&self) -> PathBuf {
+        match self {
+            Place::Own(store) => store.log_path(),
+            Place::Served(dir, _) => dir.log_path(),
+        }
+    }
+
+    /// It could not be mounted: what this command made and nobody has used goes with it.
+    pub fn clear(self) -> Result<(), ControlError> {
+        match self {
+            Place::Own(store) if store.created() => store.destroy(),
+            Place::Own(store) => store.release(),
+            Place::Served(dir, _) => state_dir::remove(dir.path()),
+        }
+    }
+
+    /// Starts what serves the file system.
+    pub fn open(&self) -> Result<Backing, ControlError> {
+        match self {
+            Place::Own(store) => {
+                for notice in store.notices() {
+                    tracing::warn!("{notice}");
+                }
+                let server = Server::open(store.clone(), ServerOptions::default())?;
+                Ok(Backing::Own { server, store: store.clone() })
+            }
+            Place::Served(dir, target) => {
+                let fs = RemoteFs::attach(target.clone())?;
+                Ok(Backing::Served(Served { fs, dir: dir.clone(), target: target.clone() }))
+            }
+        }
+    }
+}
+
+/// A mounted served buffer.
+pub struct Served {
+    pub fs: Arc<RemoteFs>,
+    pub dir: StateDir,
+    pub target: Target,
+}
+
+impl Served {
+    /// Asks the server's ledger.
+    pub fn ask(&self, request: &LedgerRequest) -> Result<LedgerReply, ControlError> {
+        Ledger::connect(&self.target.address, &self.target.credential)?.ask(request)
+    }
+
+    /// The buffer's name.
+    pub fn name(&self) -> Result<BufferName, ControlError> {
+        self.target.buffer.parse().map_err(|error| {
+            ControlError::new("use the buffer", None, &format!("{error}")).errno(libc::EINVAL)
+        })
+    }
+
+    /// What the server says of the buffer.
+    pub fn status(&self) -> Result<ServedBuffer, ControlError> {
+        match self.ask(&LedgerRequest::Status { name: self.name()? })? {
+            LedgerReply::Buffer(buffer) => Ok(*buffer),
+            _ => Err(ControlError::new("ask the server", None, "a strange answer")),
+        }
+    }
+}
+
+/// What a mount stands on.
+pub enum Backing {
+    /// A server in this process.
+    Own { server: Arc<Server>, store: Store },
+    /// Servers elsewhere.
+    Served(Served),
+}
+
+impl Backing {
+    pub fn file_system(&self) -> Arc<dyn FileSystem> {
+        match self {
+            Backing::Own { server, .. } => server.file_system(),
+            Backing::Served(served) => Arc::clone(&served.fs) as Arc<dyn FileSystem>,
+        }
+    }
+
+    pub fn dir(&self) -> &Path {
+        match self {
+            Backing::Own { store, .. } => store.dir(),
+            Backing::Served(served) => served.dir.path(),
+        }
+    }
+
+    /// A file like the objects, to try passthrough with; `None` where there is no hope.
+    pub fn probe(&self) -> Result<Option<File>, ControlError> {
+        match self {
+            Backing::Own { store, .. } if store.kind() == StoreKind::Directory => Ok(None),
+            Backing::Own { server, store } => server.probe_object().map(Some).map_err(|errno| {
+                let error = std::io::Error::from_raw_os_error(errno.0);
+                ControlError::io("make a file in", Some(&store.data_dir()), &error)
+            }),
+            Backing::Served(served) => Ok(probe_of(&served.fs)),
+        }
+    }
+
+    /// Why files are not read and written by the kernel itself, if the reason is the backing's.
+    pub fn served_reason(&self) -> Option<String> {
+        match self {
+            Backing::Own { store, .. } => store.served_reason().map(str::to_string),
+            Backing::Served(served) if !served.fs.attached().gives_objects => {
+                Some("the server's store is a plain directory".into())
+            }
+            Backing::Served(_) => Some("the server is on another node".into()),
+        }
+    }
+
+    /// True if this process made the buffer.
+    pub fn created(&self) -> bool {
+        matches!(self, Backing::Own { store, .. } if store.created())
+    }
+
+    /// The mount is over and its session has ended (or `session_over` is false).
+    pub fn finish(&self, keep: bool, session_over: bool) -> Result<(), ControlError> {
+        match self {
+            Backing::Own { server, store } => finish_own(server, store, keep, session_over),
+            Backing::Served(served) => {
+                served.fs.close();
+                tracing::info!("unmounted");
+                state_dir::remove(served.dir.path())
+            }
+        }
+    }
+}
+
+/// A file without a name on the server, if it is on this node and hands its objects over.
+fn probe_of(fs: &RemoteFs) -> Option<File> {
+    let args = CreateArgs { mode: 0o600, umask: 0 };
+    let (entry, opened) = fs.tmpfile(&Caller::root(), Ino::ROOT, args, true).ok()?;
+    let ino = entry.attr.ino;
+    let file = opened.local.as_deref().and_then(|file| file.try_clone().ok());
+    fs.release(ino, opened.local.is_some());
+    fs.forget(ino, 1);
+    file
+}
+
+/// Closes the server and keeps or destroys the store. A session that is not over may still
+/// change the buffer: it is then not closed but left as after a crash, to be recovered.
+fn finish_own(
+    server: &Server,
+    store: &Store,
+    keep: bool,
+    session_over: bool,
+) -> Result<(), ControlError> {
+    if !keep {
+        tracing::info!("unmounted; the buffer is destroyed");
+        return server.abandon().destroy();
+    }
+    if !session_over {
+        tracing::warn!("ended with files open; the buffer is kept and recovered at the next mount");
+        return Ok(());
+    }
+    let result = server.close().and_then(|store| store.release());
+    match &result {
+        Ok(()) => tracing::info!(
+            store = %store.dir().display(),
+            "unmounted; the buffer is kept, the same mount command finds it"
+        ),
+        Err(error) => tracing::error!("unmounted, but closing failed: {error}"),
+    }
+    result
+}

@@ -1,0 +1,138 @@
+//! Where a mount of a served buffer keeps its control socket and its log: one directory for each
+//! mount point, below the user's runtime directory (root: `/run/forebay`; else
+//! `$XDG_RUNTIME_DIR/forebay`, else `/tmp/forebay-UID`). Nothing in it outlives the mount but
+//! what a killed one left, which the next mount or umount of the mount point clears away.
+
+use forebay_proto::control::{ControlError, PathBytes, SOCKET_NAME};
+use forebay_server::flash::{self, StoreKey};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The record in it.
+const RECORD_NAME: &str = "mount.json";
+/// The log in it.
+const LOG_NAME: &str = "forebay.log";
+
+/// What is mounted there.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountRecord {
+    /// Mount point.
+    pub mount_point: PathBytes,
+    /// Buffer.
+    pub buffer: String,
+    /// A server of it.
+    pub server: String,
+}
+
+/// The directory of a mount.
+#[derive(Clone, Debug)]
+pub struct StateDir {
+    dir: PathBuf,
+}
+
+fn base() -> PathBuf {
+    let uid = rustix::process::geteuid();
+    if uid.is_root() {
+        return PathBuf::from("/run/forebay");
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+        Some(dir) => PathBuf::from(dir).join("forebay"),
+        None => PathBuf::from(format!("/tmp/forebay-{}", uid.as_raw())),
+    }
+}
+
+/// The directory for a mount point (canonical), whether it is there or not.
+pub fn of(mount_point: &Path) -> PathBuf {
+    flash::store_dir(&base(), &StoreKey::mount(mount_point))
+}
+
+/// What is mounted by the directory; `None` if it is none of ours.
+pub fn record(dir: &Path) -> Option<MountRecord> {
+    let text = fs::read(dir.join(RECORD_NAME)).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+/// Removes the directory of a mount that is over.
+pub fn remove(dir: &Path) -> Result<(), ControlError> {
+    let failed = |error: std::io::Error| {
+        ControlError::io("remove the mount's directory", Some(dir), &error)
+    };
+    for name in [RECORD_NAME, SOCKET_NAME, LOG_NAME] {
+        match fs::remove_file(dir.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+            _ => (),
+        }
+    }
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(error)),
+        _ => Ok(()),
+    }
+}
+
+impl StateDir {
+    /// Makes it, or takes over what a killed mount left. `shared`: other users may reach the
+    /// socket.
+    pub fn make(record: &MountRecord, point: &Path, shared: bool) -> Result<StateDir, ControlError> {
+        let what = "make the mount's directory";
+        let base = base();
+        let failed = |path: &Path, error: std::io::Error| {
+            Err(ControlError::io(what, Some(path), &error))
+        };
+        let base_mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
+        let dir = of(point);
+        let mode = if shared { 0o711 } else { 0o700 };
+        for (path, mode) in [(&base, base_mode), (&dir, mode)] {
+            match fs::DirBuilder::new().mode(mode).create(path) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                    return failed(path, error);
+                }
+                _ => (),
+            }
+            must_be_own(path)?;
+        }
+        let text = serde_json::to_vec(record)
+            .map_err(|error| ControlError::new(what, Some(&dir), &error.to_string()))?;
+        let path = dir.join(RECORD_NAME);
+        if let Err(error) = fs::write(&path, text) {
+            return failed(&path, error);
+        }
+        if let Err(error) = fs::set_permissions(&dir, fs::Permissions::from_mode(mode)) {
+            return failed(&dir, error);
+        }
+        Ok(StateDir { dir })
+    }
+
+    /// Where.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The default log file.
+    pub fn log_path(&self) -> PathBuf {
+        self.dir.join(LOG_NAME)
+    }
+}
+
+/// In a place where others may write, the name could have been taken by somebody else.
+fn must_be_own(dir: &Path) -> Result<(), ControlError> {
+    let what = "use the mount's directory";
+    let meta = fs::symlink_metadata(dir)
+        .map_err(|error| ControlError::io(what, Some(dir), &error))?;
+    let me = rustix::process::geteuid().as_raw();
+    if !meta.is_dir() || meta.uid() != me || meta.mode() & 0o022 != 0 {
+        let why = "it is not a directory that only you may write to";
+        return Err(ControlError::new(what, Some(dir), why)
+            .errno(libc::EPERM)
+            .hint("remove it, or set $XDG_RUNTIME_DIR to a directory of your own"));
+    }
+    Ok(())
+}
+
+/// Bytes of a path, for records.
+pub fn bytes_of(path: &Path) -> PathBytes {
+    PathBytes::new(path.as_os_str().as_bytes())
+}
