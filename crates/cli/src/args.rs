@@ -10,6 +10,11 @@ use forebay_proto::size::parse_bytes;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use crate::args_servers::{
+    AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
+    BufferListArgs, BufferStatusArgs, ServeArgs, ServerArgs,
+};
+
 /// A burst buffer in user space.
 ///
 /// Forebay puts a private file system on fast local flash (a buffer) in front of a slow, shared
@@ -43,6 +48,11 @@ pub enum Command {
     /// Copy files between the PFS and a buffer, in the server.
     #[command(subcommand)]
     Stage(StageCommand),
+    /// Give flash of this node away as buffers that many nodes can mount.
+    Serve(ServeArgs),
+    /// Make, show, extend and destroy the buffers of a server.
+    #[command(subcommand)]
+    Buffer(BufferCommand),
     /// Run a job script with #DW lines: set up its buffer, stage in, run, stage out, tear down.
     Run(RunArgs),
     /// Check the #DW lines of a job script without doing anything.
@@ -169,12 +179,14 @@ and resumes after a crash when the buffer is mounted again.\n\n\
 Examples:\n  \
 forebay stage in /pfs/input.h5 /mnt/fb/input.h5\n  \
 forebay stage out --verify medium --rate 500MiB /mnt/fb/results /pfs/results\n  \
-forebay stage in --type list files.txt /mnt/fb/inputs --no-wait";
+forebay stage in --type list files.txt /mnt/fb/inputs --no-wait\n  \
+forebay stage in /pfs/input run7:/input --server node9:4242";
 
 /// `forebay stage in|out`.
 #[derive(Debug, Clone, Args)]
 pub struct StageCopyArgs {
-    /// Source. Into a buffer: a PFS path. Out of one: a path in a mounted buffer.
+    /// Source. Into a buffer: a PFS path. Out of one: a path in a mounted buffer, or
+    /// BUFFER:/path for one that a server has (mounted or not).
     #[arg(value_name = "SRC")]
     pub source: PathBuf,
     /// Destination on the other side.
@@ -204,22 +216,28 @@ pub struct StageCopyArgs {
     /// Print progress and result as JSON, one object a line.
     #[arg(long)]
     pub json: bool,
+    /// Server, for BUFFER:/path.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// `forebay stage status`.
 #[derive(Debug, Clone, Args)]
 pub struct StageStatusArgs {
-    /// A plan (as `stage in --no-wait` printed it), or a path in a buffer for all its plans that
-    /// you may see; without it, those of the mounted buffer.
+    /// A plan (as `stage in --no-wait` printed it), or a path in a buffer, or BUFFER: with
+    /// --server, for all its plans that you may see; without it, those of the mounted buffer.
     #[arg(value_name = "PLAN|PATH")]
     pub target: Option<OsString>,
-    /// The buffer: its mount or any path in it. Without it, that of the current directory, or the
-    /// only one that has the plan.
-    #[arg(long, value_name = "PATH")]
+    /// The buffer: its mount or any path in it, or its name and a colon with --server. Without
+    /// it, that of the current directory, or the only mounted one that has the plan.
+    #[arg(long, value_name = "PATH|BUFFER:")]
     pub buffer: Option<PathBuf>,
     /// Print as JSON.
     #[arg(long)]
     pub json: bool,
+    /// Server, for BUFFER:.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// `forebay stage cancel|wait`.
@@ -228,13 +246,16 @@ pub struct StagePlanArgs {
     /// Plans.
     #[arg(value_name = "PLAN", required = true)]
     pub plans: Vec<PlanId>,
-    /// The buffer: its mount or any path in it. Without it, that of the current directory, or the
-    /// only one that has the plan.
-    #[arg(long, value_name = "PATH")]
+    /// The buffer: its mount or any path in it, or its name and a colon with --server. Without
+    /// it, that of the current directory, or the only mounted one that has the plan.
+    #[arg(long, value_name = "PATH|BUFFER:")]
     pub buffer: Option<PathBuf>,
     /// Print as JSON.
     #[arg(long)]
     pub json: bool,
+    /// Server, for BUFFER:.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// `forebay stage rate`.
@@ -246,13 +267,16 @@ pub struct StageRateArgs {
     /// Most bytes per second, such as 200MiB; 0 for no limit.
     #[arg(value_name = "BYTES", value_parser = parse_rate)]
     pub rate: u64,
-    /// The buffer: its mount or any path in it. Without it, that of the current directory, or the
-    /// only one that has the plan.
-    #[arg(long, value_name = "PATH")]
+    /// The buffer: its mount or any path in it, or its name and a colon with --server. Without
+    /// it, that of the current directory, or the only mounted one that has the plan.
+    #[arg(long, value_name = "PATH|BUFFER:")]
     pub buffer: Option<PathBuf>,
     /// Print as JSON.
     #[arg(long)]
     pub json: bool,
+    /// Server, for BUFFER:.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// `forebay run`.

@@ -4,11 +4,14 @@
 //! `mount.fuse.forebay` it is a mount helper for mount(8).
 
 mod args;
+mod args_servers;
 mod commands;
 mod daemon;
 mod failure;
 mod helper;
 mod mount_options;
+mod secrets;
+mod servers;
 
 use args::Cli;
 use clap::Parser;

@@ -1,11 +1,14 @@
 //! One file per command. Each has `run(args) -> Outcome`.
 
+mod buffer;
 mod check;
 mod completions;
 mod man;
 pub mod mount;
 mod run;
+mod serve;
 mod stage;
+mod stager;
 mod status;
 mod umount;
 mod validate;
@@ -23,6 +26,8 @@ pub fn run(command: Command) -> Outcome {
         Command::Status(args) => status::run(args),
         Command::Check(args) => check::run(args),
         Command::Stage(args) => stage::run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Buffer(args) => buffer::run(args),
         Command::Run(args) => run::run(args),
         Command::Validate(args) => validate::run(args),
         Command::Completions(args) => completions::run(args),
@@ -36,7 +41,7 @@ pub fn run(command: Command) -> Outcome {
 
 /// True if the command was asked for JSON.
 fn wants_json(command: &Command) -> bool {
-    use crate::args::StageCommand as S;
+    use crate::args::{BufferCommand as B, StageCommand as S};
     match command {
         Command::Mount(args) => args.json,
         Command::Umount(args) => args.json,
@@ -44,6 +49,12 @@ fn wants_json(command: &Command) -> bool {
         Command::Stage(S::Status(args)) => args.json,
         Command::Stage(S::Cancel(args) | S::Wait(args)) => args.json,
         Command::Stage(S::Rate(args)) => args.json,
+        Command::Serve(args) => args.json,
+        Command::Buffer(B::Create(args)) => args.json,
+        Command::Buffer(B::List(args)) => args.json,
+        Command::Buffer(B::Status(args)) => args.json,
+        Command::Buffer(B::Extend(args)) => args.json,
+        Command::Buffer(B::Destroy(args)) => args.json,
         Command::Run(args) => args.json,
         Command::Validate(args) => args.json,
         Command::Status(args) => args.json,

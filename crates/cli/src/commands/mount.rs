@@ -79,7 +79,7 @@ impl From<StoreChoice> for StoreKind {
     }
 }
 
-fn absolute(path: &Path) -> Result<PathBuf, ControlError> {
+pub fn absolute(path: &Path) -> Result<PathBuf, ControlError> {
     std::path::absolute(path).map_err(|error| ControlError::io("find", Some(path), &error))
 }
 

@@ -1,12 +1,14 @@
-//! `forebay stage in|out|status|cancel|wait|rate`: asks the mount's server and shows what it does.
+//! `forebay stage in|out|status|cancel|wait|rate`: asks the server of a mount or of a served buffer,
+//! and shows what it does.
 //!
 //! The copying is the server's: a command that ends, by Ctrl-C too, stops nothing. Progress goes
 //! to standard error as a bar on a terminal, or with `--json` to standard output, one
 //! `PlanStatus` a line each second and at the end. The exit code is 1 unless the plan is done.
 
-use super::which_buffer::connect;
+use super::stager::Stager;
 use crate::args::{StageCommand, StageCopyArgs, StagePlanArgs, StageRateArgs, StageStatusArgs};
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
+use crate::servers::{BufferPath, ServedStaging};
 use anyhow::Context;
 use forebay_client::{Control, MountRef, locate, locate_source};
 use forebay_proto::control::{
@@ -46,26 +48,24 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
         Direction::In => (&args.source, &args.destination),
         Direction::Out => (&args.destination, &args.source),
     };
-    let place = match direction {
-        Direction::In => locate(buffer)?,
-        Direction::Out => locate_source(buffer)?,
+    let (mut stager, buffer_path) = match BufferPath::parse(buffer.as_os_str()) {
+        Some(place) => {
+            let served = ServedStaging::connect(&args.at, &place.name)?;
+            (Stager::Served(Box::new(served)), place.path)
+        }
+        None => in_mount(direction, pfs, buffer)?,
     };
-    if locate(pfs).is_ok_and(|other| other.store_dir == place.store_dir) {
-        let error = ControlError::new("stage", Some(pfs), "both paths are in one buffer");
-        return Err(error.errno(libc::EINVAL).hint("copy there with cp").into());
-    }
     let spec = StageSpec {
         direction,
         kind: args.kind.into(),
         pfs_path: path_bytes(&pfs_path(direction, pfs, buffer)?),
-        buffer_path: in_buffer(&place, buffer),
+        buffer_path,
         verify: args.verify.into(),
         rate_bytes_per_s: args.rate.unwrap_or(0),
         keep_going: !args.stop_on_error,
         retries: args.retries,
     };
-    let mut control = Control::connect_store(&place.store_dir)?;
-    let started = control.stage_start(spec)?;
+    let started = stager.start(spec)?;
     if args.no_wait {
         match args.json {
             true => print_json(&started)?,
@@ -73,7 +73,26 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
         }
         return Ok(EXIT_OK);
     }
-    follow(&mut control, &[started.plan], &place, args.json)
+    follow(&mut stager, &[started.plan], args.json)
+}
+
+/// The server of the mount that `buffer` lies in, and its path there.
+fn in_mount(
+    direction: Direction,
+    pfs: &Path,
+    buffer: &Path,
+) -> Result<(Stager, PathBytes), ControlError> {
+    let place = match direction {
+        Direction::In => locate(buffer)?,
+        Direction::Out => locate_source(buffer)?,
+    };
+    if locate(pfs).is_ok_and(|other| other.store_dir == place.store_dir) {
+        let error = ControlError::new("stage", Some(pfs), "both paths are in one buffer");
+        return Err(error.errno(libc::EINVAL).hint("copy there with cp"));
+    }
+    let path = in_buffer(&place, buffer);
+    let control = Control::connect_store(&place.store_dir)?;
+    Ok((Stager::Mounted(Box::new((control, place))), path))
 }
 
 fn status(args: &StageStatusArgs) -> Outcome {
@@ -82,10 +101,10 @@ fn status(args: &StageStatusArgs) -> Outcome {
         (Some(target), None) => Some(PathBuf::from(target)),
         _ => args.buffer.clone(),
     };
-    let (mut control, place) = connect(path.as_deref(), plan.as_slice())?;
+    let mut stager = Stager::connect(path.as_deref(), &args.at, plan.as_slice())?;
     let plans = match plan {
-        Some(plan) => vec![control.stage_status(plan)?],
-        None => control.stage_list()?,
+        Some(plan) => vec![stager.status(plan)?],
+        None => stager.list()?,
     };
     if args.json {
         match plan {
@@ -97,16 +116,16 @@ fn status(args: &StageStatusArgs) -> Outcome {
     for one in &plans {
         println!("{}", visible(&line(one)));
         if plan.is_some() {
-            print_errors(one, &shell_word(&place.mount_point));
+            print_errors(one, &stager.flags());
         }
     }
     Ok(EXIT_OK)
 }
 
 fn cancel(args: &StagePlanArgs) -> Outcome {
-    let (mut control, _) = connect(args.buffer.as_deref(), &args.plans)?;
+    let mut stager = Stager::connect(args.buffer.as_deref(), &args.at, &args.plans)?;
     for plan in &args.plans {
-        let ended = control.stage_cancel(*plan)?;
+        let ended = stager.cancel(*plan)?;
         match args.json {
             true => print_json(&ended)?,
             false => println!("{}", visible(&line(&ended))),
@@ -116,13 +135,13 @@ fn cancel(args: &StagePlanArgs) -> Outcome {
 }
 
 fn wait(args: &StagePlanArgs) -> Outcome {
-    let (mut control, place) = connect(args.buffer.as_deref(), &args.plans)?;
-    follow(&mut control, &args.plans, &place, args.json)
+    let mut stager = Stager::connect(args.buffer.as_deref(), &args.at, &args.plans)?;
+    follow(&mut stager, &args.plans, args.json)
 }
 
 fn rate(args: &StageRateArgs) -> Outcome {
-    let (mut control, _) = connect(args.buffer.as_deref(), &[args.plan])?;
-    let now = control.stage_rate(args.plan, args.rate)?;
+    let mut stager = Stager::connect(args.buffer.as_deref(), &args.at, &[args.plan])?;
+    let now = stager.rate(args.plan, args.rate)?;
     match args.json {
         true => print_json(&now)?,
         false => println!("{}", visible(&line(&now))),
@@ -131,63 +150,32 @@ fn rate(args: &StageRateArgs) -> Outcome {
 }
 
 /// Shows plans until they have ended.
-fn follow(control: &mut Control, plans: &[PlanId], place: &MountRef, json: bool) -> Outcome {
+fn follow(stager: &mut Stager, plans: &[PlanId], json: bool) -> Outcome {
     catch_interrupt();
     let mut code = EXIT_OK;
     for plan in plans {
         let mut view = View::new(json);
-        let last = control.stage_wait(*plan, |status| {
+        let last = stager.wait(*plan, |status| {
             view.show(status);
             !INTERRUPTED.load(Relaxed)
         });
         view.bar.finish_and_clear();
-        let last = last.map_err(|error| lost(*plan, place, error))?;
-        let buffer = shell_word(&place.mount_point);
+        let last = last.map_err(|error| stager.lost(*plan, error))?;
+        let flags = stager.flags();
         if !last.state.is_final() {
             eprintln!(
                 "forebay: plan {plan} goes on without this command. To follow it:\n  \
-                 forebay stage wait {plan} --buffer {buffer}\nTo stop it:\n  \
-                 forebay stage cancel {plan} --buffer {buffer}"
+                 forebay stage wait {plan} {flags}\nTo stop it:\n  \
+                 forebay stage cancel {plan} {flags}"
             );
             return Ok(EXIT_FAILED);
         }
-        view.finish(&last, &buffer)?;
+        view.finish(&last, &flags)?;
         if last.state != PlanState::Done {
             code = EXIT_FAILED;
         }
     }
     Ok(code)
-}
-
-/// What became of a plan whose server does not answer for it any more.
-fn lost(plan: PlanId, place: &MountRef, error: ControlError) -> ControlError {
-    if error.errno == Some(libc::ENOENT) {
-        return error;
-    }
-    let buffer = shell_word(&place.mount_point);
-    let what = format!("follow plan {plan} of");
-    let dead =
-        Control::connect_store(&place.store_dir).is_err_and(|e| e.errno != Some(libc::EACCES));
-    let (why, hint) = match dead {
-        true => (
-            "its server has ended".to_string(),
-            format!(
-                "mount it again with the same command: the plan then goes on, and `forebay stage \
-                 wait {plan} --buffer {buffer}` follows it"
-            ),
-        ),
-        false => (
-            error.to_string(),
-            format!("it may go on: `forebay stage status {plan} --buffer {buffer}` tells"),
-        ),
-    };
-    let errno = error.errno.unwrap_or(libc::EIO);
-    ControlError::new(&what, Some(&place.mount_point), &why).errno(errno).hint(&hint)
-}
-
-/// A path as a word for a shell, for commands in messages.
-fn shell_word(path: &Path) -> String {
-    forebay_jobs::run::report::shell_word(path)
 }
 
 /// How the progress of one plan is shown.
@@ -229,13 +217,13 @@ impl View {
         });
     }
 
-    fn finish(&self, last: &PlanStatus, buffer: &str) -> anyhow::Result<()> {
+    fn finish(&self, last: &PlanStatus, flags: &str) -> anyhow::Result<()> {
         if self.json {
             print_json(last)?;
         } else {
             println!("{}", visible(&line(last)));
         }
-        print_errors(last, buffer);
+        print_errors(last, flags);
         Ok(())
     }
 }
@@ -300,15 +288,15 @@ fn line(status: &PlanStatus) -> String {
     }
 }
 
-fn print_errors(status: &PlanStatus, buffer: &str) {
+fn print_errors(status: &PlanStatus, flags: &str) {
     for error in status.errors.iter().take(ERRORS_SHOWN) {
         eprintln!("forebay: {}", visible(&error_text(error)));
     }
     let shown = status.errors.len().min(ERRORS_SHOWN) as u64;
     if status.files_failed > shown {
         eprintln!(
-            "forebay: {} more; `forebay stage status {} --json --buffer {buffer}` and the server's \
-             log have them",
+            "forebay: {} more; `forebay stage status {} --json {flags}` and the server's log \
+             have them",
             status.files_failed - shown,
             status.plan
         );

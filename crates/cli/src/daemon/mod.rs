@@ -11,6 +11,7 @@ mod control;
 mod ending;
 mod logging;
 mod requests;
+pub mod serve;
 mod signals;
 mod spawn;
 
@@ -183,7 +184,7 @@ fn run(mount: Arc<Mount>, listener: UnixListener, report: Reporter) -> Result<()
                 ?recovery,
                 "mounted"
             );
-            report.ready(&mount.status(), mount.log_file.as_deref())
+            report.ready(&mount.status(), None, mount.log_file.as_deref())
         });
     if started.is_err() {
         mount.give_up();

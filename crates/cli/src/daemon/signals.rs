@@ -1,4 +1,4 @@
-//! SIGTERM, SIGINT and SIGHUP end a mount and keep its buffer. They are blocked in every thread
+//! SIGTERM, SIGINT and SIGHUP end a mount and keep its buffer, and end a server. They are blocked in every thread
 //! and taken by one of their own.
 
 use super::Mount;
@@ -27,22 +27,29 @@ pub fn block() {
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
 }
 
+/// Waits for one of them.
+pub fn wait() -> i32 {
+    let set = ending_set();
+    loop {
+        let mut signal = 0;
+        // SAFETY: both point to valid values of this thread.
+        let failed = unsafe { libc::sigwait(&raw const set, &raw mut signal) };
+        if failed == 0 {
+            return signal;
+        }
+    }
+}
+
 /// Starts the thread that waits for them.
 pub fn start(mount: Arc<Mount>) -> Result<(), ControlError> {
-    let wait = move || {
-        let set = ending_set();
+    let wait_for_all = move || {
         loop {
-            let mut signal = 0;
-            // SAFETY: both point to valid values of this thread.
-            let failed = unsafe { libc::sigwait(&raw const set, &raw mut signal) };
-            if failed == 0 {
-                mount.end_by_signal(signal);
-            }
+            mount.end_by_signal(wait());
         }
     };
     std::thread::Builder::new()
         .name("signals".into())
-        .spawn(wait)
+        .spawn(wait_for_all)
         .map(drop)
         .map_err(|error| ControlError::io("start a thread", None, &error))
 }

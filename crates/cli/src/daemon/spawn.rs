@@ -4,7 +4,7 @@
 //! pipe's end without either means that it died. Forked before any thread exists.
 
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
-use forebay_proto::control::{BufferStatus, ControlError};
+use forebay_proto::control::ControlError;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -15,17 +15,17 @@ use std::path::{Path, PathBuf};
 #[derive(Serialize, Deserialize)]
 enum Line {
     Notice(String),
-    Ready(Box<BufferStatus>),
+    Ready { status: serde_json::Value, text: Option<String> },
     Failed(ControlError),
 }
 
-/// Where the process behind a mount says how it goes.
+/// Where the process behind a mount, or a server, says how it goes.
 pub enum Reporter {
     /// To the command that waits for it.
     Pipe(File),
     /// To the terminal: it runs in the foreground.
     Terminal {
-        /// Print the status as JSON when mounted.
+        /// Print the status as JSON when it is up.
         json: bool,
     },
 }
@@ -39,23 +39,29 @@ impl Reporter {
         }
     }
 
-    /// It is mounted. In the background, the terminal is given up here.
+    /// It is up: `status` for JSON, `text` for people. In the background, the terminal is given
+    /// up here.
     pub fn ready(
         mut self,
-        status: &BufferStatus,
+        status: &impl Serialize,
+        text: Option<&str>,
         log_file: Option<&Path>,
     ) -> Result<(), ControlError> {
+        let failed = |error: String| ControlError::new("print the status", None, &error);
         match &mut self {
             Reporter::Pipe(pipe) => {
                 redirect_output(log_file)?;
-                send(pipe, &Line::Ready(Box::new(status.clone())));
+                let status = serde_json::to_value(status).map_err(|e| failed(e.to_string()))?;
+                send(pipe, &Line::Ready { status, text: text.map(Into::into) });
             }
             Reporter::Terminal { json: true } => {
-                print_json(status).map_err(|error| {
-                    ControlError::new("print the status", None, &error.to_string())
-                })?;
+                print_json(status).map_err(|error| failed(error.to_string()))?;
             }
-            Reporter::Terminal { json: false } => (),
+            Reporter::Terminal { json: false } => {
+                if let Some(text) = text {
+                    println!("{}", visible(text));
+                }
+            }
         }
         notify_supervisor();
         Ok(())
@@ -141,9 +147,11 @@ fn wait_for_report(read: OwnedFd, child: libc::pid_t, json: bool) -> Outcome {
         match serde_json::from_str(&line?)? {
             Line::Notice(text) => eprintln!("forebay: {}", visible(&text)),
             Line::Failed(error) => return Err(error.into()),
-            Line::Ready(status) => {
-                if json {
-                    print_json(&status)?;
+            Line::Ready { status, text } => {
+                match (json, text) {
+                    (true, _) => print_json(&status)?,
+                    (false, Some(text)) => println!("{}", visible(&text)),
+                    (false, None) => (),
                 }
                 return Ok(EXIT_OK);
             }

@@ -102,7 +102,7 @@ impl Ledger {
     /// Error EBUSY if another process serves this flash.
     pub fn open(options: LedgerOptions) -> Result<Arc<Ledger>, ControlError> {
         check_options(&options)?;
-        let dir = options.flash.join(DIR_NAME);
+        let dir = directory(&options.flash);
         make_dir(&dir)?;
         let in_use = |why: &str| {
             ControlError::new("serve", Some(&options.flash), why)
@@ -265,6 +265,16 @@ fn check_options(options: &LedgerOptions) -> Result<(), ControlError> {
         return refuse(&why, libc::ENOSPC, "give a smaller --capacity, or another --flash");
     }
     Ok(())
+}
+
+/// The directory of the ledger on this flash.
+pub fn directory(flash: &Path) -> PathBuf {
+    flash.join(DIR_NAME)
+}
+
+/// Makes the ledger's directory, if it is not there; the log may be in it too.
+pub fn make_directory(flash: &Path) -> Result<(), ControlError> {
+    make_dir(&directory(flash))
 }
 
 fn make_dir(dir: &Path) -> Result<(), ControlError> {

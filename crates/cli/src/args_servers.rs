@@ -1,0 +1,204 @@
+//! The command line of servers and their buffers: `forebay serve`, `forebay buffer`, and how any
+//! command names a server. Part of [`crate::args`].
+
+use crate::args::StoreChoice;
+use clap::{Args, Subcommand, ValueEnum};
+use forebay_net::ServerAddress;
+use forebay_proto::net::ledger::BufferName;
+use forebay_proto::size::parse_bytes;
+use std::path::PathBuf;
+
+/// Where a server is, and as whom it is asked.
+#[derive(Debug, Clone, Args)]
+pub struct ServerArgs {
+    /// The server: HOST:PORT or unix:/PATH.
+    #[arg(long, value_name = "ADDR", env = "FOREBAY_SERVER")]
+    pub server: Option<ServerAddress>,
+    /// Secret to show: the server's key or a buffer's secret. By default over TCP the buffer's
+    /// own or the server's key in the directory of secrets; none on a Unix socket.
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+}
+
+/// `forebay serve`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Buffers survive the server: ended by a signal or killed, the same command serves them again, and mounts of them wait meanwhile. \
+Who knows the server's key (server.key, made at the first start) may do everything over TCP; on the Unix socket root and the server's user may. \
+Secrets are in $FOREBAY_CONFIG_DIR, else /etc/forebay for root, else $XDG_CONFIG_HOME/forebay or ~/.config/forebay. \
+File data crosses the network as it is, not encrypted: serve on a network that you trust.\n\n\
+Examples:\n  \
+forebay serve --flash /nvme --capacity 1TiB --listen 0.0.0.0:4242 --listen unix:/run/forebay.sock\n  \
+forebay serve --flash /dev/shm --capacity 8GiB --listen 127.0.0.1:4242 --background"
+)]
+pub struct ServeArgs {
+    /// Directory on fast local storage that holds the buffers; by default $FOREBAY_FLASH or $TMPDIR.
+    #[arg(long, value_name = "DIR")]
+    pub flash: Option<PathBuf>,
+    /// What all buffers may take together, such as 1TiB. Metadata takes room beside it: 64 MiB
+    /// a buffer and 1/32 of its capacity.
+    #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes)]
+    pub capacity: u64,
+    /// Where to listen: ADDR:PORT or unix:/PATH; can be given several times. Port 0: any.
+    #[arg(long, value_name = "ADDR", required = true)]
+    pub listen: Vec<ServerAddress>,
+    /// Capacities of buffers are rounded up to multiples of this.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16MiB")]
+    pub granularity: u64,
+    /// File with the server's key; made if there is none.
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Return when it listens; the server goes on in the background.
+    #[arg(long)]
+    pub background: bool,
+    /// Log file; by default standard error, or in the background `forebay-server/forebay.log` in
+    /// the flash directory.
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Least severe messages that are logged: error, warn, info, debug, trace.
+    #[arg(long, value_name = "LEVEL", default_value = "info",
+          value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub log_level: String,
+    /// Print as JSON where it listens.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay buffer`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum BufferCommand {
+    /// Make a buffer at a server.
+    Create(BufferCreateArgs),
+    /// List your buffers (all of them with the server's key), and what the server has free.
+    List(BufferListArgs),
+    /// Show a buffer: state, capacity, mounts.
+    Status(BufferStatusArgs),
+    /// Make a buffer larger, also while it is mounted.
+    Extend(BufferExtendArgs),
+    /// Destroy a buffer and give its capacity back.
+    Destroy(BufferDestroyArgs),
+}
+
+/// How nodes see a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AccessArg {
+    /// One namespace for all nodes.
+    Striped,
+    /// A namespace for each node (not served yet).
+    Private,
+}
+
+/// What a buffer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TypeArg {
+    /// A private parallel file system.
+    Scratch,
+}
+
+/// `forebay buffer create`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "The buffer belongs to who asks: on a Unix socket that user, with the server's key the server's user. \
+Its secret is written to buffers/NAME.secret in the directory of secrets (see `forebay serve`); who has that file may mount, stage, extend and destroy the buffer as its owner.\n\n\
+Examples:\n  \
+forebay buffer create run7 --capacity 200GiB --server node9:4242\n  \
+FOREBAY_SERVER=unix:/run/forebay.sock forebay buffer create run7 --capacity 4GiB"
+)]
+pub struct BufferCreateArgs {
+    /// Name, unique at the server: letters, digits, '-', '_' and '.'.
+    #[arg(value_name = "NAME")]
+    pub name: BufferName,
+    /// Capacity for file data, such as 200GiB; rounded up to the server's granularity.
+    #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes)]
+    pub capacity: u64,
+    /// What it is.
+    #[arg(long = "type", value_enum, value_name = "TYPE", default_value = "scratch")]
+    pub kind: TypeArg,
+    /// How nodes see it.
+    #[arg(long, value_enum, value_name = "MODE", default_value = "striped")]
+    pub access: AccessArg,
+    /// Servers to spread it over; 0 for all.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub servers: u16,
+    /// How the capacity is held; by default the best that the server's flash and rights give.
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub store: Option<StoreChoice>,
+    /// Makes the command repeatable: with the same token and values it gives the same buffer.
+    #[arg(long, value_name = "TEXT")]
+    pub token: Option<String>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Server.
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `forebay buffer list`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Example:\n  forebay buffer list --server node9:4242")]
+pub struct BufferListArgs {
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Server.
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `forebay buffer status`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Example:\n  forebay buffer status run7 --server node9:4242")]
+pub struct BufferStatusArgs {
+    /// Which.
+    #[arg(value_name = "NAME")]
+    pub name: BufferName,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Server.
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `forebay buffer extend`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "A buffer never gets smaller. Room for metadata (how many files it can hold) stays that of the capacity it was made with.\n\n\
+Example:\n  forebay buffer extend run7 --capacity 400GiB --server node9:4242"
+)]
+pub struct BufferExtendArgs {
+    /// Which.
+    #[arg(value_name = "NAME")]
+    pub name: BufferName,
+    /// New capacity; to what it has already, nothing is done.
+    #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes)]
+    pub capacity: u64,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Server.
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `forebay buffer destroy`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Of a buffer that is not there, nothing is done. One that is mounted or staged is refused.\n\n\
+Example:\n  forebay buffer destroy run7 --server node9:4242"
+)]
+pub struct BufferDestroyArgs {
+    /// Which.
+    #[arg(value_name = "NAME")]
+    pub name: BufferName,
+    /// Also while it is mounted or staged: programs that use it then get errors.
+    #[arg(long)]
+    pub force: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Server.
+    #[command(flatten)]
+    pub at: ServerArgs,
+}

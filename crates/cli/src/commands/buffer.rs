@@ -1,0 +1,301 @@
+//! `forebay buffer create|list|status|extend|destroy`: buffers of a server, for any node.
+
+use crate::args::{
+    AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
+    BufferListArgs, BufferStatusArgs,
+};
+use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use crate::secrets;
+use crate::servers::Server;
+use forebay_proto::control::StoreKind;
+use forebay_proto::net::ledger::{
+    AccessMode, BufferSpec, BufferState, BufferType, LedgerReply, LedgerRequest, MountedClient,
+    PoolStatus, ServedBuffer, Token,
+};
+use forebay_proto::size::format_bytes;
+
+/// Most mounts that are listed.
+const CLIENTS_SHOWN: usize = 100;
+
+/// Runs the command.
+pub fn run(args: BufferCommand) -> Outcome {
+    match args {
+        BufferCommand::Create(args) => create(&args),
+        BufferCommand::List(args) => list(&args),
+        BufferCommand::Status(args) => status(&args),
+        BufferCommand::Extend(args) => extend(&args),
+        BufferCommand::Destroy(args) => destroy(&args),
+    }
+}
+
+impl From<AccessArg> for AccessMode {
+    fn from(access: AccessArg) -> AccessMode {
+        match access {
+            AccessArg::Striped => AccessMode::Striped,
+            AccessArg::Private => AccessMode::Private,
+        }
+    }
+}
+
+fn create(args: &BufferCreateArgs) -> Outcome {
+    // A connection that breaks is not repeated here: without the answer there is no secret, and
+    // with a token given by the user the same command gets it.
+    let token = match &args.token {
+        Some(token) => token.clone(),
+        None => format!("{:032x}", forebay_net::random::u128()?),
+    };
+    let spec = BufferSpec {
+        name: args.name.clone(),
+        capacity_bytes: args.capacity,
+        buffer_type: BufferType::Scratch,
+        access: args.access.into(),
+        servers: args.servers,
+        store_kind: args.store.map(Into::into),
+    };
+    // Before the buffer is made: it must be possible to keep its secret.
+    let path = secrets::buffer_path(&args.name)?;
+    let mut server = Server::connect(&args.at, None)?;
+    let request = LedgerRequest::Create { token: Token(token), spec };
+    let LedgerReply::Created { buffer, secret } = server.ask(&request)? else {
+        return Err(server.unexpected().into());
+    };
+    if let Err(error) = secrets::keep_buffer(&args.name, &secret) {
+        let kept =
+            format!("the buffer was made; `forebay buffer destroy {}` removes it again", args.name);
+        return Err(error.hint(&kept).into());
+    }
+    if args.json {
+        print_json(&serde_json::json!({ "buffer": buffer, "secret_file": path }))?;
+        return Ok(EXIT_OK);
+    }
+    println!(
+        "buffer {}: {}, {}{}, secret in {}",
+        args.name,
+        format_bytes(buffer.capacity_bytes),
+        kind_name(buffer.store_kind),
+        volatile(&buffer),
+        visible(&path.display().to_string()),
+    );
+    Ok(EXIT_OK)
+}
+
+fn list(args: &BufferListArgs) -> Outcome {
+    let mut server = Server::connect(&args.at, None)?;
+    let LedgerReply::Buffers(buffers) = server.ask(&LedgerRequest::List)? else {
+        return Err(server.unexpected().into());
+    };
+    let pool = server.pool()?;
+    if args.json {
+        print_json(&serde_json::json!({ "buffers": buffers, "pool": pool }))?;
+        return Ok(EXIT_OK);
+    }
+    print!("{}", table(&buffers));
+    print!("{}", pool_lines(&pool));
+    Ok(EXIT_OK)
+}
+
+fn status(args: &BufferStatusArgs) -> Outcome {
+    let mut server = Server::connect(&args.at, Some(&args.name))?;
+    let buffer = server.buffer(&LedgerRequest::Status { name: args.name.clone() })?;
+    match args.json {
+        true => print_json(&buffer)?,
+        false => print!("{}", describe(&buffer)),
+    }
+    Ok(EXIT_OK)
+}
+
+fn extend(args: &BufferExtendArgs) -> Outcome {
+    let mut server = Server::connect(&args.at, Some(&args.name))?;
+    let buffer = server.buffer(&LedgerRequest::Extend {
+        name: args.name.clone(),
+        capacity_bytes: args.capacity,
+    })?;
+    match args.json {
+        true => print_json(&buffer)?,
+        false => println!("buffer {}: {}", args.name, format_bytes(buffer.capacity_bytes)),
+    }
+    Ok(EXIT_OK)
+}
+
+fn destroy(args: &BufferDestroyArgs) -> Outcome {
+    let mut server = Server::connect(&args.at, Some(&args.name))?;
+    match server.ask(&LedgerRequest::Destroy { name: args.name.clone(), force: args.force })? {
+        LedgerReply::Ok => (),
+        _ => return Err(server.unexpected().into()),
+    }
+    secrets::forget_buffer(&args.name)?;
+    if args.json {
+        print_json(&serde_json::json!({ "destroyed": args.name }))?;
+    }
+    Ok(EXIT_OK)
+}
+
+fn kind_name(kind: StoreKind) -> &'static str {
+    match kind {
+        StoreKind::Tmpfs => "tmpfs",
+        StoreKind::LoopXfs => "XFS image",
+        StoreKind::Directory => "directory",
+    }
+}
+
+fn state_name(state: BufferState) -> &'static str {
+    match state {
+        BufferState::Creating => "creating",
+        BufferState::Ready => "ready",
+        BufferState::Destroying => "destroying",
+        BufferState::Degraded => "degraded",
+    }
+}
+
+fn volatile(buffer: &ServedBuffer) -> &'static str {
+    if buffer.volatile { " (volatile)" } else { "" }
+}
+
+fn table(buffers: &[ServedBuffer]) -> String {
+    let head = ["NAME", "STATE", "CAPACITY", "USED", "STORE", "OWNER", "MOUNTS"];
+    let mut rows = vec![head.map(String::from)];
+    rows.extend(buffers.iter().map(|buffer| {
+        [
+            buffer.spec.name.to_string(),
+            state_name(buffer.state).into(),
+            format_bytes(buffer.capacity_bytes),
+            format_bytes(buffer.used_bytes),
+            kind_name(buffer.store_kind).into(),
+            buffer.owner_uid.to_string(),
+            buffer.clients.len().to_string(),
+        ]
+    }));
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: [usize; 7] = std::array::from_fn(width);
+    rows.iter()
+        .map(|row| {
+            let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+            cells.collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
+        })
+        .collect()
+}
+
+fn pool_lines(pool: &PoolStatus) -> String {
+    let mut text = String::new();
+    for server in &pool.servers {
+        let free = server.capacity_bytes.saturating_sub(server.reserved_bytes);
+        let gone = if server.alive { "" } else { ", does not answer" };
+        let line = format!(
+            "server {} on {}: {} of {} free{gone}",
+            server.addresses.join(", "),
+            server.host,
+            format_bytes(free),
+            format_bytes(server.capacity_bytes),
+        );
+        text += &visible(&line);
+        text += "\n";
+    }
+    text
+}
+
+fn describe(buffer: &ServedBuffer) -> String {
+    let percent = 100.0 * buffer.used_bytes as f64 / buffer.capacity_bytes.max(1) as f64;
+    let access = match buffer.spec.access {
+        AccessMode::Striped => "striped",
+        AccessMode::Private => "private",
+    };
+    let warning = match buffer.volatile {
+        true => ", volatile: lost at a power cut or restart of the server's node",
+        false => "",
+    };
+    let mut lines = vec![
+        format!("buffer      {} (scratch, {access})", buffer.spec.name),
+        format!("state       {}", state_name(buffer.state)),
+        format!("store       {}{warning}", kind_name(buffer.store_kind)),
+        format!(
+            "capacity    {}, {} used ({percent:.1} %), {} inodes",
+            format_bytes(buffer.capacity_bytes),
+            format_bytes(buffer.used_bytes),
+            buffer.inodes
+        ),
+        format!("owner       user {}", buffer.owner_uid),
+        format!("servers     {}", buffer.servers.join(", ")),
+    ];
+    if let Some(why) = &buffer.why {
+        lines.insert(2, format!("why         {}", visible(why)));
+    }
+    if buffer.clients.is_empty() {
+        lines.push("mounts      none".into());
+    }
+    let (shown, more) = buffer.clients.split_at(buffer.clients.len().min(CLIENTS_SHOWN));
+    for (number, client) in shown.iter().enumerate() {
+        let label = if number == 0 { "mounts" } else { "" };
+        lines.push(format!("{label:<11} {}", client_text(client)));
+    }
+    if !more.is_empty() {
+        lines.push(format!("            and {} more", more.len()));
+    }
+    lines.push(format!("uuid        {}", buffer.uuid));
+    lines.join("\n") + "\n"
+}
+
+fn client_text(client: &MountedClient) -> String {
+    // Clients renew all the time: a short silence means nothing.
+    let silent = match client.silent_s {
+        s if s >= 5.0 => format!(", silent for {s:.0} s"),
+        _ => String::new(),
+    };
+    format!("{} (process {}){silent}", visible(&client.host), client.pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::net::ledger::ServerStatus;
+
+    fn sample(name: &str) -> ServedBuffer {
+        let client = |host: &str, silent_s| MountedClient { host: host.into(), pid: 77, silent_s };
+        ServedBuffer {
+            spec: BufferSpec {
+                name: name.parse().unwrap(),
+                capacity_bytes: 4 << 30,
+                buffer_type: BufferType::Scratch,
+                access: AccessMode::Striped,
+                servers: 1,
+                store_kind: None,
+            },
+            uuid: "0123456789abcdef0123456789abcdef".into(),
+            state: BufferState::Ready,
+            why: None,
+            owner_uid: 1000,
+            capacity_bytes: 4 << 30,
+            used_bytes: 1 << 30,
+            inodes: 12,
+            store_kind: StoreKind::Tmpfs,
+            volatile: true,
+            servers: vec!["f".repeat(32)],
+            clients: vec![client("node1", 0.2), client("node2", 9.4)],
+            created_s: 0,
+        }
+    }
+
+    #[test]
+    fn a_buffer_is_described() {
+        insta::assert_snapshot!(describe(&sample("run.7")));
+    }
+
+    #[test]
+    fn buffers_are_listed_with_what_is_free() {
+        let mut gone = sample("a-longer-name");
+        gone.state = BufferState::Degraded;
+        gone.clients.clear();
+        let pool = PoolStatus {
+            granularity_bytes: 16 << 20,
+            servers: vec![ServerStatus {
+                id: "f".repeat(32),
+                addresses: vec!["node9:4242".into()],
+                host: "node9".into(),
+                alive: true,
+                capacity_bytes: 16 << 30,
+                reserved_bytes: 8 << 30,
+            }],
+        };
+        let text = table(&[sample("run.7"), gone]) + &pool_lines(&pool);
+        insta::assert_snapshot!(text);
+    }
+}

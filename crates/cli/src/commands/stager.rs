@@ -1,0 +1,173 @@
+//! The server that a `forebay stage` command speaks with: that of a mount, by its control socket,
+//! or a `forebay serve`, which needs no mount. A buffer served there is named `NAME:`.
+
+use super::which_buffer;
+use crate::args::ServerArgs;
+use crate::servers::ServedStaging;
+use forebay_client::{Control, MountRef};
+use forebay_proto::PlanId;
+use forebay_proto::control::{ControlError, PlanStatus, StageSpec};
+use forebay_proto::net::ledger::BufferName;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// Time between two looks at a plan of a served buffer: first, and at most.
+const LOOK_FIRST: Duration = Duration::from_millis(5);
+const LOOK_LONGEST: Duration = Duration::from_millis(250);
+
+/// Where plans are.
+pub enum Stager {
+    /// At the server of a mount.
+    Mounted(Box<(Control, MountRef)>),
+    /// At a server, by the buffer's name.
+    Served(Box<ServedStaging>),
+}
+
+/// The name in `NAME:` and `NAME:/path`; `None` for a path of this machine.
+pub fn served_name(text: &Path) -> Option<BufferName> {
+    let (name, rest) = text
+        .as_os_str()
+        .as_bytes()
+        .split_at(text.as_os_str().as_bytes().iter().position(|byte| *byte == b':')?);
+    let plain = matches!(rest, b":") || rest.starts_with(b":/");
+    std::str::from_utf8(name).ok()?.parse().ok().filter(|_| plain)
+}
+
+impl Stager {
+    /// The buffer that is named (`NAME:`, or a path in a mount), or the only one meant.
+    pub fn connect(
+        named: Option<&Path>,
+        at: &ServerArgs,
+        plans: &[PlanId],
+    ) -> anyhow::Result<Stager> {
+        match named.and_then(served_name) {
+            Some(name) => Ok(Stager::Served(Box::new(ServedStaging::connect(at, &name)?))),
+            None => Ok(Stager::Mounted(Box::new(which_buffer::connect(named, plans)?))),
+        }
+    }
+
+    /// Starts a plan; it is journaled when this returns.
+    pub fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError> {
+        match self {
+            Stager::Mounted(mount) => mount.0.stage_start(spec),
+            Stager::Served(served) => served.start(spec),
+        }
+    }
+
+    /// State of a plan.
+    pub fn status(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        match self {
+            Stager::Mounted(mount) => mount.0.stage_status(plan),
+            Stager::Served(served) => served.status(plan),
+        }
+    }
+
+    /// All plans that the caller may see.
+    pub fn list(&mut self) -> Result<Vec<PlanStatus>, ControlError> {
+        match self {
+            Stager::Mounted(mount) => mount.0.stage_list(),
+            Stager::Served(served) => served.list(),
+        }
+    }
+
+    /// Stops a plan.
+    pub fn cancel(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        match self {
+            Stager::Mounted(mount) => mount.0.stage_cancel(plan),
+            Stager::Served(served) => served.cancel(plan),
+        }
+    }
+
+    /// Changes the rate limit of a plan; 0 = none.
+    pub fn rate(&mut self, plan: PlanId, bytes_per_s: u64) -> Result<PlanStatus, ControlError> {
+        match self {
+            Stager::Mounted(mount) => mount.0.stage_rate(plan, bytes_per_s),
+            Stager::Served(served) => served.rate(plan, bytes_per_s),
+        }
+    }
+
+    /// Calls `progress` with each state seen until the plan has ended, or it returns false.
+    pub fn wait(
+        &mut self,
+        plan: PlanId,
+        mut progress: impl FnMut(&PlanStatus) -> bool,
+    ) -> Result<PlanStatus, ControlError> {
+        if let Stager::Mounted(mount) = self {
+            return mount.0.stage_wait(plan, progress);
+        }
+        let mut pause = LOOK_FIRST;
+        loop {
+            let status = self.status(plan)?;
+            if !progress(&status) || status.state.is_final() {
+                return Ok(status);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LOOK_LONGEST);
+        }
+    }
+
+    /// How a command names this buffer, after a plan's number.
+    pub fn flags(&self) -> String {
+        match self {
+            Stager::Mounted(mount) => {
+                let point = forebay_jobs::run::report::shell_word(&mount.1.mount_point);
+                format!("--buffer {point}")
+            }
+            Stager::Served(served) => served.flags(),
+        }
+    }
+
+    /// What became of a plan whose server does not answer for it any more.
+    pub fn lost(&self, plan: PlanId, error: ControlError) -> ControlError {
+        if error.errno == Some(libc::ENOENT) {
+            return error;
+        }
+        let flags = self.flags();
+        let (of, dead, again) = match self {
+            Stager::Mounted(mount) => {
+                let answers = Control::connect_store(&mount.1.store_dir);
+                let dead = answers.is_err_and(|e| e.errno != Some(libc::EACCES));
+                (Some(mount.1.mount_point.as_path()), dead, "mount it again with the same command")
+            }
+            Stager::Served(_) => {
+                let gone = [libc::ECONNRESET, libc::ECONNREFUSED, libc::EPIPE];
+                let dead = error.errno.is_some_and(|errno| gone.contains(&errno));
+                (None, dead, "start the server again with the same command")
+            }
+        };
+        let (why, hint) = match dead {
+            true => (
+                "its server has ended".to_string(),
+                format!(
+                    "{again}: the plan then goes on, and `forebay stage wait {plan} {flags}` \
+                     follows it"
+                ),
+            ),
+            false => (
+                error.to_string(),
+                format!("it may go on: `forebay stage status {plan} {flags}` tells"),
+            ),
+        };
+        let what = match of {
+            Some(_) => format!("follow plan {plan} of"),
+            None => format!("follow plan {plan}"),
+        };
+        ControlError::new(&what, of, &why).errno(error.errno.unwrap_or(libc::EIO)).hint(&hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_served_buffer_is_told_from_a_path() {
+        let name = |text: &str| served_name(Path::new(text)).map(|name| name.to_string());
+        assert_eq!(name("run.7:"), Some("run.7".into()));
+        assert_eq!(name("run.7:/x"), Some("run.7".into()));
+        for path in ["/mnt/a:", "./a:", "a", "a:3", ":", ""] {
+            assert_eq!(name(path), None, "{path}");
+        }
+    }
+}

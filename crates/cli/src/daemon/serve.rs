@@ -1,0 +1,122 @@
+//! The process of `forebay serve`: a ledger with its buffers, and the listener in front of it,
+//! until a signal ends it. Killed, it leaves what the next start settles (the ledger's promise).
+
+use super::{Reporter, logging, raise_file_limit, signals};
+use forebay_net::ServerAddress;
+use forebay_proto::control::{ControlError, PathBytes};
+use forebay_proto::net::auth::Secret;
+use forebay_proto::size::format_bytes;
+use forebay_server::flash::LOG_NAME;
+use forebay_server::ledger::{Door, Ledger, LedgerOptions};
+use forebay_server::net::listen;
+use serde::Serialize;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// All that a server needs, resolved: absolute paths.
+pub struct ServePlan {
+    /// What it gives, and where from.
+    pub ledger: LedgerOptions,
+    /// Its key, and the file that holds it.
+    pub key: (Secret, PathBuf),
+    /// Where it listens; at least one.
+    pub addresses: Vec<ServerAddress>,
+    /// Log file given by the user.
+    pub log_file: Option<PathBuf>,
+    /// Least severe level logged.
+    pub log_level: String,
+    /// True if this process stays in the foreground.
+    pub foreground: bool,
+}
+
+/// What `--json` prints when it is up.
+#[derive(Serialize)]
+struct Up {
+    id: String,
+    incarnation: u64,
+    pid: u32,
+    addresses: Vec<String>,
+    flash: PathBytes,
+    capacity_bytes: u64,
+    granularity_bytes: u64,
+    secret_file: PathBytes,
+    log_file: Option<PathBytes>,
+}
+
+/// Serves until a signal ends it.
+pub fn serve(plan: ServePlan, report: Reporter) -> Result<(), ControlError> {
+    signals::block();
+    raise_file_limit();
+    // Opening the ledger makes its directory, where the log is by default.
+    let default_log = || forebay_server::ledger::directory(&plan.ledger.flash).join(LOG_NAME);
+    let log_file = plan.log_file.clone().or_else(|| (!plan.foreground).then(default_log));
+    if log_file.is_some() {
+        forebay_server::ledger::make_directory(&plan.ledger.flash)?;
+    }
+    logging::start(log_file.as_deref(), &plan.log_level)?;
+    let served = run(&plan, log_file.as_deref(), report);
+    if let Err(error) = &served {
+        tracing::error!("{error}");
+    }
+    served
+}
+
+fn run(plan: &ServePlan, log_file: Option<&Path>, report: Reporter) -> Result<(), ControlError> {
+    let ledger = Ledger::open(plan.ledger.clone())?;
+    let unix_socket = plan.addresses.iter().find_map(|address| match address {
+        ServerAddress::Unix(path) => Some(path.clone()),
+        ServerAddress::Tcp { .. } => None,
+    });
+    let door = Door::open(Arc::clone(&ledger), plan.key.0.clone(), unix_socket);
+    let listening = door.and_then(|door| listen(Arc::new(door), &plan.addresses));
+    let listening = match listening {
+        Ok(listening) => listening,
+        Err(error) => {
+            if let Err(left) = ledger.close() {
+                tracing::error!("{left}");
+            }
+            return Err(error);
+        }
+    };
+    let addresses: Vec<String> = listening.addresses().iter().map(ToString::to_string).collect();
+    ledger.set_addresses(addresses.clone());
+    tracing::info!(?addresses, incarnation = ledger.incarnation(), "serving");
+    let (up, text) = describe(plan, &ledger, addresses, log_file);
+    let told = report.ready(&up, Some(&text), log_file);
+    if told.is_ok() {
+        let signal = signals::wait();
+        tracing::info!(signal, "ending");
+    }
+    listening.stop();
+    told.and(ledger.close())
+}
+
+fn describe(
+    plan: &ServePlan,
+    ledger: &Ledger,
+    addresses: Vec<String>,
+    log_file: Option<&Path>,
+) -> (Up, String) {
+    let bytes = |path: &Path| PathBytes::new(path.as_os_str().as_bytes());
+    let options = &plan.ledger;
+    let text = format!(
+        "serving {} of {} on {} (key {})",
+        format_bytes(options.capacity_bytes),
+        options.flash.display(),
+        addresses.join(", "),
+        plan.key.1.display(),
+    );
+    let up = Up {
+        id: format!("{:032x}", ledger.server_id()),
+        incarnation: ledger.incarnation(),
+        pid: std::process::id(),
+        addresses,
+        flash: bytes(&options.flash),
+        capacity_bytes: options.capacity_bytes,
+        granularity_bytes: options.granularity_bytes,
+        secret_file: bytes(&plan.key.1),
+        log_file: log_file.map(bytes),
+    };
+    (up, text)
+}

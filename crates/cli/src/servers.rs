@@ -1,0 +1,156 @@
+//! Commands that ask a `forebay serve`: which server, who asks, and plans of its buffers.
+
+use crate::args::ServerArgs;
+use crate::failure::Usage;
+use crate::secrets;
+use forebay_client::Ledger;
+use forebay_net::ServerAddress;
+use forebay_proto::PlanId;
+use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StageSpec};
+use forebay_proto::net::ledger::{
+    BufferName, LedgerReply, LedgerRequest, PoolStatus, ServedBuffer,
+};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// A connection to a server's ledger.
+pub struct Server {
+    ledger: Ledger,
+    address: ServerAddress,
+}
+
+impl Server {
+    /// Connects; `buffer` is the one in question, whose secret is enough.
+    pub fn connect(args: &ServerArgs, buffer: Option<&BufferName>) -> anyhow::Result<Server> {
+        let Some(address) = args.server.clone() else {
+            let text = "which server? Give --server HOST:PORT or unix:PATH, or set FOREBAY_SERVER";
+            return Err(Usage(text.into()).into());
+        };
+        let unix = matches!(address, ServerAddress::Unix(_));
+        let credential = secrets::credential(unix, args.secret_file.as_deref(), buffer)?;
+        Ok(Server { ledger: Ledger::connect(&address, &credential)?, address })
+    }
+
+    /// Asks; an error of the ledger is an error here.
+    pub fn ask(&mut self, request: &LedgerRequest) -> Result<LedgerReply, ControlError> {
+        self.ledger.ask(request)
+    }
+
+    /// What the servers have to give.
+    pub fn pool(&mut self) -> Result<PoolStatus, ControlError> {
+        match self.ask(&LedgerRequest::Pool)? {
+            LedgerReply::Pool(pool) => Ok(pool),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// A request that is answered with the state of a buffer.
+    pub fn buffer(&mut self, request: &LedgerRequest) -> Result<ServedBuffer, ControlError> {
+        match self.ask(request)? {
+            LedgerReply::Buffer(buffer) => Ok(*buffer),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// A request that is answered with the state of a plan.
+    pub fn plan(&mut self, request: &LedgerRequest) -> Result<PlanStatus, ControlError> {
+        match self.ask(request)? {
+            LedgerReply::Plan(plan) => Ok(plan),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// An answer to another question.
+    pub fn unexpected(&self) -> ControlError {
+        let what = format!("speak with the server {}", self.address);
+        ControlError::new(&what, None, "it gave an answer that does not belong to the question")
+            .errno(libc::EPROTO)
+    }
+}
+
+/// A place in a served buffer: `NAME:/path`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BufferPath {
+    /// Which.
+    pub name: BufferName,
+    /// Absolute from the buffer's root.
+    pub path: PathBytes,
+}
+
+impl BufferPath {
+    /// From `NAME:/path`; `None` for anything else, such as a path of this machine.
+    pub fn parse(text: &OsStr) -> Option<BufferPath> {
+        let bytes = text.as_bytes();
+        let colon = bytes.iter().position(|b| *b == b':')?;
+        let (name, path) = (&bytes[..colon], &bytes[colon + 1..]);
+        let name = std::str::from_utf8(name).ok()?.parse().ok()?;
+        path.starts_with(b"/").then(|| BufferPath { name, path: PathBytes::new(path) })
+    }
+}
+
+impl std::fmt::Display for BufferPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.name, self.path)
+    }
+}
+
+/// Staging of one served buffer.
+pub struct ServedStaging {
+    server: Server,
+    name: BufferName,
+}
+
+impl ServedStaging {
+    /// Connects to the server of a buffer.
+    pub fn connect(args: &ServerArgs, name: &BufferName) -> anyhow::Result<ServedStaging> {
+        Ok(ServedStaging { server: Server::connect(args, Some(name))?, name: name.clone() })
+    }
+
+    /// How `forebay stage` commands name it.
+    pub fn flags(&self) -> String {
+        format!("--buffer {}: --server {}", self.name, self.server.address)
+    }
+
+    /// Starts a plan.
+    pub fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError> {
+        self.server.plan(&LedgerRequest::StageStart { name: self.name.clone(), spec })
+    }
+
+    /// State of a plan.
+    pub fn status(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        self.server.plan(&LedgerRequest::StageStatus { name: self.name.clone(), plan })
+    }
+
+    /// All plans that the caller may see.
+    pub fn list(&mut self) -> Result<Vec<PlanStatus>, ControlError> {
+        match self.server.ask(&LedgerRequest::StageList { name: self.name.clone() })? {
+            LedgerReply::Plans(plans) => Ok(plans),
+            _ => Err(self.server.unexpected()),
+        }
+    }
+
+    /// Stops a plan.
+    pub fn cancel(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        self.server.plan(&LedgerRequest::StageCancel { name: self.name.clone(), plan })
+    }
+
+    /// Changes the rate limit of a plan; 0 = none.
+    pub fn rate(&mut self, plan: PlanId, bytes_per_s: u64) -> Result<PlanStatus, ControlError> {
+        let name = self.name.clone();
+        self.server.plan(&LedgerRequest::StageRate { name, plan, bytes_per_s })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffers_path_is_told_from_a_path() {
+        let parse = |text: &str| BufferPath::parse(OsStr::new(text)).map(|path| path.to_string());
+        assert_eq!(parse("run.7:/in/x:y"), Some("run.7:/in/x:y".into()));
+        for path in ["/mnt/a:/b", "./a:/b", "a:b", "a", "", ":/x", "a b:/x"] {
+            assert_eq!(parse(path), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! `forebay serve` and `forebay buffer` as users run them: several kinds of connections, secrets,
+//! restarts, staging without a mount, and what is said of the stores on flash.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod common;
+
+use common::{Flash, Rig, failure, text};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A server of this test, ended with it.
+struct Served {
+    rig: Rig,
+    child: Option<Child>,
+    tcp: String,
+    unix: String,
+}
+
+impl Served {
+    fn new(flash: Flash) -> Served {
+        let rig = Rig::new(flash);
+        let unix = format!("unix:{}", rig.base().join("sock").display());
+        let mut served = Served { rig, child: None, tcp: String::new(), unix };
+        served.start();
+        served
+    }
+
+    fn command(&self, arguments: &[&str]) -> std::process::Command {
+        let mut command = std::process::Command::new(common::program());
+        command
+            .args(arguments)
+            .env("FOREBAY_FLASH", &self.rig.flash)
+            .env("FOREBAY_CONFIG_DIR", self.config())
+            .env_remove("FOREBAY_SERVER")
+            .env_remove("TMPDIR");
+        command
+    }
+
+    fn config(&self) -> PathBuf {
+        self.rig.base().join("config")
+    }
+
+    fn start(&mut self) {
+        let unix = self.unix.clone();
+        let arguments = [
+            "serve",
+            "--capacity",
+            "128MiB",
+            "--listen",
+            "127.0.0.1:0",
+            "--listen",
+            &unix,
+            "--json",
+        ];
+        let mut child =
+            self.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        let out = child.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+        self.child = Some(child);
+        let up: Value = serde_json::from_str(&line).expect("it did not say where it listens");
+        self.tcp = up["addresses"][0].as_str().unwrap().to_string();
+        assert_eq!(up["addresses"][1], self.unix.as_str());
+    }
+
+    /// Ends the server with a signal; its exit code, if it had one.
+    fn end(&mut self, signal: i32) -> Option<i32> {
+        let mut child = self.child.take()?;
+        // SAFETY: only sends a signal, to the server that this test started.
+        unsafe { libc::kill(child.id() as i32, signal) };
+        let until = Instant::now() + LIMIT;
+        while child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < until, "the server does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.wait().unwrap().code()
+    }
+
+    fn at(&self, server: &str, arguments: &[&str]) -> Output {
+        let mut all = arguments.to_vec();
+        all.extend(["--server", server]);
+        self.command(&all).output().unwrap()
+    }
+
+    /// Over TCP, with what the directory of secrets has.
+    fn ask(&self, arguments: &[&str]) -> Output {
+        self.at(&self.tcp, arguments)
+    }
+
+    #[track_caller]
+    fn done(&self, arguments: &[&str]) -> String {
+        let output = self.ask(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    fn state(&self, name: &str) -> Value {
+        serde_json::from_str(&self.done(&["buffer", "status", name, "--json"])).unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.end(libc::SIGKILL);
+        for store in self.rig.stores() {
+            if store.join("store.json").exists() {
+                // What the test left is removed by the program itself: it knows the mounts.
+                let _ = forebay_server::flash::Store::discard_dir(&store);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_buffer_lives_from_create_to_destroy() {
+    let mut served = Served::new(Flash::Memory);
+    let made = served.done(&["buffer", "create", "run7", "--capacity", "20MiB"]);
+    assert!(made.contains("32.0 MiB") && made.contains("run7.secret"), "{made}");
+    let again = failure(&served.ask(&["buffer", "create", "run7", "--capacity", "20MiB"]), 1);
+    assert!(again.contains("run7") && again.contains("already"), "{again}");
+    let list = served.done(&["buffer", "list"]);
+    assert!(list.contains("NAME") && list.contains("run7") && list.contains("96.0 MiB of 128 MiB"));
+    let large = failure(&served.ask(&["buffer", "create", "b", "--capacity", "1GiB"]), 1);
+    assert!(large.contains("no space") && large.contains("buffer list"), "{large}");
+    let uuid = served.state("run7")["uuid"].clone();
+    served.done(&["buffer", "extend", "run7", "--capacity", "64MiB"]);
+    assert_eq!(served.state("run7")["capacity_bytes"], 64 << 20);
+
+    for signal in [libc::SIGTERM, libc::SIGKILL, libc::SIGINT] {
+        let code = served.end(signal);
+        assert_eq!(code, if signal == libc::SIGKILL { None } else { Some(0) });
+        let gone = failure(&served.ask(&["buffer", "list"]), 1);
+        assert!(gone.contains("forebay serve"), "{gone}");
+        served.start();
+        assert_eq!(
+            (served.state("run7")["uuid"].clone(), &served.state("run7")["state"]),
+            (uuid.clone(), &"ready".into())
+        );
+    }
+    served.done(&["buffer", "destroy", "run7"]);
+    served.done(&["buffer", "destroy", "run7"]);
+    assert!(!served.config().join("buffers/run7.secret").exists());
+    assert_eq!(served.rig.stores(), [served.rig.flash.join("forebay-server")]);
+}
+
+#[test]
+fn files_are_staged_without_a_mount() {
+    let served = Served::new(Flash::Disk);
+    let pfs = served.rig.base().join("pfs");
+    fs::create_dir_all(pfs.join("in/sub")).unwrap();
+    fs::write(pfs.join("in/sub/file"), vec![9; 300_000]).unwrap();
+    served.done(&["buffer", "create", "a", "--capacity", "16MiB", "--store", "directory"]);
+    let path = |name: &str| pfs.join(name).to_str().unwrap().to_string();
+    let staged = served.done(&["stage", "in", &path("in"), "a:/tree"]);
+    assert!(staged.contains("done"), "{staged}");
+    served.done(&["stage", "out", "a:/tree", &path("out")]);
+    assert_eq!(fs::read(pfs.join("out/sub/file")).unwrap(), vec![9; 300_000]);
+    let plan = served.done(&["stage", "in", &path("in"), "a:/more", "--no-wait"]);
+    let plan = plan.trim();
+    served.done(&["stage", "wait", plan, "--buffer", "a:"]);
+    let list = served.done(&["stage", "status", "a:"]);
+    assert_eq!(list.lines().count(), 3, "{list}");
+    assert!(served.done(&["stage", "rate", plan, "1MiB", "--buffer", "a:"]).contains("done"));
+    assert!(served.done(&["stage", "cancel", plan, "--buffer", "a:"]).contains("done"));
+    let bad = failure(&served.ask(&["stage", "out", "a:/none", &path("x")]), 1);
+    assert!(bad.contains("/none"), "{bad}");
+    // A name that no server was given for is not taken for a path.
+    let lost = failure(&served.command(&["stage", "in", &path("in"), "a:/x"]).output().unwrap(), 2);
+    assert!(lost.contains("--server"), "{lost}");
+}
+
+#[test]
+fn who_has_no_secret_gets_nothing_over_tcp() {
+    let served = Served::new(Flash::Disk);
+    let create = ["buffer", "create", "a", "--capacity", "16MiB", "--store", "directory"];
+    served.done(&create);
+    let key = served.config().join("server.key");
+    let secret = served.config().join("buffers/a.secret");
+    for file in [&key, &secret] {
+        assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    // With the buffer's secret alone: this buffer, and nothing else.
+    let away = served.config().join("away");
+    fs::rename(&key, &away).unwrap();
+    assert_eq!(served.state("a")["state"], "ready");
+    let refused = failure(&served.ask(&["buffer", "list"]), 1);
+    assert!(refused.contains("a secret is needed") && refused.contains("server.key"), "{refused}");
+    let file = secret.to_str().unwrap();
+    let with = |name: &str| {
+        served.ask(&["buffer", "create", name, "--capacity", "1MiB", "--secret-file", file])
+    };
+    assert!(failure(&with("b"), 1).contains("that buffer only"));
+    // A wrong secret, and a file that others may read.
+    fs::write(&key, format!("server {}\n", "ab".repeat(32))).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    let wrong = failure(&served.ask(&["buffer", "list"]), 1);
+    assert!(wrong.contains("not the right one"), "{wrong}");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+    let open = failure(&served.ask(&["buffer", "list"]), 1);
+    assert!(open.contains("chmod 600"), "{open}");
+    fs::rename(&away, &key).unwrap();
+    served.done(&["buffer", "list"]);
+    // On the Unix socket the kernel tells who asks.
+    fs::remove_file(&key).unwrap();
+    let local = served.at(&served.unix, &["buffer", "list"]);
+    assert!(text(&local.stdout).contains('a'), "{}", text(&local.stderr));
+}
+
+#[test]
+fn the_same_token_gives_the_same_buffer() {
+    let served = Served::new(Flash::Disk);
+    let create = |token: &str| {
+        let with = [
+            "buffer",
+            "create",
+            "a",
+            "--capacity",
+            "16MiB",
+            "--store",
+            "directory",
+            "--token",
+            token,
+            "--json",
+        ];
+        served.ask(&with)
+    };
+    let uuid = |output: &Output| {
+        let made: Value = serde_json::from_slice(&output.stdout).unwrap();
+        made["buffer"]["uuid"].as_str().unwrap().to_string()
+    };
+    let first = create("job-7");
+    let kept = fs::read(served.config().join("buffers/a.secret")).unwrap();
+    fs::remove_file(served.config().join("buffers/a.secret")).unwrap();
+    assert_eq!(uuid(&create("job-7")), uuid(&first));
+    assert_eq!(fs::read(served.config().join("buffers/a.secret")).unwrap(), kept);
+    failure(&create("job-8"), 1);
+}
+
+#[test]
+fn one_server_has_a_flash_directory() {
+    let served = Served::new(Flash::Disk);
+    let second = ["serve", "--capacity", "64MiB", "--listen", "127.0.0.1:0"];
+    let refused = failure(&served.command(&second).output().unwrap(), 1);
+    assert!(refused.contains("in use by process"), "{refused}");
+    let none = ["serve", "--capacity", "64MiB"];
+    assert!(failure(&served.command(&none).output().unwrap(), 2).contains("--listen"));
+    let bad = ["serve", "--capacity", "64MiB", "--listen", "unix:relative"];
+    assert!(failure(&served.command(&bad).output().unwrap(), 2).contains("absolute"));
+}
+
+#[test]
+fn a_store_says_that_it_is_a_served_buffers() {
+    let mut served = Served::new(Flash::Disk);
+    served.done(&["buffer", "create", "run7", "--capacity", "16MiB", "--store", "directory"]);
+    let store: PathBuf =
+        served.rig.stores().into_iter().find(|path| path.join("store.json").exists()).unwrap();
+    let store = store.to_str().unwrap();
+    let run = |served: &Served, arguments: &[&str]| served.command(arguments).output().unwrap();
+    let listed = text(&run(&served, &["status"]).stdout);
+    assert!(
+        listed.lines().any(|l| l.starts_with("served") && l.contains("buffer run7")),
+        "{listed}"
+    );
+    let busy = failure(&run(&served, &["check", store]), 1);
+    assert!(busy.contains("forebay serve"), "{busy}");
+    let refused = failure(&run(&served, &["umount", store]), 1);
+    assert!(refused.contains("buffer run7") && refused.contains("buffer destroy"), "{refused}");
+    served.end(libc::SIGTERM);
+    let listed = text(&run(&served, &["status"]).stdout);
+    assert!(listed.lines().any(|l| l.starts_with("kept") && l.contains("buffer run7")), "{listed}");
+    let checked = run(&served, &["check", store]);
+    assert!(
+        text(&checked.stdout).contains("served buffer run7: sound"),
+        "{}",
+        text(&checked.stderr)
+    );
+    assert!(Path::new(store).exists());
+}
+
+#[test]
+fn in_the_background_it_returns_when_it_listens() {
+    let served = {
+        let mut served = Served::new(Flash::Disk);
+        served.end(libc::SIGTERM);
+        served
+    };
+    let unix = &served.unix;
+    let arguments = ["serve", "--capacity", "64MiB", "--listen", unix, "--background", "--json"];
+    let started = served.command(&arguments).output().unwrap();
+    assert!(started.status.success(), "{}", text(&started.stderr));
+    let up: Value = serde_json::from_slice(&started.stdout).unwrap();
+    let pid = i32::try_from(up["pid"].as_i64().unwrap()).unwrap();
+    let listed = served.at(unix, &["buffer", "list", "--json"]);
+    // SAFETY: only sends a signal, to the server that this test started.
+    unsafe { libc::kill(pid, libc::SIGTERM) };
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(listed["pool"]["servers"][0]["id"], up["id"]);
+    let log = up["log_file"].as_str().unwrap();
+    common::wait_for("the server's end", || fs::read_to_string(log).unwrap().contains("ending"));
+    common::wait_for("its end", || !Path::new(&format!("/proc/{pid}")).exists());
+}
