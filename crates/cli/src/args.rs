@@ -6,6 +6,7 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_proto::PlanId;
 use forebay_proto::control::{StageKind, Verify};
+use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::parse_bytes;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -76,6 +77,7 @@ pub enum Command {
 After a crash the same command finds it again: every acknowledged operation is there.\n\n\
 Examples:\n  \
 forebay mount --scratch 4GiB --flash /dev/shm /mnt/fb\n  \
+forebay mount --buffer run7 --server node1:4242 /mnt/fb\n  \
 FOREBAY_FLASH=/nvme forebay mount --scratch 200GiB -o allow_other,nosuid,nodev /mnt/fb\n  \
 mount -t fuse.forebay none /mnt/fb -o scratch=4GiB,flash=/dev/shm"
 )]
@@ -83,9 +85,17 @@ pub struct MountArgs {
     /// Where to mount: an existing directory.
     #[arg(value_name = "MNT")]
     pub mount_point: PathBuf,
-    /// A scratch buffer of this capacity, such as 4GiB or 500MB.
-    #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes)]
-    pub scratch: u64,
+    /// A scratch buffer of this capacity, such as 4GiB or 500MB, in this process.
+    #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes,
+          required_unless_present = "buffer")]
+    pub scratch: Option<u64>,
+    /// A buffer that `forebay serve` serves, by its name (needs --server). It can be mounted on
+    /// any number of nodes at once.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["scratch", "flash", "store"])]
+    pub buffer: Option<BufferName>,
+    /// Which server.
+    #[command(flatten)]
+    pub at: ServerArgs,
     /// Directory on fast local storage that holds the buffer.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,

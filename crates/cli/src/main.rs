@@ -12,6 +12,7 @@ mod helper;
 mod mount_options;
 mod secrets;
 mod servers;
+mod state_dir;
 
 use args::Cli;
 use clap::Parser;

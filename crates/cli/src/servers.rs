@@ -13,6 +13,14 @@ use forebay_proto::net::ledger::{
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
+/// The server that was named.
+pub fn address(args: &ServerArgs) -> anyhow::Result<ServerAddress> {
+    args.server.clone().ok_or_else(|| {
+        let text = "which server? Give --server HOST:PORT or unix:PATH, or set FOREBAY_SERVER";
+        Usage(text.into()).into()
+    })
+}
+
 /// A connection to a server's ledger.
 pub struct Server {
     ledger: Ledger,
@@ -22,10 +30,7 @@ pub struct Server {
 impl Server {
     /// Connects; `buffer` is the one in question, whose secret is enough.
     pub fn connect(args: &ServerArgs, buffer: Option<&BufferName>) -> anyhow::Result<Server> {
-        let Some(address) = args.server.clone() else {
-            let text = "which server? Give --server HOST:PORT or unix:PATH, or set FOREBAY_SERVER";
-            return Err(Usage(text.into()).into());
-        };
+        let address = address(args)?;
         let unix = matches!(address, ServerAddress::Unix(_));
         let credential = secrets::credential(unix, args.secret_file.as_deref(), buffer)?;
         Ok(Server { ledger: Ledger::connect(&address, &credential)?, address })

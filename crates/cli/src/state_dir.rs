@@ -58,9 +58,8 @@ pub fn record(dir: &Path) -> Option<MountRecord> {
 
 /// Removes the directory of a mount that is over.
 pub fn remove(dir: &Path) -> Result<(), ControlError> {
-    let failed = |error: std::io::Error| {
-        ControlError::io("remove the mount's directory", Some(dir), &error)
-    };
+    let failed =
+        |error: std::io::Error| ControlError::io("remove the mount's directory", Some(dir), &error);
     for name in [RECORD_NAME, SOCKET_NAME, LOG_NAME] {
         match fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
@@ -76,12 +75,15 @@ pub fn remove(dir: &Path) -> Result<(), ControlError> {
 impl StateDir {
     /// Makes it, or takes over what a killed mount left. `shared`: other users may reach the
     /// socket.
-    pub fn make(record: &MountRecord, point: &Path, shared: bool) -> Result<StateDir, ControlError> {
+    pub fn make(
+        record: &MountRecord,
+        point: &Path,
+        shared: bool,
+    ) -> Result<StateDir, ControlError> {
         let what = "make the mount's directory";
         let base = base();
-        let failed = |path: &Path, error: std::io::Error| {
-            Err(ControlError::io(what, Some(path), &error))
-        };
+        let failed =
+            |path: &Path, error: std::io::Error| Err(ControlError::io(what, Some(path), &error));
         let base_mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
         let dir = of(point);
         let mode = if shared { 0o711 } else { 0o700 };
@@ -120,8 +122,8 @@ impl StateDir {
 /// In a place where others may write, the name could have been taken by somebody else.
 fn must_be_own(dir: &Path) -> Result<(), ControlError> {
     let what = "use the mount's directory";
-    let meta = fs::symlink_metadata(dir)
-        .map_err(|error| ControlError::io(what, Some(dir), &error))?;
+    let meta =
+        fs::symlink_metadata(dir).map_err(|error| ControlError::io(what, Some(dir), &error))?;
     let me = rustix::process::geteuid().as_raw();
     if !meta.is_dir() || meta.uid() != me || meta.mode() & 0o022 != 0 {
         let why = "it is not a directory that only you may write to";

@@ -1,10 +1,13 @@
 //! `forebay mount`: finds or creates the buffer, mounts it, and returns when it answers.
 
 use crate::args::{MountArgs, StoreChoice};
-use crate::daemon::{self, MountPlan, Reporter};
-use crate::failure::{EXIT_OK, Outcome, visible};
+use crate::daemon::{self, BackingPlan, MountPlan, Reporter};
+use crate::failure::{EXIT_OK, Outcome, Usage, visible};
 use crate::mount_options::{self, MountOptionSet};
+use crate::{secrets, servers, state_dir};
+use forebay_client::remote::Target;
 use forebay_client::{Control, canonical, mounts};
+use forebay_net::ServerAddress;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_server::flash::{self, StoreKey, StoreOptions};
 use std::path::{Path, PathBuf};
@@ -26,25 +29,18 @@ pub fn run(args: MountArgs) -> Outcome {
 
 /// Mounts with options that were parsed already.
 pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
-    let flash = flash::resolve_flash(args.flash.as_deref())?;
     let mount_point = canonical(&args.mount_point)?;
-    must_not_hide("FLASH", &flash, &mount_point)?;
+    // A mount made by root is for all users, with the permissions of its files.
+    options.allow_other |= rustix::process::geteuid().is_root();
+    let (backing, own_dir) = backing(&args, &mount_point, options.allow_other)?;
     let log_file = args.log_file.as_deref().map(absolute).transpose()?;
     if let Some(log_file) = &log_file {
         must_not_hide("the log file", log_file, &mount_point)?;
     }
-    clear_dead_mounts(&flash, &mount_point)?;
+    clear_dead_mounts(&own_dir, &mount_point)?;
     check_directory(&mount_point)?;
-    // A mount made by root is for all users, with the permissions of its files.
-    options.allow_other |= rustix::process::geteuid().is_root();
     let plan = MountPlan {
-        store: StoreOptions {
-            flash,
-            key: StoreKey::mount(&mount_point),
-            capacity_bytes: args.scratch,
-            kind: args.store.map(Into::into),
-            shared: options.allow_other,
-        },
+        backing,
         mount_point,
         options,
         threads: args.threads.map(usize::from),
@@ -67,6 +63,32 @@ pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
         true => serve(Reporter::Terminal { json: args.json }),
         false => daemon::run_in_background(args.json, serve),
     }
+}
+
+/// What is to be mounted, and the directory that the mount will have.
+fn backing(
+    args: &MountArgs,
+    mount_point: &Path,
+    shared: bool,
+) -> anyhow::Result<(BackingPlan, PathBuf)> {
+    if let Some(name) = &args.buffer {
+        let address = servers::address(&args.at)?;
+        let unix = matches!(address, ServerAddress::Unix(_));
+        let secret_file = args.at.secret_file.as_deref();
+        let credential = secrets::credential(unix, secret_file, Some(name))?;
+        let target = Target { address, credential, buffer: name.to_string() };
+        return Ok((BackingPlan::Served(target), state_dir::of(mount_point)));
+    }
+    let Some(capacity_bytes) = args.scratch else {
+        return Err(Usage("what to mount? Give --scratch CAPACITY or --buffer NAME".into()).into());
+    };
+    let flash = flash::resolve_flash(args.flash.as_deref())?;
+    must_not_hide("FLASH", &flash, mount_point)?;
+    let key = StoreKey::mount(mount_point);
+    let own_dir = flash::store_dir(&flash, &key);
+    let kind = args.store.map(Into::into);
+    let options = StoreOptions { flash, key, capacity_bytes, kind, shared };
+    Ok((BackingPlan::Own(options), own_dir))
 }
 
 impl From<StoreChoice> for StoreKind {
@@ -133,7 +155,7 @@ fn tells_state(errno: Option<i32>) -> bool {
 
 /// Detaches what a dead server of this same buffer left; refuses a live mount, and a dead one
 /// of another buffer.
-fn clear_dead_mounts(flash: &Path, mount_point: &Path) -> Result<(), ControlError> {
+fn clear_dead_mounts(own_dir: &Path, mount_point: &Path) -> Result<(), ControlError> {
     let there = mounts()?.into_iter().filter(|mount| mount.mount_point == mount_point);
     for mount in there {
         let refuse = |why: &str, errno: i32, hint: &str| {
@@ -156,7 +178,7 @@ fn clear_dead_mounts(flash: &Path, mount_point: &Path) -> Result<(), ControlErro
                 );
             }
         }
-        if mount.store_dir != flash::store_dir(flash, &StoreKey::mount(mount_point)) {
+        if mount.store_dir != own_dir {
             let why = format!("a dead mount of {} is there", mount.store_dir.display());
             let hint = "`forebay umount --keep` detaches it and keeps its buffer";
             return refuse(&why, libc::EBUSY, hint);

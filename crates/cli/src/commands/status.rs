@@ -62,6 +62,9 @@ fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
     };
     let (point, store) = (status.mount_point.to_string(), status.store.to_string());
     println!("buffer      {} ({})", visible(&point), status.buffer_type);
+    if let (Some(buffer), Some(server)) = (&status.buffer, &status.server) {
+        println!("served      {buffer}, by {server}");
+    }
     println!("store       {} ({}{volatile})", visible(&store), kind_name(status));
     println!(
         "capacity    {}, {} used ({percent:.1} %), {} inodes",

@@ -3,6 +3,7 @@
 
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json};
+use crate::state_dir;
 use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts};
 use forebay_proto::control::ControlError;
 use forebay_server::flash::{self, Store, StoreKey};
@@ -56,6 +57,8 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
     }
     detach(&mount.mount_point)?;
     match args.keep {
+        // A served buffer is not the mount's: what goes is the mount's own directory.
+        _ if state_dir::record(&mount.store_dir).is_some() => state_dir::remove(&mount.store_dir),
         true => Ok(()),
         false => discard(&mount.store_dir),
     }

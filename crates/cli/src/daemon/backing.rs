@@ -158,7 +158,7 @@ impl Backing {
     /// Why files are not read and written by the kernel itself, if the reason is the backing's.
     pub fn served_reason(&self) -> Option<String> {
         match self {
-            Backing::Own { store, .. } => store.served_reason().map(str::to_string),
+            Backing::Own { store, .. } => store.served_reason(),
             Backing::Served(served) if !served.fs.attached().gives_objects => {
                 Some("the server's store is a plain directory".into())
             }

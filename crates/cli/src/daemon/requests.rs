@@ -5,12 +5,12 @@
 use super::Mount;
 use super::backing::{Backing, Served};
 use forebay_fuse::FastPath;
-use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
-use forebay_server::Server;
 use forebay_proto::control::{
     BufferStatus, ControlError, PathBytes, Reply, Request, STAGE_WAIT_MAX_MS, StoreKind,
 };
+use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::{Caller, Errno};
+use forebay_server::Server;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -63,9 +63,13 @@ fn of_served(
 ) -> Result<Reply, ControlError> {
     if caller.uid != 0 && caller.uid != mount.owner_uid() {
         let why = format!("this mount belongs to user {}", mount.owner_uid());
-        return Err(ControlError::new("ask the server by", Some(mount.session.mount_point()), &why)
-            .errno(libc::EPERM)
-            .hint("name the buffer (BUFFER:/PATH) and --server, and show who you are yourself"));
+        return Err(ControlError::new(
+            "ask the server by",
+            Some(mount.session.mount_point()),
+            &why,
+        )
+        .errno(libc::EPERM)
+        .hint("name the buffer (BUFFER:/PATH) and --server, and show who you are yourself"));
     }
     let name = served.name()?;
     let request = match request {

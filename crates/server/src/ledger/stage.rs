@@ -3,12 +3,13 @@
 use super::turn::{absent, of};
 use super::{Identity, Ledger, ServedBuffer};
 use forebay_proto::Caller;
-use forebay_proto::control::{ControlError, PathBytes};
+use forebay_proto::control::{ControlError, PathBytes, STAGE_WAIT_MAX_MS};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 const WHAT: &str = "stage for";
 
@@ -28,6 +29,11 @@ impl Ledger {
             Q::StageStatus { name, plan } => {
                 let (served, caller) = self.stager(who, &name)?;
                 served.server.mover().status(&caller, plan).map(LedgerReply::Plan)
+            }
+            Q::StageWait { name, plan, at_most_ms } => {
+                let (served, caller) = self.stager(who, &name)?;
+                let longest = Duration::from_millis(at_most_ms.min(STAGE_WAIT_MAX_MS));
+                served.server.mover().wait(&caller, plan, longest).map(LedgerReply::Plan)
             }
             Q::StageList { name } => {
                 let (served, caller) = self.stager(who, &name)?;
