@@ -12,7 +12,7 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Args)]
 pub struct ServerArgs {
     /// The server: HOST:PORT or unix:/PATH.
-    #[arg(long, value_name = "ADDR", env = "FOREBAY_SERVER")]
+    #[arg(long, value_name = "ADDR", env = "FOREBAY_SERVER", hide_env_values = true)]
     pub server: Option<ServerAddress>,
     /// Secret to show: the server's key or a buffer's secret. By default over TCP the buffer's
     /// own or the server's key in the directory of secrets; none on a Unix socket.

@@ -37,7 +37,7 @@ fn wrong_arguments_end_with_2_and_say_what_is_expected() {
 #[test]
 fn every_command_explains_itself() {
     let rig = Rig::new(Flash::Disk);
-    for command in ["mount", "umount", "stage", "run", "validate", "status", "check"] {
+    for command in ["mount", "umount", "stage", "run", "validate", "status", "check", "serve"] {
         let output = run(&rig, &[command, "--help"]);
         assert!(output.status.success());
         assert!(text(&output.stdout).contains("Usage: forebay"), "{command}");
@@ -49,6 +49,12 @@ fn every_command_explains_itself() {
     for command in ["in", "out", "status", "cancel", "wait", "rate"] {
         let help = text(&run(&rig, &["stage", command, "--help"]).stdout);
         assert!(help.contains("--json"), "{command}: {help}");
+    }
+    for command in ["create", "list", "status", "extend", "destroy"] {
+        let help = text(&run(&rig, &["buffer", command, "--help"]).stdout);
+        for said in ["--json", "--server", "--secret-file", "Example"] {
+            assert!(help.contains(said), "{command}: {help}");
+        }
     }
 }
 
@@ -133,7 +139,8 @@ fn stores_of_another_format_are_refused_by_name() {
     assert!(rig.umount(&["--keep"]).status.success());
     let record = rig.stores()[0].join("store.json");
     let text = fs::read_to_string(&record).unwrap();
-    fs::write(&record, text.replace("\"format\": 1", "\"format\": 9")).unwrap();
+    let ours = format!("\"format\": {}", forebay_proto::version::FLASH_FORMAT);
+    fs::write(&record, text.replace(&ours, "\"format\": 9")).unwrap();
     for output in [rig.try_mount("16MiB", &[]), rig.umount(&[])] {
         let message = failure(&output, 1);
         assert!(message.contains("flash format 9"), "{message}");

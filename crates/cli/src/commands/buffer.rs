@@ -13,9 +13,14 @@ use forebay_proto::net::ledger::{
     PoolStatus, ServedBuffer, Token,
 };
 use forebay_proto::size::format_bytes;
+use std::time::Duration;
 
 /// Most mounts that are listed.
 const CLIENTS_SHOWN: usize = 100;
+/// Attempts to get an answer to a creation.
+const CREATE_TRIES: u32 = 3;
+/// Pause between two of them.
+const CREATE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub fn run(args: BufferCommand) -> Outcome {
@@ -38,8 +43,6 @@ impl From<AccessArg> for AccessMode {
 }
 
 fn create(args: &BufferCreateArgs) -> Outcome {
-    // A connection that breaks is not repeated here: without the answer there is no secret, and
-    // with a token given by the user the same command gets it.
     let token = match &args.token {
         Some(token) => token.clone(),
         None => format!("{:032x}", forebay_net::random::u128()?),
@@ -54,11 +57,7 @@ fn create(args: &BufferCreateArgs) -> Outcome {
     };
     // Before the buffer is made: it must be possible to keep its secret.
     let path = secrets::buffer_path(&args.name)?;
-    let mut server = Server::connect(&args.at, None)?;
-    let request = LedgerRequest::Create { token: Token(token), spec };
-    let LedgerReply::Created { buffer, secret } = server.ask(&request)? else {
-        return Err(server.unexpected().into());
-    };
+    let (buffer, secret) = ask_until_answered(args, &Token(token), &spec)?;
     if let Err(error) = secrets::keep_buffer(&args.name, &secret) {
         let kept =
             format!("the buffer was made; `forebay buffer destroy {}` removes it again", args.name);
@@ -77,6 +76,41 @@ fn create(args: &BufferCreateArgs) -> Outcome {
         visible(&path.display().to_string()),
     );
     Ok(EXIT_OK)
+}
+
+/// Without the answer there is no secret: a connection that breaks is made anew, and the same
+/// token gives the same buffer.
+fn ask_until_answered(
+    args: &BufferCreateArgs,
+    token: &Token,
+    spec: &BufferSpec,
+) -> anyhow::Result<(Box<ServedBuffer>, String)> {
+    let mut tries = 1;
+    loop {
+        let mut server = Server::connect(&args.at, None)?;
+        let request = LedgerRequest::Create { token: token.clone(), spec: spec.clone() };
+        match server.ask(&request) {
+            Ok(LedgerReply::Created { buffer, secret }) => return Ok((buffer, secret)),
+            Ok(_) => return Err(server.unexpected().into()),
+            Err(error) if no_answer(error.errno) => {
+                if tries == CREATE_TRIES {
+                    let hint = format!(
+                        "the buffer may have been made: the same command with --token {} gives it",
+                        token.0
+                    );
+                    return Err(error.hint(&hint).into());
+                }
+                tries += 1;
+                std::thread::sleep(CREATE_PAUSE);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The connection was lost while the server worked.
+fn no_answer(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT))
 }
 
 fn list(args: &BufferListArgs) -> Outcome {
