@@ -192,7 +192,7 @@ impl Ledger {
     /// Undoes a creation that failed.
     fn unmake(&self, record: &BufferRecord) -> Result<(), ControlError> {
         Store::discard(&self.options.flash, &record.key())?;
-        self.commit(&mut self.state.lock(), |file| file.remove(record.name()))
+        self.commit_freeing(&mut self.state.lock(), |file| file.remove(record.name()))
     }
 
     fn created(&self, record: &BufferRecord) -> LedgerReply {

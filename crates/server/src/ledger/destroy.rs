@@ -3,7 +3,7 @@
 
 use super::record::{BufferRecord, RecordState};
 use super::turn::of;
-use super::{Identity, Ledger, ServedBuffer};
+use super::{Identity, Ledger, ServedBuffer, reserve};
 use crate::flash::Store;
 use crate::step::step;
 use forebay_proto::Caller;
@@ -30,7 +30,7 @@ impl Ledger {
         }
         let served = {
             let mut state = self.state.lock();
-            self.commit(&mut state, |file| {
+            self.commit_freeing(&mut state, |file| {
                 if let Some(buffer) = file.buffer_mut(name) {
                     buffer.state = RecordState::Destroying;
                 }
@@ -45,8 +45,9 @@ impl Ledger {
         }
         step("a destroyed buffer has no store");
         let mut state = self.state.lock();
-        self.commit(&mut state, |file| file.remove(name))?;
+        self.commit_freeing(&mut state, |file| file.remove(name))?;
         state.faults.remove(name);
+        reserve::make(&self.dir);
         tracing::info!(buffer = %name, "buffer destroyed");
         Ok(LedgerReply::Ok)
     }

@@ -3,7 +3,7 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `record` | the file on flash |
+//! | `record`, `reserve` | the file on flash, and room for it when flash is full |
 //! | `identity` | who asks, and what they may |
 //! | `served` | a buffer that is served now |
 //! | `turn` | one change of one buffer at a time; changes of the record |
@@ -23,6 +23,7 @@ mod extend;
 mod gate;
 mod identity;
 mod record;
+mod reserve;
 mod served;
 mod settle;
 mod show;
@@ -117,7 +118,7 @@ impl Ledger {
         };
         let mut file = LedgerFile::load(&dir)?;
         file.incarnation += 1;
-        file.save(&dir)?;
+        reserve::save(&file, &dir)?;
         let state = State {
             file,
             running: BTreeMap::new(),
@@ -129,6 +130,7 @@ impl Ledger {
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let ledger = Ledger { options, dir, state, changed, _lock: lock };
         ledger.settle_all()?;
+        reserve::make(&ledger.dir);
         Ok(Arc::new(ledger))
     }
 

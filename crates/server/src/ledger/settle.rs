@@ -37,7 +37,7 @@ impl Ledger {
     /// buffer then); a destruction is finished.
     fn clear(&self, record: &BufferRecord) -> Result<(), ControlError> {
         Store::discard(&self.options.flash, &record.key())?;
-        self.commit(&mut self.state.lock(), |file| file.remove(record.name()))?;
+        self.commit_freeing(&mut self.state.lock(), |file| file.remove(record.name()))?;
         tracing::info!(buffer = %record.name(), state = ?record.state, "cleared after a kill");
         Ok(())
     }
@@ -81,7 +81,7 @@ impl Ledger {
                 has
             }
         };
-        self.commit(&mut self.state.lock(), |file| {
+        self.commit_freeing(&mut self.state.lock(), |file| {
             if let Some(buffer) = file.buffer_mut(record.name()) {
                 buffer.reserved_bytes = has;
             }

@@ -1,7 +1,7 @@
 //! One change of one buffer at a time, and changes of the record: on flash first, then in memory.
 
 use super::record::{BufferRecord, LedgerFile};
-use super::{Identity, Ledger, State, TURN_WAIT};
+use super::{Identity, Ledger, State, TURN_WAIT, reserve};
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::BufferName;
 use std::time::Instant;
@@ -48,6 +48,19 @@ impl Ledger {
         let mut file = state.file.clone();
         change(&mut file);
         file.save(&self.dir)?;
+        state.file = file;
+        Ok(())
+    }
+
+    /// Like [`Ledger::commit`], for changes that give room back: they work on full flash too.
+    pub(super) fn commit_freeing(
+        &self,
+        state: &mut State,
+        change: impl FnOnce(&mut LedgerFile),
+    ) -> Result<(), ControlError> {
+        let mut file = state.file.clone();
+        change(&mut file);
+        reserve::save(&file, &self.dir)?;
         state.file = file;
         Ok(())
     }

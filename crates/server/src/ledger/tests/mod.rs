@@ -237,7 +237,7 @@ fn everyone_has_their_own_and_nobody_else_s() {
 }
 
 #[test]
-fn one_user_cannot_take_all_places() {
+fn one_user_cannot_have_all_buffers() {
     let flash = tempfile::tempdir().unwrap();
     {
         let ledger = open(flash.path());
@@ -391,6 +391,32 @@ fn an_extension_that_flash_refuses_changes_nothing() {
     fails(ask(&ledger, &root(), extend), libc::ENOSPC, "are free");
     assert_eq!(reserved(&ledger), GRANULARITY_BYTES);
     assert_eq!(store_of(flash.path(), &made.uuid).unwrap().capacity_bytes, GRANULARITY_BYTES);
+}
+
+#[test]
+fn a_buffer_is_destroyed_on_full_flash() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("not run: needs root");
+    }
+    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+    let dir = tempfile::tempdir().unwrap();
+    let flash = dir.path().join("flash");
+    fs::create_dir(&flash).unwrap();
+    mount("small", &flash, "tmpfs", MountFlags::empty(), Some(c"size=48m,mode=700")).unwrap();
+    let done = std::panic::catch_unwind(|| {
+        let small = LedgerOptions { granularity_bytes: MIB, ..options(&flash, 16 * MIB) };
+        let ledger = Ledger::open(small).unwrap();
+        create(&ledger, "a", MIB).unwrap();
+        let mut filler = fs::File::create(flash.join("filler")).unwrap();
+        while std::io::Write::write(&mut filler, &[1; 4096]).is_ok() {}
+        fails(create(&ledger, "b", MIB), libc::ENOSPC, "");
+        assert!(std::io::Write::write(&mut filler, &[1]).is_err(), "the reserve was given up");
+        destroy(&ledger, "a", false).unwrap();
+        assert_eq!(reserved(&ledger), 0);
+        ledger.close().unwrap();
+    });
+    unmount(&flash, UnmountFlags::DETACH).unwrap();
+    done.unwrap();
 }
 
 #[test]
