@@ -15,8 +15,18 @@ use std::path::{Path, PathBuf};
 /// Names under which the program is a mount helper.
 const NAMES: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
 /// Options that become flags of `forebay mount`.
-const OWN: [&str; 7] =
-    ["scratch", "flash", "store", "threads", "log_file", "log_level", "no_fast_path"];
+const OWN: [&str; 10] = [
+    "scratch",
+    "flash",
+    "store",
+    "buffer",
+    "server",
+    "secret_file",
+    "threads",
+    "log_file",
+    "log_level",
+    "no_fast_path",
+];
 
 /// True if the program was called under one of its names as a mount helper.
 pub fn is_helper(program: Option<&OsStr>) -> bool {
@@ -163,7 +173,7 @@ mod tests {
                 .unwrap();
         assert_eq!(call.options.flags.names(), ["nosuid"]);
         let args = mount_args(&call, call.mount_point.clone().unwrap()).unwrap();
-        assert_eq!((args.scratch, args.flash.unwrap()), (4 << 30, PathBuf::from("/x=y")));
+        assert_eq!((args.scratch, args.flash.unwrap()), (Some(4 << 30), PathBuf::from("/x=y")));
         assert_eq!(args.mount_point, PathBuf::from("/mnt/a b"));
     }
 

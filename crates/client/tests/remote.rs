@@ -11,7 +11,7 @@ use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::session::{LockKind, LockSpec};
 use forebay_proto::{Caller, Errno, Ino, SetAttr, ShardId};
-use forebay_server::flash::{Store, StoreOptions};
+use forebay_server::flash::{Store, StoreKey, StoreOptions};
 use forebay_server::net::{Backend, Listening, listen};
 use forebay_server::session::{BufferFacts, Sessions};
 use forebay_server::{Server, ServerOptions};
@@ -75,7 +75,7 @@ struct Running {
 fn start(dir: &Path, incarnation: u64, address: &ServerAddress) -> Running {
     let store = Store::find_or_create(&StoreOptions {
         flash: dir.to_path_buf(),
-        mount_point: "/b".into(),
+        key: StoreKey::mount(Path::new("/b")),
         capacity_bytes: 64 << 20,
         kind: Some(forebay_proto::control::StoreKind::Directory),
         shared: false,

@@ -3,7 +3,7 @@
 use super::RemoteFs;
 use super::peer::{Done, Room};
 use forebay_proto::api::{
-    CreateArgs, DirEntry, FileSystem, Locks, Notify, Opened, StatFs, WriteMode,
+    CreateArgs, DirEntry, FileSystem, Locks, Notify, Opened, StatFs, WriteMode, rename_flags,
 };
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::net::call::{KeptAttr, MAX_LISTING_BYTES};
@@ -68,8 +68,11 @@ impl RemoteFs {
     fn entry(&self, caller: &Caller, parent: Ino, call: Call<'_>) -> Result<Entry> {
         let done = self.ask(caller, call)?;
         match &done.answer {
-            Answer::Entry { attr, keep_names } => {
+            Answer::Entry { attr, keep_names, empty } => {
                 self.note_names(parent, *keep_names, &done);
+                if *empty {
+                    self.peer.kept.keep_empty(attr.attr.ino, done.mark);
+                }
                 Ok(Entry { attr: self.note_attr(attr, &done) })
             }
             Answer::Absent { keep_names } => {
@@ -139,6 +142,9 @@ impl RemoteFs {
 
 impl FileSystem for RemoteFs {
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
+        if self.peer.kept.is_absent(parent, name) {
+            return Err(Errno::ENOENT);
+        }
         self.entry(caller, parent, Call::Lookup { parent, name })
     }
 
@@ -169,18 +175,22 @@ impl FileSystem for RemoteFs {
         args: CreateArgs,
         rdev: u32,
     ) -> Result<Entry> {
+        self.peer.kept.puts(parent, name);
         self.entry(caller, parent, Call::Mknod { parent, name, kind, args, rdev })
     }
 
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
+        self.peer.kept.puts(parent, name);
         self.entry(caller, parent, Call::Mkdir { parent, name, args })
     }
 
     fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
+        self.peer.kept.puts(parent, name);
         self.entry(caller, parent, Call::Symlink { parent, name, target })
     }
 
     fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.peer.kept.puts(parent, name);
         self.entry(caller, parent, Call::Link { ino, parent, name })
     }
 
@@ -201,6 +211,10 @@ impl FileSystem for RemoteFs {
         new_name: &[u8],
         flags: u32,
     ) -> Result<()> {
+        self.peer.kept.puts(new_parent, new_name);
+        if flags & rename_flags::EXCHANGE != 0 {
+            self.peer.kept.puts(parent, name);
+        }
         self.done(caller, Call::Rename { parent, name, new_parent, new_name, flags })
     }
 
@@ -212,6 +226,7 @@ impl FileSystem for RemoteFs {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
+        self.peer.kept.puts(parent, name);
         self.created(caller, parent, Call::Create { parent, name, args, want_local })
     }
 

@@ -1,10 +1,11 @@
 //! What this mount holds at a server: references (the kernel's lookups) and opens by descriptor.
 //! It is what a new session must be told, and what it gives back is gathered here.
 
+use super::peer::GATHER;
 use forebay_proto::Ino;
 use forebay_proto::net::call::{Answer, MAX_FORGETS};
 use forebay_proto::net::session::{LockSpec, MAX_RECLAIM_ITEMS, Reclaim};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 
 #[derive(Default)]
@@ -92,6 +93,8 @@ impl Held {
             }
             self.given_back.wait(&mut state);
         }
+        // More come soon, mostly: one call tells of all.
+        MutexGuard::unlocked(&mut state, || std::thread::sleep(GATHER));
         Some(GivenBack {
             forgets: take_some(&mut state.forgets),
             releases: take_some(&mut state.releases),

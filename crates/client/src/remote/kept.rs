@@ -8,7 +8,8 @@
 
 use forebay_proto::{Ino, Notify};
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,16 +21,34 @@ const MAX_KEPT: usize = 1 << 18;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mark(u64);
 
+/// Most names of directories that this mount made. Beyond, absent names are asked for.
+const MAX_OWN_NAMES: usize = 1 << 20;
+
 #[derive(Default)]
 struct State {
     recalls: u64,
     names: HashSet<Ino>,
     attrs: HashSet<Ino>,
+    /// Directories that were empty when their names were leased, with all names (their hashes)
+    /// that were since put there, or tried: what is not among them is not there. In a leased
+    /// directory only this mount puts names.
+    own: HashMap<Ino, HashSet<u64>>,
+    own_names: usize,
+}
+
+impl State {
+    fn drop_names(&mut self, dir: Ino) {
+        self.names.remove(&dir);
+        if let Some(names) = self.own.remove(&dir) {
+            self.own_names -= names.len();
+        }
+    }
 }
 
 /// The leases of one session.
 pub(super) struct Kept {
     state: Mutex<State>,
+    hasher: RandomState,
     notify: RwLock<Option<Arc<dyn Notify>>>,
     /// The kernel can drop all names at once.
     can_keep_names: AtomicBool,
@@ -42,6 +61,7 @@ impl Kept {
     pub(super) fn new() -> Kept {
         Kept {
             state: Mutex::default(),
+            hasher: RandomState::new(),
             notify: RwLock::default(),
             can_keep_names: AtomicBool::new(false),
             begun: Instant::now(),
@@ -79,6 +99,40 @@ impl Kept {
         }
     }
 
+    /// The same for a directory that has no names yet.
+    pub(super) fn keep_empty(&self, dir: Ino, mark: Mark) {
+        self.keep_names(dir, mark);
+        let mut state = self.state.lock();
+        if state.names.contains(&dir) {
+            state.own.insert(dir, HashSet::new());
+        }
+    }
+
+    /// This mount is about to put a name there.
+    pub(super) fn puts(&self, dir: Ino, name: &[u8]) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(names) = state.own.get_mut(&dir) else { return };
+        if state.own_names >= MAX_OWN_NAMES {
+            let gone = names.len();
+            state.own.remove(&dir);
+            state.own_names -= gone;
+        } else if names.insert(self.hash(name)) {
+            state.own_names += 1;
+        }
+    }
+
+    /// True if the name is not there, without asking.
+    pub(super) fn is_absent(&self, dir: Ino, name: &[u8]) -> bool {
+        let state = self.state.lock();
+        state.own.get(&dir).is_some_and(|names| !names.contains(&self.hash(name)))
+            && !self.lease_left().is_zero()
+    }
+
+    fn hash(&self, name: &[u8]) -> u64 {
+        self.hasher.hash_one(name)
+    }
+
     /// The same for attributes.
     pub(super) fn keep_attr(&self, ino: Ino, mark: Mark) {
         let mut state = self.state.lock();
@@ -104,7 +158,7 @@ impl Kept {
     /// The kernel dropped the inode.
     pub(super) fn forgotten(&self, ino: Ino) {
         let mut state = self.state.lock();
-        state.names.remove(&ino);
+        state.drop_names(ino);
         state.attrs.remove(&ino);
     }
 
@@ -114,7 +168,7 @@ impl Kept {
             let mut state = self.state.lock();
             state.recalls += 1;
             for dir in names {
-                state.names.remove(dir);
+                state.drop_names(*dir);
             }
             for ino in attrs {
                 state.attrs.remove(ino);
@@ -134,6 +188,8 @@ impl Kept {
         let (names, attrs): (Vec<Ino>, Vec<Ino>) = {
             let mut state = self.state.lock();
             state.recalls += 1;
+            state.own.clear();
+            state.own_names = 0;
             (state.names.drain().collect(), state.attrs.drain().collect())
         };
         self.lease_end_ms.store(0, Ordering::Release);
@@ -188,6 +244,22 @@ mod tests {
         kept.recalled(&[Ino(5)], &[]);
         kept.keep_names(Ino(5), mark);
         assert_eq!(kept.names_ttl(Ino(5)), Duration::ZERO);
+    }
+
+    #[test]
+    fn in_a_directory_of_ones_own_absent_names_need_no_question() {
+        let (kept, _) = kept();
+        assert!(!kept.is_absent(Ino(5), b"x"));
+        kept.keep_empty(Ino(5), kept.mark());
+        assert!(kept.is_absent(Ino(5), b"x"));
+        kept.puts(Ino(5), b"x");
+        assert!(!kept.is_absent(Ino(5), b"x") && kept.is_absent(Ino(5), b"y"));
+        kept.recalled(&[Ino(5)], &[]);
+        assert!(!kept.is_absent(Ino(5), b"y"), "somebody else may put it there");
+        let mark = kept.mark();
+        kept.recalled(&[], &[]);
+        kept.keep_empty(Ino(6), mark);
+        assert!(!kept.is_absent(Ino(6), b"y"));
     }
 
     #[test]

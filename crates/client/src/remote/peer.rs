@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 
 /// How long a server that does not answer is waited for.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long references that are given back gather, so that many are told at once.
+pub(super) const GATHER: Duration = Duration::from_millis(2);
 /// Longest wait for one answer: a change may have to wait for another mount's lease to end.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// The same for calls that wait for flash.
@@ -187,6 +189,7 @@ impl Peer {
             slot: slot.id,
             slot_seq: slot.seq,
             caller: Caller::root(),
+            cpu: None,
             call: Call::Detach,
         };
         if self.attempt(slot, None, &mut request, &[], &mut Room::None).is_err() {
@@ -238,6 +241,7 @@ impl Peer {
             slot: slot.id,
             slot_seq: slot.seq,
             caller: caller.clone(),
+            cpu: None,
             call,
         };
         let mut pause = RETRY_FIRST;
@@ -319,6 +323,7 @@ impl Peer {
             _ => ANSWER_LIMIT,
         };
         link.stream().set_read_timeout(Some(limit)).map_err(LinkError::Io)?;
+        request.cpu = link.stream().is_unix().then(this_cpu).flatten();
         let mark = self.kept.mark();
         let sent = Instant::now();
         let id = u64::from(slot.seq);
@@ -400,6 +405,7 @@ impl Peer {
                 slot: SlotId(0),
                 slot_seq: 0,
                 caller: Caller::root(),
+                cpu: None,
                 call: Call::Reclaim(part),
             };
             link.send(Kind::Call, 0, &request, &[], None)?;
@@ -486,6 +492,7 @@ fn first_call(link: &mut Link, call: Call<'_>) -> std::result::Result<Answer, Li
         slot: SlotId(0),
         slot_seq: 0,
         caller: Caller::root(),
+        cpu: None,
         call,
     };
     link.send(Kind::Call, 0, &request, &[], None)?;
@@ -502,6 +509,11 @@ fn refused(answer: Answer) -> LinkError {
 fn host_name() -> String {
     let name = rustix::system::uname();
     name.nodename().to_string_lossy().into_owned()
+}
+
+/// The processor that this thread runs on now.
+fn this_cpu() -> Option<u16> {
+    u16::try_from(rustix::thread::sched_getcpu()).ok()
 }
 
 /// The node: its boot.

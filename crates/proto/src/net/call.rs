@@ -31,6 +31,9 @@ pub struct Request<'a> {
     pub slot_seq: u32,
     /// Who asks, as the client's kernel told.
     pub caller: Caller,
+    /// The processor that the client's thread runs on, on a Unix socket: the two take turns, and
+    /// a turn on one processor is much cheaper.
+    pub cpu: Option<u16>,
     /// What.
     #[serde(borrow)]
     pub call: Call<'a>,
@@ -335,6 +338,9 @@ pub enum Answer {
         attr: KeptAttr,
         /// Present and absent names of the directory asked about may be kept.
         keep_names: bool,
+        /// It is a new directory without names, and its own names may be kept: all that will be
+        /// there this mount makes itself.
+        empty: bool,
     },
     /// To `Lookup`: there is no such name.
     Absent {
@@ -432,6 +438,7 @@ mod tests {
             slot: SlotId(1),
             slot_seq: 3,
             caller: Caller { uid: 1000, groups: vec![4], ..Caller::default() },
+            cpu: Some(1),
             call,
         };
         let mut body = Vec::new();

@@ -1,5 +1,6 @@
 //! One connection, from its greeting to its end.
 
+use super::follow::Follower;
 use super::{Backend, Connections, MAX_CONNECTIONS, MAX_GREETING, WRITE_TIMEOUT};
 use crate::session::{Session, Sessions};
 use forebay_net::handshake::{self, HANDSHAKE_TIMEOUT};
@@ -172,6 +173,7 @@ fn calls<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), L
     let (sessions, session) = enter(backend, who, link, &header, &body)?;
     let local = link.stream().is_unix();
     let (mut payload, mut room) = (Vec::new(), Vec::new());
+    let mut follower = Follower::new();
     loop {
         let header = link.receive(&mut body)?;
         header.expect(Kind::Call)?;
@@ -180,6 +182,7 @@ fn calls<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), L
         if request.session != session.id() {
             return Err(FrameError::Body("a call for another session".into()).into());
         }
+        follower.asked_from(request.cpu);
         let reply = sessions.call(&session, &request, &payload, &mut room, local);
         let fd = reply.file.as_ref().map(|file| file.as_fd());
         link.send(Kind::Answer, header.id, &reply.answer, &room[..reply.payload_bytes], fd)?;

@@ -9,6 +9,7 @@
 //! What a connection may do is asked of the [`Backend`] (the ledger). Started by `forebay serve`.
 
 mod conn;
+mod follow;
 
 use forebay_net::handshake::{Gate, Greeted};
 use forebay_net::{ServerAddress, Stream};

@@ -25,7 +25,8 @@ impl At<'_> {
                 self.make(parent, || ns.mknod(who, parent, name, kind, args, rdev))
             }
             Call::Mkdir { parent, name, args } => {
-                self.make(parent, || ns.mkdir(who, parent, name, args))
+                let made = self.make(parent, || ns.mkdir(who, parent, name, args));
+                made.map(|answer| self.empty_dir(answer))
             }
             Call::Symlink { parent, name, target } => {
                 self.make(parent, || ns.symlink(who, parent, name, target))
@@ -62,7 +63,7 @@ impl At<'_> {
     }
 
     fn entry(&self, attr: Attr, keep_names: bool) -> Answer {
-        Answer::Entry { attr: self.sessions.keep(self.session, attr), keep_names }
+        Answer::Entry { attr: self.sessions.keep(self.session, attr), keep_names, empty: false }
     }
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Answer> {
@@ -87,6 +88,15 @@ impl At<'_> {
             entry
         };
         Ok(self.entry(entry.attr, self.keep_names(parent)))
+    }
+
+    /// The names of a new directory, too, if nobody was faster to put one there.
+    fn empty_dir(&self, answer: Answer) -> Answer {
+        let Answer::Entry { attr, keep_names, .. } = answer else { return answer };
+        let dir = attr.attr.ino;
+        let empty = self.keep_names(dir)
+            && self.namespace().getattr(dir).is_ok_and(|now| now.size_bytes == 0);
+        Answer::Entry { attr, keep_names, empty }
     }
 
     /// A new file, open. Without a `name` its directory does not change.
