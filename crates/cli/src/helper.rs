@@ -130,12 +130,13 @@ fn mount_args(call: &Call, mount_point: PathBuf) -> Result<MountArgs, Usage> {
         line.push(flag);
     }
     let given = |name: &str| call.options.own.iter().any(|(own, _)| own == name);
-    if !given("scratch") {
+    if !given("scratch") && !given("buffer") {
         return Err(Usage(
-            "no capacity: add scratch=CAPACITY to the mount options, such as scratch=4GiB".into(),
+            "what to mount? Add scratch=CAPACITY, such as scratch=4GiB, or buffer=NAME and server=ADDR to the mount options".into(),
         ));
     }
-    if let Some(source) = call.source.as_ref().filter(|_| !given("flash")) {
+    let wants_flash = !given("flash") && !given("buffer");
+    if let Some(source) = call.source.as_ref().filter(|_| wants_flash) {
         let path = Path::new(source);
         if path.is_absolute() && path.is_dir() {
             line.push("--flash".into());

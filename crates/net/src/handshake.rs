@@ -14,6 +14,9 @@ use std::time::Duration;
 /// Longest wait for one frame of the greeting.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longest frame of a greeting.
+pub const GREETING_BYTES: u32 = 16 << 10;
+
 /// What a client shows.
 #[derive(Clone, Debug)]
 pub enum Credential {
@@ -105,7 +108,10 @@ pub fn accept(
     gate: &dyn Gate,
 ) -> Result<Greeted, LinkError> {
     link.set_timeouts(Some(HANDSHAKE_TIMEOUT), Some(HANDSHAKE_TIMEOUT))?;
-    match greet(link, program, server, incarnation, gate) {
+    link.set_body_limit(GREETING_BYTES);
+    let greeted = greet(link, program, server, incarnation, gate);
+    link.set_body_limit(u32::MAX);
+    match greeted {
         Err(LinkError::Refused(refusal)) => {
             link.refuse(&refusal);
             Err(LinkError::Refused(refusal))
@@ -243,6 +249,17 @@ mod tests {
         let (welcome, greeted) = greet_over(tcp_pair(), Credential::Peer);
         assert!(welcome.unwrap_err().to_string().contains("secret is needed"));
         assert!(greeted.is_err());
+    }
+
+    #[test]
+    fn little_is_taken_from_who_has_not_said_who_it_is() {
+        let (mut client, mut server) = tcp_pair();
+        let gate = OneSecret(Secret::from_bytes([7; 32]));
+        let accepting = std::thread::spawn(move || accept(&mut server, "s", 9, 3, &gate));
+        client.send(Kind::Hello, 0, &"x".repeat(100_000), &[], None).unwrap();
+        let told = client.receive_as::<Welcome>(Kind::Welcome).unwrap_err().to_string();
+        assert!(told.contains("longer than"), "{told}");
+        assert!(accepting.join().unwrap().is_err());
     }
 
     #[test]

@@ -5,7 +5,9 @@
 
 use crate::stream::Stream;
 use forebay_proto::net::auth::Refusal;
-use forebay_proto::net::frame::{self, FrameError, FrameHeader, HEADER_BYTES, Kind};
+use forebay_proto::net::frame::{
+    self, FrameError, FrameHeader, HEADER_BYTES, Kind, MAX_BODY_BYTES,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::File;
@@ -54,17 +56,30 @@ pub struct Link {
     file: Option<File>,
     /// Body being sent.
     body: Vec<u8>,
+    /// Longest body that is received.
+    body_limit: u32,
 }
 
 impl Link {
     /// On a connected stream.
     pub fn new(stream: Stream) -> Link {
-        Link { stream, ahead: Vec::with_capacity(CHUNK_BYTES), file: None, body: Vec::new() }
+        Link {
+            stream,
+            ahead: Vec::with_capacity(CHUNK_BYTES),
+            file: None,
+            body: Vec::new(),
+            body_limit: MAX_BODY_BYTES,
+        }
     }
 
     /// The stream.
     pub fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// Longest body that is received from now on: little from who has not said who it is.
+    pub fn set_body_limit(&mut self, bytes: u32) {
+        self.body_limit = bytes.min(MAX_BODY_BYTES);
     }
 
     /// Longest wait for a frame, and for the peer to take one.
@@ -144,6 +159,10 @@ impl Link {
         let mut head = [0u8; HEADER_BYTES];
         head.copy_from_slice(&self.ahead[..HEADER_BYTES]);
         let header = FrameHeader::parse(&head)?;
+        if header.body_bytes > self.body_limit {
+            let (bytes, limit) = (header.body_bytes, self.body_limit);
+            return Err(FrameError::TooLong { what: "body", bytes, limit }.into());
+        }
         let end = HEADER_BYTES + header.body_bytes as usize;
         self.fill(end)?;
         body.clear();
