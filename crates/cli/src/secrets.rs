@@ -8,6 +8,7 @@
 //! refused.
 
 use forebay_net::handshake::Credential;
+use forebay_net::munge;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::auth::{Key, Secret};
 use forebay_proto::net::ledger::BufferName;
@@ -192,7 +193,8 @@ fn write(path: &Path, text: &str, replace: bool) -> Result<(), ControlError> {
 }
 
 /// What to show a server. On its Unix socket the kernel tells who asks; else a secret is needed:
-/// the file that was named, the secret of the buffer in question, or the servers' key.
+/// the file that was named, the secret of the buffer in question, or the servers' key. Without
+/// one, MUNGE tells who asks, where the site has it.
 pub fn credential(
     unix: bool,
     given: Option<&Path>,
@@ -225,6 +227,9 @@ pub fn credential(
         if let Some((key, secret)) = read(path)? {
             return Ok(Credential::Secret(key, secret));
         }
+    }
+    if munge::is_there() {
+        return Ok(Credential::Munge(munge::encode));
     }
     let places: Vec<String> = looked.iter().map(|path| path.display().to_string()).collect();
     let why = format!("over TCP a secret is needed, and there is no {}", places.join(" and no "));

@@ -39,10 +39,6 @@ impl Gate for OneBuffer {
             _ => Err(Refusal { errno: libc::ENOENT, why: "unknown".into(), hint: None }),
         }
     }
-
-    fn munge(&self, _: &str, _: &str) -> Result<(), Refusal> {
-        Err(Refusal { errno: libc::EACCES, why: "no munge".into(), hint: None })
-    }
 }
 
 impl Backend for OneBuffer {

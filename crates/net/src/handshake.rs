@@ -4,7 +4,7 @@
 //! the proof has been checked nothing else is read, and everything has a time limit.
 
 use crate::link::{Link, LinkError};
-use crate::random;
+use crate::{munge, random};
 use forebay_proto::net::auth::{
     Accepted, End, Hello, Key, PROOF_BYTES, Proof, Purpose, Refusal, Secret, Welcome,
 };
@@ -42,8 +42,15 @@ impl Credential {
 pub trait Gate {
     /// The secret that a key stands for; or why there is none.
     fn secret(&self, key: &Key) -> Result<Secret, Refusal>;
-    /// Checks a MUNGE credential that must carry `text`.
-    fn munge(&self, credential: &str, text: &str) -> Result<(), Refusal>;
+    /// User and group of a MUNGE credential that must carry `text`.
+    fn munge(&self, credential: &str, text: &str) -> Result<(u32, u32), Refusal> {
+        let refuse = |why: String| Refusal { errno: libc::EACCES, why, hint: None };
+        let decoded = munge::decode(credential).map_err(refuse)?;
+        match decoded.text == text {
+            true => Ok((decoded.uid, decoded.gid)),
+            false => Err(refuse("the MUNGE credential was made for another connection".into())),
+        }
+    }
 }
 
 /// The text that a MUNGE credential carries: both nonces and the server's identity.
@@ -95,8 +102,8 @@ pub struct Greeted {
     pub purpose: Purpose,
     /// As whom.
     pub key: Key,
-    /// With [`Key::Munge`], the credential that the gate accepted.
-    pub credential: Option<String>,
+    /// With [`Key::Munge`], the user and group that the gate found.
+    pub user: Option<(u32, u32)>,
 }
 
 /// The server's part. A client that is refused is told why.
@@ -138,6 +145,7 @@ fn greet(
     link.send(Kind::Welcome, 0, &welcome, &[], None)?;
     let proof: Proof = link.receive_as(Kind::Proof)?;
     let mut answer = [0; PROOF_BYTES];
+    let mut user = None;
     match &hello.key {
         Key::Peer if link.stream().is_unix() => {}
         Key::Peer => {
@@ -149,7 +157,8 @@ fn greet(
         }
         Key::Munge => {
             let credential = proof.credential.as_deref().unwrap_or_default();
-            gate.munge(credential, &munge_text(&hello, &welcome)).map_err(LinkError::Refused)?;
+            let text = munge_text(&hello, &welcome);
+            user = Some(gate.munge(credential, &text).map_err(LinkError::Refused)?);
         }
         key => {
             // An unknown buffer and a wrong secret look the same from outside.
@@ -171,7 +180,7 @@ fn greet(
         }
     }
     link.send(Kind::Accepted, 0, &Accepted { proof: answer }, &[], None)?;
-    Ok(Greeted { purpose: hello.purpose, key: hello.key, credential: proof.credential })
+    Ok(Greeted { purpose: hello.purpose, key: hello.key, user })
 }
 
 #[cfg(test)]
@@ -191,9 +200,9 @@ mod tests {
             }
         }
 
-        fn munge(&self, credential: &str, text: &str) -> Result<(), Refusal> {
+        fn munge(&self, credential: &str, text: &str) -> Result<(u32, u32), Refusal> {
             match credential == format!("MUNGE:{text}") {
-                true => Ok(()),
+                true => Ok((1000, 100)),
                 false => Err(Refusal { errno: libc::EACCES, why: "forged".into(), hint: None }),
             }
         }
@@ -266,7 +275,7 @@ mod tests {
     fn munge_credentials_fit_one_connection() {
         let (welcome, greeted) =
             greet_over(tcp_pair(), Credential::Munge(|text| Ok(format!("MUNGE:{text}"))));
-        assert!(welcome.is_ok() && greeted.unwrap().credential.is_some());
+        assert!(welcome.is_ok() && greeted.unwrap().user == Some((1000, 100)));
         let (welcome, _) =
             greet_over(tcp_pair(), Credential::Munge(|_| Ok("MUNGE:recorded".into())));
         assert!(welcome.is_err());

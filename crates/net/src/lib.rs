@@ -6,6 +6,7 @@
 //! | `stream` | one socket of either kind; descriptors sent along (Unix) |
 //! | `link` | frames on a stream: bounded, checked, one at a time in each direction |
 //! | `handshake` | both ends prove who they are |
+//! | `munge` | users of other nodes, where a site runs MUNGE |
 //! | `peer` | who is at the other end of a Unix socket |
 //!
 //! Everything blocks, with time limits. Used by `forebay-client` (who connects) and by
@@ -14,6 +15,7 @@
 pub mod address;
 pub mod handshake;
 pub mod link;
+pub mod munge;
 pub mod peer;
 pub mod random;
 pub mod stream;

@@ -100,14 +100,6 @@ impl Gate for Door {
             Key::Peer | Key::Munge => Err(unknown()),
         }
     }
-
-    fn munge(&self, _credential: &str, _text: &str) -> Result<(), Refusal> {
-        Err(Refusal {
-            errno: libc::EOPNOTSUPP,
-            why: "this server takes no MUNGE credentials".into(),
-            hint: Some("give --secret-file, or connect by the server's Unix socket".into()),
-        })
-    }
 }
 
 impl Backend for Door {
@@ -130,7 +122,11 @@ impl Backend for Door {
                 Err(_) => refuse("no such buffer"),
             },
             (Key::Peer, Some(caller)) => Ok(Identity::of_peer(caller)),
-            (Key::Peer | Key::Munge, _) => refuse("nobody tells who it is"),
+            (Key::Munge, _) => match greeted.user {
+                Some((uid, gid)) => Ok(Identity::of_user(uid, gid)),
+                None => refuse("nobody tells who it is"),
+            },
+            (Key::Peer, None) => refuse("nobody tells who it is"),
         }
     }
 
