@@ -71,6 +71,11 @@ wire! {
     struct CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32, }
     struct OpenOut { fh: u64, open_flags: u32, backing_id: i32, }
     struct ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64, }
+    struct FlushIn { fh: u64, unused: u32, padding: u32, lock_owner: u64, }
+    /// `kind` is F_RDLCK, F_WRLCK or F_UNLCK; both ends belong to the range.
+    struct FileLock { start: u64, end: u64, kind: u32, pid: u32, }
+    struct LkIn { fh: u64, owner: u64, lk: FileLock, lk_flags: u32, padding: u32, }
+    struct LkOut { lk: FileLock, }
     /// READ, READDIR, READDIRPLUS.
     struct ReadIn {
         fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64,
@@ -150,10 +155,12 @@ opcodes! {
 /// Capabilities of INIT. Bits 32 and up travel in `flags2`.
 pub(crate) mod init {
     pub(crate) const ASYNC_READ: u64 = 1 << 0;
+    pub(crate) const POSIX_LOCKS: u64 = 1 << 1;
     pub(crate) const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub(crate) const EXPORT_SUPPORT: u64 = 1 << 4;
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
     pub(crate) const DONT_MASK: u64 = 1 << 6;
+    pub(crate) const FLOCK_LOCKS: u64 = 1 << 10;
     pub(crate) const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub(crate) const DO_READDIRPLUS: u64 = 1 << 13;
     pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
@@ -198,6 +205,10 @@ pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 pub(crate) const WRITE_CACHE: u32 = 1 << 0;
 /// `WriteIn::write_flags`: take suid and sgid off.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// `ReleaseIn::release_flags`: flock was called on the file; `lock_owner` is the file's.
+pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
+/// `LkIn::lk_flags`: flock, not fcntl.
+pub(crate) const LK_FLOCK: u32 = 1 << 0;
 /// `FsyncIn::fsync_flags`: fdatasync.
 pub(crate) const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// `SetxattrIn::setxattr_flags`: take sgid off with a new access ACL.
@@ -239,6 +250,9 @@ mod tests {
         assert_eq!(size_of::<InitOut>(), 64);
         assert_eq!(size_of::<KStatfs>(), 80);
         assert_eq!(size_of::<ReadIn>(), 40);
+        assert_eq!(size_of::<FlushIn>(), 24);
+        assert_eq!(size_of::<LkIn>(), 48);
+        assert_eq!(size_of::<LkOut>(), 24);
         assert_eq!(size_of::<WriteIn>(), 40);
         assert_eq!(size_of::<CopyFileRangeIn>(), 56);
     }

@@ -7,7 +7,7 @@
 //! cleared.
 
 use crate::abi::{InHeader, OutHeader, WriteIn};
-use forebay_proto::Errno;
+use forebay_proto::{Errno, Ino};
 use zerocopy::{FromBytes, IntoBytes};
 
 const PAGE_BYTES: usize = 4096;
@@ -55,21 +55,53 @@ impl PageBuffer {
     }
 }
 
+/// A structure of a reply that says how long it may be believed, filled in when the reply is
+/// sent ([`crate::lifetime`]).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Believed {
+    /// An `EntryOut`: a name of a directory, and attributes.
+    Entry { at: usize, parent: Ino, ino: Ino },
+    /// An `EntryOut`: a name that a directory does not have.
+    Negative { at: usize, parent: Ino },
+    /// An `AttrOut` or `StatxOut`.
+    Attr { at: usize, ino: Ino },
+}
+
 /// A reply being put together; each thread that answers has one.
 pub(crate) struct Reply {
     buffer: PageBuffer,
     len: usize,
+    believed: Vec<Believed>,
 }
 
 impl Reply {
     pub(crate) fn new() -> Reply {
-        Reply { buffer: PageBuffer::new(0), len: 0 }
+        Reply { buffer: PageBuffer::new(0), len: 0, believed: Vec::new() }
     }
 
     /// Starts anew.
     pub(crate) fn clear(&mut self) {
         self.len = 0;
+        self.believed.clear();
         self.buffer.set_lead(0);
+    }
+
+    /// Notes a structure whose lifetimes are to be filled in.
+    pub(crate) fn believe(&mut self, what: Believed) {
+        self.believed.push(what);
+    }
+
+    /// What was noted.
+    pub(crate) fn believed(&self) -> &[Believed] {
+        &self.believed
+    }
+
+    /// Changes bytes of the payload that are there already.
+    pub(crate) fn patch(&mut self, at: usize, bytes: &[u8]) {
+        if at + bytes.len() <= self.len {
+            let at = REPLY_LEAD_BYTES + at;
+            self.buffer.room()[at..at + bytes.len()].copy_from_slice(bytes);
+        }
     }
 
     /// The payload so far.

@@ -2,32 +2,19 @@
 //! and those of `forebay-proto`.
 
 use crate::abi::{self, init};
+use crate::buffer::{Believed, Reply};
 use crate::device::Device;
 use crate::dirs::DirHandles;
 use crate::init::Agreed;
-use crate::opens::OpenTable;
+use crate::lifetime::Lifetimes;
+use crate::locks::LockRequests;
+use crate::opens::{OpenTable, Releases};
 use crate::options::{FastPath, MountOptions};
 use crate::workers::Workers;
+use forebay_proto::api::Locks;
 use forebay_proto::{Attr, Caller, Errno, FileSystem, Ino, Timestamp};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How long something may be believed, in the kernel's form.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ttl {
-    sec: u64,
-    nsec: u32,
-}
-
-impl From<Duration> for Ttl {
-    fn from(d: Duration) -> Ttl {
-        Ttl { sec: d.as_secs(), nsec: d.subsec_nanos() }
-    }
-}
-
-/// Longest TTL on kernels that cannot drop all names at once: an invalidation that had to be
-/// given up (see [`crate::notify`]) is then made good by time.
-const TTL_WITHOUT_EPOCH: Duration = Duration::from_secs(1);
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One mount.
 pub(crate) struct Connection {
@@ -39,9 +26,10 @@ pub(crate) struct Connection {
     pub(crate) workers: Workers,
     pub(crate) fast_path: FastPath,
     pub(crate) agreed: Agreed,
-    entry_ttl: Ttl,
-    negative_ttl: Ttl,
-    attr_ttl: Ttl,
+    pub(crate) lifetimes: Lifetimes,
+    /// Requests for locks that wait, and who locked what through which file.
+    pub(crate) locks: Arc<LockRequests>,
+    next_handle: AtomicU64,
 }
 
 impl Connection {
@@ -52,8 +40,6 @@ impl Connection {
         agreed: Agreed,
         fast_path: FastPath,
     ) -> Connection {
-        let has_epoch = agreed.minor >= abi::MINOR_INC_EPOCH;
-        let limit = if has_epoch { Duration::MAX } else { TTL_WITHOUT_EPOCH };
         Connection {
             fs,
             device,
@@ -62,10 +48,30 @@ impl Connection {
             workers: Workers::new(options.worker_count()),
             fast_path,
             agreed,
-            entry_ttl: options.entry_ttl.min(limit).into(),
-            negative_ttl: options.negative_ttl.min(limit).into(),
-            attr_ttl: options.attr_ttl.min(limit).into(),
+            lifetimes: Lifetimes::new(options, agreed),
+            locks: Arc::new(LockRequests::new()),
+            next_handle: AtomicU64::new(1),
         }
+    }
+
+    /// The file system's locks, if the kernel sends requests for them.
+    pub(crate) fn served_locks(&self) -> Option<&dyn Locks> {
+        if self.agreed.has(init::POSIX_LOCKS) { self.fs.locks() } else { None }
+    }
+
+    /// A number for a file that is being opened. Only locks need to know through which file
+    /// they were taken.
+    pub(crate) fn new_handle(&self) -> u64 {
+        match self.served_locks() {
+            Some(_) => self.next_handle.fetch_add(1, Ordering::Relaxed),
+            None => 0,
+        }
+    }
+
+    /// Tells the file system of opens that have ended.
+    pub(crate) fn release(&self, ino: Ino, releases: Releases) {
+        (0..releases.plain).for_each(|_| self.fs.release(ino, false));
+        (0..releases.local).for_each(|_| self.fs.release(ino, true));
     }
 
     pub(crate) fn wants_local(&self) -> bool {
@@ -76,64 +82,48 @@ impl Connection {
         self.agreed.has(init::SETXATTR_EXT)
     }
 
-    pub(crate) fn entry_out(&self, attr: &Attr) -> abi::EntryOut {
-        abi::EntryOut {
-            nodeid: attr.ino.0,
-            generation: 0,
-            entry_valid: self.entry_ttl.sec,
-            entry_valid_nsec: self.entry_ttl.nsec,
-            attr_valid: self.attr_ttl.sec,
-            attr_valid_nsec: self.attr_ttl.nsec,
-            attr: raw_attr(attr),
-        }
+    /// Answers with an entry of a directory.
+    pub(crate) fn put_entry(&self, reply: &mut Reply, parent: Ino, attr: &Attr) {
+        reply.believe(Believed::Entry { at: reply.len(), parent, ino: attr.ino });
+        let attr_out = raw_attr(attr);
+        reply.put(&abi::EntryOut { nodeid: attr.ino.0, attr: attr_out, ..Default::default() });
     }
 
-    /// "There is no such name", to be remembered.
-    pub(crate) fn negative_entry_out(&self) -> abi::EntryOut {
-        abi::EntryOut {
-            entry_valid: self.negative_ttl.sec,
-            entry_valid_nsec: self.negative_ttl.nsec,
-            ..Default::default()
-        }
+    /// Answers "there is no such name", to be remembered.
+    pub(crate) fn put_negative_entry(&self, reply: &mut Reply, parent: Ino) {
+        reply.believe(Believed::Negative { at: reply.len(), parent });
+        reply.put(&abi::EntryOut::default());
     }
 
-    pub(crate) fn attr_out(&self, attr: &Attr) -> abi::AttrOut {
-        abi::AttrOut {
-            attr_valid: self.attr_ttl.sec,
-            attr_valid_nsec: self.attr_ttl.nsec,
-            dummy: 0,
-            attr: raw_attr(attr),
-        }
+    pub(crate) fn put_attr(&self, reply: &mut Reply, attr: &Attr) {
+        reply.believe(Believed::Attr { at: reply.len(), ino: attr.ino });
+        reply.put(&abi::AttrOut { attr: raw_attr(attr), ..Default::default() });
     }
 
-    pub(crate) fn statx_out(&self, attr: &Attr) -> abi::StatxOut {
+    pub(crate) fn put_statx(&self, reply: &mut Reply, attr: &Attr) {
+        reply.believe(Believed::Attr { at: reply.len(), ino: attr.ino });
         // The kernel's 32-bit encoding: minor bits 20..8 above major's 12 bits above minor 8..0.
         let (major, minor) =
             ((attr.rdev & 0xf_ff00) >> 8, (attr.rdev & 0xff) | ((attr.rdev >> 12) & 0xf_ff00));
-        abi::StatxOut {
-            attr_valid: self.attr_ttl.sec,
-            attr_valid_nsec: self.attr_ttl.nsec,
-            flags: 0,
-            spare: [0; 2],
-            stat: abi::RawStatx {
-                mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
-                blksize: attr.blksize_bytes,
-                nlink: attr.nlink,
-                uid: attr.uid,
-                gid: attr.gid,
-                mode: attr.mode as u16,
-                ino: attr.ino.0,
-                size: attr.size_bytes,
-                blocks: attr.blocks_512,
-                atime: sx_time(attr.atime),
-                btime: sx_time(attr.btime),
-                ctime: sx_time(attr.ctime),
-                mtime: sx_time(attr.mtime),
-                rdev_major: major,
-                rdev_minor: minor,
-                ..Default::default()
-            },
-        }
+        let stat = abi::RawStatx {
+            mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
+            blksize: attr.blksize_bytes,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            mode: attr.mode as u16,
+            ino: attr.ino.0,
+            size: attr.size_bytes,
+            blocks: attr.blocks_512,
+            atime: sx_time(attr.atime),
+            btime: sx_time(attr.btime),
+            ctime: sx_time(attr.ctime),
+            mtime: sx_time(attr.mtime),
+            rdev_major: major,
+            rdev_minor: minor,
+            ..Default::default()
+        };
+        reply.put(&abi::StatxOut { stat, ..Default::default() });
     }
 }
 

@@ -8,9 +8,10 @@ use crate::abi::{self, op};
 use crate::buffer::Reply;
 use crate::connection::{Connection, Request};
 use crate::device::{Device, ECONNABORTED};
-use crate::ops::{attrs, data, files, listing, names, xattrs};
+use crate::ops::{attrs, data, files, listing, locks, names, xattrs};
 use forebay_proto::{Errno, Ino};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// What an answer gave to the kernel, to be taken back if it cannot be delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +28,8 @@ pub(crate) enum Given {
     Dir(u64),
     /// The references in a READDIRPLUS reply.
     Listing,
+    /// Nothing yet: somebody else answers later.
+    Later,
 }
 
 /// Whether the kernel waits for an answer.
@@ -35,9 +38,14 @@ fn is_answered(opcode: u32) -> bool {
 }
 
 /// Serves one request and sends its answer.
-pub(crate) fn serve(cx: &Connection, device: &Device, request: &Request<'_>, reply: &mut Reply) {
-    let result = call_guarded(cx, request, reply);
-    if is_answered(request.head.opcode) {
+pub(crate) fn serve(
+    cx: &Connection,
+    device: &Arc<Device>,
+    request: &Request<'_>,
+    reply: &mut Reply,
+) {
+    let result = call_guarded(cx, device, request, reply);
+    if is_answered(request.head.opcode) && result != Ok(Given::Later) {
         answer(cx, device, request.head.unique, result, reply);
     }
 }
@@ -45,11 +53,12 @@ pub(crate) fn serve(cx: &Connection, device: &Device, request: &Request<'_>, rep
 /// Serves one request; a panic is EIO.
 pub(crate) fn call_guarded(
     cx: &Connection,
+    device: &Arc<Device>,
     request: &Request<'_>,
     reply: &mut Reply,
 ) -> Result<Given, Errno> {
     reply.clear();
-    catch_unwind(AssertUnwindSafe(|| call(cx, request, reply))).unwrap_or_else(|panic| {
+    catch_unwind(AssertUnwindSafe(|| call(cx, device, request, reply))).unwrap_or_else(|panic| {
         let opcode = abi::opcode_name(request.head.opcode).unwrap_or("UNKNOWN");
         let text = panic_text(panic.as_ref());
         tracing::error!(opcode, ino = request.head.nodeid, text, "a request panicked");
@@ -74,7 +83,11 @@ pub(crate) fn answer(
         Ok(given) => (given, None),
         Err(e) => (Given::Nothing, Some(e)),
     };
-    let Err(send_error) = device.send(reply.message(unique, error)) else { return };
+    let sent = match error {
+        None => cx.lifetimes.send(&*cx.fs, device, unique, reply),
+        Some(_) => device.send(reply.message(unique, error)),
+    };
+    let Err(send_error) = sent else { return };
     take_back(cx, given, reply);
     // ENOENT: the request was given up; ENODEV and EPERM: the mount is going away.
     if !matches!(send_error, Errno::ENOENT | Errno::ENODEV | Errno::EPERM | ECONNABORTED) {
@@ -88,11 +101,11 @@ pub(crate) fn answer(
 /// Takes back what an answer gave.
 pub(crate) fn take_back(cx: &Connection, given: Given, reply: &Reply) {
     match given {
-        Given::Nothing => {}
+        Given::Nothing | Given::Later => {}
         Given::Entry(ino) => cx.fs.forget(ino, 1),
-        Given::Open(ino) => cx.opens.leave(ino, &cx.device),
+        Given::Open(ino) => cx.release(ino, cx.opens.leave(ino, &cx.device)),
         Given::EntryAndOpen(ino) => {
-            cx.opens.leave(ino, &cx.device);
+            cx.release(ino, cx.opens.leave(ino, &cx.device));
             cx.fs.forget(ino, 1);
         }
         Given::Dir(handle) => cx.dirs.remove(handle),
@@ -100,7 +113,12 @@ pub(crate) fn take_back(cx: &Connection, given: Given, reply: &Reply) {
     }
 }
 
-fn call(cx: &Connection, request: &Request<'_>, reply: &mut Reply) -> Result<Given, Errno> {
+fn call(
+    cx: &Connection,
+    device: &Arc<Device>,
+    request: &Request<'_>,
+    reply: &mut Reply,
+) -> Result<Given, Errno> {
     match request.head.opcode {
         op::LOOKUP => names::lookup(cx, request, reply),
         op::FORGET => names::forget(cx, request),
@@ -145,9 +163,17 @@ fn call(cx: &Connection, request: &Request<'_>, reply: &mut Reply) -> Result<Giv
         op::LISTXATTR => xattrs::listxattr(cx, request, reply),
         op::REMOVEXATTR => xattrs::removexattr(cx, request),
 
-        op::INTERRUPT => crate::workers::interrupt(cx, request),
-        // Files are opened with NOFLUSH; a write that returned is at the server already.
-        op::FLUSH | op::DESTROY => Ok(Given::Nothing),
+        op::GETLK => locks::getlk(cx, request, reply),
+        op::SETLK => locks::setlk(cx, request),
+        op::SETLKW => locks::setlkw(cx, device, request),
+        // A write that returned is at the server already.
+        op::FLUSH => locks::flush(cx, request),
+
+        op::INTERRUPT => {
+            locks::interrupt(cx, request)?;
+            crate::workers::interrupt(cx, request)
+        }
+        op::DESTROY => Ok(Given::Nothing),
         // No file attributes of chattr(1), no device commands.
         op::IOCTL => Err(Errno::ENOTTY),
         // The kernel remembers ENOSYS: it then decides by itself (ACCESS by mode and ACL, POLL
@@ -168,7 +194,6 @@ mod tests {
     use crate::init::Agreed;
     use crate::options::{FastPath, FastPathOff, MountOptions};
     use proptest::prelude::*;
-    use std::sync::Arc;
     use zerocopy::{FromBytes, IntoBytes};
 
     fn connection(store: &std::path::Path, device: &str) -> Connection {
@@ -198,7 +223,7 @@ mod tests {
                 let bytes = [head.as_bytes(), &body].concat();
                 let request = Request::parse(&bytes).unwrap();
                 reply.clear();
-                let _ = call(&cx, &request, &mut reply);
+                let _ = call(&cx, &cx.device, &request, &mut reply);
             }
         }
     }
@@ -212,7 +237,7 @@ mod tests {
             let head = abi::InHeader { len: 44, opcode, nodeid: 1, ..Default::default() };
             let bytes = [head.as_bytes(), b"abcd"].concat();
             let request = Request::parse(&bytes).unwrap();
-            assert_eq!(call_guarded(&cx, &request, &mut reply), Err(Errno::EINVAL));
+            assert_eq!(call_guarded(&cx, &cx.device, &request, &mut reply), Err(Errno::EINVAL));
         }
     }
 
@@ -237,7 +262,7 @@ mod tests {
         };
         let bytes = [head.as_bytes(), read.as_bytes()].concat();
         let request = Request::parse(&bytes).unwrap();
-        assert_eq!(call_guarded(&cx, &request, &mut reply), Ok(Given::Listing));
+        assert_eq!(call_guarded(&cx, &cx.device, &request, &mut reply), Ok(Given::Listing));
         let held = references(&reply);
         assert_eq!(held.len(), 3);
         // The inodes go with their names only if nobody holds them.

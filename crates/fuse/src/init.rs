@@ -30,7 +30,8 @@ pub(crate) enum InitError {
 
 /// What we take of what the kernel offers. Never WRITEBACK_CACHE: it excludes passthrough for
 /// the whole mount and delays writes behind the promise that a written byte is at the server.
-/// No POSIX_LOCKS and FLOCK_LOCKS: with one mount the kernel's own locks are the right ones.
+/// [`LOCKS`] only for a file system that serves them: with one mount the kernel's own locks are
+/// the right ones.
 /// AUTO_INVAL_DATA, not EXPLICIT_INVAL_DATA: pages cached for a mapping of a served file are
 /// dropped also when only its attributes tell of a change.
 const WANTED: u64 = init::ASYNC_READ
@@ -52,6 +53,9 @@ const WANTED: u64 = init::ASYNC_READ
     | init::CREATE_SUPP_GROUP
     | init::DIRECT_IO_ALLOW_MMAP;
 
+/// Lock calls become requests.
+const LOCKS: u64 = init::POSIX_LOCKS | init::FLOCK_LOCKS;
+
 /// Requests that the kernel may have under way for readahead, releases and write-back. Its own
 /// default of 12 makes closing files wait for each other.
 const MAX_BACKGROUND: u16 = 64;
@@ -62,7 +66,11 @@ const MAX_WRITE_WITHOUT_MAX_PAGES: usize = 128 << 10;
 const PAGE_BYTES: usize = 4096;
 
 /// Answers INIT.
-pub(crate) fn handshake(device: &Device, options: &MountOptions) -> Result<Agreed, InitError> {
+pub(crate) fn handshake(
+    device: &Device,
+    options: &MountOptions,
+    serve_locks: bool,
+) -> Result<Agreed, InitError> {
     let mut buffer = PageBuffer::for_requests();
     let mut reply = Reply::new();
     loop {
@@ -94,7 +102,7 @@ pub(crate) fn handshake(device: &Device, options: &MountOptions) -> Result<Agree
             _ => take::<abi::InitInExt>(&mut rest).map_err(InitError::Io)?.flags2,
         };
         let offered = u64::from(request.flags) | u64::from(flags2) << 32;
-        let (out, agreed) = agree(&request, offered, options);
+        let (out, agreed) = agree(&request, offered, options, serve_locks);
         reply.put(&out);
         send(device, &mut reply, head.unique, None)?;
         return Ok(agreed);
@@ -110,8 +118,16 @@ fn send(
     device.send(reply.message(unique, error)).map_err(InitError::Io)
 }
 
-fn agree(request: &abi::InitIn, offered: u64, options: &MountOptions) -> (abi::InitOut, Agreed) {
+fn agree(
+    request: &abi::InitIn,
+    offered: u64,
+    options: &MountOptions,
+    serve_locks: bool,
+) -> (abi::InitOut, Agreed) {
     let mut wanted = WANTED;
+    if serve_locks {
+        wanted |= LOCKS;
+    }
     if options.fast_path && options.probe.is_some() {
         wanted |= init::PASSTHROUGH;
     }

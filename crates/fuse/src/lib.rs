@@ -9,6 +9,8 @@
 //! | `session` | threads: readers, workers, the notifier |
 //! | `connection`, `dispatch`, `ops` | from a request to its answer |
 //! | `opens` | which inodes are open, and how |
+//! | `lifetime` | how long the kernel may believe what it is told |
+//! | `locks` | requests for locks that wait |
 //! | `follow` | keeps a reader on its client's CPU |
 //! | `notify` | what changed behind the mount |
 //!
@@ -25,6 +27,8 @@ mod dirs;
 mod dispatch;
 mod follow;
 mod init;
+mod lifetime;
+mod locks;
 mod mount;
 mod notify;
 mod opens;

@@ -6,14 +6,19 @@
 //! is full (*overflow*), both are emptied and everything is dropped instead: all names by one
 //! INC_EPOCH, and attributes and pages of each open file (of others the kernel asks again when
 //! it looks their names up). Kernels before 6.16 have no INC_EPOCH; on those the TTLs are at
-//! most 1 s ([`crate::connection`]), and an overflow heals by itself.
+//! most 1 s ([`crate::lifetime`]), and an overflow heals by itself.
+//!
+//! Recalls ([`Notify::names_recalled`], [`Notify::attr_recalled`]) are sent by the thread that
+//! asks for them: neither waits in the kernel for a lock that a request holds.
 
 use crate::abi;
 use crate::connection::Connection;
-use crate::device::Device;
+use crate::device::{Device, ECONNABORTED};
+use crate::lifetime::AnswersUnderWay;
 use forebay_proto::{Errno, Ino, Notify};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Most names waiting.
@@ -45,6 +50,9 @@ impl Waiting {
 pub(crate) struct Notifier {
     waiting: Mutex<Waiting>,
     wake: Condvar,
+    device: Arc<Device>,
+    has_epoch: bool,
+    answers: AnswersUnderWay,
 }
 
 impl Notify for Notifier {
@@ -71,11 +79,46 @@ impl Notify for Notifier {
         }
         self.wake.notify_one();
     }
+
+    /// The kernel compares a name's epoch, which is that of the moment when it asked, with the
+    /// mount's; INC_EPOCH counts the mount's up, and takes no lock.
+    fn names_recalled(&self) -> bool {
+        if !self.has_epoch {
+            return false;
+        }
+        match send(&self.device, &mut Vec::new(), abi::NOTIFY_INC_EPOCH, &[]) {
+            Ok(()) => true,
+            Err(error) if MOUNT_IS_GOING.contains(&error) => true,
+            Err(error) => {
+                tracing::warn!(%error, "the kernel would not drop all names from its cache");
+                false
+            }
+        }
+    }
+
+    /// First, answers under way that may still say that the attributes can be believed reach
+    /// the kernel: later ones have asked the file system after the recall.
+    fn attr_recalled(&self, ino: Ino) {
+        self.answers.wait();
+        let attributes_only = abi::NotifyInvalInodeOut { ino: ino.0, off: ATTRIBUTES_ONLY, len: 0 };
+        let parts = [attributes_only.as_bytes()];
+        report(send(&self.device, &mut Vec::new(), abi::NOTIFY_INVAL_INODE, &parts), "attributes");
+        self.inode_changed(ino);
+    }
 }
 
+/// `NotifyInvalInodeOut::off`: no pages.
+const ATTRIBUTES_ONLY: i64 = -1;
+
 impl Notifier {
-    pub(crate) fn new() -> Notifier {
-        Notifier { waiting: Mutex::new(Waiting::default()), wake: Condvar::new() }
+    pub(crate) fn new(cx: &Connection) -> Notifier {
+        Notifier {
+            waiting: Mutex::new(Waiting::default()),
+            wake: Condvar::new(),
+            device: Arc::clone(&cx.device),
+            has_epoch: cx.agreed.minor >= abi::MINOR_INC_EPOCH,
+            answers: cx.lifetimes.answers_under_way(),
+        }
     }
 
     /// Lets the thread end; what still waits concerns nobody.
@@ -111,13 +154,14 @@ impl Notifier {
     }
 }
 
-/// ENOENT and ENOTDIR: the kernel does not know it, so it caches nothing of it. ENODEV,
-/// ENOTCONN, EPERM: the mount is going away.
+/// What notifications meet at the end of a mount: then the kernel believes nothing any more.
+const MOUNT_IS_GOING: [Errno; 4] = [Errno::ENODEV, Errno::ENOTCONN, Errno::EPERM, ECONNABORTED];
+
+/// ENOENT and ENOTDIR: the kernel does not know it, so it caches nothing of it.
 fn report(result: Result<(), Errno>, what: &str) {
-    const NORMAL: [Errno; 5] =
-        [Errno::ENOENT, Errno::ENOTDIR, Errno::ENODEV, Errno::ENOTCONN, Errno::EPERM];
+    const NOT_KNOWN: [Errno; 2] = [Errno::ENOENT, Errno::ENOTDIR];
     if let Err(error) = result {
-        if !NORMAL.contains(&error) {
+        if !NOT_KNOWN.contains(&error) && !MOUNT_IS_GOING.contains(&error) {
             tracing::warn!(%error, "the kernel would not drop {what} from its cache");
         }
     }
@@ -165,9 +209,26 @@ fn send(device: &Device, message: &mut Vec<u8>, code: i32, parts: &[&[u8]]) -> R
 mod tests {
     use super::*;
 
+    fn notifier() -> Notifier {
+        let file = std::fs::File::options().read(true).write(true).open("/dev/null").unwrap();
+        Notifier {
+            waiting: Mutex::new(Waiting::default()),
+            wake: Condvar::new(),
+            device: Arc::new(Device::new(file.into())),
+            has_epoch: false,
+            answers: AnswersUnderWay::default(),
+        }
+    }
+
+    #[test]
+    fn an_old_kernel_cannot_recall_names() {
+        assert!(!notifier().names_recalled());
+        assert!(Notifier { has_epoch: true, ..notifier() }.names_recalled());
+    }
+
     #[test]
     fn many_changes_of_one_thing_are_one() {
-        let n = Notifier::new();
+        let n = notifier();
         for _ in 0..3 {
             n.entry_changed(Ino(1), b"a");
             n.inode_changed(Ino(5));
@@ -178,7 +239,7 @@ mod tests {
 
     #[test]
     fn too_many_changes_become_one() {
-        let n = Notifier::new();
+        let n = notifier();
         n.entry_changed(Ino(1), b"a");
         for i in 0..=MAX_INODES as u64 {
             n.inode_changed(Ino(i));

@@ -8,7 +8,10 @@
 //! * an open is counted before its reply is sent, so an id is not given back while an answer
 //!   that names it is under way;
 //! * the kernel ends its own use of an id before it sends RELEASE, so giving the id back when
-//!   the count reaches zero can never pull it from under an open file.
+//!   the count reaches zero can never pull it from under an open file;
+//! * the file system hears of the end of each of its opens once ([`Releases`]): as often
+//!   with `local` as opens came with a local file, the last time not before the kernel has ended
+//!   its use of it.
 
 use crate::device::{BackingId, Device};
 use forebay_proto::{Errno, Ino};
@@ -31,9 +34,52 @@ pub(crate) enum Access {
     Served,
 }
 
+/// Opens of an inode that the file system is to be told the end of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[must_use]
+pub(crate) struct Releases {
+    /// With a local file.
+    pub(crate) local: u64,
+    /// Without.
+    pub(crate) plain: u64,
+}
+
 struct Open {
     access: Access,
-    count: u64,
+    /// Opens that the file system has granted and the kernel has not released.
+    granted: u64,
+    /// Opens that the file system is being asked for.
+    asked: u64,
+    /// Local files that came with opens and were not released.
+    locals: u64,
+    /// Opens that have ended and were not released.
+    ended: u64,
+}
+
+impl Open {
+    fn first(access: Access, local: bool) -> Open {
+        Open { access, granted: 1, asked: 0, locals: u64::from(local), ended: 0 }
+    }
+
+    /// Which ended opens can be released now. The last local file goes with the last open,
+    /// whichever that is: the kernel uses it until then. So an end may have to wait for what
+    /// becomes of an open that is being asked for.
+    fn settle(&mut self) -> Releases {
+        let mut out = Releases::default();
+        let in_use = self.granted + self.asked > 0;
+        while self.ended > 0 {
+            if self.locals > u64::from(in_use) {
+                self.locals -= 1;
+                out.local += 1;
+            } else if self.locals == 1 && self.granted == 0 && self.ended == 1 {
+                break;
+            } else {
+                out.plain += 1;
+            }
+            self.ended -= 1;
+        }
+        out
+    }
 }
 
 /// The table.
@@ -50,15 +96,32 @@ impl OpenTable {
         &self.shards[(ino.0 ^ (ino.0 >> 48)) as usize % SHARDS]
     }
 
-    /// Counts one more open if the inode is open already.
+    /// Counts one more open, that the file system has not granted yet, if the inode is open
+    /// already. [`OpenTable::granted`] or [`OpenTable::refused`] follows.
     pub(crate) fn join(&self, ino: Ino) -> Option<Access> {
         let mut shard = self.shard(ino).lock();
         let open = shard.get_mut(&ino)?;
-        open.count += 1;
+        open.asked += 1;
         Some(open.access)
     }
 
-    /// Counts one more open; the first one decides by whether `local` can be registered.
+    /// An open that joined was granted, with a local file or without.
+    pub(crate) fn granted(&self, ino: Ino, local: bool) -> Releases {
+        let mut shard = self.shard(ino).lock();
+        let Some(open) = shard.get_mut(&ino) else { return Releases::default() };
+        open.asked -= 1;
+        open.granted += 1;
+        open.locals += u64::from(local);
+        open.settle()
+    }
+
+    /// An open that joined was refused.
+    pub(crate) fn refused(&self, ino: Ino, device: &Device) -> Releases {
+        self.less(ino, device, |open| open.asked -= 1)
+    }
+
+    /// Counts one more open that was granted; the first one decides by whether `local` can be
+    /// registered.
     pub(crate) fn join_or_decide(
         &self,
         ino: Ino,
@@ -67,7 +130,8 @@ impl OpenTable {
     ) -> Result<Access, Errno> {
         let mut shard = self.shard(ino).lock();
         if let Some(open) = shard.get_mut(&ino) {
-            open.count += 1;
+            open.granted += 1;
+            open.locals += u64::from(local.is_some());
             return Ok(open.access);
         }
         if shard.len() >= MAX_OPEN_PER_SHARD {
@@ -81,26 +145,35 @@ impl OpenTable {
             }
             None => Access::Served,
         };
-        shard.insert(ino, Open { access, count: 1 });
+        shard.insert(ino, Open::first(access, local.is_some()));
         Ok(access)
     }
 
     /// Counts one open less; the last one gives the registration back.
-    pub(crate) fn leave(&self, ino: Ino, device: &Device) {
-        let access = {
+    pub(crate) fn leave(&self, ino: Ino, device: &Device) -> Releases {
+        self.less(ino, device, |open| {
+            open.granted -= 1;
+            open.ended += 1;
+        })
+    }
+
+    fn less(&self, ino: Ino, device: &Device, less: impl FnOnce(&mut Open)) -> Releases {
+        let (releases, access) = {
             let mut shard = self.shard(ino).lock();
-            let Some(open) = shard.get_mut(&ino) else { return };
-            open.count -= 1;
-            if open.count > 0 {
-                return;
+            let Some(open) = shard.get_mut(&ino) else { return Releases::default() };
+            less(open);
+            let releases = open.settle();
+            if open.granted + open.asked > 0 {
+                return releases;
             }
-            shard.remove(&ino).map(|open| open.access)
+            (releases, shard.remove(&ino).map(|open| open.access))
         };
         if let Some(Access::Passthrough(id)) = access {
             if let Err(error) = device.backing_close(id) {
                 tracing::warn!(%ino, id = id.0, %error, "cannot give a backing file back");
             }
         }
+        releases
     }
 
     /// The inodes open now.
@@ -111,5 +184,62 @@ impl OpenTable {
     /// How the inode is open, `None` if it is not.
     pub(crate) fn access(&self, ino: Ino) -> Option<Access> {
         self.shard(ino).lock().get(&ino).map(|open| open.access)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOCAL: Releases = Releases { local: 1, plain: 0 };
+    const PLAIN: Releases = Releases { local: 0, plain: 1 };
+    const NONE: Releases = Releases { local: 0, plain: 0 };
+
+    fn setup() -> (OpenTable, Device, File) {
+        let file = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let device = Device::new(file.try_clone().unwrap().into());
+        (OpenTable::new(), device, file)
+    }
+
+    #[test]
+    fn the_local_file_is_released_with_the_last_open() {
+        let (table, device, file) = setup();
+        let ino = Ino(7);
+        table.join_or_decide(ino, Some(&file), &device).unwrap();
+        assert!(table.join(ino).is_some());
+        assert_eq!(table.granted(ino, false), NONE);
+        assert_eq!(table.leave(ino, &device), PLAIN, "the other one still uses it");
+        assert_eq!(table.leave(ino, &device), LOCAL);
+        assert_eq!(table.access(ino), None);
+    }
+
+    #[test]
+    fn an_open_under_way_decides_what_an_end_was() {
+        let (table, device, file) = setup();
+        let ino = Ino(7);
+        for granted in [false, true] {
+            table.join_or_decide(ino, Some(&file), &device).unwrap();
+            assert!(table.join(ino).is_some());
+            assert_eq!(table.leave(ino, &device), NONE);
+            if granted {
+                assert_eq!(table.granted(ino, false), PLAIN);
+                assert_eq!(table.leave(ino, &device), LOCAL);
+            } else {
+                assert_eq!(table.refused(ino, &device), LOCAL);
+            }
+            assert_eq!(table.access(ino), None);
+        }
+    }
+
+    #[test]
+    fn each_local_file_of_a_race_is_released() {
+        let (table, device, file) = setup();
+        let ino = Ino(7);
+        table.join_or_decide(ino, Some(&file), &device).unwrap();
+        table.join_or_decide(ino, Some(&file), &device).unwrap();
+        table.join_or_decide(ino, None, &device).unwrap();
+        assert_eq!(table.leave(ino, &device), LOCAL);
+        assert_eq!(table.leave(ino, &device), PLAIN);
+        assert_eq!(table.leave(ino, &device), LOCAL);
     }
 }

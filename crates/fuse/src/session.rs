@@ -115,7 +115,7 @@ fn start(
     path: &Path,
     options: &MountOptions,
 ) -> Result<Session, MountError> {
-    let agreed = init::handshake(&device, options).map_err(|e| match e {
+    let agreed = init::handshake(&device, options, fs.locks().is_some()).map_err(|e| match e {
         InitError::Protocol { major, minor } => {
             MountError::Protocol { path: path.into(), major, minor }
         }
@@ -136,8 +136,8 @@ fn start(
     let main = Arc::clone(&channels[0]);
     let connection = Connection::new(Arc::clone(&fs), main, options, agreed, fast_path);
     let session = Session {
+        notifier: Arc::new(Notifier::new(&connection)),
         connection: Arc::new(connection),
-        notifier: Arc::new(Notifier::new()),
         counters: channels.iter().map(|_| Arc::new(Counters::new())).collect(),
         path: path.to_path_buf(),
         threads: Mutex::new(Vec::new()),
@@ -205,6 +205,7 @@ impl Reader {
         }
         self.notifier.stop();
         self.connection.workers.stop();
+        crate::ops::locks::end_of_mount(&self.connection);
     }
 
     fn read_until_the_end(&self) -> Result<(), Errno> {

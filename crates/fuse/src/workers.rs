@@ -187,10 +187,10 @@ pub(crate) fn run(cx: &Connection) {
     }
 }
 
-fn serve(cx: &Connection, device: &Device, bytes: &[u8], reply: &mut Reply) {
+fn serve(cx: &Connection, device: &Arc<Device>, bytes: &[u8], reply: &mut Reply) {
     // The reader parsed the same bytes.
     let Ok(rq) = Request::parse(bytes) else { return };
-    let result = dispatch::call_guarded(cx, &rq, reply);
+    let result = dispatch::call_guarded(cx, device, &rq, reply);
     let abandoned = can_be_abandoned(rq.head.opcode)
         && cx.workers.waiting.lock().remove(&rq.head.unique).is_none();
     if !abandoned {

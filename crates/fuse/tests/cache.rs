@@ -127,3 +127,96 @@ fn too_many_changes_at_once_drop_every_name() {
     }
     eventually("the name is looked up again", || m.at("f").exists());
 }
+
+#[test]
+fn the_file_system_says_how_long_names_and_attributes_are_believed() {
+    use std::time::Duration;
+    let m = Mount::new();
+    fs::write(m.at("f"), b"x").unwrap();
+    let asked = |opcode: &str| {
+        let before = m.counts()[opcode];
+        fs::metadata(m.at("f")).unwrap();
+        fs::metadata(m.at("f")).unwrap();
+        m.counts()[opcode] - before
+    };
+    // What metadata() asks for, as it wants the time of creation too.
+    const ATTRIBUTES: &str = "STATX";
+    fs::metadata(m.at("f")).unwrap();
+    assert_eq!((asked("LOOKUP"), asked(ATTRIBUTES)), (0, 0));
+    *m.fs.entry_ttl.lock().unwrap() = Duration::ZERO;
+    assert_eq!(asked("LOOKUP"), 0, "what was said before holds");
+    assert!(m.session().notifier().names_recalled());
+    assert_eq!(asked("LOOKUP"), 2, "not even a moment");
+    let before = m.counts()["LOOKUP"];
+    assert!(!m.at("none").exists() && !m.at("none").exists());
+    assert_eq!(m.counts()["LOOKUP"] - before, 2, "nor that a name is absent");
+    *m.fs.entry_ttl.lock().unwrap() = Duration::MAX;
+    *m.fs.attr_ttl.lock().unwrap() = Duration::ZERO;
+    m.session().notifier().attr_recalled(m.fs.ino_of(b"f"));
+    fs::metadata(m.at("f")).unwrap();
+    assert_eq!((asked(ATTRIBUTES), asked("LOOKUP")), (2, 0));
+    // A listing says it too.
+    *m.fs.attr_ttl.lock().unwrap() = Duration::MAX;
+    assert!(m.session().notifier().names_recalled());
+    let listed = fs::read_dir(&m.path).unwrap();
+    assert_eq!(listed.map(|e| e.unwrap().metadata().unwrap().len()).sum::<u64>(), 1);
+    assert_eq!((asked(ATTRIBUTES), asked("LOOKUP")), (0, 0));
+}
+
+#[test]
+fn a_recall_reaches_answers_that_are_under_way() {
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+    let m = Mount::with(|o| (o.fast_path, o.readers) = (false, Some(2)));
+    fs::write(m.at("f"), b"x").unwrap();
+    assert!(m.session().notifier().names_recalled());
+    m.fs.lookup_ms.store(400, Ordering::Relaxed);
+    let before = m.counts()["LOOKUP"];
+    std::thread::scope(|scope| {
+        let asker = scope.spawn(|| fs::metadata(m.at("f")).unwrap());
+        eventually("the lookup is under way", || m.counts()["LOOKUP"] > before);
+        assert!(m.session().notifier().names_recalled());
+        asker.join().unwrap();
+    });
+    m.fs.lookup_ms.store(0, Ordering::Relaxed);
+    let before = m.counts()["LOOKUP"];
+    fs::metadata(m.at("f")).unwrap();
+    assert_eq!(m.counts()["LOOKUP"] - before, 1, "the late answer is not believed");
+    // Attributes: what the file system takes back while lookups and listings go on is never
+    // believed after the recall.
+    let ino = m.fs.ino_of(b"f");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    fs::metadata(m.at("f")).unwrap();
+                    assert!(fs::read_dir(&m.path).unwrap().count() > 0);
+                    m.session().notifier().entry_changed(forebay_proto::Ino::ROOT, b"f");
+                }
+            });
+        }
+        for size in 2..300 {
+            *m.fs.attr_ttl.lock().unwrap() = Duration::ZERO;
+            m.fs.change_quietly(ino, &vec![b'x'; size]);
+            m.session().notifier().attr_recalled(ino);
+            let seen = fs::metadata(m.at("f")).unwrap().len();
+            assert_eq!(seen, size as u64, "attributes were believed after their recall");
+            *m.fs.attr_ttl.lock().unwrap() = Duration::MAX;
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn attributes_recalled_are_asked_for_at_once() {
+    let m = Mount::served();
+    let ino = m.fs.put_behind(b"f", b"first");
+    eventually("it is there", || m.at("f").exists());
+    assert_eq!(fs::metadata(m.at("f")).unwrap().len(), 5);
+    let file = File::open(m.at("f")).unwrap();
+    m.fs.change_quietly(ino, b"second, longer");
+    assert_eq!(file.metadata().unwrap().len(), 5, "nobody has told it");
+    m.session().notifier().attr_recalled(ino);
+    assert_eq!(file.metadata().unwrap().len(), 14, "at once");
+}

@@ -116,8 +116,32 @@ fn many_threads_open_and_close_few_files() {
         let m = Mount::with(|o| o.readers = Some(readers));
         m.must_have_fast_path();
         storm(&m, Duration::from_secs(2));
+        eventually("each open is released once", || m.fs.still_open().is_empty());
     }
-    storm(&Mount::served(), Duration::from_secs(1));
+    let m = Mount::served();
+    storm(&m, Duration::from_secs(1));
+    eventually("each open is released once", || m.fs.still_open().is_empty());
+}
+
+#[test]
+fn the_local_file_is_released_with_the_last_close() {
+    let m = Mount::new();
+    m.must_have_fast_path();
+    let first = create(&m, "f");
+    let ino = m.fs.ino_of(b"f");
+    let second = File::open(m.at("f")).unwrap();
+    drop(first);
+    eventually("the first is released", || m.fs.open_counts(ino).released == 1);
+    assert_eq!(m.fs.open_counts(ino).released_local, 0, "the kernel still uses the local file");
+    drop(second);
+    eventually("both are released", || m.fs.open_counts(ino).released == 2);
+    let counts = m.fs.open_counts(ino);
+    assert_eq!((counts.opened, counts.opened_local, counts.released_local), (2, 1, 1));
+    // Without a name from the start, and refused by the kernel's own checks.
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_TMPFILE);
+    drop(options.open(&m.path).unwrap());
+    eventually("a file without a name is released", || m.fs.still_open().is_empty());
 }
 
 #[test]

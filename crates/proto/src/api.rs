@@ -259,8 +259,10 @@ pub trait FileSystem: Send + Sync + 'static {
     fn attr_ttl(&self, _ino: Ino) -> Duration {
         Duration::MAX
     }
-    /// One open of the file, given out by `open`, `create` or `tmpfile`, is over. `local` tells
-    /// whether its [`Opened::local`] was used (the kernel may write without asking until then).
+    /// One open of the file, given out by `open`, `create` or `tmpfile`, is over. `local` is told
+    /// as often as opens came with [`Opened::local`], the last time when no open of the file uses
+    /// it any more (the kernel may write without asking until then). Opens that came without
+    /// share it, so which open is told with `local` is not which one brought it.
     fn release(&self, _ino: Ino, _local: bool) {}
     /// Locks, if they are not to be left to the kernel of this mount alone.
     fn locks(&self) -> Option<&dyn Locks> {

@@ -9,7 +9,7 @@ use forebay_proto::{Result, SetAttr, SetTime, Timestamp};
 
 pub(crate) fn getattr(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let attr = cx.fs.getattr(rq.ino())?;
-    reply.put(&cx.attr_out(&attr));
+    cx.put_attr(reply, &attr);
     Ok(Given::Nothing)
 }
 
@@ -18,7 +18,7 @@ pub(crate) fn statx(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     let mut rest = rq.body;
     let _arg: abi::StatxIn = take(&mut rest)?;
     let attr = cx.fs.getattr(rq.ino())?;
-    reply.put(&cx.statx_out(&attr));
+    cx.put_statx(reply, &attr);
     Ok(Given::Nothing)
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn setattr(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> R
     let mut rest = rq.body;
     let arg: abi::SetattrIn = take(&mut rest)?;
     let attr = cx.fs.setattr(&rq.caller()?, rq.ino(), &change_of(&arg))?;
-    reply.put(&cx.attr_out(&attr));
+    cx.put_attr(reply, &attr);
     Ok(Given::Nothing)
 }
 

@@ -12,24 +12,21 @@ use forebay_proto::api::CreateArgs;
 use forebay_proto::{Entry, Errno, Ino, Opened, Result};
 
 /// Never KEEP_CACHE: pages that readahead fetched before passthrough writes would be old.
-/// NOFLUSH: closing needs no request, as no data and no lock waits in the kernel.
-fn open_out(access: Access) -> abi::OpenOut {
-    match access {
-        Access::Passthrough(id) => abi::OpenOut {
-            fh: 0,
-            open_flags: fopen::PASSTHROUGH | fopen::NOFLUSH,
-            backing_id: id.0,
-        },
-        Access::Served => abi::OpenOut {
-            fh: 0,
-            open_flags: fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES | fopen::NOFLUSH,
-            backing_id: 0,
-        },
-    }
+/// NOFLUSH: closing needs no request, as no data and no lock waits in the kernel; unless locks
+/// are served, because then a close ends the process's locks.
+fn open_out(cx: &Connection, access: Access) -> abi::OpenOut {
+    let (open_flags, backing_id) = match access {
+        Access::Passthrough(id) => (fopen::PASSTHROUGH, id.0),
+        Access::Served => (fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES, 0),
+    };
+    let flush = if cx.served_locks().is_some() { 0 } else { fopen::NOFLUSH };
+    abi::OpenOut { fh: cx.new_handle(), open_flags: open_flags | flush, backing_id }
 }
 
+/// Counts an open that was granted. If that cannot be, it has ended.
 fn decide(cx: &Connection, ino: Ino, opened: &Opened) -> Result<Access> {
-    cx.opens.join_or_decide(ino, opened.local.as_deref(), &cx.device)
+    let access = cx.opens.join_or_decide(ino, opened.local.as_deref(), &cx.device);
+    access.inspect_err(|_| cx.fs.release(ino, opened.local.is_some()))
 }
 
 /// An open that is counted already, and counted no more if the file system refuses it (or
@@ -46,16 +43,17 @@ impl<'a> Joined<'a> {
         Some(Joined { cx, ino, access })
     }
 
-    fn keep(self) -> Access {
-        let access = self.access;
+    fn keep(self, opened: &Opened) -> Access {
+        let (cx, ino, access) = (self.cx, self.ino, self.access);
         std::mem::forget(self);
+        cx.release(ino, cx.opens.granted(ino, opened.local.is_some()));
         access
     }
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.cx.opens.leave(self.ino, &self.cx.device);
+        self.cx.release(self.ino, self.cx.opens.refused(self.ino, &self.cx.device));
     }
 }
 
@@ -70,10 +68,10 @@ pub(crate) fn open(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Resu
     sync_names_for(cx, ino, arg.flags)?;
     let opened = cx.fs.open(&caller, ino, arg.flags, kill_suid, want_local)?;
     let access = match joined {
-        Some(joined) => joined.keep(),
+        Some(joined) => joined.keep(&opened),
         None => decide(cx, ino, &opened)?,
     };
-    reply.put(&open_out(access));
+    reply.put(&open_out(cx, access));
     Ok(Given::Open(ino))
 }
 
@@ -99,9 +97,11 @@ pub(crate) fn create(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Re
     let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
     match cx.fs.create(&rq.caller()?, rq.ino(), name, args, cx.wants_local()) {
         Ok(made) => {
-            sync_names_for(cx, rq.ino(), arg.flags)
-                .inspect_err(|_| cx.fs.forget(made.0.attr.ino, 1))?;
-            put_created(cx, reply, made)
+            sync_names_for(cx, rq.ino(), arg.flags).inspect_err(|_| {
+                cx.fs.release(made.0.attr.ino, made.1.local.is_some());
+                cx.fs.forget(made.0.attr.ino, 1);
+            })?;
+            put_created(cx, rq.ino(), reply, made)
         }
         // The kernel believed the name absent, and it was made behind the mount. ESTALE makes
         // the kernel look again and open what is there, with its permission checks.
@@ -115,22 +115,27 @@ pub(crate) fn tmpfile(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> R
     let arg: abi::CreateIn = take(&mut rest)?;
     let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
     let made = cx.fs.tmpfile(&rq.caller()?, rq.ino(), args, cx.wants_local())?;
-    put_created(cx, reply, made)
+    put_created(cx, rq.ino(), reply, made)
 }
 
 fn put_created(
     cx: &Connection,
+    parent: Ino,
     reply: &mut Reply,
     (entry, opened): (Entry, Opened),
 ) -> Result<Given> {
     let ino = entry.attr.ino;
     let access = decide(cx, ino, &opened).inspect_err(|_| cx.fs.forget(ino, 1))?;
-    reply.put(&cx.entry_out(&entry.attr));
-    reply.put(&open_out(access));
+    cx.put_entry(reply, parent, &entry.attr);
+    reply.put(&open_out(cx, access));
     Ok(Given::EntryAndOpen(ino))
 }
 
+/// The last close of a file.
 pub(crate) fn release(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
-    cx.opens.leave(rq.ino(), &cx.device);
+    let mut rest = rq.body;
+    let arg: abi::ReleaseIn = take(&mut rest)?;
+    super::locks::end_of_file(cx, rq.ino(), &arg);
+    cx.release(rq.ino(), cx.opens.leave(rq.ino(), &cx.device));
     Ok(Given::Nothing)
 }

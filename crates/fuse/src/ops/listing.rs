@@ -70,7 +70,10 @@ pub(crate) fn readdirplus(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) 
         let fits = reply.len() + size <= room;
         if fits {
             // Node id 0: no reference, only a name (`.` and `..`).
-            reply.put(&entry.attr.map(|attr| cx.entry_out(attr)).unwrap_or_default());
+            match entry.attr {
+                Some(attr) => cx.put_entry(reply, rq.ino(), attr),
+                None => reply.put(&abi::EntryOut::default()),
+            }
             put_dirent(reply, entry);
         }
         fits

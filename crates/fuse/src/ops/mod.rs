@@ -5,5 +5,6 @@ pub(crate) mod attrs;
 pub(crate) mod data;
 pub(crate) mod files;
 pub(crate) mod listing;
+pub(crate) mod locks;
 pub(crate) mod names;
 pub(crate) mod xattrs;

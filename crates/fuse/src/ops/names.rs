@@ -8,8 +8,9 @@ use crate::dispatch::Given;
 use forebay_proto::api::CreateArgs;
 use forebay_proto::{Entry, Errno, FileKind, Ino, Result};
 
-fn put_entry(cx: &Connection, reply: &mut Reply, entry: &Entry) -> Given {
-    reply.put(&cx.entry_out(&entry.attr));
+/// In the directory that the request is about.
+fn put_entry(cx: &Connection, rq: &Request<'_>, reply: &mut Reply, entry: &Entry) -> Given {
+    cx.put_entry(reply, rq.ino(), &entry.attr);
     Given::Entry(entry.attr.ino)
 }
 
@@ -17,9 +18,9 @@ pub(crate) fn lookup(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Re
     let mut rest = rq.body;
     let name = take_name(&mut rest)?;
     match cx.fs.lookup(&rq.caller()?, rq.ino(), name) {
-        Ok(entry) => Ok(put_entry(cx, reply, &entry)),
+        Ok(entry) => Ok(put_entry(cx, rq, reply, &entry)),
         Err(Errno::ENOENT) => {
-            reply.put(&cx.negative_entry_out());
+            cx.put_negative_entry(reply, rq.ino());
             Ok(Given::Nothing)
         }
         Err(e) => Err(e),
@@ -57,7 +58,7 @@ pub(crate) fn symlink(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> R
     let name = take_name(&mut rest)?;
     let target = take_name(&mut rest)?;
     let entry = cx.fs.symlink(&rq.caller()?, rq.ino(), name, target)?;
-    Ok(put_entry(cx, reply, &entry))
+    Ok(put_entry(cx, rq, reply, &entry))
 }
 
 pub(crate) fn mknod(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
@@ -67,7 +68,7 @@ pub(crate) fn mknod(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     let kind = FileKind::from_mode(arg.mode).ok_or(Errno::EINVAL)?;
     let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
     let entry = cx.fs.mknod(&rq.caller()?, rq.ino(), name, kind, args, arg.rdev)?;
-    Ok(put_entry(cx, reply, &entry))
+    Ok(put_entry(cx, rq, reply, &entry))
 }
 
 pub(crate) fn mkdir(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
@@ -76,7 +77,7 @@ pub(crate) fn mkdir(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     let name = take_name(&mut rest)?;
     let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
     let entry = cx.fs.mkdir(&rq.caller()?, rq.ino(), name, args)?;
-    Ok(put_entry(cx, reply, &entry))
+    Ok(put_entry(cx, rq, reply, &entry))
 }
 
 pub(crate) fn unlink(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
@@ -123,5 +124,5 @@ pub(crate) fn link(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Resu
     let arg: abi::LinkIn = take(&mut rest)?;
     let name = take_name(&mut rest)?;
     let entry = cx.fs.link(&rq.caller()?, Ino(arg.oldnodeid), rq.ino(), name)?;
-    Ok(put_entry(cx, reply, &entry))
+    Ok(put_entry(cx, rq, reply, &entry))
 }

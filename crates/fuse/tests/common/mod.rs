@@ -37,11 +37,20 @@ impl Mount {
     }
 
     pub fn with(change: impl FnOnce(&mut MountOptions)) -> Mount {
+        Mount::of(|_| {}, change)
+    }
+
+    pub fn of(
+        change_fs: impl FnOnce(&mut MemoryFs),
+        change: impl FnOnce(&mut MountOptions),
+    ) -> Mount {
         let dir = scratch();
         let (store, path) = (dir.path().join("store"), dir.path().join("mnt"));
         std::fs::create_dir(&store).unwrap();
         std::fs::create_dir(&path).unwrap();
-        let fs = Arc::new(MemoryFs::new(&store));
+        let mut fs = MemoryFs::new(&store);
+        change_fs(&mut fs);
+        let fs = Arc::new(fs);
         let mut options = MountOptions {
             source: format!("forebay:{}", store.display()).into(),
             probe: Some(fs.probe()),

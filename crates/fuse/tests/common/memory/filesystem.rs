@@ -286,6 +286,27 @@ impl FileSystem for MemoryFs {
         self.lock().node(ino)?.xattrs.remove(name).map(|_| ()).ok_or(Errno::ENODATA)
     }
 
+    fn entry_ttl(&self, _: Ino) -> Duration {
+        *self.entry_ttl.lock().unwrap()
+    }
+
+    fn attr_ttl(&self, _: Ino) -> Duration {
+        *self.attr_ttl.lock().unwrap()
+    }
+
+    fn release(&self, ino: Ino, local: bool) {
+        let mut counts = self.open_counts.lock().unwrap();
+        let counts = counts.get_mut(&ino).expect("released but never opened");
+        counts.released += 1;
+        counts.released_local += u64::from(local);
+        assert!(counts.released <= counts.opened, "{counts:?}");
+        assert!(counts.released_local <= counts.opened_local, "{counts:?}");
+    }
+
+    fn locks(&self) -> Option<&dyn Locks> {
+        self.locks.as_deref()
+    }
+
     fn statfs(&self) -> Result<StatFs> {
         Ok(StatFs {
             block_bytes: 4096,

@@ -4,7 +4,7 @@
 
 mod filesystem;
 
-use forebay_proto::api::{CreateArgs, StatFs, WriteMode, rename_flags};
+use forebay_proto::api::{CreateArgs, Locks, StatFs, WriteMode, rename_flags};
 use forebay_proto::{
     Attr, Caller, Cookie, DirEntry, Entry, Errno, FileKind, FileSystem, Ino, Notify, Opened,
     Result, SetAttr, SetTime, Timestamp,
@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
 
 struct Node {
     attr: Attr,
@@ -36,6 +37,15 @@ struct State {
     next: u64,
 }
 
+/// Opens of one file, and their ends as told by the mount; of them with a local file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenCounts {
+    pub opened: u64,
+    pub opened_local: u64,
+    pub released: u64,
+    pub released_local: u64,
+}
+
 /// The file system.
 pub struct MemoryFs {
     state: Mutex<State>,
@@ -51,6 +61,12 @@ pub struct MemoryFs {
     pub panic_once: AtomicBool,
     /// Groups of the last creation.
     pub last_groups: Mutex<Vec<u32>>,
+    /// How long names and attributes may be believed.
+    pub entry_ttl: Mutex<Duration>,
+    pub attr_ttl: Mutex<Duration>,
+    /// Locks, if they are served.
+    pub locks: Option<Box<dyn Locks>>,
+    open_counts: Mutex<HashMap<Ino, OpenCounts>>,
 }
 
 impl MemoryFs {
@@ -64,6 +80,10 @@ impl MemoryFs {
             local_opens: AtomicU64::new(0),
             panic_once: AtomicBool::new(false),
             last_groups: Mutex::new(Vec::new()),
+            entry_ttl: Mutex::new(Duration::MAX),
+            attr_ttl: Mutex::new(Duration::MAX),
+            locks: None,
+            open_counts: Mutex::new(HashMap::new()),
         };
         let root = new_node(Ino::ROOT, Ino::ROOT, libc::S_IFDIR | 0o1777, &Caller::root());
         fs.lock().nodes.insert(Ino::ROOT, root);
@@ -99,11 +119,25 @@ impl MemoryFs {
     }
 
     fn opened(&self, ino: Ino, want_local: bool) -> Result<Opened> {
-        if !want_local {
-            return Ok(Opened { local: None });
-        }
-        self.local_opens.fetch_add(1, Ordering::Relaxed);
-        Ok(Opened { local: Some(self.data(ino)?) })
+        let local = if want_local { Some(self.data(ino)?) } else { None };
+        self.local_opens.fetch_add(want_local.into(), Ordering::Relaxed);
+        let mut counts = self.open_counts.lock().unwrap();
+        let counts = counts.entry(ino).or_default();
+        counts.opened += 1;
+        counts.opened_local += u64::from(want_local);
+        Ok(Opened { local })
+    }
+
+    /// Opens of a file and their ends.
+    pub fn open_counts(&self, ino: Ino) -> OpenCounts {
+        self.open_counts.lock().unwrap().get(&ino).copied().unwrap_or_default()
+    }
+
+    /// Files whose opens have not all ended as they began.
+    pub fn still_open(&self) -> Vec<(Ino, OpenCounts)> {
+        let counts = self.open_counts.lock().unwrap();
+        let open = |c: &OpenCounts| c.opened != c.released || c.opened_local != c.released_local;
+        counts.iter().filter(|(_, c)| open(c)).map(|(ino, c)| (*ino, *c)).collect()
     }
 
     /// What the mount has not given back: references to inodes other than the root.
@@ -128,9 +162,14 @@ impl MemoryFs {
         self.tell().entry_changed(Ino::ROOT, name);
     }
 
+    /// Changes a file's content, and tells nobody.
+    pub fn change_quietly(&self, ino: Ino, content: &[u8]) {
+        self.data(ino).unwrap().write_all_at(content, 0).unwrap();
+    }
+
     /// Changes a file's content, and tells.
     pub fn change_behind(&self, ino: Ino, content: &[u8]) {
-        self.data(ino).unwrap().write_all_at(content, 0).unwrap();
+        self.change_quietly(ino, content);
         self.tell().inode_changed(ino);
     }
 
