@@ -12,6 +12,7 @@
 //! | `lifetime` | how long the kernel may believe what it is told |
 //! | `locks` | requests for locks that wait |
 //! | `follow` | keeps a reader on its client's CPU |
+//! | `turns` | one reader at a time, others when it is stuck |
 //! | `notify` | what changed behind the mount |
 //!
 //! Data of whole local files does not pass here: the kernel reads and writes the objects itself
@@ -35,6 +36,7 @@ mod opens;
 mod ops;
 mod options;
 mod session;
+mod turns;
 mod workers;
 
 pub use mount::{FILE_SYSTEM_TYPE, MountError, UnmountError, abort, remount, unmount};

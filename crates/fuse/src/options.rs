@@ -71,6 +71,9 @@ pub struct MountOptions {
     pub workers: Option<usize>,
     /// Keep a reader on the CPU of a client that asks many times in a row.
     pub follow_client: bool,
+    /// One of the readers reads at a time, the others when it is stuck: for a file system whose
+    /// answers may take long.
+    pub standby: bool,
     /// How long the kernel may believe a name without asking. Changes made behind the mount
     /// are told by [`forebay_proto::Notify`]. At most 1 s is used on kernels before 6.16,
     /// which cannot drop all names at once when too many changes come at a time.
@@ -103,6 +106,7 @@ impl Default for MountOptions {
             readers: None,
             workers: None,
             follow_client: true,
+            standby: false,
             entry_ttl: LONG_TTL,
             negative_ttl: LONG_TTL,
             attr_ttl: LONG_TTL,

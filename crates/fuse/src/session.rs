@@ -13,6 +13,7 @@ use crate::init::{self, InitError};
 use crate::mount::{self, MountError, Mounted, UnmountError};
 use crate::notify::Notifier;
 use crate::options::{FastPath, MountOptions};
+use crate::turns::Turns;
 use crate::{abi, buffer, dispatch, workers};
 use forebay_proto::{Errno, FileSystem, Ino, Notify};
 use parking_lot::Mutex;
@@ -33,6 +34,7 @@ pub struct Session {
     path: PathBuf,
     threads: Mutex<Vec<JoinHandle<()>>>,
     live_readers: Arc<AtomicUsize>,
+    standby: bool,
 }
 
 impl Session {
@@ -142,6 +144,7 @@ fn start(
         path: path.to_path_buf(),
         threads: Mutex::new(Vec::new()),
         live_readers: Arc::new(AtomicUsize::new(channels.len())),
+        standby: options.standby,
     };
     fs.set_notify(session.notifier());
     spawn_threads(&session, channels, options.follow_client)
@@ -165,8 +168,15 @@ fn spawn_threads(
     }
     let (cx, notifier) = (Arc::clone(&session.connection), Arc::clone(&session.notifier));
     spawn("fuse-notify".into(), Box::new(move || notifier.run(&cx)))?;
+    let turns =
+        (session.standby && channels.len() > 1).then(|| Arc::new(Turns::new(channels.len())));
+    if let Some(turns) = turns.clone() {
+        spawn("fuse-turns".into(), Box::new(move || turns.monitor()))?;
+    }
     for (number, device) in channels.into_iter().enumerate() {
         let reader = Reader {
+            number,
+            turns: turns.clone(),
             connection: Arc::clone(&session.connection),
             notifier: Arc::clone(&session.notifier),
             counters: Arc::clone(&session.counters[number]),
@@ -181,6 +191,9 @@ fn spawn_threads(
 }
 
 struct Reader {
+    number: usize,
+    /// One reads at a time.
+    turns: Option<Arc<Turns>>,
     connection: Arc<Connection>,
     notifier: Arc<Notifier>,
     counters: Arc<Counters>,
@@ -193,6 +206,9 @@ struct Reader {
 impl Reader {
     fn run(self) {
         let end = self.read_until_the_end();
+        if let Some(turns) = &self.turns {
+            turns.end();
+        }
         if self.live_readers.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
@@ -215,6 +231,9 @@ impl Reader {
         let mut follower = Follower::new(self.follow_client);
         let mut errors = 0;
         loop {
+            if let Some(turns) = &self.turns {
+                turns.wait_to_read(self.number);
+            }
             let len = match self.device.receive(buffer.room()) {
                 Ok(len) => len,
                 // ENOENT: the request was given up before it was read.
@@ -227,6 +246,9 @@ impl Reader {
                 }
             };
             errors = 0;
+            if let Some(turns) = &self.turns {
+                turns.serves(self.number);
+            }
             let request = match Request::parse(buffer.filled(len)) {
                 Ok(request) => request,
                 Err(e) => {

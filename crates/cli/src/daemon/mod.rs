@@ -131,6 +131,7 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
         flags: plan.options.flags,
         allow_other: plan.options.allow_other,
         readers,
+        standby: matches!(backing, Backing::Served(_)),
         fast_path: plan.fast_path,
         probe: backing.probe()?,
         ..MountOptions::default()

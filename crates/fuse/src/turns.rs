@@ -1,0 +1,219 @@
+//! Which of several readers reads, for a file system whose answers may take long.
+//!
+//! Readers that wait together are woken in turn, each on a processor of its own: measured, that
+//! costs more than it brings, as a request and its answer then cross processors. So one reader
+//! reads and serves, and the others stand by. A monitor looks every [`LOOK`] while requests come;
+//! when all readers at work were at the same request before, it lets another one read. A reader
+//! that has answered stands by again if another one reads.
+//!
+//! Invariant: unless all readers serve, at least one reads: a reader stands by only under the
+//! lock, while another one is seen reading, and who reads goes on to serve without it.
+
+use parking_lot::{Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How often the monitor looks.
+const LOOK: Duration = Duration::from_millis(1);
+/// Looks without any request after which it sleeps until one comes.
+const IDLE_LOOKS: u32 = 200;
+
+/// What a reader does; the number above it counts what it has served.
+const STANDS_BY: u64 = 0;
+const READS: u64 = 1;
+const SERVES: u64 = 2;
+const WHAT: u64 = 3;
+const ONE_MORE: u64 = 4;
+
+/// The readers of one mount.
+pub(crate) struct Turns {
+    readers: Vec<AtomicU64>,
+    lock: Mutex<()>,
+    /// Signalled when a reader may read, or the mount is over.
+    may_read: Condvar,
+    /// Signalled when the monitor is to look again.
+    look: Condvar,
+    monitor_sleeps: AtomicBool,
+    over: AtomicBool,
+}
+
+impl Turns {
+    /// The first of `count` readers reads, the others stand by.
+    pub(crate) fn new(count: usize) -> Turns {
+        let readers: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(STANDS_BY)).collect();
+        if let Some(first) = readers.first() {
+            first.store(READS, Ordering::SeqCst);
+        }
+        Turns {
+            readers,
+            lock: Mutex::new(()),
+            may_read: Condvar::new(),
+            look: Condvar::new(),
+            monitor_sleeps: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    fn what(&self, reader: usize) -> u64 {
+        self.readers[reader].load(Ordering::SeqCst) & WHAT
+    }
+
+    fn become_(&self, reader: usize, what: u64) {
+        let now = self.readers[reader].load(Ordering::SeqCst);
+        self.readers[reader].store((now & !WHAT) | what, Ordering::SeqCst);
+    }
+
+    fn another_reads(&self, reader: usize) -> bool {
+        (0..self.readers.len()).any(|other| other != reader && self.what(other) == READS)
+    }
+
+    /// Before it reads, each time: returns when it is to read.
+    pub(crate) fn wait_to_read(&self, reader: usize) {
+        if self.what(reader) == SERVES {
+            let now = self.readers[reader].load(Ordering::SeqCst);
+            if !self.another_reads(reader) {
+                self.readers[reader].store(now - SERVES + READS + ONE_MORE, Ordering::SeqCst);
+                return;
+            }
+        } else if self.what(reader) == READS {
+            return;
+        }
+        let mut lock = self.lock.lock();
+        if self.what(reader) == SERVES {
+            // Still another one? It may have begun to serve meanwhile.
+            let keeps = !self.another_reads(reader);
+            self.become_(reader, if keeps { READS } else { STANDS_BY });
+        }
+        while self.what(reader) == STANDS_BY && !self.over.load(Ordering::SeqCst) {
+            self.may_read.wait(&mut lock);
+        }
+        self.become_(reader, READS);
+    }
+
+    /// It has read a request and serves it.
+    pub(crate) fn serves(&self, reader: usize) {
+        let now = self.readers[reader].load(Ordering::SeqCst);
+        self.readers[reader].store(now - READS + SERVES, Ordering::SeqCst);
+        if self.monitor_sleeps.load(Ordering::SeqCst) {
+            drop(self.lock.lock());
+            self.look.notify_one();
+        }
+    }
+
+    /// The mount is over: nobody stands by any more.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        drop(self.lock.lock());
+        self.may_read.notify_all();
+        self.look.notify_all();
+    }
+
+    fn seen(&self) -> Vec<u64> {
+        self.readers.iter().map(|reader| reader.load(Ordering::SeqCst)).collect()
+    }
+
+    /// What the monitor's thread does until the end.
+    pub(crate) fn monitor(&self) {
+        let mut last = self.seen();
+        let mut idle = 0;
+        while !self.over.load(Ordering::SeqCst) {
+            let mut lock = self.lock.lock();
+            if idle >= IDLE_LOOKS {
+                self.monitor_sleeps.store(true, Ordering::SeqCst);
+                // A request that came just before would not have waked it.
+                if self.seen() == last && !self.over.load(Ordering::SeqCst) {
+                    self.look.wait(&mut lock);
+                }
+                self.monitor_sleeps.store(false, Ordering::SeqCst);
+                idle = 0;
+            } else {
+                let _ = self.look.wait_for(&mut lock, LOOK);
+            }
+            let now = self.seen();
+            let stuck = now == last && !now.iter().any(|reader| reader & WHAT == READS);
+            if stuck {
+                self.let_another_read();
+            }
+            // Readers that only stand by or read are idle; one that serves is looked after.
+            let at_work = now.iter().any(|reader| reader & WHAT == SERVES);
+            idle = if now == last && !at_work { idle + 1 } else { 0 };
+            last = now;
+        }
+    }
+
+    /// Under the lock.
+    fn let_another_read(&self) {
+        if let Some(next) = (0..self.readers.len()).find(|reader| self.what(*reader) == STANDS_BY) {
+            self.become_(next, READS);
+            self.may_read.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn one_reads_until_it_is_stuck() {
+        let turns = Arc::new(Turns::new(2));
+        let monitor = Arc::clone(&turns);
+        let monitoring = std::thread::spawn(move || monitor.monitor());
+        let (began, begun) = channel();
+        let second = Arc::clone(&turns);
+        let standing_by = std::thread::spawn(move || {
+            second.wait_to_read(1);
+            began.send(()).unwrap();
+            second.serves(1);
+            second.wait_to_read(1);
+            began.send(()).unwrap();
+        });
+        for _ in 0..50 {
+            turns.wait_to_read(0);
+            turns.serves(0);
+        }
+        turns.wait_to_read(0);
+        assert!(begun.recv_timeout(LOOK * 20).is_err(), "the first reads: nobody else is needed");
+        turns.serves(0);
+        begun.recv_timeout(Duration::from_secs(10)).expect("the first is stuck");
+        begun.recv_timeout(Duration::from_secs(10)).expect("nobody else reads");
+        turns.wait_to_read_or_not(0);
+        standing_by.join().unwrap();
+        turns.end();
+        monitoring.join().unwrap();
+    }
+
+    #[test]
+    fn the_end_wakes_who_stands_by() {
+        let turns = Arc::new(Turns::new(3));
+        let waiting: Vec<_> = (1..3)
+            .map(|reader| {
+                let turns = Arc::clone(&turns);
+                std::thread::spawn(move || turns.wait_to_read(reader))
+            })
+            .collect();
+        let monitor = Arc::clone(&turns);
+        let monitoring = std::thread::spawn(move || monitor.monitor());
+        std::thread::sleep(LOOK * 3);
+        turns.end();
+        for thread in waiting {
+            thread.join().unwrap();
+        }
+        monitoring.join().unwrap();
+    }
+
+    impl Turns {
+        /// The first reader has answered while the second reads: it stands by.
+        fn wait_to_read_or_not(self: &Arc<Turns>, reader: usize) {
+            let turns = Arc::clone(self);
+            let (back, came_back) = channel();
+            std::thread::spawn(move || {
+                turns.wait_to_read(reader);
+                back.send(()).unwrap();
+            });
+            assert!(came_back.recv_timeout(LOOK * 20).is_err(), "the other one reads");
+        }
+    }
+}
