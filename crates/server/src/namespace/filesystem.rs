@@ -101,13 +101,13 @@ impl FileSystem for Namespace {
 
     fn open(
         &self,
-        caller: &Caller,
+        _caller: &Caller,
         ino: Ino,
         open_flags: u32,
         kill_suid: bool,
         want_local: bool,
     ) -> Result<Opened> {
-        self.op_open(caller, ino, open_flags, kill_suid, want_local)
+        self.op_open(ino, open_flags, kill_suid, want_local)
     }
 
     fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {

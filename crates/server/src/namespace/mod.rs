@@ -12,6 +12,7 @@
 //! `FileSystem` (filesystem.rs) is what a mount calls, `BufferTree` (tree.rs) what the mover
 //! calls; both go through the operations in `ops/`, one file per operation.
 
+mod answers;
 mod check;
 mod filesystem;
 mod invalidate;

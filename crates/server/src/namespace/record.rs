@@ -3,6 +3,7 @@
 //! A change is physical (the whole new value of a key), so replaying a log record twice, or
 //! on top of a database that already has it, gives the same state.
 
+use forebay_proto::RequestId;
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::ids::{Cookie, Ino};
 use forebay_proto::layout::Layout;
@@ -76,6 +77,53 @@ pub struct EntryRecord {
     pub cookie: Cookie,
 }
 
+/// What became of a client's call, for answering it again after a restart of the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answered {
+    /// Done. The inode that it made or named, 0 for none.
+    Done(Ino),
+    /// So many bytes were appended.
+    Appended(u32),
+    /// About to append `count` bytes to the object of `ino`, which has `at` bytes.
+    Appending {
+        /// The file.
+        ino: Ino,
+        /// Its size before.
+        at: u64,
+        /// Bytes.
+        count: u32,
+        /// No kernel has the object open itself: what is behind `at` after a kill is this call's.
+        alone: bool,
+    },
+    /// About to set the size of the object of `ino`.
+    Truncating {
+        /// The file.
+        ino: Ino,
+        /// Its new size.
+        size_bytes: u64,
+        /// As above: after a kill it can be done again unseen.
+        alone: bool,
+    },
+    /// The size was set; whether the rest of the call was done is not known.
+    Truncated,
+    /// Not done: doing it again is right.
+    Undone,
+}
+
+/// The last answer in one slot of a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AnswerRecord {
+    /// Number of the call in the slot.
+    pub seq: u32,
+    /// What became of it.
+    pub what: Answered,
+}
+
+/// Where the answer to a request is kept: the slot, and the number of the call in it.
+pub fn slot_of(request: RequestId) -> (u16, u32) {
+    ((request.seq >> 32) as u16, request.seq as u32)
+}
+
 /// One change of one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
@@ -125,4 +173,15 @@ pub enum Change {
     DelOrphan(Ino),
     /// The next inode counter to give out (64 bits, shard bits not included).
     SetNextIno(u64),
+    /// The last answer in a slot of a client; with the change that it belongs to in one batch.
+    PutAnswer {
+        /// Client, never 0.
+        client: u64,
+        /// Its slot.
+        slot: u16,
+        /// The answer.
+        answer: AnswerRecord,
+    },
+    /// All answers of a client removed: it will not ask again.
+    DelAnswers(u64),
 }

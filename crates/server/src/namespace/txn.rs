@@ -3,10 +3,10 @@
 //! Invariant: a `Txn` exists only under the writer's lock, so what it read stays true until it
 //! is committed.
 
-use super::record::{Change, EntryRecord, InodeRecord};
+use super::record::{AnswerRecord, Answered, Change, EntryRecord, InodeRecord, slot_of};
 use super::{INO_CHUNK, Namespace, Writer};
 use forebay_proto::attr::{FileKind, Timestamp};
-use forebay_proto::{Caller, Cookie, Errno, Ino, Lsn, Result};
+use forebay_proto::{Caller, Cookie, Errno, Ino, Lsn, RequestId, Result};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 
@@ -24,21 +24,33 @@ pub(super) struct Txn<'a> {
     writer: MutexGuard<'a, Writer>,
     slots: Vec<Slot>,
     changes: Vec<Change>,
-    request: forebay_proto::RequestId,
+    request: RequestId,
+    /// The inode that the answer names, 0 for none.
+    made: Ino,
     may_use_reserve: bool,
     /// Stamp of everything this operation changes.
     pub(super) now: Timestamp,
 }
 
 impl Namespace {
-    /// Starts an operation.
+    /// Starts an operation that is the whole of a caller's call: its commit is also the answer.
     pub(super) fn begin(&self, caller: &Caller) -> Txn<'_> {
+        self.begin_for(caller.request)
+    }
+
+    /// Starts an operation that is only a part of a call, or nobody's: its commit answers nobody.
+    pub(super) fn begin_part(&self) -> Txn<'_> {
+        self.begin_for(RequestId::default())
+    }
+
+    fn begin_for(&self, request: RequestId) -> Txn<'_> {
         Txn {
             namespace: self,
             writer: self.writer.lock(),
             slots: Vec::with_capacity(4),
             changes: Vec::with_capacity(8),
-            request: caller.request,
+            request,
+            made: Ino(0),
             may_use_reserve: false,
             now: Timestamp::now(),
         }
@@ -49,6 +61,11 @@ impl Txn<'_> {
     /// Lets the operation use the space kept for removing things.
     pub(super) fn use_reserve(&mut self) {
         self.may_use_reserve = true;
+    }
+
+    /// The answer to the call names this inode.
+    pub(super) fn answer_with(&mut self, ino: Ino) {
+        self.made = ino;
     }
 
     fn slot(&mut self, ino: Ino) -> Result<usize> {
@@ -169,6 +186,11 @@ impl Txn<'_> {
             if slot.dirty {
                 changes.push(Change::PutInode(slot.ino, slot.record));
             }
+        }
+        if self.request.client != 0 {
+            let (slot, seq) = slot_of(self.request);
+            let answer = AnswerRecord { seq, what: Answered::Done(self.made) };
+            changes.push(Change::PutAnswer { client: self.request.client, slot, answer });
         }
         let limit = changes.iter().find_map(|c| match c {
             Change::SetNextIno(limit) => Some(*limit),

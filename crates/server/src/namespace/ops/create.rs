@@ -69,6 +69,7 @@ impl Namespace {
         }
         let object = self.new_object(ino, &mut record, new)?;
         txn.put_new(ino, record);
+        txn.answer_with(ino);
         self.refs.add(ino);
         if let Err(e) = txn.commit() {
             self.undo_new(ino, object.is_some());
@@ -103,6 +104,7 @@ impl Namespace {
         record.nlink = 0;
         let object = self.new_object(ino, &mut record, &new)?.ok_or(Errno::EIO)?;
         txn.put_new(ino, record);
+        txn.answer_with(ino);
         txn.push(Change::PutOrphan(ino));
         self.refs.add(ino);
         if let Err(e) = txn.commit() {

@@ -13,14 +13,13 @@ impl Namespace {
     /// Opens a regular file, truncating it for O_TRUNC.
     pub(crate) fn op_open(
         &self,
-        caller: &Caller,
         ino: Ino,
         open_flags: u32,
         kill_suid: bool,
         want_local: bool,
     ) -> Result<Opened> {
         let record = self.regular(ino)?;
-        self.ensure_object(caller, ino, &record)?;
+        self.ensure_object(ino, &record)?;
         let id = ObjectId::whole(ino);
         if open_flags as i32 & libc::O_TRUNC != 0 {
             if kill_suid {
@@ -105,7 +104,7 @@ impl Namespace {
         length: u64,
     ) -> Result<()> {
         let record = self.regular(ino)?;
-        self.ensure_object(caller, ino, &record)?;
+        self.ensure_object(ino, &record)?;
         if caller.uid != 0 {
             self.kill_for_write(ino, &record)?;
         }
@@ -131,7 +130,7 @@ impl Namespace {
             return Ok(0);
         }
         let record = self.regular(target.0)?;
-        self.ensure_object(&Caller::root(), target.0, &record)?;
+        self.ensure_object(target.0, &record)?;
         let (from, into) = (ObjectId::whole(source.0), ObjectId::whole(target.0));
         self.with_reclaimed(|| self.objects.copy_range(from, source.1, into, target.1, length))
     }

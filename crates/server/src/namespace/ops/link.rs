@@ -67,6 +67,7 @@ impl Namespace {
             orphan = Some(old.ino);
         }
         txn.add_entry(parent, name, ino, record.kind(), old.map(|o| o.cookie))?;
+        txn.answer_with(ino);
         self.refs.add(ino);
         if let Err(e) = txn.commit() {
             self.op_forget(ino, 1);

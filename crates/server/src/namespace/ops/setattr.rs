@@ -17,7 +17,7 @@ impl Namespace {
     pub(crate) fn op_setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
         let record = self.inode(ino)?;
         if let Some(size_bytes) = change.size_bytes {
-            self.set_size(caller, ino, &record, size_bytes)?;
+            self.set_size(ino, &record, size_bytes)?;
         }
         let mut txn = self.begin(caller);
         let record = txn.get(ino)?;
@@ -53,8 +53,9 @@ impl Namespace {
         if has_object && (atime.is_some() || mtime.is_some()) {
             self.objects.set_times(ObjectId::whole(ino), atime, mtime)?;
         }
-        // With an object, setting only size or times moves the object's own ctime.
-        if !(only_size && has_object) {
+        // With an object, setting only size or times moves the object's own ctime. What a client
+        // on the net asked for is answered once all the same.
+        if !(only_size && has_object) || caller.request.client != 0 {
             txn.commit()?;
         } else {
             drop(txn);
@@ -62,13 +63,7 @@ impl Namespace {
         self.attributes(ino)
     }
 
-    fn set_size(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        record: &InodeRecord,
-        size_bytes: u64,
-    ) -> Result<()> {
+    fn set_size(&self, ino: Ino, record: &InodeRecord, size_bytes: u64) -> Result<()> {
         match record.kind() {
             FileKind::File => {}
             FileKind::Dir => return Err(Errno::EISDIR),
@@ -77,21 +72,16 @@ impl Namespace {
         if size_bytes > i64::MAX as u64 {
             return Err(Errno::EFBIG);
         }
-        self.ensure_object(caller, ino, record)?;
+        self.ensure_object(ino, record)?;
         self.objects.truncate(ObjectId::whole(ino), size_bytes)
     }
 
     /// Makes the object of a file made by mknod at its first use.
-    pub(super) fn ensure_object(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        record: &InodeRecord,
-    ) -> Result<()> {
+    pub(super) fn ensure_object(&self, ino: Ino, record: &InodeRecord) -> Result<()> {
         if record.has(inode_flags::HAS_OBJECT) {
             return Ok(());
         }
-        let mut txn = self.begin(caller);
+        let mut txn = self.begin_part();
         let record = txn.get(ino)?;
         if record.has(inode_flags::HAS_OBJECT) {
             return Ok(());
@@ -113,7 +103,7 @@ impl Namespace {
         if !suid && !record.has(inode_flags::HAS_CAPS) {
             return Ok(());
         }
-        let mut txn = self.begin(&Caller::root());
+        let mut txn = self.begin_part();
         kill_privileges(&mut txn, ino)?;
         let now = txn.now;
         txn.edit(ino)?.ctime = now;
@@ -123,7 +113,7 @@ impl Namespace {
 
     /// Takes `security.capability` off, and leaves suid and sgid.
     pub(super) fn drop_capabilities(&self, ino: Ino) -> Result<()> {
-        let mut txn = self.begin(&Caller::root());
+        let mut txn = self.begin_part();
         drop_capabilities(&mut txn, ino)?;
         let now = txn.now;
         txn.edit(ino)?.ctime = now;

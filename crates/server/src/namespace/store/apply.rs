@@ -6,7 +6,7 @@
 //! That needs the records to be durable *before* the first transaction; the callers see to it.
 
 use super::codec;
-use super::db::{CHUNK_BYTES, Db, DbState, Key, Table, cookie_key, ino_key};
+use super::db::{CHUNK_BYTES, Db, DbState, Key, Table, answer_key, cookie_key, ino_key};
 use super::error::StoreError;
 use super::overlay::Overlay;
 use crate::namespace::record::InodeRecord;
@@ -80,8 +80,9 @@ impl<'a> Writer<'a> {
     /// Deletions first, so that what they free is there for the rest.
     fn all(self, o: &Overlay, state: &DbState) -> Result<(), StoreError> {
         let w = self.del_entries(o)?.del_xattrs(o)?.del_inodes(o)?.del_orphans(o)?;
+        let w = w.del_answers(o)?;
         let w = w.put_inodes(o)?.put_symlinks(o)?.put_entries(o)?.put_xattrs(o)?;
-        let mut w = w.put_orphans(o)?;
+        let mut w = w.put_orphans(o)?.put_answers(o)?;
         w.db.put_state(&mut w.txn, state)?;
         w.txn.commit().map_err(w.db.fail("commit"))
     }
@@ -245,6 +246,31 @@ impl<'a> Writer<'a> {
             self = self.step()?;
             let r = self.db.orphans.put(&mut self.txn, &ino_key(ino), &[]);
             r.map_err(self.db.fail("write orphan"))?;
+        }
+        Ok(self)
+    }
+}
+
+impl<'a> Writer<'a> {
+    /// Removes what clients that have gone left behind. What a client got since is in the overlay
+    /// and is written after this, also when an interrupted `apply` is done again.
+    fn del_answers(mut self, o: &Overlay) -> Result<Writer<'a>, StoreError> {
+        for client in &o.answers_gone {
+            for slot in self.db.answer_slots(*client)? {
+                self = self.step()?;
+                let r = self.db.answers.delete(&mut self.txn, &answer_key(*client, slot));
+                r.map_err(self.db.fail("delete answer"))?;
+            }
+        }
+        Ok(self)
+    }
+
+    fn put_answers(mut self, o: &Overlay) -> Result<Writer<'a>, StoreError> {
+        for ((client, slot), answer) in &o.answers {
+            self = self.step()?;
+            let (key, value) = (answer_key(*client, *slot), codec::encode_answer(answer));
+            let r = self.db.answers.put(&mut self.txn, &key, &value);
+            r.map_err(self.db.fail("write answer"))?;
         }
         Ok(self)
     }

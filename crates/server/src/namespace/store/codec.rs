@@ -4,7 +4,7 @@
 //! value has one encoding. Any change here is a new `FLASH_FORMAT`. Decoders never panic and
 //! return `None` for bytes that no encoder wrote.
 
-use crate::namespace::record::{Change, EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, Answered, Change, EntryRecord, InodeRecord};
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::ids::{Cookie, Ino};
 use forebay_proto::layout::Layout;
@@ -13,6 +13,8 @@ use forebay_proto::layout::Layout;
 pub const INODE_BYTES: usize = 102;
 /// Encoded length of an [`EntryRecord`] in bytes.
 pub const ENTRY_BYTES: usize = 17;
+/// Encoded length of an [`AnswerRecord`] in bytes.
+pub const ANSWER_BYTES: usize = 25;
 
 const PUT_INODE: u8 = 1;
 const DEL_INODE: u8 = 2;
@@ -24,6 +26,17 @@ const DEL_XATTR: u8 = 7;
 const PUT_ORPHAN: u8 = 8;
 const DEL_ORPHAN: u8 = 9;
 const SET_NEXT_INO: u8 = 10;
+const PUT_ANSWER: u8 = 11;
+const DEL_ANSWERS: u8 = 12;
+
+const DONE: u8 = 1;
+const APPENDED: u8 = 2;
+const APPENDING: u8 = 3;
+const APPENDING_ALONE: u8 = 4;
+const TRUNCATING: u8 = 5;
+const TRUNCATING_ALONE: u8 = 6;
+const TRUNCATED: u8 = 7;
+const UNDONE: u8 = 8;
 
 /// Reads fields from the front of a slice.
 pub struct Reader<'a>(pub &'a [u8]);
@@ -148,6 +161,56 @@ pub fn decode_entry(bytes: &[u8]) -> Option<EntryRecord> {
     r.0.is_empty().then_some(entry)
 }
 
+/// Encodes an answer: number, kind, inode, a size in bytes, a count of bytes. What a kind does not
+/// have is 0.
+pub fn encode_answer(a: &AnswerRecord) -> [u8; ANSWER_BYTES] {
+    let (kind, ino, bytes, count) = match a.what {
+        Answered::Done(ino) => (DONE, ino.0, 0, 0),
+        Answered::Appended(count) => (APPENDED, 0, 0, count),
+        Answered::Appending { ino, at, count, alone } => {
+            (if alone { APPENDING_ALONE } else { APPENDING }, ino.0, at, count)
+        }
+        Answered::Truncating { ino, size_bytes, alone } => {
+            (if alone { TRUNCATING_ALONE } else { TRUNCATING }, ino.0, size_bytes, 0)
+        }
+        Answered::Truncated => (TRUNCATED, 0, 0, 0),
+        Answered::Undone => (UNDONE, 0, 0, 0),
+    };
+    let mut out = [0; ANSWER_BYTES];
+    out[..4].copy_from_slice(&a.seq.to_le_bytes());
+    out[4] = kind;
+    out[5..13].copy_from_slice(&ino.to_le_bytes());
+    out[13..21].copy_from_slice(&bytes.to_le_bytes());
+    out[21..].copy_from_slice(&count.to_le_bytes());
+    out
+}
+
+fn read_answer(r: &mut Reader<'_>) -> Option<AnswerRecord> {
+    let (seq, kind) = (r.u32()?, r.u8()?);
+    let (ino, bytes, count) = (Ino(r.u64()?), r.u64()?, r.u32()?);
+    let what = match kind {
+        DONE => Answered::Done(ino),
+        APPENDED => Answered::Appended(count),
+        APPENDING | APPENDING_ALONE => {
+            Answered::Appending { ino, at: bytes, count, alone: kind == APPENDING_ALONE }
+        }
+        TRUNCATING | TRUNCATING_ALONE => {
+            Answered::Truncating { ino, size_bytes: bytes, alone: kind == TRUNCATING_ALONE }
+        }
+        TRUNCATED => Answered::Truncated,
+        UNDONE => Answered::Undone,
+        _ => return None,
+    };
+    Some(AnswerRecord { seq, what })
+}
+
+/// Decodes an answer of exactly [`ANSWER_BYTES`].
+pub fn decode_answer(bytes: &[u8]) -> Option<AnswerRecord> {
+    let mut r = Reader(bytes);
+    let answer = read_answer(&mut r)?;
+    r.0.is_empty().then_some(answer)
+}
+
 /// Appends the encoding of one change. Names are at most 65,535 bytes, values below 4 GiB
 /// (the store refuses longer ones before).
 pub fn encode_change(change: &Change, out: &mut Vec<u8>) {
@@ -195,6 +258,12 @@ pub fn encode_change(change: &Change, out: &mut Vec<u8>) {
         Change::PutOrphan(ino) => tag(out, PUT_ORPHAN, ino.0),
         Change::DelOrphan(ino) => tag(out, DEL_ORPHAN, ino.0),
         Change::SetNextIno(next) => tag(out, SET_NEXT_INO, *next),
+        Change::PutAnswer { client, slot, answer } => {
+            tag(out, PUT_ANSWER, *client);
+            out.extend_from_slice(&slot.to_le_bytes());
+            out.extend_from_slice(&encode_answer(answer));
+        }
+        Change::DelAnswers(client) => tag(out, DEL_ANSWERS, *client),
     }
 }
 
@@ -220,6 +289,8 @@ pub fn decode_change(r: &mut Reader<'_>) -> Option<Change> {
         PUT_ORPHAN => Change::PutOrphan(ino),
         DEL_ORPHAN => Change::DelOrphan(ino),
         SET_NEXT_INO => Change::SetNextIno(id),
+        PUT_ANSWER => Change::PutAnswer { client: id, slot: r.u16()?, answer: read_answer(r)? },
+        DEL_ANSWERS => Change::DelAnswers(id),
         _ => return None,
     })
 }

@@ -14,11 +14,12 @@
 //! | `symlinks` | ino, chunk | piece of the target |
 //! | `xattrs` | ino, name, 0, chunk | piece of the value |
 //! | `orphans` | ino | empty |
+//! | `answers` | client, slot | [`codec::encode_answer`] |
 //! | `meta` | `state` | [`DbState`] |
 
 use super::codec;
 use super::error::StoreError;
-use crate::namespace::record::{EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, EntryRecord, InodeRecord};
 use forebay_proto::ids::{Cookie, Ino};
 use forebay_proto::version::FLASH_FORMAT;
 use heed::types::Bytes;
@@ -101,6 +102,7 @@ pub struct Db {
     pub(super) symlinks: Table,
     pub(super) xattrs: Table,
     pub(super) orphans: Table,
+    pub(super) answers: Table,
     meta: Table,
 }
 
@@ -114,6 +116,14 @@ pub fn cookie_key(dir: Ino, cookie: Cookie) -> [u8; 16] {
     let mut key = [0; 16];
     key[..8].copy_from_slice(&dir.0.to_be_bytes());
     key[8..].copy_from_slice(&cookie.0.to_be_bytes());
+    key
+}
+
+/// Key of a row of `answers`.
+pub fn answer_key(client: u64, slot: u16) -> [u8; 10] {
+    let mut key = [0; 10];
+    key[..8].copy_from_slice(&client.to_be_bytes());
+    key[8..].copy_from_slice(&slot.to_be_bytes());
     key
 }
 
@@ -156,7 +166,8 @@ impl Key {
 }
 
 /// Names of the tables, in the order of [`Db`]'s fields.
-const TABLES: [&str; 7] = ["inodes", "entries", "cookies", "symlinks", "xattrs", "orphans", "meta"];
+const TABLES: [&str; 8] =
+    ["inodes", "entries", "cookies", "symlinks", "xattrs", "orphans", "answers", "meta"];
 
 fn open_env(dir: &Path, map_bytes: u64, flags: EnvFlags) -> Result<Env<WithoutTls>, StoreError> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
@@ -209,7 +220,7 @@ impl Db {
         dir: &Path,
         tables: [Result<Table, StoreError>; TABLES.len()],
     ) -> Result<Db, StoreError> {
-        let [inodes, entries, cookies, symlinks, xattrs, orphans, meta] = tables;
+        let [inodes, entries, cookies, symlinks, xattrs, orphans, answers, meta] = tables;
         Ok(Db {
             env,
             dir: dir.to_path_buf(),
@@ -219,6 +230,7 @@ impl Db {
             symlinks: symlinks?,
             xattrs: xattrs?,
             orphans: orphans?,
+            answers: answers?,
             meta: meta?,
         })
     }
@@ -268,6 +280,7 @@ impl Db {
             &self.symlinks,
             &self.xattrs,
             &self.orphans,
+            &self.answers,
             &self.meta,
         ];
         for t in tables {
@@ -407,6 +420,41 @@ impl Db {
         let txn = self.read()?;
         let rows = self.orphans.iter(&txn).map_err(self.fail("list orphans"))?;
         rows.map(|row| self.ino_of(row.map_err(self.fail("list orphans"))?.0)).collect()
+    }
+
+    /// The last answer in a slot of a client.
+    pub fn answer(&self, client: u64, slot: u16) -> Result<Option<AnswerRecord>, StoreError> {
+        let txn = self.read()?;
+        let value = self.answers.get(&txn, &answer_key(client, slot));
+        let value = value.map_err(self.fail("read answer"))?;
+        value.map(|b| codec::decode_answer(b).ok_or_else(|| self.bad("answer"))).transpose()
+    }
+
+    /// The slots of a client that have an answer, as of the last commit.
+    pub fn answer_slots(&self, client: u64) -> Result<Vec<u16>, StoreError> {
+        let txn = self.read()?;
+        let prefix = client.to_be_bytes();
+        let rows = self.answers.prefix_iter(&txn, &prefix).map_err(self.fail("list answers"))?;
+        rows.map(|row| {
+            let (key, _) = row.map_err(self.fail("list answers"))?;
+            let slot = key.get(8..).and_then(|b| b.try_into().ok()).map(u16::from_be_bytes);
+            slot.ok_or_else(|| self.bad("key of an answer"))
+        })
+        .collect()
+    }
+
+    /// All answers, by client and slot.
+    pub fn answers(&self) -> Result<Vec<((u64, u16), AnswerRecord)>, StoreError> {
+        let txn = self.read()?;
+        let rows = self.answers.iter(&txn).map_err(self.fail("list answers"))?;
+        rows.map(|row| {
+            let (key, value) = row.map_err(self.fail("list answers"))?;
+            let client = key.get(..8).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
+            let slot = key.get(8..).and_then(|b| b.try_into().ok()).map(u16::from_be_bytes);
+            let key = client.zip(slot).ok_or_else(|| self.bad("key of an answer"))?;
+            Ok((key, codec::decode_answer(value).ok_or_else(|| self.bad("answer"))?))
+        })
+        .collect()
     }
 
     /// At most `max` inodes with a number >= `from`, in order.

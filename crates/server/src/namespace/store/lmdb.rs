@@ -24,7 +24,7 @@ use super::segment::{self, HEADER_BYTES, LogFile, RECORD_HEADER_BYTES, RECORD_MA
 use super::space::{MAP_MIN_BYTES, Space, growth_bytes};
 use super::view::{Layers, View};
 use super::{Batch, NamespaceStore, StoreOptions, StoreUsage, files, recover};
-use crate::namespace::record::{Change, EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, Change, EntryRecord, InodeRecord};
 use forebay_proto::version::FLASH_FORMAT;
 use forebay_proto::{Cookie, Errno, Ino, Lsn, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -307,6 +307,12 @@ impl Inner {
         for change in &batch.changes {
             let ino = match change {
                 Change::PutInode(ino, _) | Change::DelInode(ino) => *ino,
+                Change::PutAnswer { client, slot, .. } => {
+                    // Mostly the overlay has it: no look into the database.
+                    let new = self.view.answer(*client, *slot)?.is_none();
+                    growth += growth_bytes(change, new);
+                    continue;
+                }
                 other => {
                     growth += growth_bytes(other, false);
                     continue;
@@ -463,7 +469,13 @@ impl Inner {
 
 /// Whether a change takes a row that can be large out of the database.
 fn removes_row(change: &Change) -> bool {
-    matches!(change, Change::DelInode(_) | Change::DelEntry { .. } | Change::DelXattr { .. })
+    matches!(
+        change,
+        Change::DelInode(_)
+            | Change::DelEntry { .. }
+            | Change::DelXattr { .. }
+            | Change::DelAnswers(_)
+    )
 }
 
 /// Refuses what the log or the database cannot hold, before anything is written.
@@ -544,6 +556,9 @@ impl NamespaceStore for LmdbStore {
     }
     fn orphans(&self) -> Result<Vec<Ino>> {
         told(self.inner.view.orphans())
+    }
+    fn answers(&self) -> Result<Vec<((u64, u16), AnswerRecord)>> {
+        told(self.inner.view.answers())
     }
     fn next_ino(&self) -> Result<u64> {
         told(self.inner.view.next_ino())

@@ -26,13 +26,13 @@ pub use error::StoreError;
 pub use lmdb::LmdbStore;
 pub use verify::{DumpStats, Problem, verify};
 
-use super::record::{Change, EntryRecord, InodeRecord};
+use super::record::{AnswerRecord, Change, EntryRecord, InodeRecord};
 use forebay_proto::{Cookie, Ino, Lsn, RequestId, Result};
 
 /// Changes that become visible, and survive, all together.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// The request that they answer, for exactly-once retries.
+    /// The request that they answer; told in the log. What a retry is answered from is a change.
     pub request: RequestId,
     /// The changes, applied in order.
     pub changes: Vec<Change>,
@@ -95,6 +95,8 @@ pub trait NamespaceStore: Send + Sync {
     fn xattr_names(&self, ino: Ino) -> Result<Vec<(Vec<u8>, usize)>>;
     /// All orphans.
     fn orphans(&self) -> Result<Vec<Ino>>;
+    /// The last answers, by client and slot.
+    fn answers(&self) -> Result<Vec<((u64, u16), AnswerRecord)>>;
     /// The next inode counter (1 in an empty store).
     fn next_ino(&self) -> Result<u64>;
     /// Every inode, in order of number, until `f` returns false. For recovery and checking.

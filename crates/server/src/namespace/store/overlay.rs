@@ -5,10 +5,10 @@
 //! an overlay hides the same key in everything below; a deletion is kept as such. Memory is
 //! bounded by the log segment whose records the overlay holds.
 
-use crate::namespace::record::{Change, EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, Change, EntryRecord, InodeRecord};
 use forebay_proto::ids::{Cookie, Ino};
 use hashbrown::{Equivalent, HashMap};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -61,6 +61,10 @@ pub struct Overlay {
     pub xattrs: HashMap<Ino, XattrTable>,
     /// Orphans: true = is one, false = is none any more.
     pub orphans: HashMap<Ino, bool>,
+    /// Last answers by client and slot.
+    pub answers: BTreeMap<(u64, u16), AnswerRecord>,
+    /// Clients none of whose answers in what is below counts any more.
+    pub answers_gone: BTreeSet<u64>,
     /// The next inode counter, if changed.
     pub next_ino: Option<u64>,
 }
@@ -83,6 +87,8 @@ impl Overlay {
             && self.symlinks.is_empty()
             && self.xattrs.is_empty()
             && self.orphans.is_empty()
+            && self.answers.is_empty()
+            && self.answers_gone.is_empty()
             && self.next_ino.is_none()
     }
 
@@ -103,6 +109,14 @@ impl Overlay {
     /// An xattr's value: `None` = not known here, `Some(None)` = removed.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Option<Option<&[u8]>> {
         Some(self.xattrs.get(&ino)?.get(name)?.as_deref())
+    }
+
+    /// An answer: `None` = not known here, `Some(None)` = removed.
+    pub fn answer(&self, client: u64, slot: u16) -> Option<Option<AnswerRecord>> {
+        match self.answers.get(&(client, slot)) {
+            Some(answer) => Some(Some(*answer)),
+            None => self.answers_gone.contains(&client).then_some(None),
+        }
     }
 
     /// Applies one change.
@@ -147,6 +161,13 @@ impl Overlay {
                 self.orphans.insert(ino, false);
             }
             Change::SetNextIno(next) => self.next_ino = Some(next),
+            Change::PutAnswer { client, slot, answer } => {
+                self.answers.insert((client, slot), answer);
+            }
+            Change::DelAnswers(client) => {
+                self.answers.retain(|(of, _), _| *of != client);
+                self.answers_gone.insert(client);
+            }
         }
     }
 }

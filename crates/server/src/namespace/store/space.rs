@@ -5,10 +5,10 @@
 //! the worst case of what the overlays and the commit will add, reach the map less a reserve.
 //! The worst case of a key is twice its row, since splitting leaves pages half full. The
 //! reserve is for the copies that LMDB's copy-on-write makes while it writes (8 pages a key of the smallest
-//! transaction, see `apply`), and for the rows that deletions add (orphans) and the lists of free pages.
+//! transaction, see `apply`), and for the rows that deletions add (orphans, and the first answer in a client's slot: less than the entry that goes) and the lists of free pages.
 
 use super::apply::KEYS_MIN;
-use super::codec::{ENTRY_BYTES, INODE_BYTES};
+use super::codec::{ANSWER_BYTES, ENTRY_BYTES, INODE_BYTES};
 use super::db::{CHUNK_BYTES, PAGE_BYTES};
 use crate::namespace::record::Change;
 
@@ -34,13 +34,14 @@ fn chunked(key_bytes: usize, value_bytes: usize) -> u64 {
     chunks as u64 * row(key_bytes, 0) + 2 * value_bytes as u64
 }
 
-/// Bytes of pages that a change may add. `new_inode`: that the inode does not exist yet.
-pub fn growth_bytes(change: &Change, new_inode: bool) -> u64 {
+/// Bytes of pages that a change may add. `new`: that the inode or the answer does not exist yet.
+pub fn growth_bytes(change: &Change, new: bool) -> u64 {
     match change {
-        Change::PutInode(..) if new_inode => row(8, INODE_BYTES),
+        Change::PutInode(..) if new => row(8, INODE_BYTES),
         Change::PutEntry { name, .. } => {
             row(8 + name.len(), ENTRY_BYTES) + row(16, ENTRY_BYTES + name.len())
         }
+        Change::PutAnswer { .. } if new => row(10, ANSWER_BYTES),
         Change::PutSymlink(_, target) => chunked(9, target.len()),
         Change::PutXattr { name, value, .. } => chunked(10 + name.len(), value.len()),
         _ => 0,

@@ -7,7 +7,7 @@ use super::db::Db;
 use super::error::StoreError;
 use super::view::{Layers, View};
 use super::{LmdbStore, files, recover};
-use crate::namespace::record::{EntryRecord, InodeRecord};
+use crate::namespace::record::{Answered, EntryRecord, InodeRecord};
 use forebay_proto::attr::FileKind;
 use forebay_proto::ids::{Cookie, Ino};
 use heed::types::Bytes;
@@ -53,6 +53,8 @@ pub struct DumpStats {
     pub entries: u64,
     /// Inodes without a name.
     pub orphans: u64,
+    /// Last answers to clients.
+    pub answers: u64,
     /// Records in the log that the database lacks.
     pub log_records: u64,
     /// The last record that the database has.
@@ -118,6 +120,7 @@ pub fn verify(dir: &Path) -> Result<(DumpStats, Vec<Problem>), StoreError> {
     check_rows(&view, &mut f)?;
     check_entries(&view, &mut f)?;
     check_inodes(&view, &mut f)?;
+    check_answers(&view, &mut f)?;
     Ok((f.stats, f.problems))
 }
 
@@ -248,6 +251,29 @@ fn check_inodes(view: &View, f: &mut Findings) -> Result<(), StoreError> {
         f.problem(Ino(highest), format!("the next inode number, {next}, is in use already"));
     }
     failed.map_or(Ok(()), Err)
+}
+
+/// Last answers: each in a slot that exists, about an inode number that was given out.
+fn check_answers(view: &View, f: &mut Findings) -> Result<(), StoreError> {
+    let next = view.next_ino()?;
+    for ((client, slot), answer) in view.answers()? {
+        f.stats.answers += 1;
+        let ino = match answer.what {
+            Answered::Done(ino)
+            | Answered::Appending { ino, .. }
+            | Answered::Truncating { ino, .. } => ino,
+            Answered::Appended(_) | Answered::Truncated | Answered::Undone => Ino(0),
+        };
+        let count = ino.0 & ((1 << forebay_proto::ids::INO_SHARD_SHIFT) - 1);
+        if client == 0 || slot >= forebay_proto::net::session::MAX_SLOTS {
+            f.problem(Ino(0), format!("answer to slot {slot} of client {client:x}: no such slot"));
+        }
+        if count >= next {
+            let text = format!("answer to client {client:x} names it, it was never given out");
+            f.problem(ino, text);
+        }
+    }
+    Ok(())
 }
 
 fn check_dir(f: &mut Findings, ino: Ino, r: &InodeRecord) {

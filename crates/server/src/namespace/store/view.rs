@@ -7,10 +7,10 @@
 use super::db::Db;
 use super::error::StoreError;
 use super::overlay::{NamedEntry, Overlay};
-use crate::namespace::record::{EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, EntryRecord, InodeRecord};
 use forebay_proto::ids::{Cookie, Ino};
 use parking_lot::RwLock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Rows fetched at a time by listings: the first fetch and the following ones.
@@ -125,6 +125,29 @@ impl View {
             all.entry(ino).or_insert(true);
         }
         Ok(all.into_iter().filter_map(|(ino, is_orphan)| is_orphan.then_some(ino)).collect())
+    }
+
+    /// The last answer in a slot of a client.
+    pub fn answer(&self, client: u64, slot: u16) -> Result<Option<AnswerRecord>, StoreError> {
+        self.find(|o| o.answer(client, slot), |db| db.answer(client, slot))
+    }
+
+    /// All last answers, by client and slot.
+    pub fn answers(&self) -> Result<Vec<((u64, u16), AnswerRecord)>, StoreError> {
+        let mut all: BTreeMap<(u64, u16), AnswerRecord> = BTreeMap::new();
+        let mut gone: BTreeSet<u64> = BTreeSet::new();
+        let mut under = |rows: &mut dyn Iterator<Item = ((u64, u16), AnswerRecord)>,
+                         gone: &BTreeSet<u64>| {
+            for (key, answer) in rows.filter(|((client, _), _)| !gone.contains(client)) {
+                all.entry(key).or_insert(answer);
+            }
+        };
+        for overlay in self.layers.read().newest_first() {
+            under(&mut overlay.answers.iter().map(|(key, answer)| (*key, *answer)), &gone);
+            gone.extend(&overlay.answers_gone);
+        }
+        under(&mut self.db.answers()?.into_iter(), &gone);
+        Ok(all.into_iter().collect())
     }
 
     /// The next inode counter.

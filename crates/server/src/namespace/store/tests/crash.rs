@@ -302,11 +302,13 @@ fn a_checkpoint_that_was_stopped_anywhere_is_done_again_from_the_log() {
                 Change::PutSymlink(Ino(5000 + n), vec![b'a' + n as u8 % 20; 4000]),
             ]
         };
+        let answered =
+            |n: u64| Change::PutAnswer { client: n % 7, slot: n as u16 % 16, answer: answer(n) };
         let store = LmdbStore::open(opts.clone()).unwrap();
         for n in 0..300 {
             commit(&store, create(dir, n));
             commit(&store, symlink(n));
-            commit(&store, vec![xattr(n, 30_000), Change::PutOrphan(Ino(100 + n))]);
+            commit(&store, vec![xattr(n, 30_000), Change::PutOrphan(Ino(100 + n)), answered(n)]);
         }
         store.close().unwrap();
         drop(store);
@@ -314,7 +316,8 @@ fn a_checkpoint_that_was_stopped_anywhere_is_done_again_from_the_log() {
         for n in 0..150 {
             let name = format!("file.{n:08}").into_bytes();
             commit(&store, vec![Change::DelEntry { dir, name, cookie: Cookie(n + 3) }]);
-            commit(&store, vec![xattr(n, rng.random_range(0..40_000))]);
+            let (gone, new) = (Change::DelAnswers(n % 9), answered(1000 + n));
+            commit(&store, vec![xattr(n, rng.random_range(0..40_000)), gone, new]);
             commit(&store, vec![Change::DelInode(Ino(5000 + n)), Change::DelOrphan(Ino(100 + n))]);
             commit(&store, create(dir, 1000 + n));
         }

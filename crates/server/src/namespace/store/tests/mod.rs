@@ -8,7 +8,7 @@ mod speed;
 mod whole;
 
 use super::{Batch, LmdbStore, NamespaceStore, StoreOptions};
-use crate::namespace::record::{Change, EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, Answered, Change, EntryRecord, InodeRecord};
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::{Cookie, Ino, RequestId, layout::Layout};
 use std::collections::BTreeMap;
@@ -69,6 +69,20 @@ pub fn create(dir: Ino, n: u64) -> Vec<Change> {
     ]
 }
 
+/// An answer of any kind.
+pub fn answer(n: u64) -> AnswerRecord {
+    let (ino, count, alone) = (Ino(n), n as u32, n % 2 == 0);
+    let what = match n % 6 {
+        0 => Answered::Done(ino),
+        1 => Answered::Appended(count),
+        2 => Answered::Appending { ino, at: n << 3, count, alone: n % 4 == 0 },
+        3 => Answered::Truncating { ino, size_bytes: n << 4, alone },
+        4 => Answered::Truncated,
+        _ => Answered::Undone,
+    };
+    AnswerRecord { seq: n as u32, what }
+}
+
 /// The reference: what a store with these batches must show.
 #[derive(Default, Clone, PartialEq, Debug)]
 pub struct Model {
@@ -77,6 +91,7 @@ pub struct Model {
     pub symlinks: BTreeMap<Ino, Vec<u8>>,
     pub xattrs: BTreeMap<(Ino, Vec<u8>), Vec<u8>>,
     pub orphans: BTreeMap<Ino, ()>,
+    pub answers: BTreeMap<(u64, u16), AnswerRecord>,
     pub next_ino: Option<u64>,
 }
 
@@ -98,6 +113,10 @@ impl Model {
             Change::PutOrphan(ino) => drop(self.orphans.insert(ino, ())),
             Change::DelOrphan(ino) => drop(self.orphans.remove(&ino)),
             Change::SetNextIno(n) => self.next_ino = Some(n),
+            Change::PutAnswer { client, slot, answer } => {
+                self.answers.insert((client, slot), answer);
+            }
+            Change::DelAnswers(client) => self.answers.retain(|(of, _), _| *of != client),
         }
     }
 
@@ -139,6 +158,8 @@ impl Model {
             }
         }
         assert_eq!(store.orphans().unwrap(), self.orphans.keys().copied().collect::<Vec<_>>());
+        let answers: Vec<_> = self.answers.iter().map(|(k, a)| (*k, *a)).collect();
+        assert_eq!(store.answers().unwrap(), answers);
         assert_eq!(store.next_ino().unwrap(), self.next_ino.unwrap_or(1));
     }
 }

@@ -28,7 +28,7 @@ fn random_batch(
         };
         let dir = Ino(rng.random_range(1..=DIRS));
         let name = format!("n{}", rng.random_range(0..NAMES)).into_bytes();
-        let new = match rng.random_range(0..12) {
+        let new = match rng.random_range(0..15) {
             0..=2 => vec![Change::PutInode(ino, record(libc::S_IFREG, 1, rng.random()))],
             3 => {
                 dead.insert(ino);
@@ -62,6 +62,12 @@ fn random_batch(
             }
             9 => vec![Change::DelXattr { ino, name }],
             10 => vec![if rng.random() { Change::PutOrphan(ino) } else { Change::DelOrphan(ino) }],
+            11..=12 => vec![Change::PutAnswer {
+                client: rng.random_range(1..5),
+                slot: rng.random_range(0..3),
+                answer: answer(rng.random()),
+            }],
+            13 => vec![Change::DelAnswers(rng.random_range(1..5))],
             _ => vec![Change::SetNextIno(rng.random())],
         };
         // A symlink's inode stays one as long as it has a target.

@@ -280,7 +280,7 @@ fn a_second_opener_another_buffer_and_another_format_are_refused_by_name() {
         txn.commit().unwrap();
     }
     let text = LmdbStore::open(options(tmp.path())).err().unwrap().to_string();
-    assert!(text.contains("has flash format 99, this forebay reads format 1"), "{text}");
+    assert!(text.contains("has flash format 99, this forebay reads format 2"), "{text}");
     let text = verify(tmp.path()).unwrap_err().to_string();
     assert!(text.contains("has flash format 99"), "{text}");
 }
@@ -309,6 +309,12 @@ fn an_interrupted_creation_is_done_again() {
     store.commit(batch(create(Ino(1), 0))).unwrap();
 }
 
+/// An answer that names an inode.
+fn done(client: u64, slot: u16, ino: u64) -> Change {
+    let answer = AnswerRecord { seq: 1, what: Answered::Done(Ino(ino)) };
+    Change::PutAnswer { client, slot, answer }
+}
+
 /// A store with a small right tree: /, /d, /d/f with two names, /s -> target, an orphan.
 fn small_tree(path: &Path) -> Vec<Change> {
     let entry = |dir: u64, name: &str, ino: u64, kind, cookie| Change::PutEntry {
@@ -333,6 +339,7 @@ fn small_tree(path: &Path) -> Vec<Change> {
         entry(2, "f", 3, FileKind::File, 3),
         entry(2, "g", 3, FileKind::File, 4),
         Change::SetNextIno(6),
+        done(7, 0, 5),
     ];
     let store = open(path);
     store.commit(batch(changes.clone())).unwrap();
@@ -346,7 +353,7 @@ fn the_offline_check_passes_a_right_store_closed_or_killed() {
     small_tree(tmp.path());
     let (stats, problems) = verify(tmp.path()).unwrap();
     assert_eq!(problems, []);
-    assert_eq!((stats.inodes, stats.entries, stats.orphans), (5, 4, 1));
+    assert_eq!((stats.inodes, stats.entries, stats.orphans, stats.answers), (5, 4, 1, 1));
     assert!(stats.closed);
     let store = open(tmp.path());
     store.commit(batch(vec![Change::DelInode(Ino(5)), Change::DelOrphan(Ino(5))])).unwrap();
@@ -383,6 +390,9 @@ fn the_offline_check_finds_each_kind_of_damage() {
             vec![Change::DelEntry { dir: Ino(2), name: b"f".to_vec(), cookie: Cookie(9) }],
             "listing has \"f\"",
         ),
+        (vec![done(7, 1, 6)], "inode 6: answer to client 7 names it, it was never given out"),
+        (vec![done(7, 16, 5)], "answer to slot 16 of client 7: no such slot"),
+        (vec![done(0, 0, 5)], "answer to slot 0 of client 0: no such slot"),
     ];
     for (changes, expected) in cases {
         let tmp = tempfile::tempdir().unwrap();
