@@ -414,6 +414,8 @@ impl Call<'_> {
                 | Call::Setxattr { .. }
                 | Call::Removexattr { .. }
                 | Call::Setattr { .. }
+                | Call::Forget(_)
+                | Call::Release(_)
                 | Call::Write { append: true, .. }
         )
     }

@@ -3,12 +3,14 @@
 use super::leases::Subject;
 use super::{Session, Sessions};
 use crate::namespace::Namespace;
+use crate::namespace::record::Answered;
+use crate::step::step;
 use forebay_proto::api::FileSystem;
 use forebay_proto::attr::Attr;
 use forebay_proto::net::call::KeptAttr;
 use forebay_proto::net::session::Reclaim;
 use forebay_proto::net::{Answer, Call, Request};
-use forebay_proto::{Caller, Errno, Ino, RequestId, Result};
+use forebay_proto::{Caller, Errno, Ino, RequestId, Result, SetAttr};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -85,16 +87,18 @@ impl Sessions {
             return Reply::of(Answer::SessionOver);
         }
         let mut caller = request.caller.clone();
-        let seq = u64::from(request.slot.0) << 32 | u64::from(request.slot_seq);
-        caller.request = RequestId { client: session.attach.client.0, seq };
+        if request.call.is_once_only() {
+            let seq = u64::from(request.slot.0) << 32 | u64::from(request.slot_seq);
+            caller.request = RequestId { client: session.attach.client.0, seq };
+        }
         let local = local && self.facts.gives_objects;
         let at = At { sessions: self, session, caller, payload, local };
         if !request.call.is_once_only() {
             return at.answer(&request.call, room);
         }
         let mut file = None;
-        let once = session.slots.once(request.slot, request.slot_seq, || {
-            let reply = at.answer(&request.call, room);
+        let once = session.slots.once(request.slot, request.slot_seq, session.id, |before| {
+            let reply = at.answer_once(&request.call, before, room);
             file = reply.file;
             reply.answer
         });
@@ -157,7 +161,7 @@ impl At<'_> {
         &self.sessions.namespace
     }
 
-    fn answer(&self, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
+    pub(super) fn answer(&self, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
         match call {
             Call::Attach(_) | Call::Join { .. } => Reply::failed(Errno::EPROTO),
             Call::Renew => Reply::of(Answer::Done),
@@ -221,12 +225,29 @@ impl At<'_> {
         Ok(Answer::Attr(KeptAttr { attr, keep }))
     }
 
-    fn setattr(&self, ino: Ino, change: &forebay_proto::SetAttr) -> Result<Answer> {
+    pub(super) fn setattr(&self, ino: Ino, change: &SetAttr) -> Result<Answer> {
         let attr = {
             let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
-            self.namespace().setattr(&self.caller, ino, change)?
+            match change.size_bytes {
+                None => self.namespace().setattr(&self.caller, ino, change)?,
+                Some(size_bytes) => self.set_size(ino, size_bytes, change)?,
+            }
         };
         Ok(Answer::Attr(self.sessions.keep(self.session, attr)))
+    }
+
+    fn set_size(&self, ino: Ino, size_bytes: u64, change: &SetAttr) -> Result<Attr> {
+        let ns = self.namespace();
+        let _turn = self.sessions.sizes.alone(ino);
+        let alone = !self.sessions.leases.is_open_locally(ino);
+        ns.note_answer(&self.caller, Answered::Truncating { ino, size_bytes, alone })?;
+        step("setattr: size written down");
+        let attr = ns.setattr(&self.caller, ino, change);
+        step("setattr: done");
+        if attr.is_err() {
+            ns.note_answer(&self.caller, Answered::Undone)?;
+        }
+        attr
     }
 
     /// What a client holds from before a restart of the server, or from before its session was

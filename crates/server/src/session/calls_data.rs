@@ -6,6 +6,8 @@
 
 use super::calls::{At, Reply};
 use super::leases::Subject;
+use crate::namespace::record::Answered;
+use crate::step::step;
 use forebay_proto::api::{FileSystem, Opened, WriteMode};
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::{Answer, Call};
@@ -22,6 +24,9 @@ impl At<'_> {
                 self.open(ino, open_flags, kill_suid, want_local && self.local)
             }
             Call::Read { ino, offset, bytes } => self.read(ino, offset, bytes, room),
+            Call::Write { ino, append: true, kill_suid, sync, .. } => {
+                self.append(ino, WriteMode { append: true, kill_suid, sync }).into()
+            }
             Call::Write { ino, offset, append, kill_suid, sync } => {
                 let mode = WriteMode { append, kill_suid, sync };
                 self.changed(ino, || ns.write(ino, offset, self.payload, mode))
@@ -48,7 +53,29 @@ impl At<'_> {
 
     fn changed<T>(&self, ino: Ino, change: impl FnOnce() -> Result<T>) -> Result<T> {
         let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+        let _turn = self.sessions.sizes.shared(ino);
         change()
+    }
+
+    /// An append, which must not be made twice: written down before and after (two records of the
+    /// log, without a wait).
+    fn append(&self, ino: Ino, mode: WriteMode) -> Result<Answer> {
+        let ns = self.namespace();
+        let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+        let _turn = self.sessions.sizes.alone(ino);
+        let alone = !self.sessions.leases.is_open_locally(ino);
+        let (at, count) = (ns.getattr(ino)?.size_bytes, self.payload.len() as u32);
+        ns.note_answer(&self.caller, Answered::Appending { ino, at, count, alone })?;
+        step("append: written down");
+        let written = ns.write(ino, at, self.payload, mode);
+        step("append: written");
+        let what = match written {
+            Ok(count) => Answered::Appended(count as u32),
+            Err(_) => Answered::Undone,
+        };
+        ns.note_answer(&self.caller, what)?;
+        step("append: done");
+        written.map(|count| Answer::Count(count as u64))
     }
 
     fn open(&self, ino: Ino, open_flags: u32, kill_suid: bool, want_local: bool) -> Reply {

@@ -58,7 +58,7 @@ impl At<'_> {
         Some(result.into())
     }
 
-    fn keep_names(&self, dir: Ino) -> bool {
+    pub(super) fn keep_names(&self, dir: Ino) -> bool {
         self.sessions.grant(self.session, Subject::Names(dir)).is_some()
     }
 
@@ -119,6 +119,7 @@ impl At<'_> {
         };
         let ino = entry.attr.ino;
         if opened.local.is_some() {
+            let _turn = self.sessions.sizes.shared(ino);
             self.sessions.leases.opened_locally(ino, self.session.id());
         }
         let answer = Answer::Created {

@@ -147,6 +147,12 @@ impl Leases {
         }
     }
 
+    /// True if some mount's kernel has the object open itself.
+    pub(crate) fn is_open_locally(&self, ino: Ino) -> bool {
+        let subject = Subject::Attrs(ino);
+        self.part(subject).lock().get(&subject).is_some_and(|entry| !entry.local.is_empty())
+    }
+
     /// `count` such opens are over.
     pub(crate) fn closed_locally(&self, ino: Ino, session: SessionId, count: u64) {
         let subject = Subject::Attrs(ino);

@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | `leases` | who may believe what without asking |
 //! | `recall` | telling a client what it must stop to believe |
-//! | `slots` | each call exactly once, over broken connections |
+//! | `slots`, `calls_again` | each call exactly once, over broken connections and restarts |
+//! | `sizes` | turns of calls that change the size of a file |
 //! | `changes` | recalls before a change, order of changes in a directory |
 //! | `calls`, `calls_names`, `calls_data`, `calls_locks` | from a call to its answer |
 //! | `grace` | clients of an earlier start of the server |
@@ -20,6 +21,7 @@
 //! Made by whoever serves a buffer (`net`); one [`Sessions`] for each buffer.
 
 mod calls;
+mod calls_again;
 mod calls_data;
 mod calls_locks;
 mod calls_names;
@@ -27,6 +29,7 @@ mod changes;
 mod grace;
 mod leases;
 mod recall;
+mod sizes;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -37,13 +40,14 @@ use crate::locks::LockTable;
 use crate::namespace::Namespace;
 use forebay_proto::api::FileSystem;
 use forebay_proto::net::ledger::MountedClient;
-use forebay_proto::net::session::{Attach, Attached, NodeId, SessionId, SessionKey};
+use forebay_proto::net::session::{Attach, Attached, ClientId, NodeId, SessionId, SessionKey};
 use forebay_proto::{Errno, Ino, Result, ShardId};
 use grace::Grace;
 use leases::Leases;
 use parking_lot::Mutex;
 use recall::Channel;
-use slots::Slots;
+use sizes::Sizes;
+use slots::{OldClients, Slots};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -53,8 +57,6 @@ use std::time::{Duration, Instant};
 pub const LEASE: Duration = Duration::from_secs(12);
 /// Most sessions of one buffer.
 pub const MAX_SESSIONS: usize = 1024;
-/// Most clients whose last answers are remembered after their session.
-const MAX_OLD_CLIENTS: usize = 4096;
 /// How often ended sessions are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
 
@@ -148,6 +150,7 @@ pub struct Sessions {
     leases: Leases,
     locks: Arc<LockTable>,
     order: changes::Order,
+    sizes: Sizes,
     grace: Grace,
     table: Mutex<Table>,
 }
@@ -156,7 +159,7 @@ pub struct Sessions {
 struct Table {
     sessions: HashMap<SessionId, Arc<Session>>,
     /// Last answers of clients whose session has ended: they may come back and repeat a call.
-    old: HashMap<forebay_proto::net::session::ClientId, Arc<Slots>>,
+    old: OldClients,
     closed: bool,
 }
 
@@ -168,6 +171,7 @@ impl Sessions {
         facts: BufferFacts,
         clients_file: std::path::PathBuf,
     ) -> Result<Arc<Sessions>> {
+        let old = OldClients::recorded(&namespace, namespace.settle_answers()?);
         let sessions = Arc::new(Sessions {
             grace: Grace::open(clients_file, LEASE)?,
             namespace: Arc::clone(&namespace),
@@ -175,7 +179,8 @@ impl Sessions {
             leases: Leases::new(),
             locks: LockTable::new(),
             order: changes::Order::new(),
-            table: Mutex::default(),
+            sizes: Sizes::new(),
+            table: Mutex::new(Table { old, ..Table::default() }),
         });
         namespace.set_notify(Arc::new(changes::ServerChanges(Arc::downgrade(&sessions))));
         let watched = Arc::downgrade(&sessions);
@@ -213,7 +218,7 @@ impl Sessions {
             if table.sessions.len() >= MAX_SESSIONS {
                 return Err(Errno::EAGAIN);
             }
-            let slots = table.old.remove(&client).unwrap_or_else(|| Arc::new(Slots::new()));
+            let slots = table.old.remove(client).unwrap_or_else(|| Arc::new(Slots::new()));
             let session = Arc::new(Session {
                 id: SessionId(NEXT_SESSION.fetch_add(1, Ordering::Relaxed)),
                 key,
@@ -269,9 +274,6 @@ impl Sessions {
         {
             let mut table = self.table.lock();
             table.sessions.remove(&session.id);
-            if table.old.len() >= MAX_OLD_CLIENTS {
-                table.old.clear();
-            }
             table.old.insert(session.attach.client, Arc::clone(&session.slots));
         }
         session.channel.end();
@@ -293,7 +295,16 @@ impl Sessions {
         if let Err(error) = self.grace.detached(session.attach.client) {
             tracing::warn!(%error, "cannot record that a client has gone");
         }
-        self.table.lock().old.remove(&session.attach.client);
+        let client = session.attach.client;
+        self.table.lock().old.remove(client);
+        self.forget_answers(client);
+    }
+
+    /// A client will not repeat its last calls any more.
+    fn forget_answers(&self, client: ClientId) {
+        if let Err(error) = self.namespace.forget_answers(client.0) {
+            tracing::warn!(%error, "the last answers to a client that has gone are kept");
+        }
     }
 
     /// Ends sessions whose lease is over; true if there will be no more.
@@ -308,7 +319,14 @@ impl Sessions {
         for session in ended {
             self.end(&session, "its lease is over");
         }
+        while let Some(client) = {
+            let mut table = self.table.lock();
+            (!table.closed).then(|| table.old.one_too_many()).flatten()
+        } {
+            self.forget_answers(client);
+        }
         if self.grace.just_over() {
+            self.table.lock().old.unpin();
             self.namespace.release_orphans();
         }
         closed

@@ -3,18 +3,58 @@
 //! A client has one call under way in a slot. It repeats a call, with the same number, when its
 //! connection broke before the answer came; the call is then not done again but answered from
 //! here, also when the first attempt is still being done by the thread of the broken connection.
+//! After a restart of the server the slots begin with what its log had (`AnswerRecord`).
 
+use crate::namespace::Namespace;
+use crate::namespace::record::{AnswerRecord, Answered};
+use forebay_proto::api::FileSystem;
 use forebay_proto::net::Answer;
-use forebay_proto::net::session::{MAX_SLOTS, SlotId};
-use forebay_proto::{Errno, Result};
+use forebay_proto::net::session::{ClientId, MAX_SLOTS, SessionId, SlotId};
+use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Most clients whose last answers are remembered after their session; the oldest go.
+pub(super) const MAX_OLD_CLIENTS: usize = 1024;
+
+/// A reference that keeps an inode for a call that may be repeated.
+pub(super) struct Pin {
+    namespace: Arc<Namespace>,
+    ino: Ino,
+}
+
+impl Pin {
+    /// `None` if there is no such inode.
+    fn new(namespace: &Arc<Namespace>, ino: Ino) -> Option<Pin> {
+        let taken = ino != Ino(0) && namespace.take_reference(ino);
+        taken.then(|| Pin { namespace: Arc::clone(namespace), ino })
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.namespace.forget(self.ino, 1);
+    }
+}
+
+/// What is known of an earlier attempt of a call that is to be done now.
+pub(super) enum Before {
+    /// There was none.
+    Nothing,
+    /// It was answered in a session that is over: what the answer gave was taken back with it.
+    Answered(Answer),
+    /// The log of the last server has this of it.
+    Recorded(Answered),
+}
 
 #[derive(Default)]
 enum Last {
     #[default]
     Nothing,
     UnderWay,
-    Answered(Answer),
+    Answered(Answer, SessionId),
+    Recorded(Answered, Option<Pin>),
 }
 
 #[derive(Default)]
@@ -24,27 +64,50 @@ struct Slot {
 }
 
 /// A client's slots.
-pub(crate) struct Slots {
+pub(super) struct Slots {
     slots: Mutex<Vec<Slot>>,
     changed: Condvar,
 }
 
 impl Slots {
-    pub(crate) fn new() -> Slots {
+    pub(super) fn new() -> Slots {
         let slots = (0..MAX_SLOTS).map(|_| Slot::default()).collect();
         Slots { slots: Mutex::new(slots), changed: Condvar::new() }
     }
 
-    /// Does the call numbered `seq` in the slot, or gives the answer that it had. EINVAL for a
-    /// slot that does not exist and for a number older than the last.
-    pub(crate) fn once(
+    /// What the log had. The inode of an answer is kept until the client has gone on.
+    fn record(&self, namespace: &Arc<Namespace>, slot: u16, answer: AnswerRecord) {
+        let ino = match answer.what {
+            Answered::Done(ino) => ino,
+            _ => Ino(0),
+        };
+        if let Some(slot) = self.slots.lock().get_mut(usize::from(slot)) {
+            let last = Last::Recorded(answer.what, Pin::new(namespace, ino));
+            *slot = Slot { seq: answer.seq, last };
+        }
+    }
+
+    /// Lets go of the inodes of answers: the client did not come back in time.
+    fn unpin(&self) {
+        for slot in self.slots.lock().iter_mut() {
+            if let Last::Recorded(_, pin) = &mut slot.last {
+                *pin = None;
+            }
+        }
+    }
+
+    /// Does the call numbered `seq` in the slot, or gives the answer that it had in this session.
+    /// EINVAL for a slot that does not exist and for a number older than the last.
+    pub(super) fn once(
         &self,
         slot: SlotId,
         seq: u32,
-        work: impl FnOnce() -> Answer,
+        session: SessionId,
+        work: impl FnOnce(Before) -> Answer,
     ) -> Result<Answer> {
         let at = usize::from(slot.0);
-        {
+        // The pin is kept while the call is answered anew.
+        let (before, _pin) = {
             let mut slots = self.slots.lock();
             loop {
                 let state = slots.get_mut(at).ok_or(Errno::EINVAL)?;
@@ -53,20 +116,23 @@ impl Slots {
                 }
                 if seq > state.seq {
                     *state = Slot { seq, last: Last::UnderWay };
-                    break;
+                    break (Before::Nothing, None);
                 }
-                match &state.last {
-                    Last::Answered(answer) => return Ok(answer.clone()),
-                    Last::Nothing => {
-                        state.last = Last::UnderWay;
-                        break;
+                match std::mem::replace(&mut state.last, Last::UnderWay) {
+                    Last::Answered(answer, given_in) if given_in == session => {
+                        state.last = Last::Answered(answer.clone(), given_in);
+                        return Ok(answer);
                     }
+                    Last::Answered(answer, _) => break (Before::Answered(answer), None),
+                    Last::Recorded(what, pin) => break (Before::Recorded(what), pin),
+                    Last::Nothing => break (Before::Nothing, None),
                     Last::UnderWay => self.changed.wait(&mut slots),
                 }
             }
-        }
-        let mut doing = Doing { slots: self, at, seq, answer: Answer::failed(Errno::EIO) };
-        doing.answer = work();
+        };
+        let answer = Answer::failed(Errno::EIO);
+        let mut doing = Doing { slots: self, at, seq, session, answer };
+        doing.answer = work(before);
         Ok(doing.answer.clone())
     }
 }
@@ -76,6 +142,7 @@ struct Doing<'a> {
     slots: &'a Slots,
     at: usize,
     seq: u32,
+    session: SessionId,
     answer: Answer,
 }
 
@@ -85,9 +152,65 @@ impl Drop for Doing<'_> {
         if let Some(slot) = slots.get_mut(self.at)
             && slot.seq == self.seq
         {
-            slot.last = Last::Answered(self.answer.clone());
+            slot.last = Last::Answered(self.answer.clone(), self.session);
         }
         self.slots.changed.notify_all();
+    }
+}
+
+/// Clients without a session that may come back and repeat a call, from the one that has been
+/// away longest.
+#[derive(Default)]
+pub(super) struct OldClients {
+    slots: HashMap<ClientId, Arc<Slots>>,
+    order: VecDeque<ClientId>,
+}
+
+impl OldClients {
+    /// Those of the log of the last server, in any order.
+    pub(super) fn recorded(
+        namespace: &Arc<Namespace>,
+        answers: Vec<((u64, u16), AnswerRecord)>,
+    ) -> OldClients {
+        let mut old = OldClients::default();
+        for ((client, slot), answer) in answers {
+            let client = ClientId(client);
+            let slots = old.slots.entry(client).or_insert_with(|| {
+                old.order.push_back(client);
+                Arc::new(Slots::new())
+            });
+            slots.record(namespace, slot, answer);
+        }
+        old
+    }
+
+    /// A client's session is over.
+    pub(super) fn insert(&mut self, client: ClientId, slots: Arc<Slots>) {
+        self.remove(client);
+        self.slots.insert(client, slots);
+        self.order.push_back(client);
+    }
+
+    /// A client has a session again, or has gone for good.
+    pub(super) fn remove(&mut self, client: ClientId) -> Option<Arc<Slots>> {
+        let slots = self.slots.remove(&client)?;
+        self.order.retain(|other| *other != client);
+        Some(slots)
+    }
+
+    /// Takes the oldest out, if there are more than [`MAX_OLD_CLIENTS`].
+    pub(super) fn one_too_many(&mut self) -> Option<ClientId> {
+        if self.order.len() <= MAX_OLD_CLIENTS {
+            return None;
+        }
+        let oldest = self.order.pop_front()?;
+        self.slots.remove(&oldest);
+        Some(oldest)
+    }
+
+    /// None of them came back in time: nothing is kept for them but their answers.
+    pub(super) fn unpin(&self) {
+        self.slots.values().for_each(|slots| slots.unpin());
     }
 }
 
@@ -103,7 +226,7 @@ mod tests {
         let slots = Slots::new();
         let done = AtomicU32::new(0);
         let call = |slot, seq| {
-            slots.once(SlotId(slot), seq, || {
+            slots.once(SlotId(slot), seq, SessionId(1), |_| {
                 Answer::Count(u64::from(done.fetch_add(1, Ordering::Relaxed)))
             })
         };
@@ -121,15 +244,40 @@ mod tests {
         let slow = Arc::clone(&slots);
         let (begun, begins) = std::sync::mpsc::channel();
         let first = std::thread::spawn(move || {
-            slow.once(SlotId(3), 9, || {
+            slow.once(SlotId(3), 9, SessionId(1), |_| {
                 begun.send(()).unwrap();
                 std::thread::sleep(Duration::from_millis(50));
                 Answer::Count(42)
             })
         });
         begins.recv().unwrap();
-        let repeated = slots.once(SlotId(3), 9, || Answer::Count(0));
+        let repeated = slots.once(SlotId(3), 9, SessionId(1), |_| Answer::Count(0));
         assert_eq!(repeated, Ok(Answer::Count(42)));
         assert_eq!(first.join().unwrap(), repeated);
+    }
+
+    #[test]
+    fn a_call_repeated_in_a_new_session_is_told_what_the_old_one_had() {
+        let slots = Slots::new();
+        slots.once(SlotId(0), 1, SessionId(1), |_| Answer::Count(5)).unwrap();
+        let repeated = slots.once(SlotId(0), 1, SessionId(2), |before| {
+            assert!(matches!(before, Before::Answered(Answer::Count(5))));
+            Answer::Count(6)
+        });
+        assert_eq!(repeated, Ok(Answer::Count(6)));
+        let again = slots.once(SlotId(0), 1, SessionId(2), |_| Answer::Count(7));
+        assert_eq!(again, Ok(Answer::Count(6)));
+    }
+
+    #[test]
+    fn of_too_many_clients_the_oldest_go() {
+        let mut old = OldClients::default();
+        for client in 0..=MAX_OLD_CLIENTS as u64 {
+            old.insert(ClientId(client), Arc::new(Slots::new()));
+        }
+        old.insert(ClientId(0), Arc::new(Slots::new()));
+        assert_eq!(old.one_too_many(), Some(ClientId(1)), "0 was there a moment ago");
+        assert_eq!(old.one_too_many(), None);
+        assert!(old.remove(ClientId(1)).is_none() && old.remove(ClientId(0)).is_some());
     }
 }

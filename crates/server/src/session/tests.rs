@@ -1,1 +1,330 @@
-//! Sessions as clients see them, in-process: two clients over one namespace.
+//! Sessions without sockets: a server that is killed between the steps of a call, and the same
+//! call repeated at the next start.
+
+use super::*;
+use crate::flash::{Store, StoreKey, StoreOptions};
+use crate::namespace::record::Answered;
+use crate::step::kill::run_killed;
+use crate::{Server, ServerOptions};
+use forebay_proto::api::CreateArgs;
+use forebay_proto::control::{PathBytes, StoreKind};
+use forebay_proto::net::session::{ClientId, Reclaim, SlotId};
+use forebay_proto::net::{Answer, Call, Request};
+use forebay_proto::{Caller, FileKind, SetAttr};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+const ARGS: CreateArgs = CreateArgs { mode: 0o644, umask: 0 };
+const CHILD_DIR: &str = "FOREBAY_TEST_SESSION_DIR";
+const CHILD_LOCAL: &str = "FOREBAY_TEST_SESSION_LOCAL";
+const CHILD: &str = "session::tests::child_session";
+/// The client whose server is killed, and another one.
+const A: u64 = 0xa;
+const B: u64 = 0xb;
+
+struct Rig {
+    server: Arc<Server>,
+    sessions: Arc<Sessions>,
+}
+
+impl Rig {
+    fn open(dir: &Path) -> Rig {
+        let store = Store::find_or_create(&StoreOptions {
+            flash: dir.to_path_buf(),
+            key: StoreKey::Mount { mount_point: PathBytes::Text("/b".into()) },
+            capacity_bytes: 64 << 20,
+            kind: Some(StoreKind::Directory),
+            shared: false,
+        })
+        .unwrap();
+        let options = ServerOptions { hold_orphans: true, ..ServerOptions::default() };
+        let server = Server::open(store.clone(), options).unwrap();
+        let facts = BufferFacts {
+            uuid: store.record().uuid.clone(),
+            shard: ShardId(0),
+            incarnation: 1,
+            node: NodeId("here".into()),
+            unix_socket: None,
+            volatile: store.volatile(),
+            gives_objects: true,
+            capacity_bytes: store.capacity_bytes(),
+        };
+        let clients = store.dir().join("clients");
+        let sessions = Sessions::new(Arc::clone(server.namespace()), facts, clients).unwrap();
+        Rig { server, sessions }
+    }
+
+    fn attach(&self, client: u64) -> Client<'_> {
+        let attach = Attach {
+            buffer: "b".into(),
+            client: ClientId(client),
+            host: "h".into(),
+            pid: 1,
+            node: NodeId("here".into()),
+        };
+        let (session, _) = self.sessions.attach(attach).unwrap();
+        let client = Client { rig: self, session };
+        let last = Reclaim { last: true, ..Reclaim::default() };
+        client.call(0, Call::Reclaim(last), b"");
+        client
+    }
+
+    fn close(self) {
+        self.sessions.close();
+        let store = self.server.close().unwrap();
+        let namespace = Arc::downgrade(self.server.namespace());
+        drop((self.sessions, self.server));
+        let until = Instant::now() + Duration::from_secs(5);
+        while namespace.strong_count() > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(crate::check(&store).unwrap(), Vec::<String>::new());
+        store.release().unwrap();
+    }
+
+    /// The file `f`.
+    fn file(&self) -> Ino {
+        self.server.namespace().peek(Ino::ROOT, b"f").unwrap().unwrap()
+    }
+
+    fn content(&self, ino: Ino) -> Vec<u8> {
+        let mut room = vec![0; 4096];
+        let have = self.server.namespace().read(ino, 0, &mut room).unwrap();
+        room.truncate(have);
+        room
+    }
+}
+
+struct Client<'a> {
+    rig: &'a Rig,
+    session: Arc<Session>,
+}
+
+impl Client<'_> {
+    /// The call numbered `seq` in slot 0.
+    fn call(&self, seq: u32, call: Call<'_>, payload: &[u8]) -> Reply {
+        let request = Request {
+            session: self.session.id(),
+            slot: SlotId(0),
+            slot_seq: seq,
+            caller: Caller::root(),
+            call,
+        };
+        self.rig.sessions.call(&self.session, &request, payload, &mut Vec::new(), true)
+    }
+
+    fn append(&self, seq: u32, ino: Ino, data: &[u8]) {
+        let call = Call::Write { ino, offset: 0, append: true, kill_suid: false, sync: false };
+        assert_eq!(self.call(seq, call, data).answer, Answer::Count(data.len() as u64));
+    }
+
+    fn set_size(&self, seq: u32, ino: Ino, size_bytes: u64) {
+        let change = SetAttr { size_bytes: Some(size_bytes), ..SetAttr::default() };
+        let reply = self.call(seq, Call::Setattr { ino, change }, b"");
+        assert!(matches!(reply.answer, Answer::Attr(_)), "{:?}", reply.answer);
+    }
+}
+
+fn at_end(file: &File, data: &[u8]) {
+    file.write_all_at(data, file.metadata().unwrap().len()).unwrap();
+}
+
+/// Calls of client A.
+const LAST: u32 = 7;
+
+/// The call numbered `seq` of client A. With an own descriptor it also writes by that one.
+fn step_of_a(client: &Client<'_>, seq: u32, local: bool, own: Option<&File>) -> Option<Arc<File>> {
+    if let Some(own) = own {
+        at_end(own, format!("<{seq}>").as_bytes());
+    }
+    match seq {
+        1 => {
+            let call =
+                Call::Create { parent: Ino::ROOT, name: b"f", args: ARGS, want_local: local };
+            let reply = client.call(seq, call, b"");
+            let Answer::Created { attr, local: given, .. } = &reply.answer else {
+                panic!("{:?}", reply.answer)
+            };
+            assert_eq!((attr.attr.ino, *given), (client.rig.file(), local));
+            return reply.file;
+        }
+        4 if !local => client.set_size(seq, client.rig.file(), 6),
+        _ => client.append(seq, client.rig.file(), format!("[{seq}]").as_bytes()),
+    }
+    None
+}
+
+/// Not a test by itself: the server that is killed.
+#[test]
+fn child_session() {
+    let Ok(dir) = std::env::var(CHILD_DIR) else { return };
+    let local = std::env::var(CHILD_LOCAL).is_ok();
+    let dir = Path::new(&dir);
+    let rig = Rig::open(dir);
+    let client = rig.attach(A);
+    let mut own = None;
+    for seq in 1..=LAST {
+        std::fs::write(dir.join("under-way"), seq.to_string()).unwrap();
+        let file = step_of_a(&client, seq, local, own.as_deref());
+        own = own.or(file);
+    }
+    rig.close();
+}
+
+fn count(content: &[u8], token: &str) -> usize {
+    content.windows(token.len()).filter(|w| *w == token.as_bytes()).count()
+}
+
+fn killed_everywhere(local: bool) -> usize {
+    for at in 1.. {
+        let dir = tempfile::tempdir().unwrap();
+        let path = std::fs::canonicalize(dir.path()).unwrap();
+        Rig::open(&path).close();
+        let mut variables = vec![(CHILD_DIR, path.to_str().unwrap())];
+        variables.extend(local.then_some((CHILD_LOCAL, "1")));
+        let Some(place) = run_killed(CHILD, &variables, at) else { return at as usize - 1 };
+        let rig = Rig::open(&path);
+        let under_way: u32 =
+            std::fs::read_to_string(path.join("under-way")).unwrap().parse().unwrap();
+        let client = rig.attach(A);
+        // Somebody else is faster than the repeated call.
+        let other = rig.attach(B);
+        other.append(1, rig.file(), b"{B}");
+        for seq in under_way..=LAST {
+            step_of_a(&client, seq, local, None);
+        }
+        let content = rig.content(rig.file());
+        let shown = String::from_utf8_lossy(&content).into_owned();
+        let first = if local { 2 } else { 5 };
+        for seq in (first..=LAST).filter(|seq| local || *seq != 4) {
+            assert_eq!(count(&content, &format!("[{seq}]")), 1, "{place}, {under_way}: {shown}");
+        }
+        if local {
+            // What the kernel wrote itself is there as well.
+            let own = (2..=under_way).all(|seq| count(&content, &format!("<{seq}>")) == 1);
+            assert!(own, "{place}: {shown}");
+        } else {
+            // The new size, 6, keeps the first two appends; if one of them was not made before
+            // the kill, the other mount's is before it.
+            let before: &[u8] = match (under_way, place.as_str()) {
+                (2, "append: written down") => b"{B}[2]",
+                (2, _) | (3, "append: written down") => b"[2]{B}",
+                _ => b"[2][3]",
+            };
+            assert!(content.starts_with(before), "{place}, {under_way}: {shown}");
+        }
+        if local || under_way >= 4 {
+            // Also when the size was set before the kill and the answer was lost.
+            assert_eq!(count(&content, "{B}"), 1, "{place}, {under_way}: {shown}");
+        }
+        rig.close();
+    }
+    unreachable!()
+}
+
+#[test]
+fn appends_and_new_sizes_are_made_once_wherever_the_server_is_killed() {
+    // Three points in each append, two in the new size.
+    assert_eq!(killed_everywhere(false), 5 * 3 + 2);
+}
+
+#[test]
+fn appends_beside_a_kernel_that_writes_the_file_itself_are_made_once_as_well() {
+    assert_eq!(killed_everywhere(true), 6 * 3);
+}
+
+#[test]
+fn an_append_that_was_cut_short_by_a_kill_is_taken_off_and_made_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    step_of_a(&client, 1, false, None);
+    step_of_a(&client, 2, false, None);
+    let request = forebay_proto::RequestId { client: A, seq: 3 };
+    let caller = Caller { request, ..Caller::root() };
+    let what = Answered::Appending { ino: rig.file(), at: 3, count: 3, alone: true };
+    rig.server.namespace().note_answer(&caller, what).unwrap();
+    // Two of its three bytes.
+    rig.server
+        .namespace()
+        .write(rig.file(), 3, b"[3", forebay_proto::api::WriteMode::default())
+        .unwrap();
+    rig.close();
+    let rig = Rig::open(&path);
+    assert_eq!(rig.content(rig.file()), b"[2]");
+    let client = rig.attach(A);
+    step_of_a(&client, 3, false, None);
+    assert_eq!(rig.content(rig.file()), b"[2][3]");
+    rig.close();
+}
+
+#[test]
+fn a_file_without_a_name_waits_for_the_call_that_made_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let tmpfile = || Call::Tmpfile { parent: Ino::ROOT, args: ARGS, want_local: true };
+    let made = |reply: &Reply| match &reply.answer {
+        Answer::Created { attr, local: true, .. } => attr.attr.ino,
+        other => panic!("{other:?}"),
+    };
+    let rig = Rig::open(&path);
+    let ino = made(&rig.attach(A).call(1, tmpfile(), b""));
+    rig.close();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    // The grace is over, and what nobody claimed would be freed.
+    std::thread::sleep(SWEEP * 3 / 2);
+    let reply = client.call(1, tmpfile(), b"");
+    assert_eq!(made(&reply), ino);
+    at_end(reply.file.as_ref().unwrap(), b"data");
+    assert_eq!(rig.content(ino), b"data");
+    // It gives the reference back, and the file goes.
+    client.call(2, Call::Forget(vec![(ino, 1)]), b"");
+    client.call(2, Call::Forget(vec![(ino, 1)]), b"");
+    rig.server.namespace().statfs().unwrap();
+    assert_eq!(rig.server.namespace().attributes(ino), Err(Errno::ESTALE));
+    rig.close();
+}
+
+#[test]
+fn a_reference_is_given_back_once_however_often_it_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    let kind = FileKind::File;
+    let make = Call::Mknod { parent: Ino::ROOT, name: b"f", kind, args: ARGS, rdev: 0 };
+    client.call(1, make, b"");
+    let ino = rig.file();
+    client.call(1, Call::Lookup { parent: Ino::ROOT, name: b"f" }, b"");
+    client.call(2, Call::Unlink { parent: Ino::ROOT, name: b"f" }, b"");
+    for _ in 0..2 {
+        client.call(3, Call::Forget(vec![(ino, 1)]), b"");
+    }
+    rig.server.namespace().statfs().unwrap();
+    assert!(rig.server.namespace().attributes(ino).is_ok(), "one of two references is left");
+    rig.close();
+}
+
+#[test]
+fn answers_go_with_their_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    step_of_a(&client, 1, false, None);
+    rig.attach(B).append(1, rig.file(), b"x");
+    let of = |rig: &Rig| {
+        let answers = rig.server.namespace().settle_answers().unwrap();
+        answers.into_iter().map(|((client, _), _)| client).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&rig), [A, B]);
+    client.call(2, Call::Detach, b"");
+    assert_eq!(of(&rig), [B]);
+    rig.close();
+    let rig = Rig::open(&path);
+    assert_eq!(of(&rig), [B]);
+    rig.close();
+}
