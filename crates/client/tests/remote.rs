@@ -3,111 +3,23 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use forebay_client::remote::{RemoteFs, Target, this_node};
+mod rig;
+
+use forebay_client::remote::RemoteFs;
 use forebay_net::ServerAddress;
-use forebay_net::handshake::{Credential, Gate, Greeted};
 use forebay_proto::api::{CreateArgs, FileSystem, Notify, WriteMode};
-use forebay_proto::net::auth::{Key, Refusal, Secret};
-use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::session::{LockKind, LockSpec};
-use forebay_proto::{Caller, Errno, Ino, SetAttr, ShardId};
-use forebay_server::flash::{Store, StoreKey, StoreOptions};
-use forebay_server::net::{Backend, Listening, listen};
-use forebay_server::session::{BufferFacts, Sessions};
-use forebay_server::{Server, ServerOptions};
+use forebay_proto::{Caller, Errno, Ino, SetAttr};
 use parking_lot::Mutex;
+use rig::{Running, target};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const ARGS: CreateArgs = CreateArgs { mode: 0o644, umask: 0 };
 
-fn secret() -> Secret {
-    Secret::from_bytes([9; 32])
-}
-
-/// A server of one buffer named `b`.
-struct OneBuffer {
-    incarnation: u64,
-    sessions: Arc<Sessions>,
-}
-
-impl Gate for OneBuffer {
-    fn secret(&self, key: &Key) -> Result<Secret, Refusal> {
-        match key {
-            Key::Buffer(name) if name == "b" => Ok(secret()),
-            _ => Err(Refusal { errno: libc::ENOENT, why: "unknown".into(), hint: None }),
-        }
-    }
-}
-
-impl Backend for OneBuffer {
-    type Who = ();
-
-    fn server(&self) -> u128 {
-        7
-    }
-    fn incarnation(&self) -> u64 {
-        self.incarnation
-    }
-    fn identify(&self, _: &Greeted, _: Option<Caller>) -> Result<(), Refusal> {
-        Ok(())
-    }
-    fn answer(&self, (): &(), _: LedgerRequest) -> LedgerReply {
-        LedgerReply::Ok
-    }
-    fn sessions(&self, (): &(), _: &str) -> Result<Arc<Sessions>, Refusal> {
-        Ok(Arc::clone(&self.sessions))
-    }
-}
-
-/// A running server.
-struct Running {
-    server: Arc<Server>,
-    sessions: Arc<Sessions>,
-    listening: Listening,
-}
-
 fn start(dir: &Path, incarnation: u64, address: &ServerAddress) -> Running {
-    let store = Store::find_or_create(&StoreOptions {
-        flash: dir.to_path_buf(),
-        key: StoreKey::mount(Path::new("/b")),
-        capacity_bytes: 64 << 20,
-        kind: Some(forebay_proto::control::StoreKind::Directory),
-        shared: false,
-    })
-    .unwrap();
-    let options = ServerOptions { hold_orphans: true, ..ServerOptions::default() };
-    let server = Server::open(store.clone(), options).unwrap();
-    let socket = dir.join("server.sock");
-    let facts = BufferFacts {
-        uuid: store.record().uuid.clone(),
-        shard: ShardId(0),
-        incarnation,
-        node: this_node(),
-        unix_socket: Some(socket.clone()),
-        volatile: store.volatile(),
-        gives_objects: true,
-        capacity_bytes: store.capacity_bytes(),
-    };
-    let clients = store.dir().join("clients");
-    let sessions = Sessions::new(Arc::clone(server.namespace()), facts, clients).unwrap();
-    let backend = Arc::new(OneBuffer { incarnation, sessions: Arc::clone(&sessions) });
-    let addresses = [address.clone(), ServerAddress::Unix(socket)];
-    let listening = listen(backend, &addresses).unwrap();
-    Running { server, sessions, listening }
-}
-
-impl Running {
-    fn address(&self) -> ServerAddress {
-        self.listening.addresses()[0].clone()
-    }
-
-    fn stop(self) {
-        self.listening.stop();
-        self.sessions.close();
-        self.server.close().unwrap().release().unwrap();
-    }
+    rig::serve(dir, incarnation, address, true)
 }
 
 /// Records what the kernel would have been told.
@@ -127,12 +39,7 @@ impl Notify for Kernel {
 }
 
 fn attach(address: &ServerAddress) -> (Arc<RemoteFs>, Arc<Kernel>) {
-    let target = Target {
-        address: address.clone(),
-        credential: Credential::Secret(Key::Buffer("b".into()), secret()),
-        buffer: "b".into(),
-    };
-    let fs = RemoteFs::attach(target).unwrap();
+    let fs = RemoteFs::attach(target(address)).unwrap();
     let kernel = Arc::new(Kernel::default());
     fs.set_notify(Arc::clone(&kernel) as Arc<dyn Notify>);
     kernel.0.lock().clear();

@@ -106,7 +106,7 @@ impl At<'_> {
         let keep_names = self.keep_names(parent);
         let attr = self.sessions.keep(self.session, attr);
         Ok(match opened {
-            None => Reply::of(Answer::Entry { attr, keep_names }),
+            None => Reply::of(Answer::Entry { attr, keep_names, empty: false }),
             Some(file) => {
                 let answer = Answer::Created { attr, keep_names, local: file.is_some() };
                 Reply { answer, payload_bytes: 0, file }
