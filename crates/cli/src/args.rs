@@ -109,9 +109,16 @@ pub struct MountArgs {
     /// Threads that read kernel requests; by default one for two processors.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,
-    /// Serve all reads and writes in the daemon, never by passthrough.
+    /// Serve all reads and writes in the daemon, never by passthrough; with --buffer also keep to
+    /// the address of --server, where otherwise a mount on the server's own node goes to its Unix
+    /// socket.
     #[arg(long)]
     pub no_fast_path: bool,
+    /// How long a server that cannot be reached is waited for before calls fail (ETIMEDOUT), in
+    /// seconds. Only with --buffer.
+    #[arg(long, value_name = "SECONDS", env = "FOREBAY_PATIENCE", default_value_t = 60,
+          value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub patience: u32,
     /// Stay in the foreground; messages go to standard error unless --log-file is given.
     #[arg(long, short = 'f')]
     pub foreground: bool,

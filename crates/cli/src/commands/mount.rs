@@ -76,7 +76,13 @@ fn backing(
         let unix = matches!(address, ServerAddress::Unix(_));
         let secret_file = args.at.secret_file.as_deref();
         let credential = secrets::credential(unix, secret_file, Some(name))?;
-        let target = Target { address, credential, buffer: name.to_string() };
+        let target = Target {
+            address,
+            credential,
+            buffer: name.to_string(),
+            by_given_address: args.no_fast_path,
+            patience: Duration::from_secs(args.patience.into()),
+        };
         return Ok((BackingPlan::Served(target), state_dir::of(mount_point)));
     }
     let Some(capacity_bytes) = args.scratch else {

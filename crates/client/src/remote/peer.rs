@@ -2,7 +2,7 @@
 //!
 //! Each call takes a *slot*: a connection with one call under way, and the number of the call in
 //! it, so that a repeated call is done once. A connection that breaks is made anew and the call
-//! repeated, for up to [`PATIENCE`] since the server was last reached; after that calls fail at
+//! repeated, for up to [`Target::patience`] since the server was last reached; after that calls fail at
 //! once until it is there again. A session that has ended (a restart of the server, or a lease
 //! that ran out) is begun anew by the first call that notices: everything kept is dropped, and
 //! the server is told what this mount holds.
@@ -29,7 +29,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a server that does not answer is waited for.
+/// How long a server that does not answer is waited for, unless a mount is told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long references that are given back gather, so that many are told at once.
 pub(super) const GATHER: Duration = Duration::from_millis(2);
@@ -52,6 +52,10 @@ pub struct Target {
     pub credential: Credential,
     /// The buffer's name.
     pub buffer: String,
+    /// Never by another address than the given one, even where that is faster.
+    pub by_given_address: bool,
+    /// How long the server is waited for when it does not answer; see [`PATIENCE`].
+    pub patience: Duration,
 }
 
 /// Where the payload of an answer goes.
@@ -290,7 +294,7 @@ impl Peer {
             }
             *lost.get_or_insert_with(Instant::now)
         };
-        if since.elapsed() >= PATIENCE {
+        if since.elapsed() >= self.target.patience {
             return Err(Errno::ETIMEDOUT);
         }
         std::thread::sleep(*pause);
@@ -434,6 +438,9 @@ impl Peer {
     /// On the server's own node its Unix socket, if it can be reached: descriptors come by it.
     fn best_address(&self, attached: &Attached) -> ServerAddress {
         let asked = &self.target.address;
+        if self.target.by_given_address {
+            return asked.clone();
+        }
         let (true, Some(path)) = (attached.node == self.node, &attached.unix_socket) else {
             return asked.clone();
         };

@@ -120,5 +120,7 @@ pub fn target(address: &ServerAddress) -> Target {
         address: address.clone(),
         credential: Credential::Secret(Key::Buffer("b".into()), secret()),
         buffer: "b".into(),
+        by_given_address: false,
+        patience: forebay_client::remote::PATIENCE,
     }
 }

@@ -11,7 +11,7 @@
 //! after a kill is then this call's doing alone.
 
 use super::Namespace;
-use super::record::{AnswerRecord, Answered, Change, slot_of};
+use super::record::{AnswerRecord, Answered, Change, KeptAnswer, slot_of};
 use super::store::Batch;
 use forebay_proto::{Caller, Errno, Ino, ObjectId, RequestId, Result};
 
@@ -22,9 +22,6 @@ const BATCH_ANSWERS: usize = 1024;
 const SEARCH_MAX_BYTES: u64 = 64 << 20;
 /// Bytes read at a time meanwhile.
 const SEARCH_WINDOW_BYTES: usize = 1 << 20;
-
-/// An answer, with the client and the slot that it belongs to.
-pub(crate) type KeptAnswer = ((u64, u16), AnswerRecord);
 
 impl Namespace {
     /// Writes down what is about to become, or has become, of a caller's call.

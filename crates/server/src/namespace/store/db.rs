@@ -19,7 +19,7 @@
 
 use super::codec;
 use super::error::StoreError;
-use crate::namespace::record::{AnswerRecord, EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, EntryRecord, InodeRecord, KeptAnswer};
 use forebay_proto::ids::{Cookie, Ino};
 use forebay_proto::version::FLASH_FORMAT;
 use heed::types::Bytes;
@@ -444,7 +444,7 @@ impl Db {
     }
 
     /// All answers, by client and slot.
-    pub fn answers(&self) -> Result<Vec<((u64, u16), AnswerRecord)>, StoreError> {
+    pub fn answers(&self) -> Result<Vec<KeptAnswer>, StoreError> {
         let txn = self.read()?;
         let rows = self.answers.iter(&txn).map_err(self.fail("list answers"))?;
         rows.map(|row| {

@@ -24,7 +24,7 @@ use super::segment::{self, HEADER_BYTES, LogFile, RECORD_HEADER_BYTES, RECORD_MA
 use super::space::{MAP_MIN_BYTES, Space, growth_bytes};
 use super::view::{Layers, View};
 use super::{Batch, NamespaceStore, StoreOptions, StoreUsage, files, recover};
-use crate::namespace::record::{AnswerRecord, Change, EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, Change, EntryRecord, InodeRecord, KeptAnswer};
 use forebay_proto::version::FLASH_FORMAT;
 use forebay_proto::{Cookie, Errno, Ino, Lsn, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -557,7 +557,7 @@ impl NamespaceStore for LmdbStore {
     fn orphans(&self) -> Result<Vec<Ino>> {
         told(self.inner.view.orphans())
     }
-    fn answers(&self) -> Result<Vec<((u64, u16), AnswerRecord)>> {
+    fn answers(&self) -> Result<Vec<KeptAnswer>> {
         told(self.inner.view.answers())
     }
     fn next_ino(&self) -> Result<u64> {

@@ -26,7 +26,7 @@ pub use error::StoreError;
 pub use lmdb::LmdbStore;
 pub use verify::{DumpStats, Problem, verify};
 
-use super::record::{AnswerRecord, Change, EntryRecord, InodeRecord};
+use super::record::{AnswerRecord, Change, EntryRecord, InodeRecord, KeptAnswer};
 use forebay_proto::{Cookie, Ino, Lsn, RequestId, Result};
 
 /// Changes that become visible, and survive, all together.
@@ -96,7 +96,7 @@ pub trait NamespaceStore: Send + Sync {
     /// All orphans.
     fn orphans(&self) -> Result<Vec<Ino>>;
     /// The last answers, by client and slot.
-    fn answers(&self) -> Result<Vec<((u64, u16), AnswerRecord)>>;
+    fn answers(&self) -> Result<Vec<KeptAnswer>>;
     /// The next inode counter (1 in an empty store).
     fn next_ino(&self) -> Result<u64>;
     /// Every inode, in order of number, until `f` returns false. For recovery and checking.

@@ -7,7 +7,7 @@
 use super::db::Db;
 use super::error::StoreError;
 use super::overlay::{NamedEntry, Overlay};
-use crate::namespace::record::{AnswerRecord, EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, EntryRecord, InodeRecord, KeptAnswer};
 use forebay_proto::ids::{Cookie, Ino};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
@@ -133,11 +133,10 @@ impl View {
     }
 
     /// All last answers, by client and slot.
-    pub fn answers(&self) -> Result<Vec<((u64, u16), AnswerRecord)>, StoreError> {
+    pub fn answers(&self) -> Result<Vec<KeptAnswer>, StoreError> {
         let mut all: BTreeMap<(u64, u16), AnswerRecord> = BTreeMap::new();
         let mut gone: BTreeSet<u64> = BTreeSet::new();
-        let mut under = |rows: &mut dyn Iterator<Item = ((u64, u16), AnswerRecord)>,
-                         gone: &BTreeSet<u64>| {
+        let mut under = |rows: &mut dyn Iterator<Item = KeptAnswer>, gone: &BTreeSet<u64>| {
             for (key, answer) in rows.filter(|((client, _), _)| !gone.contains(client)) {
                 all.entry(key).or_insert(answer);
             }
