@@ -322,7 +322,7 @@ pub fn alive(pid: i32) -> bool {
 
 /// Makes every waiting request of a dead or hanging daemon fail. The connection is named by the
 /// mount's minor device number; asking the mount itself could hang.
-fn abort_connection(root: &Path) {
+pub fn abort_connection(root: &Path) {
     let wanted = root.display().to_string();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for line in mounts.lines() {

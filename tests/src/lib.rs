@@ -17,6 +17,7 @@ pub mod model;
 pub mod pfs;
 pub mod procs;
 pub mod recorder;
+pub mod served;
 pub mod sys;
 
 /// True if the long variants were asked for.

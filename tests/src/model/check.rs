@@ -86,6 +86,9 @@ fn one(
     }
     for (slot, open) in model.slots.clone().into_iter().enumerate() {
         let Some(open) = open.filter(|open| open.id == id) else { continue };
+        if driver.elsewhere[slot] {
+            continue;
+        }
         let fd = driver.files[slot].as_ref().ok_or("a file is open in the model alone")?;
         let at = |why: String| format!("open file in slot {slot}: {why}");
         let real = sys::fstat(fd).map_err(|e| at(format!("fstat: {e:?}")))?;

@@ -10,12 +10,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 pub struct Driver {
     /// Open files, in the model's slots.
     pub files: Vec<Option<OwnedFd>>,
+    /// Slots that are open through another mount of the same buffer.
+    pub elsewhere: [bool; SLOTS],
 }
 
 impl Driver {
     /// With no open file.
     pub fn new() -> Driver {
-        Driver { files: (0..SLOTS).map(|_| None).collect() }
+        Driver { files: (0..SLOTS).map(|_| None).collect(), elsewhere: [false; SLOTS] }
     }
 
     /// Does one operation as its user.

@@ -13,8 +13,10 @@ mod generate;
 mod names;
 pub mod op;
 mod run;
+mod shared;
 mod state;
 
 pub use data::Data;
 pub use drive::extents;
 pub use run::{Plan, run, run_in};
+pub use shared::{SharedPlan, run_shared};

@@ -1,0 +1,412 @@
+//! The fixture of shared buffers: a server as `forebay serve` starts it, one buffer there, and any
+//! number of mounts of it, cleaned up on drop, also after a panic.
+//!
+//! Everything is done by the executable as a user would type it. The server can be killed with -9
+//! and started again on the same addresses, mounts can be killed, stopped, continued and mounted
+//! again. A watchdog kills the server and aborts the mounts' connections when a test takes longer
+//! than [`TEST_LIMIT`], so that what hangs makes its test fail, not the suite.
+//!
+//! Used by `tests/tests/shared_*.rs` and by [`crate::model::shared`].
+
+use crate::buffer::{TEST_LIMIT, abort_connection, alive, binary};
+use crate::procs;
+use crate::sys;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a command may take before it counts as hung.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+/// How long a killed process may take to be gone.
+const DEATH_LIMIT: Duration = Duration::from_secs(30);
+/// After so long without a sign of it a mount has lost all that it held (`session::LEASE`).
+pub const LEASE: Duration = Duration::from_secs(12);
+/// The buffer's name.
+const NAME: &str = "shared";
+
+/// Kind of store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// A tmpfs: mounts on the node use passthrough.
+    Tmpfs,
+    /// A directory: all I/O is served.
+    Directory,
+}
+
+/// How a mount reaches its server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// The Unix socket; with a store that can, by passthrough.
+    Local,
+    /// TCP, as from another node: all I/O is served.
+    Tcp,
+    /// TCP out of a network namespace of this name, to the server at this address.
+    Namespace(String, String),
+}
+
+/// How to make a shared buffer.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Store.
+    pub store: Store,
+    /// Capacity in bytes.
+    pub capacity: u64,
+    /// Address to listen on, without the port.
+    pub listen: String,
+    /// Seconds that mounts wait for a server, if not the default.
+    pub patience_s: Option<u32>,
+}
+
+impl Options {
+    /// A buffer of 512 MiB on 127.0.0.1.
+    pub fn new(store: Store) -> Options {
+        Options { store, capacity: 512 << 20, listen: "127.0.0.1".into(), patience_s: None }
+    }
+}
+
+struct Mount {
+    via: Via,
+    /// Its daemon, while it should live.
+    pid: Option<i32>,
+}
+
+/// What the server said when it started.
+struct Server {
+    pid: Option<i32>,
+    tcp: String,
+}
+
+struct State {
+    server: Mutex<Server>,
+    mounts: Mutex<Vec<Mount>>,
+    ended: Mutex<bool>,
+    signal: Condvar,
+}
+
+/// A server, a buffer, its mounts.
+pub struct Served {
+    options: Options,
+    base: PathBuf,
+    state: Arc<State>,
+}
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+impl Served {
+    /// A server with an empty buffer, and a mount for each of `mounts`.
+    pub fn new(store: Store, mounts: &[Via]) -> Served {
+        Served::with(Options::new(store), mounts)
+    }
+
+    /// The same, as the options say.
+    pub fn with(options: Options, mounts: &[Via]) -> Served {
+        // SAFETY: cannot fail.
+        let user = unsafe { libc::geteuid() };
+        assert_eq!(user, 0, "these tests mount file systems: run them as root");
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let parent = match options.store {
+            Store::Tmpfs => PathBuf::from("/dev/shm"),
+            Store::Directory => std::env::temp_dir(),
+        };
+        let base = parent.join(format!("forebay-shared-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(base.join("flash")).unwrap();
+        let tcp = format!("{}:0", options.listen);
+        let state = Arc::new(State {
+            server: Mutex::new(Server { pid: None, tcp }),
+            mounts: Mutex::default(),
+            ended: Mutex::new(false),
+            signal: Condvar::new(),
+        });
+        let served = Served { options, base, state };
+        served.watch();
+        served.start_server();
+        served.create_buffer();
+        for via in mounts {
+            served.mount(via.clone());
+        }
+        served
+    }
+
+    /// The mount point of mount `at`.
+    pub fn root(&self, at: usize) -> PathBuf {
+        self.base.join(format!("m{at}"))
+    }
+
+    /// A path in mount `at`, as bytes for a system call.
+    pub fn path(&self, at: usize, name: impl AsRef<[u8]>) -> Vec<u8> {
+        let mut path = sys::bytes(&self.root(at)).to_vec();
+        path.push(b'/');
+        path.extend_from_slice(name.as_ref());
+        path
+    }
+
+    /// Number of mounts made so far.
+    pub fn mount_count(&self) -> usize {
+        self.state.mounts.lock().unwrap().len()
+    }
+
+    /// Where the server listens on TCP.
+    pub fn tcp(&self) -> String {
+        self.state.server.lock().unwrap().tcp.clone()
+    }
+
+    fn unix(&self) -> String {
+        format!("unix:{}", self.base.join("sock").display())
+    }
+
+    fn forebay(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command
+            .args(arguments)
+            .env("FOREBAY_CONFIG_DIR", self.base.join("config"))
+            .env_remove("FOREBAY_SERVER")
+            .env_remove("FOREBAY_PATIENCE");
+        command
+    }
+
+    fn must(&self, command: &mut Command) -> String {
+        let (ok, said) = procs::try_run_for(command, COMMAND_LIMIT);
+        assert!(ok, "{command:?} failed: {said}\n{}", self.log_tail());
+        said
+    }
+
+    /// Starts the server (again), on the addresses that it had.
+    pub fn start_server(&self) {
+        let (tcp, unix) = (self.tcp(), self.unix());
+        let flash = self.base.join("flash");
+        let capacity = (2 * self.options.capacity).to_string();
+        let mut command = self.forebay(&["serve", "--background", "--json", "--flash"]);
+        command.arg(flash).args(["--capacity", &capacity, "--listen", &tcp, "--listen", &unix]);
+        let said = json(&self.must(&mut command));
+        let mut server = self.state.server.lock().unwrap();
+        server.pid = said["pid"].as_i64().map(|pid| pid as i32);
+        server.tcp = said["addresses"][0].as_str().unwrap().to_string();
+    }
+
+    fn create_buffer(&self) {
+        let capacity = self.options.capacity.to_string();
+        let kind = match self.options.store {
+            Store::Tmpfs => "tmpfs",
+            Store::Directory => "directory",
+        };
+        let mut command = self.forebay(&["buffer", "create", NAME, "--capacity", &capacity]);
+        command.args(["--store", kind, "--server", &self.unix()]);
+        self.must(&mut command);
+    }
+
+    /// `forebay buffer status --json`.
+    pub fn status(&self) -> serde_json::Value {
+        let mut command = self.forebay(&["buffer", "status", NAME, "--json", "--server"]);
+        json(&self.must(command.arg(self.unix())))
+    }
+
+    /// Mounts the buffer once more; the number of the new mount.
+    pub fn mount(&self, via: Via) -> usize {
+        let at = {
+            let mut mounts = self.state.mounts.lock().unwrap();
+            mounts.push(Mount { via, pid: None });
+            mounts.len() - 1
+        };
+        std::fs::create_dir_all(self.root(at)).unwrap();
+        self.mount_again(at);
+        at
+    }
+
+    /// Mounts `at` again by its command.
+    pub fn mount_again(&self, at: usize) {
+        let via = self.state.mounts.lock().unwrap()[at].via.clone();
+        let mut command = match &via {
+            Via::Namespace(name, _) => {
+                // `ip netns exec` would mount in a mount namespace of its own.
+                let mut command = Command::new("nsenter");
+                command
+                    .arg(format!("--net=/run/netns/{name}"))
+                    .arg(binary())
+                    .env("FOREBAY_CONFIG_DIR", self.base.join("config"));
+                command
+            }
+            _ => self.forebay(&[]),
+        };
+        command.args(["mount", "--json", "--buffer", NAME, "--server"]);
+        match &via {
+            Via::Local => command.arg(self.unix()),
+            Via::Tcp => command.arg(self.tcp()).arg("--no-fast-path"),
+            Via::Namespace(_, address) => command.arg(address).arg("--no-fast-path"),
+        };
+        if let Some(seconds) = self.options.patience_s {
+            command.args(["--patience", &seconds.to_string()]);
+        }
+        let said = json(&self.must(command.arg(self.root(at))));
+        let fast = self.options.store == Store::Tmpfs && via == Via::Local;
+        assert_eq!(said["fast_path"], fast, "{said}");
+        let pid = said["pid"].as_i64().unwrap() as i32;
+        self.state.mounts.lock().unwrap()[at].pid = Some(pid);
+    }
+
+    /// `forebay umount` with arguments; `Err` with what it said.
+    pub fn umount(&self, at: usize, args: &[&str]) -> Result<(), String> {
+        let mut command = self.forebay(&["umount"]);
+        command.args(args).arg(self.root(at));
+        match procs::try_run_for(&mut command, COMMAND_LIMIT) {
+            (true, _) => {
+                self.state.mounts.lock().unwrap()[at].pid = None;
+                Ok(())
+            }
+            (false, said) => Err(said),
+        }
+    }
+
+    fn mount_pid(&self, at: usize) -> i32 {
+        self.state.mounts.lock().unwrap()[at].pid.expect("the mount is not there")
+    }
+
+    /// Kills mount `at` with -9 and waits until it is gone.
+    pub fn kill_mount(&self, at: usize) {
+        kill(self.mount_pid(at));
+        self.state.mounts.lock().unwrap()[at].pid = None;
+    }
+
+    /// Stops mount `at` (SIGSTOP), or lets it go on (SIGCONT).
+    pub fn signal_mount(&self, at: usize, signal: i32) {
+        // SAFETY: plain numbers: our own daemon.
+        unsafe { libc::kill(self.mount_pid(at), signal) };
+    }
+
+    /// Kills the server with -9 and waits until it is gone.
+    pub fn kill_server(&self) {
+        let pid = self.state.server.lock().unwrap().pid.take().expect("the server is not there");
+        kill(pid);
+    }
+
+    /// Kills the server with -9 and starts it again.
+    pub fn kill_and_restart_server(&self) {
+        self.kill_server();
+        self.start_server();
+    }
+
+    /// The end of the logs, for a failure's message.
+    pub fn log_tail(&self) -> String {
+        let mut logs = vec![self.base.join("flash/forebay-server/forebay.log")];
+        for at in 0..self.mount_count() {
+            logs.extend(state_dir_log(&self.root(at)));
+        }
+        let mut text = String::new();
+        for log in logs {
+            if let Ok(said) = std::fs::read_to_string(&log) {
+                let lines: Vec<&str> = said.lines().collect();
+                text += &format!("--- {}\n", log.display());
+                text += &lines[lines.len().saturating_sub(20)..].join("\n");
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    fn watch(&self) {
+        let (base, state) = (self.base.clone(), Arc::clone(&self.state));
+        std::thread::spawn(move || {
+            let guard = state.ended.lock().unwrap();
+            let waited = state.signal.wait_timeout_while(guard, TEST_LIMIT, |ended| !*ended);
+            if !*waited.unwrap().0 {
+                eprintln!("{}: no end after {TEST_LIMIT:?}: aborted", base.display());
+                let count = state.mounts.lock().map_or(0, |mounts| mounts.len());
+                for at in 0..count {
+                    abort_connection(&base.join(format!("m{at}")));
+                }
+                state.kill_all();
+            }
+        });
+    }
+}
+
+impl State {
+    /// Kills every process that is still there.
+    fn kill_all(&self) {
+        let server = self.server.lock().ok().and_then(|mut server| server.pid.take());
+        let mounts = self.mounts.lock().ok();
+        let pids = mounts.into_iter().flat_map(|mut mounts| {
+            mounts.iter_mut().filter_map(|mount| mount.pid.take()).collect::<Vec<_>>()
+        });
+        for pid in pids.chain(server) {
+            // SAFETY: plain numbers: our own daemons.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    }
+}
+
+/// Where the mount's log is: `forebay status` would say, but not of a dead mount.
+fn state_dir_log(root: &Path) -> Option<PathBuf> {
+    let wanted = root.display().to_string();
+    for dir in std::fs::read_dir("/run/forebay").ok()?.flatten() {
+        let record = std::fs::read_to_string(dir.path().join("mount.json")).unwrap_or_default();
+        if record.contains(&format!("{wanted}\"")) {
+            return Some(dir.path().join("forebay.log"));
+        }
+    }
+    None
+}
+
+fn kill(pid: i32) {
+    // SAFETY: plain numbers: our own daemon.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    let start = Instant::now();
+    while alive(pid) {
+        assert!(start.elapsed() < DEATH_LIMIT, "{pid} does not die of SIGKILL");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn json(said: &str) -> serde_json::Value {
+    let line = said.lines().rfind(|line| line.starts_with('{')).unwrap_or(said);
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("not JSON ({error}): {said}"))
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        *self.state.ended.lock().unwrap() = true;
+        self.state.signal.notify_all();
+        let failed = std::thread::panicking();
+        if failed {
+            eprintln!("ends of the logs:\n{}", self.log_tail());
+        }
+        let mut why = String::new();
+        for at in 0..self.mount_count() {
+            if let Ok(mounts) = self.state.mounts.lock()
+                && let Some(pid) = mounts[at].pid
+            {
+                // SAFETY: plain numbers: our own daemon.
+                unsafe { libc::kill(pid, libc::SIGCONT) };
+            }
+            if let Err(said) = self.umount(at, &["--force"]) {
+                why += &said;
+            }
+        }
+        if self.state.server.lock().is_ok_and(|server| server.pid.is_some()) {
+            let mut destroy = self.forebay(&["buffer", "destroy", NAME, "--force", "--server"]);
+            let (ok, said) = procs::try_run_for(destroy.arg(self.unix()), COMMAND_LIMIT);
+            if !ok {
+                why += &said;
+            }
+        }
+        self.state.kill_all();
+        self.scrap();
+        assert!(failed || why.is_empty(), "the test's end failed: {why}");
+    }
+}
+
+impl Served {
+    /// Removes whatever is left, without asking the executable under test.
+    fn scrap(&self) {
+        for _ in 0..2 {
+            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let ours = format!("{}/", self.base.display());
+            let points: Vec<&str> = mounts.lines().filter_map(|l| l.split(' ').nth(4)).collect();
+            for point in points.iter().rev().filter(|p| p.starts_with(&ours)) {
+                let _ = Command::new("umount").arg("-l").arg(point).status();
+            }
+        }
+        let _ = std::fs::remove_dir_all(&self.base);
+    }
+}
