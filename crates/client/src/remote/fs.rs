@@ -3,7 +3,8 @@
 use super::RemoteFs;
 use super::peer::{Done, Room};
 use forebay_proto::api::{
-    CreateArgs, DirEntry, FileSystem, Locks, Notify, Opened, StatFs, WriteMode, rename_flags,
+    CreateArgs, DirEntry, FileSystem, Locks, NAME_MAX, Notify, Opened, StatFs, WriteMode,
+    rename_flags,
 };
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::net::call::{KeptAttr, MAX_LISTING_BYTES};
@@ -142,7 +143,8 @@ impl RemoteFs {
 
 impl FileSystem for RemoteFs {
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
-        if self.peer.kept.is_absent(parent, name) {
+        // A name that is too long is no absent name: the server says so.
+        if name.len() <= NAME_MAX && self.peer.kept.is_absent(parent, name) {
             return Err(Errno::ENOENT);
         }
         self.entry(caller, parent, Call::Lookup { parent, name })
