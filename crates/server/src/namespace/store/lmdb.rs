@@ -24,7 +24,7 @@ use super::segment::{self, HEADER_BYTES, LogFile, RECORD_HEADER_BYTES, RECORD_MA
 use super::space::{MAP_MIN_BYTES, Space, growth_bytes};
 use super::view::{Layers, View};
 use super::{Batch, NamespaceStore, StoreOptions, StoreUsage, files, recover};
-use crate::namespace::record::{AnswerRecord, Change, EntryRecord, InodeRecord, KeptAnswer};
+use crate::namespace::record::{Change, EntryRecord, InodeRecord, KeptAnswer};
 use forebay_proto::version::FLASH_FORMAT;
 use forebay_proto::{Cookie, Errno, Ino, Lsn, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};

@@ -26,7 +26,7 @@ pub use error::StoreError;
 pub use lmdb::LmdbStore;
 pub use verify::{DumpStats, Problem, verify};
 
-use super::record::{AnswerRecord, Change, EntryRecord, InodeRecord, KeptAnswer};
+use super::record::{Change, EntryRecord, InodeRecord, KeptAnswer};
 use forebay_proto::{Cookie, Ino, Lsn, RequestId, Result};
 
 /// Changes that become visible, and survive, all together.
