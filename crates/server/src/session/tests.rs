@@ -109,6 +109,7 @@ impl Client<'_> {
             slot: SlotId(0),
             slot_seq: seq,
             caller: Caller::root(),
+            cpu: None,
             call,
         };
         self.rig.sessions.call(&self.session, &request, payload, &mut Vec::new(), true)
