@@ -8,7 +8,7 @@
 //! Made by the mount command (`forebay` crate), later also by `forebay serve`.
 
 use crate::flash::Store;
-use crate::mover::{Mover, MoverOptions};
+use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX};
 use crate::namespace::store::{LmdbStore, StoreOptions};
 use crate::namespace::{Namespace, NamespaceOptions, RecoveryReport};
 use crate::objects::{Accounting, Objects};
@@ -161,9 +161,13 @@ impl Server {
     }
 
     /// Stops staging (resumable), background work and the store, writes everything down, and
-    /// hands the store back to be kept or destroyed. The mount must be gone.
+    /// hands the store back to be kept or destroyed. The mount must be gone. Refused while a plan
+    /// is left behind that holds files of the buffer open: see [`Mover::shutdown`].
     pub fn close(&self) -> Result<Store, ControlError> {
-        self.mover.shutdown();
+        if let Some(stuck) = self.mover.shutdown(STAGING_WAIT_MAX).first() {
+            let error = failed("stop staging of", self.store.dir(), stuck, Some(libc::ETIMEDOUT));
+            return Err(error.hint("the next mount recovers the buffer"));
+        }
         self.namespace.close();
         let meta = self.store.meta_dir();
         self.names.close().map_err(|e| failed("close the namespace in", &meta, e, None))?;
@@ -177,7 +181,7 @@ impl Server {
 
     /// Stops everything without writing it down, for a buffer that is to be destroyed.
     pub fn abandon(&self) -> Store {
-        self.mover.shutdown();
+        self.mover.shutdown(STAGING_WAIT_MAX);
         self.namespace.close();
         self.store.clone()
     }

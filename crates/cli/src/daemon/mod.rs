@@ -8,6 +8,7 @@
 mod busy;
 mod control;
 mod ending;
+mod leave;
 mod logging;
 mod requests;
 mod signals;

@@ -4,6 +4,7 @@
 //! changes its own plans only, the superuser all.
 
 use super::buffer::Buffer;
+use super::gate::Gate;
 use super::identity::Identity;
 use super::journal::{Journal, Past};
 use super::pfs::{Pfs, PfsHook};
@@ -32,6 +33,8 @@ use std::time::Duration;
 pub const KEEP_FINISHED_PLANS: usize = 64;
 /// Longest that a cancel waits for calls that the PFS has not answered.
 pub const CANCEL_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Longest that an end in order waits for plans whose PFS does not answer.
+pub const STAGING_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Plans that may wait for their turn.
 pub const QUEUED_PLANS_MAX: usize = 1_000;
 
@@ -64,33 +67,36 @@ impl Default for MoverOptions {
 
 /// The staging engine of one buffer.
 pub struct Mover {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
-struct Shared {
-    tree: Arc<dyn BufferTree>,
+pub(super) struct Shared {
+    pub tree: Arc<Gate>,
     plans_dir: PathBuf,
     options: MoverOptions,
-    state: Mutex<State>,
-    changed: Condvar,
+    pub state: Mutex<State>,
+    pub changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    plans: BTreeMap<PlanId, Arc<Plan>>,
-    queue: VecDeque<PlanId>,
-    active: BTreeSet<PlanId>,
-    threads: Vec<JoinHandle<()>>,
+pub(super) struct State {
+    pub plans: BTreeMap<PlanId, Arc<Plan>>,
+    pub queue: VecDeque<PlanId>,
+    pub active: BTreeSet<PlanId>,
+    pub threads: Vec<(PlanId, JoinHandle<()>)>,
     newest: u64,
-    shut_down: bool,
+    /// No plan is started, for a while or for good.
+    pub shut_down: bool,
+    /// Plans were left behind at the end: nothing starts any more, nothing is waited for.
+    pub left_behind: bool,
 }
 
 /// A plan in memory.
-struct Plan {
-    file: Mutex<PlanFile>,
+pub(super) struct Plan {
+    pub file: Mutex<PlanFile>,
     uid: u32,
-    dir: PlanDir,
-    pace: Arc<Pace>,
+    pub dir: PlanDir,
+    pub pace: Arc<Pace>,
     progress: Arc<Progress>,
     journal: OnceLock<Arc<Journal>>,
     state: Mutex<PlanState>,
@@ -121,6 +127,7 @@ impl Mover {
             }
         }
         let (state, changed) = (Mutex::new(state), Condvar::new());
+        let tree = Arc::new(Gate::new(tree));
         Ok(Mover { shared: Arc::new(Shared { tree, plans_dir, options, state, changed }) })
     }
 
@@ -181,11 +188,11 @@ impl Mover {
     /// with ETIMEDOUT after [`CANCEL_WAIT_MAX`]: a call that a PFS does not answer cannot be taken
     /// back, and the plan ends when it is. A plan that has ended stays as it is.
     pub fn cancel(&self, who: &Caller, plan: PlanId) -> Result<PlanStatus, ControlError> {
-        let found = self.find(who, plan)?;
-        tracing::info!(plan = %plan, uid = who.uid, "staging plan is cancelled");
-        found.pace.stop(StopReason::Cancel);
         let shared = &self.shared;
         let mut state = shared.state.lock();
+        let mut found = state.find(who, plan)?;
+        tracing::info!(plan = %plan, uid = who.uid, "staging plan is cancelled");
+        found.pace.stop(StopReason::Cancel);
         if !found.is_final() && !state.active.contains(&plan) && !state.shut_down {
             // It runs for the moment that removing what an earlier run left takes.
             state.queue.retain(|queued| *queued != plan);
@@ -197,6 +204,7 @@ impl Mover {
                 drop(state);
                 return Err(still_stopping(&found.file.lock().spec.pfs_path, plan));
             }
+            found = state.find(who, plan)?;
         }
         drop(state);
         Ok(found.status())
@@ -209,32 +217,41 @@ impl Mover {
         plan: PlanId,
         timeout: Duration,
     ) -> Result<PlanStatus, ControlError> {
-        let found = self.find(who, plan)?;
         let end = std::time::Instant::now() + timeout;
         let mut state = self.shared.state.lock();
+        let mut found = state.find(who, plan)?;
         while !found.is_final() {
             if self.shared.changed.wait_until(&mut state, end).timed_out() {
                 break;
             }
+            found = state.find(who, plan)?;
         }
         drop(state);
         Ok(found.status())
     }
 
     /// Changes the rate limit of a plan, in bytes per second; 0 = none. It holds after a restart.
+    /// Refused for a plan that has ended.
     pub fn set_rate(
         &self,
         who: &Caller,
         plan: PlanId,
         bytes_per_s: u64,
     ) -> Result<PlanStatus, ControlError> {
-        let found = self.find(who, plan)?;
-        if !found.is_final() {
-            found.pace.set_rate(bytes_per_s);
-            let mut file = found.file.lock();
-            file.spec.rate_bytes_per_s = bytes_per_s;
-            found.dir.write(&file).map_err(|e| plan_error("change rate", e, None))?;
+        // Held all the while: a plan that is stopped and goes on is made anew of its file.
+        let state = self.shared.state.lock();
+        let found = state.find(who, plan)?;
+        if found.is_final() {
+            let mut error = plan_error("change rate", Errno::EINVAL, None);
+            error.why = format!("plan {plan} has ended; nothing was changed");
+            error.hint = Some(format!("see `forebay stage status {plan}`"));
+            return Err(error);
         }
+        found.pace.set_rate(bytes_per_s);
+        let mut file = found.file.lock();
+        file.spec.rate_bytes_per_s = bytes_per_s;
+        found.dir.write(&file).map_err(|e| plan_error("change rate", e, None))?;
+        drop(file);
         Ok(found.status())
     }
 
@@ -253,27 +270,14 @@ impl Mover {
         shared.start_next(&mut state);
     }
 
-    /// Stops all plans such that a later server can resume them; returns when nothing runs.
-    pub fn shutdown(&self) {
-        let threads = {
-            let mut state = self.shared.state.lock();
-            state.shut_down = true;
-            state.queue.clear();
-            for plan in state.plans.values() {
-                plan.pace.stop(StopReason::Shutdown);
-            }
-            self.shared.changed.notify_all();
-            std::mem::take(&mut state.threads)
-        };
-        for thread in threads {
-            // A panic of it was reported by its plan.
-            let _ = thread.join();
-        }
-    }
-
     fn find(&self, who: &Caller, plan: PlanId) -> Result<Arc<Plan>, ControlError> {
-        let found = self.shared.state.lock().plans.get(&plan).cloned();
-        match found {
+        self.shared.state.lock().find(who, plan)
+    }
+}
+
+impl State {
+    fn find(&self, who: &Caller, plan: PlanId) -> Result<Arc<Plan>, ControlError> {
+        match self.plans.get(&plan).cloned() {
             Some(found) if found.belongs_to(who) => Ok(found),
             _ => {
                 let mut error = plan_error("find staging plan", Errno::ENOENT, None);
@@ -287,13 +291,13 @@ impl Mover {
 
 impl Drop for Mover {
     fn drop(&mut self) {
-        self.shutdown();
+        self.shutdown(STAGING_WAIT_MAX);
     }
 }
 
 impl Shared {
     /// Starts queued plans while there is room.
-    fn start_next(self: &Arc<Shared>, state: &mut State) {
+    pub fn start_next(self: &Arc<Shared>, state: &mut State) {
         while state.active.len() < self.options.concurrent_plans.max(1) && !state.shut_down {
             let Some(id) = state.queue.pop_front() else { return };
             self.launch(state, id);
@@ -302,14 +306,14 @@ impl Shared {
 
     fn launch(self: &Arc<Shared>, state: &mut State, id: PlanId) {
         let Some(plan) = state.plans.get(&id).cloned() else { return };
-        state.threads.retain(|thread| !thread.is_finished());
+        state.threads.retain(|(_, thread)| !thread.is_finished());
         let shared = self.clone();
         let for_thread = plan.clone();
         let body = move || shared.run_plan(&for_thread);
         match std::thread::Builder::new().name(format!("stage-{id}")).spawn(body) {
             Ok(thread) => {
                 state.active.insert(id);
-                state.threads.push(thread);
+                state.threads.push((id, thread));
             }
             Err(error) => {
                 plan.progress.failed(plan_failure("start a thread", &error.to_string()));
@@ -324,13 +328,20 @@ impl Shared {
             plan.progress.failed(plan_failure("run", "internal error, please report it"));
             Some(PlanState::Failed)
         });
-        match ended {
-            Some(state) => plan.end(state),
-            None => *plan.state.lock() = PlanState::Queued,
+        {
+            // Left behind, a plan no longer owns its files: a later server may have them.
+            let Ok(_open) = self.tree.enter() else { return };
+            match ended {
+                Some(state) => plan.end(state),
+                None => *plan.state.lock() = PlanState::Queued,
+            }
         }
         let mut state = self.state.lock();
         let id = plan.file.lock().plan;
         state.active.remove(&id);
+        if ended.is_none() && !state.shut_down {
+            state.queue_again(id);
+        }
         self.forget_old(&mut state);
         self.start_next(&mut state);
         self.changed.notify_all();
@@ -409,7 +420,7 @@ impl Shared {
 }
 
 impl Plan {
-    fn new(file: PlanFile, dir: PlanDir, finished: Option<PlanStatus>) -> Plan {
+    pub fn new(file: PlanFile, dir: PlanDir, finished: Option<PlanStatus>) -> Plan {
         let state = finished.as_ref().map_or(PlanState::Queued, |status| status.state);
         let last = OnceLock::new();
         if let Some(status) = finished {
@@ -431,7 +442,7 @@ impl Plan {
         who.uid == 0 || who.uid == self.uid
     }
 
-    fn is_final(&self) -> bool {
+    pub fn is_final(&self) -> bool {
         self.state.lock().is_final()
     }
 
