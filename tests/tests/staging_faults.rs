@@ -144,6 +144,27 @@ fn a_pfs_that_calls_data_a_hole_loses_nothing() {
 }
 
 #[test]
+fn a_pfs_that_says_no_sizes_loses_nothing() {
+    for kind in [Kind::Tmpfs, Kind::Served] {
+        let buffer = Buffer::mount(kind, 64 << 20);
+        let site = Site::new(&buffer, false);
+        std::fs::write(site.backing().join("tree/big"), vec![9; 21 << 20]).unwrap();
+        std::fs::write(site.backing().join("tree/empty"), b"").unwrap();
+        site.pfs().weather.hide_sizes();
+        assert_eq!(std::fs::metadata(site.on_pfs().join("big")).unwrap().len(), 0);
+        site.goes_through();
+        assert!(std::fs::read(site.inside().join("big")).unwrap() == vec![9; 21 << 20]);
+        assert_eq!(std::fs::read(site.inside().join("empty")).unwrap(), b"");
+        // Capacity holds also for what was not foreseen.
+        let large = std::fs::File::create(site.backing().join("tree/large")).unwrap();
+        large.set_len(100 << 20).unwrap();
+        let (ok, said) = try_run(&mut site.stage(&[]));
+        assert!(!ok && said.contains("ENOSPC"), "{said}");
+        assert!(!site.inside().join("large").exists());
+    }
+}
+
+#[test]
 fn a_pfs_that_is_gone_in_the_middle_is_told_and_loses_nothing() {
     both_ways(|site| {
         let plan = site.stage_into(Air::Still, &[]);

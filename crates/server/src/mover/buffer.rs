@@ -9,8 +9,11 @@ use super::side::{At, Located, Source, Target};
 use super::tree::BufferTree;
 use forebay_proto::attr::{FileKind, SetAttr, SetTime};
 use forebay_proto::{Caller, Errno, Ino, Result};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Most symbolic links followed in one path, as in the kernel.
+const LINKS_MAX: usize = 40;
 /// Mode of directories made on the way to a target.
 const PARENT_MODE: u32 = 0o755;
 
@@ -19,6 +22,8 @@ const PARENT_MODE: u32 = 0o755;
 pub(super) struct Buffer {
     pub tree: Arc<dyn BufferTree>,
     pub who: Caller,
+    /// Where it is mounted: absolute symbolic links are meant from there.
+    pub mount_point: Option<Vec<u8>>,
 }
 
 fn ino(dir: &Dir) -> Result<Ino> {
@@ -51,6 +56,55 @@ impl Buffer {
             at = self.child_dir(&at, name)?;
         }
         Ok(at)
+    }
+
+    /// The path without symbolic links, `.` and `..` of what the user named; a link that leads out
+    /// of the buffer is refused.
+    fn follow(&self, path: &[u8]) -> Outcome<Vec<u8>> {
+        let fault = Fault::source("open source");
+        let parts = |path: &[u8]| -> VecDeque<Vec<u8>> {
+            let names = path.split(|&b| b == b'/').filter(|name| !name.is_empty() && *name != b".");
+            names.map(<[u8]>::to_vec).collect()
+        };
+        let mut todo = parts(path);
+        let mut here: Vec<(Ino, Vec<u8>)> = Vec::new();
+        let mut links = 0;
+        while let Some(name) = todo.pop_front() {
+            if name == b".." {
+                here.pop().ok_or_else(|| leads_out(path))?;
+                continue;
+            }
+            let dir = here.last().map_or(Ino::ROOT, |(ino, _)| *ino);
+            let attr = self.tree.child(&self.who, dir, &name).map_err(&fault)?;
+            if attr.kind() != FileKind::Symlink {
+                here.push((attr.ino, name));
+                continue;
+            }
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(fault(Errno::ELOOP));
+            }
+            let mut to = self.tree.readlink(attr.ino).map_err(&fault)?;
+            if to.first() == Some(&b'/') {
+                to = self.below_mount(&to).ok_or_else(|| leads_out(&to))?.to_vec();
+                here.clear();
+            }
+            let mut ahead = parts(&to);
+            ahead.append(&mut todo);
+            todo = ahead;
+        }
+        let mut real = Vec::new();
+        for (_, name) in &here {
+            real.push(b'/');
+            real.extend_from_slice(name);
+        }
+        Ok(if real.is_empty() { b"/".to_vec() } else { real })
+    }
+
+    /// The path in the buffer of one below its mount point.
+    fn below_mount<'p>(&self, path: &'p [u8]) -> Option<&'p [u8]> {
+        let rest = path.strip_prefix(trim_end(self.mount_point.as_deref()?))?;
+        (rest.is_empty() || rest[0] == b'/').then_some(rest)
     }
 
     /// Owner, xattrs, mode, times, in this order: chown takes suid off, an ACL changes the mode,
@@ -97,7 +151,8 @@ impl Source for Buffer {
 
     fn locate(&self, path: &[u8]) -> Outcome<Located> {
         let fault = Fault::source("open source");
-        let (parent, name) = split(path).ok_or_else(|| {
+        let path = self.follow(path)?;
+        let (parent, name) = split(&path).ok_or_else(|| {
             Fault::of(Sort::Refused, Where::Source, "open source", "it has no name of its own")
         })?;
         let dir = self.dir(parent).map_err(&fault)?;
@@ -220,6 +275,11 @@ impl Target for Buffer {
         Ok(Temp { file: new.file, at: TempAt::Buffer { ino: new.ino } })
     }
 
+    fn grow(&self, temp: &Temp, size_bytes: u64) -> Outcome<()> {
+        let grown = self.tree.grow_file(temp_ino(temp)?, size_bytes);
+        grown.map_err(Fault::target("write target"))
+    }
+
     fn writing(&self) -> Outcome<Option<Acting>> {
         Ok(None)
     }
@@ -289,6 +349,12 @@ impl Target for Buffer {
         // Inodes without names are dropped by the buffer itself when its server starts.
         Ok(())
     }
+}
+
+fn leads_out(to: &[u8]) -> Fault {
+    let why = format!("it leads out of the buffer, to {}", String::from_utf8_lossy(to));
+    let errno = Errno::EXDEV;
+    Fault { errno, ..Fault::of(Sort::Refused, Where::Source, "open source", why) }
 }
 
 fn temp_ino(temp: &Temp) -> Outcome<Ino> {

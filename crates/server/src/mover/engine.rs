@@ -380,7 +380,8 @@ impl Shared {
             hook: self.options.hook.clone(),
             temp_prefix: format!(".forebay-{id}.{token:08x}-").into_bytes(),
         };
-        let buffer = Buffer { tree: self.tree.clone(), who };
+        let mount_point = self.options.mount_point.as_ref().map(bytes);
+        let buffer = Buffer { tree: self.tree.clone(), who, mount_point };
         let (source, target): (Box<dyn Source>, Box<dyn Target>) = match spec.direction {
             Direction::In => (Box::new(pfs.clone()), Box::new(buffer)),
             Direction::Out => (Box::new(buffer), Box::new(pfs.clone())),

@@ -86,6 +86,11 @@ impl BufferTree for Gate {
         self.tree.begin_file(who, dir, size_bytes)
     }
 
+    fn grow_file(&self, ino: Ino, size_bytes: u64) -> Result<()> {
+        let _open = self.enter()?;
+        self.tree.grow_file(ino, size_bytes)
+    }
+
     fn finish_file(&self, ino: Ino) -> Result<()> {
         let _open = self.enter()?;
         self.tree.finish_file(ino)

@@ -15,7 +15,8 @@ pub(super) trait Source: Send + Sync {
     /// Opens the directory a plan starts from. Symbolic links in the path that the user named
     /// are followed (PFS).
     fn top(&self, path: &[u8]) -> Outcome<Dir>;
-    /// Finds the object that the user named; a symbolic link there is followed (PFS).
+    /// Finds the object that the user named; symbolic links on the way and there are followed, in
+    /// the buffer as far as they stay in it.
     fn locate(&self, path: &[u8]) -> Outcome<Located>;
     /// Walks `rel` down from a top directory, never through a symbolic link.
     fn reopen(&self, top: &[u8], rel: &[u8]) -> Outcome<Dir>;
@@ -53,6 +54,8 @@ pub(super) trait Target: Send + Sync {
     fn make_dir(&self, dir: &Dir, name: &[u8]) -> Outcome<Dir>;
     /// Makes a file without its name yet. `temp` numbers it within the plan.
     fn begin(&self, dir: &Dir, size_bytes: u64, temp: u64) -> Outcome<Temp>;
+    /// Makes room for a file that becomes larger than it was begun with.
+    fn grow(&self, temp: &Temp, size_bytes: u64) -> Outcome<()>;
     /// Runs what follows with the rights that writing needs.
     fn writing(&self) -> Outcome<Option<Acting>>;
     /// Owner, xattrs, ACLs, mode and times, in the order in which they do not undo each other.

@@ -9,8 +9,9 @@
 //! * `List`: the source is a file of lines, each a path on the source's side; each goes into the
 //!   target directory under its last name. Relative lines are relative to the list's directory.
 //!   For a stage-out the list lies in the buffer; its lines are paths as the job sees them
-//!   (below the mount point) or absolute from the buffer's root. Empty lines are ignored; two
-//!   lines with one last name are an error, not an overwriting.
+//!   (below the mount point) or absolute from the buffer's root. A line that names a symbolic
+//!   link to a file stages the file under the link's name. Empty lines are ignored; two lines
+//!   with one last name are an error, not an overwriting.
 
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::Record;
@@ -146,9 +147,12 @@ impl<'a> Walker<'a> {
             let why = "it is not a regular file with one path a line";
             return Err(refused(Where::Source, Errno::EINVAL, "read list", why));
         }
-        if located.meta.size_bytes > LIST_BYTES_MAX {
+        let too_long = || {
             let why = format!("a list may have at most {LIST_BYTES_MAX} bytes");
-            return Err(Fault::of(Sort::Refused, Where::Source, "read list", why));
+            Fault::of(Sort::Refused, Where::Source, "read list", why)
+        };
+        if located.meta.size_bytes > LIST_BYTES_MAX {
+            return Err(too_long());
         }
         let open = self.run.source.open(&located.dir, &located.name, &located.meta)?;
         let mut text = Vec::new();
@@ -156,7 +160,10 @@ impl<'a> Walker<'a> {
         // A file of the buffer may be shared: read from its start, whatever its position.
         rustix::fs::seek(file, rustix::fs::SeekFrom::Start(0))
             .map_err(|e| fault(super::pfs::errno(e)))?;
-        file.take(LIST_BYTES_MAX).read_to_end(&mut text).map_err(|e| fault(e.into()))?;
+        let read = file.take(LIST_BYTES_MAX + 1).read_to_end(&mut text);
+        if read.map_err(|e| fault(e.into()))? as u64 > LIST_BYTES_MAX {
+            return Err(too_long());
+        }
         let lines = text.split(|&b| b == b'\n').map(<[u8]>::to_vec);
         Ok(lines.filter(|line| !line.is_empty()).collect())
     }

@@ -216,6 +216,7 @@ impl<'a> Worker<'a> {
         }
         let published = run.target.publish(temp, &dirs.1, &task.target_name)?;
         target.temp = None;
+        run.progress.resized(source.meta.size_bytes, copied.size_bytes());
         if let Some(leader) = &task.leader {
             leader.published.store(true, Relaxed);
         }
@@ -290,6 +291,7 @@ impl<'a> Worker<'a> {
                 target.counted.fetch_add(bytes, Relaxed);
                 run.progress.copied(bytes);
             },
+            grow: &|size_bytes| run.target.grow(target.temp()?, size_bytes),
             follow: run.spec.verify == Verify::Cache,
         };
         let temp = target.temp()?;
@@ -298,7 +300,7 @@ impl<'a> Worker<'a> {
             copy(&env, &source.file, &source.meta, &temp.file, &mut self.memory)?
         };
         // What a hole adds to the size is done with no byte moved.
-        let holes = source.meta.size_bytes.saturating_sub(target.counted.load(Relaxed));
+        let holes = copied.size_bytes().saturating_sub(target.counted.load(Relaxed));
         (env.count)(holes);
         keep_atime(temp, true);
         let partial = match run.target.dress(temp, &source.meta, &xattrs) {

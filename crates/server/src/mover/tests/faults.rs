@@ -159,6 +159,36 @@ fn a_source_that_changes_is_never_published_as_good() {
 }
 
 #[test]
+fn a_source_that_grows_or_shrinks_is_copied_again() {
+    for (begun, ended) in [(1_000_000, 1_000_010), (1_000_000, 999_990), (0, 10), (20 << 20, 5)] {
+        let once = Arc::new(AtomicBool::new(false));
+        let path = Arc::new(parking_lot::Mutex::new(PathBuf::new()));
+        let hook: PfsHook = {
+            let (once, path) = (once.clone(), path.clone());
+            Arc::new(move |call, _| {
+                if call == "read" && !once.swap(true, Relaxed) {
+                    std::fs::write(&*path.lock(), noise(ended, 2)).unwrap();
+                }
+                Ok(())
+            })
+        };
+        let site = with_hook(hook);
+        *path.lock() = site.pfs("f");
+        std::fs::write(site.pfs("f"), noise(begun, 1)).unwrap();
+        let mut spec = site.stage_in("f", "/f");
+        spec.retries = 0;
+        let status = site.run(spec);
+        let why = &status.errors[0].why;
+        assert!(why.contains("changed while it was copied"), "{begun} {ended}: {why}");
+        assert!(!site.buffer("f").exists());
+        once.store(false, Relaxed);
+        std::fs::write(site.pfs("f"), noise(begun, 1)).unwrap();
+        site.must(site.stage_in("f", "/f"));
+        assert_eq!(std::fs::read(site.buffer("f")).unwrap(), noise(ended, 2));
+    }
+}
+
+#[test]
 fn transient_errors_are_retried_and_permanent_ones_are_not() {
     for (errno, calls) in [(Errno::EIO, 3), (Errno::ESTALE, 3), (Errno::EACCES, 1)] {
         for call in ["open", "read", "write", "fsync", "rename", "create"] {

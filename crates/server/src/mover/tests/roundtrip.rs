@@ -301,6 +301,76 @@ fn lists_name_paths_on_either_side() {
     assert!(status.errors.iter().any(|e| e.errno == libc::EEXIST), "{:?}", status.errors);
 }
 
+/// Files of /proc say that they are empty, those of /sys that they have a page.
+#[test]
+fn a_file_is_read_to_its_end_whatever_its_size_says() {
+    let site = Site::new();
+    for path in ["/proc/version", "/proc/cpuinfo", "/sys/kernel/mm/transparent_hugepage/enabled"] {
+        let path = Path::new(path);
+        let text = std::fs::read(path).unwrap();
+        assert_ne!(path.metadata().unwrap().len(), text.len() as u64, "a test for nothing");
+        for verify in [Verify::Cache, Verify::Medium] {
+            let mut stage = spec(Direction::In, path, "/f");
+            stage.verify = verify;
+            assert_eq!(site.must(stage).bytes_done, text.len() as u64);
+            assert_eq!(std::fs::read(site.buffer("f")).unwrap(), text);
+        }
+    }
+}
+
+#[test]
+fn a_symbolic_link_in_a_list_is_followed_in_both_directions() {
+    let options = crate::mover::MoverOptions {
+        mount_point: Some("/mnt/bb".into()),
+        ..crate::mover::MoverOptions::default()
+    };
+    let site = Site::with(options);
+    for top in [site.pfs("from"), site.buffer("from")] {
+        std::fs::create_dir_all(top.join("dir/sub")).unwrap();
+        std::fs::write(top.join("dir/f"), b"1").unwrap();
+        let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, top.join(name)).unwrap();
+        link("dir/sub/../f", "near");
+        link("near", "far");
+        link("dir", "way");
+        link("loop", "loop");
+        link("dir/sub", "tree");
+        std::fs::write(top.join("list"), "near\nfar\nway/f\n").unwrap();
+        std::fs::write(top.join("bad"), "loop\ntree\n").unwrap();
+    }
+    let list = |direction, pfs: &str, buffer: &str| {
+        let stage = spec(direction, &site.pfs(pfs), buffer);
+        forebay_proto::control::StageSpec { kind: StageKind::List, ..stage }
+    };
+    for (direction, to) in [(Direction::In, site.buffer("to")), (Direction::Out, site.pfs("to"))] {
+        let plan = |name: &str| match direction {
+            Direction::In => list(direction, &format!("from/{name}"), "/to"),
+            Direction::Out => list(direction, "to", &format!("/from/{name}")),
+        };
+        site.must(plan("list"));
+        for name in ["near", "far", "f"] {
+            assert!(to.join(name).symlink_metadata().unwrap().is_file(), "{name}");
+            assert_eq!(std::fs::read(to.join(name)).unwrap(), b"1");
+        }
+        let status = site.run(plan("bad"));
+        assert_eq!(status.files_failed, 2, "{:?}", status.errors);
+        assert!(status.errors.iter().all(|e| e.errno == libc::ELOOP), "{:?}", status.errors);
+    }
+    let link = |to: &str, name: &str| {
+        std::os::unix::fs::symlink(to, site.buffer("from").join(name)).unwrap();
+    };
+    link("/mnt/bb/from/dir/f", "whole");
+    std::fs::write(site.buffer("from/list"), "whole\n").unwrap();
+    site.must(list(Direction::Out, "to", "/from/list"));
+    assert_eq!(std::fs::read(site.pfs("to/whole")).unwrap(), b"1");
+    for (number, to) in ["/etc/hostname", "/mnt/bbb/x", "../../x"].iter().enumerate() {
+        link(to, &format!("out{number}"));
+        std::fs::write(site.buffer("from/list"), format!("out{number}\n")).unwrap();
+        let status = site.run(list(Direction::Out, "to", "/from/list"));
+        assert_eq!(status.errors[0].errno, libc::EXDEV, "{to}: {:?}", status.errors);
+        assert!(status.errors[0].why.contains("leads out of the buffer"), "{:?}", status.errors);
+    }
+}
+
 #[test]
 fn paths_must_be_absolute_and_below_an_allowed_root() {
     let site = Site::new();
