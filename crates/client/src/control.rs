@@ -42,7 +42,7 @@ pub struct Control {
 #[serde(untagged)]
 enum Greeting {
     Welcome(Welcome),
-    Reply(Reply),
+    Reply(Box<Reply>),
 }
 
 impl Control {
@@ -77,8 +77,10 @@ impl Control {
         match greeting {
             Greeting::Welcome(welcome) if welcome.protocol == CONTROL_PROTOCOL => Ok(control),
             Greeting::Welcome(welcome) => Err(other_version(store_dir, &welcome)),
-            Greeting::Reply(Reply::Error(error)) => Err(error),
-            Greeting::Reply(_) => Err(control.broken("it answered a greeting with something else")),
+            Greeting::Reply(reply) => match *reply {
+                Reply::Error(error) => Err(error),
+                _ => Err(control.broken("it answered a greeting with something else")),
+            },
         }
     }
 

@@ -95,6 +95,7 @@ impl Server {
         let mover_options = MoverOptions {
             pfs_roots: options.pfs_roots,
             mount_point: Some(mount_point.into()),
+            buffer_prefix: mount_point.as_bytes().to_vec(),
             ..MoverOptions::default()
         };
         let mover = Arc::new(Mover::new(namespace.clone(), store.plans_dir(), mover_options)?);

@@ -116,7 +116,7 @@ impl Buffer {
         let mut lost = None;
         for (name, value) in xattrs {
             if let Err(e) = self.tree.set_xattr(&self.who, ino, name, value) {
-                lost = Some((String::from_utf8_lossy(name).into_owned(), e));
+                lost = Some(Fault::lost_xattr(name, e));
             }
         }
         let mut mode = meta.mode;
@@ -133,14 +133,7 @@ impl Buffer {
             ..SetAttr::default()
         };
         self.tree.set_attr(&self.who, ino, &rest).map_err(&fault)?;
-        match lost {
-            None => Ok(()),
-            Some((name, e)) => Err(Fault {
-                sort: Sort::Partial,
-                why: Some(format!("xattr {name} could not be kept: {e}; data and mode are there")),
-                ..Fault::target("set xattr")(e)
-            }),
-        }
+        lost.map_or(Ok(()), Err)
     }
 }
 
@@ -205,6 +198,11 @@ impl Source for Buffer {
 
     fn file_xattrs(&self, open: &OpenSource) -> Outcome<Xattrs> {
         let got = self.tree.xattrs(&self.who, Ino(open.meta.ino));
+        got.map_err(Fault::source("read xattrs of source"))
+    }
+
+    fn name_xattrs(&self, _dir: &Dir, _name: &[u8], meta: &Meta) -> Outcome<Xattrs> {
+        let got = self.tree.xattrs(&self.who, Ino(meta.ino));
         got.map_err(Fault::source("read xattrs of source"))
     }
 
@@ -306,17 +304,17 @@ impl Target for Buffer {
         }
     }
 
-    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta) -> Outcome<()> {
+    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
         let made = ino(at.dir).and_then(|dir| self.tree.symlink(&self.who, dir, at.name, to));
         let attr = made.map_err(Fault::target("make symbolic link"))?;
-        self.dress_ino(attr.ino, meta, &Vec::new())
+        self.dress_ino(attr.ino, meta, xattrs)
     }
 
-    fn node(&self, at: At<'_>, meta: &Meta) -> Outcome<()> {
+    fn node(&self, at: At<'_>, meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
         let made = ino(at.dir)
             .and_then(|dir| self.tree.mknod(&self.who, dir, at.name, meta.kind, 0o600, meta.rdev));
         let attr = made.map_err(Fault::target("make special file"))?;
-        self.dress_ino(attr.ino, meta, &Vec::new())
+        self.dress_ino(attr.ino, meta, xattrs)
     }
 
     fn link(&self, old_dir: &Dir, old_name: &[u8], at: At<'_>) -> Outcome<()> {

@@ -10,7 +10,7 @@ use super::journal::{Journal, Past};
 use super::pfs::{Pfs, PfsHook};
 use super::plan::{PlanDir, PlanFile};
 use super::progress::Progress;
-use super::run::Run;
+use super::run::{Bound, Run};
 use super::side::{Source, Target};
 use super::stop::{Pace, StopReason};
 use super::tree::BufferTree;
@@ -31,6 +31,10 @@ use std::time::Duration;
 
 /// Finished plans that are kept to be asked about; older ones are forgotten.
 pub const KEEP_FINISHED_PLANS: usize = 64;
+/// Most memory for the directories of a plan, which are finished after all that is in them.
+pub const DIR_RECORDS_BYTES_MAX: u64 = 256 << 20;
+/// Most memory for the files of a plan that have several names, which are linked at the end.
+pub const LINK_RECORDS_BYTES_MAX: u64 = 256 << 20;
 /// Longest that a cancel waits for calls that the PFS has not answered.
 pub const CANCEL_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Longest that an end in order waits for plans whose PFS does not answer.
@@ -49,6 +53,13 @@ pub struct MoverOptions {
     pub pfs_roots: Vec<PathBuf>,
     /// Where the buffer is mounted: lists of a stage-out name files by paths below it.
     pub mount_point: Option<PathBuf>,
+    /// What stands before paths of the buffer in messages: the mount point, or `NAME:` of a buffer
+    /// that has none.
+    pub buffer_prefix: Vec<u8>,
+    /// Most memory for the directories of a plan, in bytes.
+    pub dir_records_bytes_max: u64,
+    /// Most memory for the files of a plan that have several names, in bytes.
+    pub link_records_bytes_max: u64,
     /// For tests of faults of the PFS.
     pub hook: Option<PfsHook>,
 }
@@ -60,6 +71,9 @@ impl Default for MoverOptions {
             concurrent_plans: 2,
             pfs_roots: Vec::new(),
             mount_point: None,
+            buffer_prefix: Vec::new(),
+            dir_records_bytes_max: DIR_RECORDS_BYTES_MAX,
+            link_records_bytes_max: LINK_RECORDS_BYTES_MAX,
             hook: None,
         }
     }
@@ -98,6 +112,7 @@ pub(super) struct Plan {
     pub dir: PlanDir,
     pub pace: Arc<Pace>,
     progress: Arc<Progress>,
+    pub buffer_prefix: PathBytes,
     journal: OnceLock<Arc<Journal>>,
     state: Mutex<PlanState>,
     last: OnceLock<PlanStatus>,
@@ -115,13 +130,16 @@ impl Mover {
             |errno| plan_error("open plans", errno, Some(plans_dir.as_os_str().as_bytes()));
         std::fs::create_dir_all(&plans_dir).map_err(|e| failed(e.into()))?;
         let mut state = State::default();
+        let prefix = PathBytes::new(&options.buffer_prefix);
         for id in PlanDir::all(&plans_dir).map_err(failed)? {
             state.newest = id.0;
             let dir = PlanDir::of(&plans_dir, id);
             let finished = dir.finished().map_err(failed)?;
             match dir.read().map_err(failed)? {
                 Some(file) => {
-                    state.plans.insert(id, Arc::new(Plan::new(file, dir, finished)));
+                    state
+                        .plans
+                        .insert(id, Arc::new(Plan::new(file, dir, prefix.clone(), finished)));
                 }
                 None => tracing::warn!(plan = %id, "plan without a record is ignored"),
             }
@@ -163,7 +181,8 @@ impl Mover {
         let file = PlanDir::create(&shared.plans_dir, id, &spec, who)
             .map_err(|e| plan_error(what, e, None))?;
         let dir = PlanDir::of(&shared.plans_dir, id);
-        let plan = Arc::new(Plan::new(file, dir, None));
+        let plan =
+            Arc::new(Plan::new(file, dir, PathBytes::new(&shared.options.buffer_prefix), None));
         state.plans.insert(id, plan.clone());
         state.queue.push_back(id);
         tracing::info!(plan = %id, uid = who.uid, direction = ?spec.direction, kind = ?spec.kind,
@@ -395,6 +414,12 @@ impl Shared {
             identity,
             hook: self.options.hook.clone(),
             mount_point: self.options.mount_point.as_ref().map(bytes),
+            buffer_prefix: self.options.buffer_prefix.clone(),
+            dir_records: Bound::new("directories", self.options.dir_records_bytes_max),
+            link_records: Bound::new(
+                "names of files with several names",
+                self.options.link_records_bytes_max,
+            ),
             workers: self.options.workers.max(1),
             pace: plan.pace.clone(),
             progress: plan.progress.clone(),
@@ -421,7 +446,12 @@ impl Shared {
 }
 
 impl Plan {
-    pub fn new(file: PlanFile, dir: PlanDir, finished: Option<PlanStatus>) -> Plan {
+    pub fn new(
+        file: PlanFile,
+        dir: PlanDir,
+        buffer_prefix: PathBytes,
+        finished: Option<PlanStatus>,
+    ) -> Plan {
         let state = finished.as_ref().map_or(PlanState::Queued, |status| status.state);
         let last = OnceLock::new();
         if let Some(status) = finished {
@@ -433,6 +463,7 @@ impl Plan {
             file: Mutex::new(file),
             dir,
             progress: Arc::new(Progress::new()),
+            buffer_prefix,
             journal: OnceLock::new(),
             state: Mutex::new(state),
             last,
@@ -458,7 +489,8 @@ impl Plan {
     fn status_as(&self, state: PlanState) -> PlanStatus {
         let worked_ms = self.journal.get().map_or(0, |journal| journal.worked_ms());
         let file = self.file.lock();
-        self.progress.status(file.plan, &file.spec, state, self.uid, worked_ms)
+        let status = self.progress.status(file.plan, &file.spec, state, self.uid, worked_ms);
+        PlanStatus { buffer_prefix: self.buffer_prefix.clone(), ..status }
     }
 
     /// Records the end of the plan.

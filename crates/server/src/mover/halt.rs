@@ -104,7 +104,8 @@ impl State {
     /// its requester).
     pub(super) fn queue_again(&mut self, id: PlanId) {
         let Some(old) = self.plans.get(&id) else { return };
-        let fresh = Plan::new(old.file.lock().clone(), old.dir.clone(), None);
+        let fresh =
+            Plan::new(old.file.lock().clone(), old.dir.clone(), old.buffer_prefix.clone(), None);
         if old.pace.stopping() == Some(StopReason::Cancel) {
             fresh.pace.stop(StopReason::Cancel);
         }

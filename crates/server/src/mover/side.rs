@@ -36,6 +36,8 @@ pub(super) trait Source: Send + Sync {
     fn readlink(&self, dir: &Dir, name: &[u8]) -> Outcome<Vec<u8>>;
     /// xattrs of an open file.
     fn file_xattrs(&self, open: &OpenSource) -> Outcome<Xattrs>;
+    /// xattrs of what is neither file nor directory.
+    fn name_xattrs(&self, dir: &Dir, name: &[u8], meta: &Meta) -> Outcome<Xattrs>;
     /// xattrs of a directory.
     fn dir_xattrs(&self, dir: &Dir) -> Outcome<Xattrs>;
 }
@@ -66,10 +68,10 @@ pub(super) trait Target: Send + Sync {
     fn publish(&self, temp: &Temp, dir: &Dir, name: &[u8]) -> Outcome<Meta>;
     /// Removes an unpublished file.
     fn abandon(&self, temp: Temp, dir: &Dir);
-    /// Makes a symbolic link with owner and times, replacing what is not a directory.
-    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta) -> Outcome<()>;
+    /// Makes a symbolic link with owner, xattrs and times, replacing what is not a directory.
+    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta, xattrs: &Xattrs) -> Outcome<()>;
     /// Makes a fifo, socket or device, replacing what is not a directory.
-    fn node(&self, at: At<'_>, meta: &Meta) -> Outcome<()>;
+    fn node(&self, at: At<'_>, meta: &Meta, xattrs: &Xattrs) -> Outcome<()>;
     /// Another name for (`old_dir`, `old_name`), replacing what is not a directory.
     fn link(&self, old_dir: &Dir, old_name: &[u8], at: At<'_>) -> Outcome<()>;
     /// Gives a complete directory its final attributes (`None`: leave them).

@@ -249,24 +249,26 @@ impl<'a> Worker<'a> {
             run.progress.resized(file_bytes(&task.meta), file_bytes(&now));
             task.meta = now;
         }
+        if task.meta.kind == FileKind::File {
+            return self.begin_file(task, dirs, attempt);
+        }
+        let xattrs = match task.meta.kind {
+            FileKind::Dir => return Err(Fault::changed("a directory has its name")),
+            _ => run.source.name_xattrs(&dirs.0, &task.source_name, &task.meta)?,
+        };
         let temp = run.next_temp();
         let at = At { dir: &dirs.1, name: &task.target_name, temp };
         match task.meta.kind {
-            FileKind::File => return self.begin_file(task, dirs, attempt),
             FileKind::Symlink => {
                 let to = run.source.readlink(&dirs.0, &task.source_name)?;
-                run.target.symlink(at, &to, &task.meta)?;
+                run.target.symlink(at, &to, &task.meta, &xattrs)?;
             }
-            FileKind::Fifo | FileKind::Socket => run.target.node(at, &task.meta)?,
-            FileKind::CharDev | FileKind::BlockDev if run.identity.is_superuser() => {
-                run.target.node(at, &task.meta)?;
-            }
-            FileKind::CharDev | FileKind::BlockDev => {
+            FileKind::CharDev | FileKind::BlockDev if !run.identity.is_superuser() => {
                 let why = "only the superuser can make device nodes".to_string();
                 let fault = Fault::target("make special file")(Errno::EPERM);
                 return Err(Fault { why: Some(why), ..fault });
             }
-            FileKind::Dir => return Err(Fault::changed("a directory has its name")),
+            _ => run.target.node(at, &task.meta, &xattrs)?,
         }
         Ok(Step::Done)
     }

@@ -216,6 +216,69 @@ fn acls_and_capabilities_are_kept() {
 }
 
 #[test]
+fn xattrs_of_links_and_special_files_are_kept() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new();
+    let top = site.pfs("a");
+    std::fs::create_dir(&top).unwrap();
+    std::os::unix::fs::symlink("nowhere", top.join("link")).unwrap();
+    let mode = Mode::from_raw_mode(0o640);
+    rustix::fs::mknodat(CWD, top.join("fifo"), FileType::Fifo, mode, 0).unwrap();
+    let device = libc::makedev(1, 3);
+    rustix::fs::mknodat(CWD, top.join("null"), FileType::CharacterDevice, mode, device).unwrap();
+    let none = XattrFlags::empty();
+    for name in ["link", "fifo", "null"] {
+        rustix::fs::lsetxattr(top.join(name), "trusted.x", name.as_bytes(), none).unwrap();
+        rustix::fs::lsetxattr(top.join(name), "security.x", b"2", none).unwrap();
+    }
+    // user::rw- user:5:r-- group::r-- mask::r-- other::---
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in
+        [(1u16, 6u16, u32::MAX), (2, 4, 5), (4, 4, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)]
+    {
+        acl.extend_from_slice(&tag.to_le_bytes());
+        acl.extend_from_slice(&perm.to_le_bytes());
+        acl.extend_from_slice(&id.to_le_bytes());
+    }
+    rustix::fs::lsetxattr(top.join("fifo"), "system.posix_acl_access", &acl, none).unwrap();
+    let before = snapshot::take(&top);
+    site.must(site.stage_in("a", "/a"));
+    snapshot::assert_same(&before, &snapshot::take(&site.buffer("a")));
+    site.must(site.stage_out("/a", "b"));
+    snapshot::assert_same(&before, &snapshot::take(&site.pfs("b")));
+}
+
+#[test]
+fn a_tree_beyond_the_bounds_of_a_plan_is_told() {
+    let site = Site::with(crate::mover::MoverOptions {
+        dir_records_bytes_max: 4_000,
+        link_records_bytes_max: 4_000,
+        ..crate::mover::MoverOptions::default()
+    });
+    for number in 0..40 {
+        std::fs::create_dir_all(site.pfs(&format!("dirs/{number}"))).unwrap();
+        std::fs::write(site.pfs(&format!("dirs/{number}/f")), b"x").unwrap();
+    }
+    std::fs::create_dir(site.pfs("links")).unwrap();
+    std::fs::write(site.pfs("links/0"), b"x").unwrap();
+    for number in 1..40 {
+        std::fs::hard_link(site.pfs("links/0"), site.pfs(&format!("links/{number}"))).unwrap();
+    }
+    for (tree, what) in [("dirs", "for directories"), ("links", "with several names")] {
+        let status = site.run(site.stage_in(tree, &format!("/{tree}")));
+        assert!((1..40).contains(&status.files_failed), "{tree}: {}", status.files_failed);
+        for error in &status.errors {
+            assert!(error.why.contains(what) && error.why.contains("one by one"), "{}", error.why);
+        }
+        let there = std::fs::read_dir(site.buffer(tree)).unwrap().count() as u64;
+        assert_eq!(there, 40 - status.files_failed, "what was not refused is there");
+    }
+    site.must(site.stage_in("dirs/39", "/alone"));
+}
+
+#[test]
 fn a_file_goes_where_cp_would_put_it() {
     let site = Site::new();
     std::fs::write(site.pfs("f"), b"1").unwrap();
