@@ -1,7 +1,8 @@
 //! A PFS to order: a FUSE file system over a directory whose weather a test makes.
 //!
 //! It can stop answering (a server that hangs), answer all with an error (one that is broken), be
-//! gone for good ([`Pfs::lose`]), and call data holes ([`Weather::lies`]). The change can be set to
+//! gone for good ([`Pfs::lose`]), call data holes ([`Weather::lie_about_holes`]), and say that every
+//! file is empty ([`Weather::hide_sizes`]). The change can be set to
 //! come after a number of bytes, so that it falls into the middle of a copy. One thread serves;
 //! while it hangs, all of the file system does. Used by `tests/tests/staging_faults.rs`.
 
@@ -45,6 +46,7 @@ struct State {
     /// After so many more bytes of data it becomes this.
     next: Option<(u64, Air)>,
     lies: bool,
+    hides: bool,
     /// Questions about holes that got a wrong answer.
     lies_told: u64,
 }
@@ -81,6 +83,11 @@ impl Weather {
     /// From now on every file is said to be one hole, whatever it holds.
     pub fn lie_about_holes(&self) {
         self.lock().lies = true;
+    }
+
+    /// From now on every file is said to be empty, and read as far as it goes.
+    pub fn hide_sizes(&self) {
+        self.lock().hides = true;
     }
 
     /// How often it lied.
@@ -187,11 +194,18 @@ impl Served {
     fn see(&self, path: PathBuf) -> io::Result<FileAttr> {
         let meta = fs::symlink_metadata(&path)?;
         self.tables().paths.insert(meta.ino(), path);
-        Ok(attr_of(meta.ino(), &meta))
+        Ok(self.shown(attr_of(meta.ino(), &meta)))
     }
 
     fn attr(&self, ino: INodeNo) -> io::Result<FileAttr> {
-        Ok(attr_of(ino.0, &fs::symlink_metadata(self.path(ino)?)?))
+        Ok(self.shown(attr_of(ino.0, &fs::symlink_metadata(self.path(ino)?)?)))
+    }
+
+    fn shown(&self, attr: FileAttr) -> FileAttr {
+        match attr.kind == FileType::RegularFile && self.weather.lock().hides {
+            true => FileAttr { size: 0, blocks: 0, ..attr },
+            false => attr,
+        }
     }
 
     fn keep(&self, file: File) -> FileHandle {
@@ -355,8 +369,13 @@ impl Filesystem for Served {
         let write = flags.0 & libc::O_ACCMODE != libc::O_RDONLY;
         let opened =
             self.path(ino).and_then(|path| File::options().read(true).write(write).open(path));
+        // Else the kernel ends a read at the size.
+        let flags = match self.weather.lock().hides {
+            true => FopenFlags::FOPEN_DIRECT_IO,
+            false => FopenFlags::empty(),
+        };
         match opened {
-            Ok(file) => reply.opened(self.keep(file), FopenFlags::empty()),
+            Ok(file) => reply.opened(self.keep(file), flags),
             Err(error) => reply.error(Errno::from(error)),
         }
     }

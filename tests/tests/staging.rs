@@ -48,6 +48,8 @@ fn make_tree(dir: &Path) {
          setfattr -n user.color -v blue sub/9; setfattr -n user.dir -v x sub
          chown 1001:2000 sub/11; chmod 4755 sub/12; chmod 1777 'sub/with space'; chmod 000 sub/13
          setfacl -m u:1001:rwx sub/10
+         mkfifo -m 640 pipe; mknod null c 1 3; setfacl -m u:1001:r pipe
+         setfattr -n trusted.mark -v 1 pipe null; setfattr -h -n trusted.mark -v 2 link
          : > empty; printf x > 'sub/with space/new
 line'
          touch -d '1969-12-31 12:00:00.123456789 UTC' sub/14; touch -d '2040-01-01' sub/15

@@ -144,6 +144,27 @@ fn a_pfs_that_calls_data_a_hole_loses_nothing() {
 }
 
 #[test]
+fn a_pfs_that_says_no_sizes_loses_nothing() {
+    for kind in [Kind::Tmpfs, Kind::Served] {
+        let buffer = Buffer::mount(kind, 64 << 20);
+        let site = Site::new(&buffer, false);
+        std::fs::write(site.backing().join("tree/big"), vec![9; 21 << 20]).unwrap();
+        std::fs::write(site.backing().join("tree/empty"), b"").unwrap();
+        site.pfs().weather.hide_sizes();
+        assert_eq!(std::fs::metadata(site.on_pfs().join("big")).unwrap().len(), 0);
+        site.goes_through();
+        assert!(std::fs::read(site.inside().join("big")).unwrap() == vec![9; 21 << 20]);
+        assert_eq!(std::fs::read(site.inside().join("empty")).unwrap(), b"");
+        // Capacity holds also for what was not foreseen.
+        let large = std::fs::File::create(site.backing().join("tree/large")).unwrap();
+        large.set_len(100 << 20).unwrap();
+        let (ok, said) = try_run(&mut site.stage(&[]));
+        assert!(!ok && said.contains("ENOSPC"), "{said}");
+        assert!(!site.inside().join("large").exists());
+    }
+}
+
+#[test]
 fn a_pfs_that_is_gone_in_the_middle_is_told_and_loses_nothing() {
     both_ways(|site| {
         let plan = site.stage_into(Air::Still, &[]);
@@ -217,5 +238,106 @@ fn a_plan_is_cancelled_while_its_pfs_hangs() {
             assert!(left.is_none(), "{left:?}");
         }
         site.goes_through();
+    });
+}
+
+/// Longest that an unmount by force takes, with what a loaded machine adds.
+const FORCED: Duration = Duration::from_secs(10);
+/// Longest that one without takes.
+const PLAIN: Duration = Duration::from_secs(15);
+
+/// Unmounts; says how it went, and fails if it takes too long.
+fn umount_within(site: &Site<'_>, limit: Duration, args: &[&str]) -> Result<(), String> {
+    let begun = Instant::now();
+    let ended = site.buffer.umount(args);
+    assert!(begun.elapsed() < limit, "umount {args:?} waits for the PFS: {:?}", begun.elapsed());
+    ended
+}
+
+/// Stores in the flash of a buffer.
+fn stores(buffer: &Buffer) -> usize {
+    std::fs::read_dir(buffer.flash()).map_or(0, Iterator::count)
+}
+
+#[test]
+fn a_plain_umount_is_refused_while_a_pfs_hangs_and_the_plan_goes_on() {
+    both_ways(|site| {
+        let plan = site.stage_into(Air::Still, &[]);
+        let said = umount_within(site, PLAIN, &[]).unwrap_err();
+        let told = format!("plan {plan} hangs on {}", site.on_pfs().display());
+        assert!(said.contains(&told) && said.contains("--force leaves it"), "{said}");
+        std::fs::write(site.buffer.root().join("meanwhile"), b"x").unwrap();
+        assert_eq!(site.plan(&plan)["state"], "running");
+        site.pfs().weather.set(Air::Fair);
+        wait_until("the plan ends", || site.plan(&plan)["state"] == "done");
+        assert_eq!(site.whole_files(), usize::from(FILES));
+    });
+}
+
+#[test]
+fn an_umount_that_is_refused_stops_no_plan() {
+    both_ways(|site| {
+        let plan = site.stage_into(Air::Still, &[]);
+        let held = std::fs::File::open(site.buffer.root()).unwrap();
+        let begun = Instant::now();
+        let said = site.buffer.umount(&[]).unwrap_err();
+        assert!(said.contains("in use by"), "{said}");
+        assert!(begun.elapsed() < Duration::from_secs(2), "plans were stopped first");
+        drop(held);
+        site.pfs().weather.set(Air::Fair);
+        wait_until("the plan ends", || site.plan(&plan)["state"] == "done");
+        assert_eq!(site.plan(&plan)["files_done"], site.plan(&plan)["files_total"]);
+    });
+}
+
+#[test]
+fn an_umount_by_force_leaves_a_pfs_that_hangs() {
+    for kind in [Kind::Tmpfs, Kind::Xfs, Kind::Served] {
+        for out in [false, true] {
+            let buffer = Buffer::mount(kind, 300 << 20);
+            let site = Site::new(&buffer, out);
+            site.stage_into(Air::Still, &[]);
+            umount_within(&site, FORCED, &["--force"]).unwrap();
+            assert!(!buffer.is_mounted());
+            assert_eq!(stores(&buffer), 0, "the buffer is destroyed");
+        }
+    }
+}
+
+#[test]
+fn a_buffer_kept_by_force_has_its_plan_go_on() {
+    for kind in [Kind::Tmpfs, Kind::Xfs, Kind::Served] {
+        for out in [false, true] {
+            let buffer = Buffer::mount(kind, 300 << 20);
+            let site = Site::new(&buffer, out);
+            let plan = site.stage_into(Air::Still, &[]);
+            umount_within(&site, FORCED, &["--force", "--keep"]).unwrap();
+            assert!(!buffer.is_mounted());
+            // The process before hangs still: the mount after waits for nothing of it.
+            let begun = Instant::now();
+            buffer.start();
+            assert!(begun.elapsed() < FORCED, "{:?}", begun.elapsed());
+            site.pfs().weather.set(Air::Fair);
+            wait_until("the plan ends", || site.plan(&plan)["state"] == "done");
+            assert_eq!(site.whole_files(), usize::from(FILES));
+        }
+    }
+}
+
+#[test]
+fn a_signal_ends_a_mount_whose_pfs_hangs_and_keeps_the_buffer() {
+    both_ways(|site| {
+        let plan = site.stage_into(Air::Still, &[]);
+        let pid = site.buffer.pid();
+        // SAFETY: plain numbers: our own daemon.
+        unsafe { libc::kill(pid, libc::SIGTERM) };
+        let begun = Instant::now();
+        // Its lock is free when a new one can start.
+        wait_until("the mount ends", || !site.buffer.is_mounted());
+        wait_until("the store is free", || try_run(&mut site.buffer.command()).0);
+        assert!(begun.elapsed() < PLAIN, "{:?}", begun.elapsed());
+        site.pfs().weather.set(Air::Fair);
+        wait_until("the plan ends", || site.plan(&plan)["state"] == "done");
+        assert_eq!(site.whole_files(), usize::from(FILES));
     });
 }

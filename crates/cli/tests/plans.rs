@@ -96,6 +96,32 @@ fn names_cannot_write_to_the_terminal() {
 }
 
 #[test]
+fn a_plan_that_has_ended_keeps_its_rate_and_shows_whose_its_paths_are() {
+    let Some((rig, _)) = rig() else { return };
+    fs::write(rig.mnt.join("f"), b"x").unwrap();
+    let pfs = rig.base().join("copy");
+    let buffer = rig.mnt.to_str().unwrap();
+    let out =
+        rig.forebay().args(["stage", "out"]).args([&rig.mnt.join("f"), &pfs]).output().unwrap();
+    let shown = format!("{buffer}/f -> {}: done", pfs.display());
+    assert!(text(&out.stdout).contains(&shown), "{}", text(&out.stdout));
+    let plan = text(&out.stdout).split(' ').nth(1).unwrap().to_string();
+    let rate = rig.forebay().args(["stage", "rate", &plan, "1MiB", "--buffer", buffer]).output();
+    let message = failure(&rate.unwrap(), 1);
+    assert!(message.contains("has ended"), "{message}");
+    fs::remove_file(rig.mnt.join("f")).unwrap();
+    let list = rig.mnt.join("list");
+    fs::write(&list, b"gone\n").unwrap();
+    let out = rig
+        .forebay()
+        .args(["stage", "out", "--type", "list"])
+        .args([&list, &rig.base().join("there")])
+        .output();
+    let message = failure(&out.unwrap(), 1);
+    assert!(message.contains(&format!("{buffer}/gone: ")), "{message}");
+}
+
+#[test]
 fn a_link_that_is_staged_out_is_followed_and_keeps_its_name() {
     let Some((rig, _)) = rig() else { return };
     let pfs = rig.base().join("pfs");

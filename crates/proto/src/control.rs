@@ -50,6 +50,16 @@ impl PathBytes {
             Err(_) => PathBytes::Bytes(bytes.to_vec()),
         }
     }
+    /// No path.
+    pub fn none() -> PathBytes {
+        PathBytes::Text(String::new())
+    }
+    /// A path of a buffer as its users see it, behind the buffer's prefix.
+    pub fn in_buffer(prefix: &[u8], path: &[u8]) -> PathBytes {
+        let prefix = prefix.strip_suffix(b"/").unwrap_or(prefix);
+        let path = if path.is_empty() { b"/" } else { path };
+        PathBytes::new(&[prefix, path].concat())
+    }
     /// The raw bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
@@ -375,6 +385,10 @@ pub struct PlanStatus {
     pub plan: PlanId,
     /// What was asked.
     pub spec: StageSpec,
+    /// What stands before a path of the buffer in messages, so that it cannot be taken for one of
+    /// the PFS: the mount point, or `NAME:`. Empty in states of older servers.
+    #[serde(default = "PathBytes::none")]
+    pub buffer_prefix: PathBytes,
     /// State.
     pub state: PlanState,
     /// Owner.
@@ -411,6 +425,17 @@ pub const MAX_REPORTED_ERRORS: usize = 1_000;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_of_a_buffer_show_whose_they_are() {
+        let shown = |prefix: &str, path: &str| {
+            PathBytes::in_buffer(prefix.as_bytes(), path.as_bytes()).to_string()
+        };
+        assert_eq!(shown("/mnt/b", "/sec"), "/mnt/b/sec");
+        assert_eq!(shown("/mnt/b/", "/"), "/mnt/b/");
+        assert_eq!(shown("", "/a"), "/a");
+        assert_eq!(shown("job7:", "/a"), "job7:/a");
+    }
 
     #[test]
     fn paths_need_not_be_utf8() {

@@ -7,8 +7,8 @@
 //!
 //! Made by the mount command (`forebay` crate), and by the ledger for the buffers it serves.
 
-use crate::flash::Store;
-use crate::mover::{Mover, MoverOptions};
+use crate::flash::{Store, StoreKey};
+use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX};
 use crate::namespace::store::{LmdbStore, StoreOptions};
 use crate::namespace::{Namespace, NamespaceOptions, RecoveryReport};
 use crate::objects::{Accounting, Objects};
@@ -102,6 +102,7 @@ impl Server {
         let mover_options = MoverOptions {
             pfs_roots: options.pfs_roots,
             mount_point: store.record().key.mount_point().map(Path::to_path_buf),
+            buffer_prefix: prefix(&store.record().key),
             ..MoverOptions::default()
         };
         let mover = Arc::new(Mover::new(namespace.clone(), store.plans_dir(), mover_options)?);
@@ -176,9 +177,13 @@ impl Server {
     }
 
     /// Stops staging (resumable), background work and the store, writes everything down, and
-    /// hands the store back to be kept or destroyed. The mount must be gone.
+    /// hands the store back to be kept or destroyed. The mount must be gone. Refused while a plan
+    /// is left behind that holds files of the buffer open: see [`Mover::shutdown`].
     pub fn close(&self) -> Result<Store, ControlError> {
-        self.mover.shutdown();
+        if let Some(stuck) = self.mover.shutdown(STAGING_WAIT_MAX).first() {
+            let error = failed("stop staging of", self.store.dir(), stuck, Some(libc::ETIMEDOUT));
+            return Err(error.hint("the next mount recovers the buffer"));
+        }
         self.namespace.close();
         let meta = self.store.meta_dir();
         self.names.close().map_err(|e| failed("close the namespace in", &meta, e, None))?;
@@ -192,9 +197,20 @@ impl Server {
 
     /// Stops everything without writing it down, for a buffer that is to be destroyed.
     pub fn abandon(&self) -> Store {
-        self.mover.shutdown();
+        self.mover.shutdown(STAGING_WAIT_MAX);
         self.namespace.close();
         self.store.clone()
+    }
+}
+
+/// What stands before a path in the buffer, as its users write it.
+fn prefix(key: &StoreKey) -> Vec<u8> {
+    match key.buffer() {
+        Some(name) => format!("{name}:").into_bytes(),
+        None => {
+            let point = key.mount_point().unwrap_or(Path::new(""));
+            point.as_os_str().as_bytes().to_vec()
+        }
     }
 }
 

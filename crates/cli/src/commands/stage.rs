@@ -250,9 +250,12 @@ fn progress_text(status: &PlanStatus) -> String {
 
 /// A plan on one line.
 fn line(status: &PlanStatus) -> String {
+    let pfs = &status.spec.pfs_path;
+    let prefix = status.buffer_prefix.as_bytes();
+    let buffer = &PathBytes::in_buffer(prefix, status.spec.buffer_path.as_bytes());
     let (verb, from, to) = match status.spec.direction {
-        Direction::In => ("in", &status.spec.pfs_path, &status.spec.buffer_path),
-        Direction::Out => ("out", &status.spec.buffer_path, &status.spec.pfs_path),
+        Direction::In => ("in", pfs, buffer),
+        Direction::Out => ("out", buffer, pfs),
     };
     let head = format!("plan {} stage {verb} {from} -> {to}", status.plan);
     let moved = || {

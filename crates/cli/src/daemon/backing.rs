@@ -10,10 +10,12 @@ use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, ServedBuffer};
 use forebay_proto::{Caller, Ino};
 use forebay_server::flash::{Store, StoreOptions};
+use forebay_server::mover::Stuck;
 use forebay_server::{Server, ServerOptions};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -169,6 +171,29 @@ impl Backing {
     /// True if this process made the buffer.
     pub fn created(&self) -> bool {
         matches!(self, Backing::Own { store, .. } if store.created())
+    }
+
+    /// Stops staging that this process does, for a while; which plans did not stop in time.
+    pub fn hold_staging(&self, wait: Duration) -> Vec<Stuck> {
+        match self {
+            Backing::Own { server, .. } => server.mover().hold(wait),
+            Backing::Served(_) => Vec::new(),
+        }
+    }
+
+    /// Lets it go on.
+    pub fn go_on_staging(&self) {
+        if let Backing::Own { server, .. } = self {
+            server.mover().go_on();
+        }
+    }
+
+    /// Stops it for good; which plans did not stop in time.
+    pub fn stop_staging(&self, wait: Duration) -> Vec<Stuck> {
+        match self {
+            Backing::Own { server, .. } => server.mover().shutdown(wait),
+            Backing::Served(_) => Vec::new(),
+        }
     }
 
     /// The mount is over and its session has ended (or `session_over` is false).

@@ -4,16 +4,25 @@
 //! umount, signal) the buffer is kept. The main thread waits for the session's end, then closes
 //! the server and keeps or destroys the store, then wakes those who asked, so that their answer
 //! is the outcome.
+//!
+//! No wait here is without end. Staging that hangs on its PFS refuses a plain `forebay umount`
+//! after [`STAGING_WAIT_MAX`]; by force, a signal or anybody's umount(8) its threads are left
+//! behind (`leave`), and a kept buffer is recovered by the next mount.
 
-use super::{Mount, busy};
+use super::backing::Backing;
+use super::{Mount, busy, leave};
 use forebay_fuse::UnmountError;
 use forebay_proto::control::ControlError;
+use forebay_server::mover::{STAGING_WAIT_MAX, Stuck};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::{UnmountFlags, unmount};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a forced end waits for the kernel to let go before the process ends without it.
 const FORCE_WAIT: Duration = Duration::from_secs(3);
+/// How long a forced end waits for staging plans to stop.
+const FORCE_STAGING_WAIT: Duration = Duration::from_secs(2);
 /// How long a signalled mount that is in use waits for its users after it was detached.
 const SIGNAL_WAIT: Duration = Duration::from_secs(10);
 /// How long the process waits at its end for those who asked to have read their answer.
@@ -32,6 +41,8 @@ pub struct Ending {
 struct State {
     /// Asked for by `forebay umount`: keep the buffer or not.
     keep: Option<bool>,
+    /// By force: nobody is waited for as long as else.
+    force: bool,
     /// Do not wait for the session beyond this.
     deadline: Option<Instant>,
     /// The session's threads have ended.
@@ -62,7 +73,10 @@ impl Mount {
         self.ending.change(|state| state.waiting += 1);
         self.unmount_once(keep, force)?;
         if force {
-            self.ending.change(|state| state.deadline = Some(Instant::now() + FORCE_WAIT));
+            self.ending.change(|state| {
+                state.force = true;
+                state.deadline = Some(Instant::now() + FORCE_WAIT);
+            });
         }
         let mut state = self.ending.lock();
         loop {
@@ -81,11 +95,61 @@ impl Mount {
             return Ok(());
         }
         self.ending.change(|state| state.keep = Some(keep));
-        let done = self.unmount(force);
+        let done = match force {
+            // Staging stops while the session ends.
+            true => {
+                self.backing.hold_staging(Duration::ZERO);
+                self.unmount(true)
+            }
+            false => self.unmount_in_peace(),
+        };
         if done.is_err() {
             self.ending.change(|state| state.keep = None);
+            self.backing.go_on_staging();
         }
         done
+    }
+
+    /// Unmounts if nobody uses the mount and staging can be stopped, which goes on if not.
+    fn unmount_in_peace(&self) -> Result<(), ControlError> {
+        if self.is_busy() {
+            // No plan is stopped, and no big file copied again, for an unmount that cannot be.
+            return Err(self.busy());
+        }
+        match self.backing.hold_staging(STAGING_WAIT_MAX).first() {
+            Some(stuck) => Err(self.hanging(stuck)),
+            None => self.unmount(false),
+        }
+    }
+
+    /// What the kernel says without unmounting; only root can ask it.
+    fn is_busy(&self) -> bool {
+        let point = self.session.mount_point();
+        // The first question of two unmounts nothing. A look at the mount makes it the first.
+        let looked = rustix::fs::open(point, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        if looked.map(drop).is_err() {
+            return false;
+        }
+        let asked = unmount(point, UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW);
+        asked == Err(rustix::io::Errno::BUSY)
+    }
+
+    fn hanging(&self, stuck: &Stuck) -> ControlError {
+        let hint = format!(
+            "it goes on when the PFS answers; --force leaves it and unmounts, `forebay stage \
+             cancel {}` gives it up",
+            stuck.plan
+        );
+        ControlError::new("unmount", Some(self.session.mount_point()), &stuck.to_string())
+            .errno(libc::ETIMEDOUT)
+            .hint(&hint)
+    }
+
+    fn busy(&self) -> ControlError {
+        let point = self.session.mount_point();
+        ControlError::new("unmount", Some(point), &busy::describe(point)).errno(libc::EBUSY).hint(
+            "end what uses it and try again, or detach it with --force: its users then get errors",
+        )
     }
 
     /// An unmount by somebody else may have come first, and it kept the buffer.
@@ -151,14 +215,7 @@ impl Mount {
             Ok(()) => Ok(()),
             // Somebody else was faster.
             Err(UnmountError::NotMounted(_)) => Ok(()),
-            Err(UnmountError::Busy(_)) => {
-                Err(ControlError::new("unmount", Some(point), &busy::describe(point))
-                    .errno(libc::EBUSY)
-                    .hint(
-                        "end what uses it and try again, or detach it with --force: its users then \
-                         get errors",
-                    ))
-            }
+            Err(UnmountError::Busy(_)) => Err(self.busy()),
             Err(error) => Err(ControlError::new("unmount", Some(point), &error.to_string())),
         }
     }
@@ -174,15 +231,27 @@ pub fn wait_and_finish(mount: &Mount) -> Result<(), ControlError> {
         let over = wait_for_session(mount);
         if !over {
             // The scope would wait for a session that others hold open: end here.
-            let result = finish(mount, false);
+            let (result, stuck) = finish(mount, false);
             answer(mount, result.clone());
-            std::process::exit(i32::from(result.is_err()));
+            end_process(mount, &result, &stuck);
         }
         over
     });
-    let result = finish(mount, over);
+    let (result, stuck) = finish(mount, over);
     answer(mount, result.clone());
+    if !stuck.is_empty() {
+        end_process(mount, &result, &stuck);
+    }
     result
+}
+
+/// Ends the process without waiting for threads.
+fn end_process(mount: &Mount, result: &Result<(), ControlError>, stuck: &[Stuck]) -> ! {
+    let code = i32::from(result.is_err());
+    match (&mount.backing, stuck) {
+        (Backing::Own { store, .. }, [_, ..]) => leave::without_hanging_threads(store, code),
+        _ => std::process::exit(code),
+    }
 }
 
 /// True when the session is over, false when its deadline is.
@@ -205,15 +274,23 @@ fn wait_for_session(mount: &Mount) -> bool {
     }
 }
 
-/// Decides what becomes of the buffer and does it.
-fn finish(mount: &Mount, session_over: bool) -> Result<(), ControlError> {
-    let keep = {
+/// Decides what becomes of the buffer and does it; tells which plans were left behind. A session
+/// that is not over, or such a plan, may still hold objects open: a buffer of this process is then
+/// not closed but left as after a crash, to be recovered.
+fn finish(mount: &Mount, session_over: bool) -> (Result<(), ControlError>, Vec<Stuck>) {
+    let (keep, force) = {
         let mut state = mount.ending.lock();
         let keep = state.keep.unwrap_or(true);
         state.decided = Some(keep);
-        keep
+        (keep, state.force)
     };
-    mount.backing.finish(keep, session_over)
+    let wait = if force { FORCE_STAGING_WAIT } else { STAGING_WAIT_MAX };
+    let stuck = mount.backing.stop_staging(wait);
+    for plan in &stuck {
+        tracing::warn!("{plan}; it is left behind, with temporary files .forebay-{}.*", plan.plan);
+    }
+    let result = mount.backing.finish(keep, session_over && stuck.is_empty());
+    (result, stuck)
 }
 
 /// Gives the outcome to those who asked and lets them send it.

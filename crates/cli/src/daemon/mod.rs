@@ -9,6 +9,7 @@ mod backing;
 mod busy;
 mod control;
 mod ending;
+mod leave;
 mod logging;
 mod requests;
 pub mod serve;

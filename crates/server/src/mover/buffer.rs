@@ -9,8 +9,11 @@ use super::side::{At, Located, Source, Target};
 use super::tree::BufferTree;
 use forebay_proto::attr::{FileKind, SetAttr, SetTime};
 use forebay_proto::{Caller, Errno, Ino, Result};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Most symbolic links followed in one path, as in the kernel.
+const LINKS_MAX: usize = 40;
 /// Mode of directories made on the way to a target.
 const PARENT_MODE: u32 = 0o755;
 
@@ -19,6 +22,8 @@ const PARENT_MODE: u32 = 0o755;
 pub(super) struct Buffer {
     pub tree: Arc<dyn BufferTree>,
     pub who: Caller,
+    /// Where it is mounted: absolute symbolic links are meant from there.
+    pub mount_point: Option<Vec<u8>>,
 }
 
 fn ino(dir: &Dir) -> Result<Ino> {
@@ -53,6 +58,55 @@ impl Buffer {
         Ok(at)
     }
 
+    /// The path without symbolic links, `.` and `..` of what the user named; a link that leads out
+    /// of the buffer is refused.
+    fn follow(&self, path: &[u8]) -> Outcome<Vec<u8>> {
+        let fault = Fault::source("open source");
+        let parts = |path: &[u8]| -> VecDeque<Vec<u8>> {
+            let names = path.split(|&b| b == b'/').filter(|name| !name.is_empty() && *name != b".");
+            names.map(<[u8]>::to_vec).collect()
+        };
+        let mut todo = parts(path);
+        let mut here: Vec<(Ino, Vec<u8>)> = Vec::new();
+        let mut links = 0;
+        while let Some(name) = todo.pop_front() {
+            if name == b".." {
+                here.pop().ok_or_else(|| leads_out(path))?;
+                continue;
+            }
+            let dir = here.last().map_or(Ino::ROOT, |(ino, _)| *ino);
+            let attr = self.tree.child(&self.who, dir, &name).map_err(&fault)?;
+            if attr.kind() != FileKind::Symlink {
+                here.push((attr.ino, name));
+                continue;
+            }
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(fault(Errno::ELOOP));
+            }
+            let mut to = self.tree.readlink(attr.ino).map_err(&fault)?;
+            if to.first() == Some(&b'/') {
+                to = self.below_mount(&to).ok_or_else(|| leads_out(&to))?.to_vec();
+                here.clear();
+            }
+            let mut ahead = parts(&to);
+            ahead.append(&mut todo);
+            todo = ahead;
+        }
+        let mut real = Vec::new();
+        for (_, name) in &here {
+            real.push(b'/');
+            real.extend_from_slice(name);
+        }
+        Ok(if real.is_empty() { b"/".to_vec() } else { real })
+    }
+
+    /// The path in the buffer of one below its mount point.
+    fn below_mount<'p>(&self, path: &'p [u8]) -> Option<&'p [u8]> {
+        let rest = path.strip_prefix(trim_end(self.mount_point.as_deref()?))?;
+        (rest.is_empty() || rest[0] == b'/').then_some(rest)
+    }
+
     /// Owner, xattrs, mode, times, in this order: chown takes suid off, an ACL changes the mode,
     /// and all of them change nothing about times but ctime.
     fn dress_ino(&self, ino: Ino, meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
@@ -62,7 +116,7 @@ impl Buffer {
         let mut lost = None;
         for (name, value) in xattrs {
             if let Err(e) = self.tree.set_xattr(&self.who, ino, name, value) {
-                lost = Some((String::from_utf8_lossy(name).into_owned(), e));
+                lost = Some(Fault::lost_xattr(name, e));
             }
         }
         let mut mode = meta.mode;
@@ -79,14 +133,7 @@ impl Buffer {
             ..SetAttr::default()
         };
         self.tree.set_attr(&self.who, ino, &rest).map_err(&fault)?;
-        match lost {
-            None => Ok(()),
-            Some((name, e)) => Err(Fault {
-                sort: Sort::Partial,
-                why: Some(format!("xattr {name} could not be kept: {e}; data and mode are there")),
-                ..Fault::target("set xattr")(e)
-            }),
-        }
+        lost.map_or(Ok(()), Err)
     }
 }
 
@@ -97,7 +144,8 @@ impl Source for Buffer {
 
     fn locate(&self, path: &[u8]) -> Outcome<Located> {
         let fault = Fault::source("open source");
-        let (parent, name) = split(path).ok_or_else(|| {
+        let path = self.follow(path)?;
+        let (parent, name) = split(&path).ok_or_else(|| {
             Fault::of(Sort::Refused, Where::Source, "open source", "it has no name of its own")
         })?;
         let dir = self.dir(parent).map_err(&fault)?;
@@ -150,6 +198,11 @@ impl Source for Buffer {
 
     fn file_xattrs(&self, open: &OpenSource) -> Outcome<Xattrs> {
         let got = self.tree.xattrs(&self.who, Ino(open.meta.ino));
+        got.map_err(Fault::source("read xattrs of source"))
+    }
+
+    fn name_xattrs(&self, _dir: &Dir, _name: &[u8], meta: &Meta) -> Outcome<Xattrs> {
+        let got = self.tree.xattrs(&self.who, Ino(meta.ino));
         got.map_err(Fault::source("read xattrs of source"))
     }
 
@@ -220,6 +273,11 @@ impl Target for Buffer {
         Ok(Temp { file: new.file, at: TempAt::Buffer { ino: new.ino } })
     }
 
+    fn grow(&self, temp: &Temp, size_bytes: u64) -> Outcome<()> {
+        let grown = self.tree.grow_file(temp_ino(temp)?, size_bytes);
+        grown.map_err(Fault::target("write target"))
+    }
+
     fn writing(&self) -> Outcome<Option<Acting>> {
         Ok(None)
     }
@@ -246,17 +304,17 @@ impl Target for Buffer {
         }
     }
 
-    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta) -> Outcome<()> {
+    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
         let made = ino(at.dir).and_then(|dir| self.tree.symlink(&self.who, dir, at.name, to));
         let attr = made.map_err(Fault::target("make symbolic link"))?;
-        self.dress_ino(attr.ino, meta, &Vec::new())
+        self.dress_ino(attr.ino, meta, xattrs)
     }
 
-    fn node(&self, at: At<'_>, meta: &Meta) -> Outcome<()> {
+    fn node(&self, at: At<'_>, meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
         let made = ino(at.dir)
             .and_then(|dir| self.tree.mknod(&self.who, dir, at.name, meta.kind, 0o600, meta.rdev));
         let attr = made.map_err(Fault::target("make special file"))?;
-        self.dress_ino(attr.ino, meta, &Vec::new())
+        self.dress_ino(attr.ino, meta, xattrs)
     }
 
     fn link(&self, old_dir: &Dir, old_name: &[u8], at: At<'_>) -> Outcome<()> {
@@ -289,6 +347,12 @@ impl Target for Buffer {
         // Inodes without names are dropped by the buffer itself when its server starts.
         Ok(())
     }
+}
+
+fn leads_out(to: &[u8]) -> Fault {
+    let why = format!("it leads out of the buffer, to {}", String::from_utf8_lossy(to));
+    let errno = Errno::EXDEV;
+    Fault { errno, ..Fault::of(Sort::Refused, Where::Source, "open source", why) }
 }
 
 fn temp_ino(temp: &Temp) -> Outcome<Ino> {

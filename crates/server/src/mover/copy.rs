@@ -6,6 +6,9 @@
 //! A CRC is kept per block of [`BLOCK_BYTES`]; verification reads the target's blocks back after
 //! they were written, through its page cache (for big files by a thread that follows the
 //! writer) or past it. Holes of the source (`holes`) are holes of the target.
+//!
+//! What a source's size says is not believed: it is read to its end. Files of /proc and of some
+//! FUSE file systems say 0, those of /sys more than they have.
 
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::holes::{Holes, next_data};
@@ -56,11 +59,14 @@ pub(super) struct Env<'a> {
     pub name: &'a [u8],
     /// Told of bytes as they are written.
     pub count: &'a (dyn Fn(u64) + Sync),
+    /// Asked before the target grows beyond the size that the source said, with its new size.
+    pub grow: &'a (dyn Fn(u64) -> Outcome<()> + Sync),
     /// Read back through the cache while writing.
     pub follow: bool,
 }
 
-/// Copies all of `source` (as `meta` describes it) to the empty file `target`.
+/// Copies all of `source` (as `meta` describes it) to the empty file `target`. A source whose size
+/// changes meanwhile is refused as soon as that shows; the caller looks for other changes.
 pub(super) fn copy(
     env: &Env<'_>,
     source: &File,
@@ -70,23 +76,26 @@ pub(super) fn copy(
 ) -> Outcome<Copied> {
     let size = meta.size_bytes;
     let mut copied = Copied { size_bytes: size, blocks: Vec::new(), followed: false };
-    if size == 0 {
-        return Ok(copied);
+    let resize = |size| {
+        rustix::fs::ftruncate(target, size).map_err(|e| Fault::target("size target")(errno(e)))
+    };
+    if size != 0 {
+        resize(size)?;
     }
-    rustix::fs::ftruncate(target, size).map_err(|e| Fault::target("size target")(errno(e)))?;
     if size > PIECE_BYTES {
         // Only a hint: a file system may refuse it.
         let _ = rustix::fs::fadvise(source, 0, None, Advice::Sequential);
     }
     if !env.follow || size < FOLLOW_FROM_BYTES {
-        write_all(env, source, meta, target, memory, &mut |block| {
+        let end = write_all(env, source, meta, target, memory, &mut |block| {
             copied.blocks.push(block);
             true
         })?;
-        return Ok(copied);
+        copied.size_bytes = end;
+        return if end < size { resize(end).map(|()| copied) } else { Ok(copied) };
     }
     let (send, receive) = crossbeam_channel::bounded::<Block>(FOLLOW_BLOCKS);
-    std::thread::scope(|scope| {
+    let end = std::thread::scope(|scope| {
         let follower = scope.spawn(move || {
             let mut memory = Memory::new();
             let mut end = 0;
@@ -110,10 +119,15 @@ pub(super) fn copy(
         followed.and(written)
     })?;
     copied.followed = true;
+    copied.size_bytes = end;
+    if end < size {
+        resize(end)?;
+    }
     Ok(copied)
 }
 
 /// Reads, checksums and writes block by block; `done` takes each block and says whether to go on.
+/// Returns where the source ends.
 fn write_all(
     env: &Env<'_>,
     source: &File,
@@ -121,70 +135,113 @@ fn write_all(
     target: &File,
     memory: &mut Memory,
     done: &mut dyn FnMut(Block) -> bool,
-) -> Outcome<()> {
+) -> Outcome<u64> {
     let size = meta.size_bytes;
-    let holes = Holes::of(source, meta);
+    let holes = if size == 0 { Holes::None } else { Holes::of(source, meta) };
     let mut offset = 0;
     let mut waited = 0;
-    while offset < size {
-        let (start, end) = holes.next(source, offset, size, env.pace, memory)?;
+    loop {
+        let (start, end) = match offset < size {
+            true => holes.next(source, offset, size, env.pace, memory)?,
+            // Beyond the size that it says: a block that is mostly found empty.
+            false => (offset, offset + BLOCK_BYTES),
+        };
         offset = start;
         while offset < end {
-            let len = BLOCK_BYTES.min(end - offset);
-            let crc = write_block(env, source, target, offset, len, memory)?;
-            write_back(target, offset, len, libc::SYNC_FILE_RANGE_WRITE);
-            if offset > waited + DIRTY_WINDOW_BYTES {
-                let upto = offset - DIRTY_WINDOW_BYTES;
-                let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE
-                    | libc::SYNC_FILE_RANGE_WRITE
-                    | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-                write_back(target, waited, upto - waited, wait);
-                waited = upto;
-            }
-            if !done(Block { offset, len, crc }) {
-                return Ok(());
+            let want = BLOCK_BYTES.min(end - offset);
+            let (len, crc) = write_block(env, source, meta, target, offset..offset + want, memory)?;
+            if len != 0 {
+                write_back(target, offset, len, libc::SYNC_FILE_RANGE_WRITE);
+                if offset > waited + DIRTY_WINDOW_BYTES {
+                    let upto = offset - DIRTY_WINDOW_BYTES;
+                    let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+                        | libc::SYNC_FILE_RANGE_WRITE
+                        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+                    write_back(target, waited, upto - waited, wait);
+                    waited = upto;
+                }
+                if !done(Block { offset, len, crc }) {
+                    return Ok(offset + len);
+                }
             }
             offset += len;
+            if len < want {
+                return same_size(source, meta, offset).map(|()| offset);
+            }
         }
     }
-    Ok(())
 }
 
+/// Fails if a source that does not end where its size says has got another size meanwhile.
+fn same_size(source: &File, meta: &Meta, end: u64) -> Outcome<()> {
+    if end == meta.size_bytes {
+        return Ok(());
+    }
+    let now = rustix::fs::fstat(source).map_err(|e| Fault::source("stat source")(errno(e)))?;
+    match (now.st_size as u64).cmp(&meta.size_bytes) {
+        std::cmp::Ordering::Equal => Ok(()),
+        std::cmp::Ordering::Less => Err(Fault::changed("it became shorter")),
+        std::cmp::Ordering::Greater => Err(Fault::changed("it became longer")),
+    }
+}
+
+/// Copies a range, up to the end of the source if that comes first; returns how much it was, and
+/// its checksum.
 fn write_block(
     env: &Env<'_>,
     source: &File,
+    meta: &Meta,
     target: &File,
-    offset: u64,
-    len: u64,
+    range: std::ops::Range<u64>,
     memory: &mut Memory,
-) -> Outcome<u32> {
+) -> Outcome<(u64, u32)> {
     let mut digest = crc_fast::Digest::new(Crc32Iscsi);
-    let mut done = 0;
-    while done < len {
-        let piece = env.pace.piece_bytes(PIECE_BYTES).min(len - done);
-        env.pace.take(piece)?;
+    let mut at = range.start;
+    while at < range.end {
+        let piece = env.pace.piece_bytes(PIECE_BYTES).min(range.end - at);
+        env.pace.check()?;
         let buf = memory.get(piece as usize);
         if let Some(hook) = env.hook {
             hook("read", env.name).map_err(Fault::source("read source"))?;
         }
-        read_full(source, buf, offset + done)?;
+        let got = read_upto(source, buf, at)?;
+        if got == 0 {
+            break;
+        }
+        let buf = &buf[..got];
+        env.pace.take(got as u64)?;
         digest.update(buf);
+        let upto = at + got as u64;
+        if upto > meta.size_bytes {
+            same_size(source, meta, upto)?;
+            (env.grow)(upto)?;
+        }
         if let Some(hook) = env.hook {
             hook("write", env.name).map_err(Fault::target("write target"))?;
         }
-        let written = target.write_all_at(buf, offset + done);
+        let written = target.write_all_at(buf, at);
         written.map_err(|e| Fault::target("write target")(Errno::from_io(&e)))?;
-        (env.count)(piece);
-        done += piece;
+        (env.count)(got as u64);
+        at = upto;
+        if (got as u64) < piece {
+            break;
+        }
     }
-    Ok(digest.finalize() as u32)
+    Ok((at - range.start, digest.finalize() as u32))
 }
 
-pub(super) fn read_full(source: &File, buf: &mut [u8], offset: u64) -> Outcome<()> {
-    source.read_exact_at(buf, offset).map_err(|e| match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => Fault::changed("it became shorter"),
-        _ => Fault::source("read source")(Errno::from_io(&e)),
-    })
+/// Reads until the memory is full or the source ends.
+pub(super) fn read_upto(source: &File, buf: &mut [u8], offset: u64) -> Outcome<usize> {
+    let mut got = 0;
+    while got < buf.len() {
+        match source.read_at(&mut buf[got..], offset + got as u64) {
+            Ok(0) => break,
+            Ok(count) => got += count,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Fault::source("read source")(Errno::from_io(&e))),
+        }
+    }
+    Ok(got)
 }
 
 /// Starts (or waits for) write-back of a range. Only speed depends on it: errors are fsync's.
@@ -194,6 +251,11 @@ fn write_back(file: &File, offset: u64, len: u64, flags: libc::c_uint) {
 }
 
 impl Copied {
+    /// Bytes of the content, holes included.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
     /// CRC32C of the whole content, holes included.
     pub fn crc32c(&self) -> u32 {
         let mut crc = 0;
@@ -393,7 +455,7 @@ mod tests {
     }
 
     fn env<'a>(pace: &'a Pace) -> Env<'a> {
-        Env { pace, hook: None, name: b"x", count: &|_| {}, follow: true }
+        Env { pace, hook: None, name: b"x", count: &|_| {}, grow: &|_| Ok(()), follow: true }
     }
 
     #[test]

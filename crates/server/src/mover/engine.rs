@@ -4,12 +4,13 @@
 //! changes its own plans only, the superuser all.
 
 use super::buffer::Buffer;
+use super::gate::Gate;
 use super::identity::Identity;
 use super::journal::{Journal, Past};
 use super::pfs::{Pfs, PfsHook};
 use super::plan::{PlanDir, PlanFile};
 use super::progress::Progress;
-use super::run::Run;
+use super::run::{Bound, Run};
 use super::side::{Source, Target};
 use super::stop::{Pace, StopReason};
 use super::tree::BufferTree;
@@ -30,8 +31,14 @@ use std::time::Duration;
 
 /// Finished plans that are kept to be asked about; older ones are forgotten.
 pub const KEEP_FINISHED_PLANS: usize = 64;
+/// Most memory for the directories of a plan, which are finished after all that is in them.
+pub const DIR_RECORDS_BYTES_MAX: u64 = 256 << 20;
+/// Most memory for the files of a plan that have several names, which are linked at the end.
+pub const LINK_RECORDS_BYTES_MAX: u64 = 256 << 20;
 /// Longest that a cancel waits for calls that the PFS has not answered.
 pub const CANCEL_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Longest that an end in order waits for plans whose PFS does not answer.
+pub const STAGING_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Plans that may wait for their turn.
 pub const QUEUED_PLANS_MAX: usize = 1_000;
 
@@ -46,6 +53,13 @@ pub struct MoverOptions {
     pub pfs_roots: Vec<PathBuf>,
     /// Where the buffer is mounted: lists of a stage-out name files by paths below it.
     pub mount_point: Option<PathBuf>,
+    /// What stands before paths of the buffer in messages: the mount point, or `NAME:` of a buffer
+    /// that has none.
+    pub buffer_prefix: Vec<u8>,
+    /// Most memory for the directories of a plan, in bytes.
+    pub dir_records_bytes_max: u64,
+    /// Most memory for the files of a plan that have several names, in bytes.
+    pub link_records_bytes_max: u64,
     /// For tests of faults of the PFS.
     pub hook: Option<PfsHook>,
 }
@@ -57,6 +71,9 @@ impl Default for MoverOptions {
             concurrent_plans: 2,
             pfs_roots: Vec::new(),
             mount_point: None,
+            buffer_prefix: Vec::new(),
+            dir_records_bytes_max: DIR_RECORDS_BYTES_MAX,
+            link_records_bytes_max: LINK_RECORDS_BYTES_MAX,
             hook: None,
         }
     }
@@ -64,34 +81,38 @@ impl Default for MoverOptions {
 
 /// The staging engine of one buffer.
 pub struct Mover {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
-struct Shared {
-    tree: Arc<dyn BufferTree>,
+pub(super) struct Shared {
+    pub tree: Arc<Gate>,
     plans_dir: PathBuf,
     options: MoverOptions,
-    state: Mutex<State>,
-    changed: Condvar,
+    pub state: Mutex<State>,
+    pub changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    plans: BTreeMap<PlanId, Arc<Plan>>,
-    queue: VecDeque<PlanId>,
-    active: BTreeSet<PlanId>,
-    threads: Vec<JoinHandle<()>>,
+pub(super) struct State {
+    pub plans: BTreeMap<PlanId, Arc<Plan>>,
+    pub queue: VecDeque<PlanId>,
+    pub active: BTreeSet<PlanId>,
+    pub threads: Vec<(PlanId, JoinHandle<()>)>,
     newest: u64,
-    shut_down: bool,
+    /// No plan is started, for a while or for good.
+    pub shut_down: bool,
+    /// Plans were left behind at the end: nothing starts any more, nothing is waited for.
+    pub left_behind: bool,
 }
 
 /// A plan in memory.
-struct Plan {
-    file: Mutex<PlanFile>,
+pub(super) struct Plan {
+    pub file: Mutex<PlanFile>,
     uid: u32,
-    dir: PlanDir,
-    pace: Arc<Pace>,
+    pub dir: PlanDir,
+    pub pace: Arc<Pace>,
     progress: Arc<Progress>,
+    pub buffer_prefix: PathBytes,
     journal: OnceLock<Arc<Journal>>,
     state: Mutex<PlanState>,
     last: OnceLock<PlanStatus>,
@@ -109,18 +130,22 @@ impl Mover {
             |errno| plan_error("open plans", errno, Some(plans_dir.as_os_str().as_bytes()));
         std::fs::create_dir_all(&plans_dir).map_err(|e| failed(e.into()))?;
         let mut state = State::default();
+        let prefix = PathBytes::new(&options.buffer_prefix);
         for id in PlanDir::all(&plans_dir).map_err(failed)? {
             state.newest = id.0;
             let dir = PlanDir::of(&plans_dir, id);
             let finished = dir.finished().map_err(failed)?;
             match dir.read().map_err(failed)? {
                 Some(file) => {
-                    state.plans.insert(id, Arc::new(Plan::new(file, dir, finished)));
+                    state
+                        .plans
+                        .insert(id, Arc::new(Plan::new(file, dir, prefix.clone(), finished)));
                 }
                 None => tracing::warn!(plan = %id, "plan without a record is ignored"),
             }
         }
         let (state, changed) = (Mutex::new(state), Condvar::new());
+        let tree = Arc::new(Gate::new(tree));
         Ok(Mover { shared: Arc::new(Shared { tree, plans_dir, options, state, changed }) })
     }
 
@@ -156,7 +181,8 @@ impl Mover {
         let file = PlanDir::create(&shared.plans_dir, id, &spec, who)
             .map_err(|e| plan_error(what, e, None))?;
         let dir = PlanDir::of(&shared.plans_dir, id);
-        let plan = Arc::new(Plan::new(file, dir, None));
+        let plan =
+            Arc::new(Plan::new(file, dir, PathBytes::new(&shared.options.buffer_prefix), None));
         state.plans.insert(id, plan.clone());
         state.queue.push_back(id);
         tracing::info!(plan = %id, uid = who.uid, direction = ?spec.direction, kind = ?spec.kind,
@@ -181,11 +207,11 @@ impl Mover {
     /// with ETIMEDOUT after [`CANCEL_WAIT_MAX`]: a call that a PFS does not answer cannot be taken
     /// back, and the plan ends when it is. A plan that has ended stays as it is.
     pub fn cancel(&self, who: &Caller, plan: PlanId) -> Result<PlanStatus, ControlError> {
-        let found = self.find(who, plan)?;
-        tracing::info!(plan = %plan, uid = who.uid, "staging plan is cancelled");
-        found.pace.stop(StopReason::Cancel);
         let shared = &self.shared;
         let mut state = shared.state.lock();
+        let mut found = state.find(who, plan)?;
+        tracing::info!(plan = %plan, uid = who.uid, "staging plan is cancelled");
+        found.pace.stop(StopReason::Cancel);
         if !found.is_final() && !state.active.contains(&plan) && !state.shut_down {
             // It runs for the moment that removing what an earlier run left takes.
             state.queue.retain(|queued| *queued != plan);
@@ -197,6 +223,7 @@ impl Mover {
                 drop(state);
                 return Err(still_stopping(&found.file.lock().spec.pfs_path, plan));
             }
+            found = state.find(who, plan)?;
         }
         drop(state);
         Ok(found.status())
@@ -209,32 +236,41 @@ impl Mover {
         plan: PlanId,
         timeout: Duration,
     ) -> Result<PlanStatus, ControlError> {
-        let found = self.find(who, plan)?;
         let end = std::time::Instant::now() + timeout;
         let mut state = self.shared.state.lock();
+        let mut found = state.find(who, plan)?;
         while !found.is_final() {
             if self.shared.changed.wait_until(&mut state, end).timed_out() {
                 break;
             }
+            found = state.find(who, plan)?;
         }
         drop(state);
         Ok(found.status())
     }
 
     /// Changes the rate limit of a plan, in bytes per second; 0 = none. It holds after a restart.
+    /// Refused for a plan that has ended.
     pub fn set_rate(
         &self,
         who: &Caller,
         plan: PlanId,
         bytes_per_s: u64,
     ) -> Result<PlanStatus, ControlError> {
-        let found = self.find(who, plan)?;
-        if !found.is_final() {
-            found.pace.set_rate(bytes_per_s);
-            let mut file = found.file.lock();
-            file.spec.rate_bytes_per_s = bytes_per_s;
-            found.dir.write(&file).map_err(|e| plan_error("change rate", e, None))?;
+        // Held all the while: a plan that is stopped and goes on is made anew of its file.
+        let state = self.shared.state.lock();
+        let found = state.find(who, plan)?;
+        if found.is_final() {
+            let mut error = plan_error("change rate", Errno::EINVAL, None);
+            error.why = format!("plan {plan} has ended; nothing was changed");
+            error.hint = Some(format!("see `forebay stage status {plan}`"));
+            return Err(error);
         }
+        found.pace.set_rate(bytes_per_s);
+        let mut file = found.file.lock();
+        file.spec.rate_bytes_per_s = bytes_per_s;
+        found.dir.write(&file).map_err(|e| plan_error("change rate", e, None))?;
+        drop(file);
         Ok(found.status())
     }
 
@@ -253,27 +289,14 @@ impl Mover {
         shared.start_next(&mut state);
     }
 
-    /// Stops all plans such that a later server can resume them; returns when nothing runs.
-    pub fn shutdown(&self) {
-        let threads = {
-            let mut state = self.shared.state.lock();
-            state.shut_down = true;
-            state.queue.clear();
-            for plan in state.plans.values() {
-                plan.pace.stop(StopReason::Shutdown);
-            }
-            self.shared.changed.notify_all();
-            std::mem::take(&mut state.threads)
-        };
-        for thread in threads {
-            // A panic of it was reported by its plan.
-            let _ = thread.join();
-        }
-    }
-
     fn find(&self, who: &Caller, plan: PlanId) -> Result<Arc<Plan>, ControlError> {
-        let found = self.shared.state.lock().plans.get(&plan).cloned();
-        match found {
+        self.shared.state.lock().find(who, plan)
+    }
+}
+
+impl State {
+    fn find(&self, who: &Caller, plan: PlanId) -> Result<Arc<Plan>, ControlError> {
+        match self.plans.get(&plan).cloned() {
             Some(found) if found.belongs_to(who) => Ok(found),
             _ => {
                 let mut error = plan_error("find staging plan", Errno::ENOENT, None);
@@ -287,13 +310,13 @@ impl Mover {
 
 impl Drop for Mover {
     fn drop(&mut self) {
-        self.shutdown();
+        self.shutdown(STAGING_WAIT_MAX);
     }
 }
 
 impl Shared {
     /// Starts queued plans while there is room.
-    fn start_next(self: &Arc<Shared>, state: &mut State) {
+    pub fn start_next(self: &Arc<Shared>, state: &mut State) {
         while state.active.len() < self.options.concurrent_plans.max(1) && !state.shut_down {
             let Some(id) = state.queue.pop_front() else { return };
             self.launch(state, id);
@@ -302,14 +325,14 @@ impl Shared {
 
     fn launch(self: &Arc<Shared>, state: &mut State, id: PlanId) {
         let Some(plan) = state.plans.get(&id).cloned() else { return };
-        state.threads.retain(|thread| !thread.is_finished());
+        state.threads.retain(|(_, thread)| !thread.is_finished());
         let shared = self.clone();
         let for_thread = plan.clone();
         let body = move || shared.run_plan(&for_thread);
         match std::thread::Builder::new().name(format!("stage-{id}")).spawn(body) {
             Ok(thread) => {
                 state.active.insert(id);
-                state.threads.push(thread);
+                state.threads.push((id, thread));
             }
             Err(error) => {
                 plan.progress.failed(plan_failure("start a thread", &error.to_string()));
@@ -324,13 +347,20 @@ impl Shared {
             plan.progress.failed(plan_failure("run", "internal error, please report it"));
             Some(PlanState::Failed)
         });
-        match ended {
-            Some(state) => plan.end(state),
-            None => *plan.state.lock() = PlanState::Queued,
+        {
+            // Left behind, a plan no longer owns its files: a later server may have them.
+            let Ok(_open) = self.tree.enter() else { return };
+            match ended {
+                Some(state) => plan.end(state),
+                None => *plan.state.lock() = PlanState::Queued,
+            }
         }
         let mut state = self.state.lock();
         let id = plan.file.lock().plan;
         state.active.remove(&id);
+        if ended.is_none() && !state.shut_down {
+            state.queue_again(id);
+        }
         self.forget_old(&mut state);
         self.start_next(&mut state);
         self.changed.notify_all();
@@ -369,7 +399,8 @@ impl Shared {
             hook: self.options.hook.clone(),
             temp_prefix: format!(".forebay-{id}.{token:08x}-").into_bytes(),
         };
-        let buffer = Buffer { tree: self.tree.clone(), who };
+        let mount_point = self.options.mount_point.as_ref().map(bytes);
+        let buffer = Buffer { tree: self.tree.clone(), who, mount_point };
         let (source, target): (Box<dyn Source>, Box<dyn Target>) = match spec.direction {
             Direction::In => (Box::new(pfs.clone()), Box::new(buffer)),
             Direction::Out => (Box::new(buffer), Box::new(pfs.clone())),
@@ -383,6 +414,12 @@ impl Shared {
             identity,
             hook: self.options.hook.clone(),
             mount_point: self.options.mount_point.as_ref().map(bytes),
+            buffer_prefix: self.options.buffer_prefix.clone(),
+            dir_records: Bound::new("directories", self.options.dir_records_bytes_max),
+            link_records: Bound::new(
+                "names of files with several names",
+                self.options.link_records_bytes_max,
+            ),
             workers: self.options.workers.max(1),
             pace: plan.pace.clone(),
             progress: plan.progress.clone(),
@@ -409,7 +446,12 @@ impl Shared {
 }
 
 impl Plan {
-    fn new(file: PlanFile, dir: PlanDir, finished: Option<PlanStatus>) -> Plan {
+    pub fn new(
+        file: PlanFile,
+        dir: PlanDir,
+        buffer_prefix: PathBytes,
+        finished: Option<PlanStatus>,
+    ) -> Plan {
         let state = finished.as_ref().map_or(PlanState::Queued, |status| status.state);
         let last = OnceLock::new();
         if let Some(status) = finished {
@@ -421,6 +463,7 @@ impl Plan {
             file: Mutex::new(file),
             dir,
             progress: Arc::new(Progress::new()),
+            buffer_prefix,
             journal: OnceLock::new(),
             state: Mutex::new(state),
             last,
@@ -431,7 +474,7 @@ impl Plan {
         who.uid == 0 || who.uid == self.uid
     }
 
-    fn is_final(&self) -> bool {
+    pub fn is_final(&self) -> bool {
         self.state.lock().is_final()
     }
 
@@ -446,7 +489,8 @@ impl Plan {
     fn status_as(&self, state: PlanState) -> PlanStatus {
         let worked_ms = self.journal.get().map_or(0, |journal| journal.worked_ms());
         let file = self.file.lock();
-        self.progress.status(file.plan, &file.spec, state, self.uid, worked_ms)
+        let status = self.progress.status(file.plan, &file.spec, state, self.uid, worked_ms);
+        PlanStatus { buffer_prefix: self.buffer_prefix.clone(), ..status }
     }
 
     /// Records the end of the plan.

@@ -74,6 +74,13 @@ impl Fault {
         Fault::of(Sort::Stopped, Where::Source, "stop", "the plan is being stopped")
     }
 
+    /// An xattr that the target refused.
+    pub fn lost_xattr(name: &[u8], errno: Errno) -> Fault {
+        let name = String::from_utf8_lossy(name);
+        let why = format!("xattr {name} could not be kept: {errno}; data and mode are there");
+        Fault { sort: Sort::Partial, why: Some(why), ..Fault::target("set xattr")(errno) }
+    }
+
     /// Whether trying again may help.
     pub fn is_retryable(&self) -> bool {
         match self.sort {

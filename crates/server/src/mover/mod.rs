@@ -4,7 +4,7 @@
 //! queue), `plan` and `journal` (on flash), `run` (the phases), `walk` (source to items),
 //! `worker` (an item to its end), `copy` (data and checksums) with `holes` and `memory`, `side`
 //! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
-//! `stop` (cancel and rate), `progress` and `fault` (what the user is told).
+//! `stop` (cancel and rate), `halt` and `gate` (ending while a PFS hangs), `progress` and `fault` (what the user is told).
 //!
 //! Promises: a file appears under its name only whole, fsynced and verified; the PFS is touched
 //! only with the requester's rights and never outside the trees named; a plan killed at any
@@ -14,6 +14,8 @@ mod buffer;
 mod copy;
 mod engine;
 mod fault;
+mod gate;
+mod halt;
 mod holes;
 mod identity;
 mod journal;
@@ -34,5 +36,6 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use engine::{KEEP_FINISHED_PLANS, Mover, MoverOptions, QUEUED_PLANS_MAX};
+pub use engine::{KEEP_FINISHED_PLANS, Mover, MoverOptions, QUEUED_PLANS_MAX, STAGING_WAIT_MAX};
+pub use halt::Stuck;
 pub use pfs::PfsHook;

@@ -130,14 +130,25 @@ impl Pfs {
     }
 
     fn xattrs_of(&self, fd: BorrowedFd<'_>) -> Result<Xattrs> {
+        self.xattrs_by(
+            |buf| rustix::fs::flistxattr(fd, buf),
+            |name, buf| rustix::fs::fgetxattr(fd, name, buf),
+        )
+    }
+
+    fn xattrs_by(
+        &self,
+        list: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
+        get: impl Fn(&[u8], &mut [u8]) -> rustix::io::Result<usize>,
+    ) -> Result<Xattrs> {
         let _acting = self.act("getxattr", b"")?;
-        let names = match xattr_bytes(|buf| rustix::fs::flistxattr(fd, buf)) {
+        let names = match xattr_bytes(list) {
             Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
             names => names?,
         };
         let mut all = Vec::new();
         for name in names.split(|&b| b == 0).filter(|name| !name.is_empty() && self.keeps(name)) {
-            match xattr_bytes(|buf| rustix::fs::fgetxattr(fd, name, buf)) {
+            match xattr_bytes(|buf| get(name, buf)) {
                 Ok(value) => all.push((name.to_vec(), value)),
                 // Removed since the list was read.
                 Err(Errno::ENODATA) => {}
@@ -194,6 +205,14 @@ pub(super) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
         return None;
     }
     Some((if dir.is_empty() { b"/" } else { dir }, name))
+}
+
+/// A path of a name in an open directory, for calls that have no form with a descriptor. The name
+/// itself is not followed by calls that do not follow links.
+pub(super) fn below_fd(dir: BorrowedFd<'_>, name: &[u8]) -> Vec<u8> {
+    let mut path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
+    path.extend_from_slice(name);
+    path
 }
 
 /// The path that the kernel knows an open object by.
@@ -292,6 +311,20 @@ impl Source for Pfs {
 
     fn file_xattrs(&self, open: &OpenSource) -> Outcome<Xattrs> {
         self.xattrs_of(open.file.as_fd()).map_err(Fault::source("read xattrs of source"))
+    }
+
+    fn name_xattrs(&self, dir: &Dir, name: &[u8], meta: &Meta) -> Outcome<Xattrs> {
+        if meta.kind == FileKind::Symlink && !self.identity.is_superuser() {
+            // It can have none that they may copy: no user.* and no ACL.
+            return Ok(Vec::new());
+        }
+        let fault = Fault::source("read xattrs of source");
+        let path = below_fd(fd(dir).map_err(&fault)?, name);
+        let got = self.xattrs_by(
+            |buf| rustix::fs::llistxattr(&path[..], buf),
+            |name, buf| rustix::fs::lgetxattr(&path[..], name, buf),
+        );
+        got.map_err(&fault)
     }
 
     fn dir_xattrs(&self, dir: &Dir) -> Outcome<Xattrs> {

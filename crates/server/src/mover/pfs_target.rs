@@ -8,7 +8,7 @@
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::identity::Acting;
 use super::meta::{Dir, Meta, Temp, TempAt, Xattrs, decode_rdev};
-use super::pfs::{Pfs, errno, fd, split};
+use super::pfs::{Pfs, below_fd, errno, fd, split};
 use super::side::{At, Target};
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::{Errno, Result};
@@ -58,7 +58,7 @@ impl Pfs {
         for (name, value) in xattrs {
             let set = rustix::fs::fsetxattr(fd, name.as_slice(), value, XattrFlags::empty());
             if let Err(e) = set {
-                lost = Some((String::from_utf8_lossy(name).into_owned(), errno(e)));
+                lost = Some((name, errno(e)));
             }
         }
         rustix::fs::fchmod(fd, Mode::from_raw_mode(mode)).map_err(|e| fault(errno(e)))?;
@@ -66,13 +66,10 @@ impl Pfs {
         match lost {
             None => Ok(()),
             Some((name, e)) if e == Errno::ENOSPC || e == Errno::EDQUOT => {
+                let name = String::from_utf8_lossy(name);
                 Err(Fault { why: Some(format!("xattr {name}: {e}")), ..fault(e) })
             }
-            Some((name, e)) => Err(Fault {
-                sort: Sort::Partial,
-                why: Some(format!("xattr {name} could not be kept: {e}; data and mode are there")),
-                ..Fault::target("set xattr")(e)
-            }),
+            Some((name, e)) => Err(Fault::lost_xattr(name, e)),
         }
     }
 
@@ -209,6 +206,10 @@ impl Target for Pfs {
         Ok(Temp { file: Arc::new(opened.into()), at: TempAt::Pfs { name } })
     }
 
+    fn grow(&self, _temp: &Temp, _size_bytes: u64) -> Outcome<()> {
+        Ok(())
+    }
+
     fn writing(&self) -> Outcome<Option<Acting>> {
         self.identity.enter().map(Some).map_err(Fault::target("write target"))
     }
@@ -245,20 +246,26 @@ impl Target for Pfs {
         }
     }
 
-    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta) -> Outcome<()> {
+    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
+        let mut lost = None;
         self.by_rename(at, "make symbolic link", |dir, temp| {
             rustix::fs::symlinkat(to, dir, temp).map_err(errno)?;
-            self.dress_name(dir, temp, meta)
-        })
+            lost = self.dress_name(dir, temp, meta, xattrs)?;
+            Ok(())
+        })?;
+        lost.map_or(Ok(()), Err)
     }
 
-    fn node(&self, at: At<'_>, meta: &Meta) -> Outcome<()> {
+    fn node(&self, at: At<'_>, meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
         let kind = rustix::fs::FileType::from_raw_mode(meta.kind.mode_bits());
+        let mut lost = None;
         self.by_rename(at, "make special file", |dir, temp| {
             let dev = decode_rdev(meta.rdev);
             rustix::fs::mknodat(dir, temp, kind, Mode::RUSR | Mode::WUSR, dev).map_err(errno)?;
-            self.dress_name(dir, temp, meta)
-        })
+            lost = self.dress_name(dir, temp, meta, xattrs)?;
+            Ok(())
+        })?;
+        lost.map_or(Ok(()), Err)
     }
 
     fn link(&self, old_dir: &Dir, old_name: &[u8], at: At<'_>) -> Outcome<()> {
@@ -302,8 +309,15 @@ impl Target for Pfs {
 }
 
 impl Pfs {
-    /// Owner, mode and times of something that cannot be opened, by its temporary name.
-    fn dress_name(&self, dir: BorrowedFd<'_>, name: &[u8], meta: &Meta) -> Result<()> {
+    /// Owner, xattrs, mode and times of something that cannot be opened, by its temporary name;
+    /// tells of an xattr that was refused.
+    fn dress_name(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        meta: &Meta,
+        xattrs: &Xattrs,
+    ) -> Result<Option<Fault>> {
         let no_follow = AtFlags::SYMLINK_NOFOLLOW;
         let uid = self.identity.is_superuser().then(|| Uid::from_raw(meta.uid));
         match rustix::fs::chownat(dir, name, uid, Some(Gid::from_raw(meta.gid)), no_follow) {
@@ -311,11 +325,22 @@ impl Pfs {
             Err(rustix::io::Errno::PERM) if !self.identity.is_superuser() => {}
             Err(e) => return Err(errno(e)),
         }
+        let path = below_fd(dir, name);
+        let mut lost = None;
+        for (key, value) in xattrs {
+            let set = rustix::fs::lsetxattr(&path[..], key.as_slice(), value, XattrFlags::empty());
+            match set.map_err(errno) {
+                Ok(()) => {}
+                Err(e @ (Errno::ENOSPC | Errno::EDQUOT)) => return Err(e),
+                Err(e) => lost = Some(Fault::lost_xattr(key, e)),
+            }
+        }
         if meta.kind != FileKind::Symlink {
             let mode = Mode::from_raw_mode(meta.mode);
             rustix::fs::chmodat(dir, name, mode, AtFlags::empty()).map_err(errno)?;
         }
-        rustix::fs::utimensat(dir, name, &times(meta), no_follow).map_err(errno)
+        rustix::fs::utimensat(dir, name, &times(meta), no_follow).map_err(errno)?;
+        Ok(lost)
     }
 }
 

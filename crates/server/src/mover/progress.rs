@@ -1,7 +1,9 @@
 //! Counting what a plan has done, and telling it: totals, rate over the last seconds, ETA.
 
 use forebay_proto::PlanId;
-use forebay_proto::control::{FileError, MAX_REPORTED_ERRORS, PlanState, PlanStatus, StageSpec};
+use forebay_proto::control::{
+    FileError, MAX_REPORTED_ERRORS, PathBytes, PlanState, PlanStatus, StageSpec,
+};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -119,6 +121,7 @@ impl Progress {
         PlanStatus {
             plan,
             spec: spec.clone(),
+            buffer_prefix: PathBytes::none(),
             state,
             uid,
             scanned,

@@ -40,6 +40,12 @@ pub(super) struct Run {
     pub identity: Identity,
     pub hook: Option<PfsHook>,
     pub mount_point: Option<Vec<u8>>,
+    /// Stands before paths of the buffer in messages.
+    pub buffer_prefix: Vec<u8>,
+    /// Memory for `dirs`, and what knows them in the journal.
+    pub dir_records: Bound,
+    /// Memory for `followers`, and what the walk knows of files with several names.
+    pub link_records: Bound,
     pub workers: usize,
     pub pace: Arc<Pace>,
     pub progress: Arc<Progress>,
@@ -52,6 +58,36 @@ pub(super) struct Run {
     pub dirs: Mutex<Vec<DirDone>>,
     /// Further names of files with several, to be made when the first is there.
     pub followers: Mutex<Vec<(Task, Arc<Leader>)>>,
+}
+
+/// What is kept in memory until the end of a run, up to a bound.
+pub(super) struct Bound {
+    what: &'static str,
+    most_bytes: u64,
+    held: Mutex<(u64, u64)>,
+}
+
+impl Bound {
+    /// For records of `what`.
+    pub fn new(what: &'static str, most_bytes: u64) -> Bound {
+        Bound { what, most_bytes, held: Mutex::new((0, 0)) }
+    }
+
+    /// Takes memory for one more record.
+    pub fn take(&self, bytes: usize) -> Outcome<()> {
+        let mut held = self.held.lock();
+        let (count, sum_bytes) = *held;
+        if sum_bytes + bytes as u64 > self.most_bytes {
+            let why = format!(
+                "a plan may take {} bytes of memory for {}, and the {count} before take all of it; \
+                 stage parts of the tree one by one",
+                self.most_bytes, self.what
+            );
+            return Err(Fault::of(Sort::Refused, Where::Source, "walk source", why));
+        }
+        *held = (count + 1, sum_bytes + bytes as u64);
+        Ok(())
+    }
 }
 
 /// A target directory whose entries the plan makes.
@@ -262,7 +298,11 @@ impl Run {
         if fault.is_stop() {
             return;
         }
-        let error: FileError = fault.on(source, target, attempts);
+        let shown = |path: &[u8]| PathBytes::in_buffer(&self.buffer_prefix, path);
+        let error: FileError = match self.spec.direction {
+            Direction::In => fault.on(source, shown(target).as_bytes(), attempts),
+            Direction::Out => fault.on(shown(source).as_bytes(), target, attempts),
+        };
         tracing::warn!(plan = %self.plan, path = %error.path, what = %error.what,
             errno = error.errno, attempts, "{}", error.why);
         if let Err(fault) = self.journal.append(&[Record::Error(error.clone())]) {

@@ -15,7 +15,8 @@ pub(super) trait Source: Send + Sync {
     /// Opens the directory a plan starts from. Symbolic links in the path that the user named
     /// are followed (PFS).
     fn top(&self, path: &[u8]) -> Outcome<Dir>;
-    /// Finds the object that the user named; a symbolic link there is followed (PFS).
+    /// Finds the object that the user named; symbolic links on the way and there are followed, in
+    /// the buffer as far as they stay in it.
     fn locate(&self, path: &[u8]) -> Outcome<Located>;
     /// Walks `rel` down from a top directory, never through a symbolic link.
     fn reopen(&self, top: &[u8], rel: &[u8]) -> Outcome<Dir>;
@@ -35,6 +36,8 @@ pub(super) trait Source: Send + Sync {
     fn readlink(&self, dir: &Dir, name: &[u8]) -> Outcome<Vec<u8>>;
     /// xattrs of an open file.
     fn file_xattrs(&self, open: &OpenSource) -> Outcome<Xattrs>;
+    /// xattrs of what is neither file nor directory.
+    fn name_xattrs(&self, dir: &Dir, name: &[u8], meta: &Meta) -> Outcome<Xattrs>;
     /// xattrs of a directory.
     fn dir_xattrs(&self, dir: &Dir) -> Outcome<Xattrs>;
 }
@@ -53,6 +56,8 @@ pub(super) trait Target: Send + Sync {
     fn make_dir(&self, dir: &Dir, name: &[u8]) -> Outcome<Dir>;
     /// Makes a file without its name yet. `temp` numbers it within the plan.
     fn begin(&self, dir: &Dir, size_bytes: u64, temp: u64) -> Outcome<Temp>;
+    /// Makes room for a file that becomes larger than it was begun with.
+    fn grow(&self, temp: &Temp, size_bytes: u64) -> Outcome<()>;
     /// Runs what follows with the rights that writing needs.
     fn writing(&self) -> Outcome<Option<Acting>>;
     /// Owner, xattrs, ACLs, mode and times, in the order in which they do not undo each other.
@@ -63,10 +68,10 @@ pub(super) trait Target: Send + Sync {
     fn publish(&self, temp: &Temp, dir: &Dir, name: &[u8]) -> Outcome<Meta>;
     /// Removes an unpublished file.
     fn abandon(&self, temp: Temp, dir: &Dir);
-    /// Makes a symbolic link with owner and times, replacing what is not a directory.
-    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta) -> Outcome<()>;
+    /// Makes a symbolic link with owner, xattrs and times, replacing what is not a directory.
+    fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta, xattrs: &Xattrs) -> Outcome<()>;
     /// Makes a fifo, socket or device, replacing what is not a directory.
-    fn node(&self, at: At<'_>, meta: &Meta) -> Outcome<()>;
+    fn node(&self, at: At<'_>, meta: &Meta, xattrs: &Xattrs) -> Outcome<()>;
     /// Another name for (`old_dir`, `old_name`), replacing what is not a directory.
     fn link(&self, old_dir: &Dir, old_name: &[u8], at: At<'_>) -> Outcome<()>;
     /// Gives a complete directory its final attributes (`None`: leave them).

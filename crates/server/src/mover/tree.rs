@@ -41,6 +41,8 @@ pub trait BufferTree: Send + Sync {
     /// Makes a file without a name, to be published in `dir`. `size_bytes` is reserved where
     /// the store counts space itself (ENOSPC at once, not in the middle).
     fn begin_file(&self, who: &Caller, dir: Ino, size_bytes: u64) -> Result<NewFile>;
+    /// Reserves more for a file that becomes larger than it was begun with, as `begin_file` does.
+    fn grow_file(&self, ino: Ino, size_bytes: u64) -> Result<()>;
     /// Makes object data of a file durable (fsync) and settles reserved space.
     fn finish_file(&self, ino: Ino) -> Result<()>;
     /// Gives `ino` the name, replacing atomically an existing file that is not a directory

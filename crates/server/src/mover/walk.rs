@@ -9,8 +9,9 @@
 //! * `List`: the source is a file of lines, each a path on the source's side; each goes into the
 //!   target directory under its last name. Relative lines are relative to the list's directory.
 //!   For a stage-out the list lies in the buffer; its lines are paths as the job sees them
-//!   (below the mount point) or absolute from the buffer's root. Empty lines are ignored; two
-//!   lines with one last name are an error, not an overwriting.
+//!   (below the mount point) or absolute from the buffer's root. A line that names a symbolic
+//!   link to a file stages the file under the link's name. Empty lines are ignored; two lines
+//!   with one last name are an error, not an overwriting.
 
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::Record;
@@ -93,6 +94,10 @@ impl<'a> Walker<'a> {
             let why = "it is a directory; name the file that is to be made";
             return Err(refused(Where::Target, Errno::EISDIR, "open target", why));
         }
+        if located.meta.kind == FileKind::File {
+            // No directory is made for a file that cannot be read.
+            run.source.open(&located.dir, &located.name, &located.meta)?;
+        }
         let (top, name) = match split(path) {
             Some((parent, name)) if !into => (parent, name.to_vec()),
             _ => (path, located.name.clone()),
@@ -106,9 +111,11 @@ impl<'a> Walker<'a> {
         let path = run.source_path();
         let source = run.source.top(path)?;
         let meta = run.source.dir_meta(&source)?;
+        // Nothing is made for a directory that cannot be read.
+        let names = run.source.list(&source)?.into_iter();
         let target = self.open_top(run.target_path(), Some((&source, &meta)))?;
         let source_top: Arc<[u8]> = Arc::from(trim_end(path));
-        self.descend(&source_top, Arc::from(&b""[..]), source, target);
+        self.descend(&source_top, Frame { rel: Arc::from(&b""[..]), source, target, names });
         Ok(())
     }
 
@@ -146,9 +153,12 @@ impl<'a> Walker<'a> {
             let why = "it is not a regular file with one path a line";
             return Err(refused(Where::Source, Errno::EINVAL, "read list", why));
         }
-        if located.meta.size_bytes > LIST_BYTES_MAX {
+        let too_long = || {
             let why = format!("a list may have at most {LIST_BYTES_MAX} bytes");
-            return Err(Fault::of(Sort::Refused, Where::Source, "read list", why));
+            Fault::of(Sort::Refused, Where::Source, "read list", why)
+        };
+        if located.meta.size_bytes > LIST_BYTES_MAX {
+            return Err(too_long());
         }
         let open = self.run.source.open(&located.dir, &located.name, &located.meta)?;
         let mut text = Vec::new();
@@ -156,7 +166,10 @@ impl<'a> Walker<'a> {
         // A file of the buffer may be shared: read from its start, whatever its position.
         rustix::fs::seek(file, rustix::fs::SeekFrom::Start(0))
             .map_err(|e| fault(super::pfs::errno(e)))?;
-        file.take(LIST_BYTES_MAX).read_to_end(&mut text).map_err(|e| fault(e.into()))?;
+        let read = file.take(LIST_BYTES_MAX + 1).read_to_end(&mut text);
+        if read.map_err(|e| fault(e.into()))? as u64 > LIST_BYTES_MAX {
+            return Err(too_long());
+        }
         let lines = text.split(|&b| b == b'\n').map(<[u8]>::to_vec);
         Ok(lines.filter(|line| !line.is_empty()).collect())
     }
@@ -218,8 +231,7 @@ impl<'a> Walker<'a> {
             }
             let frame = Frame { rel, source: found.dir, target, names: Vec::new().into_iter() };
             if let Some(below) = self.enter(&source_top, &frame, &name, found.meta) {
-                let Frame { rel, source, target, .. } = below;
-                self.descend(&source_top, rel, source, target);
+                self.descend(&source_top, below);
             }
             return Ok(());
         }
@@ -236,12 +248,9 @@ impl<'a> Walker<'a> {
     }
 
     /// Walks a directory and all below it.
-    fn descend(&mut self, source_top: &Arc<[u8]>, rel: Arc<[u8]>, source: Dir, target: Dir) {
+    fn descend(&mut self, source_top: &Arc<[u8]>, top: Frame) {
         let run = self.run;
-        let mut frames = Vec::new();
-        frames.extend(
-            self.listed(source_top, Frame { rel, source, target, names: Vec::new().into_iter() }),
-        );
+        let mut frames = vec![top];
         while let Some(frame) = frames.last_mut() {
             if run.pace.stopping().is_some() {
                 return;
@@ -285,12 +294,13 @@ impl<'a> Walker<'a> {
                 continue;
             }
             if let Some(below) = self.enter(source_top, frame, &name, meta) {
-                frames.extend(self.listed(source_top, below));
+                frames.push(below);
             }
         }
     }
 
-    /// Opens a subdirectory on both sides; its failure is reported here.
+    /// Opens and lists a subdirectory, then makes it on the other side: nothing is made for one that
+    /// cannot be read. Its failure is reported here.
     fn enter(
         &mut self,
         source_top: &Arc<[u8]>,
@@ -307,38 +317,26 @@ impl<'a> Walker<'a> {
         let opened = run.retrying(|_| {
             let source = run.source.enter(&frame.source, name)?;
             let xattrs = run.source.dir_xattrs(&source)?;
+            let names = run.source.list(&source)?.into_iter();
+            let held_bytes: usize =
+                xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+            // The path is held three times: here, for messages and by the journal.
+            run.dir_records.take(size_of::<DirDone>() + 3 * (rel.len() + 64) + held_bytes)?;
             let target = run.target.make_dir(&frame.target, name)?;
             self.note_dir(&rel)?;
-            Ok((source, target, xattrs))
+            Ok((source, target, xattrs, names))
         });
         let source_path = join(source_top, &rel, b"");
         match opened {
-            Ok((source, target, xattrs)) => {
+            Ok((source, target, xattrs, names)) => {
                 let top = self.target_top.clone();
                 let attrs = Some((meta, xattrs));
                 run.dirs.lock().push(DirDone { top, rel: rel.clone(), source_path, attrs });
                 run.progress.done();
-                Some(Frame { rel, source, target, names: Vec::new().into_iter() })
+                Some(Frame { rel, source, target, names })
             }
             Err((fault, attempts)) => {
                 run.fail(&fault, &source_path, &join(&self.target_top, &rel, b""), attempts);
-                None
-            }
-        }
-    }
-
-    /// Reads the names of a directory; its failure is reported here.
-    fn listed(&self, source_top: &[u8], mut frame: Frame) -> Option<Frame> {
-        match self.run.retrying(|_| self.run.source.list(&frame.source)) {
-            Ok(names) => {
-                frame.names = names.into_iter();
-                Some(frame)
-            }
-            Err((fault, attempts)) => {
-                let source = join(source_top, &frame.rel, b"");
-                let target = join(&self.target_top, &frame.rel, b"");
-                self.run.progress.found(0);
-                self.run.fail(&fault, &source, &target, attempts);
                 None
             }
         }
@@ -349,6 +347,12 @@ impl<'a> Walker<'a> {
         let run = self.run;
         let is_file = task.meta.kind == FileKind::File;
         if is_file && task.meta.nlink > 1 {
+            let names = task.source_name.len() + 2 * task.target_name.len();
+            if let Err(fault) = run.link_records.take(size_of::<(Task, Leader)>() + 128 + names) {
+                run.progress.found(0);
+                run.fail(&fault, &task.source_path(), &task.target_path(), 1);
+                return Ok(());
+            }
             let leader = Arc::new(Leader {
                 rel: task.rel.clone(),
                 name: task.target_name.clone(),

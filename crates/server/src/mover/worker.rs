@@ -216,6 +216,7 @@ impl<'a> Worker<'a> {
         }
         let published = run.target.publish(temp, &dirs.1, &task.target_name)?;
         target.temp = None;
+        run.progress.resized(source.meta.size_bytes, copied.size_bytes());
         if let Some(leader) = &task.leader {
             leader.published.store(true, Relaxed);
         }
@@ -248,24 +249,26 @@ impl<'a> Worker<'a> {
             run.progress.resized(file_bytes(&task.meta), file_bytes(&now));
             task.meta = now;
         }
+        if task.meta.kind == FileKind::File {
+            return self.begin_file(task, dirs, attempt);
+        }
+        let xattrs = match task.meta.kind {
+            FileKind::Dir => return Err(Fault::changed("a directory has its name")),
+            _ => run.source.name_xattrs(&dirs.0, &task.source_name, &task.meta)?,
+        };
         let temp = run.next_temp();
         let at = At { dir: &dirs.1, name: &task.target_name, temp };
         match task.meta.kind {
-            FileKind::File => return self.begin_file(task, dirs, attempt),
             FileKind::Symlink => {
                 let to = run.source.readlink(&dirs.0, &task.source_name)?;
-                run.target.symlink(at, &to, &task.meta)?;
+                run.target.symlink(at, &to, &task.meta, &xattrs)?;
             }
-            FileKind::Fifo | FileKind::Socket => run.target.node(at, &task.meta)?,
-            FileKind::CharDev | FileKind::BlockDev if run.identity.is_superuser() => {
-                run.target.node(at, &task.meta)?;
-            }
-            FileKind::CharDev | FileKind::BlockDev => {
+            FileKind::CharDev | FileKind::BlockDev if !run.identity.is_superuser() => {
                 let why = "only the superuser can make device nodes".to_string();
                 let fault = Fault::target("make special file")(Errno::EPERM);
                 return Err(Fault { why: Some(why), ..fault });
             }
-            FileKind::Dir => return Err(Fault::changed("a directory has its name")),
+            _ => run.target.node(at, &task.meta, &xattrs)?,
         }
         Ok(Step::Done)
     }
@@ -290,6 +293,7 @@ impl<'a> Worker<'a> {
                 target.counted.fetch_add(bytes, Relaxed);
                 run.progress.copied(bytes);
             },
+            grow: &|size_bytes| run.target.grow(target.temp()?, size_bytes),
             follow: run.spec.verify == Verify::Cache,
         };
         let temp = target.temp()?;
@@ -298,7 +302,7 @@ impl<'a> Worker<'a> {
             copy(&env, &source.file, &source.meta, &temp.file, &mut self.memory)?
         };
         // What a hole adds to the size is done with no byte moved.
-        let holes = source.meta.size_bytes.saturating_sub(target.counted.load(Relaxed));
+        let holes = copied.size_bytes().saturating_sub(target.counted.load(Relaxed));
         (env.count)(holes);
         keep_atime(temp, true);
         let partial = match run.target.dress(temp, &source.meta, &xattrs) {

@@ -185,6 +185,10 @@ impl BufferTree for Namespace {
         Ok(NewFile { ino, file: Arc::new(object) })
     }
 
+    fn grow_file(&self, ino: Ino, size_bytes: u64) -> Result<()> {
+        self.objects.accounting().map_or(Ok(()), |acc| acc.extend_file(ino, size_bytes))
+    }
+
     fn finish_file(&self, ino: Ino) -> Result<()> {
         let id = ObjectId::whole(ino);
         if let Some(acc) = self.objects.accounting() {

@@ -101,6 +101,18 @@ impl Accounting {
         Ok(())
     }
 
+    /// Takes more for such a file, so that it may have `size_bytes`.
+    pub fn extend_file(&self, ino: Ino, size_bytes: u64) -> Result<()> {
+        let bytes = size_bytes.next_multiple_of(ALLOCATION_UNIT_BYTES);
+        let mut reserved = self.reserved.lock();
+        let taken = reserved.get(&ino).copied().unwrap_or(0);
+        if bytes > taken {
+            self.take(bytes - taken)?;
+            reserved.insert(ino, bytes);
+        }
+        Ok(())
+    }
+
     /// Replaces what was taken ahead by what the file has really allocated.
     pub fn settle_file(&self, ino: Ino, allocated_bytes: u64) {
         if let Some(taken) = self.reserved.lock().remove(&ino) {
@@ -122,7 +134,14 @@ mod tests {
         assert_eq!(acc.used_bytes(), 4096);
         acc.reserve_file(Ino(5), 4000).unwrap();
         assert_eq!(acc.reserve_file(Ino(6), 1), Err(Errno::ENOSPC));
+        assert_eq!(acc.extend_file(Ino(5), 4096), Ok(()));
+        assert_eq!(acc.extend_file(Ino(5), 4097), Err(Errno::ENOSPC));
         acc.settle_file(Ino(5), 0);
+        assert_eq!(acc.used_bytes(), 4096);
+        acc.reserve_file(Ino(6), 0).unwrap();
+        acc.extend_file(Ino(6), 1).unwrap();
+        assert_eq!(acc.used_bytes(), 8192);
+        acc.settle_file(Ino(6), 0);
         assert_eq!(acc.used_bytes(), 4096);
         assert_eq!(acc.take(8192), Err(Errno::ENOSPC));
         acc.set_capacity(12_288);

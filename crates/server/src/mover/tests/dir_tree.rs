@@ -152,6 +152,10 @@ impl BufferTree for DirTree {
         Ok(NewFile { ino: attr.ino, file: Arc::new(file) })
     }
 
+    fn grow_file(&self, _ino: Ino, _size_bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
     fn finish_file(&self, ino: Ino) -> Result<()> {
         Ok(File::open(self.path(ino)?)?.sync_all()?)
     }

@@ -110,7 +110,7 @@ fn an_empty_mount_point_is_not_the_pfs() {
     slow.rate_bytes_per_s = 200_000;
     site.mover.start(&Caller::root(), slow).unwrap();
     std::thread::sleep(Duration::from_millis(700));
-    site.mover.shutdown();
+    assert_eq!(site.mover.shutdown(super::support::LIMIT), []);
     mount.unmount();
     let dir = site.dir.clone();
     let again = Site::open(&dir, MoverOptions::default());
@@ -156,6 +156,36 @@ fn a_source_that_changes_is_never_published_as_good() {
     pulse.store(false, Relaxed);
     site.must(site.stage_in("f", "/f"));
     assert_eq!(std::fs::read(site.buffer("f")).unwrap(), std::fs::read(site.pfs("f")).unwrap());
+}
+
+#[test]
+fn a_source_that_grows_or_shrinks_is_copied_again() {
+    for (begun, ended) in [(1_000_000, 1_000_010), (1_000_000, 999_990), (0, 10), (20 << 20, 5)] {
+        let once = Arc::new(AtomicBool::new(false));
+        let path = Arc::new(parking_lot::Mutex::new(PathBuf::new()));
+        let hook: PfsHook = {
+            let (once, path) = (once.clone(), path.clone());
+            Arc::new(move |call, _| {
+                if call == "read" && !once.swap(true, Relaxed) {
+                    std::fs::write(&*path.lock(), noise(ended, 2)).unwrap();
+                }
+                Ok(())
+            })
+        };
+        let site = with_hook(hook);
+        *path.lock() = site.pfs("f");
+        std::fs::write(site.pfs("f"), noise(begun, 1)).unwrap();
+        let mut spec = site.stage_in("f", "/f");
+        spec.retries = 0;
+        let status = site.run(spec);
+        let why = &status.errors[0].why;
+        assert!(why.contains("changed while it was copied"), "{begun} {ended}: {why}");
+        assert!(!site.buffer("f").exists());
+        once.store(false, Relaxed);
+        std::fs::write(site.pfs("f"), noise(begun, 1)).unwrap();
+        site.must(site.stage_in("f", "/f"));
+        assert_eq!(std::fs::read(site.buffer("f")).unwrap(), noise(ended, 2));
+    }
 }
 
 #[test]
@@ -264,6 +294,68 @@ fn the_rate_limit_holds_within_20_percent_and_can_be_changed() {
     assert!((1.6..2.4).contains(&took_s), "2 MB at 1 MB/s took {took_s} s");
     let took_s = timed(200_000, Some(0));
     assert!(took_s < 1.5, "the limit was taken off after 0.5 s: {took_s} s");
+}
+
+#[test]
+fn the_rate_of_a_plan_that_has_ended_cannot_be_changed() {
+    let site = Site::new();
+    std::fs::write(site.pfs("f"), b"x").unwrap();
+    let plan = site.must(site.stage_in("f", "/f")).plan;
+    let error = site.mover.set_rate(&Caller::root(), plan, 1).unwrap_err();
+    assert!(error.to_string().contains("has ended"), "{error}");
+    assert_eq!(site.mover.status(&Caller::root(), plan).unwrap().spec.rate_bytes_per_s, 0);
+}
+
+#[test]
+fn what_was_held_goes_on_and_a_cancel_meanwhile_is_kept() {
+    let site = Site::with(MoverOptions { concurrent_plans: 1, ..MoverOptions::default() });
+    std::fs::write(site.pfs("f"), noise(300_000, 1)).unwrap();
+    let who = Caller::root();
+    let mut slow = site.stage_in("f", "/slow");
+    slow.rate_bytes_per_s = 1_000_000;
+    let runs = site.mover.start(&who, slow).unwrap().plan;
+    let waits = site.mover.start(&who, site.stage_in("f", "/f")).unwrap().plan;
+    let dropped = site.mover.start(&who, site.stage_in("f", "/g")).unwrap().plan;
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(site.mover.hold(super::support::LIMIT), []);
+    assert_eq!(site.mover.status(&who, runs).unwrap().state, PlanState::Queued);
+    assert!(site.mover.start(&who, site.stage_in("f", "/no")).is_err());
+    site.mover.cancel(&who, dropped).unwrap();
+    site.mover.go_on();
+    assert_eq!(site.wait(runs).state, PlanState::Done);
+    assert_eq!(site.wait(waits).state, PlanState::Done);
+    assert_eq!(site.wait(dropped).state, PlanState::Cancelled);
+    assert!(!site.buffer("g").exists());
+    assert_eq!(std::fs::read(site.buffer("slow")).unwrap(), noise(300_000, 1));
+}
+
+#[test]
+fn a_plan_left_behind_changes_nothing_any_more() {
+    let hangs = Arc::new(AtomicBool::new(true));
+    let hook: PfsHook = {
+        let hangs = hangs.clone();
+        Arc::new(move |call, _| {
+            while call == "read" && hangs.load(Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(())
+        })
+    };
+    let site = with_hook(hook);
+    std::fs::write(site.pfs("f"), noise(1_000, 1)).unwrap();
+    let plan = site.mover.start(&Caller::root(), site.stage_in("f", "/f")).unwrap().plan;
+    std::thread::sleep(Duration::from_millis(50));
+    let left = site.mover.shutdown(Duration::from_millis(100));
+    assert_eq!(left.len(), 1);
+    let told = format!("plan {plan} hangs on {}", site.pfs("f").display());
+    assert!(left[0].to_string().contains(&told), "{}", left[0]);
+    hangs.store(false, Relaxed);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!site.buffer("f").exists());
+    let again = Site::open(&site.dir, MoverOptions::default());
+    again.mover.resume();
+    assert_eq!(again.wait(plan).state, PlanState::Done);
+    assert_eq!(std::fs::read(site.buffer("f")).unwrap(), noise(1_000, 1));
 }
 
 #[test]

@@ -23,6 +23,38 @@ fn site() -> Site {
     site
 }
 
+/// What cannot be read leaves no trace at the target; paths of the buffer are named as such.
+#[test]
+fn nothing_is_made_for_what_cannot_be_read() {
+    if !is_root() {
+        return;
+    }
+    let options = crate::mover::MoverOptions {
+        buffer_prefix: b"/mnt/bb".to_vec(),
+        ..crate::mover::MoverOptions::default()
+    };
+    let site = Site::with(options);
+    let who = Caller { uid: 4242, gid: 4242, ..Caller::default() };
+    std::fs::set_permissions(site.pfs(""), PermissionsExt::from_mode(0o777)).unwrap();
+    std::fs::create_dir_all(site.buffer("d/sec")).unwrap();
+    std::fs::write(site.buffer("d/open"), b"x").unwrap();
+    std::fs::write(site.buffer("d/shut"), b"x").unwrap();
+    for (name, mode) in [("d/sec", 0o711), ("d/shut", 0o600)] {
+        std::fs::set_permissions(site.buffer(name), PermissionsExt::from_mode(mode)).unwrap();
+    }
+    for (from, to) in [("/d/sec", "new/sec"), ("/d/shut", "new/dir/shut"), ("/d", "tree")] {
+        let status = site.run_as(&who, site.stage_out(from, to));
+        let error = &status.errors[0];
+        assert_eq!((status.state, error.errno), (PlanState::Failed, libc::EACCES), "{from}");
+        assert!(error.path.to_string().starts_with("/mnt/bb/d/s"), "{from}: {}", error.path);
+        assert_eq!(status.buffer_prefix.as_bytes(), b"/mnt/bb");
+    }
+    assert!(!site.pfs("new").exists());
+    let mut names = std::fs::read_dir(site.pfs("tree")).unwrap();
+    assert_eq!(names.next().unwrap().unwrap().file_name(), "open");
+    assert!(names.next().is_none());
+}
+
 #[test]
 fn files_the_user_cannot_read_are_refused_and_the_rest_is_copied() {
     if !is_root() {

@@ -168,7 +168,7 @@ fn a_server_that_shuts_down_leaves_plans_to_be_resumed() {
         site.mover.start(&who, slow).unwrap();
         std::thread::sleep(Duration::from_millis(200));
         let begun = std::time::Instant::now();
-        site.mover.shutdown();
+        assert_eq!(site.mover.shutdown(super::support::LIMIT), []);
         assert!(begun.elapsed() < Duration::from_millis(500));
         assert_eq!(site.tree.unnamed_files(), 0);
         assert!(!site.buffer("big").exists());

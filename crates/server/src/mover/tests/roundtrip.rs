@@ -216,6 +216,69 @@ fn acls_and_capabilities_are_kept() {
 }
 
 #[test]
+fn xattrs_of_links_and_special_files_are_kept() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new();
+    let top = site.pfs("a");
+    std::fs::create_dir(&top).unwrap();
+    std::os::unix::fs::symlink("nowhere", top.join("link")).unwrap();
+    let mode = Mode::from_raw_mode(0o640);
+    rustix::fs::mknodat(CWD, top.join("fifo"), FileType::Fifo, mode, 0).unwrap();
+    let device = libc::makedev(1, 3);
+    rustix::fs::mknodat(CWD, top.join("null"), FileType::CharacterDevice, mode, device).unwrap();
+    let none = XattrFlags::empty();
+    for name in ["link", "fifo", "null"] {
+        rustix::fs::lsetxattr(top.join(name), "trusted.x", name.as_bytes(), none).unwrap();
+        rustix::fs::lsetxattr(top.join(name), "security.x", b"2", none).unwrap();
+    }
+    // user::rw- user:5:r-- group::r-- mask::r-- other::---
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in
+        [(1u16, 6u16, u32::MAX), (2, 4, 5), (4, 4, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)]
+    {
+        acl.extend_from_slice(&tag.to_le_bytes());
+        acl.extend_from_slice(&perm.to_le_bytes());
+        acl.extend_from_slice(&id.to_le_bytes());
+    }
+    rustix::fs::lsetxattr(top.join("fifo"), "system.posix_acl_access", &acl, none).unwrap();
+    let before = snapshot::take(&top);
+    site.must(site.stage_in("a", "/a"));
+    snapshot::assert_same(&before, &snapshot::take(&site.buffer("a")));
+    site.must(site.stage_out("/a", "b"));
+    snapshot::assert_same(&before, &snapshot::take(&site.pfs("b")));
+}
+
+#[test]
+fn a_tree_beyond_the_bounds_of_a_plan_is_told() {
+    let site = Site::with(crate::mover::MoverOptions {
+        dir_records_bytes_max: 4_000,
+        link_records_bytes_max: 4_000,
+        ..crate::mover::MoverOptions::default()
+    });
+    for number in 0..40 {
+        std::fs::create_dir_all(site.pfs(&format!("dirs/{number}"))).unwrap();
+        std::fs::write(site.pfs(&format!("dirs/{number}/f")), b"x").unwrap();
+    }
+    std::fs::create_dir(site.pfs("links")).unwrap();
+    std::fs::write(site.pfs("links/0"), b"x").unwrap();
+    for number in 1..40 {
+        std::fs::hard_link(site.pfs("links/0"), site.pfs(&format!("links/{number}"))).unwrap();
+    }
+    for (tree, what) in [("dirs", "for directories"), ("links", "with several names")] {
+        let status = site.run(site.stage_in(tree, &format!("/{tree}")));
+        assert!((1..40).contains(&status.files_failed), "{tree}: {}", status.files_failed);
+        for error in &status.errors {
+            assert!(error.why.contains(what) && error.why.contains("one by one"), "{}", error.why);
+        }
+        let there = std::fs::read_dir(site.buffer(tree)).unwrap().count() as u64;
+        assert_eq!(there, 40 - status.files_failed, "what was not refused is there");
+    }
+    site.must(site.stage_in("dirs/39", "/alone"));
+}
+
+#[test]
 fn a_file_goes_where_cp_would_put_it() {
     let site = Site::new();
     std::fs::write(site.pfs("f"), b"1").unwrap();
@@ -299,6 +362,76 @@ fn lists_name_paths_on_either_side() {
     twice.kind = StageKind::List;
     let status = site.run(twice);
     assert!(status.errors.iter().any(|e| e.errno == libc::EEXIST), "{:?}", status.errors);
+}
+
+/// Files of /proc say that they are empty, those of /sys that they have a page.
+#[test]
+fn a_file_is_read_to_its_end_whatever_its_size_says() {
+    let site = Site::new();
+    for path in ["/proc/version", "/proc/cpuinfo", "/sys/kernel/mm/transparent_hugepage/enabled"] {
+        let path = Path::new(path);
+        let text = std::fs::read(path).unwrap();
+        assert_ne!(path.metadata().unwrap().len(), text.len() as u64, "a test for nothing");
+        for verify in [Verify::Cache, Verify::Medium] {
+            let mut stage = spec(Direction::In, path, "/f");
+            stage.verify = verify;
+            assert_eq!(site.must(stage).bytes_done, text.len() as u64);
+            assert_eq!(std::fs::read(site.buffer("f")).unwrap(), text);
+        }
+    }
+}
+
+#[test]
+fn a_symbolic_link_in_a_list_is_followed_in_both_directions() {
+    let options = crate::mover::MoverOptions {
+        mount_point: Some("/mnt/bb".into()),
+        ..crate::mover::MoverOptions::default()
+    };
+    let site = Site::with(options);
+    for top in [site.pfs("from"), site.buffer("from")] {
+        std::fs::create_dir_all(top.join("dir/sub")).unwrap();
+        std::fs::write(top.join("dir/f"), b"1").unwrap();
+        let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, top.join(name)).unwrap();
+        link("dir/sub/../f", "near");
+        link("near", "far");
+        link("dir", "way");
+        link("loop", "loop");
+        link("dir/sub", "tree");
+        std::fs::write(top.join("list"), "near\nfar\nway/f\n").unwrap();
+        std::fs::write(top.join("bad"), "loop\ntree\n").unwrap();
+    }
+    let list = |direction, pfs: &str, buffer: &str| {
+        let stage = spec(direction, &site.pfs(pfs), buffer);
+        forebay_proto::control::StageSpec { kind: StageKind::List, ..stage }
+    };
+    for (direction, to) in [(Direction::In, site.buffer("to")), (Direction::Out, site.pfs("to"))] {
+        let plan = |name: &str| match direction {
+            Direction::In => list(direction, &format!("from/{name}"), "/to"),
+            Direction::Out => list(direction, "to", &format!("/from/{name}")),
+        };
+        site.must(plan("list"));
+        for name in ["near", "far", "f"] {
+            assert!(to.join(name).symlink_metadata().unwrap().is_file(), "{name}");
+            assert_eq!(std::fs::read(to.join(name)).unwrap(), b"1");
+        }
+        let status = site.run(plan("bad"));
+        assert_eq!(status.files_failed, 2, "{:?}", status.errors);
+        assert!(status.errors.iter().all(|e| e.errno == libc::ELOOP), "{:?}", status.errors);
+    }
+    let link = |to: &str, name: &str| {
+        std::os::unix::fs::symlink(to, site.buffer("from").join(name)).unwrap();
+    };
+    link("/mnt/bb/from/dir/f", "whole");
+    std::fs::write(site.buffer("from/list"), "whole\n").unwrap();
+    site.must(list(Direction::Out, "to", "/from/list"));
+    assert_eq!(std::fs::read(site.pfs("to/whole")).unwrap(), b"1");
+    for (number, to) in ["/etc/hostname", "/mnt/bbb/x", "../../x"].iter().enumerate() {
+        link(to, &format!("out{number}"));
+        std::fs::write(site.buffer("from/list"), format!("out{number}\n")).unwrap();
+        let status = site.run(list(Direction::Out, "to", "/from/list"));
+        assert_eq!(status.errors[0].errno, libc::EXDEV, "{to}: {:?}", status.errors);
+        assert!(status.errors[0].why.contains("leads out of the buffer"), "{:?}", status.errors);
+    }
 }
 
 #[test]

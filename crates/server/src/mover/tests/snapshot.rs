@@ -74,7 +74,7 @@ fn walk(path: &Path, rel: &[u8], tree: &mut Tree, first: &mut HashMap<u64, Vec<u
         atime: (!kind.is_dir() && !kind.is_symlink()).then(|| (meta.atime(), meta.atime_nsec())),
         content,
         data,
-        xattrs: if kind.is_symlink() { Vec::new() } else { xattrs(path) },
+        xattrs: xattrs(path),
         same_as: match kind.is_dir() {
             true => rel.to_vec(),
             false => first.entry(meta.ino()).or_insert_with(|| rel.to_vec()).clone(),

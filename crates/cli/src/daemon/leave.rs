@@ -1,0 +1,139 @@
+//! Ending the process while threads of it hang in calls on a PFS that does not answer.
+//!
+//! The kernel gives back what a process held when its last thread is gone, and a thread that waits
+//! for a PFS goes when the PFS answers, if ever. So it is given back here: the store's lock and
+//! files, `/dev/fuse`, and the connections, whose end tells those who asked that the process has
+//! ended. Closing a file of the PFS may hang too (it is flushed), and nothing can tell without
+//! hanging which PFS still answers: what is surely not on one is closed first, the rest by a
+//! thread that is not waited for long. Called by `ending`, at the very end.
+
+use forebay_server::flash::Store;
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::collections::HashSet;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Longest wait for files that may lie on a PFS to be closed.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// Descriptors that stay: standard input, output, errors.
+const STANDARD: i32 = 2;
+
+/// When a descriptor is closed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    /// At once: it is not a file of a PFS.
+    First,
+    /// Its mount is no longer in the table: most likely a store that was destroyed.
+    Second,
+    /// It may lie on a PFS.
+    Last,
+}
+
+/// Gives back what the process holds and ends it. Nothing of it runs any more: a thread that hangs
+/// dies when its call returns.
+pub fn without_hanging_threads(store: &Store, code: i32) -> ! {
+    let mut open = open_files(store);
+    open.sort_unstable();
+    // No number of a descriptor may be given out again: another thread could write through an
+    // old one to what is no longer its file.
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    if setrlimit(Resource::Nofile, none).is_ok() {
+        let at = open.partition_point(|(turn, _)| *turn == Turn::First);
+        let rest = open.split_off(at);
+        close_all(&open);
+        let (done, wait) = mpsc::channel();
+        let closing = std::thread::Builder::new().spawn(move || {
+            close_all(&rest);
+            // Nobody waits any more: the process has ended.
+            let _ = done.send(());
+        });
+        if closing.is_ok() {
+            let _ = wait.recv_timeout(CLOSE_WAIT);
+        }
+    }
+    // SAFETY: ends the process without running anything of it, which would use what was closed.
+    unsafe { libc::_exit(code) }
+}
+
+fn close_all(open: &[(Turn, i32)]) {
+    for (_, fd) in open {
+        // SAFETY: no descriptor can be opened any more, so calls through this one fail with
+        // EBADF from now on and reach no other file; this process is about to end.
+        unsafe { libc::close(*fd) };
+    }
+}
+
+/// The descriptors of this process but the standard three. Nothing here asks a file system but
+/// /proc and the store's.
+fn open_files(store: &Store) -> Vec<(Turn, i32)> {
+    let own: HashSet<u64> = [store.dir().to_path_buf(), store.data_dir(), store.meta_dir()]
+        .iter()
+        .filter_map(|dir| mount_of_path(dir))
+        .collect();
+    let listed = mounts();
+    let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let above = numbers.filter(|fd| *fd > STANDARD);
+    above.map(|fd| (turn(fd, &own, &listed), fd)).collect()
+}
+
+fn turn(fd: i32, own: &HashSet<u64>, listed: &HashSet<u64>) -> Turn {
+    let link = fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    let name = link.as_os_str().as_bytes();
+    // Sockets and pipes have no path.
+    let is_kernels = !name.starts_with(b"/") || link.starts_with("/dev/fuse");
+    match mount_of(fd) {
+        _ if is_kernels => Turn::First,
+        Some(mount) if own.contains(&mount) => Turn::First,
+        Some(mount) if !listed.contains(&mount) => Turn::Second,
+        _ => Turn::Last,
+    }
+}
+
+/// The number of the mount that a directory lies on.
+fn mount_of_path(dir: &Path) -> Option<u64> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(dir, flags, Mode::empty()).ok()?;
+    mount_of(opened.as_raw_fd())
+}
+
+/// The number of the mount that an open file lies on (proc(5), fdinfo).
+fn mount_of(fd: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?;
+    line.trim().parse().ok()
+}
+
+/// Numbers of all mounts that are in the table.
+fn mounts() -> HashSet<u64> {
+    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let lines = table.split(|byte| *byte == b'\n');
+    let first = lines.filter_map(|line| line.split(|byte| *byte == b' ').next());
+    first.filter_map(|number| std::str::from_utf8(number).ok()?.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_and_the_stores_files_are_closed_before_others() {
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = fs::File::create(dir.path().join("object")).unwrap();
+        let mount = mount_of(file.as_raw_fd()).unwrap();
+        let listed = mounts();
+        assert!(listed.contains(&mount));
+        let own = HashSet::from([mount]);
+        let none = HashSet::new();
+        assert!(turn(socket.as_raw_fd(), &none, &listed) == Turn::First);
+        assert!(turn(file.as_raw_fd(), &own, &listed) == Turn::First);
+        assert!(turn(file.as_raw_fd(), &none, &listed) == Turn::Last);
+        assert!(turn(file.as_raw_fd(), &none, &none) == Turn::Second);
+    }
+}
