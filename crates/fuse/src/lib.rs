@@ -10,7 +10,7 @@
 //! | `connection`, `dispatch`, `ops` | from a request to its answer |
 //! | `opens` | which inodes are open, and how |
 //! | `lifetime` | how long the kernel may believe what it is told |
-//! | `locks` | requests for locks that wait |
+//! | `locks`, `locked`, `fcntl` | requests for locks that wait; whose locks are whose |
 //! | `follow` | keeps a reader on its client's CPU |
 //! | `turns` | one reader at a time, others when it is stuck |
 //! | `notify` | what changed behind the mount |
@@ -26,9 +26,11 @@ mod counters;
 mod device;
 mod dirs;
 mod dispatch;
+mod fcntl;
 mod follow;
 mod init;
 mod lifetime;
+mod locked;
 mod locks;
 mod mount;
 mod notify;

@@ -1,18 +1,12 @@
-//! Requests for locks that wait, and which owner locked through which open file.
+//! Requests for locks that wait, and what the mount knows of locks held ([`crate::locked`]).
 //!
 //! A waiting request holds no thread: the file system calls a waiter, which answers it. Whoever
-//! takes its entry out of `waiting` answers; so it is answered once.
-//!
-//! *Through which file* is needed for OFD locks. The kernel names an owner in each request: the
-//! open file itself for flock and OFD locks, the process's table of descriptors for POSIX locks.
-//! It does not say whether an fcntl request is POSIX or OFD, nor does its RELEASE tell the owner
-//! of OFD locks. But a POSIX owner's locks end with each FLUSH that names it, and a process that
-//! has locked through a file sends one before that file's RELEASE. So: FLUSH forgets the owner
-//! for the whole inode; an owner that is left when a file is released is the file itself, and
-//! its OFD locks go. Called by [`crate::ops::locks`].
+//! takes its entry out of `waiting` answers; so it is answered once. Called by
+//! [`crate::ops::locks`].
 
 use crate::abi;
 use crate::device::{Device, ECONNABORTED};
+use crate::locked::{Left, Locked, Through};
 use forebay_proto::net::session::Ticket;
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::Mutex;
@@ -22,23 +16,15 @@ use zerocopy::IntoBytes;
 
 /// Most requests of one mount that wait for locks; ENOLCK beyond.
 const MAX_WAITING: usize = 1 << 15;
-/// Most pairs of owner and file; ENOLCK beyond.
-const MAX_OWNERS: usize = 1 << 20;
+/// Most ranges and files of owners noted; ENOLCK beyond.
+const MAX_NOTED: usize = 1 << 20;
 /// Interrupts that are remembered because their request was not known (yet). One request is
 /// read between another thread's reading of a SETLKW and its noting it, at most, for each reader.
 const MAX_EARLY_INTERRUPTS: usize = 256;
 
-/// An fcntl owner and the file that it locked through.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Through {
-    pub(crate) ino: Ino,
-    pub(crate) handle: u64,
-    pub(crate) owner: u64,
-}
-
 struct Waiting {
     device: Arc<Device>,
-    /// `None` for a flock: its RELEASE tells the owner.
+    /// `None` if the owner is the open file.
     through: Option<Through>,
     ticket: Option<Ticket>,
     interrupted: bool,
@@ -48,8 +34,7 @@ struct Waiting {
 struct Inner {
     waiting: HashMap<u64, Waiting>,
     early_interrupts: VecDeque<u64>,
-    through: HashMap<Ino, Vec<(u64, u64)>>,
-    owners: usize,
+    locked: Locked,
 }
 
 /// All of a mount.
@@ -98,7 +83,7 @@ impl LockRequests {
             let mut inner = self.0.lock();
             let Some(waiting) = inner.waiting.remove(&unique) else { return };
             if let (Ok(()), Some(through)) = (result, waiting.through) {
-                inner.note(through);
+                inner.locked.set(through);
             }
             waiting.device
         };
@@ -141,72 +126,25 @@ impl LockRequests {
         .collect()
     }
 
-    /// Whether one more owner can be noted.
+    /// Whether one more lock can be noted.
     pub(crate) fn has_room(&self) -> bool {
-        self.0.lock().owners < MAX_OWNERS
+        self.0.lock().locked.size() < MAX_NOTED
     }
 
-    /// Notes that a lock was granted.
-    pub(crate) fn note(&self, through: Through) {
-        self.0.lock().note(through);
+    /// Changes what is noted of locks held.
+    pub(crate) fn note<T>(&self, change: impl FnOnce(&mut Locked) -> T) -> T {
+        change(&mut self.0.lock().locked)
     }
 
-    /// Forgets an owner on an inode. True if it was noted: it may hold locks.
-    pub(crate) fn forget_owner(&self, ino: Ino, owner: u64) -> bool {
-        !self.0.lock().forget(ino, |pair| pair.1 == owner).is_empty()
-    }
-
-    /// Forgets a file that is released. The owners that are left: their locks go.
-    pub(crate) fn forget_file(&self, ino: Ino, handle: u64) -> Vec<u64> {
-        self.0.lock().forget(ino, |pair| pair.0 == handle)
-    }
-}
-
-impl Inner {
-    fn note(&mut self, through: Through) {
-        let pairs = self.through.entry(through.ino).or_default();
-        let pair = (through.handle, through.owner);
-        if !pairs.contains(&pair) {
-            pairs.push(pair);
-            self.owners += 1;
-        }
-    }
-
-    /// Forgets pairs; their owners.
-    fn forget(&mut self, ino: Ino, which: impl Fn(&(u64, u64)) -> bool) -> Vec<u64> {
-        let Some(pairs) = self.through.get_mut(&ino) else { return Vec::new() };
-        let gone: Vec<u64> = pairs.iter().filter(|p| which(p)).map(|p| p.1).collect();
-        pairs.retain(|pair| !which(pair));
-        if pairs.is_empty() {
-            self.through.remove(&ino);
-        }
-        self.owners -= gone.len();
-        gone
+    /// A file is released: what it leaves locked is to be unlocked.
+    pub(crate) fn forget_file(&self, ino: Ino, handle: u64) -> Vec<Left> {
+        self.0.lock().locked.forget_file(ino, handle)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn through(handle: u64, owner: u64) -> Through {
-        Through { ino: Ino(2), handle, owner }
-    }
-
-    #[test]
-    fn what_is_left_at_a_release_is_the_file_itself() {
-        let requests = LockRequests::new();
-        // A process, 100, through files 1 and 2; file 1 itself, 501.
-        [through(1, 100), through(1, 501), through(2, 100), through(1, 100)]
-            .into_iter()
-            .for_each(|t| requests.note(t));
-        assert!(requests.forget_owner(Ino(2), 100) && !requests.forget_owner(Ino(2), 100));
-        // The process has locked again, through 2, before the kernel tells of the end of 1.
-        requests.note(through(2, 100));
-        assert_eq!(requests.forget_file(Ino(2), 1), [501]);
-        assert!(requests.forget_owner(Ino(2), 100));
-        assert_eq!(requests.0.lock().owners, 0);
-    }
 
     #[test]
     fn an_interrupt_may_come_before_its_request_is_noted() {

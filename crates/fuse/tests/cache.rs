@@ -220,3 +220,28 @@ fn attributes_recalled_are_asked_for_at_once() {
     m.session().notifier().attr_recalled(ino);
     assert_eq!(file.metadata().unwrap().len(), 14, "at once");
 }
+
+#[test]
+fn a_recall_waits_for_the_first_answer_about_a_file() {
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+    let m = Mount::served();
+    let ino = m.fs.put_behind(b"f", b"first");
+    let before = m.counts()["LOOKUP"];
+    m.fs.attr_ttl_ms.store(400, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        // Not metadata(), which wants the time of creation and so asks once more.
+        let size = || rustix::fs::stat(m.at("f")).unwrap().st_size;
+        let asker = scope.spawn(size);
+        eventually("the lookup is under way", || m.counts()["LOOKUP"] > before);
+        std::thread::sleep(Duration::from_millis(100));
+        // The answer will say that its attributes may be believed, and the kernel, which does
+        // not know the inode yet, has nothing to drop.
+        *m.fs.attr_ttl.lock().unwrap() = Duration::ZERO;
+        m.fs.change_quietly(ino, b"second, longer");
+        m.session().notifier().attr_recalled(ino);
+        m.fs.attr_ttl_ms.store(0, Ordering::Relaxed);
+        asker.join().unwrap();
+        assert_eq!(size(), 14);
+    });
+}

@@ -351,6 +351,27 @@ fn ofd_locks_are_the_open_files() {
 }
 
 #[test]
+fn ofd_locks_that_wait_for_each_other_wait() {
+    let p = Pair::new();
+    let (first, second) = (open(&p.f_in_a), open(&p.f_in_a));
+    assert_eq!(fcntl(first, F_OFD_SETLK, F_WRLCK, 0, 1), 0);
+    assert_eq!(fcntl(second, F_OFD_SETLK, F_WRLCK, 1, 1), 0);
+    std::thread::scope(|scope| {
+        let one = scope.spawn(|| fcntl(first, F_OFD_SETLKW, F_WRLCK, 1, 1));
+        let two = scope.spawn(|| fcntl(second, F_OFD_SETLKW, F_WRLCK, 0, 1));
+        // Linux has no deadlock here: a third thread may unlock, as this one does.
+        p.waiting(2);
+        assert_eq!(fcntl(first, F_OFD_SETLK, F_UNLCK, 0, 1), 0);
+        assert_eq!(two.join().unwrap(), 0);
+        assert_eq!(fcntl(second, F_OFD_SETLK, F_UNLCK, 1, 1), 0);
+        assert_eq!(one.join().unwrap(), 0);
+    });
+    close(first);
+    close(second);
+    p.is_free();
+}
+
+#[test]
 fn waiters_hold_no_thread() {
     const WAITERS: usize = 80;
     let p = Pair::new();

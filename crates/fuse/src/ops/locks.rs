@@ -1,15 +1,16 @@
 //! Requests on locks, of file systems that serve them ([`forebay_proto::FileSystem::locks`]).
 //!
-//! flock is told by a flag. POSIX and OFD locks cannot be told apart in a request; all are
-//! passed on as POSIX, so a circle of waiting OFD locks is EDEADLK too, where Linux would wait for
-//! ever. When they end is told exactly ([`crate::locks`]).
+//! flock is told by a flag; whether an fcntl lock is POSIX or OFD is found out ([`crate::fcntl`]),
+//! and taken for POSIX if it cannot be. The owner of a flock or OFD lock is our number of the open
+//! file; the kernel's, an address, may be another file's before the first one's RELEASE is read.
 
 use crate::abi;
 use crate::buffer::{Reply, take};
 use crate::connection::{Connection, Request};
 use crate::device::Device;
 use crate::dispatch::Given;
-use crate::locks::Through;
+use crate::fcntl::asks_for_ofd;
+use crate::locked::{Through, Whose};
 use forebay_proto::api::Locks;
 use forebay_proto::net::session::{LockKind, LockSpec};
 use forebay_proto::{Errno, Ino, Result};
@@ -26,7 +27,7 @@ struct Asked<'a> {
     locks: &'a dyn Locks,
     spec: LockSpec,
     unlock: bool,
-    /// Of an fcntl lock.
+    /// Of a POSIX lock, or one that may be.
     through: Option<Through>,
 }
 
@@ -37,19 +38,39 @@ fn asked<'a>(cx: &'a Connection, rq: &Request<'_>) -> Result<Asked<'a>> {
     if !matches!(arg.lk.kind, UNLOCK | SHARED | EXCLUSIVE) {
         return Err(Errno::EINVAL);
     }
-    let flock = arg.lk_flags & abi::LK_FLOCK != 0;
+    let kind = kind_of(cx, rq, &arg);
     let spec = LockSpec {
         ino: rq.ino(),
-        kind: if flock { LockKind::Flock } else { LockKind::Posix },
-        owner: arg.owner,
+        kind,
+        owner: if kind == LockKind::Posix { arg.owner } else { arg.fh },
         pid: arg.lk.pid,
         start: arg.lk.start,
         end: arg.lk.end,
         exclusive: arg.lk.kind == EXCLUSIVE,
     };
-    let through = Through { ino: rq.ino(), handle: arg.fh, owner: arg.owner };
-    let through = (!flock).then_some(through);
+    let (start, end) = (arg.lk.start, arg.lk.end);
+    let through = Through { ino: rq.ino(), handle: arg.fh, owner: arg.owner, start, end };
+    let through = (kind == LockKind::Posix).then_some(through);
     Ok(Asked { locks, spec, unlock: arg.lk.kind == UNLOCK, through })
+}
+
+/// The kind, found out when an owner first locks through a file. An owner that was not met holds
+/// nothing through it, so before that it does not matter.
+fn kind_of(cx: &Connection, rq: &Request<'_>, arg: &abi::LkIn) -> LockKind {
+    if arg.lk_flags & abi::LK_FLOCK != 0 {
+        return LockKind::Flock;
+    }
+    match cx.locks.note(|locked| locked.whose(rq.ino(), arg.fh, arg.owner)) {
+        Whose::File => return LockKind::Ofd,
+        Whose::Process => return LockKind::Posix,
+        Whose::NotMet => {}
+    }
+    let locks = rq.head.opcode != abi::op::GETLK && arg.lk.kind != UNLOCK;
+    if !locks || asks_for_ofd(rq.head.pid) != Some(true) {
+        return LockKind::Posix;
+    }
+    cx.locks.note(|locked| locked.is_file(arg.fh, arg.owner));
+    LockKind::Ofd
 }
 
 pub(crate) fn getlk(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
@@ -70,28 +91,39 @@ pub(crate) fn getlk(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
 pub(crate) fn setlk(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let asked = asked(cx, rq)?;
     if asked.unlock {
-        asked.locks.unset(&asked.spec)?;
-        return Ok(Given::Nothing);
+        return unlock(cx, &asked);
     }
     check_room(cx, &asked)?;
     asked.locks.set(&asked.spec, None)?;
-    asked.through.into_iter().for_each(|through| cx.locks.note(through));
+    note(cx, &asked);
     Ok(Given::Nothing)
 }
 
-fn check_room(cx: &Connection, asked: &Asked<'_>) -> Result<()> {
-    match asked.through {
-        Some(_) if !cx.locks.has_room() => Err(Errno::ENOLCK),
-        _ => Ok(()),
+fn unlock(cx: &Connection, asked: &Asked<'_>) -> Result<Given> {
+    asked.locks.unset(&asked.spec)?;
+    if let Some(t) = asked.through {
+        cx.locks.note(|locked| locked.unset(t.ino, t.owner, t.start, t.end));
     }
+    Ok(Given::Nothing)
+}
+
+/// A lock was granted, and its request will be answered now.
+fn note(cx: &Connection, asked: &Asked<'_>) {
+    if let Some(through) = asked.through {
+        cx.locks.note(|locked| locked.set(through));
+    }
+}
+
+fn check_room(cx: &Connection, asked: &Asked<'_>) -> Result<()> {
+    let counts = asked.spec.kind != LockKind::Flock;
+    if counts && !cx.locks.has_room() { Err(Errno::ENOLCK) } else { Ok(()) }
 }
 
 /// Locks, and waits if need be, without a thread: the waiter answers.
 pub(crate) fn setlkw(cx: &Connection, device: &Arc<Device>, rq: &Request<'_>) -> Result<Given> {
     let asked = asked(cx, rq)?;
     if asked.unlock {
-        asked.locks.unset(&asked.spec)?;
-        return Ok(Given::Nothing);
+        return unlock(cx, &asked);
     }
     check_room(cx, &asked)?;
     let unique = rq.head.unique;
@@ -107,7 +139,7 @@ pub(crate) fn setlkw(cx: &Connection, device: &Arc<Device>, rq: &Request<'_>) ->
         }
         Ok(None) => {
             cx.locks.did_not_wait(unique);
-            asked.through.into_iter().for_each(|through| cx.locks.note(through));
+            note(cx, &asked);
             Ok(Given::Nothing)
         }
         Err(e) => {
@@ -124,10 +156,10 @@ pub(crate) fn flush(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::FlushIn = take(&mut rest)?;
     let (ino, owner) = (rq.ino(), arg.lock_owner);
-    if cx.locks.forget_owner(ino, owner) {
+    if cx.locks.note(|locked| locked.forget_owner(ino, owner)) {
         locks.drop_owner(ino, LockKind::Posix, owner).inspect_err(|_| {
             // It may still hold locks: its next close tries again.
-            cx.locks.note(Through { ino, handle: arg.fh, owner });
+            cx.locks.note(|locked| locked.may_hold(ino, arg.fh, owner));
         })?;
     }
     Ok(Given::Nothing)
@@ -137,12 +169,24 @@ pub(crate) fn flush(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
 /// outcome, so a failure is only logged.
 pub(crate) fn end_of_file(cx: &Connection, ino: Ino, arg: &abi::ReleaseIn) {
     let Some(locks) = cx.served_locks() else { return };
-    let flock = arg.release_flags & abi::RELEASE_FLOCK_UNLOCK != 0;
-    let flock = flock.then_some((LockKind::Flock, arg.lock_owner));
-    let left = cx.locks.forget_file(ino, arg.fh).into_iter().map(|owner| (LockKind::Ofd, owner));
-    for (kind, owner) in left.chain(flock) {
-        if let Err(error) = locks.drop_owner(ino, kind, owner) {
-            tracing::warn!(%ino, ?kind, %error, "a closed file may still be locked");
+    let failed = |error| tracing::warn!(%ino, %error, "a closed file may still be locked");
+    if arg.release_flags & abi::RELEASE_FLOCK_UNLOCK != 0 {
+        locks.drop_owner(ino, LockKind::Flock, arg.fh).unwrap_or_else(failed);
+    }
+    if cx.locks.note(|locked| locked.forget_own(arg.fh)) {
+        locks.drop_owner(ino, LockKind::Ofd, arg.fh).unwrap_or_else(failed);
+    }
+    for left in cx.locks.forget_file(ino, arg.fh) {
+        let owner = left.owner;
+        let Some(ranges) = left.ranges else {
+            // Under the kind that it was locked as.
+            locks.drop_owner(ino, LockKind::Posix, owner).unwrap_or_else(failed);
+            continue;
+        };
+        for (start, end) in ranges {
+            let (kind, exclusive) = (LockKind::Posix, false);
+            let spec = LockSpec { ino, kind, owner, pid: 0, start, end, exclusive };
+            locks.unset(&spec).unwrap_or_else(failed);
         }
     }
 }

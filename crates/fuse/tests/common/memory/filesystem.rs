@@ -291,7 +291,9 @@ impl FileSystem for MemoryFs {
     }
 
     fn attr_ttl(&self, _: Ino) -> Duration {
-        *self.attr_ttl.lock().unwrap()
+        let ttl = *self.attr_ttl.lock().unwrap();
+        std::thread::sleep(Duration::from_millis(self.attr_ttl_ms.load(Ordering::Relaxed)));
+        ttl
     }
 
     fn release(&self, ino: Ino, local: bool) {

@@ -64,6 +64,8 @@ pub struct MemoryFs {
     /// How long names and attributes may be believed.
     pub entry_ttl: Mutex<Duration>,
     pub attr_ttl: Mutex<Duration>,
+    /// Milliseconds between what `attr_ttl` has found and its return.
+    pub attr_ttl_ms: AtomicU64,
     /// Locks, if they are served.
     pub locks: Option<Box<dyn Locks>>,
     open_counts: Mutex<HashMap<Ino, OpenCounts>>,
@@ -82,6 +84,7 @@ impl MemoryFs {
             last_groups: Mutex::new(Vec::new()),
             entry_ttl: Mutex::new(Duration::MAX),
             attr_ttl: Mutex::new(Duration::MAX),
+            attr_ttl_ms: AtomicU64::new(0),
             locks: None,
             open_counts: Mutex::new(HashMap::new()),
         };
