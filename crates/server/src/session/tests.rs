@@ -108,6 +108,7 @@ impl Client<'_> {
             session: self.session.id(),
             slot: SlotId(0),
             slot_seq: seq,
+            cpu: None,
             caller: Caller::root(),
             cpu: None,
             call,
@@ -327,5 +328,40 @@ fn answers_go_with_their_client() {
     rig.close();
     let rig = Rig::open(&path);
     assert_eq!(of(&rig), [B]);
+    rig.close();
+}
+
+#[test]
+#[ignore = "a measurement, run by hand with --nocapture"]
+fn cost_of_answers() {
+    const CALLS: u32 = 20_000;
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::open(&std::fs::canonicalize(dir.path()).unwrap());
+    let client = rig.attach(A);
+    step_of_a(&client, 1, false, None);
+    let ino = rig.file();
+    let told = |what: &str, each: &mut dyn FnMut(u32)| {
+        let begun = Instant::now();
+        (0..CALLS).for_each(each);
+        println!("{what}: {:.2} us", begun.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS));
+    };
+    let (data, append) =
+        ([7; 64], |append| Call::Write { ino, offset: 0, append, kill_suid: false, sync: false });
+    told("write", &mut |n| drop(client.call(n, append(false), &data)));
+    told("append", &mut |n| drop(client.call(2 + n, append(true), &data)));
+    let ns = rig.server.namespace();
+    for (what, id) in [("without an answer", 0), ("with an answer", A)] {
+        let who = |n: u32| Caller {
+            request: forebay_proto::RequestId { client: id, seq: u64::from(n) },
+            ..Caller::root()
+        };
+        let name = |n: u32| format!("{what}{n}").into_bytes();
+        told(&format!("mknod {what}"), &mut |n| {
+            ns.mknod(&who(n), Ino::ROOT, &name(n), FileKind::File, ARGS, 0).unwrap();
+        });
+        told(&format!("unlink {what}"), &mut |n| {
+            ns.unlink(&who(n), Ino::ROOT, &name(n)).unwrap();
+        });
+    }
     rig.close();
 }
