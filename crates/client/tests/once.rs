@@ -295,7 +295,14 @@ impl Mount {
         let Some(&Node { ino, kind: FileKind::File }) = self.model.names.get(&name) else { return };
         let data = self.model.data.entry(ino).or_default();
         let mut change = SetAttr::default();
-        match self.rng.random_range(0..4) {
+        match self.rng.random_range(0..5) {
+            4 => {
+                self.fs
+                    .open(&who(), ino, (libc::O_RDWR | libc::O_TRUNC) as u32, false, false)
+                    .unwrap();
+                data.clear();
+                return;
+            }
             0 => change.size_bytes = Some(self.rng.random_range(0..=data.len() as u64 + 3)),
             1 => change.mode = Some(0o600 + self.rng.random_range(0..0o77)),
             _ => {

@@ -397,8 +397,18 @@ impl Answer {
     }
 }
 
+/// `O_TRUNC` of `open(2)`.
+const O_TRUNC: u32 = 0o1000;
+
 impl Call<'_> {
-    /// True if doing it twice is not the same as doing it once: its answer is remembered.
+    /// True for an open that empties the file.
+    pub fn truncates(&self) -> bool {
+        matches!(self, Call::Open { open_flags, .. } if open_flags & O_TRUNC != 0)
+    }
+
+    /// True if doing it twice, or late, is not the same as doing it once: its answer is remembered.
+    /// A plain write is among them: a first attempt that hangs on a broken connection must not
+    /// come after what the mount wrote there since.
     pub fn is_once_only(&self) -> bool {
         matches!(
             self,
@@ -416,8 +426,10 @@ impl Call<'_> {
                 | Call::Setattr { .. }
                 | Call::Forget(_)
                 | Call::Release(_)
-                | Call::Write { append: true, .. }
-        )
+                | Call::Write { .. }
+                | Call::Fallocate { .. }
+                | Call::CopyRange { .. }
+        ) || self.truncates()
     }
 }
 

@@ -5,7 +5,7 @@ use super::{Session, Sessions};
 use crate::namespace::Namespace;
 use crate::namespace::record::Answered;
 use crate::step::step;
-use forebay_proto::api::FileSystem;
+use forebay_proto::api::{FileSystem, Opened};
 use forebay_proto::attr::Attr;
 use forebay_proto::net::call::KeptAttr;
 use forebay_proto::net::session::Reclaim;
@@ -39,6 +39,19 @@ impl Reply {
 impl From<Result<Answer>> for Reply {
     fn from(result: Result<Answer>) -> Reply {
         Reply::of(result.unwrap_or_else(Answer::failed))
+    }
+}
+
+impl From<Result<Opened>> for Reply {
+    fn from(opened: Result<Opened>) -> Reply {
+        match opened {
+            Ok(Opened { local }) => Reply {
+                answer: Answer::Opened { local: local.is_some() },
+                payload_bytes: 0,
+                file: local,
+            },
+            Err(errno) => Reply::failed(errno),
+        }
     }
 }
 
@@ -104,7 +117,7 @@ impl Sessions {
         });
         let answer = once.unwrap_or_else(Answer::failed);
         if file.is_none() {
-            file = at.local_again(&answer);
+            file = at.local_again(&request.call, &answer);
         }
         Reply { answer, payload_bytes: 0, file }
     }

@@ -5,12 +5,12 @@
 //! done again, and that is right because nobody can tell:
 //! * a call that failed, or had nothing to do (a rename of a name onto another one of the same
 //!   file, the removal of an ACL that is not there), changed nothing: it may as well come later;
-//! * calls that are not once-only do not add up: lookups and reads change nothing, writes at an
-//!   offset, fallocate and copies give the same bytes again, as long as nobody else wrote
+//! * these do not add up: lookups and reads change nothing, writes at an offset, fallocate and
+//!   copies give the same bytes again, as long as nobody else wrote
 //!   there in between (who does so without locks gets one order or the other), and the kernel sends
 //!   no fallocate that moves bytes;
 //! * times that a setattr set on an object right before the kill are set again;
-//! * an append and a new size are written down before and after: see `namespace::answers`.
+//! * an append, a new size and an open that empties are written down before and after: see `namespace::answers`.
 
 use super::calls::{At, Reply};
 use super::slots::Before;
@@ -29,6 +29,7 @@ impl At<'_> {
                 Answer::Created { attr, .. } => self.done_before(call, attr.attr.ino),
                 // What may be believed was leased to the old session.
                 Answer::Attr(_) => self.done_before(call, Ino(0)),
+                Answer::Opened { .. } => self.open_again(call),
                 answer => Reply::of(answer),
             },
             Before::Recorded(what) => self.recorded(call, what, room),
@@ -45,7 +46,10 @@ impl At<'_> {
             (Answered::Appending { ino, at, .. }, Call::Write { append: true, .. }) => {
                 self.append_again(call, (ino, at), room)
             }
-            (Answered::Truncating { .. }, Call::Setattr { .. }) => self.answer(call, room),
+            (Answered::Truncating { .. }, Call::Setattr { .. } | Call::Open { .. }) => {
+                self.answer(call, room)
+            }
+            (Answered::Truncated, Call::Open { .. }) => self.open_again(call),
             (Answered::Truncated, Call::Setattr { ino, change }) => {
                 let rest = SetAttr { size_bytes: None, ..*change };
                 self.setattr(*ino, &rest).into()

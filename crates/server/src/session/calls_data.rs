@@ -11,7 +11,7 @@ use crate::step::step;
 use forebay_proto::api::{FileSystem, Opened, WriteMode};
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::{Answer, Call};
-use forebay_proto::{Errno, Ino, Result};
+use forebay_proto::{Caller, Errno, Ino, Result, SetAttr};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -79,9 +79,11 @@ impl At<'_> {
     }
 
     fn open(&self, ino: Ino, open_flags: u32, kill_suid: bool, want_local: bool) -> Reply {
-        let truncates = open_flags as i32 & libc::O_TRUNC != 0;
+        if open_flags as i32 & libc::O_TRUNC != 0 {
+            return self.open_emptied(ino, open_flags, kill_suid, want_local).into();
+        }
         let open = || self.namespace().open(&self.caller, ino, open_flags, kill_suid, want_local);
-        let opened = match truncates || want_local {
+        let opened = match want_local {
             // From now on it may be written without a request: nobody else may believe its
             // attributes. Entered before the others may ask again.
             true => self.changed(ino, || {
@@ -93,14 +95,48 @@ impl At<'_> {
             }),
             false => open(),
         };
-        match opened {
-            Ok(Opened { local }) => Reply {
-                answer: Answer::Opened { local: local.is_some() },
-                payload_bytes: 0,
-                file: local,
-            },
-            Err(errno) => Reply::failed(errno),
+        opened.into()
+    }
+
+    /// An open that empties the file: written down before and after, as an append.
+    fn open_emptied(
+        &self,
+        ino: Ino,
+        open_flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        let ns = self.namespace();
+        let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+        let _turn = self.sessions.sizes.alone(ino);
+        let alone = !self.sessions.leases.is_open_locally(ino);
+        ns.note_answer(&self.caller, Answered::Truncating { ino, size_bytes: 0, alone })?;
+        step("open: size written down");
+        let opened = ns.open(&self.caller, ino, open_flags, kill_suid, want_local);
+        step("open: emptied");
+        let what = if opened.is_ok() { Answered::Truncated } else { Answered::Undone };
+        ns.note_answer(&self.caller, what)?;
+        step("open: done");
+        let opened = opened?;
+        if opened.local.is_some() {
+            self.sessions.leases.opened_locally(ino, self.session.id());
         }
+        Ok(opened)
+    }
+
+    /// The same open, of a file that an earlier attempt emptied.
+    pub(super) fn open_again(&self, call: &Call<'_>) -> Reply {
+        let Call::Open { ino, open_flags, kill_suid, want_local } = *call else {
+            return Reply::failed(Errno::EPROTO);
+        };
+        if kill_suid {
+            let change = SetAttr { kill_suid, ..SetAttr::default() };
+            if let Err(errno) = self.namespace().setattr(&Caller::root(), ino, &change) {
+                return Reply::failed(errno);
+            }
+        }
+        let open_flags = open_flags & !(libc::O_TRUNC as u32);
+        self.open(ino, open_flags, false, want_local && self.local)
     }
 
     fn read(&self, ino: Ino, offset: u64, bytes: u32, room: &mut Vec<u8>) -> Reply {
@@ -115,10 +151,13 @@ impl At<'_> {
     }
 
     /// The descriptor that went with an answer which is given once more.
-    pub(super) fn local_again(&self, answer: &Answer) -> Option<Arc<File>> {
-        let Answer::Created { attr, local: true, .. } = answer else { return None };
-        let opened =
-            self.namespace().open(&self.caller, attr.attr.ino, libc::O_RDWR as u32, false, true);
+    pub(super) fn local_again(&self, call: &Call<'_>, answer: &Answer) -> Option<Arc<File>> {
+        let ino = match (answer, call) {
+            (Answer::Created { attr, local: true, .. }, _) => attr.attr.ino,
+            (Answer::Opened { local: true }, Call::Open { ino, .. }) => *ino,
+            _ => return None,
+        };
+        let opened = self.namespace().open(&self.caller, ino, libc::O_RDWR as u32, false, true);
         opened.ok()?.local
     }
 }

@@ -111,10 +111,13 @@ impl Slots {
             let mut slots = self.slots.lock();
             loop {
                 let state = slots.get_mut(at).ok_or(Errno::EINVAL)?;
-                if seq < state.seq {
+                // The count wraps. What the log had may lag behind it by any number of calls that
+                // left nothing there.
+                let counted = matches!(state.last, Last::UnderWay | Last::Answered(..));
+                if counted && (seq.wrapping_sub(state.seq) as i32) < 0 {
                     return Err(Errno::EINVAL);
                 }
-                if seq > state.seq {
+                if seq != state.seq {
                     *state = Slot { seq, last: Last::UnderWay };
                     break (Before::Nothing, None);
                 }
@@ -254,6 +257,18 @@ mod tests {
         let repeated = slots.once(SlotId(3), 9, SessionId(1), |_| Answer::Count(0));
         assert_eq!(repeated, Ok(Answer::Count(42)));
         assert_eq!(first.join().unwrap(), repeated);
+    }
+
+    #[test]
+    fn the_count_of_calls_wraps() {
+        let slots = Slots::new();
+        let call =
+            |seq, answer| slots.once(SlotId(0), seq, SessionId(1), |_| Answer::Count(answer));
+        assert_eq!(call(u32::MAX - 1, 1), Ok(Answer::Count(1)), "a mount older than the server");
+        assert_eq!(call(u32::MAX, 2), Ok(Answer::Count(2)));
+        assert_eq!(call(0, 3), Ok(Answer::Count(3)));
+        assert_eq!(call(u32::MAX, 4), Err(Errno::EINVAL));
+        assert_eq!(call(0, 5), Ok(Answer::Count(3)));
     }
 
     #[test]

@@ -121,6 +121,12 @@ impl Client<'_> {
         assert_eq!(self.call(seq, call, data).answer, Answer::Count(data.len() as u64));
     }
 
+    fn empty(&self, seq: u32, ino: Ino) {
+        let open_flags = (libc::O_WRONLY | libc::O_TRUNC) as u32;
+        let call = Call::Open { ino, open_flags, kill_suid: true, want_local: false };
+        assert_eq!(self.call(seq, call, b"").answer, Answer::Opened { local: false });
+    }
+
     fn set_size(&self, seq: u32, ino: Ino, size_bytes: u64) {
         let change = SetAttr { size_bytes: Some(size_bytes), ..SetAttr::default() };
         let reply = self.call(seq, Call::Setattr { ino, change }, b"");
@@ -133,7 +139,7 @@ fn at_end(file: &File, data: &[u8]) {
 }
 
 /// Calls of client A.
-const LAST: u32 = 7;
+const LAST: u32 = 9;
 
 /// The call numbered `seq` of client A. With an own descriptor it also writes by that one.
 fn step_of_a(client: &Client<'_>, seq: u32, local: bool, own: Option<&File>) -> Option<Arc<File>> {
@@ -152,6 +158,7 @@ fn step_of_a(client: &Client<'_>, seq: u32, local: bool, own: Option<&File>) -> 
             return reply.file;
         }
         4 if !local => client.set_size(seq, client.rig.file(), 6),
+        8 if !local => client.empty(seq, client.rig.file()),
         _ => client.append(seq, client.rig.file(), format!("[{seq}]").as_bytes()),
     }
     None
@@ -195,45 +202,64 @@ fn killed_everywhere(local: bool) -> usize {
         other.append(1, rig.file(), b"{B}");
         for seq in under_way..=LAST {
             step_of_a(&client, seq, local, None);
+            if !local && seq == 7 {
+                check_before_emptied(&rig.content(rig.file()), under_way, &place);
+            }
         }
         let content = rig.content(rig.file());
         let shown = String::from_utf8_lossy(&content).into_owned();
-        let first = if local { 2 } else { 5 };
-        for seq in (first..=LAST).filter(|seq| local || *seq != 4) {
+        let first = if local { 2 } else { LAST };
+        for seq in first..=LAST {
             assert_eq!(count(&content, &format!("[{seq}]")), 1, "{place}, {under_way}: {shown}");
         }
         if local {
             // What the kernel wrote itself is there as well.
             let own = (2..=under_way).all(|seq| count(&content, &format!("<{seq}>")) == 1);
             assert!(own, "{place}: {shown}");
-        } else {
-            // The new size, 6, keeps the first two appends; if one of them was not made before
-            // the kill, the other mount's is before it.
-            let before: &[u8] = match (under_way, place.as_str()) {
-                (2, "append: written down") => b"{B}[2]",
-                (2, _) | (3, "append: written down") => b"[2]{B}",
-                _ => b"[2][3]",
-            };
-            assert!(content.starts_with(before), "{place}, {under_way}: {shown}");
         }
-        if local || under_way >= 4 {
-            // Also when the size was set before the kill and the answer was lost.
+        // Sizes set before the kill are not set again over what the other mount wrote since.
+        if local || under_way >= 8 {
             assert_eq!(count(&content, "{B}"), 1, "{place}, {under_way}: {shown}");
+        }
+        if !local {
+            let after_the_last_size = if under_way < 8 { "[9]" } else { "{B}[9]" };
+            let turned = (under_way, place.as_str()) == (9, "append: written");
+            let turned = turned || (under_way, place.as_str()) == (9, "append: done");
+            let want = if turned { "[9]{B}" } else { after_the_last_size };
+            assert_eq!(shown, want, "{place}, {under_way}");
         }
         rig.close();
     }
     unreachable!()
 }
 
+/// After the first seven calls: the new size, 6, kept the first two appends. If one of them was not
+/// made before the kill, the other mount's is before it.
+fn check_before_emptied(content: &[u8], under_way: u32, place: &str) {
+    let shown = String::from_utf8_lossy(content).into_owned();
+    for seq in 5..=7 {
+        assert_eq!(count(content, &format!("[{seq}]")), 1, "{place}, {under_way}: {shown}");
+    }
+    let before: &[u8] = match (under_way, place) {
+        (2, "append: written down") => b"{B}[2]",
+        (2, _) | (3, "append: written down") => b"[2]{B}",
+        _ => b"[2][3]",
+    };
+    assert!(content.starts_with(before), "{place}, {under_way}: {shown}");
+    if under_way >= 4 {
+        assert_eq!(count(content, "{B}"), 1, "{place}, {under_way}: {shown}");
+    }
+}
+
 #[test]
 fn appends_and_new_sizes_are_made_once_wherever_the_server_is_killed() {
-    // Three points in each append, two in the new size.
-    assert_eq!(killed_everywhere(false), 5 * 3 + 2);
+    // Three points in each append and in the open that empties, two in the new size.
+    assert_eq!(killed_everywhere(false), 6 * 3 + 2 + 3);
 }
 
 #[test]
 fn appends_beside_a_kernel_that_writes_the_file_itself_are_made_once_as_well() {
-    assert_eq!(killed_everywhere(true), 6 * 3);
+    assert_eq!(killed_everywhere(true), 8 * 3);
 }
 
 #[test]
