@@ -119,6 +119,9 @@ pub struct AnswerRecord {
     pub what: Answered,
 }
 
+/// An answer, with the client and the slot that it belongs to.
+pub type KeptAnswer = ((u64, u16), AnswerRecord);
+
 /// Where the answer to a request is kept: the slot, and the number of the call in it.
 pub fn slot_of(request: RequestId) -> (u16, u32) {
     ((request.seq >> 32) as u16, request.seq as u32)

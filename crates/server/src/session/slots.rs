@@ -6,7 +6,7 @@
 //! After a restart of the server the slots begin with what its log had (`AnswerRecord`).
 
 use crate::namespace::Namespace;
-use crate::namespace::record::{AnswerRecord, Answered};
+use crate::namespace::record::{AnswerRecord, Answered, KeptAnswer};
 use forebay_proto::api::FileSystem;
 use forebay_proto::net::Answer;
 use forebay_proto::net::session::{ClientId, MAX_SLOTS, SessionId, SlotId};
@@ -171,10 +171,7 @@ pub(super) struct OldClients {
 
 impl OldClients {
     /// Those of the log of the last server, in any order.
-    pub(super) fn recorded(
-        namespace: &Arc<Namespace>,
-        answers: Vec<((u64, u16), AnswerRecord)>,
-    ) -> OldClients {
+    pub(super) fn recorded(namespace: &Arc<Namespace>, answers: Vec<KeptAnswer>) -> OldClients {
         let mut old = OldClients::default();
         for ((client, slot), answer) in answers {
             let client = ClientId(client);
