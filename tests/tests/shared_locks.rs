@@ -7,6 +7,7 @@ use forebay_tests::served::{LEASE, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const READ: i32 = libc::F_RDLCK;
@@ -15,10 +16,27 @@ const NONE: i32 = libc::F_UNLCK;
 /// How soon a lock that comes free must reach a waiter whose mount hears.
 const SOON: Duration = Duration::from_secs(2);
 
-fn three() -> Served {
+/// Children have copies of every descriptor of this process, and a lock of an open file lives as
+/// long as any copy: so these tests run one at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+struct Three {
+    served: Served,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl std::ops::Deref for Three {
+    type Target = Served;
+    fn deref(&self) -> &Served {
+        &self.served
+    }
+}
+
+fn three() -> Three {
+    let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let served = Served::new(Store::Tmpfs, &[Via::Local, Via::Local, Via::Tcp]);
     std::fs::write(served.root(0).join("f"), [0; 1000]).unwrap();
-    served
+    Three { served, _alone: alone }
 }
 
 fn open(served: &Served, at: usize) -> OwnedFd {
@@ -39,6 +57,12 @@ fn set(fd: &OwnedFd, command: i32, kind: i32, start: i64, length: i64) -> Result
 
 fn busy(result: Result<(), Errno>) -> bool {
     matches!(result, Err(Errno(libc::EAGAIN | libc::EACCES)))
+}
+
+/// In a child: closes its copy of a descriptor of its parent.
+fn close_copy(fd: &OwnedFd) {
+    // SAFETY: the child's own copy; it leaves by _exit and uses it no more.
+    unsafe { libc::close(fd.as_raw_fd()) };
 }
 
 /// In another process: an fcntl lock is a process's.
@@ -222,7 +246,8 @@ fn a_waiter_that_is_killed_or_interrupted_ends_at_once_and_gets_nothing() {
     let here = open(&served, 0);
     for kind in KINDS {
         for at in [1, 2] {
-            take(&here, kind, false).unwrap();
+            // A child that has ended closes its files without waiting for the end of it.
+            until("the holder", SOON, || take(&here, kind, false).is_ok());
             let steps = Shared::new(2);
             let waiting = waiter(&served, at, kind, &steps);
             let start = Instant::now();
@@ -291,6 +316,8 @@ fn locks_are_held_over_a_restart_of_the_server() {
     let got = Shared::new(1);
     let path = served.path(2, "flock");
     let waiting = Child::spawn("waiter", || {
+        // Copies of what its parent holds would hold it too.
+        held.iter().for_each(|fd| close_copy(fd));
         let fd = sys::open(&path, libc::O_RDWR, 0).unwrap();
         take(&fd, "flock", true).unwrap();
         got[0].store(1, SeqCst);
