@@ -188,6 +188,3 @@ pub enum Change {
     /// All answers of a client removed: it will not ask again.
     DelAnswers(u64),
 }
-
-/// An answer, with the client and the slot that it belongs to.
-pub type KeptAnswer = ((u64, u16), AnswerRecord);
