@@ -317,7 +317,7 @@ fn locks_are_held_over_a_restart_of_the_server() {
     let path = served.path(2, "flock");
     let waiting = Child::spawn("waiter", || {
         // Copies of what its parent holds would hold it too.
-        held.iter().for_each(|fd| close_copy(fd));
+        held.iter().for_each(close_copy);
         let fd = sys::open(&path, libc::O_RDWR, 0).unwrap();
         take(&fd, "flock", true).unwrap();
         got[0].store(1, SeqCst);
