@@ -12,9 +12,16 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Smallest segment: a few of the largest records.
 pub const LOG_MIN_BYTES: u64 = HEADER_BYTES + 4 * RECORD_MAX_BYTES as u64;
+
+/// How long a lock that another process has is waited for. A lock that was just let go of may still
+/// be in a process that is being started: between its fork and its exec it has all descriptors.
+const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+/// Pause between two attempts.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Paths of the two segments.
 pub fn log_paths(dir: &Path) -> [PathBuf; 2] {
@@ -32,10 +39,16 @@ pub fn lock(dir: &Path) -> Result<File, StoreError> {
     std::fs::create_dir_all(dir).map_err(StoreError::io("create directory", dir))?;
     let path = dir.join("lock");
     let file = open_rw(&path, true)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreError::Locked { path }),
-        Err(e) => Err(StoreError::io("lock", &path)(e.into())),
+    let until = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreError::Locked { path }),
+            Err(e) => return Err(StoreError::io("lock", &path)(e.into())),
+        }
     }
 }
 
