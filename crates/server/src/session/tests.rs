@@ -110,7 +110,6 @@ impl Client<'_> {
             slot_seq: seq,
             cpu: None,
             caller: Caller::root(),
-            cpu: None,
             call,
         };
         self.rig.sessions.call(&self.session, &request, payload, &mut Vec::new(), true)
