@@ -222,7 +222,9 @@ fn only_what_one_may(buffer: &Buffer) {
     std::fs::create_dir(&closed).unwrap();
     sys::chmod(sys::bytes(&closed), 0o755).unwrap();
     let program = buffer.outside().join("forebay");
-    std::fs::copy(binary(), &program).unwrap();
+    // Not by this process: a child of another test would inherit the open copy, which cannot be
+    // run then (ETXTBSY).
+    run(Command::new("cp").arg(binary()).arg(&program));
     let alice = Cred::new(1001, 1001, &[2000]);
     let as_alice = |direction: &str, from: &Path, to: &Path| {
         let mut command = Command::new(&program);

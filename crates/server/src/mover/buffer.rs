@@ -297,11 +297,15 @@ impl Target for Buffer {
         Ok(Meta::of_attr(&attr))
     }
 
-    fn abandon(&self, temp: Temp, _dir: &Dir) {
+    fn abandon(&self, temp: &Temp, _dir: &Dir) -> bool {
         if let TempAt::Buffer { ino } = temp.at {
-            drop(temp.file);
             self.tree.abandon(ino);
         }
+        true
+    }
+
+    fn remove_temp(&self, _dir: &Dir, _name: &[u8], _ino: u64) -> Outcome<bool> {
+        Ok(false)
     }
 
     fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {

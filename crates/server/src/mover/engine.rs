@@ -7,6 +7,7 @@ use super::buffer::Buffer;
 use super::gate::Gate;
 use super::identity::Identity;
 use super::journal::{Journal, Past};
+use super::left::{LeftTemp, Temps};
 use super::pfs::{Pfs, PfsHook};
 use super::plan::{PlanDir, PlanFile};
 use super::progress::Progress;
@@ -383,6 +384,12 @@ impl Shared {
             }
         };
         let ended = run.run();
+        let left = std::mem::take(&mut *run.left.lock());
+        if !left.is_empty()
+            && let Err(errno) = plan.dir.write_left(&left)
+        {
+            tracing::warn!(plan = %run.plan, %errno, "temporary files that stay are not recorded");
+        }
         if let Err(fault) = journal.sync() {
             tracing::warn!(plan = %run.plan, errno = %fault.errno, "journal not on flash");
         }
@@ -400,6 +407,10 @@ impl Shared {
             temp_prefix: format!(".forebay-{id}.{token:08x}-").into_bytes(),
         };
         let mount_point = self.options.mount_point.as_ref().map(bytes);
+        let old_temps = match spec.direction {
+            Direction::In => Vec::new(),
+            Direction::Out => self.temps_left_for(who.uid),
+        };
         let buffer = Buffer { tree: self.tree.clone(), who, mount_point };
         let (source, target): (Box<dyn Source>, Box<dyn Target>) = match spec.direction {
             Direction::In => (Box::new(pfs.clone()), Box::new(buffer)),
@@ -426,10 +437,20 @@ impl Shared {
             journal,
             past,
             temps: AtomicU64::new(0),
+            known_temps: Temps::new(old_temps),
+            left: Mutex::new(Vec::new()),
             pfs_identity: OnceLock::new(),
             dirs: Mutex::new(Vec::new()),
             followers: Mutex::new(Vec::new()),
         })
+    }
+
+    /// Temporary files that ended plans of a user left on their PFS.
+    fn temps_left_for(&self, uid: u32) -> Vec<(PlanDir, Vec<LeftTemp>)> {
+        let plans: Vec<_> = self.state.lock().plans.values().cloned().collect();
+        let ended = plans.iter().filter(|plan| plan.uid == uid && plan.is_final());
+        let left = ended.map(|plan| (plan.dir.clone(), plan.dir.left()));
+        left.filter(|(_, temps)| !temps.is_empty()).collect()
     }
 
     /// Forgets the oldest finished plans beyond [`KEEP_FINISHED_PLANS`].

@@ -117,7 +117,12 @@ pub(super) struct Temp {
 #[derive(Debug)]
 pub(super) enum TempAt {
     /// Beside its name on the PFS.
-    Pfs { name: Vec<u8> },
+    Pfs {
+        /// Its temporary name.
+        name: Vec<u8>,
+        /// Its inode.
+        ino: u64,
+    },
     /// An inode of the buffer without a name.
     Buffer { ino: forebay_proto::Ino },
 }

@@ -1,7 +1,7 @@
 //! Staging: explicit copies of files and trees between the PFS and the buffer.
 //!
 //! [`Mover`] takes plans and runs them with threads of its own. What is where: `engine` (plans,
-//! queue), `plan` and `journal` (on flash), `run` (the phases), `walk` (source to items),
+//! queue), `plan`, `journal` and `left` (on flash), `run` (the phases), `walk` (source to items),
 //! `worker` (an item to its end), `copy` (data and checksums) with `holes` and `memory`, `side`
 //! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
 //! `stop` (cancel and rate), `halt` and `gate` (ending while a PFS hangs), `progress` and `fault` (what the user is told).
@@ -19,6 +19,7 @@ mod halt;
 mod holes;
 mod identity;
 mod journal;
+mod left;
 mod memory;
 mod meta;
 mod pfs;

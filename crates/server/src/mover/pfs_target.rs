@@ -203,7 +203,8 @@ impl Target for Pfs {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let mode = Mode::RUSR | Mode::WUSR;
         let opened = self.open_at(dir, &name, flags, mode).map_err(&fault)?;
-        Ok(Temp { file: Arc::new(opened.into()), at: TempAt::Pfs { name } })
+        let ino = rustix::fs::fstat(&opened).map_err(|e| fault(errno(e)))?.st_ino;
+        Ok(Temp { file: Arc::new(opened.into()), at: TempAt::Pfs { name, ino } })
     }
 
     fn grow(&self, _temp: &Temp, _size_bytes: u64) -> Outcome<()> {
@@ -227,7 +228,7 @@ impl Target for Pfs {
 
     fn publish(&self, temp: &Temp, dir: &Dir, name: &[u8]) -> Outcome<Meta> {
         let fault = Fault::target("rename target");
-        let TempAt::Pfs { name: old } = &temp.at else { return Err(fault(Errno::EBADF)) };
+        let TempAt::Pfs { name: old, .. } = &temp.at else { return Err(fault(Errno::EBADF)) };
         let _acting = self.act("rename", name).map_err(&fault)?;
         let at = fd(dir).map_err(&fault)?;
         rustix::fs::renameat(at, old, at, name).map_err(|e| fault(errno(e)))?;
@@ -235,15 +236,31 @@ impl Target for Pfs {
         Meta::of_stat(&stat).ok_or_else(|| fault(Errno::EINVAL))
     }
 
-    fn abandon(&self, temp: Temp, dir: &Dir) {
-        let TempAt::Pfs { name } = &temp.at else { return };
+    fn abandon(&self, temp: &Temp, dir: &Dir) -> bool {
+        let TempAt::Pfs { name, .. } = &temp.at else { return true };
         let removed = self.identity.enter().and_then(|_acting| {
             rustix::fs::unlinkat(fd(dir)?, name, AtFlags::empty()).map_err(errno)
         });
-        if let Err(error) = removed {
+        if let Err(error) = &removed {
             let name = String::from_utf8_lossy(name).into_owned();
             tracing::warn!(name, %error, "a temporary file could not be removed; it is tried again at the end");
         }
+        removed.is_ok()
+    }
+
+    fn remove_temp(&self, dir: &Dir, name: &[u8], ino: u64) -> Outcome<bool> {
+        let fault = Fault::target("remove leftovers");
+        let now = match self.stat_at(dir, name) {
+            Err(Errno::ENOENT) => return Ok(false),
+            now => now.map_err(&fault)?,
+        };
+        if now.kind != FileKind::File || now.ino != ino {
+            return Ok(false);
+        }
+        let _acting = self.act("sweep", name).map_err(&fault)?;
+        let at = fd(dir).map_err(&fault)?;
+        rustix::fs::unlinkat(at, name, AtFlags::empty()).map_err(|e| fault(errno(e)))?;
+        Ok(true)
     }
 
     fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {

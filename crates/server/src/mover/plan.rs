@@ -1,8 +1,9 @@
 //! A plan on flash: `plans/ID/` with `plan.json` (what was asked, by whom; replaced atomically),
-//! `journal` (see `journal`) and, once it has ended, `final.json` (its last status).
+//! `journal` (see `journal`), `left.json` if temporary files stay on the PFS (see `left`) and, once it has ended, `final.json` (its last status).
 //!
 //! A plan without `final.json` is unfinished and goes on when a server starts.
 
+use super::left::LeftTemp;
 use forebay_proto::control::{PlanStatus, StageSpec};
 use forebay_proto::{Caller, PlanId, Result};
 use serde::{Deserialize, Serialize};
@@ -106,6 +107,17 @@ impl PlanDir {
     pub fn finished(&self) -> Result<Option<PlanStatus>> {
         let text = self.text("final.json")?;
         Ok(text.and_then(|text| serde_json::from_slice(&text).ok()))
+    }
+
+    /// Writes `left.json`: temporary files that stay on the PFS.
+    pub fn write_left(&self, left: &[LeftTemp]) -> Result<()> {
+        self.replace("left.json", &serde_json::to_vec(left).map_err(std::io::Error::from)?)
+    }
+
+    /// Reads `left.json`; what cannot be read is nothing.
+    pub fn left(&self) -> Vec<LeftTemp> {
+        let text = self.text("left.json").ok().flatten().unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
     }
 
     /// Path of the journal.

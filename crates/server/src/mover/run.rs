@@ -6,6 +6,7 @@
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::identity::Identity;
 use super::journal::{Journal, Past, Record};
+use super::left::{LeftTemp, Temps};
 use super::meta::{Meta, Xattrs};
 use super::pfs::{Pfs, PfsHook};
 use super::pfs_target::FsIdentity;
@@ -52,6 +53,10 @@ pub(super) struct Run {
     pub journal: Arc<Journal>,
     pub past: Past,
     pub temps: AtomicU64,
+    /// Temporary files on the PFS that are known by name and inode.
+    pub known_temps: Temps,
+    /// Those that stay when the run has ended.
+    pub left: Mutex<Vec<LeftTemp>>,
     /// The file system that the PFS's path lies on.
     pub pfs_identity: OnceLock<FsIdentity>,
     /// Directories to be finished, parents before children.
@@ -113,6 +118,8 @@ impl Run {
             let left = self.sweep(self.journal.dirs());
             if stopped != Some(StopReason::Shutdown) {
                 self.tell_leftovers(&left);
+                let dirs: Vec<_> = left.into_iter().map(|(dir, _)| dir).collect();
+                *self.left.lock() = self.known_temps.left_in(&dirs);
             }
         }
         match stopped {
@@ -279,8 +286,11 @@ impl Run {
             count => format!(" and {} more directories", count - 1),
         };
         let prefix = String::from_utf8_lossy(&self.pfs.temp_prefix);
-        let why =
-            format!("{}; files named {prefix}* may be left here{others}, remove them", fault.errno);
+        let why = format!(
+            "{}; files named {prefix}* may be left here{others}: your next plan to the same place \
+                 removes those that were being written; if others stay, remove them",
+            fault.errno
+        );
         let fault = Fault { why: Some(why), what: "remove temporary files", ..fault.clone() };
         self.fail(&fault, self.source_path(), dir, 1);
     }

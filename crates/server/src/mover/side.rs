@@ -66,8 +66,11 @@ pub(super) trait Target: Send + Sync {
     fn fsync(&self, temp: &Temp) -> Outcome<()>;
     /// Gives the file its name, replacing a file; returns what has the name then.
     fn publish(&self, temp: &Temp, dir: &Dir, name: &[u8]) -> Outcome<Meta>;
-    /// Removes an unpublished file.
-    fn abandon(&self, temp: Temp, dir: &Dir);
+    /// Removes an unpublished file; false if it stays.
+    fn abandon(&self, temp: &Temp, dir: &Dir) -> bool;
+    /// Removes a file that a plan before has left in a directory if it still is that inode; tells
+    /// whether it did.
+    fn remove_temp(&self, dir: &Dir, name: &[u8], ino: u64) -> Outcome<bool>;
     /// Makes a symbolic link with owner, xattrs and times, replacing what is not a directory.
     fn symlink(&self, at: At<'_>, to: &[u8], meta: &Meta, xattrs: &Xattrs) -> Outcome<()>;
     /// Makes a fifo, socket or device, replacing what is not a directory.

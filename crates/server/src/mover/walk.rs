@@ -197,6 +197,7 @@ impl<'a> Walker<'a> {
         run.journal.append(&[Record::Top { path: PathBytes::new(path), made }])?;
         let dir = run.target.make_top(path)?;
         self.target_top = Arc::from(trim_end(path));
+        run.remove_left(&join(path, b"", b""), &dir);
         let attrs = match like {
             Some((source, meta)) if made || run.past.made_top => {
                 Some((*meta, run.source.dir_xattrs(source)?))
@@ -324,6 +325,7 @@ impl<'a> Walker<'a> {
             run.dir_records.take(size_of::<DirDone>() + 3 * (rel.len() + 64) + held_bytes)?;
             let target = run.target.make_dir(&frame.target, name)?;
             self.note_dir(&rel)?;
+            run.remove_left(&join(&self.target_top, &rel, b""), &target);
             Ok((source, target, xattrs, names))
         });
         let source_path = join(source_top, &rel, b"");

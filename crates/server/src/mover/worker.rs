@@ -63,7 +63,9 @@ impl Unpublished<'_> {
 impl Drop for Unpublished<'_> {
     fn drop(&mut self) {
         if let Some(temp) = self.temp.take() {
-            self.run.target.abandon(temp, &self.dir);
+            if self.run.target.abandon(&temp, &self.dir) {
+                self.run.known_temps.gone(&temp);
+            }
             self.run.progress.take_back(self.counted.load(Relaxed));
         }
     }
@@ -215,6 +217,7 @@ impl<'a> Worker<'a> {
             return Err(Fault::changed(how));
         }
         let published = run.target.publish(temp, &dirs.1, &task.target_name)?;
+        run.known_temps.gone(temp);
         target.temp = None;
         run.progress.resized(source.meta.size_bytes, copied.size_bytes());
         if let Some(leader) = &task.leader {
@@ -283,6 +286,7 @@ impl<'a> Worker<'a> {
         task.meta = source.meta;
         let xattrs = run.source.file_xattrs(&source)?;
         let temp = run.target.begin(&dirs.1, source.meta.size_bytes, run.next_temp())?;
+        run.known_temps.made(&task.target_top, &task.rel, &temp);
         let target =
             Unpublished { run, dir: dirs.1.clone(), temp: Some(temp), counted: AtomicU64::new(0) };
         let env = Env {
