@@ -9,6 +9,7 @@ mod lifetime;
 mod machine;
 mod names;
 mod report;
+mod served;
 mod sides;
 mod staging;
 mod stats;
@@ -47,7 +48,7 @@ struct Args {
     self_check: bool,
     /// Only rows of these parts.
     #[arg(long, value_name = "PART", value_delimiter = ',',
-          value_parser = ["control", "data", "names", "staging", "lifetime"])]
+          value_parser = ["control", "data", "names", "staging", "served", "lifetime"])]
     only: Vec<String>,
     /// Pairs of samples per row of data and names.
     #[arg(long, value_name = "N")]
@@ -185,6 +186,13 @@ fn measure_buffer(
     }
     workers.forget()?;
     drop(raw_scratch);
+    if args.wants("served") {
+        let bytes = (args.capacity_mib << 20) / 4;
+        let server = served::Served::start(&args.forebay, &args.flash, disk, bytes)?;
+        let keep = |row| keep(rows, row);
+        served::measure(&server, disk, &buffer, workers, args.pairs(), keep)?;
+        workers.forget()?;
+    }
     buffer.umount(false)?;
     if args.wants("staging") && store_kind == "tmpfs" {
         measure_disk_store(args, disk, &staging, rows)?;

@@ -187,6 +187,13 @@ impl Scratch {
         Ok(Scratch(dir))
     }
 
+    /// Makes `parent/forebay-bench-PID-NAME`.
+    pub fn named(parent: &Path, name: &str) -> Result<Scratch> {
+        let dir = parent.join(format!("forebay-bench-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+        Ok(Scratch(dir))
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0
