@@ -167,7 +167,8 @@ fn files_are_staged_without_a_mount() {
     served.done(&["stage", "wait", plan, "--buffer", "a:"]);
     let list = served.done(&["stage", "status", "a:"]);
     assert_eq!(list.lines().count(), 3, "{list}");
-    assert!(served.done(&["stage", "rate", plan, "1MiB", "--buffer", "a:"]).contains("done"));
+    let late = failure(&served.ask(&["stage", "rate", plan, "1MiB", "--buffer", "a:"]), 1);
+    assert!(late.contains("ended"), "{late}");
     assert!(served.done(&["stage", "cancel", plan, "--buffer", "a:"]).contains("done"));
     let bad = failure(&served.ask(&["stage", "out", "a:/none", &path("x")]), 1);
     assert!(bad.contains("/none"), "{bad}");
