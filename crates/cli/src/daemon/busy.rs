@@ -9,11 +9,20 @@ use std::path::Path;
 /// Most processes named in a message.
 const MAX_NAMED: usize = 20;
 
+/// Said when nobody is seen who uses it.
+const NOBODY_SEEN: &str = "files are open there, by processes that you may not see";
+
 /// A text that names them; without the right to look at other users' processes, only one's own.
 pub fn describe(mount_point: &Path) -> String {
+    seen(mount_point).unwrap_or_else(|| NOBODY_SEEN.into())
+}
+
+/// The same, `None` if nobody is seen: then it is most likely a moment's use, such as a process that
+/// is being started, which has its parent's files for some microseconds.
+pub fn seen(mount_point: &Path) -> Option<String> {
     let below = mounts_below(mount_point);
     if !below.is_empty() {
-        return format!("other file systems are mounted below it: {}", below.join(", "));
+        return Some(format!("other file systems are mounted below it: {}", below.join(", ")));
     }
     let mut users = Vec::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -26,12 +35,12 @@ pub fn describe(mount_point: &Path) -> String {
         }
     }
     match users.len() {
-        0 => "files are open there, by processes that you may not see".into(),
+        0 => None,
         n if n > MAX_NAMED => {
             users.truncate(MAX_NAMED);
-            format!("in use by {n} processes, among them {}", users.join(", "))
+            Some(format!("in use by {n} processes, among them {}", users.join(", ")))
         }
-        _ => format!("in use by process {}", users.join(", ")),
+        _ => Some(format!("in use by process {}", users.join(", "))),
     }
 }
 

@@ -25,6 +25,9 @@ const FORCE_WAIT: Duration = Duration::from_secs(3);
 const FORCE_STAGING_WAIT: Duration = Duration::from_secs(2);
 /// How long a signalled mount that is in use waits for its users after it was detached.
 const SIGNAL_WAIT: Duration = Duration::from_secs(10);
+/// How long an unmount waits for a use of the mount by nobody who can be seen, and between looks.
+const MOMENT: Duration = Duration::from_millis(500);
+const MOMENT_PAUSE: Duration = Duration::from_millis(20);
 /// How long the process waits at its end for those who asked to have read their answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
@@ -112,13 +115,29 @@ impl Mount {
 
     /// Unmounts if nobody uses the mount and staging can be stopped, which goes on if not.
     fn unmount_in_peace(&self) -> Result<(), ControlError> {
-        if self.is_busy() {
-            // No plan is stopped, and no big file copied again, for an unmount that cannot be.
-            return Err(self.busy());
+        let until = Instant::now() + MOMENT;
+        let passes = |mount: &Mount| {
+            let passes =
+                busy::seen(mount.session.mount_point()).is_none() && Instant::now() < until;
+            if passes {
+                std::thread::sleep(MOMENT_PAUSE);
+            }
+            passes
+        };
+        while self.is_busy() {
+            if !passes(self) {
+                // No plan is stopped, and no big file copied again, for an unmount that cannot be.
+                return Err(self.busy());
+            }
         }
-        match self.backing.hold_staging(STAGING_WAIT_MAX).first() {
-            Some(stuck) => Err(self.hanging(stuck)),
-            None => self.unmount(false),
+        if let Some(stuck) = self.backing.hold_staging(STAGING_WAIT_MAX).first() {
+            return Err(self.hanging(stuck));
+        }
+        loop {
+            match self.unmount(false) {
+                Err(error) if error.errno == Some(libc::EBUSY) && passes(self) => {}
+                done => return done,
+            }
         }
     }
 
