@@ -15,6 +15,8 @@ struct State {
     /// Given back by the kernel, not yet told to the server.
     forgets: HashMap<Ino, u64>,
     releases: HashMap<Ino, u64>,
+    /// Counts the sessions that were told what is held.
+    generation: u64,
     over: bool,
 }
 
@@ -28,6 +30,8 @@ pub(super) struct Held {
 /// What is to be told to the server.
 #[derive(Default, Debug, PartialEq, Eq)]
 pub(super) struct GivenBack {
+    /// The session that was told of them as held: no other one is to hear that they are not.
+    pub(super) generation: u64,
     pub(super) forgets: Vec<(Ino, u64)>,
     pub(super) releases: Vec<(Ino, u64)>,
 }
@@ -96,6 +100,7 @@ impl Held {
         // More come soon, mostly: one call tells of all.
         MutexGuard::unlocked(&mut state, || std::thread::sleep(GATHER));
         Some(GivenBack {
+            generation: state.generation,
             forgets: take_some(&mut state.forgets),
             releases: take_some(&mut state.releases),
         })
@@ -106,10 +111,12 @@ impl Held {
         self.given_back.notify_all();
     }
 
-    /// All that is held, for a new session: what was given back and not told is not part of it,
-    /// and need not be told any more.
-    pub(super) fn for_new_session(&self, locks: &[LockSpec]) -> Vec<Reclaim> {
+    /// All that is held, for a new session, and that session's generation: what was given back
+    /// and not told is not part of it, and need not be told any more.
+    pub(super) fn for_new_session(&self, locks: &[LockSpec]) -> (u64, Vec<Reclaim>) {
         let mut state = self.state.lock();
+        state.generation += 1;
+        let generation = state.generation;
         state.forgets.clear();
         state.releases.clear();
         let list = |map: &HashMap<Ino, u64>| map.iter().map(|(i, n)| (*i, *n)).collect::<Vec<_>>();
@@ -130,7 +137,7 @@ impl Held {
                 .map(|part| Reclaim { locks: part.to_vec(), ..Reclaim::default() }),
         );
         parts.push(Reclaim { last: true, ..Reclaim::default() });
-        parts
+        (generation, parts)
     }
 }
 
@@ -173,9 +180,26 @@ mod tests {
         assert_eq!(told.forgets, [(Ino(5), 2), (Ino(6), 1)]);
         assert_eq!(told.releases, [(Ino(6), 1)]);
         assert!(held.forget(Ino(5), 1));
-        let parts = held.for_new_session(&[]);
+        let (_, parts) = held.for_new_session(&[]);
         assert!(parts.iter().all(|p| p.references.is_empty()) && parts.last().unwrap().last);
         held.end();
         assert!(held.next_given_back().is_none());
+    }
+
+    #[test]
+    fn what_is_given_back_is_for_the_session_that_was_told_of_it() {
+        let held = Held::default();
+        let (first, _) = held.for_new_session(&[]);
+        for ino in [5, 6] {
+            held.took(Ino(ino), false);
+        }
+        held.forget(Ino(5), 1);
+        assert_eq!(held.next_given_back().unwrap().generation, first);
+        let (second, parts) = held.for_new_session(&[]);
+        assert_eq!(parts[0].references, [(Ino(6), 1)]);
+        // The thread that tells may have waited for this since before the new session.
+        held.forget(Ino(6), 1);
+        let told = held.next_given_back().unwrap();
+        assert!(second != first && told.generation == second);
     }
 }

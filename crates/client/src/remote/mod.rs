@@ -31,8 +31,9 @@ use peer::{Peer, Room};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pause before recalls are heard on a new connection.
+/// First and longest pause before recalls are heard on a new connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+const RECONNECT_PAUSE_LONGEST: Duration = Duration::from_secs(2);
 /// How often it is looked whether the session needs a sign of life.
 const ALIVE_LOOK: Duration = Duration::from_secs(1);
 
@@ -89,7 +90,7 @@ impl Drop for RemoteFs {
 }
 
 fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>) {
-    let mut heard_in = 1;
+    let (mut heard_in, mut pause) = (1, RECONNECT_PAUSE);
     while !peer.is_closing() {
         let new_session = |generation| {
             if generation != std::mem::replace(&mut heard_in, generation) {
@@ -108,17 +109,22 @@ fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>) {
         if let Err(error) = heard {
             tracing::debug!(%error, "recalls are not heard");
         }
-        std::thread::sleep(RECONNECT_PAUSE);
+        // The server may have started anew: others there wait until it has heard what this mount
+        // holds, so it is told now and not at the next call.
+        pause = match peer.call(&Caller::root(), Call::Renew, &[], Room::None) {
+            Ok(_) => RECONNECT_PAUSE,
+            Err(_) => (pause * 2).min(RECONNECT_PAUSE_LONGEST),
+        };
+        std::thread::sleep(pause);
     }
 }
 
 fn give_back(peer: &Peer) {
     let caller = Caller::root();
     loop {
-        let generation = peer.generation();
         let Some(given) = peer.held.next_given_back() else { return };
         let tell = |call| {
-            match peer.call_in(Some(generation), &caller, call, &[], Room::None) {
+            match peer.call_in(Some(given.generation), &caller, call, &[], Room::None) {
                 // A new session was not told that we hold them.
                 Ok(_) | Err(Errno::ECANCELED) => {}
                 Err(error) => tracing::debug!(%error, "references could not be given back"),

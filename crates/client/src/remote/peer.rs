@@ -84,7 +84,7 @@ struct Slot {
 
 /// The session at the server.
 struct Session {
-    /// Counts the sessions of this mount there; 0 = none yet.
+    /// Which of this mount's sessions there (see [`Held::for_new_session`]); 0 = none yet.
     generation: u64,
     attached: Option<Attached>,
     /// Where connections for calls go: the server's Unix socket if this is its node.
@@ -403,7 +403,8 @@ impl Peer {
             answer => return Err(refused(answer)),
         };
         let locks = self.held_locks.lock().all();
-        for part in self.held.for_new_session(&locks) {
+        let (generation, parts) = self.held.for_new_session(&locks);
+        for part in parts {
             let request = Request {
                 session: attached.key.session,
                 slot: SlotId(0),
@@ -430,7 +431,7 @@ impl Peer {
         }
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
         session.address = self.best_address(&attached);
-        session.generation = seen + 1;
+        session.generation = generation;
         session.attached = Some(attached);
         Ok(())
     }
@@ -451,11 +452,6 @@ impl Peer {
             Ok((_, incarnation)) if incarnation == attached.incarnation => local,
             _ => asked.clone(),
         }
-    }
-
-    /// The session's generation now.
-    pub(super) fn generation(&self) -> u64 {
-        self.session.read().generation
     }
 
     /// How long a session lives unheard.
