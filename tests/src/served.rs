@@ -348,6 +348,12 @@ fn state_dir_log(root: &Path) -> Option<PathBuf> {
     None
 }
 
+fn is_mounted(root: &Path) -> bool {
+    let wanted = root.display().to_string();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(4) == Some(&wanted))
+}
+
 fn kill(pid: i32) {
     // SAFETY: plain numbers: our own daemon.
     unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -378,6 +384,9 @@ impl Drop for Served {
             {
                 // SAFETY: plain numbers: our own daemon.
                 unsafe { libc::kill(pid, libc::SIGCONT) };
+            }
+            if !is_mounted(&self.root(at)) {
+                continue;
             }
             if let Err(said) = self.umount(at, &["--force"]) {
                 why += &said;
