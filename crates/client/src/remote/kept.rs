@@ -183,6 +183,14 @@ impl Kept {
         }
     }
 
+    /// These names were removed or replaced elsewhere: the kernel lets go what they led to.
+    pub(super) fn gone(&self, names: &[(Ino, Vec<u8>)]) {
+        let Some(notify) = self.notify.read().clone() else { return };
+        for (dir, name) in names {
+            notify.entry_changed(*dir, name);
+        }
+    }
+
     /// Nothing is leased any more: the session is over.
     pub(super) fn all_recalled(&self) {
         let (names, attrs): (Vec<Ino>, Vec<Ino>) = {

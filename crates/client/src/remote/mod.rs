@@ -104,6 +104,7 @@ fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>) {
         };
         let heard = peer.hear_recalls(new_session, |recall| {
             peer.kept.recalled(&recall.names, &recall.attrs);
+            peer.kept.gone(&recall.gone);
             locks.heard(recall);
         });
         if let Err(error) = heard {

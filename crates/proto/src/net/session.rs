@@ -100,6 +100,9 @@ pub struct Recall {
     pub names: Vec<Ino>,
     /// Inodes whose attributes (and pages) it must not keep.
     pub attrs: Vec<Ino>,
+    /// Names that others have removed or replaced: what they led to is to be let go, if nobody uses
+    /// it, or its space would not come back. Not part of what is waited for.
+    pub gone: Vec<(Ino, Vec<u8>)>,
     /// Lock requests that were granted.
     pub granted: Vec<Ticket>,
     /// Lock requests that ended otherwise (deadlock found later, session's end): errno.

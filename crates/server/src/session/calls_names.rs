@@ -5,7 +5,7 @@
 
 use super::calls::{At, Reply};
 use super::leases::Subject;
-use forebay_proto::api::{FileSystem, Opened};
+use forebay_proto::api::{FileSystem, Opened, rename_flags};
 use forebay_proto::attr::Attr;
 use forebay_proto::net::call::{KeptAttr, ListedEntry, MAX_LISTING_BYTES};
 use forebay_proto::net::{Answer, Call};
@@ -150,9 +150,14 @@ impl At<'_> {
     ) -> Result<Answer> {
         let _turn = self.sessions.order.of(parent);
         let mut subjects = vec![Subject::Names(parent), Subject::Attrs(parent)];
-        subjects.extend(self.namespace().peek(parent, name)?.map(Subject::Attrs));
+        let child = self.namespace().peek(parent, name)?;
+        subjects.extend(child.map(Subject::Attrs));
         let _changing = self.sessions.change(self.session, &subjects);
-        remove().map(|()| Answer::Done)
+        remove()?;
+        if let Some(child) = child {
+            self.sessions.name_gone(self.session, child, parent, name);
+        }
+        Ok(Answer::Done)
     }
 
     fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<Answer> {
@@ -165,9 +170,16 @@ impl At<'_> {
             Subject::Attrs(to.0),
         ];
         subjects.extend(ns.peek(from.0, from.1)?.map(Subject::Attrs));
-        subjects.extend(ns.peek(to.0, to.1)?.map(Subject::Attrs));
+        let replaced = ns.peek(to.0, to.1)?;
+        subjects.extend(replaced.map(Subject::Attrs));
         let _changing = self.sessions.change(self.session, &subjects);
-        ns.rename(&self.caller, from.0, from.1, to.0, to.1, flags).map(|()| Answer::Done)
+        ns.rename(&self.caller, from.0, from.1, to.0, to.1, flags)?;
+        if let Some(replaced) = replaced
+            && flags & rename_flags::EXCHANGE == 0
+        {
+            self.sessions.name_gone(self.session, replaced, to.0, to.1);
+        }
+        Ok(Answer::Done)
     }
 
     fn list(

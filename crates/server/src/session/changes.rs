@@ -94,6 +94,23 @@ impl Sessions {
         }
     }
 
+    /// A name of `child` was removed or replaced: kernels of others that know the inode are to let it
+    /// go, if nobody uses it there. Not waited for.
+    pub(super) fn name_gone(&self, by: &Session, child: Ino, dir: Ino, name: &[u8]) {
+        let others: Vec<_> = {
+            let table = self.table.lock();
+            if table.sessions.len() < 2 {
+                return;
+            }
+            table.sessions.values().filter(|other| other.id != by.id).cloned().collect()
+        };
+        for other in others {
+            if other.held.lock().contains_key(&child) {
+                other.channel.gone(dir, name);
+            }
+        }
+    }
+
     /// Something was changed by the server itself: those who believe otherwise are told.
     fn changed_here(&self, subjects: &[Subject]) {
         for subject in subjects {

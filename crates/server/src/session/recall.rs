@@ -11,6 +11,9 @@ use std::time::Instant;
 
 use super::leases::Subject;
 
+/// Most things of a kind in one part: names of 255 bytes then fit a frame's body.
+const MAX_PART_ITEMS: usize = MAX_RECALL_ITEMS / 4;
+
 #[derive(Default)]
 struct State {
     /// Somebody serves the channel.
@@ -88,6 +91,11 @@ impl Channel {
         })
     }
 
+    /// A name was removed or replaced by another session.
+    pub(crate) fn gone(&self, dir: Ino, name: &[u8]) {
+        self.push(|waiting| waiting.gone.push((dir, name.to_vec())));
+    }
+
     /// A lock request has ended.
     pub(crate) fn lock_ended(&self, ticket: Ticket, result: Result<(), i32>) {
         self.push(|waiting| match result {
@@ -137,6 +145,7 @@ impl Channel {
         let since = std::mem::take(&mut state.waiting);
         message.names.extend(since.names);
         message.attrs.extend(since.attrs);
+        message.gone.extend(since.gone);
         message.granted.extend(since.granted);
         message.refused.extend(since.refused);
         state.waiting = message;
@@ -146,6 +155,7 @@ impl Channel {
 fn is_empty(recall: &Recall) -> bool {
     recall.names.is_empty()
         && recall.attrs.is_empty()
+        && recall.gone.is_empty()
         && recall.granted.is_empty()
         && recall.refused.is_empty()
 }
@@ -157,6 +167,7 @@ pub(crate) fn in_parts(mut message: Recall) -> Vec<Recall> {
         let part = Recall {
             names: take_front(&mut message.names),
             attrs: take_front(&mut message.attrs),
+            gone: take_front(&mut message.gone),
             granted: take_front(&mut message.granted),
             refused: take_front(&mut message.refused),
         };
@@ -168,7 +179,7 @@ pub(crate) fn in_parts(mut message: Recall) -> Vec<Recall> {
 }
 
 fn take_front<T>(list: &mut Vec<T>) -> Vec<T> {
-    let rest = list.split_off(list.len().min(MAX_RECALL_ITEMS / 4));
+    let rest = list.split_off(list.len().min(MAX_PART_ITEMS));
     std::mem::replace(list, rest)
 }
 
