@@ -206,10 +206,9 @@ fn files_stay_open_over_a_restart_of_the_server() {
     }
 }
 
-/// Not so yet, so not promised: the kernel of the mount that made a file keeps its inode cached,
-/// and with it a reference, until it looks for the name again or needs the memory.
+/// The kernel of the mount that made a file keeps its inode cached, and with it a reference: it
+/// must be told to let it go.
 #[test]
-#[ignore = "open: the other mounts' kernels must be told to let go of a removed inode"]
 fn the_space_of_a_file_removed_on_another_mount_comes_back() {
     const SIZE: usize = 32 << 20;
     let _alone = without_children();
