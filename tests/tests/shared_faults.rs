@@ -215,16 +215,34 @@ fn the_space_of_a_file_removed_on_another_mount_comes_back() {
     let served = Served::new(Store::Tmpfs, &[Via::Local, Via::Tcp]);
     let empty = sys::statfs(served.path(0, "")).unwrap().free;
     for (a, b) in [(0, 1), (1, 0)] {
-        for open in [false, true] {
-            let fd = sys::open(served.path(a, "f"), NEW_FILE, 0o644).unwrap();
-            sys::pwrite(&fd, 0, &vec![1; SIZE]).unwrap();
-            let kept = open.then_some(fd);
-            sys::unlink(served.path(b, "f")).unwrap();
-            drop(kept);
-            let start = Instant::now();
-            while sys::statfs(served.path(b, "")).unwrap().free + (1 << 20) < empty {
-                assert!(start.elapsed() < SLACK, "made on {a}, removed on {b}, open: {open}");
-                std::thread::sleep(ms(10));
+        for how in ["removed", "renamed and removed", "replaced", "replaced by another name"] {
+            for open in [false, true] {
+                let fd = sys::open(served.path(a, "f"), NEW_FILE, 0o644).unwrap();
+                sys::pwrite(&fd, 0, &vec![1; SIZE]).unwrap();
+                let kept = open.then_some(fd);
+                let (f, g) = (served.path(b, "f"), served.path(b, "g"));
+                if how.starts_with("replaced") {
+                    sys::open(&g, NEW_FILE, 0o644).unwrap();
+                }
+                match how {
+                    "removed" => sys::unlink(&f).unwrap(),
+                    "replaced" => sys::rename(&g, &f).and_then(|()| sys::unlink(&f)).unwrap(),
+                    "renamed and removed" => {
+                        sys::rename(&f, &g).and_then(|()| sys::unlink(&g)).unwrap();
+                    }
+                    _ => {
+                        sys::link(&f, served.path(b, "h")).unwrap();
+                        sys::unlink(&f).unwrap();
+                        sys::rename(&g, served.path(b, "h")).unwrap();
+                        sys::unlink(served.path(b, "h")).unwrap();
+                    }
+                }
+                drop(kept);
+                let start = Instant::now();
+                while sys::statfs(served.path(b, "")).unwrap().free + (1 << 20) < empty {
+                    assert!(start.elapsed() < SLACK, "made on {a}, {how} on {b}, open: {open}");
+                    std::thread::sleep(ms(10));
+                }
             }
         }
     }

@@ -121,6 +121,8 @@ wire! {
     struct NotifyInvalInodeOut { ino: u64, off: i64, len: i64, }
     /// Followed by the name and a NUL, which `namelen` does not count.
     struct NotifyInvalEntryOut { parent: u64, namelen: u32, flags: u32, }
+    /// Followed by `count` inodes.
+    struct NotifyPruneOut { count: u32, padding: u32, spare: u64, }
     /// Argument of `FUSE_DEV_IOC_BACKING_OPEN`.
     struct BackingMap { fd: i32, flags: u32, padding: u64, }
 }
@@ -224,6 +226,10 @@ pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub(crate) const NOTIFY_INC_EPOCH: i32 = 8;
 /// Minor version that brought `NOTIFY_INC_EPOCH`.
 pub(crate) const MINOR_INC_EPOCH: u32 = 44;
+/// Lets go of inodes that nothing uses.
+pub(crate) const NOTIFY_PRUNE: i32 = 9;
+/// Minor version that brought `NOTIFY_PRUNE`.
+pub(crate) const MINOR_PRUNE: u32 = 45;
 
 /// `_IOR(229, 0, u32)`: makes an open /dev/fuse another channel of a mount.
 pub(crate) const DEV_IOC_CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;

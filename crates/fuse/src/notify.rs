@@ -17,19 +17,26 @@ use crate::device::{Device, ECONNABORTED};
 use crate::lifetime::AnswersUnderWay;
 use forebay_proto::{Errno, Ino, Notify};
 use parking_lot::{Condvar, Mutex};
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// Most names waiting.
 const MAX_NAMES: usize = 1 << 16;
 /// Most inodes waiting.
 const MAX_INODES: usize = 1 << 16;
+/// Inodes in one message that lets go of them.
+const PRUNE_AT_ONCE: usize = 256;
+/// A file that was closed is in use for a moment after its RELEASE.
+const LET_GO_AFTER: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
 struct Waiting {
     names: HashSet<(Ino, Box<[u8]>)>,
     inodes: HashSet<Ino>,
+    /// To be let go of if unused, each from that moment on.
+    unused: VecDeque<(Instant, Ino)>,
     overflow: bool,
     stop: bool,
 }
@@ -37,6 +44,13 @@ struct Waiting {
 impl Waiting {
     fn is_empty(&self) -> bool {
         self.names.is_empty() && self.inodes.is_empty() && !self.overflow
+    }
+
+    /// Takes out what is to be let go of by now.
+    fn unused_now(&mut self) -> Vec<Ino> {
+        let now = Instant::now();
+        let count = self.unused.iter().take_while(|(from, _)| *from <= now).count();
+        self.unused.drain(..count).map(|(_, ino)| ino).collect()
     }
 
     fn overflow(&mut self) {
@@ -52,6 +66,7 @@ pub(crate) struct Notifier {
     wake: Condvar,
     device: Arc<Device>,
     has_epoch: bool,
+    has_prune: bool,
     answers: AnswersUnderWay,
 }
 
@@ -104,6 +119,19 @@ impl Notify for Notifier {
         let parts = [attributes_only.as_bytes()];
         report(send(&self.device, &mut Vec::new(), abi::NOTIFY_INVAL_INODE, &parts), "attributes");
         self.inode_changed(ino);
+        self.not_kept(ino);
+    }
+
+    fn not_kept(&self, ino: Ino) {
+        if !self.has_prune {
+            return;
+        }
+        let mut waiting = self.waiting.lock();
+        // One that is left out waits for the kernel to need its memory.
+        if waiting.unused.len() < MAX_INODES {
+            waiting.unused.push_back((Instant::now() + LET_GO_AFTER, ino));
+            self.wake.notify_one();
+        }
     }
 }
 
@@ -117,6 +145,7 @@ impl Notifier {
             wake: Condvar::new(),
             device: Arc::clone(&cx.device),
             has_epoch: cx.agreed.minor >= abi::MINOR_INC_EPOCH,
+            has_prune: cx.agreed.minor >= abi::MINOR_PRUNE,
             answers: cx.lifetimes.answers_under_way(),
         }
     }
@@ -127,19 +156,35 @@ impl Notifier {
         self.wake.notify_one();
     }
 
-    /// `None` after [`Notifier::stop`].
-    fn next(&self) -> Option<Waiting> {
+    /// What there is to tell, and which inodes are to be let go of; `None` after
+    /// [`Notifier::stop`].
+    fn next(&self) -> Option<(Waiting, Vec<Ino>)> {
         let mut waiting = self.waiting.lock();
-        while waiting.is_empty() && !waiting.stop {
-            self.wake.wait(&mut waiting);
+        loop {
+            if waiting.stop {
+                return None;
+            }
+            let unused = waiting.unused_now();
+            if !waiting.is_empty() || !unused.is_empty() {
+                let later = std::mem::take(&mut waiting.unused);
+                let batch = std::mem::replace(
+                    &mut *waiting,
+                    Waiting { unused: later, ..Waiting::default() },
+                );
+                return Some((batch, unused));
+            }
+            match waiting.unused.front().map(|(from, _)| *from) {
+                Some(from) => drop(self.wake.wait_until(&mut waiting, from)),
+                None => self.wake.wait(&mut waiting),
+            }
         }
-        if waiting.stop { None } else { Some(std::mem::take(&mut *waiting)) }
     }
 
     /// What the thread does until [`Notifier::stop`].
     pub(crate) fn run(&self, cx: &Connection) {
         let mut message = Vec::new();
-        while let Some(batch) = self.next() {
+        while let Some((batch, unused)) = self.next() {
+            report(let_go(&cx.device, &mut message, &unused), "unused inodes");
             if batch.overflow {
                 drop_everything(cx, &mut message);
                 continue;
@@ -195,6 +240,16 @@ fn invalidate_inode(device: &Device, message: &mut Vec<u8>, ino: Ino) -> Result<
     send(device, message, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()])
 }
 
+/// Drops inodes that nothing uses, with their names.
+fn let_go(device: &Device, message: &mut Vec<u8>, inodes: &[Ino]) -> Result<(), Errno> {
+    for some in inodes.chunks(PRUNE_AT_ONCE) {
+        let out = abi::NotifyPruneOut { count: some.len() as u32, padding: 0, spare: 0 };
+        let list: Vec<u8> = some.iter().flat_map(|ino| ino.0.to_ne_bytes()).collect();
+        send(device, message, abi::NOTIFY_PRUNE, &[out.as_bytes(), &list])?;
+    }
+    Ok(())
+}
+
 fn send(device: &Device, message: &mut Vec<u8>, code: i32, parts: &[&[u8]]) -> Result<(), Errno> {
     let body: usize = parts.iter().map(|p| p.len()).sum();
     let head =
@@ -216,6 +271,7 @@ mod tests {
             wake: Condvar::new(),
             device: Arc::new(Device::new(file.into())),
             has_epoch: false,
+            has_prune: true,
             answers: AnswersUnderWay::default(),
         }
     }
@@ -233,8 +289,22 @@ mod tests {
             n.entry_changed(Ino(1), b"a");
             n.inode_changed(Ino(5));
         }
-        let batch = n.next().unwrap();
+        let (batch, _) = n.next().unwrap();
         assert_eq!((batch.names.len(), batch.inodes.len(), batch.overflow), (1, 1, false));
+    }
+
+    #[test]
+    fn what_is_not_kept_is_let_go_of_a_moment_later() {
+        let n = notifier();
+        let begun = Instant::now();
+        n.not_kept(Ino(5));
+        n.inode_changed(Ino(6));
+        let (batch, unused) = n.next().unwrap();
+        assert!(batch.inodes.contains(&Ino(6)) && unused.is_empty(), "changes do not wait for it");
+        let (batch, unused) = n.next().unwrap();
+        assert!(batch.is_empty() && begun.elapsed() >= LET_GO_AFTER);
+        assert_eq!(unused, [Ino(5)]);
+        Notifier { has_prune: false, ..notifier() }.not_kept(Ino(5));
     }
 
     #[test]
@@ -245,10 +315,10 @@ mod tests {
             n.inode_changed(Ino(i));
         }
         n.inode_changed(Ino(5));
-        let batch = n.next().unwrap();
+        let (batch, _) = n.next().unwrap();
         assert!(batch.overflow && batch.names.is_empty() && batch.inodes.is_empty());
         n.inode_changed(Ino(5));
-        assert!(!n.next().unwrap().overflow);
+        assert!(!n.next().unwrap().0.overflow);
         n.stop();
         assert!(n.next().is_none());
     }

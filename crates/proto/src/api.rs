@@ -322,6 +322,10 @@ pub trait Notify: Send + Sync {
     fn attr_recalled(&self, ino: Ino) {
         self.inode_changed(ino);
     }
+    /// Nothing is believed about the inode, so the kernel has no use for it unless a file of it is
+    /// open: it may let go of it, a little later. If somebody else removed it, this mount's
+    /// reference is all that keeps its space.
+    fn not_kept(&self, _ino: Ino) {}
 }
 
 /// How the kernel's relatime decides whether a read stores a new access time

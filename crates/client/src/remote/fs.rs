@@ -264,6 +264,7 @@ impl FileSystem for RemoteFs {
     }
 
     fn release(&self, ino: Ino, local: bool) {
+        self.peer.kept.closed(ino);
         if local {
             self.peer.held.release(ino);
         }

@@ -162,6 +162,16 @@ impl Kept {
         state.attrs.remove(&ino);
     }
 
+    /// A file was closed. One that is not leased may have been removed by another mount.
+    pub(super) fn closed(&self, ino: Ino) {
+        if !self.attr_ttl(ino).is_zero() {
+            return;
+        }
+        if let Some(notify) = self.notify.read().clone() {
+            notify.not_kept(ino);
+        }
+    }
+
     /// These are not leased any more. When it returns, the kernel asks again.
     pub(super) fn recalled(&self, names: &[Ino], attrs: &[Ino]) {
         {

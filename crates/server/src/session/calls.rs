@@ -138,11 +138,16 @@ impl Sessions {
     /// Attributes with a lease on them, if there can be one. They are read again after a new
     /// lease: they may have changed before it.
     pub(super) fn keep(&self, session: &Session, attr: Attr) -> KeptAttr {
-        match self.grant(session, Subject::Attrs(attr.ino)) {
+        // A removed file is to be let go of as soon as it is closed.
+        let lease = match attr.nlink {
+            0 => None,
+            _ => self.grant(session, Subject::Attrs(attr.ino)),
+        };
+        match lease {
             None => KeptAttr { attr, keep: false },
             Some(true) => KeptAttr { attr, keep: true },
             Some(false) => match self.namespace.getattr(attr.ino) {
-                Ok(attr) => KeptAttr { attr, keep: true },
+                Ok(attr) => KeptAttr { attr, keep: attr.nlink > 0 },
                 Err(_) => KeptAttr { attr, keep: false },
             },
         }
@@ -235,7 +240,7 @@ impl At<'_> {
         // First the lease, then the reading: once is enough.
         let keep = self.sessions.grant(self.session, Subject::Attrs(ino)).is_some();
         let attr = self.namespace().getattr(ino)?;
-        Ok(Answer::Attr(KeptAttr { attr, keep }))
+        Ok(Answer::Attr(KeptAttr { attr, keep: keep && attr.nlink > 0 }))
     }
 
     pub(super) fn setattr(&self, ino: Ino, change: &SetAttr) -> Result<Answer> {
