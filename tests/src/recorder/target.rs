@@ -56,7 +56,7 @@ impl Target for LoopXfs {
     }
 
     fn stop(&mut self, rig: &Rig) -> Result<()> {
-        run("umount", [] as [&str; 0], &rig.point).map(drop)
+        unmount_when_idle(&rig.point)
     }
 
     fn kill(&mut self, _rig: &Rig) -> Result<()> {
@@ -105,13 +105,19 @@ impl Lower {
     /// Unmounts it. The server answers an unmount a moment before it exits, and holds files here
     /// until then.
     fn unmount(rig: &Rig) -> Result<()> {
-        let started = Instant::now();
-        loop {
-            match run("umount", [] as [&str; 0], &rig.lower) {
-                Err(error) if started.elapsed() > EXIT_TIMEOUT => return Err(error),
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
-                Ok(_) => return Ok(()),
-            }
+        unmount_when_idle(&rig.lower)
+    }
+}
+
+/// Unmounts; busy for a moment is not an error: a process that another test starts just then has a
+/// copy of all our open files until it runs its program.
+fn unmount_when_idle(point: &Path) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        match run("umount", [] as [&str; 0], point) {
+            Err(error) if started.elapsed() > EXIT_TIMEOUT => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            Ok(_) => return Ok(()),
         }
     }
 }

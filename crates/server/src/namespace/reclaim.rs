@@ -41,7 +41,9 @@ const FORGET_PAUSE: Duration = Duration::from_micros(100);
 /// last close in two messages after the close returned, and a `statfs` overtakes them.
 const SETTLE_PAUSE: Duration = Duration::from_millis(5);
 /// Longest that it looks in all.
-const SETTLE_MAX: Duration = Duration::from_millis(200);
+const SETTLE_MAX: Duration = Duration::from_millis(500);
+/// Looks in a row at which none has gone, after which those that are left count as open.
+const SETTLE_LOOKS: u32 = 6;
 
 #[derive(Default)]
 struct Queue {
@@ -205,12 +207,12 @@ impl Namespace {
         self.reclaim.drain();
     }
 
-    /// Waits while open files without names are being let go; at most two pauses if none is.
+    /// Waits while open files without names are being let go; at most some pauses if none is.
     pub(super) fn settle_orphans(&self) {
         let until = Instant::now() + SETTLE_MAX;
         let mut left = self.refs.orphan_count();
         let mut unchanged = 0;
-        while left > 0 && unchanged < 2 && Instant::now() < until {
+        while left > 0 && unchanged < SETTLE_LOOKS && Instant::now() < until {
             std::thread::sleep(SETTLE_PAUSE);
             let now = self.refs.orphan_count();
             unchanged = if now < left { 0 } else { unchanged + 1 };

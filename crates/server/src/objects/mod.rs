@@ -101,6 +101,14 @@ fn parse_name(name: &[u8]) -> Option<ObjectId> {
     Some(ObjectId { ino: Ino(u64::from_str_radix(ino, 16).ok()?), stripe: stripe.parse().ok()? })
 }
 
+/// Makes a fan-out directory, if it is not there.
+fn make_fan(data: &OwnedFd, fan: usize) -> Result<()> {
+    match rfs::mkdirat(data, format!("{fan:02x}"), Mode::from_raw_mode(0o700)) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(e) => Err(err(e)),
+    }
+}
+
 fn err(e: rustix::io::Errno) -> Errno {
     Errno(e.raw_os_error())
 }
@@ -133,9 +141,14 @@ impl Objects {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rfs::open(data, flags, Mode::empty()).map_err(err)?;
         for fan in 0..FAN_OUT {
-            match rfs::mkdirat(&dir, format!("{fan:02x}"), Mode::from_raw_mode(0o700)) {
-                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-                Err(e) => return Err(err(e)),
+            match make_fan(&dir, fan) {
+                // A journaling file system gives what was just removed only after its next
+                // commit: once more then.
+                Err(Errno::ENOSPC) => {
+                    rfs::syncfs(&dir).map_err(err)?;
+                    make_fan(&dir, fan)?;
+                }
+                made => made?,
             }
         }
         if !volatile {
