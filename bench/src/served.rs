@@ -54,8 +54,9 @@ impl<'a> Served<'a> {
     ) -> Result<Served<'a>> {
         // Beside the directory of the other store, which has this process's number too.
         let place = Scratch::named(flash, "served")?;
-        let config = disk.dir("served.config")?;
-        let socket = format!("unix:{}", disk.path().join("served.sock").display());
+        let config = std::path::absolute(disk.dir("served.config")?)?;
+        let socket = std::path::absolute(disk.path().join("served.sock"))?;
+        let socket = format!("unix:{}", socket.display());
         let child = Command::new(forebay)
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--listen", &socket])
             .args(["--capacity", &(bytes + (64 << 20)).to_string(), "--flash"])
