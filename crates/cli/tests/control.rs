@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Flash, Rig, failure, root, text};
+use common::{Flash, Rig, failure, must_be_root, text};
 use forebay_client::frame::{read_message, write_message};
 use forebay_client::{Control, locate};
 use forebay_proto::control::{Hello, MAX_MESSAGE_BYTES, Reply, Request, SOCKET_NAME, Welcome};
@@ -19,17 +19,16 @@ fn socket(rig: &Rig) -> UnixStream {
     UnixStream::connect(rig.stores()[0].join(SOCKET_NAME)).unwrap()
 }
 
-fn mounted() -> Option<Rig> {
-    root().then(|| {
-        let rig = Rig::new(Flash::Memory);
-        rig.mount("16MiB");
-        rig
-    })
+fn mounted() -> Rig {
+    must_be_root();
+    let rig = Rig::new(Flash::Memory);
+    rig.mount("16MiB");
+    rig
 }
 
 #[test]
 fn another_protocol_is_answered_with_ours_and_ended() {
-    let Some(rig) = mounted() else { return };
+    let rig = mounted();
     let stream = socket(&rig);
     write_message(&stream, &Hello { protocol: 99 }).unwrap();
     let welcome: Welcome = read_message(&stream).unwrap().unwrap();
@@ -39,7 +38,7 @@ fn another_protocol_is_answered_with_ours_and_ended() {
 
 #[test]
 fn nonsense_is_named_and_ends_only_its_connection() {
-    let Some(rig) = mounted() else { return };
+    let rig = mounted();
     let too_long = (MAX_MESSAGE_BYTES + 1).to_le_bytes().to_vec();
     let not_json = [&5u32.to_le_bytes()[..], b"hello"].concat();
     for (bytes, said) in [(too_long, "limit"), (not_json, "expected")] {
@@ -64,7 +63,7 @@ fn nonsense_is_named_and_ends_only_its_connection() {
 
 #[test]
 fn idle_and_silent_clients_do_not_stop_others() {
-    let Some(rig) = mounted() else { return };
+    let rig = mounted();
     let silent: Vec<UnixStream> = (0..20).map(|_| socket(&rig)).collect();
     let started = std::time::Instant::now();
     assert_eq!(rig.status(&rig.mnt)["capacity_bytes"], 16 << 20);
@@ -77,7 +76,7 @@ fn idle_and_silent_clients_do_not_stop_others() {
 
 #[test]
 fn too_many_connections_are_told_so() {
-    let Some(rig) = mounted() else { return };
+    let rig = mounted();
     let held: Vec<Control> =
         (0..32).map(|_| Control::connect_store(&rig.stores()[0]).unwrap()).collect();
     let error = Control::connect_store(&rig.stores()[0]).unwrap_err();
@@ -88,7 +87,7 @@ fn too_many_connections_are_told_so() {
 
 #[test]
 fn paths_that_do_not_exist_are_located_and_told() {
-    let Some(rig) = mounted() else { return };
+    let rig = mounted();
     let found = locate(&rig.mnt.join("not/yet")).unwrap();
     assert_eq!(found.path_in_buffer, Path::new("/not/yet"));
     assert_eq!(found.mount_point, rig.mnt);
@@ -99,9 +98,7 @@ fn paths_that_do_not_exist_are_located_and_told() {
 
 #[test]
 fn of_two_mounts_at_once_one_wins() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     for _ in 0..5 {
         let rig = Rig::new(Flash::Memory);
         let outputs: Vec<_> = thread::scope(|scope| {
@@ -118,9 +115,7 @@ fn of_two_mounts_at_once_one_wins() {
 
 #[test]
 fn of_two_umounts_at_once_none_lies() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     for _ in 0..5 {
         let rig = Rig::new(Flash::Memory);
         rig.mount("16MiB");
@@ -143,7 +138,7 @@ fn of_two_umounts_at_once_none_lies() {
 
 #[test]
 fn a_signalled_mount_in_use_ends_at_the_second_signal_and_loses_nothing() {
-    let Some(rig) = mounted() else { return };
+    let rig = mounted();
     let mut held = fs::File::create(rig.mnt.join("held")).unwrap();
     held.write_all(b"acknowledged").unwrap();
     let pid = rig.pid();
@@ -161,7 +156,7 @@ fn a_signalled_mount_in_use_ends_at_the_second_signal_and_loses_nothing() {
 
 #[test]
 fn the_socket_takes_no_request_before_hello() {
-    let Some(rig) = mounted() else { return };
+    let rig = mounted();
     let stream = socket(&rig);
     write_message(&stream, &Request::Umount { keep: false, force: true }).unwrap();
     let reply: Reply = read_message(&stream).unwrap().unwrap();

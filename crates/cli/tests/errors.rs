@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Flash, Rig, failure, root, text};
+use common::{Flash, Rig, failure, must_be_root, text};
 use std::ffi::OsStr;
 use std::fs;
 
@@ -91,9 +91,7 @@ fn a_mount_point_must_be_a_directory() {
 
 #[test]
 fn a_second_mount_on_a_live_one_is_refused() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("16MiB");
     fs::write(rig.mnt.join("x"), b"1").unwrap();
@@ -104,9 +102,7 @@ fn a_second_mount_on_a_live_one_is_refused() {
 
 #[test]
 fn another_capacity_is_refused_with_both_figures() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("16MiB");
     rig.kill_server();
@@ -118,9 +114,7 @@ fn another_capacity_is_refused_with_both_figures() {
 
 #[test]
 fn full_flash_leaves_nothing_behind() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     for flash in [Flash::Memory, Flash::Disk] {
         let rig = Rig::new(flash);
         let message = failure(&rig.try_mount("900TiB", &[]), 1);
@@ -131,9 +125,7 @@ fn full_flash_leaves_nothing_behind() {
 
 #[test]
 fn stores_of_another_format_are_refused_by_name() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("16MiB");
     assert!(rig.umount(&["--keep"]).status.success());
@@ -161,9 +153,7 @@ fn errors_come_as_json_too() {
 
 #[test]
 fn check_tells_sound_from_live() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Disk);
     rig.mount("300MiB");
     fs::write(rig.mnt.join("x"), vec![7; 100_000]).unwrap();
@@ -208,9 +198,7 @@ fn damage(database: &std::path::Path, page: usize) {
 
 #[test]
 fn check_outlives_a_damaged_database_and_says_so() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Disk);
     rig.mount("8MiB");
     for name in 0..500 {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Flash, Rig, failure, program, root, text};
+use common::{Flash, Rig, failure, must_be_root, program, text};
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -13,9 +13,7 @@ use std::path::Path;
 
 #[test]
 fn mount_returns_when_mounted_and_umount_destroys() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     let output = rig
         .forebay()
@@ -42,9 +40,7 @@ fn mount_returns_when_mounted_and_umount_destroys() {
 
 #[test]
 fn a_crash_is_followed_by_the_same_command() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     for (flash, capacity, kind) in [
         (Flash::Memory, "64MiB", "tmpfs"),
         (Flash::Disk, "300MiB", "loop-xfs"),
@@ -70,9 +66,7 @@ fn a_crash_is_followed_by_the_same_command() {
 
 #[test]
 fn a_dead_mount_can_be_unmounted_and_kept_or_destroyed() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("64MiB");
     fs::write(rig.mnt.join("file"), b"x").unwrap();
@@ -88,9 +82,7 @@ fn a_dead_mount_can_be_unmounted_and_kept_or_destroyed() {
 
 #[test]
 fn keep_plain_umount_and_signals_keep_the_buffer() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Disk);
     rig.mount("300MiB");
     fs::write(rig.mnt.join("file"), b"kept").unwrap();
@@ -125,9 +117,7 @@ fn is_listed_as_kept(rig: &Rig) -> bool {
 
 #[test]
 fn a_kept_buffer_is_destroyed_by_umount() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("64MiB");
     assert!(rig.umount(&["--keep"]).status.success());
@@ -140,9 +130,7 @@ fn a_kept_buffer_is_destroyed_by_umount() {
 
 #[test]
 fn any_bytes_in_paths_work() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let name = "a b\nc\t\\d,e#";
     let rig = Rig::with_name(Flash::Memory, name);
     rig.mount("16MiB");
@@ -159,9 +147,7 @@ fn any_bytes_in_paths_work() {
 
 #[test]
 fn long_paths_are_no_obstacle_to_the_socket() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let mut rig = Rig::new(Flash::Memory);
     rig.flash = rig.flash.join("x".repeat(200));
     fs::create_dir(&rig.flash).unwrap();
@@ -172,9 +158,7 @@ fn long_paths_are_no_obstacle_to_the_socket() {
 
 #[test]
 fn a_busy_mount_names_its_users_and_force_detaches() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("64MiB");
     let mut held = fs::File::create(rig.mnt.join("held")).unwrap();
@@ -190,9 +174,7 @@ fn a_busy_mount_names_its_users_and_force_detaches() {
 
 #[test]
 fn a_mount_below_is_named_as_what_keeps_it_busy() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("8MiB");
     let below = rig.mnt.join("below");
@@ -207,9 +189,7 @@ fn a_mount_below_is_named_as_what_keeps_it_busy() {
 
 #[test]
 fn umount_works_from_inside_if_nobody_else_is_there() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("8MiB");
     let output = rig.forebay().args(["umount", "."]).current_dir(&rig.mnt).output().unwrap();
@@ -219,9 +199,7 @@ fn umount_works_from_inside_if_nobody_else_is_there() {
 
 #[test]
 fn mount_options_are_honoured() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount_with("16MiB", &["-o", "ro,nosuid,nodev,noexec"]);
     let error = fs::write(rig.mnt.join("x"), b"").unwrap_err();
@@ -235,9 +213,7 @@ fn mount_options_are_honoured() {
 
 #[test]
 fn the_mount_helper_mounts_and_remounts() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     let helper = |arguments: &[&Path]| {
         let mut command = std::process::Command::new(program());
@@ -292,9 +268,7 @@ impl Drop for InstalledHelper {
 
 #[test]
 fn mount_8_and_fstab_work() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let Some(_helper) = InstalledHelper::new() else { return };
     let rig = Rig::new(Flash::Memory);
     let mount = |arguments: &[&str]| {
@@ -322,9 +296,7 @@ fn mount_8_and_fstab_work() {
 
 #[test]
 fn foreground_stays_and_logs_where_it_is_told() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     let log = rig.base().join("the log");
     let mut child = std::process::Command::new(program())
@@ -348,9 +320,7 @@ fn foreground_stays_and_logs_where_it_is_told() {
 
 #[test]
 fn the_server_keeps_nothing_of_its_caller_open() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     let held = rig.base().join("held");
     let script = format!(
@@ -374,9 +344,7 @@ fn the_server_keeps_nothing_of_its_caller_open() {
 
 #[test]
 fn a_service_manager_is_told() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     let path = rig.base().join("notify");
     let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
@@ -398,9 +366,7 @@ fn a_service_manager_is_told() {
 
 #[test]
 fn space_of_a_removed_file_is_there_for_the_next() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     for store in ["tmpfs", "directory"] {
         let rig = Rig::new(Flash::Memory);
         rig.mount_with("16MiB", &["--store", store]);

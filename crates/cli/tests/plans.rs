@@ -5,25 +5,23 @@
 
 mod common;
 
-use common::{Flash, Rig, failure, root, text};
+use common::{Flash, Rig, failure, must_be_root, text};
 use std::fs;
 use std::path::PathBuf;
 
 /// A mounted buffer, and a file of 4 MiB to stage in.
-fn rig() -> Option<(Rig, PathBuf)> {
-    if !root() {
-        return None;
-    }
+fn rig() -> (Rig, PathBuf) {
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("16MiB");
     let source = rig.base().join("source");
     fs::write(&source, vec![7; 4 << 20]).unwrap();
-    Some((rig, source))
+    (rig, source)
 }
 
 #[test]
 fn the_buffer_of_the_current_directory_is_meant() {
-    let Some((rig, source)) = rig() else { return };
+    let (rig, source) = rig();
     // Another buffer is mounted too, and neither is named.
     let other = Rig::new(Flash::Memory);
     other.mount("16MiB");
@@ -54,7 +52,7 @@ fn the_buffer_of_the_current_directory_is_meant() {
 
 #[test]
 fn a_plan_whose_server_dies_is_told_with_what_to_do() {
-    let Some((rig, source)) = rig() else { return };
+    let (rig, source) = rig();
     let following = std::process::Command::new(common::program())
         .args(["stage", "in", "--rate", "1MiB"])
         .args([&source, &rig.mnt.join("copy")])
@@ -77,7 +75,7 @@ fn a_plan_whose_server_dies_is_told_with_what_to_do() {
 
 #[test]
 fn names_cannot_write_to_the_terminal() {
-    let Some((rig, _)) = rig() else { return };
+    let (rig, _) = rig();
     let source = rig.base().join("\u{1b}[31mred\nline");
     let output = rig
         .forebay()
@@ -97,7 +95,7 @@ fn names_cannot_write_to_the_terminal() {
 
 #[test]
 fn a_plan_that_has_ended_keeps_its_rate_and_shows_whose_its_paths_are() {
-    let Some((rig, _)) = rig() else { return };
+    let (rig, _) = rig();
     fs::write(rig.mnt.join("f"), b"x").unwrap();
     let pfs = rig.base().join("copy");
     let buffer = rig.mnt.to_str().unwrap();
@@ -123,7 +121,7 @@ fn a_plan_that_has_ended_keeps_its_rate_and_shows_whose_its_paths_are() {
 
 #[test]
 fn a_link_that_is_staged_out_is_followed_and_keeps_its_name() {
-    let Some((rig, _)) = rig() else { return };
+    let (rig, _) = rig();
     let pfs = rig.base().join("pfs");
     fs::create_dir(&pfs).unwrap();
     fs::write(rig.mnt.join("ckpt.7"), b"7").unwrap();

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Flash, Rig, failure, program, root, text};
+use common::{Flash, Rig, failure, must_be_root, program, text};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -59,9 +59,7 @@ impl Drop for OpenFuse {
 
 #[test]
 fn without_root_it_falls_back_and_says_so_once() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let _open = OpenFuse::new();
     let rig = Rig::new(Flash::Memory);
     for dir in [&rig.flash, &rig.mnt] {
@@ -106,9 +104,7 @@ fn without_root_it_falls_back_and_says_so_once() {
 
 #[test]
 fn others_may_ask_but_not_unmount() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let rig = Rig::new(Flash::Memory);
     rig.mount("16MiB");
     fs::create_dir(rig.mnt.join("private")).unwrap();
@@ -138,9 +134,7 @@ fn others_may_ask_but_not_unmount() {
 
 #[test]
 fn a_store_that_someone_else_put_there_is_not_used() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let _open = OpenFuse::new();
     let rig = Rig::new(Flash::Memory);
     fs::set_permissions(&rig.flash, fs::Permissions::from_mode(0o1777)).unwrap();

@@ -7,6 +7,7 @@
 //! | `link` | frames on a stream: bounded, checked, one at a time in each direction |
 //! | `handshake` | both ends prove who they are |
 //! | `munge` | users of other nodes, where a site runs MUNGE |
+//! | `node` | which node this is |
 //! | `peer` | who is at the other end of a Unix socket |
 //!
 //! Everything blocks, with time limits. Used by `forebay-client` (who connects) and by
@@ -16,6 +17,7 @@ pub mod address;
 pub mod handshake;
 pub mod link;
 pub mod munge;
+pub mod node;
 pub mod peer;
 pub mod random;
 pub mod stream;

@@ -157,14 +157,10 @@ pub fn wait_for(what: &str, done: impl Fn() -> bool) {
     panic!("{what} did not come within 10 s");
 }
 
-/// True if the test may mount; says so if not.
-pub fn root() -> bool {
+/// A test that may not mount fails here: not run is not passed.
+pub fn must_be_root() {
     // SAFETY: geteuid has no preconditions.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root {
-        eprintln!("not run: needs root");
-    }
-    root
+    assert_eq!(unsafe { libc::geteuid() }, 0, "this test needs root");
 }
 
 /// The message of a failed command; panics if it did not fail with `code`.

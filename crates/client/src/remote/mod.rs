@@ -17,7 +17,7 @@ mod kept;
 mod locks;
 mod peer;
 
-pub use peer::{PATIENCE, Target, this_node};
+pub use peer::{PATIENCE, Target};
 
 use crate::Result;
 use crate::ledger::describe;

@@ -15,6 +15,7 @@ use super::kept::{Kept, Mark};
 use super::locks::HeldLocks;
 use crate::ledger::greet;
 use forebay_net::handshake::Credential;
+use forebay_net::node::this_node;
 use forebay_net::{Link, LinkError, ServerAddress, random};
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::call::Answer;
@@ -517,10 +518,4 @@ fn host_name() -> String {
 /// The processor that this thread runs on now.
 fn this_cpu() -> Option<u16> {
     u16::try_from(rustix::thread::sched_getcpu()).ok()
-}
-
-/// The node: its boot.
-pub fn this_node() -> NodeId {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    NodeId(id.trim().to_string())
 }

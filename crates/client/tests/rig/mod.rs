@@ -1,8 +1,9 @@
 //! A server of one buffer in this process, over real sockets.
 
-use forebay_client::remote::{Target, this_node};
+use forebay_client::remote::Target;
 use forebay_net::ServerAddress;
 use forebay_net::handshake::{Credential, Gate, Greeted};
+use forebay_net::node::this_node;
 use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::session::NodeId;

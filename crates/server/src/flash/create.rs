@@ -219,7 +219,7 @@ fn new_record(
         key: options.key.clone(),
         created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         uid: rustix::process::geteuid().as_raw(),
-        boot_id: record::boot_id(),
+        boot_id: forebay_net::node::boot_id(),
         shared: options.shared,
         served_reason: served_reason.filter(|_| kind == StoreKind::Directory).map(Into::into),
         state: StoreState::Creating,

@@ -4,7 +4,7 @@
 use super::error::{Flash, Result, fail};
 use super::key::StoreKey;
 use crate::step::step;
-use forebay_proto::control::StoreKind;
+use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::version::FLASH_FORMAT;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
@@ -189,17 +189,7 @@ pub fn new_uuid() -> Result<String> {
 
 /// Random bytes, fit for secrets.
 pub fn random_bytes<const N: usize>() -> Result<[u8; N]> {
-    let path = Path::new("/dev/urandom");
-    let mut bytes = [0u8; N];
-    File::open(path)
-        .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes))
-        .at("read random bytes", path)?;
-    Ok(bytes)
-}
-
-/// Identity of this boot of the node; empty where the kernel does not tell.
-pub fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
+    forebay_net::random::bytes().map_err(|error| ControlError::io("get random bytes", None, &error))
 }
 
 #[cfg(test)]
@@ -218,7 +208,7 @@ mod tests {
             key: StoreKey::Mount { mount_point: PathBytes::new(b"/m\xff\n") },
             created_s: 7,
             uid: 0,
-            boot_id: boot_id(),
+            boot_id: forebay_net::node::boot_id(),
             shared: false,
             served_reason: None,
             state: StoreState::Ready,

@@ -15,12 +15,9 @@ pub(super) fn options(flash: &Path, kind: Option<StoreKind>, capacity_bytes: u64
     }
 }
 
-pub(super) fn root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("not run: needs root");
-    }
-    root
+/// A test that may not mount fails here: not run is not passed.
+pub(super) fn must_be_root() {
+    assert!(rustix::process::geteuid().is_root(), "this test needs root");
 }
 
 pub(super) fn memory_dir() -> tempfile::TempDir {
@@ -92,9 +89,7 @@ fn full_flash_is_refused_and_nothing_is_left() {
 
 #[test]
 fn tmpfs_capacity_is_exact_and_outlives_its_process() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = memory_dir();
     let asked = options(flash.path(), None, 8 << 20);
     let store = Store::find_or_create(&asked).unwrap();
@@ -115,9 +110,7 @@ fn tmpfs_capacity_is_exact_and_outlives_its_process() {
 
 #[test]
 fn a_lost_tmpfs_is_told_and_not_replaced() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = memory_dir();
     let asked = options(flash.path(), None, 8 << 20);
     let store = Store::find_or_create(&asked).unwrap();
@@ -132,9 +125,7 @@ fn a_lost_tmpfs_is_told_and_not_replaced() {
 
 #[test]
 fn tmpfs_buffers_on_one_flash_cannot_promise_more_than_it_has() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = memory_dir();
     let most = available(flash.path());
     let first = Store::find_or_create(&options(flash.path(), None, most / 2)).unwrap();
@@ -147,9 +138,7 @@ fn tmpfs_buffers_on_one_flash_cannot_promise_more_than_it_has() {
 
 #[test]
 fn image_capacity_is_within_three_percent() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = tempfile::tempdir().unwrap();
     for capacity_bytes in [300 << 20, 1 << 30, 4 << 30, 16 << 30] {
         let asked = options(flash.path(), None, capacity_bytes);
@@ -172,9 +161,7 @@ fn image_capacity_is_within_three_percent() {
 
 #[test]
 fn an_image_is_found_again_after_release_and_after_a_crash() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = tempfile::tempdir().unwrap();
     let asked = options(flash.path(), None, 300 << 20);
     let store = Store::find_or_create(&asked).unwrap();
@@ -257,9 +244,7 @@ impl Drop for SmallFlash {
 
 #[test]
 fn a_store_on_full_flash_is_destroyed_all_the_same() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = SmallFlash::new(c"size=64m");
     let asked = options(flash.0.path(), Some(StoreKind::Directory), 8 << 20);
     Store::find_or_create(&asked).unwrap().release().unwrap();
@@ -276,9 +261,7 @@ fn a_store_on_full_flash_is_destroyed_all_the_same() {
 
 #[test]
 fn a_plain_directory_needs_room_for_its_log_too() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = SmallFlash::new(c"size=16m");
     let asked = options(flash.0.path(), Some(StoreKind::Directory), 8 << 20);
     let error = Store::find_or_create(&asked).unwrap_err();

@@ -1,6 +1,6 @@
 //! Stores that grow: what they have after it, and after a kill at any point of it.
 
-use super::tests::{available, memory_dir, options, root};
+use super::tests::{available, memory_dir, must_be_root, options};
 use super::*;
 use crate::step::kill::run_killed;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -39,9 +39,7 @@ fn a_directory_store_grows_on_record() {
 
 #[test]
 fn a_tmpfs_grows_exactly_and_keeps_what_is_in_it() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = memory_dir();
     let store = Store::find_or_create(&options(flash.path(), None, 8 * MIB)).unwrap();
     let path = store.data_dir().join("object");
@@ -73,9 +71,7 @@ fn fill_metadata(store: &Store) {
 
 #[test]
 fn an_image_grows_within_three_percent_and_is_found_again() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = tempfile::tempdir().unwrap();
     let mut asked = options(flash.path(), None, 300 * MIB);
     let mut store = Store::find_or_create(&asked).unwrap();
@@ -97,9 +93,7 @@ fn an_image_grows_within_three_percent_and_is_found_again() {
 
 #[test]
 fn an_image_that_cannot_grow_gives_back_what_it_took() {
-    if !root() {
-        return;
-    }
+    must_be_root();
     let flash = tempfile::tempdir().unwrap();
     let store = Store::find_or_create(&options(flash.path(), None, 300 * MIB)).unwrap();
     fill_metadata(&store);
@@ -164,14 +158,12 @@ fn a_directory_killed_while_it_grows_has_the_old_or_the_new_capacity() {
 
 #[test]
 fn a_tmpfs_killed_while_it_grows_has_the_old_or_the_new_capacity() {
-    if root() {
-        killed_while_growing(StoreKind::Tmpfs, memory_dir().path());
-    }
+    must_be_root();
+    killed_while_growing(StoreKind::Tmpfs, memory_dir().path());
 }
 
 #[test]
 fn an_image_killed_while_it_grows_has_the_old_or_the_new_capacity() {
-    if root() {
-        killed_while_growing(StoreKind::LoopXfs, tempfile::tempdir().unwrap().path());
-    }
+    must_be_root();
+    killed_while_growing(StoreKind::LoopXfs, tempfile::tempdir().unwrap().path());
 }

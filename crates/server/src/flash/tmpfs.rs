@@ -55,7 +55,7 @@ pub fn resize(dir: &Path, capacity_bytes: u64) -> Result<()> {
 pub fn must_be_mounted(dir: &Path, record: &StoreRecord) -> Result<()> {
     for name in ["data", "meta"] {
         if !is_mounted_on(&dir.join(name))? {
-            let rebooted = record.boot_id != super::record::boot_id();
+            let rebooted = record.boot_id != forebay_net::node::boot_id();
             let why = if rebooted {
                 "its data was in memory (tmpfs) and was lost when the node restarted"
             } else {

@@ -6,6 +6,7 @@ use super::{BufferUser, Identity, Ledger, ServedBuffer};
 use crate::net::Backend;
 use crate::session::{BufferFacts, Sessions};
 use forebay_net::handshake::{Gate, Greeted};
+use forebay_net::node::this_node;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, MountedClient};
@@ -33,8 +34,7 @@ impl Door {
         key: Secret,
         unix_socket: Option<PathBuf>,
     ) -> Result<Door, ControlError> {
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let node = NodeId(boot.trim().to_string());
+        let node = this_node();
         let door = Door { ledger, key, node, unix_socket };
         for served in door.ledger.buffers() {
             door.sessions_of(&served)?;

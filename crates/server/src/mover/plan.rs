@@ -150,8 +150,5 @@ impl PlanDir {
 }
 
 fn random() -> Result<u32> {
-    use std::io::Read;
-    let mut bytes = [0; 4];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u32::from_le_bytes(bytes))
+    Ok(u32::from_le_bytes(forebay_net::random::bytes()?))
 }
