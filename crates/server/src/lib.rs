@@ -13,6 +13,7 @@ pub mod mover;
 pub mod namespace;
 pub mod net;
 pub mod objects;
+pub mod peers;
 mod server;
 pub mod session;
 mod step;

@@ -51,12 +51,16 @@ pub enum Kind {
     Recalled = 10,
     /// Why the connection ends here: [`super::auth::Refusal`]. Nothing follows.
     Refused = 11,
+    /// One server to another: [`super::servers::Question`], with a payload for data.
+    Server = 12,
+    /// Its answer: [`super::servers::Reply`], with a payload for data.
+    ServerReply = 13,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Kind> {
         use Kind::*;
-        const ALL: [Kind; 11] = [
+        const ALL: [Kind; 13] = [
             Hello,
             Welcome,
             Proof,
@@ -68,6 +72,8 @@ impl Kind {
             Recall,
             Recalled,
             Refused,
+            Server,
+            ServerReply,
         ];
         ALL.into_iter().find(|kind| *kind as u8 == byte)
     }

@@ -1,6 +1,7 @@
 //! What crosses a connection between machines or processes: frames ([`frame`]), how both ends
 //! prove who they are ([`auth`]), the file-system calls and their answers ([`call`]), sessions
-//! and leases ([`session`]), and the ledger's questions ([`ledger`]).
+//! and leases ([`session`]), the ledger's questions ([`ledger`]), and what servers ask each other
+//! ([`servers`]).
 //!
 //! Format: docs/internals/WIRE.md. Bodies of calls are `postcard`, those of the ledger JSON.
 //! Client and server both use this; no I/O happens here.
@@ -9,6 +10,7 @@ pub mod auth;
 pub mod call;
 pub mod frame;
 pub mod ledger;
+pub mod servers;
 pub mod session;
 
 pub use call::{Answer, Call, ListedEntry, Request};

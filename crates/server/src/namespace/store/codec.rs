@@ -6,11 +6,11 @@
 
 use crate::namespace::record::{AnswerRecord, Answered, Change, EntryRecord, InodeRecord};
 use forebay_proto::attr::{FileKind, Timestamp};
-use forebay_proto::ids::{Cookie, Ino};
-use forebay_proto::layout::Layout;
+use forebay_proto::ids::{Cookie, Ino, ShardId};
+use forebay_proto::layout::{Layout, Placement};
 
 /// Encoded length of an [`InodeRecord`] in bytes.
-pub const INODE_BYTES: usize = 102;
+pub const INODE_BYTES: usize = 105;
 /// Encoded length of an [`EntryRecord`] in bytes.
 pub const ENTRY_BYTES: usize = 17;
 /// Encoded length of an [`AnswerRecord`] in bytes.
@@ -103,6 +103,8 @@ pub fn encode_inode(r: &InodeRecord) -> [u8; INODE_BYTES] {
         put(&v.to_le_bytes());
     }
     put(&r.layout.stripe_count.to_le_bytes());
+    put(&r.layout.first.0.to_le_bytes());
+    put(&[r.layout.placement as u8]);
     for t in [r.atime, r.mtime, r.ctime, r.btime] {
         put(&t.sec.to_le_bytes());
         put(&t.nsec.to_le_bytes());
@@ -121,7 +123,12 @@ fn read_inode(r: &mut Reader<'_>) -> Option<InodeRecord> {
         nlink: r.u32()?,
         rdev: r.u32()?,
         flags: r.u32()?,
-        layout: Layout { stripe_size_bytes: r.u32()?, stripe_count: r.u16()? },
+        layout: Layout {
+            stripe_size_bytes: r.u32()?,
+            stripe_count: r.u16()?,
+            first: ShardId(r.u16()?),
+            placement: Placement::from_byte(r.take(1)?[0])?,
+        },
         atime: r.time()?,
         mtime: r.time()?,
         ctime: r.time()?,

@@ -1,0 +1,28 @@
+//! The servers of a buffer's other shards, as its server sees them.
+//!
+//! The seam between operations that need more than one shard (`namespace`, `session`, striped
+//! objects) and how servers reach each other. Tests join namespaces of one process by it.
+
+use forebay_proto::net::servers::{Question, Reply};
+use forebay_proto::{Result, ShardId};
+
+/// Reaches the servers of the other shards of one buffer.
+pub trait Peers: Send + Sync {
+    /// Our own shard.
+    fn mine(&self) -> ShardId;
+    /// How many shards the buffer has.
+    fn count(&self) -> u16;
+    /// Asks the server of another shard and waits for its answer. `payload` goes along; the
+    /// payload of the answer replaces what `room` holds. An answer that says it failed is `Err`.
+    ///
+    /// Errors of reaching it: ETIMEDOUT when it did not answer within the bound of one question
+    /// (then it may have been done or not), EHOSTUNREACH when it could not be reached at all, EIO
+    /// when it is known to be gone for good.
+    fn ask(
+        &self,
+        to: ShardId,
+        question: &Question<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+    ) -> Result<Reply>;
+}
