@@ -12,6 +12,50 @@ pub const INO_SHARD_SHIFT: u32 = 48;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct ShardId(pub u16);
 
+/// A server of a pool: random, chosen at its first start, kept. As text 32 hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ServerId(pub u128);
+
+impl fmt::Display for ServerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for ServerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ServerId({self})")
+    }
+}
+
+impl std::str::FromStr for ServerId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServerId, Self::Err> {
+        let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        u128::from_str_radix(text, 16)
+            .ok()
+            .filter(|_| digits)
+            .map(ServerId)
+            .ok_or_else(|| format!("{text:?} is not the identity of a server: 32 hex digits"))
+    }
+}
+
+impl TryFrom<String> for ServerId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<ServerId, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ServerId> for String {
+    fn from(id: ServerId) -> String {
+        id.to_string()
+    }
+}
+
 /// An inode number: shard in the top 16 bits, a never reused counter below.
 ///
 /// Because numbers are never reused, a (FUSE) generation is always zero.
@@ -101,6 +145,15 @@ impl std::str::FromStr for PlanId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_is_named_by_32_digits() {
+        let id = ServerId(0xab);
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for bad in ["ab", "", "+0000000000000000000000000000000", "zz"] {
+            assert!(bad.parse::<ServerId>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn ino_carries_its_shard() {

@@ -23,4 +23,4 @@ pub use api::{DirEntry, Entry, FileSystem, Notify, Opened};
 pub use attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 pub use caller::{Caller, RequestId};
 pub use errno::{Errno, Result};
-pub use ids::{Cookie, Ino, Lsn, ObjectId, PlanId, ShardId};
+pub use ids::{Cookie, Ino, Lsn, ObjectId, PlanId, ServerId, ShardId};

@@ -2,10 +2,10 @@
 //!
 //! Dependencies inside point one way: `flash` (where the files are) <- `namespace::store`
 //! (log and database) and `objects` (data files) <- `namespace` (operations) <- `mover`
-//! (staging, sees the buffer through [`mover::tree::BufferTree`]) <- `server` (joins them and
+//! (staging, sees the buffer through [`mover::tree::BufferTree`]) <- `server` (joins them) <-
+//! `ledger` (the buffers that one process serves). `locks` depends on none of them; `peers` is how
+//! the servers of one buffer ask each other, `places` where they are.
 
-//! implements `forebay_proto::FileSystem`) <- `ledger` (the buffers that one process serves).
-//! implements `forebay_proto::FileSystem`). `locks` depends on none of them.
 pub mod flash;
 pub mod ledger;
 pub mod locks;
@@ -14,6 +14,7 @@ pub mod namespace;
 pub mod net;
 pub mod objects;
 pub mod peers;
+pub mod places;
 mod server;
 pub mod session;
 mod step;

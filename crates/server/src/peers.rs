@@ -1,9 +1,12 @@
 //! The servers of a buffer's other shards, as its server sees them.
 //!
 //! The seam between operations that need more than one shard (`namespace`, `session`, striped
-//! objects) and how servers reach each other. Tests join namespaces of one process by it.
+//! objects) and how servers reach each other ([`crate::net::links`]). [`Peers`] asks, a
+//! [`ShardHandler`] answers. Tests join namespaces of one process by it.
 
-use forebay_proto::net::servers::{Question, Reply};
+use forebay_proto::net::servers::{
+    NamesQuestion, NamesReply, ObjectsQuestion, ObjectsReply, Question, Reply,
+};
 use forebay_proto::{Result, ShardId};
 
 /// Reaches the servers of the other shards of one buffer.
@@ -15,9 +18,9 @@ pub trait Peers: Send + Sync {
     /// Asks the server of another shard and waits for its answer. `payload` goes along; the
     /// payload of the answer replaces what `room` holds. An answer that says it failed is `Err`.
     ///
-    /// Errors of reaching it: ETIMEDOUT when it did not answer within the bound of one question
-    /// (then it may have been done or not), EHOSTUNREACH when it could not be reached at all, EIO
-    /// when it is known to be gone for good.
+    /// Errors of reaching it: ETIMEDOUT when it did not answer within the bound of one question,
+    /// or the connection broke meanwhile (then it may have been done or not), EHOSTUNREACH when it
+    /// could not be reached at all (then it was not), EIO when it is known to be gone for good.
     fn ask(
         &self,
         to: ShardId,
@@ -25,4 +28,28 @@ pub trait Peers: Send + Sync {
         payload: &[u8],
         room: &mut Vec<u8>,
     ) -> Result<Reply>;
+    /// Which buffer, for the questions.
+    fn buffer(&self) -> u128;
+}
+
+/// Answers the servers of the other shards of one buffer. A question may come twice, and late: who
+/// asked got no answer and asked again. The payload of the answer replaces what `room` holds (it is
+/// given empty).
+pub trait ShardHandler: Send + Sync {
+    /// About names and inodes.
+    fn names(
+        &self,
+        from: ShardId,
+        question: &NamesQuestion<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+    ) -> Result<NamesReply>;
+    /// About objects.
+    fn objects(
+        &self,
+        from: ShardId,
+        question: &ObjectsQuestion,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+    ) -> Result<ObjectsReply>;
 }

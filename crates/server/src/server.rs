@@ -12,6 +12,7 @@ use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX};
 use crate::namespace::store::{LmdbStore, StoreOptions};
 use crate::namespace::{Namespace, NamespaceOptions, RecoveryReport};
 use crate::objects::{Accounting, Objects};
+use crate::peers::Peers;
 use forebay_proto::api::FileSystem;
 use forebay_proto::control::{ControlError, FileStatus, PathBytes, StoreKind};
 use forebay_proto::ids::ShardId;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 const CLEAN_MARKER: &str = "clean";
 
 /// How to serve.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct ServerOptions {
     /// Directories below which staging may read and write on the PFS; empty = anywhere that the
     /// requester may.
@@ -34,6 +35,26 @@ pub struct ServerOptions {
     pub hold_orphans: bool,
     /// User and group that the root directory of a new buffer belongs to; `None` = this process's.
     pub root_owner: Option<(u32, u32)>,
+    /// The servers of the buffer's other parts; `None` for a buffer that has one part.
+    pub peers: Option<Arc<dyn Peers>>,
+}
+
+impl std::fmt::Debug for ServerOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerOptions")
+            .field("pfs_roots", &self.pfs_roots)
+            .field("hold_orphans", &self.hold_orphans)
+            .field("root_owner", &self.root_owner)
+            .field("shard", &self.shard())
+            .finish()
+    }
+}
+
+impl ServerOptions {
+    /// The part that is served.
+    pub fn shard(&self) -> ShardId {
+        self.peers.as_ref().map_or(ShardId(0), |peers| peers.mine())
+    }
 }
 
 /// A running server.
@@ -85,7 +106,7 @@ impl Server {
             (geteuid().as_raw(), getegid().as_raw())
         });
         let namespace_options = NamespaceOptions {
-            shard: ShardId(0),
+            shard: options.shard(),
             capacity_bytes: store.capacity_bytes(),
             volatile: store.volatile(),
             root_uid,

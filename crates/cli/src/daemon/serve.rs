@@ -4,7 +4,6 @@
 use super::{Reporter, logging, raise_file_limit, signals};
 use forebay_net::ServerAddress;
 use forebay_proto::control::{ControlError, PathBytes};
-use forebay_proto::net::auth::Secret;
 use forebay_proto::size::format_bytes;
 use forebay_server::flash::LOG_NAME;
 use forebay_server::ledger::{Door, Ledger, LedgerOptions};
@@ -18,8 +17,8 @@ use std::sync::Arc;
 pub struct ServePlan {
     /// What it gives, and where from.
     pub ledger: LedgerOptions,
-    /// Its key, and the file that holds it.
-    pub key: (Secret, PathBuf),
+    /// The file that holds its key.
+    pub key_file: PathBuf,
     /// Where it listens; at least one.
     pub addresses: Vec<ServerAddress>,
     /// Log file given by the user.
@@ -68,7 +67,7 @@ fn run(plan: &ServePlan, log_file: Option<&Path>, report: Reporter) -> Result<()
         ServerAddress::Unix(path) => Some(path.clone()),
         ServerAddress::Tcp { .. } => None,
     });
-    let door = Door::open(Arc::clone(&ledger), plan.key.0.clone(), unix_socket);
+    let door = Door::open(Arc::clone(&ledger), unix_socket);
     let listening = door.and_then(|door| listen(Arc::new(door), &plan.addresses));
     let listening = match listening {
         Ok(listening) => listening,
@@ -80,7 +79,7 @@ fn run(plan: &ServePlan, log_file: Option<&Path>, report: Reporter) -> Result<()
         }
     };
     let addresses: Vec<String> = listening.addresses().iter().map(ToString::to_string).collect();
-    ledger.set_addresses(addresses.clone());
+    ledger.set_addresses(listening.addresses());
     tracing::info!(?addresses, incarnation = ledger.incarnation(), "serving");
     let (up, text) = describe(plan, &ledger, addresses, log_file);
     let told = report.ready(&up, Some(&text), log_file);
@@ -105,17 +104,17 @@ fn describe(
         format_bytes(options.capacity_bytes),
         options.flash.display(),
         addresses.join(", "),
-        plan.key.1.display(),
+        plan.key_file.display(),
     );
     let up = Up {
-        id: format!("{:032x}", ledger.server_id()),
+        id: ledger.server_id().to_string(),
         incarnation: ledger.incarnation(),
         pid: std::process::id(),
         addresses,
         flash: bytes(&options.flash),
         capacity_bytes: options.capacity_bytes,
         granularity_bytes: options.granularity_bytes,
-        secret_file: bytes(&plan.key.1),
+        secret_file: bytes(&plan.key_file),
         log_file: log_file.map(bytes),
     };
     (up, text)

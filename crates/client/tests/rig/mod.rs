@@ -7,9 +7,10 @@ use forebay_net::node::this_node;
 use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::session::NodeId;
-use forebay_proto::{Caller, ShardId};
+use forebay_proto::{Caller, ServerId, ShardId};
 use forebay_server::flash::{Store, StoreKey, StoreOptions};
 use forebay_server::net::{Backend, Listening, listen};
+use forebay_server::places::Places;
 use forebay_server::session::{BufferFacts, Sessions};
 use forebay_server::{Server, ServerOptions};
 use std::path::Path;
@@ -79,6 +80,7 @@ pub fn serve(dir: &Path, incarnation: u64, address: &ServerAddress, near: bool) 
     let facts = BufferFacts {
         uuid: store.record().uuid.clone(),
         shard: ShardId(0),
+        places: Places::of_one(ServerId(7)),
         incarnation,
         node: if near { this_node() } else { NodeId("elsewhere".into()) },
         unix_socket: Some(socket.clone()),

@@ -4,6 +4,7 @@
 //! and reads is the frame's payload, not part of the body. The meaning of each call is that of
 //! the trait's function of the same name ([`crate::api`]); here stands only what differs.
 
+use super::servers::ShardPlace;
 use super::session::{
     Attach, Attached, LockCall, LockSpec, LockState, Reclaim, SessionId, SessionKey, SlotId,
 };
@@ -57,6 +58,9 @@ pub enum Call<'a> {
     Reclaim(Reclaim),
     /// Ends the session.
     Detach,
+    /// Where the buffer's parts are now, and which are lost: asked of any of its servers when
+    /// another one does not answer.
+    Places,
 
     /// `lookup`.
     Lookup {
@@ -327,6 +331,8 @@ pub enum Answer {
     Done,
     /// To `Attach`.
     Attached(Box<Attached>),
+    /// To `Places`, in order of the shards.
+    Places(Vec<ShardPlace>),
     /// To `Reclaim`: locks that somebody else has got meanwhile.
     Reclaimed {
         /// Which.

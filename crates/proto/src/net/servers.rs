@@ -4,7 +4,7 @@
 //! buffer are `postcard`, named by the buffer's identity and by who asks. docs/internals/SHARDS.md
 //! has the protocol. No I/O here.
 
-use crate::ids::{Ino, ShardId};
+use crate::ids::{Ino, ServerId, ShardId};
 use serde::{Deserialize, Serialize};
 
 /// Where a part of a buffer is served.
@@ -12,10 +12,13 @@ use serde::{Deserialize, Serialize};
 pub struct ShardPlace {
     /// Which part.
     pub shard: ShardId,
-    /// Identity of the server, 32 hex digits.
-    pub server: String,
-    /// Where it listens: HOST:PORT or unix:/PATH, best first.
+    /// The server that has it.
+    pub server: ServerId,
+    /// Where it listens: HOST:PORT or unix:/PATH. A socket's path means something on its own node
+    /// only: who connects by it compares the identity that the server greets with.
     pub addresses: Vec<String>,
+    /// Gone for good: all of this part answers EIO.
+    pub lost: bool,
 }
 
 /// What one server asks another.

@@ -4,6 +4,7 @@
 //! leases on names and attributes, and locks; all of it goes when the session is detached, or
 //! was not renewed for its lease time. docs/internals/LEASES.md has the protocol.
 
+use super::servers::ShardPlace;
 use crate::ids::{Ino, ShardId};
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +56,12 @@ pub struct Attached {
     pub uuid: String,
     /// The part of the namespace served there.
     pub shard: ShardId,
+    /// All parts, in order: one for a buffer on one server. Servers may move and be lost later:
+    /// `Places` asks for them again.
+    pub shards: Vec<ShardPlace>,
+    /// The inode that is the root of this mount: not [`Ino::ROOT`] where each node has a namespace
+    /// of its own.
+    pub root: Ino,
     /// Where the server runs.
     pub node: NodeId,
     /// Path of its Unix socket, if it has one: a mount on the same node gets descriptors there.

@@ -4,16 +4,20 @@
 use super::turn::{absent, of};
 use super::{BufferUser, Identity, Ledger, ServedBuffer};
 use crate::net::Backend;
+use crate::peers::ShardHandler;
 use crate::session::{BufferFacts, Sessions};
 use forebay_net::handshake::{Gate, Greeted};
 use forebay_net::node::this_node;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, MountedClient};
+use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::net::session::NodeId;
-use forebay_proto::{Caller, ShardId};
+use forebay_proto::{Caller, Errno, ShardId};
+use parking_lot::RwLock;
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// File in a store's metadata that lists the clients of the buffer.
 const CLIENTS_NAME: &str = "clients";
@@ -21,21 +25,19 @@ const CLIENTS_NAME: &str = "clients";
 /// A ledger that connections ask.
 pub struct Door {
     ledger: Arc<Ledger>,
-    key: Secret,
     node: NodeId,
     unix_socket: Option<PathBuf>,
+    /// Who answers the servers of a buffer's other parts, so that it is found without a lock that
+    /// a change of the ledger holds.
+    shards: RwLock<HashMap<u128, Weak<Sessions>>>,
 }
 
 impl Door {
-    /// With the server's key. The sessions of all buffers that are served begin here: clients
+    /// The sessions of all buffers that are served begin here: clients
     /// of an earlier start may come back. `unix_socket` is told to mounts on this node.
-    pub fn open(
-        ledger: Arc<Ledger>,
-        key: Secret,
-        unix_socket: Option<PathBuf>,
-    ) -> Result<Door, ControlError> {
-        let node = this_node();
-        let door = Door { ledger, key, node, unix_socket };
+    pub fn open(ledger: Arc<Ledger>, unix_socket: Option<PathBuf>) -> Result<Door, ControlError> {
+        let (node, shards) = (this_node(), RwLock::default());
+        let door = Door { ledger, node, unix_socket, shards };
         for served in door.ledger.buffers() {
             door.sessions_of(&served)?;
         }
@@ -53,7 +55,8 @@ impl Door {
             let store = served.server.store();
             let facts = BufferFacts {
                 uuid: served.uuid.clone(),
-                shard: ShardId(0),
+                shard: served.server.namespace().shard(),
+                places: Arc::clone(&served.places),
                 incarnation: self.ledger.incarnation(),
                 node: self.node.clone(),
                 unix_socket: self.unix_socket.clone(),
@@ -68,6 +71,31 @@ impl Door {
             .user::<Sessions, _>(make)
             .map_err(|errno| of(what, &served.name, &errno.to_string(), errno.0))?
             .ok_or_else(|| of(what, &served.name, "something else uses it", libc::EBUSY))
+    }
+
+    /// Who answers for our part of a buffer to the server of another part. ESTALE: there is none.
+    fn shard(&self, buffer: u128, from: ShardId) -> Result<Arc<Sessions>, Errno> {
+        let known = self.shards.read().get(&buffer).and_then(Weak::upgrade);
+        let sessions = match known {
+            Some(sessions) => sessions,
+            None => self.find_shard(buffer)?,
+        };
+        match from.0 < sessions.places().count() {
+            true => Ok(sessions),
+            false => Err(Errno::EINVAL),
+        }
+    }
+
+    fn find_shard(&self, buffer: u128) -> Result<Arc<Sessions>, Errno> {
+        let uuid = format!("{buffer:032x}");
+        let found = self.ledger.buffers().into_iter().find(|served| served.uuid == uuid);
+        let served = found.ok_or(Errno::ESTALE)?;
+        let sessions =
+            self.sessions_of(&served).map_err(|error| error.errno.map_or(Errno::EIO, Errno))?;
+        let mut shards = self.shards.write();
+        shards.retain(|_, sessions| sessions.strong_count() > 0);
+        shards.insert(buffer, Arc::downgrade(&sessions));
+        Ok(sessions)
     }
 
     fn buffer_for(&self, who: &Identity, name: &str) -> Result<Arc<Sessions>, ControlError> {
@@ -92,7 +120,7 @@ impl Gate for Door {
     fn secret(&self, key: &Key) -> Result<Secret, Refusal> {
         let unknown = || Refusal { errno: libc::EACCES, why: "no such key".into(), hint: None };
         match key {
-            Key::Server => Ok(self.key.clone()),
+            Key::Server => Ok(self.ledger.options.key.clone()),
             Key::Buffer(name) => {
                 let name: BufferName = name.parse().map_err(|_| unknown())?;
                 self.ledger.secret(&name).ok_or_else(unknown)
@@ -106,7 +134,7 @@ impl Backend for Door {
     type Who = Identity;
 
     fn server(&self) -> u128 {
-        self.ledger.server_id()
+        self.ledger.server_id().0
     }
 
     fn incarnation(&self) -> u64 {
@@ -136,6 +164,34 @@ impl Backend for Door {
 
     fn sessions(&self, who: &Identity, buffer: &str) -> Result<Arc<Sessions>, Refusal> {
         self.buffer_for(who, buffer).map_err(refusal)
+    }
+
+    fn is_server(&self, who: &Identity) -> Result<(), Refusal> {
+        match who {
+            Identity::Superuser(_) => Ok(()),
+            _ => Err(Refusal {
+                errno: libc::EACCES,
+                why: "only servers of the same key, or of the same user on this node, may".into(),
+                hint: Some("give all servers of a pool the same --secret-file".into()),
+            }),
+        }
+    }
+
+    fn question(&self, question: &Question<'_>, payload: &[u8], room: &mut Vec<u8>) -> Reply {
+        let replied = match question {
+            Question::Pool(_) => Err(Errno::EPROTO),
+            Question::Names { buffer, from, question } => {
+                self.shard(*buffer, *from).and_then(|sessions| {
+                    sessions.names(*from, question, payload, room).map(Reply::Names)
+                })
+            }
+            Question::Objects { buffer, from, question } => {
+                self.shard(*buffer, *from).and_then(|sessions| {
+                    sessions.objects(*from, question, payload, room).map(Reply::Objects)
+                })
+            }
+        };
+        replied.unwrap_or_else(|errno| Reply::Failed(errno.0))
     }
 }
 

@@ -37,7 +37,11 @@ pub use identity::{Identity, caller_of};
 pub use served::{BufferUser, ServedBuffer};
 
 use crate::flash::{self, StoreLock};
+use crate::net::links::Links;
+use crate::places::{KnownServer, Places};
 use crate::{Server, ServerOptions};
+use forebay_net::ServerAddress;
+use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
@@ -73,6 +77,8 @@ pub struct LedgerOptions {
     pub granularity_bytes: u64,
     /// How each buffer is served; the root's owner is the buffer's.
     pub server: ServerOptions,
+    /// The servers' key: the same on all servers of a pool.
+    pub key: Secret,
 }
 
 /// One server's ledger.
@@ -82,6 +88,8 @@ pub struct Ledger {
     dir: PathBuf,
     state: Mutex<State>,
     changed: Condvar,
+    /// To the other servers of the pool.
+    links: Arc<Links>,
     _lock: StoreLock,
 }
 
@@ -128,7 +136,8 @@ impl Ledger {
             closed: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let ledger = Ledger { options, dir, state, changed, _lock: lock };
+        let links = Arc::new(Links::new(options.key.clone(), Arc::default()));
+        let ledger = Ledger { options, dir, state, changed, links, _lock: lock };
         ledger.settle_all()?;
         reserve::make(&ledger.dir);
         Ok(Arc::new(ledger))
@@ -166,9 +175,8 @@ impl Ledger {
     }
 
     /// The server's identity, kept over restarts.
-    pub fn server_id(&self) -> u128 {
-        // Checked when the file was read.
-        u128::from_str_radix(&self.state.lock().file.server, 16).unwrap_or_default()
+    pub fn server_id(&self) -> ServerId {
+        self.state.lock().file.server
     }
 
     /// Counts the server's starts.
@@ -177,8 +185,11 @@ impl Ledger {
     }
 
     /// Says where the server listens.
-    pub fn set_addresses(&self, addresses: Vec<String>) {
-        self.state.lock().addresses = addresses;
+    pub fn set_addresses(&self, addresses: &[ServerAddress]) {
+        let mut state = self.state.lock();
+        state.addresses = addresses.iter().map(ToString::to_string).collect();
+        let known = KnownServer { addresses: addresses.to_vec(), lost: false };
+        self.links.directory().set(state.file.server, known);
     }
 
     /// Ends in order: no more changes, mounts ended, buffers closed and left on flash. Staging
@@ -220,7 +231,8 @@ impl Ledger {
             ..self.options.server.clone()
         };
         let server = Server::open(store, options)?;
-        ServedBuffer::new(record, server).map(Arc::new).ok_or_else(|| {
+        let places = Places::new(vec![self.server_id()], Arc::clone(self.links.directory()));
+        ServedBuffer::new(record, server, places).map(Arc::new).ok_or_else(|| {
             let why = format!("the secret of buffer {} on record is none", record.name());
             ControlError::new("read the ledger", Some(&self.dir), &why)
         })

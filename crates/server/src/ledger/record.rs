@@ -3,6 +3,7 @@
 //! buffers' secrets. Read and written by [`super::Ledger`] only, under the directory's lock.
 
 use crate::flash::{StoreKey, new_uuid, replace_file};
+use forebay_proto::ServerId;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{BufferName, BufferSpec, Token};
 use serde::{Deserialize, Serialize};
@@ -77,13 +78,18 @@ impl std::fmt::Debug for Hidden {
     }
 }
 
+fn new_server_id() -> Result<ServerId, ControlError> {
+    let failed = |why: &str| ControlError::new("choose the server's identity", None, why);
+    new_uuid()?.parse().map_err(|why: String| failed(&why))
+}
+
 /// What the file holds.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LedgerFile {
     /// [`FORMAT`].
     format: u32,
-    /// The server's identity, 32 hex digits, chosen at its first start.
-    pub server: String,
+    /// The server's identity, chosen at its first start.
+    pub server: ServerId,
     /// Counts its starts.
     pub incarnation: u64,
     /// Buffers, in order of creation.
@@ -98,7 +104,7 @@ impl LedgerFile {
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let (server, buffers) = (new_uuid()?, Vec::new());
+                let (server, buffers) = (new_server_id()?, Vec::new());
                 return Ok(LedgerFile { format: FORMAT, server, incarnation: 0, buffers });
             }
             Err(error) => return Err(ControlError::io(what, Some(&path), &error)),
@@ -117,11 +123,7 @@ impl LedgerFile {
                 .errno(libc::EPROTONOSUPPORT)
                 .hint("use the version of forebay that made it"));
         }
-        let file: LedgerFile = serde_json::from_value(value).map_err(|e| broken(&e.to_string()))?;
-        if u128::from_str_radix(&file.server, 16).is_err() {
-            return Err(broken("it has no identity of the server"));
-        }
-        Ok(file)
+        serde_json::from_value(value).map_err(|e| broken(&e.to_string()))
     }
 
     /// Replaces the file.
@@ -176,7 +178,10 @@ mod tests {
             ("{\"format\": 1, \"ser", "not valid JSON"),
             ("{\"format\": 99}", "format 99"),
             ("{}", "format none"),
-            ("{\"format\":1,\"server\":\"x\",\"incarnation\":1,\"buffers\":[]}", "identity"),
+            (
+                "{\"format\":1,\"server\":\"x\",\"incarnation\":1,\"buffers\":[]}",
+                "identity of a server",
+            ),
         ] {
             fs::write(dir.path().join(FILE_NAME), text).unwrap();
             let message = LedgerFile::load(dir.path()).unwrap_err().to_string();

@@ -5,6 +5,7 @@
 
 use super::record::BufferRecord;
 use crate::Server;
+use crate::places::Places;
 use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::{BufferName, MountedClient};
 use parking_lot::Mutex;
@@ -34,11 +35,17 @@ pub struct ServedBuffer {
     pub owner_uid: u32,
     /// Owner's group.
     pub owner_gid: u32,
+    /// Where its parts are.
+    pub places: Arc<Places>,
     user: Mutex<Option<Arc<dyn BufferUser>>>,
 }
 
 impl ServedBuffer {
-    pub(super) fn new(record: &BufferRecord, server: Arc<Server>) -> Option<ServedBuffer> {
+    pub(super) fn new(
+        record: &BufferRecord,
+        server: Arc<Server>,
+        places: Arc<Places>,
+    ) -> Option<ServedBuffer> {
         Some(ServedBuffer {
             name: record.name().clone(),
             uuid: record.uuid.clone(),
@@ -46,6 +53,7 @@ impl ServedBuffer {
             secret: Secret::from_hex(&record.secret.0)?,
             owner_uid: record.owner_uid,
             owner_gid: record.owner_gid,
+            places,
             user: Mutex::new(None),
         })
     }

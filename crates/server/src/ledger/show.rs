@@ -19,7 +19,7 @@ impl Ledger {
     pub(super) fn pool(&self) -> PoolStatus {
         let state = self.state.lock();
         let server = ServerStatus {
-            id: state.file.server.clone(),
+            id: state.file.server.to_string(),
             addresses: state.addresses.clone(),
             host: host_name(),
             alive: true,
@@ -52,7 +52,7 @@ impl Ledger {
             let state = self.state.lock();
             let name = record.name();
             let served = state.running.get(name).cloned();
-            (served, state.faults.get(name).cloned(), state.file.server.clone())
+            (served, state.faults.get(name).cloned(), state.file.server)
         };
         let state = match record.state {
             RecordState::Creating => BufferState::Creating,
@@ -72,7 +72,7 @@ impl Ledger {
             inodes: 0,
             store_kind: kind,
             volatile: kind == StoreKind::Tmpfs,
-            servers: vec![server],
+            servers: vec![server.to_string()],
             clients: Vec::new(),
             created_s: record.created_s,
         };

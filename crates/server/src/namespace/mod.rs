@@ -124,7 +124,7 @@ impl Namespace {
             held_orphans: Mutex::default(),
             commits: AtomicU64::new(0),
         });
-        if namespace.store.inode(Ino::ROOT)?.is_none() {
+        if options.shard == Ino::ROOT.shard() && namespace.store.inode(Ino::ROOT)?.is_none() {
             namespace.make_root(options.root_uid, options.root_gid)?;
         }
         let report = namespace.recover(recover)?;
@@ -150,6 +150,11 @@ impl Namespace {
     /// True if the grade "on flash" cannot be reached.
     pub fn is_volatile(&self) -> bool {
         self.volatile
+    }
+
+    /// Which part of the buffer's namespace this is.
+    pub fn shard(&self) -> ShardId {
+        self.shard
     }
 
     /// The store, for its usage.

@@ -10,6 +10,7 @@ use forebay_proto::Errno;
 use forebay_proto::net::auth::{Purpose, Refusal};
 use forebay_proto::net::frame::{self, FrameError, FrameHeader, Kind};
 use forebay_proto::net::ledger::LedgerRequest;
+use forebay_proto::net::servers::Question;
 use forebay_proto::net::{Answer, Call, Request};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -106,11 +107,7 @@ fn converse<B: Backend>(backend: &B, link: &mut Link, place: &mut Place) -> Resu
         Purpose::Ledger => ledger(backend, &who, link),
         Purpose::Calls => calls(backend, &who, link),
         Purpose::Recalls => recalls(backend, &who, link),
-        Purpose::Servers => Err(LinkError::Refused(Refusal {
-            errno: libc::EPROTONOSUPPORT,
-            why: "this server is not part of a group of servers".into(),
-            hint: None,
-        })),
+        Purpose::Servers => servers(backend, &who, link),
     }
 }
 
@@ -124,6 +121,20 @@ fn ledger<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), 
             serde_json::from_slice(&body).map_err(|e| FrameError::Body(e.to_string()))?;
         let reply = backend.answer(who, request);
         link.send_json(Kind::LedgerReply, header.id, &reply)?;
+    }
+}
+
+fn servers<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), LinkError> {
+    backend.is_server(who).map_err(LinkError::Refused)?;
+    let (mut body, mut payload, mut room) = (Vec::new(), Vec::new(), Vec::new());
+    loop {
+        let header = link.receive(&mut body)?;
+        header.expect(Kind::Server)?;
+        link.payload_vec(&header, &mut payload)?;
+        let question: Question<'_> = frame::decode_borrowed(&body)?;
+        room.clear();
+        let reply = backend.question(&question, &payload, &mut room);
+        link.send(Kind::ServerReply, header.id, &reply, &room, None)?;
     }
 }
 

@@ -6,10 +6,15 @@
 //! connection ([`WRITE_TIMEOUT`]) and delays nobody else; nothing is allocated for what was only
 //! announced; what is not understood ends its own connection, with an error by name.
 //!
+//! `links` is the other direction: this server's connections to others.
+//!
 //! What a connection may do is asked of the [`Backend`] (the ledger). Started by `forebay serve`.
 
 mod conn;
 mod follow;
+pub mod links;
+#[cfg(test)]
+mod links_tests;
 
 use forebay_net::handshake::{Gate, Greeted};
 use forebay_net::{ServerAddress, Stream};
@@ -17,6 +22,7 @@ use forebay_proto::Caller;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::auth::Refusal;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use forebay_proto::net::servers::{Question, Reply};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -55,6 +61,18 @@ pub trait Backend: Gate + Send + Sync + 'static {
     fn answer(&self, who: &Self::Who, request: LedgerRequest) -> LedgerReply;
     /// The sessions of a buffer, for who may mount it.
     fn sessions(&self, who: &Self::Who, buffer: &str) -> Result<Arc<Sessions>, Refusal>;
+    /// May this one ask as a server of the pool? Where nobody may, there is no pool.
+    fn is_server(&self, _who: &Self::Who) -> Result<(), Refusal> {
+        Err(Refusal {
+            errno: libc::EPROTONOSUPPORT,
+            why: "this server is not part of a group of servers".into(),
+            hint: None,
+        })
+    }
+    /// Answers another server. The payload of the answer replaces what `room` holds; it is empty.
+    fn question(&self, _question: &Question<'_>, _payload: &[u8], _room: &mut Vec<u8>) -> Reply {
+        Reply::Failed(libc::EPROTONOSUPPORT)
+    }
 }
 
 /// Connections under way, to end them.

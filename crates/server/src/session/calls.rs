@@ -188,6 +188,7 @@ impl At<'_> {
                 self.sessions.detach(self.session);
                 Reply::of(Answer::Done)
             }
+            Call::Places => Reply::of(Answer::Places(self.sessions.facts.places.shards())),
             Call::Forget(list) => {
                 for &(ino, count) in list {
                     self.sessions.give_back(self.session, ino, count);

@@ -8,6 +8,7 @@
 //! | `sizes` | turns of calls that change the size of a file |
 //! | `changes` | recalls before a change, order of changes in a directory |
 //! | `calls`, `calls_names`, `calls_data`, `calls_locks` | from a call to its answer |
+//! | `calls_servers` | questions of the servers of other shards |
 //! | `grace` | clients of an earlier start of the server |
 //!
 //! Invariants
@@ -25,6 +26,7 @@ mod calls_again;
 mod calls_data;
 mod calls_locks;
 mod calls_names;
+mod calls_servers;
 mod changes;
 mod grace;
 mod leases;
@@ -38,6 +40,7 @@ pub use calls::Reply;
 
 use crate::locks::LockTable;
 use crate::namespace::Namespace;
+use crate::places::Places;
 use forebay_proto::api::FileSystem;
 use forebay_proto::net::ledger::MountedClient;
 use forebay_proto::net::session::{Attach, Attached, ClientId, NodeId, SessionId, SessionKey};
@@ -70,6 +73,8 @@ pub struct BufferFacts {
     pub uuid: String,
     /// Part of the namespace served here.
     pub shard: ShardId,
+    /// Where all parts are.
+    pub places: Arc<Places>,
     /// Counts the server's starts.
     pub incarnation: u64,
     /// Where the server runs.
@@ -246,6 +251,8 @@ impl Sessions {
             incarnation: self.facts.incarnation,
             uuid: self.facts.uuid.clone(),
             shard: self.facts.shard,
+            shards: self.facts.places.shards(),
+            root: Ino::ROOT,
             node: self.facts.node.clone(),
             unix_socket: self.facts.unix_socket.as_deref().map(path_bytes),
             volatile: self.facts.volatile,
@@ -359,6 +366,11 @@ impl Sessions {
             .collect();
         clients.sort_by(|a, b| (&a.host, a.pid).cmp(&(&b.host, b.pid)));
         clients
+    }
+
+    /// Where the parts of the buffer are.
+    pub fn places(&self) -> &Arc<Places> {
+        &self.facts.places
     }
 
     /// Leases given out now.

@@ -10,7 +10,7 @@ use forebay_proto::api::CreateArgs;
 use forebay_proto::control::{PathBytes, StoreKind};
 use forebay_proto::net::session::{ClientId, Reclaim, SlotId};
 use forebay_proto::net::{Answer, Call, Request};
-use forebay_proto::{Caller, FileKind, SetAttr};
+use forebay_proto::{Caller, FileKind, ServerId, SetAttr};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -43,6 +43,7 @@ impl Rig {
         let facts = BufferFacts {
             uuid: store.record().uuid.clone(),
             shard: ShardId(0),
+            places: Places::of_one(ServerId(7)),
             incarnation: 1,
             node: NodeId("here".into()),
             unix_socket: None,

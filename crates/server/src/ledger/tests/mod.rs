@@ -25,6 +25,7 @@ fn options(flash: &Path, capacity_bytes: u64) -> LedgerOptions {
         capacity_bytes,
         granularity_bytes: GRANULARITY_BYTES,
         server: ServerOptions::default(),
+        key: Secret::from_bytes([7; 32]),
     }
 }
 
@@ -119,7 +120,7 @@ fn a_buffer_is_made_found_again_and_destroyed() {
     let ledger = open(flash.path());
     let (id, made) = (ledger.server_id(), create(&ledger, "a", 20 * MIB).unwrap());
     assert_eq!((made.state, made.capacity_bytes), (BufferState::Ready, 32 * MIB));
-    assert_eq!(made.servers, [format!("{id:032x}")]);
+    assert_eq!(made.servers, [id.to_string()]);
     assert_eq!(create(&ledger, "a", 20 * MIB).unwrap().uuid, made.uuid, "twice is once");
     fails(create(&ledger, "a", 21 * MIB), libc::EEXIST, "something else");
     let other = create_as(&ledger, &root(), "other", spec("a", 20 * MIB, StoreKind::Directory));

@@ -1,0 +1,294 @@
+//! Connections to other servers, and questions on them.
+//!
+//! Invariants: one question is under way on a connection; connections to one server are bounded
+//! ([`MAX_LINKS`], idle ones [`MAX_IDLE`]); every question has a time limit; nothing is asked of a
+//! server that greets with another identity than the expected one. A connection that broke is
+//! dropped, the next question makes a new one; so nothing has to be told of a server's restart.
+//!
+//! [`Links`] is one for a process (the ledger's); [`BufferPeers`] shows it to one buffer.
+
+use crate::peers::Peers;
+use crate::places::{Directory, Places};
+use forebay_net::handshake::{self, Credential};
+use forebay_net::{Link, LinkError, ServerAddress, Stream, peer};
+use forebay_proto::net::auth::{Key, Purpose, Secret};
+use forebay_proto::net::frame::{self, Kind};
+use forebay_proto::net::servers::{Question, Reply};
+use forebay_proto::{Errno, Result, ServerId, ShardId};
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most connections to one server. Who needs another waits.
+pub const MAX_LINKS: usize = 64;
+/// Most of them that are kept while nothing is asked.
+const MAX_IDLE: usize = 16;
+/// Longest wait for the answer to one question about a buffer.
+pub const QUESTION_LIMIT: Duration = Duration::from_secs(20);
+/// A server that could not be reached is not tried again for so long.
+const AWAY_PAUSE: Duration = Duration::from_millis(200);
+
+/// A connection, with the time limit that it has now.
+struct Open {
+    link: Link,
+    limit: Option<Duration>,
+    next_id: u64,
+}
+
+/// Connections to one server.
+#[derive(Default)]
+struct Line {
+    state: Mutex<LineState>,
+    freed: Condvar,
+}
+
+#[derive(Default)]
+struct LineState {
+    idle: Vec<Open>,
+    /// Idle and in use.
+    open: usize,
+    away_until: Option<Instant>,
+}
+
+/// A place among a line's connections; dropped with its connection unless that is given back.
+struct InUse<'a> {
+    line: &'a Line,
+    open: Option<Open>,
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        let mut state = self.line.state.lock();
+        match self.open.take() {
+            Some(open) if state.idle.len() < MAX_IDLE => state.idle.push(open),
+            _ => state.open -= 1,
+        }
+        self.line.freed.notify_one();
+    }
+}
+
+/// Is told of a server that could not be reached.
+pub type TellUnreached = Box<dyn Fn(ServerId) + Send + Sync>;
+
+/// Reaches other servers.
+pub struct Links {
+    key: Secret,
+    directory: Arc<Directory>,
+    lines: Mutex<HashMap<ServerId, Arc<Line>>>,
+    unreached: Mutex<Option<TellUnreached>>,
+}
+
+/// Connects, and says who is there.
+fn greet(
+    key: &Secret,
+    address: &ServerAddress,
+) -> std::result::Result<(Link, ServerId), LinkError> {
+    let stream = Stream::connect(address)?;
+    let credential = match address {
+        // The kernel tells the server who we are, and us who made the socket.
+        ServerAddress::Unix(_) => {
+            let maker = peer::identify(&stream)?.uid;
+            if maker != 0 && maker != rustix::process::geteuid().as_raw() {
+                return Err(io::Error::from_raw_os_error(libc::EACCES).into());
+            }
+            Credential::Peer
+        }
+        ServerAddress::Tcp { .. } => Credential::Secret(Key::Server, key.clone()),
+    };
+    let mut link = Link::new(stream);
+    let program = env!("CARGO_PKG_VERSION");
+    let welcome = handshake::connect(&mut link, program, Purpose::Servers, &credential)?;
+    Ok((link, ServerId(welcome.server)))
+}
+
+/// True if nothing came and the peer has not closed it. While nothing is asked nothing may come.
+fn is_quiet(link: &Link) -> bool {
+    let mut fds = [PollFd::new(link.stream(), PollFlags::IN | PollFlags::RDHUP)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&now)), Ok(0))
+}
+
+impl Links {
+    /// With the servers' key; addresses are those of `directory`.
+    pub fn new(key: Secret, directory: Arc<Directory>) -> Links {
+        Links { key, directory, lines: Mutex::default(), unreached: Mutex::default() }
+    }
+
+    /// What is known of the servers.
+    pub fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
+    /// Who is told of a server that could not be reached: it may have moved. Called from any
+    /// thread that asks, so it must return at once.
+    pub fn on_unreached(&self, tell: TellUnreached) {
+        *self.unreached.lock() = Some(tell);
+    }
+
+    /// Asks a server; errors as those of [`Peers::ask`], which see.
+    pub fn ask(
+        &self,
+        server: ServerId,
+        question: &Question<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+        limit: Duration,
+    ) -> Result<Reply> {
+        let known = self.directory.get(server).ok_or(Errno::EHOSTUNREACH)?;
+        if known.lost {
+            return Err(Errno::EIO);
+        }
+        let line = Arc::clone(self.lines.lock().entry(server).or_default());
+        let mut used = self.take(&line, server, &known.addresses, limit)?;
+        let Some(mut open) = used.open.take() else { return Err(Errno::EHOSTUNREACH) };
+        match open.exchange(question, payload, room, limit) {
+            Ok(reply) => {
+                used.open = Some(open);
+                match reply {
+                    Reply::Failed(errno) => Err(Errno(errno)),
+                    reply => Ok(reply),
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%server, %error, "a question to a server has no answer");
+                Err(Errno::ETIMEDOUT)
+            }
+        }
+    }
+
+    /// Asks who serves at an address; nothing is kept of it.
+    pub fn who_is_at(&self, address: &ServerAddress) -> std::result::Result<ServerId, LinkError> {
+        greet(&self.key, address).map(|(_, server)| server)
+    }
+
+    /// A connection that nobody else uses.
+    fn take<'a>(
+        &self,
+        line: &'a Line,
+        server: ServerId,
+        addresses: &[ServerAddress],
+        limit: Duration,
+    ) -> Result<InUse<'a>> {
+        let deadline = Instant::now() + limit;
+        let mut state = line.state.lock();
+        loop {
+            while let Some(open) = state.idle.pop() {
+                if is_quiet(&open.link) {
+                    return Ok(InUse { line, open: Some(open) });
+                }
+                state.open -= 1;
+            }
+            if state.away_until.is_some_and(|until| Instant::now() < until) {
+                return Err(Errno::EHOSTUNREACH);
+            }
+            if state.open < MAX_LINKS {
+                break;
+            }
+            if line.freed.wait_until(&mut state, deadline).timed_out() {
+                return Err(Errno::EHOSTUNREACH);
+            }
+        }
+        state.open += 1;
+        drop(state);
+        let mut used = InUse { line, open: None };
+        match self.connect(server, addresses) {
+            Some(link) => {
+                line.state.lock().away_until = None;
+                used.open = Some(Open { link, limit: None, next_id: 0 });
+                Ok(used)
+            }
+            None => {
+                line.state.lock().away_until = Some(Instant::now() + AWAY_PAUSE);
+                if let Some(tell) = &*self.unreached.lock() {
+                    tell(server);
+                }
+                Err(Errno::EHOSTUNREACH)
+            }
+        }
+    }
+
+    /// A new connection. Sockets of this node first: they are the fastest, and where the path is
+    /// another node's they fail at once.
+    fn connect(&self, server: ServerId, addresses: &[ServerAddress]) -> Option<Link> {
+        let unix = |address: &&ServerAddress| matches!(address, ServerAddress::Unix(_));
+        let (near, far): (Vec<_>, Vec<_>) = addresses.iter().partition(unix);
+        for address in near.into_iter().chain(far) {
+            match greet(&self.key, address) {
+                Ok((link, greeted)) if greeted == server => return Some(link),
+                Ok((_, greeted)) => {
+                    tracing::debug!(%server, %address, %greeted, "another server is there");
+                }
+                Err(error) => tracing::debug!(%server, %address, %error, "not reached"),
+            }
+        }
+        None
+    }
+}
+
+impl Open {
+    fn exchange(
+        &mut self,
+        question: &Question<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+        limit: Duration,
+    ) -> std::result::Result<Reply, LinkError> {
+        if self.limit != Some(limit) {
+            self.link.set_timeouts(Some(limit), Some(limit))?;
+            self.limit = Some(limit);
+        }
+        self.next_id += 1;
+        self.link.send(Kind::Server, self.next_id, question, payload, None)?;
+        let mut body = Vec::new();
+        let header = self.link.receive(&mut body)?;
+        header.expect(Kind::ServerReply)?;
+        if header.id != self.next_id {
+            return Err(LinkError::Io(Errno::EPROTO.into()));
+        }
+        self.link.payload_vec(&header, room)?;
+        Ok(frame::decode(&body)?)
+    }
+}
+
+/// The other servers of one buffer.
+pub struct BufferPeers {
+    links: Arc<Links>,
+    places: Arc<Places>,
+    mine: ShardId,
+    buffer: u128,
+}
+
+impl BufferPeers {
+    /// As seen from the server of part `mine`.
+    pub fn new(links: Arc<Links>, places: Arc<Places>, mine: ShardId, buffer: u128) -> BufferPeers {
+        BufferPeers { links, places, mine, buffer }
+    }
+}
+
+impl Peers for BufferPeers {
+    fn mine(&self) -> ShardId {
+        self.mine
+    }
+
+    fn count(&self) -> u16 {
+        self.places.count()
+    }
+
+    fn buffer(&self) -> u128 {
+        self.buffer
+    }
+
+    fn ask(
+        &self,
+        to: ShardId,
+        question: &Question<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+    ) -> Result<Reply> {
+        let server = self.places.server(to).ok_or(Errno::EINVAL)?;
+        self.links.ask(server, question, payload, room, QUESTION_LIMIT)
+    }
+}
