@@ -4,7 +4,7 @@
 //! A file of one object has it where its inode is: all about it is on one server. Only a file of
 //! several objects has them on other servers than its inode.
 
-use crate::ids::ShardId;
+use crate::ids::{Ino, ShardId};
 use serde::{Deserialize, Serialize};
 
 /// Where the inodes of new files (and, but for `Local`, of new directories) of a directory go.
@@ -24,6 +24,22 @@ pub enum Placement {
 }
 
 impl Placement {
+    /// Its name, as users write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Placement::Auto => "auto",
+            Placement::Local => "local",
+            Placement::Spread => "spread",
+            Placement::Directory => "directory",
+        }
+    }
+
+    /// From its name.
+    pub fn from_name(name: &str) -> Option<Placement> {
+        let all = [Placement::Auto, Placement::Local, Placement::Spread, Placement::Directory];
+        all.into_iter().find(|placement| placement.name() == name)
+    }
+
     /// From its number on flash.
     pub const fn from_byte(byte: u8) -> Option<Placement> {
         match byte {
@@ -34,6 +50,52 @@ impl Placement {
             _ => None,
         }
     }
+}
+
+/// Which turn a new file of this name has in its directory's round over the servers: files whose
+/// names differ in their last number only (`rank.17`, `out.0017.h5`) take turns by that number, so
+/// they spread evenly and not by chance; directories begin at different servers.
+pub fn turn(parent: Ino, name: &[u8]) -> u64 {
+    let end = name.iter().rposition(u8::is_ascii_digit).map_or(0, |last| last + 1);
+    let begin = name[..end].iter().rposition(|b| !b.is_ascii_digit()).map_or(0, |last| last + 1);
+    let number = name[begin..end]
+        .iter()
+        .fold(0u64, |n, digit| n.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')));
+    // FNV-1a, finished by a mix: the low bits choose the server.
+    let stem = name[..begin].iter().chain([&0]).chain(&name[end..]);
+    let mut hash = parent.0.to_le_bytes().iter().chain(stem).fold(0xcbf2_9ce4_8422_2325, |h, b| {
+        (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    (hash >> 16).wrapping_add(number)
+}
+
+/// Stripe sizes are multiples of this: the unit in which local file systems allocate.
+pub const STRIPE_SIZE_UNIT_BYTES: u32 = 4096;
+/// Largest stripe size.
+pub const STRIPE_SIZE_MAX_BYTES: u32 = 1 << 30;
+
+/// A piece of a file that lies in one piece in one object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// Offset in the file.
+    pub file_offset: u64,
+    /// Offset in the object.
+    pub object_offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What one object has of a range of its file: one range of the object, whose units lie apart in
+/// the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// Which object.
+    pub stripe: u32,
+    /// First byte in the object.
+    pub offset: u64,
+    /// Bytes in the object, never 0.
+    pub bytes: u64,
 }
 
 /// Layout of one file; of a directory, what new files in it get.
@@ -64,6 +126,31 @@ impl Layout {
         self.stripe_count == 1
     }
 
+    /// True if its objects are on several servers.
+    pub const fn is_striped(&self) -> bool {
+        self.stripe_count > 1
+    }
+
+    /// Objects of a new file in a directory of this layout, in a buffer of so many servers.
+    pub const fn count_among(&self, shards: u16) -> u16 {
+        match self.stripe_count {
+            0 => shards,
+            count if count > shards => shards,
+            count => count,
+        }
+    }
+
+    /// Where an object is, in a buffer of so many servers.
+    pub const fn shard_of(&self, stripe: u32, shards: u16) -> ShardId {
+        ShardId(((self.first.0 as u64 + stripe as u64) % shards as u64) as u16)
+    }
+
+    /// The object that a server has of the file: at most one, as there are no more objects than
+    /// servers.
+    pub fn stripe_on(&self, shard: ShardId, shards: u16) -> Option<u32> {
+        (0..u32::from(self.stripe_count)).find(|stripe| self.shard_of(*stripe, shards) == shard)
+    }
+
     /// `(stripe index, offset in that object)` of a byte of the file.
     pub const fn locate(&self, offset: u64) -> (u32, u64) {
         if self.is_whole() {
@@ -73,6 +160,70 @@ impl Layout {
         let count = self.stripe_count as u64;
         let unit = offset / size;
         ((unit % count) as u32, (unit / count) * size + offset % size)
+    }
+
+    /// Bytes that an object has of a file of `size_bytes`.
+    pub const fn object_bytes(&self, stripe: u32, size_bytes: u64) -> u64 {
+        if self.is_whole() {
+            return size_bytes;
+        }
+        let unit = self.stripe_size_bytes as u64;
+        let round = unit * self.stripe_count as u64;
+        let rest = (size_bytes % round).saturating_sub(stripe as u64 * unit);
+        (size_bytes / round) * unit + if rest < unit { rest } else { unit }
+    }
+
+    /// Where a byte of an object is in the file; `None` beyond what a file can have.
+    pub fn file_offset(&self, stripe: u32, object_offset: u64) -> Option<u64> {
+        if self.is_whole() {
+            return Some(object_offset);
+        }
+        let size = u64::from(self.stripe_size_bytes);
+        let unit = (object_offset / size).checked_mul(u64::from(self.stripe_count))?;
+        unit.checked_add(u64::from(stripe))?.checked_mul(size)?.checked_add(object_offset % size)
+    }
+
+    /// The size of the file, as far as one object of so many bytes shows it.
+    pub fn end_shown(&self, stripe: u32, object_bytes: u64) -> u64 {
+        match object_bytes.checked_sub(1) {
+            None => 0,
+            Some(last) => self.file_offset(stripe, last).map_or(u64::MAX, |at| at + 1),
+        }
+    }
+
+    /// What the objects have of `offset..offset + bytes`, in the order of the file.
+    pub fn parts(&self, offset: u64, bytes: u64) -> Vec<Part> {
+        let (first, _) = self.locate(offset);
+        let count = u32::from(self.stripe_count.max(1));
+        let part = |n| {
+            let stripe = (first + n) % count;
+            let begin = self.object_bytes(stripe, offset);
+            let bytes = self.object_bytes(stripe, offset + bytes) - begin;
+            Part { stripe, offset: begin, bytes }
+        };
+        (0..count).map(part).filter(|part| part.bytes > 0).collect()
+    }
+
+    /// The pieces of a part, which lie apart in the file.
+    pub fn runs(&self, part: Part) -> impl Iterator<Item = Run> + '_ {
+        let end = part.offset + part.bytes;
+        let mut at = part.offset;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let left = match self.is_whole() {
+                true => end - at,
+                false => {
+                    let unit = u64::from(self.stripe_size_bytes);
+                    (unit - at % unit).min(end - at)
+                }
+            };
+            let file_offset = self.file_offset(part.stripe, at)?;
+            let run = Run { file_offset, object_offset: at, bytes: left };
+            at += left;
+            Some(run)
+        })
     }
 }
 
@@ -88,5 +239,80 @@ mod tests {
         assert_eq!(l.locate(30), (0, 10));
         assert_eq!(l.locate(45), (1, 15));
         assert_eq!(Layout::WHOLE_LOCAL.locate(1 << 40), (0, 1 << 40));
+    }
+
+    #[test]
+    fn parts_and_runs_cover_a_range_once_and_in_place() {
+        let mut random = 7u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) % below
+        };
+        for _ in 0..2000 {
+            let layout = Layout {
+                stripe_size_bytes: 1 + next(40) as u32,
+                stripe_count: 1 + next(5) as u16,
+                ..Layout::WHOLE_LOCAL
+            };
+            let (offset, bytes) = (next(500), 1 + next(300));
+            let mut seen = vec![0; (offset + bytes) as usize];
+            let parts = layout.parts(offset, bytes);
+            assert_eq!(parts[0].stripe, layout.locate(offset).0);
+            for part in parts {
+                for run in layout.runs(part) {
+                    for n in 0..run.bytes {
+                        let at = run.file_offset + n;
+                        assert_eq!(layout.locate(at), (part.stripe, run.object_offset + n));
+                        let back = layout.file_offset(part.stripe, run.object_offset + n);
+                        assert_eq!(back, Some(at));
+                        seen[at as usize] += 1;
+                    }
+                }
+            }
+            assert!(seen[..offset as usize].iter().all(|n| *n == 0));
+            assert!(seen[offset as usize..].iter().all(|n| *n == 1), "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn the_objects_of_a_file_show_its_size() {
+        let layout = Layout { stripe_size_bytes: 10, stripe_count: 3, ..Layout::WHOLE_LOCAL };
+        for size in 0..100 {
+            let bytes: Vec<u64> = (0..3).map(|stripe| layout.object_bytes(stripe, size)).collect();
+            assert_eq!(bytes.iter().sum::<u64>(), size);
+            let ends = (0..3).map(|stripe| layout.end_shown(stripe, bytes[stripe as usize]));
+            assert_eq!(ends.max(), Some(size));
+        }
+        assert_eq!(layout.end_shown(1, u64::MAX), u64::MAX, "more than a file can have");
+    }
+
+    #[test]
+    fn objects_are_on_servers_in_their_order() {
+        let layout = Layout { stripe_count: 3, first: ShardId(3), ..Layout::WHOLE_LOCAL };
+        let shards: Vec<u16> = (0..3).map(|stripe| layout.shard_of(stripe, 4).0).collect();
+        assert_eq!(shards, [3, 0, 1]);
+        assert_eq!(layout.stripe_on(ShardId(1), 4), Some(2));
+        assert_eq!(layout.stripe_on(ShardId(2), 4), None);
+        assert_eq!(Layout { stripe_count: 0, ..layout }.count_among(4), 4);
+        assert_eq!(layout.count_among(2), 2);
+    }
+
+    #[test]
+    fn numbered_names_take_turns() {
+        for servers in 2..6u64 {
+            for pattern in ["rank.#", "out.#.h5", "#", "step2_#.dat"] {
+                let mut counts = vec![0u32; servers as usize];
+                for n in 0..60 {
+                    let name = pattern.replace('#', &format!("{n:04}"));
+                    counts[(turn(Ino(77), name.as_bytes()) % servers) as usize] += 1;
+                }
+                let even = counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1;
+                assert!(even, "{pattern} over {servers}: {counts:?}");
+            }
+        }
+        let first = |dir| turn(Ino(dir), b"out.0") % 4;
+        let mut begins = [0u32; 4];
+        (100..500).for_each(|dir| begins[first(dir) as usize] += 1);
+        assert!(begins.iter().all(|n| *n > 60), "directories begin anywhere: {begins:?}");
     }
 }

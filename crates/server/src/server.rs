@@ -117,6 +117,11 @@ impl Server {
             Namespace::open(names.clone(), Arc::new(objects), namespace_options, unclean)
                 .map_err(at("open the namespace in", meta))
                 .map_err(|error| hinted(&store, error))?;
+        if let Some(peers) = options.peers {
+            namespace
+                .join_servers(peers)
+                .map_err(at("join the other servers of the buffer in", store.meta_dir()))?;
+        }
         if unclean {
             tracing::warn!(?recovery, "the last server did not close: recovered");
         }

@@ -12,7 +12,8 @@ use crate::api::{CreateArgs, StatFs};
 use crate::attr::{Attr, FileKind, SetAttr};
 use crate::caller::Caller;
 use crate::errno::Errno;
-use crate::ids::{Cookie, Ino};
+use crate::ids::{Cookie, Ino, ObjectId};
+use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of names and attributes in one listing: fits a body with its overhead.
@@ -204,6 +205,32 @@ pub enum Call<'a> {
         /// On flash before the answer.
         sync: bool,
     },
+    /// Reads an object of a striped file, of the server that has it; the data is the answer's
+    /// payload, less than asked for only at the object's end.
+    ReadObject {
+        /// Which.
+        object: ObjectId,
+        /// From, in the object.
+        offset: u64,
+        /// How much, at most a payload.
+        bytes: u32,
+    },
+    /// Writes the payload into an object of a striped file.
+    WriteObject {
+        /// Which.
+        object: ObjectId,
+        /// To, in the object.
+        offset: u64,
+        /// On flash before the answer.
+        sync: bool,
+    },
+    /// `fsync` of an object of a striped file.
+    SyncObject {
+        /// Which.
+        object: ObjectId,
+        /// Only data.
+        data_only: bool,
+    },
     /// `fsync`.
     Fsync {
         /// Inode.
@@ -320,6 +347,17 @@ pub struct KeptAttr {
     pub keep: bool,
 }
 
+/// An open of a striped file.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct StripedOpen {
+    /// Where its objects are.
+    pub layout: Layout,
+    /// For writing: entered at the server like an open by descriptor, and released like one.
+    pub writes: bool,
+    /// Before the first write, `kill_suid` is to be asked for: the file has capabilities.
+    pub kills: bool,
+}
+
 /// What came of a call.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Answer {
@@ -367,6 +405,17 @@ pub enum Answer {
         /// A descriptor came with it.
         local: bool,
     },
+    /// To `Create` and `Tmpfile`: the file is striped.
+    CreatedStriped {
+        /// Attributes.
+        attr: KeptAttr,
+        /// As in `Entry`.
+        keep_names: bool,
+        /// Where its objects are.
+        open: StripedOpen,
+    },
+    /// To `Open`: the file is striped.
+    OpenedStriped(StripedOpen),
     /// To `Getattr`, `Setattr`.
     Attr(KeptAttr),
     /// To `Readlink`, `Getxattr`, `Listxattr`: the payload. To `Read` too.
@@ -433,6 +482,7 @@ impl Call<'_> {
                 | Call::Forget(_)
                 | Call::Release(_)
                 | Call::Write { .. }
+                | Call::WriteObject { .. }
                 | Call::Fallocate { .. }
                 | Call::CopyRange { .. }
         ) || self.truncates()

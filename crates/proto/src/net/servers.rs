@@ -4,7 +4,8 @@
 //! buffer are `postcard`, named by the buffer's identity and by who asks. docs/internals/SHARDS.md
 //! has the protocol. No I/O here.
 
-use crate::ids::{Ino, ServerId, ShardId};
+use crate::attr::Timestamp;
+use crate::ids::{Ino, ObjectId, ServerId, ShardId};
 use serde::{Deserialize, Serialize};
 
 /// Where a part of a buffer is served.
@@ -57,16 +58,140 @@ pub enum NamesQuestion<'a> {
     Name(&'a [u8]),
 }
 
-/// About objects of striped files.
+/// About objects of striped files. All but [`ObjectsQuestion::MayMake`] and
+/// [`ObjectsQuestion::Known`] are asked by the server of the file's inode, of the server that has the
+/// object. An object that was never written is not there: it has no bytes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ObjectsQuestion {
-    /// Size, blocks and times of an object.
-    Stat {
-        /// File.
-        ino: Ino,
-        /// Which of its objects.
-        stripe: u32,
+    /// Of the inode's server: is there such a striped file, not being removed, with this object at
+    /// who asks? Then it may be made.
+    MayMake(ObjectId),
+    /// Of the inode's server: which of these files are there?
+    Known {
+        /// Files, at most [`MAX_OBJECTS`].
+        inos: Vec<Ino>,
     },
+    /// Size, blocks and times of an object.
+    Stat(ObjectId),
+    /// Its bytes, as payload; fewer than asked for only at its end.
+    Read {
+        /// Which.
+        object: ObjectId,
+        /// From.
+        offset: u64,
+        /// How many, at most a payload.
+        bytes: u32,
+    },
+    /// A change. EAGAIN if a later one of the file was made already.
+    Change {
+        /// Which of two changes is the later one.
+        order: ChangeOrder,
+        /// What.
+        change: ObjectChange,
+    },
+    /// SEEK_DATA or SEEK_HOLE in an object.
+    Seek {
+        /// Which.
+        object: ObjectId,
+        /// From.
+        offset: u64,
+        /// Which of the two.
+        whence: u32,
+    },
+    /// Wait until an object is on flash.
+    Sync {
+        /// Which.
+        object: ObjectId,
+        /// Not its times.
+        data_only: bool,
+    },
+    /// The asking server may have lost records of files that have objects here: look which, soon.
+    Sweep,
+}
+
+/// Most things in one question about objects.
+pub const MAX_OBJECTS: usize = 4096;
+
+/// Orders the changes that one server asks for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+pub struct ChangeOrder {
+    /// Grows with each start of who asks.
+    pub start: u64,
+    /// Grows with each change that it asks for since.
+    pub number: u64,
+}
+
+/// A change of objects.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum ObjectChange {
+    /// Write the payload.
+    Write {
+        /// Which.
+        object: ObjectId,
+        /// To.
+        offset: u64,
+        /// On flash before the answer.
+        sync: bool,
+    },
+    /// Set the size.
+    Truncate {
+        /// Which.
+        object: ObjectId,
+        /// To.
+        size_bytes: u64,
+        /// Only to make it smaller.
+        at_most: bool,
+    },
+    /// `fallocate(2)`.
+    Fallocate {
+        /// Which.
+        object: ObjectId,
+        /// Its flags.
+        mode: u32,
+        /// From.
+        offset: u64,
+        /// How much.
+        length: u64,
+    },
+    /// Set times, if the object is there.
+    SetTimes {
+        /// Which.
+        object: ObjectId,
+        /// Last access, if it is to be set.
+        atime: Option<Timestamp>,
+        /// Last write, if it is to be set.
+        mtime: Option<Timestamp>,
+    },
+    /// Remove, at most [`MAX_OBJECTS`]. None of them can be made any more.
+    Remove(Vec<ObjectId>),
+}
+
+impl ObjectChange {
+    /// The objects.
+    pub fn objects(&self) -> &[ObjectId] {
+        match self {
+            ObjectChange::Write { object, .. }
+            | ObjectChange::Truncate { object, .. }
+            | ObjectChange::Fallocate { object, .. }
+            | ObjectChange::SetTimes { object, .. } => std::slice::from_ref(object),
+            ObjectChange::Remove(objects) => objects,
+        }
+    }
+}
+
+/// What an object shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ObjectFacts {
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Blocks of 512 bytes.
+    pub blocks_512: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last write.
+    pub mtime: Timestamp,
+    /// Last change.
+    pub ctime: Timestamp,
 }
 
 /// The answer.
@@ -98,11 +223,10 @@ pub enum NamesReply {
 pub enum ObjectsReply {
     /// Done.
     Done,
-    /// To `Stat`: bytes of the object, and blocks of 512 bytes.
-    Stat {
-        /// Bytes.
-        size_bytes: u64,
-        /// Blocks of 512 bytes.
-        blocks_512: u64,
-    },
+    /// To `Known`: in their order.
+    Known(Vec<bool>),
+    /// To `Stat`; `None` if there is no such object.
+    Stat(Option<ObjectFacts>),
+    /// To `Read`: the payload. To a `Write` and `Seek`: a count or an offset.
+    Count(u64),
 }

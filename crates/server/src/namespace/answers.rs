@@ -37,7 +37,7 @@ impl Namespace {
         self.commit_answers(RequestId::default(), vec![Change::DelAnswers(client)])
     }
 
-    fn commit_answers(&self, request: RequestId, changes: Vec<Change>) -> Result<()> {
+    pub(super) fn commit_answers(&self, request: RequestId, changes: Vec<Change>) -> Result<()> {
         let _writer = self.writer.lock();
         self.store.commit(Batch { request, changes, may_use_reserve: true })?;
         Ok(())
@@ -49,6 +49,13 @@ impl Namespace {
         let mut answers = self.store.answers()?;
         let mut changes = Vec::new();
         for ((client, slot), answer) in &mut answers {
+            if let Answered::Appending { ino, .. } | Answered::Truncating { ino, .. } = answer.what
+                && self.store.inode(ino)?.is_some_and(|record| record.is_striped())
+            {
+                // Other servers have to be asked, and may be away.
+                self.striped.keep.unsettled((*client, *slot), ino, *answer);
+                continue;
+            }
             let settled = match answer.what {
                 Answered::Appending { ino, at, count, alone: true } => {
                     self.settle_append(ino, at, count)?

@@ -15,10 +15,21 @@ pub fn check_objects(store: &dyn NamespaceStore, data: &Path, clean: bool) -> Re
     let objects = Objects::open(data, true, false, None)?;
     let mut problems = Vec::new();
     let mut found: HashSet<Ino> = HashSet::new();
+    let mut shard = None;
+    store.for_each_inode(&mut |ino, _| {
+        shard = Some(ino.shard());
+        false
+    })?;
     objects.for_each(&mut |id, _| {
-        found.insert(id.ino);
+        // An object of a file of another server: only that one has its record.
+        if shard != Some(id.ino.shard()) {
+            return;
+        }
         match store.inode(id.ino) {
-            Ok(Some(r)) if r.has(inode_flags::HAS_OBJECT) => {}
+            Ok(Some(r)) if r.layout.is_striped() => {}
+            Ok(Some(r)) if r.has(inode_flags::HAS_OBJECT) && id.stripe == 0 => {
+                found.insert(id.ino);
+            }
             Ok(_) if clean => problems.push(format!("object of inode {} has no record", id.ino)),
             Ok(_) => {}
             Err(e) => problems.push(format!("inode {}: {e}", id.ino)),

@@ -95,8 +95,9 @@ impl FileSystem for Namespace {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        let (entry, object) = self.op_tmpfile(caller, parent, args)?;
-        Ok((entry, Opened { local: want_local.then(|| Arc::new(object)) }))
+        let (entry, object) = self.op_tmpfile(caller, parent, args, false)?;
+        let local = object.filter(|_| want_local).map(Arc::new);
+        Ok((entry, Opened { local }))
     }
 
     fn open(

@@ -22,6 +22,7 @@ pub mod record;
 mod recover;
 mod refs;
 pub mod store;
+mod striped;
 mod tree;
 mod txn;
 
@@ -29,7 +30,9 @@ mod txn;
 mod tests;
 
 pub use check::check_objects;
+pub(crate) use ops::{OWN_XATTRS, is_layout_xattr};
 pub use recover::RecoveryReport;
+pub(crate) use striped::SIZE_UNKNOWN;
 
 use crate::objects::{ObjectStat, Objects};
 use forebay_proto::api::{NAME_MAX, Notify};
@@ -74,6 +77,7 @@ pub struct Namespace {
     fast_path: RwLock<FastPath>,
     fsynced: Mutex<HashMap<Ino, (Timestamp, Timestamp)>>,
     hold_orphans: bool,
+    striped: striped::Striped,
     /// Inodes without names that are kept for clients of the last server.
     held_orphans: Mutex<Vec<Ino>>,
     /// Operations committed, for idleness checks.
@@ -121,6 +125,7 @@ impl Namespace {
             fast_path: RwLock::new(Err("not mounted".into())),
             fsynced: Mutex::new(HashMap::new()),
             hold_orphans: options.hold_orphans,
+            striped: striped::Striped::new(),
             held_orphans: Mutex::default(),
             commits: AtomicU64::new(0),
         });
@@ -134,6 +139,7 @@ impl Namespace {
 
     /// Stops background work. All acknowledged operations are in the store's log already.
     pub fn close(&self) {
+        self.striped.give_up();
         self.reclaim.stop();
     }
 
@@ -190,11 +196,28 @@ impl Namespace {
 
     /// The attributes shown for a record.
     fn attr_of(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
+        if record.is_striped() {
+            return self.striped_attr(ino, record);
+        }
         let object = match record.has(inode_flags::HAS_OBJECT) {
             true => Some(self.objects.stat(ObjectId::whole(ino))?),
             false => None,
         };
         Ok(merge(ino, record, object))
+    }
+
+    /// Attributes of what a name leads to: exact, but for a striped file of which a server is away
+    /// ([`SIZE_UNKNOWN`]).
+    fn attr_of_entry(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
+        match record.is_striped() {
+            true => self.striped_entry_attr(ino, record),
+            false => self.attr_of(ino, record),
+        }
+    }
+
+    /// The same by number.
+    fn entry_attributes(&self, ino: Ino) -> Result<Attr> {
+        self.attr_of_entry(ino, &self.inode(ino)?)
     }
 
     /// Exact attributes by number.

@@ -10,7 +10,7 @@
 //! the queue is bounded by the number of inodes.
 
 use super::Namespace;
-use super::record::{Change, inode_flags};
+use super::record::{Change, InodeRecord, inode_flags};
 use super::store::Batch;
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Ino, ObjectId, RequestId, Result};
@@ -271,17 +271,34 @@ impl Namespace {
         }
     }
 
+    /// The striped files without names among these.
+    fn striped_of(&self, inodes: &[Ino]) -> Result<Vec<(Ino, InodeRecord)>> {
+        let mut striped = Vec::new();
+        for &ino in inodes {
+            match self.store.inode(ino)? {
+                Some(record) if record.is_striped() && record.nlink == 0 => {
+                    striped.push((ino, record));
+                }
+                _ => {}
+            }
+        }
+        Ok(striped)
+    }
+
     /// Removes inodes for good. With `empty_first` their space does not wait for the kernel to
     /// let go of objects that it had open by passthrough (it closes them a little later; nobody
     /// can reach them any more).
     pub(super) fn reclaim_batch(&self, inodes: &[Ino], empty_first: bool) -> Result<()> {
         let mut changes = Vec::with_capacity(inodes.len() * 2);
         let mut objects = Vec::with_capacity(inodes.len());
+        // Their objects go first: the list of orphans is what a kill leaves to go by.
+        let striped = self.striped_of(inodes)?;
+        let left = self.remove_striped(&striped)?;
         {
             let _writer = self.writer.lock();
             for &ino in inodes {
                 let Some(record) = self.store.inode(ino)? else { continue };
-                if record.nlink > 0 {
+                if record.nlink > 0 || left.contains(&ino) {
                     continue;
                 }
                 if record.has(inode_flags::HAS_XATTRS) {
@@ -301,6 +318,7 @@ impl Namespace {
                 may_use_reserve: true,
             })?;
         }
+        self.removed_striped(&striped, &left);
         if !self.reclaim.volatile && !objects.is_empty() {
             self.store.sync()?;
         }

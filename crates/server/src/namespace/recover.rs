@@ -60,6 +60,9 @@ impl Namespace {
     /// Reconciles records and objects; counts the space in use where nobody else does.
     pub(super) fn recover(&self, unclean: bool) -> Result<RecoveryReport> {
         let mut report = RecoveryReport { unclean, ..RecoveryReport::default() };
+        if unclean {
+            self.striped.keep.was_killed();
+        }
         let orphans = self.store.orphans()?;
         if self.hold_orphans {
             // Clients of the last server may have them open: see `release_orphans`.
@@ -81,10 +84,16 @@ impl Namespace {
         let mut used = 0;
         let mut stray = Vec::new();
         self.objects.for_each(&mut |id, bytes| {
-            found.insert(id.ino);
             used += bytes;
+            if id.ino.shard() != self.shard {
+                // Only its inode's server knows: see `striped::keep`.
+                return;
+            }
             match self.store.inode(id.ino) {
-                Ok(Some(record)) if record.has(inode_flags::HAS_OBJECT) => {}
+                Ok(Some(record)) if record.is_striped() => {}
+                Ok(Some(record)) if record.has(inode_flags::HAS_OBJECT) && id.stripe == 0 => {
+                    found.insert(id.ino);
+                }
                 Ok(_) => stray.push(id),
                 Err(e) => tracing::error!(ino = %id.ino, error = %e, "cannot read an inode"),
             }

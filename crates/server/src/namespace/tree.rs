@@ -174,8 +174,9 @@ impl BufferTree for Namespace {
         // Space that was just freed must not be refused to the next file.
         self.wait_reclaimed();
         let args = CreateArgs { mode: 0o600, umask: 0 };
-        let (entry, object) = self.op_tmpfile(who, dir, args)?;
+        let (entry, object) = self.op_tmpfile(who, dir, args, true)?;
         let ino = entry.attr.ino;
+        let object = object.ok_or(Errno::EIO)?;
         if let Some(acc) = self.objects.accounting()
             && let Err(e) = acc.reserve_file(ino, size_bytes)
         {

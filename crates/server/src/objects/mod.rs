@@ -234,6 +234,8 @@ impl Objects {
             Ok(()) | Err(rustix::io::Errno::NOENT) => {}
             Err(e) => return Err(err(e)),
         }
+        // Opened again in between: a descriptor of what is gone, if the name is ever made anew.
+        self.fds.forget(id);
         if let Some(acc) = &self.accounting {
             acc.release(freed);
         }

@@ -2,8 +2,8 @@
 
 use super::leases::Subject;
 use super::{Session, Sessions};
-use crate::namespace::Namespace;
 use crate::namespace::record::Answered;
+use crate::namespace::{Namespace, SIZE_UNKNOWN};
 use crate::step::step;
 use forebay_proto::api::{FileSystem, Opened};
 use forebay_proto::attr::Attr;
@@ -138,6 +138,10 @@ impl Sessions {
     /// Attributes with a lease on them, if there can be one. They are read again after a new
     /// lease: they may have changed before it.
     pub(super) fn keep(&self, session: &Session, attr: Attr) -> KeptAttr {
+        if attr.blksize_bytes == SIZE_UNKNOWN {
+            // Not to be asked for: a server is away.
+            return KeptAttr { attr, keep: false };
+        }
         // A removed file is to be let go of as soon as it is closed.
         let lease = match attr.nlink {
             0 => None,
@@ -207,11 +211,7 @@ impl At<'_> {
             Call::Listxattr(ino) => self.bytes(self.namespace().listxattr(*ino), room),
             Call::Readlink(ino) => self.bytes(self.namespace().readlink(*ino), room),
             Call::Setxattr { ino, name, flags, kill_sgid } => {
-                let _changing = self.sessions.change(self.session, &[Subject::Attrs(*ino)]);
-                let value = self.payload;
-                self.namespace()
-                    .setxattr(&self.caller, *ino, name, value, *flags, *kill_sgid)
-                    .into()
+                self.setxattr(*ino, name, *flags, *kill_sgid).into()
             }
             Call::Removexattr { ino, name } => {
                 let _changing = self.sessions.change(self.session, &[Subject::Attrs(*ino)]);
@@ -222,7 +222,10 @@ impl At<'_> {
             Call::Lock(call) => self.lock_call(call).into(),
             names_or_data => match self.names_call(names_or_data) {
                 Some(reply) => reply,
-                None => self.data_call(names_or_data, room),
+                None => match self.object_call(names_or_data, room) {
+                    Some(reply) => reply,
+                    None => self.data_call(names_or_data, room),
+                },
             },
         }
     }
@@ -258,7 +261,7 @@ impl At<'_> {
     fn set_size(&self, ino: Ino, size_bytes: u64, change: &SetAttr) -> Result<Attr> {
         let ns = self.namespace();
         let _turn = self.sessions.sizes.alone(ino);
-        let alone = !self.sessions.leases.is_open_locally(ino);
+        let alone = self.changes_alone(ino);
         ns.note_answer(&self.caller, Answered::Truncating { ino, size_bytes, alone })?;
         step("setattr: size written down");
         let attr = ns.setattr(&self.caller, ino, change);

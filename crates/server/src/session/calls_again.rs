@@ -29,10 +29,14 @@ impl At<'_> {
                 Answer::Created { attr, .. } => self.done_before(call, attr.attr.ino),
                 // What may be believed was leased to the old session.
                 Answer::Attr(_) => self.done_before(call, Ino(0)),
-                Answer::Opened { .. } => self.open_again(call),
+                Answer::CreatedStriped { attr, .. } => self.done_before(call, attr.attr.ino),
+                Answer::Opened { .. } | Answer::OpenedStriped(_) => self.open_again(call),
                 answer => Reply::of(answer),
             },
-            Before::Recorded(what) => self.recorded(call, what, room),
+            Before::Recorded(what) => match self.namespace().settled(&self.caller, what) {
+                Ok(what) => self.recorded(call, what, room),
+                Err(errno) => Reply::failed(errno),
+            },
         }
     }
 
@@ -96,6 +100,12 @@ impl At<'_> {
         self.sessions.took(self.session, ino);
         let opened = match call {
             Call::Create { want_local, .. } | Call::Tmpfile { want_local, .. } => {
+                if let Some(layout) = self.striped(ino) {
+                    let open = self.opened_striped(ino, layout, true);
+                    let attr = self.sessions.keep(self.session, ns.getattr(ino)?);
+                    let keep_names = self.keep_names(parent);
+                    return Ok(Reply::of(Answer::CreatedStriped { attr, keep_names, open }));
+                }
                 let _turn = self.sessions.sizes.shared(ino);
                 let want_local = *want_local && self.local;
                 let opened = ns.open(&self.caller, ino, libc::O_RDWR as u32, false, want_local)?;

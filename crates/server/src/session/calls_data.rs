@@ -8,7 +8,7 @@ use super::calls::{At, Reply};
 use super::leases::Subject;
 use crate::namespace::record::Answered;
 use crate::step::step;
-use forebay_proto::api::{FileSystem, Opened, WriteMode};
+use forebay_proto::api::{FileSystem, WriteMode};
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Caller, Errno, Ino, Result, SetAttr};
@@ -23,7 +23,11 @@ impl At<'_> {
             Call::Open { ino, open_flags, kill_suid, want_local } => {
                 self.open(ino, open_flags, kill_suid, want_local && self.local)
             }
-            Call::Read { ino, offset, bytes } => self.read(ino, offset, bytes, room),
+            Call::Read { ino, offset, bytes } => {
+                // What the size says is there must not be taken off before it is read.
+                let _turn = self.striped(ino).map(|_| self.sessions.sizes.shared(ino));
+                self.read(ino, offset, bytes, room)
+            }
             Call::Write { ino, append: true, kill_suid, sync, .. } => {
                 self.append(ino, WriteMode { append: true, kill_suid, sync }).into()
             }
@@ -35,9 +39,14 @@ impl At<'_> {
             }
             Call::Fsync { ino, data_only } => ns.fsync(ino, data_only).into(),
             Call::Fsyncdir(ino) => ns.fsyncdir(ino).into(),
-            Call::Fallocate { ino, mode, offset, length } => {
-                self.changed(ino, || ns.fallocate(ino, mode, offset, length)).into()
-            }
+            Call::Fallocate { ino, mode, offset, length } => match self.striped(ino) {
+                None => self.changed(ino, || ns.fallocate(ino, mode, offset, length)).into(),
+                Some(_) => {
+                    let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+                    let _turn = self.sessions.sizes.alone(ino);
+                    ns.fallocate(ino, mode, offset, length).into()
+                }
+            },
             Call::Seek { ino, offset, whence } => {
                 ns.seek(ino, offset, whence).map(Answer::Count).into()
             }
@@ -57,17 +66,26 @@ impl At<'_> {
         change()
     }
 
+    /// No kernel changes the object itself meanwhile. Who has a striped file open changes what is in
+    /// it, but not where appends go and what a new size leaves.
+    pub(super) fn changes_alone(&self, ino: Ino) -> bool {
+        self.striped(ino).is_some() || !self.sessions.leases.is_open_locally(ino)
+    }
+
     /// An append, which must not be made twice: written down before and after (two records of the
     /// log, without a wait).
     fn append(&self, ino: Ino, mode: WriteMode) -> Result<Answer> {
         let ns = self.namespace();
         let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
         let _turn = self.sessions.sizes.alone(ino);
-        let alone = !self.sessions.leases.is_open_locally(ino);
+        let alone = self.changes_alone(ino);
         let (at, count) = (ns.getattr(ino)?.size_bytes, self.payload.len() as u32);
         ns.note_answer(&self.caller, Answered::Appending { ino, at, count, alone })?;
         step("append: written down");
-        let written = ns.write(ino, at, self.payload, mode);
+        let written = match self.striped(ino) {
+            Some(_) => ns.append_at(ino, at, self.payload, mode),
+            None => ns.write(ino, at, self.payload, mode),
+        };
         step("append: written");
         let what = match written {
             Ok(count) => Answered::Appended(count as u32),
@@ -80,9 +98,19 @@ impl At<'_> {
 
     fn open(&self, ino: Ino, open_flags: u32, kill_suid: bool, want_local: bool) -> Reply {
         if open_flags as i32 & libc::O_TRUNC != 0 {
-            return self.open_emptied(ino, open_flags, kill_suid, want_local).into();
+            return self
+                .open_emptied(ino, open_flags, kill_suid, want_local)
+                .unwrap_or_else(Reply::failed);
         }
         let open = || self.namespace().open(&self.caller, ino, open_flags, kill_suid, want_local);
+        if let Some(layout) = self.striped(ino) {
+            let writes = Self::open_writes(open_flags);
+            let enter = || Ok(self.opened_striped(ino, layout, writes));
+            return open()
+                .and_then(|_| if writes { self.changed(ino, enter) } else { enter() })
+                .map(Answer::OpenedStriped)
+                .into();
+        }
         let opened = match want_local {
             // From now on it may be written without a request: nobody else may believe its
             // attributes. Entered before the others may ask again.
@@ -105,11 +133,11 @@ impl At<'_> {
         open_flags: u32,
         kill_suid: bool,
         want_local: bool,
-    ) -> Result<Opened> {
+    ) -> Result<Reply> {
         let ns = self.namespace();
         let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
         let _turn = self.sessions.sizes.alone(ino);
-        let alone = !self.sessions.leases.is_open_locally(ino);
+        let alone = self.changes_alone(ino);
         ns.note_answer(&self.caller, Answered::Truncating { ino, size_bytes: 0, alone })?;
         step("open: size written down");
         let opened = ns.open(&self.caller, ino, open_flags, kill_suid, want_local);
@@ -118,10 +146,14 @@ impl At<'_> {
         ns.note_answer(&self.caller, what)?;
         step("open: done");
         let opened = opened?;
+        if let Some(layout) = self.striped(ino) {
+            let open = self.opened_striped(ino, layout, Self::open_writes(open_flags));
+            return Ok(Reply::of(Answer::OpenedStriped(open)));
+        }
         if opened.local.is_some() {
             self.sessions.leases.opened_locally(ino, self.session.id());
         }
-        Ok(opened)
+        Ok(Ok(opened).into())
     }
 
     /// The same open, of a file that an earlier attempt emptied.

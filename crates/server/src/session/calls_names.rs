@@ -122,6 +122,12 @@ impl At<'_> {
             let _turn = self.sessions.sizes.shared(ino);
             self.sessions.leases.opened_locally(ino, self.session.id());
         }
+        if let Some(layout) = self.striped(ino) {
+            let open = self.opened_striped(ino, layout, true);
+            let attr = self.sessions.keep(self.session, entry.attr);
+            let keep_names = self.keep_names(parent);
+            return Reply::of(Answer::CreatedStriped { attr, keep_names, open });
+        }
         let answer = Answer::Created {
             attr: self.sessions.keep(self.session, entry.attr),
             keep_names: self.keep_names(parent),

@@ -21,11 +21,11 @@ impl ShardHandler for Sessions {
 
     fn objects(
         &self,
-        _from: ShardId,
-        _question: &ObjectsQuestion,
-        _payload: &[u8],
-        _room: &mut Vec<u8>,
+        from: ShardId,
+        question: &ObjectsQuestion,
+        payload: &[u8],
+        room: &mut Vec<u8>,
     ) -> Result<ObjectsReply> {
-        Err(Errno::EPROTO)
+        self.namespace.answer_objects(from, question, payload, room)
     }
 }

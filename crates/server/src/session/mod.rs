@@ -8,6 +8,7 @@
 //! | `sizes` | turns of calls that change the size of a file |
 //! | `changes` | recalls before a change, order of changes in a directory |
 //! | `calls`, `calls_names`, `calls_data`, `calls_locks` | from a call to its answer |
+//! | `calls_objects` | objects of striped files, and opening such files |
 //! | `calls_servers` | questions of the servers of other shards |
 //! | `grace` | clients of an earlier start of the server |
 //!
@@ -26,6 +27,7 @@ mod calls_again;
 mod calls_data;
 mod calls_locks;
 mod calls_names;
+mod calls_objects;
 mod calls_servers;
 mod changes;
 mod grace;

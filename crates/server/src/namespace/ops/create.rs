@@ -6,7 +6,8 @@ use crate::objects::Objects;
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::{CreateArgs, Opened, SYMLINK_MAX};
 use forebay_proto::attr::FileKind;
-use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, ObjectId, Result};
+use forebay_proto::layout::turn;
+use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, ObjectId, Result, ShardId};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -67,6 +68,7 @@ impl Namespace {
         if !new.target.is_empty() {
             txn.push(Change::PutSymlink(ino, new.target.to_vec()));
         }
+        self.new_layout(&mut record, turn(parent, name));
         let object = self.new_object(ino, &mut record, new)?;
         txn.put_new(ino, record);
         txn.answer_with(ino);
@@ -79,15 +81,17 @@ impl Namespace {
         Ok((Entry { attr: merge(ino, &record, stat) }, object))
     }
 
-    /// Makes a regular file without a name, referenced, with its object.
+    /// Makes a regular file without a name, referenced, with its object if it is not striped; never
+    /// striped if it is to be `whole`.
     pub(crate) fn op_tmpfile(
         &self,
         caller: &Caller,
         parent: Ino,
         args: CreateArgs,
-    ) -> Result<(Entry, File)> {
+        whole: bool,
+    ) -> Result<(Entry, Option<File>)> {
         self.wait_reclaimed_if_short();
-        self.with_reclaimed(|| self.tmpfile_once(caller, parent, args))
+        self.with_reclaimed(|| self.tmpfile_once(caller, parent, args, whole))
     }
 
     fn tmpfile_once(
@@ -95,24 +99,29 @@ impl Namespace {
         caller: &Caller,
         parent: Ino,
         args: CreateArgs,
-    ) -> Result<(Entry, File)> {
+        whole: bool,
+    ) -> Result<(Entry, Option<File>)> {
         let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
         let mut txn = self.begin(caller);
         let parent_record = txn.live_dir(parent)?;
         let ino = txn.take_ino()?;
         let mut record = self.new_record(&mut txn, caller, parent, &parent_record, ino, &new)?;
         record.nlink = 0;
-        let object = self.new_object(ino, &mut record, &new)?.ok_or(Errno::EIO)?;
+        match whole {
+            true => record.layout.stripe_count = 1,
+            false => self.new_layout(&mut record, ino.0),
+        }
+        let object = self.new_object(ino, &mut record, &new)?;
         txn.put_new(ino, record);
         txn.answer_with(ino);
         txn.push(Change::PutOrphan(ino));
         self.refs.add(ino);
         if let Err(e) = txn.commit() {
-            self.undo_new(ino, true);
+            self.undo_new(ino, object.is_some());
             return Err(e);
         }
         self.after_last_name(ino);
-        let stat = Some(Objects::stat_open(&object)?);
+        let stat = object.as_ref().map(Objects::stat_open).transpose()?;
         Ok((Entry { attr: merge(ino, &record, stat) }, object))
     }
 
@@ -139,13 +148,23 @@ impl Namespace {
         }
     }
 
+    /// The layout of a new file, by that of its directory and its turn there.
+    fn new_layout(&self, record: &mut InodeRecord, turn: u64) {
+        if record.kind() != FileKind::File {
+            return;
+        }
+        let servers = self.server_count();
+        record.layout.stripe_count = record.layout.count_among(servers);
+        record.layout.first = ShardId((turn % u64::from(servers)) as u16);
+    }
+
     fn new_object(
         &self,
         ino: Ino,
         record: &mut InodeRecord,
         new: &NewInode<'_>,
     ) -> Result<Option<File>> {
-        if !new.with_object {
+        if !new.with_object || record.is_striped() {
             return Ok(None);
         }
         let file = self.objects.create(ObjectId::whole(ino))?;

@@ -1,7 +1,7 @@
 //! open, read, write, fsync, fallocate, seek, copy_file_range: the data of regular files.
 
 use super::super::Namespace;
-use crate::namespace::record::inode_flags;
+use crate::namespace::record::{InodeRecord, inode_flags};
 use forebay_proto::api::{Opened, StatFs, WriteMode};
 use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};
 use std::sync::Arc;
@@ -19,6 +19,9 @@ impl Namespace {
         want_local: bool,
     ) -> Result<Opened> {
         let record = self.regular(ino)?;
+        if record.is_striped() {
+            return self.open_striped(ino, &record, open_flags, kill_suid);
+        }
         self.ensure_object(ino, &record)?;
         let id = ObjectId::whole(ino);
         if open_flags as i32 & libc::O_TRUNC != 0 {
@@ -42,8 +45,39 @@ impl Namespace {
         Ok(Opened { local })
     }
 
+    /// The same of a striped file: mounts reach its objects by calls.
+    fn open_striped(
+        &self,
+        ino: Ino,
+        record: &InodeRecord,
+        open_flags: u32,
+        kill_suid: bool,
+    ) -> Result<Opened> {
+        if open_flags as i32 & libc::O_TRUNC != 0 {
+            if kill_suid {
+                self.kill_for_write(ino, record)?;
+            }
+            self.striped_truncate(ino, &record.layout, 0)?;
+            let mut txn = self.begin_part();
+            let now = txn.now;
+            let edited = txn.edit(ino)?;
+            (edited.mtime, edited.ctime) = (now, now);
+            txn.commit()?;
+        }
+        if open_flags as i32 & (libc::O_DSYNC | libc::O_SYNC) != 0 {
+            self.store.sync()?;
+        }
+        Ok(Opened { local: None })
+    }
+
     /// Reads.
     pub(crate) fn op_read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        if self.server_count() > 1 {
+            let record = self.regular(ino)?;
+            if record.is_striped() {
+                return self.striped_read(ino, &record, offset, buffer);
+            }
+        }
         match self.objects.read(ObjectId::whole(ino), offset, buffer) {
             // Made by mknod and never opened for writing: empty.
             Err(Errno::ENOENT) if !self.regular(ino)?.has(inode_flags::HAS_OBJECT) => Ok(0),
@@ -66,6 +100,13 @@ impl Namespace {
         } else if record.has(inode_flags::HAS_CAPS) {
             self.drop_capabilities(ino)?;
         }
+        if record.is_striped() {
+            let written = self.write_striped(ino, &record, offset, data, mode)?;
+            if mode.sync {
+                self.store.sync()?;
+            }
+            return Ok(written);
+        }
         let id = ObjectId::whole(ino);
         let written = self.with_reclaimed(|| self.objects.write(id, offset, data, mode))?;
         if mode.sync {
@@ -74,12 +115,62 @@ impl Namespace {
         Ok(written)
     }
 
+    /// Appends to a striped file whose end is at `at`.
+    pub(crate) fn append_at(
+        &self,
+        ino: Ino,
+        at: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> Result<usize> {
+        let record = self.regular(ino)?;
+        if mode.kill_suid {
+            self.kill_for_write(ino, &record)?;
+        } else if record.has(inode_flags::HAS_CAPS) {
+            self.drop_capabilities(ino)?;
+        }
+        let written = self.striped_append(ino, &record.layout, at, data, mode.sync)?;
+        if mode.sync {
+            self.store.sync()?;
+        }
+        Ok(written)
+    }
+
+    /// True if a write has to take capabilities off.
+    pub(crate) fn has_capabilities(&self, ino: Ino) -> bool {
+        self.inode(ino).is_ok_and(|record| record.has(inode_flags::HAS_CAPS))
+    }
+
+    fn write_striped(
+        &self,
+        ino: Ino,
+        record: &InodeRecord,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> Result<usize> {
+        let layout = &record.layout;
+        match mode.append {
+            true => {
+                let at = self.striped_attr(ino, record)?.size_bytes;
+                self.striped_append(ino, layout, at, data, mode.sync)
+            }
+            false => {
+                self.settle(ino)?;
+                self.striped_write(ino, layout, offset, data, mode.sync)
+            }
+        }
+    }
+
     /// Data, attributes and names of a file on flash.
     pub(crate) fn op_fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         if self.volatile {
             return Ok(());
         }
-        if self.inode(ino)?.has(inode_flags::HAS_OBJECT) {
+        let record = self.inode(ino)?;
+        if record.is_striped() {
+            self.striped_sync(ino, &record.layout, data_only)?;
+        } else if record.has(inode_flags::HAS_OBJECT) {
             self.objects.fsync(ObjectId::whole(ino), data_only)?;
         }
         self.store.sync()?;
@@ -104,6 +195,12 @@ impl Namespace {
         length: u64,
     ) -> Result<()> {
         let record = self.regular(ino)?;
+        if record.is_striped() {
+            if caller.uid != 0 {
+                self.kill_for_write(ino, &record)?;
+            }
+            return self.striped_fallocate(ino, &record, mode, offset, length);
+        }
         self.ensure_object(ino, &record)?;
         if caller.uid != 0 {
             self.kill_for_write(ino, &record)?;
@@ -113,7 +210,11 @@ impl Namespace {
 
     /// SEEK_DATA, SEEK_HOLE.
     pub(crate) fn op_seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
-        if !self.regular(ino)?.has(inode_flags::HAS_OBJECT) {
+        let record = self.regular(ino)?;
+        if record.is_striped() {
+            return self.striped_seek(ino, &record, offset, whence);
+        }
+        if !record.has(inode_flags::HAS_OBJECT) {
             return Err(Errno::ENXIO);
         }
         self.objects.seek(ObjectId::whole(ino), offset, whence)
@@ -126,10 +227,15 @@ impl Namespace {
         target: (Ino, u64),
         length: u64,
     ) -> Result<u64> {
-        if !self.regular(source.0)?.has(inode_flags::HAS_OBJECT) {
+        let from = self.regular(source.0)?;
+        let record = self.regular(target.0)?;
+        if from.is_striped() || record.is_striped() {
+            // The kernel then reads and writes itself.
+            return Err(Errno::EXDEV);
+        }
+        if !from.has(inode_flags::HAS_OBJECT) {
             return Ok(0);
         }
-        let record = self.regular(target.0)?;
         self.ensure_object(target.0, &record)?;
         let (from, into) = (ObjectId::whole(source.0), ObjectId::whole(target.0));
         self.with_reclaimed(|| self.objects.copy_range(from, source.1, into, target.1, length))

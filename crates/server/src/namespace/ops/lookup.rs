@@ -26,7 +26,7 @@ impl Namespace {
         };
         // Referenced before it is read, so that it cannot be reclaimed in between.
         self.refs.add(ino);
-        match self.attributes(ino) {
+        match self.entry_attributes(ino) {
             Ok(attr) => Ok(Entry { attr }),
             Err(e) => {
                 self.op_forget(ino, 1);
@@ -63,7 +63,7 @@ impl Namespace {
 
     /// A reference handed out with a record that was just read or written.
     pub(super) fn entry_for(&self, ino: Ino, record: &InodeRecord) -> Result<Entry> {
-        Ok(Entry { attr: self.attr_of(ino, record)? })
+        Ok(Entry { attr: self.attr_of_entry(ino, record)? })
     }
 
     /// Target of a symbolic link.

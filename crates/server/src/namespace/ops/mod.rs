@@ -3,6 +3,7 @@
 
 mod create;
 mod data;
+mod layout;
 mod link;
 mod lookup;
 mod readdir;
@@ -12,3 +13,5 @@ mod unlink;
 mod xattr;
 
 pub(super) use create::NewInode;
+pub(crate) use layout::is_layout_xattr;
+pub(crate) use xattr::OWN as OWN_XATTRS;

@@ -53,7 +53,7 @@ impl Namespace {
                 return sink(&dir_entry);
             }
             self.refs.add(entry.ino);
-            let attr: Attr = match self.attributes(entry.ino) {
+            let attr: Attr = match self.entry_attributes(entry.ino) {
                 Ok(attr) => attr,
                 Err(_) => {
                     // Removed since; it does not survive, so it need not be shown.

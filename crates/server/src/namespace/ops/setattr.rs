@@ -19,6 +19,9 @@ impl Namespace {
         if let Some(size_bytes) = change.size_bytes {
             self.set_size(ino, &record, size_bytes)?;
         }
+        if record.is_striped() {
+            self.striped_set_times(ino, &record, change.atime, change.mtime)?;
+        }
         let mut txn = self.begin(caller);
         let record = txn.get(ino)?;
         let new_owner = change.uid.is_some() || change.gid.is_some();
@@ -37,7 +40,9 @@ impl Namespace {
         let (atime, mtime) = (at(change.atime, now), at(change.mtime, now));
         if !has_object {
             edited.atime = atime.unwrap_or(edited.atime);
-            edited.mtime = mtime.unwrap_or(edited.mtime);
+            // A new size is a change of content; where there is an object, it has the time.
+            let sized = change.size_bytes.map(|_| now);
+            edited.mtime = mtime.or(sized).unwrap_or(edited.mtime);
         }
         edited.ctime = change.ctime.unwrap_or(now);
         let record = *edited;
@@ -71,6 +76,9 @@ impl Namespace {
         }
         if size_bytes > i64::MAX as u64 {
             return Err(Errno::EFBIG);
+        }
+        if record.is_striped() {
+            return self.striped_truncate(ino, &record.layout, size_bytes);
         }
         self.ensure_object(ino, record)?;
         self.objects.truncate(ObjectId::whole(ino), size_bytes)

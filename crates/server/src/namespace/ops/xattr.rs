@@ -2,6 +2,7 @@
 //! server's state and are never stored or listed.
 
 use super::super::Namespace;
+use super::layout::is_layout_xattr;
 use super::setattr::CAPABILITY;
 use crate::namespace::record::{Change, inode_flags};
 use forebay_proto::acl::{self, Acl};
@@ -10,7 +11,7 @@ use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Errno, Ino, Result};
 
 /// Prefix of the attributes that tell Forebay's own state.
-const OWN: &[u8] = b"user.forebay.";
+pub(crate) const OWN: &[u8] = b"user.forebay.";
 
 impl Namespace {
     /// Value of an xattr.
@@ -36,9 +37,7 @@ impl Namespace {
             b"grade" if record.kind() == FileKind::File => {
                 self.grade(&self.attributes(ino)?).into()
             }
-            b"stripe_count" => record.layout.stripe_count.to_string(),
-            b"stripe_size_bytes" => record.layout.stripe_size_bytes.to_string(),
-            _ => return Err(Errno::ENODATA),
+            _ => self.layout_xattr(ino, &record, name).ok_or(Errno::ENODATA)?,
         };
         Ok(value.into_bytes())
     }
@@ -65,6 +64,11 @@ impl Namespace {
         flags: u32,
         kill_sgid: bool,
     ) -> Result<()> {
+        if let Some(own) = name.strip_prefix(OWN)
+            && is_layout_xattr(own)
+        {
+            return self.set_layout_xattr(caller, ino, own, value);
+        }
         check_xattr_name(name)?;
         if value.len() > XATTR_VALUE_MAX {
             return Err(Errno::E2BIG);
@@ -173,7 +177,7 @@ impl Namespace {
     }
 }
 
-/// The name spaces that Linux knows; `user.forebay.*` cannot be written.
+/// The name spaces that Linux knows; `user.forebay.*` cannot be written, but for the layout.
 fn check_xattr_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
         return Err(Errno::ERANGE);
