@@ -376,6 +376,41 @@ pub struct FileError {
     pub why: String,
     /// Attempts made.
     pub attempts: u32,
+    /// The server on which it failed, where a plan is the work of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+}
+
+/// What a server that takes part in a plan is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PartState {
+    /// It has nothing to do, yet or any more.
+    Idle,
+    /// Copying.
+    Copying,
+    /// It does not answer; its files wait for it.
+    Waiting,
+    /// It does nothing more for this plan; its files fail.
+    Failed,
+}
+
+/// What one server has done of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanPart {
+    /// Which part of the buffer it serves.
+    pub shard: u16,
+    /// The server, as people know it.
+    pub server: String,
+    /// What it is doing.
+    pub state: PartState,
+    /// Why it waits or has failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Files that it has done.
+    pub files_done: u64,
+    /// Bytes that it has copied.
+    pub bytes_done: u64,
 }
 
 /// Progress of a plan.
@@ -417,6 +452,9 @@ pub struct PlanStatus {
     pub errors: Vec<FileError>,
     /// How it was verified, when done.
     pub verified: Option<Verify>,
+    /// What each server has done, where a plan is the work of several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PlanPart>,
 }
 
 /// Most per-file errors kept in a status; `files_failed` counts all, the log has all.

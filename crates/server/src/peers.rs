@@ -30,6 +30,10 @@ pub trait Peers: Send + Sync {
     ) -> Result<Reply>;
     /// Which buffer, for the questions.
     fn buffer(&self) -> u128;
+    /// The server of a shard, for people.
+    fn name(&self, shard: ShardId) -> String {
+        format!("the server of part {}", shard.0)
+    }
 }
 
 /// Answers the servers of the other shards of one buffer. A question may come twice, and late: who

@@ -8,7 +8,7 @@
 //! Made by the mount command (`forebay` crate), and by the ledger for the buffers it serves.
 
 use crate::flash::{Store, StoreKey};
-use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX};
+use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX, Servers};
 use crate::namespace::store::{LmdbStore, StoreOptions};
 use crate::namespace::{Namespace, NamespaceOptions, RecoveryReport};
 use crate::objects::{Accounting, Objects};
@@ -117,9 +117,9 @@ impl Server {
             Namespace::open(names.clone(), Arc::new(objects), namespace_options, unclean)
                 .map_err(at("open the namespace in", meta))
                 .map_err(|error| hinted(&store, error))?;
-        if let Some(peers) = options.peers {
+        if let Some(peers) = &options.peers {
             namespace
-                .join_servers(peers)
+                .join_servers(peers.clone())
                 .map_err(at("join the other servers of the buffer in", store.meta_dir()))?;
         }
         if unclean {
@@ -129,6 +129,7 @@ impl Server {
             pfs_roots: options.pfs_roots,
             mount_point: store.record().key.mount_point().map(Path::to_path_buf),
             buffer_prefix: prefix(&store.record().key),
+            servers: options.peers.filter(|peers| peers.count() > 1).map(Servers::new),
             ..MoverOptions::default()
         };
         let mover = Arc::new(Mover::new(namespace.clone(), store.plans_dir(), mover_options)?);

@@ -386,6 +386,7 @@ mod tests {
             errno: libc::EISDIR,
             why: "it is a directory".into(),
             attempts: 3,
+            server: None,
         };
         assert_eq!(
             error_text(&error),

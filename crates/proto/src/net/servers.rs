@@ -45,6 +45,15 @@ pub enum Question<'a> {
         /// What.
         question: ObjectsQuestion,
     },
+    /// About a staging plan of a buffer.
+    Staging {
+        /// The buffer.
+        buffer: u128,
+        /// Who asks.
+        from: ShardId,
+        /// What: [`super::staging::StagingQuestion`], encoded.
+        question: &'a [u8],
+    },
 }
 
 /// About names and inodes: the steps of operations over two and more shards.
@@ -205,6 +214,8 @@ pub enum Reply {
     Names(NamesReply),
     /// To `Objects`.
     Objects(ObjectsReply),
+    /// To `Staging`: [`super::staging::StagingReply`], encoded.
+    Staging(Vec<u8>),
 }
 
 /// Answer about names.

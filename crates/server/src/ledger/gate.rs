@@ -190,6 +190,13 @@ impl Backend for Door {
                     sessions.objects(*from, question, payload, room).map(Reply::Objects)
                 })
             }
+            Question::Staging { buffer, question, .. } => {
+                let uuid = format!("{buffer:032x}");
+                let served = self.ledger.buffers().into_iter().find(|b| b.uuid == uuid);
+                // It may be being opened: who asks waits.
+                let served = served.ok_or(Errno::EAGAIN);
+                served.and_then(|b| b.server.mover().answer(question)).map(Reply::Staging)
+            }
         };
         replied.unwrap_or_else(|errno| Reply::Failed(errno.0))
     }

@@ -8,12 +8,14 @@ use super::pfs::{split, trim_end};
 use super::side::{At, Located, Source, Target};
 use super::tree::BufferTree;
 use forebay_proto::attr::{FileKind, SetAttr, SetTime};
-use forebay_proto::{Caller, Errno, Ino, Result};
+use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Most symbolic links followed in one path, as in the kernel.
 const LINKS_MAX: usize = 40;
+/// Read at once of a file that may be on another server, in bytes.
+const READ_BYTES: usize = 256 << 10;
 /// Mode of directories made on the way to a target.
 const PARENT_MODE: u32 = 0o755;
 
@@ -210,6 +212,31 @@ impl Source for Buffer {
         let got = ino(dir).and_then(|ino| self.tree.xattrs(&self.who, ino));
         got.map_err(Fault::source("read xattrs of source"))
     }
+
+    fn home(&self, meta: &Meta) -> Option<ShardId> {
+        Some(self.tree.home(Ino(meta.ino)))
+    }
+
+    fn check_readable(&self, file: &Located) -> Outcome<()> {
+        let read = self.tree.read_from(&self.who, Ino(file.meta.ino), 0, &mut []);
+        read.map(drop).map_err(Fault::source("open source"))
+    }
+
+    fn read_all(&self, file: &Located, most_bytes: u64) -> Outcome<Option<Vec<u8>>> {
+        let mut text = Vec::new();
+        let mut piece = vec![0; READ_BYTES];
+        loop {
+            let at = text.len() as u64;
+            let read = self.tree.read_from(&self.who, Ino(file.meta.ino), at, &mut piece);
+            let len = read.map_err(Fault::source("read source"))?;
+            text.extend_from_slice(&piece[..len]);
+            match len {
+                0 => return Ok(Some(text)),
+                _ if text.len() as u64 > most_bytes => return Ok(None),
+                _ => {}
+            }
+        }
+    }
 }
 
 impl Target for Buffer {
@@ -347,7 +374,7 @@ impl Target for Buffer {
         self.tree.sync().map_err(Fault::target("sync the buffer"))
     }
 
-    fn sweep(&self, _dir: &Dir) -> Outcome<()> {
+    fn sweep(&self, _dir: &Dir, _prefix: &[u8]) -> Outcome<()> {
         // Inodes without names are dropped by the buffer itself when its server starts.
         Ok(())
     }

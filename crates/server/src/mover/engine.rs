@@ -3,21 +3,23 @@
 //! Called by the server's control socket, with the caller's verified identity. A caller sees and
 //! changes its own plans only, the superuser all.
 
-use super::buffer::Buffer;
 use super::gate::Gate;
 use super::identity::Identity;
 use super::journal::{Journal, Past};
-use super::left::{LeftTemp, Temps};
-use super::pfs::{Pfs, PfsHook};
+use super::left::LeftTemp;
+use super::parts::{Parts, Servers};
+use super::pfs::PfsHook;
 use super::plan::{PlanDir, PlanFile};
 use super::progress::Progress;
-use super::run::{Bound, Run};
-use super::side::{Source, Target};
+use super::run::Run;
+use super::setup::Setup;
+use super::share::Share;
 use super::stop::{Pace, StopReason};
 use super::tree::BufferTree;
 use forebay_proto::control::{
     ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec,
 };
+use forebay_proto::net::staging::ShareId;
 use forebay_proto::{Caller, Errno, PlanId};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -26,7 +28,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -61,6 +62,8 @@ pub struct MoverOptions {
     pub dir_records_bytes_max: u64,
     /// Most memory for the files of a plan that have several names, in bytes.
     pub link_records_bytes_max: u64,
+    /// The buffer's other servers, if it has more than one.
+    pub servers: Option<Servers>,
     /// For tests of faults of the PFS.
     pub hook: Option<PfsHook>,
 }
@@ -75,6 +78,7 @@ impl Default for MoverOptions {
             buffer_prefix: Vec::new(),
             dir_records_bytes_max: DIR_RECORDS_BYTES_MAX,
             link_records_bytes_max: LINK_RECORDS_BYTES_MAX,
+            servers: None,
             hook: None,
         }
     }
@@ -87,8 +91,8 @@ pub struct Mover {
 
 pub(super) struct Shared {
     pub tree: Arc<Gate>,
-    plans_dir: PathBuf,
-    options: MoverOptions,
+    pub plans_dir: PathBuf,
+    pub options: MoverOptions,
     pub state: Mutex<State>,
     pub changed: Condvar,
 }
@@ -98,6 +102,8 @@ pub(super) struct State {
     pub plans: BTreeMap<PlanId, Arc<Plan>>,
     pub queue: VecDeque<PlanId>,
     pub active: BTreeSet<PlanId>,
+    /// Shares in plans of another server.
+    pub shares: BTreeMap<ShareId, Arc<Share>>,
     pub threads: Vec<(PlanId, JoinHandle<()>)>,
     newest: u64,
     /// No plan is started, for a while or for good.
@@ -113,6 +119,7 @@ pub(super) struct Plan {
     pub dir: PlanDir,
     pub pace: Arc<Pace>,
     progress: Arc<Progress>,
+    pub parts: Arc<Parts>,
     pub buffer_prefix: PathBytes,
     journal: OnceLock<Arc<Journal>>,
     state: Mutex<PlanState>,
@@ -138,9 +145,9 @@ impl Mover {
             let finished = dir.finished().map_err(failed)?;
             match dir.read().map_err(failed)? {
                 Some(file) => {
-                    state
-                        .plans
-                        .insert(id, Arc::new(Plan::new(file, dir, prefix.clone(), finished)));
+                    let parts = Arc::new(Parts::of(options.servers.as_ref()));
+                    let plan = Plan::new(file, dir, parts, prefix.clone(), finished);
+                    state.plans.insert(id, Arc::new(plan));
                 }
                 None => tracing::warn!(plan = %id, "plan without a record is ignored"),
             }
@@ -182,8 +189,9 @@ impl Mover {
         let file = PlanDir::create(&shared.plans_dir, id, &spec, who)
             .map_err(|e| plan_error(what, e, None))?;
         let dir = PlanDir::of(&shared.plans_dir, id);
-        let plan =
-            Arc::new(Plan::new(file, dir, PathBytes::new(&shared.options.buffer_prefix), None));
+        let parts = Arc::new(Parts::of(shared.options.servers.as_ref()));
+        let prefix = PathBytes::new(&shared.options.buffer_prefix);
+        let plan = Arc::new(Plan::new(file, dir, parts, prefix, None));
         state.plans.insert(id, plan.clone());
         state.queue.push_back(id);
         tracing::info!(plan = %id, uid = who.uid, direction = ?spec.direction, kind = ?spec.kind,
@@ -287,6 +295,7 @@ impl Mover {
                 state.queue.push_back(id);
             }
         }
+        shared.sweep_shares(&mut state);
         shared.start_next(&mut state);
     }
 
@@ -397,51 +406,22 @@ impl Shared {
     }
 
     fn prepare(&self, plan: &Plan, journal: Arc<Journal>, past: Past) -> Result<Run, String> {
-        let PlanFile { plan: id, spec, who, token, .. } = plan.file.lock().clone();
-        let identity = Identity::of(&who)?;
-        let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
-        let pfs = Pfs {
-            identity: identity.clone(),
-            roots: Arc::new(self.options.pfs_roots.iter().map(bytes).collect()),
-            hook: self.options.hook.clone(),
-            temp_prefix: format!(".forebay-{id}.{token:08x}-").into_bytes(),
-        };
-        let mount_point = self.options.mount_point.as_ref().map(bytes);
-        let old_temps = match spec.direction {
+        let file = plan.file.lock().clone();
+        let old_temps = match file.spec.direction {
             Direction::In => Vec::new(),
-            Direction::Out => self.temps_left_for(who.uid),
+            Direction::Out => self.temps_left_for(file.who.uid),
         };
-        let buffer = Buffer { tree: self.tree.clone(), who, mount_point };
-        let (source, target): (Box<dyn Source>, Box<dyn Target>) = match spec.direction {
-            Direction::In => (Box::new(pfs.clone()), Box::new(buffer)),
-            Direction::Out => (Box::new(buffer), Box::new(pfs.clone())),
-        };
-        Ok(Run {
-            plan: id,
-            spec,
-            source,
-            target,
-            pfs,
-            identity,
-            hook: self.options.hook.clone(),
-            mount_point: self.options.mount_point.as_ref().map(bytes),
-            buffer_prefix: self.options.buffer_prefix.clone(),
-            dir_records: Bound::new("directories", self.options.dir_records_bytes_max),
-            link_records: Bound::new(
-                "names of files with several names",
-                self.options.link_records_bytes_max,
-            ),
-            workers: self.options.workers.max(1),
+        self.run_of(Setup {
+            file,
+            share_of: None,
             pace: plan.pace.clone(),
             progress: plan.progress.clone(),
             journal,
             past,
-            temps: AtomicU64::new(0),
-            known_temps: Temps::new(old_temps),
-            left: Mutex::new(Vec::new()),
-            pfs_identity: OnceLock::new(),
-            dirs: Mutex::new(Vec::new()),
-            followers: Mutex::new(Vec::new()),
+            parts: plan.parts.clone(),
+            servers: self.options.servers.clone(),
+            outbox: None,
+            old_temps,
         })
     }
 
@@ -470,6 +450,7 @@ impl Plan {
     pub fn new(
         file: PlanFile,
         dir: PlanDir,
+        parts: Arc<Parts>,
         buffer_prefix: PathBytes,
         finished: Option<PlanStatus>,
     ) -> Plan {
@@ -484,6 +465,7 @@ impl Plan {
             file: Mutex::new(file),
             dir,
             progress: Arc::new(Progress::new()),
+            parts,
             buffer_prefix,
             journal: OnceLock::new(),
             state: Mutex::new(state),
@@ -511,7 +493,8 @@ impl Plan {
         let worked_ms = self.journal.get().map_or(0, |journal| journal.worked_ms());
         let file = self.file.lock();
         let status = self.progress.status(file.plan, &file.spec, state, self.uid, worked_ms);
-        PlanStatus { buffer_prefix: self.buffer_prefix.clone(), ..status }
+        let (buffer_prefix, parts) = (self.buffer_prefix.clone(), self.parts.status());
+        PlanStatus { buffer_prefix, parts, ..status }
     }
 
     /// Records the end of the plan.
@@ -556,5 +539,6 @@ fn plan_failure(what: &str, why: &str) -> FileError {
         errno: 0,
         why: why.to_string(),
         attempts: 1,
+        server: None,
     }
 }

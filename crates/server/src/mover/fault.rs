@@ -111,6 +111,7 @@ impl Fault {
             errno: self.errno.0,
             why,
             attempts,
+            server: None,
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::tree::{BufferTree, NewFile};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
-use forebay_proto::{Caller, Errno, Ino, Result};
+use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::fs::File;
 use std::sync::Arc;
@@ -79,6 +79,15 @@ impl BufferTree for Gate {
     fn open_read(&self, who: &Caller, ino: Ino) -> Result<Arc<File>> {
         let _open = self.enter()?;
         self.tree.open_read(who, ino)
+    }
+
+    fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let _open = self.enter()?;
+        self.tree.read_from(who, ino, offset, buf)
+    }
+
+    fn home(&self, ino: Ino) -> ShardId {
+        self.tree.home(ino)
     }
 
     fn begin_file(&self, who: &Caller, dir: Ino, size_bytes: u64) -> Result<NewFile> {

@@ -38,9 +38,12 @@ impl Mover {
         for plan in state.plans.values() {
             plan.pace.stop(StopReason::Shutdown);
         }
+        for share in state.shares.values() {
+            share.shut_down();
+        }
         self.shared.changed.notify_all();
         let end = Instant::now() + if state.left_behind { Duration::ZERO } else { wait };
-        while !state.active.is_empty() {
+        while state.is_working() {
             if self.shared.changed.wait_until(&mut state, end).timed_out() {
                 break;
             }
@@ -94,18 +97,27 @@ impl Mover {
 
 fn stuck(state: &State) -> Vec<Stuck> {
     let running = state.active.iter().filter_map(|id| Some((id, state.plans.get(id)?)));
-    running
-        .map(|(id, plan)| Stuck { plan: *id, pfs_path: plan.file.lock().spec.pfs_path.clone() })
-        .collect()
+    let plans = running
+        .map(|(id, plan)| Stuck { plan: *id, pfs_path: plan.file.lock().spec.pfs_path.clone() });
+    let shares = state.shares.iter().filter(|(_, share)| !share.is_over());
+    let shares =
+        shares.map(|(id, share)| Stuck { plan: id.plan, pfs_path: share.pfs_path.clone() });
+    plans.chain(shares).collect()
 }
 
 impl State {
+    /// True if a plan or a share in one runs.
+    fn is_working(&self) -> bool {
+        !self.active.is_empty() || self.shares.values().any(|share| !share.is_over())
+    }
+
     /// Puts a plan that was stopped at the end of the queue, as one that nobody has stopped (but
     /// its requester).
     pub(super) fn queue_again(&mut self, id: PlanId) {
         let Some(old) = self.plans.get(&id) else { return };
-        let fresh =
-            Plan::new(old.file.lock().clone(), old.dir.clone(), old.buffer_prefix.clone(), None);
+        let (file, prefix) = (old.file.lock().clone(), old.buffer_prefix.clone());
+        let parts = Arc::new(old.parts.anew());
+        let fresh = Plan::new(file, old.dir.clone(), parts, prefix, None);
         if old.pace.stopping() == Some(StopReason::Cancel) {
             fresh.pace.stop(StopReason::Cancel);
         }

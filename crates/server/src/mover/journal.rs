@@ -12,7 +12,7 @@ use super::meta::Meta;
 use super::pfs_target::FsIdentity;
 use forebay_proto::attr::Timestamp;
 use forebay_proto::control::{FileError, PathBytes};
-use forebay_proto::{Errno, Result};
+use forebay_proto::{Errno, Result, ShardId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -36,6 +36,26 @@ impl Version {
     /// Of this object.
     pub fn of(meta: &Meta) -> Version {
         Version { ino: meta.ino, size_bytes: meta.size_bytes, mtime: meta.mtime }
+    }
+
+    /// Inode number.
+    pub fn ino(&self) -> u64 {
+        self.ino
+    }
+
+    /// Size in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Modification time.
+    pub fn mtime(&self) -> Timestamp {
+        self.mtime
+    }
+
+    /// As another server saw it.
+    pub fn new(ino: u64, size_bytes: u64, mtime: Timestamp) -> Version {
+        Version { ino, size_bytes, mtime }
     }
 }
 
@@ -65,6 +85,8 @@ pub(super) enum Record {
         /// CRC32C of the content.
         crc32c: u32,
     },
+    /// The server of this shard takes part, and must be told when the plan ends.
+    Share(ShardId),
     /// A file failed.
     Error(FileError),
     /// Milliseconds worked so far, over all runs.
@@ -78,6 +100,8 @@ pub(super) struct Past {
     pub top: Option<Vec<u8>>,
     pub made_top: bool,
     pub dirs: HashSet<Vec<u8>>,
+    /// Servers that take part.
+    pub shares: HashSet<ShardId>,
     /// By hash of the path: source and target version.
     done: HashMap<u128, (Version, Version)>,
     pub worked_ms: u64,
@@ -102,6 +126,7 @@ impl Past {
             Record::Done { path, source, target, .. } => {
                 self.done.insert(key(path.as_bytes()), (source, target));
             }
+            Record::Share(shard) => drop(self.shares.insert(shard)),
             Record::Error(_) => {}
             Record::Worked(ms) => self.worked_ms = ms,
         }

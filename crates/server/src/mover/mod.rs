@@ -4,6 +4,8 @@
 //! queue), `plan`, `journal` and `left` (on flash), `run` (the phases), `walk` (source to items),
 //! `worker` (an item to its end), `copy` (data and checksums) with `holes` and `memory`, `side`
 //! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
+//! `parts`, `feeder` and `share` (plans that are the work of several servers, see
+//! docs/internals/STAGING.md), `ends` (what becomes of an item), `setup`,
 //! `stop` (cancel and rate), `halt` and `gate` (ending while a PFS hangs), `progress` and `fault` (what the user is told).
 //!
 //! Promises: a file appears under its name only whole, fsynced and verified; the PFS is touched
@@ -12,8 +14,10 @@
 
 mod buffer;
 mod copy;
+mod ends;
 mod engine;
 mod fault;
+mod feeder;
 mod gate;
 mod halt;
 mod holes;
@@ -22,11 +26,14 @@ mod journal;
 mod left;
 mod memory;
 mod meta;
+mod parts;
 mod pfs;
 mod pfs_target;
 mod plan;
 mod progress;
 mod run;
+mod setup;
+mod share;
 mod side;
 mod stop;
 mod task;
@@ -39,4 +46,5 @@ mod tests;
 
 pub use engine::{KEEP_FINISHED_PLANS, Mover, MoverOptions, QUEUED_PLANS_MAX, STAGING_WAIT_MAX};
 pub use halt::Stuck;
+pub use parts::Servers;
 pub use pfs::PfsHook;

@@ -11,8 +11,9 @@ use super::identity::{Acting, Identity};
 use super::meta::{Dir, Meta, OpenSource, Xattrs};
 use super::side::{Located, Source};
 use forebay_proto::attr::FileKind;
-use forebay_proto::{Errno, Result};
+use forebay_proto::{Errno, Result, ShardId};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -330,6 +331,23 @@ impl Source for Pfs {
     fn dir_xattrs(&self, dir: &Dir) -> Outcome<Xattrs> {
         let fault = Fault::source("read xattrs of source");
         self.xattrs_of(fd(dir).map_err(&fault)?).map_err(&fault)
+    }
+
+    fn home(&self, _meta: &Meta) -> Option<ShardId> {
+        None
+    }
+
+    fn check_readable(&self, file: &Located) -> Outcome<()> {
+        self.open(&file.dir, &file.name, &file.meta).map(drop)
+    }
+
+    fn read_all(&self, file: &Located, most_bytes: u64) -> Outcome<Option<Vec<u8>>> {
+        let open = self.open(&file.dir, &file.name, &file.meta)?;
+        let _acting = self.act("read", &file.name).map_err(Fault::source("read source"))?;
+        let mut text = Vec::new();
+        let read = (&*open.file).take(most_bytes + 1).read_to_end(&mut text);
+        let len = read.map_err(|e| Fault::source("read source")(e.into()))?;
+        Ok((len as u64 <= most_bytes).then_some(text))
     }
 }
 

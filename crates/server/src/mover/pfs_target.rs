@@ -308,7 +308,7 @@ impl Target for Pfs {
         Ok(())
     }
 
-    fn sweep(&self, dir: &Dir) -> Outcome<()> {
+    fn sweep(&self, dir: &Dir, prefix: &[u8]) -> Outcome<()> {
         let fault = Fault::target("remove leftovers");
         let _acting = self.act("sweep", b"").map_err(&fault)?;
         let at = fd(dir).map_err(&fault)?;
@@ -316,7 +316,7 @@ impl Target for Pfs {
         for entry in entries {
             let entry = entry.map_err(|e| fault(errno(e)))?;
             let name = entry.file_name();
-            let ours = name.to_bytes().starts_with(&self.temp_prefix);
+            let ours = name.to_bytes().starts_with(prefix);
             if ours && name.to_bytes().ends_with(TEMP_SUFFIX) {
                 rustix::fs::unlinkat(at, name, AtFlags::empty()).map_err(|e| fault(errno(e)))?;
             }

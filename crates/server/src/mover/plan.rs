@@ -5,6 +5,7 @@
 
 use super::left::LeftTemp;
 use forebay_proto::control::{PlanStatus, StageSpec};
+use forebay_proto::net::staging::ShareId;
 use forebay_proto::{Caller, PlanId, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -13,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 /// Version of the files of a plan.
 const FORMAT: u32 = 1;
+/// Start of the names of directories of shares.
+const SHARE_PREFIX: &str = "share-";
 
 /// What `plan.json` holds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -36,7 +39,43 @@ pub(super) struct PlanDir {
     path: PathBuf,
 }
 
+impl PlanFile {
+    /// What was asked now.
+    pub fn new(plan: PlanId, token: u32, spec: &StageSpec, who: &Caller) -> PlanFile {
+        let (spec, who) = (spec.clone(), who.clone());
+        PlanFile { format: FORMAT, plan, spec, who, token, started_s: now_s() }
+    }
+}
+
 impl PlanDir {
+    /// That of a share in another server's plan.
+    pub fn of_share(plans: &Path, share: ShareId) -> PlanDir {
+        PlanDir { path: plans.join(format!("{SHARE_PREFIX}{share}")) }
+    }
+
+    /// All shares on record.
+    pub fn shares(plans: &Path) -> Vec<(ShareId, PlanDir)> {
+        let entries = std::fs::read_dir(plans).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name());
+        names
+            .filter_map(|name| Some((share_id(name.to_str()?)?, plans.join(&name))))
+            .map(|(id, path)| (id, PlanDir { path }))
+            .collect()
+    }
+
+    /// Makes the record, or replaces what was asked; durable when it returns.
+    pub fn make(&self, file: &PlanFile) -> Result<()> {
+        match std::fs::create_dir(&self.path) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e.into()),
+            _ => {}
+        }
+        self.write(file)?;
+        if let Some(plans) = self.path.parent() {
+            File::open(plans)?.sync_all()?;
+        }
+        Ok(())
+    }
+
     /// That of `plan`.
     pub fn of(plans: &Path, plan: PlanId) -> PlanDir {
         PlanDir { path: plans.join(plan.to_string()) }
@@ -59,17 +98,7 @@ impl PlanDir {
     pub fn create(plans: &Path, plan: PlanId, spec: &StageSpec, who: &Caller) -> Result<PlanFile> {
         let dir = PlanDir::of(plans, plan);
         std::fs::create_dir(&dir.path)?;
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let started_s = since.map_or(0, |since| since.as_secs());
-        let token = random()?;
-        let file = PlanFile {
-            format: FORMAT,
-            plan,
-            spec: spec.clone(),
-            who: who.clone(),
-            token,
-            started_s,
-        };
+        let file = PlanFile::new(plan, random()?, spec, who);
         dir.write(&file)?;
         File::open(plans)?.sync_all()?;
         Ok(file)
@@ -147,6 +176,17 @@ impl PlanDir {
         File::open(&self.path)?.sync_all()?;
         Ok(())
     }
+}
+
+fn now_s() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+fn share_id(name: &str) -> Option<ShareId> {
+    let (plan, token) = name.strip_prefix(SHARE_PREFIX)?.split_once('-')?;
+    let token = u32::from_str_radix(token, 16).ok()?;
+    Some(ShareId { plan: plan.parse().ok()?, token })
 }
 
 fn random() -> Result<u32> {

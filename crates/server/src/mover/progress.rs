@@ -136,10 +136,12 @@ impl Progress {
             elapsed_s: worked_ms as f64 / 1_000.0,
             errors: self.errors.lock().clone(),
             verified: (state == PlanState::Done).then_some(spec.verify),
+            parts: Vec::new(),
         }
     }
 
-    fn bytes_done(&self) -> u64 {
+    /// Bytes copied so far.
+    pub fn bytes_done(&self) -> u64 {
         self.bytes_done.load(Relaxed).max(0) as u64
     }
 }

@@ -3,11 +3,14 @@
 //! Phases: sweep what a killed run left; walk the source (this thread) while workers copy;
 //! hard links; attributes and fsync of directories; sync. The plan is done only after the last.
 
+use super::ends::Outbox;
 use super::fault::{Fault, Outcome, Sort, Where};
+use super::feeder::{Feeder, Proof};
 use super::identity::Identity;
 use super::journal::{Journal, Past, Record};
 use super::left::{LeftTemp, Temps};
 use super::meta::{Meta, Xattrs};
+use super::parts::{Parts, Servers};
 use super::pfs::{Pfs, PfsHook};
 use super::pfs_target::FsIdentity;
 use super::progress::Progress;
@@ -16,9 +19,11 @@ use super::stop::{Pace, StopReason};
 use super::task::{Leader, Task};
 use super::walk::Walker;
 use super::worker::Worker;
-use forebay_proto::PlanId;
-use forebay_proto::control::{Direction, FileError, PathBytes, PlanState, StageSpec};
+use crossbeam_channel::Sender;
+use forebay_proto::control::{Direction, PathBytes, PlanState, StageSpec};
+use forebay_proto::{Caller, PlanId, ShardId};
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -34,7 +39,9 @@ const BACKOFF_MOST_MS: u64 = 5_000;
 /// What the threads of a run share.
 pub(super) struct Run {
     pub plan: PlanId,
+    pub token: u32,
     pub spec: StageSpec,
+    pub who: Caller,
     pub source: Box<dyn Source>,
     pub target: Box<dyn Target>,
     pub pfs: Pfs,
@@ -63,6 +70,15 @@ pub(super) struct Run {
     pub dirs: Mutex<Vec<DirDone>>,
     /// Further names of files with several, to be made when the first is there.
     pub followers: Mutex<Vec<(Task, Arc<Leader>)>>,
+    /// The buffer's other servers, and what each does of the plan.
+    pub servers: Option<Servers>,
+    pub parts: Arc<Parts>,
+    /// Seen by all of them; see `feeder`.
+    pub proof: Mutex<Option<Proof>>,
+    /// Those that could not be told that the plan stops.
+    pub abandoned: Mutex<Vec<ShardId>>,
+    /// Set if this is another server's plan; see `share`.
+    pub outbox: Option<Arc<Outbox>>,
 }
 
 /// What is kept in memory until the end of a run, up to a bound.
@@ -116,10 +132,12 @@ impl Run {
         let stopped = self.pace.stopping();
         if failed || stopped.is_some() {
             let left = self.sweep(self.journal.dirs());
+            self.sweep_abandoned();
             if stopped != Some(StopReason::Shutdown) {
                 self.tell_leftovers(&left);
                 let dirs: Vec<_> = left.into_iter().map(|(dir, _)| dir).collect();
-                *self.left.lock() = self.known_temps.left_in(&dirs);
+                let mut known = self.known_temps.left_in(&dirs);
+                self.left.lock().append(&mut known);
             }
         }
         match stopped {
@@ -197,14 +215,36 @@ impl Run {
                 spawned.map_err(|e| Fault::source("start worker")(e.into()))?;
             }
             drop(receive);
-            let walked = Walker::new(self, send).walk();
+            let others = self.start_feeders(scope)?;
+            let walked = Walker::new(self, send, others).walk();
             self.progress.scanned.store(walked.is_ok(), Relaxed);
             walked
-        })
+        })?;
+        self.drop_proof();
+        Ok(())
+    }
+
+    /// Starts a thread for each other server; what goes to each, by shard.
+    fn start_feeders<'scope>(
+        &'scope self,
+        scope: &'scope std::thread::Scope<'scope, '_>,
+    ) -> Outcome<HashMap<ShardId, Sender<Task>>> {
+        let mut others = HashMap::new();
+        let Some(servers) = &self.servers else { return Ok(others) };
+        for part in self.parts.others() {
+            let (send, receive) = crossbeam_channel::bounded(QUEUE_ITEMS);
+            let feeder = Feeder::new(self, servers, part, receive);
+            let name = format!("stage-{}-to-{}", self.plan, part.shard.0);
+            let body = move || self.guarded(|| feeder.feed());
+            let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, body);
+            spawned.map_err(|e| Fault::source("start a thread")(e.into()))?;
+            others.insert(part.shard, send);
+        }
+        Ok(others)
     }
 
     /// Runs a thread's work; a panic in it fails the plan, not the server.
-    fn guarded(&self, work: impl FnOnce()) {
+    pub fn guarded(&self, work: impl FnOnce()) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
             let text = panic
                 .downcast_ref::<String>()
@@ -255,7 +295,19 @@ impl Run {
 
     /// Removes temporary files of this plan from directories it wrote to; returns the
     /// directories where that failed, and why.
-    fn sweep(&self, dirs: Vec<Vec<u8>>) -> Vec<(Vec<u8>, Fault)> {
+    pub fn sweep(&self, dirs: Vec<Vec<u8>>) -> Vec<(Vec<u8>, Fault)> {
+        self.sweep_of(&self.pfs.temp_prefix, dirs)
+    }
+
+    /// Removes what other servers were writing that could not be told to stop.
+    fn sweep_abandoned(&self) {
+        for shard in self.abandoned.lock().iter() {
+            let prefix = temp_prefix(self.plan, self.token, Some(*shard));
+            self.sweep_of(&prefix, self.journal.dirs());
+        }
+    }
+
+    fn sweep_of(&self, prefix: &[u8], dirs: Vec<Vec<u8>>) -> Vec<(Vec<u8>, Fault)> {
         let mut left = Vec::new();
         if dirs.is_empty() {
             return left;
@@ -263,7 +315,7 @@ impl Run {
         let top = self.target_top();
         for rel in dirs {
             let swept = match self.target.reopen(&top, &rel) {
-                Ok(dir) => self.target.sweep(&dir),
+                Ok(dir) => self.target.sweep(&dir, prefix),
                 Err(fault) if fault.errno == forebay_proto::Errno::ENOENT => continue,
                 Err(fault) => Err(fault),
             };
@@ -296,32 +348,11 @@ impl Run {
     }
 
     /// The target directory that all relative paths of the journal are below.
-    fn target_top(&self) -> Vec<u8> {
+    pub fn target_top(&self) -> Vec<u8> {
         self.dirs.lock().first().map_or_else(
             || self.past.top.clone().unwrap_or_else(|| self.target_path().to_vec()),
             |dir| dir.top.to_vec(),
         )
-    }
-
-    /// Reports a failed item. What only says that the plan stops is not one.
-    pub fn fail(&self, fault: &Fault, source: &[u8], target: &[u8], attempts: u32) {
-        if fault.is_stop() {
-            return;
-        }
-        let shown = |path: &[u8]| PathBytes::in_buffer(&self.buffer_prefix, path);
-        let error: FileError = match self.spec.direction {
-            Direction::In => fault.on(source, shown(target).as_bytes(), attempts),
-            Direction::Out => fault.on(shown(source).as_bytes(), target, attempts),
-        };
-        tracing::warn!(plan = %self.plan, path = %error.path, what = %error.what,
-            errno = error.errno, attempts, "{}", error.why);
-        if let Err(fault) = self.journal.append(&[Record::Error(error.clone())]) {
-            tracing::warn!(plan = %self.plan, errno = %fault.errno, "journal not written");
-        }
-        self.progress.failed(error);
-        if !self.spec.keep_going {
-            self.pace.stop(StopReason::Error);
-        }
     }
 
     /// Tries a step again while its errors are transient; tells how often it tried.
@@ -367,6 +398,14 @@ impl Run {
 fn is_gone(fault: &Fault) -> bool {
     use forebay_proto::Errno as E;
     fault.sort == Sort::Refused || [E::ENOTCONN, E::ENODEV, E::ENXIO].contains(&fault.errno)
+}
+
+/// Start of a plan's temporary names; those of another server's share of it name the shard.
+pub(super) fn temp_prefix(plan: PlanId, token: u32, shard: Option<ShardId>) -> Vec<u8> {
+    match shard {
+        None => format!(".forebay-{plan}.{token:08x}-").into_bytes(),
+        Some(ShardId(shard)) => format!(".forebay-{plan}.{token:08x}.{shard}-").into_bytes(),
+    }
 }
 
 /// `top/rel/name`, with empty parts left out.

@@ -9,6 +9,7 @@
 use super::fault::Outcome;
 use super::identity::Acting;
 use super::meta::{Dir, Meta, OpenSource, Temp, Xattrs};
+use forebay_proto::ShardId;
 
 /// What is copied from.
 pub(super) trait Source: Send + Sync {
@@ -40,6 +41,12 @@ pub(super) trait Source: Send + Sync {
     fn name_xattrs(&self, dir: &Dir, name: &[u8], meta: &Meta) -> Outcome<Xattrs>;
     /// xattrs of a directory.
     fn dir_xattrs(&self, dir: &Dir) -> Outcome<Xattrs>;
+    /// The shard whose server holds a file; `None` if no server is nearer to it than another.
+    fn home(&self, meta: &Meta) -> Option<ShardId>;
+    /// Fails if a located file cannot be read by the requester.
+    fn check_readable(&self, file: &Located) -> Outcome<()>;
+    /// All of a located file, whose size is at most `most_bytes`; `None` if it is more.
+    fn read_all(&self, file: &Located, most_bytes: u64) -> Outcome<Option<Vec<u8>>>;
 }
 
 /// What is copied to.
@@ -83,8 +90,8 @@ pub(super) trait Target: Send + Sync {
     fn fsync_dir(&self, dir: &Dir) -> Outcome<()>;
     /// Puts all names made by the plan on stable storage, where that is one call.
     fn sync(&self) -> Outcome<()>;
-    /// Removes what a killed run of this plan left in a directory.
-    fn sweep(&self, dir: &Dir) -> Outcome<()>;
+    /// Removes what a killed run left in a directory, by the start of its temporary names.
+    fn sweep(&self, dir: &Dir, prefix: &[u8]) -> Outcome<()>;
 }
 
 /// An object that the user named.

@@ -35,6 +35,10 @@ pub(super) struct Pace {
 
 struct State {
     stop: Option<StopReason>,
+    /// The limit of the whole plan; 0 = none.
+    plan_bytes_per_s: u64,
+    /// Servers that share it.
+    servers: u64,
     bucket: Bucket,
 }
 
@@ -42,7 +46,8 @@ impl Pace {
     /// With a rate limit in bytes per second; 0 = none.
     pub fn new(rate_bytes_per_s: u64) -> Pace {
         let bucket = Bucket { rate_bytes_per_s, tokens_bytes: 0.0, filled: Instant::now() };
-        Pace { state: Mutex::new(State { stop: None, bucket }), changed: Condvar::new() }
+        let state = State { stop: None, plan_bytes_per_s: rate_bytes_per_s, servers: 1, bucket };
+        Pace { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Asks everybody to stop. The first reason stands, but for a cancel, which always wins.
@@ -79,6 +84,29 @@ impl Pace {
     /// Changes the rate limit; sleepers notice at once.
     pub fn set_rate(&self, rate_bytes_per_s: u64) {
         let mut state = self.state.lock();
+        state.plan_bytes_per_s = rate_bytes_per_s;
+        self.apply_rate(&mut state);
+    }
+
+    /// Divides the rate limit among so many servers, of which this is one; tells what each has
+    /// (0: no limit).
+    pub fn divide(&self, servers: u64) -> u64 {
+        let mut state = self.state.lock();
+        if state.servers != servers {
+            state.servers = servers.max(1);
+            self.apply_rate(&mut state);
+        }
+        state.bucket.rate_bytes_per_s
+    }
+
+    fn apply_rate(&self, state: &mut State) {
+        let rate_bytes_per_s = match state.plan_bytes_per_s {
+            0 => 0,
+            rate => (rate / state.servers).max(1),
+        };
+        if rate_bytes_per_s == state.bucket.rate_bytes_per_s {
+            return;
+        }
         state.bucket.refill();
         state.bucket.rate_bytes_per_s = rate_bytes_per_s;
         state.bucket.tokens_bytes = state.bucket.tokens_bytes.min(0.0);

@@ -2,6 +2,8 @@
 
 use super::meta::{Dir, Meta};
 use super::run::join;
+use forebay_proto::Ino;
+use forebay_proto::attr::Timestamp;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -22,6 +24,21 @@ pub(super) struct Task {
     pub meta: Meta,
     /// Set if the source has several names and this is the first one found.
     pub leader: Option<Arc<Leader>>,
+    /// Counted as given to a server (`parts`).
+    pub is_shared: bool,
+    /// Set if it is of another server's plan.
+    pub afar: Option<Afar>,
+}
+
+/// What is known of an item of another server's plan.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Afar {
+    /// Its number.
+    pub number: u64,
+    /// Its directory in the buffer.
+    pub buffer_dir: Ino,
+    /// Its size in bytes and its modification time as the plan's server found it.
+    pub found: (u64, Timestamp),
 }
 
 impl Task {

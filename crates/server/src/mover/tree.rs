@@ -6,7 +6,7 @@
 //! implementation over a plain directory.
 
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
-use forebay_proto::{Caller, Ino, Result};
+use forebay_proto::{Caller, Ino, Result, ShardId};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -35,8 +35,14 @@ pub trait BufferTree: Send + Sync {
     /// xattrs that are to be copied: `user.*` but `user.forebay.*`, `system.posix_acl_*`,
     /// and for a superuser `trusted.*` and `security.*`.
     fn xattrs(&self, who: &Caller, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
-    /// Opens a file's object for reading.
+    /// Opens a file's object for reading; only of a file whose home is this server.
     fn open_read(&self, who: &Caller, ino: Ino) -> Result<Arc<File>>;
+    /// Reads from a file, wherever it is; 0 at its end. Into an empty `buf`: may `who` read it?
+    fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    /// The shard whose server holds what belongs to an inode.
+    fn home(&self, ino: Ino) -> ShardId {
+        ino.shard()
+    }
 
     /// Makes a file without a name, to be published in `dir`. `size_bytes` is reserved where
     /// the store counts space itself (ENOSPC at once, not in the middle).

@@ -21,11 +21,10 @@ use super::run::{DirDone, Run, join};
 use super::side::Located;
 use super::task::{Leader, Task};
 use crossbeam_channel::Sender;
-use forebay_proto::Errno;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::{Direction, PathBytes, StageKind};
+use forebay_proto::{Errno, ShardId};
 use std::collections::HashMap;
-use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -38,6 +37,8 @@ const DEPTH_MAX: usize = 4_000;
 pub(super) struct Walker<'a> {
     run: &'a Run,
     send: Sender<Task>,
+    /// What goes to the buffer's other servers.
+    others: HashMap<ShardId, Sender<Task>>,
     /// Sources with several names: (device, inode) of each and its first name.
     leaders: HashMap<(u64, u64), Arc<Leader>>,
     target_top: Arc<[u8]>,
@@ -52,9 +53,14 @@ struct Frame {
 }
 
 impl<'a> Walker<'a> {
-    /// A walk that hands items to `send`.
-    pub fn new(run: &'a Run, send: Sender<Task>) -> Walker<'a> {
-        Walker { run, send, leaders: HashMap::new(), target_top: Arc::from(&b""[..]) }
+    /// A walk that hands items to the workers here (`send`), and files to `others`.
+    pub fn new(
+        run: &'a Run,
+        send: Sender<Task>,
+        others: HashMap<ShardId, Sender<Task>>,
+    ) -> Walker<'a> {
+        let target_top = Arc::from(&b""[..]);
+        Walker { run, send, others, leaders: HashMap::new(), target_top }
     }
 
     /// Walks all. Errors of single items are reported on the way; the error returned is one
@@ -96,7 +102,7 @@ impl<'a> Walker<'a> {
         }
         if located.meta.kind == FileKind::File {
             // No directory is made for a file that cannot be read.
-            run.source.open(&located.dir, &located.name, &located.meta)?;
+            run.source.check_readable(&located)?;
         }
         let (top, name) = match split(path) {
             Some((parent, name)) if !into => (parent, name.to_vec()),
@@ -148,7 +154,6 @@ impl<'a> Walker<'a> {
     }
 
     fn read_list(&self, located: &Located) -> Outcome<Vec<Vec<u8>>> {
-        let fault = Fault::source("read list");
         if located.meta.kind != FileKind::File {
             let why = "it is not a regular file with one path a line";
             return Err(refused(Where::Source, Errno::EINVAL, "read list", why));
@@ -160,16 +165,7 @@ impl<'a> Walker<'a> {
         if located.meta.size_bytes > LIST_BYTES_MAX {
             return Err(too_long());
         }
-        let open = self.run.source.open(&located.dir, &located.name, &located.meta)?;
-        let mut text = Vec::new();
-        let file = &*open.file;
-        // A file of the buffer may be shared: read from its start, whatever its position.
-        rustix::fs::seek(file, rustix::fs::SeekFrom::Start(0))
-            .map_err(|e| fault(super::pfs::errno(e)))?;
-        let read = file.take(LIST_BYTES_MAX + 1).read_to_end(&mut text);
-        if read.map_err(|e| fault(e.into()))? as u64 > LIST_BYTES_MAX {
-            return Err(too_long());
-        }
+        let text = self.run.source.read_all(located, LIST_BYTES_MAX)?.ok_or_else(too_long)?;
         let lines = text.split(|&b| b == b'\n').map(<[u8]>::to_vec);
         Ok(lines.filter(|line| !line.is_empty()).collect())
     }
@@ -245,6 +241,8 @@ impl<'a> Walker<'a> {
             target_name: name,
             meta: found.meta,
             leader: None,
+            is_shared: false,
+            afar: None,
         })
     }
 
@@ -280,6 +278,8 @@ impl<'a> Walker<'a> {
                     target_name: name,
                     meta,
                     leader: None,
+                    is_shared: false,
+                    afar: None,
                 };
                 if self.hand(task).is_err() {
                     return;
@@ -373,7 +373,24 @@ impl<'a> Walker<'a> {
             }
         }
         run.progress.found(if is_file { task.meta.size_bytes } else { 0 });
-        self.send.send(task).map_err(|_| Fault::stopped())
+        let send = match is_file {
+            true => self.copier(&mut task),
+            false => &self.send,
+        };
+        send.send(task).map_err(|_| Fault::stopped())
+    }
+
+    /// Who copies a file: who holds it, or is to hold it.
+    fn copier(&self, task: &mut Task) -> &Sender<Task> {
+        let run = self.run;
+        let part = match run.source.home(&task.meta) {
+            Some(shard) => run.parts.get(shard),
+            None => run.parts.least(),
+        };
+        let Some(part) = part else { return &self.send };
+        part.given(task.meta.size_bytes);
+        task.is_shared = true;
+        self.others.get(&part.shard).unwrap_or(&self.send)
     }
 }
 

@@ -13,11 +13,13 @@ use super::meta::{Dir, Meta, OpenSource, Temp};
 use super::run::Run;
 use super::side::At;
 use super::task::{Leader, Task};
+use crate::step::step;
 use crossbeam_channel::Receiver;
 use forebay_proto::Errno;
-use forebay_proto::attr::FileKind;
-use forebay_proto::control::{PathBytes, Verify};
+use forebay_proto::attr::{FileKind, Timestamp};
+use forebay_proto::control::{Direction, PathBytes, Verify};
 use rustix::fs::OFlags;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Most files of a batch; each holds two descriptors.
@@ -31,7 +33,12 @@ const BATCH_BYTES: u64 = 16 << 20;
 pub(super) struct Worker<'a> {
     run: &'a Run,
     memory: Memory,
+    /// The directory on the PFS that was used last, by its top and its path below it.
+    last_dir: Option<(DirPath, Dir)>,
 }
+
+/// A directory's top, and its path below it.
+type DirPath = (Arc<[u8]>, Arc<[u8]>);
 
 /// A file whose data is written, but which is not safe yet.
 struct Pending<'a> {
@@ -66,7 +73,7 @@ impl Drop for Unpublished<'_> {
             if self.run.target.abandon(&temp, &self.dir) {
                 self.run.known_temps.gone(&temp);
             }
-            self.run.progress.take_back(self.counted.load(Relaxed));
+            self.run.take_back(self.counted.load(Relaxed));
         }
     }
 }
@@ -84,7 +91,7 @@ enum Step<'a> {
 impl<'a> Worker<'a> {
     /// A worker.
     pub fn new(run: &'a Run) -> Worker<'a> {
-        Worker { run, memory: Memory::new() }
+        Worker { run, memory: Memory::new(), last_dir: None }
     }
 
     /// Works until there are no more items, or the plan is being stopped.
@@ -129,17 +136,17 @@ impl<'a> Worker<'a> {
             let fault = match self.begin(&mut task, attempt) {
                 Ok(Step::Pending(pending)) => return Some(*pending),
                 Ok(Step::Done) => {
-                    run.progress.done();
+                    run.item_done(&task);
                     return None;
                 }
                 Ok(Step::Skipped) => {
-                    run.progress.skipped(task.meta.size_bytes);
+                    run.item_skipped(&task);
                     return None;
                 }
                 Err(fault) => fault,
             };
             if let Err((fault, attempts)) = run.before_retry(fault, attempt) {
-                run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
+                run.item_failed(&task, &fault, attempts);
                 return None;
             }
             attempt += 1;
@@ -154,8 +161,8 @@ impl<'a> Worker<'a> {
         let mut records = Vec::new();
         let mut again = Vec::new();
         for (mut pending, outcome) in synced {
-            match outcome.and_then(|()| self.settle(&mut pending, &mut records)) {
-                Ok(()) => run.progress.done(),
+            match outcome.and_then(|()| self.settle(&mut pending)) {
+                Ok(record) => run.item_copied(&pending.task, record, &mut records),
                 Err(fault) => again.push((pending.task, pending.attempt, fault)),
             }
         }
@@ -170,9 +177,7 @@ impl<'a> Worker<'a> {
                         self.second_half(vec![pending]);
                     }
                 }
-                Err((fault, attempts)) => {
-                    run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
-                }
+                Err((fault, attempts)) => run.item_failed(&task, &fault, attempts),
             }
         }
     }
@@ -204,7 +209,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Verifies and publishes a file that was fsynced.
-    fn settle(&mut self, pending: &mut Pending<'a>, records: &mut Vec<Record>) -> Outcome<()> {
+    fn settle(&mut self, pending: &mut Pending<'a>) -> Outcome<Record> {
         let run = self.run;
         run.pace.check()?;
         let Pending { task, dirs, source, target, copied, partial, .. } = pending;
@@ -216,7 +221,9 @@ impl<'a> Worker<'a> {
         if let Some(how) = now.changed_since(&source.meta) {
             return Err(Fault::changed(how));
         }
+        step("a file is to be published");
         let published = run.target.publish(temp, &dirs.1, &task.target_name)?;
+        step("a file is published");
         run.known_temps.gone(temp);
         target.temp = None;
         run.progress.resized(source.meta.size_bytes, copied.size_bytes());
@@ -226,29 +233,25 @@ impl<'a> Worker<'a> {
         if let Some(fault) = partial.take() {
             return Err(fault);
         }
-        records.push(Record::Done {
+        Ok(Record::Done {
             path: PathBytes::new(&task.key()),
             source: Version::of(&source.meta),
             target: Version::of(&published),
             crc32c: copied.crc32c(),
-        });
-        Ok(())
+        })
     }
 
     /// Brings an item to its end, or a file to where only fsync and what follows is left.
     fn begin(&mut self, task: &mut Task, attempt: u32) -> Outcome<Step<'a>> {
         let run = self.run;
         run.pace.check()?;
-        let dirs = match &task.dirs {
-            Some(dirs) if attempt == 1 => dirs.clone(),
-            // Descriptors may be stale: walk there again.
-            _ => {
-                let source = run.source.reopen(&task.source_top, &task.rel)?;
-                (source, run.target.reopen(&task.target_top, &task.rel)?)
-            }
-        };
-        if attempt > 1 {
+        let dirs = self.dirs_of(task, attempt)?;
+        let from_pfs = run.spec.direction == Direction::In;
+        if attempt > 1 || (task.afar.is_some() && from_pfs) {
             let now = run.source.stat(&dirs.0, &task.source_name)?;
+            if let (Some(afar), true) = (&task.afar, from_pfs) {
+                see_as_found(afar.found, &now)?;
+            }
             run.progress.resized(file_bytes(&task.meta), file_bytes(&now));
             task.meta = now;
         }
@@ -278,7 +281,7 @@ impl<'a> Worker<'a> {
 
     fn begin_file(&mut self, task: &mut Task, dirs: (Dir, Dir), attempt: u32) -> Outcome<Step<'a>> {
         let run = self.run;
-        if self.is_done(task, &dirs)? {
+        if run.is_done(task, &dirs.1)? {
             return Ok(Step::Skipped);
         }
         let source = run.source.open(&dirs.0, &task.source_name, &task.meta)?;
@@ -286,6 +289,7 @@ impl<'a> Worker<'a> {
         task.meta = source.meta;
         let xattrs = run.source.file_xattrs(&source)?;
         let temp = run.target.begin(&dirs.1, source.meta.size_bytes, run.next_temp())?;
+        step("a file is begun");
         run.known_temps.made(&task.target_top, &task.rel, &temp);
         let target =
             Unpublished { run, dir: dirs.1.clone(), temp: Some(temp), counted: AtomicU64::new(0) };
@@ -295,7 +299,7 @@ impl<'a> Worker<'a> {
             name: &task.source_name,
             count: &|bytes| {
                 target.counted.fetch_add(bytes, Relaxed);
-                run.progress.copied(bytes);
+                run.count(bytes);
             },
             grow: &|size_bytes| run.target.grow(target.temp()?, size_bytes),
             follow: run.spec.verify == Verify::Cache,
@@ -318,18 +322,37 @@ impl<'a> Worker<'a> {
         Ok(Step::Pending(Box::new(pending)))
     }
 
-    /// True if an earlier run of the plan did the file, and both sides still are what they were.
-    fn is_done(&self, task: &Task, dirs: &(Dir, Dir)) -> Outcome<bool> {
-        let Some((source, target)) = self.run.past.done(&task.key()) else { return Ok(false) };
-        if Version::of(&task.meta) != *source {
-            return Ok(false);
+    /// The directories of an item. Those of another server's plan are known by inode in the
+    /// buffer and by path on the PFS, where the last one used is kept.
+    fn dirs_of(&mut self, task: &Task, attempt: u32) -> Outcome<(Dir, Dir)> {
+        let run = self.run;
+        match (&task.dirs, &task.afar) {
+            (Some(dirs), _) if attempt == 1 => Ok(dirs.clone()),
+            (_, Some(afar)) => {
+                let buffer = Dir::Buffer(afar.buffer_dir);
+                if run.spec.direction == Direction::Out {
+                    run.journal.note_dir(&task.rel)?;
+                }
+                let key = (task.source_top.clone(), task.rel.clone());
+                let pfs = match &self.last_dir {
+                    Some((last, dir)) if attempt == 1 && *last == key => dir.clone(),
+                    _ => match run.spec.direction {
+                        Direction::In => run.source.reopen(&task.source_top, &task.rel)?,
+                        Direction::Out => run.target.reopen(&task.target_top, &task.rel)?,
+                    },
+                };
+                self.last_dir = Some((key, pfs.clone()));
+                Ok(match run.spec.direction {
+                    Direction::In => (pfs, buffer),
+                    Direction::Out => (buffer, pfs),
+                })
+            }
+            // Descriptors may be stale: walk there again.
+            _ => {
+                let source = run.source.reopen(&task.source_top, &task.rel)?;
+                Ok((source, run.target.reopen(&task.target_top, &task.rel)?))
+            }
         }
-        let there = self.run.target.stat(&dirs.1, &task.target_name)?;
-        let same = there.is_some_and(|there| Version::of(&there) == *target);
-        if let (true, Some(leader)) = (same, &task.leader) {
-            leader.published.store(true, Relaxed);
-        }
-        Ok(same)
     }
 
     /// Makes a further name of a file.
@@ -351,6 +374,20 @@ impl<'a> Worker<'a> {
                 run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
             }
         }
+    }
+}
+
+/// Fails if a source on the PFS is not what the plan's server found, or newer. A client of a PFS
+/// may keep attributes and directories for a while: an older file is not taken.
+fn see_as_found(found: (u64, Timestamp), here: &Meta) -> Outcome<()> {
+    let (size_bytes, mtime) = found;
+    let is_other = here.mtime == mtime && here.size_bytes != size_bytes;
+    match here.kind {
+        FileKind::File if here.mtime >= mtime && !is_other => Ok(()),
+        FileKind::File => {
+            Err(Fault::changed("this server does not see it as the plan's server does"))
+        }
+        _ => Err(Fault::changed("it is no regular file any more")),
     }
 }
 

@@ -281,6 +281,15 @@ impl Peers for BufferPeers {
         self.buffer
     }
 
+    fn name(&self, shard: ShardId) -> String {
+        let places = self.places.shards();
+        let place = places.get(usize::from(shard.0));
+        match place.and_then(|place| place.addresses.first()) {
+            Some(address) => address.clone(),
+            None => format!("the server of part {}", shard.0),
+        }
+    }
+
     fn ask(
         &self,
         to: ShardId,

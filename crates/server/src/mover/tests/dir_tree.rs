@@ -5,7 +5,7 @@ use crate::mover::meta::{Meta, decode_rdev};
 use crate::mover::pfs::errno;
 use crate::mover::tree::{BufferTree, NewFile};
 use forebay_proto::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
-use forebay_proto::{Caller, Errno, Ino, Result, acl};
+use forebay_proto::{Caller, Errno, Ino, Result, ShardId, acl};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, XattrFlags};
 use std::collections::HashMap;
@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub struct DirTree {
     base: PathBuf,
+    /// Which of so many servers sees the directory by this.
+    server: (u16, u16),
     /// Where inodes seen so far are.
     paths: Mutex<HashMap<Ino, PathBuf>>,
     counter: AtomicU64,
@@ -26,19 +28,55 @@ pub struct DirTree {
 impl DirTree {
     /// Opens or makes the buffer; files without names of an earlier run are dropped.
     pub fn open(base: &Path) -> DirTree {
-        let _ = std::fs::remove_dir_all(base.join("unnamed"));
-        std::fs::create_dir_all(base.join("unnamed")).unwrap();
+        DirTree::of_server(base, 0, 1)
+    }
+
+    /// As the tree of server `mine` of `count` that serve the same names.
+    pub fn of_server(base: &Path, mine: u16, count: u16) -> DirTree {
+        let tree = DirTree {
+            base: base.to_path_buf(),
+            server: (mine, count),
+            paths: Mutex::new(HashMap::from([(Ino::ROOT, base.join("tree"))])),
+            counter: AtomicU64::new(0),
+        };
+        let _ = std::fs::remove_dir_all(tree.unnamed());
+        std::fs::create_dir_all(tree.unnamed()).unwrap();
         std::fs::create_dir_all(base.join("tree")).unwrap();
-        let paths = Mutex::new(HashMap::from([(Ino::ROOT, base.join("tree"))]));
-        DirTree { base: base.to_path_buf(), paths, counter: AtomicU64::new(0) }
+        tree
+    }
+
+    fn unnamed(&self) -> PathBuf {
+        self.base.join(format!("unnamed-{}", self.server.0))
     }
 
     pub fn unnamed_files(&self) -> usize {
-        std::fs::read_dir(self.base.join("unnamed")).unwrap().count()
+        std::fs::read_dir(self.unnamed()).unwrap().count()
     }
 
     fn path(&self, ino: Ino) -> Result<PathBuf> {
-        self.paths.lock().get(&ino).cloned().ok_or(Errno::ESTALE)
+        let known = self.paths.lock().get(&ino).cloned();
+        match known {
+            Some(path) if ino == Ino::ROOT || inode(&path) == Some(ino.0) => Ok(path),
+            _ if self.server.1 > 1 => self.find(&self.base.join("tree"), ino).ok_or(Errno::ESTALE),
+            known => known.ok_or(Errno::ESTALE),
+        }
+    }
+
+    /// Looks for what another server has made.
+    fn find(&self, dir: &Path, ino: Ino) -> Option<PathBuf> {
+        for entry in std::fs::read_dir(dir).ok()?.flatten() {
+            let path = entry.path();
+            if inode(&path) == Some(ino.0) {
+                self.paths.lock().insert(ino, path.clone());
+                return Some(path);
+            }
+            if entry.file_type().is_ok_and(|kind| kind.is_dir())
+                && let Some(found) = self.find(&path, ino)
+            {
+                return Some(found);
+            }
+        }
+        None
     }
 
     fn see(&self, path: PathBuf) -> Result<Attr> {
@@ -78,7 +116,7 @@ impl DirTree {
     }
 
     fn fresh(&self) -> PathBuf {
-        self.base.join("unnamed").join(self.counter.fetch_add(1, Relaxed).to_string())
+        self.unnamed().join(self.counter.fetch_add(1, Relaxed).to_string())
     }
 
     /// Makes something by `make` at a fresh path, for `who`, and renames it into place.
@@ -98,7 +136,15 @@ impl DirTree {
     }
 }
 
+fn inode(path: &Path) -> Option<u64> {
+    rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).ok().map(|stat| stat.st_ino)
+}
+
 impl BufferTree for DirTree {
+    fn home(&self, ino: Ino) -> ShardId {
+        ShardId((ino.0 % u64::from(self.server.1)) as u16)
+    }
+
     fn resolve(&self, who: &Caller, path: &[u8]) -> Result<Attr> {
         let mut attr = self.see(self.base.join("tree"))?;
         for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
@@ -135,6 +181,11 @@ impl BufferTree for DirTree {
 
     fn xattrs(&self, _who: &Caller, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         Ok(super::snapshot::xattrs(&self.path(ino)?))
+    }
+
+    fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let file = self.open_read(who, ino)?;
+        Ok(std::os::unix::fs::FileExt::read_at(&*file, buf, offset)?)
     }
 
     fn open_read(&self, who: &Caller, ino: Ino) -> Result<Arc<File>> {

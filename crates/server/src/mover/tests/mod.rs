@@ -5,6 +5,8 @@ mod faults;
 mod identity;
 mod kill;
 mod roundtrip;
+mod several;
+mod several_kill;
 mod snapshot;
 mod speed;
 mod support;
