@@ -16,6 +16,8 @@ pub use crate::args_servers::{
     BufferListArgs, BufferStatusArgs, ServeArgs, ServerArgs,
 };
 
+pub use crate::args_stripe::{PlacementArg, StripeArgs, StripeCommand, StripeCount, StripeSetArgs};
+
 /// A burst buffer in user space.
 ///
 /// Forebay puts a private file system on fast local flash (a buffer) in front of a slow, shared
@@ -54,6 +56,8 @@ pub enum Command {
     /// Make, show, extend and destroy the buffers of a server.
     #[command(subcommand)]
     Buffer(BufferCommand),
+    /// Show and set how files are spread over the servers of a buffer.
+    Stripe(StripeArgs),
     /// Run a job script with #DW lines: set up its buffer, stage in, run, stage out, tear down.
     Run(RunArgs),
     /// Check the #DW lines of a job script without doing anything.

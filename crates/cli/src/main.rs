@@ -5,6 +5,7 @@
 
 mod args;
 mod args_servers;
+mod args_stripe;
 mod commands;
 mod daemon;
 mod failure;

@@ -10,6 +10,7 @@ mod serve;
 mod stage;
 mod stager;
 mod status;
+mod stripe;
 mod umount;
 mod validate;
 mod which_buffer;
@@ -28,6 +29,7 @@ pub fn run(command: Command) -> Outcome {
         Command::Stage(args) => stage::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Buffer(args) => buffer::run(args),
+        Command::Stripe(args) => stripe::run(args),
         Command::Run(args) => run::run(args),
         Command::Validate(args) => validate::run(args),
         Command::Completions(args) => completions::run(args),
@@ -55,6 +57,10 @@ fn wants_json(command: &Command) -> bool {
         Command::Buffer(B::Status(args)) => args.json,
         Command::Buffer(B::Extend(args)) => args.json,
         Command::Buffer(B::Destroy(args)) => args.json,
+        Command::Stripe(args) => match &args.command {
+            Some(crate::args::StripeCommand::Set(set)) => set.json,
+            None => args.json,
+        },
         Command::Run(args) => args.json,
         Command::Validate(args) => args.json,
         Command::Status(args) => args.json,
