@@ -132,6 +132,10 @@ impl Sessions {
         if !held || !session.channel.is_connected() {
             return None;
         }
+        // A mount that is not back yet may be changing the file without asking.
+        if matches!(subject, Subject::Attrs(_)) && !self.grace.is_over() {
+            return None;
+        }
         self.leases.grant(subject, session.id())
     }
 
@@ -255,6 +259,9 @@ impl At<'_> {
                 Some(size_bytes) => self.set_size(ino, size_bytes, change)?,
             }
         };
+        if change.mode.is_some() {
+            self.tell_writers(ino);
+        }
         Ok(Answer::Attr(self.sessions.keep(self.session, attr)))
     }
 

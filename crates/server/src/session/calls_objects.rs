@@ -61,7 +61,19 @@ impl At<'_> {
         if writes {
             self.sessions.leases.opened_locally(ino, self.session.id());
         }
-        StripedOpen { layout, writes, kills: writes && self.namespace().has_capabilities(ino) }
+        StripedOpen { layout, writes, kills: writes && self.namespace().has_privileges(ino) }
+    }
+
+    /// Attributes of a striped file were changed. Mounts that write it ask before their next write whether
+    /// something is to be taken off; they need no lease to be told.
+    pub(super) fn tell_writers(&self, ino: Ino) {
+        if self.striped(ino).is_some() && self.namespace().has_privileges(ino) {
+            // This one knows.
+            let mut writers = self.sessions.leases.writers(ino);
+            writers.retain(|id| *id != self.session.id());
+            let told = writers.into_iter().map(|id| (id, vec![Subject::Attrs(ino)])).collect();
+            self.sessions.recall(&told);
+        }
     }
 
     /// What a striped file was opened for.
@@ -84,6 +96,8 @@ impl At<'_> {
         if of_layout && self.sessions.leases.is_open_locally(ino) {
             return Err(Errno::EBUSY);
         }
-        self.namespace().setxattr(&self.caller, ino, name, self.payload, flags, kill_sgid)
+        self.namespace().setxattr(&self.caller, ino, name, self.payload, flags, kill_sgid)?;
+        self.tell_writers(ino);
+        Ok(())
     }
 }

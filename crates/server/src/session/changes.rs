@@ -78,7 +78,7 @@ impl Sessions {
     }
 
     /// Tells those who lost leases, all at once, and waits for them.
-    fn recall(&self, lost: &HashMap<SessionId, Vec<Subject>>) {
+    pub(super) fn recall(&self, lost: &HashMap<SessionId, Vec<Subject>>) {
         let until = Instant::now() + LEASE;
         let mut told = Vec::with_capacity(lost.len());
         for (id, subjects) in lost {

@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 struct State {
@@ -28,6 +29,8 @@ pub(super) struct Grace {
     file: PathBuf,
     state: Mutex<State>,
     changed: Condvar,
+    /// Nobody is awaited.
+    over: AtomicBool,
 }
 
 impl Grace {
@@ -41,7 +44,8 @@ impl Grace {
             until: Instant::now() + lease,
             over_told: false,
         };
-        Ok(Grace { file, state: Mutex::new(state), changed: Condvar::new() })
+        let over = AtomicBool::new(state.awaited.is_empty());
+        Ok(Grace { file, state: Mutex::new(state), changed: Condvar::new(), over })
     }
 
     /// A client is attached; durable when this returns.
@@ -55,7 +59,10 @@ impl Grace {
 
     /// A client that attached anew has said what it holds.
     pub(super) fn reclaimed(&self, client: ClientId) {
-        self.state.lock().awaited.remove(&client.0);
+        let mut state = self.state.lock();
+        state.awaited.remove(&client.0);
+        self.over.store(state.awaited.is_empty(), Ordering::Release);
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -63,12 +70,19 @@ impl Grace {
     pub(super) fn detached(&self, client: ClientId) -> Result<()> {
         let mut state = self.state.lock();
         state.awaited.remove(&client.0);
+        self.over.store(state.awaited.is_empty(), Ordering::Release);
         if state.clients.remove(&client.0) {
             write(&self.file, &state.clients)?;
         }
         drop(state);
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// True if nobody is awaited any more: all that mounts of an earlier start may change without
+    /// asking is known again.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
     }
 
     /// Waits until the grace is over.
@@ -92,6 +106,7 @@ impl Grace {
             "mounts of the last server did not come back"
         );
         let gone = std::mem::take(&mut state.awaited);
+        self.over.store(true, Ordering::Release);
         state.clients.retain(|client| !gone.contains(client));
         if let Err(error) = write(&self.file, &state.clients) {
             tracing::warn!(%error, "cannot record that mounts have gone; the next start waits for them");
@@ -153,12 +168,12 @@ mod tests {
         first.detached(ClientId(8)).unwrap();
 
         let second = Grace::open(file.clone(), lease).unwrap();
-        assert!(!second.just_over());
+        assert!(!second.just_over() && !second.is_over());
         second.reclaimed(ClientId(7));
         let begun = Instant::now();
         second.wait();
         assert!(begun.elapsed() >= Duration::from_millis(40), "9 was waited for");
-        assert!(second.just_over());
+        assert!(second.just_over() && second.is_over());
 
         let third = Grace::open(file, lease).unwrap();
         assert_eq!(third.state.lock().awaited, BTreeSet::from([7]), "9 is not waited for again");

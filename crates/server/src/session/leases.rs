@@ -153,6 +153,13 @@ impl Leases {
         self.part(subject).lock().get(&subject).is_some_and(|entry| !entry.local.is_empty())
     }
 
+    /// Sessions that may change the file without asking.
+    pub(crate) fn writers(&self, ino: Ino) -> Vec<SessionId> {
+        let subject = Subject::Attrs(ino);
+        let part = self.part(subject).lock();
+        part.get(&subject).map_or_else(Vec::new, |e| e.local.iter().map(|(id, _)| *id).collect())
+    }
+
     /// `count` such opens are over.
     pub(crate) fn closed_locally(&self, ino: Ino, session: SessionId, count: u64) {
         let subject = Subject::Attrs(ino);

@@ -136,9 +136,11 @@ impl Namespace {
         Ok(written)
     }
 
-    /// True if a write has to take capabilities off.
-    pub(crate) fn has_capabilities(&self, ino: Ino) -> bool {
-        self.inode(ino).is_ok_and(|record| record.has(inode_flags::HAS_CAPS))
+    /// True if the file has something that a write may have to take off.
+    pub(crate) fn has_privileges(&self, ino: Ino) -> bool {
+        self.inode(ino).is_ok_and(|record| {
+            record.mode & (libc::S_ISUID | libc::S_ISGID) != 0 || record.has(inode_flags::HAS_CAPS)
+        })
     }
 
     fn write_striped(
