@@ -5,7 +5,7 @@
 
 use forebay_proto::RequestId;
 use forebay_proto::attr::{FileKind, Timestamp};
-use forebay_proto::ids::{Cookie, Ino};
+use forebay_proto::ids::{Cookie, Ino, ShardId};
 use forebay_proto::layout::Layout;
 
 /// Flags of an inode record.
@@ -187,4 +187,48 @@ pub enum Change {
     },
     /// All answers of a client removed: it will not ask again.
     DelAnswers(u64),
+    /// A record of operations over shards written; its value is `shards::records`' business.
+    PutShard(ShardKey, Vec<u8>),
+    /// Such a record removed.
+    DelShard(ShardKey),
+}
+
+/// Key of a record of operations over shards.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ShardKey {
+    /// What it is.
+    pub kind: ShardRecord,
+    /// The coordinator of the operation; 0 where there is none.
+    pub shard: ShardId,
+    /// Its number there; 0 where there is none.
+    pub seq: u64,
+    /// Which of several.
+    pub part: u8,
+}
+
+/// Kinds of these records.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum ShardRecord {
+    /// How many shards the buffer has.
+    Count = 1,
+    /// Decided here, not known to be done everywhere.
+    Intent = 2,
+    /// Prepared here for another shard's decision.
+    Prepared = 3,
+    /// Done here, and may be asked for once more.
+    Applied = 4,
+}
+
+impl ShardRecord {
+    /// From its number on flash.
+    pub const fn from_byte(byte: u8) -> Option<ShardRecord> {
+        match byte {
+            1 => Some(ShardRecord::Count),
+            2 => Some(ShardRecord::Intent),
+            3 => Some(ShardRecord::Prepared),
+            4 => Some(ShardRecord::Applied),
+            _ => None,
+        }
+    }
 }

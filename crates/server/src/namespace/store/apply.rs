@@ -80,9 +80,9 @@ impl<'a> Writer<'a> {
     /// Deletions first, so that what they free is there for the rest.
     fn all(self, o: &Overlay, state: &DbState) -> Result<(), StoreError> {
         let w = self.del_entries(o)?.del_xattrs(o)?.del_inodes(o)?.del_orphans(o)?;
-        let w = w.del_answers(o)?;
+        let w = w.del_answers(o)?.del_shards(o)?;
         let w = w.put_inodes(o)?.put_symlinks(o)?.put_entries(o)?.put_xattrs(o)?;
-        let mut w = w.put_orphans(o)?.put_answers(o)?;
+        let mut w = w.put_orphans(o)?.put_answers(o)?.put_shards(o)?;
         w.db.put_state(&mut w.txn, state)?;
         w.txn.commit().map_err(w.db.fail("commit"))
     }
@@ -271,6 +271,23 @@ impl<'a> Writer<'a> {
             let (key, value) = (answer_key(*client, *slot), codec::encode_answer(answer));
             let r = self.db.answers.put(&mut self.txn, &key, &value);
             r.map_err(self.db.fail("write answer"))?;
+        }
+        Ok(self)
+    }
+
+    fn del_shards(mut self, o: &Overlay) -> Result<Writer<'a>, StoreError> {
+        for (key, _) in o.shards.iter().filter(|(_, v)| v.is_none()) {
+            let table = self.db.shards;
+            self = self.del_chunks(table, Key::shard(*key, 0))?;
+        }
+        Ok(self)
+    }
+
+    fn put_shards(mut self, o: &Overlay) -> Result<Writer<'a>, StoreError> {
+        for (key, value) in &o.shards {
+            let Some(value) = value else { continue };
+            let table = self.db.shards;
+            self = self.put_chunks(table, value, |chunk| Key::shard(*key, chunk))?;
         }
         Ok(self)
     }

@@ -4,7 +4,9 @@
 //! value has one encoding. Any change here is a new `FLASH_FORMAT`. Decoders never panic and
 //! return `None` for bytes that no encoder wrote.
 
-use crate::namespace::record::{AnswerRecord, Answered, Change, EntryRecord, InodeRecord};
+use crate::namespace::record::{
+    AnswerRecord, Answered, Change, EntryRecord, InodeRecord, ShardKey, ShardRecord,
+};
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::ids::{Cookie, Ino, ShardId};
 use forebay_proto::layout::{Layout, Placement};
@@ -28,6 +30,8 @@ const DEL_ORPHAN: u8 = 9;
 const SET_NEXT_INO: u8 = 10;
 const PUT_ANSWER: u8 = 11;
 const DEL_ANSWERS: u8 = 12;
+const PUT_SHARD: u8 = 13;
+const DEL_SHARD: u8 = 14;
 
 const DONE: u8 = 1;
 const APPENDED: u8 = 2;
@@ -218,6 +222,18 @@ pub fn decode_answer(bytes: &[u8]) -> Option<AnswerRecord> {
     r.0.is_empty().then_some(answer)
 }
 
+/// The key of a record of operations over shards, but for its number.
+fn put_shard_key(key: &ShardKey, out: &mut Vec<u8>) {
+    out.extend_from_slice(&[key.kind as u8, key.part]);
+    out.extend_from_slice(&key.shard.0.to_le_bytes());
+}
+
+fn read_shard_key(r: &mut Reader<'_>, seq: u64) -> Option<ShardKey> {
+    let kind = ShardRecord::from_byte(r.u8()?)?;
+    let part = r.u8()?;
+    Some(ShardKey { kind, shard: ShardId(r.u16()?), seq, part })
+}
+
 /// Appends the encoding of one change. Names are at most 65,535 bytes, values below 4 GiB
 /// (the store refuses longer ones before).
 pub fn encode_change(change: &Change, out: &mut Vec<u8>) {
@@ -271,6 +287,15 @@ pub fn encode_change(change: &Change, out: &mut Vec<u8>) {
             out.extend_from_slice(&encode_answer(answer));
         }
         Change::DelAnswers(client) => tag(out, DEL_ANSWERS, *client),
+        Change::PutShard(key, value) => {
+            tag(out, PUT_SHARD, key.seq);
+            put_shard_key(key, out);
+            blob(out, value);
+        }
+        Change::DelShard(key) => {
+            tag(out, DEL_SHARD, key.seq);
+            put_shard_key(key, out);
+        }
     }
 }
 
@@ -298,6 +323,8 @@ pub fn decode_change(r: &mut Reader<'_>) -> Option<Change> {
         SET_NEXT_INO => Change::SetNextIno(id),
         PUT_ANSWER => Change::PutAnswer { client: id, slot: r.u16()?, answer: read_answer(r)? },
         DEL_ANSWERS => Change::DelAnswers(id),
+        PUT_SHARD => Change::PutShard(read_shard_key(r, id)?, r.blob()?),
+        DEL_SHARD => Change::DelShard(read_shard_key(r, id)?),
         _ => return None,
     })
 }

@@ -15,12 +15,15 @@
 //! | `xattrs` | ino, name, 0, chunk | piece of the value |
 //! | `orphans` | ino | empty |
 //! | `answers` | client, slot | [`codec::encode_answer`] |
+//! | `shards` | kind, coordinator, number, part, chunk | piece of the record |
 //! | `meta` | `state` | [`DbState`] |
 
 use super::codec;
 use super::error::StoreError;
-use crate::namespace::record::{AnswerRecord, EntryRecord, InodeRecord, KeptAnswer};
-use forebay_proto::ids::{Cookie, Ino};
+use crate::namespace::record::{
+    AnswerRecord, EntryRecord, InodeRecord, KeptAnswer, ShardKey, ShardRecord,
+};
+use forebay_proto::ids::{Cookie, Ino, ShardId};
 use forebay_proto::version::FLASH_FORMAT;
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RoTxn, RwTxn, WithoutTls};
@@ -37,6 +40,8 @@ const MAX_READERS: u32 = 1024;
 pub const NAME_MAX_BYTES: usize = 255;
 /// Longest value of an xattr or a symlink in bytes: chunks are numbered with a byte.
 pub const VALUE_MAX_BYTES: usize = 65_536;
+/// Longest record of an operation over shards in bytes: two ACLs and some names.
+pub const SHARD_MAX_BYTES: usize = 4 * VALUE_MAX_BYTES;
 
 /// A table.
 pub(super) type Table = Database<Bytes, Bytes>;
@@ -103,6 +108,7 @@ pub struct Db {
     pub(super) xattrs: Table,
     pub(super) orphans: Table,
     pub(super) answers: Table,
+    pub(super) shards: Table,
     meta: Table,
 }
 
@@ -159,6 +165,13 @@ impl Key {
     pub fn xattr(ino: Ino, name: &[u8], chunk: u8) -> Key {
         Key::new(ino).push(name).push(&[0, chunk])
     }
+    /// Key of a row of `shards`.
+    pub fn shard(key: ShardKey, chunk: u8) -> Key {
+        let shard = key.shard.0.to_be_bytes();
+        let empty = Key { bytes: [0; 8 + NAME_MAX_BYTES + 2], len: 0 };
+        let kind = empty.push(&[key.kind as u8]).push(&shard);
+        kind.push(&key.seq.to_be_bytes()).push(&[key.part, chunk])
+    }
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
@@ -166,8 +179,20 @@ impl Key {
 }
 
 /// Names of the tables, in the order of [`Db`]'s fields.
-const TABLES: [&str; 8] =
-    ["inodes", "entries", "cookies", "symlinks", "xattrs", "orphans", "answers", "meta"];
+const TABLES: [&str; 9] =
+    ["inodes", "entries", "cookies", "symlinks", "xattrs", "orphans", "answers", "shards", "meta"];
+
+/// What [`Key::shard`] encodes.
+fn shard_key(bytes: &[u8]) -> Option<ShardKey> {
+    let (&[kind, shard_high, shard_low], rest) = bytes.split_first_chunk::<3>()?;
+    let (seq, &[part, _chunk]) = rest.split_first_chunk::<8>()? else { return None };
+    Some(ShardKey {
+        kind: ShardRecord::from_byte(kind)?,
+        shard: ShardId(u16::from_be_bytes([shard_high, shard_low])),
+        seq: u64::from_be_bytes(*seq),
+        part,
+    })
+}
 
 fn open_env(dir: &Path, map_bytes: u64, flags: EnvFlags) -> Result<Env<WithoutTls>, StoreError> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
@@ -220,7 +245,7 @@ impl Db {
         dir: &Path,
         tables: [Result<Table, StoreError>; TABLES.len()],
     ) -> Result<Db, StoreError> {
-        let [inodes, entries, cookies, symlinks, xattrs, orphans, answers, meta] = tables;
+        let [inodes, entries, cookies, symlinks, xattrs, orphans, answers, shards, meta] = tables;
         Ok(Db {
             env,
             dir: dir.to_path_buf(),
@@ -231,6 +256,7 @@ impl Db {
             xattrs: xattrs?,
             orphans: orphans?,
             answers: answers?,
+            shards: shards?,
             meta: meta?,
         })
     }
@@ -281,6 +307,7 @@ impl Db {
             &self.xattrs,
             &self.orphans,
             &self.answers,
+            &self.shards,
             &self.meta,
         ];
         for t in tables {
@@ -455,6 +482,22 @@ impl Db {
             Ok((key, codec::decode_answer(value).ok_or_else(|| self.bad("answer"))?))
         })
         .collect()
+    }
+
+    /// All records of operations over shards, in order of their keys.
+    pub fn shards(&self) -> Result<Vec<(ShardKey, Vec<u8>)>, StoreError> {
+        let txn = self.read()?;
+        let mut out: Vec<(ShardKey, Vec<u8>)> = Vec::new();
+        let rows = self.shards.iter(&txn).map_err(self.fail("list shards"))?;
+        for row in rows {
+            let (key, piece) = row.map_err(self.fail("list shards"))?;
+            let key = shard_key(key).ok_or_else(|| self.bad("key of a shards record"))?;
+            match out.last_mut() {
+                Some((last, value)) if *last == key => value.extend_from_slice(piece),
+                _ => out.push((key, piece.to_vec())),
+            }
+        }
+        Ok(out)
     }
 
     /// At most `max` inodes with a number >= `from`, in order.

@@ -16,7 +16,7 @@
 use super::apply;
 use super::checkpoint::{self, Control};
 use super::codec::encode_change;
-use super::db::{Db, DbState, NAME_MAX_BYTES, VALUE_MAX_BYTES};
+use super::db::{Db, DbState, NAME_MAX_BYTES, SHARD_MAX_BYTES, VALUE_MAX_BYTES};
 use super::error::StoreError;
 use super::flush::Flush;
 use super::overlay::Overlay;
@@ -24,7 +24,7 @@ use super::segment::{self, HEADER_BYTES, LogFile, RECORD_HEADER_BYTES, RECORD_MA
 use super::space::{MAP_MIN_BYTES, Space, growth_bytes};
 use super::view::{Layers, View};
 use super::{Batch, NamespaceStore, StoreOptions, StoreUsage, files, recover};
-use crate::namespace::record::{Change, EntryRecord, InodeRecord, KeptAnswer};
+use crate::namespace::record::{Change, EntryRecord, InodeRecord, KeptAnswer, ShardKey};
 use forebay_proto::version::FLASH_FORMAT;
 use forebay_proto::{Cookie, Errno, Ino, Lsn, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -475,6 +475,7 @@ fn removes_row(change: &Change) -> bool {
             | Change::DelEntry { .. }
             | Change::DelXattr { .. }
             | Change::DelAnswers(_)
+            | Change::DelShard(_)
     )
 }
 
@@ -487,6 +488,9 @@ fn validate(batch: &Batch) -> Result<()> {
             Change::DelXattr { name, .. } => (&name[..], &[][..]),
             Change::PutXattr { name, value, .. } => (&name[..], &value[..]),
             Change::PutSymlink(_, target) => (&b"x"[..], &target[..]),
+            Change::PutShard(_, value) if value.len() > SHARD_MAX_BYTES => {
+                return Err(Errno::E2BIG);
+            }
             _ => continue,
         };
         if name.len() > NAME_MAX_BYTES {
@@ -559,6 +563,12 @@ impl NamespaceStore for LmdbStore {
     }
     fn answers(&self) -> Result<Vec<KeptAnswer>> {
         told(self.inner.view.answers())
+    }
+    fn shard_records(&self) -> Result<Vec<(ShardKey, Vec<u8>)>> {
+        told(self.inner.view.shards())
+    }
+    fn epoch(&self) -> u32 {
+        self.inner.epoch
     }
     fn next_ino(&self) -> Result<u64> {
         told(self.inner.view.next_ino())

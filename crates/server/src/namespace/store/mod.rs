@@ -26,7 +26,7 @@ pub use error::StoreError;
 pub use lmdb::LmdbStore;
 pub use verify::{DumpStats, Problem, verify};
 
-use super::record::{Change, EntryRecord, InodeRecord, KeptAnswer};
+use super::record::{Change, EntryRecord, InodeRecord, KeptAnswer, ShardKey};
 use forebay_proto::{Cookie, Ino, Lsn, RequestId, Result};
 
 /// Changes that become visible, and survive, all together.
@@ -97,6 +97,10 @@ pub trait NamespaceStore: Send + Sync {
     fn orphans(&self) -> Result<Vec<Ino>>;
     /// The last answers, by client and slot.
     fn answers(&self) -> Result<Vec<KeptAnswer>>;
+    /// The records of operations over shards, in order of their keys. For the start.
+    fn shard_records(&self) -> Result<Vec<(ShardKey, Vec<u8>)>>;
+    /// Grows with every opening of the store, durably.
+    fn epoch(&self) -> u32;
     /// The next inode counter (1 in an empty store).
     fn next_ino(&self) -> Result<u64>;
     /// Every inode, in order of number, until `f` returns false. For recovery and checking.

@@ -5,7 +5,7 @@
 //! an overlay hides the same key in everything below; a deletion is kept as such. Memory is
 //! bounded by the log segment whose records the overlay holds.
 
-use crate::namespace::record::{AnswerRecord, Change, EntryRecord, InodeRecord};
+use crate::namespace::record::{AnswerRecord, Change, EntryRecord, InodeRecord, ShardKey};
 use forebay_proto::ids::{Cookie, Ino};
 use hashbrown::{Equivalent, HashMap};
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,6 +65,8 @@ pub struct Overlay {
     pub answers: BTreeMap<(u64, u16), AnswerRecord>,
     /// Clients none of whose answers in what is below counts any more.
     pub answers_gone: BTreeSet<u64>,
+    /// Records of operations over shards.
+    pub shards: BTreeMap<ShardKey, Option<Box<[u8]>>>,
     /// The next inode counter, if changed.
     pub next_ino: Option<u64>,
 }
@@ -89,6 +91,7 @@ impl Overlay {
             && self.orphans.is_empty()
             && self.answers.is_empty()
             && self.answers_gone.is_empty()
+            && self.shards.is_empty()
             && self.next_ino.is_none()
     }
 
@@ -167,6 +170,12 @@ impl Overlay {
             Change::DelAnswers(client) => {
                 self.answers.retain(|(of, _), _| *of != client);
                 self.answers_gone.insert(client);
+            }
+            Change::PutShard(key, value) => {
+                self.shards.insert(key, Some(value.into()));
+            }
+            Change::DelShard(key) => {
+                self.shards.insert(key, None);
             }
         }
     }

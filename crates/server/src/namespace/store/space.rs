@@ -44,6 +44,7 @@ pub fn growth_bytes(change: &Change, new: bool) -> u64 {
         Change::PutAnswer { .. } if new => row(10, ANSWER_BYTES),
         Change::PutSymlink(_, target) => chunked(9, target.len()),
         Change::PutXattr { name, value, .. } => chunked(10 + name.len(), value.len()),
+        Change::PutShard(_, value) => chunked(13, value.len()),
         _ => 0,
     }
 }

@@ -7,7 +7,7 @@
 use super::db::Db;
 use super::error::StoreError;
 use super::overlay::{NamedEntry, Overlay};
-use crate::namespace::record::{AnswerRecord, EntryRecord, InodeRecord, KeptAnswer};
+use crate::namespace::record::{AnswerRecord, EntryRecord, InodeRecord, KeptAnswer, ShardKey};
 use forebay_proto::ids::{Cookie, Ino};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
@@ -147,6 +147,20 @@ impl View {
         }
         under(&mut self.db.answers()?.into_iter(), &gone);
         Ok(all.into_iter().collect())
+    }
+
+    /// All records of operations over shards, in order of their keys.
+    pub fn shards(&self) -> Result<Vec<(ShardKey, Vec<u8>)>, StoreError> {
+        let mut all: BTreeMap<ShardKey, Option<Vec<u8>>> = BTreeMap::new();
+        for overlay in self.layers.read().newest_first() {
+            for (key, value) in &overlay.shards {
+                all.entry(*key).or_insert_with(|| value.as_deref().map(<[u8]>::to_vec));
+            }
+        }
+        for (key, value) in self.db.shards()? {
+            all.entry(key).or_insert(Some(value));
+        }
+        Ok(all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect())
     }
 
     /// The next inode counter.

@@ -8,9 +8,11 @@ mod speed;
 mod whole;
 
 use super::{Batch, LmdbStore, NamespaceStore, StoreOptions};
-use crate::namespace::record::{AnswerRecord, Answered, Change, EntryRecord, InodeRecord};
+use crate::namespace::record::{
+    AnswerRecord, Answered, Change, EntryRecord, InodeRecord, ShardKey, ShardRecord,
+};
 use forebay_proto::attr::{FileKind, Timestamp};
-use forebay_proto::{Cookie, Ino, RequestId, layout::Layout};
+use forebay_proto::{Cookie, Ino, RequestId, ShardId, layout::Layout};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -83,6 +85,13 @@ pub fn answer(n: u64) -> AnswerRecord {
     AnswerRecord { seq: n as u32, what }
 }
 
+/// A key of a record of operations over shards, of any kind.
+pub fn shard_key(n: u64) -> ShardKey {
+    let kinds = [ShardRecord::Intent, ShardRecord::Prepared, ShardRecord::Applied];
+    let shard = ShardId((n % 300) as u16);
+    ShardKey { kind: kinds[(n % 3) as usize], shard, seq: (n % 5) << 33, part: (n % 2) as u8 }
+}
+
 /// The reference: what a store with these batches must show.
 #[derive(Default, Clone, PartialEq, Debug)]
 pub struct Model {
@@ -92,6 +101,7 @@ pub struct Model {
     pub xattrs: BTreeMap<(Ino, Vec<u8>), Vec<u8>>,
     pub orphans: BTreeMap<Ino, ()>,
     pub answers: BTreeMap<(u64, u16), AnswerRecord>,
+    pub shards: BTreeMap<ShardKey, Vec<u8>>,
     pub next_ino: Option<u64>,
 }
 
@@ -117,6 +127,8 @@ impl Model {
                 self.answers.insert((client, slot), answer);
             }
             Change::DelAnswers(client) => self.answers.retain(|(of, _), _| *of != client),
+            Change::PutShard(key, value) => drop(self.shards.insert(key, value)),
+            Change::DelShard(key) => drop(self.shards.remove(&key)),
         }
     }
 
@@ -160,6 +172,8 @@ impl Model {
         assert_eq!(store.orphans().unwrap(), self.orphans.keys().copied().collect::<Vec<_>>());
         let answers: Vec<_> = self.answers.iter().map(|(k, a)| (*k, *a)).collect();
         assert_eq!(store.answers().unwrap(), answers);
+        let shards: Vec<_> = self.shards.iter().map(|(k, v)| (*k, v.clone())).collect();
+        assert!(store.shard_records().unwrap() == shards);
         assert_eq!(store.next_ino().unwrap(), self.next_ino.unwrap_or(1));
     }
 }

@@ -28,7 +28,7 @@ fn random_batch(
         };
         let dir = Ino(rng.random_range(1..=DIRS));
         let name = format!("n{}", rng.random_range(0..NAMES)).into_bytes();
-        let new = match rng.random_range(0..15) {
+        let new = match rng.random_range(0..18) {
             0..=2 => vec![Change::PutInode(ino, record(libc::S_IFREG, 1, rng.random()))],
             3 => {
                 dead.insert(ino);
@@ -68,6 +68,12 @@ fn random_batch(
                 answer: answer(rng.random()),
             }],
             13 => vec![Change::DelAnswers(rng.random_range(1..5))],
+            14..=15 => {
+                let n = [0, 20, 1600, 3300, 200_000][rng.random_range(0..5)];
+                let value = (0..n).map(|_| rng.random()).collect();
+                vec![Change::PutShard(shard_key(rng.random_range(0..30)), value)]
+            }
+            16 => vec![Change::DelShard(shard_key(rng.random_range(0..30)))],
             _ => vec![Change::SetNextIno(rng.random())],
         };
         // A symlink's inode stays one as long as it has a target.
