@@ -7,6 +7,7 @@ use forebay_proto::control::ControlError;
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::frame::Kind;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use forebay_proto::{Errno, ServerId};
 use std::time::Duration;
 
 /// Longest wait for an answer; making a store may format an image.
@@ -56,9 +57,23 @@ pub(crate) fn greet(
     credential: &Credential,
     purpose: Purpose,
 ) -> std::result::Result<(Link, u64), LinkError> {
+    greet_as(address, credential, purpose, None)
+}
+
+/// The same, but only of the server that has this identity: for a path of a socket, or a host, that
+/// may be another one's by now. ESTALE if it is.
+pub(crate) fn greet_as(
+    address: &ServerAddress,
+    credential: &Credential,
+    purpose: Purpose,
+    server: Option<ServerId>,
+) -> std::result::Result<(Link, u64), LinkError> {
     let mut link = Link::new(Stream::connect(address)?);
     let welcome = handshake::connect(&mut link, env!("CARGO_PKG_VERSION"), purpose, credential)?;
-    Ok((link, welcome.incarnation))
+    match server.is_none_or(|server| server.0 == welcome.server) {
+        true => Ok((link, welcome.incarnation)),
+        false => Err(LinkError::Io(Errno::ESTALE.into())),
+    }
 }
 
 /// What failed, where, why, what to do.

@@ -75,6 +75,7 @@ errnos!(
     ENOKEY,
     EREMOTEIO,
     ESHUTDOWN,
+    ERESTART,
 );
 
 impl Errno {

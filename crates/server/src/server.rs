@@ -107,6 +107,7 @@ impl Server {
         });
         let namespace_options = NamespaceOptions {
             shard: options.shard(),
+            peers: options.peers.clone(),
             capacity_bytes: store.capacity_bytes(),
             volatile: store.volatile(),
             root_uid,

@@ -1,13 +1,15 @@
-//! [`FileSystem`] for a buffer on a server.
+//! [`FileSystem`] for a buffer on servers: names are asked of the shard of their directory, all else
+//! of the shard of the inode. A reference to an inode that a name at another shard leads to is taken
+//! where the inode is (`taking`).
 
 use super::RemoteFs;
-use super::peer::{Done, Room};
+use super::peer::{Done, Peer, Room};
 use forebay_proto::api::{
     CreateArgs, DirEntry, FileSystem, Locks, NAME_MAX, Notify, Opened, StatFs, WriteMode,
     rename_flags,
 };
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
-use forebay_proto::net::call::{KeptAttr, MAX_LISTING_BYTES};
+use forebay_proto::net::call::{KeptAttr, ListedEntry, MAX_LISTING_BYTES, Taking};
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, Result};
@@ -16,86 +18,102 @@ use std::time::Duration;
 
 /// An answer of another kind than the question has.
 const STRANGE: Errno = Errno::EPROTO;
+/// How often a name is looked up whose inode has gone when it is asked for.
+const MAX_LOOKUPS: u32 = 16;
 
 impl RemoteFs {
-    fn ask(&self, caller: &Caller, call: Call<'_>) -> Result<Done> {
-        self.peer.call(caller, call, &[], Room::None)
+    fn of(&self, ino: Ino) -> Result<&Peer> {
+        self.servers.of(ino)
     }
 
-    fn done(&self, caller: &Caller, call: Call<'_>) -> Result<()> {
-        match self.ask(caller, call)?.answer {
-            Answer::Done => Ok(()),
-            _ => Err(STRANGE),
-        }
+    /// Asks the server that has `ino`.
+    fn ask(&self, ino: Ino, caller: &Caller, call: Call<'_>) -> Result<Done> {
+        self.of(ino)?.call(caller, call, &[], Room::None)
     }
 
-    fn count(&self, caller: &Caller, call: Call<'_>, payload: &[u8]) -> Result<u64> {
-        match self.peer.call(caller, call, payload, Room::None)?.answer {
+    fn done(&self, ino: Ino, caller: &Caller, call: Call<'_>) -> Result<()> {
+        is_done(self.ask(ino, caller, call)?)
+    }
+
+    fn count(&self, ino: Ino, caller: &Caller, call: Call<'_>, payload: &[u8]) -> Result<u64> {
+        match self.of(ino)?.call(caller, call, payload, Room::None)?.answer {
             Answer::Count(count) => Ok(count),
             _ => Err(STRANGE),
         }
     }
 
-    fn bytes(&self, call: Call<'_>) -> Result<Vec<u8>> {
+    fn bytes(&self, ino: Ino, call: Call<'_>) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        match self.peer.call(&Caller::root(), call, &[], Room::Vec(&mut bytes))?.answer {
+        match self.of(ino)?.call(&Caller::root(), call, &[], Room::Vec(&mut bytes))?.answer {
             Answer::Data => Ok(bytes),
             _ => Err(STRANGE),
         }
     }
 
-    fn note_attr(&self, kept: &KeptAttr, done: &Done) -> Attr {
-        if kept.keep {
-            self.peer.kept.keep_attr(kept.attr.ino, done.mark);
-        }
-        kept.attr
-    }
-
-    fn note_names(&self, dir: Ino, keep: bool, done: &Done) {
-        if keep {
-            self.peer.kept.keep_names(dir, done.mark);
-        }
-    }
-
-    fn attr(&self, caller: &Caller, call: Call<'_>) -> Result<Attr> {
-        let done = self.ask(caller, call)?;
+    fn attr(&self, ino: Ino, caller: &Caller, call: Call<'_>) -> Result<Attr> {
+        let peer = self.of(ino)?;
+        let done = peer.call(caller, call, &[], Room::None)?;
         match &done.answer {
-            Answer::Attr(kept) => Ok(self.note_attr(kept, &done)),
+            Answer::Attr(kept) => Ok(note_attr(peer, kept, &done)),
             _ => Err(STRANGE),
         }
     }
 
-    /// A call that gives a reference to an inode below `parent`.
-    fn entry(&self, caller: &Caller, parent: Ino, call: Call<'_>) -> Result<Entry> {
-        let done = self.ask(caller, call)?;
+    /// A call that makes a name below `parent`, and gives a reference to what it leads to.
+    fn entry(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        after: Taking,
+        call: Call<'_>,
+    ) -> Result<(Entry, Opened)> {
+        let peer = self.of(parent)?;
+        let mut done = peer.call(caller, call, &[], Room::None)?;
         match &done.answer {
-            Answer::Entry { attr, keep_names, empty } => {
-                self.note_names(parent, *keep_names, &done);
-                if *empty {
-                    self.peer.kept.keep_empty(attr.attr.ino, done.mark);
-                }
-                Ok(Entry { attr: self.note_attr(attr, &done) })
+            Answer::Elsewhere { ino, keep_names } => {
+                note_names(peer, parent, *keep_names, &done);
+                self.take(*ino, after)
             }
             Answer::Absent { keep_names } => {
-                self.note_names(parent, *keep_names, &done);
+                note_names(peer, parent, *keep_names, &done);
                 Err(Errno::ENOENT)
             }
-            _ => Err(STRANGE),
+            _ => given(peer, Some(parent), &mut done),
         }
     }
 
-    fn created(&self, caller: &Caller, parent: Ino, call: Call<'_>) -> Result<(Entry, Opened)> {
-        let mut done = self.ask(caller, call)?;
-        let local = done.file.take().map(Arc::new);
-        match &done.answer {
-            Answer::Created { attr, keep_names, local: sent } => {
-                if *sent && local.is_none() {
-                    self.peer.held.release(attr.attr.ino);
-                }
-                self.note_names(parent, *keep_names, &done);
-                Ok((Entry { attr: self.note_attr(attr, &done) }, Opened { local }))
+    fn named(&self, caller: &Caller, parent: Ino, call: Call<'_>) -> Result<Entry> {
+        Ok(self.entry(caller, parent, Taking::Name, call)?.0)
+    }
+
+    /// A reference at the shard of an inode that is not its name's.
+    fn take(&self, ino: Ino, after: Taking) -> Result<(Entry, Opened)> {
+        let peer = self.of(ino)?;
+        let mut done = peer.call(&Caller::root(), Call::Take { ino, after }, &[], Room::None)?;
+        given(peer, None, &mut done)
+    }
+
+    /// References to the entries of a listing whose inodes are at other shards than it. Those at a
+    /// server that is away, or that have gone, stay without attributes: they are looked up when used.
+    fn take_listed(&self, dir: Ino, entries: &mut [ListedEntry]) {
+        for peer in self.servers.all().iter().filter(|peer| !peer.is_away()) {
+            let here = |entry: &ListedEntry| {
+                entry.attr.is_none()
+                    && entry.cookie > Cookie::DOTDOT
+                    && entry.ino.shard() != dir.shard()
+                    && self.of(entry.ino).is_ok_and(|of| std::ptr::eq(of, &raw const **peer))
+            };
+            let wanted: Vec<Ino> = entries.iter().filter(|e| here(e)).map(|e| e.ino).collect();
+            if wanted.is_empty() {
+                continue;
             }
-            _ => Err(STRANGE),
+            let call = Call::TakeAll(wanted);
+            let Ok(done) = peer.call(&Caller::root(), call, &[], Room::None) else { continue };
+            let Answer::Taken(taken) = &done.answer else { continue };
+            for (entry, kept) in entries.iter_mut().filter(|e| here(e)).zip(taken) {
+                entry.attr =
+                    kept.map(|kept| KeptAttr { attr: note_attr(peer, &kept, &done), ..kept });
+            }
         }
     }
 
@@ -112,14 +130,22 @@ impl RemoteFs {
         let mut after = after;
         loop {
             let call = Call::List { ino: dir, after, limit, max_bytes, plus };
-            let done = self.ask(&Caller::root(), call)?;
-            let Answer::Listing { entries, keep_names } = &done.answer else {
+            let peer = self.of(dir)?;
+            let mut done = peer.call(&Caller::root(), call, &[], Room::None)?;
+            let answer = std::mem::replace(&mut done.answer, Answer::Done);
+            let Answer::Listing { mut entries, keep_names } = answer else {
                 return Err(STRANGE);
             };
-            self.note_names(dir, *keep_names, &done);
+            note_names(peer, dir, keep_names, &done);
+            if plus && !self.servers.is_one() {
+                self.take_listed(dir, &mut entries);
+            }
             let mut full = false;
-            for entry in entries {
-                let attr = entry.attr.as_ref().map(|kept| self.note_attr(kept, &done));
+            for entry in &entries {
+                let attr = entry.attr.as_ref().map(|kept| match entry.ino.shard() == dir.shard() {
+                    true => note_attr(peer, kept, &done),
+                    false => kept.attr,
+                });
                 full = full
                     || !sink(&DirEntry {
                         cookie: entry.cookie,
@@ -144,28 +170,37 @@ impl RemoteFs {
 impl FileSystem for RemoteFs {
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
         // A name that is too long is no absent name: the server says so.
-        if name.len() <= NAME_MAX && self.peer.kept.is_absent(parent, name) {
+        if name.len() <= NAME_MAX && self.of(parent)?.kept.is_absent(parent, name) {
             return Err(Errno::ENOENT);
         }
-        self.entry(caller, parent, Call::Lookup { parent, name })
+        let mut lookups = 0;
+        loop {
+            lookups += 1;
+            match self.named(caller, parent, Call::Lookup { parent, name }) {
+                // It lost the name between the two questions.
+                Err(Errno::ESTALE) if lookups < MAX_LOOKUPS => {}
+                other => return other,
+            }
+        }
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        if self.peer.held.forget(ino, count) {
-            self.peer.kept.forgotten(ino);
+        let Ok(peer) = self.of(ino) else { return };
+        if peer.held.forget(ino, count) {
+            peer.kept.forgotten(ino);
         }
     }
 
     fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.attr(&Caller::root(), Call::Getattr(ino))
+        self.attr(ino, &Caller::root(), Call::Getattr(ino))
     }
 
     fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
-        self.attr(caller, Call::Setattr { ino, change: *change })
+        self.attr(ino, caller, Call::Setattr { ino, change: *change })
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.bytes(Call::Readlink(ino))
+        self.bytes(ino, Call::Readlink(ino))
     }
 
     fn mknod(
@@ -177,31 +212,35 @@ impl FileSystem for RemoteFs {
         args: CreateArgs,
         rdev: u32,
     ) -> Result<Entry> {
-        self.peer.kept.puts(parent, name);
-        self.entry(caller, parent, Call::Mknod { parent, name, kind, args, rdev })
+        self.of(parent)?.kept.puts(parent, name);
+        let near = self.servers.near(parent);
+        self.named(caller, parent, Call::Mknod { parent, name, kind, args, rdev, near })
     }
 
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
-        self.peer.kept.puts(parent, name);
-        self.entry(caller, parent, Call::Mkdir { parent, name, args })
+        self.of(parent)?.kept.puts(parent, name);
+        let near = self.servers.near(parent);
+        let call = Call::Mkdir { parent, name, args, near };
+        Ok(self.entry(caller, parent, Taking::Directory, call)?.0)
     }
 
     fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
-        self.peer.kept.puts(parent, name);
-        self.entry(caller, parent, Call::Symlink { parent, name, target })
+        self.of(parent)?.kept.puts(parent, name);
+        let near = self.servers.near(parent);
+        self.named(caller, parent, Call::Symlink { parent, name, target, near })
     }
 
     fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.peer.kept.puts(parent, name);
-        self.entry(caller, parent, Call::Link { ino, parent, name })
+        self.of(parent)?.kept.puts(parent, name);
+        self.named(caller, parent, Call::Link { ino, parent, name })
     }
 
     fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.done(caller, Call::Unlink { parent, name })
+        self.done(parent, caller, Call::Unlink { parent, name })
     }
 
     fn rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.done(caller, Call::Rmdir { parent, name })
+        self.done(parent, caller, Call::Rmdir { parent, name })
     }
 
     fn rename(
@@ -213,11 +252,11 @@ impl FileSystem for RemoteFs {
         new_name: &[u8],
         flags: u32,
     ) -> Result<()> {
-        self.peer.kept.puts(new_parent, new_name);
+        self.of(new_parent)?.kept.puts(new_parent, new_name);
         if flags & rename_flags::EXCHANGE != 0 {
-            self.peer.kept.puts(parent, name);
+            self.of(parent)?.kept.puts(parent, name);
         }
-        self.done(caller, Call::Rename { parent, name, new_parent, new_name, flags })
+        self.done(new_parent, caller, Call::Rename { parent, name, new_parent, new_name, flags })
     }
 
     fn create(
@@ -228,8 +267,10 @@ impl FileSystem for RemoteFs {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        self.peer.kept.puts(parent, name);
-        self.created(caller, parent, Call::Create { parent, name, args, want_local })
+        self.of(parent)?.kept.puts(parent, name);
+        let near = self.servers.near(parent);
+        let call = Call::Create { parent, name, args, want_local, near };
+        self.entry(caller, parent, Taking::File { want_local }, call)
     }
 
     fn tmpfile(
@@ -239,7 +280,8 @@ impl FileSystem for RemoteFs {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        self.created(caller, parent, Call::Tmpfile { parent, args, want_local })
+        let call = Call::Tmpfile { parent, args, want_local };
+        self.entry(caller, parent, Taking::File { want_local }, call)
     }
 
     fn open(
@@ -250,12 +292,14 @@ impl FileSystem for RemoteFs {
         kill_suid: bool,
         want_local: bool,
     ) -> Result<Opened> {
-        let mut done = self.ask(caller, Call::Open { ino, open_flags, kill_suid, want_local })?;
+        let peer = self.of(ino)?;
+        let call = Call::Open { ino, open_flags, kill_suid, want_local };
+        let mut done = peer.call(caller, call, &[], Room::None)?;
         match done.answer {
             Answer::Opened { local } => {
                 let file = done.file.take().map(Arc::new);
                 if local && file.is_none() {
-                    self.peer.held.release(ino);
+                    peer.held.release(ino);
                 }
                 Ok(Opened { local: file })
             }
@@ -264,20 +308,22 @@ impl FileSystem for RemoteFs {
     }
 
     fn release(&self, ino: Ino, local: bool) {
-        self.peer.kept.closed(ino);
+        let Ok(peer) = self.of(ino) else { return };
+        peer.kept.closed(ino);
         if local {
-            self.peer.held.release(ino);
+            peer.held.release(ino);
         }
     }
 
     fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let limit = MAX_PAYLOAD_BYTES as usize;
+        let peer = self.of(ino)?;
         let mut have = 0;
         while have < buffer.len() {
             let want = (buffer.len() - have).min(limit);
             let call = Call::Read { ino, offset: offset + have as u64, bytes: want as u32 };
             let room = Room::Slice(&mut buffer[have..have + want]);
-            let done = self.peer.call(&Caller::root(), call, &[], room)?;
+            let done = peer.call(&Caller::root(), call, &[], room)?;
             have += done.bytes;
             if done.bytes < want {
                 break;
@@ -300,7 +346,7 @@ impl FileSystem for RemoteFs {
                 kill_suid: mode.kill_suid,
                 sync: mode.sync,
             };
-            match self.count(&Caller::root(), call, piece) {
+            match self.count(ino, &Caller::root(), call, piece) {
                 Ok(count) => have += count as usize,
                 Err(_) if have > 0 => return Ok(have),
                 Err(errno) => return Err(errno),
@@ -312,19 +358,19 @@ impl FileSystem for RemoteFs {
     }
 
     fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        self.done(&Caller::root(), Call::Fsync { ino, data_only })
+        self.done(ino, &Caller::root(), Call::Fsync { ino, data_only })
     }
 
     fn fsyncdir(&self, ino: Ino) -> Result<()> {
-        self.done(&Caller::root(), Call::Fsyncdir(ino))
+        self.done(ino, &Caller::root(), Call::Fsyncdir(ino))
     }
 
     fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
-        self.done(&Caller::root(), Call::Fallocate { ino, mode, offset, length })
+        self.done(ino, &Caller::root(), Call::Fallocate { ino, mode, offset, length })
     }
 
     fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
-        self.count(&Caller::root(), Call::Seek { ino, offset, whence }, &[])
+        self.count(ino, &Caller::root(), Call::Seek { ino, offset, whence }, &[])
     }
 
     fn copy_file_range(
@@ -335,12 +381,16 @@ impl FileSystem for RemoteFs {
         target_offset: u64,
         length: u64,
     ) -> Result<u64> {
+        if source.shard() != target.shard() {
+            // The kernel then reads and writes.
+            return Err(Errno::EXDEV);
+        }
         let call = Call::CopyRange { source, source_offset, target, target_offset, length };
-        self.count(&Caller::root(), call, &[])
+        self.count(target, &Caller::root(), call, &[])
     }
 
     fn dir_limit(&self, ino: Ino) -> Result<Cookie> {
-        match self.ask(&Caller::root(), Call::DirLimit(ino))?.answer {
+        match self.ask(ino, &Caller::root(), Call::DirLimit(ino))?.answer {
             Answer::Limit(cookie) => Ok(cookie),
             _ => Err(STRANGE),
         }
@@ -367,11 +417,11 @@ impl FileSystem for RemoteFs {
     }
 
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.bytes(Call::Getxattr { ino, name })
+        self.bytes(ino, Call::Getxattr { ino, name })
     }
 
     fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.bytes(Call::Listxattr(ino))
+        self.bytes(ino, Call::Listxattr(ino))
     }
 
     fn setxattr(
@@ -384,22 +434,19 @@ impl FileSystem for RemoteFs {
         kill_sgid: bool,
     ) -> Result<()> {
         let call = Call::Setxattr { ino, name, flags, kill_sgid };
-        match self.peer.call(caller, call, value, Room::None)?.answer {
-            Answer::Done => Ok(()),
-            _ => Err(STRANGE),
-        }
+        is_done(self.of(ino)?.call(caller, call, value, Room::None)?)
     }
 
     fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
-        self.done(caller, Call::Removexattr { ino, name })
+        self.done(ino, caller, Call::Removexattr { ino, name })
     }
 
     fn entry_ttl(&self, parent: Ino) -> Duration {
-        self.peer.kept.names_ttl(parent)
+        self.of(parent).map_or(Duration::ZERO, |peer| peer.kept.names_ttl(parent))
     }
 
     fn attr_ttl(&self, ino: Ino) -> Duration {
-        self.peer.kept.attr_ttl(ino)
+        self.of(ino).map_or(Duration::ZERO, |peer| peer.kept.attr_ttl(ino))
     }
 
     fn locks(&self) -> Option<&dyn Locks> {
@@ -407,17 +454,95 @@ impl FileSystem for RemoteFs {
     }
 
     fn statfs(&self) -> Result<StatFs> {
-        match self.ask(&Caller::root(), Call::Statfs)?.answer {
-            Answer::Statfs(statfs) => Ok(statfs),
-            _ => Err(STRANGE),
+        // What a server that is away has, nobody can use now; it is not waited for.
+        let mut sum: Option<StatFs> = None;
+        let mut failed = Errno::EIO;
+        for peer in self.servers.all() {
+            if peer.is_away() && !self.servers.is_one() {
+                continue;
+            }
+            match peer.call(&Caller::root(), Call::Statfs, &[], Room::None).map(|d| d.answer) {
+                Ok(Answer::Statfs(part)) => sum = Some(add(sum, &part)),
+                Ok(_) => return Err(STRANGE),
+                Err(errno) => failed = errno,
+            }
         }
+        sum.ok_or(failed)
     }
 
     fn sync_all(&self) -> Result<()> {
-        self.done(&Caller::root(), Call::SyncAll)
+        let mut result = Ok(());
+        for peer in self.servers.all() {
+            let synced = peer.call(&Caller::root(), Call::SyncAll, &[], Room::None);
+            result = result.and(synced.and_then(is_done));
+        }
+        result
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {
-        self.peer.kept.set_notify(notify);
+        for peer in self.servers.all() {
+            peer.kept.set_notify(Arc::clone(&notify));
+        }
+    }
+}
+
+fn is_done(done: Done) -> Result<()> {
+    match done.answer {
+        Answer::Done => Ok(()),
+        _ => Err(STRANGE),
+    }
+}
+
+fn note_attr(peer: &Peer, kept: &KeptAttr, done: &Done) -> Attr {
+    if kept.keep {
+        peer.kept.keep_attr(kept.attr.ino, done.mark);
+    }
+    kept.attr
+}
+
+fn note_names(peer: &Peer, dir: Ino, keep: bool, done: &Done) {
+    if keep {
+        peer.kept.keep_names(dir, done.mark);
+    }
+}
+
+/// What an answer of the inode's own server gives; `parent` if that has the name as well.
+fn given(peer: &Peer, parent: Option<Ino>, done: &mut Done) -> Result<(Entry, Opened)> {
+    let local = done.file.take().map(Arc::new);
+    match &done.answer {
+        Answer::Entry { attr, keep_names, empty } => {
+            if let Some(parent) = parent {
+                note_names(peer, parent, *keep_names, done);
+            }
+            if *empty {
+                peer.kept.keep_empty(attr.attr.ino, done.mark);
+            }
+            Ok((Entry { attr: note_attr(peer, attr, done) }, Opened { local: None }))
+        }
+        Answer::Created { attr, keep_names, local: sent } => {
+            if *sent && local.is_none() {
+                peer.held.release(attr.attr.ino);
+            }
+            if let Some(parent) = parent {
+                note_names(peer, parent, *keep_names, done);
+            }
+            Ok((Entry { attr: note_attr(peer, attr, done) }, Opened { local }))
+        }
+        _ => Err(STRANGE),
+    }
+}
+
+/// What several servers have together.
+fn add(sum: Option<StatFs>, part: &StatFs) -> StatFs {
+    let Some(sum) = sum else { return *part };
+    // All servers count in the same unit; another one would be a newer program's.
+    let scaled =
+        |blocks: u64| blocks * u64::from(part.block_bytes) / u64::from(sum.block_bytes.max(1));
+    StatFs {
+        block_bytes: sum.block_bytes,
+        blocks_total: sum.blocks_total + scaled(part.blocks_total),
+        blocks_free: sum.blocks_free + scaled(part.blocks_free),
+        files_total: sum.files_total + part.files_total,
+        files_free: sum.files_free + part.files_free,
     }
 }

@@ -48,6 +48,12 @@ impl Held {
                     *state.references.entry(entry.ino).or_insert(0) += 1;
                 }
             }
+            Answer::Taken(all) => {
+                let mut state = self.state.lock();
+                for kept in all.iter().flatten() {
+                    *state.references.entry(kept.attr.ino).or_insert(0) += 1;
+                }
+            }
             _ => {}
         }
     }

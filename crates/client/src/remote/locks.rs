@@ -19,6 +19,7 @@ pub(super) struct RemoteLocks {
 }
 
 impl RemoteLocks {
+    /// `peer` is the server of shard 0, which keeps the locks of the whole buffer.
     pub(super) fn new(peer: Arc<Peer>) -> RemoteLocks {
         RemoteLocks { peer, next_ticket: AtomicU64::new(1), waiting: Mutex::default() }
     }

@@ -1,21 +1,26 @@
-//! A buffer on servers, as a file system: each call of [`FileSystem`] is a call to a server.
+//! A buffer on servers, as a file system: each call of [`FileSystem`] is a call to a server, now and
+//! then two, when a name is at one shard and its inode at another.
 //!
 //! | module | what it does |
 //! | --- | --- |
+//! | `place` | where a server is, and whether it is the expected one |
+//! | `servers` | which server has what |
 //! | `peer` | connections, the session at a server, calls that survive broken connections |
 //! | `kept` | what may be believed without asking |
 //! | `held` | references and opens, and giving them back |
 //! | `locks` | lock requests that wait, locks held |
 //! | `fs` | `FileSystem` |
 //!
-//! Threads of a mount: one that hears recalls, one that gives references back, one that keeps the
-//! session alive when nothing else does. Made by `forebay mount --buffer`.
+//! Threads of a mount, for each server: one that hears recalls, one that gives references back, one
+//! that keeps the session alive when nothing else does. Made by `forebay mount --buffer`.
 
 mod fs;
 mod held;
 mod kept;
 mod locks;
 mod peer;
+mod place;
+mod servers;
 
 pub use peer::{PATIENCE, Target};
 
@@ -28,6 +33,7 @@ use forebay_proto::net::session::Attached;
 use forebay_proto::{Caller, Errno};
 use locks::RemoteLocks;
 use peer::{Peer, Room};
+use servers::Servers;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,35 +45,32 @@ const ALIVE_LOOK: Duration = Duration::from_secs(1);
 
 /// A mounted buffer on a server.
 pub struct RemoteFs {
-    peer: Arc<Peer>,
+    servers: Arc<Servers>,
     locks: Arc<RemoteLocks>,
     attached: Attached,
 }
 
 impl RemoteFs {
-    /// Begins a session at the server.
+    /// Begins a session at the server that is named, and at those that it knows of.
     pub fn attach(target: Target) -> Result<Arc<RemoteFs>> {
         let address = target.address.clone();
         let what = format!("attach to buffer {} at", target.buffer);
         let failed = |error: LinkError| describe(&what, &address, error);
-        let peer = Peer::new(target).map_err(|e| failed(LinkError::Io(e)))?;
-        let attached = peer.attach().map_err(failed)?;
-        let peer = Arc::new(peer);
-        let locks = Arc::new(RemoteLocks::new(Arc::clone(&peer)));
-        let fs = Arc::new(RemoteFs { peer, locks: Arc::clone(&locks), attached });
-        fs.start("recalls", move |peer| hear_recalls(peer, &locks))?;
-        fs.start("give-back", give_back)?;
-        fs.start("alive", keep_alive)?;
-        Ok(fs)
-    }
-
-    fn start(&self, name: &str, work: impl FnOnce(&Peer) + Send + 'static) -> Result<()> {
-        let peer = Arc::clone(&self.peer);
-        std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || work(&peer))
-            .map(drop)
-            .map_err(|error| ControlError::io("start a thread", None, &error))
+        let (servers, attached) = Servers::attach(&target).map_err(failed)?;
+        let servers = Arc::new(servers);
+        let locks = Arc::new(RemoteLocks::new(Arc::clone(servers.of_locks())));
+        let fs = RemoteFs { servers: Arc::clone(&servers), locks: Arc::clone(&locks), attached };
+        for peer in servers.all() {
+            let locks = Arc::clone(&locks);
+            let keeps_locks = Arc::ptr_eq(peer, servers.of_locks());
+            start("recalls", peer, move |peer| hear_recalls(peer, &locks, keeps_locks))?;
+            start("give-back", peer, give_back)?;
+            start("alive", peer, keep_alive)?;
+        }
+        if !servers.is_one() {
+            start("places", &servers, Servers::keep_places)?;
+        }
+        Ok(Arc::new(fs))
     }
 
     /// What the server said of the buffer.
@@ -77,23 +80,34 @@ impl RemoteFs {
 
     /// Tells the server that this mount is over; calls fail from now on.
     pub fn close(&self) {
-        self.peer.close();
+        self.servers.close();
     }
 }
 
 impl Drop for RemoteFs {
     fn drop(&mut self) {
-        if !self.peer.is_closing() {
-            self.peer.close();
-        }
+        self.servers.close();
     }
 }
 
-fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>) {
+fn start<T: Send + Sync + 'static>(
+    name: &str,
+    of: &Arc<T>,
+    work: impl FnOnce(&T) + Send + 'static,
+) -> Result<()> {
+    let of = Arc::clone(of);
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(move || work(&of))
+        .map(drop)
+        .map_err(|error| ControlError::io("start a thread", None, &error))
+}
+
+fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>, keeps_locks: bool) {
     let (mut heard_in, mut pause) = (1, RECONNECT_PAUSE);
     while !peer.is_closing() {
         let new_session = |generation| {
-            if generation != std::mem::replace(&mut heard_in, generation) {
+            if generation != std::mem::replace(&mut heard_in, generation) && keeps_locks {
                 // On a thread of its own: a request may have to wait for a recall.
                 let locks = Arc::clone(locks);
                 let asking = std::thread::Builder::new().name("locks".into());

@@ -13,10 +13,10 @@
 use super::held::Held;
 use super::kept::{Kept, Mark};
 use super::locks::HeldLocks;
-use crate::ledger::greet;
+use super::place::Expected;
 use forebay_net::handshake::Credential;
 use forebay_net::node::this_node;
-use forebay_net::{Link, LinkError, ServerAddress, random};
+use forebay_net::{Link, LinkError, ServerAddress};
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::call::Answer;
 use forebay_proto::net::frame::{self, FrameError, Kind};
@@ -84,26 +84,33 @@ struct Slot {
 }
 
 /// The session at the server.
-struct Session {
+pub(super) struct Session {
     /// Which of this mount's sessions there (see [`Held::for_new_session`]); 0 = none yet.
     generation: u64,
-    attached: Option<Attached>,
+    pub(super) attached: Option<Attached>,
     /// Where connections for calls go: the server's Unix socket if this is its node.
     address: ServerAddress,
 }
 
 /// One server.
 pub(super) struct Peer {
-    target: Target,
+    pub(super) target: Target,
+    pub(super) expected: Expected,
+    /// Where it may be reached, the best first.
+    pub(super) addresses: RwLock<Vec<ServerAddress>>,
+    /// It runs on this node.
+    pub(super) near: AtomicBool,
+    /// It will not come back.
+    pub(super) lost: AtomicBool,
     client: ClientId,
-    node: NodeId,
-    session: RwLock<Session>,
+    pub(super) node: NodeId,
+    pub(super) session: RwLock<Session>,
     /// Who makes a new session.
     renewal: Mutex<()>,
     slots: Mutex<Vec<Slot>>,
     slot_free: Condvar,
     /// Since when it cannot be reached.
-    lost_since: Mutex<Option<Instant>>,
+    pub(super) lost_since: Mutex<Option<Instant>>,
     closing: AtomicBool,
     pub(super) kept: Kept,
     pub(super) held: Held,
@@ -148,13 +155,17 @@ impl From<FrameError> for Failed {
 }
 
 impl Peer {
-    pub(super) fn new(target: Target) -> std::io::Result<Peer> {
+    pub(super) fn new(target: Target, client: ClientId, expected: Expected) -> Peer {
         let slots = (0..MAX_SLOTS)
             .rev()
             .map(|id| Slot { id: SlotId(id), seq: 0, link: None, body: Vec::new() })
             .collect();
-        Ok(Peer {
-            client: ClientId(random::nonzero_u64()?),
+        Peer {
+            client,
+            expected,
+            addresses: RwLock::new(vec![target.address.clone()]),
+            near: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             node: this_node(),
             session: RwLock::new(Session {
                 generation: 0,
@@ -170,7 +181,7 @@ impl Peer {
             kept: Kept::new(),
             held: Held::default(),
             held_locks: Mutex::default(),
-        })
+        }
     }
 
     /// Begins the first session. Tried once: who mounts wants to know what is wrong.
@@ -254,6 +265,9 @@ impl Peer {
             if self.is_closing() {
                 return Err(Errno::ENOTCONN);
             }
+            if self.lost.load(Ordering::Acquire) {
+                return Err(Errno::EIO);
+            }
             let seen = self.session.read().generation;
             let failed = match self.attempt(slot, generation, &mut request, payload, &mut room) {
                 Ok(done) => {
@@ -291,7 +305,7 @@ impl Peer {
         let since = {
             let mut lost = self.lost_since.lock();
             if lost.is_none() {
-                tracing::warn!(server = %self.target.address, %error, "the server does not answer");
+                tracing::warn!(server = %self.address(), %error, "the server does not answer");
             }
             *lost.get_or_insert_with(Instant::now)
         };
@@ -366,7 +380,7 @@ impl Peer {
         attached: &Attached,
         purpose: Purpose,
     ) -> std::result::Result<Link, Failed> {
-        let (mut link, incarnation) = greet(&session.address, &self.target.credential, purpose)?;
+        let (mut link, incarnation) = self.greet(&session.address, purpose)?;
         if incarnation != attached.incarnation {
             return Err(Failed::SessionOver);
         }
@@ -390,7 +404,7 @@ impl Peer {
         let mut session = self.session.write();
         self.kept.all_recalled();
         session.attached = None;
-        let (mut link, _) = greet(&self.target.address, &self.target.credential, Purpose::Calls)?;
+        let (mut link, asked) = self.greet_anywhere()?;
         let sent = Instant::now();
         let attach = Attach {
             buffer: self.target.buffer.clone(),
@@ -403,6 +417,8 @@ impl Peer {
             Answer::Attached(attached) => *attached,
             answer => return Err(refused(answer)),
         };
+        self.must_be_expected(&attached)?;
+        self.near.store(attached.node == self.node, Ordering::Relaxed);
         let locks = self.held_locks.lock().all();
         let (generation, parts) = self.held.for_new_session(&locks);
         for part in parts {
@@ -428,31 +444,13 @@ impl Peer {
             }
         }
         if seen > 0 {
-            tracing::warn!(server = %self.target.address, "a new session with the server");
+            tracing::warn!(server = %asked, "a new session with the server");
         }
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
-        session.address = self.best_address(&attached);
+        session.address = self.best_address(&attached, asked);
         session.generation = generation;
         session.attached = Some(attached);
         Ok(())
-    }
-
-    /// On the server's own node its Unix socket, if it can be reached: descriptors come by it.
-    fn best_address(&self, attached: &Attached) -> ServerAddress {
-        let asked = &self.target.address;
-        if self.target.by_given_address {
-            return asked.clone();
-        }
-        let (true, Some(path)) = (attached.node == self.node, &attached.unix_socket) else {
-            return asked.clone();
-        };
-        use std::os::unix::ffi::OsStrExt;
-        let path = std::ffi::OsStr::from_bytes(path).into();
-        let local = ServerAddress::Unix(path);
-        match greet(&local, &self.target.credential, Purpose::Calls) {
-            Ok((_, incarnation)) if incarnation == attached.incarnation => local,
-            _ => asked.clone(),
-        }
     }
 
     /// How long a session lives unheard.

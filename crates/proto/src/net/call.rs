@@ -12,7 +12,7 @@ use crate::api::{CreateArgs, StatFs};
 use crate::attr::{Attr, FileKind, SetAttr};
 use crate::caller::Caller;
 use crate::errno::Errno;
-use crate::ids::{Cookie, Ino, ObjectId};
+use crate::ids::{Cookie, Ino, ObjectId, ShardId};
 use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +70,16 @@ pub enum Call<'a> {
         /// Name.
         name: &'a [u8],
     },
+    /// A reference to an inode that an answer `Elsewhere` of another shard's server led to. ESTALE
+    /// if it has no name any more: the name is to be looked up again.
+    Take {
+        /// Inode.
+        ino: Ino,
+        /// What the answer was to.
+        after: Taking,
+    },
+    /// The same for several, of a listing.
+    TakeAll(Vec<Ino>),
     /// `forget`, of several.
     Forget(Vec<(Ino, u64)>),
     /// `getattr`.
@@ -95,6 +105,8 @@ pub enum Call<'a> {
         args: CreateArgs,
         /// Device number.
         rdev: u32,
+        /// Shard whose server is on the caller's node, if there is one: see [`crate::layout::Placement`].
+        near: Option<ShardId>,
     },
     /// `mkdir`.
     Mkdir {
@@ -104,6 +116,8 @@ pub enum Call<'a> {
         name: &'a [u8],
         /// Mode and umask.
         args: CreateArgs,
+        /// As in `Mknod`.
+        near: Option<ShardId>,
     },
     /// `symlink`.
     Symlink {
@@ -113,6 +127,8 @@ pub enum Call<'a> {
         name: &'a [u8],
         /// Target.
         target: &'a [u8],
+        /// As in `Mknod`.
+        near: Option<ShardId>,
     },
     /// `link`.
     Link {
@@ -160,6 +176,8 @@ pub enum Call<'a> {
         args: CreateArgs,
         /// Send a descriptor of the object with the answer, if the file is whole and here.
         want_local: bool,
+        /// As in `Mknod`.
+        near: Option<ShardId>,
     },
     /// `tmpfile`.
     Tmpfile {
@@ -323,6 +341,20 @@ pub enum Call<'a> {
     Lock(LockCall),
 }
 
+/// After which call a reference is taken at another shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Taking {
+    /// A lookup, a new name, or a new inode of any other kind.
+    Name,
+    /// A new directory: `empty` is wanted.
+    Directory,
+    /// A new file, which is to be open.
+    File {
+        /// As in `Create`.
+        want_local: bool,
+    },
+}
+
 /// One entry of a listing.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ListedEntry {
@@ -334,7 +366,8 @@ pub struct ListedEntry {
     pub kind: FileKind,
     /// Name.
     pub name: Vec<u8>,
-    /// Attributes (a reference), in a listing that asked for them, not for `.` and `..`.
+    /// Attributes (a reference), in a listing that asked for them; not for `.` and `..`, nor for
+    /// what is at another shard.
     pub attr: Option<KeptAttr>,
 }
 
@@ -391,7 +424,17 @@ pub enum Answer {
         /// As in `Entry`.
         keep_names: bool,
     },
-    /// To `Create` and `Tmpfile`. `local`: a descriptor of the object came with it.
+    /// In the place of `Entry` and `Created`: the inode is at another shard. No reference is given:
+    /// it is to be taken there (`Take`).
+    Elsewhere {
+        /// Inode.
+        ino: Ino,
+        /// As in `Entry`.
+        keep_names: bool,
+    },
+    /// To `TakeAll`, in its order: a reference each, or nothing for what has no name any more.
+    Taken(Vec<Option<KeptAttr>>),
+    /// To `Create`, `Tmpfile` and `Take`. `local`: a descriptor of the object came with it.
     Created {
         /// Attributes.
         attr: KeptAttr,

@@ -4,8 +4,9 @@
 //! buffer are `postcard`, named by the buffer's identity and by who asks. docs/internals/SHARDS.md
 //! has the protocol. No I/O here.
 
-use crate::attr::Timestamp;
+use crate::attr::{FileKind, Timestamp};
 use crate::ids::{Ino, ObjectId, ServerId, ShardId};
+use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 
 /// Where a part of a buffer is served.
@@ -56,15 +57,176 @@ pub enum Question<'a> {
     },
 }
 
-/// About names and inodes: the steps of operations over two and more shards.
+/// A change over several shards, numbered by the shard that decides it (its coordinator); a number
+/// is never used again, not after a restart either, and later ones are larger.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct TxnId {
+    /// The coordinator.
+    pub shard: ShardId,
+    /// Its number.
+    pub seq: u64,
+}
+
+/// About names and inodes: the steps of operations over two and more shards. A question may come
+/// twice, and late. docs/internals/SHARDS.md says what each does when.
+///
+/// ERESTART as an answer means: something else is being done with it just now; let go of
+/// everything and try again after a moment.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum NamesQuestion<'a> {
     /// Are you there, and what is your shard?
     Ping,
-    /// The parent of a directory, for refusing cycles.
-    ParentOf(Ino),
-    /// Placeholder for borrowed names; see docs/internals/SHARDS.md.
-    Name(&'a [u8]),
+    /// The parents of a directory, upwards as far as they are on this shard: at least one.
+    ParentsOf(Ino),
+    /// Checks a part of a change, and locks what it is about or does it so that it can be undone.
+    Prepare {
+        /// The change.
+        txn: TxnId,
+        /// Which of its parts at this shard.
+        part: u8,
+        /// The client that asked for it: it keeps its own leases. 0 for none.
+        client: u64,
+        /// What.
+        #[serde(borrow)]
+        wanted: Wanted<'a>,
+    },
+    /// The change is decided: do these steps, once.
+    Apply {
+        /// The change.
+        txn: TxnId,
+        /// As in `Prepare`.
+        client: u64,
+        /// What.
+        steps: Vec<Step>,
+    },
+    /// The change is given up: undo what was prepared.
+    Abort(TxnId),
+    /// Of the one who asks as coordinator: these are decided, and on flash there; do them unless
+    /// they are done, and answer when they are on flash here.
+    Settle {
+        /// Numbers and steps.
+        decided: Vec<(u64, Vec<Step>)>,
+        /// What is prepared under a smaller number and not among `decided` is given up.
+        dead_below: u64,
+        /// Nothing below will be asked again.
+        forget_below: u64,
+    },
+    /// Of a participant that starts: what is decided and not known to be done by it, and which of
+    /// the numbers named are still being worked at? All others of them are given up.
+    Unfinished {
+        /// What is prepared there.
+        prepared: Vec<u64>,
+        /// Only numbers above this: an answer has no more than fits it.
+        after: u64,
+    },
+    /// Of shard 0: the lock of all renames of directories to other parents.
+    LockRenames(TxnId),
+    /// Gives it back.
+    UnlockRenames(TxnId),
+    /// Asked by shard 0: which renames of directories are under way or unfinished?
+    Renaming,
+    /// All that was committed before, on flash.
+    Sync,
+}
+
+/// What is prepared.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Wanted<'a> {
+    /// A new inode that has its name already. Undone: it goes.
+    Make {
+        /// What it is like.
+        inode: Box<MadeInode>,
+        /// Also on a shard that has almost no space.
+        even_if_short: bool,
+    },
+    /// One more name of an inode that is no directory. Undone: one less.
+    Link(Ino),
+    /// A name, and that it does not change; looking it up waits.
+    Name {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// A directory that is empty, and that it takes no names.
+    EmptyDir(Ino),
+}
+
+/// A new inode, but for its number.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MadeInode {
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of device nodes.
+    pub rdev: u32,
+    /// Of a directory, its parent.
+    pub parent: Ino,
+    /// Layout.
+    pub layout: Layout,
+    /// All its times.
+    pub now: Timestamp,
+    /// Symbolic links: the target.
+    pub target: Vec<u8>,
+    /// Inherited access ACL.
+    pub access_acl: Option<Vec<u8>>,
+    /// Inherited default ACL.
+    pub default_acl: Option<Vec<u8>>,
+    /// Make its object too.
+    pub with_object: bool,
+}
+
+/// What a decided change does at a participant.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Step {
+    /// What `Wanted::Make` made, stays.
+    Made {
+        /// Its number.
+        ino: Ino,
+        /// What it is like, should a power cut have taken it.
+        inode: Box<MadeInode>,
+    },
+    /// What `Wanted::Link` did, stays.
+    Linked(Ino),
+    /// One name less of an inode that is no directory.
+    Unlink {
+        /// Inode.
+        ino: Ino,
+        /// Directory of the name that went.
+        dir: Ino,
+        /// That name: who may have cached it is told.
+        name: Vec<u8>,
+    },
+    /// An empty directory is removed.
+    RemoveDir {
+        /// Directory.
+        ino: Ino,
+        /// Directory it was in.
+        dir: Ino,
+        /// Its name there.
+        name: Vec<u8>,
+    },
+    /// A name that led to `was` is dropped, or leads to something else from now on.
+    SetName {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Vec<u8>,
+        /// What it led to.
+        was: Ino,
+        /// What it leads to.
+        now: Option<(Ino, FileKind)>,
+    },
+    /// An inode got another name in the place of one, a directory perhaps another parent.
+    Moved {
+        /// Inode.
+        ino: Ino,
+        /// The new parent of a directory.
+        parent: Option<Ino>,
+    },
 }
 
 /// About objects of striped files. All but [`ObjectsQuestion::MayMake`] and
@@ -225,8 +387,30 @@ pub enum NamesReply {
     Done,
     /// To `Ping`.
     Shard(ShardId),
-    /// To `ParentOf`.
-    Parent(Ino),
+    /// To `ParentsOf`.
+    Parents(Vec<Ino>),
+    /// To `Prepare` of `Make`: its number.
+    Made(Ino),
+    /// To `Prepare` of `Make` where there is almost no space: nothing was done.
+    Short,
+    /// To `Prepare` of `Name`: what it leads to.
+    Name(Ino, FileKind),
+    /// To `Prepare` of `Link`: type and link count, with the new one.
+    Linked(FileKind, u32),
+    /// To `Apply`. `durable`: there is no flash at that shard which a power cut could take it from.
+    Applied {
+        /// It survives what the store survives at all.
+        durable: bool,
+    },
+    /// To `Unfinished`.
+    Unfinished {
+        /// Decided, with their steps at the shard that asks, in order; empty when there are no more.
+        decided: Vec<(u64, Vec<Step>)>,
+        /// Not decided yet.
+        at_work: Vec<u64>,
+    },
+    /// To `Renaming`.
+    Renaming(Vec<u64>),
 }
 
 /// Answer about objects.

@@ -1,7 +1,9 @@
-//! `FileSystem` for the namespace: each call goes to its operation in `ops/`.
+//! `FileSystem` for the namespace: each call goes to its operation in `ops/`. What is made is made
+//! on this shard: the calls of sessions, which may be placed elsewhere, go to `ops/` directly.
 
 use super::Namespace;
 use super::ops::NewInode;
+use super::shards::Where;
 use forebay_proto::api::{CreateArgs, DirEntry, FileSystem, Notify, Opened, StatFs, WriteMode};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::{Caller, Cookie, Entry, Ino, Result};
@@ -38,21 +40,21 @@ impl FileSystem for Namespace {
         rdev: u32,
     ) -> Result<Entry> {
         let new = NewInode { rdev, ..NewInode::of(kind, args) };
-        Ok(self.op_make(caller, parent, name, &new)?.0)
+        Ok(self.op_make(caller, parent, name, &new)?.here()?.0)
     }
 
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
-        Ok(self.op_make(caller, parent, name, &NewInode::of(FileKind::Dir, args))?.0)
+        Ok(self.op_make(caller, parent, name, &NewInode::of(FileKind::Dir, args))?.here()?.0)
     }
 
     fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
         let args = CreateArgs { mode: 0o777, umask: 0 };
         let new = NewInode { target, ..NewInode::of(FileKind::Symlink, args) };
-        Ok(self.op_make(caller, parent, name, &new)?.0)
+        Ok(self.op_make(caller, parent, name, &new)?.here()?.0)
     }
 
     fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.op_link(caller, ino, parent, name, false)
+        Ok(self.op_link(caller, ino, parent, name, false)?.here()?.0)
     }
 
     fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
@@ -85,7 +87,9 @@ impl FileSystem for Namespace {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        self.op_create(caller, parent, name, args, want_local)
+        let made = self.op_create(caller, parent, name, args, Where::Here)?;
+        let (entry, object) = made.here()?;
+        Ok((entry, Opened { local: object.filter(|_| want_local).map(Arc::new) }))
     }
 
     fn tmpfile(

@@ -21,6 +21,7 @@ mod reclaim;
 pub mod record;
 mod recover;
 mod refs;
+pub(crate) mod shards;
 pub mod store;
 mod striped;
 mod tree;
@@ -30,11 +31,12 @@ mod txn;
 mod tests;
 
 pub use check::check_objects;
-pub(crate) use ops::{OWN_XATTRS, is_layout_xattr};
+pub(crate) use ops::{Named, NewInode, OWN_XATTRS, is_layout_xattr};
 pub use recover::RecoveryReport;
 pub(crate) use striped::SIZE_UNKNOWN;
 
 use crate::objects::{ObjectStat, Objects};
+use crate::peers::Peers;
 use forebay_proto::api::{NAME_MAX, Notify};
 use forebay_proto::attr::{Attr, FileKind, Timestamp};
 use forebay_proto::ids::ShardId;
@@ -68,6 +70,8 @@ pub struct Namespace {
     shard: ShardId,
     store: Arc<dyn NamespaceStore>,
     objects: Arc<Objects>,
+    /// The other shards; `None` for a buffer that has one.
+    shards: Option<shards::Shards>,
     writer: Mutex<Writer>,
     refs: Refs,
     reclaim: reclaim::Reclaimer,
@@ -85,10 +89,13 @@ pub struct Namespace {
 }
 
 /// Facts about the buffer that the namespace needs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct NamespaceOptions {
     /// The shard served here.
     pub shard: ShardId,
+    /// The servers of the buffer's other shards; `None` for a buffer that has one. A buffer keeps
+    /// the number of shards that it began with.
+    pub peers: Option<Arc<dyn Peers>>,
     /// Capacity, for statfs.
     pub capacity_bytes: u64,
     /// True if nothing survives a power cut anyway (tmpfs).
@@ -112,8 +119,11 @@ impl Namespace {
         recover: bool,
     ) -> Result<(Arc<Namespace>, RecoveryReport)> {
         let next_ino = store.next_ino()?.max(Ino::ROOT.0 + 1);
+        let shard = options.shard;
+        let shards = options.peers.map(|peers| shards::Shards::load(peers, &*store)).transpose()?;
         let namespace = Arc::new(Namespace {
-            shard: options.shard,
+            shard,
+            shards: shards.flatten(),
             reclaim: reclaim::Reclaimer::new(options.volatile),
             store,
             objects,
@@ -129,7 +139,7 @@ impl Namespace {
             held_orphans: Mutex::default(),
             commits: AtomicU64::new(0),
         });
-        if options.shard == Ino::ROOT.shard() && namespace.store.inode(Ino::ROOT)?.is_none() {
+        if shard == Ino::ROOT.shard() && namespace.store.inode(Ino::ROOT)?.is_none() {
             namespace.make_root(options.root_uid, options.root_gid)?;
         }
         let report = namespace.recover(recover)?;
@@ -140,6 +150,9 @@ impl Namespace {
     /// Stops background work. All acknowledged operations are in the store's log already.
     pub fn close(&self) {
         self.striped.give_up();
+        if let Some(shards) = &self.shards {
+            shards.stop();
+        }
         self.reclaim.stop();
     }
 
@@ -161,6 +174,11 @@ impl Namespace {
     /// Which part of the buffer's namespace this is.
     pub fn shard(&self) -> ShardId {
         self.shard
+    }
+
+    /// True if the buffer has no other shards.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.shards.is_none()
     }
 
     /// The store, for its usage.

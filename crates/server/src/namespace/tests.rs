@@ -7,7 +7,6 @@ use crate::mover::tree::BufferTree;
 use crate::objects::Objects;
 use forebay_proto::api::{CreateArgs, FileSystem, rename_flags};
 use forebay_proto::attr::{FileKind, SetAttr};
-use forebay_proto::ids::ShardId;
 use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -30,7 +29,8 @@ fn open(dir: &Path, unclean: bool) -> (Arc<Namespace>, RecoveryReport) {
     .unwrap();
     let objects = Objects::open(&dir.join("data"), false, true, None).unwrap();
     let options = NamespaceOptions {
-        shard: ShardId(0),
+        shard: forebay_proto::ShardId(0),
+        peers: None,
         capacity_bytes: 1 << 30,
         volatile: false,
         root_uid: 0,

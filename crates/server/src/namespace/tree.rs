@@ -72,7 +72,7 @@ impl Namespace {
     ) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
         self.clear_name(who, dir, name)?;
-        let (entry, _) = self.op_make(who, dir, name, new)?;
+        let (entry, _) = self.op_make(who, dir, name, new)?.here()?;
         self.op_forget(entry.attr.ino, 1);
         self.tell_entry(dir, name);
         Ok(entry.attr)
@@ -209,7 +209,7 @@ impl BufferTree for Namespace {
 
     fn publish(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
-        let entry = self.op_link(who, ino, dir, name, true)?;
+        let (entry, _) = self.op_link(who, ino, dir, name, true)?.here()?;
         // One reference of the entry, one that `begin_file` took.
         self.op_forget(ino, 2);
         self.tell_entry(dir, name);
@@ -236,7 +236,8 @@ impl BufferTree for Namespace {
         }
         self.permit(who, dir, &searched, WRITE)?;
         let args = CreateArgs { mode, umask: 0 };
-        let (entry, _) = self.op_make(who, dir, name, &NewInode::of(FileKind::Dir, args))?;
+        let (entry, _) =
+            self.op_make(who, dir, name, &NewInode::of(FileKind::Dir, args))?.here()?;
         self.op_forget(entry.attr.ino, 1);
         self.tell_entry(dir, name);
         Ok(entry.attr)
@@ -266,7 +267,7 @@ impl BufferTree for Namespace {
 
     fn link(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
-        let entry = self.op_link(who, ino, dir, name, true)?;
+        let (entry, _) = self.op_link(who, ino, dir, name, true)?.here()?;
         self.op_forget(ino, 1);
         self.tell_entry(dir, name);
         self.tell_inode(ino);

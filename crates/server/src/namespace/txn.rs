@@ -4,8 +4,10 @@
 //! is committed.
 
 use super::record::{AnswerRecord, Answered, Change, EntryRecord, InodeRecord, slot_of};
+use super::shards::HoldKey;
 use super::{INO_CHUNK, Namespace, Writer};
 use forebay_proto::attr::{FileKind, Timestamp};
+use forebay_proto::net::servers::TxnId;
 use forebay_proto::{Caller, Cookie, Errno, Ino, Lsn, RequestId, Result};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -28,6 +30,8 @@ pub(super) struct Txn<'a> {
     /// The inode that the answer names, 0 for none.
     made: Ino,
     may_use_reserve: bool,
+    /// The change over shards that this is a part of: what it holds it may change.
+    part_of: Option<TxnId>,
     /// Stamp of everything this operation changes.
     pub(super) now: Timestamp,
 }
@@ -52,6 +56,7 @@ impl Namespace {
             request,
             made: Ino(0),
             may_use_reserve: false,
+            part_of: None,
             now: Timestamp::now(),
         }
     }
@@ -61,6 +66,11 @@ impl Txn<'_> {
     /// Lets the operation use the space kept for removing things.
     pub(super) fn use_reserve(&mut self) {
         self.may_use_reserve = true;
+    }
+
+    /// This is part of a change over shards.
+    pub(super) fn is_part_of(&mut self, txn: TxnId) {
+        self.part_of = Some(txn);
     }
 
     /// The answer to the call names this inode.
@@ -90,9 +100,13 @@ impl Txn<'_> {
         Ok(&mut self.slots[i].record)
     }
 
-    /// A directory that can take names: ENOTDIR, or ENOENT if it was removed.
+    /// A directory that can take names: ENOTDIR, or ENOENT if it was removed. ERESTART while another
+    /// shard decides whether it goes.
     pub(super) fn live_dir(&mut self, ino: Ino) -> Result<InodeRecord> {
         let record = self.get(ino)?;
+        if let Some(shards) = &self.namespace.shards {
+            shards.holds().may_change(&HoldKey::Dir(ino), self.part_of)?;
+        }
         match record.kind() {
             FileKind::Dir if record.nlink == 0 => Err(Errno::ENOENT),
             FileKind::Dir => Ok(record),
@@ -100,8 +114,13 @@ impl Txn<'_> {
         }
     }
 
-    /// An entry by name.
+    /// An entry by name, to be changed. ERESTART while another shard decides what becomes of it.
     pub(super) fn entry(&self, dir: Ino, name: &[u8]) -> Result<Option<EntryRecord>> {
+        if let Some(shards) = &self.namespace.shards
+            && !shards.holds().is_empty()
+        {
+            shards.holds().may_change(&HoldKey::Name(dir, name.to_vec()), self.part_of)?;
+        }
         self.namespace.store.entry(dir, name)
     }
 
@@ -166,6 +185,19 @@ impl Txn<'_> {
         Ok(())
     }
 
+    /// Gives a non-directory one more name.
+    pub(super) fn add_link(&mut self, ino: Ino) -> Result<InodeRecord> {
+        let now = self.now;
+        let record = self.edit(ino)?;
+        record.nlink += 1;
+        record.ctime = now;
+        let record = *record;
+        if record.nlink == 1 {
+            self.changes.push(Change::DelOrphan(ino));
+        }
+        Ok(record)
+    }
+
     /// Takes one name off a non-directory; true if it was the last.
     pub(super) fn drop_link(&mut self, ino: Ino) -> Result<bool> {
         let now = self.now;
@@ -180,7 +212,12 @@ impl Txn<'_> {
     }
 
     /// Acknowledges: after this the operation survives a kill.
-    pub(super) fn commit(mut self) -> Result<Lsn> {
+    pub(super) fn commit(self) -> Result<Lsn> {
+        self.commit_then(|| ())
+    }
+
+    /// The same, with something to be noted before any other operation begins.
+    pub(super) fn commit_then(mut self, note: impl FnOnce()) -> Result<Lsn> {
         let mut changes = self.changes;
         for slot in &self.slots {
             if slot.dirty {
@@ -200,7 +237,13 @@ impl Txn<'_> {
         let lsn = self.namespace.store.commit(batch)?;
         if let Some(limit) = limit {
             self.writer.ino_limit = limit;
+            if !self.namespace.is_alone() {
+                // Other shards may keep a number that a power cut here takes: none of them is ever
+                // given out again.
+                self.namespace.store.sync()?;
+            }
         }
+        note();
         self.namespace.commits.fetch_add(1, Ordering::Relaxed);
         Ok(lsn)
     }

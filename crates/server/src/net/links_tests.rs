@@ -63,7 +63,7 @@ impl Backend for Answers {
             return Reply::Failed(libc::EPROTO);
         };
         self.most.fetch_max(self.now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-        if let NamesQuestion::ParentOf(ms) = question {
+        if let NamesQuestion::ParentsOf(ms) = question {
             std::thread::sleep(Duration::from_millis(ms.0));
         }
         self.now.fetch_sub(1, Ordering::SeqCst);
@@ -89,7 +89,7 @@ fn about(question: NamesQuestion<'_>) -> Question<'_> {
 }
 
 fn sleep(ms: u64) -> Question<'static> {
-    about(NamesQuestion::ParentOf(forebay_proto::Ino(ms)))
+    about(NamesQuestion::ParentsOf(forebay_proto::Ino(ms)))
 }
 
 #[test]

@@ -99,6 +99,9 @@ impl Sessions {
         if session.is_over() {
             return Reply::of(Answer::SessionOver);
         }
+        if needs_names(&request.call) {
+            self.namespace.wait_settled();
+        }
         let mut caller = request.caller.clone();
         if request.call.is_once_only() {
             let seq = u64::from(request.slot.0) << 32 | u64::from(request.slot_seq);
@@ -180,6 +183,20 @@ impl Sessions {
             self.namespace.forget(ino, given);
         }
     }
+}
+
+/// False for calls that a server which has just started needs, to settle what it finds.
+fn needs_names(call: &Call<'_>) -> bool {
+    !matches!(
+        call,
+        Call::Renew
+            | Call::Reclaim(_)
+            | Call::Detach
+            | Call::Places
+            | Call::Forget(_)
+            | Call::Release(_)
+            | Call::Lock(_)
+    )
 }
 
 impl At<'_> {

@@ -27,6 +27,7 @@ impl At<'_> {
             Before::Answered(answer) => match answer {
                 Answer::Entry { attr, .. } => self.done_before(call, attr.attr.ino),
                 Answer::Created { attr, .. } => self.done_before(call, attr.attr.ino),
+                Answer::Elsewhere { ino, .. } => self.done_before(call, ino),
                 // What may be believed was leased to the old session.
                 Answer::Attr(_) => self.done_before(call, Ino(0)),
                 Answer::CreatedStriped { attr, .. } => self.done_before(call, attr.attr.ino),
@@ -93,6 +94,10 @@ impl At<'_> {
 
     fn made_before(&self, call: &Call<'_>, parent: Ino, ino: Ino) -> Result<Reply> {
         let ns = self.namespace();
+        if ino.shard() != ns.shard() {
+            let keep_names = self.keep_names(parent);
+            return Ok(Reply::of(Answer::Elsewhere { ino, keep_names }));
+        }
         if !ns.take_reference(ino) {
             // Made, and removed by somebody else after its maker was given up.
             return Err(Errno::ESTALE);

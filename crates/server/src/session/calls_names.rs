@@ -5,31 +5,55 @@
 
 use super::calls::{At, Reply};
 use super::leases::Subject;
-use forebay_proto::api::{FileSystem, Opened, rename_flags};
-use forebay_proto::attr::Attr;
+use crate::namespace::shards::{Patience, Where};
+use crate::namespace::{Named, NewInode};
+use forebay_proto::api::{CreateArgs, FileSystem, rename_flags};
+use forebay_proto::attr::{Attr, FileKind};
 use forebay_proto::net::call::{KeptAttr, ListedEntry, MAX_LISTING_BYTES};
 use forebay_proto::net::{Answer, Call};
-use forebay_proto::{Cookie, Entry, Errno, Ino, Result};
+use forebay_proto::{Cookie, Errno, Ino, Result};
+use std::sync::Arc;
 
 /// Bytes of an entry in a listing besides its name, with attributes, at most.
 const ENTRY_BYTES: usize = 160;
 
 impl At<'_> {
-    /// `None` if it is not a call on names.
+    /// `None` if it is not a call on names. What a change over shards has locked is waited for
+    /// without any lock: it may need ours.
     pub(super) fn names_call(&self, call: &Call<'_>) -> Option<Reply> {
+        let mut patience = Patience::new();
+        loop {
+            let reply = self.names_call_once(call)?;
+            if reply.answer != Answer::failed(Errno::ERESTART) {
+                return Some(reply);
+            }
+            if let Err(errno) = self.namespace().wait_for_shards(&mut patience) {
+                return Some(Reply::failed(errno));
+            }
+        }
+    }
+
+    fn names_call_once(&self, call: &Call<'_>) -> Option<Reply> {
         let ns = self.namespace();
         let who = &self.caller;
         let result = match *call {
             Call::Lookup { parent, name } => self.lookup(parent, name),
-            Call::Mknod { parent, name, kind, args, rdev } => {
-                self.make(parent, || ns.mknod(who, parent, name, kind, args, rdev))
+            Call::Mknod { parent, name, kind, args, rdev, near } => {
+                let place = Where::Placed(near);
+                let new = NewInode { rdev, place, ..NewInode::of(kind, args) };
+                self.make(parent, || ns.op_make(who, parent, name, &new))
             }
-            Call::Mkdir { parent, name, args } => {
-                let made = self.make(parent, || ns.mkdir(who, parent, name, args));
+            Call::Mkdir { parent, name, args, near } => {
+                let place = Where::Placed(near);
+                let new = NewInode { place, ..NewInode::of(FileKind::Dir, args) };
+                let made = self.make(parent, || ns.op_make(who, parent, name, &new));
                 made.map(|answer| self.empty_dir(answer))
             }
-            Call::Symlink { parent, name, target } => {
-                self.make(parent, || ns.symlink(who, parent, name, target))
+            Call::Symlink { parent, name, target, near } => {
+                let args = CreateArgs { mode: 0o777, umask: 0 };
+                let place = Where::Placed(near);
+                let new = NewInode { target, place, ..NewInode::of(FileKind::Symlink, args) };
+                self.make(parent, || ns.op_make(who, parent, name, &new))
             }
             Call::Link { ino, parent, name } => self.link(ino, parent, name),
             Call::Unlink { parent, name } => {
@@ -41,14 +65,19 @@ impl At<'_> {
             Call::Rename { parent, name, new_parent, new_name, flags } => {
                 self.rename((parent, name), (new_parent, new_name), flags)
             }
-            Call::Create { parent, name, args, want_local } => {
-                let made = || ns.create(who, parent, name, args, want_local && self.local);
-                return Some(self.created(parent, true, made));
+            Call::Create { parent, name, args, want_local, near } => {
+                let made = || ns.op_create(who, parent, name, args, Where::Placed(near));
+                return Some(self.created(parent, true, want_local, made));
             }
             Call::Tmpfile { parent, args, want_local } => {
-                let made = || ns.tmpfile(who, parent, args, want_local && self.local);
-                return Some(self.created(parent, false, made));
+                let made = || {
+                    let (entry, object) = ns.op_tmpfile(who, parent, args, false)?;
+                    Ok(Named::Here(entry, object))
+                };
+                return Some(self.created(parent, false, want_local, made));
             }
+            Call::Take { ino, after } => return Some(self.take(ino, after)),
+            Call::TakeAll(ref all) => Ok(self.take_all(all)),
             Call::DirLimit(ino) => ns.dir_limit(ino).map(Answer::Limit),
             Call::List { ino, after, limit, max_bytes, plus } => {
                 self.list(ino, after, limit, max_bytes.min(MAX_LISTING_BYTES), plus)
@@ -68,6 +97,9 @@ impl At<'_> {
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Answer> {
         let keep_names = self.keep_names(parent);
+        if let Some(ino) = self.namespace().leads_elsewhere(parent, name)? {
+            return Ok(Answer::Elsewhere { ino, keep_names });
+        }
         match self.namespace().lookup(&self.caller, parent, name) {
             Ok(entry) => {
                 self.sessions.took(self.session, entry.attr.ino);
@@ -78,20 +110,38 @@ impl At<'_> {
         }
     }
 
-    fn make(&self, parent: Ino, make: impl FnOnce() -> Result<Entry>) -> Result<Answer> {
-        let entry = {
-            let _turn = self.sessions.order.of(parent);
-            let subjects = [Subject::Names(parent), Subject::Attrs(parent)];
-            let _changing = self.sessions.change(self.session, &subjects);
-            let entry = make()?;
+    fn make(&self, parent: Ino, make: impl FnOnce() -> Result<Named>) -> Result<Answer> {
+        let subjects = [Subject::Names(parent), Subject::Attrs(parent)];
+        let named = self.name_given(parent, &subjects, make)?;
+        Ok(self.named(parent, named))
+    }
+
+    /// Gives a name below `parent`.
+    fn name_given(
+        &self,
+        parent: Ino,
+        subjects: &[Subject],
+        make: impl FnOnce() -> Result<Named>,
+    ) -> Result<Named> {
+        let _turn = self.sessions.order.of(parent);
+        let _changing = self.sessions.change(self.session, subjects);
+        let named = make()?;
+        if let Named::Here(entry, _) = &named {
             self.sessions.took(self.session, entry.attr.ino);
-            entry
-        };
-        Ok(self.entry(entry.attr, self.keep_names(parent)))
+        }
+        Ok(named)
+    }
+
+    fn named(&self, parent: Ino, named: Named) -> Answer {
+        let keep_names = self.keep_names(parent);
+        match named {
+            Named::Here(entry, _) => self.entry(entry.attr, keep_names),
+            Named::Elsewhere(ino) => Answer::Elsewhere { ino, keep_names },
+        }
     }
 
     /// The names of a new directory, too, if nobody was faster to put one there.
-    fn empty_dir(&self, answer: Answer) -> Answer {
+    pub(super) fn empty_dir(&self, answer: Answer) -> Answer {
         let Answer::Entry { attr, keep_names, .. } = answer else { return answer };
         let dir = attr.attr.ino;
         let empty = self.keep_names(dir)
@@ -104,21 +154,28 @@ impl At<'_> {
         &self,
         parent: Ino,
         named: bool,
-        make: impl FnOnce() -> Result<(Entry, Opened)>,
+        want_local: bool,
+        make: impl FnOnce() -> Result<Named>,
     ) -> Reply {
         let made = {
             let _turn = named.then(|| self.sessions.order.of(parent));
             let subjects = [Subject::Names(parent), Subject::Attrs(parent)];
             let subjects = if named { &subjects[..] } else { &[] };
             let _changing = self.sessions.change(self.session, subjects);
-            make().inspect(|(entry, _)| self.sessions.took(self.session, entry.attr.ino))
+            make().inspect(|named| {
+                if let Named::Here(entry, _) = named {
+                    self.sessions.took(self.session, entry.attr.ino);
+                }
+            })
         };
-        let (entry, opened) = match made {
-            Ok(made) => made,
+        let (entry, object) = match made {
+            Ok(Named::Here(entry, object)) => (entry, object),
+            Ok(elsewhere) => return Reply::of(self.named(parent, elsewhere)),
             Err(errno) => return Reply::failed(errno),
         };
         let ino = entry.attr.ino;
-        if opened.local.is_some() {
+        let local = object.filter(|_| want_local && self.local).map(Arc::new);
+        if local.is_some() {
             let _turn = self.sessions.sizes.shared(ino);
             self.sessions.leases.opened_locally(ino, self.session.id());
         }
@@ -131,21 +188,16 @@ impl At<'_> {
         let answer = Answer::Created {
             attr: self.sessions.keep(self.session, entry.attr),
             keep_names: self.keep_names(parent),
-            local: opened.local.is_some(),
+            local: local.is_some(),
         };
-        Reply { answer, payload_bytes: 0, file: opened.local }
+        Reply { answer, payload_bytes: 0, file: local }
     }
 
     fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Answer> {
-        let entry = {
-            let _turn = self.sessions.order.of(parent);
-            let subjects = [Subject::Names(parent), Subject::Attrs(parent), Subject::Attrs(ino)];
-            let _changing = self.sessions.change(self.session, &subjects);
-            let entry = self.namespace().link(&self.caller, ino, parent, name)?;
-            self.sessions.took(self.session, ino);
-            entry
-        };
-        Ok(self.entry(entry.attr, self.keep_names(parent)))
+        let subjects = [Subject::Names(parent), Subject::Attrs(parent), Subject::Attrs(ino)];
+        let link = || self.namespace().op_link(&self.caller, ino, parent, name, false);
+        let named = self.name_given(parent, &subjects, link)?;
+        Ok(self.named(parent, named))
     }
 
     fn remove(
@@ -161,7 +213,7 @@ impl At<'_> {
         let _changing = self.sessions.change(self.session, &subjects);
         remove()?;
         if let Some(child) = child {
-            self.sessions.name_gone(self.session, child, parent, name);
+            self.sessions.name_gone(Some(self.session.id()), child, parent, name);
         }
         Ok(Answer::Done)
     }
@@ -183,7 +235,7 @@ impl At<'_> {
         if let Some(replaced) = replaced
             && flags & rename_flags::EXCHANGE == 0
         {
-            self.sessions.name_gone(self.session, replaced, to.0, to.1);
+            self.sessions.name_gone(Some(self.session.id()), replaced, to.0, to.1);
         }
         Ok(Answer::Done)
     }

@@ -53,9 +53,7 @@ pub(super) struct Changing<'a> {
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        for subject in &self.subjects {
-            self.sessions.leases.end(*subject);
-        }
+        self.sessions.end_change(&self.subjects);
     }
 }
 
@@ -63,18 +61,29 @@ impl Sessions {
     /// Begins a change by `session`: when this returns, nobody else believes anything about the
     /// subjects. A client that does not answer a recall within its lease is ended.
     pub(super) fn change(&self, session: &Session, subjects: &[Subject]) -> Changing<'_> {
+        self.begin_change(Some(session.id), subjects);
+        Changing { sessions: self, subjects: subjects.to_vec() }
+    }
+
+    /// The same for a session that may be unknown here; to be followed by `end_change`.
+    pub(super) fn begin_change(&self, by: Option<SessionId>, subjects: &[Subject]) {
         self.grace.wait();
         let mut lost: HashMap<SessionId, Vec<Subject>> = HashMap::new();
         for subject in subjects {
-            for holder in self.leases.begin(*subject, Some(session.id)) {
+            for holder in self.leases.begin(*subject, by) {
                 lost.entry(holder).or_default().push(*subject);
             }
         }
-        let changing = Changing { sessions: self, subjects: subjects.to_vec() };
         if !lost.is_empty() {
             self.recall(&lost);
         }
-        changing
+    }
+
+    /// What was changed may be believed again.
+    pub(super) fn end_change(&self, subjects: &[Subject]) {
+        for subject in subjects {
+            self.leases.end(*subject);
+        }
     }
 
     /// Tells those who lost leases, all at once, and waits for them.
@@ -96,13 +105,13 @@ impl Sessions {
 
     /// A name of `child` was removed or replaced: kernels of others that know the inode are to let it
     /// go, if nobody uses it there. Not waited for.
-    pub(super) fn name_gone(&self, by: &Session, child: Ino, dir: Ino, name: &[u8]) {
+    pub(super) fn name_gone(&self, by: Option<SessionId>, child: Ino, dir: Ino, name: &[u8]) {
         let others: Vec<_> = {
             let table = self.table.lock();
-            if table.sessions.len() < 2 {
+            if by.is_some() && table.sessions.len() < 2 {
                 return;
             }
-            table.sessions.values().filter(|other| other.id != by.id).cloned().collect()
+            table.sessions.values().filter(|other| Some(other.id) != by).cloned().collect()
         };
         for other in others {
             if other.held.lock().contains_key(&child) {

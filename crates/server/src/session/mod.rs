@@ -7,7 +7,7 @@
 //! | `slots`, `calls_again` | each call exactly once, over broken connections and restarts |
 //! | `sizes` | turns of calls that change the size of a file |
 //! | `changes` | recalls before a change, order of changes in a directory |
-//! | `calls`, `calls_names`, `calls_data`, `calls_locks` | from a call to its answer |
+//! | `calls`, `calls_names`, `calls_take`, `calls_data`, `calls_locks` | from a call to its answer |
 //! | `calls_objects` | objects of striped files, and opening such files |
 //! | `calls_servers` | questions of the servers of other shards |
 //! | `grace` | clients of an earlier start of the server |
@@ -29,6 +29,7 @@ mod calls_locks;
 mod calls_names;
 mod calls_objects;
 mod calls_servers;
+mod calls_take;
 mod changes;
 mod grace;
 mod leases;
@@ -190,6 +191,8 @@ impl Sessions {
             table: Mutex::new(Table { old, ..Table::default() }),
         });
         namespace.set_notify(Arc::new(changes::ServerChanges(Arc::downgrade(&sessions))));
+        namespace
+            .start_shards(Arc::new(calls_servers::ShardBelievers(Arc::downgrade(&sessions))))?;
         let watched = Arc::downgrade(&sessions);
         std::thread::Builder::new()
             .name("sessions".into())

@@ -148,8 +148,13 @@ fn step_of_a(client: &Client<'_>, seq: u32, local: bool, own: Option<&File>) -> 
     }
     match seq {
         1 => {
-            let call =
-                Call::Create { parent: Ino::ROOT, name: b"f", args: ARGS, want_local: local };
+            let call = Call::Create {
+                parent: Ino::ROOT,
+                name: b"f",
+                args: ARGS,
+                want_local: local,
+                near: None,
+            };
             let reply = client.call(seq, call, b"");
             let Answer::Created { attr, local: given, .. } = &reply.answer else {
                 panic!("{:?}", reply.answer)
@@ -323,7 +328,7 @@ fn a_reference_is_given_back_once_however_often_it_is_said() {
     let rig = Rig::open(&path);
     let client = rig.attach(A);
     let kind = FileKind::File;
-    let make = Call::Mknod { parent: Ino::ROOT, name: b"f", kind, args: ARGS, rdev: 0 };
+    let make = Call::Mknod { parent: Ino::ROOT, name: b"f", kind, args: ARGS, rdev: 0, near: None };
     client.call(1, make, b"");
     let ino = rig.file();
     client.call(1, Call::Lookup { parent: Ino::ROOT, name: b"f" }, b"");

@@ -1,15 +1,17 @@
-//! mknod, mkdir, symlink, create, tmpfile: everything that makes an inode.
+//! mknod, mkdir, symlink, create, tmpfile: everything that makes an inode, with its name or at
+//! another shard than it (`shards::place`).
 
+use super::super::shards::{Joint, Where, push_parts, record_of};
 use super::super::{Namespace, check_name, merge, txn::Txn};
 use crate::namespace::record::{Change, InodeRecord, inode_flags};
 use crate::objects::Objects;
 use forebay_proto::acl::{self, Acl};
-use forebay_proto::api::{CreateArgs, Opened, SYMLINK_MAX};
-use forebay_proto::attr::FileKind;
-use forebay_proto::layout::turn;
-use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, ObjectId, Result, ShardId};
+use forebay_proto::api::{CreateArgs, SYMLINK_MAX};
+use forebay_proto::attr::{FileKind, Timestamp};
+use forebay_proto::layout::{Layout, turn};
+use forebay_proto::net::servers::{MadeInode, NamesReply, Step, Wanted};
+use forebay_proto::{Caller, Entry, Errno, Ino, ObjectId, Result, ShardId};
 use std::fs::File;
-use std::sync::Arc;
 
 /// What is being made.
 pub(crate) struct NewInode<'a> {
@@ -20,23 +22,45 @@ pub(crate) struct NewInode<'a> {
     pub(crate) target: &'a [u8],
     /// Make the data object now.
     pub(crate) with_object: bool,
+    /// Where.
+    pub(crate) place: Where,
 }
 
 impl<'a> NewInode<'a> {
     pub(crate) fn of(kind: FileKind, args: CreateArgs) -> NewInode<'a> {
-        NewInode { kind, args, rdev: 0, target: b"", with_object: false }
+        let place = Where::Here;
+        NewInode { kind, args, rdev: 0, target: b"", with_object: false, place }
+    }
+}
+
+/// An inode that got a name of this shard.
+#[derive(Debug)]
+pub(crate) enum Named {
+    /// It is here: referenced, with its object if that was made.
+    Here(Entry, Option<File>),
+    /// It is at another shard, and no reference was taken there.
+    Elsewhere(Ino),
+}
+
+impl Named {
+    /// Where only this shard can be meant.
+    pub(crate) fn here(self) -> Result<(Entry, Option<File>)> {
+        match self {
+            Named::Here(entry, object) => Ok((entry, object)),
+            Named::Elsewhere(_) => Err(Errno::EXDEV),
+        }
     }
 }
 
 impl Namespace {
-    /// Makes `new` under a name and returns it referenced, with its object if it has one.
+    /// Makes `new` under a name.
     pub(crate) fn op_make(
         &self,
         caller: &Caller,
         parent: Ino,
         name: &[u8],
         new: &NewInode<'_>,
-    ) -> Result<(Entry, Option<File>)> {
+    ) -> Result<Named> {
         check_name(name)?;
         if new.target.len() > SYMLINK_MAX {
             return Err(Errno::ENAMETOOLONG);
@@ -44,7 +68,15 @@ impl Namespace {
         if new.kind == FileKind::Symlink && new.target.is_empty() {
             return Err(Errno::ENOENT);
         }
+        if new.place != Where::Here && !self.is_alone() {
+            let layout = self.directory(parent)?.layout;
+            let places = self.places(&layout, (parent, name), new.kind, new.place);
+            if places.first() != Some(&self.shard) {
+                return self.make_elsewhere(caller, (parent, name), new, &places);
+            }
+        }
         self.with_reclaimed(|| self.make_once(caller, parent, name, new))
+            .map(|(entry, object)| Named::Here(entry, object))
     }
 
     fn make_once(
@@ -60,18 +92,13 @@ impl Namespace {
             return Err(Errno::EEXIST);
         }
         let ino = txn.take_ino()?;
-        let mut record = self.new_record(&mut txn, caller, parent, &parent_record, ino, new)?;
-        txn.add_entry(parent, name, ino, new.kind, None)?;
-        if new.kind == FileKind::Dir {
-            txn.edit(parent)?.nlink += 1;
-        }
-        if !new.target.is_empty() {
-            txn.push(Change::PutSymlink(ino, new.target.to_vec()));
-        }
-        self.new_layout(&mut record, turn(parent, name));
+        let made =
+            self.made_inode(caller, parent, &parent_record, new, turn(parent, name), txn.now)?;
+        let mut record = record_of(&made);
+        push_parts(&mut txn, ino, &made);
+        add_name(&mut txn, (parent, name), ino, new.kind)?;
         let object = self.new_object(ino, &mut record, new)?;
         txn.put_new(ino, record);
-        txn.answer_with(ino);
         self.refs.add(ino);
         if let Err(e) = txn.commit() {
             self.undo_new(ino, object.is_some());
@@ -81,8 +108,69 @@ impl Namespace {
         Ok((Entry { attr: merge(ino, &record, stat) }, object))
     }
 
+    /// Makes it at the first of these shards that has space, and gives it its name here.
+    fn make_elsewhere(
+        &self,
+        caller: &Caller,
+        (parent, name): (Ino, &[u8]),
+        new: &NewInode<'_>,
+        places: &[ShardId],
+    ) -> Result<Named> {
+        let mut joint = self.joint(caller)?;
+        let made = {
+            let mut txn = self.begin_part();
+            let parent_record = txn.live_dir(parent)?;
+            if txn.entry(parent, name)?.is_some() {
+                return Err(Errno::EEXIST);
+            }
+            self.made_inode(caller, parent, &parent_record, new, turn(parent, name), txn.now)?
+        };
+        let Some((shard, ino)) = self.make_at(&mut joint, places, &made)? else {
+            drop(joint);
+            return self
+                .with_reclaimed(|| self.make_once(caller, parent, name, new))
+                .map(|(entry, object)| Named::Here(entry, object));
+        };
+        let mut txn = self.begin(caller);
+        txn.live_dir(parent)?;
+        if txn.entry(parent, name)?.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        add_name(&mut txn, (parent, name), ino, new.kind)?;
+        joint.step(shard, Step::Made { ino, inode: Box::new(made) });
+        joint.decide(txn)?;
+        Ok(Named::Elsewhere(ino))
+    }
+
+    /// `None`: it is our turn. An error if no shard is left: that of the last one.
+    fn make_at(
+        &self,
+        joint: &mut Joint<'_>,
+        places: &[ShardId],
+        made: &MadeInode,
+    ) -> Result<Option<(ShardId, Ino)>> {
+        let mut failed = Errno::ENOSPC;
+        // Those that have almost no space are asked again when nobody else has any.
+        for even_if_short in [false, true] {
+            for &shard in places {
+                if shard == self.shard {
+                    return Ok(None);
+                }
+                let inode = Box::new(made.clone());
+                match joint.prepare(shard, Wanted::Make { inode, even_if_short }) {
+                    Ok(NamesReply::Made(ino)) => return Ok(Some((shard, ino))),
+                    Ok(_) => failed = Errno::ENOSPC,
+                    Err(Errno::ERESTART) => return Err(Errno::ERESTART),
+                    Err(errno) => failed = errno,
+                }
+                self.pass_over(shard);
+            }
+        }
+        Err(failed)
+    }
+
     /// Makes a regular file without a name, referenced, with its object if it is not striped; never
-    /// striped if it is to be `whole`.
+    /// striped if it is to be `whole`. It is where its directory is.
     pub(crate) fn op_tmpfile(
         &self,
         caller: &Caller,
@@ -105,11 +193,12 @@ impl Namespace {
         let mut txn = self.begin(caller);
         let parent_record = txn.live_dir(parent)?;
         let ino = txn.take_ino()?;
-        let mut record = self.new_record(&mut txn, caller, parent, &parent_record, ino, &new)?;
+        let made = self.made_inode(caller, parent, &parent_record, &new, ino.0, txn.now)?;
+        let mut record = record_of(&made);
+        push_parts(&mut txn, ino, &made);
         record.nlink = 0;
-        match whole {
-            true => record.layout.stripe_count = 1,
-            false => self.new_layout(&mut record, ino.0),
+        if whole {
+            record.layout.stripe_count = 1;
         }
         let object = self.new_object(ino, &mut record, &new)?;
         txn.put_new(ino, record);
@@ -125,20 +214,18 @@ impl Namespace {
         Ok((Entry { attr: merge(ino, &record, stat) }, object))
     }
 
-    /// Creates and opens a regular file.
+    /// Creates a regular file, with its object, to be open if it is here.
     pub(crate) fn op_create(
         &self,
         caller: &Caller,
         parent: Ino,
         name: &[u8],
         args: CreateArgs,
-        want_local: bool,
-    ) -> Result<(Entry, Opened)> {
+        place: Where,
+    ) -> Result<Named> {
         self.wait_reclaimed_if_short();
-        let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
-        let (entry, object) = self.op_make(caller, parent, name, &new)?;
-        let local = object.filter(|_| want_local).map(Arc::new);
-        Ok((entry, Opened { local }))
+        let new = NewInode { with_object: true, place, ..NewInode::of(FileKind::File, args) };
+        self.op_make(caller, parent, name, &new)
     }
 
     fn undo_new(&self, ino: Ino, has_object: bool) {
@@ -148,14 +235,18 @@ impl Namespace {
         }
     }
 
-    /// The layout of a new file, by that of its directory and its turn there.
-    fn new_layout(&self, record: &mut InodeRecord, turn: u64) {
-        if record.kind() != FileKind::File {
-            return;
+    /// The layout of something new, by that of its directory and its turn there. A directory's is
+    /// what new inodes in it get.
+    fn new_layout(&self, of_dir: Layout, kind: FileKind, turn: u64) -> Layout {
+        if kind != FileKind::File {
+            return of_dir;
         }
         let servers = self.server_count();
-        record.layout.stripe_count = record.layout.count_among(servers);
-        record.layout.first = ShardId((turn % u64::from(servers)) as u16);
+        Layout {
+            stripe_count: of_dir.count_among(servers),
+            first: ShardId((turn % u64::from(servers)) as u16),
+            ..of_dir
+        }
     }
 
     fn new_object(
@@ -172,23 +263,23 @@ impl Namespace {
         Ok(Some(file))
     }
 
-    /// The record of a new inode: owner, group of a setgid directory, umask or default ACL.
-    fn new_record(
+    /// What a new inode is like: owner, group of a setgid directory, umask or default ACL.
+    fn made_inode(
         &self,
-        txn: &mut Txn<'_>,
         caller: &Caller,
         parent: Ino,
         parent_record: &InodeRecord,
-        ino: Ino,
         new: &NewInode<'_>,
-    ) -> Result<InodeRecord> {
+        turn: u64,
+        now: Timestamp,
+    ) -> Result<MadeInode> {
         let inherits_group = parent_record.mode & libc::S_ISGID != 0;
         let is_dir = new.kind == FileKind::Dir;
         let mut perm = new.args.mode & 0o7777;
         if inherits_group && is_dir {
             perm |= libc::S_ISGID;
         }
-        let mut flags = 0;
+        let (mut access_acl, mut default_acl) = (None, None);
         if new.kind == FileKind::Symlink {
             perm = 0o777;
         } else if parent_record.has(inode_flags::HAS_DEFAULT_ACL) {
@@ -196,35 +287,40 @@ impl Namespace {
             if let Some(default) = Acl::parse(&value)? {
                 let (access, bits) = default.inherit(perm);
                 perm = (perm & !0o777) | bits;
-                if let Some(access) = access {
-                    let value = access.to_bytes();
-                    txn.push(Change::PutXattr { ino, name: acl::ACCESS.to_vec(), value });
-                    flags |= inode_flags::HAS_ACL | inode_flags::HAS_XATTRS;
-                }
-                if is_dir {
-                    txn.push(Change::PutXattr { ino, name: acl::DEFAULT.to_vec(), value });
-                    flags |= inode_flags::HAS_DEFAULT_ACL | inode_flags::HAS_XATTRS;
-                }
+                access_acl = access.map(|access| access.to_bytes());
+                default_acl = is_dir.then_some(value);
             }
         } else {
             perm &= !new.args.umask;
         }
-        Ok(InodeRecord {
+        let layout = self.new_layout(parent_record.layout, new.kind, turn);
+        Ok(MadeInode {
             mode: new.kind.mode_bits() | perm,
             uid: caller.uid,
             gid: if inherits_group { parent_record.gid } else { caller.gid },
-            nlink: if is_dir { 2 } else { 1 },
             rdev: new.rdev,
-            flags,
-            // A directory's layout is what new inodes in it get.
-            layout: parent_record.layout,
-            atime: txn.now,
-            mtime: txn.now,
-            ctime: txn.now,
-            btime: txn.now,
-            size: new.target.len() as u64,
-            parent: if is_dir { parent } else { Ino(0) },
-            next_cookie: if is_dir { Cookie::FIRST } else { Cookie::START },
+            parent,
+            layout,
+            now,
+            target: new.target.to_vec(),
+            access_acl,
+            default_acl,
+            with_object: new.with_object && !(layout.is_striped() && new.kind == FileKind::File),
         })
     }
+}
+
+/// Gives a new inode its name.
+fn add_name(
+    txn: &mut Txn<'_>,
+    (parent, name): (Ino, &[u8]),
+    ino: Ino,
+    kind: FileKind,
+) -> Result<()> {
+    txn.add_entry(parent, name, ino, kind, None)?;
+    if kind == FileKind::Dir {
+        txn.edit(parent)?.nlink += 1;
+    }
+    txn.answer_with(ino);
+    Ok(())
 }

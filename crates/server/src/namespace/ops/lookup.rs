@@ -12,6 +12,9 @@ impl Namespace {
         if name.len() > NAME_MAX {
             return Err(Errno::ENAMETOOLONG);
         }
+        if let Some(shards) = &self.shards {
+            shards.holds().may_look(parent, name)?;
+        }
         let ino = match name {
             b"." => parent,
             b".." => self.directory(parent)?.parent,
@@ -39,6 +42,23 @@ impl Namespace {
     /// The inode of a name, without a reference to it; `None` if there is no such name.
     pub(crate) fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
         Ok(self.store.entry(parent, name)?.map(|entry| entry.ino))
+    }
+
+    /// The inode that a name leads to, `..` too, if it is at another shard. ERESTART while another
+    /// shard decides what it leads to.
+    pub(crate) fn leads_elsewhere(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        if self.is_alone() || name.len() > NAME_MAX {
+            return Ok(None);
+        }
+        if let Some(shards) = &self.shards {
+            shards.holds().may_look(parent, name)?;
+        }
+        let ino = match name {
+            b"." => return Ok(None),
+            b".." => Some(self.directory(parent)?.parent),
+            _ => self.store.entry(parent, name)?.map(|entry| entry.ino),
+        };
+        Ok(ino.filter(|ino| ino.shard() != self.shard))
     }
 
     /// One more reference to an inode that a client held before; false if it is not there any

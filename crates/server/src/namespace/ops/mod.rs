@@ -8,10 +8,11 @@ mod link;
 mod lookup;
 mod readdir;
 mod rename;
+mod rename_over;
 mod setattr;
 mod unlink;
 mod xattr;
 
-pub(super) use create::NewInode;
+pub(crate) use create::{Named, NewInode};
 pub(crate) use layout::is_layout_xattr;
 pub(crate) use xattr::OWN as OWN_XATTRS;

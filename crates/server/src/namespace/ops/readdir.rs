@@ -29,6 +29,9 @@ impl Namespace {
             // A removed directory lists nothing, not even itself.
             return if after < Cookie::DOT { Err(Errno::ENOENT) } else { Ok(()) };
         }
+        if let Some(shards) = &self.shards {
+            shards.holds().may_list(ino)?;
+        }
         if after == Cookie::START {
             self.touch_dir(ino)?;
         }
@@ -50,6 +53,10 @@ impl Namespace {
                 attr: None,
             };
             if !plus {
+                return sink(&dir_entry);
+            }
+            if entry.ino.shard() != self.shard {
+                // Without attributes: who lists takes the reference there.
                 return sink(&dir_entry);
             }
             self.refs.add(entry.ino);

@@ -1,5 +1,5 @@
 //! rename with all its cases (rename(2)): plain, over an existing name, NOREPLACE, EXCHANGE,
-//! of directories between directories.
+//! of directories between directories. What is about other shards is in `rename_over`.
 
 use super::super::{Namespace, check_name, txn::Txn};
 use crate::namespace::record::Change;
@@ -8,15 +8,11 @@ use forebay_proto::api::rename_flags;
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Errno, Ino, Result};
 
-/// Deepest tree that the walk for cycles goes up; deeper ones are refused (a path of 4095
-/// bytes has at most 2048 components, but `chdir` goes deeper).
-const MAX_DEPTH: usize = 100_000;
-
 /// One side of a rename.
 #[derive(Clone, Copy)]
-struct Side<'a> {
-    dir: Ino,
-    name: &'a [u8],
+pub(super) struct Side<'a> {
+    pub(super) dir: Ino,
+    pub(super) name: &'a [u8],
 }
 
 impl Namespace {
@@ -40,6 +36,9 @@ impl Namespace {
                 _ => check_name(name)?,
             }
         }
+        if self.is_over_shards(from, to)? {
+            return self.rename_over(caller, from, to, flags);
+        }
         let mut txn = self.begin(caller);
         txn.live_dir(from.dir)?;
         txn.live_dir(to.dir)?;
@@ -47,6 +46,10 @@ impl Namespace {
         let target = txn.entry(to.dir, to.name)?;
         if flags & rename_flags::NOREPLACE != 0 && target.is_some() {
             return Err(Errno::EEXIST);
+        }
+        if !self.is_alone() && self.is_over_shards(from, to)? {
+            // Somebody has changed the names since the first look.
+            return Err(Errno::ERESTART);
         }
         if source.kind == FileKind::Dir {
             self.refuse_cycle(&mut txn, source.ino, to.dir)?;
@@ -73,24 +76,6 @@ impl Namespace {
             self.after_last_name(orphan);
         }
         Ok(())
-    }
-
-    /// EINVAL if `dir` is `moved` or lies below it.
-    fn refuse_cycle(&self, txn: &mut Txn<'_>, moved: Ino, dir: Ino) -> Result<()> {
-        let mut at = dir;
-        for _ in 0..MAX_DEPTH {
-            if at == moved {
-                return Err(Errno::EINVAL);
-            }
-            if at == Ino::ROOT {
-                return Ok(());
-            }
-            at = match at == dir {
-                true => txn.get(at)?.parent,
-                false => self.inode(at)?.parent,
-            };
-        }
-        Err(Errno::ELOOP)
     }
 }
 

@@ -146,6 +146,7 @@ fn open(dir: &Path, shard: ShardId, capacity: u64, unclean: bool) -> Arc<Namespa
     let account = Accounting::new(capacity);
     let objects = Objects::open(&dir.join("data"), false, true, Some(account)).unwrap();
     let options = NamespaceOptions {
+        peers: None,
         shard,
         capacity_bytes: capacity,
         volatile: false,

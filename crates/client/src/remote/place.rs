@@ -1,0 +1,112 @@
+//! Where a server is: its addresses, whether it is the expected one, whether it will come back.
+//!
+//! A path of a socket, and a host, may be another server's by now: nothing is said to a server that
+//! greets with another identity than the one expected. Used by `peer` when it connects, and by
+//! `servers`, which learns from one server where another one is.
+
+use super::peer::Peer;
+use crate::ledger::greet_as;
+use forebay_net::{Link, LinkError, ServerAddress};
+use forebay_proto::net::auth::Purpose;
+use forebay_proto::net::servers::ShardPlace;
+use forebay_proto::net::session::Attached;
+use forebay_proto::{Errno, ServerId, ShardId};
+use std::sync::atomic::Ordering;
+
+/// What a server must be, as far as it is known before it is asked.
+#[derive(Default)]
+pub(super) struct Expected {
+    pub(super) server: Option<ServerId>,
+    pub(super) shard: Option<ShardId>,
+    pub(super) uuid: Option<String>,
+}
+
+impl Peer {
+    /// Where it is now, and whether it is gone for good, as another server says.
+    pub(super) fn moved(&self, place: &ShardPlace) {
+        if place.lost != self.lost.swap(place.lost, Ordering::AcqRel) {
+            tracing::warn!(
+                shard = place.shard.0,
+                lost = place.lost,
+                "a server is gone for good, or back"
+            );
+        }
+        let addresses: Vec<ServerAddress> =
+            place.addresses.iter().filter_map(|text| text.parse().ok()).collect();
+        if !addresses.is_empty() {
+            *self.addresses.write() = addresses;
+        }
+    }
+
+    /// Where it is looked for first.
+    pub(super) fn address(&self) -> ServerAddress {
+        self.addresses.read().first().unwrap_or(&self.target.address).clone()
+    }
+
+    /// It runs on this node.
+    pub(super) fn is_near(&self) -> bool {
+        self.near.load(Ordering::Relaxed)
+    }
+
+    /// It did not answer when it was last asked, or is gone for good.
+    pub(super) fn is_away(&self) -> bool {
+        self.lost_since.lock().is_some() || self.lost.load(Ordering::Acquire)
+    }
+
+    pub(super) fn has_session(&self) -> bool {
+        self.session.read().attached.is_some()
+    }
+
+    /// On the server's own node its Unix socket, if it can be reached: descriptors come by it.
+    pub(super) fn best_address(&self, attached: &Attached, asked: ServerAddress) -> ServerAddress {
+        if self.target.by_given_address {
+            return asked;
+        }
+        let (true, Some(path)) = (attached.node == self.node, &attached.unix_socket) else {
+            return asked;
+        };
+        use std::os::unix::ffi::OsStrExt;
+        let path = std::ffi::OsStr::from_bytes(path).into();
+        let local = ServerAddress::Unix(path);
+        match self.greet(&local, Purpose::Calls) {
+            Ok((_, incarnation)) if incarnation == attached.incarnation => local,
+            _ => asked,
+        }
+    }
+
+    /// A connection to the server, and its incarnation. Nothing is said to another server than the
+    /// one that is expected.
+    pub(super) fn greet(
+        &self,
+        address: &ServerAddress,
+        purpose: Purpose,
+    ) -> std::result::Result<(Link, u64), LinkError> {
+        greet_as(address, &self.target.credential, purpose, self.expected.server)
+    }
+
+    /// A connection by the first of the addresses that answers; that address.
+    pub(super) fn greet_anywhere(&self) -> std::result::Result<(Link, ServerAddress), LinkError> {
+        let addresses = self.addresses.read().clone();
+        let mut failed = LinkError::Closed;
+        for address in addresses {
+            match self.greet(&address, Purpose::Calls) {
+                Ok((link, _)) => return Ok((link, address)),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    /// It serves the part and the buffer that it is asked for.
+    pub(super) fn must_be_expected(
+        &self,
+        attached: &Attached,
+    ) -> std::result::Result<(), LinkError> {
+        let shard = self.expected.shard.is_none_or(|shard| shard == attached.shard);
+        let uuid = self.expected.uuid.as_ref().is_none_or(|uuid| *uuid == attached.uuid);
+        match shard && uuid {
+            true => Ok(()),
+            false => Err(LinkError::Io(Errno::ESTALE.into())),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The servers of a mounted buffer: which one has what.
+//!
+//! Shard i of the namespace is `peers[i]`, always. What an inode number says of its shard decides
+//! who is asked. A server that is away fails only what needs it: its calls wait for it, for as long
+//! as the mount is patient, and then fail; the others are not asked to wait. What the mount learns
+//! of servers that moved, or that are gone for good, it learns from those that answer
+//! ([`Servers::keep_places`]).
+
+use super::peer::{Peer, Room, Target};
+use super::place::Expected;
+use forebay_net::{LinkError, random};
+use forebay_proto::net::servers::ShardPlace;
+use forebay_proto::net::session::{Attached, ClientId};
+use forebay_proto::net::{Answer, Call};
+use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often it is looked whether a server is away.
+const PLACES_LOOK: Duration = Duration::from_secs(1);
+
+/// All servers of a buffer, by shard; at least one.
+pub(super) struct Servers {
+    peers: Vec<Arc<Peer>>,
+}
+
+impl Servers {
+    /// Begins a session at the server that the target names, and at the others that it knows of;
+    /// those that do not answer now are tried again by the first call that needs them.
+    pub(super) fn attach(target: &Target) -> std::result::Result<(Servers, Attached), LinkError> {
+        let client = ClientId(random::nonzero_u64().map_err(LinkError::Io)?);
+        let first = Peer::new(target.clone(), client, Expected::default());
+        let attached = first.attach()?;
+        let mut peers = Vec::with_capacity(attached.shards.len());
+        let mut first = Some(Arc::new(first));
+        for (shard, place) in (0u16..).zip(&attached.shards) {
+            let peer = match ShardId(shard) == attached.shard {
+                true => first.take().ok_or(LinkError::Closed)?,
+                false => Arc::new(other(target, client, &attached, place)),
+            };
+            peers.push(peer);
+        }
+        if let Some(first) = first {
+            // It knows of nobody, itself included: a buffer on one server.
+            if attached.shard != ShardId(0) || !peers.is_empty() {
+                return Err(LinkError::Io(Errno::EPROTO.into()));
+            }
+            peers.push(first);
+        }
+        std::thread::scope(|scope| {
+            for peer in peers.iter().filter(|peer| !peer.has_session()) {
+                scope.spawn(|| {
+                    if let Err(error) = peer.attach() {
+                        tracing::warn!(server = %peer.address(), %error, "a server of the buffer does not answer");
+                    }
+                });
+            }
+        });
+        Ok((Servers { peers }, attached))
+    }
+
+    /// All, by shard.
+    pub(super) fn all(&self) -> &[Arc<Peer>] {
+        &self.peers
+    }
+
+    /// True if there is only one.
+    pub(super) fn is_one(&self) -> bool {
+        self.peers.len() == 1
+    }
+
+    /// The server that has an inode. ESTALE for one that no shard can have.
+    pub(super) fn of(&self, ino: Ino) -> Result<&Peer> {
+        let peer = self.peers.get(usize::from(ino.shard().0));
+        peer.map(|peer| &**peer).ok_or(Errno::ESTALE)
+    }
+
+    /// The server of shard 0, which keeps the locks.
+    pub(super) fn of_locks(&self) -> &Arc<Peer> {
+        &self.peers[0]
+    }
+
+    /// The shard on this node that something new in `dir` could go to: the directory's own if it is
+    /// here, else another one.
+    pub(super) fn near(&self, dir: Ino) -> Option<ShardId> {
+        if self.is_one() {
+            return None;
+        }
+        let near = |shard: u16| self.peers.get(usize::from(shard)).is_some_and(|p| p.is_near());
+        let own = dir.shard().0;
+        if near(own) {
+            return Some(ShardId(own));
+        }
+        (0..self.peers.len() as u16).find(|shard| near(*shard)).map(ShardId)
+    }
+
+    /// Ends all sessions.
+    pub(super) fn close(&self) {
+        std::thread::scope(|scope| {
+            for peer in self.peers.iter().filter(|peer| !peer.is_closing()) {
+                scope.spawn(|| peer.close());
+            }
+        });
+    }
+
+    /// Until the mount ends: asks, while a server is away, the others where it is now and whether it
+    /// will come back.
+    pub(super) fn keep_places(&self) {
+        while !self.peers.iter().all(|peer| peer.is_closing()) {
+            std::thread::sleep(PLACES_LOOK);
+            if !self.peers.iter().any(|peer| peer.is_away()) {
+                continue;
+            }
+            let Some(there) = self.peers.iter().find(|peer| !peer.is_away()) else { continue };
+            match there.call(&Caller::root(), Call::Places, &[], Room::None) {
+                Ok(done) => {
+                    if let Answer::Places(places) = done.answer {
+                        self.note_places(&places);
+                    }
+                }
+                Err(error) => tracing::debug!(%error, "cannot ask where the servers are"),
+            }
+        }
+    }
+
+    fn note_places(&self, places: &[ShardPlace]) {
+        for place in places {
+            if let Some(peer) = self.peers.get(usize::from(place.shard.0))
+                && peer.is_away()
+            {
+                peer.moved(place);
+            }
+        }
+    }
+}
+
+/// The server of another part than the one that was asked first.
+fn other(target: &Target, client: ClientId, attached: &Attached, place: &ShardPlace) -> Peer {
+    let expected = Expected {
+        server: Some(place.server),
+        shard: Some(place.shard),
+        uuid: Some(attached.uuid.clone()),
+    };
+    let peer = Peer::new(target.clone(), client, expected);
+    peer.moved(place);
+    peer
+}

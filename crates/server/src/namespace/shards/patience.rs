@@ -1,0 +1,51 @@
+//! Waiting for what a change over shards has locked: without a lock of our own, for a random time,
+//! so that two who are in each other's way do not stay so; and not for ever.
+
+use crate::namespace::Namespace;
+use forebay_proto::{Errno, Result};
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+/// Longest that an operation is begun again and again: the time in which a session that does not
+/// answer is ended twice.
+const LONGEST: Duration = Duration::from_secs(30);
+/// Longest pause at first and later.
+const PAUSE_FIRST: Duration = Duration::from_micros(500);
+const PAUSE_LONGEST: Duration = Duration::from_millis(50);
+
+/// How long one operation has waited.
+pub(crate) struct Patience {
+    until: Instant,
+    pause: Duration,
+    random: RandomState,
+}
+
+impl Patience {
+    pub(crate) fn new() -> Patience {
+        Patience { until: Instant::now() + LONGEST, pause: PAUSE_FIRST, random: RandomState::new() }
+    }
+
+    /// Between a quarter of the pause and all of it.
+    fn next(&mut self) -> Duration {
+        let thousandths = 250 + self.random.hash_one(self.pause) % 750;
+        let pause = self.pause * thousandths as u32 / 1000;
+        self.pause = (self.pause * 2).min(PAUSE_LONGEST);
+        pause
+    }
+}
+
+impl Namespace {
+    /// Waits a moment after ERESTART. ETIMEDOUT when it was long enough: what is in the way is held
+    /// by a server that is away.
+    pub(crate) fn wait_for_shards(&self, patience: &mut Patience) -> Result<()> {
+        if Instant::now() >= patience.until {
+            return Err(Errno::ETIMEDOUT);
+        }
+        let pause = patience.next();
+        match &self.shards {
+            Some(shards) => shards.holds().pause(pause),
+            None => std::thread::sleep(pause),
+        }
+        Ok(())
+    }
+}
