@@ -13,6 +13,7 @@ pub(crate) fn step(_what: &str) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 pub(crate) mod kill {
+    use std::cell::RefCell;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +22,18 @@ pub(crate) mod kill {
     static PASSED: AtomicU64 = AtomicU64::new(0);
     static AT: OnceLock<Option<u64>> = OnceLock::new();
 
+    thread_local! {
+        /// Told of each point that this thread passes; a test that runs several servers in one
+        /// process kills one of them so.
+        pub static HOOK: RefCell<Option<Box<dyn FnMut(&str)>>> = const { RefCell::new(None) };
+    }
+
     pub fn passed(what: &str) {
+        HOOK.with_borrow_mut(|hook| {
+            if let Some(hook) = hook {
+                hook(what);
+            }
+        });
         let at = AT.get_or_init(|| std::env::var(KILL_AT).ok()?.parse().ok());
         let Some(at) = *at else { return };
         if PASSED.fetch_add(1, Ordering::SeqCst) + 1 == at {

@@ -24,11 +24,13 @@ impl At<'_> {
         let mut patience = Patience::new();
         loop {
             let reply = self.names_call_once(call)?;
-            if reply.answer != Answer::failed(Errno::ERESTART) {
+            let Answer::Failed(errno) = reply.answer else { return Some(reply) };
+            if Errno(errno) == Errno::ERESTART {
+                if let Err(errno) = self.namespace().wait_for_shards(&mut patience) {
+                    return Some(Reply::failed(errno));
+                }
+            } else if !self.namespace().wait_for_server(Errno(errno), &mut patience) {
                 return Some(reply);
-            }
-            if let Err(errno) = self.namespace().wait_for_shards(&mut patience) {
-                return Some(Reply::failed(errno));
             }
         }
     }

@@ -56,7 +56,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Low bits of a number that count the changes of one start.
 const SEQ_BITS: u32 = 40;
@@ -155,6 +155,9 @@ pub(crate) struct Shards {
     changed: Condvar,
     renames: Mutex<renames::RenameLock>,
     place: place::Spaces,
+    /// Since when a shard does not answer.
+    away: Mutex<BTreeMap<ShardId, Instant>>,
+    patience: RwLock<Duration>,
     believers: RwLock<Option<Arc<dyn Believers>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -202,6 +205,8 @@ impl Shards {
         Ok(Some(Shards {
             renames: Mutex::new(renames::RenameLock::new(mine, peers.count())),
             place: place::Spaces::new(peers.count()),
+            away: Mutex::default(),
+            patience: RwLock::new(patience::AWAY_PATIENCE),
             peers,
             first_seq,
             next_seq: AtomicU64::new(first_seq + 1),
@@ -211,6 +216,12 @@ impl Shards {
             believers: RwLock::new(None),
             thread: Mutex::new(None),
         }))
+    }
+
+    /// How long servers that are away are waited for.
+    #[cfg(test)]
+    fn set_patience(&self, patience: Duration) {
+        *self.patience.write() = patience;
     }
 
     pub(crate) fn mine(&self) -> ShardId {
@@ -229,11 +240,28 @@ impl Shards {
     fn ask(&self, to: ShardId, question: NamesQuestion<'_>) -> Result<NamesReply> {
         let (buffer, from) = (self.peers.buffer(), self.mine());
         let question = Question::Names { buffer, from, question };
-        match self.peers.ask(to, &question, &[], &mut Vec::new())? {
+        let asked = self.peers.ask(to, &question, &[], &mut Vec::new());
+        self.note_away(to, asked.as_ref().err().copied());
+        match asked? {
             Reply::Names(reply) => Ok(reply),
             Reply::Failed(errno) => Err(Errno(errno)),
             _ => Err(Errno::EPROTO),
         }
+    }
+
+    fn note_away(&self, shard: ShardId, errno: Option<Errno>) {
+        let mut away = self.away.lock();
+        match errno {
+            Some(Errno::EHOSTUNREACH | Errno::ETIMEDOUT) => {
+                away.entry(shard).or_insert_with(Instant::now);
+            }
+            _ => drop(away.remove(&shard)),
+        }
+    }
+
+    /// How long the one that was lost last has been away.
+    fn away_for(&self) -> Option<Duration> {
+        self.away.lock().values().map(Instant::elapsed).min()
     }
 
     fn recall(&self, client: u64, about: &[About]) -> Option<Quiet> {

@@ -13,6 +13,10 @@ const LONGEST: Duration = Duration::from_secs(30);
 const PAUSE_FIRST: Duration = Duration::from_micros(500);
 const PAUSE_LONGEST: Duration = Duration::from_millis(50);
 
+/// How long a server that does not answer is waited for before an operation fails. Less than a mount
+/// waits for an answer, so that the mount hears of it; at once if it has been away for that long.
+pub(super) const AWAY_PATIENCE: Duration = Duration::from_secs(40);
+
 /// How long one operation has waited.
 pub(crate) struct Patience {
     until: Instant,
@@ -41,11 +45,27 @@ impl Namespace {
         if Instant::now() >= patience.until {
             return Err(Errno::ETIMEDOUT);
         }
+        self.pause_for_shards(patience);
+        Ok(())
+    }
+
+    /// Whether an operation that failed so is worth another attempt, after a moment: a server that it
+    /// needs is away, and not for long yet. Nothing was decided then.
+    pub(crate) fn wait_for_server(&self, errno: Errno, patience: &mut Patience) -> bool {
+        let Some(shards) = &self.shards else { return false };
+        let is_away = matches!(errno, Errno::EHOSTUNREACH | Errno::ETIMEDOUT);
+        let waits = is_away && shards.away_for().is_some_and(|away| away < *shards.patience.read());
+        if waits {
+            self.pause_for_shards(patience);
+        }
+        waits
+    }
+
+    fn pause_for_shards(&self, patience: &mut Patience) {
         let pause = patience.next();
         match &self.shards {
             Some(shards) => shards.holds().pause(pause),
             None => std::thread::sleep(pause),
         }
-        Ok(())
     }
 }

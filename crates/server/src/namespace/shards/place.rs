@@ -47,6 +47,12 @@ impl Spaces {
         until.is_some_and(|until| Instant::now() < until)
     }
 
+    /// All are there again.
+    #[cfg(test)]
+    pub(super) fn pass_over_none(&self) {
+        self.passed_over_until.lock().fill(None);
+    }
+
     /// It has no space, or does not answer.
     pub(super) fn pass_over(&self, shard: ShardId) {
         if let Some(until) = self.passed_over_until.lock().get_mut(usize::from(shard.0)) {

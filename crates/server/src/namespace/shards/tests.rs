@@ -1,1 +1,14 @@
+//! Three shards in one process, with sessions, under one client that makes each call until it is
+//! answered; and servers that are killed at any point of what they do. What is checked after each
+//! recovery: every call was done once or not at all and its answer says which, the tree is the
+//! model's, link counts and parents are right, nothing is left prepared or leaked.
 
+mod kills;
+mod world;
+
+use std::cell::Cell;
+
+thread_local! {
+    /// The thread that finishes intents is not started: the test does its rounds.
+    pub(super) static BY_HAND: Cell<bool> = const { Cell::new(false) };
+}

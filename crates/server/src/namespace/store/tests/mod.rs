@@ -16,6 +16,13 @@ use forebay_proto::{Cookie, Ino, RequestId, ShardId, layout::Layout};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+impl LmdbStore {
+    /// As if the process were killed now: nothing more is written.
+    pub(crate) fn refuse(&self) {
+        self.inner.fail(forebay_proto::Errno::ESHUTDOWN);
+    }
+}
+
 pub fn options(dir: &Path) -> StoreOptions {
     StoreOptions {
         dir: dir.to_path_buf(),

@@ -1,0 +1,488 @@
+//! The servers, the client, and what is checked of them.
+
+use super::BY_HAND;
+use crate::namespace::store::{LmdbStore, StoreOptions};
+use crate::namespace::{Namespace, NamespaceOptions};
+use crate::objects::Objects;
+use crate::peers::{Peers, ShardHandler};
+use crate::places::Places;
+use crate::session::{BufferFacts, Session, Sessions};
+use crate::step::kill::HOOK;
+use forebay_proto::api::{CreateArgs, FileSystem};
+use forebay_proto::layout::turn;
+use forebay_proto::net::call::Taking;
+use forebay_proto::net::frame;
+use forebay_proto::net::servers::{Question, Reply};
+use forebay_proto::net::session::{Attach, ClientId, NodeId, Reclaim, SlotId};
+use forebay_proto::net::{Answer, Call, Request};
+use forebay_proto::{Caller, Cookie, Errno, FileKind, Ino, Result, ServerId, ShardId};
+use parking_lot::RwLock;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+pub const ARGS: CreateArgs = CreateArgs { mode: 0o755, umask: 0 };
+pub const SHARDS: u16 = 3;
+const CLIENT: u64 = 0xc1;
+
+thread_local! {
+    /// Whose code this thread runs now, innermost last.
+    static RUNNING: RefCell<Vec<u16>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Killed;
+
+struct Running {
+    sessions: Arc<Sessions>,
+    namespace: Arc<Namespace>,
+    store: Arc<LmdbStore>,
+    session: Arc<Session>,
+}
+
+/// The servers that are there.
+#[derive(Default)]
+pub struct Net {
+    servers: RwLock<BTreeMap<u16, Running>>,
+    /// Killed, and not cleared away yet: a server may be killed deep in what others ask of it.
+    dead: parking_lot::Mutex<Vec<Running>>,
+}
+
+struct Wire {
+    mine: ShardId,
+    net: Arc<Net>,
+}
+
+/// Does something as a server; `None` if it was killed meanwhile.
+fn as_server<T>(shard: u16, work: impl FnOnce() -> T) -> Option<T> {
+    RUNNING.with_borrow_mut(|running| running.push(shard));
+    let done = catch_unwind(AssertUnwindSafe(work));
+    RUNNING.with_borrow_mut(|running| running.pop());
+    match done {
+        Ok(done) => Some(done),
+        Err(panic) if panic.is::<Killed>() => None,
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+impl Peers for Wire {
+    fn mine(&self) -> ShardId {
+        self.mine
+    }
+    fn count(&self) -> u16 {
+        SHARDS
+    }
+    fn buffer(&self) -> u128 {
+        7
+    }
+    fn ask(&self, to: ShardId, q: &Question<'_>, _: &[u8], _: &mut Vec<u8>) -> Result<Reply> {
+        let asked = {
+            let servers = self.net.servers.read();
+            // Who is killed says nothing any more.
+            if !servers.contains_key(&self.mine.0) {
+                return Err(Errno::EHOSTUNREACH);
+            }
+            servers.get(&to.0).ok_or(Errno::EHOSTUNREACH)?.sessions.clone()
+        };
+        let mut body = Vec::new();
+        frame::encode(q, &mut body).unwrap();
+        let Question::Names { from, question, .. } = frame::decode_borrowed(&body).unwrap() else {
+            panic!("{q:?}");
+        };
+        let answer = as_server(to.0, || asked.names(from, &question, &[], &mut Vec::new()));
+        answer.unwrap_or(Err(Errno::ETIMEDOUT)).map(Reply::Names)
+    }
+}
+
+/// Three servers of one buffer and one client.
+pub struct World {
+    dir: tempfile::TempDir,
+    net: Arc<Net>,
+    seqs: RefCell<[u32; SHARDS as usize]>,
+    held: RefCell<BTreeMap<Ino, u64>>,
+}
+
+impl World {
+    pub fn new() -> World {
+        BY_HAND.set(true);
+        let world = World {
+            dir: tempfile::tempdir().unwrap(),
+            net: Arc::default(),
+            seqs: RefCell::default(),
+            held: RefCell::default(),
+        };
+        world.start_missing();
+        world
+    }
+
+    fn open(&self, shard: u16) -> Running {
+        let dir = self.dir.path().join(shard.to_string());
+        for sub in ["meta", "data"] {
+            std::fs::create_dir_all(dir.join(sub)).unwrap();
+        }
+        let store = Arc::new(open_store(&dir));
+        let objects = Objects::open(&dir.join("data"), true, true, None).unwrap();
+        let options = NamespaceOptions {
+            shard: ShardId(shard),
+            peers: Some(Arc::new(Wire { mine: ShardId(shard), net: self.net.clone() })),
+            capacity_bytes: 1 << 40,
+            volatile: shard == 2,
+            root_uid: 0,
+            root_gid: 0,
+            hold_orphans: true,
+        };
+        let (namespace, _) =
+            Namespace::open(store.clone(), Arc::new(objects), options, true).unwrap();
+        namespace.shards.as_ref().unwrap().set_patience(Duration::ZERO);
+        let facts = BufferFacts {
+            uuid: "7".into(),
+            shard: ShardId(shard),
+            places: Places::of_one(ServerId(7)),
+            incarnation: 1,
+            node: NodeId("here".into()),
+            unix_socket: None,
+            volatile: false,
+            gives_objects: false,
+            capacity_bytes: 1 << 40,
+        };
+        let sessions = Sessions::new(namespace.clone(), facts, dir.join("clients")).unwrap();
+        let attach = Attach {
+            buffer: "b".into(),
+            client: ClientId(CLIENT),
+            host: "h".into(),
+            pid: 1,
+            node: NodeId("here".into()),
+        };
+        let (session, _) = sessions.attach(attach).unwrap();
+        let held = self.held.borrow();
+        let references = held.iter().filter(|(ino, _)| ino.shard().0 == shard);
+        let reclaim = Reclaim {
+            references: references.map(|(ino, count)| (*ino, *count)).collect(),
+            last: true,
+            ..Reclaim::default()
+        };
+        let request = request(&session, 0, Call::Reclaim(reclaim));
+        sessions.call(&session, &request, &[], &mut Vec::new(), false);
+        // The client is back: what it did not claim goes now and not at the next sweep.
+        namespace.release_orphans();
+        Running { sessions, namespace, store, session }
+    }
+
+    /// Starts the servers that are not there, and settles what they find.
+    pub fn start_missing(&self) {
+        let missing: Vec<u16> =
+            (0..SHARDS).filter(|shard| !self.net.servers.read().contains_key(shard)).collect();
+        for &shard in &missing {
+            let running = self.open(shard);
+            self.net.servers.write().insert(shard, running);
+        }
+        for shard in missing {
+            let namespace = self.namespace(shard);
+            as_server(shard, || namespace.settle_start(namespace.shards.as_ref().unwrap()));
+            drop(namespace);
+            self.clear_dead();
+        }
+    }
+
+    /// A killed server's threads and files go, so that another one can be started on them.
+    fn clear_dead(&self) {
+        let servers = std::mem::take(&mut *self.net.dead.lock());
+        for running in servers {
+            running.namespace.close();
+            let gone = Arc::downgrade(&running.store);
+            drop(running);
+            while gone.strong_count() > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    pub fn namespace(&self, shard: u16) -> Arc<Namespace> {
+        self.net.servers.read()[&shard].namespace.clone()
+    }
+
+    /// From now on this thread kills who runs when it passes the point `at`, counted from 0; what is
+    /// returned says whether it has.
+    pub fn kill_at(&self, at: u32) -> Arc<AtomicBool> {
+        let (net, mut left) = (self.net.clone(), Some(at));
+        let fired = Arc::new(AtomicBool::new(false));
+        let tell = fired.clone();
+        let hook = move |_: &str| match left {
+            Some(0) => {
+                left = None;
+                tell.store(true, Ordering::Relaxed);
+                let who = RUNNING.with_borrow(|running| *running.last().unwrap());
+                if let Some(running) = net.servers.write().remove(&who) {
+                    running.store.refuse();
+                    net.dead.lock().push(running);
+                }
+                resume_unwind(Box::new(Killed));
+            }
+            _ => left = left.map(|left| left - 1),
+        };
+        HOOK.set(Some(Box::new(hook)));
+        fired
+    }
+
+    /// Kills nobody any more, and starts who was killed.
+    pub fn recover(&self) {
+        HOOK.set(None);
+        self.clear_dead();
+        self.start_missing();
+        for shard in 0..SHARDS {
+            self.namespace(shard).shards.as_ref().unwrap().place.pass_over_none();
+        }
+    }
+
+    /// A call at a shard, repeated while its server is killed. What it gave is held.
+    pub fn call(&self, shard: u16, call: Call<'_>) -> Answer {
+        let seq = {
+            let mut seqs = self.seqs.borrow_mut();
+            seqs[usize::from(shard)] += u32::from(call.is_once_only());
+            seqs[usize::from(shard)]
+        };
+        loop {
+            let (sessions, session) = {
+                let servers = self.net.servers.read();
+                let server = &servers[&shard];
+                (server.sessions.clone(), server.session.clone())
+            };
+            let request = request(&session, seq, call.clone());
+            let reply =
+                as_server(shard, || sessions.call(&session, &request, &[], &mut Vec::new(), false));
+            drop((sessions, session));
+            match reply {
+                Some(reply) => return self.note(reply.answer),
+                None => self.recover(),
+            }
+        }
+    }
+
+    fn note(&self, answer: Answer) -> Answer {
+        if let Answer::Entry { attr, .. } | Answer::Created { attr, .. } = &answer {
+            *self.held.borrow_mut().entry(attr.attr.ino).or_default() += 1;
+        }
+        answer
+    }
+
+    /// The inode of what a call gave, with a reference to it.
+    fn given(&self, answer: Answer, after: Taking) -> Result<Ino> {
+        match answer {
+            Answer::Entry { attr, .. } | Answer::Created { attr, .. } => Ok(attr.attr.ino),
+            Answer::Elsewhere { ino, .. } => {
+                self.given(self.call(ino.shard().0, Call::Take { ino, after }), after)
+            }
+            Answer::Failed(errno) => Err(Errno(errno)),
+            Answer::Absent { .. } => Err(Errno::ENOENT),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn create(&self, parent: Ino, name: &str, near: u16) -> Result<Ino> {
+        let (name, near) = (name.as_bytes(), Some(ShardId(near)));
+        let call = Call::Create { parent, name, args: ARGS, want_local: false, near };
+        let after = Taking::File { want_local: false };
+        let ino = self.given(self.call(parent.shard().0, call), after)?;
+        self.forget(ino);
+        Ok(ino)
+    }
+
+    pub fn mkdir(&self, parent: Ino, name: &str) -> Result<Ino> {
+        let call = Call::Mkdir { parent, name: name.as_bytes(), args: ARGS, near: None };
+        let ino = self.given(self.call(parent.shard().0, call), Taking::Directory)?;
+        self.forget(ino);
+        Ok(ino)
+    }
+
+    /// A new directory on a shard: names are tried until one leads there.
+    pub fn dir_on(&self, parent: Ino, shard: u16, name: &str) -> (Ino, String) {
+        let leads =
+            |name: &String| turn(parent, name.as_bytes()) % u64::from(SHARDS) == u64::from(shard);
+        let name = (0..).map(|n| format!("{name}.{n}")).find(leads).unwrap();
+        let ino = self.mkdir(parent, &name).unwrap();
+        assert_eq!(ino.shard().0, shard);
+        (ino, name)
+    }
+
+    pub fn symlink(&self, parent: Ino, name: &str, near: u16) -> Result<Ino> {
+        let (name, near) = (name.as_bytes(), Some(ShardId(near)));
+        let call = Call::Symlink { parent, name, target: b"to/there", near };
+        let ino = self.given(self.call(parent.shard().0, call), Taking::Name)?;
+        self.forget(ino);
+        Ok(ino)
+    }
+
+    pub fn link(&self, ino: Ino, parent: Ino, name: &str) -> Result<Ino> {
+        let call = Call::Link { ino, parent, name: name.as_bytes() };
+        let ino = self.given(self.call(parent.shard().0, call), Taking::Name)?;
+        self.forget(ino);
+        Ok(ino)
+    }
+
+    fn done(&self, shard: u16, call: Call<'_>) -> Result<()> {
+        match self.call(shard, call) {
+            Answer::Done => Ok(()),
+            Answer::Failed(errno) => Err(Errno(errno)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn unlink(&self, parent: Ino, name: &str) -> Result<()> {
+        self.done(parent.shard().0, Call::Unlink { parent, name: name.as_bytes() })
+    }
+
+    pub fn rmdir(&self, parent: Ino, name: &str) -> Result<()> {
+        self.done(parent.shard().0, Call::Rmdir { parent, name: name.as_bytes() })
+    }
+
+    pub fn rename(&self, from: (Ino, &str), to: (Ino, &str), flags: u32) -> Result<()> {
+        let call = Call::Rename {
+            parent: from.0,
+            name: from.1.as_bytes(),
+            new_parent: to.0,
+            new_name: to.1.as_bytes(),
+            flags,
+        };
+        self.done(to.0.shard().0, call)
+    }
+
+    fn forget(&self, ino: Ino) {
+        self.held.borrow_mut().remove(&ino);
+        self.done(ino.shard().0, Call::Forget(vec![(ino, 1)])).unwrap();
+    }
+
+    pub fn nlink(&self, ino: Ino) -> u32 {
+        self.namespace(ino.shard().0).attributes(ino).unwrap().nlink
+    }
+
+    /// What is in a directory: names, with what they lead to.
+    pub fn entries(&self, dir: Ino) -> BTreeMap<String, (Ino, FileKind)> {
+        let namespace = self.namespace(dir.shard().0);
+        let mut all = BTreeMap::new();
+        let limit = namespace.dir_limit(dir).unwrap();
+        namespace
+            .readdir(dir, Cookie::DOTDOT, limit, &mut |entry| {
+                let name = String::from_utf8(entry.name.to_vec()).unwrap();
+                all.insert(name, (entry.ino, entry.kind));
+                true
+            })
+            .unwrap();
+        all
+    }
+
+    /// Finishes everything, then looks at all that there is, on all shards.
+    pub fn check(&self) {
+        for _ in 0..3 {
+            for shard in 0..SHARDS {
+                let namespace = self.namespace(shard);
+                let shards = namespace.shards.as_ref().unwrap();
+                as_server(shard, || namespace.finish_round(shards)).unwrap().unwrap();
+            }
+        }
+        for shard in 0..SHARDS {
+            // The client goes on: no last answer keeps an inode.
+            self.done(shard, Call::Forget(Vec::new())).unwrap();
+            self.wait_reclaimed(shard);
+        }
+        let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
+        let mut dirs = vec![Ino::ROOT];
+        while let Some(dir) = dirs.pop() {
+            let mut subdirs = 0;
+            for (name, (ino, kind)) in self.entries(dir) {
+                let record = self.namespace(ino.shard().0).inode(ino);
+                let record = record.unwrap_or_else(|e| panic!("{dir}/{name} {ino}: {e}"));
+                assert_eq!(record.kind(), kind, "{dir}/{name}");
+                if kind == FileKind::Dir {
+                    assert_eq!(record.parent, dir, "{name}");
+                    subdirs += 1;
+                    dirs.push(ino);
+                }
+                *names.entry(ino).or_default() += 1;
+            }
+            assert_eq!(self.nlink(dir), 2 + subdirs, "{dir}");
+        }
+        for shard in 0..SHARDS {
+            let namespace = self.namespace(shard);
+            namespace
+                .store
+                .for_each_inode(&mut |ino, record| {
+                    let have = names.get(&ino).copied().unwrap_or(0);
+                    match record.kind() {
+                        FileKind::Dir if ino == Ino::ROOT => {}
+                        FileKind::Dir => assert_eq!(have, 1, "directory {ino}"),
+                        _ => assert_eq!(record.nlink, have, "{ino}"),
+                    }
+                    true
+                })
+                .unwrap();
+            let state = namespace.shards.as_ref().unwrap().state.lock();
+            assert!(state.intents.is_empty() && state.prepared.is_empty());
+            assert!(state.working.is_empty() && state.unsettled.is_empty());
+            drop(state);
+            assert!(namespace.shards.as_ref().unwrap().holds().is_empty());
+        }
+    }
+
+    /// Waits until all that has no name is gone: nobody holds any of it.
+    fn wait_reclaimed(&self, shard: u16) {
+        let namespace = self.namespace(shard);
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            let mut left = Vec::new();
+            let mut look = |ino, record: crate::namespace::record::InodeRecord| {
+                left.extend((record.nlink == 0).then_some(ino));
+                true
+            };
+            namespace.store.for_each_inode(&mut look).unwrap();
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < until, "left without a name: {left:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// All servers end in order, and what they leave is right.
+    pub fn close(self) {
+        self.check();
+        let servers = std::mem::take(&mut *self.net.servers.write());
+        for (shard, running) in servers {
+            running.sessions.close();
+            running.namespace.close();
+            running.store.close().unwrap();
+            let gone = Arc::downgrade(&running.store);
+            drop(running);
+            while gone.strong_count() > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let meta = self.dir.path().join(shard.to_string()).join("meta");
+            assert_eq!(LmdbStore::verify(&meta).unwrap(), []);
+        }
+    }
+}
+
+fn open_store(dir: &Path) -> LmdbStore {
+    LmdbStore::open(StoreOptions {
+        dir: dir.join("meta"),
+        uuid: [7; 16],
+        log_bytes: 5 << 20,
+        map_bytes: 32 << 20,
+        volatile: true,
+        preallocate: false,
+    })
+    .unwrap()
+}
+
+fn request<'a>(session: &Arc<Session>, seq: u32, call: Call<'a>) -> Request<'a> {
+    Request {
+        session: session.id(),
+        slot: SlotId(0),
+        slot_seq: seq,
+        cpu: None,
+        caller: Caller::root(),
+        call,
+    }
+}
