@@ -79,8 +79,10 @@ impl Case {
                 block_bytes: self.block_bytes,
                 first_block: if self.shared { worker * blocks } else { 0 },
                 blocks,
+                step: 1,
                 seed: seed + u64::from(worker),
                 direct: self.direct,
+                tcp: None,
             })
             .collect()
     }
@@ -117,12 +119,17 @@ pub fn cases(direct: bool) -> Vec<Case> {
 }
 
 /// One side of a pair.
-struct Point {
-    elapsed_ns: u64,
-    waited_ns: u64,
-    bytes_per_s: f64,
-    client_s_per_gib: f64,
-    daemon_s_per_gib: f64,
+pub struct Point {
+    /// From the first start to the last end.
+    pub elapsed_ns: u64,
+    /// Time that somebody waited for a processor meanwhile.
+    pub waited_ns: u64,
+    /// Speed of all workers together.
+    pub bytes_per_s: f64,
+    /// CPU time of the workers.
+    pub client_s_per_gib: f64,
+    /// CPU time of the daemons.
+    pub daemon_s_per_gib: f64,
 }
 
 /// Measures one row.
@@ -220,16 +227,22 @@ fn sample(
     seed: u64,
 ) -> Result<Point> {
     let jobs = case.jobs(dirs(sides)[side], case.op, case.pattern, seed);
-    workers.prepare(&jobs)?;
     let daemon = sides.daemon.filter(|_| side == 1);
-    let cpu = |pid: Option<u32>| pid.map_or(Ok(0), machine::process_cpu_ns);
-    let daemon_waited = daemon.map_or(0, machine::process_waited_ns);
-    let before_ns = cpu(daemon)?;
+    run_jobs(&jobs, daemon.as_slice(), workers)
+}
+
+/// Runs jobs, each on a worker of its own, that these daemons serve.
+pub fn run_jobs(jobs: &[Job], daemons: &[u32], workers: &mut Workers) -> Result<Point> {
+    workers.prepare(jobs)?;
+    let cpu = || daemons.iter().map(|pid| machine::process_cpu_ns(*pid)).sum::<Result<u64>>();
+    let waited = || daemons.iter().map(|pid| machine::process_waited_ns(*pid)).sum::<u64>();
+    let daemon_waited = waited();
+    let before_ns = cpu()?;
     let samples = workers.run(jobs.len())?;
-    let daemon_ns = cpu(daemon)? - before_ns;
+    let daemon_ns = cpu()? - before_ns;
     // The first write of a fresh sample asks the daemon once (see docs/BENCHMARKS.md): if other
     // load kept the daemon waiting, so did the client.
-    let daemon_waited = daemon.map_or(0, machine::process_waited_ns).saturating_sub(daemon_waited);
+    let daemon_waited = waited().saturating_sub(daemon_waited);
     let client_waited = samples.iter().map(|sample| sample.waited_ns).max().unwrap_or(0);
     let start = samples.iter().map(|sample| sample.start_ns).min().context("no sample")?;
     let end = samples.iter().map(|sample| sample.end_ns).max().context("no sample")?;

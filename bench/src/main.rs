@@ -13,6 +13,7 @@ mod served;
 mod sides;
 mod staging;
 mod stats;
+mod striped;
 mod workers;
 
 use anyhow::{Context, Result};
@@ -48,7 +49,8 @@ struct Args {
     self_check: bool,
     /// Only rows of these parts.
     #[arg(long, value_name = "PART", value_delimiter = ',',
-          value_parser = ["control", "data", "names", "staging", "served", "lifetime"])]
+          value_parser = ["control", "data", "names", "staging", "served", "striped",
+                          "lifetime"])]
     only: Vec<String>,
     /// Pairs of samples per row of data and names.
     #[arg(long, value_name = "N")]
@@ -194,6 +196,9 @@ fn measure_buffer(
         workers.forget()?;
     }
     buffer.umount(false)?;
+    if args.wants("striped") {
+        measure_striped(args, disk, workers, rows)?;
+    }
     if args.wants("staging") && store_kind == "tmpfs" {
         measure_disk_store(args, disk, &staging, rows)?;
     }
@@ -205,6 +210,21 @@ fn measure_buffer(
         keep(rows, lifetime::measure_destroy(&place, MANY_FILES, times)?);
     }
     Ok((store_kind, fast_path))
+}
+
+/// Striped files, against a plain tmpfs and plain TCP.
+fn measure_striped(
+    args: &Args,
+    disk: &Scratch,
+    workers: &mut Workers,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let bytes = (args.capacity_mib << 20) / 4;
+    let servers = striped::Striped::start(&args.forebay, &args.flash, disk, bytes)?;
+    let raw = Scratch::named(Path::new("/dev/shm"), "striped.raw")?;
+    let keep = |row| keep(rows, row);
+    striped::measure(&servers, raw.path(), workers, args.pairs(), keep)?;
+    workers.forget()
 }
 
 /// Staging into a store on the disk.

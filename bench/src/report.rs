@@ -20,7 +20,7 @@ pub enum Target {
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Part of the table: `control`, `data`, `names`, `staging`, `served`, `lifetime`.
+    /// Part of the table: `control`, `data`, `names`, `staging`, `served`, `striped`, `lifetime`.
     pub part: &'static str,
     /// What was done.
     pub case: String,

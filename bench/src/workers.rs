@@ -6,13 +6,15 @@
 //! several start together. Workers stop when their socket closes.
 
 use crate::machine;
+use crate::striped::TO_WORKER;
 use anyhow::{Context, Result, bail};
 use rand::seq::SliceRandom;
 use rand::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -52,10 +54,14 @@ pub struct Job {
     pub first_block: u32,
     /// Calls.
     pub blocks: u32,
+    /// Blocks from one call's to the next one's: 1, or as many as there are workers that take turns.
+    pub step: u32,
     /// Seed of the order.
     pub seed: u64,
     /// Past the page cache (O_DIRECT).
     pub direct: bool,
+    /// Not a file: as many bytes by a plain TCP connection to this port (see `striped`).
+    pub tcp: Option<u16>,
 }
 
 /// Commands on the socket.
@@ -220,6 +226,7 @@ impl Link {
 /// State of a worker.
 struct State {
     files: HashMap<(PathBuf, bool), File>,
+    streams: HashMap<u16, TcpStream>,
     buffer: AlignedBuffer,
     job: Option<Job>,
     order: Vec<u32>,
@@ -230,6 +237,7 @@ fn serve(stream: UnixStream) -> Result<()> {
     let mut writer = stream.try_clone()?;
     let mut state = State {
         files: HashMap::new(),
+        streams: HashMap::new(),
         buffer: AlignedBuffer::new(BLOCK_BYTES_MAX),
         job: None,
         order: Vec::new(),
@@ -259,6 +267,16 @@ impl State {
     }
 
     fn prepare(&mut self, job: Job) -> Result<Answer> {
+        if let Some(port) = job.tcp {
+            if let std::collections::hash_map::Entry::Vacant(entry) = self.streams.entry(port) {
+                let stream = TcpStream::connect(("127.0.0.1", port)).context("connect")?;
+                stream.set_nodelay(true)?;
+                entry.insert(stream);
+            }
+            self.buffer.fill_at(job.block_bytes as usize);
+            self.job = Some(job);
+            return Ok(Answer::Ready);
+        }
         let key = (job.path.clone(), job.direct);
         if !self.files.contains_key(&key) {
             let flags = if job.direct { libc::O_DIRECT } else { 0 };
@@ -269,14 +287,15 @@ impl State {
             self.files.insert(key.clone(), file);
         }
         let file = &self.files[&key];
-        let end = u64::from(job.first_block + job.blocks) * u64::from(job.block_bytes);
+        let last = job.first_block + job.blocks * job.step;
+        let end = u64::from(last) * u64::from(job.block_bytes);
         if job.op == Op::Fresh && job.first_block == 0 {
             file.set_len(0).with_context(|| format!("truncate {}", job.path.display()))?;
         }
         if job.op == Op::Fresh && job.pattern == Pattern::Random {
             file.set_len(end).with_context(|| format!("extend {}", job.path.display()))?;
         }
-        let mut order: Vec<u32> = (job.first_block..job.first_block + job.blocks).collect();
+        let mut order: Vec<u32> = (job.first_block..last).step_by(job.step as usize).collect();
         if job.pattern == Pattern::Random {
             order.shuffle(&mut rand::rngs::SmallRng::seed_from_u64(job.seed));
         }
@@ -288,7 +307,6 @@ impl State {
 
     fn run(&mut self, start_ns: u64) -> Result<Answer> {
         let job = self.job.take().context("run without prepare")?;
-        let file = &self.files[&(job.path.clone(), job.direct)];
         let block = u64::from(job.block_bytes);
         let buffer = &mut self.buffer.bytes_mut()[..job.block_bytes as usize];
         let waited_ns = machine::own_waited_ns();
@@ -297,16 +315,14 @@ impl State {
         }
         let cpu_ns = machine::own_cpu_ns();
         let begin_ns = machine::monotonic_ns();
-        match job.op {
-            Op::Read => {
-                for &index in &self.order {
-                    file.read_exact_at(buffer, u64::from(index) * block)?;
-                }
+        match job.tcp {
+            Some(port) => {
+                let stream = self.streams.get_mut(&port).context("no connection")?;
+                by_tcp(stream, &job, buffer)?;
             }
-            Op::Overwrite | Op::Fresh => {
-                for &index in &self.order {
-                    file.write_all_at(buffer, u64::from(index) * block)?;
-                }
+            None => {
+                let file = &self.files[&(job.path.clone(), job.direct)];
+                by_file(file, &job, &self.order, buffer)?;
             }
         }
         let end_ns = machine::monotonic_ns();
@@ -340,6 +356,36 @@ impl State {
         }
         Ok(Answer::Ready)
     }
+}
+
+fn by_file(file: &File, job: &Job, order: &[u32], buffer: &mut [u8]) -> Result<()> {
+    for &index in order {
+        let offset = u64::from(index) * u64::from(job.block_bytes);
+        match job.op {
+            Op::Read => file.read_exact_at(buffer, offset)?,
+            Op::Overwrite | Op::Fresh => file.write_all_at(buffer, offset)?,
+        }
+    }
+    Ok(())
+}
+
+/// As many bytes, the same way, without a file system.
+fn by_tcp(stream: &mut TcpStream, job: &Job, buffer: &mut [u8]) -> Result<()> {
+    let bytes = u64::from(job.block_bytes) * u64::from(job.blocks);
+    let reads = job.op == Op::Read;
+    let head = if reads { bytes | TO_WORKER } else { bytes };
+    stream.write_all(&head.to_le_bytes())?;
+    for _ in 0..job.blocks {
+        match reads {
+            true => stream.read_exact(buffer)?,
+            false => stream.write_all(buffer)?,
+        }
+    }
+    if !reads {
+        stream.read_exact(&mut buffer[..1])?;
+        buffer[0] |= 1;
+    }
+    Ok(())
 }
 
 /// A buffer at a page boundary, as O_DIRECT wants it.

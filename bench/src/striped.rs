@@ -1,0 +1,352 @@
+//! Striped files: two servers on this machine, reached over TCP on loopback, and a file over both.
+//!
+//! Compared with a plain directory on tmpfs, as all rows on data are, and with what plain TCP
+//! connections move between as many processes: that is what bounds a network file system here. The
+//! row on one shared file is what a checkpoint does that all processes write in turn.
+
+use crate::data::{self, Point};
+use crate::report::{Cpu, Row, Target};
+use crate::sides::{Scratch, run};
+use crate::stats::{Pairs, Summary};
+use crate::workers::{Job, Op, Pattern, Workers};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Name of the buffer.
+const NAME: &str = "striped";
+const SERVERS: usize = 2;
+/// Bytes that one worker moves in a sample.
+const SAMPLE_BYTES: u64 = 64 << 20;
+/// Blocks of the shared file.
+const STRIDED_BLOCK_BYTES: u32 = 47_008;
+/// Pairs after which the files are made anew.
+const PAIRS_PER_FILE: usize = 5;
+
+const NOTE: &str = "striped: CPU of the daemon is that of both mounts and both servers.";
+const STRIDED_NOTE: &str = "strided: each of two processes, each on a mount of its own, writes or reads every other \
+    block of one file; raw is one directory.";
+
+/// Two servers with a buffer over both, and two mounts of it.
+pub struct Striped<'a> {
+    forebay: &'a Path,
+    config: PathBuf,
+    servers: Vec<(Child, String)>,
+    mounts: Vec<PathBuf>,
+    // After the servers that use it.
+    _flash: Scratch,
+}
+
+impl<'a> Striped<'a> {
+    /// Starts the servers on `flash`, makes the buffer and mounts it twice.
+    pub fn start(
+        forebay: &'a Path,
+        flash: &Path,
+        disk: &Scratch,
+        bytes: u64,
+    ) -> Result<Striped<'a>> {
+        let place = Scratch::named(flash, "striped")?;
+        let config = std::path::absolute(disk.dir("striped.config")?)?;
+        let mut striped =
+            Striped { forebay, config, servers: Vec::new(), mounts: Vec::new(), _flash: place };
+        for at in 0..SERVERS {
+            striped.serve(at, bytes)?;
+        }
+        let (bytes, servers) = (bytes.to_string(), SERVERS.to_string());
+        striped.ask(&["buffer", "create", NAME, "--capacity", &bytes, "--servers", &servers])?;
+        for at in 0..2 {
+            let point = disk.dir(&format!("striped.mnt{at}"))?;
+            let text = point.to_str().context("a mount point that is not UTF-8")?.to_string();
+            striped.ask(&["mount", "--buffer", NAME, "--no-fast-path", &text])?;
+            striped.mounts.push(point);
+        }
+        let dir = striped.mounts[0].join("striped");
+        std::fs::create_dir(&dir).context("make a directory in the buffer")?;
+        let set = ["stripe", "set", "--count", "all", "--size", "1MiB"].map(std::ffi::OsStr::new);
+        let arguments: Vec<_> = set.into_iter().chain([dir.as_os_str()]).collect();
+        run(forebay, &arguments)?;
+        Ok(striped)
+    }
+
+    fn serve(&mut self, at: usize, bytes: u64) -> Result<()> {
+        let flash = self._flash.dir(&format!("flash{at}"))?;
+        let mut command = Command::new(self.forebay);
+        command
+            .args(["serve", "--json", "--listen", "127.0.0.1:0"])
+            .args(["--capacity", &(bytes + (64 << 20)).to_string(), "--flash"])
+            .arg(flash)
+            .env("FOREBAY_CONFIG_DIR", &self.config)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        if let Some((_, keeper)) = self.servers.first() {
+            command.args(["--join", keeper]);
+        }
+        let mut child = command.spawn().context("start forebay serve")?;
+        let mut line = String::new();
+        let out = child.stdout.take().context("no output of forebay serve")?;
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line)?;
+        let up: Value = serde_json::from_str(&line).context("forebay serve did not start")?;
+        let address = up["addresses"][0].as_str().context("no address")?;
+        self.servers.push((child, address.to_string()));
+        Ok(())
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Result<()> {
+        let (_, keeper) = self.servers.first().context("no server")?;
+        let mut command = Command::new(self.forebay);
+        command.args(arguments).args(["--server", keeper]);
+        let output = command.env("FOREBAY_CONFIG_DIR", &self.config).output()?;
+        if !output.status.success() {
+            bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(())
+    }
+
+    fn daemons(&self) -> Result<Vec<u32>> {
+        let mut all: Vec<u32> = self.servers.iter().map(|(child, _)| child.id()).collect();
+        for point in &self.mounts {
+            let arguments = ["status".as_ref(), "--json".as_ref(), point.as_os_str()];
+            let status: Value = serde_json::from_str(&run(self.forebay, &arguments)?)?;
+            all.push(status["pid"].as_u64().context("no pid")? as u32);
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Striped<'_> {
+    fn drop(&mut self) {
+        for point in &self.mounts {
+            let arguments = ["umount".as_ref(), "--force".as_ref(), point.as_os_str()];
+            if let Err(error) = run(self.forebay, &arguments) {
+                eprintln!("bench: could not unmount: {error:#}");
+            }
+        }
+        if let Err(error) = self.ask(&["buffer", "destroy", NAME, "--force"]) {
+            eprintln!("bench: the striped buffer is left behind: {error:#}");
+        }
+        for (child, _) in self.servers.iter_mut().rev() {
+            let pid = rustix::process::Pid::from_child(child);
+            if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_err()
+                || child.wait().is_err()
+            {
+                eprintln!("bench: a server could not be ended");
+            }
+        }
+    }
+}
+
+/// One row: jobs on the raw side and on the buffer's.
+struct Case<'a> {
+    name: String,
+    target: Option<Target>,
+    note: &'static str,
+    /// Jobs of a side, for a pair.
+    jobs: &'a dyn Fn(usize, u64) -> Vec<Job>,
+    /// Files there are on each side, and their bytes.
+    files: [Vec<PathBuf>; 2],
+    file_bytes: u64,
+}
+
+/// All rows.
+pub fn measure(
+    striped: &Striped<'_>,
+    raw: &Path,
+    workers: &mut Workers,
+    pairs: usize,
+    mut keep: impl FnMut(Row),
+) -> Result<()> {
+    let daemons = striped.daemons()?;
+    let near = striped.mounts[0].join("striped");
+    let tcp = sink()?;
+    let blocks = (SAMPLE_BYTES >> 20) as u32;
+    for (op, verb) in [(Op::Overwrite, "overwrite"), (Op::Read, "read")] {
+        for (port, against, least) in [(None, "tmpfs", 0.20), (Some(tcp), "plain TCP", 0.30)] {
+            let job = |side: usize, worker: u32, seed: u64| Job {
+                path: [raw, &near][side].join(format!("data.{worker}")),
+                op,
+                pattern: Pattern::Sequential,
+                block_bytes: 1 << 20,
+                first_block: 0,
+                blocks,
+                step: 1,
+                seed,
+                direct: false,
+                tcp: port.filter(|_| side == 0),
+            };
+            let jobs = |side, seed| (0..2).map(|worker| job(side, worker, seed)).collect();
+            let files = |side: usize| (0..2).map(|worker| job(side, worker, 0).path).collect();
+            let case = Case {
+                name: format!("sequential {verb} 1 MiB, 2 processes, 2 servers, to {against}"),
+                target: Some(Target::RatioAtLeast(least)),
+                note: NOTE,
+                jobs: &jobs,
+                files: if port.is_some() { [Vec::new(), files(1)] } else { [files(0), files(1)] },
+                file_bytes: SAMPLE_BYTES,
+            };
+            keep(case.measure(&daemons, workers, pairs)?);
+        }
+    }
+    strided(striped, raw, &daemons, workers, pairs, &mut keep)
+}
+
+/// One file, its blocks by turns from two mounts.
+fn strided(
+    striped: &Striped<'_>,
+    raw: &Path,
+    daemons: &[u32],
+    workers: &mut Workers,
+    pairs: usize,
+    keep: &mut dyn FnMut(Row),
+) -> Result<()> {
+    let blocks = (SAMPLE_BYTES / 2 / u64::from(STRIDED_BLOCK_BYTES)) as u32;
+    for (op, verb) in [(Op::Overwrite, "overwrite"), (Op::Read, "read")] {
+        let path = |side: usize, worker: u32| match side {
+            0 => raw.join("shared"),
+            _ => striped.mounts[worker as usize].join("striped/shared"),
+        };
+        let jobs = |side, seed| {
+            let job = |worker| Job {
+                path: path(side, worker),
+                op,
+                pattern: Pattern::Sequential,
+                block_bytes: STRIDED_BLOCK_BYTES,
+                first_block: worker,
+                blocks,
+                step: 2,
+                seed,
+                direct: false,
+                tcp: None,
+            };
+            (0..2).map(job).collect()
+        };
+        let case = Case {
+            name: format!("strided {verb} 47008 B of one file, 2 processes on 2 mounts, 2 servers"),
+            target: None,
+            note: STRIDED_NOTE,
+            jobs: &jobs,
+            files: [vec![path(0, 0)], vec![path(1, 0)]],
+            file_bytes: u64::from(2 * blocks) * u64::from(STRIDED_BLOCK_BYTES),
+        };
+        keep(case.measure(daemons, workers, pairs)?);
+    }
+    Ok(())
+}
+
+impl Case<'_> {
+    fn measure(&self, daemons: &[u32], workers: &mut Workers, pairs: usize) -> Result<Row> {
+        let mut collected = Pairs::new(pairs);
+        let mut points: [Vec<Point>; 2] = [Vec::new(), Vec::new()];
+        while collected.more() {
+            let pair = collected.run();
+            if pair.is_multiple_of(PAIRS_PER_FILE) {
+                self.make_files(workers)?;
+            }
+            let mut rates = [0.0; 2];
+            let mut waits = [(0, 0); 2];
+            for turn in 0..2 {
+                let side = (turn + pair) % 2;
+                let daemons = if side == 1 { daemons } else { &[] };
+                let point = data::run_jobs(&(self.jobs)(side, pair as u64), daemons, workers)?;
+                rates[side] = point.bytes_per_s;
+                waits[side] = (point.waited_ns, point.elapsed_ns);
+                points[side].push(point);
+            }
+            collected.take(rates[1] / rates[0], waits);
+        }
+        workers.forget()?;
+        for file in self.files.iter().flatten() {
+            workers.verify(file.clone(), self.file_bytes)?;
+            std::fs::remove_file(file).with_context(|| format!("remove {}", file.display()))?;
+        }
+        let (value, pairs_run, disturbed) = collected.summary().context("no pairs")?;
+        let median = |side: usize, value: fn(&Point) -> f64| {
+            let values: Vec<f64> = points[side].iter().map(value).collect();
+            Summary::of(&values).map_or(f64::NAN, |summary| summary.median)
+        };
+        Ok(Row {
+            part: "striped",
+            case: self.name.clone(),
+            target: self.target,
+            value,
+            pairs_run,
+            disturbed,
+            raw: Some(median(0, |point| point.bytes_per_s / 1e6)),
+            buffer: Some(median(1, |point| point.bytes_per_s / 1e6)),
+            unit: "MB/s",
+            cpu: Some(Cpu {
+                unit: "s/GiB",
+                raw: median(0, |point| point.client_s_per_gib),
+                client: median(1, |point| point.client_s_per_gib),
+                daemon: median(1, |point| point.daemon_s_per_gib),
+            }),
+            note: self.note,
+        })
+    }
+
+    /// Fills the files anew: the jobs' own blocks, written.
+    fn make_files(&self, workers: &mut Workers) -> Result<()> {
+        workers.forget()?;
+        for (side, files) in self.files.iter().enumerate().filter(|(_, files)| !files.is_empty()) {
+            for file in files {
+                match std::fs::remove_file(file) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(error).with_context(|| format!("remove {}", file.display()));
+                    }
+                    _ => {}
+                }
+            }
+            let fill = |job: Job| Job { op: Op::Overwrite, ..job };
+            let jobs: Vec<Job> = (self.jobs)(side, 0).into_iter().map(fill).collect();
+            // One after the other: the second of a shared file finds it there.
+            workers.prepare(&jobs)?;
+            workers.run(jobs.len())?;
+        }
+        Ok(())
+    }
+}
+
+/// Listens for workers' connections until the benchmark ends: takes or gives what they ask for, as
+/// fast as TCP does. Returns the port.
+fn sink() -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("listen for plain TCP")?;
+    let port = listener.local_addr()?.port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                // A worker that ends closes its connection.
+                let _ = exchange(stream);
+            });
+        }
+    });
+    Ok(port)
+}
+
+/// A worker says how many bytes it sends, or with the highest bit set how many it wants; what it
+/// sends is answered by one byte at the end.
+fn exchange(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut buffer = vec![1; 1 << 20];
+    loop {
+        let mut head = [0; 8];
+        stream.read_exact(&mut head)?;
+        let head = u64::from_le_bytes(head);
+        let mut left = head & !TO_WORKER;
+        while left > 0 {
+            let some = buffer.len().min(left as usize);
+            match head & TO_WORKER {
+                0 => stream.read_exact(&mut buffer[..some])?,
+                _ => stream.write_all(&buffer[..some])?,
+            }
+            left -= some as u64;
+        }
+        if head & TO_WORKER == 0 {
+            stream.write_all(&[1])?;
+        }
+    }
+}
+
+/// In the head of an exchange: the bytes go to the worker.
+pub const TO_WORKER: u64 = 1 << 63;
