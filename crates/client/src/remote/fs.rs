@@ -78,7 +78,10 @@ impl RemoteFs {
                 note_names(peer, parent, *keep_names, &done);
                 Err(Errno::ENOENT)
             }
-            _ => given(peer, Some(parent), &mut done),
+            _ => {
+                self.note_striped(&done.answer, parent);
+                given(peer, Some(parent), &mut done)
+            }
         }
     }
 
@@ -90,6 +93,7 @@ impl RemoteFs {
     fn take(&self, ino: Ino, after: Taking) -> Result<(Entry, Opened)> {
         let peer = self.of(ino)?;
         let mut done = peer.call(&Caller::root(), Call::Take { ino, after }, &[], Room::None)?;
+        self.note_striped(&done.answer, ino);
         given(peer, None, &mut done)
     }
 
@@ -114,6 +118,33 @@ impl RemoteFs {
                 entry.attr =
                     kept.map(|kept| KeptAttr { attr: note_attr(peer, &kept, &done), ..kept });
             }
+        }
+    }
+
+    /// Reads by the server of the inode: a whole file, or where a striped one has holes or ends.
+    pub(super) fn read_at_inode(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let limit = MAX_PAYLOAD_BYTES as usize;
+        let peer = self.of(ino)?;
+        let mut have = 0;
+        while have < buffer.len() {
+            let want = (buffer.len() - have).min(limit);
+            let call = Call::Read { ino, offset: offset + have as u64, bytes: want as u32 };
+            let room = Room::Slice(&mut buffer[have..have + want]);
+            let done = peer.call(&Caller::root(), call, &[], room)?;
+            have += done.bytes;
+            if done.bytes < want {
+                break;
+            }
+        }
+        Ok(have)
+    }
+
+    /// Notes an open of a striped file, if the answer is one: its data is at other servers.
+    fn note_striped(&self, answer: &Answer, ino: Ino) {
+        match answer {
+            Answer::OpenedStriped(open) => self.striped.opened(ino, open),
+            Answer::CreatedStriped { attr, open, .. } => self.striped.opened(attr.attr.ino, open),
+            _ => {}
         }
     }
 
@@ -196,6 +227,7 @@ impl FileSystem for RemoteFs {
     }
 
     fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
+        self.striped.attributes_changed(ino);
         self.attr(ino, caller, Call::Setattr { ino, change: *change })
     }
 
@@ -295,7 +327,9 @@ impl FileSystem for RemoteFs {
         let peer = self.of(ino)?;
         let call = Call::Open { ino, open_flags, kill_suid, want_local };
         let mut done = peer.call(caller, call, &[], Room::None)?;
+        self.note_striped(&done.answer, ino);
         match done.answer {
+            Answer::OpenedStriped(_) => Ok(Opened { local: None }),
             Answer::Opened { local } => {
                 let file = done.file.take().map(Arc::new);
                 if local && file.is_none() {
@@ -313,26 +347,22 @@ impl FileSystem for RemoteFs {
         if local {
             peer.held.release(ino);
         }
+        for _ in 0..self.striped.released(ino) {
+            peer.held.release(ino);
+        }
     }
 
     fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        let limit = MAX_PAYLOAD_BYTES as usize;
-        let peer = self.of(ino)?;
-        let mut have = 0;
-        while have < buffer.len() {
-            let want = (buffer.len() - have).min(limit);
-            let call = Call::Read { ino, offset: offset + have as u64, bytes: want as u32 };
-            let room = Room::Slice(&mut buffer[have..have + want]);
-            let done = peer.call(&Caller::root(), call, &[], room)?;
-            have += done.bytes;
-            if done.bytes < want {
-                break;
-            }
+        match self.striped.layout(ino) {
+            Some(layout) => self.read_striped(ino, &layout, offset, buffer),
+            None => self.read_at_inode(ino, offset, buffer),
         }
-        Ok(have)
     }
 
     fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+        if let (false, Some(layout)) = (mode.append, self.striped.layout(ino)) {
+            return self.write_striped(ino, &layout, offset, data, mode);
+        }
         // An append must arrive in one piece, and a longer one than the kernel's longest request
         // cannot come; anything else is written piece by piece.
         let limit = MAX_PAYLOAD_BYTES as usize;
@@ -358,6 +388,9 @@ impl FileSystem for RemoteFs {
     }
 
     fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        if let Some(layout) = self.striped.layout(ino) {
+            self.sync_striped(ino, &layout, data_only)?;
+        }
         self.done(ino, &Caller::root(), Call::Fsync { ino, data_only })
     }
 
@@ -381,7 +414,8 @@ impl FileSystem for RemoteFs {
         target_offset: u64,
         length: u64,
     ) -> Result<u64> {
-        if source.shard() != target.shard() {
+        let striped = |ino| self.striped.layout(ino).is_some();
+        if source.shard() != target.shard() || striped(source) || striped(target) {
             // The kernel then reads and writes.
             return Err(Errno::EXDEV);
         }
@@ -433,6 +467,7 @@ impl FileSystem for RemoteFs {
         flags: u32,
         kill_sgid: bool,
     ) -> Result<()> {
+        self.striped.attributes_changed(ino);
         let call = Call::Setxattr { ino, name, flags, kill_sgid };
         is_done(self.of(ino)?.call(caller, call, value, Room::None)?)
     }
@@ -516,6 +551,12 @@ fn given(peer: &Peer, parent: Option<Ino>, done: &mut Done) -> Result<(Entry, Op
             }
             if *empty {
                 peer.kept.keep_empty(attr.attr.ino, done.mark);
+            }
+            Ok((Entry { attr: note_attr(peer, attr, done) }, Opened { local: None }))
+        }
+        Answer::CreatedStriped { attr, keep_names, .. } => {
+            if let Some(parent) = parent {
+                note_names(peer, parent, *keep_names, done);
             }
             Ok((Entry { attr: note_attr(peer, attr, done) }, Opened { local: None }))
         }

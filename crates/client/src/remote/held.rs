@@ -42,6 +42,7 @@ impl Held {
         match answer {
             Answer::Entry { attr, .. } => self.took(attr.attr.ino, false),
             Answer::Created { attr, local, .. } => self.took(attr.attr.ino, *local),
+            Answer::CreatedStriped { attr, open, .. } => self.took(attr.attr.ino, open.writes),
             Answer::Listing { entries, .. } => {
                 let mut state = self.state.lock();
                 for entry in entries.iter().filter(|entry| entry.attr.is_some()) {

@@ -8,6 +8,7 @@
 //! | `peer` | connections, the session at a server, calls that survive broken connections |
 //! | `kept` | what may be believed without asking |
 //! | `held` | references and opens, and giving them back |
+//! | `striped` | data of striped files, straight at the servers of their objects |
 //! | `locks` | lock requests that wait, locks held |
 //! | `fs` | `FileSystem` |
 //!
@@ -21,6 +22,7 @@ mod locks;
 mod peer;
 mod place;
 mod servers;
+mod striped;
 
 pub use peer::{PATIENCE, Target};
 
@@ -36,6 +38,7 @@ use peer::{Peer, Room};
 use servers::Servers;
 use std::sync::Arc;
 use std::time::Duration;
+use striped::StripedFiles;
 
 /// First and longest pause before recalls are heard on a new connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
@@ -48,6 +51,7 @@ pub struct RemoteFs {
     servers: Arc<Servers>,
     locks: Arc<RemoteLocks>,
     attached: Attached,
+    striped: Arc<StripedFiles>,
 }
 
 impl RemoteFs {
@@ -59,11 +63,19 @@ impl RemoteFs {
         let (servers, attached) = Servers::attach(&target).map_err(failed)?;
         let servers = Arc::new(servers);
         let locks = Arc::new(RemoteLocks::new(Arc::clone(servers.of_locks())));
-        let fs = RemoteFs { servers: Arc::clone(&servers), locks: Arc::clone(&locks), attached };
+        let striped = Arc::new(StripedFiles::default());
+        let fs = RemoteFs {
+            servers: Arc::clone(&servers),
+            locks: Arc::clone(&locks),
+            attached,
+            striped: Arc::clone(&striped),
+        };
         for peer in servers.all() {
             let locks = Arc::clone(&locks);
             let keeps_locks = Arc::ptr_eq(peer, servers.of_locks());
-            start("recalls", peer, move |peer| hear_recalls(peer, &locks, keeps_locks))?;
+            let striped = Arc::clone(&striped);
+            let hear = move |peer: &Peer| hear_recalls(peer, &locks, keeps_locks, &striped);
+            start("recalls", peer, hear)?;
             start("give-back", peer, give_back)?;
             start("alive", peer, keep_alive)?;
         }
@@ -103,7 +115,7 @@ fn start<T: Send + Sync + 'static>(
         .map_err(|error| ControlError::io("start a thread", None, &error))
 }
 
-fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>, keeps_locks: bool) {
+fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>, keeps_locks: bool, striped: &StripedFiles) {
     let (mut heard_in, mut pause) = (1, RECONNECT_PAUSE);
     while !peer.is_closing() {
         let new_session = |generation| {
@@ -119,6 +131,7 @@ fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>, keeps_locks: bool) {
         let heard = peer.hear_recalls(new_session, |recall| {
             peer.kept.recalled(&recall.names, &recall.attrs);
             peer.kept.gone(&recall.gone);
+            recall.attrs.iter().for_each(|ino| striped.attributes_changed(*ino));
             locks.heard(recall);
         });
         if let Err(error) = heard {

@@ -337,7 +337,9 @@ impl Peer {
         }
         let Some((link, _)) = slot.link.as_mut() else { return Err(Failed::SessionOver) };
         let limit = match request.call {
-            Call::Fsync { .. } | Call::Fsyncdir(_) | Call::SyncAll => SYNC_LIMIT,
+            Call::Fsync { .. } | Call::SyncObject { .. } | Call::Fsyncdir(_) | Call::SyncAll => {
+                SYNC_LIMIT
+            }
             Call::Detach => DETACH_LIMIT,
             _ => ANSWER_LIMIT,
         };
@@ -368,6 +370,11 @@ impl Peer {
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
         self.held.note(&answer);
         if let (Call::Open { ino, .. }, Answer::Opened { local: true }) = (&request.call, &answer) {
+            self.held.opened(*ino);
+        }
+        if let (Call::Open { ino, .. }, Answer::OpenedStriped(open)) = (&request.call, &answer)
+            && open.writes
+        {
             self.held.opened(*ino);
         }
         Ok(Done { answer, bytes, file, mark })

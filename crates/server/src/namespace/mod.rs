@@ -234,7 +234,7 @@ impl Namespace {
     }
 
     /// The same by number.
-    fn entry_attributes(&self, ino: Ino) -> Result<Attr> {
+    pub(crate) fn entry_attributes(&self, ino: Ino) -> Result<Attr> {
         self.attr_of_entry(ino, &self.inode(ino)?)
     }
 

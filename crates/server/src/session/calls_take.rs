@@ -74,7 +74,7 @@ impl At<'_> {
             return Err(Errno::ESTALE);
         }
         self.sessions.took(self.session, ino);
-        match self.namespace().getattr(ino) {
+        match self.namespace().entry_attributes(ino) {
             Ok(attr) if attr.nlink > 0 => Ok(attr),
             other => {
                 self.sessions.give_back(self.session, ino, 1);
