@@ -13,6 +13,7 @@ pub mod mover;
 pub mod namespace;
 pub mod net;
 pub mod objects;
+mod over_tree;
 pub mod peers;
 pub mod places;
 mod server;

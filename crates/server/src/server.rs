@@ -8,14 +8,17 @@
 //! Made by the mount command (`forebay` crate), and by the ledger for the buffers it serves.
 
 use crate::flash::{Store, StoreKey};
+use crate::mover::tree::BufferTree;
 use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX, Servers};
 use crate::namespace::store::{LmdbStore, StoreOptions};
 use crate::namespace::{Namespace, NamespaceOptions, RecoveryReport};
 use crate::objects::{Accounting, Objects};
+use crate::over_tree::OverTree;
 use crate::peers::Peers;
 use forebay_proto::api::FileSystem;
 use forebay_proto::control::{ControlError, FileStatus, PathBytes, StoreKind};
 use forebay_proto::ids::ShardId;
+use forebay_proto::net::frame;
 use forebay_proto::{Caller, Errno};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -62,6 +65,8 @@ pub struct Server {
     store: Store,
     names: Arc<LmdbStore>,
     namespace: Arc<Namespace>,
+    /// The whole tree of a buffer of several servers.
+    over: Option<Arc<OverTree>>,
     mover: Arc<Mover>,
     recovery: RecoveryReport,
 }
@@ -126,16 +131,22 @@ impl Server {
         if unclean {
             tracing::warn!(?recovery, "the last server did not close: recovered");
         }
+        let several = options.peers.filter(|peers| peers.count() > 1);
         let mover_options = MoverOptions {
             pfs_roots: options.pfs_roots,
             mount_point: store.record().key.mount_point().map(Path::to_path_buf),
             buffer_prefix: prefix(&store.record().key),
-            servers: options.peers.filter(|peers| peers.count() > 1).map(Servers::new),
+            servers: several.clone().map(Servers::new),
             ..MoverOptions::default()
         };
-        let mover = Arc::new(Mover::new(namespace.clone(), store.plans_dir(), mover_options)?);
+        let over = several.map(|peers| Arc::new(OverTree::new(namespace.clone(), peers)));
+        let tree: Arc<dyn BufferTree> = match &over {
+            Some(over) => over.clone(),
+            None => namespace.clone(),
+        };
+        let mover = Arc::new(Mover::new(tree, store.plans_dir(), mover_options)?);
         mover.resume();
-        Ok(Arc::new(Server { store, names, namespace, mover, recovery }))
+        Ok(Arc::new(Server { store, names, namespace, over, mover, recovery }))
     }
 
     /// The file system that a mount serves.
@@ -175,25 +186,20 @@ impl Server {
 
     /// State of one file by its path in the buffer, for a requester who may search there.
     pub fn file_status(&self, who: &Caller, path: &[u8]) -> Result<FileStatus, Errno> {
-        use crate::mover::tree::BufferTree;
-        let attr = self.namespace.resolve(who, path)?;
-        let fast_path = self.namespace.fast_path();
-        let layout = self.namespace.layout(attr.ino)?;
-        Ok(FileStatus {
-            path: PathBytes::new(path),
-            ino: attr.ino.0,
-            size_bytes: attr.size_bytes,
-            allocated_bytes: attr.blocks_512 * 512,
-            fast_path: fast_path.is_ok() && layout.is_whole(),
-            fast_path_reason: match (fast_path, layout.is_whole()) {
-                (Ok(()), true) => None,
-                (Ok(()), false) => Some("striped".into()),
-                (Err(reason), _) => Some(reason),
-            },
-            stripe_count: layout.stripe_count,
-            volatile: self.namespace.is_volatile(),
-            grade: self.namespace.grade(&attr).into(),
-        })
+        match &self.over {
+            Some(over) => over.status(who, path),
+            None => self.namespace.status_of(&self.namespace.resolve(who, path)?, path),
+        }
+    }
+
+    /// Answers a question of another server's mover about names and inodes
+    /// ([`forebay_proto::net::tree`], encoded). EPROTO for what makes no sense.
+    pub fn answer_tree(&self, asked: &[u8]) -> Result<Vec<u8>, Errno> {
+        let asked = frame::decode_borrowed(asked).map_err(|_| Errno::EPROTO)?;
+        let reply = self.namespace.answer_tree(&asked);
+        let mut body = Vec::new();
+        frame::encode(&reply, &mut body).map_err(|_| Errno::EPROTO)?;
+        Ok(body)
     }
 
     /// Gives the buffer more capacity while it is served; returns what it has then. Killed or

@@ -12,7 +12,8 @@ use crate::servers::{BufferPath, ServedStaging};
 use anyhow::Context;
 use forebay_client::{Control, MountRef, locate, locate_source};
 use forebay_proto::control::{
-    ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec, Verify,
+    ControlError, Direction, FileError, PartState, PathBytes, PlanPart, PlanState, PlanStatus,
+    StageSpec, Verify,
 };
 use forebay_proto::size::format_bytes;
 use forebay_proto::{Errno, PlanId};
@@ -116,6 +117,9 @@ fn status(args: &StageStatusArgs) -> Outcome {
     for one in &plans {
         println!("{}", visible(&line(one)));
         if plan.is_some() {
+            for part in &one.parts {
+                println!("{}", visible(&part_line(part)));
+            }
             print_errors(one, &stager.flags());
         }
     }
@@ -245,7 +249,24 @@ fn progress_text(status: &PlanStatus) -> String {
     if status.files_failed > 0 {
         text.push_str(&format!(", {} failed", status.files_failed));
     }
+    for part in status.parts.iter().filter(|part| part.state == PartState::Waiting) {
+        text.push_str(&format!(", waiting for {}", part.server));
+    }
     text
+}
+
+/// What one server does of a plan.
+fn part_line(part: &PlanPart) -> String {
+    let doing = match (part.state, &part.why) {
+        (PartState::Idle, _) => "",
+        (PartState::Copying, _) => ", copying",
+        (PartState::Waiting, None) => ", waiting",
+        (PartState::Failed, None) => ", failed",
+        (PartState::Waiting, Some(why)) => &format!(", waiting: {why}"),
+        (PartState::Failed, Some(why)) => &format!(", failed: {why}"),
+    };
+    let bytes = format_bytes(part.bytes_done);
+    format!("  {}: {} files, {bytes}{doing}", part.server, part.files_done)
 }
 
 /// A plan on one line.
@@ -315,6 +336,9 @@ fn error_text(error: &FileError) -> String {
     }
     if error.attempts > 1 {
         text.push_str(&format!(", after {} attempts", error.attempts));
+    }
+    if let Some(server) = &error.server {
+        text.push_str(&format!(", on {server}"));
     }
     text
 }
@@ -392,6 +416,25 @@ mod tests {
             error_text(&error),
             "/pfs/x: open target: it is a directory (EISDIR), after 3 attempts"
         );
+        let there = FileError { server: Some("node2:7070".into()), attempts: 1, ..error };
+        assert_eq!(
+            error_text(&there),
+            "/pfs/x: open target: it is a directory (EISDIR), on node2:7070"
+        );
+    }
+
+    #[test]
+    fn parts_of_a_plan_say_who_is_waited_for() {
+        let part = PlanPart {
+            shard: 1,
+            server: "node2:7070".into(),
+            state: PartState::Waiting,
+            why: Some("it does not answer".into()),
+            files_done: 3,
+            bytes_done: 2048,
+        };
+        let text = part_line(&part);
+        assert_eq!(text, "  node2:7070: 3 files, 2.0 KiB, waiting: it does not answer");
     }
 
     #[test]

@@ -55,6 +55,15 @@ pub enum Question<'a> {
         /// What: [`super::staging::StagingQuestion`], encoded.
         question: &'a [u8],
     },
+    /// About names and attributes, for staging.
+    Tree {
+        /// The buffer.
+        buffer: u128,
+        /// Who asks.
+        from: ShardId,
+        /// What: [`super::tree::TreeAsked`], encoded.
+        asked: &'a [u8],
+    },
 }
 
 /// A change over several shards, numbered by the shard that decides it (its coordinator); a number
@@ -378,6 +387,8 @@ pub enum Reply {
     Objects(ObjectsReply),
     /// To `Staging`: [`super::staging::StagingReply`], encoded.
     Staging(Vec<u8>),
+    /// To `Tree`: [`super::tree::TreeReply`], encoded.
+    Tree(Vec<u8>),
 }
 
 /// Answer about names.

@@ -86,6 +86,25 @@ impl Door {
         }
     }
 
+    /// The server of our part of a buffer. EHOSTUNREACH: there is none, it may be being opened.
+    fn server_of(&self, buffer: u128, from: ShardId) -> Result<Arc<crate::Server>, Errno> {
+        // What a kill of this server left over shards is settled by its sessions.
+        self.shard(buffer, from).map_err(|_| Errno::EHOSTUNREACH)?;
+        let uuid = format!("{buffer:032x}");
+        let found = self.ledger.buffers().into_iter().find(|served| served.uuid == uuid);
+        found.map(|served| Arc::clone(&served.server)).ok_or(Errno::EHOSTUNREACH)
+    }
+
+    /// Sessions of all buffers of several parts, also of new ones: changes over shards, those of
+    /// staging too, need them.
+    fn begin_sessions(&self) {
+        for served in self.ledger.buffers().iter().filter(|served| served.places.count() > 1) {
+            if let Err(error) = self.sessions_of(served) {
+                tracing::warn!(buffer = %served.name, "{error}");
+            }
+        }
+    }
+
     fn find_shard(&self, buffer: u128) -> Result<Arc<Sessions>, Errno> {
         let uuid = format!("{buffer:032x}");
         let found = self.ledger.buffers().into_iter().find(|served| served.uuid == uuid);
@@ -159,6 +178,7 @@ impl Backend for Door {
     }
 
     fn answer(&self, who: &Identity, request: LedgerRequest) -> LedgerReply {
+        self.begin_sessions();
         self.ledger.answer(who, request)
     }
 
@@ -178,6 +198,9 @@ impl Backend for Door {
     }
 
     fn question(&self, question: &Question<'_>, payload: &[u8], room: &mut Vec<u8>) -> Reply {
+        if matches!(question, Question::Pool(_)) {
+            self.begin_sessions();
+        }
         let replied = match question {
             Question::Pool(_) => Err(Errno::EPROTO),
             Question::Names { buffer, from, question } => {
@@ -190,12 +213,13 @@ impl Backend for Door {
                     sessions.objects(*from, question, payload, room).map(Reply::Objects)
                 })
             }
-            Question::Staging { buffer, question, .. } => {
-                let uuid = format!("{buffer:032x}");
-                let served = self.ledger.buffers().into_iter().find(|b| b.uuid == uuid);
-                // It may be being opened: who asks waits.
-                let served = served.ok_or(Errno::EAGAIN);
-                served.and_then(|b| b.server.mover().answer(question)).map(Reply::Staging)
+            Question::Staging { buffer, from, question } => {
+                let server = self.server_of(*buffer, *from);
+                server.and_then(|server| server.mover().answer(question)).map(Reply::Staging)
+            }
+            Question::Tree { buffer, from, asked } => {
+                let server = self.server_of(*buffer, *from);
+                server.and_then(|server| server.answer_tree(asked)).map(Reply::Tree)
             }
         };
         replied.unwrap_or_else(|errno| Reply::Failed(errno.0))

@@ -4,11 +4,10 @@
 //! Invariant: no call on the tree runs or begins after [`Gate::shut`] has returned true. Made by
 //! the engine for all its plans, shut by `halt`.
 
-use super::tree::{BufferTree, NewFile};
+use super::tree::{BufferTree, Data, NewFile};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
 use parking_lot::{RwLock, RwLockReadGuard};
-use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,7 +75,7 @@ impl BufferTree for Gate {
         self.tree.xattrs(who, ino)
     }
 
-    fn open_read(&self, who: &Caller, ino: Ino) -> Result<Arc<File>> {
+    fn open_read(&self, who: &Caller, ino: Ino) -> Result<Data> {
         let _open = self.enter()?;
         self.tree.open_read(who, ino)
     }

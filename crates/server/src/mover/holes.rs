@@ -8,13 +8,13 @@
 //! Called by `copy` for the source, and for the target when it is read back.
 
 use super::copy::{BLOCK_BYTES, PIECE_BYTES};
+use super::data::Data;
 use super::fault::{Fault, Outcome};
 use super::memory::Memory;
 use super::meta::Meta;
-use super::pfs::errno;
 use super::stop::Pace;
+use forebay_proto::Errno;
 use rustix::fs::{Advice, SeekFrom};
-use std::fs::File;
 
 /// `XFS_SUPER_MAGIC` of linux/magic.h.
 const XFS_MAGIC: i64 = 0x5846_5342;
@@ -38,9 +38,10 @@ pub(super) enum Holes {
 
 impl Holes {
     /// For an open source.
-    pub fn of(source: &File, meta: &Meta) -> Holes {
-        let fs_type = rustix::fs::fstatfs(source).map(|fs| fs.f_type);
-        match fs_type {
+    pub fn of(source: &Data, meta: &Meta) -> Holes {
+        // The map of a striped file is made of those of the stores.
+        let Some(file) = source.file() else { return Holes::Mapped };
+        match rustix::fs::fstatfs(file).map(|fs| fs.f_type) {
             // Blocks are no sign here: those of xattrs and of preallocation count too.
             Ok(kind) if BELIEVED.contains(&kind) => Holes::Mapped,
             // Each question may be a message to a server.
@@ -52,7 +53,7 @@ impl Holes {
     /// The next range to copy at or after `offset`; `(size, size)` if only a hole follows.
     pub fn next(
         self,
-        source: &File,
+        source: &Data,
         offset: u64,
         size: u64,
         pace: &Pace,
@@ -79,7 +80,7 @@ impl Holes {
 
 /// Whether a range that is said to be a hole reads as one.
 fn is_zeros(
-    source: &File,
+    source: &Data,
     start: u64,
     len: u64,
     pace: &Pace,
@@ -101,28 +102,30 @@ fn is_zeros(
         done += piece;
     }
     // Pages full of zeros would push out what a job uses. Only a hint.
-    let _ = rustix::fs::fadvise(source, start, std::num::NonZero::new(len), Advice::DontNeed);
+    if let Some(file) = source.file() {
+        let _ = rustix::fs::fadvise(file, start, std::num::NonZero::new(len), Advice::DontNeed);
+    }
     Ok(true)
 }
 
 /// The next range of data, as the file's map has it, at or after `offset`; `(size, size)` if
 /// only a hole follows.
-pub(super) fn next_data(file: &File, offset: u64, size: u64) -> Outcome<(u64, u64)> {
-    let fault = |e| Fault::source("find holes of source")(errno(e));
-    let start = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+pub(super) fn next_data(file: &Data, offset: u64, size: u64) -> Outcome<(u64, u64)> {
+    let fault = Fault::source("find holes of source");
+    let start = match file.seek(SeekFrom::Data(offset)) {
         Ok(start) => start.clamp(offset, size),
-        Err(rustix::io::Errno::NXIO) => return Ok((size, size)),
+        Err(Errno::ENXIO) => return Ok((size, size)),
         // A file system that does not know holes: all is data.
-        Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => return Ok((offset, size)),
+        Err(Errno::EINVAL | Errno::EOPNOTSUPP) => return Ok((offset, size)),
         Err(e) => return Err(fault(e)),
     };
     if start == size {
         return Ok((size, size));
     }
-    match rustix::fs::seek(file, SeekFrom::Hole(start)) {
+    match file.seek(SeekFrom::Hole(start)) {
         // A range without length would be asked for again and again.
         Ok(end) if end > start => Ok((start, end.min(size))),
-        Ok(_) | Err(rustix::io::Errno::NXIO) => Ok((start, size)),
+        Ok(_) | Err(Errno::ENXIO) => Ok((start, size)),
         Err(e) => Err(fault(e)),
     }
 }

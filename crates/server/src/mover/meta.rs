@@ -1,7 +1,7 @@
 //! What the mover knows of a file system object, the same for both sides.
 
+use super::data::Data;
 use forebay_proto::attr::{Attr, FileKind, Timestamp};
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -102,14 +102,14 @@ pub(super) enum Dir {
 /// A source file, open, and what it was at that moment.
 #[derive(Clone, Debug)]
 pub(super) struct OpenSource {
-    pub file: Arc<File>,
+    pub file: Data,
     pub meta: Meta,
 }
 
 /// A target file that has not its name yet.
 #[derive(Debug)]
 pub(super) struct Temp {
-    pub file: Arc<File>,
+    pub file: Data,
     pub at: TempAt,
 }
 

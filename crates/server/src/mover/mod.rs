@@ -2,7 +2,7 @@
 //!
 //! [`Mover`] takes plans and runs them with threads of its own. What is where: `engine` (plans,
 //! queue), `plan`, `journal` and `left` (on flash), `run` (the phases), `walk` (source to items),
-//! `worker` (an item to its end), `copy` (data and checksums) with `holes` and `memory`, `side`
+//! `worker` (an item to its end), `copy` (data and checksums) with `data`, `holes` and `memory`, `side`
 //! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
 //! `parts`, `feeder` and `share` (plans that are the work of several servers, see
 //! docs/internals/STAGING.md), `ends` (what becomes of an item), `setup`,
@@ -14,6 +14,7 @@
 
 mod buffer;
 mod copy;
+mod data;
 mod ends;
 mod engine;
 mod fault;

@@ -293,12 +293,13 @@ impl Source for Pfs {
         if meta.kind != FileKind::File || (meta.dev, meta.ino) != (expect.dev, expect.ino) {
             return Err(Fault::changed("another file has its name"));
         }
-        Ok(OpenSource { file: Arc::new(fd.into()), meta })
+        Ok(OpenSource { file: std::fs::File::from(fd).into(), meta })
     }
 
     fn recheck(&self, open: &OpenSource) -> Outcome<Meta> {
         let fault = Fault::source("stat source");
-        let stat = rustix::fs::fstat(&open.file).map_err(|e| fault(errno(e)))?;
+        let stat =
+            rustix::fs::fstat(open.file.kernel().map_err(&fault)?).map_err(|e| fault(errno(e)))?;
         Meta::of_stat(&stat).ok_or_else(|| fault(Errno::EINVAL))
     }
 
@@ -311,7 +312,8 @@ impl Source for Pfs {
     }
 
     fn file_xattrs(&self, open: &OpenSource) -> Outcome<Xattrs> {
-        self.xattrs_of(open.file.as_fd()).map_err(Fault::source("read xattrs of source"))
+        let got = open.file.kernel().and_then(|file| self.xattrs_of(file.as_fd()));
+        got.map_err(Fault::source("read xattrs of source"))
     }
 
     fn name_xattrs(&self, dir: &Dir, name: &[u8], meta: &Meta) -> Outcome<Xattrs> {
@@ -345,7 +347,8 @@ impl Source for Pfs {
         let open = self.open(&file.dir, &file.name, &file.meta)?;
         let _acting = self.act("read", &file.name).map_err(Fault::source("read source"))?;
         let mut text = Vec::new();
-        let read = (&*open.file).take(most_bytes + 1).read_to_end(&mut text);
+        let mut file = open.file.kernel().map_err(Fault::source("read source"))?;
+        let read = (&mut file).take(most_bytes + 1).read_to_end(&mut text);
         let len = read.map_err(|e| Fault::source("read source")(e.into()))?;
         Ok((len as u64 <= most_bytes).then_some(text))
     }

@@ -204,7 +204,7 @@ impl Target for Pfs {
         let mode = Mode::RUSR | Mode::WUSR;
         let opened = self.open_at(dir, &name, flags, mode).map_err(&fault)?;
         let ino = rustix::fs::fstat(&opened).map_err(|e| fault(errno(e)))?.st_ino;
-        Ok(Temp { file: Arc::new(opened.into()), at: TempAt::Pfs { name, ino } })
+        Ok(Temp { file: std::fs::File::from(opened).into(), at: TempAt::Pfs { name, ino } })
     }
 
     fn grow(&self, _temp: &Temp, _size_bytes: u64) -> Outcome<()> {
@@ -217,13 +217,14 @@ impl Target for Pfs {
 
     fn dress(&self, temp: &Temp, meta: &Meta, xattrs: &Xattrs) -> Outcome<()> {
         let _acting = self.act("dress", b"").map_err(Fault::target("set attributes"))?;
-        self.dress_fd(temp.file.as_fd(), meta, xattrs)
+        let file = temp.file.kernel().map_err(Fault::target("set attributes"))?;
+        self.dress_fd(file.as_fd(), meta, xattrs)
     }
 
     fn fsync(&self, temp: &Temp) -> Outcome<()> {
         let fault = Fault::target("fsync target");
         let _acting = self.act("fsync", b"").map_err(&fault)?;
-        rustix::fs::fsync(&temp.file).map_err(|e| fault(errno(e)))
+        rustix::fs::fsync(temp.file.kernel().map_err(&fault)?).map_err(|e| fault(errno(e)))
     }
 
     fn publish(&self, temp: &Temp, dir: &Dir, name: &[u8]) -> Outcome<Meta> {
@@ -232,7 +233,8 @@ impl Target for Pfs {
         let _acting = self.act("rename", name).map_err(&fault)?;
         let at = fd(dir).map_err(&fault)?;
         rustix::fs::renameat(at, old, at, name).map_err(|e| fault(errno(e)))?;
-        let stat = rustix::fs::fstat(&temp.file).map_err(|e| fault(errno(e)))?;
+        let stat =
+            rustix::fs::fstat(temp.file.kernel().map_err(&fault)?).map_err(|e| fault(errno(e)))?;
         Meta::of_stat(&stat).ok_or_else(|| fault(Errno::EINVAL))
     }
 

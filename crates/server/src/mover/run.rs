@@ -36,6 +36,9 @@ const BACKOFF_FIRST_MS: u64 = 100;
 /// Longest pause before a retry, in milliseconds.
 const BACKOFF_MOST_MS: u64 = 5_000;
 
+/// Pause before another server of the buffer that does not answer is asked again.
+const AWAY_PAUSE: Duration = Duration::from_millis(500);
+
 /// What the threads of a run share.
 pub(super) struct Run {
     pub plan: PlanId,
@@ -70,7 +73,9 @@ pub(super) struct Run {
     pub dirs: Mutex<Vec<DirDone>>,
     /// Further names of files with several, to be made when the first is there.
     pub followers: Mutex<Vec<(Task, Arc<Leader>)>>,
-    /// The buffer's other servers, and what each does of the plan.
+    /// The buffer has other servers, which have names and inodes of it.
+    pub has_servers: bool,
+    /// Those servers where the plan is ours, and what each does of it.
     pub servers: Option<Servers>,
     pub parts: Arc<Parts>,
     /// Seen by all of them; see `feeder`.
@@ -157,7 +162,7 @@ impl Run {
         self.make_links()?;
         self.finish_dirs()?;
         self.pace.check()?;
-        self.target.sync()?;
+        self.retrying(|_| self.target.sync()).map_err(|(fault, _)| fault)?;
         self.check_pfs()
     }
 
@@ -361,14 +366,18 @@ impl Run {
         loop {
             match step(attempt) {
                 Ok(value) => return Ok(value),
-                Err(fault) => self.before_retry(fault, attempt)?,
+                Err(fault) => attempt = self.before_retry(fault, attempt)?,
             }
-            attempt += 1;
         }
     }
 
-    /// Waits before the next attempt, or says that there is none.
-    pub fn before_retry(&self, fault: Fault, attempt: u32) -> Result<(), (Fault, u32)> {
+    /// Waits before the next attempt and tells its number, or says that there is none.
+    pub fn before_retry(&self, fault: Fault, attempt: u32) -> Result<u32, (Fault, u32)> {
+        if self.is_away(&fault) {
+            // Waited for until the plan is stopped: no attempt of the item.
+            let slept = self.pace.sleep(AWAY_PAUSE);
+            return slept.map(|()| attempt).map_err(|stop| (stop, attempt));
+        }
         if !fault.is_retryable() || attempt > self.spec.retries {
             return Err((fault, attempt));
         }
@@ -384,8 +393,21 @@ impl Run {
                 Err((gone, attempt))
             }
             // The next attempt tells more.
-            _ => Ok(()),
+            _ => Ok(attempt + 1),
         }
+    }
+
+    /// True if another server of the buffer does not answer, or not yet.
+    fn is_away(&self, fault: &Fault) -> bool {
+        use forebay_proto::Errno as E;
+        let buffer_side = match self.spec.direction {
+            Direction::In => Where::Target,
+            Direction::Out => Where::Source,
+        };
+        self.has_servers
+            && fault.side == buffer_side
+            && fault.sort == Sort::System
+            && [E::EHOSTUNREACH, E::ETIMEDOUT].contains(&fault.errno)
     }
 
     /// A number for a temporary name.

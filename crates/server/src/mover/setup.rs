@@ -83,6 +83,7 @@ impl Shared {
             pfs_identity: OnceLock::new(),
             dirs: Mutex::new(Vec::new()),
             followers: Mutex::new(Vec::new()),
+            has_servers: options.servers.is_some(),
             servers: setup.servers,
             parts: setup.parts,
             proof: Mutex::new(None),

@@ -5,18 +5,17 @@
 //! or lose names, the sticky bit. The namespace implements this; tests of the mover use an
 //! implementation over a plain directory.
 
+pub use super::data::{Data, Striped};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::{Caller, Ino, Result, ShardId};
-use std::fs::File;
-use std::sync::Arc;
 
 /// A file that has no name yet.
 #[derive(Debug, Clone)]
 pub struct NewFile {
     /// Its inode.
     pub ino: Ino,
-    /// Its object, open for reading and writing, empty. Writes go straight to it.
-    pub file: Arc<File>,
+    /// Its bytes, for reading and writing, none yet. Where it is one object, writes go straight to it.
+    pub file: Data,
 }
 
 /// The buffer's tree.
@@ -36,7 +35,7 @@ pub trait BufferTree: Send + Sync {
     /// and for a superuser `trusted.*` and `security.*`.
     fn xattrs(&self, who: &Caller, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
     /// Opens a file's object for reading; only of a file whose home is this server.
-    fn open_read(&self, who: &Caller, ino: Ino) -> Result<Arc<File>>;
+    fn open_read(&self, who: &Caller, ino: Ino) -> Result<Data>;
     /// Reads from a file, wherever it is; 0 at its end. Into an empty `buf`: may `who` read it?
     fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// The shard whose server holds what belongs to an inode.

@@ -127,9 +127,10 @@ impl<'a> Walker<'a> {
 
     fn walk_list(&mut self) -> Outcome<()> {
         let run = self.run;
-        let located = run.source.locate(run.source_path())?;
-        let lines = self.read_list(&located)?;
-        let target = self.open_top(run.target_path(), None)?;
+        let once = |(fault, _)| fault;
+        let located = run.retrying(|_| run.source.locate(run.source_path())).map_err(once)?;
+        let lines = run.retrying(|_| self.read_list(&located)).map_err(once)?;
+        let target = run.retrying(|_| self.open_top(run.target_path(), None)).map_err(once)?;
         // Name -> the line that has it, so that a retry of a line does not meet itself.
         let mut seen = HashMap::new();
         for (number, line) in lines.into_iter().enumerate() {
@@ -388,7 +389,8 @@ impl<'a> Walker<'a> {
             None => run.parts.least(),
         };
         let Some(part) = part else { return &self.send };
-        part.given(task.meta.size_bytes);
+        // Holes are not copied.
+        part.given(task.meta.size_bytes.min(task.meta.allocated_bytes));
         task.is_shared = true;
         self.others.get(&part.shard).unwrap_or(&self.send)
     }

@@ -145,11 +145,13 @@ impl<'a> Worker<'a> {
                 }
                 Err(fault) => fault,
             };
-            if let Err((fault, attempts)) = run.before_retry(fault, attempt) {
-                run.item_failed(&task, &fault, attempts);
-                return None;
+            match run.before_retry(fault, attempt) {
+                Ok(next) => attempt = next,
+                Err((fault, attempts)) => {
+                    run.item_failed(&task, &fault, attempts);
+                    return None;
+                }
             }
-            attempt += 1;
         }
     }
 
@@ -172,8 +174,8 @@ impl<'a> Worker<'a> {
         }
         for (task, attempt, fault) in again {
             match run.before_retry(fault, attempt) {
-                Ok(()) => {
-                    if let Some(pending) = self.first_half(task, attempt + 1) {
+                Ok(next) => {
+                    if let Some(pending) = self.first_half(task, next) {
                         self.second_half(vec![pending]);
                     }
                 }
@@ -399,7 +401,8 @@ fn file_bytes(meta: &Meta) -> u64 {
 /// Makes reading back leave the access time as it was set. Only a hint: who does not own the
 /// file may not ask for it.
 fn keep_atime(temp: &Temp, keep: bool) {
-    let Ok(flags) = rustix::fs::fcntl_getfl(&temp.file) else { return };
+    let Some(file) = temp.file.file() else { return };
+    let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return };
     let flags = if keep { flags | OFlags::NOATIME } else { flags - OFlags::NOATIME };
-    let _ = rustix::fs::fcntl_setfl(&temp.file, flags);
+    let _ = rustix::fs::fcntl_setfl(file, flags);
 }

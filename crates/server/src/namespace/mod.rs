@@ -25,6 +25,7 @@ pub(crate) mod shards;
 pub mod store;
 mod striped;
 mod tree;
+mod tree_answer;
 mod txn;
 
 #[cfg(test)]

@@ -4,22 +4,28 @@
 use super::ops::NewInode;
 use super::record::{InodeRecord, inode_flags};
 use super::{Namespace, check_name};
-use crate::mover::tree::{BufferTree, NewFile};
+use crate::mover::tree::{BufferTree, Data, NewFile};
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::CreateArgs;
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
+use forebay_proto::net::servers::MadeInode;
 use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
 use std::fs::File;
-use std::sync::Arc;
 
-const READ: u16 = 4;
-const WRITE: u16 = 2;
-const SEARCH: u16 = 1;
+pub(super) const READ: u16 = 4;
+pub(super) const WRITE: u16 = 2;
+pub(super) const SEARCH: u16 = 1;
 /// Deepest path walked, in components.
 const MAX_COMPONENTS: usize = 4096;
 
 impl Namespace {
-    fn permit(&self, who: &Caller, ino: Ino, record: &InodeRecord, want: u16) -> Result<()> {
+    pub(super) fn permit(
+        &self,
+        who: &Caller,
+        ino: Ino,
+        record: &InodeRecord,
+        want: u16,
+    ) -> Result<()> {
         let list = match record.has(inode_flags::HAS_ACL) {
             true => self.store.xattr(ino, acl::ACCESS)?,
             false => None,
@@ -31,14 +37,14 @@ impl Namespace {
         }
     }
 
-    fn search(&self, who: &Caller, dir: Ino) -> Result<InodeRecord> {
+    pub(super) fn search(&self, who: &Caller, dir: Ino) -> Result<InodeRecord> {
         let record = self.directory(dir)?;
         self.permit(who, dir, &record, SEARCH)?;
         Ok(record)
     }
 
     /// May `who` add a name in `dir`, and replace the one that may be there?
-    fn permit_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
+    pub(super) fn permit_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let record = self.directory(dir)?;
         self.permit(who, dir, &record, WRITE | SEARCH)?;
@@ -54,7 +60,7 @@ impl Namespace {
     }
 
     /// Removes a non-directory that is in the way of what the mover makes.
-    fn clear_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
+    pub(super) fn clear_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
         match self.store.entry(dir, name)? {
             Some(old) if old.kind == FileKind::Dir => Err(Errno::EISDIR),
             Some(_) => self.op_unlink(who, dir, name),
@@ -76,6 +82,43 @@ impl Namespace {
         self.op_forget(entry.attr.ino, 1);
         self.tell_entry(dir, name);
         Ok(entry.attr)
+    }
+}
+
+impl Namespace {
+    /// As `begin_file`, for a directory of any shard, which said what the file is like. A striped
+    /// file has no object of its own here.
+    pub(crate) fn begin_file_like(
+        &self,
+        who: &Caller,
+        made: &MadeInode,
+        size_bytes: u64,
+    ) -> Result<(Ino, Option<File>)> {
+        self.wait_reclaimed();
+        match self.op_tmpfile_like(who, made)? {
+            (entry, None) => Ok((entry.attr.ino, None)),
+            (entry, Some(object)) => {
+                self.reserve(entry.attr.ino, size_bytes)?;
+                Ok((entry.attr.ino, Some(object)))
+            }
+        }
+    }
+
+    /// Reserves space for a file just begun, or drops it.
+    fn reserve(&self, ino: Ino, size_bytes: u64) -> Result<()> {
+        if let Some(acc) = self.objects.accounting()
+            && let Err(e) = acc.reserve_file(ino, size_bytes)
+        {
+            self.op_forget(ino, 1);
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    /// A file of `begin_file_like` has got its name, at another shard or here.
+    pub(crate) fn published(&self, ino: Ino) {
+        self.op_forget(ino, 1);
+        self.tell_inode(ino);
     }
 }
 
@@ -161,11 +204,11 @@ impl BufferTree for Namespace {
         Ok(found)
     }
 
-    fn open_read(&self, who: &Caller, ino: Ino) -> Result<Arc<File>> {
+    fn open_read(&self, who: &Caller, ino: Ino) -> Result<Data> {
         let record = self.regular(ino)?;
         self.permit(who, ino, &record, READ)?;
         let opened = self.op_open(ino, libc::O_RDONLY as u32, false, true)?;
-        opened.local.ok_or(Errno::EIO)
+        opened.local.map(Data::File).ok_or(Errno::EIO)
     }
 
     fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -174,7 +217,7 @@ impl BufferTree for Namespace {
         if buf.is_empty() {
             return Ok(0);
         }
-        self.objects.read(ObjectId::whole(ino), offset, buf)
+        self.op_read(ino, offset, buf)
     }
 
     fn begin_file(&self, who: &Caller, dir: Ino, size_bytes: u64) -> Result<NewFile> {
@@ -184,15 +227,9 @@ impl BufferTree for Namespace {
         self.wait_reclaimed();
         let args = CreateArgs { mode: 0o600, umask: 0 };
         let (entry, object) = self.op_tmpfile(who, dir, args, true)?;
-        let ino = entry.attr.ino;
-        let object = object.ok_or(Errno::EIO)?;
-        if let Some(acc) = self.objects.accounting()
-            && let Err(e) = acc.reserve_file(ino, size_bytes)
-        {
-            self.op_forget(ino, 1);
-            return Err(e);
-        }
-        Ok(NewFile { ino, file: Arc::new(object) })
+        let (ino, object) = (entry.attr.ino, object.ok_or(Errno::EIO)?);
+        self.reserve(ino, size_bytes)?;
+        Ok(NewFile { ino, file: object.into() })
     }
 
     fn grow_file(&self, ino: Ino, size_bytes: u64) -> Result<()> {
@@ -200,6 +237,9 @@ impl BufferTree for Namespace {
     }
 
     fn finish_file(&self, ino: Ino) -> Result<()> {
+        if self.regular(ino)?.is_striped() {
+            return self.op_fsync(ino, false);
+        }
         let id = ObjectId::whole(ino);
         if let Some(acc) = self.objects.accounting() {
             acc.settle_file(ino, self.objects.stat(id)?.blocks_512 * 512);

@@ -3,7 +3,7 @@
 
 use crate::mover::meta::{Meta, decode_rdev};
 use crate::mover::pfs::errno;
-use crate::mover::tree::{BufferTree, NewFile};
+use crate::mover::tree::{BufferTree, Data, NewFile};
 use forebay_proto::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 use forebay_proto::{Caller, Errno, Ino, Result, ShardId, acl};
 use parking_lot::Mutex;
@@ -13,7 +13,6 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub struct DirTree {
@@ -185,13 +184,13 @@ impl BufferTree for DirTree {
 
     fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let file = self.open_read(who, ino)?;
-        Ok(std::os::unix::fs::FileExt::read_at(&*file, buf, offset)?)
+        Ok(file.read_at(buf, offset)?)
     }
 
-    fn open_read(&self, who: &Caller, ino: Ino) -> Result<Arc<File>> {
+    fn open_read(&self, who: &Caller, ino: Ino) -> Result<Data> {
         let path = self.may(who, ino, 4)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NOATIME;
-        Ok(Arc::new(rustix::fs::open(path, flags, Mode::empty()).map_err(errno)?.into()))
+        Ok(File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(errno)?).into())
     }
 
     fn begin_file(&self, who: &Caller, dir: Ino, _size_bytes: u64) -> Result<NewFile> {
@@ -200,7 +199,7 @@ impl BufferTree for DirTree {
         let file = File::options().read(true).write(true).create_new(true).open(&fresh)?;
         std::os::unix::fs::fchown(&file, Some(who.uid), Some(who.gid))?;
         let attr = self.see(fresh)?;
-        Ok(NewFile { ino: attr.ino, file: Arc::new(file) })
+        Ok(NewFile { ino: attr.ino, file: file.into() })
     }
 
     fn grow_file(&self, _ino: Ino, _size_bytes: u64) -> Result<()> {

@@ -4,6 +4,7 @@ mod dir_tree;
 mod faults;
 mod identity;
 mod kill;
+mod over;
 mod roundtrip;
 mod several;
 mod several_kill;

@@ -194,8 +194,37 @@ impl Namespace {
         let parent_record = txn.live_dir(parent)?;
         let ino = txn.take_ino()?;
         let made = self.made_inode(caller, parent, &parent_record, &new, ino.0, txn.now)?;
-        let mut record = record_of(&made);
-        push_parts(&mut txn, ino, &made);
+        self.tmpfile_made(txn, ino, &made, whole)
+    }
+
+    /// The same for a directory of another shard, which has said what the file is like.
+    pub(crate) fn op_tmpfile_like(
+        &self,
+        caller: &Caller,
+        made: &MadeInode,
+    ) -> Result<(Entry, Option<File>)> {
+        self.wait_reclaimed_if_short();
+        self.with_reclaimed(|| {
+            let mut txn = self.begin(caller);
+            let ino = txn.take_ino()?;
+            let first = ShardId((ino.0 % u64::from(self.server_count())) as u16);
+            let layout = Layout { first, ..made.layout };
+            let made = MadeInode { now: txn.now, layout, ..made.clone() };
+            self.tmpfile_made(txn, ino, &made, false)
+        })
+    }
+
+    fn tmpfile_made(
+        &self,
+        mut txn: Txn<'_>,
+        ino: Ino,
+        made: &MadeInode,
+        whole: bool,
+    ) -> Result<(Entry, Option<File>)> {
+        let args = CreateArgs { mode: made.mode & 0o7777, umask: 0 };
+        let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
+        let mut record = record_of(made);
+        push_parts(&mut txn, ino, made);
         record.nlink = 0;
         if whole {
             record.layout.stripe_count = 1;
@@ -264,7 +293,7 @@ impl Namespace {
     }
 
     /// What a new inode is like: owner, group of a setgid directory, umask or default ACL.
-    fn made_inode(
+    pub(crate) fn made_inode(
         &self,
         caller: &Caller,
         parent: Ino,
