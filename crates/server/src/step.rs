@@ -22,10 +22,13 @@ pub(crate) mod kill {
     static PASSED: AtomicU64 = AtomicU64::new(0);
     static AT: OnceLock<Option<u64>> = OnceLock::new();
 
+    /// Hears of a point.
+    pub type Hook = Box<dyn FnMut(&str)>;
+
     thread_local! {
         /// Told of each point that this thread passes; a test that runs several servers in one
         /// process kills one of them so.
-        pub static HOOK: RefCell<Option<Box<dyn FnMut(&str)>>> = const { RefCell::new(None) };
+        pub static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
     pub fn passed(what: &str) {

@@ -201,7 +201,9 @@ impl RemoteFs {
 impl FileSystem for RemoteFs {
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
         // A name that is too long is no absent name: the server says so.
-        if name.len() <= NAME_MAX && self.of(parent)?.kept.is_absent(parent, name) {
+        let is_dots = name == b"." || name == b"..";
+        let may_be_known = name.len() <= NAME_MAX && !is_dots;
+        if may_be_known && self.of(parent)?.kept.is_absent(parent, name) {
             return Err(Errno::ENOENT);
         }
         let mut lookups = 0;

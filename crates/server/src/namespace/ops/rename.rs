@@ -51,12 +51,14 @@ impl Namespace {
             // Somebody has changed the names since the first look.
             return Err(Errno::ERESTART);
         }
-        if source.kind == FileKind::Dir {
+        // In one directory nothing moves into itself. (Its parents may be at other shards.)
+        let other_parent = from.dir != to.dir;
+        if source.kind == FileKind::Dir && other_parent {
             self.refuse_cycle(&mut txn, source.ino, to.dir)?;
         }
         if flags & rename_flags::EXCHANGE != 0 {
             let target = target.ok_or(Errno::ENOENT)?;
-            if target.kind == FileKind::Dir {
+            if target.kind == FileKind::Dir && other_parent {
                 self.refuse_cycle(&mut txn, target.ino, from.dir)?;
             }
             return exchange(txn, from, source, to, target);

@@ -4,6 +4,8 @@
 //! model's, link counts and parents are right, nothing is left prepared or leaked.
 
 mod kills;
+mod races;
+mod random;
 mod world;
 
 use std::cell::Cell;
