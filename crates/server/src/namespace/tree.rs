@@ -63,7 +63,7 @@ impl Namespace {
     pub(super) fn clear_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
         match self.store.entry(dir, name)? {
             Some(old) if old.kind == FileKind::Dir => Err(Errno::EISDIR),
-            Some(_) => self.op_unlink(who, dir, name),
+            Some(_) => self.again(|| self.op_unlink(who, dir, name)),
             None => Ok(()),
         }
     }
@@ -78,7 +78,7 @@ impl Namespace {
     ) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
         self.clear_name(who, dir, name)?;
-        let (entry, _) = self.op_make(who, dir, name, new)?.here()?;
+        let (entry, _) = self.again(|| self.op_make(who, dir, name, new))?.here()?;
         self.op_forget(entry.attr.ino, 1);
         self.tell_entry(dir, name);
         Ok(entry.attr)
@@ -249,7 +249,8 @@ impl BufferTree for Namespace {
 
     fn publish(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
-        let (entry, _) = self.op_link(who, ino, dir, name, true)?.here()?;
+        let linked = self.again(|| self.op_link(who, ino, dir, name, true))?;
+        let (entry, _) = linked.here()?;
         // One reference of the entry, one that `begin_file` took.
         self.op_forget(ino, 2);
         self.tell_entry(dir, name);
@@ -276,8 +277,9 @@ impl BufferTree for Namespace {
         }
         self.permit(who, dir, &searched, WRITE)?;
         let args = CreateArgs { mode, umask: 0 };
-        let (entry, _) =
-            self.op_make(who, dir, name, &NewInode::of(FileKind::Dir, args))?.here()?;
+        let (entry, _) = self
+            .again(|| self.op_make(who, dir, name, &NewInode::of(FileKind::Dir, args)))?
+            .here()?;
         self.op_forget(entry.attr.ino, 1);
         self.tell_entry(dir, name);
         Ok(entry.attr)
@@ -307,7 +309,8 @@ impl BufferTree for Namespace {
 
     fn link(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
-        let (entry, _) = self.op_link(who, ino, dir, name, true)?.here()?;
+        let linked = self.again(|| self.op_link(who, ino, dir, name, true))?;
+        let (entry, _) = linked.here()?;
         self.op_forget(ino, 1);
         self.tell_entry(dir, name);
         self.tell_inode(ino);

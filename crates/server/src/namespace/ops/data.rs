@@ -176,6 +176,7 @@ impl Namespace {
             self.objects.fsync(ObjectId::whole(ino), data_only)?;
         }
         self.store.sync()?;
+        self.sync_names_elsewhere(ino)?;
         self.remember_fsync(ino);
         Ok(())
     }

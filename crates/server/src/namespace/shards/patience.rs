@@ -61,6 +61,19 @@ impl Namespace {
         waits
     }
 
+    /// Does an operation of the server itself, again and again while something that it is about is
+    /// locked, or a server that it needs is away.
+    pub(crate) fn again<T>(&self, operation: impl Fn() -> Result<T>) -> Result<T> {
+        let mut patience = Patience::new();
+        loop {
+            match operation() {
+                Err(Errno::ERESTART) => self.wait_for_shards(&mut patience)?,
+                Err(errno) if self.wait_for_server(errno, &mut patience) => {}
+                other => return other,
+            }
+        }
+    }
+
     fn pause_for_shards(&self, patience: &mut Patience) {
         let pause = patience.next();
         match &self.shards {

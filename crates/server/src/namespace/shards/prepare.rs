@@ -14,8 +14,9 @@ use crate::step::step;
 use forebay_proto::acl;
 use forebay_proto::api::LINK_MAX;
 use forebay_proto::attr::FileKind;
-use forebay_proto::net::servers::{MadeInode, NamesReply, TxnId, Wanted};
-use forebay_proto::{Cookie, Errno, Ino, ObjectId, Result};
+use forebay_proto::net::servers::{MadeInode, NamesQuestion, NamesReply, TxnId, Wanted};
+use forebay_proto::{Cookie, Errno, Ino, ObjectId, Result, ShardId};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 impl Namespace {
@@ -47,6 +48,22 @@ impl Namespace {
         };
         step("participant: prepared");
         reply
+    }
+
+    /// Waits until the names that an inode has just got at other shards are on flash there. Of all
+    /// others that is known: what was prepared for them is settled.
+    pub(in crate::namespace) fn sync_names_elsewhere(&self, ino: Ino) -> Result<()> {
+        let Some(shards) = &self.shards else { return Ok(()) };
+        let is_of = |part: &Prepared| matches!(&part.what, PreparedRecord::Made(of) | PreparedRecord::Linked(of) if *of == ino);
+        let coordinators: BTreeSet<ShardId> = {
+            let state = shards.state.lock();
+            let of = state.prepared.iter().filter(|(_, parts)| parts.iter().any(is_of));
+            of.map(|(id, _)| id.shard).collect()
+        };
+        for shard in coordinators {
+            shards.ask(shard, NamesQuestion::Sync)?;
+        }
+        Ok(())
     }
 
     /// What a question that comes again is answered.

@@ -3,6 +3,7 @@
 //! recovery: every call was done once or not at all and its answer says which, the tree is the
 //! model's, link counts and parents are right, nothing is left prepared or leaked.
 
+mod costs;
 mod kills;
 mod races;
 mod random;

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 pub const ARGS: CreateArgs = CreateArgs { mode: 0o755, umask: 0 };
@@ -49,6 +49,8 @@ pub struct Net {
     servers: RwLock<BTreeMap<u16, Running>>,
     /// Killed, and not cleared away yet: a server may be killed deep in what others ask of it.
     dead: parking_lot::Mutex<Vec<Running>>,
+    /// Questions asked.
+    asked: AtomicU64,
 }
 
 struct Wire {
@@ -79,6 +81,7 @@ impl Peers for Wire {
         7
     }
     fn ask(&self, to: ShardId, q: &Question<'_>, _: &[u8], _: &mut Vec<u8>) -> Result<Reply> {
+        self.net.asked.fetch_add(1, Ordering::Relaxed);
         let asked = {
             let servers = self.net.servers.read();
             // Who is killed says nothing any more.
@@ -129,6 +132,7 @@ impl World {
             shard: ShardId(shard),
             peers: Some(Arc::new(Wire { mine: ShardId(shard), net: self.net.clone() })),
             capacity_bytes: 1 << 40,
+            // Flash that survives a power cut, but for one of them.
             volatile: shard == 2,
             root_uid: 0,
             root_gid: 0,
@@ -352,6 +356,11 @@ impl World {
     fn forget(&self, ino: Ino) {
         self.held.borrow_mut().remove(&ino);
         self.done(ino.shard().0, Call::Forget(vec![(ino, 1)])).unwrap();
+    }
+
+    /// Questions that servers have asked each other.
+    pub fn asked(&self) -> u64 {
+        self.net.asked.load(Ordering::Relaxed)
     }
 
     pub fn nlink(&self, ino: Ino) -> u32 {
