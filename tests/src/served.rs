@@ -1,5 +1,5 @@
-//! The fixture of shared buffers: a server as `forebay serve` starts it, one buffer there, and any
-//! number of mounts of it, cleaned up on drop, also after a panic.
+//! The fixture of shared buffers: servers as `forebay serve` starts them, one buffer over all of them,
+//! and any number of mounts of it, cleaned up on drop, also after a panic.
 //!
 //! Everything is done by the executable as a user would type it. The server can be killed with -9
 //! and started again on the same addresses, mounts can be killed, stopped, continued and mounted
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 /// How long a killed process may take to be gone.
 const DEATH_LIMIT: Duration = Duration::from_secs(30);
+/// How long a server that is started again may count as away.
+const RETURN_LIMIT: Duration = Duration::from_secs(5);
 /// After so long without a sign of it a mount has lost all that it held (`session::LEASE`).
 pub const LEASE: Duration = Duration::from_secs(12);
 /// The buffer's name.
@@ -57,12 +59,25 @@ pub struct Options {
     pub listen: String,
     /// Seconds that mounts wait for a server, if not the default.
     pub patience_s: Option<u32>,
+    /// Servers that the buffer is spread over.
+    pub servers: usize,
 }
 
 impl Options {
     /// A buffer of 512 MiB on 127.0.0.1.
     pub fn new(store: Store) -> Options {
-        Options { store, capacity: 512 << 20, listen: "127.0.0.1".into(), patience_s: None }
+        Options {
+            store,
+            capacity: 512 << 20,
+            listen: "127.0.0.1".into(),
+            patience_s: None,
+            servers: 1,
+        }
+    }
+
+    /// The same over several servers.
+    pub fn over(servers: usize, store: Store) -> Options {
+        Options { servers, ..Options::new(store) }
     }
 }
 
@@ -79,13 +94,13 @@ struct Server {
 }
 
 struct State {
-    server: Mutex<Server>,
+    servers: Mutex<Vec<Server>>,
     mounts: Mutex<Vec<Mount>>,
     ended: Mutex<bool>,
     signal: Condvar,
 }
 
-/// A server, a buffer, its mounts.
+/// Servers, a buffer, its mounts.
 pub struct Served {
     options: Options,
     base: PathBuf,
@@ -111,17 +126,20 @@ impl Served {
             Store::Directory => std::env::temp_dir(),
         };
         let base = parent.join(format!("forebay-shared-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(base.join("flash")).unwrap();
         let tcp = format!("{}:0", options.listen);
+        let servers = (0..options.servers).map(|_| Server { pid: None, tcp: tcp.clone() });
         let state = Arc::new(State {
-            server: Mutex::new(Server { pid: None, tcp }),
+            servers: Mutex::new(servers.collect()),
             mounts: Mutex::default(),
             ended: Mutex::new(false),
             signal: Condvar::new(),
         });
         let served = Served { options, base, state };
         served.watch();
-        served.start_server();
+        for at in 0..served.options.servers {
+            std::fs::create_dir_all(served.flash(at)).unwrap();
+            served.start_server_at(at);
+        }
         served.create_buffer();
         for via in mounts {
             served.mount(via.clone());
@@ -147,13 +165,31 @@ impl Served {
         self.state.mounts.lock().unwrap().len()
     }
 
-    /// Where the server listens on TCP.
+    /// Number of servers.
+    pub fn server_count(&self) -> usize {
+        self.options.servers
+    }
+
+    /// Where the first server listens on TCP.
     pub fn tcp(&self) -> String {
-        self.state.server.lock().unwrap().tcp.clone()
+        self.tcp_at(0)
+    }
+
+    fn tcp_at(&self, at: usize) -> String {
+        self.state.servers.lock().unwrap()[at].tcp.clone()
     }
 
     fn unix(&self) -> String {
-        format!("unix:{}", self.base.join("sock").display())
+        self.unix_at(0)
+    }
+
+    fn unix_at(&self, at: usize) -> String {
+        let name = if at == 0 { "sock".into() } else { format!("sock{at}") };
+        format!("unix:{}", self.base.join(name).display())
+    }
+
+    fn flash(&self, at: usize) -> PathBuf {
+        self.base.join(if at == 0 { "flash".into() } else { format!("flash{at}") })
     }
 
     fn forebay(&self, arguments: &[&str]) -> Command {
@@ -172,15 +208,23 @@ impl Served {
         said
     }
 
-    /// Starts the server (again), on the addresses that it had.
+    /// Starts the first server (again), on the addresses that it had.
     pub fn start_server(&self) {
-        let (tcp, unix) = (self.tcp(), self.unix());
-        let flash = self.base.join("flash");
+        self.start_server_at(0);
+    }
+
+    /// Starts a server (again), on the addresses that it had.
+    pub fn start_server_at(&self, at: usize) {
+        let (tcp, unix) = (self.tcp_at(at), self.unix_at(at));
+        let flash = self.flash(at);
         let capacity = (2 * self.options.capacity).to_string();
         let mut command = self.forebay(&["serve", "--background", "--json", "--flash"]);
         command.arg(flash).args(["--capacity", &capacity, "--listen", &tcp, "--listen", &unix]);
+        if at > 0 {
+            command.args(["--join", &self.unix()]);
+        }
         let said = json(&self.must(&mut command));
-        let mut server = self.state.server.lock().unwrap();
+        let server = &mut self.state.servers.lock().unwrap()[at];
         server.pid = said["pid"].as_i64().map(|pid| pid as i32);
         server.tcp = said["addresses"][0].as_str().unwrap().to_string();
     }
@@ -192,7 +236,8 @@ impl Served {
             Store::Directory => "directory",
         };
         let mut command = self.forebay(&["buffer", "create", NAME, "--capacity", &capacity]);
-        command.args(["--store", kind, "--server", &self.unix()]);
+        let servers = self.options.servers.to_string();
+        command.args(["--store", kind, "--servers", &servers, "--server", &self.unix()]);
         self.must(&mut command);
     }
 
@@ -274,10 +319,15 @@ impl Served {
         unsafe { libc::kill(self.mount_pid(at), signal) };
     }
 
-    /// Kills the server with -9 and waits until it is gone.
+    /// Kills the first server with -9 and waits until it is gone.
     pub fn kill_server(&self) {
-        let pid = self.state.server.lock().unwrap().pid.take().expect("the server is not there");
-        kill(pid);
+        self.kill_server_at(0);
+    }
+
+    /// Kills a server with -9 and waits until it is gone.
+    pub fn kill_server_at(&self, at: usize) {
+        let pid = self.state.servers.lock().unwrap()[at].pid.take();
+        kill(pid.expect("the server is not there"));
     }
 
     /// Kills the server with -9 and starts it again.
@@ -288,7 +338,9 @@ impl Served {
 
     /// The end of the logs, for a failure's message.
     pub fn log_tail(&self) -> String {
-        let mut logs = vec![self.base.join("flash/forebay-server/forebay.log")];
+        let servers = 0..self.options.servers;
+        let log = |at| self.flash(at).join("forebay-server/forebay.log");
+        let mut logs: Vec<PathBuf> = servers.map(log).collect();
         for at in 0..self.mount_count() {
             logs.extend(state_dir_log(&self.root(at)));
         }
@@ -324,12 +376,15 @@ impl Served {
 impl State {
     /// Kills every process that is still there.
     fn kill_all(&self) {
-        let server = self.server.lock().ok().and_then(|mut server| server.pid.take());
+        let servers = self.servers.lock().ok();
+        let servers = servers.into_iter().flat_map(|mut servers| {
+            servers.iter_mut().filter_map(|server| server.pid.take()).collect::<Vec<_>>()
+        });
         let mounts = self.mounts.lock().ok();
         let pids = mounts.into_iter().flat_map(|mut mounts| {
             mounts.iter_mut().filter_map(|mount| mount.pid.take()).collect::<Vec<_>>()
         });
-        for pid in pids.chain(server) {
+        for pid in pids.chain(servers) {
             // SAFETY: plain numbers: our own daemons.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
@@ -392,9 +447,20 @@ impl Drop for Served {
                 why += &said;
             }
         }
-        if self.state.server.lock().is_ok_and(|server| server.pid.is_some()) {
-            let mut destroy = self.forebay(&["buffer", "destroy", NAME, "--force", "--server"]);
-            let (ok, said) = procs::try_run_for(destroy.arg(self.unix()), COMMAND_LIMIT);
+        let all_there = |servers: std::sync::MutexGuard<'_, Vec<Server>>| {
+            servers.iter().all(|server| server.pid.is_some())
+        };
+        if self.state.servers.lock().is_ok_and(all_there) {
+            // A server that was just started again counts as away for a moment more.
+            let until = Instant::now() + RETURN_LIMIT;
+            let (ok, said) = loop {
+                let mut destroy = self.forebay(&["buffer", "destroy", NAME, "--force", "--server"]);
+                let done = procs::try_run_for(destroy.arg(self.unix()), COMMAND_LIMIT);
+                if done.0 || self.options.servers == 1 || Instant::now() > until {
+                    break done;
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            };
             if !ok {
                 why += &said;
             }

@@ -17,6 +17,6 @@ mod shared;
 mod state;
 
 pub use data::Data;
-pub use drive::extents;
+pub use drive::{extents, map_write};
 pub use run::{Plan, run, run_in};
 pub use shared::{SharedPlan, run_shared};
