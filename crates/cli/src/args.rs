@@ -13,7 +13,8 @@ use std::path::PathBuf;
 
 pub use crate::args_servers::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
-    BufferListArgs, BufferStatusArgs, ServeArgs, ServerArgs,
+    BufferListArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolStatusArgs, ServeArgs,
+    ServerArgs,
 };
 
 pub use crate::args_stripe::{PlacementArg, StripeArgs, StripeCommand, StripeCount, StripeSetArgs};
@@ -58,6 +59,9 @@ pub enum Command {
     Buffer(BufferCommand),
     /// Show and set how files are spread over the servers of a buffer.
     Stripe(StripeArgs),
+    /// Show the servers of a pool, or give one up.
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// Run a job script with #DW lines: set up its buffer, stage in, run, stage out, tear down.
     Run(RunArgs),
     /// Check the #DW lines of a job script without doing anything.

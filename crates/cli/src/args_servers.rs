@@ -1,9 +1,10 @@
-//! The command line of servers and their buffers: `forebay serve`, `forebay buffer`, and how any
+//! The command line of servers and their buffers: `forebay serve`, `pool`, `buffer`, and how any
 //! command names a server. Part of [`crate::args`].
 
 use crate::args::StoreChoice;
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_net::ServerAddress;
+use forebay_proto::ServerId;
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::parse_bytes;
 use std::path::PathBuf;
@@ -27,8 +28,11 @@ pub struct ServerArgs {
 Who knows the server's key (server.key, made at the first start) may do everything over TCP; on the Unix socket root and the server's user may. \
 Secrets are in $FOREBAY_CONFIG_DIR, else /etc/forebay for root, else $XDG_CONFIG_HOME/forebay or ~/.config/forebay. \
 File data crosses the network as it is, not encrypted: serve on a network that you trust.\n\n\
+Servers with the same key form a pool: the first one keeps its ledger, the others are started with --join. \
+Any of them can be asked about all buffers of the pool.\n\n\
 Examples:\n  \
 forebay serve --flash /nvme --capacity 1TiB --listen 0.0.0.0:4242 --listen unix:/run/forebay.sock\n  \
+forebay serve --flash /nvme --capacity 1TiB --listen 0.0.0.0:4242 --join node1:4242\n  \
 forebay serve --flash /dev/shm --capacity 8GiB --listen 127.0.0.1:4242 --background"
 )]
 pub struct ServeArgs {
@@ -42,7 +46,15 @@ pub struct ServeArgs {
     /// Where to listen: ADDR:PORT or unix:/PATH; can be given several times. Port 0: any.
     #[arg(long, value_name = "ADDR", required = true)]
     pub listen: Vec<ServerAddress>,
-    /// Capacities of buffers are rounded up to multiples of this.
+    /// A server of the pool to join: its keeper, or any member. Needed at the first start only:
+    /// the server stays a member, and announces itself at each start.
+    #[arg(long, value_name = "ADDR")]
+    pub join: Option<ServerAddress>,
+    /// Where other nodes reach this server, told to the pool and to mounts; can be given several
+    /// times. By default where it listens, with the host's name for 0.0.0.0 and [::].
+    #[arg(long, value_name = "ADDR")]
+    pub advertise: Vec<ServerAddress>,
+    /// Capacities of buffers are rounded up to multiples of this; that of the pool's keeper counts.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16MiB")]
     pub granularity: u64,
     /// File with the server's key; made if there is none.
@@ -69,7 +81,7 @@ pub struct ServeArgs {
 pub enum BufferCommand {
     /// Make a buffer at a server.
     Create(BufferCreateArgs),
-    /// List your buffers (all of them with the server's key), and what the server has free.
+    /// List your buffers (all of them with the server's key), and what the servers have free.
     List(BufferListArgs),
     /// Show a buffer: state, capacity, mounts.
     Status(BufferStatusArgs),
@@ -77,6 +89,47 @@ pub enum BufferCommand {
     Extend(BufferExtendArgs),
     /// Destroy a buffer and give its capacity back.
     Destroy(BufferDestroyArgs),
+}
+
+/// `forebay pool`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum PoolCommand {
+    /// Show the servers of the pool.
+    Status(PoolStatusArgs),
+    /// Give a server up that will not come back: its parts of buffers are lost.
+    Forget(PoolForgetArgs),
+}
+
+/// `forebay pool status`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Example:\n  forebay pool status --server node9:4242")]
+pub struct PoolStatusArgs {
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Any server of the pool.
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `forebay pool forget`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "A server that only does not answer is waited for: mounts of its buffers wait, then get errors, and go on when it is back. \
+Given up, its parts are lost at once and for good: what is in them answers EIO, the buffers are degraded and can be destroyed, files on other servers stay readable. \
+If it is started again all the same, it removes its parts and joins as a new server. A server that answers is not given up, nor the keeper.\n\n\
+Example:\n  forebay pool forget 0a4f8c1de3b2470f9f1c55d0c9b8e7a6 --server node9:4242"
+)]
+pub struct PoolForgetArgs {
+    /// Its identity, as `forebay pool status` shows it.
+    #[arg(value_name = "SERVER")]
+    pub id: ServerId,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Any other server of the pool.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// How nodes see a buffer.
@@ -105,10 +158,11 @@ forebay buffer create run7 --capacity 200GiB --server node9:4242\n  \
 FOREBAY_SERVER=unix:/run/forebay.sock forebay buffer create run7 --capacity 4GiB"
 )]
 pub struct BufferCreateArgs {
-    /// Name, unique at the server: letters, digits, '-', '_' and '.'.
+    /// Name, unique in the pool: letters, digits, '-', '_' and '.'.
     #[arg(value_name = "NAME")]
     pub name: BufferName,
-    /// Capacity for file data, such as 200GiB; rounded up to the server's granularity.
+    /// Capacity for file data, such as 200GiB; divided evenly over its servers,
+    /// each part rounded up to the pool's granularity.
     #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes)]
     pub capacity: u64,
     /// What it is.
@@ -117,7 +171,7 @@ pub struct BufferCreateArgs {
     /// How nodes see it.
     #[arg(long, value_enum, value_name = "MODE", default_value = "striped")]
     pub access: AccessArg,
-    /// Servers to spread it over; 0 for all.
+    /// Servers to spread it over, those with the most room first; 0 for all that answer.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub servers: u16,
     /// How the capacity is held; by default the best that the server's flash and rights give.

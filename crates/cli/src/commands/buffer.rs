@@ -1,5 +1,6 @@
 //! `forebay buffer create|list|status|extend|destroy`: buffers of a server, for any node.
 
+use super::pool;
 use crate::args::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
     BufferListArgs, BufferStatusArgs,
@@ -9,8 +10,8 @@ use crate::secrets;
 use crate::servers::Server;
 use forebay_proto::control::StoreKind;
 use forebay_proto::net::ledger::{
-    AccessMode, BufferSpec, BufferState, BufferType, LedgerReply, LedgerRequest, MountedClient,
-    PoolStatus, ServedBuffer, Token,
+    AccessMode, BufferPart, BufferSpec, BufferState, BufferType, LedgerReply, LedgerRequest,
+    MountedClient, PartState, ServedBuffer, Token,
 };
 use forebay_proto::size::format_bytes;
 use std::time::Duration;
@@ -124,7 +125,7 @@ fn list(args: &BufferListArgs) -> Outcome {
         return Ok(EXIT_OK);
     }
     print!("{}", table(&buffers));
-    print!("{}", pool_lines(&pool));
+    print!("{}", pool::lines(&pool));
     Ok(EXIT_OK)
 }
 
@@ -196,7 +197,7 @@ fn table(buffers: &[ServedBuffer]) -> String {
             format_bytes(buffer.used_bytes),
             kind_name(buffer.store_kind).into(),
             buffer.owner_uid.to_string(),
-            buffer.clients.len().to_string(),
+            buffer.mounts.to_string(),
         ]
     }));
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
@@ -207,24 +208,6 @@ fn table(buffers: &[ServedBuffer]) -> String {
             cells.collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
         })
         .collect()
-}
-
-fn pool_lines(pool: &PoolStatus) -> String {
-    let mut text = String::new();
-    for server in &pool.servers {
-        let free = server.capacity_bytes.saturating_sub(server.reserved_bytes);
-        let gone = if server.alive { "" } else { ", does not answer" };
-        let line = format!(
-            "server {} on {}: {} of {} free{gone}",
-            server.addresses.join(", "),
-            server.host,
-            format_bytes(free),
-            format_bytes(server.capacity_bytes),
-        );
-        text += &visible(&line);
-        text += "\n";
-    }
-    text
 }
 
 fn describe(buffer: &ServedBuffer) -> String {
@@ -248,8 +231,11 @@ fn describe(buffer: &ServedBuffer) -> String {
             buffer.inodes
         ),
         format!("owner       user {}", buffer.owner_uid),
-        format!("servers     {}", buffer.servers.join(", ")),
     ];
+    match &buffer.parts[..] {
+        [_, _, ..] => lines.extend(buffer.parts.iter().map(part_text)),
+        _ => lines.push(format!("servers     {}", buffer.servers.join(", "))),
+    }
     if let Some(why) = &buffer.why {
         lines.insert(2, format!("why         {}", visible(why)));
     }
@@ -261,11 +247,28 @@ fn describe(buffer: &ServedBuffer) -> String {
         let label = if number == 0 { "mounts" } else { "" };
         lines.push(format!("{label:<11} {}", client_text(client)));
     }
-    if !more.is_empty() {
-        lines.push(format!("            and {} more", more.len()));
+    let more = (buffer.mounts as usize).max(shown.len() + more.len()) - shown.len();
+    if more > 0 {
+        lines.push(format!("            and {more} more"));
     }
     lines.push(format!("uuid        {}", buffer.uuid));
     lines.join("\n") + "\n"
+}
+
+fn part_text(part: &BufferPart) -> String {
+    let state = match part.state {
+        PartState::Ready => "ready",
+        PartState::Away => "does not answer",
+        PartState::Faulty => "faulty",
+        PartState::Lost => "lost",
+    };
+    let used = match part.state {
+        PartState::Ready => format!(", {} used", format_bytes(part.used_bytes)),
+        _ => String::new(),
+    };
+    let capacity = format_bytes(part.capacity_bytes);
+    let host = visible(&part.host);
+    format!("part {:<6} {state} on {host}: {capacity}{used}, server {}", part.shard.0, part.server)
 }
 
 fn client_text(client: &MountedClient) -> String {
@@ -280,7 +283,8 @@ fn client_text(client: &MountedClient) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::net::ledger::ServerStatus;
+    use forebay_proto::net::ledger::{PoolStatus, ServerStatus};
+    use forebay_proto::{ServerId, ShardId};
 
     fn sample(name: &str) -> ServedBuffer {
         let client = |host: &str, silent_s| MountedClient { host: host.into(), pid: 77, silent_s };
@@ -303,6 +307,8 @@ mod tests {
             store_kind: StoreKind::Tmpfs,
             volatile: true,
             servers: vec!["f".repeat(32)],
+            parts: Vec::new(),
+            mounts: 2,
             clients: vec![client("node1", 0.2), client("node2", 9.4)],
             created_s: 0,
         }
@@ -314,10 +320,29 @@ mod tests {
     }
 
     #[test]
+    fn the_parts_of_a_buffer_are_described() {
+        let part = |shard, host: &str, state| BufferPart {
+            shard: ShardId(shard),
+            server: ServerId(7 + u128::from(shard)),
+            host: host.into(),
+            state,
+            why: None,
+            capacity_bytes: 2 << 30,
+            used_bytes: 1 << 30,
+        };
+        let mut buffer = sample("wide");
+        buffer.state = BufferState::Degraded;
+        buffer.why = Some("part 1 on node8: its server does not answer".into());
+        buffer.parts = vec![part(0, "node7", PartState::Ready), part(1, "node8", PartState::Away)];
+        insta::assert_snapshot!(describe(&buffer));
+    }
+
+    #[test]
     fn buffers_are_listed_with_what_is_free() {
         let mut gone = sample("a-longer-name");
         gone.state = BufferState::Degraded;
         gone.clients.clear();
+        gone.mounts = 0;
         let pool = PoolStatus {
             granularity_bytes: 16 << 20,
             servers: vec![ServerStatus {
@@ -325,11 +350,13 @@ mod tests {
                 addresses: vec!["node9:4242".into()],
                 host: "node9".into(),
                 alive: true,
+                keeper: true,
+                lost: false,
                 capacity_bytes: 16 << 30,
                 reserved_bytes: 8 << 30,
             }],
         };
-        let text = table(&[sample("run.7"), gone]) + &pool_lines(&pool);
+        let text = table(&[sample("run.7"), gone]) + &pool::lines(&pool);
         insta::assert_snapshot!(text);
     }
 }

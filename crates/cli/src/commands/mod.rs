@@ -5,6 +5,7 @@ mod check;
 mod completions;
 mod man;
 pub mod mount;
+mod pool;
 mod run;
 mod serve;
 mod stage;
@@ -30,6 +31,7 @@ pub fn run(command: Command) -> Outcome {
         Command::Serve(args) => serve::run(args),
         Command::Buffer(args) => buffer::run(args),
         Command::Stripe(args) => stripe::run(args),
+        Command::Pool(args) => pool::run(args),
         Command::Run(args) => run::run(args),
         Command::Validate(args) => validate::run(args),
         Command::Completions(args) => completions::run(args),
@@ -43,7 +45,7 @@ pub fn run(command: Command) -> Outcome {
 
 /// True if the command was asked for JSON.
 fn wants_json(command: &Command) -> bool {
-    use crate::args::{BufferCommand as B, StageCommand as S};
+    use crate::args::{BufferCommand as B, PoolCommand as P, StageCommand as S};
     match command {
         Command::Mount(args) => args.json,
         Command::Umount(args) => args.json,
@@ -61,6 +63,8 @@ fn wants_json(command: &Command) -> bool {
             Some(crate::args::StripeCommand::Set(set)) => set.json,
             None => args.json,
         },
+        Command::Pool(P::Status(args)) => args.json,
+        Command::Pool(P::Forget(args)) => args.json,
         Command::Run(args) => args.json,
         Command::Validate(args) => args.json,
         Command::Status(args) => args.json,

@@ -25,6 +25,8 @@ pub fn run(args: ServeArgs) -> Outcome {
         },
         key_file: key_path,
         addresses: args.listen,
+        advertise: args.advertise,
+        join: args.join,
         log_file: args.log_file.as_deref().map(absolute).transpose()?,
         log_level: args.log_level,
         foreground,

@@ -5,6 +5,8 @@ use super::MountPlan;
 use crate::state_dir::{self, MountRecord, StateDir};
 use forebay_client::Ledger;
 use forebay_client::remote::{RemoteFs, Target};
+use forebay_net::ServerAddress;
+use forebay_net::handshake::Credential;
 use forebay_proto::api::{CreateArgs, FileSystem};
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, ServedBuffer};
@@ -86,11 +88,46 @@ impl Place {
                 Ok(Backing::Own { server, store: store.clone() })
             }
             Place::Served(dir, target) => {
-                let fs = RemoteFs::attach(target.clone())?;
-                Ok(Backing::Served(Served { fs, dir: dir.clone(), target: target.clone() }))
+                let (fs, target) = attach(target)?;
+                Ok(Backing::Served(Served { fs, dir: dir.clone(), target }))
             }
         }
     }
+}
+
+/// Attaches to the server that was named, or, where that one has no part of the buffer, to one
+/// that has: any server of the pool may be named.
+fn attach(target: &Target) -> Result<(Arc<RemoteFs>, Target), ControlError> {
+    let mut failed = match RemoteFs::attach(target.clone()) {
+        Ok(fs) => return Ok((fs, target.clone())),
+        Err(error) if error.errno == Some(libc::EREMOTE) => error,
+        Err(error) => return Err(error),
+    };
+    let name = buffer_name(target)?;
+    let mut ledger = Ledger::connect(&target.address, &target.credential)?;
+    let LedgerReply::Places(places) = ledger.ask(&LedgerRequest::Places { name })? else {
+        return Err(failed);
+    };
+    for address in places.iter().filter(|place| !place.lost).flat_map(|place| &place.addresses) {
+        let Ok(address) = address.parse() else { continue };
+        let unix = matches!(address, ServerAddress::Unix(_));
+        // Who asks is told by the kernel on a socket only, and by a secret everywhere.
+        if !unix && matches!(target.credential, Credential::Peer) {
+            continue;
+        }
+        let there = Target { address, ..target.clone() };
+        match RemoteFs::attach(there.clone()) {
+            Ok(fs) => return Ok((fs, there)),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+fn buffer_name(target: &Target) -> Result<BufferName, ControlError> {
+    target.buffer.parse().map_err(|error| {
+        ControlError::new("use the buffer", None, &format!("{error}")).errno(libc::EINVAL)
+    })
 }
 
 /// A mounted served buffer.
@@ -108,9 +145,7 @@ impl Served {
 
     /// The buffer's name.
     pub fn name(&self) -> Result<BufferName, ControlError> {
-        self.target.buffer.parse().map_err(|error| {
-            ControlError::new("use the buffer", None, &format!("{error}")).errno(libc::EINVAL)
-        })
+        buffer_name(&self.target)
     }
 
     /// What the server says of the buffer.

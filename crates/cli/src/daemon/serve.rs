@@ -6,7 +6,7 @@ use forebay_net::ServerAddress;
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::size::format_bytes;
 use forebay_server::flash::LOG_NAME;
-use forebay_server::ledger::{Door, Ledger, LedgerOptions};
+use forebay_server::ledger::{Door, Ledger, LedgerOptions, host_name};
 use forebay_server::net::listen;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
@@ -21,6 +21,10 @@ pub struct ServePlan {
     pub key_file: PathBuf,
     /// Where it listens; at least one.
     pub addresses: Vec<ServerAddress>,
+    /// Where others reach it; empty: where it listens.
+    pub advertise: Vec<ServerAddress>,
+    /// A server of the pool to join.
+    pub join: Option<ServerAddress>,
     /// Log file given by the user.
     pub log_file: Option<PathBuf>,
     /// Least severe level logged.
@@ -79,16 +83,46 @@ fn run(plan: &ServePlan, log_file: Option<&Path>, report: Reporter) -> Result<()
         }
     };
     let addresses: Vec<String> = listening.addresses().iter().map(ToString::to_string).collect();
-    ledger.set_addresses(listening.addresses());
+    let joined = take_part(plan, &ledger, listening.addresses());
     tracing::info!(?addresses, incarnation = ledger.incarnation(), "serving");
     let (up, text) = describe(plan, &ledger, addresses, log_file);
-    let told = report.ready(&up, Some(&text), log_file);
+    let told = joined.and_then(|()| report.ready(&up, Some(&text), log_file));
     if told.is_ok() {
         let signal = signals::wait();
         tracing::info!(signal, "ending");
     }
     listening.stop();
     told.and(ledger.close())
+}
+
+/// Says where this server is, to the pool too.
+fn take_part(
+    plan: &ServePlan,
+    ledger: &Arc<Ledger>,
+    bound: &[ServerAddress],
+) -> Result<(), ControlError> {
+    ledger.set_addresses(match plan.advertise.is_empty() {
+        true => bound.iter().map(reachable).collect(),
+        false => plan.advertise.clone(),
+    });
+    if let Some(address) = &plan.join {
+        ledger.join(address)?;
+    }
+    ledger.start_rounds()
+}
+
+/// As other nodes can use it: the host's name where it listens on all its addresses.
+fn reachable(bound: &ServerAddress) -> ServerAddress {
+    match bound {
+        ServerAddress::Tcp { host, port } if is_any(host) => {
+            ServerAddress::Tcp { host: host_name(), port: *port }
+        }
+        other => other.clone(),
+    }
+}
+
+fn is_any(host: &str) -> bool {
+    host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified())
 }
 
 fn describe(

@@ -3,8 +3,9 @@
 //!
 //! Every change carries a token: asked twice, it is done once and answered twice the same.
 
+use super::servers::ShardPlace;
 use crate::control::{ControlError, FileStatus, PathBytes, PlanStatus, StageSpec, StoreKind};
-use crate::ids::PlanId;
+use crate::ids::{PlanId, ServerId, ShardId};
 use serde::{Deserialize, Serialize};
 
 /// Longest name of a buffer.
@@ -107,6 +108,16 @@ pub struct Token(pub String);
 pub enum LedgerRequest {
     /// Servers and what they have to give.
     Pool,
+    /// Gives a server up that will not come back: its parts of buffers are lost. Superusers only.
+    Forget {
+        /// Which.
+        server: ServerId,
+    },
+    /// Where the parts of a buffer are.
+    Places {
+        /// Which.
+        name: BufferName,
+    },
     /// Makes a buffer. The same token and spec: the same buffer. EEXIST if the name is taken.
     Create {
         /// Token.
@@ -196,6 +207,8 @@ pub enum LedgerReply {
     Ok,
     /// To `Pool`.
     Pool(PoolStatus),
+    /// To `Places`, in order of the shards.
+    Places(Vec<ShardPlace>),
     /// To `Create`: its state, and the secret that lets others use it.
     Created {
         /// State.
@@ -228,6 +241,10 @@ pub struct ServerStatus {
     pub host: String,
     /// False if it does not answer now.
     pub alive: bool,
+    /// It has the pool's record.
+    pub keeper: bool,
+    /// It was given up with `forebay pool forget`.
+    pub lost: bool,
     /// What it gives in all.
     pub capacity_bytes: u64,
     /// Of it promised to buffers.
@@ -268,6 +285,39 @@ pub struct MountedClient {
     pub silent_s: f64,
 }
 
+/// State of a buffer's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PartState {
+    /// It is served.
+    Ready,
+    /// Its server does not answer now.
+    Away,
+    /// Its server has it and cannot serve it; `why` says more.
+    Faulty,
+    /// Its server was given up: what was in it is gone.
+    Lost,
+}
+
+/// A part of a buffer: what one server has of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BufferPart {
+    /// Which part of the namespace.
+    pub shard: ShardId,
+    /// Its server.
+    pub server: ServerId,
+    /// That server's host name.
+    pub host: String,
+    /// State.
+    pub state: PartState,
+    /// What is wrong, if something is.
+    pub why: Option<String>,
+    /// Capacity, as far as it is known.
+    pub capacity_bytes: u64,
+    /// Of it used.
+    pub used_bytes: u64,
+}
+
 /// State of a buffer that servers serve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServedBuffer {
@@ -293,7 +343,11 @@ pub struct ServedBuffer {
     pub volatile: bool,
     /// Servers (their identities), in the order of its shards.
     pub servers: Vec<String>,
-    /// Mounts.
+    /// Its parts, in the same order.
+    pub parts: Vec<BufferPart>,
+    /// How many mounts it has.
+    pub mounts: u64,
+    /// Mounts, the first hundred of each server.
     pub clients: Vec<MountedClient>,
     /// Seconds since 1970.
     pub created_s: u64,

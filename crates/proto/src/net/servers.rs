@@ -1,6 +1,6 @@
 //! What servers ask each other, on connections of [`super::auth::Purpose::Servers`].
 //!
-//! Pool questions (members, parts of buffers) are JSON, as those to the ledger; questions about a
+//! Pool questions ([`super::pool`]) are JSON, as those to the ledger; questions about a
 //! buffer are `postcard`, named by the buffer's identity and by who asks. docs/internals/SHARDS.md
 //! has the protocol. No I/O here.
 

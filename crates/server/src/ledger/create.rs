@@ -1,16 +1,17 @@
-//! Making a buffer: capacity on record, then the store, then `ready` on record. Asked again with
-//! the same token and spec: the same buffer.
+//! Making a buffer, by the pool's keeper: the buffer and the servers of its parts on record, then
+//! the parts, then `ready` on record. Asked again with the same token and spec: the same buffer,
+//! also when the first attempt got half way.
 
-use super::record::{BufferRecord, Hidden, RecordState};
-use super::turn::of;
-use super::{Identity, Ledger, MAX_BUFFERS, MAX_BUFFERS_PER_USER, MAX_TOKEN_BYTES, ServedBuffer};
-use crate::flash::{Store, StoreOptions, new_uuid, random_bytes};
+use super::record::{BufferRecord, RecordState};
+use super::turn::{Busy, of};
+use super::{Identity, Ledger, MAX_BUFFERS, MAX_BUFFERS_PER_USER, MAX_TOKEN_BYTES};
+use crate::flash::{new_uuid, random_bytes};
 use crate::step::step;
-use forebay_proto::control::ControlError;
+use forebay_proto::ServerId;
+use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::auth::Secret;
-use forebay_proto::net::ledger::{AccessMode, BufferSpec, LedgerReply, Token};
-use forebay_proto::size::format_bytes;
-use std::sync::Arc;
+use forebay_proto::net::ledger::{BufferName, BufferSpec, LedgerReply, Token};
+use forebay_proto::net::pool::{Hidden, PoolQuestion, PoolReply};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const WHAT: &str = "create";
@@ -24,51 +25,27 @@ impl Ledger {
         spec: BufferSpec,
     ) -> Result<LedgerReply, ControlError> {
         let owner = who.makes_for()?;
-        let reserved_bytes = self.check(&token, &spec)?;
-        let name = spec.name.clone();
-        let _turn = self.turn(WHAT, &name)?;
-        let found = self.state.lock().file.buffer(&name).cloned();
+        if token.0.is_empty() || token.0.len() > MAX_TOKEN_BYTES {
+            let why = "the token of the request is empty or too long";
+            return Err(of(WHAT, &spec.name, why, libc::EINVAL));
+        }
+        self.rounded(WHAT, &spec.name, spec.capacity_bytes)?;
+        let _turn = self.turn(WHAT, Busy::Buffer(spec.name.clone()))?;
+        let found = self.state.lock().file.buffer(&spec.name).cloned();
         if let Some(found) = found {
             return self.again(who, &found, &token, &spec);
         }
-        let record = self.reserve(who, owner, token, spec, reserved_bytes)?;
-        step("a buffer's capacity is on record");
-        match self.make(&record).and_then(|served| self.publish(&record, served)) {
-            Ok(record) => {
-                tracing::info!(buffer = %name, uid = record.owner_uid, bytes = reserved_bytes,
-                    kind = ?record.store_kind, "buffer made");
-                Ok(self.created(&record))
-            }
-            Err(mut error) => {
-                if let Err(left) = self.unmake(&record) {
-                    error.why = format!("{}; and it could not be cleared: {left}", error.why);
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// What the buffer will take of the capacity, if it can be at all.
-    fn check(&self, token: &Token, spec: &BufferSpec) -> Result<u64, ControlError> {
-        let refuse = |why: &str, errno: i32| Err(of(WHAT, &spec.name, why, errno));
-        if token.0.is_empty() || token.0.len() > MAX_TOKEN_BYTES {
-            return refuse("the token of the request is empty or too long", libc::EINVAL);
-        }
-        if spec.access == AccessMode::Private {
-            return refuse("access private is not served yet, only striped", libc::EOPNOTSUPP);
-        }
-        if spec.servers > 1 {
-            let why = format!("{} servers were asked for, the pool has 1", spec.servers);
-            return refuse(&why, libc::EINVAL);
-        }
-        self.rounded(WHAT, spec, spec.capacity_bytes)
+        let (servers, part_bytes) = self.choose(&spec)?;
+        let record = self.reserve(who, owner, token, spec, servers, part_bytes)?;
+        step("a buffer and its servers are on record");
+        self.make(&record)
     }
 
     /// A capacity rounded up to the granularity.
     pub(super) fn rounded(
         &self,
         what: &str,
-        spec: &BufferSpec,
+        name: &BufferName,
         capacity_bytes: u64,
     ) -> Result<u64, ControlError> {
         let granularity_bytes = self.options.granularity_bytes;
@@ -76,7 +53,7 @@ impl Ledger {
             Some(bytes) if bytes > 0 && i64::try_from(bytes).is_ok() => Ok(bytes),
             _ => {
                 let why = format!("{capacity_bytes} bytes are no capacity");
-                Err(of(what, &spec.name, &why, libc::EINVAL))
+                Err(of(what, name, &why, libc::EINVAL))
             }
         }
     }
@@ -90,7 +67,7 @@ impl Ledger {
         spec: &BufferSpec,
     ) -> Result<LedgerReply, ControlError> {
         let refuse = |why: &str| Err(of(WHAT, &spec.name, why, libc::EEXIST));
-        if !who.owns(found) || found.token != *token {
+        if !who.owns(found.name(), found.owner_uid) || found.token != *token {
             return refuse("there is one of this name already");
         }
         if found.spec != *spec {
@@ -98,19 +75,20 @@ impl Ledger {
         }
         match found.state {
             RecordState::Ready => Ok(self.created(found)),
-            RecordState::Creating => refuse("its creation failed, and could not be cleared"),
+            RecordState::Creating => self.make(found),
             RecordState::Destroying => refuse("it is being destroyed"),
         }
     }
 
-    /// Takes name and capacity, on record.
+    /// Takes name and servers, on record.
     fn reserve(
         &self,
         who: &Identity,
         (owner_uid, owner_gid): (u32, u32),
         token: Token,
         spec: BufferSpec,
-        reserved_bytes: u64,
+        servers: Vec<ServerId>,
+        part_bytes: u64,
     ) -> Result<BufferRecord, ControlError> {
         let secret = Secret::from_bytes(random_bytes()?).to_hex();
         let record = BufferRecord {
@@ -120,7 +98,8 @@ impl Ledger {
             secret: Hidden(secret),
             state: RecordState::Creating,
             token,
-            reserved_bytes,
+            part_bytes,
+            servers,
             store_kind: None,
             created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             spec,
@@ -131,7 +110,7 @@ impl Ledger {
         if limited || state.file.buffers.len() >= MAX_BUFFERS {
             let why = match limited {
                 true => format!("you have {MAX_BUFFERS_PER_USER} buffers, the most of one user"),
-                false => format!("there are {MAX_BUFFERS} buffers, the most of one server"),
+                false => format!("there are {MAX_BUFFERS} buffers, the most of one pool"),
             };
             return Err(of(WHAT, record.name(), &why, libc::EDQUOT).hint("destroy one first"));
         }
@@ -139,82 +118,65 @@ impl Ledger {
             let why = "the same request made another buffer";
             return Err(of(WHAT, record.name(), why, libc::EINVAL));
         }
-        let free = self.options.capacity_bytes.saturating_sub(state.file.reserved_bytes());
-        if reserved_bytes > free {
-            return Err(no_space(WHAT, &record, reserved_bytes, free));
-        }
         self.commit(&mut state, |file| file.buffers.push(record.clone()))?;
         Ok(record)
     }
 
-    fn make(&self, record: &BufferRecord) -> Result<Arc<ServedBuffer>, ControlError> {
-        let store = Store::find_or_create(&StoreOptions {
-            flash: self.options.flash.clone(),
-            key: record.key(),
-            capacity_bytes: record.reserved_bytes,
-            kind: record.spec.store_kind,
-            shared: false,
-        })?;
-        step("a buffer has its store");
-        for notice in store.notices() {
-            tracing::warn!(buffer = %record.name(), "{notice}");
+    /// Makes the parts and says on record that all are there; undone if one cannot be made.
+    fn make(&self, record: &BufferRecord) -> Result<LedgerReply, ControlError> {
+        match self.make_parts(record).and_then(|kind| self.publish(record, kind)) {
+            Ok(record) => {
+                tracing::info!(buffer = %record.name(), uid = record.owner_uid,
+                    parts = record.servers.len(), part_bytes = record.part_bytes, "buffer made");
+                Ok(self.created(&record))
+            }
+            Err(mut error) => {
+                if let Err(left) = self.take_apart(record) {
+                    error.why = format!("{}; and it could not be cleared yet: {left}", error.why);
+                    self.round_soon();
+                }
+                Err(error)
+            }
         }
-        self.serve(record, store)
+    }
+
+    fn make_parts(&self, record: &BufferRecord) -> Result<StoreKind, ControlError> {
+        let mut kind = StoreKind::Directory;
+        for (shard, server) in record.shards() {
+            let question = PoolQuestion::MakePart(record.part(shard));
+            match self.ask_about_part(WHAT, record, server, &question)? {
+                PoolReply::Part(facts) => kind = facts.store_kind,
+                _ => return Err(self.nonsense(server)),
+            }
+            step("a buffer has a part");
+        }
+        Ok(kind)
     }
 
     /// On record the buffer is ready from here on.
     fn publish(
         &self,
         record: &BufferRecord,
-        served: Arc<ServedBuffer>,
+        kind: StoreKind,
     ) -> Result<BufferRecord, ControlError> {
-        step("a buffer is formatted");
         let mut ready = record.clone();
         ready.state = RecordState::Ready;
-        ready.store_kind = Some(served.server.store().kind());
-        let mut state = self.state.lock();
-        let committed = self.commit(&mut state, |file| {
+        ready.store_kind = Some(kind);
+        self.commit(&mut self.state.lock(), |file| {
             if let Some(buffer) = file.buffer_mut(record.name()) {
                 *buffer = ready.clone();
             }
-        });
-        if let Err(error) = committed {
-            drop(state);
-            drop(served.server.abandon());
-            return Err(error);
-        }
-        state.running.insert(record.name().clone(), served);
-        drop(state);
+        })?;
+        self.state.lock().unsettled.remove(record.name());
         step("a buffer is ready on record");
         Ok(ready)
     }
 
-    /// Undoes a creation that failed.
-    fn unmake(&self, record: &BufferRecord) -> Result<(), ControlError> {
-        Store::discard(&self.options.flash, &record.key())?;
-        self.commit_freeing(&mut self.state.lock(), |file| file.remove(record.name()))
-    }
-
     fn created(&self, record: &BufferRecord) -> LedgerReply {
+        let survey = self.survey(record.servers.iter().copied());
         LedgerReply::Created {
-            buffer: Box::new(self.shown(record)),
+            buffer: Box::new(self.shown(record, &survey)),
             secret: record.secret.0.clone(),
         }
     }
-}
-
-/// The pool has not so much.
-pub(super) fn no_space(
-    what: &str,
-    record: &BufferRecord,
-    wanted_bytes: u64,
-    free_bytes: u64,
-) -> ControlError {
-    let why = format!(
-        "no space: {wanted_bytes} bytes ({}) are needed, the pool has {free_bytes} bytes ({}) free",
-        format_bytes(wanted_bytes),
-        format_bytes(free_bytes)
-    );
-    of(what, record.name(), &why, libc::ENOSPC)
-        .hint("ask for less, or destroy other buffers (`forebay buffer list` shows them)")
 }

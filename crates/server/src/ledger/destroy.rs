@@ -1,15 +1,14 @@
-//! Destroying a buffer: `destroying` on record, its mounts ended, the store removed, then off the
-//! record. From the first step on there is no way back: the next start finishes it.
+//! Destroying a buffer, by the pool's keeper: `destroying` on record, its parts removed by their
+//! servers (mounts ended, store removed), then off the record. From the first step on there is no
+//! way back: what could not be reached is removed when its server is back.
 
 use super::record::{BufferRecord, RecordState};
-use super::turn::of;
-use super::{Identity, Ledger, ServedBuffer, reserve};
-use crate::flash::Store;
+use super::turn::{Busy, of};
+use super::{Identity, Ledger, show};
 use crate::step::step;
-use forebay_proto::Caller;
 use forebay_proto::control::ControlError;
-use forebay_proto::net::ledger::{BufferName, LedgerReply};
-use std::sync::Arc;
+use forebay_proto::net::ledger::{BufferName, LedgerReply, MountedClient};
+use forebay_proto::net::pool::PoolQuestion;
 
 const WHAT: &str = "destroy";
 /// Most mounts named in a message.
@@ -23,73 +22,93 @@ impl Ledger {
         name: &BufferName,
         force: bool,
     ) -> Result<LedgerReply, ControlError> {
-        let _turn = self.turn(WHAT, name)?;
+        let _turn = self.turn(WHAT, Busy::Buffer(name.clone()))?;
         let Some(record) = self.owned(WHAT, who, name)? else { return Ok(LedgerReply::Ok) };
-        if let (Some(served), false) = (self.buffer(name), force) {
-            must_be_idle(&served)?;
-        }
-        let served = {
+        if record.state == RecordState::Ready {
+            if !force {
+                self.must_be_idle(&record)?;
+            }
             let mut state = self.state.lock();
             self.commit_freeing(&mut state, |file| {
                 if let Some(buffer) = file.buffer_mut(name) {
                     buffer.state = RecordState::Destroying;
                 }
             })?;
-            state.running.remove(name)
-        };
-        step("a buffer is to be destroyed on record");
-        if let Err(error) = self.remove_store(&record, served) {
-            let mut state = self.state.lock();
-            state.faults.insert(name.clone(), error.to_string());
-            return Err(error.hint("the same command, or the next start of the server, goes on"));
         }
-        step("a destroyed buffer has no store");
-        let mut state = self.state.lock();
-        self.commit_freeing(&mut state, |file| file.remove(name))?;
-        state.faults.remove(name);
-        reserve::make(&self.dir);
+        step("a buffer is to be destroyed on record");
+        if let Err(error) = self.take_apart(&record) {
+            self.round_soon();
+            return Err(error.hint("the servers go on with it when they can"));
+        }
+        self.drop_lost();
         tracing::info!(buffer = %name, "buffer destroyed");
         Ok(LedgerReply::Ok)
     }
 
-    fn remove_store(
-        &self,
-        record: &BufferRecord,
-        served: Option<Arc<ServedBuffer>>,
-    ) -> Result<(), ControlError> {
-        let Some(served) = served else {
-            return Store::discard(&self.options.flash, &record.key()).map(drop);
-        };
-        served.end_mounts();
-        let store = served.server.abandon();
-        // Memory and files that are still open would not come back with the store.
-        drop(self.last_of(served));
-        step("a buffer is not served any more");
-        store.destroy()
-    }
-}
-
-fn must_be_idle(served: &ServedBuffer) -> Result<(), ControlError> {
-    let clients = served.clients();
-    if !clients.is_empty() {
-        let mut named: Vec<String> = clients
-            .iter()
-            .take(MAX_NAMED)
-            .map(|client| format!("{} (process {})", client.host, client.pid))
-            .collect();
-        if clients.len() > MAX_NAMED {
-            named.push(format!("{} more", clients.len() - MAX_NAMED));
+    /// Removes all parts, then the record. What fails is told as the buffer's fault, and the
+    /// other parts are removed all the same.
+    pub(super) fn take_apart(&self, record: &BufferRecord) -> Result<(), ControlError> {
+        let mut removed = Ok(());
+        for (_, server) in record.shards() {
+            if self.is_lost(server) {
+                continue;
+            }
+            let question = PoolQuestion::RemovePart { uuid: record.uuid.clone() };
+            if let Err(error) = self.ask_about_part(WHAT, record, server, &question) {
+                removed = removed.and(Err(error));
+            }
+            step("a part of a buffer is gone");
         }
-        let why = format!("it is mounted on {}", named.join(", "));
-        return Err(of(WHAT, &served.name, &why, libc::EBUSY)
-            .hint("unmount it there, or use --force: programs that use it then get errors"));
+        let name = record.name();
+        let mut state = self.state.lock();
+        if let Err(error) = removed {
+            state.unsettled.insert(name.clone(), error.to_string());
+            return Err(error);
+        }
+        self.commit_freeing(&mut state, |file| file.remove(name))?;
+        state.unsettled.remove(name);
+        Ok(())
     }
-    let plans = served.server.mover().list(&Caller::root());
-    let running = plans.iter().filter(|plan| !plan.state.is_final()).count();
-    if running > 0 {
-        let why = format!("{running} staging plans are not finished");
-        return Err(of(WHAT, &served.name, &why, libc::EBUSY)
-            .hint("`forebay stage status` shows them; wait, cancel them, or use --force"));
+
+    fn must_be_idle(&self, record: &BufferRecord) -> Result<(), ControlError> {
+        let name = record.name();
+        let survey = self.survey(record.servers.iter().copied());
+        let mut clients: Vec<MountedClient> = Vec::new();
+        let mut plans = 0;
+        for (_, server) in record.shards() {
+            match show::part_in(&survey, server, &record.uuid) {
+                Some((_, part)) => {
+                    show::add_clients(&mut clients, &part.clients);
+                    plans += part.plans;
+                }
+                None if self.is_lost(server)
+                    || survey.get(&server).is_some_and(Option::is_some) => {}
+                None => {
+                    let why = format!("server {} does not answer", self.host_of(server));
+                    return Err(of(WHAT, name, &why, libc::EHOSTUNREACH).hint(
+                        "it may be mounted there; with --force it is destroyed, on that server when it is back",
+                    ));
+                }
+            }
+        }
+        if !clients.is_empty() {
+            let mut named: Vec<String> = clients
+                .iter()
+                .take(MAX_NAMED)
+                .map(|client| format!("{} (process {})", client.host, client.pid))
+                .collect();
+            if clients.len() > MAX_NAMED {
+                named.push(format!("{} more", clients.len() - MAX_NAMED));
+            }
+            let why = format!("it is mounted on {}", named.join(", "));
+            return Err(of(WHAT, name, &why, libc::EBUSY)
+                .hint("unmount it there, or use --force: programs that use it then get errors"));
+        }
+        if plans > 0 {
+            let why = format!("{plans} staging plans are not finished");
+            return Err(of(WHAT, name, &why, libc::EBUSY)
+                .hint("`forebay stage status` shows them; wait, cancel them, or use --force"));
+        }
+        Ok(())
     }
-    Ok(())
 }

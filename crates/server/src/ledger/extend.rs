@@ -1,13 +1,14 @@
-//! A larger capacity for a buffer in use: taken on record first, so that the store never has
-//! more than the record says; an extension that was killed is finished by the next start.
+//! A larger capacity for a buffer in use: on record first, then each part at its server. What was
+//! killed half way is finished by the keeper's next start, or by the same request again.
 
-use super::create::no_space;
-use super::record::RecordState;
-use super::turn::{absent, of};
-use super::{Identity, Ledger};
+use super::parts::no_space;
+use super::record::{BufferRecord, RecordState};
+use super::turn::{Busy, absent, of};
+use super::{Identity, Ledger, show};
 use crate::step::step;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::{BufferName, LedgerReply};
+use forebay_proto::net::pool::{PoolQuestion, PoolReply};
 
 const WHAT: &str = "extend";
 
@@ -19,49 +20,87 @@ impl Ledger {
         name: &BufferName,
         capacity_bytes: u64,
     ) -> Result<LedgerReply, ControlError> {
-        let _turn = self.turn(WHAT, name)?;
-        let record = self.owned(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
-        let wanted = self.rounded(WHAT, &record.spec, capacity_bytes)?;
-        if wanted == record.reserved_bytes {
-            return Ok(LedgerReply::Buffer(Box::new(self.shown(&record))));
-        }
-        if wanted < record.reserved_bytes {
-            let why = format!("it has {} bytes, a buffer only grows", record.reserved_bytes);
+        let _turn = self.turn(WHAT, Busy::Buffer(name.clone()))?;
+        let mut record = self.owned(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
+        let part = capacity_bytes.div_ceil(record.servers.len().max(1) as u64);
+        let wanted = self.rounded(WHAT, name, part)?;
+        if wanted < record.part_bytes {
+            let has = record.part_bytes * record.servers.len() as u64;
+            let why = format!("it has {has} bytes, a buffer only grows");
             return Err(of(WHAT, name, &why, libc::EINVAL)
                 .hint("a smaller one is a new one: stage out, destroy, create"));
         }
-        let served = self.buffer(name).filter(|_| record.state == RecordState::Ready);
-        let Some(served) = served else {
-            return Err(of(WHAT, name, "it is not served", libc::EIO)
+        if record.state != RecordState::Ready {
+            return Err(of(WHAT, name, "it is not ready", libc::EIO)
                 .hint("`forebay buffer status` tells why"));
-        };
-        self.set_reserved(name, wanted, |free| {
-            let more = wanted - record.reserved_bytes;
-            if more > free { Err(no_space(WHAT, &record, more, free)) } else { Ok(()) }
-        })?;
-        step("an extension is on record");
-        if let Err(error) = served.server.grow(wanted) {
-            // What the store has now, whatever was done, is what the record is to say.
-            let has = served.server.store().capacity_bytes();
-            self.set_reserved(name, has, |_| Ok(()))?;
-            return Err(error);
         }
-        tracing::info!(buffer = %name, bytes = wanted, "buffer extended");
-        let record = self.owned(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
-        Ok(LedgerReply::Buffer(Box::new(self.shown(&record))))
+        self.has_room(&record, wanted)?;
+        if wanted > record.part_bytes {
+            self.set_part_bytes(name, wanted)?;
+            record.part_bytes = wanted;
+            step("an extension is on the keeper's record");
+        }
+        self.grow_parts(&record)?;
+        let survey = self.survey(record.servers.iter().copied());
+        Ok(LedgerReply::Buffer(Box::new(self.shown(&record, &survey))))
     }
 
-    fn set_reserved(
-        &self,
-        name: &BufferName,
-        bytes: u64,
-        check: impl FnOnce(u64) -> Result<(), ControlError>,
-    ) -> Result<(), ControlError> {
-        let mut state = self.state.lock();
-        check(self.options.capacity_bytes.saturating_sub(state.file.reserved_bytes()))?;
-        self.commit(&mut state, |file| {
+    /// All parts are served, and their servers have room for them to be so large.
+    fn has_room(&self, record: &BufferRecord, wanted: u64) -> Result<(), ControlError> {
+        let survey = self.survey(record.servers.iter().copied());
+        for (shard, server) in record.shards() {
+            let part = show::part_in(&survey, server, &record.uuid);
+            let Some((facts, part)) = part.filter(|(_, part)| part.fault.is_none()) else {
+                let why = format!("part {} on {} is not served", shard.0, self.host_of(server));
+                return Err(of(WHAT, record.name(), &why, libc::EIO)
+                    .hint("`forebay buffer status` tells why"));
+            };
+            let more = wanted.saturating_sub(part.capacity_bytes);
+            let free = show::free_bytes(facts);
+            if more > free {
+                return Err(no_space(WHAT, record.name(), more, free));
+            }
+        }
+        Ok(())
+    }
+
+    /// Grows all parts to what the record says. Where one cannot, the record returns to what the
+    /// largest part has, so that the others are made equal to it when there is room.
+    pub(super) fn grow_parts(&self, record: &BufferRecord) -> Result<(), ControlError> {
+        let (mut failed, mut largest, mut unknown) = (None, 0, false);
+        for (_, server) in record.shards() {
+            let question = PoolQuestion::GrowPart {
+                uuid: record.uuid.clone(),
+                capacity_bytes: record.part_bytes,
+            };
+            match self.ask_about_part(WHAT, record, server, &question) {
+                Ok(PoolReply::Part(part)) => largest = largest.max(part.capacity_bytes),
+                Ok(_) => failed = Some(self.nonsense(server)),
+                Err(error) => failed = Some(error),
+            }
+            if failed.is_some() {
+                break;
+            }
+        }
+        let Some(error) = failed else { return Ok(()) };
+        let survey = self.survey(record.servers.iter().copied());
+        for (_, server) in record.shards() {
+            match show::part_in(&survey, server, &record.uuid) {
+                Some((_, part)) => largest = largest.max(part.capacity_bytes),
+                None => unknown = true,
+            }
+        }
+        // What nobody tells may have grown: the record says more then, never less.
+        if !unknown && largest > 0 {
+            self.set_part_bytes(record.name(), largest)?;
+        }
+        Err(error)
+    }
+
+    fn set_part_bytes(&self, name: &BufferName, bytes: u64) -> Result<(), ControlError> {
+        self.commit(&mut self.state.lock(), |file| {
             if let Some(buffer) = file.buffer_mut(name) {
-                buffer.reserved_bytes = bytes;
+                buffer.part_bytes = bytes;
             }
         })
     }

@@ -117,12 +117,26 @@ impl Door {
         Ok(sessions)
     }
 
+    /// This server has no part of it: another one may. EREMOTE: ask where, and go there.
+    fn elsewhere(&self, what: &str, who: &Identity, name: &BufferName) -> ControlError {
+        match self.ledger.answer(who, LedgerRequest::Places { name: name.clone() }) {
+            LedgerReply::Places(_) => {
+                of(what, name, "this server has no part of it", libc::EREMOTE)
+                    .hint("`forebay buffer status` shows its servers")
+            }
+            LedgerReply::Error(error) => error,
+            _ => absent(what, name),
+        }
+    }
+
     fn buffer_for(&self, who: &Identity, name: &str) -> Result<Arc<Sessions>, ControlError> {
         let what = "mount";
         let name: BufferName = name.parse().map_err(|error| {
             ControlError::new(what, None, &format!("{error}")).errno(libc::EINVAL)
         })?;
-        self.ledger.owned(what, who, &name)?.ok_or_else(|| absent(what, &name))?;
+        if self.ledger.owned_part(what, who, &name)?.is_none() {
+            return Err(self.elsewhere(what, who, &name));
+        }
         let served = self.ledger.buffer(&name).ok_or_else(|| {
             of(what, &name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
         })?;
@@ -142,7 +156,10 @@ impl Gate for Door {
             Key::Server => Ok(self.ledger.options.key.clone()),
             Key::Buffer(name) => {
                 let name: BufferName = name.parse().map_err(|_| unknown())?;
-                self.ledger.secret(&name).ok_or_else(unknown)
+                self.ledger
+                    .secret(&name)
+                    .or_else(|| self.ledger.ask_secret(&name))
+                    .ok_or_else(unknown)
             }
             Key::Peer | Key::Munge => Err(unknown()),
         }
@@ -202,7 +219,7 @@ impl Backend for Door {
             self.begin_sessions();
         }
         let replied = match question {
-            Question::Pool(_) => Err(Errno::EPROTO),
+            Question::Pool(json) => self.ledger.answer_json(json).map(Reply::Pool),
             Question::Names { buffer, from, question } => {
                 self.shard(*buffer, *from).and_then(|sessions| {
                     sessions.names(*from, question, payload, room).map(Reply::Names)

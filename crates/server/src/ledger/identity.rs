@@ -9,9 +9,10 @@
 use forebay_proto::Caller;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::BufferName;
+use forebay_proto::net::pool::Asker;
 use std::ffi::CStr;
 
-use super::record::BufferRecord;
+use super::record::PartRecord;
 
 /// Most supplementary groups that are looked up for a user.
 const MAX_GROUPS: usize = 65_536;
@@ -51,12 +52,30 @@ impl Identity {
         Identity::of_peer(caller_of(uid, gid))
     }
 
+    /// Who asked another server, which passes the question on.
+    pub(super) fn of_asker(asker: Asker) -> Identity {
+        match asker {
+            Asker::Superuser(caller) => Identity::Superuser(caller),
+            Asker::User(caller) => Identity::User(caller),
+            Asker::Holder(name) => Identity::Holder(name),
+        }
+    }
+
+    /// For passing a question on.
+    pub(super) fn to_asker(&self) -> Asker {
+        match self {
+            Identity::Superuser(caller) => Asker::Superuser(caller.clone()),
+            Identity::User(caller) => Asker::User(caller.clone()),
+            Identity::Holder(name) => Asker::Holder(name.clone()),
+        }
+    }
+
     /// Who may do everything with this buffer: its owner, or a superuser.
-    pub(super) fn owns(&self, buffer: &BufferRecord) -> bool {
+    pub(super) fn owns(&self, buffer: &BufferName, owner_uid: u32) -> bool {
         match self {
             Identity::Superuser(_) => true,
-            Identity::User(caller) => caller.uid == buffer.owner_uid,
-            Identity::Holder(name) => name == buffer.name(),
+            Identity::User(caller) => caller.uid == owner_uid,
+            Identity::Holder(name) => name == buffer,
         }
     }
 
@@ -74,10 +93,10 @@ impl Identity {
     }
 
     /// With whose rights a buffer's staging is done for them.
-    pub(super) fn stages_as(&self, buffer: &BufferRecord) -> Caller {
+    pub(super) fn stages_as(&self, part: &PartRecord) -> Caller {
         match self {
             Identity::Superuser(caller) | Identity::User(caller) => caller.clone(),
-            Identity::Holder(_) => caller_of(buffer.owner_uid, buffer.owner_gid),
+            Identity::Holder(_) => caller_of(part.spec.owner_uid, part.spec.owner_gid),
         }
     }
 }

@@ -5,25 +5,37 @@
 //! | --- | --- |
 //! | `record`, `reserve` | the file on flash, and room for it when flash is full |
 //! | `identity` | who asks, and what they may |
-//! | `served` | a buffer that is served now |
+//! | `route` | who answers: this server, the keeper, or the server of a buffer's first part |
+//! | `parts`, `served` | what this server has of buffers; a part that is served now |
 //! | `turn` | one change of one buffer at a time; changes of the record |
 //! | `settle` | the start: finishes or undoes what a kill has left |
-//! | `create`, `extend`, `destroy` | the changes |
+//! | `choose`, `create`, `extend`, `destroy` | the changes, by the pool's keeper |
 //! | `show`, `stage` | the questions |
+//! | `ask` | what servers ask each other |
+//! | `members`, `forget` | the servers of the pool |
+//! | `round` | what is done when others can be reached: announcing, finishing |
 //! | `gate` | the listener's questions: secrets, identities, sessions |
 //!
 //! Invariants: what memory says of a buffer is what the file on flash says; capacity is taken on
 //! record before a store gets it, and given back on record after the store has lost it, so that
-//! the stores on flash never hold more than the record says, whenever the process is killed.
+//! the stores on flash never hold more than the record says, whenever the process is killed. The
+//! keeper has a buffer on record before any of its parts is made, and until all are gone.
 //! `forebay serve` opens it, sessions and the listener ask it. docs/internals/LEDGER.md.
 
+mod ask;
+mod choose;
 mod create;
 mod destroy;
 mod extend;
+mod forget;
 mod gate;
 mod identity;
+mod members;
+mod parts;
 mod record;
 mod reserve;
+mod round;
+mod route;
 mod served;
 mod settle;
 mod show;
@@ -34,19 +46,22 @@ mod turn;
 
 pub use gate::Door;
 pub use identity::{Identity, caller_of};
+pub use members::host_name;
 pub use served::{BufferUser, ServedBuffer};
 
 use crate::flash::{self, StoreLock};
-use crate::net::links::Links;
+use crate::net::links::{BufferPeers, Links};
+use crate::peers::Peers;
 use crate::places::{KnownServer, Places};
 use crate::{Server, ServerOptions};
 use forebay_net::ServerAddress;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::auth::Secret;
-use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use forebay_proto::net::ledger::BufferName;
+use forebay_proto::net::pool::{PoolQuestion, PoolReply};
 use parking_lot::{Condvar, Mutex};
-use record::{BufferRecord, DIR_NAME, LedgerFile};
+use record::{DIR_NAME, LedgerFile, PartRecord};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -55,7 +70,7 @@ use std::time::Duration;
 
 /// Reservations are multiples of this, unless `forebay serve` is told otherwise.
 pub const GRANULARITY_BYTES: u64 = 16 << 20;
-/// Most buffers of one server.
+/// Most buffers of one pool.
 pub const MAX_BUFFERS: usize = 1024;
 /// Most buffers of one user who is no superuser.
 pub const MAX_BUFFERS_PER_USER: usize = 128;
@@ -90,18 +105,21 @@ pub struct Ledger {
     changed: Condvar,
     /// To the other servers of the pool.
     links: Arc<Links>,
+    round: round::Round,
     _lock: StoreLock,
 }
 
 struct State {
     file: LedgerFile,
     running: BTreeMap<BufferName, Arc<ServedBuffer>>,
-    /// Why a buffer on record is not served.
+    /// Why a part on record is not served.
     faults: BTreeMap<BufferName, String>,
-    /// Buffers that are being changed.
-    busy: BTreeSet<BufferName>,
-    /// Where the server listens, for people.
-    addresses: Vec<String>,
+    /// Why a buffer of the pool is not made, or not gone, yet.
+    unsettled: BTreeMap<BufferName, String>,
+    /// Buffers and parts that are being changed.
+    busy: BTreeSet<turn::Busy>,
+    /// Where others reach this server.
+    addresses: Vec<ServerAddress>,
     closed: bool,
 }
 
@@ -131,31 +149,19 @@ impl Ledger {
             file,
             running: BTreeMap::new(),
             faults: BTreeMap::new(),
+            unsettled: BTreeMap::new(),
             busy: BTreeSet::new(),
             addresses: Vec::new(),
             closed: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let links = Arc::new(Links::new(options.key.clone(), Arc::default()));
-        let ledger = Ledger { options, dir, state, changed, links, _lock: lock };
+        let round = round::Round::default();
+        let ledger = Ledger { options, dir, state, changed, links, round, _lock: lock };
+        ledger.note_servers();
         ledger.settle_all()?;
         reserve::make(&ledger.dir);
         Ok(Arc::new(ledger))
-    }
-
-    /// Answers a question of `who`.
-    pub fn answer(&self, who: &Identity, request: LedgerRequest) -> LedgerReply {
-        use LedgerRequest as Q;
-        let reply = match request {
-            Q::Pool => Ok(LedgerReply::Pool(self.pool())),
-            Q::Create { token, spec } => self.create(who, token, spec),
-            Q::List => Ok(LedgerReply::Buffers(self.list(who))),
-            Q::Status { name } => self.status(who, &name),
-            Q::Extend { name, capacity_bytes } => self.extend(who, &name, capacity_bytes),
-            Q::Destroy { name, force } => self.destroy(who, &name, force),
-            staging => self.stage(who, staging),
-        };
-        reply.unwrap_or_else(LedgerReply::Error)
     }
 
     /// A buffer that is served now.
@@ -166,7 +172,29 @@ impl Ledger {
     /// The secret of a buffer on record, served now or not: its owner may ask why not, or
     /// destroy it.
     fn secret(&self, name: &BufferName) -> Option<Secret> {
-        Secret::from_hex(&self.state.lock().file.buffer(name)?.secret.0)
+        let state = self.state.lock();
+        let hidden = match (state.file.part(name), state.file.buffer(name)) {
+            (Some(part), _) => &part.spec.secret,
+            (None, Some(buffer)) => &buffer.secret,
+            (None, None) => return None,
+        };
+        Secret::from_hex(&hidden.0)
+    }
+
+    /// The secret of a buffer that this server has no part of, as the keeper tells it.
+    fn ask_secret(&self, name: &BufferName) -> Option<Secret> {
+        let keeper = self.keeper();
+        if keeper == self.server_id() {
+            return None;
+        }
+        match self.ask(keeper, &PoolQuestion::Secret(name.clone())) {
+            Ok(PoolReply::Secret(secret)) => Secret::from_hex(&secret.0),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::debug!(buffer = %name, "its secret is not known: {error}");
+                None
+            }
+        }
     }
 
     /// All buffers that are served now.
@@ -184,12 +212,12 @@ impl Ledger {
         self.state.lock().file.incarnation
     }
 
-    /// Says where the server listens.
-    pub fn set_addresses(&self, addresses: &[ServerAddress]) {
+    /// Says where others reach this server.
+    pub fn set_addresses(&self, addresses: Vec<ServerAddress>) {
         let mut state = self.state.lock();
-        state.addresses = addresses.iter().map(ToString::to_string).collect();
-        let known = KnownServer { addresses: addresses.to_vec(), lost: false };
+        let known = KnownServer { addresses: addresses.clone(), lost: false };
         self.links.directory().set(state.file.server, known);
+        state.addresses = addresses;
     }
 
     /// Ends in order: no more changes, mounts ended, buffers closed and left on flash. Staging
@@ -199,6 +227,7 @@ impl Ledger {
             let mut state = self.state.lock();
             state.closed = true;
             self.changed.notify_all();
+            self.round.end();
             // A change under way ends first.
             while !state.busy.is_empty() {
                 self.changed.wait(&mut state);
@@ -220,20 +249,30 @@ impl Ledger {
         closed
     }
 
-    /// Opens a buffer's store and serves it.
+    /// Opens a part's store and serves it.
     fn serve(
         &self,
-        record: &BufferRecord,
+        part: &PartRecord,
         store: flash::Store,
     ) -> Result<Arc<ServedBuffer>, ControlError> {
+        let spec = &part.spec;
+        let places = Places::new(spec.servers.clone(), Arc::clone(self.links.directory()));
+        let uuid = u128::from_str_radix(&spec.uuid, 16).map_err(|_| {
+            let why = format!("the identity of buffer {} on record is none", spec.name);
+            ControlError::new("read the ledger", Some(&self.dir), &why)
+        })?;
+        let peers = (spec.servers.len() > 1).then(|| {
+            let (links, places) = (Arc::clone(&self.links), Arc::clone(&places));
+            Arc::new(BufferPeers::new(links, places, spec.shard, uuid)) as Arc<dyn Peers>
+        });
         let options = ServerOptions {
-            root_owner: Some((record.owner_uid, record.owner_gid)),
+            root_owner: Some((spec.owner_uid, spec.owner_gid)),
+            peers,
             ..self.options.server.clone()
         };
         let server = Server::open(store, options)?;
-        let places = Places::new(vec![self.server_id()], Arc::clone(self.links.directory()));
-        ServedBuffer::new(record, server, places).map(Arc::new).ok_or_else(|| {
-            let why = format!("the secret of buffer {} on record is none", record.name());
+        ServedBuffer::new(part, server, places).map(Arc::new).ok_or_else(|| {
+            let why = format!("the secret of buffer {} on record is none", spec.name);
             ControlError::new("read the ledger", Some(&self.dir), &why)
         })
     }

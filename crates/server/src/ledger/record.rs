@@ -1,11 +1,13 @@
-//! `FLASH/forebay-server/ledger.json`: what one server has given away. Replaced whole, atomically
+//! `FLASH/forebay-server/ledger.json`: what one server has given away, and, at the keeper of a pool,
+//! what the pool has. Replaced whole, atomically
 //! and durably (written beside, fsync, rename, fsync of the directory), mode 0600: it holds the
 //! buffers' secrets. Read and written by [`super::Ledger`] only, under the directory's lock.
 
 use crate::flash::{StoreKey, new_uuid, replace_file};
-use forebay_proto::ServerId;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{BufferName, BufferSpec, Token};
+use forebay_proto::net::pool::{Hidden, PartSpec, PoolServer};
+use forebay_proto::{ServerId, ShardId};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
@@ -16,7 +18,7 @@ pub const DIR_NAME: &str = "forebay-server";
 const FILE_NAME: &str = "ledger.json";
 const FILE_TMP_NAME: &str = "ledger.json.tmp";
 /// Version of the file; another one is refused by name.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Life of a buffer on record. What a kill leaves in each: docs/internals/LEDGER.md.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -30,7 +32,7 @@ pub enum RecordState {
     Destroying,
 }
 
-/// A buffer on record.
+/// A buffer of the pool, on its keeper's record. Its parts are on their servers' records.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BufferRecord {
     /// As it was asked for.
@@ -47,9 +49,11 @@ pub struct BufferRecord {
     pub state: RecordState,
     /// Of the request that made it.
     pub token: Token,
-    /// Capacity taken for it: a multiple of the granularity it was made with.
-    pub reserved_bytes: u64,
-    /// How its store holds the capacity, once it is made.
+    /// Capacity of each part: a multiple of the granularity it was made with.
+    pub part_bytes: u64,
+    /// The servers of its parts, in the order of its shards.
+    pub servers: Vec<ServerId>,
+    /// How its stores hold the capacity, once they are made.
     pub store_kind: Option<StoreKind>,
     /// Seconds since 1970.
     pub created_s: u64,
@@ -61,26 +65,49 @@ impl BufferRecord {
         &self.spec.name
     }
 
+    /// Its parts, each with its server.
+    pub fn shards(&self) -> impl Iterator<Item = (ShardId, ServerId)> + '_ {
+        (0..).map(ShardId).zip(self.servers.iter().copied())
+    }
+
+    /// What a part's server must know.
+    pub fn part(&self, shard: ShardId) -> PartSpec {
+        PartSpec {
+            name: self.spec.name.clone(),
+            uuid: self.uuid.clone(),
+            shard,
+            servers: self.servers.clone(),
+            access: self.spec.access,
+            store_kind: self.spec.store_kind,
+            capacity_bytes: self.part_bytes,
+            owner_uid: self.owner_uid,
+            owner_gid: self.owner_gid,
+            secret: self.secret.clone(),
+        }
+    }
+}
+
+/// A part of a buffer, on the record of the server that has it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PartRecord {
+    /// What it is; its capacity is what is taken for it now.
+    pub spec: PartSpec,
+    /// Where it is in its life.
+    pub state: RecordState,
+    /// How its store holds the capacity, once it is made.
+    pub kind: Option<StoreKind>,
+}
+
+impl PartRecord {
+    /// The buffer's name.
+    pub fn name(&self) -> &BufferName {
+        &self.spec.name
+    }
+
     /// What its store is found by.
     pub fn key(&self) -> StoreKey {
-        StoreKey::Buffer { name: self.spec.name.clone(), uuid: self.uuid.clone() }
+        StoreKey::Buffer { name: self.spec.name.clone(), uuid: self.spec.uuid.clone() }
     }
-}
-
-/// A text that is written to the file and never printed.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Hidden(pub String);
-
-impl std::fmt::Debug for Hidden {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Hidden(..)")
-    }
-}
-
-fn new_server_id() -> Result<ServerId, ControlError> {
-    let failed = |why: &str| ControlError::new("choose the server's identity", None, why);
-    new_uuid()?.parse().map_err(|why: String| failed(&why))
 }
 
 /// What the file holds.
@@ -92,8 +119,20 @@ pub struct LedgerFile {
     pub server: ServerId,
     /// Counts its starts.
     pub incarnation: u64,
-    /// Buffers, in order of creation.
+    /// The keeper of the pool that this server is a member of; none: it keeps its own.
+    pub keeper: Option<ServerId>,
+    /// The other servers of the pool. At a member as the keeper told last.
+    pub servers: Vec<PoolServer>,
+    /// Buffers of the pool, in order of creation; at its keeper only.
     pub buffers: Vec<BufferRecord>,
+    /// What this server has of them.
+    pub parts: Vec<PartRecord>,
+}
+
+/// The identity of a server that is new to its pool.
+pub fn new_server_id() -> Result<ServerId, ControlError> {
+    let failed = |why: &str| ControlError::new("choose the server's identity", None, why);
+    new_uuid()?.parse().map_err(|why: String| failed(&why))
 }
 
 impl LedgerFile {
@@ -104,8 +143,15 @@ impl LedgerFile {
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let (server, buffers) = (new_server_id()?, Vec::new());
-                return Ok(LedgerFile { format: FORMAT, server, incarnation: 0, buffers });
+                return Ok(LedgerFile {
+                    format: FORMAT,
+                    server: new_server_id()?,
+                    incarnation: 0,
+                    keeper: None,
+                    servers: Vec::new(),
+                    buffers: Vec::new(),
+                    parts: Vec::new(),
+                });
             }
             Err(error) => return Err(ControlError::io(what, Some(&path), &error)),
         };
@@ -149,9 +195,24 @@ impl LedgerFile {
         self.buffers.retain(|buffer| buffer.name() != name);
     }
 
-    /// Capacity given away: whatever state a buffer is in, what it took is not to be had.
+    /// The part that this server has of a buffer.
+    pub fn part(&self, name: &BufferName) -> Option<&PartRecord> {
+        self.parts.iter().find(|part| part.name() == name)
+    }
+
+    /// The same, to be changed.
+    pub fn part_mut(&mut self, name: &BufferName) -> Option<&mut PartRecord> {
+        self.parts.iter_mut().find(|part| part.spec.name == *name)
+    }
+
+    /// Another server of the pool.
+    pub fn other(&self, server: ServerId) -> Option<&PoolServer> {
+        self.servers.iter().find(|other| other.id == server)
+    }
+
+    /// Capacity given away: whatever state a part is in, what it took is not to be had.
     pub fn reserved_bytes(&self) -> u64 {
-        self.buffers.iter().map(|buffer| buffer.reserved_bytes).sum()
+        self.parts.iter().map(|part| part.spec.capacity_bytes).sum()
     }
 }
 
@@ -175,7 +236,7 @@ mod tests {
     fn a_torn_or_foreign_file_is_an_error_not_an_empty_ledger() {
         let dir = tempfile::tempdir().unwrap();
         for (text, said) in [
-            ("{\"format\": 1, \"ser", "not valid JSON"),
+            ("{\"format\": 2, \"ser", "not valid JSON"),
             ("{\"format\": 99}", "format 99"),
             ("{}", "format none"),
             (

@@ -1,9 +1,9 @@
-//! A buffer that is served now: its server, and who uses it.
+//! A part of a buffer that is served now: its server, and who uses it.
 //!
 //! Held by the ledger and by everyone who serves calls on it. The ledger closes or destroys it
 //! only after [`BufferUser::end`], and waits then for the others to let go of it.
 
-use super::record::BufferRecord;
+use super::record::PartRecord;
 use crate::Server;
 use crate::places::Places;
 use forebay_proto::net::auth::Secret;
@@ -42,17 +42,17 @@ pub struct ServedBuffer {
 
 impl ServedBuffer {
     pub(super) fn new(
-        record: &BufferRecord,
+        part: &PartRecord,
         server: Arc<Server>,
         places: Arc<Places>,
     ) -> Option<ServedBuffer> {
         Some(ServedBuffer {
-            name: record.name().clone(),
-            uuid: record.uuid.clone(),
+            name: part.name().clone(),
+            uuid: part.spec.uuid.clone(),
             server,
-            secret: Secret::from_hex(&record.secret.0)?,
-            owner_uid: record.owner_uid,
-            owner_gid: record.owner_gid,
+            secret: Secret::from_hex(&part.spec.secret.0)?,
+            owner_uid: part.spec.owner_uid,
+            owner_gid: part.spec.owner_gid,
             places,
             user: Mutex::new(None),
         })

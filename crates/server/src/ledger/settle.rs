@@ -1,29 +1,45 @@
-//! The start of a server: each buffer on record is served again, or what a kill has left of it
-//! is finished or undone.
+//! The start of a server: each part on record is served again, or what a kill has left of it is
+//! finished or undone; then, at a keeper, the buffers that need nobody else for that. What needs
+//! other servers is done when they can be asked (`round`).
 
 use super::Ledger;
-use super::record::{BufferRecord, RecordState};
+use super::record::{PartRecord, RecordState};
 use crate::flash::{self, Store};
 use forebay_proto::control::ControlError;
 
 impl Ledger {
-    /// Settles all buffers on record. An error of one is kept as its fault; only an error of
-    /// the ledger itself ends the start.
+    /// Settles all parts on record. An error of one is kept as its fault; only an error of the
+    /// ledger itself ends the start.
     pub(super) fn settle_all(&self) -> Result<(), ControlError> {
-        let records = self.state.lock().file.buffers.clone();
-        for record in &records {
-            let settled = match record.state {
-                RecordState::Creating | RecordState::Destroying => self.clear(record),
-                RecordState::Ready => self.serve_again(record),
+        let (parts, buffers, reserved) = {
+            let state = self.state.lock();
+            let file = &state.file;
+            (file.parts.clone(), file.buffers.clone(), file.reserved_bytes())
+        };
+        for part in &parts {
+            let unfinished =
+                buffers.iter().any(|b| b.uuid == part.spec.uuid && b.state != RecordState::Ready);
+            let settled = match part.state {
+                RecordState::Ready if !unfinished => self.serve_again(part),
+                state => self.clear(part).inspect(|()| {
+                    tracing::info!(buffer = %part.name(), ?state, "cleared after a kill");
+                }),
             };
             if let Err(error) = settled {
-                tracing::error!(buffer = %record.name(), "not served: {error}");
-                self.state.lock().faults.insert(record.name().clone(), error.to_string());
+                tracing::error!(buffer = %part.name(), "not served: {error}");
+                self.state.lock().faults.insert(part.name().clone(), error.to_string());
             }
         }
-        self.report_unknown(&records);
-        let state = self.state.lock();
-        let reserved = state.file.reserved_bytes();
+        let survey = self.survey([self.server_id()]);
+        for buffer in &buffers {
+            let here = |server: &_| *server == self.server_id() || self.is_lost(*server);
+            if buffer.servers.iter().all(here) {
+                if let Err(error) = self.settle_buffer(buffer.name(), &survey) {
+                    tracing::warn!(buffer = %buffer.name(), "not settled: {error}");
+                }
+            }
+        }
+        self.report_unknown(&parts);
         if reserved > self.options.capacity_bytes {
             tracing::warn!(
                 "buffers have {reserved} bytes, the capacity is {}: nothing more is given",
@@ -33,19 +49,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// A creation that nobody was told of is undone (who asks again with its token gets the
-    /// buffer then); a destruction is finished.
-    fn clear(&self, record: &BufferRecord) -> Result<(), ControlError> {
-        Store::discard(&self.options.flash, &record.key())?;
-        self.commit_freeing(&mut self.state.lock(), |file| file.remove(record.name()))?;
-        tracing::info!(buffer = %record.name(), state = ?record.state, "cleared after a kill");
-        Ok(())
-    }
-
-    fn serve_again(&self, record: &BufferRecord) -> Result<(), ControlError> {
-        let found = Store::find(&self.options.flash, &record.key())?;
+    fn serve_again(&self, part: &PartRecord) -> Result<(), ControlError> {
+        let found = Store::find(&self.options.flash, &part.key())?;
         let Some(store) = found else {
-            let dir = flash::store_dir(&self.options.flash, &record.key());
+            let dir = flash::store_dir(&self.options.flash, &part.key());
             return Err(ControlError::new(
                 "serve",
                 Some(&dir),
@@ -55,11 +62,11 @@ impl Ledger {
             .hint("`forebay buffer destroy` gives its capacity back"));
         };
         for notice in store.notices() {
-            tracing::warn!(buffer = %record.name(), "{notice}");
+            tracing::warn!(buffer = %part.name(), "{notice}");
         }
-        let served = self.serve(record, store)?;
-        self.settle_capacity(record, &served.server)?;
-        self.state.lock().running.insert(record.name().clone(), served);
+        let served = self.serve(part, store)?;
+        self.settle_capacity(part, &served.server)?;
+        self.state.lock().running.insert(part.name().clone(), served);
         Ok(())
     }
 
@@ -67,33 +74,35 @@ impl Ledger {
     /// returns to what the store has.
     fn settle_capacity(
         &self,
-        record: &BufferRecord,
+        part: &PartRecord,
         server: &crate::Server,
     ) -> Result<(), ControlError> {
         let has = server.store().capacity_bytes();
-        if has == record.reserved_bytes {
+        if has == part.spec.capacity_bytes {
             return Ok(());
         }
-        let has = match server.grow(record.reserved_bytes) {
+        let has = match server.grow(part.spec.capacity_bytes) {
             Ok(has) => has,
             Err(error) => {
-                tracing::warn!(buffer = %record.name(), "it keeps its capacity: {error}");
+                tracing::warn!(buffer = %part.name(), "it keeps its capacity: {error}");
                 has
             }
         };
         self.commit_freeing(&mut self.state.lock(), |file| {
-            if let Some(buffer) = file.buffer_mut(record.name()) {
-                buffer.reserved_bytes = has;
+            if let Some(part) = file.part_mut(part.name()) {
+                part.spec.capacity_bytes = has;
             }
         })
     }
 
     /// Stores of served buffers that the record does not know (it was lost or replaced) are
     /// told of and left alone: they may hold data.
-    fn report_unknown(&self, records: &[BufferRecord]) {
+    fn report_unknown(&self, parts: &[PartRecord]) {
         for found in flash::list(&self.options.flash).unwrap_or_default() {
             let Ok(record) = found.record else { continue };
-            if record.key.buffer().is_some() && !records.iter().any(|r| r.uuid == record.uuid) {
+            if record.key.buffer().is_some()
+                && !parts.iter().any(|part| part.spec.uuid == record.uuid)
+            {
                 tracing::warn!(store = %found.dir.display(), "store of {}, which is not on record",
                     record.key);
             }

@@ -5,34 +5,69 @@ use super::turn::absent;
 use super::{Identity, Ledger};
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{
-    BufferName, BufferState, LedgerReply, PoolStatus, ServedBuffer as Shown, ServerStatus,
+    BufferName, BufferPart, BufferState, LedgerReply, MountedClient, PartState, PoolStatus,
+    ServedBuffer as Shown, ServerStatus,
 };
+use forebay_proto::net::pool::{PartFacts, ServerFacts};
+use forebay_proto::{ServerId, ShardId};
+use std::collections::HashMap;
 
-/// This machine's name; empty where it does not tell.
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_string()
+/// What servers told of themselves just now; `None`: no answer.
+pub(super) type Survey = HashMap<ServerId, Option<ServerFacts>>;
+
+/// What a server has to give.
+pub(super) fn free_bytes(facts: &ServerFacts) -> u64 {
+    facts.capacity_bytes.saturating_sub(facts.reserved_bytes)
+}
+
+/// What a server told of its part of a buffer.
+pub(super) fn part_in<'a>(
+    survey: &'a Survey,
+    server: ServerId,
+    uuid: &str,
+) -> Option<(&'a ServerFacts, &'a PartFacts)> {
+    let facts = survey.get(&server)?.as_ref()?;
+    Some((facts, facts.parts.iter().find(|part| part.uuid == uuid)?))
+}
+
+/// A mount is attached at all parts: told once.
+pub(super) fn add_clients(all: &mut Vec<MountedClient>, more: &[MountedClient]) {
+    for client in more {
+        match all.iter_mut().find(|known| (&known.host, known.pid) == (&client.host, client.pid)) {
+            Some(known) => known.silent_s = known.silent_s.min(client.silent_s),
+            None => all.push(client.clone()),
+        }
+    }
 }
 
 impl Ledger {
-    /// This server, as the pool.
+    /// The servers and what they have.
     pub(super) fn pool(&self) -> PoolStatus {
-        let state = self.state.lock();
-        let server = ServerStatus {
-            id: state.file.server.to_string(),
-            addresses: state.addresses.clone(),
-            host: host_name(),
-            alive: true,
-            capacity_bytes: self.options.capacity_bytes,
-            reserved_bytes: state.file.reserved_bytes(),
+        let survey = self.survey_all();
+        let keeper = self.keeper();
+        let tell = |server: forebay_proto::net::pool::PoolServer| {
+            let facts = survey.get(&server.id).and_then(Option::as_ref);
+            ServerStatus {
+                id: server.id.to_string(),
+                addresses: server.addresses,
+                host: server.host,
+                alive: facts.is_some(),
+                keeper: server.id == keeper,
+                lost: server.lost,
+                capacity_bytes: facts.map_or(server.capacity_bytes, |facts| facts.capacity_bytes),
+                reserved_bytes: facts.map_or(0, |facts| facts.reserved_bytes),
+            }
         };
-        PoolStatus { granularity_bytes: self.options.granularity_bytes, servers: vec![server] }
+        let servers = self.servers().into_iter().map(tell).collect();
+        PoolStatus { granularity_bytes: self.options.granularity_bytes, servers }
     }
 
     /// The buffers that are theirs; a superuser's are all.
     pub(super) fn list(&self, who: &Identity) -> Vec<Shown> {
-        let records = self.state.lock().file.buffers.clone();
-        records.iter().filter(|r| who.owns(r)).map(|r| self.shown(r)).collect()
+        let mut records = self.state.lock().file.buffers.clone();
+        records.retain(|r| who.owns(r.name(), r.owner_uid));
+        let survey = self.survey(records.iter().flat_map(|r| r.servers.iter().copied()));
+        records.iter().map(|r| self.shown(r, &survey)).collect()
     }
 
     /// One buffer. Another user's is as none.
@@ -42,47 +77,92 @@ impl Ledger {
         name: &BufferName,
     ) -> Result<LedgerReply, ControlError> {
         let found = self.state.lock().file.buffer(name).cloned();
-        let record = found.filter(|r| who.owns(r)).ok_or_else(|| absent("find", name))?;
-        Ok(LedgerReply::Buffer(Box::new(self.shown(&record))))
+        let record = found
+            .filter(|r| who.owns(r.name(), r.owner_uid))
+            .ok_or_else(|| absent("find", name))?;
+        let survey = self.survey(record.servers.iter().copied());
+        Ok(LedgerReply::Buffer(Box::new(self.shown(&record, &survey))))
     }
 
     /// A buffer on record as it is shown.
-    pub(super) fn shown(&self, record: &BufferRecord) -> Shown {
-        let (served, fault, server) = {
-            let state = self.state.lock();
-            let name = record.name();
-            let served = state.running.get(name).cloned();
-            (served, state.faults.get(name).cloned(), state.file.server)
-        };
-        let state = match record.state {
-            RecordState::Creating => BufferState::Creating,
-            RecordState::Destroying => BufferState::Destroying,
-            RecordState::Ready if served.is_some() => BufferState::Ready,
-            RecordState::Ready => BufferState::Degraded,
-        };
+    pub(super) fn shown(&self, record: &BufferRecord, survey: &Survey) -> Shown {
+        let unsettled = self.state.lock().unsettled.get(record.name()).cloned();
         let kind = record.store_kind.or(record.spec.store_kind).unwrap_or(StoreKind::Directory);
         let mut shown = Shown {
             spec: record.spec.clone(),
             uuid: record.uuid.clone(),
-            state,
-            why: fault,
+            state: BufferState::Ready,
+            why: unsettled,
             owner_uid: record.owner_uid,
-            capacity_bytes: record.reserved_bytes,
+            capacity_bytes: 0,
             used_bytes: 0,
             inodes: 0,
             store_kind: kind,
             volatile: kind == StoreKind::Tmpfs,
-            servers: vec![server.to_string()],
+            servers: record.servers.iter().map(ToString::to_string).collect(),
+            parts: Vec::new(),
+            mounts: 0,
             clients: Vec::new(),
             created_s: record.created_s,
         };
-        if let Some(served) = served {
-            let namespace = served.server.namespace();
-            shown.used_bytes = namespace.space().map_or(0, |(used, _)| used);
-            shown.inodes = namespace.store().usage().inodes;
-            shown.volatile = served.server.store().volatile();
-            shown.clients = served.clients();
+        for (shard, server) in record.shards() {
+            let facts = part_in(survey, server, &record.uuid).map(|(_, part)| part);
+            let answered = survey.get(&server).is_some_and(Option::is_some);
+            let part = self.shown_part(record, shard, server, facts, answered);
+            shown.capacity_bytes += part.capacity_bytes;
+            shown.used_bytes += part.used_bytes;
+            if let Some(facts) = facts {
+                shown.inodes += facts.inodes;
+                shown.volatile |= facts.volatile;
+                shown.mounts = shown.mounts.max(facts.mounts);
+                add_clients(&mut shown.clients, &facts.clients);
+            }
+            if shown.why.is_none() && part.state != PartState::Ready {
+                shown.why = part.why.clone().map(|why| match record.servers.len() {
+                    1 => why,
+                    _ => format!("part {} on {}: {why}", shard.0, part.host),
+                });
+            }
+            shown.parts.push(part);
         }
+        let whole = shown.parts.iter().all(|part| part.state == PartState::Ready);
+        shown.state = match record.state {
+            RecordState::Creating => BufferState::Creating,
+            RecordState::Destroying => BufferState::Destroying,
+            RecordState::Ready if whole => BufferState::Ready,
+            RecordState::Ready => BufferState::Degraded,
+        };
         shown
+    }
+
+    fn shown_part(
+        &self,
+        record: &BufferRecord,
+        shard: ShardId,
+        server: ServerId,
+        facts: Option<&PartFacts>,
+        answered: bool,
+    ) -> BufferPart {
+        let fault = facts.and_then(|facts| facts.fault.clone());
+        let (state, why) = match (facts, fault) {
+            _ if self.is_lost(server) => {
+                (PartState::Lost, Some("its server is gone for good".to_string()))
+            }
+            (Some(_), Some(fault)) => (PartState::Faulty, Some(fault)),
+            (Some(_), None) => (PartState::Ready, None),
+            (None, _) if answered => {
+                (PartState::Faulty, Some("its server does not have it".to_string()))
+            }
+            (None, _) => (PartState::Away, Some("its server does not answer".to_string())),
+        };
+        BufferPart {
+            shard,
+            server,
+            host: self.host_of(server),
+            state,
+            why,
+            capacity_bytes: facts.map_or(record.part_bytes, |facts| facts.capacity_bytes),
+            used_bytes: facts.map_or(0, |facts| facts.used_bytes),
+        }
     }
 }

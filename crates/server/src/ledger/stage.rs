@@ -68,11 +68,11 @@ impl Ledger {
         who: &Identity,
         name: &BufferName,
     ) -> Result<(Arc<ServedBuffer>, Caller), ControlError> {
-        let record = self.owned(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
+        let part = self.owned_part(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
         let served = self.buffer(name).ok_or_else(|| {
             of(WHAT, name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
         })?;
-        Ok((served, who.stages_as(&record)))
+        Ok((served, who.stages_as(&part)))
     }
 }
 

@@ -1,27 +1,46 @@
 //! One change of one buffer at a time, and changes of the record: on flash first, then in memory.
 
-use super::record::{BufferRecord, LedgerFile};
+use super::record::{BufferRecord, LedgerFile, PartRecord};
 use super::{Identity, Ledger, State, TURN_WAIT, reserve};
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::BufferName;
 use std::time::Instant;
 
-/// The right to change one buffer, until it is dropped.
+/// What is being changed. A change of a buffer may wait for one of a part, never the other way.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Busy {
+    /// A buffer of the pool, by its keeper.
+    Buffer(BufferName),
+    /// The part of it that this server has.
+    Part(BufferName),
+}
+
+impl Busy {
+    fn name(&self) -> &BufferName {
+        match self {
+            Busy::Buffer(name) | Busy::Part(name) => name,
+        }
+    }
+}
+
+/// The right to change one buffer or part, until it is dropped.
 pub(super) struct Turn<'a> {
     ledger: &'a Ledger,
-    name: BufferName,
+    busy: Busy,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.ledger.state.lock().busy.remove(&self.name);
+        self.ledger.state.lock().busy.remove(&self.busy);
         self.ledger.changed.notify_all();
     }
 }
 
 impl Ledger {
-    /// Waits until nobody else changes the buffer of this name.
-    pub(super) fn turn(&self, what: &str, name: &BufferName) -> Result<Turn<'_>, ControlError> {
+    /// Waits until nobody else changes it.
+    pub(super) fn turn(&self, what: &str, busy: Busy) -> Result<Turn<'_>, ControlError> {
+        let name = busy.name().clone();
+        let name = &name;
         let deadline = Instant::now() + TURN_WAIT;
         let mut state = self.state.lock();
         loop {
@@ -29,14 +48,22 @@ impl Ledger {
                 return Err(of(what, name, "the server is ending", libc::ESHUTDOWN)
                     .hint("ask again when it runs again"));
             }
-            if state.busy.insert(name.clone()) {
-                return Ok(Turn { ledger: self, name: name.clone() });
+            if state.busy.insert(busy.clone()) {
+                return Ok(Turn { ledger: self, busy });
             }
             if self.changed.wait_until(&mut state, deadline).timed_out() {
                 return Err(of(what, name, "another command changes it", libc::EAGAIN)
                     .hint("`forebay buffer status` tells its state; try again later"));
             }
         }
+    }
+
+    /// The right to change it, if nobody else does that now.
+    pub(super) fn try_turn(&self, busy: Busy) -> Option<Turn<'_>> {
+        let mut state = self.state.lock();
+        let free = !state.closed && state.busy.insert(busy.clone());
+        // Not made at all if it is not free: dropping it would end the turn of who has it.
+        free.then(|| Turn { ledger: self, busy })
     }
 
     /// Changes the record. An error leaves it as it was.
@@ -75,13 +102,29 @@ impl Ledger {
     ) -> Result<Option<BufferRecord>, ControlError> {
         let found = self.state.lock().file.buffer(name).cloned();
         match found {
-            Some(record) if !who.owns(&record) => {
-                Err(of(what, name, "it belongs to another user", libc::EPERM)
-                    .hint("only its owner, and who has the server's key, may"))
-            }
+            Some(record) if !who.owns(name, record.owner_uid) => Err(not_theirs(what, name)),
             found => Ok(found),
         }
     }
+
+    /// The same for the part that this server has of it.
+    pub(super) fn owned_part(
+        &self,
+        what: &str,
+        who: &Identity,
+        name: &BufferName,
+    ) -> Result<Option<PartRecord>, ControlError> {
+        let found = self.state.lock().file.part(name).cloned();
+        match found {
+            Some(part) if !who.owns(name, part.spec.owner_uid) => Err(not_theirs(what, name)),
+            found => Ok(found),
+        }
+    }
+}
+
+fn not_theirs(what: &str, name: &BufferName) -> ControlError {
+    of(what, name, "it belongs to another user", libc::EPERM)
+        .hint("only its owner, and who has the server's key, may")
 }
 
 /// An error about a buffer.

@@ -159,6 +159,13 @@ impl Links {
         }
     }
 
+    /// A server has been heard of: it is tried again at once.
+    pub fn is_back(&self, server: ServerId) {
+        if let Some(line) = self.lines.lock().get(&server) {
+            line.state.lock().away_until = None;
+        }
+    }
+
     /// Asks who serves at an address; nothing is kept of it.
     pub fn who_is_at(&self, address: &ServerAddress) -> std::result::Result<ServerId, LinkError> {
         greet(&self.key, address).map(|(_, server)| server)

@@ -48,7 +48,10 @@ fn held_by_kernel(flash: &Path) -> usize {
 fn must_agree(ledger: &Ledger, flash: &Path, when: &str) {
     let file = LedgerFile::load(&flash.join(DIR_NAME)).unwrap();
     let on_record: BTreeMap<_, _> =
-        file.buffers.iter().map(|b| (b.uuid.clone(), b.reserved_bytes)).collect();
+        file.parts.iter().map(|p| (p.spec.uuid.clone(), p.spec.capacity_bytes)).collect();
+    let of_pool: BTreeMap<_, _> =
+        file.buffers.iter().map(|b| (b.uuid.clone(), b.part_bytes)).collect();
+    assert_eq!(on_record, of_pool, "{when}");
     let on_flash: BTreeMap<_, _> = flash::list(flash)
         .unwrap()
         .into_iter()
@@ -63,7 +66,7 @@ fn must_agree(ledger: &Ledger, flash: &Path, when: &str) {
         let shown = status(ledger, &root(), buffer.name().as_str()).unwrap();
         assert_eq!((shown.state, shown.why), (BufferState::Ready, None), "{when}");
         let served = ledger.buffer(buffer.name()).unwrap();
-        assert_eq!(served.server.namespace().space().unwrap().1, buffer.reserved_bytes, "{when}");
+        assert_eq!(served.server.namespace().space().unwrap().1, buffer.part_bytes, "{when}");
     }
 }
 
@@ -103,18 +106,24 @@ fn killed_at_each_step(kind: StoreKind, flash_in: &str, again: bool) {
     }
     println!("{kind:?}: killed {} times: {places:?}", places.len());
     for place in [
+        "a buffer and its servers are on record",
         "a buffer's capacity is on record",
         "a store says that it is being made",
         "a buffer has its store",
         "a buffer is formatted",
+        "a part is ready on record",
+        "a buffer has a part",
         "a buffer is ready on record",
+        "an extension is on the keeper's record",
         "an extension is on record",
         "a store says that it grows",
         "a buffer is to be destroyed on record",
         "a buffer is not served any more",
         "a store is unmounted",
         "a store has lost its contents and its record",
-        "a destroyed buffer has no store",
+        "a part is to be removed on record",
+        "a removed part has no store",
+        "a part of a buffer is gone",
     ] {
         assert!(places.iter().any(|killed| killed == place), "never killed after: {place}");
     }

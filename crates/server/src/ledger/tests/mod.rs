@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod kill;
+mod pool;
+mod pool_kill;
 
 use super::record::LedgerFile;
 use super::*;
@@ -12,7 +14,8 @@ use forebay_proto::control::{
     Direction, PathBytes, PlanState, StageKind, StageSpec, StoreKind, Verify,
 };
 use forebay_proto::net::ledger::{
-    AccessMode, BufferSpec, BufferState, BufferType, MountedClient, ServedBuffer as Shown, Token,
+    AccessMode, BufferSpec, BufferState, BufferType, LedgerReply, LedgerRequest, MountedClient,
+    ServedBuffer as Shown, Token,
 };
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -184,9 +187,6 @@ fn a_failed_creation_leaves_nothing() {
     assert!(error.to_string().contains("needs FLASH on tmpfs"), "{error}");
     assert_eq!((reserved(&ledger), list(&ledger, &root()).len()), (0, 0));
     assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 1);
-    let mut private = spec("a", 16 * MIB, StoreKind::Directory);
-    private.access = AccessMode::Private;
-    fails(create_as(&ledger, &root(), "t", private), libc::EOPNOTSUPP, "not served yet");
     let mut wide = spec("a", 16 * MIB, StoreKind::Directory);
     wide.servers = 2;
     fails(create_as(&ledger, &root(), "t", wide), libc::EINVAL, "the pool has 1");
@@ -253,8 +253,12 @@ fn one_user_cannot_have_all_buffers() {
         copy.spec.name = name(&format!("x{number}"));
         copy.uuid = format!("{number:032x}");
         copy.token = Token(number.to_string());
-        copy.reserved_bytes = 0;
+        let mut part = file.parts[0].clone();
+        part.spec.name = copy.spec.name.clone();
+        part.spec.uuid = copy.uuid.clone();
+        part.spec.capacity_bytes = 0;
         file.buffers.push(copy);
+        file.parts.push(part);
     }
     file.save(&dir).unwrap();
     let ledger = open(flash.path());

@@ -1,0 +1,119 @@
+//! `forebay pool status|forget`: the servers that serve buffers together.
+
+use crate::args::{PoolCommand, PoolForgetArgs, PoolStatusArgs};
+use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use crate::servers::Server;
+use forebay_proto::net::ledger::{LedgerReply, LedgerRequest, PoolStatus, ServerStatus};
+use forebay_proto::size::format_bytes;
+
+/// Runs the command.
+pub fn run(args: PoolCommand) -> Outcome {
+    match args {
+        PoolCommand::Status(args) => status(&args),
+        PoolCommand::Forget(args) => forget(&args),
+    }
+}
+
+fn status(args: &PoolStatusArgs) -> Outcome {
+    let pool = Server::connect(&args.at, None)?.pool()?;
+    match args.json {
+        true => print_json(&pool)?,
+        false => print!("{}", table(&pool)),
+    }
+    Ok(EXIT_OK)
+}
+
+fn forget(args: &PoolForgetArgs) -> Outcome {
+    let mut server = Server::connect(&args.at, None)?;
+    match server.ask(&LedgerRequest::Forget { server: args.id })? {
+        LedgerReply::Ok => (),
+        _ => return Err(server.unexpected().into()),
+    }
+    if args.json {
+        print_json(&serde_json::json!({ "forgotten": args.id }))?;
+    }
+    Ok(EXIT_OK)
+}
+
+fn state(server: &ServerStatus) -> &'static str {
+    match server {
+        ServerStatus { lost: true, .. } => "lost",
+        ServerStatus { alive: false, .. } => "does not answer",
+        ServerStatus { keeper: true, .. } => "keeper",
+        _ => "member",
+    }
+}
+
+fn free(server: &ServerStatus) -> String {
+    match server.alive {
+        true => format_bytes(server.capacity_bytes.saturating_sub(server.reserved_bytes)),
+        false => "-".into(),
+    }
+}
+
+fn table(pool: &PoolStatus) -> String {
+    let mut text = format!(
+        "{:<32}  {:<15}  {:>9}  {:>9}  HOST, ADDRESSES\n",
+        "SERVER", "STATE", "FREE", "CAPACITY"
+    );
+    for server in &pool.servers {
+        text += &format!(
+            "{}  {:<15}  {:>9}  {:>9}  {}\n",
+            server.id,
+            state(server),
+            free(server),
+            format_bytes(server.capacity_bytes),
+            visible(&format!("{}, {}", server.host, server.addresses.join(", "))),
+        );
+    }
+    text
+}
+
+/// One line for each server, below a list of buffers.
+pub fn lines(pool: &PoolStatus) -> String {
+    let mut text = String::new();
+    for server in &pool.servers {
+        let free = server.capacity_bytes.saturating_sub(server.reserved_bytes);
+        let room = match (server.lost, server.alive) {
+            (true, _) => "lost".to_string(),
+            (false, false) => "does not answer".to_string(),
+            (false, true) => {
+                let (free, all) = (format_bytes(free), format_bytes(server.capacity_bytes));
+                format!("{free} of {all} free")
+            }
+        };
+        let at = server.addresses.join(", ");
+        text += &visible(&format!("server {at} on {}: {room}", server.host));
+        text += "\n";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_shown_with_their_state() {
+        let server = |digit: &str, alive, keeper, lost| ServerStatus {
+            id: digit.repeat(32),
+            addresses: vec![format!("node{digit}:4242")],
+            host: format!("node{digit}"),
+            alive,
+            keeper,
+            lost,
+            capacity_bytes: 16 << 30,
+            reserved_bytes: 4 << 30,
+        };
+        let pool = PoolStatus {
+            granularity_bytes: 16 << 20,
+            servers: vec![
+                server("1", true, true, false),
+                server("2", true, false, false),
+                server("3", false, false, false),
+                server("4", false, false, true),
+            ],
+        };
+        insta::assert_snapshot!(table(&pool) + &lines(&pool));
+    }
+}

@@ -1,0 +1,217 @@
+//! Several `forebay serve` as one pool, as users run them: joined over TCP and by socket, buffers
+//! over several, servers killed and started again, one gone for good.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod common;
+
+use common::{Flash, Rig, failure, must_be_root, text, wait_for};
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+/// One server of the pool.
+struct Server {
+    child: Option<Child>,
+    tcp: String,
+    id: String,
+    capacity: &'static str,
+}
+
+/// A pool, ended with its test. Server 0 is the keeper.
+struct Pool {
+    rig: Rig,
+    servers: Vec<Server>,
+}
+
+impl Pool {
+    /// Servers that give so much; each joins at the one before it.
+    fn new(capacities: &[&'static str]) -> Pool {
+        let mut pool = Pool { rig: Rig::new(Flash::Memory), servers: Vec::new() };
+        for (at, capacity) in capacities.iter().enumerate() {
+            fs::create_dir(pool.flash(at)).unwrap();
+            let tcp = "127.0.0.1:0".to_string();
+            pool.servers.push(Server { child: None, tcp, id: String::new(), capacity });
+            let join = (at > 0).then(|| pool.servers[at - 1].tcp.clone());
+            pool.start(at, join.as_deref());
+        }
+        pool
+    }
+
+    fn flash(&self, at: usize) -> PathBuf {
+        self.rig.base().join(format!("flash{at}"))
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(common::program());
+        command
+            .args(arguments)
+            .env("FOREBAY_CONFIG_DIR", self.rig.base().join("config"))
+            .env_remove("FOREBAY_SERVER")
+            .env_remove("FOREBAY_FLASH")
+            .env_remove("TMPDIR");
+        command
+    }
+
+    fn start(&mut self, at: usize, join: Option<&str>) {
+        let (flash, tcp) = (self.flash(at), self.servers[at].tcp.clone());
+        let mut command = self.command(&["serve", "--json", "--listen", &tcp, "--flash"]);
+        command.arg(flash).args(["--capacity", self.servers[at].capacity]);
+        command.args(join.iter().flat_map(|address| ["--join", *address]));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        let out = child.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+        let server = &mut self.servers[at];
+        server.child = Some(child);
+        let up: Value = serde_json::from_str(&line).expect("it did not say where it listens");
+        server.tcp = up["addresses"][0].as_str().unwrap().to_string();
+        server.id = up["id"].as_str().unwrap().to_string();
+    }
+
+    fn kill(&mut self, at: usize) {
+        if let Some(mut child) = self.servers[at].child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    fn ask(&self, at: usize, arguments: &[&str]) -> Output {
+        let mut all = arguments.to_vec();
+        all.extend(["--server", &self.servers[at].tcp]);
+        self.command(&all).output().unwrap()
+    }
+
+    #[track_caller]
+    fn done(&self, at: usize, arguments: &[&str]) -> String {
+        let output = self.ask(at, arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    fn json(&self, at: usize, arguments: &[&str]) -> Value {
+        let mut all = arguments.to_vec();
+        all.push("--json");
+        serde_json::from_str(&self.done(at, &all)).unwrap()
+    }
+
+    fn state(&self, at: usize, name: &str) -> String {
+        self.json(at, &["buffer", "status", name])["state"].as_str().unwrap().to_string()
+    }
+
+    /// The stores that a server has.
+    fn stores(&self, at: usize) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.flash(at)).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.join("store.json").exists()).collect()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for at in 0..self.servers.len() {
+            self.kill(at);
+            for store in self.stores(at) {
+                let _ = forebay_server::flash::Store::discard_dir(&store);
+            }
+        }
+    }
+}
+
+#[test]
+fn servers_that_are_killed_are_waited_for_and_come_back() {
+    let mut pool = Pool::new(&["256MiB", "256MiB", "256MiB"]);
+    let made = pool.json(2, &["buffer", "create", "wide", "--capacity", "90MiB", "--servers", "0"]);
+    let parts = made["buffer"]["parts"].as_array().unwrap();
+    assert_eq!(parts.len(), 3, "{made}");
+    assert_eq!(made["buffer"]["capacity_bytes"], 96 << 20);
+    let shown = pool.done(1, &["pool", "status"]);
+    assert!(shown.contains("keeper") && shown.matches("member").count() == 2, "{shown}");
+    let described = pool.done(0, &["buffer", "status", "wide"]);
+    assert!(described.contains("part 2"), "{described}");
+
+    // A member.
+    pool.kill(1);
+    let told = pool.json(2, &["buffer", "status", "wide"]);
+    assert_eq!(told["state"], "degraded");
+    assert!(told["why"].as_str().unwrap().contains("does not answer"), "{told}");
+    let refused = pool.ask(0, &["buffer", "destroy", "wide"]);
+    assert!(failure(&refused, 1).contains("does not answer"), "{}", failure(&refused, 1));
+    pool.start(1, None);
+    wait_for("the member's return", || pool.state(0, "wide") == "ready");
+
+    // The keeper: the others serve on, and say what is missing.
+    pool.kill(0);
+    let refused = pool.ask(1, &["buffer", "list"]);
+    assert!(
+        failure(&refused, 1).contains("keeps the ledger of the pool"),
+        "{}",
+        failure(&refused, 1)
+    );
+    pool.start(0, None);
+    wait_for("the keeper's return", || pool.ask(1, &["buffer", "list"]).status.success());
+    wait_for("the whole pool", || pool.state(2, "wide") == "ready");
+    pool.done(2, &["buffer", "extend", "wide", "--capacity", "100MiB"]);
+    pool.done(1, &["buffer", "destroy", "wide"]);
+    for at in 0..3 {
+        assert!(pool.stores(at).is_empty(), "server {at} has something left");
+    }
+}
+
+#[test]
+fn a_server_gone_for_good_is_given_up() {
+    let mut pool = Pool::new(&["128MiB", "128MiB"]);
+    pool.done(0, &["buffer", "create", "wide", "--capacity", "32MiB"]);
+    let gone = pool.servers[1].id.clone();
+    let refused = pool.ask(0, &["pool", "forget", &gone]);
+    assert!(failure(&refused, 1).contains("it answers"), "{}", failure(&refused, 1));
+    pool.kill(1);
+    pool.done(0, &["pool", "forget", &gone]);
+    let shown = pool.done(0, &["buffer", "status", "wide"]);
+    assert!(shown.contains("degraded") && shown.contains("lost on"), "{shown}");
+    assert!(pool.done(0, &["pool", "status"]).contains("lost"));
+    pool.start(1, None);
+    wait_for("the end of its parts", || pool.stores(1).is_empty());
+    pool.done(0, &["buffer", "destroy", "wide"]);
+    wait_for("a member of another name", || {
+        let told = pool.json(0, &["pool", "status"]);
+        let servers = told["servers"].as_array().unwrap();
+        servers.len() == 2 && servers.iter().all(|s| s["id"] != gone.as_str() && s["alive"] == true)
+    });
+    pool.done(1, &["buffer", "create", "next", "--capacity", "32MiB", "--servers", "2"]);
+}
+
+#[test]
+fn a_mount_may_name_any_server() {
+    must_be_root();
+    // The buffer goes to the server with the most room; the mount names the other one.
+    let pool = Pool::new(&["64MiB", "256MiB"]);
+    let made = pool.json(0, &["buffer", "create", "b", "--capacity", "32MiB", "--servers", "1"]);
+    assert_eq!(made["buffer"]["servers"][0], pool.servers[1].id.as_str());
+    let mnt = pool.rig.mnt.to_str().unwrap();
+    pool.done(0, &["mount", "--buffer", "b", mnt]);
+    fs::write(pool.rig.mnt.join("file"), "data").unwrap();
+    pool.done(1, &["stage", "out", "b:/file", pool.rig.base().join("x").to_str().unwrap()]);
+    pool.done(0, &["stage", "out", "b:/file", pool.rig.base().join("y").to_str().unwrap()]);
+    assert_eq!(fs::read(pool.rig.base().join("y")).unwrap(), b"data");
+    let ended = pool.command(&["umount", mnt]).output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    pool.done(0, &["buffer", "destroy", "b"]);
+}
+
+#[test]
+fn another_key_or_another_pool_is_refused() {
+    let pool = Pool::new(&["64MiB", "64MiB"]);
+    let flash = pool.rig.base().join("other");
+    fs::create_dir(&flash).unwrap();
+    let serve = |more: &[&str]| {
+        let mut command = pool.command(&["serve", "--capacity", "32MiB", "--listen"]);
+        command.arg("127.0.0.1:0").args(["--json", "--flash"]).arg(&flash).args(more);
+        command.output().unwrap()
+    };
+    let key = pool.rig.base().join("other.key");
+    let other = serve(&["--secret-file", key.to_str().unwrap(), "--join", &pool.servers[0].tcp]);
+    assert!(failure(&other, 1).contains("not the right one"), "{}", failure(&other, 1));
+    let nobody = serve(&["--join", "127.0.0.1:1"]);
+    assert!(failure(&nobody, 1).contains("join the pool"), "{}", failure(&nobody, 1));
+}

@@ -1,0 +1,159 @@
+//! What servers ask each other about the pool, and how they answer. A question to this server
+//! itself takes the same way without a connection.
+
+use super::record::BufferRecord;
+use super::show::Survey;
+use super::{Identity, Ledger};
+use forebay_proto::control::ControlError;
+use forebay_proto::net::pool::{PoolQuestion, PoolReply};
+use forebay_proto::net::servers::{Question, Reply};
+use forebay_proto::{Errno, ServerId};
+use std::time::Duration;
+
+/// Longest wait for a part to be made, grown or removed: a store may have to be formatted.
+const CHANGE_LIMIT: Duration = Duration::from_secs(100);
+/// Longest wait for a server to tell how it is. One that takes longer is shown as not answering.
+const FACTS_LIMIT: Duration = Duration::from_secs(3);
+/// Longest wait for anything else.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Longest wait for a question that is passed on; one that waits for a plan takes that long.
+const PASSED_ON_LIMIT: Duration = Duration::from_secs(110);
+
+fn limit(question: &PoolQuestion) -> Duration {
+    match question {
+        PoolQuestion::MakePart(_)
+        | PoolQuestion::GrowPart { .. }
+        | PoolQuestion::RemovePart { .. } => CHANGE_LIMIT,
+        PoolQuestion::Facts => FACTS_LIMIT,
+        PoolQuestion::Ledger { .. } => PASSED_ON_LIMIT,
+        _ => LIMIT,
+    }
+}
+
+impl Ledger {
+    /// Asks a server; what it says of a failure is the error.
+    pub(super) fn ask(
+        &self,
+        server: ServerId,
+        question: &PoolQuestion,
+    ) -> Result<PoolReply, ControlError> {
+        let reply = match server == self.server_id() {
+            true => self.answer_pool(question.clone()),
+            false => self.ask_other(server, question)?,
+        };
+        match reply {
+            PoolReply::Failed(error) => Err(error),
+            reply => Ok(reply),
+        }
+    }
+
+    fn ask_other(
+        &self,
+        server: ServerId,
+        question: &PoolQuestion,
+    ) -> Result<PoolReply, ControlError> {
+        let what = format!("ask server {}", self.host_of(server));
+        let failed = |why: &str, errno: Errno| ControlError::new(&what, None, why).errno(errno.0);
+        let json = serde_json::to_vec(question)
+            .map_err(|error| failed(&error.to_string(), Errno::EPROTO))?;
+        let reply = self
+            .links
+            .ask(server, &Question::Pool(&json), &[], &mut Vec::new(), limit(question))
+            .map_err(|errno| match errno {
+                Errno::EHOSTUNREACH => failed("it cannot be reached", errno).hint(
+                    "is `forebay serve` running there? `forebay pool status` shows the servers",
+                ),
+                Errno::ETIMEDOUT => failed("it gave no answer", errno),
+                Errno::EIO => failed("it is gone for good", errno),
+                errno => failed(&errno.to_string(), errno),
+            })?;
+        let Reply::Pool(json) = reply else { return Err(self.nonsense(server)) };
+        serde_json::from_slice(&json).map_err(|_| self.nonsense(server))
+    }
+
+    /// It gave an answer to another question.
+    pub(super) fn nonsense(&self, server: ServerId) -> ControlError {
+        let what = format!("ask server {}", self.host_of(server));
+        let why = "it gave an answer that does not belong to the question";
+        ControlError::new(&what, None, why).errno(libc::EPROTO)
+    }
+
+    /// Asks about a part of a buffer; an error of another server says whose it is.
+    pub(super) fn ask_about_part(
+        &self,
+        what: &str,
+        record: &BufferRecord,
+        server: ServerId,
+        question: &PoolQuestion,
+    ) -> Result<PoolReply, ControlError> {
+        if self.state.lock().closed {
+            let why = "the server is ending";
+            return Err(super::turn::of(what, record.name(), why, libc::ESHUTDOWN)
+                .hint("ask again when it runs again"));
+        }
+        self.ask(server, question).map_err(|mut error| {
+            if server != self.server_id() && error.what.starts_with(what) {
+                error.why = format!("on server {}: {}", self.host_of(server), error.why);
+            }
+            error
+        })
+    }
+
+    /// Answers another server, or this one.
+    pub(super) fn answer_pool(&self, question: PoolQuestion) -> PoolReply {
+        let done = |result: Result<(), ControlError>| result.map(|()| PoolReply::Done);
+        let answered = match question {
+            PoolQuestion::Announce { server, parts } => self.announced(server, &parts),
+            PoolQuestion::Servers { keeper, servers } => done(self.told_servers(keeper, servers)),
+            PoolQuestion::Facts => Ok(PoolReply::Facts(self.facts())),
+            PoolQuestion::MakePart(spec) => self.make_part(&spec).map(PoolReply::Part),
+            PoolQuestion::GrowPart { uuid, capacity_bytes } => {
+                self.grow_part(&uuid, capacity_bytes).map(PoolReply::Part)
+            }
+            PoolQuestion::RemovePart { uuid } => done(self.remove_part(&uuid)),
+            PoolQuestion::Ledger { who, request } => {
+                let reply = self.answer_passed_on(&Identity::of_asker(who), request);
+                Ok(PoolReply::Ledger(Box::new(reply)))
+            }
+            PoolQuestion::Secret(name) => self
+                .state
+                .lock()
+                .file
+                .buffer(&name)
+                .map(|buffer| PoolReply::Secret(buffer.secret.clone()))
+                .ok_or_else(|| super::turn::absent("find", &name)),
+        };
+        answered.unwrap_or_else(PoolReply::Failed)
+    }
+
+    /// The same as it comes from a connection.
+    pub(super) fn answer_json(&self, json: &[u8]) -> Result<Vec<u8>, Errno> {
+        let question = serde_json::from_slice(json).map_err(|_| Errno::EPROTO)?;
+        serde_json::to_vec(&self.answer_pool(question)).map_err(|_| Errno::EPROTO)
+    }
+
+    /// What these servers tell of themselves now, asked all at once.
+    pub(super) fn survey(&self, servers: impl IntoIterator<Item = ServerId>) -> Survey {
+        let mut survey: Survey = servers.into_iter().map(|server| (server, None)).collect();
+        let mine = self.server_id();
+        std::thread::scope(|scope| {
+            for (&server, facts) in &mut survey {
+                if server == mine {
+                    *facts = Some(self.facts());
+                } else if !self.is_lost(server) {
+                    scope.spawn(move || match self.ask(server, &PoolQuestion::Facts) {
+                        Ok(PoolReply::Facts(told)) => *facts = Some(told),
+                        Ok(_) => tracing::warn!(%server, "a server tells nothing of itself"),
+                        Err(error) => tracing::debug!(%server, "{error}"),
+                    });
+                }
+            }
+        });
+        survey
+    }
+
+    /// What all servers of the pool tell of themselves now.
+    pub(super) fn survey_all(&self) -> Survey {
+        self.survey(self.servers().into_iter().map(|server| server.id))
+    }
+}

@@ -1,0 +1,60 @@
+//! Giving a server up that will not come back: what its parts held is lost, says so at once, and
+//! holds nothing up any more.
+
+use super::{Identity, Ledger};
+use crate::places::KnownServer;
+use crate::step::step;
+use forebay_proto::ServerId;
+use forebay_proto::control::ControlError;
+use forebay_proto::net::ledger::LedgerReply;
+
+const WHAT: &str = "forget the server";
+
+impl Ledger {
+    /// Marks a server as lost, on record. One that answers is not given up.
+    pub(super) fn forget(
+        &self,
+        who: &Identity,
+        server: ServerId,
+    ) -> Result<LedgerReply, ControlError> {
+        let refuse = |why: &str, errno: i32, hint: &str| {
+            let what = format!("{WHAT} {server}");
+            Err(ControlError::new(&what, None, why).errno(errno).hint(hint))
+        };
+        if !matches!(who, Identity::Superuser(_)) {
+            let hint = "ask with the servers' key, or as root on a server's Unix socket";
+            return refuse("only who runs the servers may", libc::EPERM, hint);
+        }
+        if server == self.server_id() {
+            let hint = "end it; a pool cannot be without its keeper";
+            return refuse("it is the keeper of the pool", libc::EINVAL, hint);
+        }
+        let Some(known) = self.state.lock().file.other(server).cloned() else {
+            let hint = "`forebay pool status` shows the servers";
+            return refuse("the pool has no such server", libc::ENOENT, hint);
+        };
+        if known.lost {
+            return Ok(LedgerReply::Ok);
+        }
+        if self.survey([server]).values().any(Option::is_some) {
+            let hint = "end it first, if what it has is to be given up";
+            return refuse("it answers", libc::EBUSY, hint);
+        }
+        {
+            let mut state = self.state.lock();
+            self.commit_freeing(&mut state, |file| {
+                for other in file.servers.iter_mut().filter(|other| other.id == server) {
+                    other.lost = true;
+                }
+            })?;
+        }
+        step("a server is lost on record");
+        let known =
+            KnownServer { lost: true, ..self.links.directory().get(server).unwrap_or_default() };
+        self.links.directory().set(server, known);
+        tracing::warn!(%server, "given up: what it had of buffers is lost");
+        self.round.servers_changed();
+        self.round_soon();
+        Ok(LedgerReply::Ok)
+    }
+}

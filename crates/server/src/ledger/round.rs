@@ -1,0 +1,271 @@
+//! What waits for other servers, done in rounds by one thread until nothing is left: a member
+//! announces itself to the keeper; the keeper finishes what a kill or a server's absence has left of
+//! buffers, and tells members of changes of the pool. Nothing to do: the thread sleeps.
+
+use super::Ledger;
+use super::record::{BufferRecord, RecordState};
+use super::show::{Survey, part_in};
+use super::turn::Busy;
+use forebay_proto::ServerId;
+use forebay_proto::control::ControlError;
+use forebay_proto::net::ledger::BufferName;
+use forebay_proto::net::pool::{PoolQuestion, PoolReply};
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Pause before a round that is to do what could not be done: first and longest.
+const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE_LONGEST: Duration = Duration::from_secs(30);
+/// A member does not look for moved servers more often than this.
+const LOOK_PAUSE: Duration = Duration::from_secs(2);
+
+/// What the thread waits for.
+#[derive(Default)]
+pub(super) struct Round {
+    state: Mutex<RoundState>,
+    kicked: Condvar,
+}
+
+#[derive(Default)]
+struct RoundState {
+    soon: bool,
+    over: bool,
+    /// A member: the keeper knows where this server is.
+    announced: bool,
+    announced_at: Option<Instant>,
+    /// A keeper: counts changes of the servers, and which count each member was told.
+    version: u64,
+    told: HashMap<ServerId, u64>,
+}
+
+impl Round {
+    /// There is something to do.
+    pub(super) fn soon(&self) {
+        self.state.lock().soon = true;
+        self.kicked.notify_all();
+    }
+
+    /// Members are to be told of the servers.
+    pub(super) fn servers_changed(&self) {
+        self.state.lock().version += 1;
+        self.soon();
+    }
+
+    /// A server could not be reached: the keeper may know where it is now.
+    fn look_for_moved(&self) {
+        let mut state = self.state.lock();
+        if state.announced_at.is_none_or(|at| at.elapsed() > LOOK_PAUSE) {
+            state.announced = false;
+            state.soon = true;
+            self.kicked.notify_all();
+        }
+    }
+
+    /// No more rounds.
+    pub(super) fn end(&self) {
+        self.state.lock().over = true;
+        self.kicked.notify_all();
+    }
+
+    /// Waits for the next round; false if there is none.
+    fn wait(&self, pause: Option<Duration>) -> bool {
+        let mut state = self.state.lock();
+        let until = pause.map(|pause| Instant::now() + pause);
+        while !state.soon && !state.over {
+            match until {
+                None => self.kicked.wait(&mut state),
+                Some(until) => {
+                    if self.kicked.wait_until(&mut state, until).timed_out() {
+                        break;
+                    }
+                }
+            }
+        }
+        state.soon = false;
+        !state.over
+    }
+}
+
+impl Ledger {
+    /// Starts the thread, once others can reach this server. A member has announced itself when
+    /// this returns, if its keeper answers.
+    pub fn start_rounds(self: &Arc<Ledger>) -> Result<(), ControlError> {
+        let weak = Arc::downgrade(self);
+        self.links.on_unreached(Box::new(move |_| {
+            if let Some(ledger) = weak.upgrade() {
+                ledger.round.look_for_moved();
+            }
+        }));
+        self.round.servers_changed();
+        if !self.is_keeper() && !self.announce() {
+            tracing::info!("the keeper of the pool does not answer: it is told later");
+        }
+        let weak = Arc::downgrade(self);
+        std::thread::Builder::new()
+            .name("pool".into())
+            .spawn(move || rounds(&weak))
+            .map(drop)
+            .map_err(|error| ControlError::io("start a thread", None, &error))
+    }
+
+    /// Something of a buffer is left to do.
+    pub(super) fn round_soon(&self) {
+        self.round.soon();
+    }
+
+    /// True if nothing is left to do.
+    fn round(&self) -> bool {
+        match self.is_keeper() {
+            true => {
+                let settled = self.settle_buffers();
+                self.drop_lost();
+                // Both are tried, whatever came of the first.
+                self.tell_members() && settled
+            }
+            false => self.announce(),
+        }
+    }
+
+    fn announce(&self) -> bool {
+        {
+            let mut state = self.round.state.lock();
+            if state.announced {
+                return true;
+            }
+            state.announced_at = Some(Instant::now());
+        }
+        match self.announce_to(self.keeper()) {
+            Ok(None) => {
+                self.round.state.lock().announced = true;
+                true
+            }
+            Ok(Some(_)) => false,
+            Err(error) => {
+                tracing::debug!("not announced: {error}");
+                false
+            }
+        }
+    }
+
+    fn tell_members(&self) -> bool {
+        let version = self.round.state.lock().version;
+        let (keeper, servers) = (self.keeper(), self.servers());
+        let question = PoolQuestion::Servers { keeper, servers: servers.clone() };
+        let untold: Vec<ServerId> = {
+            let state = self.round.state.lock();
+            let others = servers.iter().filter(|s| s.id != keeper && !s.lost).map(|s| s.id);
+            others.filter(|id| state.told.get(id) != Some(&version)).collect()
+        };
+        let told: Vec<(ServerId, bool)> = std::thread::scope(|scope| {
+            let ask = |id| (id, matches!(self.ask(id, &question), Ok(PoolReply::Done)));
+            let asking: Vec<_> = untold.iter().map(|&id| scope.spawn(move || ask(id))).collect();
+            asking.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        });
+        let mut state = self.round.state.lock();
+        for &(id, _) in told.iter().filter(|(_, done)| *done) {
+            state.told.insert(id, version);
+        }
+        told.iter().all(|(_, done)| *done)
+    }
+
+    /// Buffers that are not what the record says they should be.
+    fn settle_buffers(&self) -> bool {
+        let names: Vec<BufferName> =
+            self.state.lock().file.buffers.iter().map(|b| b.name().clone()).collect();
+        let (mut settled, survey) = (true, self.survey_all());
+        for name in names {
+            // Who changes it now does the rest, or asks for another round.
+            let Some(_turn) = self.try_turn(Busy::Buffer(name.clone())) else { continue };
+            if let Err(error) = self.settle_buffer(&name, &survey) {
+                tracing::info!(buffer = %name, "not settled yet: {error}");
+                settled = false;
+            }
+        }
+        settled
+    }
+
+    /// Undoes a creation that was killed, finishes a destruction or an extension.
+    pub(super) fn settle_buffer(
+        &self,
+        name: &BufferName,
+        survey: &Survey,
+    ) -> Result<(), ControlError> {
+        let Some(record) = self.state.lock().file.buffer(name).cloned() else { return Ok(()) };
+        match record.state {
+            RecordState::Creating | RecordState::Destroying => {
+                self.take_apart(&record)?;
+                tracing::info!(buffer = %name, state = ?record.state, "cleared");
+                Ok(())
+            }
+            RecordState::Ready => self.level(&record, survey),
+        }
+    }
+
+    /// Parts that an extension has not reached are grown. What cannot be told now waits for the
+    /// announcement of its server.
+    fn level(&self, record: &BufferRecord, survey: &Survey) -> Result<(), ControlError> {
+        let told = record
+            .servers
+            .iter()
+            .filter_map(|&server| part_in(survey, server, &record.uuid))
+            .filter(|(_, part)| part.fault.is_none());
+        let mut behind = false;
+        let mut count = 0;
+        for (_, part) in told {
+            count += 1;
+            behind |= part.capacity_bytes < record.part_bytes;
+        }
+        if !behind || count < record.servers.len() {
+            return Ok(());
+        }
+        self.grow_parts(record).or_else(|error| {
+            tracing::warn!(buffer = %record.name(), "it keeps its capacity: {error}");
+            Ok(())
+        })
+    }
+
+    /// Lost servers of which no buffer has a part are forgotten.
+    pub(super) fn drop_lost(&self) {
+        let mut state = self.state.lock();
+        let used = |id| state.file.buffers.iter().any(|buffer| buffer.servers.contains(&id));
+        let gone: Vec<ServerId> =
+            state.file.servers.iter().filter(|s| s.lost && !used(s.id)).map(|s| s.id).collect();
+        if gone.is_empty() {
+            return;
+        }
+        let dropped = self.commit_freeing(&mut state, |file| {
+            file.servers.retain(|server| !gone.contains(&server.id));
+        });
+        match dropped {
+            Ok(()) => {
+                tracing::info!(?gone, "lost servers of which no buffer has a part any more");
+                self.round.servers_changed();
+            }
+            Err(error) => tracing::warn!("lost servers stay on record: {error}"),
+        }
+    }
+}
+
+fn rounds(ledger: &Weak<Ledger>) {
+    let mut pause = PAUSE;
+    let mut next = Some(Duration::ZERO);
+    loop {
+        let Some(ledger) = ledger.upgrade() else { return };
+        if !ledger.round.wait(next) {
+            return;
+        }
+        next = match ledger.round() {
+            true => {
+                pause = PAUSE;
+                None
+            }
+            false => {
+                let now = pause;
+                pause = (pause * 2).min(PAUSE_LONGEST);
+                Some(now)
+            }
+        };
+    }
+}

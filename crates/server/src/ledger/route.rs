@@ -1,0 +1,109 @@
+//! Who answers a question to the ledger. Any server may be asked: what is about the pool is the
+//! keeper's, what is about a buffer's files is the server's of its first part. A question is passed
+//! on with the identity of who asked, once, or twice by way of the keeper.
+
+use super::{Identity, Ledger};
+use forebay_proto::ServerId;
+use forebay_proto::control::ControlError;
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use forebay_proto::net::pool::{PoolQuestion, PoolReply};
+
+/// The buffer whose files a request is about.
+fn files_of(request: &LedgerRequest) -> Option<&BufferName> {
+    use LedgerRequest as Q;
+    match request {
+        Q::StageStart { name, .. }
+        | Q::StageStatus { name, .. }
+        | Q::StageWait { name, .. }
+        | Q::StageList { name }
+        | Q::StageCancel { name, .. }
+        | Q::StageRate { name, .. }
+        | Q::FileStatus { name, .. } => Some(name),
+        Q::Pool
+        | Q::Forget { .. }
+        | Q::Places { .. }
+        | Q::Create { .. }
+        | Q::List
+        | Q::Status { .. }
+        | Q::Extend { .. }
+        | Q::Destroy { .. } => None,
+    }
+}
+
+impl Ledger {
+    /// Answers a question of `who`.
+    pub fn answer(&self, who: &Identity, request: LedgerRequest) -> LedgerReply {
+        let at = self.answerer(&request);
+        match at == self.server_id() {
+            true => self.answer_here(who, request),
+            false => self.pass_on(at, who, request),
+        }
+    }
+
+    /// Answers what another server passes on. Only the keeper passes it on further.
+    pub(super) fn answer_passed_on(&self, who: &Identity, request: LedgerRequest) -> LedgerReply {
+        match self.is_keeper() {
+            true => self.answer(who, request),
+            false => self.answer_here(who, request),
+        }
+    }
+
+    /// The server that can answer.
+    fn answerer(&self, request: &LedgerRequest) -> ServerId {
+        let mine = self.server_id();
+        let (name, files) = match (files_of(request), request) {
+            (Some(name), _) => (name, true),
+            (None, LedgerRequest::Places { name }) => (name, false),
+            (None, _) => return self.keeper(),
+        };
+        let state = self.state.lock();
+        let first = |servers: &[ServerId]| servers.first().copied().unwrap_or(mine);
+        match (state.file.part(name), state.file.buffer(name)) {
+            (Some(_), _) if !files => mine,
+            (Some(part), _) => first(&part.spec.servers),
+            (None, Some(buffer)) if files => first(&buffer.servers),
+            (None, _) => state.file.keeper.unwrap_or(mine),
+        }
+    }
+
+    fn pass_on(&self, server: ServerId, who: &Identity, request: LedgerRequest) -> LedgerReply {
+        let question = PoolQuestion::Ledger { who: who.to_asker(), request };
+        match self.ask(server, &question) {
+            Ok(PoolReply::Ledger(reply)) => *reply,
+            Ok(_) => LedgerReply::Error(self.nonsense(server)),
+            Err(error) if server == self.keeper() => LedgerReply::Error(
+                error.hint("it keeps the ledger of the pool: start it again; mounts go on without"),
+            ),
+            Err(error) => LedgerReply::Error(error),
+        }
+    }
+
+    fn answer_here(&self, who: &Identity, request: LedgerRequest) -> LedgerReply {
+        use LedgerRequest as Q;
+        let reply = match request {
+            Q::Pool => Ok(LedgerReply::Pool(self.pool())),
+            Q::Forget { server } => self.forget(who, server),
+            Q::Places { name } => self.places(who, &name),
+            Q::Create { token, spec } => self.create(who, token, spec),
+            Q::List => Ok(LedgerReply::Buffers(self.list(who))),
+            Q::Status { name } => self.status(who, &name),
+            Q::Extend { name, capacity_bytes } => self.extend(who, &name, capacity_bytes),
+            Q::Destroy { name, force } => self.destroy(who, &name, force),
+            staging => self.stage(who, staging),
+        };
+        reply.unwrap_or_else(LedgerReply::Error)
+    }
+
+    /// Where the parts of a buffer are.
+    fn places(&self, who: &Identity, name: &BufferName) -> Result<LedgerReply, ControlError> {
+        use super::turn::absent;
+        use crate::places::Places;
+        let what = "find";
+        let servers = match self.owned_part(what, who, name)? {
+            Some(part) => part.spec.servers,
+            None => self.owned(what, who, name)?.ok_or_else(|| absent(what, name))?.servers,
+        };
+        let places = Places::new(servers, std::sync::Arc::clone(self.links.directory()));
+        Ok(LedgerReply::Places(places.shards()))
+    }
+}
