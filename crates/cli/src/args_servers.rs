@@ -137,7 +137,7 @@ pub struct PoolForgetArgs {
 pub enum AccessArg {
     /// One namespace for all nodes.
     Striped,
-    /// A namespace for each node (not served yet).
+    /// A namespace for each node, on the capacity that all share.
     Private,
 }
 

@@ -215,3 +215,68 @@ fn another_key_or_another_pool_is_refused() {
     let nobody = serve(&["--join", "127.0.0.1:1"]);
     assert!(failure(&nobody, 1).contains("join the pool"), "{}", failure(&nobody, 1));
 }
+
+#[test]
+fn each_node_has_its_own_names_on_shared_capacity() {
+    must_be_root();
+    let pool = Pool::new(&["128MiB", "128MiB"]);
+    pool.done(
+        0,
+        &["buffer", "create", "p", "--capacity", "64MiB", "--access", "private", "--servers", "2"],
+    );
+    let (here, there) = (pool.rig.mnt.clone(), pool.rig.base().join("there"));
+    fs::create_dir(&there).unwrap();
+    pool.done(1, &["mount", "--buffer", "p", here.to_str().unwrap()]);
+    // Another node: a machine is told by its host name.
+    let other = format!(
+        "hostname other-node && exec {} mount --buffer p --server {} {}",
+        common::program(),
+        pool.servers[0].tcp,
+        there.display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--uts", "sh", "-c", &other]);
+    let output = command.env("FOREBAY_CONFIG_DIR", pool.rig.base().join("config")).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    fs::create_dir_all(here.join("dir/sub")).unwrap();
+    fs::write(here.join("dir/file"), "of this node").unwrap();
+    fs::write(here.join("same"), vec![1; 20 << 20]).unwrap();
+    assert_eq!(fs::read_dir(&there).unwrap().count(), 0, "it shows another node's names");
+    fs::write(there.join("same"), "of the other node").unwrap();
+    fs::rename(there.join("same"), there.join("moved")).unwrap();
+    assert_eq!(fs::read(there.join("moved")).unwrap(), b"of the other node");
+    assert_eq!(fs::metadata(here.join("same")).unwrap().len(), 20 << 20);
+    assert_eq!(fs::read(here.join("dir/sub/../file")).unwrap(), b"of this node");
+    let names = |at: &PathBuf| {
+        let mut all: Vec<_> =
+            fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(names(&here), ["dir", "same"]);
+    // One capacity.
+    let free = |at: &PathBuf| {
+        let stat = rustix::fs::statvfs(at).unwrap();
+        (stat.f_bavail * stat.f_frsize) >> 20
+    };
+    assert_eq!(free(&here), free(&there));
+    assert!(free(&there) <= 44, "{} MiB are free", free(&there));
+    // Staging reaches each node's names.
+    let out = pool.rig.base().join("out");
+    pool.done(0, &["stage", "out", "p:/other-node/moved", out.to_str().unwrap()]);
+    assert_eq!(fs::read(&out).unwrap(), b"of the other node");
+    pool.done(0, &["stage", "in", out.to_str().unwrap(), "p:/other-node/in"]);
+    assert_eq!(fs::read(there.join("in")).unwrap(), b"of the other node");
+    for at in [&here, &there] {
+        let ended = pool.command(&["umount", at.to_str().unwrap()]).output().unwrap();
+        assert!(ended.status.success(), "{}", text(&ended.stderr));
+    }
+    // What a node has is there when it mounts again.
+    pool.done(0, &["mount", "--buffer", "p", here.to_str().unwrap()]);
+    assert_eq!(names(&here), ["dir", "same"]);
+    let ended = pool.command(&["umount", here.to_str().unwrap()]).output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    pool.done(0, &["buffer", "destroy", "p"]);
+}

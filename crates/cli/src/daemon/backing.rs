@@ -166,10 +166,10 @@ pub enum Backing {
 }
 
 impl Backing {
-    pub fn file_system(&self) -> Arc<dyn FileSystem> {
+    pub fn file_system(&self) -> Result<Arc<dyn FileSystem>, ControlError> {
         match self {
-            Backing::Own { server, .. } => server.file_system(),
-            Backing::Served(served) => Arc::clone(&served.fs) as Arc<dyn FileSystem>,
+            Backing::Own { server, .. } => Ok(server.file_system()),
+            Backing::Served(served) => served.fs.file_system(),
         }
     }
 

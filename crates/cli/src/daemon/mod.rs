@@ -137,7 +137,7 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
         probe: backing.probe()?,
         ..MountOptions::default()
     };
-    Session::mount(backing.file_system(), point, options).map_err(|error| {
+    Session::mount(backing.file_system()?, point, options).map_err(|error| {
         let text = error.to_string();
         let prefix = format!("cannot mount on {}: ", point.display());
         ControlError::new("mount on", Some(point), text.strip_prefix(&prefix).unwrap_or(&text))

@@ -11,6 +11,7 @@
 //! | `striped` | data of striped files, straight at the servers of their objects |
 //! | `locks` | lock requests that wait, locks held |
 //! | `fs` | `FileSystem` |
+//! | `rooted` | the same where each node has a namespace of its own |
 //!
 //! Threads of a mount, for each server: one that hears recalls, one that gives references back, one
 //! that keeps the session alive when nothing else does. Made by `forebay mount --buffer`.
@@ -21,6 +22,7 @@ mod kept;
 mod locks;
 mod peer;
 mod place;
+mod rooted;
 mod servers;
 mod striped;
 
@@ -29,12 +31,14 @@ pub use peer::{PATIENCE, Target};
 use crate::Result;
 use crate::ledger::describe;
 use forebay_net::LinkError;
+use forebay_proto::api::FileSystem;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::Call;
 use forebay_proto::net::session::Attached;
-use forebay_proto::{Caller, Errno};
+use forebay_proto::{Caller, Errno, Ino};
 use locks::RemoteLocks;
 use peer::{Peer, Room};
+use rooted::Rooted;
 use servers::Servers;
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,6 +87,26 @@ impl RemoteFs {
             start("places", &servers, Servers::keep_places)?;
         }
         Ok(Arc::new(fs))
+    }
+
+    /// What the kernel is to see. EHOSTUNREACH where that is the node's own namespace, and the
+    /// server that has it does not answer.
+    pub fn file_system(self: &Arc<RemoteFs>) -> Result<Arc<dyn FileSystem>> {
+        let fs = Arc::clone(self) as Arc<dyn FileSystem>;
+        if self.attached.root == Ino::ROOT {
+            return Ok(fs);
+        }
+        let first = self.servers.of_locks();
+        let root = first.session.read().attached.as_ref().map(|attached| attached.root);
+        match root {
+            Some(root) => Ok(Arc::new(Rooted::new(fs, root))),
+            None => {
+                let what = "find this node's namespace in the buffer";
+                Err(ControlError::new(what, None, "the server of its first part does not answer")
+                    .errno(libc::EHOSTUNREACH)
+                    .hint("`forebay buffer status` shows its servers"))
+            }
+        }
     }
 
     /// What the server said of the buffer.

@@ -87,6 +87,7 @@ pub fn serve(dir: &Path, incarnation: u64, address: &ServerAddress, near: bool) 
         volatile: store.volatile(),
         gives_objects: near,
         capacity_bytes: store.capacity_bytes(),
+        private: None,
     };
     let clients = store.dir().join("clients");
     let sessions = Sessions::new(Arc::clone(server.namespace()), facts, clients).unwrap();

@@ -10,7 +10,9 @@ use forebay_net::handshake::{Gate, Greeted};
 use forebay_net::node::this_node;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::auth::{Key, Refusal, Secret};
-use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, MountedClient};
+use forebay_proto::net::ledger::{
+    AccessMode, BufferName, LedgerReply, LedgerRequest, MountedClient,
+};
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::net::session::NodeId;
 use forebay_proto::{Caller, Errno, ShardId};
@@ -63,6 +65,7 @@ impl Door {
                 volatile: store.volatile(),
                 gives_objects: store.kind() != StoreKind::Directory,
                 capacity_bytes: store.capacity_bytes(),
+                private: private(served),
             };
             let clients = store.meta_dir().join(CLIENTS_NAME);
             Sessions::new(served.server.namespace().clone(), facts, clients)
@@ -142,6 +145,11 @@ impl Door {
         })?;
         self.sessions_of(&served)
     }
+}
+
+/// The owner of each node's root, where each has one.
+fn private(served: &ServedBuffer) -> Option<(u32, u32)> {
+    (served.access == AccessMode::Private).then_some((served.owner_uid, served.owner_gid))
 }
 
 fn refusal(error: ControlError) -> Refusal {

@@ -240,7 +240,7 @@ mod tests {
             ("{\"format\": 99}", "format 99"),
             ("{}", "format none"),
             (
-                "{\"format\":1,\"server\":\"x\",\"incarnation\":1,\"buffers\":[]}",
+                "{\"format\":2,\"server\":\"x\",\"incarnation\":1,\"buffers\":[]}",
                 "identity of a server",
             ),
         ] {

@@ -176,8 +176,12 @@ impl Ledger {
             self.state.lock().file.buffers.iter().map(|b| b.name().clone()).collect();
         let (mut settled, survey) = (true, self.survey_all());
         for name in names {
-            // Who changes it now does the rest, or asks for another round.
-            let Some(_turn) = self.try_turn(Busy::Buffer(name.clone())) else { continue };
+            // What is left when that change ends is for the next round: the one that it asks for may
+            // begin before it has ended.
+            let Some(_turn) = self.try_turn(Busy::Buffer(name.clone())) else {
+                settled = false;
+                continue;
+            };
             if let Err(error) = self.settle_buffer(&name, &survey) {
                 tracing::info!(buffer = %name, "not settled yet: {error}");
                 settled = false;

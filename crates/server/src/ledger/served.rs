@@ -7,7 +7,7 @@ use super::record::PartRecord;
 use crate::Server;
 use crate::places::Places;
 use forebay_proto::net::auth::Secret;
-use forebay_proto::net::ledger::{BufferName, MountedClient};
+use forebay_proto::net::ledger::{AccessMode, BufferName, MountedClient};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub struct ServedBuffer {
     pub owner_uid: u32,
     /// Owner's group.
     pub owner_gid: u32,
+    /// How nodes see it.
+    pub access: AccessMode,
     /// Where its parts are.
     pub places: Arc<Places>,
     user: Mutex<Option<Arc<dyn BufferUser>>>,
@@ -53,6 +55,7 @@ impl ServedBuffer {
             secret: Secret::from_hex(&part.spec.secret.0)?,
             owner_uid: part.spec.owner_uid,
             owner_gid: part.spec.owner_gid,
+            access: part.spec.access,
             places,
             user: Mutex::new(None),
         })

@@ -10,6 +10,7 @@
 //! | `calls`, `calls_names`, `calls_take`, `calls_data`, `calls_locks` | from a call to its answer |
 //! | `calls_objects` | objects of striped files, and opening such files |
 //! | `calls_servers` | questions of the servers of other shards |
+//! | `private` | the root of a mount where each node has a namespace of its own |
 //! | `grace` | clients of an earlier start of the server |
 //!
 //! Invariants
@@ -33,6 +34,7 @@ mod calls_take;
 mod changes;
 mod grace;
 mod leases;
+mod private;
 mod recall;
 mod sizes;
 mod slots;
@@ -90,6 +92,8 @@ pub struct BufferFacts {
     pub gives_objects: bool,
     /// Capacity.
     pub capacity_bytes: u64,
+    /// Each node has a namespace of its own, whose root belongs to this user and group.
+    pub private: Option<(u32, u32)>,
 }
 
 /// One mount at this server.
@@ -250,6 +254,9 @@ impl Sessions {
             pid = session.attach.pid,
             "attached"
         );
+        let root = self
+            .root_of(&session)
+            .inspect_err(|_| self.end(&session, "its node has no directory in the buffer"))?;
         let attached = Attached {
             key: SessionKey { session: session.id, key },
             lease_ms: LEASE.as_millis() as u32,
@@ -257,7 +264,7 @@ impl Sessions {
             uuid: self.facts.uuid.clone(),
             shard: self.facts.shard,
             shards: self.facts.places.shards(),
-            root: Ino::ROOT,
+            root,
             node: self.facts.node.clone(),
             unix_socket: self.facts.unix_socket.as_deref().map(path_bytes),
             volatile: self.facts.volatile,

@@ -50,6 +50,7 @@ impl Rig {
             volatile: store.volatile(),
             gives_objects: true,
             capacity_bytes: store.capacity_bytes(),
+            private: None,
         };
         let clients = store.dir().join("clients");
         let sessions = Sessions::new(Arc::clone(server.namespace()), facts, clients).unwrap();

@@ -151,6 +151,7 @@ impl World {
             volatile: false,
             gives_objects: false,
             capacity_bytes: 1 << 40,
+            private: None,
         };
         let sessions = Sessions::new(namespace.clone(), facts, dir.join("clients")).unwrap();
         let attach = Attach {
