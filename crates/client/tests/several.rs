@@ -163,6 +163,7 @@ impl Buffer {
             volatile: store.volatile(),
             gives_objects: false,
             capacity_bytes: store.capacity_bytes(),
+            private: None,
         };
         let clients = store.dir().join("clients");
         let sessions = Sessions::new(Arc::clone(server.namespace()), facts, clients).unwrap();
