@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod pool;
+
 use assert_cmd::Command;
 use std::ffi::OsStr;
 use std::fs;

@@ -1,0 +1,114 @@
+//! Several `forebay serve` as one pool, for tests: joined over TCP, each killed and started again.
+
+use super::{Flash, Rig, text};
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+/// One server of the pool.
+pub struct Server {
+    pub child: Option<Child>,
+    pub tcp: String,
+    pub id: String,
+    capacity: &'static str,
+}
+
+/// A pool, ended with its test. Server 0 is the keeper.
+pub struct Pool {
+    pub rig: Rig,
+    pub servers: Vec<Server>,
+}
+
+impl Pool {
+    /// Servers that give so much; each joins at the one before it.
+    pub fn new(capacities: &[&'static str]) -> Pool {
+        let mut pool = Pool { rig: Rig::new(Flash::Memory), servers: Vec::new() };
+        for (at, capacity) in capacities.iter().enumerate() {
+            fs::create_dir(pool.flash(at)).unwrap();
+            let tcp = "127.0.0.1:0".to_string();
+            pool.servers.push(Server { child: None, tcp, id: String::new(), capacity });
+            let join = (at > 0).then(|| pool.servers[at - 1].tcp.clone());
+            pool.start(at, join.as_deref());
+        }
+        pool
+    }
+
+    pub fn flash(&self, at: usize) -> PathBuf {
+        self.rig.base().join(format!("flash{at}"))
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(super::program());
+        command
+            .args(arguments)
+            .env("FOREBAY_CONFIG_DIR", self.rig.base().join("config"))
+            .env_remove("FOREBAY_SERVER")
+            .env_remove("FOREBAY_FLASH")
+            .env_remove("TMPDIR");
+        command
+    }
+
+    pub fn start(&mut self, at: usize, join: Option<&str>) {
+        let (flash, tcp) = (self.flash(at), self.servers[at].tcp.clone());
+        let mut command = self.command(&["serve", "--json", "--listen", &tcp, "--flash"]);
+        command.arg(flash).args(["--capacity", self.servers[at].capacity]);
+        command.args(join.iter().flat_map(|address| ["--join", *address]));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        let out = child.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+        let server = &mut self.servers[at];
+        server.child = Some(child);
+        let up: Value = serde_json::from_str(&line).expect("it did not say where it listens");
+        server.tcp = up["addresses"][0].as_str().unwrap().to_string();
+        server.id = up["id"].as_str().unwrap().to_string();
+    }
+
+    pub fn kill(&mut self, at: usize) {
+        if let Some(mut child) = self.servers[at].child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    pub fn ask(&self, at: usize, arguments: &[&str]) -> Output {
+        let mut all = arguments.to_vec();
+        all.extend(["--server", &self.servers[at].tcp]);
+        self.command(&all).output().unwrap()
+    }
+
+    #[track_caller]
+    pub fn done(&self, at: usize, arguments: &[&str]) -> String {
+        let output = self.ask(at, arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    pub fn json(&self, at: usize, arguments: &[&str]) -> Value {
+        let mut all = arguments.to_vec();
+        all.push("--json");
+        serde_json::from_str(&self.done(at, &all)).unwrap()
+    }
+
+    pub fn state(&self, at: usize, name: &str) -> String {
+        self.json(at, &["buffer", "status", name])["state"].as_str().unwrap().to_string()
+    }
+
+    /// The stores that a server has.
+    pub fn stores(&self, at: usize) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.flash(at)).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.join("store.json").exists()).collect()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for at in 0..self.servers.len() {
+            self.kill(at);
+            for store in self.stores(at) {
+                let _ = forebay_server::flash::Store::discard_dir(&store);
+            }
+        }
+    }
+}
