@@ -13,8 +13,8 @@ use std::path::PathBuf;
 
 pub use crate::args_servers::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
-    BufferListArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolStatusArgs, ServeArgs,
-    ServerArgs,
+    BufferListArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolStatusArgs, RunServerArgs,
+    ServeArgs, ServerArgs,
 };
 
 pub use crate::args_stripe::{PlacementArg, StripeArgs, StripeCommand, StripeCount, StripeSetArgs};
@@ -311,17 +311,21 @@ pub struct StageRateArgs {
 the job finds its buffer in $DW_JOB_STRIPED or $DW_JOB_PRIVATE. SIGINT, SIGTERM and SIGHUP are passed to the script; \
 its results are staged out also when it failed or was interrupted. If stage-out fails, the buffer is kept and the message says how to get the data.\n\n\
 Exit codes: that of the script (128 and the signal's number if a signal ended it), or 120 the job did not start, \
-121 stage-out failed and the buffer is kept, 122 the buffer could not be removed, \
+121 stage-out failed and the buffer is kept, 122 the buffer could not be removed, or not unmounted on all nodes, \
 123 the script's exit code is not known (after --resume), 2 wrong usage.\n\n\
 Examples:\n  \
 forebay run --flash /dev/shm job.sh\n  \
 forebay run job.sh input.lmp 100\n  \
+forebay run --server node1:4242 --on node2,node3 --launch 'ssh {host}' job.sh\n  \
 forebay run --resume /nvme/forebay-jobs-1000/job-1732230000-4711/job.json"
 )]
 pub struct RunArgs {
     /// Directory on fast local storage that holds the buffer; by default $FOREBAY_FLASH or $TMPDIR.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,
+    /// Have the buffer at servers, and mounted on this node and those of --on.
+    #[command(flatten)]
+    pub at: RunServerArgs,
     /// Where the buffer is mounted; by default a directory made for the job.
     #[arg(long, value_name = "DIR")]
     pub mount_dir: Option<PathBuf>,
@@ -339,7 +343,8 @@ pub struct RunArgs {
     #[arg(long, value_enum, value_name = "HOW", default_value = "cache")]
     pub verify: VerifyArg,
     /// Go on with a job whose `forebay run` was killed, or whose stage-out failed: its record.
-    #[arg(long, value_name = "RECORD", conflicts_with_all = ["script", "flash", "mount_dir", "work_dir", "store", "keep", "verify"])]
+    #[arg(long, value_name = "RECORD", conflicts_with_all = ["script", "flash", "mount_dir", "work_dir", "store", "keep", "verify",
+          "server", "secret_file", "servers", "on", "launch"])]
     pub resume: Option<PathBuf>,
     /// Print the summary as JSON, as the last line of standard output.
     #[arg(long)]

@@ -21,6 +21,28 @@ pub struct ServerArgs {
     pub secret_file: Option<PathBuf>,
 }
 
+/// Where a job has its buffer, if not in a flash directory of this node.
+#[derive(Debug, Clone, Args)]
+pub struct RunServerArgs {
+    /// Have the buffer at the servers that this one belongs to: HOST:PORT or unix:/PATH. By
+    /// default, if there is no --flash, $FOREBAY_SERVER.
+    #[arg(long, value_name = "ADDR", conflicts_with = "flash")]
+    pub server: Option<ServerAddress>,
+    /// Secret to show for making the buffer; by default as for `forebay buffer create`.
+    #[arg(long, value_name = "FILE", conflicts_with = "flash")]
+    pub secret_file: Option<PathBuf>,
+    /// Servers to spread the buffer over; 0 for all.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub servers: u16,
+    /// Nodes that mount the buffer too. The script runs on this node, which always does.
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',', conflicts_with = "flash")]
+    pub on: Vec<String>,
+    /// How a command is run on such a node: {host} stands for its name. It gets a shell's
+    /// commands on standard input.
+    #[arg(long, value_name = "COMMAND", default_value = forebay_jobs::run::nodes::DEFAULT_LAUNCH)]
+    pub launch: String,
+}
+
 /// `forebay serve`.
 #[derive(Debug, Clone, Args)]
 #[command(

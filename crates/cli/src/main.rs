@@ -10,6 +10,7 @@ mod commands;
 mod daemon;
 mod failure;
 mod helper;
+mod job_servers;
 mod mount_options;
 mod secrets;
 mod servers;

@@ -144,6 +144,12 @@ pub fn keep_buffer(name: &BufferName, secret: &str) -> Result<PathBuf, ControlEr
     Ok(path)
 }
 
+/// Text of the file with a buffer's secret; `None` if there is none.
+pub fn buffer_text(name: &BufferName) -> Result<Option<String>, ControlError> {
+    let found = read(&buffer_path(name)?)?;
+    Ok(found.map(|(_, secret)| format!("buffer {name} {}\n", secret.to_hex())))
+}
+
 /// Forgets a buffer's secret; there may be none.
 pub fn forget_buffer(name: &BufferName) -> Result<(), ControlError> {
     let path = buffer_path(name)?;

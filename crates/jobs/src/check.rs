@@ -87,8 +87,16 @@ pub fn flash_dir(given: Option<&Path>) -> Option<PathBuf> {
     })
 }
 
-/// Looks at everything that a job names.
+/// Looks at everything that a job names, and at the flash directory that is to hold its buffer.
 pub fn check(job: &JobRequest, flash: Option<&Path>) -> Report {
+    let mut report = check_named(job);
+    check_flash(job, flash, &mut report);
+    report
+}
+
+/// Looks at everything that a job names. What room servers have they say when they are asked for
+/// the buffer.
+pub fn check_named(job: &JobRequest) -> Report {
     let mut report = Report { stage_in_complete: true, ..Report::default() };
     if let Some(line) = &job.interpreter {
         let program = Path::new(line.split([' ', '\t']).next().unwrap_or(line));
@@ -112,7 +120,6 @@ pub fn check(job: &JobRequest, flash: Option<&Path>) -> Report {
         let hint = "ask for a larger capacity= in the jobdw line";
         report.find(line, Path::new("all stage_in lines"), what, hint);
     }
-    check_flash(job, flash, &mut report);
     report
 }
 

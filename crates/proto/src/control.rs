@@ -338,6 +338,10 @@ pub struct StageSpec {
     pub keep_going: bool,
     /// Retries of a transient error per file, with backoff.
     pub retries: u32,
+    /// Where who asks sees the root of a served buffer, whose server cannot know: lists and links
+    /// among the results name files by paths below it.
+    #[serde(default)]
+    pub seen_at: Option<PathBytes>,
 }
 
 /// State of a plan.

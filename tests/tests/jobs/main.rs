@@ -1,10 +1,12 @@
 //! Jobs on real mounts: `forebay run` with #DW scripts, from stage-in to teardown, and what is
-//! left when a step fails, the PFS refuses, or the runner is killed.
+//! left when a step fails, the PFS refuses, or the runner is killed. Jobs at a server are in `served`.
 
 // Helpers of tests may stop the test.
 #![allow(clippy::unwrap_used)]
 
 mod place;
+mod served;
+mod servers;
 
 use forebay_tests::buffer::binary;
 use place::{Place, Run, signal, until};

@@ -3,7 +3,7 @@
 use super::pool;
 use crate::args::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
-    BufferListArgs, BufferStatusArgs,
+    BufferListArgs, BufferStatusArgs, ServerArgs,
 };
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::secrets;
@@ -58,7 +58,7 @@ fn create(args: &BufferCreateArgs) -> Outcome {
     };
     // Before the buffer is made: it must be possible to keep its secret.
     let path = secrets::buffer_path(&args.name)?;
-    let (buffer, secret) = ask_until_answered(args, &Token(token), &spec)?;
+    let (buffer, secret) = ask_until_answered(&args.at, &Token(token), &spec)?;
     if let Err(error) = secrets::keep_buffer(&args.name, &secret) {
         let kept =
             format!("the buffer was made; `forebay buffer destroy {}` removes it again", args.name);
@@ -81,14 +81,14 @@ fn create(args: &BufferCreateArgs) -> Outcome {
 
 /// Without the answer there is no secret: a connection that breaks is made anew, and the same
 /// token gives the same buffer.
-fn ask_until_answered(
-    args: &BufferCreateArgs,
+pub fn ask_until_answered(
+    at: &ServerArgs,
     token: &Token,
     spec: &BufferSpec,
 ) -> anyhow::Result<(Box<ServedBuffer>, String)> {
     let mut tries = 1;
     loop {
-        let mut server = Server::connect(&args.at, None)?;
+        let mut server = Server::connect(at, None)?;
         let request = LedgerRequest::Create { token: token.clone(), spec: spec.clone() };
         match server.ask(&request) {
             Ok(LedgerReply::Created { buffer, secret }) => return Ok((buffer, secret)),

@@ -1,6 +1,6 @@
 //! One file per command. Each has `run(args) -> Outcome`.
 
-mod buffer;
+pub mod buffer;
 mod check;
 mod completions;
 mod man;

@@ -5,12 +5,17 @@
 use super::validate;
 use crate::args::RunArgs;
 use crate::failure::{Outcome, Usage, print_json};
+use crate::job_servers::JobServers;
 use anyhow::Context;
 use clap::ValueEnum;
 use forebay_jobs::check;
+use forebay_jobs::run::nodes::{HOST_MARK, MAX_NODES, Node};
 use forebay_jobs::run::report::EXIT_NOT_STARTED;
-use forebay_jobs::run::{self, Finished, Program, RunConfig};
+use forebay_jobs::run::served::refused_on_nodes;
+use forebay_jobs::run::{self, Finished, Program, RunConfig, ServedConfig};
+use forebay_net::ServerAddress;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Runs the command.
@@ -41,11 +46,21 @@ fn start(args: &RunArgs, script: &Path) -> anyhow::Result<Option<Finished>> {
             return Ok(None);
         }
     };
-    let Some(flash) = check::flash_dir(args.flash.as_deref()) else {
-        let text = "no flash directory: give --flash DIR, or set FOREBAY_FLASH";
-        return Err(Usage(text.into()).into());
+    let served = served(args)?;
+    let (flash, report) = match (&served, check::flash_dir(args.flash.as_deref())) {
+        (Some(served), found) => {
+            if let Some(why) = refused_on_nodes(&request, served.nodes.len()) {
+                return Err(Usage(why).into());
+            }
+            // It holds the job's record and mount point, no data.
+            (found.unwrap_or_else(std::env::temp_dir), check::check_named(&request))
+        }
+        (None, Some(flash)) => (flash.clone(), check::check(&request, Some(&flash))),
+        (None, None) => {
+            let text = "no flash directory: give --flash DIR, or set FOREBAY_FLASH";
+            return Err(Usage(text.into()).into());
+        }
     };
-    let report = check::check(&request, Some(&flash));
     if !report.findings.is_empty() {
         validate::print_findings(&name, &report);
         if args.json {
@@ -60,6 +75,7 @@ fn start(args: &RunArgs, script: &Path) -> anyhow::Result<Option<Finished>> {
         request,
         validate_s: begun.elapsed().as_secs_f64(),
         flash,
+        served,
         mount_dir: args.mount_dir.clone(),
         work_dir: args.work_dir.clone(),
         store: store.map(|value| value.get_name().to_string()),
@@ -70,9 +86,50 @@ fn start(args: &RunArgs, script: &Path) -> anyhow::Result<Option<Finished>> {
     Ok(Some(finished))
 }
 
+/// What the job wants of servers; `None` if its buffer is to be on this node.
+fn served(args: &RunArgs) -> anyhow::Result<Option<ServedConfig>> {
+    let usage = |text: &str| anyhow::Error::from(Usage(text.into()));
+    let by_environment = || std::env::var("FOREBAY_SERVER").ok().filter(|text| !text.is_empty());
+    let server = match (&args.at.server, &args.flash) {
+        (Some(server), _) => server.to_string(),
+        (None, Some(_)) => return Ok(None),
+        (None, None) => match by_environment() {
+            Some(text) => text.parse::<ServerAddress>()?.to_string(),
+            None if !args.at.on.is_empty() => {
+                return Err(usage("--on needs --server: other nodes mount what servers have"));
+            }
+            None => return Ok(None),
+        },
+    };
+    if !args.at.launch.contains(HOST_MARK) {
+        return Err(usage(
+            "--launch has no {host}: it would start the same command for every node",
+        ));
+    }
+    let named: Result<Vec<Node>, String> =
+        args.at.on.iter().map(|host| Node::named(host)).collect();
+    let nodes = named.map_err(|why| usage(&format!("--on: {why}")))?;
+    if nodes.len() > MAX_NODES {
+        return Err(usage(&format!("--on: at most {MAX_NODES} nodes")));
+    }
+    let secret_file = args.at.secret_file.as_deref().map(std::path::absolute).transpose()?;
+    Ok(Some(ServedConfig {
+        server,
+        secret_file,
+        servers: args.at.servers,
+        token: format!("{:032x}", forebay_net::random::u128()?),
+        nodes,
+        launch: args.at.launch.clone(),
+    }))
+}
+
 /// This executable, and how the user called it.
 fn program() -> anyhow::Result<Program> {
     let path = std::env::current_exe().context("find this executable")?;
     let called = std::env::args_os().next().unwrap_or_else(|| "forebay".into());
-    Ok(Program { path, called: called.to_string_lossy().into_owned() })
+    Ok(Program {
+        path,
+        called: called.to_string_lossy().into_owned(),
+        servers: Arc::new(JobServers),
+    })
 }

@@ -65,6 +65,7 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
         rate_bytes_per_s: args.rate.unwrap_or(0),
         keep_going: !args.stop_on_error,
         retries: args.retries,
+        seen_at: None,
     };
     let started = stager.start(spec)?;
     if args.no_wait {

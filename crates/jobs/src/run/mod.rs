@@ -7,28 +7,33 @@
 
 pub mod console;
 pub mod mount;
+pub mod nodes;
 pub mod process;
 pub mod record;
 pub mod report;
+pub mod served;
 pub mod signals;
 pub mod staging;
 pub mod step;
 
-use crate::request::{AccessMode, JobRequest};
+use crate::request::JobRequest;
 use console::Console;
 use forebay_client::Control;
-use forebay_proto::control::{BufferStatus, Direction, Verify};
+use forebay_proto::control::{Direction, Verify};
 use forebay_proto::size::format_bytes;
 use process::Script;
 use record::{JobRecord, ProcessRef, RECORD_FORMAT, RECORD_NAME, ScriptExit, as_bytes, as_path};
+use report::Held;
 use rustix::process::Signal;
 use serde::Serialize;
+use served::Servers;
 use signals::{Signals, signal_name};
 use staging::{StageFailure, Stager};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use step::{Ended, Step, StepSummary};
 
@@ -46,8 +51,10 @@ pub struct RunConfig {
     pub request: JobRequest,
     /// Seconds that validation took.
     pub validate_s: f64,
-    /// Flash directory.
+    /// Flash directory; with `served` the directory that the job's own one is made in.
     pub flash: PathBuf,
+    /// Servers to have the buffer at; without, it is made in `flash`.
+    pub served: Option<ServedConfig>,
     /// Where to mount; by default in the job's directory.
     pub mount_dir: Option<PathBuf>,
     /// Where the job's directory is made; by default in the flash directory.
@@ -62,6 +69,23 @@ pub struct RunConfig {
     pub program: Program,
 }
 
+/// What is asked of servers.
+#[derive(Debug)]
+pub struct ServedConfig {
+    /// Server that is asked.
+    pub server: String,
+    /// Secret to show it.
+    pub secret_file: Option<PathBuf>,
+    /// Servers to spread the buffer over; 0 = all.
+    pub servers: u16,
+    /// Random: makes the buffer's name and its reservation unique.
+    pub token: String,
+    /// Nodes beside this one.
+    pub nodes: Vec<nodes::Node>,
+    /// How a shell is started on them.
+    pub launch: String,
+}
+
 /// This executable.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -69,6 +93,8 @@ pub struct Program {
     pub path: PathBuf,
     /// What the user called it, for commands in messages.
     pub called: String,
+    /// How it asks servers.
+    pub servers: Arc<dyn Servers>,
 }
 
 /// Why a job was not begun or not taken up. Nothing was changed.
@@ -150,6 +176,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
     let mount_point = fs::create_dir_all(&mount_point)
         .and_then(|()| mount_point.canonicalize())
         .map_err(|e| RunError::new(format!("make mount point {}", mount_point.display()), e))?;
+    let served = config.served.as_ref().map(|given| served::begin(given, &id)).transpose()?;
     let own = ProcessRef::of(pid as i32);
     let runner = own.ok_or_else(|| RunError::new("read /proc", "it does not show this process"))?;
     let validated =
@@ -161,6 +188,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
         script_args: config.args.iter().map(|arg| as_bytes(Path::new(arg))).collect(),
         request: config.request.clone(),
         flash: as_bytes(&flash),
+        served,
         mount_point: as_bytes(&mount_point),
         mount_point_is_ours: ours,
         store: config.store.clone(),
@@ -196,10 +224,14 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     let console = Console::new();
     console.say(&format!("forebay: {}: it was left in step {}", record.id, record.step));
     let say = |text: &str| console.step(first, text);
-    mount::mount_again(&program.path, &record, &dir, &signals, &say)
-        .map_err(|why| RunError::new("mount the job's buffer again", why))?;
+    // A buffer at servers is given back without a mount.
+    if record.served.is_none() || first != Step::Teardown {
+        mount::mount_again(&program.path, &record, &dir, &signals, &say)
+            .map_err(|why| RunError::new("mount the job's buffer again", why))?;
+    }
     record.done.retain(|summary| summary.step < first);
     let mut machine = Machine::new(record, dir, program, signals, console);
+    machine.resumed = true;
     machine.drive(first);
     Ok(machine.finish())
 }
@@ -212,6 +244,8 @@ struct Machine {
     signals: Signals,
     console: Console,
     failures: Vec<StageFailure>,
+    /// Another process had begun the job: commands of it may still run.
+    resumed: bool,
 }
 
 impl Machine {
@@ -222,7 +256,7 @@ impl Machine {
         signals: Signals,
         console: Console,
     ) -> Machine {
-        Machine { record, dir, program, signals, console, failures: Vec::new() }
+        Machine { record, dir, program, signals, console, failures: Vec::new(), resumed: false }
     }
 
     /// Takes steps from `first` to the end.
@@ -267,17 +301,8 @@ impl Machine {
 
     fn setup(&mut self) -> StepSummary {
         let summary = StepSummary::new(Step::Setup);
-        if let Err(refusal) =
-            mount::mount(&self.program.path, &self.record, &self.dir, &self.signals)
-        {
-            return summary.ending(Ended::Failed, refusal.why);
-        }
-        for mode in self.record.request.access_modes.clone() {
-            let path = self.mode_dir(mode);
-            if let Err(error) = fs::create_dir_all(&path) {
-                let why = format!("make {}: {error}", path.display());
-                return summary.ending(Ended::Failed, why);
-            }
+        if let Err(why) = self.make_and_mount() {
+            return summary.ending(Ended::Failed, why);
         }
         let capacity = format_bytes(self.record.request.capacity_bytes);
         let mount = self.record.mount_point().display().to_string();
@@ -285,18 +310,33 @@ impl Machine {
         summary
     }
 
-    /// Directory of a mode's namespace in the mount.
-    fn mode_dir(&self, mode: AccessMode) -> PathBuf {
-        let root = self.record.request.mode_root(mode).trim_start_matches('/');
-        match root {
-            "" => self.record.mount_point().to_path_buf(),
-            root => self.record.mount_point().join(root),
+    fn make_and_mount(&mut self) -> Result<(), String> {
+        if let Some(job) = &self.record.served {
+            let made = self.program.servers.create(&self.record, job);
+            made.map_err(|error| error.to_string())?;
         }
+        mount::mount(&self.program.path, &self.record, &self.dir, &self.signals)
+            .map_err(|refusal| refusal.why)?;
+        for mode in self.record.request.access_modes.clone() {
+            let path = self.record.mode_dir(mode, &self.dir);
+            let made = match served::own_directory(&self.record, mode) {
+                Some(own) => mount::link_to(&own, &path),
+                None => fs::create_dir_all(&path),
+            };
+            made.map_err(|error| format!("make {}: {error}", path.display()))?;
+        }
+        served::mount_nodes(&self.program, &mut self.record, &self.dir, &self.signals)?;
+        self.save();
+        Ok(())
     }
 
     fn stage(&mut self, direction: Direction) -> StepSummary {
-        let mut stager =
-            Stager { signals: &self.signals, console: &mut self.console, dir: &self.dir };
+        let mut stager = Stager {
+            program: &self.program,
+            signals: &self.signals,
+            console: &mut self.console,
+            dir: &self.dir,
+        };
         let staged = stager.stage(&mut self.record, direction);
         let summary = staged.summary;
         for failure in &staged.failures {
@@ -350,8 +390,11 @@ impl Machine {
             ("FOREBAY_BUFFER", self.record.mount_point().as_os_str().to_owned()),
             ("FOREBAY_JOB_ID", OsString::from(&self.record.id)),
         ];
+        if let Some(job) = &self.record.served {
+            environment.push(("FOREBAY_HOSTS", OsString::from(job.hosts())));
+        }
         for &mode in &self.record.request.access_modes {
-            let mut path = self.mode_dir(mode).into_os_string().into_vec();
+            let mut path = self.record.mode_dir(mode, &self.dir).into_os_string().into_vec();
             path.push(b'/');
             environment.push((mode.variable(), OsString::from_vec(path)));
         }
@@ -439,7 +482,7 @@ impl Machine {
 
     fn teardown(&mut self) -> StepSummary {
         let summary = StepSummary::new(Step::Teardown);
-        if let Err(why) = self.unmount() {
+        if let Err(why) = self.give_back() {
             return summary.ending(Ended::Failed, why);
         }
         if self.record.keep {
@@ -460,6 +503,29 @@ impl Machine {
         }
     }
 
+    /// Ends all mounts and destroys the buffer. A node that does not answer is named, and holds
+    /// nothing: its mount has no buffer any more.
+    fn give_back(&self) -> Result<(), String> {
+        let Some(job) = &self.record.served else { return self.unmount() };
+        let here = self.unmount();
+        let nodes = served::umount_nodes(&self.program, &self.record, &self.dir, &self.signals);
+        let gone = match self.record.keep {
+            true => Ok(()),
+            false => self.program.servers.destroy(job).map_err(|error| error.to_string()),
+        };
+        let late = match self.resumed && !self.record.keep && gone.is_ok() {
+            true => mount::end_late(&self.program.path, &self.record, &self.dir, &self.signals)
+                .and_then(|()| {
+                    let (dir, signals) = (&self.dir, &self.signals);
+                    served::umount_nodes(&self.program, &self.record, dir, signals)
+                }),
+            false => Ok(()),
+        };
+        let results = [here, nodes, gone, late];
+        let failed: Vec<String> = results.into_iter().filter_map(Result::err).collect();
+        if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+    }
+
     /// Unmounts, which destroys the buffer; by force if something holds it.
     fn unmount(&self) -> Result<(), String> {
         let (path, point) = (&self.program.path, self.record.mount_point());
@@ -472,6 +538,8 @@ impl Machine {
         if mount::is_mounted(point) {
             // Everything that is to be kept is on the PFS: nobody may hold the node.
             self.console.step(Step::Teardown, &format!("{why}; detaching it by force"));
+        } else if self.record.served.is_some() {
+            return Ok(());
         } else {
             // The umount of a runner that was killed came first. Whether it also destroyed the
             // buffer is not known: what is mounted again is the old buffer or an empty one.
@@ -481,10 +549,15 @@ impl Machine {
         mount::umount(path, &self.record, &self.dir, true, &self.signals)
     }
 
-    /// State of the buffer, if its server answers.
-    fn buffer_status(&self) -> Option<BufferStatus> {
+    /// What the buffer holds, if its server answers.
+    fn held(&self) -> Option<Held> {
+        if let Some(job) = &self.record.served {
+            let status = self.program.servers.status(job).ok()?;
+            return Some(Held { used_bytes: status.used_bytes, volatile: status.volatile });
+        }
         let (mut control, _) = Control::connect_path(self.record.mount_point()).ok()?;
-        control.buffer_status().ok()
+        let status = control.buffer_status().ok()?;
+        Some(Held { used_bytes: status.used_bytes, volatile: status.volatile })
     }
 
     /// Says how it went.
@@ -492,22 +565,18 @@ impl Machine {
         let exit_code = report::exit_code(&self.record);
         let kept = exit_code == report::EXIT_STAGE_OUT;
         self.console.say(&report::table(&self.record));
+        let called = &self.program.called;
         if kept {
-            let status = self.buffer_status();
-            let called = &self.program.called;
-            let text =
-                report::kept_text(&self.record, &self.dir, &self.failures, status.as_ref(), called);
+            // This node's mount is enough to look at what is there: the others are let go.
+            let (dir, signals) = (&self.dir, &self.signals);
+            if let Err(why) = served::umount_nodes(&self.program, &self.record, dir, signals) {
+                self.console.say(&format!("forebay: {why}"));
+            }
+            let held = self.held();
+            let text = report::kept_text(&self.record, dir, &self.failures, held.as_ref(), called);
             self.console.say(&text);
         } else if self.record.keep {
-            let (mount, flash) = (self.record.mount_point(), as_path(&self.record.flash));
-            self.console.say(&format!(
-                "The buffer is kept on flash, as asked; to mount it again:\n  {} mount --scratch \
-                 {} --flash {} {}",
-                self.program.called,
-                self.record.request.capacity_bytes,
-                flash.display(),
-                mount.display()
-            ));
+            self.console.say(&report::keep_text(&self.record, called));
         }
         let record_path = self.dir.join(RECORD_NAME);
         let left = record_path.exists() && (kept || exit_code == report::EXIT_TEARDOWN);

@@ -64,12 +64,19 @@ pub fn mount(
     dir: &Path,
     signals: &Signals,
 ) -> Result<(), Refusal> {
-    let mut args: Vec<OsString> = vec!["mount".into(), "--json".into(), "--scratch".into()];
-    args.push(record.request.capacity_bytes.to_string().into());
-    args.extend(["--flash".into(), as_path(&record.flash).into()]);
+    let mut args: Vec<OsString> = vec!["mount".into(), "--json".into()];
     args.extend(["--log-file".into(), dir.join("mount.log").into()]);
-    if let Some(store) = &record.store {
-        args.extend(["--store".into(), store.into()]);
+    match &record.served {
+        Some(job) => {
+            args.extend(["--buffer".into(), job.buffer.as_str().into()]);
+            args.extend(["--server".into(), job.server.as_str().into()]);
+        }
+        None => {
+            args.extend(["--scratch".into(), record.request.capacity_bytes.to_string().into()]);
+            args.extend(["--flash".into(), as_path(&record.flash).into()]);
+            let store = record.store.iter().flat_map(|store| ["--store".into(), store.into()]);
+            args.extend(store);
+        }
     }
     args.push("--".into());
     args.push(record.mount_point().into());
@@ -110,6 +117,32 @@ pub fn mount_again(
             told = true;
         }
         std::thread::sleep(OTHERS_PAUSE);
+    }
+}
+
+/// Makes sure that no mount of a buffer at servers that is gone is left: the command of an earlier
+/// runner may still have been at it. While that runs, mounting is refused as in use; afterwards
+/// it is refused because there is no such buffer.
+///
+/// # Errors
+/// If that command does not end, or its mount cannot be ended.
+pub fn end_late(
+    program: &Path,
+    record: &JobRecord,
+    dir: &Path,
+    signals: &Signals,
+) -> Result<(), String> {
+    let begun = Instant::now();
+    loop {
+        if is_mounted(record.mount_point()) {
+            umount(program, record, dir, true, signals)?;
+        }
+        match mount(program, record, dir, signals) {
+            Ok(()) => {}
+            Err(refusal) if refusal.errno != Some(libc::EBUSY) => return Ok(()),
+            Err(refusal) if begun.elapsed() >= OTHERS_LIMIT => return Err(refusal.why),
+            Err(_) => std::thread::sleep(OTHERS_PAUSE),
+        }
     }
 }
 
@@ -215,7 +248,7 @@ fn errno_in(told: &Path) -> Option<i32> {
 }
 
 /// What a command said last, without its own name before it.
-fn reason(said: &Path) -> Option<String> {
+pub(super) fn reason(said: &Path) -> Option<String> {
     let text = fs::read(said).ok()?;
     let tail = &text[text.len().saturating_sub(MAX_MESSAGE_BYTES)..];
     let text = String::from_utf8_lossy(tail);
@@ -225,6 +258,21 @@ fn reason(said: &Path) -> Option<String> {
     lines.dedup();
     lines.retain(|line| !line.is_empty());
     (!lines.is_empty()).then(|| lines.join("; "))
+}
+
+/// Makes a directory, and a link to it.
+///
+/// # Errors
+/// Those of the file system.
+pub fn link_to(directory: &Path, link: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    match std::os::unix::fs::symlink(directory, link) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(link)?;
+            std::os::unix::fs::symlink(directory, link)
+        }
+        made => made,
+    }
 }
 
 /// Removes what was made for the job, once its buffer is gone.
@@ -242,7 +290,8 @@ pub fn remove_job_dir(record: &JobRecord, dir: &Path) -> io::Result<()> {
     // goes last, so that what is left by a kill in between can still be taken up.
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if entry.file_type()?.is_file() && entry.file_name() != RECORD_NAME {
+        let kind = entry.file_type()?;
+        if (kind.is_file() || kind.is_symlink()) && entry.file_name() != RECORD_NAME {
             fs::remove_file(entry.path())?;
         }
     }

@@ -5,8 +5,9 @@
 //! point: it lives as long as the buffer's flash. Invariants: a step is recorded before it
 //! begins; the file is always a whole record (written beside, fsynced, renamed).
 
+use super::served::{self, ServedJob};
 use super::step::{Step, StepSummary};
-use crate::request::JobRequest;
+use crate::request::{AccessMode, JobRequest};
 use forebay_proto::PlanId;
 use forebay_proto::control::{PathBytes, Verify};
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// Format of the record; another one is refused by name.
-pub const RECORD_FORMAT: u32 = 1;
+pub const RECORD_FORMAT: u32 = 2;
 
 /// File name of a record.
 pub const RECORD_NAME: &str = "job.json";
@@ -67,12 +68,15 @@ pub enum ScriptExit {
 }
 
 /// A plan that was started for a line of the script.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartedPlan {
     /// Line of the directive.
     pub line: u32,
     /// The server's plan.
     pub plan: PlanId,
+    /// The node whose namespace it is about, if each has one.
+    #[serde(default)]
+    pub node: Option<String>,
 }
 
 /// All that is needed to go on with a job.
@@ -88,8 +92,10 @@ pub struct JobRecord {
     pub script_args: Vec<PathBytes>,
     /// What it asks for.
     pub request: JobRequest,
-    /// Flash directory.
+    /// Flash directory; of a job at servers the directory that its own one is made in.
     pub flash: PathBytes,
+    /// What it has at servers, if its buffer is there.
+    pub served: Option<ServedJob>,
     /// Where the buffer is mounted.
     pub mount_point: PathBytes,
     /// True if the mount point was made for the job, and goes with it.
@@ -118,6 +124,19 @@ impl JobRecord {
     /// Mount point.
     pub fn mount_point(&self) -> &Path {
         as_path(&self.mount_point)
+    }
+
+    /// Where the script finds a mode's namespace; `dir` is the job's directory.
+    pub fn mode_dir(&self, mode: AccessMode, dir: &Path) -> PathBuf {
+        let root = self.request.mode_root(mode).trim_start_matches('/');
+        match root {
+            "" => self.mount_point().to_path_buf(),
+            // The same path on all nodes leads to each node's own directory.
+            _ if mode == AccessMode::Private && served::has_own_link(self) => {
+                dir.join(served::OWN_LINK)
+            }
+            root => self.mount_point().join(root),
+        }
     }
 
     /// Reads a record; `path` names it or the directory it lies in.
@@ -163,12 +182,12 @@ impl JobRecord {
 }
 
 /// Bytes as a path.
-pub(crate) fn as_path(bytes: &PathBytes) -> &Path {
+pub fn as_path(bytes: &PathBytes) -> &Path {
     Path::new(OsStr::from_bytes(bytes.as_bytes()))
 }
 
 /// A path as bytes.
-pub(crate) fn as_bytes(path: &Path) -> PathBytes {
+pub fn as_bytes(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 
@@ -305,8 +324,8 @@ mod tests {
     fn other_formats_are_refused_by_name() {
         let dir = tempfile::tempdir().expect("a directory");
         for (text, said) in [
-            (r#"{"format":7}"#, "record format 7, this program reads 1"),
-            (r#"{"format":1}"#, "the record is damaged"),
+            (r#"{"format":7}"#, "record format 7, this program reads 2"),
+            (r#"{"format":2}"#, "the record is damaged"),
             ("nonsense", "this is no record of a job"),
         ] {
             fs::write(dir.path().join(RECORD_NAME), text).expect("write");

@@ -5,7 +5,7 @@ use super::signals::signal_name;
 use super::staging::{StageFailure, path_in_mount};
 use super::step::{Ended, Step, StepSummary};
 use crate::problem::printable_bytes;
-use forebay_proto::control::{BufferStatus, PathBytes, StageKind};
+use forebay_proto::control::{PathBytes, StageKind};
 use forebay_proto::size::format_bytes;
 use rustix::process::Signal;
 use std::path::Path;
@@ -113,24 +113,56 @@ fn quoted_bytes(path: &PathBytes) -> String {
     shell_word(as_path(path))
 }
 
+/// What a kept buffer holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// A power cut loses it.
+    pub volatile: bool,
+}
+
+/// What to say of a buffer that the user asked to keep.
+pub fn keep_text(record: &JobRecord, program: &str) -> String {
+    let mount = shell_word(record.mount_point());
+    match &record.served {
+        Some(job) => format!(
+            "The buffer is kept at the server, as asked; to mount it again, and to destroy it:\n  \
+             {program} mount --buffer {name} --server {server} {mount}\n  \
+             {program} buffer destroy {name} --server {server}",
+            name = job.buffer,
+            server = job.server,
+        ),
+        None => format!(
+            "The buffer is kept on flash, as asked; to mount it again:\n  {program} mount --scratch \
+             {} --flash {} {mount}",
+            record.request.capacity_bytes,
+            as_path(&record.flash).display(),
+        ),
+    }
+}
+
 /// What to say when results did not reach the PFS: what is where, and how to get it.
 pub fn kept_text(
     record: &JobRecord,
     dir: &Path,
     failures: &[StageFailure],
-    status: Option<&BufferStatus>,
+    held: Option<&Held>,
     program: &str,
 ) -> String {
     let mount = shell_word(record.mount_point());
     let mut text = String::from(
         "stage-out did not bring all results to the PFS. Nothing is lost: the buffer is kept.\n",
     );
-    match status {
-        Some(status) => {
-            let used = format_bytes(status.used_bytes);
+    match held {
+        Some(held) => {
+            let used = format_bytes(held.used_bytes);
             text += &format!("  It is mounted at {mount} and holds {used}.\n");
-            if status.volatile {
-                text += "  It lies in memory (tmpfs): a restart of this node would lose it.\n";
+            if held.volatile {
+                let whose = if record.served.is_some() { "the server's" } else { "this" };
+                text += &format!(
+                    "  It lies in memory (tmpfs): a restart of {whose} node would lose it.\n"
+                );
             }
         }
         None => {
@@ -154,13 +186,26 @@ pub fn kept_text(
             StageKind::List => "--type list ",
             _ => "",
         };
-        let (from, to) = (path_in_mount(record, stage), &stage.pfs_path);
-        text +=
-            &format!("  {program} stage out {kind}{} {}\n", shell_word(&from), quoted_bytes(to));
+        let to = quoted_bytes(&stage.pfs_path);
+        let (from, flags) = match &record.served {
+            None => (shell_word(&path_in_mount(record, dir, stage)), String::new()),
+            Some(job) => {
+                let inside = record.request.buffer_path(stage).to_string();
+                let from = format!("{}:{inside}", job.buffer);
+                (shell_word(Path::new(&from)), format!("--server {} ", job.server))
+            }
+        };
+        text += &format!("  {program} stage out {kind}{flags}{from} {to}\n");
     }
+    let destroy = match &record.served {
+        Some(job) => format!(
+            "{program} buffer destroy {} --force --server {} && {program} umount {mount}",
+            job.buffer, job.server
+        ),
+        None => format!("{program} umount {mount}"),
+    };
     text += &format!(
-        "To give the buffer up with all that is in it:\n  \
-         {program} umount {mount} && rm -r {}\n",
+        "To give the buffer up with all that is in it:\n  {destroy} && rm -r {}\n",
         shell_word(dir)
     );
     text

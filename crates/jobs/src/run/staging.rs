@@ -5,8 +5,10 @@
 //! only if the server says so of all its files (written, fsynced, verified), or the line says
 //! `tolerate_errors=yes`. Called by [`super`].
 
+use super::Program;
 use super::console::Console;
-use super::record::{JobRecord, as_bytes, as_path};
+use super::record::{JobRecord, StartedPlan, as_bytes, as_path};
+use super::served::{self, Copy, Plans};
 use super::signals::{Signals, signal_name};
 use super::step::{Ended, Step, StepSummary};
 use crate::problem::printable;
@@ -26,6 +28,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// First time between two looks: most plans of small jobs are done by then.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
+
+/// Longest wait for servers that are away: what a mount has as well.
+const SERVERS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Retries of a transient error, per file.
 const RETRIES: u32 = 5;
@@ -58,8 +63,60 @@ enum LineEnd {
     Interrupted(Option<PlanStatus>),
 }
 
+impl LineEnd {
+    /// This end and that of one more copy of the same line.
+    fn and(self, other: LineEnd) -> LineEnd {
+        let (before, after) = (self.status().cloned(), other.status().cloned());
+        let sum = match (before, after) {
+            (Some(before), Some(after)) => Some(PlanStatus {
+                files_done: before.files_done + after.files_done,
+                files_failed: before.files_failed + after.files_failed,
+                files_skipped: before.files_skipped + after.files_skipped,
+                bytes_done: before.bytes_done + after.bytes_done,
+                ..after
+            }),
+            (before, after) => after.or(before),
+        };
+        match (self, other, sum) {
+            (_, LineEnd::Interrupted(_), sum) => LineEnd::Interrupted(sum),
+            (LineEnd::Failed(mut why, _), LineEnd::Failed(more, _), sum) => {
+                why.extend(more);
+                LineEnd::Failed(why, sum)
+            }
+            (LineEnd::Failed(why, _), _, sum) | (_, LineEnd::Failed(why, _), sum) => {
+                LineEnd::Failed(why, sum)
+            }
+            (_, _, Some(sum)) => LineEnd::Done(sum),
+            (_, end, None) => end,
+        }
+    }
+
+    fn status(&self) -> Option<&PlanStatus> {
+        match self {
+            LineEnd::Done(status) => Some(status),
+            LineEnd::Failed(_, status) | LineEnd::Interrupted(status) => status.as_ref(),
+        }
+    }
+}
+
+impl Plans for Control {
+    fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError> {
+        self.stage_start(spec)
+    }
+
+    fn status(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        self.stage_status(plan)
+    }
+
+    fn cancel(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        self.stage_cancel(plan)
+    }
+}
+
 /// What is needed to stage.
 pub struct Stager<'a> {
+    /// This executable, which knows how to ask servers.
+    pub program: &'a Program,
     /// Signals of the runner.
     pub signals: &'a Signals,
     /// The user's view.
@@ -83,11 +140,7 @@ impl Stager<'_> {
         for stage in stages {
             let end = self.line(record, direction, step, &stage);
             self.console.end_progress();
-            let status = match &end {
-                LineEnd::Done(status) => Some(status),
-                LineEnd::Failed(_, status) | LineEnd::Interrupted(status) => status.as_ref(),
-            };
-            if let Some(status) = status {
+            if let Some(status) = end.status() {
                 summary.files += status.files_done;
                 summary.files_failed += status.files_failed;
                 summary.files_skipped += status.files_skipped;
@@ -122,7 +175,7 @@ impl Stager<'_> {
         Staged { summary, failures }
     }
 
-    /// Does one line.
+    /// Does one line: all its copies are started, then each is waited for.
     fn line(
         &mut self,
         record: &mut JobRecord,
@@ -136,75 +189,153 @@ impl Stager<'_> {
             Direction::In => format!("{pfs} to {buffer}"),
             Direction::Out => format!("{buffer} to {pfs}"),
         };
-        if direction == Direction::In
-            && let Err(why) = make_parent(record, stage)
-        {
+        let prepared = match direction {
+            Direction::In => self.make_parents(record, stage),
+            Direction::Out => make_destinations(record, stage),
+        };
+        if let Err(why) = prepared {
             return LineEnd::Failed(vec![why], None);
         }
-        let started = self.start(record, direction, stage);
-        let (control, plan) = match started {
-            Ok(started) => started,
+        let begun = self.plans(record).and_then(|plans| {
+            let inside = buffer_path(record, self.dir, direction, stage)?;
+            Ok((plans, served::copies(record, direction, stage, &inside)))
+        });
+        let (mut plans, copies) = match begun {
+            Ok(begun) => begun,
             Err(error) => return LineEnd::Failed(vec![error.to_string()], None),
         };
-        self.wait(control, plan, step, &name)
+        let mut started = Vec::new();
+        for copy in &copies {
+            match self.start(plans.as_mut(), record, direction, stage, copy) {
+                Ok(plan) => started.push(plan),
+                Err(error) => {
+                    for plan in started {
+                        // It may have ended; the line has failed anyway.
+                        let _ = plans.cancel(plan);
+                    }
+                    return LineEnd::Failed(vec![error.to_string()], None);
+                }
+            }
+        }
+        let mut end: Option<LineEnd> = None;
+        for (plan, copy) in started.iter().zip(&copies) {
+            if matches!(end, Some(LineEnd::Interrupted(_))) {
+                // Asked and refused: it has ended meanwhile.
+                let _ = plans.cancel(*plan);
+                continue;
+            }
+            let name = match &copy.node {
+                Some(node) => format!("{name} ({node})"),
+                None => name.clone(),
+            };
+            let next = self.wait(plans.as_mut(), *plan, step, &name);
+            end = Some(match end {
+                Some(before) => before.and(next),
+                None => next,
+            });
+        }
+        end.unwrap_or_else(|| LineEnd::Failed(vec!["there is nothing to copy".into()], None))
     }
 
-    /// Starts the plan of a line, or takes up the one that an earlier runner started and that
+    /// Who copies: the mount's own server, or the servers of the job's buffer.
+    fn plans(&self, record: &JobRecord) -> Result<Box<dyn Plans>, ControlError> {
+        match &record.served {
+            Some(job) => self.program.servers.plans(job),
+            None => Ok(Box::new(Control::connect_path(record.mount_point())?.0)),
+        }
+    }
+
+    /// Makes the directories above a stage-in destination, as the job's user.
+    fn make_parents(&self, record: &JobRecord, stage: &StageRequest) -> Result<(), String> {
+        let path = path_in_mount(record, self.dir, stage);
+        let parent = path.parent().unwrap_or(record.mount_point());
+        fs::create_dir_all(parent)
+            .map_err(|error| format!("make {}: {error}", parent.display()))?;
+        match served::is_per_node(record, stage.mode) {
+            true => served::make_on_nodes(self.program, record, self.dir, self.signals, parent),
+            false => Ok(()),
+        }
+    }
+
+    /// Starts the plan of a copy, or takes up the one that an earlier runner started and that
     /// still runs.
     fn start(
         &mut self,
+        plans: &mut dyn Plans,
         record: &mut JobRecord,
         direction: Direction,
         stage: &StageRequest,
-    ) -> Result<(Control, PlanId), ControlError> {
-        let (mut control, _) = Control::connect_path(record.mount_point())?;
-        if let Some(started) = record.plans.iter().find(|started| started.line == stage.line)
-            && let Ok(status) = control.stage_status(started.plan)
+        copy: &Copy,
+    ) -> Result<PlanId, ControlError> {
+        let same = |started: &StartedPlan| started.line == stage.line && started.node == copy.node;
+        if let Some(started) = record.plans.iter().find(|started| same(started))
+            && let Ok(status) = plans.status(started.plan)
             && !status.state.is_final()
         {
-            return Ok((control, status.plan));
+            return Ok(status.plan);
         }
-        let status = control.stage_start(StageSpec {
+        let spec = StageSpec {
             direction,
             kind: stage.kind,
-            pfs_path: stage.pfs_path.clone(),
-            buffer_path: buffer_path(record, direction, stage)?,
+            pfs_path: copy.pfs_path.clone(),
+            buffer_path: copy.buffer_path.clone(),
             verify: record.verify,
             rate_bytes_per_s: 0,
             keep_going: stage.tolerate_errors || direction == Direction::Out,
             retries: RETRIES,
-        })?;
-        record.plans.retain(|started| started.line != stage.line);
-        record.plans.push(super::record::StartedPlan { line: stage.line, plan: status.plan });
+            seen_at: record.served.as_ref().map(|_| as_bytes(record.mount_point())),
+        };
+        let begun = Instant::now();
+        let status = loop {
+            match plans.start(spec.clone()) {
+                // A plan whose start got no answer is made twice: the same files, the same bytes.
+                Err(error) if served::is_away(&error) && begun.elapsed() < SERVERS_LIMIT => {
+                    std::thread::sleep(LOOK_INTERVAL);
+                }
+                answer => break answer?,
+            }
+        };
+        record.plans.retain(|started| !same(started));
+        let (line, plan, node) = (stage.line, status.plan, copy.node.clone());
+        record.plans.push(StartedPlan { line, plan, node });
         if let Err(error) = record.save(self.dir) {
             // The plan runs all the same; a later runner would start it anew, which is safe.
             self.console.say(&format!("forebay: the job's record was not written: {error}"));
         }
-        Ok((control, status.plan))
+        Ok(status.plan)
     }
 
     /// Waits for a plan, showing its progress.
-    fn wait(&mut self, mut control: Control, plan: PlanId, step: Step, name: &str) -> LineEnd {
+    fn wait(&mut self, plans: &mut dyn Plans, plan: PlanId, step: Step, name: &str) -> LineEnd {
         let mut asked = false;
         let mut pause = FIRST_LOOK;
+        let mut heard = Instant::now();
+        let mut last = None;
         loop {
-            let status = match control.stage_status(plan) {
-                Ok(status) => status,
-                Err(error) => return LineEnd::Failed(vec![error.to_string()], None),
-            };
-            match status.state {
-                PlanState::Done => return LineEnd::Done(status),
-                PlanState::Failed => return LineEnd::Failed(reasons(&status), Some(status)),
-                PlanState::Cancelled => {
-                    let why = vec!["the plan was cancelled".to_string()];
-                    return LineEnd::Failed(why, Some(status));
+            match plans.status(plan) {
+                Ok(status) => {
+                    heard = Instant::now();
+                    match status.state {
+                        PlanState::Done => return LineEnd::Done(status),
+                        PlanState::Failed => {
+                            return LineEnd::Failed(reasons(&status), Some(status));
+                        }
+                        PlanState::Cancelled => {
+                            let why = vec!["the plan was cancelled".to_string()];
+                            return LineEnd::Failed(why, Some(status));
+                        }
+                        PlanState::Queued | PlanState::Running => {}
+                    }
+                    self.console.progress(step, name, &status);
+                    last = Some(status);
                 }
-                PlanState::Queued | PlanState::Running => {}
+                // A server that comes back goes on with its plans.
+                Err(error) if served::is_away(&error) && heard.elapsed() < SERVERS_LIMIT => {}
+                Err(error) => return LineEnd::Failed(vec![error.to_string()], last),
             }
-            self.console.progress(step, name, &status);
             let signal = match self.signals.wait(pause) {
                 Ok(signal) => signal.filter(|signal| *signal != Signal::CHILD),
-                Err(error) => return LineEnd::Failed(vec![error.to_string()], Some(status)),
+                Err(error) => return LineEnd::Failed(vec![error.to_string()], last),
             };
             pause = LOOK_INTERVAL;
             let Some(signal) = signal else { continue };
@@ -218,35 +349,43 @@ impl Stager<'_> {
                 self.console.step(step, &text);
                 continue;
             }
-            let last = control.stage_cancel(plan).unwrap_or(status);
-            return LineEnd::Interrupted(Some(last));
+            return LineEnd::Interrupted(plans.cancel(plan).ok().or(last));
         }
     }
 }
 
-/// Makes the directories above a stage-in destination, as the job's user.
-fn make_parent(record: &JobRecord, stage: &StageRequest) -> Result<(), String> {
-    let path = path_in_mount(record, stage);
-    let parent = path.parent().unwrap_or(record.mount_point());
-    fs::create_dir_all(parent).map_err(|error| format!("make {}: {error}", parent.display()))
+/// Makes the directory that results of several nodes go into, each into one of its own.
+fn make_destinations(record: &JobRecord, stage: &StageRequest) -> Result<(), String> {
+    if !served::is_per_node(record, stage.mode) {
+        return Ok(());
+    }
+    let path = as_path(&stage.pfs_path);
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(format!("make {}: {error}", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
-/// Where a line's buffer side is seen in the mount.
-pub fn path_in_mount(record: &JobRecord, stage: &StageRequest) -> PathBuf {
-    let inside: PathBytes = record.request.buffer_path(stage);
-    let relative = as_path(&inside).strip_prefix("/").unwrap_or(Path::new(""));
-    record.mount_point().join(relative)
+/// Where a line's buffer side is seen on this node; `dir` is the job's directory.
+pub fn path_in_mount(record: &JobRecord, dir: &Path, stage: &StageRequest) -> PathBuf {
+    let relative = as_path(&stage.buffer_path).strip_prefix("/").unwrap_or(Path::new(""));
+    record.mode_dir(stage.mode, dir).join(relative)
 }
 
 /// A line's buffer side as the server knows it. A result that the script named by a symbolic link
 /// is what the link leads to: the buffer goes, and a link alone would be nothing.
 fn buffer_path(
     record: &JobRecord,
+    dir: &Path,
     direction: Direction,
     stage: &StageRequest,
 ) -> Result<PathBytes, ControlError> {
-    let path = path_in_mount(record, stage);
-    let is_link = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_symlink());
+    let path = path_in_mount(record, dir, stage);
+    // Links on other nodes cannot be seen from here.
+    let is_link = !served::is_per_node(record, stage.mode)
+        && fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_symlink());
     match direction {
         Direction::Out if is_link => Ok(as_bytes(&locate_source(&path)?.path_in_buffer)),
         _ => Ok(record.request.buffer_path(stage)),

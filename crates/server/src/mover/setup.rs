@@ -50,7 +50,8 @@ impl Shared {
             hook: options.hook.clone(),
             temp_prefix: temp_prefix(plan, token, setup.share_of),
         };
-        let mount_point = options.mount_point.as_ref().map(bytes);
+        let seen_at = spec.seen_at.as_ref().map(|path| path.as_bytes().to_vec());
+        let mount_point = options.mount_point.as_ref().map(bytes).or(seen_at);
         let (tree, requester) = (self.tree.clone(), who.clone());
         let buffer = Buffer { tree, who: requester, mount_point: mount_point.clone() };
         let (source, target): (Box<dyn Source>, Box<dyn Target>) = match spec.direction {

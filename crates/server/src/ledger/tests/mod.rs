@@ -323,6 +323,7 @@ fn files_are_staged_without_a_mount() {
             rate_bytes_per_s: 0,
             keep_going: true,
             retries: 0,
+            seen_at: None,
         };
         let started = ask(&ledger, &who, LedgerRequest::StageStart { name: name("a"), spec });
         let LedgerReply::Plan(mut plan) = started.unwrap() else { panic!("no plan") };

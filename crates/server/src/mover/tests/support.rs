@@ -97,6 +97,7 @@ pub fn spec(direction: Direction, pfs: &Path, buffer: &str) -> StageSpec {
         rate_bytes_per_s: 0,
         keep_going: true,
         retries: 3,
+        seen_at: None,
     }
 }
 

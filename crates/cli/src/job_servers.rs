@@ -1,0 +1,139 @@
+//! Servers, as `forebay run --server` asks them: the job's buffer made, staged and destroyed.
+//!
+//! Who made a buffer may end it: both are asked with the same credential, so that a job whose
+//! runner was killed before it had the buffer's secret can still give it back.
+
+use crate::args::ServerArgs;
+use crate::commands::buffer;
+use crate::failure::as_control_error;
+use crate::secrets;
+use crate::servers::{ServedStaging, Server};
+use forebay_jobs::run::record::{JobRecord, as_path};
+use forebay_jobs::run::served::{Plans, ServedJob, Servers, access, is_away};
+use forebay_net::ServerAddress;
+use forebay_proto::PlanId;
+use forebay_proto::control::{ControlError, PlanStatus, StageSpec, StoreKind};
+use forebay_proto::net::ledger::{
+    BufferName, BufferSpec, BufferType, LedgerReply, LedgerRequest, ServedBuffer, Token,
+};
+use std::time::{Duration, Instant};
+
+/// Longest wait for a server that is away, when a buffer is to be given back.
+const AWAY_LIMIT: Duration = Duration::from_secs(60);
+/// Pause between two tries.
+const AWAY_PAUSE: Duration = Duration::from_millis(500);
+
+/// The servers of jobs.
+#[derive(Debug)]
+pub struct JobServers;
+
+fn at(job: &ServedJob) -> Result<ServerArgs, ControlError> {
+    let server: ServerAddress = job.server.parse().map_err(|error| {
+        let what = format!("ask the server {}", job.server);
+        ControlError::new(&what, None, &format!("{error}")).errno(libc::EINVAL)
+    })?;
+    let secret_file = job.secret_file.as_ref().map(|path| as_path(path).to_path_buf());
+    Ok(ServerArgs { server: Some(server), secret_file })
+}
+
+fn connect(job: &ServedJob) -> Result<Server, ControlError> {
+    Server::connect(&at(job)?, None).map_err(|error| as_control_error(&error))
+}
+
+/// `--store`, by its name on the command line.
+fn store_kind(name: &str) -> Option<StoreKind> {
+    use clap::ValueEnum;
+    crate::args::StoreChoice::from_str(name, false).ok().map(Into::into)
+}
+
+impl Servers for JobServers {
+    fn create(&self, record: &JobRecord, job: &ServedJob) -> Result<ServedBuffer, ControlError> {
+        let spec = BufferSpec {
+            name: job.buffer.clone(),
+            capacity_bytes: record.request.capacity_bytes,
+            buffer_type: BufferType::Scratch,
+            access: access(record),
+            servers: job.servers,
+            store_kind: record.store.as_deref().and_then(store_kind),
+        };
+        let token = Token(job.token.clone());
+        let (made, secret) = buffer::ask_until_answered(&at(job)?, &token, &spec)
+            .map_err(|error| as_control_error(&error))?;
+        secrets::keep_buffer(&job.buffer, &secret)?;
+        Ok(*made)
+    }
+
+    fn destroy(&self, job: &ServedJob) -> Result<(), ControlError> {
+        let request = LedgerRequest::Destroy { name: job.buffer.clone(), force: true };
+        let begun = Instant::now();
+        loop {
+            let answer = connect(job).and_then(|mut server| match server.ask(&request)? {
+                LedgerReply::Ok => Ok(()),
+                _ => Err(server.unexpected()),
+            });
+            match answer {
+                Err(error) if is_away(&error) && begun.elapsed() < AWAY_LIMIT => {
+                    std::thread::sleep(AWAY_PAUSE);
+                }
+                Ok(()) => return secrets::forget_buffer(&job.buffer),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn status(&self, job: &ServedJob) -> Result<ServedBuffer, ControlError> {
+        connect(job)?.buffer(&LedgerRequest::Status { name: job.buffer.clone() })
+    }
+
+    fn secret(&self, job: &ServedJob) -> Result<Option<String>, ControlError> {
+        if matches!(at(job)?.server, Some(ServerAddress::Unix(_))) {
+            // There the kernel says who asks.
+            return Ok(None);
+        }
+        secrets::buffer_text(&job.buffer)
+    }
+
+    fn plans(&self, job: &ServedJob) -> Result<Box<dyn Plans>, ControlError> {
+        Ok(Box::new(JobPlans { at: at(job)?, name: job.buffer.clone(), open: None }))
+    }
+}
+
+/// Staging of a job's buffer, over as many connections as it takes: a server that comes back has
+/// its plans still.
+struct JobPlans {
+    at: ServerArgs,
+    name: BufferName,
+    open: Option<ServedStaging>,
+}
+
+impl JobPlans {
+    fn ask(
+        &mut self,
+        question: impl FnOnce(&mut ServedStaging) -> Result<PlanStatus, ControlError>,
+    ) -> Result<PlanStatus, ControlError> {
+        let mut staging = match self.open.take() {
+            Some(staging) => staging,
+            None => ServedStaging::connect(&self.at, &self.name)
+                .map_err(|error| as_control_error(&error))?,
+        };
+        let answer = question(&mut staging);
+        if !answer.as_ref().is_err_and(is_away) {
+            self.open = Some(staging);
+        }
+        answer
+    }
+}
+
+impl Plans for JobPlans {
+    fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError> {
+        self.ask(|staging| staging.start(spec))
+    }
+
+    fn status(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        self.ask(|staging| staging.status(plan))
+    }
+
+    fn cancel(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        self.ask(|staging| staging.cancel(plan))
+    }
+}

@@ -1,0 +1,318 @@
+//! The other nodes of a job: a script handed to a shell there by the launch command (`ssh {host}`,
+//! `srun -w {host} -n1 -N1`), which mounts the job's buffer or ends that mount.
+//!
+//! The script goes to standard input, so it needs no quoting by the launcher, and a secret in it
+//! stands on no command line. Nodes are asked side by side, at most [`MAX_LAUNCHED`] at once, each
+//! with a time limit: one that does not answer is named and left, and holds up nobody. Called by
+//! [`super::served`].
+
+use super::mount::reason;
+use super::report::shell_word;
+use super::signals::{Signals, with_clear_mask};
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How a shell on another node is started, unless the user says otherwise.
+pub const DEFAULT_LAUNCH: &str = "ssh -o BatchMode=yes {host}";
+/// What stands for the node in a launch command.
+pub const HOST_MARK: &str = "{host}";
+/// Most nodes of a job beside this one.
+pub const MAX_NODES: usize = 4096;
+/// Most launch commands at once.
+const MAX_LAUNCHED: usize = 64;
+/// Most time for one node.
+const NODE_LIMIT: Duration = Duration::from_secs(120);
+/// Time between two looks at the launch commands; an end of one wakes us earlier.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// Longest name of a node.
+const MAX_HOST_BYTES: usize = 253;
+/// Before the name that a node gives itself, in what the script prints.
+const NAME_MARK: &str = "forebay-node ";
+
+/// Another node of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// As the user named it, for the launch command.
+    pub host: String,
+    /// Its own name (`uname -n`), once it has told.
+    pub name: Option<String>,
+}
+
+impl Node {
+    /// A node that the user named.
+    ///
+    /// # Errors
+    /// Why this cannot be the name of a host: the launcher might take it for something else.
+    pub fn named(host: &str) -> Result<Node, String> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-:@".contains(&b);
+        let good = !host.is_empty()
+            && host.len() <= MAX_HOST_BYTES
+            && !host.starts_with('-')
+            && host.bytes().all(plain);
+        match good {
+            true => Ok(Node { host: host.to_string(), name: None }),
+            false => Err(format!("{host:?} is no name of a host")),
+        }
+    }
+}
+
+/// What is done on the nodes, in words that the script needs.
+#[derive(Debug)]
+pub struct Place<'a> {
+    /// This executable; it is at the same path on all nodes.
+    pub program: &'a Path,
+    /// The job's directory.
+    pub dir: &'a Path,
+    /// Mount point.
+    pub mount_point: &'a Path,
+}
+
+impl Place<'_> {
+    fn head(&self) -> String {
+        let parent = self.mount_point.parent().unwrap_or(Path::new("/"));
+        let jobs = self.dir.parent().unwrap_or(Path::new("/"));
+        format!(
+            "set -u\numask 077\nforebay={}\ndir={}\njobs={}\nmnt={}\nabove={}\n\
+             # A mount whose process is dead cannot be looked at.\n\
+             mounted() {{\n  here=$(stat -c %d -- \"$mnt\" 2>/dev/null) || {{ [ -d \"$above\" ] && \
+             ls -a -- \"$above\" | grep -qxF -- \"${{mnt##*/}}\"; return; }}\n  \
+             [ \"$here\" != \"$(stat -c %d -- \"$above\")\" ]\n}}\n",
+            shell_word(self.program),
+            shell_word(self.dir),
+            shell_word(jobs),
+            shell_word(self.mount_point),
+            shell_word(parent),
+        )
+    }
+
+    /// Mounts `buffer`. With `secret`, the text of a secret file, that is shown to the server.
+    /// With `own_of`, a directory below the mount point, the node gets a directory of its own
+    /// there, and a link to it in the job's directory.
+    pub fn mount(
+        &self,
+        buffer: &str,
+        server: &str,
+        secret: Option<&str>,
+        own_of: Option<&str>,
+    ) -> String {
+        let mut text = self.head();
+        text += "mkdir -p -- \"$dir\" \"$mnt\" || exit 1\nset --\n";
+        if let Some(secret) = secret {
+            // Made anew each time: the file of an earlier try may be half written.
+            text += &format!(
+                "printf '%s\\n' {} > \"$dir/secret\" || exit 1\n\
+                 set -- --secret-file \"$dir/secret\"\n",
+                shell_word(Path::new(secret.trim_end()))
+            );
+        }
+        text += &format!(
+            "if mounted; then \"$forebay\" umount --force -- \"$mnt\" < /dev/null > /dev/null; fi\n\
+             \"$forebay\" mount --json --buffer {} --server {} \"$@\" \
+             --log-file \"$dir/mount.$(uname -n).log\" -- \"$mnt\" < /dev/null > /dev/null\n\
+             code=$?\nrm -f -- \"$dir/secret\"\n[ \"$code\" -eq 0 ] || exit \"$code\"\n",
+            shell_word(Path::new(buffer)),
+            shell_word(Path::new(server)),
+        );
+        if let Some(own_of) = own_of {
+            text += &format!(
+                "if [ -e \"$dir/job.json\" ]; then\n  \
+                 echo \"$dir is shared by the nodes: give --work-dir a directory that each has for \
+                 itself\" >&2\n  exit 1\nfi\n\
+                 own=\"$mnt\"/{}/$(uname -n)\nmkdir -p -- \"$own\" || exit 1\n\
+                 ln -sfn -- \"$own\" \"$dir/{}\" || exit 1\n",
+                shell_word(Path::new(own_of)),
+                super::served::OWN_LINK,
+            );
+        }
+        text + &format!("printf '\\n{NAME_MARK}%s\\n' \"$(uname -n)\"\n")
+    }
+
+    /// Makes a directory, of a path that is the same on all nodes.
+    pub fn make_directory(&self, path: &Path) -> String {
+        let path = shell_word(path);
+        format!("{}umask 022\nmkdir -p -- {path}\n", self.head())
+    }
+
+    /// Ends the mount, by force if somebody still uses it, and removes what was made there. Done
+    /// twice it is done once.
+    pub fn umount(&self) -> String {
+        self.head()
+            + &format!(
+                "if mounted; then\n  \
+                 \"$forebay\" umount --keep -- \"$mnt\" < /dev/null > /dev/null 2> \"$dir/umount.said\" \
+                 || \"$forebay\" umount --keep --force -- \"$mnt\" < /dev/null > /dev/null || exit 1\nfi\n\
+                 # A directory that is this job's own on its first node too is removed there.\n\
+                 [ ! -e \"$dir/job.json\" ] && [ -d \"$dir\" ] || exit 0\n\
+                 rm -f -- \"$dir/{}\" \"$dir/secret\" \"$dir/umount.said\" \"$dir/mount.$(uname -n).log\"\n\
+                 [ ! -d \"$mnt\" ] || rmdir -- \"$mnt\" || exit 1\n\
+                 [ ! -d \"$dir\" ] || rmdir -- \"$dir\" || exit 1\n\
+                 rmdir -- \"$jobs\" 2> /dev/null\nexit 0\n",
+                super::served::OWN_LINK,
+            )
+    }
+}
+
+/// Does the same on several nodes.
+pub struct Launcher<'a> {
+    /// Launch command, with [`HOST_MARK`].
+    pub launch: &'a str,
+    /// The job's directory here, for what the commands say.
+    pub dir: &'a Path,
+    /// Signals of the runner.
+    pub signals: &'a Signals,
+}
+
+/// A launch command that runs.
+struct Running {
+    at: usize,
+    child: Child,
+    until: Instant,
+}
+
+impl Launcher<'_> {
+    /// Runs a script on each node to its end: what it printed, or why it failed.
+    pub fn run(&self, nodes: &[Node], script: &str) -> Vec<Result<String, String>> {
+        let mut results: Vec<Option<Result<String, String>>> = vec![None; nodes.len()];
+        let mut running: Vec<Running> = Vec::new();
+        let mut next = 0;
+        let mut signalled = None;
+        while next < nodes.len() || !running.is_empty() {
+            while next < nodes.len() && running.len() < MAX_LAUNCHED {
+                match self.start(&nodes[next], script) {
+                    Ok(child) => running.push(Running {
+                        at: next,
+                        child,
+                        until: Instant::now() + NODE_LIMIT,
+                    }),
+                    Err(why) => results[next] = Some(Err(why)),
+                }
+                next += 1;
+            }
+            running.retain_mut(|launched| {
+                let ended = self.look(launched, &nodes[launched.at]);
+                let goes_on = ended.is_none();
+                if let Some(ended) = ended {
+                    results[launched.at] = Some(ended);
+                }
+                goes_on
+            });
+            if !running.is_empty() {
+                // The next step acts on it: half of the nodes help nobody.
+                let signal = self.signals.wait(LOOK_INTERVAL).unwrap_or_default();
+                signalled = signalled.or(signal.filter(|signal| *signal != Signal::CHILD));
+            }
+        }
+        if let Some(signal) = signalled {
+            self.signals.hold(signal);
+        }
+        results.into_iter().map(|result| result.unwrap_or(Err("not asked".into()))).collect()
+    }
+
+    fn said(&self, node: &Node, what: &str) -> PathBuf {
+        self.dir.join(format!("node.{}.{what}", node.host))
+    }
+
+    fn start(&self, node: &Node, script: &str) -> Result<Child, String> {
+        let words: Vec<String> = self
+            .launch
+            .split_whitespace()
+            .map(|word| word.replace(HOST_MARK, &node.host))
+            .collect();
+        let (program, args) = words.split_first().ok_or("the launch command is empty")?;
+        let file = |what: &str| {
+            let path = self.said(node, what);
+            fs::File::create(&path).map_err(|e| format!("make {}: {e}", path.display()))
+        };
+        let mut command = Command::new(program);
+        command.args(args).arg("sh").stdin(Stdio::piped());
+        command.stdout(file("stdout")?).stderr(file("stderr")?).process_group(0);
+        let mut child = with_clear_mask(&mut command)
+            .spawn()
+            .map_err(|error| format!("start {program}: {error}"))?;
+        // Smaller than a pipe holds: it does not wait for the reader. A launcher that ended
+        // without reading is told by its exit code.
+        if let Some(mut input) = child.stdin.take() {
+            let _ = input.write_all(script.as_bytes());
+        }
+        Ok(child)
+    }
+
+    /// How a launch command ended, if it has.
+    fn look(&self, launched: &mut Running, node: &Node) -> Option<Result<String, String>> {
+        match launched.child.try_wait() {
+            Ok(Some(status)) if status.success() => {
+                let text = fs::read(self.said(node, "stdout")).unwrap_or_default();
+                Some(Ok(String::from_utf8_lossy(&text).into_owned()))
+            }
+            Ok(Some(status)) => {
+                let said = reason(&self.said(node, "stderr"));
+                Some(Err(said.unwrap_or(format!("its launch command ended: {status}"))))
+            }
+            Ok(None) if Instant::now() < launched.until => None,
+            Ok(None) => {
+                // Both fail only if it has ended just now.
+                let _ = launched.child.kill();
+                let _ = launched.child.wait();
+                Some(Err(format!("it did not answer within {} s", NODE_LIMIT.as_secs())))
+            }
+            Err(error) => Some(Err(format!("wait for its launch command: {error}"))),
+        }
+    }
+}
+
+/// The name that a node gave itself.
+pub fn name_in(said: &str) -> Option<String> {
+    let name = said.lines().find_map(|line| line.strip_prefix(NAME_MARK))?.trim();
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    let good = !name.is_empty() && !name.starts_with('.') && name.bytes().all(plain);
+    good.then(|| name.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_a_launcher_could_misread_are_refused() {
+        for good in ["node7", "me@node-7.site", "10.0.0.7", "fe80::1"] {
+            assert!(Node::named(good).is_ok(), "{good}");
+        }
+        for bad in ["", "-oProxyCommand=x", "a b", "a;b", "$(x)", "a/b", "a\nb"] {
+            assert!(Node::named(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_node_tells_its_name_among_other_lines() {
+        assert_eq!(name_in("motd\n\nforebay-node n7\n"), Some("n7".into()));
+        for bad in ["", "n7", "forebay-node ../x", "forebay-node .."] {
+            assert_eq!(name_in(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn scripts_are_good_shell_and_smaller_than_a_pipe() {
+        let place = Place {
+            program: Path::new("/opt/with blank/forebay"),
+            dir: Path::new("/tmp/it's/job-1"),
+            mount_point: Path::new("/tmp/it's/job-1/mnt"),
+        };
+        let scripts = [
+            place.mount("job-1", "node9:4242", Some("buffer job-1 00ff\n"), Some("private")),
+            place.make_directory(Path::new("in/deep")),
+            place.umount(),
+        ];
+        for script in scripts {
+            assert!(script.len() < 16 << 10);
+            let mut command = Command::new("sh");
+            let checked = command.args(["-n", "-c", &script]).output().expect("sh");
+            assert!(checked.status.success(), "{script}\n{checked:?}");
+        }
+    }
+}

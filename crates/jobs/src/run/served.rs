@@ -1,0 +1,332 @@
+//! A job whose buffer is made at servers: reserved for the job, mounted on its nodes, staged by
+//! the servers, given back at the end.
+//!
+//! Invariants: the buffer's name and token are in the record before the servers are asked, so that
+//! whatever is killed, who goes on with the job finds the buffer or knows that there is none; a
+//! buffer is given back also when a node does not answer, which then has a mount that answers
+//! with errors and holds nothing. Called by [`super`]; asking servers is the command line's
+//! ([`Servers`]), which knows where secrets are.
+
+use super::nodes::{Launcher, Node, Place, name_in};
+use super::record::JobRecord;
+use super::signals::Signals;
+use crate::request::{AccessMode, StageRequest};
+use forebay_proto::PlanId;
+use forebay_proto::control::{
+    ControlError, Direction, PathBytes, PlanStatus, StageKind, StageSpec,
+};
+use forebay_proto::net::ledger::{BufferName, ServedBuffer};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// In the job's directory: what leads to the node's own part of a buffer with both access modes.
+pub const OWN_LINK: &str = "private";
+/// Characters of the token in a buffer's name: jobs of several nodes can begin in the same second,
+/// by processes of the same number.
+const UNIQUE_CHARS: usize = 8;
+
+/// What a job has at servers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServedJob {
+    /// Server that is asked, as the user named it.
+    pub server: String,
+    /// Secret to show it, if the user named one.
+    pub secret_file: Option<PathBytes>,
+    /// The job's buffer.
+    pub buffer: BufferName,
+    /// Makes the reservation one, however often it is asked for.
+    pub token: String,
+    /// Servers to spread the buffer over; 0 = all.
+    pub servers: u16,
+    /// Name of the node that runs the script.
+    pub here: String,
+    /// The other nodes.
+    pub nodes: Vec<Node>,
+    /// How a shell is started on them.
+    pub launch: String,
+}
+
+impl ServedJob {
+    /// Names of all nodes that are known, this one first.
+    pub fn node_names(&self) -> Vec<&str> {
+        let others = self.nodes.iter().filter_map(|node| node.name.as_deref());
+        std::iter::once(self.here.as_str()).chain(others).collect()
+    }
+
+    /// As what the user has to name the nodes to a launcher, this one first.
+    pub fn hosts(&self) -> String {
+        let others = self.nodes.iter().map(|node| node.host.as_str());
+        std::iter::once(self.here.as_str()).chain(others).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Servers, as the job needs them.
+pub trait Servers: std::fmt::Debug {
+    /// Makes the job's buffer; asked again, the same one.
+    ///
+    /// # Errors
+    /// Why not.
+    fn create(&self, record: &JobRecord, job: &ServedJob) -> Result<ServedBuffer, ControlError>;
+
+    /// Destroys it, also while something is mounted. Of nothing: done.
+    ///
+    /// # Errors
+    /// Why not.
+    fn destroy(&self, job: &ServedJob) -> Result<(), ControlError>;
+
+    /// Its state.
+    ///
+    /// # Errors
+    /// Why it cannot be told.
+    fn status(&self, job: &ServedJob) -> Result<ServedBuffer, ControlError>;
+
+    /// Text of the secret file that a mount on another node shows; `None` if it needs none.
+    ///
+    /// # Errors
+    /// If there should be one and it cannot be read.
+    fn secret(&self, job: &ServedJob) -> Result<Option<String>, ControlError>;
+
+    /// Staging of its buffer.
+    ///
+    /// # Errors
+    /// If the server cannot be asked.
+    fn plans(&self, job: &ServedJob) -> Result<Box<dyn Plans>, ControlError>;
+}
+
+/// Staging: by the mount's own server, or by the servers of a served buffer.
+pub trait Plans {
+    /// Starts a plan.
+    ///
+    /// # Errors
+    /// Why not.
+    fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError>;
+
+    /// How far a plan is.
+    ///
+    /// # Errors
+    /// Why it cannot be told.
+    fn status(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError>;
+
+    /// Stops a plan.
+    ///
+    /// # Errors
+    /// Why not.
+    fn cancel(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError>;
+}
+
+/// True if this says that a server is away, and may come back: its plans go on then.
+pub fn is_away(error: &ControlError) -> bool {
+    const AWAY: [i32; 8] = [
+        libc::ECONNREFUSED,
+        libc::ECONNRESET,
+        libc::ECONNABORTED,
+        libc::EPIPE,
+        libc::ETIMEDOUT,
+        libc::EHOSTUNREACH,
+        libc::ENETUNREACH,
+        libc::ENOTCONN,
+    ];
+    error.errno.is_some_and(|errno| AWAY.contains(&errno))
+}
+
+/// True if a mode's namespace is one for each node, so that a path in it has the node's name
+/// before it where the server sees it.
+pub fn is_per_node(record: &JobRecord, mode: AccessMode) -> bool {
+    let several = record.served.as_ref().is_some_and(|job| !job.nodes.is_empty());
+    several && mode == AccessMode::Private
+}
+
+/// True if nodes have their own part of one buffer by a directory and a link: with both modes.
+pub fn has_own_link(record: &JobRecord) -> bool {
+    is_per_node(record, AccessMode::Private) && record.request.access_modes.len() > 1
+}
+
+/// One copy of a stage line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// The node whose namespace it is about, if each has one.
+    pub node: Option<String>,
+    /// In the buffer, absolute from its root.
+    pub buffer_path: PathBytes,
+    /// On the PFS.
+    pub pfs_path: PathBytes,
+}
+
+/// The copies that a line asks for: one, or one for each node's own namespace. Results of several
+/// nodes go into a directory for each, below the destination.
+pub fn copies(
+    record: &JobRecord,
+    direction: Direction,
+    stage: &StageRequest,
+    inside: &PathBytes,
+) -> Vec<Copy> {
+    let Some(job) = record.served.as_ref().filter(|_| is_per_node(record, stage.mode)) else {
+        let (buffer_path, pfs_path) = (inside.clone(), stage.pfs_path.clone());
+        return vec![Copy { node: None, buffer_path, pfs_path }];
+    };
+    let root = record.request.mode_root(stage.mode).trim_end_matches('/').as_bytes();
+    let below = inside.as_bytes().strip_prefix(root).unwrap_or(inside.as_bytes());
+    let below = if below == b"/" { b"" } else { below };
+    let of_node = |name: &&str| {
+        let buffer_path = PathBytes::new(&[root, b"/", name.as_bytes(), below].concat());
+        let pfs_path = match direction {
+            Direction::In => stage.pfs_path.clone(),
+            Direction::Out => {
+                PathBytes::new(&[stage.pfs_path.as_bytes(), b"/", name.as_bytes()].concat())
+            }
+        };
+        Copy { node: Some((*name).to_string()), buffer_path, pfs_path }
+    };
+    job.node_names().iter().map(of_node).collect()
+}
+
+/// The buffer that a new job will have.
+///
+/// # Errors
+/// If no name for it can be made.
+pub fn begin(given: &super::ServedConfig, id: &str) -> Result<ServedJob, super::RunError> {
+    let unique: String = given.token.chars().take(UNIQUE_CHARS).collect();
+    let name = format!("{id}-{unique}");
+    let buffer = BufferName::try_from(name)
+        .map_err(|error| super::RunError::new("name the job's buffer", error))?;
+    let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    // Nobody needs a second mount on this node.
+    let others = given.nodes.iter().filter(|node| node.host != here && node.host != "localhost");
+    Ok(ServedJob {
+        server: given.server.clone(),
+        secret_file: given.secret_file.as_deref().map(super::record::as_bytes),
+        buffer,
+        token: given.token.clone(),
+        servers: given.servers,
+        nodes: others.cloned().collect(),
+        launch: given.launch.clone(),
+        here,
+    })
+}
+
+/// This node's own directory of a buffer with both access modes, if nodes have their own.
+pub fn own_directory(record: &JobRecord, mode: AccessMode) -> Option<PathBuf> {
+    let job = record.served.as_ref()?;
+    let own = mode == AccessMode::Private && has_own_link(record);
+    own.then(|| {
+        let root = record.request.mode_root(mode).trim_matches('/');
+        record.mount_point().join(root).join(&job.here)
+    })
+}
+
+/// How the servers are to show the buffer to the nodes.
+pub fn access(record: &JobRecord) -> forebay_proto::net::ledger::AccessMode {
+    let only_private = record.request.access_modes == [AccessMode::Private];
+    match only_private && is_per_node(record, AccessMode::Private) {
+        true => forebay_proto::net::ledger::AccessMode::Private,
+        false => forebay_proto::net::ledger::AccessMode::Striped,
+    }
+}
+
+/// What of a script cannot be done with this many nodes, in words; `None` if all can.
+pub fn refused_on_nodes(request: &crate::request::JobRequest, others: usize) -> Option<String> {
+    let line = request.stage_out.iter().find(|stage| {
+        others > 0 && stage.mode == AccessMode::Private && stage.kind != StageKind::Directory
+    })?;
+    Some(format!(
+        "line {}: from $DW_JOB_PRIVATE of several nodes only type=directory can be staged out; each \
+         node's results go into a directory of its name",
+        line.line
+    ))
+}
+
+/// Mounts the buffer on the other nodes and learns their names.
+///
+/// # Errors
+/// Which node failed, and why.
+pub fn mount_nodes(
+    program: &super::Program,
+    record: &mut JobRecord,
+    dir: &Path,
+    signals: &Signals,
+) -> Result<(), String> {
+    let own_of = has_own_link(record)
+        .then(|| record.request.mode_root(AccessMode::Private).trim_matches('/').to_string());
+    let mount_point = record.mount_point().to_path_buf();
+    let Some(job) = record.served.as_mut().filter(|job| !job.nodes.is_empty()) else {
+        return Ok(());
+    };
+    let secret = program.servers.secret(job).map_err(|error| error.to_string())?;
+    let place = Place { program: &program.path, dir, mount_point: &mount_point };
+    let script =
+        place.mount(job.buffer.as_str(), &job.server, secret.as_deref(), own_of.as_deref());
+    let launcher = Launcher { launch: &job.launch, dir, signals };
+    let results = launcher.run(&job.nodes, &script);
+    let mut failed = Vec::new();
+    for (node, result) in job.nodes.iter_mut().zip(results) {
+        match result.map(|said| name_in(&said)) {
+            Ok(Some(name)) => node.name = Some(name),
+            Ok(None) => failed.push(format!("node {}: it did not tell its name", node.host)),
+            Err(why) => failed.push(format!("node {}: {why}", node.host)),
+        }
+    }
+    if !failed.is_empty() {
+        return Err(failed.join("; "));
+    }
+    let mut names = job.node_names();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("two nodes of the job call themselves {}", pair[0])),
+        None => Ok(()),
+    }
+}
+
+/// Makes a directory in the namespace of every other node.
+///
+/// # Errors
+/// Which node failed, and why.
+pub fn make_on_nodes(
+    program: &super::Program,
+    record: &JobRecord,
+    dir: &Path,
+    signals: &Signals,
+    path: &Path,
+) -> Result<(), String> {
+    let Some(job) = &record.served else { return Ok(()) };
+    let place = Place { program: &program.path, dir, mount_point: record.mount_point() };
+    let launcher = Launcher { launch: &job.launch, dir, signals };
+    all(job, launcher.run(&job.nodes, &place.make_directory(path)))
+}
+
+/// Ends the mounts on the other nodes. Where there is none, nothing is done.
+///
+/// # Errors
+/// Which nodes failed, and why; the others are done all the same.
+pub fn umount_nodes(
+    program: &super::Program,
+    record: &JobRecord,
+    dir: &Path,
+    signals: &Signals,
+) -> Result<(), String> {
+    let Some(job) = record.served.as_ref().filter(|job| !job.nodes.is_empty()) else {
+        return Ok(());
+    };
+    let place = Place { program: &program.path, dir, mount_point: record.mount_point() };
+    let launcher = Launcher { launch: &job.launch, dir, signals };
+    all(job, launcher.run(&job.nodes, &place.umount()))
+}
+
+/// Most nodes that a message names.
+const MAX_NODES_SHOWN: usize = 5;
+
+fn all(job: &ServedJob, results: Vec<Result<String, String>>) -> Result<(), String> {
+    let failed: Vec<String> = job
+        .nodes
+        .iter()
+        .zip(results)
+        .filter_map(|(node, result)| Some(format!("node {}: {}", node.host, result.err()?)))
+        .collect();
+    match failed.len() {
+        0 => Ok(()),
+        count if count > MAX_NODES_SHOWN => {
+            let shown = failed[..MAX_NODES_SHOWN].join("; ");
+            Err(format!("{shown}; and {} more nodes", count - MAX_NODES_SHOWN))
+        }
+        _ => Err(failed.join("; ")),
+    }
+}
