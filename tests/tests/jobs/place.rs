@@ -1,6 +1,7 @@
 //! A place for a job on real directories, and a `forebay run` in it. Used by the tests beside it.
 
 use forebay_tests::buffer::binary;
+use forebay_tests::procs;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -86,9 +87,9 @@ impl Place {
     /// Nothing of a job is left: no mount, no buffer, no record.
     pub fn assert_clean(&self) {
         assert_eq!(self.mounts(), Vec::<PathBuf>::new());
-        let entries = fs::read_dir(self.flash()).unwrap();
-        let left: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-        assert!(left.is_empty(), "left on flash: {left:?}");
+        let mut command = Command::new("find");
+        let left = procs::run(command.arg(self.flash()).args(["-mindepth", "1", "-ls"]));
+        assert!(left.is_empty(), "left on flash: {left}");
     }
 }
 

@@ -223,6 +223,9 @@ fn a_runner_of_a_job_at_a_server_killed_at_any_moment_leaves_a_job_that_can_be_f
             }
             other => panic!("after {delay_ms} ms: {other:?}\n{}{}", run.out, run.err),
         }
+        eprintln!("after {delay_ms} ms: {}", run.err);
+        // What the killed runner had just launched finds no buffer, and cleans up after itself.
+        until("nothing is left on the node", || site.left_on_node(1) == "0");
         site.assert_clean();
     }
 }

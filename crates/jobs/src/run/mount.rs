@@ -11,7 +11,6 @@ use rustix::process::Signal;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -36,15 +35,10 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest message of a command that is shown, in bytes from its end.
 const MAX_MESSAGE_BYTES: usize = 4_096;
 
-/// True if something is mounted at `path`, be its server alive or not.
+/// True if a buffer is mounted at `path`, be its server alive or not. The kernel's table tells: a
+/// mount whose server is away answers late, and one without a buffer with errors of any kind.
 pub fn is_mounted(path: &Path) -> bool {
-    let device = |path: &Path| fs::symlink_metadata(path).map(|meta| meta.dev());
-    match (device(path), path.parent().map(device)) {
-        (Ok(own), Some(Ok(parent))) => own != parent,
-        // The mount is there, its server is not.
-        (Err(error), _) => error.raw_os_error() == Some(libc::ENOTCONN),
-        _ => false,
-    }
+    forebay_client::mounts().is_ok_and(|all| all.iter().any(|mount| mount.mount_point == path))
 }
 
 /// True if a buffer is mounted at `path` and its server answers. The mount itself is not asked:

@@ -74,26 +74,28 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// What every script begins with. Scripts of one job wait for each other: a runner that was
+    /// killed may have left one at work.
     fn head(&self) -> String {
-        let parent = self.mount_point.parent().unwrap_or(Path::new("/"));
+        let above = self.mount_point.parent().unwrap_or(Path::new("/"));
         let jobs = self.dir.parent().unwrap_or(Path::new("/"));
-        format!(
-            "set -u\numask 077\nforebay={}\ndir={}\njobs={}\nmnt={}\nabove={}\n\
-             # A mount whose process is dead cannot be looked at.\n\
-             mounted() {{\n  here=$(stat -c %d -- \"$mnt\" 2>/dev/null) || {{ [ -d \"$above\" ] && \
-             ls -a -- \"$above\" | grep -qxF -- \"${{mnt##*/}}\"; return; }}\n  \
-             [ \"$here\" != \"$(stat -c %d -- \"$above\")\" ]\n}}\n",
-            shell_word(self.program),
-            shell_word(self.dir),
-            shell_word(jobs),
-            shell_word(self.mount_point),
-            shell_word(parent),
-        )
+        let names = [
+            ("forebay", self.program),
+            ("dir", self.dir),
+            ("jobs", jobs),
+            ("mnt", self.mount_point),
+            ("above", above),
+        ];
+        let mut text = String::from("set -u\numask 077\n");
+        for (name, path) in names {
+            text += &format!("{name}={}\n", shell_word(path));
+        }
+        text + &HEAD.replace("OWN_LINK", super::served::OWN_LINK)
     }
 
     /// Mounts `buffer`. With `secret`, the text of a secret file, that is shown to the server.
     /// With `own_of`, a directory below the mount point, the node gets a directory of its own
-    /// there, and a link to it in the job's directory.
+    /// there, and a link to it in the job's directory. Where it fails, nothing is left.
     pub fn mount(
         &self,
         buffer: &str,
@@ -102,7 +104,7 @@ impl Place<'_> {
         own_of: Option<&str>,
     ) -> String {
         let mut text = self.head();
-        text += "mkdir -p -- \"$dir\" \"$mnt\" || exit 1\nset --\n";
+        text += "mkdir -p -- \"$jobs\" || exit 1\nlock\nmkdir -p -- \"$dir\" \"$mnt\" || exit 1\nset --\n";
         if let Some(secret) = secret {
             // Made anew each time: the file of an earlier try may be half written.
             text += &format!(
@@ -112,10 +114,10 @@ impl Place<'_> {
             );
         }
         text += &format!(
-            "if mounted; then \"$forebay\" umount --force -- \"$mnt\" < /dev/null > /dev/null; fi\n\
-             \"$forebay\" mount --json --buffer {} --server {} \"$@\" \
-             --log-file \"$dir/mount.$(uname -n).log\" -- \"$mnt\" < /dev/null > /dev/null\n\
-             code=$?\nrm -f -- \"$dir/secret\"\n[ \"$code\" -eq 0 ] || exit \"$code\"\n",
+            "if mounted; then run umount --force -- \"$mnt\"; fi\n\
+             run mount --json --buffer {} --server {} \"$@\" --log-file \"$log\" -- \"$mnt\"\n\
+             code=$?\nrm -f -- \"$dir/secret\"\n\
+             if [ \"$code\" -ne 0 ]; then clear; exit \"$code\"; fi\n",
             shell_word(Path::new(buffer)),
             shell_word(Path::new(server)),
         );
@@ -142,21 +144,43 @@ impl Place<'_> {
     /// Ends the mount, by force if somebody still uses it, and removes what was made there. Done
     /// twice it is done once.
     pub fn umount(&self) -> String {
-        self.head()
-            + &format!(
-                "if mounted; then\n  \
-                 \"$forebay\" umount --keep -- \"$mnt\" < /dev/null > /dev/null 2> \"$dir/umount.said\" \
-                 || \"$forebay\" umount --keep --force -- \"$mnt\" < /dev/null > /dev/null || exit 1\nfi\n\
-                 # A directory that is this job's own on its first node too is removed there.\n\
-                 [ ! -e \"$dir/job.json\" ] && [ -d \"$dir\" ] || exit 0\n\
-                 rm -f -- \"$dir/{}\" \"$dir/secret\" \"$dir/umount.said\" \"$dir/mount.$(uname -n).log\"\n\
-                 [ ! -d \"$mnt\" ] || rmdir -- \"$mnt\" || exit 1\n\
-                 [ ! -d \"$dir\" ] || rmdir -- \"$dir\" || exit 1\n\
-                 rmdir -- \"$jobs\" 2> /dev/null\nexit 0\n",
-                super::served::OWN_LINK,
-            )
+        let end = "[ -d \"$jobs\" ] || exit 0\nlock\nif mounted; then\n  \
+             run umount --keep -- \"$mnt\" 2> \"$dir/umount.said\" ||\n    \
+             run umount --keep --force -- \"$mnt\" || exit 1\nfi\nclear\n";
+        self.head() + end
     }
 }
+
+/// Functions of the scripts. The lock is the directory of jobs, taken anew if another job's end
+/// has removed that directory meanwhile; commands that leave a process behind do not get it.
+const HEAD: &str = r#"log=$dir/mount.$(uname -n).log
+lock() {
+  while :; do
+    exec 9< "$jobs" || exit 1
+    flock -w 100 9 || { echo "another command of the job does not end" >&2; exit 1; }
+    [ "$jobs" -ef /proc/self/fd/9 ] && return
+    mkdir -p -- "$jobs" || exit 1
+  done
+}
+run() { "$forebay" "$@" 9<&- < /dev/null > /dev/null; }
+# A mount whose process is dead, or whose buffer is gone, cannot be looked at.
+mounted() {
+  here=$(stat -c %d -- "$mnt" 2> /dev/null) ||
+    { [ -d "$above" ] && ls -a -- "$above" | grep -qxF -- "${mnt##*/}"; return; }
+  [ "$here" != "$(stat -c %d -- "$above")" ]
+}
+# A directory that is this job's own on its first node too is removed there.
+clear() {
+  [ ! -e "$dir/job.json" ] || return 0
+  if [ -d "$dir" ]; then
+    rm -f -- "$dir/OWN_LINK" "$dir/secret" "$dir/umount.said" "$log"
+    [ ! -d "$mnt" ] || rmdir -- "$mnt" || exit 1
+    rmdir -- "$dir" || exit 1
+  fi
+  # Other jobs may have theirs in it.
+  rmdir -- "$jobs" 2> /dev/null || return 0
+}
+"#;
 
 /// Does the same on several nodes.
 pub struct Launcher<'a> {
