@@ -51,6 +51,8 @@ test: packages-test build ## Install what the tests need, check format and lints
 	scripts/deny --if-installed "$(TOOLS)"
 	FOREBAY_BIN="$(FOREBAY)" $(CARGO) test --workspace --locked --no-fail-fast $(TEST_ARGS) \
 		-- --test-threads=$(TEST_THREADS)
+	# The lease code under random schedules of all its steps: some seconds, the same number each time.
+	$(CARGO) test -p forebay-server --features shuttle --lib --locked schedules
 
 demo: packages-demo build ## The main job: LAMMPS, killed and restarted, with and without a buffer
 	FOREBAY_BIN="$(FOREBAY)" demo/run

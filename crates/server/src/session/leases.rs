@@ -16,10 +16,11 @@
 
 use forebay_proto::Ino;
 use forebay_proto::net::session::SessionId;
-use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+use super::sync::{AtomicUsize, Mutex};
 
 /// Most leases of one buffer.
 pub(crate) const MAX_LEASES: usize = 1 << 20;
@@ -69,6 +70,12 @@ impl Entry {
 pub(crate) struct Leases {
     parts: [Mutex<HashMap<Subject, Entry, foldhash::fast::RandomState>>; PARTS],
     count: AtomicUsize,
+}
+
+impl Default for Leases {
+    fn default() -> Leases {
+        Leases::new()
+    }
 }
 
 impl Leases {

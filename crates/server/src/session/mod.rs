@@ -36,8 +36,11 @@ mod grace;
 mod leases;
 mod private;
 mod recall;
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;
 mod sizes;
 mod slots;
+mod sync;
 #[cfg(test)]
 mod tests;
 
@@ -401,16 +404,15 @@ impl Sessions {
         let turn = session.channel.connect();
         let ended = loop {
             let Some((serial, message)) = session.channel.next(turn) else { break Ok(()) };
-            let told = recall::in_parts(message.clone())
-                .into_iter()
-                .try_for_each(|part| tell(serial, part));
+            let told =
+                recall::in_parts(message).into_iter().try_for_each(|part| tell(serial, part));
             match told {
                 Ok(()) => {
                     session.hear();
-                    session.channel.done(serial);
+                    session.channel.done(turn, serial);
                 }
                 Err(error) => {
-                    session.channel.undelivered(message);
+                    session.channel.undelivered(turn);
                     break Err(error);
                 }
             }

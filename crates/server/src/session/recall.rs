@@ -6,10 +6,10 @@
 
 use forebay_proto::Ino;
 use forebay_proto::net::session::{MAX_RECALL_ITEMS, Recall, Ticket};
-use parking_lot::{Condvar, Mutex};
 use std::time::Instant;
 
 use super::leases::Subject;
+use super::sync::{Condvar, Mutex};
 
 /// Most things of a kind in one part: names of 255 bytes then fit a frame's body.
 const MAX_PART_ITEMS: usize = MAX_RECALL_ITEMS / 4;
@@ -25,6 +25,8 @@ struct State {
     waiting: Recall,
     /// Serial of the last message that was given to the connection.
     sent: u64,
+    /// What the client is being told, and on which connection.
+    under_way: Option<(u64, Recall)>,
     /// Everything up to here is done.
     done: u64,
 }
@@ -43,6 +45,8 @@ impl Channel {
         state.connected = true;
         state.turn += 1;
         let turn = state.turn;
+        // What the connection before is telling may never be heard: the client is told again.
+        state.tell_again();
         drop(state);
         self.changed.notify_all();
         turn
@@ -126,29 +130,49 @@ impl Channel {
             }
             if !is_empty(&state.waiting) {
                 state.sent += 1;
-                return Some((state.sent, std::mem::take(&mut state.waiting)));
+                let message = std::mem::take(&mut state.waiting);
+                state.under_way = Some((turn, message.clone()));
+                return Some((state.sent, message));
             }
             self.changed.wait(&mut state);
         }
     }
 
-    /// The client has done the message.
-    pub(crate) fn done(&self, serial: u64) {
-        self.state.lock().done = serial;
+    /// The client has done the message. On a connection that another has taken over this says
+    /// nothing: the other one tells it again.
+    pub(crate) fn done(&self, turn: u64, serial: u64) {
+        let mut state = self.state.lock();
+        if state.under_way.as_ref().is_some_and(|(by, _)| *by == turn) {
+            state.under_way = None;
+            state.done = serial;
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
-    /// The message could not be delivered: it waits again, before what came since. Its serial is
-    /// reached with that of the message it becomes part of.
-    pub(crate) fn undelivered(&self, mut message: Recall) {
+    /// The message of this connection could not be delivered: it is told on the next one.
+    pub(crate) fn undelivered(&self, turn: u64) {
         let mut state = self.state.lock();
-        let since = std::mem::take(&mut state.waiting);
+        if state.under_way.as_ref().is_some_and(|(by, _)| *by == turn) {
+            state.tell_again();
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    /// What is under way waits again, before what came since. Its serial is reached with that of
+    /// the message it becomes part of.
+    fn tell_again(&mut self) {
+        let Some((_, mut message)) = self.under_way.take() else { return };
+        let since = std::mem::take(&mut self.waiting);
         message.names.extend(since.names);
         message.attrs.extend(since.attrs);
         message.gone.extend(since.gone);
         message.granted.extend(since.granted);
         message.refused.extend(since.refused);
-        state.waiting = message;
+        self.waiting = message;
     }
 }
 
@@ -205,11 +229,11 @@ mod tests {
         assert_eq!((message.names.len(), message.attrs.len()), (1, 1));
         let later = channel.recall(&[Subject::Attrs(Ino(3))]);
         assert!(!channel.wait(later, soon()));
-        channel.done(serial);
+        channel.done(turn, serial);
         assert!(channel.wait(first, soon()));
         let (serial, message) = channel.next(turn).unwrap();
         assert_eq!(message.attrs, [Ino(3)]);
-        channel.done(serial);
+        channel.done(turn, serial);
         assert!(channel.wait(later, soon()));
     }
 
@@ -220,7 +244,7 @@ mod tests {
         channel.recall(&[Subject::Names(Ino(1))]);
         let (serial, _) = channel.next(turn).unwrap();
         let later = channel.recall(&[Subject::Names(Ino(2))]);
-        channel.done(serial);
+        channel.done(turn, serial);
         assert!(!channel.wait(later, soon()), "it was told of the first only");
     }
 
@@ -229,12 +253,12 @@ mod tests {
         let channel = Channel::default();
         let turn = channel.connect();
         let serial = channel.recall(&[Subject::Names(Ino(1))]);
-        let (_, message) = channel.next(turn).unwrap();
+        channel.next(turn).unwrap();
         channel.recall(&[Subject::Names(Ino(2))]);
-        channel.undelivered(message);
+        channel.undelivered(turn);
         let (again, message) = channel.next(turn).unwrap();
         assert_eq!(message.names, [Ino(1), Ino(2)]);
-        channel.done(again);
+        channel.done(turn, again);
         assert!(channel.wait(serial, soon()));
     }
 
@@ -248,6 +272,23 @@ mod tests {
         channel.disconnect(first);
         assert!(channel.is_connected());
         assert!(channel.next(second).is_some());
+    }
+
+    #[test]
+    fn what_a_broken_connection_was_telling_is_told_by_the_one_that_took_over() {
+        let channel = Channel::default();
+        let broken = channel.connect();
+        let first = channel.recall(&[Subject::Names(Ino(1))]);
+        let (early, _) = channel.next(broken).unwrap();
+        let turn = channel.connect();
+        let second = channel.recall(&[Subject::Names(Ino(2))]);
+        channel.done(broken, early);
+        assert!(!channel.wait(first, soon()), "its client may not have heard it");
+        let (serial, message) = channel.next(turn).unwrap();
+        assert_eq!(message.names, [Ino(1), Ino(2)]);
+        channel.undelivered(broken);
+        channel.done(turn, serial);
+        assert!(channel.wait(first, soon()) && channel.wait(second, soon()));
     }
 
     #[test]

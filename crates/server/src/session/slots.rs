@@ -11,9 +11,10 @@ use forebay_proto::api::FileSystem;
 use forebay_proto::net::Answer;
 use forebay_proto::net::session::{ClientId, MAX_SLOTS, SessionId, SlotId};
 use forebay_proto::{Errno, Ino, Result};
-use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+
+use super::sync::{Condvar, Mutex};
 
 /// Most clients whose last answers are remembered after their session; the oldest go.
 pub(super) const MAX_OLD_CLIENTS: usize = 1024;
