@@ -30,6 +30,9 @@ const MAX_INODES: usize = 1 << 16;
 const PRUNE_AT_ONCE: usize = 256;
 /// A file that was closed is in use for a moment after its RELEASE.
 const LET_GO_AFTER: Duration = Duration::from_millis(50);
+/// Longest wait for the kernel to hear: a notification of a name waits for a request in its
+/// directory.
+const HEAR_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct Waiting {
@@ -39,6 +42,10 @@ struct Waiting {
     unused: VecDeque<(Instant, Ino)>,
     overflow: bool,
     stop: bool,
+    /// Counts the batches taken; the one under way is the last.
+    taken: u64,
+    /// Batches that the kernel has heard.
+    heard: u64,
 }
 
 impl Waiting {
@@ -64,6 +71,7 @@ impl Waiting {
 pub(crate) struct Notifier {
     waiting: Mutex<Waiting>,
     wake: Condvar,
+    was_heard: Condvar,
     device: Arc<Device>,
     has_epoch: bool,
     has_prune: bool,
@@ -133,6 +141,18 @@ impl Notify for Notifier {
             self.wake.notify_one();
         }
     }
+
+    fn wait_heard(&self) {
+        let until = Instant::now() + HEAR_MAX;
+        let mut waiting = self.waiting.lock();
+        let batch = waiting.taken + u64::from(!waiting.is_empty());
+        while waiting.heard < batch && !waiting.stop {
+            if self.was_heard.wait_until(&mut waiting, until).timed_out() {
+                tracing::warn!("the kernel has not heard yet of names that changed");
+                return;
+            }
+        }
+    }
 }
 
 /// `NotifyInvalInodeOut::off`: no pages.
@@ -143,6 +163,7 @@ impl Notifier {
         Notifier {
             waiting: Mutex::new(Waiting::default()),
             wake: Condvar::new(),
+            was_heard: Condvar::new(),
             device: Arc::clone(&cx.device),
             has_epoch: cx.agreed.minor >= abi::MINOR_INC_EPOCH,
             has_prune: cx.agreed.minor >= abi::MINOR_PRUNE,
@@ -154,6 +175,7 @@ impl Notifier {
     pub(crate) fn stop(&self) {
         self.waiting.lock().stop = true;
         self.wake.notify_one();
+        self.was_heard.notify_all();
     }
 
     /// What there is to tell, and which inodes are to be let go of; `None` after
@@ -167,9 +189,10 @@ impl Notifier {
             let unused = waiting.unused_now();
             if !waiting.is_empty() || !unused.is_empty() {
                 let later = std::mem::take(&mut waiting.unused);
+                let (taken, heard) = (waiting.taken + 1, waiting.heard);
                 let batch = std::mem::replace(
                     &mut *waiting,
-                    Waiting { unused: later, ..Waiting::default() },
+                    Waiting { unused: later, taken, heard, ..Waiting::default() },
                 );
                 return Some((batch, unused));
             }
@@ -187,14 +210,20 @@ impl Notifier {
             report(let_go(&cx.device, &mut message, &unused), "unused inodes");
             if batch.overflow {
                 drop_everything(cx, &mut message);
-                continue;
+            } else {
+                self.tell(&batch, &mut message);
             }
-            for (parent, name) in &batch.names {
-                report(invalidate_entry(&cx.device, &mut message, *parent, name), "a name");
-            }
-            for &ino in &batch.inodes {
-                report(invalidate_inode(&cx.device, &mut message, ino), "an inode");
-            }
+            self.waiting.lock().heard += 1;
+            self.was_heard.notify_all();
+        }
+    }
+
+    fn tell(&self, batch: &Waiting, message: &mut Vec<u8>) {
+        for (parent, name) in &batch.names {
+            report(invalidate_entry(&self.device, message, *parent, name), "a name");
+        }
+        for &ino in &batch.inodes {
+            report(invalidate_inode(&self.device, message, ino), "an inode");
         }
     }
 }
@@ -269,6 +298,7 @@ mod tests {
         Notifier {
             waiting: Mutex::new(Waiting::default()),
             wake: Condvar::new(),
+            was_heard: Condvar::new(),
             device: Arc::new(Device::new(file.into())),
             has_epoch: false,
             has_prune: true,

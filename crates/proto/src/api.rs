@@ -326,6 +326,9 @@ pub trait Notify: Send + Sync {
     /// open: it may let go of it, a little later. If somebody else removed it, this mount's
     /// reference is all that keeps its space.
     fn not_kept(&self, _ino: Ino) {}
+    /// Returns when what was told before has been heard, or after a bounded time. With no lock
+    /// held that a request or a recall may need.
+    fn wait_heard(&self) {}
 }
 
 /// How the kernel's relatime decides whether a read stores a new access time

@@ -76,6 +76,7 @@ pub trait BufferTree: Send + Sync {
     fn set_attr(&self, who: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr>;
     /// Sets an xattr (also ACLs).
     fn set_xattr(&self, who: &Caller, ino: Ino, name: &[u8], value: &[u8]) -> Result<()>;
-    /// Waits until all names made so far survive a power cut.
+    /// Waits until all names made so far survive a power cut, and clients that believed otherwise
+    /// have heard of them.
     fn sync(&self) -> Result<()>;
 }

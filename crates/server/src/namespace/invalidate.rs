@@ -41,6 +41,14 @@ impl Namespace {
         }
     }
 
+    /// Waits until clients have heard of what was told before: who is told next that a plan is done
+    /// finds what it made.
+    pub(super) fn wait_heard(&self) {
+        if let Some(n) = self.listener() {
+            n.wait_heard();
+        }
+    }
+
     fn client_knows(&self, ino: Ino) -> bool {
         ino == Ino::ROOT || self.refs.is_referenced(ino)
     }

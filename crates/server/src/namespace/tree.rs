@@ -343,6 +343,7 @@ impl BufferTree for Namespace {
 
     fn sync(&self) -> Result<()> {
         self.store.sync()?;
+        self.wait_heard();
         Ok(())
     }
 }

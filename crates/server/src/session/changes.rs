@@ -135,7 +135,22 @@ impl Sessions {
     }
 }
 
-/// Hears of what staging changes, after it is made: it is not waited for.
+impl Sessions {
+    /// Waits until each client has done all that it was told before; one that does not within its
+    /// lease is ended, as with any recall.
+    fn wait_heard(&self) {
+        let until = Instant::now() + LEASE;
+        let sessions: Vec<_> = self.table.lock().sessions.values().cloned().collect();
+        let told: Vec<_> = sessions.iter().map(|session| session.channel.last_recall()).collect();
+        for (session, serial) in sessions.iter().zip(told) {
+            if !session.channel.wait(serial, until) {
+                self.end(session, "it did not answer a recall");
+            }
+        }
+    }
+}
+
+/// Hears of what staging changes, after it is made. It is waited for at the end of a plan only.
 pub(super) struct ServerChanges(pub(super) Weak<Sessions>);
 
 impl Notify for ServerChanges {
@@ -148,6 +163,12 @@ impl Notify for ServerChanges {
     fn inode_changed(&self, ino: Ino) {
         if let Some(sessions) = self.0.upgrade() {
             sessions.changed_here(&[Subject::Attrs(ino)]);
+        }
+    }
+
+    fn wait_heard(&self) {
+        if let Some(sessions) = self.0.upgrade() {
+            sessions.wait_heard();
         }
     }
 }

@@ -108,6 +108,17 @@ impl Channel {
         });
     }
 
+    /// The serial to wait for so that nothing is believed any more that was recalled before.
+    pub(crate) fn last_recall(&self) -> u64 {
+        let state = self.state.lock();
+        let recalls = |message: &Recall| !message.names.is_empty() || !message.attrs.is_empty();
+        match &state.under_way {
+            _ if recalls(&state.waiting) => state.sent + 1,
+            Some((_, message)) if recalls(message) => state.sent,
+            _ => state.done,
+        }
+    }
+
     /// Waits until the client has done what has this serial. False if time is up first; true also
     /// when the session is over.
     pub(crate) fn wait(&self, serial: u64, until: Instant) -> bool {
