@@ -31,7 +31,8 @@ impl Program {
         let dir = tempfile::tempdir().unwrap();
         let mut command = Command::new(compiler);
         command.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(dir.path().join("program"));
-        procs::run(command.arg(source));
+        // The compiler of HDF5 leaves its object file where it is started.
+        procs::run(command.arg(source).current_dir(dir.path()));
         Program { dir }
     }
 
