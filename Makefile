@@ -11,6 +11,7 @@ DESTDIR ?=
 SBINDIR ?= /sbin
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 FOREBAY := $(TARGET_DIR)/release/forebay
+TORCH_VENV := $(TARGET_DIR)/torch-venv
 # cargo-deny is not packaged by Debian; `make deny` builds it once into this directory.
 TOOLS := $(TARGET_DIR)/tools
 CARGO_DENY_VERSION := 0.20.2
@@ -21,7 +22,7 @@ BENCH_ARGS ?=
 
 INSTALL_PACKAGES := scripts/install-packages
 
-.PHONY: help build test demo bench install uninstall lint fmt clippy deny clean \
+.PHONY: help build test torch demo bench install uninstall lint fmt clippy deny clean \
 	packages-build packages-test packages-demo packages-bench
 
 help: ## List the targets
@@ -40,19 +41,23 @@ packages-bench:
 	@$(INSTALL_PACKAGES) scripts/apt-packages-build.txt scripts/apt-packages-run.txt bench/apt-packages.txt
 
 build: packages-build ## Build the executable: target/release/forebay
-	$(CARGO) build --release --locked -p forebay
+	$(CARGO) build --release --locked -p forebay -p libforebay
 	@echo "built $(FOREBAY)"
 
 # The system tests run the release executable: what is tested is what is installed.
-test: packages-test build ## Install what the tests need, check format and lints, run all tests
+test: packages-test build torch ## Install what the tests need, check format and lints, run all tests
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	scripts/check-semantics
 	scripts/deny --if-installed "$(TOOLS)"
-	FOREBAY_BIN="$(FOREBAY)" $(CARGO) test --workspace --locked --no-fail-fast $(TEST_ARGS) \
+	FOREBAY_BIN="$(FOREBAY)" FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" $(CARGO) test --workspace --locked --no-fail-fast $(TEST_ARGS) \
 		-- --test-threads=$(TEST_THREADS)
 	# The lease code under random schedules of all its steps: some seconds, the same number each time.
 	$(CARGO) test -p forebay-server --features shuttle --lib --locked schedules
+
+# Real torch for the checkpoint writer's tests: 540 MB once, kept below target/.
+torch: packages-test
+	scripts/torch-venv "$(TORCH_VENV)"
 
 demo: packages-demo build ## The main job: LAMMPS, killed and restarted, with and without a buffer
 	FOREBAY_BIN="$(FOREBAY)" demo/run
@@ -73,7 +78,7 @@ clippy: packages-build
 deny:
 	scripts/deny --version $(CARGO_DENY_VERSION) "$(TOOLS)"
 
-install: build ## Install below PREFIX: executable, man pages, completions, mount helper
+install: build ## Install below PREFIX: executable, library and header, man pages, completions, mount helper
 	scripts/install-files "$(FOREBAY)" "$(DESTDIR)" "$(PREFIX)" "$(SBINDIR)"
 
 uninstall: ## Remove what install put there

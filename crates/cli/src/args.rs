@@ -11,6 +11,7 @@ use forebay_proto::size::parse_bytes;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use crate::args_commit::CommitArgs;
 pub use crate::args_servers::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
     BufferListArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolStatusArgs, RunServerArgs,
@@ -34,6 +35,7 @@ Examples:\n  \
 forebay mount --scratch 4GiB /mnt/fb        a buffer of 4 GiB at /mnt/fb\n  \
 forebay stage in /pfs/input /mnt/fb/input   copy a tree into it\n  \
 forebay stage out /mnt/fb/result /pfs/run1  copy results back, fsynced and verified\n  \
+forebay commit /mnt/fb/ckpt --to /pfs/ckpt  replace a tree there, all files at once\n  \
 forebay umount /mnt/fb                      unmount and destroy the buffer"
 )]
 pub struct Cli {
@@ -52,6 +54,8 @@ pub enum Command {
     /// Copy files between the PFS and a buffer, in the server.
     #[command(subcommand)]
     Stage(StageCommand),
+    /// Publish a directory of a buffer on the PFS, all files at once.
+    Commit(CommitArgs),
     /// Give flash of this node away as buffers that many nodes can mount.
     Serve(ServeArgs),
     /// Make, show, extend and destroy the buffers of a server.
@@ -475,7 +479,7 @@ impl From<VerifyArg> for Verify {
 }
 
 /// A rate: a size, with `/s` after it or not.
-fn parse_rate(text: &str) -> Result<u64, forebay_proto::size::SizeError> {
+pub fn parse_rate(text: &str) -> Result<u64, forebay_proto::size::SizeError> {
     parse_bytes(text.strip_suffix("/s").unwrap_or(text))
 }
 

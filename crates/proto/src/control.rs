@@ -5,6 +5,7 @@
 //! `forebay-client` sends these, the mount process in `forebay` (cli) answers them; the
 //! requester's identity comes from the socket (SO_PEERCRED, SO_PEERGROUPS), never from a message.
 
+use crate::commit::{CommitSpec, CommitStatus};
 use crate::ids::PlanId;
 use serde::{Deserialize, Serialize};
 use std::os::unix::ffi::OsStrExt;
@@ -342,6 +343,9 @@ pub struct StageSpec {
     /// among the results name files by paths below it.
     #[serde(default)]
     pub seen_at: Option<PathBytes>,
+    /// Publish all at once: a stage-out of a tree that replaces `pfs_path` in one step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<CommitSpec>,
 }
 
 /// State of a plan.
@@ -459,6 +463,9 @@ pub struct PlanStatus {
     /// What each server has done, where a plan is the work of several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<PlanPart>,
+    /// How far it is, if it is a commit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<Box<CommitStatus>>,
 }
 
 /// Most per-file errors kept in a status; `files_failed` counts all, the log has all.

@@ -11,6 +11,7 @@ pub mod acl;
 pub mod api;
 pub mod attr;
 pub mod caller;
+pub mod commit;
 pub mod control;
 pub mod errno;
 pub mod ids;

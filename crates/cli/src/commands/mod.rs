@@ -2,6 +2,7 @@
 
 pub mod buffer;
 mod check;
+mod commit;
 mod completions;
 mod man;
 pub mod mount;
@@ -28,6 +29,7 @@ pub fn run(command: Command) -> Outcome {
         Command::Status(args) => status::run(args),
         Command::Check(args) => check::run(args),
         Command::Stage(args) => stage::run(args),
+        Command::Commit(args) => commit::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Buffer(args) => buffer::run(args),
         Command::Stripe(args) => stripe::run(args),
@@ -53,6 +55,7 @@ fn wants_json(command: &Command) -> bool {
         Command::Stage(S::Status(args)) => args.json,
         Command::Stage(S::Cancel(args) | S::Wait(args)) => args.json,
         Command::Stage(S::Rate(args)) => args.json,
+        Command::Commit(args) => args.json,
         Command::Serve(args) => args.json,
         Command::Buffer(B::Create(args)) => args.json,
         Command::Buffer(B::List(args)) => args.json,

@@ -66,6 +66,7 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
         keep_going: !args.stop_on_error,
         retries: args.retries,
         seen_at: None,
+        commit: None,
     };
     let started = stager.start(spec)?;
     if args.no_wait {
@@ -79,7 +80,7 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
 }
 
 /// The server of the mount that `buffer` lies in, and its path there.
-fn in_mount(
+pub(super) fn in_mount(
     direction: Direction,
     pfs: &Path,
     buffer: &Path,
@@ -155,7 +156,7 @@ fn rate(args: &StageRateArgs) -> Outcome {
 }
 
 /// Shows plans until they have ended.
-fn follow(stager: &mut Stager, plans: &[PlanId], json: bool) -> Outcome {
+pub(super) fn follow(stager: &mut Stager, plans: &[PlanId], json: bool) -> Outcome {
     catch_interrupt();
     let mut code = EXIT_OK;
     for plan in plans {
@@ -234,7 +235,7 @@ impl View {
 }
 
 /// What stands beside the bar.
-fn progress_text(status: &PlanStatus) -> String {
+pub(super) fn progress_text(status: &PlanStatus) -> String {
     let more = if status.scanned { "" } else { "+" };
     let mut text = format!(
         "{} of {}{more}, {} of {}{more} files, {}/s",
@@ -271,7 +272,10 @@ fn part_line(part: &PlanPart) -> String {
 }
 
 /// A plan on one line.
-fn line(status: &PlanStatus) -> String {
+pub(super) fn line(status: &PlanStatus) -> String {
+    if let Some(commit) = &status.commit {
+        return super::commit::line(status, commit);
+    }
     let pfs = &status.spec.pfs_path;
     let prefix = status.buffer_prefix.as_bytes();
     let buffer = &PathBytes::in_buffer(prefix, status.spec.buffer_path.as_bytes());
@@ -313,7 +317,7 @@ fn line(status: &PlanStatus) -> String {
     }
 }
 
-fn print_errors(status: &PlanStatus, flags: &str) {
+pub(super) fn print_errors(status: &PlanStatus, flags: &str) {
     for error in status.errors.iter().take(ERRORS_SHOWN) {
         eprintln!("forebay: {}", visible(&error_text(error)));
     }
@@ -345,7 +349,7 @@ fn error_text(error: &FileError) -> String {
 }
 
 /// `850 ms`, `2.3 s`, `4 min 10 s`, `3 h 5 min`.
-fn duration_text(seconds: f64) -> String {
+pub(super) fn duration_text(seconds: f64) -> String {
     let whole = seconds as u64;
     match whole {
         0 => format!("{:.0} ms", seconds * 1_000.0),
@@ -380,7 +384,7 @@ fn in_buffer(place: &MountRef, given: &Path) -> PathBytes {
     PathBytes::new(&path)
 }
 
-fn path_bytes(path: &Path) -> PathBytes {
+pub(super) fn path_bytes(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 

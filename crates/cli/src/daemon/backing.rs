@@ -208,6 +208,14 @@ impl Backing {
         matches!(self, Backing::Own { store, .. } if store.created())
     }
 
+    /// The buffer is to be destroyed: refused while a commit is unfinished, which `force` gives up.
+    pub fn end_commits(&self, force: bool) -> Result<(), ControlError> {
+        match self {
+            Backing::Own { server, .. } => server.mover().end_commits(force),
+            Backing::Served(_) => Ok(()),
+        }
+    }
+
     /// Stops staging that this process does, for a while; which plans did not stop in time.
     pub fn hold_staging(&self, wait: Duration) -> Vec<Stuck> {
         match self {

@@ -97,6 +97,9 @@ impl Mount {
         if self.ending.lock().keep.is_some() {
             return Ok(());
         }
+        if !keep {
+            self.backing.end_commits(force)?;
+        }
         self.ending.change(|state| state.keep = Some(keep));
         let done = match force {
             // Staging stops while the session ends.

@@ -284,6 +284,7 @@ impl Stager<'_> {
             keep_going: stage.tolerate_errors || direction == Direction::Out,
             retries: RETRIES,
             seen_at: record.served.as_ref().map(|_| as_bytes(record.mount_point())),
+            commit: None,
         };
         let begun = Instant::now();
         let status = loop {

@@ -206,6 +206,8 @@ impl Ledger {
         let Some(served) = served else {
             return Store::discard(&self.options.flash, &part.key()).map(drop);
         };
+        // Nobody would know any more of what it has put on the PFS.
+        served.server.mover().end_commits(true)?;
         served.end_mounts();
         let store = served.server.abandon();
         // Memory and files that are still open would not come back with the store.

@@ -3,6 +3,7 @@
 //! Called by the server's control socket, with the caller's verified identity. A caller sees and
 //! changes its own plans only, the superuser all.
 
+use super::commit::{Commit, check_commit};
 use super::gate::Gate;
 use super::identity::Identity;
 use super::journal::{Journal, Past};
@@ -115,7 +116,7 @@ pub(super) struct State {
 /// A plan in memory.
 pub(super) struct Plan {
     pub file: Mutex<PlanFile>,
-    uid: u32,
+    pub uid: u32,
     pub dir: PlanDir,
     pub pace: Arc<Pace>,
     progress: Arc<Progress>,
@@ -124,6 +125,7 @@ pub(super) struct Plan {
     journal: OnceLock<Arc<Journal>>,
     state: Mutex<PlanState>,
     last: OnceLock<PlanStatus>,
+    pub commit: Option<Arc<Commit>>,
 }
 
 impl Mover {
@@ -168,6 +170,7 @@ impl Mover {
                 return Err(error);
             }
         }
+        check_commit(&spec)?;
         if let Err(why) = Identity::of(who) {
             let mut error = plan_error(what, Errno::EPERM, None);
             error.why = why;
@@ -216,6 +219,15 @@ impl Mover {
     /// with ETIMEDOUT after [`CANCEL_WAIT_MAX`]: a call that a PFS does not answer cannot be taken
     /// back, and the plan ends when it is. A plan that has ended stays as it is.
     pub fn cancel(&self, who: &Caller, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        self.cancel_within(who, plan, CANCEL_WAIT_MAX)
+    }
+
+    pub(super) fn cancel_within(
+        &self,
+        who: &Caller,
+        plan: PlanId,
+        longest: Duration,
+    ) -> Result<PlanStatus, ControlError> {
         let shared = &self.shared;
         let mut state = shared.state.lock();
         let mut found = state.find(who, plan)?;
@@ -226,7 +238,7 @@ impl Mover {
             state.queue.retain(|queued| *queued != plan);
             shared.launch(&mut state, plan);
         }
-        let end = std::time::Instant::now() + CANCEL_WAIT_MAX;
+        let end = std::time::Instant::now() + longest;
         while !found.is_final() && !state.shut_down {
             if shared.changed.wait_until(&mut state, end).timed_out() {
                 drop(state);
@@ -305,7 +317,7 @@ impl Mover {
 }
 
 impl State {
-    fn find(&self, who: &Caller, plan: PlanId) -> Result<Arc<Plan>, ControlError> {
+    pub(super) fn find(&self, who: &Caller, plan: PlanId) -> Result<Arc<Plan>, ControlError> {
         match self.plans.get(&plan).cloned() {
             Some(found) if found.belongs_to(who) => Ok(found),
             _ => {
@@ -328,7 +340,7 @@ impl Shared {
     /// Starts queued plans while there is room.
     pub fn start_next(self: &Arc<Shared>, state: &mut State) {
         while state.active.len() < self.options.concurrent_plans.max(1) && !state.shut_down {
-            let Some(id) = state.queue.pop_front() else { return };
+            let Some(id) = state.next_in_turn() else { return };
             self.launch(state, id);
         }
     }
@@ -422,6 +434,8 @@ impl Shared {
             servers: self.options.servers.clone(),
             outbox: None,
             old_temps,
+            commit: plan.commit.clone(),
+            old_versions: self.versions_left(plan),
         })
     }
 
@@ -461,6 +475,7 @@ impl Plan {
         }
         Plan {
             uid: file.who.uid,
+            commit: Commit::of(&file).map(Arc::new),
             pace: Arc::new(Pace::new(file.spec.rate_bytes_per_s)),
             file: Mutex::new(file),
             dir,
@@ -481,7 +496,7 @@ impl Plan {
         self.state.lock().is_final()
     }
 
-    fn status(&self) -> PlanStatus {
+    pub fn status(&self) -> PlanStatus {
         if let Some(last) = self.last.get() {
             return last.clone();
         }
@@ -494,7 +509,8 @@ impl Plan {
         let file = self.file.lock();
         let status = self.progress.status(file.plan, &file.spec, state, self.uid, worked_ms);
         let (buffer_prefix, parts) = (self.buffer_prefix.clone(), self.parts.status());
-        PlanStatus { buffer_prefix, parts, ..status }
+        let commit = self.commit.as_ref().map(|commit| Box::new(commit.status()));
+        PlanStatus { buffer_prefix, parts, commit, ..status }
     }
 
     /// Records the end of the plan.
@@ -511,7 +527,7 @@ impl Plan {
     }
 }
 
-fn plan_error(what: &str, errno: Errno, path: Option<&[u8]>) -> ControlError {
+pub(super) fn plan_error(what: &str, errno: Errno, path: Option<&[u8]>) -> ControlError {
     ControlError {
         what: what.to_string(),
         path: path.map(PathBytes::new),

@@ -7,28 +7,41 @@
 //! is torn, and the file is cut there. One item adds at most one `Done` and per run one error
 //! line: the journal's size is bounded by the items.
 
+use super::commit::CommitStep;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::Meta;
 use super::pfs_target::FsIdentity;
 use forebay_proto::attr::Timestamp;
-use forebay_proto::control::{FileError, PathBytes};
+use forebay_proto::control::{FileError, MAX_REPORTED_ERRORS, PathBytes};
 use forebay_proto::{Errno, Result, ShardId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Instant;
 
 /// Least time between two notes of the time worked, in milliseconds.
 const TICK_MS: u128 = 1_000;
 
+/// A file that was copied, fsynced, verified and published.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finished {
+    /// The source then.
+    pub source: Version,
+    /// The target after.
+    pub target: Version,
+    /// CRC32C of the content.
+    pub crc32c: u32,
+}
+
 /// What identifies a version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Version {
-    ino: u64,
-    size_bytes: u64,
+    pub ino: u64,
+    pub size_bytes: u64,
     mtime: Timestamp,
 }
 
@@ -89,6 +102,8 @@ pub(super) enum Record {
     Share(ShardId),
     /// A file failed.
     Error(FileError),
+    /// A commit has come so far (see `commit`).
+    Commit(CommitStep),
     /// Milliseconds worked so far, over all runs.
     Worked(u64),
 }
@@ -105,6 +120,10 @@ pub(super) struct Past {
     /// By hash of the path: source and target version.
     done: HashMap<u128, (Version, Version)>,
     pub worked_ms: u64,
+    /// How far a commit came.
+    pub commit: Option<CommitStep>,
+    /// The first errors.
+    pub errors: Vec<FileError>,
 }
 
 impl Past {
@@ -127,8 +146,12 @@ impl Past {
                 self.done.insert(key(path.as_bytes()), (source, target));
             }
             Record::Share(shard) => drop(self.shares.insert(shard)),
+            Record::Error(error) if self.errors.len() < MAX_REPORTED_ERRORS => {
+                self.errors.push(error);
+            }
             Record::Error(_) => {}
             Record::Worked(ms) => self.worked_ms = ms,
+            Record::Commit(step) => self.commit = Some(step),
         }
     }
 }
@@ -210,6 +233,33 @@ impl Journal {
     /// Directories that may hold temporary files.
     pub fn dirs(&self) -> Vec<Vec<u8>> {
         self.inner.lock().dirs.iter().cloned().collect()
+    }
+
+    /// Appends a line that is on flash when this returns.
+    pub fn append_synced(&self, record: Record) -> Outcome<()> {
+        let mut inner = self.inner.lock();
+        self.append_locked(&mut inner, &[record])?;
+        inner.file.sync_data().map_err(|e| failed(Errno::from_io(&e)))
+    }
+
+    /// Calls `each` for every file that was finished, of this run and those before; a file that was
+    /// copied again comes again.
+    pub fn each_done(&self, mut each: impl FnMut(&[u8], &Finished)) -> Outcome<()> {
+        let failed = |e: std::io::Error| failed(Errno::from_io(&e));
+        let path = format!("/proc/self/fd/{}", self.inner.lock().file.as_raw_fd());
+        let mut reader = BufReader::new(File::open(path).map_err(failed)?);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            reader.read_until(b'\n', &mut line).map_err(failed)?;
+            match parse(&line) {
+                Some(Record::Done { path, source, target, crc32c }) => {
+                    each(path.as_bytes(), &Finished { source, target, crc32c });
+                }
+                Some(_) => {}
+                None => return Ok(()),
+            }
+        }
     }
 
     /// Puts the lines on flash, with the time worked.

@@ -13,6 +13,7 @@
 //! point goes on and leaves no temporary file when it has ended.
 
 mod buffer;
+mod commit;
 mod copy;
 mod data;
 mod ends;

@@ -33,6 +33,13 @@ pub(super) struct PlanFile {
     started_s: u64,
 }
 
+impl PlanFile {
+    /// Version of the tree that a commit publishes: the time it was asked and the token.
+    pub fn version(&self) -> String {
+        format!("{:08x}{:08x}", self.started_s as u32, self.token)
+    }
+}
+
 /// The directory of one plan.
 #[derive(Clone, Debug)]
 pub(super) struct PlanDir {

@@ -137,6 +137,7 @@ impl Progress {
             errors: self.errors.lock().clone(),
             verified: (state == PlanState::Done).then_some(spec.verify),
             parts: Vec::new(),
+            commit: None,
         }
     }
 

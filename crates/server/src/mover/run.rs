@@ -3,6 +3,7 @@
 //! Phases: sweep what a killed run left; walk the source (this thread) while workers copy;
 //! hard links; attributes and fsync of directories; sync. The plan is done only after the last.
 
+use super::commit::Commit;
 use super::ends::Outbox;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::feeder::{Feeder, Proof};
@@ -84,6 +85,10 @@ pub(super) struct Run {
     pub abandoned: Mutex<Vec<ShardId>>,
     /// Set if this is another server's plan; see `share`.
     pub outbox: Option<Arc<Outbox>>,
+    /// Set if the plan is a commit.
+    pub commit: Option<Arc<Commit>>,
+    /// Versions of earlier commits to the same place that are still beside it.
+    pub old_versions: Vec<String>,
 }
 
 /// What is kept in memory until the end of a run, up to a bound.
@@ -128,6 +133,9 @@ pub(super) struct DirDone {
 impl Run {
     /// Runs the plan to its end or until it is stopped. `None`: stopped in a state to be resumed.
     pub fn run(&self) -> Option<PlanState> {
+        if let Some(commit) = self.commit.clone() {
+            return self.run_commit(&commit);
+        }
         let outcome = self.identity.adopt_thread().map_err(Fault::source("take identity"));
         let outcome = outcome.and_then(|()| self.phases());
         if let Err(fault) = &outcome {
@@ -174,8 +182,11 @@ impl Run {
         }
     }
 
-    /// The path that the plan writes to.
+    /// The path that the plan writes to: of a commit, the directory beside its place.
     pub fn target_path(&self) -> &[u8] {
+        if let Some(commit) = &self.commit {
+            return &commit.place.staging_path;
+        }
         match self.spec.direction {
             Direction::In => self.spec.buffer_path.as_bytes(),
             Direction::Out => self.spec.pfs_path.as_bytes(),
@@ -209,7 +220,7 @@ impl Run {
         }
     }
 
-    fn copy_all(&self) -> Outcome<()> {
+    pub(super) fn copy_all(&self) -> Outcome<()> {
         let (send, receive) = crossbeam_channel::bounded::<Task>(QUEUE_ITEMS);
         std::thread::scope(|scope| {
             for number in 0..self.workers {
@@ -264,7 +275,7 @@ impl Run {
     }
 
     /// Makes the further names of files that have several.
-    fn make_links(&self) -> Outcome<()> {
+    pub(super) fn make_links(&self) -> Outcome<()> {
         let followers = std::mem::take(&mut *self.followers.lock());
         let mut worker = Worker::new(self);
         for (task, leader) in followers {
@@ -276,10 +287,14 @@ impl Run {
 
     /// Attributes and fsync of the directories, children before parents: a mode that comes last
     /// may forbid to enter.
-    fn finish_dirs(&self) -> Outcome<()> {
+    pub(super) fn finish_dirs(&self) -> Outcome<()> {
         let mut dirs = std::mem::take(&mut *self.dirs.lock());
         while let Some(dir) = dirs.pop() {
             self.pace.check()?;
+            if let (true, Some(commit)) = (dirs.is_empty(), &self.commit) {
+                // The top: what comes into it has to come before its mode.
+                self.retrying(|_| self.seal(commit)).map_err(|(fault, _)| fault)?;
+            }
             let finished = self.retrying(|_| {
                 let at = self.target.reopen(&dir.top, &dir.rel)?;
                 let attrs = dir.attrs.as_ref().map(|(meta, xattrs)| (meta, xattrs));

@@ -1,6 +1,7 @@
 //! Makes a [`Run`] of what a plan (`engine`) or another server's plan (`share`) is.
 
 use super::buffer::Buffer;
+use super::commit::Commit;
 use super::ends::Outbox;
 use super::engine::Shared;
 use super::identity::Identity;
@@ -35,6 +36,10 @@ pub(super) struct Setup {
     pub outbox: Option<Arc<Outbox>>,
     /// What plans before have left on their PFS.
     pub old_temps: Vec<(PlanDir, Vec<LeftTemp>)>,
+    /// Set if the plan is a commit, at the server that has the plan.
+    pub commit: Option<Arc<Commit>>,
+    /// Versions of earlier commits that are still beside their place.
+    pub old_versions: Vec<String>,
 }
 
 impl Shared {
@@ -90,6 +95,8 @@ impl Shared {
             proof: Mutex::new(None),
             abandoned: Mutex::new(Vec::new()),
             outbox: setup.outbox,
+            commit: setup.commit,
+            old_versions: setup.old_versions,
         })
     }
 }

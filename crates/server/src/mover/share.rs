@@ -436,6 +436,8 @@ impl Shared {
             servers: None,
             outbox: Some(share.outbox.clone()),
             old_temps: Vec::new(),
+            commit: None,
+            old_versions: Vec::new(),
         };
         self.run_of(setup)
             .map_err(|why| Fault::of(Sort::Refused, Where::Target, "take identity", why))

@@ -22,6 +22,7 @@ use super::side::Located;
 use super::task::{Leader, Task};
 use crossbeam_channel::Sender;
 use forebay_proto::attr::FileKind;
+use forebay_proto::commit::is_reserved;
 use forebay_proto::control::{Direction, PathBytes, StageKind};
 use forebay_proto::{Errno, ShardId};
 use std::collections::HashMap;
@@ -196,7 +197,7 @@ impl<'a> Walker<'a> {
         self.target_top = Arc::from(trim_end(path));
         run.remove_left(&join(path, b"", b""), &dir);
         let attrs = match like {
-            Some((source, meta)) if made || run.past.made_top => {
+            Some((source, meta)) if made || run.past.made_top || run.commit.is_some() => {
                 Some((*meta, run.source.dir_xattrs(source)?))
             }
             _ => None,
@@ -259,7 +260,14 @@ impl<'a> Walker<'a> {
                 frames.pop();
                 continue;
             };
-            let meta = match run.retrying(|_| run.source.stat(&frame.source, &name)) {
+            if run.commit.is_some() && frame.rel.is_empty() && is_reserved(&name) {
+                continue;
+            }
+            let found = run.retrying(|_| {
+                run.room_for_one_more()?;
+                run.source.stat(&frame.source, &name)
+            });
+            let meta = match found {
                 Ok(meta) => meta,
                 Err((fault, attempts)) => {
                     run.progress.found(0);

@@ -324,6 +324,7 @@ fn files_are_staged_without_a_mount() {
             keep_going: true,
             retries: 0,
             seen_at: None,
+            commit: None,
         };
         let started = ask(&ledger, &who, LedgerRequest::StageStart { name: name("a"), spec });
         let LedgerReply::Plan(mut plan) = started.unwrap() else { panic!("no plan") };

@@ -1,5 +1,7 @@
 //! Tests of the mover over a plain directory as the buffer.
 
+mod commit;
+mod commit_kill;
 mod dir_tree;
 mod faults;
 mod identity;

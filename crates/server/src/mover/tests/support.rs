@@ -98,6 +98,7 @@ pub fn spec(direction: Direction, pfs: &Path, buffer: &str) -> StageSpec {
         keep_going: true,
         retries: 3,
         seen_at: None,
+        commit: None,
     }
 }
 

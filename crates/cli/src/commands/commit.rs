@@ -1,0 +1,142 @@
+//! `forebay commit`: publishes a tree on the PFS at once, and tells what became of commits.
+//!
+//! A commit is a staging plan: `stage` has what follows one, and `forebay stage wait|cancel|rate`
+//! take its number too. The exit code is 0 only for a tree that is published.
+
+use super::stage::{duration_text, follow, in_mount, path_bytes, print_errors, progress_text};
+use super::stager::Stager;
+use crate::args::CommitArgs;
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
+use crate::servers::{BufferPath, ServedStaging};
+use anyhow::Context;
+use forebay_proto::PlanId;
+use forebay_proto::commit::{CommitPhase, CommitSpec, CommitStatus, PublishedBy};
+use forebay_proto::control::{
+    Direction, PathBytes, PlanState, PlanStatus, StageKind, StageSpec, Verify,
+};
+use forebay_proto::size::format_bytes;
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// Runs the command.
+pub fn run(args: CommitArgs) -> Outcome {
+    match (&args.status, &args.source, &args.to) {
+        (Some(asked), ..) => status(&args, asked.as_deref()),
+        (None, Some(source), Some(to)) => commit(&args, source, to),
+        // The parser lets nothing else through.
+        _ => Ok(EXIT_FAILED),
+    }
+}
+
+fn commit(args: &CommitArgs, source: &Path, to: &Path) -> Outcome {
+    let (mut stager, buffer_path) = match BufferPath::parse(source.as_os_str()) {
+        Some(place) => {
+            let served = ServedStaging::connect(&args.at, &place.name)?;
+            (Stager::Served(Box::new(served)), place.path)
+        }
+        None => in_mount(Direction::Out, to, source)?,
+    };
+    let absolute = std::path::absolute(to).context("find the current directory")?;
+    let started = stager.start(StageSpec {
+        direction: Direction::Out,
+        kind: StageKind::Directory,
+        pfs_path: path_bytes(&absolute),
+        buffer_path,
+        verify: args.verify.into(),
+        rate_bytes_per_s: args.rate.unwrap_or(0),
+        keep_going: true,
+        retries: args.retries,
+        seen_at: None,
+        commit: Some(CommitSpec { keep_old: args.keep_old }),
+    })?;
+    if args.background {
+        match args.json {
+            true => print_json(&started)?,
+            false => println!("{}", started.plan),
+        }
+        return Ok(EXIT_OK);
+    }
+    follow(&mut stager, &[started.plan], args.json)
+}
+
+fn status(args: &CommitArgs, asked: Option<&OsStr>) -> Outcome {
+    let plan = asked.and_then(|asked| asked.to_str()?.parse().ok()).map(PlanId);
+    let path = match plan {
+        None => asked.map(Path::new).or(args.source.as_deref()),
+        Some(_) => args.source.as_deref(),
+    };
+    let mut stager = Stager::connect(path, &args.at, plan.as_slice())?;
+    let Some(plan) = plan else {
+        let mut commits = stager.list()?;
+        commits.retain(|plan| plan.commit.is_some());
+        match args.json {
+            true => print_json(&commits)?,
+            false => {
+                commits.iter().for_each(|one| println!("{}", visible(&super::stage::line(one))))
+            }
+        }
+        return Ok(EXIT_OK);
+    };
+    let one = stager.status(plan)?;
+    match args.json {
+        true => print_json(&one)?,
+        false => {
+            println!("{}", visible(&super::stage::line(&one)));
+            print_errors(&one, &stager.flags());
+        }
+    }
+    Ok(EXIT_OK)
+}
+
+/// A commit on one line.
+pub fn line(status: &PlanStatus, commit: &CommitStatus) -> String {
+    let from =
+        PathBytes::in_buffer(status.buffer_prefix.as_bytes(), status.spec.buffer_path.as_bytes());
+    let head = format!("commit {} {from} -> {}", status.plan, status.spec.pfs_path);
+    let text = match (status.state, commit.phase) {
+        (PlanState::Queued, _) => "queued".to_string(),
+        (PlanState::Running, CommitPhase::Copying) => progress_text(status),
+        (PlanState::Running, CommitPhase::Publishing) => "being published".to_string(),
+        (PlanState::Running, CommitPhase::Published) => {
+            "published; the old tree is being removed".to_string()
+        }
+        (PlanState::Running, _) => "being undone".to_string(),
+        (PlanState::Done, _) => published(status, commit),
+        (PlanState::Cancelled, _) => "cancelled; the PFS is as it was".to_string(),
+        (PlanState::Failed, CommitPhase::Publishing) => {
+            "failed: the PFS did not answer; whether it is published must be looked for there"
+                .into()
+        }
+        (PlanState::Failed, _) => "failed: not published".to_string(),
+    };
+    let mut text = format!("{head}: {text}");
+    if let Some(old) = &commit.old {
+        text.push_str(&format!("; the old tree is {old}"));
+    }
+    if let Some(left) = &commit.left {
+        text.push_str(&format!("; {left} could not be removed"));
+    }
+    text
+}
+
+fn published(status: &PlanStatus, commit: &CommitStatus) -> String {
+    let by = match commit.by {
+        Some(PublishedBy::Rename) => " by rename",
+        Some(PublishedBy::Exchange) => " by exchange",
+        Some(PublishedBy::Symlink) => " by symbolic link",
+        None => "",
+    };
+    let how = match status.verified {
+        Some(Verify::Cache) => ", verified: cache",
+        Some(Verify::Medium) => ", verified: medium",
+        None => "",
+    };
+    format!(
+        "published{by}: {} {}, {} in {}{how}, version {}",
+        status.files_done,
+        if status.files_done == 1 { "file" } else { "files" },
+        format_bytes(status.bytes_done),
+        duration_text(status.elapsed_s),
+        commit.version,
+    )
+}

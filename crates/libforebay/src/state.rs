@@ -1,0 +1,99 @@
+//! `fb_state` and `fb_wait`: how safe a path is, and waiting until it is on the PFS.
+//!
+//! A scratch buffer sends nothing to the PFS by itself: what is dirty is nothing, and what is waited
+//! for are the commits and stage-outs that have the path in them.
+
+use crate::error::answer;
+use crate::plans::Deadline;
+use crate::{Answer, give, path};
+use forebay_client::{Control, locate};
+use forebay_proto::control::{ControlError, Direction, PlanState, PlanStatus};
+use std::ffi::{OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// `struct fb_state`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct State {
+    grade: u32,
+    is_volatile: u32,
+    size_bytes: u64,
+    dirty_bytes: u64,
+    draining_bytes: u64,
+    drain_errno: i32,
+    reserved: u32,
+}
+
+const WRITTEN: u32 = 1;
+const ON_FLASH: u32 = 2;
+
+/// See include/forebay.h.
+///
+/// # Safety
+/// As there: `text` is a C string, `state` has `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_state(text: *const c_char, state: *mut c_void, size: usize) -> c_int {
+    let done = answer(|| {
+        // SAFETY: the caller's promise.
+        let path = unsafe { path("look at", text) }?;
+        let (mut control, place) = Control::connect_path(&path)?;
+        let file = control.file_status(&place.path_in_buffer)?;
+        let found = State {
+            grade: if file.grade == "on flash" { ON_FLASH } else { WRITTEN },
+            is_volatile: file.volatile.into(),
+            size_bytes: file.size_bytes,
+            ..State::default()
+        };
+        // SAFETY: the caller's promise; eight-byte fields and pairs of four leave no padding.
+        unsafe { give(&found, state, size) }
+    });
+    if done.is_some() { 0 } else { -1 }
+}
+
+/// See include/forebay.h.
+///
+/// # Safety
+/// As there: `text` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_wait(text: *const c_char, timeout_s: f64) -> c_int {
+    // SAFETY: the caller's promise.
+    let done = answer(|| wait(&unsafe { path("wait for", text) }?, Deadline::after(timeout_s)));
+    if done.is_some() { 0 } else { -1 }
+}
+
+fn wait(path: &Path, deadline: Deadline) -> Answer<()> {
+    let place = locate(path)?;
+    let mut control = Control::connect_store(&place.store_dir)?;
+    let covers = |plan: &PlanStatus| {
+        let source = Path::new(OsStr::from_bytes(plan.spec.buffer_path.as_bytes()));
+        plan.spec.direction == Direction::Out && place.path_in_buffer.starts_with(source)
+    };
+    let mut newest = None;
+    for plan in control.stage_list()?.into_iter().filter(covers) {
+        let ended = match plan.state.is_final() {
+            true => plan,
+            false => control.stage_wait(plan.plan, |_| !deadline.is_over())?,
+        };
+        if !ended.state.is_final() {
+            return Err(deadline.passed("wait for", path));
+        }
+        newest = Some(ended);
+    }
+    match newest {
+        Some(plan) if plan.state == PlanState::Done => Ok(()),
+        Some(plan) => {
+            let why =
+                format!("plan {}, which was to copy it to the PFS, did not end well", plan.plan);
+            Err(ControlError::new("wait for", Some(path), &why)
+                .errno(libc::EIO)
+                .hint("`forebay stage status` tells why"))
+        }
+        None => {
+            let why = "nothing copies it to the PFS: a scratch buffer does that only when asked";
+            Err(ControlError::new("wait for", Some(path), why)
+                .errno(libc::ENODATA)
+                .hint("commit it, or stage it out"))
+        }
+    }
+}

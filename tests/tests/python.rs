@@ -1,0 +1,50 @@
+//! The Python package on real mounts, and its checkpoint writer with real torch.
+#![allow(clippy::unwrap_used)]
+
+use forebay_tests::buffer::{Buffer, Kind, binary};
+use forebay_tests::procs::{self, try_run_for};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Longest that one of the programs may take; importing torch takes seconds by itself.
+const LIMIT: Duration = Duration::from_secs(280);
+
+fn run_python(python: &Path, program: &str, capacity: u64) {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python");
+    let library = binary().with_file_name("libforebay.so");
+    assert!(library.exists(), "no {}: `make build` builds it", library.display());
+    let buffer = Buffer::mount(Kind::Tmpfs, capacity);
+    let pfs = tempfile::tempdir().unwrap();
+    let mut command = Command::new(python);
+    command
+        .arg("-W")
+        .arg("ignore")
+        .arg(package.join("tests").join(program))
+        .arg(buffer.root())
+        .arg(pfs.path())
+        .env("PYTHONPATH", &package)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("FOREBAY_LIB", library);
+    let (ok, said) = try_run_for(&mut command, LIMIT);
+    assert!(ok, "{program} failed: {said}");
+    println!("{said}");
+    // What is left on the PFS are trees and manifests, no directory of a commit under way.
+    let names = procs::run(Command::new("ls").arg("-A").arg(pfs.path()));
+    assert!(!names.lines().any(|name| name.starts_with('.')), "left over: {names}");
+}
+
+#[test]
+fn the_python_package_on_a_mount() {
+    run_python(Path::new("python3"), "test_forebay.py", 64 << 20);
+}
+
+#[test]
+fn checkpoints_of_real_torch() {
+    let named = std::env::var_os("FOREBAY_TORCH_PYTHON").map(PathBuf::from);
+    let beside = binary().parent().unwrap().join("../torch-venv/bin/python");
+    let python = named.unwrap_or(beside);
+    let hint = "scripts/torch-venv target/torch-venv makes it";
+    assert!(python.exists(), "no {}: {hint}", python.display());
+    run_python(&python, "test_torch.py", 512 << 20);
+}
