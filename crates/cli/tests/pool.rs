@@ -110,6 +110,34 @@ fn another_key_or_another_pool_is_refused() {
 }
 
 #[test]
+fn a_mount_by_socket_reaches_servers_of_other_nodes() {
+    must_be_root();
+    // Only the keeper has a socket; the other server is reached by TCP, with the buffer's secret.
+    let mut pool = Pool::new(&["128MiB"]);
+    pool.kill(0);
+    let socket = format!("unix:{}", pool.rig.base().join("sock").display());
+    pool.start_on(0, &["--listen", &socket], None);
+    let join = pool.servers[0].tcp.clone();
+    pool.add("128MiB", Some(&join));
+    pool.done(0, &["buffer", "create", "b", "--capacity", "64MiB", "--servers", "2"]);
+    let mnt = pool.rig.mnt.clone();
+    let mount = ["mount", "--buffer", "b", "--server", &socket, mnt.to_str().unwrap()];
+    let mounted = pool.command(&mount).output().unwrap();
+    assert!(mounted.status.success(), "{}", text(&mounted.stderr));
+    for number in 0..40 {
+        fs::create_dir(mnt.join(format!("d{number}"))).unwrap();
+        fs::write(mnt.join(format!("d{number}/f")), vec![7; 1000]).unwrap();
+    }
+    let used =
+        |at: usize| pool.json(0, &["buffer", "status", "b"])["parts"][at]["used_bytes"].as_u64();
+    assert!(used(0) > Some(0) && used(1) > Some(0), "{:?} {:?}", used(0), used(1));
+    assert_eq!(pool.json(1, &["buffer", "status", "b"])["mounts"], 1);
+    let ended = pool.command(&["umount", mnt.to_str().unwrap()]).output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    pool.done(1, &["buffer", "destroy", "b"]);
+}
+
+#[test]
 fn each_node_has_its_own_names_on_shared_capacity() {
     must_be_root();
     let pool = Pool::new(&["128MiB", "128MiB"]);

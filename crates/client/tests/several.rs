@@ -201,6 +201,7 @@ impl Buffer {
             address: self.address(by),
             credential: Credential::Secret(Key::Buffer("b".into()), secret()),
             buffer: "b".into(),
+            over_tcp: None,
             by_given_address: false,
             patience,
         })

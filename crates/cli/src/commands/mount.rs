@@ -76,9 +76,15 @@ fn backing(
         let unix = matches!(address, ServerAddress::Unix(_));
         let secret_file = args.at.secret_file.as_deref();
         let credential = secrets::credential(unix, secret_file, Some(name))?;
+        // Other servers of the buffer may be on other nodes, where the kernel tells nothing.
+        let over_tcp = match unix {
+            true => secrets::credential(false, secret_file, Some(name)).ok().map(Box::new),
+            false => None,
+        };
         let target = Target {
             address,
             credential,
+            over_tcp,
             buffer: name.to_string(),
             by_given_address: args.no_fast_path,
             patience: Duration::from_secs(args.patience.into()),

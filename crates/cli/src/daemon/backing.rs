@@ -112,10 +112,12 @@ fn attach(target: &Target) -> Result<(Arc<RemoteFs>, Target), ControlError> {
         let Ok(address) = address.parse() else { continue };
         let unix = matches!(address, ServerAddress::Unix(_));
         // Who asks is told by the kernel on a socket only, and by a secret everywhere.
-        if !unix && matches!(target.credential, Credential::Peer) {
-            continue;
-        }
-        let there = Target { address, ..target.clone() };
+        let credential = match (unix, &target.credential, &target.over_tcp) {
+            (false, Credential::Peer, None) => continue,
+            (false, Credential::Peer, Some(over_tcp)) => (**over_tcp).clone(),
+            (_, credential, _) => credential.clone(),
+        };
+        let there = Target { address, credential, ..target.clone() };
         match RemoteFs::attach(there.clone()) {
             Ok(fs) => return Ok((fs, there)),
             Err(error) => failed = error,

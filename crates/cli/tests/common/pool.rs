@@ -24,14 +24,20 @@ impl Pool {
     /// Servers that give so much; each joins at the one before it.
     pub fn new(capacities: &[&'static str]) -> Pool {
         let mut pool = Pool { rig: Rig::new(Flash::Memory), servers: Vec::new() };
-        for (at, capacity) in capacities.iter().enumerate() {
-            fs::create_dir(pool.flash(at)).unwrap();
-            let tcp = "127.0.0.1:0".to_string();
-            pool.servers.push(Server { child: None, tcp, id: String::new(), capacity });
-            let join = (at > 0).then(|| pool.servers[at - 1].tcp.clone());
-            pool.start(at, join.as_deref());
+        for capacity in capacities {
+            let join = pool.servers.last().map(|server| server.tcp.clone());
+            pool.add(capacity, join.as_deref());
         }
         pool
+    }
+
+    /// Another server; `join` is where it joins.
+    pub fn add(&mut self, capacity: &'static str, join: Option<&str>) {
+        let at = self.servers.len();
+        fs::create_dir(self.flash(at)).unwrap();
+        let tcp = "127.0.0.1:0".to_string();
+        self.servers.push(Server { child: None, tcp, id: String::new(), capacity });
+        self.start(at, join);
     }
 
     pub fn flash(&self, at: usize) -> PathBuf {
@@ -50,10 +56,15 @@ impl Pool {
     }
 
     pub fn start(&mut self, at: usize, join: Option<&str>) {
+        self.start_on(at, &[], join);
+    }
+
+    /// The same with more arguments.
+    pub fn start_on(&mut self, at: usize, more: &[&str], join: Option<&str>) {
         let (flash, tcp) = (self.flash(at), self.servers[at].tcp.clone());
         let mut command = self.command(&["serve", "--json", "--listen", &tcp, "--flash"]);
         command.arg(flash).args(["--capacity", self.servers[at].capacity]);
-        command.args(join.iter().flat_map(|address| ["--join", *address]));
+        command.args(more).args(join.iter().flat_map(|address| ["--join", *address]));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
         let out = child.stdout.take().unwrap();

@@ -51,6 +51,9 @@ pub struct Target {
     pub address: ServerAddress,
     /// What is shown to it.
     pub credential: Credential,
+    /// What is shown over TCP to the buffer's other servers, where `credential` is good on a socket
+    /// of this node only.
+    pub over_tcp: Option<Box<Credential>>,
     /// The buffer's name.
     pub buffer: String,
     /// Never by another address than the given one, even where that is faster.

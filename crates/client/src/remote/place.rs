@@ -6,6 +6,7 @@
 
 use super::peer::Peer;
 use crate::ledger::greet_as;
+use forebay_net::handshake::Credential;
 use forebay_net::{Link, LinkError, ServerAddress};
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::servers::ShardPlace;
@@ -81,7 +82,11 @@ impl Peer {
         address: &ServerAddress,
         purpose: Purpose,
     ) -> std::result::Result<(Link, u64), LinkError> {
-        greet_as(address, &self.target.credential, purpose, self.expected.server)
+        let credential = match (&self.target.credential, address, &self.target.over_tcp) {
+            (Credential::Peer, ServerAddress::Tcp { .. }, Some(over_tcp)) => &**over_tcp,
+            (credential, _, _) => credential,
+        };
+        greet_as(address, credential, purpose, self.expected.server)
     }
 
     /// A connection by the first of the addresses that answers; that address.

@@ -124,6 +124,7 @@ pub fn target(address: &ServerAddress) -> Target {
         address: address.clone(),
         credential: Credential::Secret(Key::Buffer("b".into()), secret()),
         buffer: "b".into(),
+        over_tcp: None,
         by_given_address: false,
         patience: forebay_client::remote::PATIENCE,
     }
