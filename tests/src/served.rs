@@ -64,14 +64,15 @@ pub struct Options {
 }
 
 impl Options {
-    /// A buffer of 512 MiB on 127.0.0.1.
+    /// A buffer of 512 MiB on 127.0.0.1, over one server, or over as many as the environment
+    /// variable FOREBAY_TEST_SERVERS says: so every test can be run over several by hand.
     pub fn new(store: Store) -> Options {
         Options {
             store,
             capacity: 512 << 20,
             listen: "127.0.0.1".into(),
             patience_s: None,
-            servers: 1,
+            servers: crate::env_u64("FOREBAY_TEST_SERVERS", 1) as usize,
         }
     }
 
@@ -330,10 +331,15 @@ impl Served {
         kill(pid.expect("the server is not there"));
     }
 
-    /// Kills the server with -9 and starts it again.
+    /// Kills the first server with -9 and starts it again.
     pub fn kill_and_restart_server(&self) {
-        self.kill_server();
-        self.start_server();
+        self.kill_and_restart_server_at(0);
+    }
+
+    /// Kills a server with -9 and starts it again.
+    pub fn kill_and_restart_server_at(&self, at: usize) {
+        self.kill_server_at(at);
+        self.start_server_at(at);
     }
 
     /// The end of the logs, for a failure's message.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::model::{SharedPlan, run_shared};
-use forebay_tests::served::{Served, Store, Via};
+use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::{env_u64, long, seed};
 
 fn steps(short: u64) -> u64 {
@@ -50,4 +50,21 @@ fn mounts_agree_with_the_model_over_kills_of_mounts() {
     let served = Served::new(Store::Tmpfs, &[Via::Local, Via::Tcp, Via::Local]);
     let plan = plan("mounts_agree_with_the_model_over_kills_of_mounts", 1_000);
     run_shared(&served, SharedPlan { kill_mount_every: 350, kill_server_every: 225, ..plan });
+}
+
+#[test]
+fn mounts_of_two_servers_agree_with_the_model_over_kills() {
+    let options = Options::over(2, Store::Tmpfs);
+    let served = Served::with(options, &[Via::Local, Via::Tcp]);
+    let plan = plan("mounts_of_two_servers_agree_with_the_model_over_kills", 1_500);
+    run_shared(&served, SharedPlan { kill_server_every: 150, ..plan });
+}
+
+#[test]
+fn mounts_of_three_servers_agree_with_the_model_over_kills_of_servers_and_mounts() {
+    let options = Options::over(3, Store::Directory);
+    let served = Served::with(options, &[Via::Local, Via::Tcp, Via::Local]);
+    let name = "mounts_of_three_servers_agree_with_the_model_over_kills_of_servers_and_mounts";
+    let plan = SharedPlan { kill_mount_every: 350, kill_server_every: 150, ..plan(name, 1_000) };
+    run_shared(&served, plan);
 }

@@ -175,8 +175,9 @@ impl Run<'_> {
 
     fn kill_server(&mut self) {
         go(&self.outside);
-        self.served.kill_and_restart_server();
-        self.note("(the server killed with -9 and started again)".into());
+        let at = self.rng.random_range(0..self.served.server_count());
+        self.served.kill_and_restart_server_at(at);
+        self.note(format!("(server {at} killed with -9 and started again)"));
     }
 
     fn kill_mount(&mut self) {
