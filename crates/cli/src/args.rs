@@ -11,6 +11,10 @@ use forebay_proto::size::parse_bytes;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use crate::args_cache::{
+    CacheArgs, CachePathArgs, CachePathsArgs, CachePinArgs, CacheRateArgs, CacheResolveArgs,
+    CacheWaitArgs, WritesArg,
+};
 pub use crate::args_commit::CommitArgs;
 pub use crate::args_servers::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
@@ -49,6 +53,20 @@ pub struct Cli {
 pub enum Command {
     /// Make a buffer on flash and mount it, or mount again one that a crash or --keep left.
     Mount(MountArgs),
+    /// Drain what a cache has of a file or tree to the PFS now.
+    Flush(CachePathArgs),
+    /// Drain it, and wait until the PFS has all of it, fsynced and verified.
+    Wait(CacheWaitArgs),
+    /// Fetch files into a cache before they are read.
+    Warm(CachePathsArgs),
+    /// Keep files of a cache from being evicted.
+    Pin(CachePinArgs),
+    /// Forget what a cache has of files, so that they are fetched again.
+    Invalidate(CachePathsArgs),
+    /// Decide a conflict: a file that was changed in a cache and on the PFS.
+    Resolve(CacheResolveArgs),
+    /// Limit how fast a cache drains.
+    DrainRate(CacheRateArgs),
     /// Unmount a buffer and destroy it.
     Umount(UmountArgs),
     /// Copy files between the PFS and a buffer, in the server.
@@ -89,6 +107,7 @@ pub enum Command {
 After a crash the same command finds it again: every acknowledged operation is there.\n\n\
 Examples:\n  \
 forebay mount --scratch 4GiB --flash /dev/shm /mnt/fb\n  \
+forebay mount --cache /pfs/project --capacity 100GiB --flash /nvme /mnt/fast\n  \
 forebay mount --buffer run7 --server node1:4242 /mnt/fb\n  \
 FOREBAY_FLASH=/nvme forebay mount --scratch 200GiB -o allow_other,nosuid,nodev /mnt/fb\n  \
 mount -t fuse.forebay none /mnt/fb -o scratch=4GiB,flash=/dev/shm"
@@ -99,11 +118,14 @@ pub struct MountArgs {
     pub mount_point: PathBuf,
     /// A scratch buffer of this capacity, such as 4GiB or 500MB, in this process.
     #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes,
-          required_unless_present = "buffer")]
+          required_unless_present_any = ["buffer", "cache"])]
     pub scratch: Option<u64>,
+    /// A transparent cache of a directory on the PFS, in this process.
+    #[command(flatten)]
+    pub cached: CacheArgs,
     /// A buffer that `forebay serve` serves, by its name (needs --server). It can be mounted on
     /// any number of nodes at once.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["scratch", "flash", "store"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["scratch", "cache", "flash", "store"])]
     pub buffer: Option<BufferName>,
     /// Which server.
     #[command(flatten)]
@@ -163,7 +185,8 @@ pub enum StoreChoice {
     after_help = "Plain umount and `fusermount3 -u` unmount too, but keep the buffer on flash.\n\n\
 Examples:\n  \
 forebay umount /mnt/fb           unmount, destroy the buffer and give its space back\n  \
-forebay umount --keep /mnt/fb    the same mount command finds it again"
+forebay umount --keep /mnt/fb    the same mount command finds it again\n\n\
+A cache is drained first, with progress; if something cannot be drained it stays mounted and the exit code is 1."
 )]
 pub struct UmountArgs {
     /// The mount.
@@ -175,6 +198,12 @@ pub struct UmountArgs {
     /// Detach even while files are open; their users then get errors.
     #[arg(long)]
     pub force: bool,
+    /// Of a cache: do not drain first. What the PFS does not have stays on flash.
+    #[arg(long, requires = "keep")]
+    pub no_drain: bool,
+    /// Of a cache: do not drain, and destroy what the PFS does not have.
+    #[arg(long, conflicts_with_all = ["keep", "no_drain"])]
+    pub discard_dirty: bool,
     /// Directory on flash where a buffer that is not mounted any more is looked for.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,

@@ -15,8 +15,14 @@ use std::path::{Path, PathBuf};
 /// Names under which the program is a mount helper.
 const NAMES: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
 /// Options that become flags of `forebay mount`.
-const OWN: [&str; 10] = [
+const OWN: [&str; 16] = [
     "scratch",
+    "cache",
+    "capacity",
+    "pfs_ttl",
+    "writes",
+    "drain",
+    "verify",
     "flash",
     "store",
     "buffer",
@@ -130,7 +136,7 @@ fn mount_args(call: &Call, mount_point: PathBuf) -> Result<MountArgs, Usage> {
         line.push(flag);
     }
     let given = |name: &str| call.options.own.iter().any(|(own, _)| own == name);
-    if !given("scratch") && !given("buffer") {
+    if !given("scratch") && !given("buffer") && !given("cache") {
         return Err(Usage(
             "what to mount? Add scratch=CAPACITY, such as scratch=4GiB, or buffer=NAME and server=ADDR to the mount options".into(),
         ));

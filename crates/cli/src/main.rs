@@ -4,6 +4,7 @@
 //! `mount.fuse.forebay` it is a mount helper for mount(8).
 
 mod args;
+mod args_cache;
 mod args_commit;
 mod args_servers;
 mod args_stripe;

@@ -4,6 +4,7 @@ use crate::Result;
 use crate::frame::{read_message, write_message};
 use crate::locate::{MountRef, locate};
 use forebay_proto::PlanId;
+use forebay_proto::cache::{CacheRequest, CachedFile, TreeState};
 use forebay_proto::control::{
     BufferStatus, ControlError, FileStatus, Hello, PathBytes, PlanStatus, Reply, Request,
     SOCKET_NAME, StageSpec, Welcome,
@@ -23,6 +24,8 @@ use std::time::Duration;
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for an unmount (open files may have to reach flash) and for the end of a plan.
 pub const UMOUNT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Longest wait for a file to be fetched whole.
+const WARM_TIMEOUT: Duration = Duration::from_secs(86_400);
 /// Longest wait for the end of a server that has answered that its work is done.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest path that a Unix socket's address holds, without the final NUL.
@@ -151,6 +154,30 @@ impl Control {
             status = self.plan(&Request::StageWait { plan, at_most_ms: LOOK_EVERY_MS })?;
         }
         Ok(status)
+    }
+
+    /// Asks a cache about a file or tree.
+    pub fn cache_tree(&mut self, request: CacheRequest) -> Result<TreeState> {
+        match self.request(&Request::Cache(request), UMOUNT_TIMEOUT)? {
+            Reply::CacheTree(state) => Ok(*state),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Asks a cache about one file; warming a big one takes as long as reading it.
+    pub fn cache_file(&mut self, request: CacheRequest) -> Result<CachedFile> {
+        match self.request(&Request::Cache(request), WARM_TIMEOUT)? {
+            Reply::CacheFile(file) => Ok(*file),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Tells a cache something that it only acknowledges.
+    pub fn cache_tell(&mut self, request: CacheRequest) -> Result<()> {
+        match self.request(&Request::Cache(request), ANSWER_TIMEOUT)? {
+            Reply::Ok => Ok(()),
+            _ => Err(self.unexpected()),
+        }
     }
 
     /// Unmounts; returns when the mount is gone and the buffer destroyed (or kept).

@@ -123,6 +123,8 @@ pub enum Request {
         /// Bytes per second.
         bytes_per_s: u64,
     },
+    /// About the cache that the buffer is.
+    Cache(crate::cache::CacheRequest),
     /// Unmounts. With `keep` the buffer stays on flash, else it is destroyed.
     Umount {
         /// Keep the buffer.
@@ -145,6 +147,10 @@ pub enum Reply {
     Plan(PlanStatus),
     /// To `StageList`.
     Plans(Vec<PlanStatus>),
+    /// To a question about a file or tree of a cache.
+    CacheTree(Box<crate::cache::TreeState>),
+    /// To one about one file.
+    CacheFile(Box<crate::cache::CachedFile>),
     /// It failed.
     Error(ControlError),
 }
@@ -226,7 +232,7 @@ pub enum StoreKind {
 pub struct BufferStatus {
     /// Identity, 32 hex digits.
     pub uuid: String,
-    /// `scratch`.
+    /// `scratch` or `cache`.
     pub buffer_type: String,
     /// Its name, if `forebay serve` serves it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -258,6 +264,9 @@ pub struct BufferStatus {
     pub uptime_s: u64,
     /// Log file, if there is one.
     pub log_file: Option<PathBytes>,
+    /// What a cache has that the PFS does not, and what it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Box<crate::cache::CacheStatus>>,
     /// Requests that the kernel sent since the start, by name.
     pub requests: Vec<(String, u64)>,
 }

@@ -10,6 +10,7 @@
 pub mod acl;
 pub mod api;
 pub mod attr;
+pub mod cache;
 pub mod caller;
 pub mod commit;
 pub mod control;

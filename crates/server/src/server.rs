@@ -7,6 +7,7 @@
 //!
 //! Made by the mount command (`forebay` crate), and by the ledger for the buffers it serves.
 
+use crate::cache::{self, CacheFs, CacheOptions};
 use crate::flash::{Store, StoreKey};
 use crate::mover::tree::BufferTree;
 use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX, Servers};
@@ -24,7 +25,10 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+/// How long a cache's threads are waited for that are in a call on the PFS.
+const CACHE_WAIT: Duration = Duration::from_secs(10);
 /// Marks a store that was closed in order.
 const CLEAN_MARKER: &str = "clean";
 
@@ -38,6 +42,8 @@ pub struct ServerOptions {
     pub hold_orphans: bool,
     /// User and group that the root directory of a new buffer belongs to; `None` = this process's.
     pub root_owner: Option<(u32, u32)>,
+    /// The buffer is a cache of this PFS directory.
+    pub cache: Option<CacheOptions>,
     /// The servers of the buffer's other parts; `None` for a buffer that has one part.
     pub peers: Option<Arc<dyn Peers>>,
 }
@@ -48,6 +54,7 @@ impl std::fmt::Debug for ServerOptions {
             .field("pfs_roots", &self.pfs_roots)
             .field("hold_orphans", &self.hold_orphans)
             .field("root_owner", &self.root_owner)
+            .field("cache", &self.cache)
             .field("shard", &self.shard())
             .finish()
     }
@@ -68,6 +75,7 @@ pub struct Server {
     /// The whole tree of a buffer of several servers.
     over: Option<Arc<OverTree>>,
     mover: Arc<Mover>,
+    cache: Option<Arc<CacheFs>>,
     recovery: RecoveryReport,
 }
 
@@ -95,6 +103,7 @@ impl Server {
     /// staging plans that were not finished.
     pub fn open(store: Store, options: ServerOptions) -> Result<Arc<Server>, ControlError> {
         let meta = store.meta_dir();
+        cache::check_type(&store, options.cache.is_some())?;
         let at =
             |what: &'static str, path: PathBuf| move |e: Errno| failed(what, &path, e, Some(e.0));
         let clean = take_clean_marker(&meta)
@@ -145,13 +154,25 @@ impl Server {
             None => namespace.clone(),
         };
         let mover = Arc::new(Mover::new(tree, store.plans_dir(), mover_options)?);
+        let cache = match options.cache {
+            Some(cache) => Some(CacheFs::open(store.dir(), namespace.clone(), cache)?),
+            None => None,
+        };
         mover.resume();
-        Ok(Arc::new(Server { store, names, namespace, over, mover, recovery }))
+        Ok(Arc::new(Server { store, names, namespace, over, mover, cache, recovery }))
     }
 
     /// The file system that a mount serves.
     pub fn file_system(&self) -> Arc<dyn FileSystem> {
-        self.namespace.clone()
+        match &self.cache {
+            Some(cache) => cache.clone(),
+            None => self.namespace.clone(),
+        }
+    }
+
+    /// The cache that the buffer is, if it is one.
+    pub fn cache(&self) -> Option<&Arc<CacheFs>> {
+        self.cache.as_ref()
     }
 
     /// The namespace, for its state.
@@ -218,6 +239,9 @@ impl Server {
             let error = failed("stop staging of", self.store.dir(), stuck, Some(libc::ETIMEDOUT));
             return Err(error.hint("the next mount recovers the buffer"));
         }
+        if let Some(cache) = &self.cache {
+            cache.end(self.store.dir(), CACHE_WAIT)?;
+        }
         self.namespace.close();
         let meta = self.store.meta_dir();
         self.names.close().map_err(|e| failed("close the namespace in", &meta, e, None))?;
@@ -232,6 +256,11 @@ impl Server {
     /// Stops everything without writing it down, for a buffer that is to be destroyed.
     pub fn abandon(&self) -> Store {
         self.mover.shutdown(STAGING_WAIT_MAX);
+        if let Some(cache) = &self.cache
+            && !cache.close(CACHE_WAIT)
+        {
+            tracing::warn!("a drain hangs in a call on the PFS and is left behind");
+        }
         self.namespace.close();
         self.store.clone()
     }

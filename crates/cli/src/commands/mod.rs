@@ -1,6 +1,7 @@
 //! One file per command. Each has `run(args) -> Outcome`.
 
 pub mod buffer;
+mod cache;
 mod check;
 mod commit;
 mod completions;
@@ -26,6 +27,13 @@ pub fn run(command: Command) -> Outcome {
     let outcome = match command {
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(args),
+        Command::Flush(args) => cache::flush(args),
+        Command::Wait(args) => cache::wait(args),
+        Command::Warm(args) => cache::warm(args),
+        Command::Pin(args) => cache::pin(args),
+        Command::Invalidate(args) => cache::invalidate(args),
+        Command::Resolve(args) => cache::resolve(args),
+        Command::DrainRate(args) => cache::drain_rate(args),
         Command::Status(args) => status::run(args),
         Command::Check(args) => check::run(args),
         Command::Stage(args) => stage::run(args),
@@ -51,6 +59,12 @@ fn wants_json(command: &Command) -> bool {
     match command {
         Command::Mount(args) => args.json,
         Command::Umount(args) => args.json,
+        Command::Flush(args) => args.json,
+        Command::Wait(args) => args.json,
+        Command::Warm(args) | Command::Invalidate(args) => args.json,
+        Command::Pin(args) => args.json,
+        Command::Resolve(args) => args.json,
+        Command::DrainRate(_) => false,
         Command::Stage(S::In(args) | S::Out(args)) => args.json,
         Command::Stage(S::Status(args)) => args.json,
         Command::Stage(S::Cancel(args) | S::Wait(args)) => args.json,

@@ -1,5 +1,6 @@
 //! `forebay mount`: finds or creates the buffer, mounts it, and returns when it answers.
 
+use super::cache;
 use crate::args::{MountArgs, StoreChoice};
 use crate::daemon::{self, BackingPlan, MountPlan, Reporter};
 use crate::failure::{EXIT_OK, Outcome, Usage, visible};
@@ -91,8 +92,10 @@ fn backing(
         };
         return Ok((BackingPlan::Served(target), state_dir::of(mount_point)));
     }
-    let Some(capacity_bytes) = args.scratch else {
-        return Err(Usage("what to mount? Give --scratch CAPACITY or --buffer NAME".into()).into());
+    let cache = cache::options(&args.cached, mount_point)?;
+    let Some(capacity_bytes) = cache.as_ref().map(|(_, bytes)| *bytes).or(args.scratch) else {
+        let what = "what to mount? Give --scratch CAPACITY, --cache PFSDIR or --buffer NAME";
+        return Err(Usage(what.into()).into());
     };
     let flash = flash::resolve_flash(args.flash.as_deref())?;
     must_not_hide("FLASH", &flash, mount_point)?;
@@ -100,7 +103,11 @@ fn backing(
     let own_dir = flash::store_dir(&flash, &key);
     let kind = args.store.map(Into::into);
     let options = StoreOptions { flash, key, capacity_bytes, kind, shared };
-    Ok((BackingPlan::Own(options), own_dir))
+    let plan = match cache {
+        Some((cache, _)) => BackingPlan::Cache(options, cache),
+        None => BackingPlan::Own(options),
+    };
+    Ok((plan, own_dir))
 }
 
 impl From<StoreChoice> for StoreKind {
@@ -118,7 +125,7 @@ pub fn absolute(path: &Path) -> Result<PathBuf, ControlError> {
 }
 
 /// What the server needs must not lie below its own mount: it would wait for itself.
-fn must_not_hide(what: &str, path: &Path, mount_point: &Path) -> Result<(), ControlError> {
+pub fn must_not_hide(what: &str, path: &Path, mount_point: &Path) -> Result<(), ControlError> {
     if !path.starts_with(mount_point) {
         return Ok(());
     }

@@ -2,7 +2,7 @@
 
 use crate::args::StatusArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
-use forebay_client::{Control, MountRef, locate, mounts};
+use forebay_client::{Control, MountRef, mounts};
 use forebay_jobs::run::record::{RECORD_NAME, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
 use forebay_proto::net::ledger::BufferName;
@@ -44,11 +44,14 @@ pub fn run(args: StatusArgs) -> Outcome {
 }
 
 fn one(path: &Path, json: bool) -> anyhow::Result<()> {
-    let found = locate(path)?;
+    let found = super::cache::locate(path)?;
     let mut control = Control::connect_store(&found.store_dir)?;
     if found.path_in_buffer == Path::new("/") {
         let status = control.buffer_status()?;
         return if json { print_json(&status) } else { print_buffer(&status) };
+    }
+    if let Some(answer) = super::cache::status(&mut control, &found, path, json)? {
+        return Ok(answer);
     }
     let status = control.file_status(&found.path_in_buffer)?;
     if json { print_json(&status) } else { print_file(path, &status) }
@@ -73,6 +76,9 @@ fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
         status.inodes
     );
     println!("fast path   {}", yes_or_why(status.fast_path, status.fast_path_reason.as_deref()));
+    if let Some(cache) = &status.cache {
+        super::cache::print_cache(cache);
+    }
     println!("server      process {}, up {} s", status.pid, status.uptime_s);
     if let Some(log) = &status.log_file {
         println!("log         {}", visible(&log.to_string()));

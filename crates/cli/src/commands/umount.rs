@@ -1,6 +1,7 @@
 //! `forebay umount`: ends a mount and destroys its buffer (or keeps it), whether its server
 //! lives, is dead, or the buffer was only kept on flash.
 
+use super::cache;
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json};
 use crate::state_dir;
@@ -41,7 +42,10 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
         .map_err(|error| ControlError::io("go to /", None, &error.into()))?;
     let wait = if args.force { FORCE_GREETING_WAIT } else { ANSWER_TIMEOUT };
     match Control::connect_store_within(&mount.store_dir, wait) {
-        Ok(mut control) => return control.umount(args.keep, args.force),
+        Ok(mut control) => {
+            cache::before_umount(&mut control, &mount.mount_point, args)?;
+            return control.umount(args.keep, args.force);
+        }
         Err(error) if error.errno == Some(libc::ENOTCONN) => (),
         // A server that does not answer any more can be left behind, its buffer kept; those who
         // wait for its answers get an error instead.
@@ -60,7 +64,7 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
         // A served buffer is not the mount's: what goes is the mount's own directory.
         _ if state_dir::record(&mount.store_dir).is_some() => state_dir::remove(&mount.store_dir),
         true => Ok(()),
-        false => discard(&mount.store_dir),
+        false => discard(&mount.store_dir, args),
     }
 }
 
@@ -87,7 +91,7 @@ fn end_kept(mount_point: &Path, args: &UmountArgs) -> Result<(), ControlError> {
     if args.keep || !dir.exists() {
         return Err(not_mounted("`forebay status` lists the buffers"));
     }
-    discard(&dir)
+    discard(&dir, args)
 }
 
 /// The error for what is no mount but the store of a buffer of `forebay serve`.
@@ -103,7 +107,13 @@ fn served(dir: &Path) -> Option<ControlError> {
 }
 
 /// Destroys a store that no server uses; one that is just ending is waited for.
-fn discard(dir: &Path) -> Result<(), ControlError> {
+fn discard(dir: &Path, args: &UmountArgs) -> Result<(), ControlError> {
+    if forebay_server::cache::may_be_dirty(dir) && !args.discard_dirty {
+        let why = "it is a cache that may have data which the PFS does not have";
+        return Err(ControlError::new("destroy", Some(dir), why)
+            .errno(libc::EBUSY)
+            .hint("mount it again: it then drains; or lose that data with --discard-dirty"));
+    }
     let deadline = Instant::now() + LOCK_WAIT;
     loop {
         match Store::discard_dir(dir) {

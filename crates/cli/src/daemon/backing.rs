@@ -11,6 +11,7 @@ use forebay_proto::api::{CreateArgs, FileSystem};
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, ServedBuffer};
 use forebay_proto::{Caller, Ino};
+use forebay_server::cache::CacheOptions;
 use forebay_server::flash::{Store, StoreOptions};
 use forebay_server::mover::Stuck;
 use forebay_server::{Server, ServerOptions};
@@ -24,6 +25,8 @@ use std::time::Duration;
 pub enum BackingPlan {
     /// The store to find or create.
     Own(StoreOptions),
+    /// The same, for a cache.
+    Cache(StoreOptions, CacheOptions),
     /// The buffer to mount.
     Served(Target),
 }
@@ -31,7 +34,7 @@ pub enum BackingPlan {
 /// Where the mount's socket and log are.
 pub enum Place {
     /// The store.
-    Own(Store),
+    Own(Store, Option<CacheOptions>),
     /// A directory of the mount's own.
     Served(StateDir, Target),
 }
@@ -40,7 +43,12 @@ impl Place {
     /// Finds it, or makes it.
     pub fn prepare(plan: &MountPlan) -> Result<Place, ControlError> {
         match &plan.backing {
-            BackingPlan::Own(options) => Store::find_or_create(options).map(Place::Own),
+            BackingPlan::Own(options) => {
+                Store::find_or_create(options).map(|store| Place::Own(store, None))
+            }
+            BackingPlan::Cache(options, cache) => {
+                Store::find_or_create(options).map(|store| Place::Own(store, Some(cache.clone())))
+            }
             BackingPlan::Served(target) => {
                 let record = MountRecord {
                     mount_point: state_dir::bytes_of(&plan.mount_point),
@@ -56,14 +64,14 @@ impl Place {
 
     pub fn dir(&self) -> &Path {
         match self {
-            Place::Own(store) => store.dir(),
+            Place::Own(store, _) => store.dir(),
             Place::Served(dir, _) => dir.path(),
         }
     }
 
     pub fn default_log(&self) -> PathBuf {
         match self {
-            Place::Own(store) => store.log_path(),
+            Place::Own(store, _) => store.log_path(),
             Place::Served(dir, _) => dir.log_path(),
         }
     }
@@ -71,8 +79,8 @@ impl Place {
     /// It could not be mounted: what this command made and nobody has used goes with it.
     pub fn clear(self) -> Result<(), ControlError> {
         match self {
-            Place::Own(store) if store.created() => store.destroy(),
-            Place::Own(store) => store.release(),
+            Place::Own(store, _) if store.created() => store.destroy(),
+            Place::Own(store, _) => store.release(),
             Place::Served(dir, _) => state_dir::remove(dir.path()),
         }
     }
@@ -80,11 +88,14 @@ impl Place {
     /// Starts what serves the file system.
     pub fn open(&self) -> Result<Backing, ControlError> {
         match self {
-            Place::Own(store) => {
+            Place::Own(store, cache) => {
                 for notice in store.notices() {
                     tracing::warn!("{notice}");
                 }
-                let server = Server::open(store.clone(), ServerOptions::default())?;
+                let server = Server::open(
+                    store.clone(),
+                    ServerOptions { cache: cache.clone(), ..ServerOptions::default() },
+                )?;
                 Ok(Backing::Own { server, store: store.clone() })
             }
             Place::Served(dir, target) => {
@@ -273,6 +284,16 @@ fn finish_own(
     keep: bool,
     session_over: bool,
 ) -> Result<(), ControlError> {
+    let dirty = server.cache().filter(|cache| !keep && !cache.may_be_destroyed());
+    if let Some(cache) = dirty {
+        let files = cache.dirty_files();
+        let pfs = cache.pfs_path().to_path_buf();
+        finish_own(server, store, true, session_over)?;
+        let why = format!("{files} files have data that the PFS does not have");
+        return Err(ControlError::new("destroy the cache of", Some(&pfs), &why)
+            .errno(libc::EBUSY)
+            .hint("it is kept on flash: the same mount command finds it and drains it"));
+    }
     if !keep {
         tracing::info!("unmounted; the buffer is destroyed");
         return server.abandon().destroy();

@@ -34,6 +34,8 @@ use std::time::Instant;
 
 /// Threads that take requests of a served buffer's mount.
 const READERS_OF_SERVED: usize = 4;
+/// The same for a cache's mount.
+const READERS_OF_CACHE: usize = 8;
 
 /// All that a mount needs, resolved: absolute paths, a canonical mount point.
 #[derive(Debug, Clone)]
@@ -123,7 +125,9 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
     let mut source = OsString::from("forebay:");
     source.push(backing.dir());
     let readers = match backing {
-        Backing::Own { .. } => plan.threads,
+        Backing::Own { server, .. } if server.cache().is_none() => plan.threads,
+        // A request may have to wait for the PFS.
+        Backing::Own { .. } => plan.threads.or(Some(READERS_OF_CACHE)),
         // A request may have to wait for another mount: the others must not wait for it.
         Backing::Served(_) => plan.threads.or(Some(READERS_OF_SERVED)),
     };
@@ -132,7 +136,10 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
         flags: plan.options.flags,
         allow_other: plan.options.allow_other,
         readers,
-        standby: matches!(backing, Backing::Served(_)),
+        standby: match backing {
+            Backing::Served(_) => true,
+            Backing::Own { server, .. } => server.cache().is_some(),
+        },
         fast_path: plan.fast_path,
         probe: backing.probe()?,
         ..MountOptions::default()

@@ -5,12 +5,14 @@
 use super::Mount;
 use super::backing::{Backing, Served};
 use forebay_fuse::FastPath;
+use forebay_proto::cache::{CachedFile, TreeState};
 use forebay_proto::control::{
     BufferStatus, ControlError, PathBytes, Reply, Request, STAGE_WAIT_MAX_MS, StoreKind,
 };
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::{Caller, Errno};
 use forebay_server::Server;
+use forebay_server::cache::CacheFs;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -36,6 +38,9 @@ fn of_own(
     request: Request,
 ) -> Result<Reply, ControlError> {
     let mover = server.mover();
+    if let Some(cache) = server.cache() {
+        return of_cache(mount, cache, caller, request);
+    }
     match request {
         Request::FileStatus { path } => file_status(mount, server, caller, &path),
         Request::StageStart(spec) => mover.start(caller, spec).map(Reply::Plan),
@@ -49,8 +54,73 @@ fn of_own(
         Request::StageRate { plan, bytes_per_s } => {
             mover.set_rate(caller, plan, bytes_per_s).map(Reply::Plan)
         }
+        Request::Cache(_) => Err(no_cache(mount)),
         Request::BufferStatus | Request::Umount { .. } => Err(strange()),
     }
+}
+
+/// What is asked of a cache. It has no staging: what would be staged is there.
+fn of_cache(
+    mount: &Mount,
+    cache: &CacheFs,
+    caller: &Caller,
+    request: Request,
+) -> Result<Reply, ControlError> {
+    use forebay_proto::cache::CacheRequest as Q;
+    let point = mount.session.mount_point();
+    let tree = |state: TreeState| Reply::CacheTree(Box::new(state));
+    let one = |file: CachedFile| Reply::CacheFile(Box::new(file));
+    let answer = |what: &str, path: &PathBytes, result: Result<Reply, Errno>| {
+        result.map_err(|errno| of_errno(what, &join(point, path.as_bytes()), errno))
+    };
+    let request = match request {
+        Request::Cache(request) => request,
+        Request::FileStatus { path } => {
+            let state = cache.tree_state(caller, path.as_bytes()).map(tree);
+            return answer("look at", &path, state);
+        }
+        Request::StageList => return Ok(Reply::Plans(Vec::new())),
+        _ => {
+            let why = "it is a cache: what is on the PFS is in it already, and the other way round";
+            return Err(ControlError::new("stage with", Some(point), why)
+                .errno(libc::EINVAL)
+                .hint("`forebay warm` fetches ahead, `forebay flush` and `forebay wait` drain"));
+        }
+    };
+    let bytes = PathBytes::as_bytes;
+    match &request {
+        Q::State { path } => {
+            answer("look at", path, cache.tree_state(caller, bytes(path)).map(tree))
+        }
+        Q::Flush { path } => answer("flush", path, cache.flush(caller, bytes(path)).map(tree)),
+        Q::Warm { path } => answer("fetch", path, cache.warm(caller, bytes(path)).map(one)),
+        Q::Pin { path, on } => answer("pin", path, cache.pin(caller, bytes(path), *on).map(one)),
+        Q::Invalidate { path } => {
+            answer("invalidate", path, cache.invalidate(caller, bytes(path)).map(one))
+        }
+        Q::Resolve { path, keep } => {
+            answer("resolve", path, cache.resolve(caller, bytes(path), *keep).map(tree))
+        }
+        Q::Discard | Q::Rate { .. } if caller.uid != 0 && caller.uid != mount.owner_uid() => {
+            Err(ControlError::new("change the cache at", Some(point), "it is another user's")
+                .errno(libc::EPERM)
+                .hint("only its owner and root may"))
+        }
+        Q::Discard => {
+            cache.discard();
+            Ok(Reply::Ok)
+        }
+        Q::Rate { bytes_per_s } => {
+            cache.set_rate(*bytes_per_s);
+            Ok(Reply::Ok)
+        }
+    }
+}
+
+fn no_cache(mount: &Mount) -> ControlError {
+    ControlError::new("ask", Some(mount.session.mount_point()), "it is no cache")
+        .errno(libc::EINVAL)
+        .hint("files of a scratch buffer reach the PFS by `forebay stage out`")
 }
 
 /// The server acts for who has the buffer's secret, so only the mount's owner and root may ask
@@ -84,6 +154,7 @@ fn of_served(
         Request::StageRate { plan, bytes_per_s } => {
             LedgerRequest::StageRate { name, plan, bytes_per_s }
         }
+        Request::Cache(_) => return Err(no_cache(mount)),
         Request::BufferStatus | Request::Umount { .. } => return Err(strange()),
     };
     match served.ask(&request)? {
@@ -174,6 +245,7 @@ impl Mount {
                 .log_file
                 .as_ref()
                 .map(|path| PathBytes::new(path.as_os_str().as_bytes())),
+            cache: None,
             requests: requests.map(|(name, count)| (name.to_string(), count)).collect(),
         };
         match &self.backing {
@@ -186,6 +258,8 @@ impl Mount {
                     capacity_bytes: store.capacity_bytes(),
                     used_bytes: namespace.space().map_or(0, |(used, _)| used),
                     inodes: namespace.store().usage().inodes,
+                    buffer_type: server.cache().map_or("scratch", |_| "cache").into(),
+                    cache: server.cache().map(|cache| Box::new(cache.cache_status())),
                     ..common
                 }
             }

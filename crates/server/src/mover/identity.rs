@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 
 /// Whose rights a plan has.
 #[derive(Clone, Debug)]
-pub(super) struct Identity {
+pub(crate) struct Identity {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
@@ -80,7 +80,7 @@ impl Identity {
 }
 
 /// While it lives the thread acts as the requester.
-pub(super) struct Acting {
+pub(crate) struct Acting {
     /// Capabilities to return to; `None` if nothing was changed.
     server: Option<CapabilitySets>,
     /// Credentials are the thread's: the guard must not leave it.

@@ -23,7 +23,7 @@ mod feeder;
 mod gate;
 mod halt;
 mod holes;
-mod identity;
+pub(crate) mod identity;
 mod journal;
 mod left;
 mod memory;

@@ -2,7 +2,7 @@
 
 use super::record::inode_flags;
 use super::store::NamespaceStore;
-use crate::objects::Objects;
+use crate::objects::{COMPANION, Objects};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Ino, Result};
 use std::collections::HashSet;
@@ -27,6 +27,7 @@ pub fn check_objects(store: &dyn NamespaceStore, data: &Path, clean: bool) -> Re
         }
         match store.inode(id.ino) {
             Ok(Some(r)) if r.layout.is_striped() => {}
+            Ok(Some(r)) if r.has(inode_flags::HAS_OBJECT) && id.stripe == COMPANION => {}
             Ok(Some(r)) if r.has(inode_flags::HAS_OBJECT) && id.stripe == 0 => {
                 found.insert(id.ino);
             }

@@ -8,6 +8,7 @@
 use super::record::{Change, InodeRecord, inode_flags};
 use super::store::Batch;
 use super::{INO_CHUNK, Namespace};
+use crate::objects::COMPANION;
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::layout::Layout;
 use forebay_proto::{Cookie, Ino, ObjectId, RequestId, Result};
@@ -91,6 +92,8 @@ impl Namespace {
             }
             match self.store.inode(id.ino) {
                 Ok(Some(record)) if record.is_striped() => {}
+                Ok(Some(record))
+                    if record.has(inode_flags::HAS_OBJECT) && id.stripe == COMPANION => {}
                 Ok(Some(record)) if record.has(inode_flags::HAS_OBJECT) && id.stripe == 0 => {
                     found.insert(id.ino);
                 }

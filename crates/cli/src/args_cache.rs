@@ -1,0 +1,166 @@
+//! The command line of caches: `forebay mount --cache` and what is asked of one. Part of
+//! [`crate::args`].
+
+use clap::{Args, ValueEnum};
+use forebay_proto::cache::Keep;
+use forebay_proto::size::parse_bytes;
+use forebay_server::cache::Policy;
+use std::path::PathBuf;
+
+/// The cache of a mount.
+#[derive(Debug, Clone, Args)]
+pub struct CacheArgs {
+    /// A transparent cache of this directory on the PFS: names are the PFS's, reads are kept on
+    /// flash, writes go to flash and drain to the PFS later.
+    #[arg(long, value_name = "PFSDIR", conflicts_with = "scratch", requires = "capacity")]
+    pub cache: Option<PathBuf>,
+    /// Flash that the cache may take, such as 100GiB.
+    #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes, requires = "cache")]
+    pub capacity: Option<u64>,
+    /// How long names and attributes may be believed without asking the PFS, in seconds; 0 asks
+    /// each time.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_ttl)]
+    pub pfs_ttl: f64,
+    /// How files are written: by the kernel itself where there is room to spare (auto), or
+    /// always by requests that wait for room and never see ENOSPC (served).
+    #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
+    pub writes: WritesArg,
+    /// When files drain: close, idle, idle:SECONDS, end (at unmount), never (only when asked).
+    /// Directories can have their own by `setfattr -n user.forebay.drain -v POLICY DIR`.
+    #[arg(long, value_name = "POLICY", default_value = "idle", value_parser = parse_policy)]
+    pub drain: Policy,
+    /// How drained files are verified: read through the PFS's page cache, or past it.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "cache")]
+    pub verify: crate::args::VerifyArg,
+    /// Most bytes per second that drain, such as 200MiB; `forebay drain-rate` changes it.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "cache")]
+    pub drain_rate: Option<u64>,
+}
+
+/// How files of a cache are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WritesArg {
+    /// By passthrough where it can be.
+    Auto,
+    /// By requests.
+    Served,
+}
+
+fn parse_ttl(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("expected seconds, from 0 to 86400".into()),
+    }
+}
+
+fn parse_policy(text: &str) -> Result<Policy, String> {
+    Policy::parse(text.as_bytes())
+        .ok_or_else(|| "expected close, idle, idle:SECONDS, end or never".into())
+}
+
+/// One path in a cache.
+#[derive(Debug, Clone, Args)]
+pub struct CachePathArgs {
+    /// A file or directory in the mount.
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Print the state as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay wait`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Exit codes: 0 the PFS has all of it, fsynced and verified; 1 not: something failed or is in conflict, or the time was over (the message says what).\n\n\
+Example:\n  forebay wait --timeout 600 /mnt/fast/results && echo safe"
+)]
+pub struct CacheWaitArgs {
+    /// A file or directory in the mount.
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Give up after so many seconds; without it, wait as long as it takes.
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+    /// Do not start the drain: wait for what the policies do.
+    #[arg(long)]
+    pub no_flush: bool,
+    /// Print the state as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Paths in a cache.
+#[derive(Debug, Clone, Args)]
+pub struct CachePathsArgs {
+    /// Files in the mount; directories stand for all files below them.
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Print each file as JSON, one object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay pin`.
+#[derive(Debug, Clone, Args)]
+pub struct CachePinArgs {
+    /// Files in the mount; directories stand for all files below them.
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Let them be evicted again.
+    #[arg(long)]
+    pub off: bool,
+    /// Print each file as JSON, one object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay resolve`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "ours: the cache's version goes over the PFS's. theirs: the cache's version is dropped. \
+both: the cache's version goes beside the PFS's, as NAME.forebay-ours."
+)]
+pub struct CacheResolveArgs {
+    /// The file in the mount.
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Which version counts.
+    #[arg(long, value_enum, value_name = "WHICH")]
+    pub keep: KeepArg,
+    /// Print the state as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay drain-rate`.
+#[derive(Debug, Clone, Args)]
+pub struct CacheRateArgs {
+    /// The mount, or any path in it.
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Most bytes per second, such as 200MiB; 0 for no limit.
+    #[arg(value_name = "BYTES", value_parser = parse_bytes)]
+    pub bytes_per_s: u64,
+}
+
+/// Which version of a conflict counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KeepArg {
+    /// The cache's.
+    Ours,
+    /// The PFS's.
+    Theirs,
+    /// Both, under two names.
+    Both,
+}
+
+impl From<KeepArg> for Keep {
+    fn from(keep: KeepArg) -> Keep {
+        match keep {
+            KeepArg::Ours => Keep::Ours,
+            KeepArg::Theirs => Keep::Theirs,
+            KeepArg::Both => Keep::Both,
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! What is asked of a cache: `forebay flush`, `wait`, `warm`, `pin`, `invalidate`, `resolve`,
+//! `drain-rate`, and its part of `status`, `mount` and `umount`.
+//!
+//! Invariant: success is told only for what the server said is so: `wait` and an unmount end with 0
+//! only when nothing below the path is left that the PFS does not have.
+
+use super::mount::must_not_hide;
+use crate::args::{
+    CacheArgs, CachePathArgs, CachePathsArgs, CachePinArgs, CacheRateArgs, CacheResolveArgs,
+    CacheWaitArgs, UmountArgs, WritesArg,
+};
+use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use forebay_client::{Control, MountRef, canonical, mounts};
+use forebay_proto::Errno;
+use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
+use forebay_proto::control::{ControlError, PathBytes};
+use forebay_proto::size::format_bytes;
+use forebay_server::cache::CacheOptions;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Time between two looks at a drain that is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long a drain that makes no way because of errors is waited for before a wait gives up.
+const STUCK_AFTER: Duration = Duration::from_secs(3);
+/// Time after which a drain that is waited for is asked for again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Problems that are printed.
+const SHOWN_MAX: usize = 10;
+
+/// The cache that a mount command asks for, and its capacity.
+pub fn options(
+    args: &CacheArgs,
+    mount_point: &Path,
+) -> Result<Option<(CacheOptions, u64)>, ControlError> {
+    let (Some(pfs), Some(capacity_bytes)) = (&args.cache, args.capacity) else { return Ok(None) };
+    let pfs = canonical(pfs)?;
+    must_not_hide("the PFS directory", &pfs, mount_point)?;
+    if mount_point.starts_with(&pfs) {
+        let why = format!("it lies below {}, which it would show", pfs.display());
+        return Err(ControlError::new("mount on", Some(mount_point), &why)
+            .errno(libc::ELOOP)
+            .hint("mount it outside of the PFS directory"));
+    }
+    let options = CacheOptions {
+        pfs,
+        ttl: Duration::from_secs_f64(args.pfs_ttl),
+        writes_by_kernel: args.writes == WritesArg::Auto,
+        policy: args.drain,
+        verify: args.verify.into(),
+        rate_bytes_per_s: args.drain_rate.unwrap_or(0),
+    };
+    Ok(Some((options, capacity_bytes)))
+}
+
+fn connect(path: &Path) -> Result<(Control, MountRef), ControlError> {
+    let found = locate(path)?;
+    Ok((Control::connect_store(&found.store_dir)?, found))
+}
+
+/// The buffer of a path. If the PFS behind it does not answer, the path is taken as it is
+/// written: the cache can tell what it has all the same.
+pub fn locate(path: &Path) -> Result<MountRef, ControlError> {
+    let failed = match forebay_client::locate(path) {
+        Err(error) if !matches!(error.errno, None | Some(libc::ENOENT | libc::EACCES)) => error,
+        other => return other,
+    };
+    let path = super::mount::absolute(path)?;
+    for mut mount in mounts()?.into_iter().rev() {
+        if let Ok(rest) = path.strip_prefix(&mount.mount_point) {
+            mount.path_in_buffer = Path::new("/").join(rest);
+            return Ok(mount);
+        }
+    }
+    Err(failed)
+}
+
+fn bytes(path: &Path) -> PathBytes {
+    PathBytes::new(path.as_os_str().as_bytes())
+}
+
+/// `forebay flush`.
+pub fn flush(args: CachePathArgs) -> Outcome {
+    let (mut control, found) = connect(&args.path)?;
+    let path = bytes(&found.path_in_buffer);
+    let state = control.cache_tree(CacheRequest::Flush { path })?;
+    match args.json {
+        true => print_json(&state)?,
+        false => println!("{}", summary(&state)),
+    }
+    Ok(EXIT_OK)
+}
+
+/// `forebay wait`.
+pub fn wait(args: CacheWaitArgs) -> Outcome {
+    let (mut control, found) = connect(&args.path)?;
+    let timeout = args.timeout.map(Duration::from_secs);
+    let state = drain(&mut control, &found.path_in_buffer, timeout, !args.no_flush, args.json)?;
+    if args.json {
+        print_json(&state)?;
+    }
+    done(&state, &args.path, "wait for")?;
+    Ok(EXIT_OK)
+}
+
+/// Waits until nothing is left, nothing moves any more, or the time is over.
+fn drain(
+    control: &mut Control,
+    path: &Path,
+    timeout: Option<Duration>,
+    flush: bool,
+    quiet: bool,
+) -> Result<TreeState, ControlError> {
+    let path = bytes(path);
+    let start = Instant::now();
+    let mut state = match flush {
+        true => control.cache_tree(CacheRequest::Flush { path: path.clone() })?,
+        false => control.cache_tree(CacheRequest::State { path: path.clone() })?,
+    };
+    if state.is_durable() {
+        return Ok(state);
+    }
+    let bar = progress(quiet);
+    let first = state.drained_bytes;
+    let mut asked = Instant::now();
+    let mut moved = (Instant::now(), state.drained_bytes, state.files);
+    loop {
+        bar.set_length(state.drained_bytes - first + state.dirty_bytes);
+        bar.set_position(state.drained_bytes - first);
+        bar.set_message(summary(&state));
+        if (state.drained_bytes, state.files) != (moved.1, moved.2) {
+            moved = (Instant::now(), state.drained_bytes, state.files);
+        }
+        // What failed is tried again by the server; who waits is told after a moment.
+        let stuck = state.failed + state.conflicts > 0
+            && state.failed + state.conflicts + state.busy >= state.files
+            && moved.0.elapsed() > STUCK_AFTER;
+        let late = timeout.is_some_and(|timeout| start.elapsed() >= timeout);
+        if state.is_durable() || stuck || late {
+            bar.finish_and_clear();
+            return Ok(state);
+        }
+        std::thread::sleep(LOOK_EVERY);
+        // A file that was closed since, or written again, is asked for again.
+        let again = flush && asked.elapsed() > ASK_AGAIN;
+        if again {
+            asked = Instant::now();
+        }
+        state = match again {
+            true => control.cache_tree(CacheRequest::Flush { path: path.clone() })?,
+            false => control.cache_tree(CacheRequest::State { path: path.clone() })?,
+        };
+    }
+}
+
+fn progress(quiet: bool) -> ProgressBar {
+    if quiet {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(0);
+    let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// An error that says what is left, if something is.
+fn done(state: &TreeState, path: &Path, what: &str) -> Result<(), ControlError> {
+    if state.is_durable() {
+        return Ok(());
+    }
+    for problem in state.problems.iter().take(SHOWN_MAX) {
+        eprintln!("forebay: {}", visible(&describe_problem(problem)));
+    }
+    let hint = match (state.conflicts, state.failed) {
+        (1.., _) => "`forebay resolve --keep ours|theirs|both PATH` decides a conflict",
+        (_, 1..) => "what failed is tried again by itself; `forebay status PATH` tells the errors",
+        _ => "close the files that are open for writing, or wait longer",
+    };
+    let errno = match (state.conflicts, state.failed) {
+        (0, 0) => libc::ETIMEDOUT,
+        _ => state.problems.first().and_then(|p| p.error.as_ref()).map_or(libc::EIO, |e| e.errno),
+    };
+    Err(ControlError::new(what, Some(path), &summary(state)).errno(errno).hint(hint))
+}
+
+fn describe_problem(file: &CachedFile) -> String {
+    match &file.error {
+        Some(error) if file.state == "conflict" => {
+            format!("{}: conflict: {}", file.path, error.what)
+        }
+        Some(error) => format!(
+            "{}: {}: {} (tried {} times)",
+            file.path,
+            error.what,
+            Errno(error.errno),
+            error.tries
+        ),
+        None => format!("{}: {}", file.path, file.state),
+    }
+}
+
+fn summary(state: &TreeState) -> String {
+    if state.is_durable() {
+        return "all on the PFS".into();
+    }
+    let mut parts =
+        vec![format!("{} files, {} not on the PFS", state.files, format_bytes(state.dirty_bytes))];
+    for (count, what) in [
+        (state.draining, "draining"),
+        (state.busy, "open for writing"),
+        (state.failed, "failed"),
+        (state.conflicts, "in conflict"),
+    ] {
+        if count > 0 {
+            parts.push(format!("{count} {what}"));
+        }
+    }
+    if state.rate_bytes_per_s > 0.0 {
+        parts.push(format!("{}/s", format_bytes(state.rate_bytes_per_s as u64)));
+    }
+    if let Some(eta) = state.eta_s {
+        parts.push(format!("{eta:.0} s left"));
+    }
+    parts.join(", ")
+}
+
+/// The files that a path stands for.
+fn files_of(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let meta = std::fs::symlink_metadata(path)
+        .map_err(|error| ControlError::io("look at", Some(path), &error))?;
+    if !meta.is_dir() {
+        return Ok(if meta.is_file() { vec![path.to_path_buf()] } else { Vec::new() });
+    }
+    let mut files = Vec::new();
+    let entries =
+        std::fs::read_dir(path).map_err(|error| ControlError::io("list", Some(path), &error))?;
+    for entry in entries {
+        let entry = entry.map_err(|error| ControlError::io("list", Some(path), &error))?;
+        files.extend(files_of(&entry.path())?);
+    }
+    Ok(files)
+}
+
+/// Asks about each file; the first error is told at the end, after all were tried.
+fn each(
+    paths: &[PathBuf],
+    json: bool,
+    request: impl Fn(PathBytes) -> CacheRequest,
+) -> anyhow::Result<()> {
+    let mut failed = None;
+    for path in paths {
+        let (mut control, _) = connect(path)?;
+        for file in files_of(path)? {
+            let found = locate(&file)?;
+            match control.cache_file(request(bytes(&found.path_in_buffer))) {
+                Ok(state) if json => print_json(&state)?,
+                Ok(_) => {}
+                Err(error) => {
+                    if failed.is_some() {
+                        eprintln!("forebay: {}", visible(&error.to_string()));
+                    }
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+    }
+    failed.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// `forebay warm`.
+pub fn warm(args: CachePathsArgs) -> Outcome {
+    each(&args.paths, args.json, |path| CacheRequest::Warm { path })?;
+    Ok(EXIT_OK)
+}
+
+/// `forebay pin`.
+pub fn pin(args: CachePinArgs) -> Outcome {
+    let on = !args.off;
+    each(&args.paths, args.json, |path| CacheRequest::Pin { path, on })?;
+    Ok(EXIT_OK)
+}
+
+/// `forebay invalidate`.
+pub fn invalidate(args: CachePathsArgs) -> Outcome {
+    each(&args.paths, args.json, |path| CacheRequest::Invalidate { path })?;
+    Ok(EXIT_OK)
+}
+
+/// `forebay resolve`.
+pub fn resolve(args: CacheResolveArgs) -> Outcome {
+    let (mut control, found) = connect_by_name(&args.path)?;
+    let path = bytes(&found.path_in_buffer);
+    let state = control.cache_tree(CacheRequest::Resolve { path, keep: args.keep.into() })?;
+    match args.json {
+        true => print_json(&state)?,
+        false => println!("{}", summary(&state)),
+    }
+    Ok(EXIT_OK)
+}
+
+/// By the directory of a file that may not be there any more.
+fn connect_by_name(path: &Path) -> Result<(Control, MountRef), ControlError> {
+    match connect(path) {
+        Err(error) if error.errno == Some(libc::ENOENT) => {
+            let path = super::mount::absolute(path)?;
+            let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+                return Err(error);
+            };
+            let (control, mut found) = connect(dir)?;
+            found.path_in_buffer = found.path_in_buffer.join(name);
+            Ok((control, found))
+        }
+        other => other,
+    }
+}
+
+/// `forebay drain-rate`.
+pub fn drain_rate(args: CacheRateArgs) -> Outcome {
+    let (mut control, _) = connect(&args.path)?;
+    control.cache_tell(CacheRequest::Rate { bytes_per_s: args.bytes_per_s })?;
+    Ok(EXIT_OK)
+}
+
+/// A cache drains before it is unmounted, unless told otherwise.
+pub fn before_umount(
+    control: &mut Control,
+    mount_point: &Path,
+    args: &UmountArgs,
+) -> Result<(), ControlError> {
+    if control.buffer_status()?.cache.is_none() {
+        return Ok(());
+    }
+    if args.discard_dirty {
+        return control.cache_tell(CacheRequest::Discard);
+    }
+    if args.no_drain || args.force {
+        return Ok(());
+    }
+    let state = drain(control, Path::new("/"), None, true, args.json)?;
+    done(&state, mount_point, "unmount").map_err(|error| {
+        let hint = error.hint.clone().unwrap_or_default();
+        error.hint(&format!(
+            "{hint}; `--keep --no-drain` unmounts and keeps it on flash, `--discard-dirty` loses it"
+        ))
+    })
+}
+
+/// The state of a file or directory of a cache; `None` if the buffer is none.
+pub fn status(
+    control: &mut Control,
+    found: &MountRef,
+    path: &Path,
+    json: bool,
+) -> anyhow::Result<Option<()>> {
+    let asked = CacheRequest::State { path: bytes(&found.path_in_buffer) };
+    let state = match control.cache_tree(asked) {
+        Ok(state) => state,
+        Err(error) if error.errno == Some(libc::EINVAL) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    if json {
+        print_json(&state)?;
+        return Ok(Some(()));
+    }
+    let shown = path.display().to_string();
+    match &state.file {
+        Some(file) => print_file(&shown, file),
+        None => println!("tree        {}\nsafety      {}", visible(&shown), summary(&state)),
+    }
+    for problem in state.problems.iter().take(SHOWN_MAX) {
+        println!("problem     {}", visible(&describe_problem(problem)));
+    }
+    Ok(Some(()))
+}
+
+fn print_file(path: &str, file: &CachedFile) {
+    println!("file        {}", visible(path));
+    println!(
+        "size        {} ({} bytes), {} on flash",
+        format_bytes(file.size_bytes),
+        file.size_bytes,
+        format_bytes(file.cached_bytes)
+    );
+    let dirty = match file.dirty_bytes {
+        0 => String::new(),
+        bytes => format!(", {} not on the PFS", format_bytes(bytes)),
+    };
+    let verified = file
+        .verified
+        .as_ref()
+        .map(|how| format!(", last drain verified: {how}"))
+        .unwrap_or_default();
+    let unverified = if file.unverified { ", unverified" } else { "" };
+    println!("state       {}{dirty}{unverified}", file.state);
+    println!("safety      {}{verified}", file.grade);
+    if file.pinned {
+        println!("pinned      yes");
+    }
+}
+
+/// The cache's part of a buffer's status.
+pub fn print_cache(cache: &CacheStatus) {
+    println!("pfs         {}", visible(&cache.pfs.to_string()));
+    if let Some(error) = &cache.pfs_error {
+        println!("pfs error   {error}");
+    }
+    println!("safety      {}", summary(&cache.tree));
+    println!(
+        "traffic     {} read from flash, {} fetched, {} written by requests, {} drained, {} evicted",
+        format_bytes(cache.hit_bytes),
+        format_bytes(cache.filled_bytes),
+        format_bytes(cache.written_bytes),
+        format_bytes(cache.tree.drained_bytes),
+        format_bytes(cache.evicted_bytes)
+    );
+    for problem in cache.tree.problems.iter().take(SHOWN_MAX) {
+        println!("problem     {}", visible(&describe_problem(problem)));
+    }
+}

@@ -1,0 +1,165 @@
+//! What is asked of a cache buffer on the control socket, and what it answers: where files are
+//! between flash and PFS. Paths are those of the mount, absolute from its root.
+
+use crate::control::PathBytes;
+use serde::{Deserialize, Serialize};
+
+/// Most files that are told of one by one in a [`TreeState`].
+pub const MAX_PROBLEMS: usize = 100;
+
+/// Which side of a conflict counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Keep {
+    /// The buffer's version goes over the PFS's.
+    Ours,
+    /// The buffer's version is dropped.
+    Theirs,
+    /// The buffer's version goes beside the PFS's, as `NAME.forebay-ours`.
+    Both,
+}
+
+/// A question about a file, or about all below a directory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum CacheRequest {
+    /// What is not on the PFS yet.
+    State {
+        /// Path.
+        path: PathBytes,
+    },
+    /// Drains now, whatever the policies say; answered at once with the state.
+    Flush {
+        /// Path.
+        path: PathBytes,
+    },
+    /// Fetches one file whole. Answered when it is here.
+    Warm {
+        /// Path.
+        path: PathBytes,
+    },
+    /// Keeps a file from being evicted, or lets it go again.
+    Pin {
+        /// Path.
+        path: PathBytes,
+        /// True to keep it.
+        on: bool,
+    },
+    /// Forgets what is clean of a file.
+    Invalidate {
+        /// Path.
+        path: PathBytes,
+    },
+    /// Ends a conflict.
+    Resolve {
+        /// Path.
+        path: PathBytes,
+        /// Which side counts.
+        keep: Keep,
+    },
+    /// Lets the next unmount destroy what the PFS does not have. Only for who may unmount.
+    Discard,
+    /// Limits the drain to so many bytes per second; 0 = no limit.
+    Rate {
+        /// Bytes per second.
+        bytes_per_s: u64,
+    },
+}
+
+/// Why a file is not drained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheError {
+    /// errno.
+    pub errno: i32,
+    /// What was being done, or what was found.
+    pub what: String,
+    /// Drains tried in a row.
+    pub tries: u32,
+    /// Seconds since 1970 of the last one.
+    pub at_s: i64,
+}
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedFile {
+    /// Path from the mount's root.
+    pub path: PathBytes,
+    /// `clean`, `dirty`, `draining`, `failed`, `conflict`.
+    pub state: String,
+    /// True if a kernel may have written what has no checksum yet.
+    pub unverified: bool,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes of it on flash.
+    pub cached_bytes: u64,
+    /// Bytes that the PFS does not have, counted in whole blocks.
+    pub dirty_bytes: u64,
+    /// Bytes that the drain under way has written.
+    pub drained_bytes: u64,
+    /// Bytes that it has to write.
+    pub drain_total_bytes: u64,
+    /// Times that it is open now.
+    pub opens: u64,
+    /// True if it is not evicted.
+    pub pinned: bool,
+    /// `written`, `on flash` or `durable`.
+    pub grade: String,
+    /// How its last drain was verified: `cache` or `medium`.
+    pub verified: Option<String>,
+    /// Why it is `failed` or in `conflict`.
+    pub error: Option<CacheError>,
+}
+
+/// What is not on the PFS of a file or a tree. Nothing, if `files` is 0.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TreeState {
+    /// Files with something that the PFS does not have.
+    pub files: u64,
+    /// Of them drained now.
+    pub draining: u64,
+    /// Of them failed; tried again by themselves.
+    pub failed: u64,
+    /// Of them in conflict; they wait for a decision.
+    pub conflicts: u64,
+    /// Of them open for writing by passthrough: they stay dirty until they are closed.
+    pub busy: u64,
+    /// Bytes that the PFS does not have.
+    pub dirty_bytes: u64,
+    /// Bytes that all drains have written since the start.
+    pub drained_bytes: u64,
+    /// Bytes per second over the last seconds.
+    pub rate_bytes_per_s: f64,
+    /// Seconds until all is drained at that rate.
+    pub eta_s: Option<f64>,
+    /// Failed files and conflicts, at most [`MAX_PROBLEMS`].
+    pub problems: Vec<CachedFile>,
+    /// The file, if the path is one.
+    pub file: Option<CachedFile>,
+}
+
+impl TreeState {
+    /// True if all of it is on the PFS, fsynced and verified.
+    pub fn is_durable(&self) -> bool {
+        self.files == 0
+    }
+}
+
+/// State of a cache as a whole.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CacheStatus {
+    /// The PFS directory.
+    pub pfs: PathBytes,
+    /// Why the PFS cannot be used now, if it cannot.
+    pub pfs_error: Option<String>,
+    /// What is not on the PFS.
+    pub tree: TreeState,
+    /// Bytes that were read from flash.
+    pub hit_bytes: u64,
+    /// Bytes that were fetched from the PFS.
+    pub filled_bytes: u64,
+    /// Bytes written by requests (passthrough writes make none).
+    pub written_bytes: u64,
+    /// Bytes evicted.
+    pub evicted_bytes: u64,
+    /// Limit of the drain in bytes per second; 0 = none.
+    pub rate_limit_bytes_per_s: u64,
+}

@@ -1,0 +1,162 @@
+//! Acting on the PFS as who asks, in the thread that asks.
+//!
+//! Staging gives a thread to each requester; the cache answers requests of many users from the
+//! same few threads. So here the supplementary groups are taken and given back around each call
+//! too. Invariant: when the guard is gone the thread is the server again; if it cannot be, its next
+//! own call fails (it has fewer rights, never more).
+
+use crate::mover::identity::{Acting, Identity};
+use forebay_proto::{Caller, Errno, Result};
+use serde::{Deserialize, Serialize};
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+/// Most supplementary groups of one user that are taken along (the kernel's own limit).
+const GROUPS_MAX: usize = 65_536;
+
+/// Whose rights a call has. Kept in records, so that a drain can act as the writer.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Who {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+impl Who {
+    /// The server itself.
+    pub fn server() -> Who {
+        Who {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            groups: Vec::new(),
+        }
+    }
+
+    /// Who sent a request. FUSE tells no supplementary groups: they are read from the process.
+    pub fn of(caller: &Caller) -> Who {
+        let mut groups = caller.groups.clone();
+        if groups.is_empty() && caller.uid != 0 && caller.pid != 0 && is_root() {
+            groups = groups_of_process(caller.pid);
+        }
+        Who { uid: caller.uid, gid: caller.gid, groups }
+    }
+
+    /// Takes the identity until the guard is dropped. EPERM if this server cannot.
+    pub fn act(&self) -> Result<Act> {
+        own_umask()?;
+        let switch = is_root() && self.uid != 0;
+        let caller = Caller {
+            uid: self.uid,
+            gid: self.gid,
+            groups: self.groups.clone(),
+            ..Caller::default()
+        };
+        let identity = Identity::of(&caller).map_err(|why| {
+            tracing::warn!("{why}");
+            Errno::EPERM
+        })?;
+        if switch {
+            server_groups();
+            identity.adopt_thread()?;
+        }
+        // From here on the groups are given back, also if the rest fails.
+        let mut act = Act { acting: None, switched: switch };
+        act.acting = Some(identity.enter()?);
+        Ok(act)
+    }
+}
+
+/// While it lives the thread acts as the requester.
+pub(crate) struct Act {
+    acting: Option<Acting>,
+    switched: bool,
+}
+
+impl Drop for Act {
+    fn drop(&mut self) {
+        // Capabilities first: without them the groups cannot be set.
+        self.acting = None;
+        if self.switched
+            && let Err(error) = set_groups(server_groups())
+        {
+            tracing::error!(%error, "a thread could not get the server's groups back");
+        }
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The server's own supplementary groups, as they were at the first question.
+fn server_groups() -> &'static [u32] {
+    static GROUPS: OnceLock<Vec<u32>> = OnceLock::new();
+    GROUPS.get_or_init(|| match rustix::process::getgroups() {
+        Ok(groups) => groups.iter().map(|g| g.as_raw()).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "the server's own groups cannot be read: it keeps none");
+            Vec::new()
+        }
+    })
+}
+
+fn set_groups(groups: &[u32]) -> Result<()> {
+    // SAFETY: pointer and count describe the slice, gid_t is u32; the raw call changes only the
+    // calling thread.
+    let rc = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    if rc == 0 { Ok(()) } else { Err(Errno::last()) }
+}
+
+/// Modes of new files on the PFS are computed here (umask, default ACL), so this thread must have
+/// no umask of its own. The umask is shared with all threads unless a thread leaves that.
+fn own_umask() -> Result<()> {
+    thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
+    if DONE.get() {
+        return Ok(());
+    }
+    // SAFETY: plain flags; the thread gets its own copy of working directory, root and umask.
+    if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+        return Err(Errno::last());
+    }
+    rustix::process::umask(rustix::fs::Mode::empty());
+    DONE.set(true);
+    Ok(())
+}
+
+/// Supplementary groups of a process; none if it is gone or cannot be seen.
+fn groups_of_process(pid: u32) -> Vec<u32> {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return Vec::new();
+    };
+    let line = text.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or("");
+    line.split_whitespace().filter_map(|g| g.parse().ok()).take(GROUPS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_thread_acts_as_two_users_one_after_the_other() {
+        if !is_root() {
+            return;
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::os::unix::fs::chown(file.path(), Some(4242), Some(77)).unwrap();
+        std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o640)).unwrap();
+        let open = |uid, groups: &[u32]| {
+            let who = Who { uid, gid: uid, groups: groups.to_vec() };
+            let _act = who.act().unwrap();
+            std::fs::File::open(file.path()).map(drop).map_err(|e| e.raw_os_error())
+        };
+        assert_eq!(open(4242, &[]), Ok(()));
+        assert_eq!(open(4243, &[]), Err(Some(libc::EACCES)));
+        assert_eq!(open(4243, &[77]), Ok(()));
+        assert_eq!(open(4243, &[78]), Err(Some(libc::EACCES)), "groups are not left over");
+        std::fs::File::open(file.path()).unwrap();
+    }
+}

@@ -1,0 +1,340 @@
+//! Attributes, xattrs and symbolic links' targets: the PFS's, but for size and times of what is dirty
+//! here, and `user.forebay.*`, which answer from the cache's state.
+
+use super::CacheFs;
+use super::act::Who;
+use super::drain::policy::Policy;
+use super::file::CacheFile;
+use super::pfs::{PfsStat, errno, proc_path};
+use forebay_proto::api::XATTR_VALUE_MAX;
+use forebay_proto::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
+use forebay_proto::{Caller, Errno, Ino, Result};
+use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Prefix of the xattrs that tell the cache's own state.
+const OWN: &[u8] = b"user.forebay.";
+/// The one of them that can be set, on directories.
+const DRAIN_POLICY: &[u8] = b"user.forebay.drain";
+/// How often a change of size is tried again that met the end of a drain.
+const RESIZE_TRIES: u32 = 3;
+/// Size that most xattrs fit into.
+const XATTR_FIRST_BYTES: usize = 512;
+
+impl CacheFs {
+    /// The PFS inode of a node, as a descriptor for looking and for calls by /proc/self/fd.
+    pub(super) fn open_node(&self, ino: Ino, who: &Who) -> Result<OwnedFd> {
+        let _settled = self.publishing.read_recursive();
+        let known = self.nodes.get(ino)?;
+        if let Some(held) = &known.held {
+            return Ok(held.try_clone()?);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        if ino == Ino::ROOT {
+            return self.pfs.open_at(b"", flags);
+        }
+        let mut last = Errno::ESTALE;
+        for path in self.nodes.paths(ino) {
+            let opened = {
+                let _act = who.act()?;
+                self.pfs.open_at(&path, flags)
+            };
+            match opened {
+                Ok(fd) if self.pfs.stat_fd(fd.as_fd())?.key == known.key => return Ok(fd),
+                Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    /// The same without a requester: as the server, or else as who looked it up last.
+    fn open_node_any(&self, ino: Ino) -> Result<OwnedFd> {
+        match self.open_node(ino, &Who::server()) {
+            Err(Errno::EACCES | Errno::EPERM) => self.open_node(ino, &self.nodes.get(ino)?.who),
+            other => other,
+        }
+    }
+
+    /// What `stat` shows of a PFS inode with this data here.
+    pub(super) fn attr_of(
+        &self,
+        ino: Ino,
+        stat: &PfsStat,
+        file: Option<&Arc<CacheFile>>,
+    ) -> Result<Attr> {
+        let mut attr = stat.attr(ino);
+        let Some(file) = file else { return Ok(attr) };
+        if file.is_dirty() {
+            let object = self.flash.stat(file.ino)?;
+            attr.size_bytes = object.size_bytes;
+            attr.mtime = object.mtime;
+            attr.ctime = attr.ctime.max(object.ctime);
+            // What is not here is on the PFS.
+            attr.blocks_512 =
+                object.blocks_512.max(stat.blocks.min(object.size_bytes.div_ceil(512)));
+        }
+        Ok(attr)
+    }
+
+    /// getattr.
+    pub(super) fn getattr_of(&self, ino: Ino) -> Result<Attr> {
+        let known = self.nodes.get(ino)?;
+        let look = || self.pfs.stat_fd(self.open_node_any(ino)?.as_fd());
+        let stat = match look() {
+            Err(e) if super::pfs::went_away(e) && self.pfs.check().is_ok() => look()?,
+            other => other?,
+        };
+        self.attr_of(ino, &stat, known.file.as_ref())
+    }
+
+    /// setattr.
+    pub(super) fn setattr_of(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
+        let who = Who::of(caller);
+        let known = self.nodes.get(ino)?;
+        if change.kill_suid {
+            self.kill_suid(ino)?;
+        }
+        let mut file = known.file.clone();
+        if let Some(size) = change.size_bytes {
+            let mut tries = 0;
+            file = loop {
+                match self.resize(&who, ino, size) {
+                    Err(Errno::ESTALE) if tries < RESIZE_TRIES => tries += 1,
+                    done => break Some(done?),
+                }
+            };
+        }
+        let through = change.mode.is_some()
+            || change.uid.is_some()
+            || change.gid.is_some()
+            || change.atime.is_some()
+            || change.mtime.is_some();
+        if through {
+            let fd = self.open_node(ino, &who)?;
+            self.own_change(file.as_ref(), ino, &who, || {
+                let _act = who.act()?;
+                set_on_pfs(&proc_path(fd.as_fd(), b""), change)
+            })?;
+            if let Some(file) = file.as_ref().filter(|f| f.is_dirty()) {
+                self.flash.set_times(file.ino, at(change.atime), at(change.mtime))?;
+            }
+        }
+        self.getattr_of(ino)
+    }
+
+    /// truncate(2) and ftruncate(2).
+    fn resize(&self, who: &Who, ino: Ino, size: u64) -> Result<Arc<CacheFile>> {
+        let known = self.nodes.get(ino)?;
+        let fd = self.open_node(ino, who)?;
+        let stat = self.pfs.stat_fd(fd.as_fd())?;
+        let file = self.attach(ino, &stat, who)?;
+        {
+            let _meta = file.meta.lock();
+            if known.held.is_none() {
+                // A drain may have ended since: what it left counts.
+                let stat = self.pfs.stat_fd(fd.as_fd())?;
+                self.must_be(ino, &stat)?;
+                self.revalidate(&file, &stat)?;
+            }
+            let mut state = file.state.lock();
+            if state.opens == 0 {
+                state.writer = who.clone();
+            }
+            drop(state);
+            self.truncate_data(&file, size)?;
+        }
+        let closed = file.state.lock().opens == 0;
+        if closed {
+            self.drainer.closed(&file);
+        }
+        Ok(file)
+    }
+
+    /// Takes suid and sgid off, as a write by somebody without the right to keep them does.
+    pub(super) fn kill_suid(&self, ino: Ino) -> Result<()> {
+        let known = self.nodes.get(ino)?;
+        let fd = self.open_node_any(ino)?;
+        let mode = self.pfs.stat_fd(fd.as_fd())?.mode;
+        let mut kill = mode & libc::S_ISUID;
+        if mode & libc::S_IXGRP != 0 {
+            kill |= mode & libc::S_ISGID;
+        }
+        if kill == 0 {
+            return Ok(());
+        }
+        let change = SetAttr { mode: Some(mode & 0o7777 & !kill), ..SetAttr::default() };
+        let path = proc_path(fd.as_fd(), b"");
+        self.own_change(known.file.as_ref(), ino, &Who::server(), || set_on_pfs(&path, &change))
+    }
+
+    /// readlink.
+    pub(super) fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
+        let fd = self.open_node_any(ino)?;
+        Ok(rfs::readlinkat(&fd, "", Vec::new()).map_err(errno)?.into_bytes())
+    }
+
+    /// getxattr.
+    pub(super) fn getxattr_of(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        if let Some(own) = name.strip_prefix(OWN) {
+            return self.own_xattr(ino, own);
+        }
+        let fd = self.open_node_any(ino)?;
+        let path = proc_path(fd.as_fd(), b"");
+        grown(|buffer| rfs::getxattr(&path[..], name, buffer))
+    }
+
+    /// listxattr.
+    pub(super) fn listxattr_of(&self, ino: Ino) -> Result<Vec<u8>> {
+        let fd = self.open_node_any(ino)?;
+        let path = proc_path(fd.as_fd(), b"");
+        match grown(|buffer| rfs::listxattr(&path[..], buffer)) {
+            Err(Errno::EOPNOTSUPP) => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    /// setxattr.
+    pub(super) fn setxattr_of(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+    ) -> Result<()> {
+        let who = Who::of(caller);
+        let known = self.nodes.get(ino)?;
+        if name == DRAIN_POLICY {
+            let policy = Policy::parse(value).ok_or(Errno::EINVAL)?;
+            return self.set_policy(&who, ino, Some(policy));
+        }
+        if name.starts_with(OWN) {
+            return Err(Errno::EPERM);
+        }
+        let fd = self.open_node(ino, &who)?;
+        let path = proc_path(fd.as_fd(), b"");
+        self.own_change(known.file.as_ref(), ino, &who, || {
+            let _act = who.act()?;
+            rfs::setxattr(&path[..], name, value, XattrFlags::from_bits_retain(flags))
+                .map_err(errno)
+        })
+    }
+
+    /// removexattr.
+    pub(super) fn removexattr_of(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
+        let who = Who::of(caller);
+        let known = self.nodes.get(ino)?;
+        if name == DRAIN_POLICY {
+            return self.set_policy(&who, ino, None);
+        }
+        let fd = self.open_node(ino, &who)?;
+        let path = proc_path(fd.as_fd(), b"");
+        self.own_change(known.file.as_ref(), ino, &who, || {
+            let _act = who.act()?;
+            rfs::removexattr(&path[..], name).map_err(errno)
+        })
+    }
+
+    /// A directory's policy is its owner's and root's.
+    fn set_policy(&self, who: &Who, ino: Ino, policy: Option<Policy>) -> Result<()> {
+        let known = self.nodes.get(ino)?;
+        if known.kind != FileKind::Dir {
+            return Err(Errno::ENOTDIR);
+        }
+        let fd = self.open_node(ino, who)?;
+        let owner = self.pfs.stat_fd(fd.as_fd())?.uid;
+        if who.uid != 0 && who.uid != owner {
+            return Err(Errno::EPERM);
+        }
+        self.policies.set(&self.flash, known.key, policy)?;
+        self.drainer.look_again();
+        Ok(())
+    }
+
+    fn own_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let known = self.nodes.get(ino)?;
+        if name == b"drain" {
+            return Ok(self.policy_of(ino).to_string().into_bytes());
+        }
+        if known.kind != FileKind::File {
+            return Err(Errno::ENODATA);
+        }
+        let status = self.file_state(ino)?;
+        let value = match name {
+            b"state" => status.state.clone(),
+            b"dirty_bytes" => status.dirty_bytes.to_string(),
+            b"cached_bytes" => status.cached_bytes.to_string(),
+            b"progress" => format!("{}/{}", status.drained_bytes, status.drain_total_bytes),
+            b"pinned" => if status.pinned { "yes" } else { "no" }.into(),
+            b"error" => match &status.error {
+                Some(error) => {
+                    format!("{} {}", forebay_proto::Errno(error.errno).name(), error.what)
+                }
+                None => return Err(Errno::ENODATA),
+            },
+            b"grade" => status.grade.clone(),
+            b"verified" => match &status.verified {
+                Some(how) => how.clone(),
+                None => return Err(Errno::ENODATA),
+            },
+            b"fast_path" => match self.flash.fast_path() {
+                Ok(()) => "yes".into(),
+                Err(reason) => format!("no: {reason}"),
+            },
+            b"volatile" => if self.flash.is_volatile() { "yes" } else { "no" }.into(),
+            _ => return Err(Errno::ENODATA),
+        };
+        Ok(value.into_bytes())
+    }
+}
+
+fn at(time: Option<SetTime>) -> Option<Timestamp> {
+    match time {
+        Some(SetTime::At(t)) => Some(t),
+        Some(SetTime::Now) => Some(Timestamp::now()),
+        None => None,
+    }
+}
+
+fn set_on_pfs(path: &[u8], change: &SetAttr) -> Result<()> {
+    if change.uid.is_some() || change.gid.is_some() {
+        let uid = change.uid.map(rfs::Uid::from_raw);
+        let gid = change.gid.map(rfs::Gid::from_raw);
+        rfs::chownat(rfs::CWD, path, uid, gid, AtFlags::empty()).map_err(errno)?;
+    }
+    if let Some(mode) = change.mode {
+        rfs::chmodat(rfs::CWD, path, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())
+            .map_err(errno)?;
+    }
+    if change.atime.is_some() || change.mtime.is_some() {
+        let spec = |t: Option<SetTime>| match t {
+            // Who may write may do this, but not set a time of their own.
+            Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: rfs::UTIME_NOW },
+            Some(SetTime::At(t)) => Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) },
+            None => Timespec { tv_sec: 0, tv_nsec: rfs::UTIME_OMIT },
+        };
+        let times =
+            Timestamps { last_access: spec(change.atime), last_modification: spec(change.mtime) };
+        rfs::utimensat(rfs::CWD, path, &times, AtFlags::empty()).map_err(errno)?;
+    }
+    Ok(())
+}
+
+/// Reads a value whose size is not known.
+pub(super) fn grown(call: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> Result<Vec<u8>> {
+    let mut buffer = vec![0; XATTR_FIRST_BYTES];
+    loop {
+        match call(&mut buffer) {
+            Ok(length) => {
+                buffer.truncate(length);
+                return Ok(buffer);
+            }
+            Err(rustix::io::Errno::RANGE) if buffer.len() < XATTR_VALUE_MAX => {
+                buffer.resize(XATTR_VALUE_MAX, 0);
+            }
+            Err(e) => return Err(errno(e)),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Moving dirty blocks to an open PFS file, and looking whether they arrived.
+//!
+//! Invariants: no block whose checksum is valid and does not match is written; what is verified is what the
+//! PFS gives back after fsync. A block that is written meanwhile leaves the set of those that
+//! become clean, and neither rule is for it.
+
+use super::super::CacheFs;
+use super::super::file::CacheFile;
+use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::{Failed, failed};
+use forebay_proto::control::Verify;
+use forebay_proto::{Errno, Result};
+use rustix::fs::{self as rfs, Advice, Mode, OFlags};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Most bytes that are written to the PFS at once.
+const PIECE_BYTES: u64 = 4 << 20;
+/// Alignment for reading past the page cache.
+const DIRECT_ALIGN: usize = 4_096;
+
+/// Memory of a worker, kept for all its files.
+pub(crate) struct Memory(Vec<u8>);
+
+impl Memory {
+    /// For one piece.
+    pub fn new() -> Memory {
+        Memory(vec![0; PIECE_BYTES as usize + DIRECT_ALIGN])
+    }
+
+    fn get(&mut self, length: usize) -> &mut [u8] {
+        let skip = self.0.as_ptr().align_offset(DIRECT_ALIGN);
+        &mut self.0[skip..skip + length]
+    }
+}
+
+/// Blocks that were written, for verification.
+pub(super) type Written = Vec<(u64, Entry)>;
+
+impl CacheFs {
+    /// Copies these blocks (in order) of a file of `size` bytes.
+    pub(super) fn copy_blocks(
+        &self,
+        file: &Arc<CacheFile>,
+        target: &File,
+        blocks: &[u64],
+        size: u64,
+        memory: &mut Memory,
+    ) -> Result<Written, Failed> {
+        let mut written = Vec::with_capacity(blocks.len());
+        let mut at = 0;
+        while at < blocks.len() {
+            let most = (PIECE_BYTES / BLOCK_BYTES) as usize;
+            let run = blocks[at..]
+                .iter()
+                .zip(blocks[at]..)
+                .take(most)
+                .take_while(|(block, wanted)| **block == *wanted)
+                .count();
+            let offset = blocks[at] * BLOCK_BYTES;
+            let end = ((blocks[at] + run as u64) * BLOCK_BYTES).min(size);
+            let length = end.saturating_sub(offset) as usize;
+            let data = memory.get(length);
+            self.load_piece(file, &blocks[at..at + run], offset, data, &mut written)?;
+            if self.drainer.is_stopping() || file.state.lock().gone {
+                return Err(failed(Errno::ECANCELED, "drain"));
+            }
+            self.drainer.pace(length as u64);
+            target
+                .write_all_at(data, offset)
+                .map_err(|e| failed(Errno::from_io(&e), "write to the PFS"))?;
+            file.state.lock().drained_bytes += length as u64;
+            self.counters.drained(length as u64);
+            at += run;
+        }
+        Ok(written)
+    }
+
+    /// Reads a run of blocks and judges each.
+    fn load_piece(
+        &self,
+        file: &Arc<CacheFile>,
+        blocks: &[u64],
+        offset: u64,
+        data: &mut [u8],
+        written: &mut Written,
+    ) -> Result<(), Failed> {
+        {
+            let _gate = file.gate.read();
+            let got = self
+                .flash
+                .read(file.ino, offset, data)
+                .map_err(|e| failed(e, "read from flash"))?;
+            // Cut meanwhile: what is behind the end is zeros.
+            data[got..].fill(0);
+        }
+        for (block, bytes) in blocks.iter().zip(data.chunks(BLOCK_BYTES as usize)) {
+            let mut state = file.state.lock();
+            let alone = state.draining.as_ref().is_some_and(|set| set.contains(block));
+            if !alone || state.writing.contains_key(block) {
+                if let Some(set) = &mut state.draining {
+                    set.remove(block);
+                }
+                continue;
+            }
+            let entry = state.map.get(*block);
+            let sum = Entry { crc: crc(bytes), len: bytes.len() as u32, ..entry };
+            if entry.has(bits::OPEN) {
+                let closed = sum.without(bits::OPEN);
+                state
+                    .put(&self.flash, file, *block, &[closed])
+                    .map_err(|e| failed(e, "write the map on flash"))?;
+                written.push((*block, closed));
+            } else if is_content(&entry, bytes) {
+                written.push((*block, sum));
+            } else if state.record.whole {
+                // A kernel writes it at this moment.
+                written.push((*block, sum));
+            } else {
+                tracing::error!(path = %state.record.path, block, "damaged on flash: its checksum is another");
+                return Err(failed(Errno::EIO, "verify the checksum of flash data"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads written blocks back from the PFS.
+    pub(super) fn verify_blocks(
+        &self,
+        target: &File,
+        written: &Written,
+        memory: &mut Memory,
+    ) -> Result<Verify, Failed> {
+        let what = "read back from the PFS";
+        let (reader, how) = match self.options.verify {
+            Verify::Cache => (target.try_clone(), Verify::Cache),
+            Verify::Medium => {
+                rfs::fadvise(target, 0, None, Advice::DontNeed)
+                    .map_err(|e| failed(Errno(e.raw_os_error()), what))?;
+                let path = super::super::pfs::proc_path(target.as_fd(), b"");
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+                let direct = rfs::open(&path[..], flags | OFlags::DIRECT, Mode::empty());
+                // A file system without O_DIRECT is read through the emptied cache.
+                (direct.map(File::from).or_else(|_| target.try_clone()), Verify::Medium)
+            }
+        };
+        let reader = reader.map_err(|e| failed(Errno::from_io(&e), what))?;
+        for (block, entry) in written {
+            let data = memory.get(BLOCK_BYTES as usize);
+            let got = read_some(&reader, block * BLOCK_BYTES, data)
+                .map_err(|e| failed(e, what))?
+                .min(entry.len as usize);
+            if got < entry.len as usize || crc(&data[..got]) != entry.crc {
+                return Err(failed(Errno::EIO, "verify what the PFS has"));
+            }
+        }
+        Ok(how)
+    }
+}
+
+/// True if the block is what its entry says: the CRC of the first bytes, zeros behind.
+fn is_content(entry: &Entry, bytes: &[u8]) -> bool {
+    let length = (entry.len as usize).min(bytes.len());
+    crc(&bytes[..length]) == entry.crc && bytes[length..].iter().all(|b| *b == 0)
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_some(file: &File, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            // Past an end that is not aligned O_DIRECT gives no more.
+            Ok(n) if (done + n) % DIRECT_ALIGN != 0 => return Ok(done + n),
+            Ok(n) => done += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_is_seen_wherever_it_is() {
+        let mut block = vec![0u8; 4096];
+        block[..10].copy_from_slice(b"0123456789");
+        let entry = Entry::present(crc(b"0123456789"), 10);
+        assert!(is_content(&entry, &block));
+        for at in [0, 9, 10, 4095] {
+            let mut flipped = block.clone();
+            flipped[at] ^= 4;
+            assert!(!is_content(&entry, &flipped), "at {at}");
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! The drain: what is dirty goes to the PFS, when its policy says so, when it is asked for, or when
+//! space is needed.
+//!
+//! Invariants: each dirty file is in the list (`listed`) until it is clean or gone; one drain of a
+//! file at a time; the list's lock is taken last of all and nothing is called with it held. Errors
+//! are on the file's record, with errno and tries. Workers are threads of the server: no client
+//! needs to live.
+
+mod copy;
+pub(crate) mod policy;
+mod publish;
+mod resolve;
+mod settle;
+
+use super::CacheFs;
+use super::file::{CacheFile, FileState};
+use super::record::{Failure, State};
+use forebay_proto::{Errno, Ino};
+use parking_lot::{Condvar, Mutex};
+use policy::Policy;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Files that are drained at the same time.
+pub(crate) const WORKERS: usize = 2;
+/// First and longest pause after a failure.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_LONGEST: Duration = Duration::from_secs(60);
+/// How often a file that its policy holds back is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_secs(3_600);
+/// Longest that a file waits for a quiet moment.
+const QUIET_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Open files that are looked at to see whether kernels write.
+const KERNEL_FILES_SEEN_MAX: usize = 32;
+/// Bytes that may pass at once whatever the rate.
+const BURST: Duration = Duration::from_millis(50);
+
+/// Why a drain of a file ended.
+pub(super) struct Failed {
+    errno: Errno,
+    what: &'static str,
+    /// Both sides changed.
+    conflict: bool,
+    /// It can still be done in place.
+    in_place: bool,
+}
+
+impl Failed {
+    fn conflict(what: &'static str) -> Failed {
+        Failed { errno: Errno::ESTALE, what, conflict: true, in_place: false }
+    }
+}
+
+fn failed(errno: Errno, what: &'static str) -> Failed {
+    Failed { errno, what, conflict: false, in_place: false }
+}
+
+struct Listed {
+    file: Arc<CacheFile>,
+    due: Instant,
+    since: Instant,
+    busy: bool,
+    asked: bool,
+}
+
+#[derive(Default)]
+struct List {
+    files: HashMap<Ino, Listed>,
+    by_due: BTreeSet<(Instant, Ino)>,
+    stopping: bool,
+}
+
+impl List {
+    fn set_due(&mut self, ino: Ino, due: Instant) {
+        if let Some(listed) = self.files.get_mut(&ino) {
+            self.by_due.remove(&(listed.due, ino));
+            listed.due = due;
+            if !listed.busy {
+                self.by_due.insert((due, ino));
+            }
+        }
+    }
+}
+
+/// What has to drain.
+pub(crate) struct Drainer {
+    list: Mutex<List>,
+    wake: Condvar,
+    stopping: AtomicBool,
+    pressed: AtomicBool,
+    rate_bytes_per_s: AtomicU64,
+    /// When the next byte may pass.
+    next: Mutex<Option<Instant>>,
+}
+
+impl Drainer {
+    /// With a limit of bytes per second; 0 = none.
+    pub fn new(rate_bytes_per_s: u64) -> Drainer {
+        Drainer {
+            list: Mutex::default(),
+            wake: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            pressed: AtomicBool::new(false),
+            rate_bytes_per_s: AtomicU64::new(rate_bytes_per_s),
+            next: Mutex::new(None),
+        }
+    }
+
+    fn add(&self, file: &Arc<CacheFile>, due: Instant) {
+        let mut list = self.list.lock();
+        let since = Instant::now();
+        let listed = Listed { file: file.clone(), due, since, busy: false, asked: false };
+        list.files.insert(file.ino, listed);
+        list.by_due.insert((due, file.ino));
+        self.wake.notify_one();
+    }
+
+    fn remove(&self, ino: Ino) -> bool {
+        let mut list = self.list.lock();
+        let Some(listed) = list.files.remove(&ino) else { return false };
+        list.by_due.remove(&(listed.due, ino));
+        true
+    }
+
+    /// A file was closed: its policy may want it now.
+    pub fn closed(&self, file: &CacheFile) {
+        self.list.lock().set_due(file.ino, Instant::now());
+        self.wake.notify_one();
+    }
+
+    /// All files are looked at again, and failed ones tried again.
+    pub fn look_again(&self) {
+        let mut list = self.list.lock();
+        let now = Instant::now();
+        let inos: Vec<Ino> = list.files.keys().copied().collect();
+        for ino in inos {
+            list.set_due(ino, now);
+        }
+        self.wake.notify_all();
+    }
+
+    /// These are to be drained whatever their policy says.
+    pub fn ask(&self, files: &[Arc<CacheFile>]) {
+        let mut list = self.list.lock();
+        for file in files {
+            if let Some(listed) = list.files.get_mut(&file.ino) {
+                listed.asked = true;
+            }
+            list.set_due(file.ino, Instant::now());
+        }
+        self.wake.notify_all();
+    }
+
+    /// All that is listed.
+    pub fn files(&self) -> Vec<Arc<CacheFile>> {
+        self.list.lock().files.values().map(|listed| listed.file.clone()).collect()
+    }
+
+    /// Space is needed, or not any more.
+    pub fn pressure(&self, on: bool) {
+        if self.pressed.swap(on, Ordering::AcqRel) != on && on {
+            self.look_again();
+        }
+    }
+
+    /// True if writers wait for space.
+    pub fn is_pressed(&self) -> bool {
+        self.pressed.load(Ordering::Acquire)
+    }
+
+    /// True if the server is ending.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Stops the workers; what they have begun is given up.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.list.lock().stopping = true;
+        self.wake.notify_all();
+    }
+
+    /// Sets the limit of bytes per second; 0 = none.
+    pub fn set_rate(&self, bytes_per_s: u64) {
+        self.rate_bytes_per_s.store(bytes_per_s, Ordering::Release);
+        *self.next.lock() = None;
+    }
+
+    /// The limit.
+    pub fn rate(&self) -> u64 {
+        self.rate_bytes_per_s.load(Ordering::Acquire)
+    }
+
+    /// Waits until so many bytes may pass.
+    fn pace(&self, bytes: u64) {
+        let rate = self.rate();
+        if rate == 0 {
+            return;
+        }
+        let now = Instant::now();
+        let start = {
+            let mut next = self.next.lock();
+            let start = next.unwrap_or(now).max(now.checked_sub(BURST).unwrap_or(now));
+            *next = Some(start + Duration::from_secs_f64(bytes as f64 / rate as f64));
+            start
+        };
+        while Instant::now() < start && !self.is_stopping() && self.rate() == rate {
+            std::thread::sleep((start - Instant::now().min(start)).min(BURST));
+        }
+    }
+
+    /// The error that a writer gets who waits for space that will not come: nothing drains.
+    pub fn is_hopeless(&self, _for: &CacheFile) -> Option<Errno> {
+        let mut last = Some(Errno::ENOSPC);
+        for file in self.files() {
+            let state = file.state.lock();
+            match (&state.record.state, &state.record.failure) {
+                (State::Conflict, _) => {}
+                (State::Failed, Some(failure)) if !Errno(failure.errno).is_transient() => {
+                    last = Some(Errno(failure.errno));
+                }
+                // A kernel writes it: its space is not ours to give until it is closed.
+                _ if state.record.whole && state.locals > 0 => {}
+                _ => return None,
+            }
+        }
+        last
+    }
+
+    /// The next file that is due; `None` at the end.
+    fn next(&self) -> Option<(Arc<CacheFile>, bool, Instant)> {
+        let mut list = self.list.lock();
+        loop {
+            if list.stopping {
+                return None;
+            }
+            let now = Instant::now();
+            match list.by_due.first().copied() {
+                Some((due, ino)) if due <= now => {
+                    list.by_due.remove(&(due, ino));
+                    let Some(listed) = list.files.get_mut(&ino) else { continue };
+                    listed.busy = true;
+                    // Asked for again while it is drained, it is drained again.
+                    let asked = std::mem::take(&mut listed.asked);
+                    return Some((listed.file.clone(), asked, listed.since));
+                }
+                Some((due, _)) => {
+                    self.wake.wait_until(&mut list, due);
+                }
+                None => self.wake.wait(&mut list),
+            }
+        }
+    }
+
+    /// A worker is done with a file that stays listed.
+    fn put_back(&self, file: &CacheFile, due: Instant, still_asked: bool) {
+        let mut list = self.list.lock();
+        let mut due = due;
+        if let Some(listed) = list.files.get_mut(&file.ino) {
+            listed.busy = false;
+            if listed.asked {
+                due = due.min(Instant::now());
+            }
+            listed.asked |= still_asked;
+        }
+        list.set_due(file.ino, due);
+        self.wake.notify_one();
+    }
+}
+
+impl CacheFs {
+    /// A dirty file is in the list, and its node stays. With the file's state locked.
+    pub(super) fn list_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) {
+        if state.listed || state.gone {
+            return;
+        }
+        state.listed = true;
+        self.nodes.pin(file.number());
+        self.drainer.add(file, Instant::now() + policy::IDLE_DEFAULT);
+    }
+
+    /// A file is clean, or gone.
+    pub(super) fn unlist(&self, file: &Arc<CacheFile>) {
+        let mut state = file.state.lock();
+        if !std::mem::take(&mut state.listed) {
+            return;
+        }
+        drop(state);
+        self.drainer.remove(file.ino);
+        drop(self.nodes.unpin(file.number()));
+    }
+
+    /// A worker.
+    pub(super) fn drain_files(&self) {
+        let mut memory = copy::Memory::new();
+        while let Some((file, asked, since)) = self.drainer.next() {
+            let now = Instant::now();
+            if !asked && let Some(due) = self.not_before(&file, since, now) {
+                self.drainer.put_back(&file, due, false);
+                continue;
+            }
+            self.drain_once(&file, asked, &mut memory);
+        }
+    }
+
+    fn drain_once(&self, file: &Arc<CacheFile>, asked: bool, memory: &mut copy::Memory) {
+        let _one = file.drain.lock();
+        if file.state.lock().gone {
+            self.unlist(file);
+            return;
+        }
+        match self.publish(file, memory) {
+            Ok(true) => {
+                self.counters.drained_file();
+                // Somebody may have written it since.
+                let mut state = file.state.lock();
+                if state.record.is_dirty() {
+                    drop(state);
+                    return self.drainer.put_back(
+                        file,
+                        Instant::now() + policy::IDLE_DEFAULT,
+                        false,
+                    );
+                }
+                state.listed = false;
+                self.drainer.remove(file.ino);
+                drop(state);
+                drop(self.nodes.unpin(file.number()));
+                self.tell_inode(file.number());
+            }
+            Ok(false) => {
+                let asked = asked && file.state.lock().locals == 0;
+                self.drainer.put_back(file, Instant::now() + Duration::from_millis(200), asked);
+            }
+            Err(Failed { errno: Errno::ECANCELED | Errno::EAGAIN, .. }) => {
+                self.drainer.put_back(file, Instant::now() + Duration::from_millis(50), asked);
+            }
+            Err(error) => self.drain_failed(file, &error),
+        }
+        if self.drainer.is_pressed() && !self.space.is_tight(self) {
+            self.drainer.pressure(false);
+        }
+        self.space.wake();
+    }
+
+    fn drain_failed(&self, file: &Arc<CacheFile>, error: &Failed) {
+        if error.conflict {
+            if let Err(error) = self.note_conflict(file, error.what) {
+                tracing::error!(%error, "a conflict could not be written down");
+            }
+            return self.drainer.put_back(file, Instant::now() + LOOK_AGAIN, false);
+        }
+        let mut state = file.state.lock();
+        let tries = state.record.failure.as_ref().map_or(0, |f| f.tries).saturating_add(1);
+        let failure = Failure {
+            errno: error.errno.0,
+            what: error.what.into(),
+            tries,
+            at_s: forebay_proto::Timestamp::now().sec,
+        };
+        tracing::warn!(path = %state.record.path, errno = %error.errno, what = error.what, tries, "not drained");
+        let saved = state.save(&self.flash, file, |record| {
+            record.state = State::Failed;
+            record.failure = Some(failure);
+        });
+        drop(state);
+        if let Err(error) = saved {
+            tracing::error!(%error, "a failure could not be written down");
+        }
+        let pause = match error.errno.is_transient() {
+            true => RETRY_FIRST.saturating_mul(1 << (tries - 1).min(6)).min(RETRY_LONGEST),
+            false => RETRY_LONGEST,
+        };
+        self.drainer.put_back(file, Instant::now() + pause, false);
+    }
+
+    /// Both sides have changed: nothing is drained until somebody decides.
+    pub(super) fn note_conflict(
+        &self,
+        file: &Arc<CacheFile>,
+        what: &'static str,
+    ) -> forebay_proto::Result<()> {
+        let mut state = file.state.lock();
+        tracing::warn!(path = %state.record.path, what, "conflict");
+        let at_s = forebay_proto::Timestamp::now().sec;
+        state.save(&self.flash, file, |record| {
+            record.state = State::Conflict;
+            record.failure =
+                Some(Failure { errno: libc::ESTALE, what: what.into(), tries: 0, at_s });
+        })
+    }
+
+    /// When a file may drain that nobody asked for; `None` = now.
+    fn not_before(&self, file: &Arc<CacheFile>, since: Instant, now: Instant) -> Option<Instant> {
+        let (state, opens, last_write, locals) = {
+            let state = file.state.lock();
+            (state.record.state, state.opens, state.last_write, state.locals)
+        };
+        if state == State::Conflict {
+            return Some(now + LOOK_AGAIN);
+        }
+        let policy = self.policy_of(file.number());
+        if self.drainer.is_pressed() && policy != Policy::Never && locals == 0 {
+            return None;
+        }
+        match policy {
+            Policy::Never | Policy::End => Some(now + LOOK_AGAIN),
+            Policy::Close if opens == 0 => None,
+            Policy::Close => Some(now + LOOK_AGAIN),
+            Policy::Idle(quiet) => {
+                if locals > 0 {
+                    // It would stay dirty: looked at again at its close.
+                    return Some(now + QUIET_WAIT_MAX);
+                }
+                let own = last_write + quiet;
+                if own > now {
+                    return Some(own);
+                }
+                if now.saturating_duration_since(since) > QUIET_WAIT_MAX.max(quiet * 2) {
+                    return None;
+                }
+                let busy = self.last_foreground_write()? + quiet;
+                (busy > now).then_some(busy)
+            }
+        }
+    }
+
+    /// When the application wrote last, as far as it can be seen.
+    fn last_foreground_write(&self) -> Option<Instant> {
+        let mut last = self.counters.last_write();
+        let listed = self.drainer.files();
+        let open = listed.iter().filter(|file| file.state.lock().locals > 0);
+        for file in open.take(KERNEL_FILES_SEEN_MAX) {
+            let Ok(object) = self.flash.stat(file.ino) else { continue };
+            let now = forebay_proto::Timestamp::now();
+            let age = super::pfs::nanoseconds(now) - super::pfs::nanoseconds(object.mtime);
+            let age = Duration::from_nanos(age.clamp(0, i128::from(u32::MAX) * 1_000) as u64);
+            let at = Instant::now().checked_sub(age);
+            last = last.max(at);
+        }
+        last
+    }
+}

@@ -1,0 +1,507 @@
+//! One file to the PFS: whole by a temporary and an exchange, or in place.
+//!
+//! Invariants: nothing is written to a PFS file that is not what the base says; a temporary is on
+//! record before it has content; what the exchange displaced is looked at before it goes. The states
+//! that a kill leaves, and what the next start does with them, are in docs/internals/CACHE.md.
+
+use super::super::CacheFs;
+use super::super::act::Who;
+use super::super::file::CacheFile;
+use super::super::map::{BLOCK_BYTES, bits};
+use super::super::names::DRAIN_PREFIX;
+use super::super::pfs::{PfsStat, errno, proc_path};
+use super::super::record::{Base, Draining, State};
+use super::copy::Memory;
+use super::{Failed, failed};
+use forebay_proto::control::{PathBytes, Verify};
+use forebay_proto::{Errno, Timestamp};
+use rustix::fs::{
+    self as rfs, AtFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags,
+};
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// A PFS file that was found, and by which path.
+pub(super) struct Found {
+    pub path: Vec<u8>,
+    pub stat: PfsStat,
+}
+
+/// What is to be done for one file, fixed at the start of its drain.
+struct Job {
+    blocks: Vec<u64>,
+    size: u64,
+    mtime: Timestamp,
+    resized: bool,
+    fetch_limit: u64,
+}
+
+type Outcome<T> = std::result::Result<T, Failed>;
+
+fn at(what: &'static str) -> impl Fn(Errno) -> Failed {
+    move |errno| failed(errno, what)
+}
+
+fn io(what: &'static str) -> impl Fn(rustix::io::Errno) -> Failed {
+    move |e| failed(errno(e), what)
+}
+
+impl CacheFs {
+    /// Drains a file once. True if nothing is dirty any more.
+    pub(super) fn publish(&self, file: &Arc<CacheFile>, memory: &mut Memory) -> Outcome<bool> {
+        self.pfs.check().map_err(at("find the PFS (is it mounted?)"))?;
+        self.settle(file).map_err(at("read from flash"))?;
+        if !file.is_dirty() {
+            return Ok(true);
+        }
+        self.clear_temporary(file)?;
+        let found = self.find_on_pfs(file)?;
+        {
+            let state = file.state.lock();
+            let r = &state.record;
+            let ours = r.draining == Some(Draining::InPlace) || r.base.holds_data(&found.stat);
+            if !ours {
+                return Err(Failed::conflict("the PFS file was changed by somebody else"));
+            }
+        }
+        let job = self.begin_job(file)?;
+        let whole = job.fetch_limit == 0 && found.stat.nlink == 1 && !self.in_parts(file);
+        let done = match whole {
+            true => match self.by_temporary(file, &found, &job, memory) {
+                Err(Failed { in_place: true, .. }) => self.in_place(file, &found, &job, memory),
+                other => other,
+            },
+            false => self.in_place(file, &found, &job, memory),
+        };
+        match done {
+            Ok((stat, how)) => self.end_job(file, &job, &stat, how),
+            Err(error) => {
+                file.state.lock().draining = None;
+                Err(error)
+            }
+        }
+    }
+
+    /// A file that its writers make bigger than what is left of the buffer cannot wait to be whole.
+    fn in_parts(&self, file: &CacheFile) -> bool {
+        file.state.lock().opens > 0 && self.drainer.is_pressed()
+    }
+
+    fn begin_job(&self, file: &Arc<CacheFile>) -> Outcome<Job> {
+        let _gate = file.gate.read();
+        let mut state = file.state.lock();
+        let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
+        let blocks: Vec<u64> =
+            state.map.blocks().filter(|(_, e)| e.has(bits::DIRTY)).map(|(b, _)| b).collect();
+        state.draining = Some(blocks.iter().copied().collect::<HashSet<u64>>());
+        state.drained_bytes = 0;
+        state.drain_total_bytes = blocks
+            .iter()
+            .map(|b| object.size_bytes.saturating_sub(b * BLOCK_BYTES))
+            .map(|n| n.min(BLOCK_BYTES))
+            .sum();
+        Ok(Job {
+            blocks,
+            size: object.size_bytes,
+            mtime: object.mtime,
+            resized: state.record.resized,
+            fetch_limit: state.record.fetch_limit,
+        })
+    }
+
+    /// Finds the PFS file of a cached one by the names that are known. ENOENT and another file there are
+    /// conflicts: somebody removed or replaced it.
+    pub(super) fn find_on_pfs(&self, file: &Arc<CacheFile>) -> Outcome<Found> {
+        let (key, recorded) = {
+            let state = file.state.lock();
+            (state.record.key, state.record.path.as_bytes().to_vec())
+        };
+        let mut paths = self.nodes.paths(file.number());
+        paths.push(recorded);
+        let mut gone = "it was removed on the PFS, or renamed";
+        for path in paths {
+            match self.pfs.stat(&path) {
+                Ok(stat) if stat.key == key => return Ok(Found { path, stat }),
+                Ok(_) => gone = "another file has its name on the PFS",
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
+                Err(e) => return Err(failed(e, "look at the PFS file")),
+            }
+        }
+        Err(Failed::conflict(gone))
+    }
+
+    /// Runs something as the writer; as the server where the writer may not (a file that was made
+    /// without the right to write, and written by who made it).
+    fn as_writer<T>(
+        &self,
+        file: &CacheFile,
+        call: impl Fn() -> forebay_proto::Result<T>,
+    ) -> forebay_proto::Result<T> {
+        let writer = file.state.lock().record.writer.clone();
+        let tried = writer.act().and_then(|_act| call());
+        match tried {
+            Err(Errno::EACCES | Errno::EPERM) => {
+                let _act = Who::server().act()?;
+                call()
+            }
+            other => other,
+        }
+    }
+
+    fn in_place(
+        &self,
+        file: &Arc<CacheFile>,
+        found: &Found,
+        job: &Job,
+        memory: &mut Memory,
+    ) -> Outcome<(PfsStat, Option<Verify>)> {
+        let what = "open the PFS file";
+        let (target, stat) = self
+            .as_writer(file, || self.pfs.open_file(&found.path, found.stat.key, OFlags::RDWR))
+            .map_err(at(what))?;
+        self.save(file, |record| record.draining = Some(Draining::InPlace))?;
+        self.flash.sync().map_err(at("write the record on flash"))?;
+        crate::step::step("a drain in place is on record");
+        let written = (|| {
+            if job.fetch_limit < stat.size {
+                rfs::ftruncate(&target, job.fetch_limit).map_err(io("cut the PFS file"))?;
+            }
+            let written = self.copy_blocks(file, &target, &job.blocks, job.size, memory)?;
+            let size = rfs::fstat(&target).map_err(io("look at the PFS file"))?.st_size as u64;
+            if job.resized || size < job.size {
+                rfs::ftruncate(&target, job.size).map_err(io("set the size of the PFS file"))?;
+            }
+            crate::step::step("dirty data is on the PFS");
+            rfs::fsync(&target).map_err(io("fsync the PFS file"))?;
+            let how = self.verify_blocks(&target, &written, memory)?;
+            self.set_mtime(file, &target, job)?;
+            Ok(how)
+        })();
+        let stat = self.pfs.stat_fd(target.as_fd());
+        match (written, stat) {
+            (Ok(how), stat) => Ok((stat.map_err(at("look at the PFS file"))?, Some(how))),
+            (Err(error), stat) => {
+                // What the PFS has now is ours, as far as it came.
+                if let Ok(stat) = stat {
+                    self.save(file, |record| {
+                        record.base = Base::of(&stat);
+                        record.draining = None;
+                    })?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The PFS file gets the time of its last write. Who may write need not be allowed to: then
+    /// the PFS has the time of the drain, and so has the mount.
+    fn set_mtime(&self, file: &CacheFile, target: &File, job: &Job) -> Outcome<()> {
+        let spec = Timespec { tv_sec: job.mtime.sec, tv_nsec: i64::from(job.mtime.nsec) };
+        let omit = Timespec { tv_sec: 0, tv_nsec: rfs::UTIME_OMIT };
+        let times = Timestamps { last_access: omit, last_modification: spec };
+        let set = self.as_writer(file, || rfs::futimens(target, &times).map_err(errno));
+        match set {
+            Ok(()) | Err(Errno::EPERM | Errno::EACCES) => Ok(()),
+            Err(e) => Err(failed(e, "set the times of the PFS file")),
+        }
+    }
+
+    fn by_temporary(
+        &self,
+        file: &Arc<CacheFile>,
+        found: &Found,
+        job: &Job,
+        memory: &mut Memory,
+    ) -> Outcome<(PfsStat, Option<Verify>)> {
+        let (dir_path, name) = split(&found.path);
+        let mut temporary = DRAIN_PREFIX.to_vec();
+        temporary.extend_from_slice(format!("{:016x}.{:x}", self.token, file.ino.0).as_bytes());
+        let journal = |key| Draining::Temporary {
+            dir: PathBytes::new(dir_path),
+            name: PathBytes::new(&temporary),
+            key,
+        };
+        self.save(file, |record| record.draining = Some(journal(None)))?;
+        let writer = file.state.lock().record.writer.clone();
+        let made = (|| {
+            let _act = writer.act()?;
+            let dir = self.pfs.open_at(dir_path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let mode = Mode::from_raw_mode(0o600);
+            let fd = rfs::openat(&dir, &temporary[..], flags, mode).map_err(errno)?;
+            Ok((dir, File::from(fd)))
+        })();
+        let (dir, target) = match made {
+            Ok(made) => made,
+            Err(e @ (Errno::EACCES | Errno::EPERM | Errno::EOPNOTSUPP | Errno::EMLINK)) => {
+                return Err(Failed { in_place: true, ..failed(e, "make a file beside it") });
+            }
+            Err(e) => return Err(failed(e, "make a file beside it on the PFS")),
+        };
+        let done =
+            self.fill_temporary(file, found, job, memory, &target, journal).and_then(|how| {
+                let beside = Beside { dir: &dir, temporary: &temporary, name };
+                self.exchange(file, found, &beside, &target).map(|stat| (stat, how))
+            });
+        if done.is_err() {
+            let key = self.pfs.stat_fd(target.as_fd()).map(|stat| stat.key);
+            self.drop_temporary(&dir, &temporary, key.ok());
+        }
+        done
+    }
+
+    fn fill_temporary(
+        &self,
+        file: &Arc<CacheFile>,
+        found: &Found,
+        job: &Job,
+        memory: &mut Memory,
+        target: &File,
+        journal: impl Fn(Option<super::super::pfs::Key>) -> Draining,
+    ) -> Outcome<Option<Verify>> {
+        let own = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the file beside it"))?;
+        self.save(file, |record| record.draining = Some(journal(Some(own.key))))?;
+        crate::step::step("a temporary is on record");
+        let written = self.copy_blocks(file, target, &job.blocks, job.size, memory)?;
+        rfs::ftruncate(target, job.size).map_err(io("set the size of the PFS file"))?;
+        self.copy_attributes(found, target, &own)?;
+        self.set_mtime(file, target, job)?;
+        crate::step::step("dirty data is on the PFS");
+        rfs::fsync(target).map_err(io("fsync the PFS file"))?;
+        Ok(Some(self.verify_blocks(target, &written, memory)?))
+    }
+
+    /// The temporary gets owner, xattrs (ACLs among them) and mode of the file that it replaces.
+    /// What cannot be done to it is done in place.
+    fn copy_attributes(&self, found: &Found, target: &File, own: &PfsStat) -> Outcome<()> {
+        let refused = |what: &'static str| {
+            move |e: rustix::io::Errno| Failed { in_place: true, ..failed(errno(e), what) }
+        };
+        let old = self.pfs.open_at(&found.path, OFlags::PATH | OFlags::NOFOLLOW);
+        let old = old.map_err(at("look at the PFS file"))?;
+        if (own.uid, own.gid) != (found.stat.uid, found.stat.gid) {
+            let uid = Some(rfs::Uid::from_raw(found.stat.uid));
+            let gid = Some(rfs::Gid::from_raw(found.stat.gid));
+            rfs::fchown(target, uid, gid).map_err(refused("give it its owner"))?;
+        }
+        let path = proc_path(old.as_fd(), b"");
+        let names = super::super::attrs::grown(|buffer| rfs::listxattr(&path[..], buffer));
+        for name in names.unwrap_or_default().split(|b| *b == 0).filter(|n| !n.is_empty()) {
+            if name == b"security.selinux" {
+                // The label is given by the policy of the PFS's node.
+                continue;
+            }
+            let value = super::super::attrs::grown(|b| rfs::getxattr(&path[..], name, b));
+            let value = value.map_err(at("read its xattrs"))?;
+            rfs::fsetxattr(target, name, &value, XattrFlags::empty())
+                .map_err(refused("give it its xattrs"))?;
+        }
+        let mode = Mode::from_raw_mode(found.stat.mode & 0o7777);
+        rfs::fchmod(target, mode).map_err(refused("give it its mode"))
+    }
+
+    /// Puts the temporary in the file's place, if what is there still is what it replaces.
+    fn exchange(
+        &self,
+        file: &Arc<CacheFile>,
+        found: &Found,
+        beside: &Beside<'_>,
+        target: &File,
+    ) -> Outcome<PfsStat> {
+        let _meta = file.meta.lock();
+        if file.state.lock().gone {
+            return Err(failed(Errno::ECANCELED, "drain"));
+        }
+        let Beside { dir, name, .. } = beside;
+        let changed = || Failed::conflict("the PFS file was changed by somebody else");
+        // A rename or chmod by us came in between: everything once more with what is so now.
+        let moved = || failed(Errno::EAGAIN, "follow a rename");
+        let now = self.pfs.stat_at(dir.as_fd(), name).map_err(|_| moved())?;
+        let base = file.state.lock().record.base;
+        let attributes = |s: &PfsStat| (s.mode, s.uid, s.gid, s.ctime);
+        if now.key != found.stat.key || attributes(&now) != attributes(&found.stat) {
+            return Err(moved());
+        }
+        if !base.holds_data(&now) {
+            return Err(changed());
+        }
+        self.put_in_place(file, found, beside, target, &base)?;
+        rfs::fsync(dir).map_err(io("fsync the directory on the PFS"))?;
+        let stat = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?;
+        self.adopt(file, &stat)?;
+        Ok(stat)
+    }
+
+    /// The exchange itself. Nobody sees the name with the new inode before its number in the
+    /// mount is that of the old one.
+    fn put_in_place(
+        &self,
+        file: &CacheFile,
+        found: &Found,
+        beside: &Beside<'_>,
+        target: &File,
+        base: &Base,
+    ) -> Outcome<()> {
+        use rustix::io::Errno as E;
+        let Beside { dir, temporary, name } = *beside;
+        let flags = RenameFlags::EXCHANGE;
+        let key = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?.key;
+        let _alone = self.publishing.write();
+        match rfs::renameat_with(dir, temporary, dir, name, flags) {
+            Ok(()) => {
+                let displaced = self.pfs.stat_at(dir.as_fd(), temporary);
+                let is_ours = |s: &PfsStat| s.key == found.stat.key && base.holds_data(s);
+                if !displaced.as_ref().is_ok_and(is_ours) {
+                    rfs::renameat_with(dir, temporary, dir, name, flags)
+                        .map_err(io("give the PFS file its name back"))?;
+                    return Err(Failed::conflict("the PFS file was changed by somebody else"));
+                }
+                crate::step::step("the new file has the name on the PFS");
+                self.drop_temporary(dir, temporary, Some(found.stat.key));
+            }
+            Err(E::INVAL | E::NOSYS | E::OPNOTSUPP) => {
+                rfs::renameat(dir, temporary, dir, name).map_err(io("rename on the PFS"))?;
+                crate::step::step("the new file has the name on the PFS");
+            }
+            Err(e) => return Err(failed(errno(e), "rename on the PFS")),
+        }
+        self.nodes.rekey(file.number(), key);
+        Ok(())
+    }
+
+    /// The cached file is this PFS file from now on.
+    fn adopt(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Outcome<()> {
+        let old = file.state.lock().record.key;
+        self.save(file, |record| {
+            record.key = stat.key;
+            record.base = Base::of(stat);
+            record.fetch_limit = stat.size;
+            record.draining = None;
+        })?;
+        crate::step::step("the record has the new file");
+        self.flash.rekey(old, stat.key).map_err(at("write the record on flash"))?;
+        self.nodes.rekey(file.number(), stat.key);
+        let reopened = file.source().is_some();
+        if reopened {
+            file.set_source(None);
+        }
+        Ok(())
+    }
+
+    fn drop_temporary(&self, dir: &OwnedFd, name: &[u8], key: Option<super::super::pfs::Key>) {
+        match self.pfs.stat_at(dir.as_fd(), name) {
+            Ok(stat) if key.is_none() || key == Some(stat.key) => {
+                if let Err(error) = rfs::unlinkat(dir, name, AtFlags::empty()) {
+                    tracing::warn!(%error, name = %String::from_utf8_lossy(name), "a temporary of a drain is left on the PFS");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The same at the start, before anybody looks names up. What cannot be done now is done by the
+    /// next drain.
+    pub(in super::super) fn take_up_drain(&self, file: &Arc<CacheFile>) {
+        if let Err(error) = self.clear_temporary(file) {
+            tracing::warn!(errno = %error.errno, what = error.what, "a drain that was cut short");
+        }
+    }
+
+    /// Removes what a drain that was cut short left on the PFS. If its last step was done, the
+    /// temporary is the file.
+    pub(super) fn clear_temporary(&self, file: &Arc<CacheFile>) -> Outcome<()> {
+        let (draining, path) = {
+            let state = file.state.lock();
+            (state.record.draining.clone(), state.record.path.as_bytes().to_vec())
+        };
+        let Some(Draining::Temporary { dir, name, key }) = draining else { return Ok(()) };
+        let mut paths = self.nodes.paths(file.number());
+        paths.push(path);
+        if let Some(key) = key {
+            for path in paths {
+                match self.pfs.stat(&path) {
+                    Ok(stat) if stat.key == key => {
+                        self.adopt(file, &stat)?;
+                        break;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        match self.pfs.open_at(dir.as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(dir) => self.drop_temporary(&dir, name.as_bytes(), None),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
+            Err(e) => return Err(failed(e, "remove what is left of a drain")),
+        }
+        self.save(file, |record| record.draining = None)
+    }
+
+    /// What was drained is clean; true if all is.
+    fn end_job(
+        &self,
+        file: &Arc<CacheFile>,
+        job: &Job,
+        stat: &PfsStat,
+        how: Option<Verify>,
+    ) -> Outcome<bool> {
+        let _meta = file.meta.lock();
+        let mut state = file.state.lock();
+        let clean = state.draining.take().unwrap_or_default();
+        let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
+        let resized = object.size_bytes != stat.size;
+        // Before the first block is clean: a drain that begins again must not cut the PFS file
+        // to what counted before this one.
+        state
+            .save(&self.flash, file, |record| {
+                record.base = Base::of(stat);
+                record.fetch_limit = stat.size.min(object.size_bytes);
+                record.draining = None;
+                record.resized = resized;
+            })
+            .map_err(at("write the record on flash"))?;
+        crate::step::step("the record has the drained file");
+        let failed_map = at("write the map on flash");
+        for block in job.blocks.iter().filter(|b| clean.contains(b)) {
+            let entry = state.map.get(*block).without(bits::DIRTY | bits::SYNCED);
+            state.put(&self.flash, file, *block, &[entry]).map_err(&failed_map)?;
+            self.space.came(file.ino, block * BLOCK_BYTES, u64::from(entry.len));
+        }
+        crate::step::step("drained blocks are clean");
+        let left = state.record.whole || state.map.dirty() > 0 || resized;
+        state
+            .save(&self.flash, file, |record| {
+                record.failure = None;
+                record.verified = how;
+                record.state = if left { State::Dirty } else { State::Clean };
+            })
+            .map_err(at("write the record on flash"))?;
+        drop(state);
+        self.space.wake();
+        Ok(!left)
+    }
+
+    fn save(
+        &self,
+        file: &Arc<CacheFile>,
+        change: impl FnOnce(&mut super::super::record::Record),
+    ) -> Outcome<()> {
+        file.state.lock().save(&self.flash, file, change).map_err(at("write the record on flash"))
+    }
+}
+
+/// A temporary, and the name that it is to get.
+struct Beside<'a> {
+    dir: &'a OwnedFd,
+    temporary: &'a [u8],
+    name: &'a [u8],
+}
+
+/// A path's directory and its last name.
+pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|b| *b == b'/') {
+        Some(slash) => (&path[..slash], &path[slash + 1..]),
+        None => (b"", path),
+    }
+}

@@ -1,0 +1,203 @@
+//! Ending a conflict: which of two versions counts is decided by a person.
+//!
+//! Invariant: no version is dropped before the one that is kept is where it belongs: `ours` only makes
+//! the file dirty again against what the PFS has now, `both` drops ours here only after it is whole,
+//! fsynced and verified beside theirs.
+
+use super::super::CacheFs;
+use super::super::file::CacheFile;
+use super::super::map::BLOCK_BYTES;
+use super::super::pfs::{PfsStat, errno};
+use super::super::record::{Base, State};
+use super::publish::split;
+use forebay_proto::cache::Keep;
+use forebay_proto::{Errno, Result};
+use rustix::fs::{self as rfs, Mode, OFlags};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// What ours is called beside theirs.
+const OURS: &[u8] = b".forebay-ours";
+/// Names that are tried for it: with a number from the second on.
+const NAMES_MAX: u32 = 1_000;
+
+impl CacheFs {
+    /// Ends it. EINVAL if there is none; ENODATA if our version has parts that only the lost
+    /// PFS file had.
+    pub(in super::super) fn end_conflict(&self, file: &Arc<CacheFile>, keep: Keep) -> Result<()> {
+        let _one = file.drain.lock();
+        self.pfs.check()?;
+        if file.state.lock().record.state != State::Conflict {
+            return Err(Errno::EINVAL);
+        }
+        self.settle(file)?;
+        let path = self.nodes.path(file.number());
+        let path = path.unwrap_or_else(|_| file.state.lock().record.path.as_bytes().to_vec());
+        let theirs = match self.pfs.stat(&path) {
+            Ok(stat) => Some(stat),
+            Err(Errno::ENOENT) => None,
+            Err(e) => return Err(e),
+        };
+        let same = theirs.filter(|stat| stat.key == file.state.lock().record.key);
+        match (keep, same, theirs) {
+            (Keep::Theirs, Some(stat), _) => self.drop_ours(file, &stat),
+            (Keep::Theirs, None, _) => self.forget_ours(file),
+            (Keep::Ours, Some(stat), _) => self.go_over(file, &stat),
+            (Keep::Ours, None, theirs) => self.go_instead(file, &path, theirs),
+            (Keep::Both, same, _) => {
+                self.go_beside(file, &path)?;
+                match same {
+                    Some(stat) => self.drop_ours(file, &stat),
+                    None => self.forget_ours(file),
+                }
+            }
+        }
+    }
+
+    fn drop_ours(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+        let _meta = file.meta.lock();
+        if file.state.lock().locals > 0 {
+            return Err(Errno::EBUSY);
+        }
+        self.take_base(file, stat)?;
+        self.unlist(file);
+        Ok(())
+    }
+
+    /// The PFS file that ours belongs to is gone.
+    fn forget_ours(&self, file: &Arc<CacheFile>) -> Result<()> {
+        let _meta = file.meta.lock();
+        let key = {
+            let mut state = file.state.lock();
+            if state.locals > 0 {
+                return Err(Errno::EBUSY);
+            }
+            state.gone = true;
+            state.record.key
+        };
+        let number = file.number();
+        self.unlist(file);
+        drop(self.nodes.detach(number));
+        self.space.dropped(file.ino);
+        self.flash.remove(file.ino, key)
+    }
+
+    /// What is dirty here goes over what the PFS has now.
+    fn go_over(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+        let mut state = file.state.lock();
+        state.save(&self.flash, file, |record| {
+            record.base = Base { young: false, ..Base::of(stat) };
+            record.state = State::Dirty;
+            record.failure = None;
+            record.draining = None;
+        })?;
+        drop(state);
+        self.drainer.ask(std::slice::from_ref(file));
+        Ok(())
+    }
+
+    /// The PFS file was removed or replaced: ours gets its name, as a new file.
+    fn go_instead(
+        &self,
+        file: &Arc<CacheFile>,
+        path: &[u8],
+        theirs: Option<PfsStat>,
+    ) -> Result<()> {
+        if !file.state.lock().is_whole() {
+            return Err(Errno::ENODATA);
+        }
+        if let Some(theirs) = &theirs
+            && let Some(other) = self.find(theirs.key)?
+        {
+            // What is here of theirs goes; not if it has something of its own.
+            if other.is_dirty() || other.state.lock().opens > 0 {
+                return Err(Errno::EBUSY);
+            }
+            self.forget_ours(&other)?;
+        }
+        let _alone = self.publishing.write();
+        let stat = match theirs {
+            Some(stat) => stat,
+            None => self.make_as_writer(file, path)?.1,
+        };
+        let old = file.state.lock().record.key;
+        let size = self.flash.stat(file.ino)?.size_bytes;
+        {
+            let mut state = file.state.lock();
+            // All of it is dirty, and nothing of theirs counts.
+            state.save(&self.flash, file, |record| {
+                record.key = stat.key;
+                record.base = Base::of(&stat);
+                record.fetch_limit = 0;
+                record.whole = true;
+                record.resized = true;
+                record.state = State::Dirty;
+                record.failure = None;
+                record.draining = None;
+            })?;
+        }
+        tracing::debug!(size, "ours goes to the PFS as a new file");
+        self.flash.rekey(old, stat.key)?;
+        self.nodes.rekey(file.number(), stat.key);
+        self.drainer.ask(std::slice::from_ref(file));
+        Ok(())
+    }
+
+    fn make_as_writer(&self, file: &CacheFile, path: &[u8]) -> Result<(File, PfsStat)> {
+        let writer = file.state.lock().record.writer.clone();
+        let (dir, name) = split(path);
+        let _act = writer.act()?;
+        let dir = self.pfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o644);
+        let fd = rfs::openat(&dir, name, flags | OFlags::NOFOLLOW, mode).map_err(errno)?;
+        let stat = self.pfs.stat_fd(fd.as_fd())?;
+        Ok((File::from(fd), stat))
+    }
+
+    /// Our version, whole, beside theirs.
+    fn go_beside(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
+        if !file.state.lock().is_whole() {
+            // What only the PFS has of it comes from there, if it still is the same file.
+            self.fetch_all(file).map_err(|_| Errno::ENODATA)?;
+        }
+        let mut made = Err(Errno::EEXIST);
+        for number in 1..NAMES_MAX {
+            let mut beside = [path, OURS].concat();
+            if number > 1 {
+                beside.extend_from_slice(format!(".{number}").as_bytes());
+            }
+            made = self.make_as_writer(file, &beside);
+            if !matches!(made, Err(Errno::EEXIST)) {
+                break;
+            }
+        }
+        let (target, _) = made?;
+        let size = self.flash.stat(file.ino)?.size_bytes;
+        let mut ours = vec![0; BLOCK_BYTES as usize];
+        let mut at = 0;
+        while at < size {
+            let got = self.read_data(file, at, &mut ours)?;
+            if got == 0 {
+                break;
+            }
+            target.write_all_at(&ours[..got], at)?;
+            at += got as u64;
+        }
+        rfs::ftruncate(&target, size).map_err(errno)?;
+        target.sync_all()?;
+        let mut theirs = vec![0; BLOCK_BYTES as usize];
+        let mut at = 0;
+        while at < size {
+            let got = self.read_data(file, at, &mut ours)?;
+            target.read_exact_at(&mut theirs[..got], at)?;
+            if got == 0 || ours[..got] != theirs[..got] {
+                return Err(Errno::EIO);
+            }
+            at += got as u64;
+        }
+        Ok(())
+    }
+}

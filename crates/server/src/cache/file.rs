@@ -1,0 +1,246 @@
+//! One cached file in memory: its record, its map, who is using it.
+//!
+//! Locks, in the order in which they are taken: `drain` (one drain at a time), `meta` (opens, and
+//! changes of the name or attributes on the PFS that a drain must not cross), `append`, `gate`
+//! (shared: data is read or written; alone: blocks go away), `state`. No call on the PFS is made
+//! with `gate` or `state` held.
+//!
+//! Invariant: an entry in memory is never better than on flash: changes are written first.
+
+use super::act::Who;
+use super::flash::Flash;
+use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
+use super::record::{Record, State};
+use crate::objects::ObjectStat;
+use forebay_proto::{Ino, Result};
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Writes that are under way in one block.
+#[derive(Default)]
+pub(crate) struct Writing {
+    pub count: u32,
+    /// There was more than one at a time: none of them knows the block's content.
+    pub shared: bool,
+}
+
+/// Sequential reading, as far as seen.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    /// Where the next read of a sequential reader begins.
+    pub next: u64,
+    /// Blocks that are fetched beyond what is asked for.
+    pub window: u64,
+}
+
+/// What `state` guards.
+pub(crate) struct FileState {
+    pub record: Record,
+    pub map: BlockMap,
+    /// Blocks that are being fetched.
+    pub filling: BTreeSet<u64>,
+    pub writing: HashMap<u64, Writing>,
+    /// Blocks that become clean when the drain under way ends, if nobody writes them before.
+    pub draining: Option<HashSet<u64>>,
+    /// Opens that were not released.
+    pub opens: u64,
+    /// Of them, those by which the kernel has the object itself.
+    pub locals: u64,
+    /// It has lost its last name: nothing of it will be drained.
+    pub gone: bool,
+    /// The object when it was given to a kernel for writing.
+    pub at_open: Option<(u64, forebay_proto::Timestamp, forebay_proto::Timestamp)>,
+    /// Who opened it for writing last.
+    pub writer: Who,
+    pub last_write: Instant,
+    pub ahead: Ahead,
+    /// Counts what makes fetched data worthless: a new base.
+    pub generation: u64,
+    /// It is in the list of what has to drain, and its node is pinned.
+    pub listed: bool,
+    /// Bytes that the drain under way has written.
+    pub drained_bytes: u64,
+    /// Bytes that it has to write.
+    pub drain_total_bytes: u64,
+}
+
+/// One cached file. It holds a reference to its inode on flash.
+pub(crate) struct CacheFile {
+    flash: Arc<Flash>,
+    /// Its inode on flash.
+    pub ino: Ino,
+    number: AtomicU64,
+    pub gate: RwLock<()>,
+    pub meta: Mutex<()>,
+    pub drain: Mutex<()>,
+    pub append: Mutex<()>,
+    pub state: Mutex<FileState>,
+    /// A fetch has ended, or a piece of it.
+    pub filled: Condvar,
+    source: Mutex<Option<Arc<File>>>,
+}
+
+impl CacheFile {
+    /// With what is on flash.
+    /// The reference to `ino` is its own from now on, also if this fails.
+    pub fn new(flash: &Arc<Flash>, ino: Ino, number: Ino, record: Record) -> Result<CacheFile> {
+        let matters = record.is_dirty() && !record.whole;
+        let map = BlockMap::load(|offset, buffer| flash.read_map(ino, offset, buffer, matters))
+            .inspect_err(|_| flash.release(ino))?;
+        let state = FileState {
+            writer: record.writer.clone(),
+            record,
+            map,
+            filling: BTreeSet::new(),
+            writing: HashMap::new(),
+            draining: None,
+            opens: 0,
+            locals: 0,
+            gone: false,
+            at_open: None,
+            last_write: Instant::now(),
+            ahead: Ahead::default(),
+            generation: 0,
+            listed: false,
+            drained_bytes: 0,
+            drain_total_bytes: 0,
+        };
+        Ok(CacheFile {
+            flash: Arc::clone(flash),
+            ino,
+            number: AtomicU64::new(number.0),
+            gate: RwLock::new(()),
+            meta: Mutex::new(()),
+            drain: Mutex::new(()),
+            append: Mutex::new(()),
+            state: Mutex::new(state),
+            filled: Condvar::new(),
+            source: Mutex::new(None),
+        })
+    }
+
+    /// Its number in the mount.
+    pub fn number(&self) -> Ino {
+        Ino(self.number.load(Ordering::Acquire))
+    }
+
+    /// The node that it belongs to now.
+    pub fn set_number(&self, number: Ino) {
+        self.number.store(number.0, Ordering::Release);
+    }
+
+    /// The PFS file, open for reading.
+    pub fn source(&self) -> Option<Arc<File>> {
+        self.source.lock().clone()
+    }
+
+    /// Keeps the PFS file open for fills, or lets go of it.
+    pub fn set_source(&self, file: Option<Arc<File>>) {
+        *self.source.lock() = file;
+    }
+
+    /// True if the object shows size and times of the file, not the PFS.
+    pub fn is_dirty(&self) -> bool {
+        self.state.lock().record.is_dirty()
+    }
+}
+
+impl Drop for CacheFile {
+    fn drop(&mut self) {
+        self.flash.release(self.ino);
+    }
+}
+
+impl FileState {
+    /// True if a block need not be fetched.
+    pub fn here(&self, block: u64) -> bool {
+        self.record.whole
+            || block * BLOCK_BYTES >= self.record.fetch_limit
+            || self.map.get(block).has(bits::PRESENT)
+    }
+
+    /// True if a range of bytes need not be fetched.
+    pub fn all_here(&self, offset: u64, length: u64) -> bool {
+        blocks_of(offset, length).all(|block| self.here(block))
+    }
+
+    /// True if nothing of the file has to be fetched any more.
+    pub fn is_whole(&self) -> bool {
+        let needed = self.record.fetch_limit.div_ceil(BLOCK_BYTES);
+        self.record.whole
+            || (self.map.present() >= needed && (0..needed).all(|block| self.here(block)))
+    }
+
+    /// Writes the record down, and only then has it.
+    pub fn save(
+        &mut self,
+        flash: &Flash,
+        file: &CacheFile,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<()> {
+        let mut record = self.record.clone();
+        change(&mut record);
+        if record == self.record {
+            return Ok(());
+        }
+        if !self.gone {
+            flash.save(file.ino, &record)?;
+        }
+        self.record = record;
+        Ok(())
+    }
+
+    /// Writes entries of consecutive blocks down, and only then has them.
+    pub fn put(
+        &mut self,
+        flash: &Flash,
+        file: &CacheFile,
+        first: u64,
+        entries: &[Entry],
+    ) -> Result<()> {
+        let same = |(i, e): (usize, &Entry)| self.map.get(first + i as u64) == *e;
+        if entries.iter().enumerate().all(same) {
+            return Ok(());
+        }
+        let packed: Vec<u64> = entries.iter().map(|e| e.pack()).collect();
+        flash.write_map(file.ino, first, &packed)?;
+        for (i, entry) in entries.iter().enumerate() {
+            self.map.set(first + i as u64, *entry);
+        }
+        Ok(())
+    }
+
+    /// Forgets what is here of a range of blocks.
+    pub fn drop_blocks(
+        &mut self,
+        flash: &Flash,
+        file: &CacheFile,
+        blocks: Range<u64>,
+    ) -> Result<()> {
+        for block in blocks {
+            if self.map.get(block).bits != 0 {
+                self.put(flash, file, block, &[Entry::default()])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that the PFS does not have, at most those of the file.
+    pub fn dirty_bytes(&self, size: u64) -> u64 {
+        match (self.record.whole, self.record.state) {
+            (true, _) => size,
+            (false, State::Clean) => 0,
+            (false, _) => (self.map.dirty() * BLOCK_BYTES).min(size),
+        }
+    }
+
+    /// True if the object is as it was when a kernel got it for writing.
+    pub fn is_untouched(&self, now: &ObjectStat) -> bool {
+        self.at_open == Some((now.size_bytes, now.mtime, now.ctime))
+    }
+}

@@ -1,0 +1,323 @@
+//! The flash of a cache: a namespace whose root has one file for each cached PFS file, named by its
+//! key. The record is an xattr of that file, the data its object, the map a second object.
+//!
+//! So what the namespace promises holds here: a change of a record survives a kill when the call
+//! returns and a power cut after [`Flash::sync`]; capacity is held; objects without a record go at
+//! the next start. Invariant: an inode handed out is referenced once; [`Flash::release`] ends it.
+
+use super::map::ENTRY_BYTES;
+use super::pfs::Key;
+use super::record::Record;
+use crate::namespace::Namespace;
+use crate::objects::{COMPANION, ObjectStat, Objects};
+use forebay_proto::api::{CreateArgs, FileSystem, WriteMode, rename_flags};
+use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The xattr that holds the record.
+const RECORD: &[u8] = b"trusted.forebay.cached";
+
+/// The flash.
+pub(crate) struct Flash {
+    names: Arc<Namespace>,
+    /// There was a power cut: a map that was never synced may be gone.
+    maps_may_be_lost: AtomicBool,
+}
+
+fn name_of(key: Key) -> Vec<u8> {
+    format!("{:x}.{:x}.{:x}", key.dev, key.ino, key.born_ns).into_bytes()
+}
+
+fn map_of(ino: Ino) -> ObjectId {
+    ObjectId { ino, stripe: COMPANION }
+}
+
+impl Flash {
+    /// On a namespace that nothing else uses.
+    pub fn new(names: Arc<Namespace>) -> Flash {
+        Flash { names, maps_may_be_lost: AtomicBool::new(false) }
+    }
+
+    fn objects(&self) -> &Objects {
+        self.names.objects()
+    }
+
+    /// True if nothing survives a power cut here.
+    pub fn is_volatile(&self) -> bool {
+        self.names.is_volatile()
+    }
+
+    /// Whether files can go by passthrough, and if not why.
+    pub fn fast_path(&self) -> crate::namespace::FastPath {
+        self.names.fast_path()
+    }
+
+    /// `(used, capacity)` in bytes.
+    pub fn space(&self) -> Result<(u64, u64)> {
+        self.names.space()
+    }
+
+    /// The inode and record of a cached file.
+    pub fn find(&self, key: Key) -> Result<Option<(Ino, Record)>> {
+        let found = FileSystem::lookup(&*self.names, &Caller::root(), Ino::ROOT, &name_of(key));
+        let ino = match found {
+            Ok(entry) => entry.attr.ino,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        match self.read_record(ino) {
+            Ok(Some(record)) => Ok(Some((ino, record))),
+            // A kill came between the file and its record: nothing was promised yet.
+            Ok(None) => {
+                self.remove(ino, key)?;
+                self.release(ino);
+                Ok(None)
+            }
+            Err(e) => {
+                self.release(ino);
+                Err(e)
+            }
+        }
+    }
+
+    /// The record of an inode on flash, referenced; `None` if it is none any more.
+    pub fn by_ino(&self, ino: Ino) -> Result<Option<Record>> {
+        let record = match self.read_record(ino) {
+            Ok(Some(record)) => record,
+            Ok(None) | Err(Errno::ESTALE) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        match self.find(record.key)? {
+            Some((found, record)) if found == ino => Ok(Some(record)),
+            Some((other, _)) => {
+                self.release(other);
+                Ok(None)
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn read_record(&self, ino: Ino) -> Result<Option<Record>> {
+        match FileSystem::getxattr(&*self.names, ino, RECORD) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
+                tracing::error!(%ino, %error, "the record of a cached file cannot be read");
+                Errno::EIO
+            }),
+            Err(Errno::ENODATA) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Makes the files of a new record.
+    pub fn make(&self, record: &Record) -> Result<Ino> {
+        let args = CreateArgs { mode: 0o600, umask: 0 };
+        let caller = Caller::root();
+        let name = name_of(record.key);
+        let (entry, _) = FileSystem::create(&*self.names, &caller, Ino::ROOT, &name, args, false)?;
+        let ino = entry.attr.ino;
+        let made = self.objects().create(map_of(ino)).and_then(|_| self.save(ino, record));
+        if let Err(e) = made {
+            self.remove(ino, record.key)?;
+            self.release(ino);
+            return Err(e);
+        }
+        Ok(ino)
+    }
+
+    /// Writes a record.
+    pub fn save(&self, ino: Ino, record: &Record) -> Result<()> {
+        let text = serde_json::to_vec(record).map_err(|_| Errno::EIO)?;
+        FileSystem::setxattr(&*self.names, &Caller::root(), ino, RECORD, &text, 0, false)
+    }
+
+    /// A cached file is another PFS file from now on. Its record says so already.
+    pub fn rekey(&self, old: Key, new: Key) -> Result<()> {
+        let (from, to) = (name_of(old), name_of(new));
+        if from == to {
+            return Ok(());
+        }
+        let caller = Caller::root();
+        match self.names.rename(&caller, Ino::ROOT, &from, Ino::ROOT, &to, rename_flags::NOREPLACE)
+        {
+            // What has the name is about a PFS file whose inode is gone.
+            Err(Errno::EEXIST) => self.names.rename(&caller, Ino::ROOT, &from, Ino::ROOT, &to, 0),
+            other => other,
+        }
+    }
+
+    /// Removes a cached file; its data goes with the last reference.
+    pub fn remove(&self, ino: Ino, key: Key) -> Result<()> {
+        match FileSystem::unlink(&*self.names, &Caller::root(), Ino::ROOT, &name_of(key)) {
+            Ok(()) | Err(Errno::ENOENT) => self.objects().remove(map_of(ino)),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Ends a reference.
+    pub fn release(&self, ino: Ino) {
+        FileSystem::forget(&*self.names, ino, 1);
+    }
+
+    /// All cached files, referenced, with their records. Files without a record are removed; one
+    /// whose record cannot be read is an error: it may have the only copy of something.
+    pub fn all(&self) -> Result<Vec<(Ino, Record)>> {
+        let mut names = Vec::new();
+        let limit = Cookie(u64::MAX);
+        FileSystem::readdir(&*self.names, Ino::ROOT, Cookie::DOTDOT, limit, &mut |entry| {
+            names.push(entry.name.to_vec());
+            true
+        })?;
+        let mut all = Vec::with_capacity(names.len());
+        for name in names {
+            let entry = FileSystem::lookup(&*self.names, &Caller::root(), Ino::ROOT, &name)?;
+            let ino = entry.attr.ino;
+            match self.read_record(ino)? {
+                Some(record) => {
+                    // A kill between the record and its new name.
+                    let wanted = name_of(record.key);
+                    if wanted != name {
+                        self.names.rename(
+                            &Caller::root(),
+                            Ino::ROOT,
+                            &name,
+                            Ino::ROOT,
+                            &wanted,
+                            0,
+                        )?;
+                    }
+                    all.push((ino, record));
+                }
+                None => {
+                    FileSystem::unlink(&*self.names, &Caller::root(), Ino::ROOT, &name)?;
+                    self.objects().remove(map_of(ino))?;
+                    self.release(ino);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Everything on record survives a power cut.
+    pub fn sync(&self) -> Result<()> {
+        FileSystem::fsyncdir(&*self.names, Ino::ROOT)
+    }
+
+    /// Reads data.
+    pub fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.objects().read(ObjectId::whole(ino), offset, buffer)
+    }
+
+    /// Writes data; short when space ran out.
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
+        self.objects().write(ObjectId::whole(ino), offset, data, WriteMode::default())
+    }
+
+    /// Sets the size of the data.
+    pub fn truncate(&self, ino: Ino, size: u64) -> Result<()> {
+        self.objects().truncate(ObjectId::whole(ino), size)
+    }
+
+    /// `fallocate` on the data.
+    pub fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
+        self.objects().fallocate(ObjectId::whole(ino), mode, offset, length)
+    }
+
+    /// SEEK_DATA and SEEK_HOLE on the data.
+    pub fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
+        self.objects().seek(ObjectId::whole(ino), offset, whence)
+    }
+
+    /// Size, times and blocks of the data.
+    pub fn stat(&self, ino: Ino) -> Result<ObjectStat> {
+        self.objects().stat(ObjectId::whole(ino))
+    }
+
+    /// Sets times of the data.
+    pub fn set_times(
+        &self,
+        ino: Ino,
+        atime: Option<forebay_proto::Timestamp>,
+        mtime: Option<forebay_proto::Timestamp>,
+    ) -> Result<()> {
+        self.objects().set_times(ObjectId::whole(ino), atime, mtime)
+    }
+
+    /// The object itself, for the kernel.
+    pub fn open(&self, ino: Ino) -> Result<File> {
+        self.objects().open_object(ObjectId::whole(ino))
+    }
+
+    /// Data on flash.
+    pub fn sync_data(&self, ino: Ino) -> Result<()> {
+        self.objects().fsync(ObjectId::whole(ino), false)
+    }
+
+    /// Map on flash.
+    pub fn sync_map(&self, ino: Ino) -> Result<()> {
+        self.objects().fsync(map_of(ino), true)
+    }
+
+    /// There was a power cut.
+    pub fn expect_lost_maps(&self) {
+        self.maps_may_be_lost.store(true, Ordering::Release);
+    }
+
+    /// Reads the map. One that is gone, but for a power cut, is EIO where the data matters: a
+    /// file must not lose what is dirty for want of its map.
+    pub fn read_map(
+        &self,
+        ino: Ino,
+        offset: u64,
+        buffer: &mut [u8],
+        matters: bool,
+    ) -> Result<usize> {
+        match self.objects().read(map_of(ino), offset, buffer) {
+            Err(Errno::ENOENT) if matters && !self.maps_may_be_lost.load(Ordering::Acquire) => {
+                tracing::error!(%ino, "the map of a file with dirty data is gone");
+                Err(Errno::EIO)
+            }
+            Err(Errno::ENOENT) => {
+                self.objects().create(map_of(ino))?;
+                Ok(0)
+            }
+            other => other,
+        }
+    }
+
+    /// Writes entries of the map, all or an error.
+    pub fn write_map(&self, ino: Ino, first: u64, entries: &[u64]) -> Result<()> {
+        let bytes: Vec<u8> = entries.iter().flat_map(|e| e.to_le_bytes()).collect();
+        let offset = first * ENTRY_BYTES;
+        match self.objects().write(map_of(ino), offset, &bytes, WriteMode::default())? {
+            written if written == bytes.len() => Ok(()),
+            _ => Err(Errno::ENOSPC),
+        }
+    }
+
+    /// Empties the map.
+    pub fn clear_map(&self, ino: Ino) -> Result<()> {
+        self.objects().truncate(map_of(ino), 0)
+    }
+}
+
+/// The xattr of the namespace's root that holds the policies.
+const POLICIES: &[u8] = b"trusted.forebay.policies";
+
+impl Flash {
+    /// Policies of directories.
+    pub fn policies(&self) -> Result<Vec<(Key, String)>> {
+        match FileSystem::getxattr(&*self.names, Ino::ROOT, POLICIES) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|_| Errno::EIO),
+            Err(Errno::ENODATA) => Ok(Vec::new()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Writes them. E2BIG beyond what an xattr holds.
+    pub fn save_policies(&self, list: &[(Key, String)]) -> Result<()> {
+        let text = serde_json::to_vec(list).map_err(|_| Errno::EIO)?;
+        FileSystem::setxattr(&*self.names, &Caller::root(), Ino::ROOT, POLICIES, &text, 0, false)
+    }
+}

@@ -1,0 +1,226 @@
+//! Which blocks of a file are here, which of them the PFS does not have, and their checksums.
+//!
+//! Invariants: what is on flash says never more than is true: an entry is written before the data it
+//! warns of (OPEN) and after the data it vouches for (PRESENT, CRC). Memory grows with the blocks
+//! that are here, not with the size of the file.
+//!
+//! On flash: 8 bytes for each block, at its number times 8, in a file beside the object. Low 32 bits
+//! CRC32C, then 18 bits of length, the bits of [`Bits`] in the top byte.
+
+use forebay_proto::Result;
+use std::collections::BTreeMap;
+
+/// Bytes of a block. Fills and checksums are of whole blocks.
+pub(crate) const BLOCK_BYTES: u64 = 128 << 10;
+/// Bytes of one entry on flash.
+pub(crate) const ENTRY_BYTES: u64 = 8;
+/// Entries that are kept together in memory.
+const CHUNK: u64 = 512;
+
+/// Bits of an entry.
+pub(crate) mod bits {
+    /// The block is here.
+    pub const PRESENT: u8 = 1;
+    /// The PFS does not have it.
+    pub const DIRTY: u8 = 2;
+    /// Being written, or written since its CRC was made.
+    pub const OPEN: u8 = 4;
+    /// Its content has been on flash in whole.
+    pub const SYNCED: u8 = 8;
+}
+
+/// One block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Entry {
+    /// CRC32C of the first `len` bytes.
+    pub crc: u32,
+    /// Bytes that the CRC covers; behind them the block is zeros.
+    pub len: u32,
+    /// [`bits`].
+    pub bits: u8,
+}
+
+impl Entry {
+    /// A block that is here, with its checksum.
+    pub fn present(crc: u32, len: u32) -> Entry {
+        Entry { crc, len, bits: bits::PRESENT }
+    }
+
+    /// True if all of `wanted` are set.
+    pub fn has(&self, wanted: u8) -> bool {
+        self.bits & wanted == wanted
+    }
+
+    /// With other bits.
+    pub fn with(self, set: u8) -> Entry {
+        Entry { bits: self.bits | set, ..self }
+    }
+
+    /// Without some bits.
+    pub fn without(self, clear: u8) -> Entry {
+        Entry { bits: self.bits & !clear, ..self }
+    }
+
+    /// As on flash.
+    pub fn pack(self) -> u64 {
+        u64::from(self.crc) | (u64::from(self.len) << 32) | (u64::from(self.bits) << 56)
+    }
+
+    fn unpack(raw: u64) -> Entry {
+        Entry { crc: raw as u32, len: ((raw >> 32) & 0x3_ffff) as u32, bits: (raw >> 56) as u8 }
+    }
+}
+
+/// CRC32C.
+pub(crate) fn crc(data: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data) as u32
+}
+
+/// The map of one file, in memory.
+#[derive(Debug, Default)]
+pub(crate) struct BlockMap {
+    chunks: BTreeMap<u64, Box<[u64; CHUNK as usize]>>,
+    present: u64,
+    dirty: u64,
+}
+
+impl BlockMap {
+    /// Reads what is on flash; `read(offset, buffer)` reads the map's file, short at its end.
+    pub fn load(read: impl Fn(u64, &mut [u8]) -> Result<usize>) -> Result<BlockMap> {
+        let mut map = BlockMap::default();
+        let mut buffer = vec![0; (CHUNK * ENTRY_BYTES) as usize];
+        for chunk in 0.. {
+            let got = read(chunk * CHUNK * ENTRY_BYTES, &mut buffer)?;
+            for (i, raw) in buffer[..got].chunks_exact(ENTRY_BYTES as usize).enumerate() {
+                let raw: [u8; 8] = raw.try_into().unwrap_or_default();
+                let entry = Entry::unpack(u64::from_le_bytes(raw));
+                if entry.bits != 0 {
+                    map.set(chunk * CHUNK + i as u64, entry);
+                }
+            }
+            if got < buffer.len() {
+                break;
+            }
+        }
+        Ok(map)
+    }
+
+    /// The entry of a block.
+    pub fn get(&self, block: u64) -> Entry {
+        match self.chunks.get(&(block / CHUNK)) {
+            Some(chunk) => Entry::unpack(chunk[(block % CHUNK) as usize]),
+            None => Entry::default(),
+        }
+    }
+
+    /// Changes the entry of a block, in memory.
+    pub fn set(&mut self, block: u64, entry: Entry) {
+        let old = self.get(block);
+        self.present += u64::from(entry.has(bits::PRESENT));
+        self.present -= u64::from(old.has(bits::PRESENT));
+        self.dirty += u64::from(entry.has(bits::DIRTY));
+        self.dirty -= u64::from(old.has(bits::DIRTY));
+        if entry.bits == 0 && !self.chunks.contains_key(&(block / CHUNK)) {
+            return;
+        }
+        let chunk =
+            self.chunks.entry(block / CHUNK).or_insert_with(|| Box::new([0; CHUNK as usize]));
+        chunk[(block % CHUNK) as usize] = entry.pack();
+    }
+
+    /// Blocks that are here.
+    pub fn present(&self) -> u64 {
+        self.present
+    }
+
+    /// Of them dirty.
+    pub fn dirty(&self) -> u64 {
+        self.dirty
+    }
+
+    /// The blocks with an entry, in order.
+    pub fn blocks(&self) -> impl Iterator<Item = (u64, Entry)> + '_ {
+        self.chunks.iter().flat_map(|(chunk, entries)| {
+            let first = chunk * CHUNK;
+            entries
+                .iter()
+                .enumerate()
+                .filter(|(_, raw)| **raw != 0)
+                .map(move |(i, raw)| (first + i as u64, Entry::unpack(*raw)))
+        })
+    }
+
+    /// The blocks with an entry from `first` on, for dropping.
+    pub fn blocks_from(&self, first: u64) -> Vec<u64> {
+        let from = first / CHUNK;
+        let chunks = self.chunks.range(from..);
+        let mut found = Vec::new();
+        for (chunk, entries) in chunks {
+            for (i, raw) in entries.iter().enumerate() {
+                let block = chunk * CHUNK + i as u64;
+                if *raw != 0 && block >= first {
+                    found.push(block);
+                }
+            }
+        }
+        found
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        *self = BlockMap::default();
+    }
+}
+
+/// The blocks that a range of bytes touches, as `first..end`.
+pub(crate) fn blocks_of(offset: u64, length: u64) -> std::ops::Range<u64> {
+    let first = offset / BLOCK_BYTES;
+    match length {
+        0 => first..first,
+        _ => first..(offset + length).div_ceil(BLOCK_BYTES),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_survive_being_packed() {
+        let entry = Entry { crc: 0xdead_beef, len: BLOCK_BYTES as u32, bits: 0x0f };
+        assert_eq!(Entry::unpack(entry.pack()), entry);
+    }
+
+    #[test]
+    fn a_map_is_read_back_and_counts() {
+        let mut map = BlockMap::default();
+        let dirty = Entry::present(7, 9).with(bits::DIRTY);
+        map.set(3, Entry::present(1, 2));
+        map.set(CHUNK + 1, dirty);
+        map.set(CHUNK + 1, dirty.without(bits::DIRTY));
+        map.set(CHUNK * 2, dirty);
+        assert_eq!((map.present(), map.dirty()), (3, 1));
+        let mut file = vec![0u8; ((CHUNK * 2 + 1) * ENTRY_BYTES) as usize];
+        for (block, entry) in map.blocks() {
+            let at = (block * ENTRY_BYTES) as usize;
+            file[at..at + 8].copy_from_slice(&entry.pack().to_le_bytes());
+        }
+        let read = |offset: u64, buffer: &mut [u8]| {
+            let rest = &file[(offset as usize).min(file.len())..];
+            let n = rest.len().min(buffer.len());
+            buffer[..n].copy_from_slice(&rest[..n]);
+            Ok(n)
+        };
+        let back = BlockMap::load(read).unwrap();
+        assert_eq!(back.blocks().collect::<Vec<_>>(), map.blocks().collect::<Vec<_>>());
+        assert_eq!((back.present(), back.dirty()), (3, 1));
+        assert_eq!(map.blocks_from(4), [CHUNK + 1, CHUNK * 2]);
+    }
+
+    #[test]
+    fn ranges_touch_their_blocks() {
+        assert_eq!(blocks_of(0, 0), 0..0);
+        assert_eq!(blocks_of(BLOCK_BYTES - 1, 2), 0..2);
+        assert_eq!(blocks_of(BLOCK_BYTES, BLOCK_BYTES), 1..2);
+    }
+}

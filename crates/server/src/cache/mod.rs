@@ -1,0 +1,368 @@
+//! The cache buffer: a PFS directory as a file system, with its data on flash. The design, and what
+//! a kill leaves in each state, is in docs/internals/CACHE.md.
+//!
+//! Invariants
+//! * Names and attributes are the PFS's; every change of them is done there first, as who asks.
+//! * A byte that was acknowledged is on flash and on record as dirty until the PFS has it, fsynced
+//!   and verified. Dirty data is never evicted, and never drained if its checksum does not match.
+//! * A PFS file that somebody else changed is never written over without a decision.
+//!
+//! Made by `server` for a mount with `--cache`; behind `proto::api::FileSystem` like a namespace, so that
+//! a session can serve it too.
+
+mod act;
+mod attrs;
+mod counters;
+mod drain;
+mod file;
+mod filesystem;
+mod flash;
+mod listing;
+mod map;
+mod names;
+mod nodes;
+mod open;
+mod pfs;
+mod read;
+mod record;
+mod recover;
+mod space;
+mod status;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use drain::policy::Policy;
+
+use crate::flash::Store;
+use crate::namespace::Namespace;
+use counters::Counters;
+use crossbeam_channel::Sender;
+use drain::policy::Policies;
+use drain::{Drainer, WORKERS};
+use file::CacheFile;
+use flash::Flash;
+use forebay_proto::api::Notify;
+use forebay_proto::control::{ControlError, PathBytes, Verify};
+use forebay_proto::{Errno, Ino, Result};
+use nodes::Nodes;
+use parking_lot::{Mutex, RwLock};
+use pfs::{Identity, Key, Pfs};
+use read::Wish;
+use record::Record;
+use serde::{Deserialize, Serialize};
+use space::Space;
+use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Threads that fetch ahead of readers.
+const READ_AHEAD_THREADS: usize = 2;
+/// Most wishes that wait for them; more are dropped, and fetched when they are read.
+const WISHES_MAX: usize = 64;
+/// File in the store's directory that says what the cache shows.
+pub const CONFIG_NAME: &str = "cache.json";
+
+/// File there that says that the PFS has all, as long as no server runs.
+pub const DRAINED_NAME: &str = "cache.drained";
+
+/// Looks that a store is served as what it is: a cache, or not.
+pub fn check_type(store: &Store, as_cache: bool) -> std::result::Result<(), ControlError> {
+    let is_cache = store.dir().join(CONFIG_NAME).exists();
+    if store.created() || is_cache == as_cache {
+        return Ok(());
+    }
+    let (is, asked) = match is_cache {
+        true => ("a cache", "a scratch buffer"),
+        false => ("no cache", "a cache"),
+    };
+    let why = format!("the buffer that is kept there is {is}, and {asked} is asked for");
+    Err(ControlError::new("use the store", Some(store.dir()), &why)
+        .errno(libc::EEXIST)
+        .hint("mount it as what it is, or `forebay umount` the mount point to destroy it"))
+}
+
+/// True if a store that no server uses has something that its PFS does not.
+pub fn may_be_dirty(store_dir: &Path) -> bool {
+    store_dir.join(CONFIG_NAME).exists() && !store_dir.join(DRAINED_NAME).exists()
+}
+
+/// How to cache.
+#[derive(Clone, Debug)]
+pub struct CacheOptions {
+    /// The PFS directory.
+    pub pfs: PathBuf,
+    /// How long names and attributes may be believed without asking the PFS.
+    pub ttl: Duration,
+    /// Whether kernels may get files for writing.
+    pub writes_by_kernel: bool,
+    /// When files drain whose directories say nothing.
+    pub policy: Policy,
+    /// How drained files are verified.
+    pub verify: Verify,
+    /// Limit of the drain in bytes per second; 0 = none.
+    pub rate_bytes_per_s: u64,
+}
+
+/// What `cache.json` holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Config {
+    /// The PFS directory.
+    pub pfs: PathBytes,
+    /// What it is.
+    pub identity: Identity,
+    /// Boot of the node in which the buffer was used last.
+    pub boot_id: String,
+}
+
+/// A cache.
+pub struct CacheFs {
+    flash: Arc<Flash>,
+    pfs: Pfs,
+    nodes: Nodes,
+    options: CacheOptions,
+    space: Space,
+    drainer: Drainer,
+    policies: Policies,
+    counters: Counters,
+    wishes: Sender<Wish>,
+    /// Cached files that are in memory, by their inode on flash.
+    loaded: Mutex<HashMap<Ino, Weak<CacheFile>>>,
+    notify: RwLock<Option<Arc<dyn Notify>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Makes names of temporaries ours.
+    token: u64,
+    discarding: AtomicBool,
+    /// Held alone while a drain puts another inode under a name, shared while a name or a number
+    /// is compared with a key: so that nobody meets the new inode under the old number.
+    publishing: RwLock<()>,
+}
+
+impl CacheFs {
+    /// Opens the cache of a store: `dir` is the store's, `names` the namespace on it that has its
+    /// flash.
+    pub fn open(
+        dir: &Path,
+        names: Arc<Namespace>,
+        options: CacheOptions,
+    ) -> std::result::Result<Arc<CacheFs>, ControlError> {
+        let (pfs, power_cut) = recover::open_pfs(dir, &options, names.is_volatile())?;
+        let at = |what: &'static str| {
+            move |e: Errno| ControlError::new(what, Some(dir), &e.to_string()).errno(e.0)
+        };
+        let flash = Arc::new(Flash::new(names));
+        let (_, capacity) = flash.space().map_err(at("look at the space of"))?;
+        let policies =
+            Policies::load(&flash, options.policy).map_err(at("read the policies of"))?;
+        let root = pfs.stat(b"").map_err(|e| {
+            ControlError::new("look at the PFS", Some(pfs.path()), &e.to_string()).errno(e.0)
+        })?;
+        let token = recover::token().map_err(at("get random bytes for"))?;
+        let (wishes, wished) = crossbeam_channel::bounded(WISHES_MAX);
+        let fs = Arc::new(CacheFs {
+            nodes: Nodes::new(root.key),
+            space: Space::new(capacity),
+            drainer: Drainer::new(options.rate_bytes_per_s),
+            counters: Counters::new(),
+            loaded: Mutex::default(),
+            notify: RwLock::new(None),
+            threads: Mutex::default(),
+            flash,
+            pfs,
+            options,
+            policies,
+            wishes,
+            token,
+            discarding: AtomicBool::new(false),
+            publishing: RwLock::new(()),
+        });
+        fs.recover(power_cut).map_err(at("recover the cache in"))?;
+        fs.start("drain", WORKERS, |fs| fs.drain_files()).map_err(at("start threads for"))?;
+        fs.start("read-ahead", READ_AHEAD_THREADS, move |fs| fs.read_ahead(&wished))
+            .map_err(at("start threads for"))?;
+        Ok(fs)
+    }
+
+    fn start(
+        self: &Arc<Self>,
+        name: &str,
+        count: usize,
+        work: impl Fn(&CacheFs) + Send + Clone + 'static,
+    ) -> Result<()> {
+        for _ in 0..count {
+            let (fs, work) = (self.clone(), work.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("cache-{name}"))
+                .spawn(move || work(&fs))
+                .map_err(|e| Errno::from_io(&e))?;
+            self.threads.lock().push(thread);
+        }
+        Ok(())
+    }
+
+    /// Files that have something that the PFS does not.
+    pub fn dirty_files(&self) -> u64 {
+        self.drainer.files().iter().filter(|file| file.is_dirty()).count() as u64
+    }
+
+    /// The next end may lose what the PFS does not have.
+    pub fn discard(&self) {
+        self.discarding.store(true, Ordering::Release);
+    }
+
+    /// True if the buffer may be destroyed: the PFS has all, or who owns it does not want it.
+    pub fn may_be_destroyed(&self) -> bool {
+        self.discarding.load(Ordering::Acquire) || self.dirty_files() == 0
+    }
+
+    /// Stops all work in order, and says for later whether the PFS has all.
+    pub fn end(&self, dir: &Path, wait: Duration) -> std::result::Result<(), ControlError> {
+        if !self.close(wait) {
+            let why = "a drain hangs in a call on the PFS";
+            return Err(ControlError::new("close the cache of", Some(self.pfs.path()), why)
+                .errno(libc::ETIMEDOUT)
+                .hint("what it has is on flash; the next mount goes on"));
+        }
+        if self.dirty_files() > 0 {
+            return Ok(());
+        }
+        let path = dir.join(DRAINED_NAME);
+        std::fs::File::create(&path)
+            .and_then(|file| file.sync_all())
+            .map_err(|error| ControlError::io("write", Some(&path), &error))
+    }
+
+    /// Stops all work; false if a thread hangs in a call on the PFS and was left behind.
+    pub fn close(&self, wait: Duration) -> bool {
+        self.drainer.stop();
+        let mut threads = std::mem::take(&mut *self.threads.lock());
+        let until = std::time::Instant::now() + wait;
+        while !threads.is_empty() && std::time::Instant::now() < until {
+            let (over, left): (Vec<_>, Vec<_>) = threads.into_iter().partition(|t| t.is_finished());
+            for thread in over {
+                if thread.join().is_err() {
+                    tracing::error!("a thread of the cache has panicked");
+                }
+            }
+            threads = left;
+            if !threads.is_empty() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        threads.is_empty()
+    }
+
+    /// The cached file of a PFS file, if there is one.
+    fn find(&self, key: Key) -> Result<Option<Arc<CacheFile>>> {
+        match self.flash.find(key)? {
+            Some((ino, record)) => self.load(ino, Ino(0), record).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// In memory, whoever asks first. The reference to `ino` is taken over.
+    fn load(&self, ino: Ino, number: Ino, record: Record) -> Result<Arc<CacheFile>> {
+        let mut loaded = self.loaded.lock();
+        if let Some(file) = loaded.get(&ino).and_then(Weak::upgrade) {
+            self.flash.release(ino);
+            return Ok(file);
+        }
+        let file = Arc::new(CacheFile::new(&self.flash, ino, number, record)?);
+        if loaded.len() == loaded.capacity() {
+            loaded.retain(|_, weak| weak.strong_count() > 0);
+        }
+        loaded.insert(ino, Arc::downgrade(&file));
+        Ok(file)
+    }
+
+    /// By its inode on flash; `None` if there is none any more.
+    fn loaded_or_load(&self, ino: Ino) -> Result<Option<Arc<CacheFile>>> {
+        let there = self.loaded.lock().get(&ino).and_then(Weak::upgrade);
+        if there.is_some() {
+            return Ok(there);
+        }
+        match self.flash.by_ino(ino)? {
+            Some(record) => self.load(ino, Ino(0), record).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The dirty data of a PFS file that no node has yet, as after a restart.
+    fn dirty_by_key(&self, ino: Ino, key: Key) -> Result<Option<Arc<CacheFile>>> {
+        let Some(file) = self.find(key)? else { return Ok(None) };
+        if !file.is_dirty() {
+            return Ok(None);
+        }
+        let listed = {
+            let state = file.state.lock();
+            state.listed
+        };
+        if file.number() != ino {
+            // Found by its name only now.
+            let old = file.number();
+            if listed {
+                self.nodes.pin(ino);
+                drop(self.nodes.unpin(old));
+            }
+            file.set_number(ino);
+        }
+        self.nodes.attach(ino, file).map(Some)
+    }
+
+    /// The policy of the directory that a node is in, or of a directory itself.
+    fn policy_of(&self, ino: Ino) -> Policy {
+        let mut at = Some(ino);
+        let dirs = std::iter::from_fn(|| {
+            let here = at?;
+            at = match here {
+                Ino::ROOT => None,
+                _ => self.nodes.names(here).last().map(|(parent, _)| *parent),
+            };
+            self.nodes.get(here).ok().map(|known| known.key)
+        });
+        self.policies.of(dirs)
+    }
+
+    /// A node for a path below the PFS directory, referenced once (but for the root).
+    fn walk(&self, path: &[u8], who: &act::Who) -> Result<Ino> {
+        let mut at = Ino::ROOT;
+        let mut so_far = Vec::new();
+        for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty()) {
+            if !so_far.is_empty() {
+                so_far.push(b'/');
+            }
+            so_far.extend_from_slice(name);
+            let _settled = self.publishing.read_recursive();
+            let stat = {
+                let _act = who.act()?;
+                self.pfs.stat(&so_far)?
+            };
+            let next = self.nodes.seen(at, name, stat.key, stat.kind(), who, 1);
+            if at != Ino::ROOT {
+                drop(self.nodes.forget(at, 1));
+            }
+            at = next;
+        }
+        Ok(at)
+    }
+
+    fn tell_inode(&self, ino: Ino) {
+        if let Some(notify) = &*self.notify.read() {
+            notify.inode_changed(ino);
+        }
+    }
+
+    /// The PFS directory, for messages.
+    pub fn pfs_path(&self) -> &Path {
+        self.pfs.path()
+    }
+
+    fn pfs_bytes(path: &Path) -> PathBytes {
+        PathBytes::new(path.as_os_str().as_bytes())
+    }
+}

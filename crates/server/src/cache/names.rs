@@ -1,0 +1,414 @@
+//! Names: always the PFS's. Each call goes through to it at once, as the requester.
+//!
+//! Invariant: a directory is used only if it is the one that the kernel means (its key), so a
+//! directory that somebody exchanged on the PFS is ESTALE, never another one's content.
+
+use super::CacheFs;
+use super::act::Who;
+use super::file::CacheFile;
+use super::pfs::{PfsStat, errno};
+use forebay_proto::api::{CreateArgs, rename_flags};
+use forebay_proto::attr::FileKind;
+use forebay_proto::control::PathBytes;
+use forebay_proto::{Caller, Entry, Errno, Ino, Result, acl};
+use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, RenameFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Start of the names of files that a drain makes beside a file. They are not shown.
+pub(crate) const DRAIN_PREFIX: &[u8] = b".forebay-drain.";
+/// How often, and after which pauses, a directory that has nothing but such files is tried to be
+/// removed again.
+const RMDIR_TRIES: u32 = 20;
+const RMDIR_PAUSE: Duration = Duration::from_millis(50);
+
+fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        _ if name.len() > forebay_proto::api::NAME_MAX => Err(Errno::ENAMETOOLONG),
+        b"" => Err(Errno::ENOENT),
+        _ if name.iter().any(|&b| b == b'/' || b == 0) => Err(Errno::EINVAL),
+        _ if name.starts_with(DRAIN_PREFIX) => Err(Errno::EPERM),
+        _ => Ok(()),
+    }
+}
+
+impl CacheFs {
+    /// The directory of a node, open for searching, if it still is that one.
+    pub(super) fn open_dir(&self, who: &Who, ino: Ino, flags: OFlags) -> Result<OwnedFd> {
+        let known = self.nodes.get(ino)?;
+        let path = self.nodes.path(ino)?;
+        let _act = who.act()?;
+        let dir = self.pfs.open_at(&path, flags | OFlags::DIRECTORY).map_err(|e| match e {
+            Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
+            e => e,
+        })?;
+        match ino == Ino::ROOT || self.pfs.stat_fd(dir.as_fd())?.key == known.key {
+            true => Ok(dir),
+            false => Err(Errno::ESTALE),
+        }
+    }
+
+    /// The directory that a name is to be made or removed in.
+    pub(super) fn open_parent(&self, who: &Who, parent: Ino, name: &[u8]) -> Result<OwnedFd> {
+        check_name(name)?;
+        self.open_dir(who, parent, OFlags::PATH)
+    }
+
+    /// The mode of a new inode: the umask counts where the directory has no default ACL.
+    pub(super) fn masked(&self, dir: BorrowedFd<'_>, args: CreateArgs) -> u32 {
+        let path = super::pfs::proc_path(dir, b"");
+        let has_default = rfs::getxattr(&path[..], acl_name(), &mut [0u8; 0][..]).is_ok();
+        let umask = if has_default { 0 } else { args.umask };
+        args.mode & 0o7777 & !umask
+    }
+
+    /// lookup.
+    pub(super) fn lookup_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
+        let who = Who::of(caller);
+        if name == b"." || name == b".." {
+            return self.lookup_dots(parent, name);
+        }
+        if name.starts_with(DRAIN_PREFIX) {
+            return Err(Errno::ENOENT);
+        }
+        let dir = self.open_parent(&who, parent, name)?;
+        let _settled = self.publishing.read_recursive();
+        let stat = {
+            let _act = who.act()?;
+            self.pfs.stat_at(dir.as_fd(), name)?
+        };
+        self.entry(parent, name, &stat, &who)
+    }
+
+    fn lookup_dots(&self, ino: Ino, name: &[u8]) -> Result<Entry> {
+        let above = self.nodes.names(ino).last().map_or(Ino::ROOT, |(parent, _)| *parent);
+        let target = if name == b"." { ino } else { above };
+        let attr = self.getattr_of(target)?;
+        if let Some((parent, name)) = self.nodes.names(target).last() {
+            let known = self.nodes.get(target)?;
+            self.nodes.seen(*parent, name, known.key, known.kind, &known.who, 1);
+        }
+        Ok(Entry { attr })
+    }
+
+    /// A name that leads to this: referenced once more.
+    fn entry(&self, parent: Ino, name: &[u8], stat: &PfsStat, who: &Who) -> Result<Entry> {
+        let ino = self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1);
+        let file = self.nodes.get(ino)?.file;
+        let file = match (file, stat.kind()) {
+            (None, FileKind::File) => self.dirty_by_key(ino, stat.key)?,
+            (file, _) => file,
+        };
+        Ok(Entry { attr: self.attr_of(ino, stat, file.as_ref())? })
+    }
+
+    /// mkdir, mknod, symlink: whatever `make` makes in the open directory.
+    pub(super) fn make_name(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        make: impl FnOnce(BorrowedFd<'_>) -> rustix::io::Result<()>,
+    ) -> Result<Entry> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let stat = {
+            let _act = who.act()?;
+            make(dir.as_fd()).map_err(errno)?;
+            self.pfs.stat_at(dir.as_fd(), name)?
+        };
+        self.entry(parent, name, &stat, &who)
+    }
+
+    /// mkdir.
+    pub(super) fn make_dir(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+    ) -> Result<Entry> {
+        self.make_name(caller, parent, name, |dir| {
+            rfs::mkdirat(dir, name, Mode::from_raw_mode(self.masked(dir, args)))
+        })
+    }
+
+    /// mknod.
+    pub(super) fn make_node(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        args: CreateArgs,
+        rdev: u32,
+    ) -> Result<Entry> {
+        // As the kernel's new_decode_dev.
+        let (major, minor) = ((rdev & 0xfff00) >> 8, (rdev & 0xff) | ((rdev >> 12) & 0xfff00));
+        self.make_name(caller, parent, name, |dir| {
+            let kind = rfs::FileType::from_raw_mode(kind.mode_bits());
+            let mode = Mode::from_raw_mode(self.masked(dir, args));
+            rfs::mknodat(dir, name, kind, mode, rfs::makedev(major, minor))
+        })
+    }
+
+    /// link.
+    pub(super) fn make_link(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Entry> {
+        let who = Who::of(caller);
+        let known = self.nodes.get(ino)?;
+        if known.kind == FileKind::Dir {
+            return Err(Errno::EPERM);
+        }
+        let dir = self.open_parent(&who, parent, name)?;
+        let (old_parent, old_name) = self.nodes.names(ino).pop().ok_or(Errno::ENOENT)?;
+        let old_dir = self.open_dir(&who, old_parent, OFlags::PATH)?;
+        let stat = self.own_change(known.file.as_ref(), ino, &who, || {
+            let key = self.nodes.get(ino)?.key;
+            let _act = who.act()?;
+            if self.pfs.stat_at(old_dir.as_fd(), &old_name)?.key != key {
+                return Err(Errno::ESTALE);
+            }
+            rfs::linkat(&old_dir, &*old_name, &dir, name, AtFlags::empty()).map_err(errno)?;
+            self.pfs.stat_at(dir.as_fd(), name)
+        })?;
+        self.entry(parent, name, &stat, &who)
+    }
+
+    /// unlink.
+    pub(super) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let leaving = self.leaving(&who, dir.as_fd(), name)?;
+        let remove = || {
+            let _act = who.act()?;
+            rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
+        };
+        self.with_leaving(leaving, parent, name, &who, remove)
+    }
+
+    /// What a name that is going leads to, and its data here. The PFS inode is held if it is in use.
+    fn leaving(&self, who: &Who, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Leaving> {
+        let _settled = self.publishing.read_recursive();
+        let _act = who.act()?;
+        let stat = self.pfs.stat_at(dir, name)?;
+        let ino = self.nodes.number(stat.key);
+        let mut held = None;
+        if stat.kind() == FileKind::File && stat.nlink == 1 && ino.is_some() {
+            let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let open = |flags| rfs::openat(dir, name, flags, Mode::empty());
+            held = open(flags | OFlags::RDONLY).or_else(|_| open(flags | OFlags::PATH)).ok();
+        }
+        drop(_act);
+        let file = match stat.kind() {
+            FileKind::File => match ino.and_then(|ino| self.nodes.get(ino).ok()?.file) {
+                Some(file) => Some(file),
+                None => self.find(stat.key)?,
+            },
+            _ => None,
+        };
+        Ok(Leaving { stat, ino, held, file })
+    }
+
+    /// Removes a name, and what is here of a file that has lost its last one.
+    fn with_leaving(
+        &self,
+        leaving: Leaving,
+        parent: Ino,
+        name: &[u8],
+        who: &Who,
+        remove: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let Leaving { stat, ino, held, file } = leaving;
+        let last = stat.nlink <= 1 || stat.kind() == FileKind::Dir;
+        match (&file, ino) {
+            (Some(file), _) if last => {
+                let _meta = file.meta.lock();
+                remove()?;
+                self.lose(file)?;
+            }
+            (Some(file), Some(ino)) => self.own_change(Some(file), ino, who, remove)?,
+            _ => remove()?,
+        }
+        if let (Some(ino), Some(fd), true) = (ino, held, last) {
+            self.nodes.hold(ino, fd);
+        }
+        self.nodes.unname(parent, name, stat.key);
+        Ok(())
+    }
+
+    /// A file has lost its last name on the PFS, by us: nothing of it will be drained.
+    fn lose(&self, file: &Arc<CacheFile>) -> Result<()> {
+        let key = {
+            let mut state = file.state.lock();
+            state.gone = true;
+            state.record.key
+        };
+        self.unlist(file);
+        self.space.dropped(file.ino);
+        self.flash.remove(file.ino, key)
+    }
+
+    /// rmdir.
+    pub(super) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let leaving = self.leaving(&who, dir.as_fd(), name)?;
+        let mut tries = 0;
+        loop {
+            let removed = {
+                let _act = who.act()?;
+                rfs::unlinkat(&dir, name, AtFlags::REMOVEDIR).map_err(errno)
+            };
+            match removed {
+                Err(Errno::ENOTEMPTY)
+                    if tries < RMDIR_TRIES && self.only_ours(dir.as_fd(), name) =>
+                {
+                    // A drain is just giving up a file that was removed.
+                    tries += 1;
+                    std::thread::sleep(RMDIR_PAUSE);
+                }
+                Err(e) => return Err(e),
+                Ok(()) => break,
+            }
+        }
+        self.nodes.unname(parent, name, leaving.stat.key);
+        Ok(())
+    }
+
+    /// True if a directory has nothing but files of drains.
+    fn only_ours(&self, dir: BorrowedFd<'_>, name: &[u8]) -> bool {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(fd) = rfs::openat(dir, name, flags, Mode::empty()) else { return false };
+        let Ok(entries) = rfs::Dir::read_from(&fd) else { return false };
+        entries.flatten().all(|entry| {
+            let name = entry.file_name().to_bytes();
+            name == b"." || name == b".." || name.starts_with(DRAIN_PREFIX)
+        })
+    }
+
+    /// rename.
+    pub(super) fn rename_name(
+        &self,
+        caller: &Caller,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        flags: u32,
+    ) -> Result<()> {
+        if flags & !(rename_flags::NOREPLACE | rename_flags::EXCHANGE) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let who = Who::of(caller);
+        let from_dir = self.open_parent(&who, from.0, from.1)?;
+        let to_dir = self.open_parent(&who, to.0, to.1)?;
+        let moved = self.leaving(&who, from_dir.as_fd(), from.1)?;
+        let exchange = flags & rename_flags::EXCHANGE != 0;
+        let replaced = match self.leaving(&who, to_dir.as_fd(), to.1) {
+            Ok(replaced) => Some(replaced),
+            Err(Errno::ENOENT) => None,
+            Err(e) => return Err(e),
+        };
+        let rename = || {
+            let _act = who.act()?;
+            let flags = RenameFlags::from_bits_retain(flags);
+            match flags.is_empty() {
+                true => rfs::renameat(&from_dir, from.1, &to_dir, to.1),
+                false => rfs::renameat_with(&from_dir, from.1, &to_dir, to.1, flags),
+            }
+            .map_err(errno)
+        };
+        let same = replaced.as_ref().is_some_and(|r| r.stat.key == moved.stat.key);
+        if same {
+            // Two names of one file: POSIX does nothing.
+            return rename();
+        }
+        let moved_ino = moved.ino;
+        let moving = || match (&moved.file, moved_ino) {
+            (Some(file), Some(ino)) => self.own_change(Some(file), ino, &who, rename),
+            _ => rename(),
+        };
+        let displaced = replaced.as_ref().map(|r| (r.stat, r.ino));
+        match replaced {
+            Some(replaced) if !exchange => {
+                self.with_leaving(replaced, to.0, to.1, &who, moving)?;
+            }
+            _ => moving()?,
+        }
+        self.nodes.unname(from.0, from.1, moved.stat.key);
+        self.name_moved(to, &moved.stat, moved_ino, &who);
+        if let (true, Some((stat, ino))) = (exchange, displaced) {
+            self.nodes.unname(to.0, to.1, stat.key);
+            self.name_moved(from, &stat, ino, &who);
+        }
+        self.paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())
+    }
+
+    fn name_moved(&self, to: (Ino, &[u8]), stat: &PfsStat, ino: Option<Ino>, who: &Who) {
+        if ino.is_some() {
+            self.nodes.seen(to.0, to.1, stat.key, stat.kind(), who, 0);
+        }
+    }
+
+    /// Paths on record follow a rename, so that a restarted server finds what it has to drain.
+    fn paths_moved(&self, many: bool, file: Option<&Arc<CacheFile>>) -> Result<()> {
+        let files = match (many, file) {
+            (true, _) => self.drainer.files(),
+            (false, Some(file)) => vec![file.clone()],
+            (false, None) => Vec::new(),
+        };
+        for file in files {
+            let Ok(path) = self.nodes.path(file.number()) else { continue };
+            let path = PathBytes::new(&path);
+            let mut state = file.state.lock();
+            if state.record.is_dirty() {
+                state.save(&self.flash, &file, |record| record.path = path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something to a PFS file that moves its ctime, and lets the base follow if the file was
+    /// as the base says before.
+    pub(super) fn own_change<T>(
+        &self,
+        file: Option<&Arc<CacheFile>>,
+        ino: Ino,
+        who: &Who,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(file) = file else { return change() };
+        let _meta = file.meta.lock();
+        let fd = self.open_node(ino, who)?;
+        let before = self.pfs.stat_fd(fd.as_fd())?;
+        let done = change()?;
+        // The change is made; if it cannot be looked at, the next open takes it for foreign.
+        if let Ok(after) = self.pfs.stat_fd(fd.as_fd()) {
+            let mut state = file.state.lock();
+            if state.record.base.holds(&before) && state.record.base.size == after.size {
+                state.save(&self.flash, file, |record| {
+                    record.base.mtime = after.mtime;
+                    record.base.ctime = after.ctime;
+                })?;
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// A name that is going.
+struct Leaving {
+    stat: PfsStat,
+    ino: Option<Ino>,
+    held: Option<OwnedFd>,
+    file: Option<Arc<CacheFile>>,
+}
+
+fn acl_name() -> &'static str {
+    std::str::from_utf8(acl::DEFAULT).unwrap_or_default()
+}

@@ -1,0 +1,385 @@
+//! The inodes that the kernel knows, or that have data here that the PFS does not: their number in
+//! the mount, what they are on the PFS, and under which names they were seen.
+//!
+//! Invariants: one node for a PFS inode, whatever its names; a node lives as long as it is
+//! referenced by the kernel, pinned, or the parent in a name of another node. Names are what was
+//! seen last, not what is: whoever uses a path looks that it leads to the node's key. Bounded by
+//! what the kernel keeps in its caches, and by [`NAMES_MAX`] names of one inode.
+
+use super::act::Who;
+use super::file::CacheFile;
+use super::pfs::Key;
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Errno, Ino, Result};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Most names kept of one inode: with the oldest forgotten, one that is left still leads to it.
+const NAMES_MAX: usize = 16;
+/// Deepest path, in components.
+const DEPTH_MAX: usize = 2_048;
+/// Numbers from here on are for inodes whose PFS number is taken or too large.
+const OWN_NUMBERS: u64 = 1 << 62;
+/// PFS inode numbers below this are the numbers in the mount.
+const SAME_NUMBERS: u64 = 1 << 48;
+
+struct Node {
+    key: Key,
+    kind: FileKind,
+    /// Newest last.
+    names: Vec<(Ino, Box<[u8]>)>,
+    lookups: u64,
+    /// Names of other nodes that have this as parent.
+    children: u64,
+    pins: u64,
+    /// Who looked it up last: what is asked without a requester is asked in their name if the
+    /// server itself may not.
+    who: Who,
+    file: Option<Arc<CacheFile>>,
+    /// Holds the PFS inode of a file that lost its last name while it was in use.
+    held: Option<Arc<OwnedFd>>,
+}
+
+struct Table {
+    nodes: HashMap<Ino, Node, foldhash::fast::RandomState>,
+    by_key: HashMap<Key, Ino, foldhash::fast::RandomState>,
+    next_own: u64,
+}
+
+/// What is known of one node.
+#[derive(Clone)]
+pub(crate) struct Known {
+    /// What it is on the PFS.
+    pub key: Key,
+    /// Its type.
+    pub kind: FileKind,
+    /// Who looked it up last.
+    pub who: Who,
+    /// Its data on flash.
+    pub file: Option<Arc<CacheFile>>,
+    /// The PFS inode, if it has no name any more.
+    pub held: Option<Arc<OwnedFd>>,
+}
+
+/// The table.
+pub(crate) struct Nodes(Mutex<Table>);
+
+impl Nodes {
+    /// With the root.
+    pub fn new(root: Key) -> Nodes {
+        let mut table =
+            Table { nodes: HashMap::default(), by_key: HashMap::default(), next_own: OWN_NUMBERS };
+        let node = Node {
+            key: root,
+            kind: FileKind::Dir,
+            names: Vec::new(),
+            lookups: 0,
+            children: 0,
+            pins: 1,
+            who: Who::server(),
+            file: None,
+            held: None,
+        };
+        table.nodes.insert(Ino::ROOT, node);
+        table.by_key.insert(root, Ino::ROOT);
+        Nodes(Mutex::new(table))
+    }
+
+    /// What is known of a node; ESTALE if nothing.
+    pub fn get(&self, ino: Ino) -> Result<Known> {
+        let table = self.0.lock();
+        let node = table.nodes.get(&ino).ok_or(Errno::ESTALE)?;
+        Ok(Known {
+            key: node.key,
+            kind: node.kind,
+            who: node.who.clone(),
+            file: node.file.clone(),
+            held: node.held.clone(),
+        })
+    }
+
+    /// The number of a PFS inode, if it is known.
+    pub fn number(&self, key: Key) -> Option<Ino> {
+        self.0.lock().by_key.get(&key).copied()
+    }
+
+    /// A name was seen to lead to a PFS inode: its node, referenced `lookups` times more.
+    pub fn seen(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        key: Key,
+        kind: FileKind,
+        who: &Who,
+        lookups: u64,
+    ) -> Ino {
+        let mut table = self.0.lock();
+        let ino = table.node_of(key, kind, who);
+        table.add_name(ino, parent, name);
+        if let Some(node) = table.nodes.get_mut(&ino) {
+            node.lookups += lookups;
+            if node.who != *who {
+                node.who = who.clone();
+            }
+        }
+        ino
+    }
+
+    /// The kernel gives references back. Data without use is handed out, so that it is dropped
+    /// without the table's lock.
+    pub fn forget(&self, ino: Ino, count: u64) -> Vec<Arc<CacheFile>> {
+        let mut table = self.0.lock();
+        if let Some(node) = table.nodes.get_mut(&ino) {
+            node.lookups = node.lookups.saturating_sub(count);
+        }
+        table.drop_unused(ino)
+    }
+
+    /// Keeps a node whatever the kernel forgets.
+    pub fn pin(&self, ino: Ino) {
+        if let Some(node) = self.0.lock().nodes.get_mut(&ino) {
+            node.pins += 1;
+        }
+    }
+
+    /// Ends a pin. Data without use is handed out, to be closed.
+    pub fn unpin(&self, ino: Ino) -> Vec<Arc<CacheFile>> {
+        let mut table = self.0.lock();
+        if let Some(node) = table.nodes.get_mut(&ino) {
+            node.pins = node.pins.saturating_sub(1);
+        }
+        table.drop_unused(ino)
+    }
+
+    /// A name does not lead there any more.
+    pub fn unname(&self, parent: Ino, name: &[u8], key: Key) {
+        let mut table = self.0.lock();
+        if let Some(&ino) = table.by_key.get(&key) {
+            table.drop_name(ino, parent, name);
+        }
+    }
+
+    /// Gives a node the data that it has on flash, or what another thread gave it before.
+    pub fn attach(&self, ino: Ino, file: Arc<CacheFile>) -> Result<Arc<CacheFile>> {
+        let mut table = self.0.lock();
+        let node = table.nodes.get_mut(&ino).ok_or(Errno::ESTALE)?;
+        Ok(node.file.get_or_insert(file).clone())
+    }
+
+    /// Takes the data away.
+    pub fn detach(&self, ino: Ino) -> Option<Arc<CacheFile>> {
+        self.0.lock().nodes.get_mut(&ino)?.file.take()
+    }
+
+    /// Holds the PFS inode of a node that is losing its last name.
+    pub fn hold(&self, ino: Ino, fd: OwnedFd) {
+        if let Some(node) = self.0.lock().nodes.get_mut(&ino) {
+            node.held = Some(Arc::new(fd));
+        }
+    }
+
+    /// The node's PFS inode was replaced by another one, by us.
+    pub fn rekey(&self, ino: Ino, key: Key) {
+        let mut table = self.0.lock();
+        let Some(node) = table.nodes.get_mut(&ino) else { return };
+        let old = std::mem::replace(&mut node.key, key);
+        table.by_key.remove(&old);
+        table.by_key.insert(key, ino);
+    }
+
+    /// The newest path of a node below the PFS directory (empty for the directory itself).
+    /// ENOENT if it has no name.
+    pub fn path(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.0.lock().path(ino, 0)
+    }
+
+    /// All known paths of a node, newest first.
+    pub fn paths(&self, ino: Ino) -> Vec<Vec<u8>> {
+        let table = self.0.lock();
+        let count = table.nodes.get(&ino).map_or(0, |node| node.names.len());
+        (0..count).filter_map(|back| table.path(ino, back).ok()).collect()
+    }
+
+    /// The names of a node, as parent and name, newest last.
+    pub fn names(&self, ino: Ino) -> Vec<(Ino, Box<[u8]>)> {
+        self.0.lock().nodes.get(&ino).map(|node| node.names.clone()).unwrap_or_default()
+    }
+}
+
+impl Table {
+    fn node_of(&mut self, key: Key, kind: FileKind, who: &Who) -> Ino {
+        if let Some(&ino) = self.by_key.get(&key) {
+            return ino;
+        }
+        let same = Ino(key.ino);
+        let free = key.dev == 0
+            && key.ino > Ino::ROOT.0
+            && key.ino < SAME_NUMBERS
+            && !self.nodes.contains_key(&same);
+        let ino = match free {
+            true => same,
+            false => {
+                self.next_own += 1;
+                Ino(self.next_own)
+            }
+        };
+        let node = Node {
+            key,
+            kind,
+            names: Vec::new(),
+            lookups: 0,
+            children: 0,
+            pins: 0,
+            who: who.clone(),
+            file: None,
+            held: None,
+        };
+        self.nodes.insert(ino, node);
+        self.by_key.insert(key, ino);
+        ino
+    }
+
+    fn add_name(&mut self, ino: Ino, parent: Ino, name: &[u8]) {
+        if ino == Ino::ROOT {
+            return;
+        }
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        let newest = node.names.last().is_some_and(|(p, n)| *p == parent && **n == *name);
+        if newest {
+            return;
+        }
+        let mut left = Vec::new();
+        if let Some(at) = node.names.iter().position(|(p, n)| *p == parent && **n == *name) {
+            left.push(node.names.remove(at));
+        } else if node.kind == FileKind::Dir {
+            // A directory has one name.
+            left.append(&mut node.names);
+        } else if node.names.len() >= NAMES_MAX {
+            left.push(node.names.remove(0));
+        }
+        node.names.push((parent, name.into()));
+        if let Some(parent) = self.nodes.get_mut(&parent) {
+            parent.children += 1;
+        }
+        for (parent, _) in left {
+            self.child_left(parent);
+        }
+    }
+
+    fn drop_name(&mut self, ino: Ino, parent: Ino, name: &[u8]) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        let Some(at) = node.names.iter().position(|(p, n)| *p == parent && **n == *name) else {
+            return;
+        };
+        node.names.remove(at);
+        self.child_left(parent);
+    }
+
+    fn child_left(&mut self, parent: Ino) {
+        if let Some(node) = self.nodes.get_mut(&parent) {
+            node.children = node.children.saturating_sub(1);
+        }
+        // A directory has no data here.
+        drop(self.drop_unused(parent));
+    }
+
+    /// Removes a node that nothing needs, and parents that only it needed.
+    fn drop_unused(&mut self, ino: Ino) -> Vec<Arc<CacheFile>> {
+        let mut files = Vec::new();
+        let mut todo = vec![ino];
+        while let Some(ino) = todo.pop() {
+            let unused = self
+                .nodes
+                .get(&ino)
+                .is_some_and(|node| node.lookups == 0 && node.children == 0 && node.pins == 0);
+            if !unused {
+                continue;
+            }
+            let Some(node) = self.nodes.remove(&ino) else { continue };
+            if self.by_key.get(&node.key) == Some(&ino) {
+                self.by_key.remove(&node.key);
+            }
+            files.extend(node.file);
+            for (parent, _) in node.names {
+                if let Some(above) = self.nodes.get_mut(&parent) {
+                    above.children = above.children.saturating_sub(1);
+                    todo.push(parent);
+                }
+            }
+        }
+        files
+    }
+
+    fn path(&self, ino: Ino, back: usize) -> Result<Vec<u8>> {
+        let mut parts: Vec<&[u8]> = Vec::new();
+        let (mut at, mut back) = (ino, back);
+        while at != Ino::ROOT {
+            let node = self.nodes.get(&at).ok_or(Errno::ESTALE)?;
+            let from = node.names.len().checked_sub(1 + back).ok_or(Errno::ENOENT)?;
+            let (parent, name) = &node.names[from];
+            parts.push(name);
+            if parts.len() > DEPTH_MAX {
+                return Err(Errno::ELOOP);
+            }
+            (at, back) = (*parent, 0);
+        }
+        parts.reverse();
+        Ok(parts.join(&b'/'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(ino: u64) -> Key {
+        Key { ino, ..Key::default() }
+    }
+
+    #[test]
+    fn paths_follow_renames_of_parents_and_links() {
+        let nodes = Nodes::new(key(100));
+        let who = Who::default();
+        let dir = nodes.seen(Ino::ROOT, b"d", key(7), FileKind::Dir, &who, 1);
+        let file = nodes.seen(dir, b"f", key(8), FileKind::File, &who, 1);
+        assert_eq!((dir, file), (Ino(7), Ino(8)));
+        assert_eq!(nodes.path(file), Ok(b"d/f".to_vec()));
+        nodes.seen(Ino::ROOT, b"e", key(7), FileKind::Dir, &who, 0);
+        assert_eq!(nodes.path(file), Ok(b"e/f".to_vec()));
+        nodes.seen(Ino::ROOT, b"link", key(8), FileKind::File, &who, 0);
+        assert_eq!(nodes.paths(file), [b"link".to_vec(), b"e/f".to_vec()]);
+        nodes.unname(Ino::ROOT, b"link", key(8));
+        assert_eq!(nodes.path(file), Ok(b"e/f".to_vec()));
+        nodes.unname(dir, b"f", key(8));
+        assert_eq!(nodes.path(file), Err(Errno::ENOENT));
+    }
+
+    #[test]
+    fn a_parent_stays_while_a_child_needs_it() {
+        let nodes = Nodes::new(key(100));
+        let who = Who::default();
+        let dir = nodes.seen(Ino::ROOT, b"d", key(7), FileKind::Dir, &who, 1);
+        let file = nodes.seen(dir, b"f", key(8), FileKind::File, &who, 1);
+        nodes.pin(file);
+        nodes.forget(file, 1);
+        nodes.forget(dir, 1);
+        assert_eq!(nodes.path(file), Ok(b"d/f".to_vec()));
+        nodes.unpin(file);
+        assert!(nodes.get(file).is_err());
+        assert!(nodes.get(dir).is_err(), "nothing needs it any more");
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_pfs_where_they_are_free() {
+        let nodes = Nodes::new(key(1));
+        let who = Who::default();
+        let seen = |key, name| nodes.seen(Ino::ROOT, name, key, FileKind::File, &who, 1);
+        assert_eq!(seen(key(9), b"a"), Ino(9));
+        let again = Key { born_ns: 5, ..key(9) };
+        assert!(seen(again, b"b").0 > OWN_NUMBERS, "the number of a file that is still open");
+        assert!(seen(Key { dev: 3, ..key(12) }, b"c").0 > OWN_NUMBERS);
+        assert!(seen(key(u64::MAX), b"d").0 > OWN_NUMBERS);
+    }
+}

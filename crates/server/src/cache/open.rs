@@ -1,0 +1,366 @@
+//! Opening files: what is on flash of them, whether it still is what the PFS has, and whether the
+//! kernel gets the object itself.
+//!
+//! Invariants: each open asks the PFS for the file as the requester, so what the PFS refuses is refused
+//! here, at once; a kernel gets an object for writing only after the record says that all of it is
+//! dirty. All of it under the file's `meta` lock, so opens, drains' publications and changes of
+//! names come one after the other.
+
+use super::CacheFs;
+use super::act::Who;
+use super::file::CacheFile;
+use super::map::BLOCK_BYTES;
+use super::pfs::{PfsStat, proc_path};
+use super::record::{Base, Record, State};
+use forebay_proto::api::{CreateArgs, Opened};
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Caller, Entry, Errno, Ino, Result};
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// A file that misses no more than this is fetched at its open, so that it can go by passthrough.
+const FETCH_AT_OPEN_MAX_BYTES: u64 = 1 << 20;
+
+fn writes(flags: u32) -> bool {
+    flags as i32 & libc::O_ACCMODE != libc::O_RDONLY || flags as i32 & libc::O_TRUNC != 0
+}
+
+impl CacheFs {
+    /// Opens a regular file.
+    pub(super) fn open_data(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        let who = Who::of(caller);
+        let (source, stat) = self.open_source(ino, &who, flags)?;
+        let file = self.attach(ino, &stat, &who)?;
+        let _meta = file.meta.lock();
+        // A drain may have ended since: what it left counts.
+        let stat = self.pfs.stat_fd(source.as_fd())?;
+        self.must_be(ino, &stat)?;
+        self.revalidate(&file, &stat)?;
+        let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
+        if reads || file.source().is_none() {
+            file.set_source(reads.then(|| Arc::new(source)));
+        }
+        {
+            let mut state = file.state.lock();
+            if state.gone {
+                return Err(Errno::ESTALE);
+            }
+            state.opens += 1;
+            if writes(flags) {
+                state.writer = who;
+            }
+        }
+        let opened = self.open_kind(&file, ino, flags, kill_suid, want_local);
+        if opened.is_err() {
+            file.state.lock().opens -= 1;
+        }
+        opened
+    }
+
+    fn open_kind(
+        &self,
+        file: &Arc<CacheFile>,
+        ino: Ino,
+        flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        if flags as i32 & libc::O_TRUNC != 0 {
+            if kill_suid {
+                self.kill_suid(ino)?;
+            }
+            self.truncate_data(file, 0)?;
+        }
+        let local = match want_local {
+            true => self.local_object(file, writes(flags))?,
+            false => None,
+        };
+        let in_kernel = local.is_some() || file.state.lock().locals > 0;
+        if writes(flags) && in_kernel {
+            self.mark_whole(file)?;
+        }
+        if local.is_some() {
+            file.state.lock().locals += 1;
+        }
+        Ok(Opened { local })
+    }
+
+    /// The object for the kernel, if it may have it.
+    fn local_object(&self, file: &Arc<CacheFile>, write: bool) -> Result<Option<Arc<File>>> {
+        if write && !(self.options.writes_by_kernel && self.space.has_headroom(self)) {
+            return Ok(None);
+        }
+        let missing = {
+            let state = file.state.lock();
+            match state.is_whole() {
+                true => 0,
+                false => {
+                    let here = state.map.present() * BLOCK_BYTES;
+                    state.record.fetch_limit.saturating_sub(here).max(1)
+                }
+            }
+        };
+        if missing > FETCH_AT_OPEN_MAX_BYTES {
+            return Ok(None);
+        }
+        if missing > 0 {
+            match self.fetch_all(file) {
+                // Served, it will be told to who reads it.
+                Err(error) => {
+                    tracing::debug!(%error, "not fetched at open");
+                    return Ok(None);
+                }
+                Ok(()) if !file.state.lock().is_whole() => return Ok(None),
+                Ok(()) => {}
+            }
+        }
+        Ok(Some(Arc::new(self.flash.open(file.ino)?)))
+    }
+
+    /// Opens the PFS file as the requester, as they opened it in the mount (but for O_TRUNC), and
+    /// says what it is.
+    fn open_source(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
+        let _settled = self.publishing.read_recursive();
+        let known = self.nodes.get(ino)?;
+        let access = match flags as i32 & libc::O_ACCMODE {
+            libc::O_WRONLY => OFlags::WRONLY,
+            libc::O_RDWR => OFlags::RDWR,
+            _ if writes(flags) => OFlags::RDWR,
+            _ => OFlags::RDONLY,
+        };
+        let _act = who.act()?;
+        if let Some(held) = &known.held {
+            let path = proc_path(held.as_fd(), b"");
+            let flags = access | OFlags::CLOEXEC;
+            let fd =
+                rustix::fs::open(&path[..], flags, Mode::empty()).map_err(super::pfs::errno)?;
+            let stat = self.pfs.stat_fd(fd.as_fd())?;
+            return Ok((File::from(fd), stat));
+        }
+        let mut last = Errno::ENOENT;
+        for path in self.nodes.paths(ino) {
+            match self.pfs.open_file(&path, known.key, access) {
+                // Who may execute a file need not be allowed to read it; the kernel has judged.
+                Err(Errno::EACCES) if access == OFlags::RDONLY => {
+                    drop(_act);
+                    return self.pfs.open_file(&path, known.key, access);
+                }
+                Err(e @ (Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ELOOP)) => {
+                    last = e;
+                }
+                other => return other,
+            }
+        }
+        // Another file has its name, or nothing: the kernel looks again.
+        Err(if last == Errno::ENOENT { Errno::ESTALE } else { last })
+    }
+
+    /// ESTALE if a drain has put another inode in the place of this one. With `meta` locked.
+    pub(super) fn must_be(&self, ino: Ino, stat: &PfsStat) -> Result<()> {
+        match self.nodes.get(ino)?.key == stat.key {
+            true => Ok(()),
+            false => Err(Errno::ESTALE),
+        }
+    }
+
+    /// The PFS file behind a cached one, for fills.
+    pub(super) fn source_of(&self, file: &Arc<CacheFile>) -> Result<Arc<File>> {
+        if let Some(source) = file.source() {
+            return Ok(source);
+        }
+        let writer = file.state.lock().record.writer.clone();
+        let opened = match self.open_source(file.number(), &Who::server(), 0) {
+            Err(Errno::EACCES | Errno::EPERM) => self.open_source(file.number(), &writer, 0),
+            other => other,
+        };
+        let source = Arc::new(opened?.0);
+        // Kept only while somebody has it open; else with the caller.
+        if file.state.lock().opens > 0 {
+            file.set_source(Some(source.clone()));
+        }
+        Ok(source)
+    }
+
+    /// What is on flash of a node's file; made if there is nothing.
+    pub(super) fn attach(&self, ino: Ino, stat: &PfsStat, who: &Who) -> Result<Arc<CacheFile>> {
+        if stat.kind() != FileKind::File {
+            return Err(if stat.kind() == FileKind::Dir { Errno::EISDIR } else { Errno::EINVAL });
+        }
+        if let Some(file) = self.nodes.get(ino)?.file {
+            return Ok(file);
+        }
+        let path = self.nodes.path(ino).unwrap_or_default();
+        let file = match self.find(stat.key)? {
+            Some(file) => file,
+            None => match self.make(ino, Record::new(stat, &path, who.clone()), stat.size) {
+                Err(Errno::EEXIST) => self.find(stat.key)?.ok_or(Errno::EAGAIN)?,
+                made => made?,
+            },
+        };
+        file.set_number(ino);
+        self.nodes.attach(ino, file)
+    }
+
+    /// Makes the flash side of a file of this size.
+    pub(super) fn make(&self, number: Ino, record: Record, size: u64) -> Result<Arc<CacheFile>> {
+        let made = match self.flash.make(&record) {
+            Err(Errno::ENOSPC) => {
+                self.space.make_room(self, BLOCK_BYTES)?;
+                self.flash.make(&record)?
+            }
+            made => made?,
+        };
+        if size > 0
+            && let Err(e) = self.flash.truncate(made, size)
+        {
+            self.flash.remove(made, record.key)?;
+            self.flash.release(made);
+            return Err(e);
+        }
+        self.load(made, number, record)
+    }
+
+    /// Compares the PFS file with what is here of it.
+    pub(super) fn revalidate(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+        let (base, dirty, state, draining) = {
+            let state = file.state.lock();
+            let r = &state.record;
+            (r.base, r.is_dirty(), r.state, r.draining.is_some())
+        };
+        if base.holds(stat) && (dirty || !base.young) {
+            return Ok(());
+        }
+        if !dirty {
+            return self.take_base(file, stat);
+        }
+        if base.holds_data(stat) {
+            let mut state = file.state.lock();
+            return state.save(&self.flash, file, |record| record.base.ctime = stat.ctime);
+        }
+        // While we write it ourselves it changes.
+        if state != State::Conflict && !draining {
+            self.note_conflict(file, "changed on the PFS while there is data for it here")?;
+        }
+        Ok(())
+    }
+
+    /// Nothing of what is here counts any more; the file is what the PFS has now.
+    pub(super) fn take_base(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+        let in_kernel = {
+            let _gate = file.gate.write();
+            let mut state = file.state.lock();
+            state.generation += 1;
+            let had = state.map.present() > 0;
+            let in_kernel = state.locals > 0;
+            self.flash.clear_map(file.ino)?;
+            state.map.clear();
+            // A kernel that has the object reads on, and meets the new content in its place.
+            if !in_kernel && had {
+                self.flash.truncate(file.ino, 0)?;
+            }
+            self.flash.truncate(file.ino, stat.size)?;
+            state.save(&self.flash, file, |record| {
+                record.base = Base::of_foreign(stat);
+                record.fetch_limit = stat.size;
+                record.state = State::Clean;
+                record.whole = false;
+                record.resized = false;
+                record.draining = None;
+                record.failure = None;
+            })?;
+            in_kernel
+        };
+        self.space.dropped(file.ino);
+        file.set_source(None);
+        self.tell_inode(file.number());
+        match in_kernel {
+            true => self.fetch_all(file),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a file on the PFS, and opens it here.
+    pub(super) fn create_data(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<(Entry, Opened)> {
+        let who = Who::of(caller);
+        let stat = {
+            let dir = self.open_parent(&who, parent, name)?;
+            let _act = who.act()?;
+            let mode = self.masked(dir.as_fd(), args);
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let flags = flags | OFlags::NOFOLLOW;
+            let fd = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(mode));
+            self.pfs.stat_fd(fd.map_err(super::pfs::errno)?.as_fd())?
+        };
+        let ino = self.nodes.seen(parent, name, stat.key, FileKind::File, &who, 1);
+        let made = self.open_new(ino, &stat, who, want_local);
+        match made {
+            Ok((file, opened)) => {
+                Ok((Entry { attr: self.attr_of(ino, &stat, Some(&file))? }, opened))
+            }
+            Err(e) => {
+                // The PFS has it, empty: as after any open that failed.
+                drop(self.nodes.forget(ino, 1));
+                Err(e)
+            }
+        }
+    }
+
+    fn open_new(
+        &self,
+        ino: Ino,
+        stat: &PfsStat,
+        who: Who,
+        want_local: bool,
+    ) -> Result<(Arc<CacheFile>, Opened)> {
+        let file = self.attach(ino, stat, &who)?;
+        let _meta = file.meta.lock();
+        {
+            let mut state = file.state.lock();
+            state.opens += 1;
+            state.writer = who;
+        }
+        match self.open_kind(&file, ino, libc::O_RDWR as u32, false, want_local) {
+            Ok(opened) => Ok((file.clone(), opened)),
+            Err(e) => {
+                file.state.lock().opens -= 1;
+                Err(e)
+            }
+        }
+    }
+
+    /// An open has ended.
+    pub(super) fn release_data(&self, ino: Ino, local: bool) {
+        let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) else { return };
+        let mut state = file.state.lock();
+        state.opens = state.opens.saturating_sub(1);
+        if local {
+            state.locals = state.locals.saturating_sub(1);
+        }
+        if state.opens > 0 {
+            return;
+        }
+        file.set_source(None);
+        state.last_write = std::time::Instant::now();
+        let dirty = state.record.is_dirty();
+        drop(state);
+        if dirty {
+            self.drainer.closed(&file);
+        }
+    }
+}

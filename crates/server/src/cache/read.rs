@@ -1,0 +1,284 @@
+//! Reading: hits from flash, misses fetched from the PFS in whole blocks, once for all readers.
+//!
+//! Invariants: a block becomes PRESENT only after its data is on flash, with its checksum; nobody
+//! writes a block while it is fetched; what was fetched for another base, or behind a truncation,
+//! is thrown away. Called for FUSE reads, by the read-ahead threads, and by writes that need the rest of
+//! a block.
+
+use super::CacheFs;
+use super::file::CacheFile;
+use super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
+use crossbeam_channel::{Receiver, TrySendError};
+use forebay_proto::{Errno, Result};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most blocks of one fetch.
+const FETCH_BLOCKS_MAX: u64 = 64;
+/// Blocks of one piece of a fetch: readers wait for no more than that.
+const PIECE_BLOCKS: u64 = 8;
+/// How often a read looks for its blocks before it reads past the cache: they may be evicted
+/// again as fast as they come.
+const FETCH_TRIES: u32 = 4;
+
+/// How often a thread that has nothing to fetch looks whether it is to end.
+const STOP_LOOK: Duration = Duration::from_millis(200);
+
+/// Something to be fetched before it is asked for.
+pub(crate) struct Wish {
+    pub file: Arc<CacheFile>,
+    pub blocks: Range<u64>,
+}
+
+impl CacheFs {
+    /// Reads a file's bytes.
+    pub(super) fn read_data(
+        &self,
+        file: &Arc<CacheFile>,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<usize> {
+        let size = self.flash.stat(file.ino)?.size_bytes;
+        let length = size.saturating_sub(offset).min(buffer.len() as u64);
+        let buffer = &mut buffer[..length as usize];
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let window = self.note_read(file, offset, length);
+        for _ in 0..FETCH_TRIES {
+            {
+                let _gate = file.gate.read();
+                if file.state.lock().all_here(offset, length) {
+                    match self.flash.read(file.ino, offset, buffer) {
+                        Err(Errno::EIO) if self.drop_unreadable(file, offset, length)? => {}
+                        other => {
+                            self.space.used(file.ino, offset);
+                            self.counters.hit(length);
+                            return other;
+                        }
+                    }
+                }
+            }
+            match self.fetch(file, blocks_of(offset, length), window) {
+                Err(Errno::ENOSPC) => break,
+                fetched => fetched?,
+            }
+        }
+        self.read_past(file, offset, buffer)
+    }
+
+    /// Sees whether a reader goes straight on, and asks ahead for what it will read.
+    fn note_read(&self, file: &Arc<CacheFile>, offset: u64, length: u64) -> u64 {
+        let mut state = file.state.lock();
+        let end = offset + length;
+        let straight = offset == state.ahead.next || (offset == 0 && length > 0);
+        state.ahead.window = match straight {
+            true => (state.ahead.window * 2).clamp(PIECE_BLOCKS, FETCH_BLOCKS_MAX),
+            false => 0,
+        };
+        state.ahead.next = end;
+        let window = state.ahead.window;
+        if window == 0 || state.record.whole {
+            return 0;
+        }
+        let limit = state.record.fetch_limit.div_ceil(BLOCK_BYTES);
+        let from = end / BLOCK_BYTES;
+        let until = (from + window).min(limit);
+        let missing =
+            (from..until).find(|block| !state.here(*block) && !state.filling.contains(block));
+        drop(state);
+        // Not each block by itself: only once half of the window has been read.
+        if let Some(first) = missing
+            && first < from + window / 2
+        {
+            let wish = Wish { file: file.clone(), blocks: first..until };
+            if let Err(TrySendError::Disconnected(_)) = self.wishes.try_send(wish) {
+                tracing::debug!("no read-ahead: the buffer is being closed");
+            }
+        }
+        window
+    }
+
+    /// Fetches what is missing of a range of blocks, and up to `window` blocks more. Returns
+    /// after the first piece that brought something, or when another thread's fetch has.
+    pub(super) fn fetch(
+        &self,
+        file: &Arc<CacheFile>,
+        blocks: Range<u64>,
+        window: u64,
+    ) -> Result<()> {
+        let (run, generation) = {
+            let mut state = file.state.lock();
+            let missing = |b: &u64| !state.here(*b);
+            let Some(first) = blocks.clone().find(|b| missing(b) && !state.filling.contains(b))
+            else {
+                if blocks.clone().any(|b| missing(&b)) {
+                    file.filled.wait(&mut state);
+                }
+                return Ok(());
+            };
+            let limit = state.record.fetch_limit.div_ceil(BLOCK_BYTES);
+            let until = (blocks.end + window).min(first + FETCH_BLOCKS_MAX).min(limit);
+            let end = (first..until)
+                .find(|b| state.here(*b) || state.filling.contains(b))
+                .unwrap_or(until);
+            state.filling.extend(first..end);
+            (first..end, state.generation)
+        };
+        let result = self.fetch_run(file, run.clone(), generation);
+        let mut state = file.state.lock();
+        for block in run {
+            state.filling.remove(&block);
+        }
+        file.filled.notify_all();
+        result
+    }
+
+    fn fetch_run(&self, file: &Arc<CacheFile>, run: Range<u64>, generation: u64) -> Result<()> {
+        let source = self.source_of(file)?;
+        let mut buffer = Vec::new();
+        let mut at = run.start;
+        while at < run.end {
+            let piece = at..(at + PIECE_BLOCKS).min(run.end);
+            self.space.make_room(self, (piece.end - piece.start) * BLOCK_BYTES)?;
+            if !self.fetch_piece(file, &source, piece.clone(), generation, &mut buffer)? {
+                return Ok(());
+            }
+            let mut state = file.state.lock();
+            for block in piece.clone() {
+                state.filling.remove(&block);
+            }
+            file.filled.notify_all();
+            at = piece.end;
+        }
+        Ok(())
+    }
+
+    /// False if what was fetched is of no use any more.
+    fn fetch_piece(
+        &self,
+        file: &Arc<CacheFile>,
+        source: &File,
+        piece: Range<u64>,
+        generation: u64,
+        buffer: &mut Vec<u8>,
+    ) -> Result<bool> {
+        let offset = piece.start * BLOCK_BYTES;
+        let limit = file.state.lock().record.fetch_limit;
+        let length = (piece.end * BLOCK_BYTES).min(limit).saturating_sub(offset) as usize;
+        buffer.resize(length, 0);
+        self.read_pfs(source, offset, buffer)?;
+        self.counters.filled(length as u64);
+        let _gate = file.gate.read();
+        // A truncation cannot come in between now; one that came before counts.
+        let limit = {
+            let state = file.state.lock();
+            if state.generation != generation || state.record.whole {
+                return Ok(false);
+            }
+            state.record.fetch_limit
+        };
+        let usable = limit.saturating_sub(offset).min(length as u64) as usize;
+        let data = &buffer[..usable];
+        if self.flash.write(file.ino, offset, data)? < data.len() {
+            return Err(Errno::ENOSPC);
+        }
+        crate::step::step("data of a fill is on flash");
+        let entries: Vec<Entry> = data
+            .chunks(BLOCK_BYTES as usize)
+            .map(|block| Entry::present(crc(block), block.len() as u32))
+            .collect();
+        file.state.lock().put(&self.flash, file, piece.start, &entries)?;
+        self.space.came(file.ino, offset, usable as u64);
+        Ok(usable == length)
+    }
+
+    /// Reads all of a range of the PFS file: ESTALE if it has become shorter.
+    fn read_pfs(&self, source: &File, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match source.read_at(&mut buffer[done..], offset + done as u64) {
+                Ok(0) => return Err(Errno::ESTALE),
+                Ok(n) => done += n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// There is no room to keep what is read: block by block from where it is.
+    fn read_past(&self, file: &Arc<CacheFile>, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = offset + done as u64;
+            let in_block = BLOCK_BYTES - at % BLOCK_BYTES;
+            let length = in_block.min((buffer.len() - done) as u64) as usize;
+            let part = &mut buffer[done..done + length];
+            let source = self.source_of(file);
+            let _gate = file.gate.read();
+            let (here, limit) = {
+                let state = file.state.lock();
+                (state.here(at / BLOCK_BYTES), state.record.fetch_limit)
+            };
+            if here {
+                self.flash.read(file.ino, at, part)?;
+            } else {
+                part.fill(0);
+                let usable = limit.saturating_sub(at).min(length as u64) as usize;
+                self.read_pfs(&*source?, at, &mut part[..usable])?;
+            }
+            done += length;
+        }
+        Ok(done)
+    }
+
+    /// Flash could not read a range. If the PFS has all of it, it is fetched again.
+    fn drop_unreadable(&self, file: &Arc<CacheFile>, offset: u64, length: u64) -> Result<bool> {
+        let mut state = file.state.lock();
+        let blocks = blocks_of(offset, length);
+        if state.record.whole || blocks.clone().any(|b| state.map.get(b).has(bits::DIRTY)) {
+            return Ok(false);
+        }
+        tracing::warn!(path = %state.record.path, offset, "flash cannot read it: from the PFS again");
+        state.drop_blocks(&self.flash, file, blocks)?;
+        Ok(true)
+    }
+
+    /// Serves read-ahead until the buffer is closed.
+    pub(super) fn read_ahead(&self, wishes: &Receiver<Wish>) {
+        while !self.drainer.is_stopping() {
+            let Ok(Wish { file, blocks }) = wishes.recv_timeout(STOP_LOOK) else { continue };
+            if file.state.lock().gone {
+                continue;
+            }
+            if let Err(error) = self.fetch(&file, blocks, 0) {
+                // Who reads it will be told.
+                tracing::debug!(%error, "read-ahead failed");
+            }
+        }
+    }
+
+    /// Fetches all of a file that is missing. ENOSPC if it cannot be kept.
+    pub(super) fn fetch_all(&self, file: &Arc<CacheFile>) -> Result<()> {
+        let limit = file.state.lock().record.fetch_limit;
+        let mut block = 0;
+        while block * BLOCK_BYTES < limit {
+            let (here, gone) = {
+                let state = file.state.lock();
+                (state.here(block), state.gone)
+            };
+            if gone {
+                return Err(Errno::ESTALE);
+            }
+            match here {
+                true => block += 1,
+                false => self.fetch(file, block..block + 1, FETCH_BLOCKS_MAX)?,
+            }
+        }
+        Ok(())
+    }
+}

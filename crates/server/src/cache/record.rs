@@ -1,0 +1,145 @@
+//! What is on flash about one cached PFS file, beside its data and its map.
+//!
+//! Invariants: a record is written whole, as one record of the namespace's log, before what it
+//! announces begins (a first dirty byte, a passthrough open for writing, a truncation, a drain)
+//! and after what it reports is done. docs/internals/CACHE.md tells what a kill leaves.
+
+use super::act::Who;
+use super::pfs::{Key, PfsStat};
+use forebay_proto::attr::Timestamp;
+use forebay_proto::control::{PathBytes, Verify};
+use serde::{Deserialize, Serialize};
+
+/// What the PFS file was when the present blocks were taken from it, or last drained to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Base {
+    pub size: u64,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+    /// Its mtime was so young that another write could have got the same one.
+    pub young: bool,
+}
+
+impl Base {
+    /// Of a file whose attributes these are.
+    pub fn of(stat: &PfsStat) -> Base {
+        Base { size: stat.size, mtime: stat.mtime, ctime: stat.ctime, young: false }
+    }
+
+    /// The same for a file that somebody else writes, with a look at the clock.
+    pub fn of_foreign(stat: &PfsStat) -> Base {
+        let now = Timestamp::now();
+        let age_ns = super::pfs::nanoseconds(now) - super::pfs::nanoseconds(stat.mtime);
+        // File systems that store no nanoseconds have a grain of one or two seconds.
+        let grain_ns = if stat.mtime.nsec == 0 { 2_000_000_000 } else { YOUNG_NS };
+        Base { young: (-grain_ns..grain_ns).contains(&age_ns), ..Base::of(stat) }
+    }
+
+    /// True if the PFS file still is what it was.
+    pub fn holds(&self, stat: &PfsStat) -> bool {
+        self.size == stat.size && self.mtime == stat.mtime && self.ctime == stat.ctime
+    }
+
+    /// The same, but for changes of attributes.
+    pub fn holds_data(&self, stat: &PfsStat) -> bool {
+        self.size == stat.size && self.mtime == stat.mtime
+    }
+}
+
+/// Grain of the clock that stamps files, with room, in nanoseconds.
+const YOUNG_NS: i128 = 20_000_000;
+
+/// Where the file is between the two sides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) enum State {
+    /// All that is here is on the PFS.
+    #[default]
+    Clean,
+    /// Something is not.
+    Dirty,
+    /// Something is not, and draining it failed.
+    Failed,
+    /// Something is not, and the PFS file is not what it was.
+    Conflict,
+}
+
+/// A drain that was begun.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Draining {
+    /// Into the file itself.
+    InPlace,
+    /// Into a temporary beside it.
+    Temporary {
+        /// Path of its directory, as it was.
+        dir: PathBytes,
+        /// Its name.
+        name: PathBytes,
+        /// What it is; `None` until it is made.
+        key: Option<Key>,
+    },
+}
+
+/// Why the last drain failed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    /// errno.
+    pub errno: i32,
+    /// What was being done.
+    pub what: String,
+    /// Drains tried in a row.
+    pub tries: u32,
+    /// Seconds since 1970 of the last one.
+    pub at_s: i64,
+}
+
+/// The record.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub key: Key,
+    /// Its newest path below the PFS directory.
+    pub path: PathBytes,
+    pub base: Base,
+    /// How much of the PFS file still counts: its size, or less after a truncation.
+    pub fetch_limit: u64,
+    pub state: State,
+    /// All of the file is dirty, whatever the map says: it was open for writing by passthrough.
+    pub whole: bool,
+    /// Its size was changed here.
+    pub resized: bool,
+    /// A truncation that may not have been done.
+    pub truncating_to: Option<u64>,
+    pub draining: Option<Draining>,
+    /// Who wrote it.
+    pub writer: Who,
+    pub failure: Option<Failure>,
+    /// Not to be evicted.
+    pub pinned: bool,
+    /// How the last drain was verified.
+    pub verified: Option<Verify>,
+}
+
+impl Record {
+    /// Of a PFS file of which nothing is here yet.
+    pub fn new(stat: &PfsStat, path: &[u8], writer: Who) -> Record {
+        Record {
+            key: stat.key,
+            path: PathBytes::new(path),
+            base: Base::of_foreign(stat),
+            fetch_limit: stat.size,
+            state: State::Clean,
+            whole: false,
+            resized: false,
+            truncating_to: None,
+            draining: None,
+            writer,
+            failure: None,
+            pinned: false,
+            verified: None,
+        }
+    }
+
+    /// True if something here is not on the PFS.
+    pub fn is_dirty(&self) -> bool {
+        self.state != State::Clean
+    }
+}

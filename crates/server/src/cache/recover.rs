@@ -1,0 +1,202 @@
+//! The start of a cache: is the PFS the one that the buffer was made over, and what did the last
+//! server leave?
+//!
+//! Invariant: nothing is drained, shown or dropped before both are known.
+
+use super::act::Who;
+use super::file::CacheFile;
+use super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::pfs::Pfs;
+use super::{CONFIG_NAME, CacheFs, CacheOptions, Config, DRAINED_NAME};
+use crate::flash::replace_file;
+use forebay_proto::control::ControlError;
+use forebay_proto::{Ino, Result};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Opens the PFS and compares it with what the buffer was made over. True if flash that survives
+/// a power cut may have met one.
+pub(super) fn open_pfs(
+    dir: &Path,
+    options: &CacheOptions,
+    volatile: bool,
+) -> std::result::Result<(Pfs, bool), ControlError> {
+    let known = load_config(dir)?;
+    let drained = dir.join(DRAINED_NAME);
+    match std::fs::remove_file(&drained) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(ControlError::io("remove", Some(&drained), &error));
+        }
+        _ => {}
+    }
+    let path = &options.pfs;
+    if let Some(known) = &known
+        && known.pfs != CacheFs::pfs_bytes(path)
+    {
+        let shows = OsStr::from_bytes(known.pfs.as_bytes());
+        let why = format!("the buffer there is a cache of {}", Path::new(shows).display());
+        return Err(ControlError::new("cache", Some(path), &why)
+            .errno(libc::EEXIST)
+            .hint("name that PFS directory, or unmount the buffer first"));
+    }
+    let identity = known.as_ref().map(|known| &known.identity);
+    let pfs = Pfs::open(path, identity).map_err(|e| {
+        let failed = ControlError::new("cache", Some(path), &e.to_string()).errno(e.0);
+        match e {
+            forebay_proto::Errno::ENODEV => ControlError {
+                why: "another file system is mounted there than when the buffer was made".into(),
+                ..failed
+            }
+            .hint("mount the PFS, then try again; dirty data stays on flash until then"),
+            _ => failed,
+        }
+    })?;
+    let boot_id = forebay_net::node::boot_id();
+    let power_cut = !volatile && known.as_ref().is_some_and(|k| k.boot_id != boot_id);
+    let config =
+        Config { pfs: CacheFs::pfs_bytes(path), identity: pfs.identity().clone(), boot_id };
+    save_config(dir, &config)?;
+    Ok((pfs, power_cut))
+}
+
+fn load_config(dir: &Path) -> std::result::Result<Option<Config>, ControlError> {
+    let path = dir.join(CONFIG_NAME);
+    match std::fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
+            ControlError::new("read what the cache shows from", Some(&path), &error.to_string())
+        }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ControlError::io("read what the cache shows from", Some(&path), &error)),
+    }
+}
+
+fn save_config(dir: &Path, config: &Config) -> std::result::Result<(), ControlError> {
+    let what = "write down what the cache shows in";
+    let text = serde_json::to_vec_pretty(config)
+        .map_err(|error| ControlError::new(what, Some(dir), &error.to_string()))?;
+    replace_file(dir, CONFIG_NAME, "cache.json.tmp", &text, what)
+}
+
+/// A number that no other server has.
+pub(super) fn token() -> Result<u64> {
+    Ok(forebay_net::random::nonzero_u64()?)
+}
+
+impl CacheFs {
+    /// Takes up what the last server left.
+    pub(super) fn recover(self: &Arc<Self>, power_cut: bool) -> Result<()> {
+        if power_cut {
+            self.flash.expect_lost_maps();
+        }
+        let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
+        for (ino, record) in self.flash.all()? {
+            let key = record.key;
+            let is_dirty = record.is_dirty();
+            if power_cut && !is_dirty {
+                // Its data may not have reached flash; the PFS has it.
+                self.flash.remove(ino, key)?;
+                self.flash.release(ino);
+                dropped += 1;
+                continue;
+            }
+            let file = self.load(ino, Ino(0), record)?;
+            {
+                let mut state = file.state.lock();
+                if let Some(size) = state.record.truncating_to {
+                    self.cut(&file, &mut state, size)?;
+                }
+            }
+            if power_cut {
+                self.check_after_power_cut(&file)?;
+            }
+            self.count_clean(&file);
+            match is_dirty {
+                false => clean += 1,
+                true => {
+                    dirty += 1;
+                    self.take_up_drain(&file);
+                    self.take_up(&file)?;
+                }
+            }
+        }
+        if dirty + clean + dropped > 0 {
+            tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");
+        }
+        Ok(())
+    }
+
+    /// A dirty file of the last server: in the list, with a node if the PFS lets us find it.
+    fn take_up(self: &Arc<Self>, file: &Arc<CacheFile>) -> Result<()> {
+        let (path, writer) = {
+            let state = file.state.lock();
+            (state.record.path.as_bytes().to_vec(), state.record.writer.clone())
+        };
+        let who = Who::server();
+        let found = self.walk(&path, &who).or_else(|_| self.walk(&path, &writer));
+        if let Ok(ino) = found {
+            let key = file.state.lock().record.key;
+            if self.nodes.get(ino)?.key == key {
+                file.set_number(ino);
+                drop(self.nodes.attach(ino, file.clone())?);
+            }
+            let mut state = file.state.lock();
+            self.list_dirty(file, &mut state);
+            drop(state);
+            drop(self.nodes.forget(ino, 1));
+            return Ok(());
+        }
+        // Later, when it is looked up or drains by the path on record.
+        let mut state = file.state.lock();
+        self.list_dirty(file, &mut state);
+        Ok(())
+    }
+
+    fn count_clean(&self, file: &CacheFile) {
+        let state = file.state.lock();
+        for (block, entry) in state.map.blocks() {
+            if entry.has(bits::PRESENT) && !entry.has(bits::DIRTY) {
+                self.space.came(file.ino, block * BLOCK_BYTES, u64::from(entry.len));
+            }
+        }
+    }
+
+    /// What of a dirty file survived a power cut. Clean blocks may not have; what was never
+    /// fsynced and is not whole is lost, as POSIX allows; what was fsynced and is damaged is
+    /// left to the drain, which will say so.
+    fn check_after_power_cut(&self, file: &CacheFile) -> Result<()> {
+        let mut state = file.state.lock();
+        let object = self.flash.stat(file.ino)?;
+        if !state.record.resized && object.size_bytes < state.record.base.size {
+            self.flash.truncate(file.ino, state.record.base.size)?;
+        }
+        if state.record.whole {
+            // The kernel wrote it; what is there now counts, and is read when it settles.
+            return Ok(());
+        }
+        let mut buffer = vec![0; BLOCK_BYTES as usize];
+        let blocks: Vec<(u64, Entry)> = state.map.blocks().collect();
+        let mut lost = 0;
+        for (block, entry) in blocks {
+            let keep = entry.has(bits::DIRTY)
+                && (entry.has(bits::SYNCED)
+                    || !entry.has(bits::OPEN) && {
+                        let got = self.flash.read(file.ino, block * BLOCK_BYTES, &mut buffer)?;
+                        got >= entry.len as usize && crc(&buffer[..entry.len as usize]) == entry.crc
+                    });
+            if !keep {
+                lost += u64::from(entry.has(bits::DIRTY));
+                state.put(&self.flash, file, block, &[Entry::default()])?;
+            }
+        }
+        if lost > 0 {
+            tracing::warn!(
+                path = %state.record.path,
+                blocks = lost,
+                "a power cut took writes that were never fsynced"
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,264 @@
+//! Room on flash: what is evicted when it is needed, and who waits.
+//!
+//! Invariants: only blocks that are PRESENT and not DIRTY go, looked at under the file's locks in the
+//! moment when they go; nothing of a file that a kernel has open itself, that is pinned or whole
+//! dirty goes. Which clean segment goes is decided by `quick_cache` (S3-FIFO like: one pass over
+//! much data does not push out what is used again and again).
+
+use super::CacheFs;
+use super::file::CacheFile;
+use super::map::{BLOCK_BYTES, Entry, bits};
+use super::record::State;
+use forebay_proto::{Errno, Ino, Result};
+use parking_lot::{Condvar, Mutex};
+use quick_cache::unsync::Cache;
+use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+/// Blocks of a segment, the unit of eviction.
+const SEGMENT_BLOCKS: u64 = 64;
+const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS * BLOCK_BYTES;
+/// Least that is evicted at a time, so that not every write has to.
+const EVICT_MIN_BYTES: u64 = 8 << 20;
+/// Part of the capacity that is kept free for maps and for writes by kernels.
+const RESERVE_SHARE: u64 = 64;
+/// Part of the capacity that must be free or clean for a kernel to get a file for writing.
+const HEADROOM_SHARE: u64 = 4;
+/// Bytes that are written between two looks at the space.
+const CREDIT_SHARE: u64 = 128;
+/// Longest time between two looks of a writer that waits.
+const WAIT: Duration = Duration::from_millis(100);
+
+type Segment = (Ino, u64);
+
+#[derive(Clone)]
+struct Bytes;
+
+impl Weighter<Segment, u64> for Bytes {
+    fn weight(&self, _segment: &Segment, bytes: &u64) -> u64 {
+        *bytes
+    }
+}
+
+/// Keeps what the policy lets go of, for us to evict.
+#[derive(Clone, Default)]
+struct LetGo(Arc<Mutex<Vec<Segment>>>);
+
+impl Lifecycle<Segment, u64> for LetGo {
+    type RequestState = ();
+
+    fn on_evict(&self, _state: &mut (), segment: Segment, _bytes: u64) {
+        self.0.lock().push(segment);
+    }
+}
+
+/// The room of one cache.
+pub(crate) struct Space {
+    policy: Mutex<Cache<Segment, u64, Bytes, DefaultHashBuilder, LetGo>>,
+    let_go: LetGo,
+    capacity: u64,
+    /// Bytes that may be written before the space is looked at again.
+    credit: AtomicI64,
+    turn: Mutex<()>,
+    waiting: Mutex<()>,
+    more: Condvar,
+}
+
+impl Space {
+    /// Of a buffer of this capacity.
+    pub fn new(capacity: u64) -> Space {
+        let let_go = LetGo::default();
+        let items = (capacity / SEGMENT_BYTES).clamp(1_024, 1 << 20) as usize;
+        let policy =
+            Cache::with(items, capacity, Bytes, DefaultHashBuilder::default(), let_go.clone());
+        Space {
+            policy: Mutex::new(policy),
+            let_go,
+            capacity,
+            credit: AtomicI64::new(0),
+            turn: Mutex::new(()),
+            waiting: Mutex::new(()),
+            more: Condvar::new(),
+        }
+    }
+
+    /// Clean data came, or dirty data became clean.
+    pub fn came(&self, ino: Ino, offset: u64, bytes: u64) {
+        let mut policy = self.policy.lock();
+        let mut at = offset;
+        while at < offset + bytes {
+            let segment = (ino, at / SEGMENT_BYTES);
+            let end = ((segment.1 + 1) * SEGMENT_BYTES).min(offset + bytes);
+            let old = policy.peek(&segment).copied().unwrap_or(0);
+            policy.insert(segment, (old + end - at).min(SEGMENT_BYTES));
+            at = end;
+        }
+    }
+
+    /// Data was read.
+    pub fn used(&self, ino: Ino, offset: u64) {
+        let _ = self.policy.lock().get(&(ino, offset / SEGMENT_BYTES));
+    }
+
+    /// Nothing of a file is here any more.
+    pub fn dropped(&self, ino: Ino) {
+        self.policy.lock().retain(|segment, _| segment.0 != ino);
+        self.wake();
+    }
+
+    /// Those who wait look again.
+    pub fn wake(&self) {
+        let _waiting = self.waiting.lock();
+        self.more.notify_all();
+    }
+
+    /// Bytes of clean data, roughly.
+    pub fn clean_bytes(&self) -> u64 {
+        self.policy.lock().weight()
+    }
+
+    fn free(&self, fs: &CacheFs) -> Result<u64> {
+        let (used, capacity) = fs.flash.space()?;
+        Ok(capacity.saturating_sub(used).saturating_sub(self.capacity / RESERVE_SHARE))
+    }
+
+    /// True if enough is free or clean that a kernel may write without asking.
+    pub fn has_headroom(&self, fs: &CacheFs) -> bool {
+        let free = self.free(fs).unwrap_or(0);
+        let wanted = self.capacity / HEADROOM_SHARE;
+        if free >= wanted {
+            return true;
+        }
+        // Clean data must go now: nobody will wait for it later.
+        free + self.clean_bytes() >= wanted && self.make_room(fs, wanted).is_ok()
+    }
+
+    /// True if writers would have to wait soon.
+    pub fn is_tight(&self, fs: &CacheFs) -> bool {
+        let free = self.free(fs).unwrap_or(0);
+        free + self.clean_bytes() < self.capacity / HEADROOM_SHARE
+    }
+
+    /// Makes room for `bytes` by evicting clean data; ENOSPC if there is not enough of it.
+    pub fn make_room(&self, fs: &CacheFs, bytes: u64) -> Result<()> {
+        if self.credit.fetch_sub(bytes as i64, Ordering::AcqRel) >= bytes as i64 {
+            return Ok(());
+        }
+        let _turn = self.turn.lock();
+        let mut free = self.free(fs)?;
+        while free < bytes {
+            let wanted = (bytes - free).max(EVICT_MIN_BYTES);
+            if self.evict(fs, wanted) == 0 {
+                return Err(Errno::ENOSPC);
+            }
+            free = self.free(fs)?;
+        }
+        let credit = (free - bytes).min(self.capacity / CREDIT_SHARE) / 2;
+        self.credit.store(credit as i64, Ordering::Release);
+        Ok(())
+    }
+
+    /// Evicts about this much; what really went.
+    fn evict(&self, fs: &CacheFs, wanted: u64) -> u64 {
+        let mut went = 0;
+        let mut kept = Vec::new();
+        while went < wanted {
+            let mut segments = std::mem::take(&mut *self.let_go.0.lock());
+            if segments.is_empty() {
+                let mut policy = self.policy.lock();
+                let weight = policy.weight();
+                if weight == 0 {
+                    break;
+                }
+                policy.set_capacity(weight.saturating_sub(wanted - went).max(1));
+                policy.set_capacity(self.capacity);
+                drop(policy);
+                segments = std::mem::take(&mut *self.let_go.0.lock());
+                if segments.is_empty() {
+                    break;
+                }
+            }
+            for segment in segments {
+                match fs.evict_segment(segment.0, segment.1) {
+                    Ok(Some(bytes)) => went += bytes,
+                    Ok(None) => kept.push(segment),
+                    Err(error) => tracing::warn!(ino = %segment.0, %error, "cannot evict"),
+                }
+            }
+        }
+        // Those may go another time.
+        let mut policy = self.policy.lock();
+        for segment in kept {
+            policy.insert(segment, SEGMENT_BYTES);
+        }
+        went
+    }
+
+    /// A write found no room in spite of the count.
+    pub fn is_short(&self, _fs: &CacheFs) {
+        self.credit.store(0, Ordering::Release);
+    }
+
+    /// Waits until there is room for a write: at the pace of the drain, if all is dirty. An error
+    /// only if nothing can drain.
+    pub fn wait_for_room(&self, fs: &CacheFs, file: &Arc<CacheFile>, bytes: u64) -> Result<()> {
+        loop {
+            match self.make_room(fs, bytes) {
+                Err(Errno::ENOSPC) => {}
+                other => return other,
+            }
+            if bytes > self.capacity / 2 {
+                return Err(Errno::ENOSPC);
+            }
+            fs.drainer.pressure(true);
+            if let Some(errno) = fs.drainer.is_hopeless(file) {
+                return Err(errno);
+            }
+            let mut waiting = self.waiting.lock();
+            self.more.wait_for(&mut waiting, WAIT);
+        }
+    }
+}
+
+impl CacheFs {
+    /// Evicts what is clean of a segment; the bytes that went, `None` if it has to stay.
+    fn evict_segment(&self, ino: Ino, segment: u64) -> Result<Option<u64>> {
+        let Some(file) = self.loaded_or_load(ino)? else { return Ok(Some(0)) };
+        let Some(_gate) = file.gate.try_write_for(WAIT) else { return Ok(None) };
+        let mut state = file.state.lock();
+        let r = &state.record;
+        if r.whole || r.pinned || state.locals > 0 || state.gone {
+            return Ok(if state.gone { Some(0) } else { None });
+        }
+        let mut bytes = 0;
+        for block in segment * SEGMENT_BLOCKS..(segment + 1) * SEGMENT_BLOCKS {
+            let entry = state.map.get(block);
+            let clean = entry.has(bits::PRESENT) && !entry.has(bits::DIRTY);
+            if !clean || state.filling.contains(&block) || state.writing.contains_key(&block) {
+                continue;
+            }
+            // The entry first: a kill in between leaves data that nobody believes.
+            state.put(&self.flash, &file, block, &[Entry::default()])?;
+            crate::step::step("a block is off the map");
+            let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+            self.flash.fallocate(ino, punch, block * BLOCK_BYTES, BLOCK_BYTES)?;
+            bytes += u64::from(entry.len);
+        }
+        self.counters.evicted(bytes);
+        let empty = state.map.present() == 0
+            && state.opens == 0
+            && state.record.state == State::Clean
+            && state.filling.is_empty();
+        if empty {
+            // Nothing is left to remember. Who comes next makes it anew.
+            let key = state.record.key;
+            state.gone = true;
+            drop(state);
+            self.nodes.detach(file.number());
+            self.flash.remove(ino, key)?;
+        }
+        Ok(Some(bytes))
+    }
+}

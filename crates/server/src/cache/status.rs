@@ -1,0 +1,333 @@
+//! Where files are between flash and PFS, as people and programs are told it.
+//!
+//! Invariant: a tree is told to be durable only if no file below it is on the list of what has to drain,
+//! and a file leaves that list only after its drain is verified and on record.
+
+use super::CacheFs;
+use super::act::Who;
+use super::file::CacheFile;
+use super::map::{BLOCK_BYTES, bits};
+use super::pfs::PfsStat;
+use super::record::State;
+use forebay_proto::attr::FileKind;
+use forebay_proto::cache::{CacheError, CacheStatus, CachedFile, Keep, MAX_PROBLEMS, TreeState};
+use forebay_proto::control::{PathBytes, Verify};
+use forebay_proto::{Caller, Errno, Ino, Result};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+/// A path from the mount's root as one below the PFS directory. EINVAL for one with `..`.
+fn below(path: &[u8]) -> Result<Vec<u8>> {
+    let parts: Vec<&[u8]> =
+        path.split(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".").collect();
+    match parts.contains(&&b".."[..]) {
+        true => Err(Errno::EINVAL),
+        false => Ok(parts.join(&b'/')),
+    }
+}
+
+impl CacheFs {
+    fn describe(&self, file: &Arc<CacheFile>) -> Result<CachedFile> {
+        let size = self.flash.stat(file.ino)?.size_bytes;
+        let draining = file.drain.is_locked();
+        let path = self.nodes.path(file.number()).ok();
+        let state = file.state.lock();
+        let r = &state.record;
+        let name = match r.state {
+            State::Clean => "clean",
+            State::Conflict => "conflict",
+            _ if draining => "draining",
+            State::Failed => "failed",
+            State::Dirty => "dirty",
+        };
+        let path = path.unwrap_or_else(|| r.path.as_bytes().to_vec());
+        let synced = !self.flash.is_volatile()
+            && !r.whole
+            && state
+                .map
+                .blocks()
+                .all(|(_, e)| !e.has(bits::DIRTY) || (e.has(bits::SYNCED) && !e.has(bits::OPEN)));
+        let grade = match r.state {
+            State::Clean => "durable",
+            _ if synced => "on flash",
+            _ => "written",
+        };
+        let here = if r.whole { size } else { (state.map.present() * BLOCK_BYTES).min(size) };
+        Ok(CachedFile {
+            path: rooted(&path),
+            state: name.into(),
+            unverified: r.whole,
+            size_bytes: size,
+            cached_bytes: here,
+            dirty_bytes: state.dirty_bytes(size),
+            drained_bytes: state.drained_bytes,
+            drain_total_bytes: state.drain_total_bytes,
+            opens: state.opens,
+            pinned: r.pinned,
+            grade: grade.into(),
+            verified: r.verified.map(|how| match how {
+                Verify::Cache => "cache".into(),
+                Verify::Medium => "medium".into(),
+            }),
+            error: r.failure.as_ref().map(|f| CacheError {
+                errno: f.errno,
+                what: f.what.clone(),
+                tries: f.tries,
+                at_s: f.at_s,
+            }),
+        })
+    }
+
+    /// State of a file by its number in the mount.
+    pub(super) fn file_state(&self, ino: Ino) -> Result<CachedFile> {
+        let known = self.nodes.get(ino)?;
+        if let Some(file) = &known.file {
+            return self.describe(file);
+        }
+        let path = self.nodes.path(ino).unwrap_or_default();
+        match self.find(known.key)? {
+            Some(file) => {
+                file.set_number(ino);
+                self.describe(&self.nodes.attach(ino, file)?)
+            }
+            None => {
+                let stat = self.pfs.stat_fd(self.open_node(ino, &known.who)?.as_fd())?;
+                Ok(not_cached(&path, &stat))
+            }
+        }
+    }
+
+    /// What the requester's path leads to on the PFS.
+    fn named(&self, caller: &Caller, path: &[u8]) -> Result<(Vec<u8>, PfsStat)> {
+        let path = below(path)?;
+        let who = Who::of(caller);
+        let _act = who.act()?;
+        let stat = self.pfs.stat(&path)?;
+        Ok((path, stat))
+    }
+
+    /// Listed files at or below a path.
+    fn listed_below(&self, path: &[u8]) -> Vec<Arc<CacheFile>> {
+        let is_below = |of: &[u8]| {
+            path.is_empty()
+                || of.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+        };
+        let mut files = self.drainer.files();
+        files.retain(|file| {
+            let paths = self.nodes.paths(file.number());
+            match paths.is_empty() {
+                // It has no name on the PFS any more that is known.
+                true => is_below(file.state.lock().record.path.as_bytes()),
+                false => paths.iter().any(|p| is_below(p)),
+            }
+        });
+        files
+    }
+
+    /// What is not on the PFS of a file or tree. A path that is not on the PFS is told of too, if
+    /// there is something for it here.
+    pub fn tree_state(&self, caller: &Caller, path: &[u8]) -> Result<TreeState> {
+        let below = below(path)?;
+        let files = self.listed_below(&below);
+        let named = match self.named(caller, path) {
+            Ok(named) => Some(named),
+            Err(Errno::ENOENT) if !files.is_empty() => None,
+            Err(e @ (Errno::ENOENT | Errno::EACCES | Errno::EPERM | Errno::EINVAL)) => {
+                return Err(e);
+            }
+            // The PFS does not answer: what is here can be told all the same.
+            Err(_) if !files.is_empty() || below.is_empty() => None,
+            Err(e) => return Err(e),
+        };
+        let mut tree = TreeState::default();
+        for file in &files {
+            let told = self.describe(file)?;
+            if told.state == "clean" {
+                continue;
+            }
+            tree.files += 1;
+            tree.dirty_bytes += told.dirty_bytes;
+            tree.draining += u64::from(told.state == "draining");
+            tree.failed += u64::from(told.error.is_some() && told.state != "conflict");
+            tree.conflicts += u64::from(told.state == "conflict");
+            tree.busy += u64::from(told.unverified && file.state.lock().locals > 0);
+            let shown = told.error.is_some() && tree.problems.len() < MAX_PROBLEMS;
+            if shown && self.may_see(caller, file) {
+                tree.problems.push(told);
+            }
+        }
+        tree.drained_bytes = self.counters.bytes()[4];
+        tree.rate_bytes_per_s = self.counters.drain_rate();
+        if tree.rate_bytes_per_s > 0.0 {
+            tree.eta_s = Some(tree.dirty_bytes as f64 / tree.rate_bytes_per_s);
+        }
+        if named.is_none()
+            && let [file] = &files[..]
+            && self.is_at(file, &below)
+        {
+            tree.file = Some(self.describe(file)?);
+        }
+        if let Some((path, stat)) = named
+            && stat.kind() == FileKind::File
+        {
+            tree.file = Some(match (files.first(), self.find(stat.key)?) {
+                (_, Some(file)) => self.describe(&file)?,
+                (Some(file), None) => self.describe(file)?,
+                (None, None) => not_cached(&path, &stat),
+            });
+        }
+        Ok(tree)
+    }
+
+    fn is_at(&self, file: &CacheFile, path: &[u8]) -> bool {
+        self.nodes.paths(file.number()).iter().any(|p| *p == path)
+            || file.state.lock().record.path.as_bytes() == path
+    }
+
+    /// Names of problems are told to who could list them: root, the writer, and who can reach the
+    /// path.
+    fn may_see(&self, caller: &Caller, file: &CacheFile) -> bool {
+        let (uid, path) = {
+            let state = file.state.lock();
+            (state.record.writer.uid, state.record.path.as_bytes().to_vec())
+        };
+        caller.uid == 0
+            || caller.uid == uid
+            || Who::of(caller).act().is_ok_and(|_act| self.pfs.stat(&path).is_ok())
+    }
+
+    /// State of the cache as a whole.
+    pub fn cache_status(&self) -> CacheStatus {
+        let [hit_bytes, filled_bytes, written_bytes, evicted_bytes, _] = self.counters.bytes();
+        CacheStatus {
+            pfs: PathBytes::new(self.pfs.path().as_os_str().as_bytes()),
+            pfs_error: self.pfs.check().err().map(|e| match e {
+                Errno::ENODEV => "something else is mounted at its path".into(),
+                e => e.to_string(),
+            }),
+            tree: self.tree_state(&Caller::root(), b"/").unwrap_or_default(),
+            hit_bytes,
+            filled_bytes,
+            written_bytes,
+            evicted_bytes,
+            rate_limit_bytes_per_s: self.drainer.rate(),
+        }
+    }
+
+    /// Drains a file or tree now.
+    pub fn flush(&self, caller: &Caller, path: &[u8]) -> Result<TreeState> {
+        let files = self.listed_below(&below(path)?);
+        self.drainer.ask(&files);
+        self.tree_state(caller, path)
+    }
+
+    /// The cached file that a requester's path leads to, and the right to have it changed.
+    fn cached(&self, caller: &Caller, path: &[u8], owner_only: bool) -> Result<Arc<CacheFile>> {
+        let (path, stat) = self.named(caller, path)?;
+        if stat.kind() != FileKind::File {
+            return Err(Errno::EISDIR);
+        }
+        let who = Who::of(caller);
+        if owner_only && who.uid != 0 && who.uid != stat.uid {
+            return Err(Errno::EPERM);
+        }
+        let ino = self.walk(&path, &who)?;
+        let file = self.attach(ino, &stat, &who)?;
+        // Only while somebody else needs the node.
+        drop(self.nodes.forget(ino, 1));
+        Ok(file)
+    }
+
+    /// Fetches a file whole.
+    pub fn warm(&self, caller: &Caller, path: &[u8]) -> Result<CachedFile> {
+        let file = self.cached(caller, path, false)?;
+        {
+            let _meta = file.meta.lock();
+            let (path, stat) = self.named(caller, path)?;
+            let who = Who::of(caller);
+            let source = {
+                let _act = who.act()?;
+                let key = file.state.lock().record.key;
+                self.pfs.open_file(&path, key, rustix::fs::OFlags::RDONLY)?.0
+            };
+            self.revalidate(&file, &stat)?;
+            file.set_source(Some(Arc::new(source)));
+        }
+        let fetched = self.fetch_all(&file);
+        if file.state.lock().opens == 0 {
+            file.set_source(None);
+        }
+        fetched?;
+        self.describe(&file)
+    }
+
+    /// Keeps a file from being evicted, or not any more.
+    pub fn pin(&self, caller: &Caller, path: &[u8], on: bool) -> Result<CachedFile> {
+        let file = self.cached(caller, path, true)?;
+        file.state.lock().save(&self.flash, &file, |record| record.pinned = on)?;
+        self.describe(&file)
+    }
+
+    /// Forgets what is clean of a file. EBUSY while a kernel has it open itself or it is dirty.
+    pub fn invalidate(&self, caller: &Caller, path: &[u8]) -> Result<CachedFile> {
+        let file = self.cached(caller, path, true)?;
+        let _meta = file.meta.lock();
+        let (_, stat) = self.named(caller, path)?;
+        {
+            let state = file.state.lock();
+            if state.record.is_dirty() || state.locals > 0 {
+                return Err(Errno::EBUSY);
+            }
+        }
+        self.take_base(&file, &stat)?;
+        self.describe(&file)
+    }
+
+    /// Ends a conflict.
+    pub fn resolve(&self, caller: &Caller, path: &[u8], keep: Keep) -> Result<TreeState> {
+        let below = below(path)?;
+        let files = self.listed_below(&below);
+        let file = match &files[..] {
+            [file] => file.clone(),
+            [] => return Err(Errno::ENOENT),
+            _ => return Err(Errno::EISDIR),
+        };
+        let uid = file.state.lock().record.writer.uid;
+        if caller.uid != 0 && caller.uid != uid {
+            return Err(Errno::EPERM);
+        }
+        self.end_conflict(&file, keep)?;
+        match self.tree_state(caller, path) {
+            Err(Errno::ENOENT) => Ok(TreeState::default()),
+            other => other,
+        }
+    }
+
+    /// Limits the drain. For who may end the mount.
+    pub fn set_rate(&self, bytes_per_s: u64) {
+        self.drainer.set_rate(bytes_per_s);
+    }
+}
+
+fn rooted(path: &[u8]) -> PathBytes {
+    PathBytes::new(&[b"/", path].concat())
+}
+
+fn not_cached(path: &[u8], stat: &PfsStat) -> CachedFile {
+    CachedFile {
+        path: rooted(path),
+        state: "clean".into(),
+        unverified: false,
+        size_bytes: stat.size,
+        cached_bytes: 0,
+        dirty_bytes: 0,
+        drained_bytes: 0,
+        drain_total_bytes: 0,
+        opens: 0,
+        pinned: false,
+        grade: "durable".into(),
+        verified: None,
+        error: None,
+    }
+}

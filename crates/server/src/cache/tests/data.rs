@@ -1,0 +1,175 @@
+//! Fills, writes, drains and room: one file at a time.
+
+use super::*;
+
+#[test]
+fn a_read_fetches_each_byte_once() {
+    let rig = Rig::new(64 * MIB);
+    let data = pattern(1, 3_000_001);
+    rig.put("in", &data);
+    let cache = rig.open();
+    assert_eq!(cache.read("in").unwrap(), data);
+    assert_eq!(cache.read("in").unwrap(), data);
+    let [_, filled, ..] = cache.fs.counters.bytes();
+    assert_eq!(filled, data.len() as u64);
+    cache.crash();
+    let again = rig.open();
+    assert_eq!(again.read("in").unwrap(), data);
+    let [_, filled, ..] = again.fs.counters.bytes();
+    assert_eq!(filled, 0, "it was here");
+    again.crash();
+}
+
+#[test]
+fn readers_of_one_file_share_its_fetches() {
+    let rig = Rig::new(64 * MIB);
+    let data = pattern(2, 8 * MIB as usize);
+    rig.put("in", &data);
+    let cache = rig.open();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(cache.read("in").unwrap(), data));
+        }
+    });
+    let [_, filled, ..] = cache.fs.counters.bytes();
+    assert_eq!(filled, data.len() as u64);
+    cache.crash();
+}
+
+#[test]
+fn a_new_file_appears_whole_and_a_changed_one_keeps_its_inode() {
+    use std::os::unix::fs::MetadataExt;
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let data = pattern(3, 500_000);
+    cache.write("new", 0, &data);
+    assert_eq!(std::fs::metadata(rig.pfs("new")).unwrap().len(), 0);
+    assert_eq!(cache.state("/new").file.unwrap().state, "dirty");
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("new"), data);
+    let told = cache.state("/new").file.unwrap();
+    assert_eq!((told.state.as_str(), told.verified.as_deref()), ("clean", Some("cache")));
+    let before = std::fs::metadata(rig.pfs("new")).unwrap().ino();
+    cache.write("new", 200_000, b"changed");
+    assert!(cache.flush("/").is_durable());
+    let mut wanted = data;
+    wanted[200_000..200_007].copy_from_slice(b"changed");
+    assert_eq!(rig.read_pfs("new"), wanted);
+    assert_eq!(std::fs::metadata(rig.pfs("new")).unwrap().ino(), before);
+    assert_eq!(std::fs::read_dir(rig.base.path().join("pfs")).unwrap().count(), 1);
+    cache.crash();
+}
+
+#[test]
+fn only_what_was_written_drains_after_a_kernel_wrote_it() {
+    let rig = Rig::new(64 * MIB);
+    let mut data = pattern(4, 2 * MIB as usize);
+    rig.put("f", &data);
+    let cache = rig.open();
+    cache.read("f").unwrap();
+    let handle = cache.open("f", libc::O_RDWR, true).unwrap();
+    assert!(handle.local.is_some(), "it is whole");
+    assert_eq!(cache.state("/f").file.unwrap().state, "dirty", "before the first write");
+    handle.write(MIB, b"kernel").unwrap();
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    data[MIB as usize..MIB as usize + 6].copy_from_slice(b"kernel");
+    assert_eq!(rig.read_pfs("f"), data);
+    let [.., drained] = cache.fs.counters.bytes();
+    assert_eq!(drained, super::super::map::BLOCK_BYTES);
+    // Opened for writing, and not written.
+    drop(cache.open("f", libc::O_RDWR, true).unwrap());
+    assert!(cache.flush("/").is_durable());
+    let [.., drained] = cache.fs.counters.bytes();
+    assert_eq!(drained, super::super::map::BLOCK_BYTES);
+    cache.crash();
+}
+
+#[test]
+fn a_file_larger_than_the_buffer_is_written_and_read() {
+    let rig = Rig::new(24 * MIB);
+    let cache = rig.open();
+    let piece = pattern(5, MIB as usize);
+    let handle = cache.open("large", libc::O_RDWR | libc::O_CREAT, false).unwrap();
+    for i in 0..64 {
+        handle.write(i * MIB, &piece).unwrap();
+    }
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    let wanted: Vec<u8> = piece.iter().copied().cycle().take(64 * MIB as usize).collect();
+    assert!(rig.read_pfs("large") == wanted);
+    assert!(cache.read("large").unwrap() == wanted);
+    let (used, capacity) = cache.names.space().unwrap();
+    assert!(used <= capacity);
+    cache.crash();
+}
+
+#[test]
+fn what_is_pinned_stays_and_a_scan_goes() {
+    let rig = Rig::new(32 * MIB);
+    let hot = pattern(6, 4 * MIB as usize);
+    rig.put("hot", &hot);
+    for i in 0..12 {
+        rig.put(&format!("scan{i}"), &pattern(7, 8 * MIB as usize));
+    }
+    let cache = rig.open();
+    cache.read("hot").unwrap();
+    cache.fs.pin(&Caller::root(), b"/hot", true).unwrap();
+    for i in 0..12 {
+        cache.read(&format!("scan{i}")).unwrap();
+    }
+    let [_, before, ..] = cache.fs.counters.bytes();
+    assert_eq!(cache.read("hot").unwrap(), hot);
+    let [_, after, ..] = cache.fs.counters.bytes();
+    assert_eq!(before, after, "it was still here");
+    cache.crash();
+}
+
+#[test]
+fn a_flipped_bit_on_flash_never_reaches_the_pfs() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    // Whole blocks, so that their checksums are there at once.
+    cache.write("f", 0, &pattern(8, 2 * super::super::map::BLOCK_BYTES as usize));
+    let ino = cache.lookup("f").unwrap();
+    let file = cache.fs.nodes.get(ino).unwrap().file.unwrap();
+    let object = cache.fs.flash.open(file.ino).unwrap();
+    let mut byte = [0];
+    object.read_exact_at(&mut byte, 70_000).unwrap();
+    object.write_all_at(&[byte[0] ^ 1], 70_000).unwrap();
+    let state = cache.flush("/");
+    assert_eq!((state.failed, state.files), (1, 1));
+    let error = state.problems[0].error.clone().unwrap();
+    assert_eq!(error.errno, libc::EIO);
+    assert!(error.what.contains("checksum"), "{}", error.what);
+    assert_eq!(rig.read_pfs("f"), b"");
+    object.write_all_at(&byte, 70_000).unwrap();
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("f"), pattern(8, 2 * super::super::map::BLOCK_BYTES as usize));
+    cache.crash();
+}
+
+#[test]
+fn holes_truncations_and_links_come_out_right() {
+    let rig = Rig::new(64 * MIB);
+    std::fs::write(rig.pfs("f"), pattern(9, 600_000)).unwrap();
+    let cache = rig.open();
+    let ino = cache.lookup("f").unwrap();
+    cache.fs.link(&Caller::root(), ino, Ino::ROOT, b"second").unwrap();
+    let handle = cache.open("second", libc::O_RDWR, false).unwrap();
+    let resize = |size| forebay_proto::SetAttr { size_bytes: Some(size), ..Default::default() };
+    cache.fs.setattr(&Caller::root(), handle.ino, &resize(100_001)).unwrap();
+    handle.write(900_000, b"end").unwrap();
+    drop(handle);
+    assert_eq!(cache.size("f"), 900_003);
+    let mut wanted = pattern(9, 100_001);
+    wanted.resize(900_000, 0);
+    wanted.extend_from_slice(b"end");
+    assert!(cache.read("f").unwrap() == wanted);
+    assert!(cache.flush("/").is_durable());
+    assert!(rig.read_pfs("f") == wanted);
+    assert!(rig.read_pfs("second") == wanted, "one file under two names");
+    cache.fs.unlink(&Caller::root(), Ino::ROOT, b"f").unwrap();
+    assert!(cache.read("second").unwrap() == wanted);
+    cache.crash();
+}

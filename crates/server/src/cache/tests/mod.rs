@@ -1,0 +1,231 @@
+//! Tests of the cache on a real directory as PFS, without a mount: each call is what FUSE would
+//! make; an object that an open hands out is written as a kernel would write it.
+
+mod data;
+mod kill;
+mod model;
+mod sides;
+
+use super::*;
+use crate::namespace::NamespaceOptions;
+use crate::namespace::store::{LmdbStore, StoreOptions};
+use crate::objects::{Accounting, Objects};
+use forebay_proto::Caller;
+use forebay_proto::api::{CreateArgs, FileSystem, WriteMode};
+use forebay_proto::cache::TreeState;
+use forebay_proto::ids::ShardId;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+const MODE: CreateArgs = CreateArgs { mode: 0o644, umask: 0 };
+const MIB: u64 = 1 << 20;
+/// After so long a drain that was asked for has been tried.
+const STUCK: Duration = Duration::from_secs(1);
+
+/// A store's directory, and a PFS.
+struct Rig {
+    base: tempfile::TempDir,
+    capacity: u64,
+    options: CacheOptions,
+}
+
+/// A cache that runs on it.
+struct Running {
+    fs: Arc<CacheFs>,
+    names: Arc<Namespace>,
+    store: Arc<LmdbStore>,
+}
+
+impl Rig {
+    fn new(capacity: u64) -> Rig {
+        // Memory, where there is some: these tests are about states, not about devices.
+        let base = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        for sub in ["store/meta", "store/data", "pfs"] {
+            std::fs::create_dir_all(base.path().join(sub)).unwrap();
+        }
+        let options = CacheOptions {
+            pfs: base.path().join("pfs"),
+            ttl: Duration::ZERO,
+            writes_by_kernel: true,
+            // Drained when a test asks.
+            policy: Policy::End,
+            verify: Verify::Cache,
+            rate_bytes_per_s: 0,
+        };
+        Rig { base, capacity, options }
+    }
+
+    fn pfs(&self, name: &str) -> PathBuf {
+        self.base.path().join("pfs").join(name)
+    }
+
+    /// A file on the PFS that was written long ago.
+    fn put(&self, name: &str, data: &[u8]) {
+        std::fs::write(self.pfs(name), data).unwrap();
+        let old = std::time::SystemTime::now() - Duration::from_secs(100);
+        let file = std::fs::File::options().write(true).open(self.pfs(name)).unwrap();
+        file.set_modified(old).unwrap();
+    }
+
+    fn read_pfs(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.pfs(name)).unwrap()
+    }
+
+    fn open(&self) -> Running {
+        open_at(self.base.path(), self.capacity, self.options.clone())
+    }
+}
+
+/// Starts a cache on what is in a directory, as after a kill.
+fn open_at(base: &Path, capacity: u64, options: CacheOptions) -> Running {
+    let dir = base.join("store");
+    let store = LmdbStore::open(StoreOptions {
+        dir: dir.join("meta"),
+        uuid: [7; 16],
+        log_bytes: 8 << 20,
+        map_bytes: 64 << 20,
+        volatile: true,
+        preallocate: false,
+    })
+    .unwrap();
+    let store = Arc::new(store);
+    let account = Some(Accounting::new(capacity));
+    let objects = Objects::open(&dir.join("data"), true, true, account).unwrap();
+    let names = NamespaceOptions {
+        shard: ShardId(0),
+        capacity_bytes: capacity,
+        volatile: true,
+        root_uid: 0,
+        root_gid: 0,
+        hold_orphans: false,
+        peers: None,
+    };
+    let (names, _) = Namespace::open(store.clone(), Arc::new(objects), names, true).unwrap();
+    let fs = CacheFs::open(&dir, names.clone(), options).unwrap();
+    Running { fs, names, store }
+}
+
+impl Running {
+    /// Ends without writing anything down that a kill would not have left.
+    fn crash(self) {
+        assert!(self.fs.close(Duration::from_secs(20)), "a thread hangs");
+        self.names.close();
+        self.store.close().unwrap();
+    }
+
+    fn root() -> Caller {
+        Caller::root()
+    }
+
+    fn lookup(&self, name: &str) -> Result<Ino> {
+        let mut at = Ino::ROOT;
+        for part in name.split('/') {
+            at = self.fs.lookup(&Self::root(), at, part.as_bytes())?.attr.ino;
+        }
+        Ok(at)
+    }
+
+    fn size(&self, name: &str) -> u64 {
+        self.fs.getattr(self.lookup(name).unwrap()).unwrap().size_bytes
+    }
+
+    /// Opens for writing; created if it is not there.
+    fn open(&self, name: &str, flags: i32, want_local: bool) -> Result<Handle<'_>> {
+        let opened = match self.lookup(name) {
+            Ok(ino) => {
+                self.fs.open(&Self::root(), ino, flags as u32, false, want_local).map(|o| (ino, o))
+            }
+            Err(Errno::ENOENT) if flags & libc::O_CREAT != 0 => self
+                .fs
+                .create(&Self::root(), Ino::ROOT, name.as_bytes(), MODE, want_local)
+                .map(|(entry, opened)| (entry.attr.ino, opened)),
+            Err(e) => Err(e),
+        }?;
+        Ok(Handle { running: self, ino: opened.0, local: opened.1.local })
+    }
+
+    fn write(&self, name: &str, offset: u64, data: &[u8]) {
+        let handle = self.open(name, libc::O_RDWR | libc::O_CREAT, false).unwrap();
+        handle.write(offset, data).unwrap();
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let handle = self.open(name, libc::O_RDONLY, false)?;
+        handle.read_all()
+    }
+
+    fn state(&self, path: &str) -> TreeState {
+        self.fs.tree_state(&Self::root(), path.as_bytes()).unwrap()
+    }
+
+    /// Drains, and waits until all is durable or nothing more is to be expected.
+    fn flush(&self, path: &str) -> TreeState {
+        let start = Instant::now();
+        let until = start + Duration::from_secs(30);
+        self.fs.flush(&Self::root(), path.as_bytes()).unwrap();
+        loop {
+            let state = self.state(path);
+            let stuck = state.conflicts + state.failed == state.files && start.elapsed() > STUCK;
+            if state.is_durable() || stuck {
+                return state;
+            }
+            assert!(Instant::now() < until, "not drained: {state:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// An open file.
+struct Handle<'a> {
+    running: &'a Running,
+    ino: Ino,
+    local: Option<Arc<std::fs::File>>,
+}
+
+impl Handle<'_> {
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        if let Some(local) = &self.local {
+            return local.write_all_at(data, offset).map_err(Into::into);
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            done += self.running.fs.write(self.ino, at, &data[done..], WriteMode::default())?;
+        }
+        Ok(())
+    }
+
+    fn read_all(&self) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        let mut buffer = vec![0; 300_000];
+        loop {
+            let got = match &self.local {
+                Some(local) => local.read_at(&mut buffer, all.len() as u64)?,
+                None => self.running.fs.read(self.ino, all.len() as u64, &mut buffer)?,
+            };
+            if got == 0 {
+                return Ok(all);
+            }
+            all.extend_from_slice(&buffer[..got]);
+        }
+    }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        self.running.fs.release(self.ino, self.local.is_some());
+    }
+}
+
+/// Bytes that tell where they are from.
+fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..length)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x >> 24) as u8
+        })
+        .collect()
+}

@@ -1,0 +1,183 @@
+//! Both sides change: what somebody else does on the PFS to files that are cached.
+
+use super::*;
+use forebay_proto::cache::Keep;
+
+/// A file that was drained, then written here.
+fn dirty(rig: &Rig, cache: &Running) {
+    std::fs::write(rig.pfs("f"), b"both have this").unwrap();
+    assert_eq!(cache.read("f").unwrap(), b"both have this");
+    cache.write("f", 0, b"OURS");
+}
+
+fn conflict(cache: &Running) {
+    let state = cache.flush("/");
+    assert_eq!((state.files, state.conflicts), (1, 1), "{state:?}");
+    assert_eq!(state.problems[0].state, "conflict");
+}
+
+#[test]
+fn a_clean_file_changed_on_the_pfs_is_seen_at_the_next_open() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    std::fs::write(rig.pfs("f"), pattern(1, 700_000)).unwrap();
+    assert_eq!(cache.read("f").unwrap(), pattern(1, 700_000));
+    std::fs::write(rig.pfs("f"), pattern(2, 700_000)).unwrap();
+    assert_eq!(cache.read("f").unwrap(), pattern(2, 700_000), "written in place");
+    std::fs::write(rig.pfs("g"), pattern(3, 10)).unwrap();
+    std::fs::rename(rig.pfs("g"), rig.pfs("f")).unwrap();
+    assert_eq!(cache.read("f").unwrap(), pattern(3, 10), "replaced");
+    std::fs::remove_file(rig.pfs("f")).unwrap();
+    assert_eq!(cache.read("f"), Err(Errno::ENOENT));
+    cache.crash();
+}
+
+#[test]
+fn a_kernel_that_has_the_file_meets_the_new_content() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    std::fs::write(rig.pfs("f"), pattern(1, 300_000)).unwrap();
+    let handle = cache.open("f", libc::O_RDONLY, true).unwrap();
+    assert_eq!(handle.read_all().unwrap(), pattern(1, 300_000));
+    std::fs::write(rig.pfs("f"), pattern(2, 200_000)).unwrap();
+    assert_eq!(cache.read("f").unwrap(), pattern(2, 200_000));
+    assert_eq!(handle.read_all().unwrap(), pattern(2, 200_000));
+    drop(handle);
+    cache.crash();
+}
+
+#[test]
+fn both_versions_of_a_conflict_are_kept_until_somebody_decides() {
+    for keep in [Keep::Ours, Keep::Theirs, Keep::Both] {
+        let rig = Rig::new(64 * MIB);
+        let cache = rig.open();
+        dirty(&rig, &cache);
+        std::fs::write(rig.pfs("f"), b"THEIRS, which is longer").unwrap();
+        conflict(&cache);
+        assert_eq!(rig.read_pfs("f"), b"THEIRS, which is longer", "{keep:?}");
+        assert_eq!(&cache.read("f").unwrap()[..4], b"OURS");
+        cache.fs.resolve(&Caller::root(), b"/f", keep).unwrap();
+        assert!(cache.flush("/").is_durable(), "{keep:?}");
+        let (name, theirs): (_, &[u8]) = match keep {
+            Keep::Ours => ("f", b""),
+            Keep::Theirs => ("f", b"THEIRS, which is longer"),
+            Keep::Both => ("f.forebay-ours", b"THEIRS, which is longer"),
+        };
+        if keep != Keep::Theirs {
+            assert!(rig.read_pfs(name).starts_with(b"OURS have this"), "{keep:?}");
+        }
+        if keep != Keep::Ours {
+            assert_eq!(rig.read_pfs("f"), theirs, "{keep:?}");
+            assert_eq!(cache.read("f").unwrap(), theirs, "{keep:?}");
+        }
+        cache.crash();
+    }
+}
+
+#[test]
+fn a_dirty_file_removed_or_replaced_on_the_pfs_is_a_conflict() {
+    for replaced in [false, true] {
+        let rig = Rig::new(64 * MIB);
+        let cache = rig.open();
+        dirty(&rig, &cache);
+        match replaced {
+            false => std::fs::remove_file(rig.pfs("f")).unwrap(),
+            true => {
+                std::fs::write(rig.pfs("g"), b"another file").unwrap();
+                std::fs::rename(rig.pfs("g"), rig.pfs("f")).unwrap();
+            }
+        }
+        conflict(&cache);
+        assert_eq!(rig.pfs("f").exists(), replaced);
+        cache.fs.resolve(&Caller::root(), b"/f", Keep::Ours).unwrap();
+        assert!(cache.flush("/").is_durable());
+        assert_eq!(rig.read_pfs("f"), b"OURS have this");
+        cache.crash();
+    }
+}
+
+#[test]
+fn a_change_of_mode_on_the_pfs_is_no_conflict() {
+    use std::os::unix::fs::PermissionsExt;
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    dirty(&rig, &cache);
+    std::fs::set_permissions(rig.pfs("f"), PermissionsExt::from_mode(0o600)).unwrap();
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("f"), b"OURS have this");
+    cache.crash();
+}
+
+#[test]
+fn another_directory_at_the_path_of_the_pfs_is_refused() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    dirty(&rig, &cache);
+    let (pfs, away) = (rig.base.path().join("pfs"), rig.base.path().join("away"));
+    std::fs::rename(&pfs, &away).unwrap();
+    std::fs::create_dir(&pfs).unwrap();
+    std::fs::write(rig.pfs("f"), b"both have this").unwrap();
+    let state = cache.flush("/");
+    assert_eq!(state.failed, 1);
+    assert_eq!(state.problems[0].error.as_ref().unwrap().errno, libc::ENODEV);
+    assert_eq!(rig.read_pfs("f"), b"both have this", "nothing goes into another directory");
+    cache.crash();
+    let refused = {
+        let (pfs, _) = (rig.options.clone(), ());
+        super::super::recover::open_pfs(&rig.base.path().join("store"), &pfs, true)
+    };
+    assert_eq!(refused.err().unwrap().errno, Some(libc::ENODEV));
+    std::fs::remove_dir_all(&pfs).unwrap();
+    std::fs::rename(&away, &pfs).unwrap();
+    let cache = rig.open();
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("f"), b"OURS have this");
+    cache.crash();
+}
+
+#[test]
+fn renames_here_do_not_lose_dirty_data() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let root = Caller::root();
+    let dir = cache.fs.mkdir(&root, Ino::ROOT, b"d", MODE).unwrap().attr.ino;
+    cache.fs.create(&root, dir, b"f", MODE, false).unwrap();
+    let ino = cache.lookup("d/f").unwrap();
+    cache.fs.write(ino, 0, b"moved", WriteMode::default()).unwrap();
+    cache.fs.release(ino, false);
+    cache.fs.rename(&root, Ino::ROOT, b"d", Ino::ROOT, b"e", 0).unwrap();
+    cache.crash();
+    let cache = rig.open();
+    assert_eq!(cache.read("e/f").unwrap(), b"moved");
+    let (dir, ino) = (cache.lookup("e").unwrap(), cache.lookup("e/f").unwrap());
+    cache.write("target", 0, b"old and dirty");
+    cache.fs.rename(&root, dir, b"f", Ino::ROOT, b"target", 0).unwrap();
+    assert_eq!(cache.lookup("target").unwrap(), ino);
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("target"), b"moved");
+    cache.fs.rmdir(&root, Ino::ROOT, b"e").unwrap();
+    cache.crash();
+}
+
+#[test]
+fn a_removed_file_is_read_on_by_who_has_it_open_and_never_drains() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, false).unwrap();
+    handle.write(0, b"still here").unwrap();
+    cache.fs.unlink(&Caller::root(), Ino::ROOT, b"f").unwrap();
+    assert_eq!(handle.read_all().unwrap(), b"still here");
+    handle.write(0, b"and written").unwrap();
+    assert_eq!(handle.read_all().unwrap(), b"and written");
+    assert!(cache.state("/").is_durable());
+    let ino = handle.ino;
+    drop(handle);
+    cache.fs.forget(ino, 9);
+    let until = Instant::now() + Duration::from_secs(10);
+    while cache.names.store().usage().inodes > 1 {
+        assert!(Instant::now() < until, "something is left on flash");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(std::fs::read_dir(rig.base.path().join("pfs")).unwrap().count(), 0);
+    cache.crash();
+}

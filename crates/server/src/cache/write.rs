@@ -1,0 +1,370 @@
+//! Writing: to flash, by the protocol of docs/internals/CACHE.md: the file is dirty on record, the
+//! blocks are OPEN in the map, then the data, then checksums.
+//!
+//! Invariants: no dirty byte is on flash in a block that the map does not call dirty; a block that is
+//! written in part was here before; two writers of one block never make its checksum. Called for
+//! FUSE requests that are not passthrough.
+
+use super::CacheFs;
+use super::file::{CacheFile, FileState};
+use super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
+use super::record::State;
+use forebay_proto::api::WriteMode;
+use forebay_proto::{Errno, Result};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Longest single write that is done in one go, in bytes; longer ones are cut.
+const WRITE_MAX: usize = 4 << 20;
+
+impl CacheFs {
+    /// Writes bytes; all of them, or an error if there were none.
+    pub(super) fn write_data(
+        &self,
+        file: &Arc<CacheFile>,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> Result<usize> {
+        let data = &data[..data.len().min(WRITE_MAX)];
+        if data.is_empty() {
+            return Ok(0);
+        }
+        // Appends one after the other: where each begins is where the one before ended.
+        let _append = mode.append.then(|| file.append.lock());
+        let offset = match mode.append {
+            true => self.flash.stat(file.ino)?.size_bytes,
+            false => offset,
+        };
+        offset
+            .checked_add(data.len() as u64)
+            .filter(|&e| e <= i64::MAX as u64)
+            .ok_or(Errno::EFBIG)?;
+        let mut done = 0;
+        while done < data.len() {
+            self.space.wait_for_room(self, file, (data.len() - done) as u64)?;
+            match self.write_once(file, offset + done as u64, &data[done..]) {
+                Ok(n) => done += n,
+                // Others were faster: room is waited for again.
+                Err(Errno::ENOSPC) => self.space.is_short(self),
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+        }
+        if mode.sync {
+            self.sync_file(file)?;
+        }
+        Ok(done)
+    }
+
+    fn write_once(&self, file: &Arc<CacheFile>, offset: u64, data: &[u8]) -> Result<usize> {
+        let length = data.len() as u64;
+        loop {
+            self.complete_edges(file, offset, length)?;
+            let _gate = file.gate.read();
+            let mut state = file.state.lock();
+            if !edges(offset, length).all(|b| state.here(b)) {
+                // Evicted in between.
+                continue;
+            }
+            let blocks = blocks_of(offset, length);
+            if blocks.clone().any(|b| state.filling.contains(&b)) {
+                file.filled.wait(&mut state);
+                continue;
+            }
+            self.mark_dirty(file, &mut state)?;
+            crate::step::step("a file is dirty on record");
+            begin(&mut state, self, file, blocks.clone())?;
+            drop(state);
+            let written = self.flash.write(file.ino, offset, data);
+            crate::step::step("dirty data is on flash");
+            let done = written.as_ref().map_or(&data[..0], |n| &data[..*n]);
+            end(&mut file.state.lock(), self, file, blocks, offset, done)?;
+            self.counters.written(done.len() as u64);
+            return written;
+        }
+    }
+
+    /// Blocks that are written in part only must be here.
+    pub(super) fn complete_edges(
+        &self,
+        file: &Arc<CacheFile>,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        for block in edges(offset, length) {
+            while !file.state.lock().here(block) {
+                self.fetch(file, block..block + 1, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The file is dirty on record, and in the list of what has to drain.
+    pub(super) fn mark_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) -> Result<()> {
+        state.last_write = Instant::now();
+        if state.record.state == State::Clean {
+            let writer = state.writer.clone();
+            let path = self.nodes.path(file.number()).ok();
+            state.save(&self.flash, file, |record| {
+                record.state = State::Dirty;
+                record.writer = writer;
+                if let Some(path) = path {
+                    record.path = forebay_proto::control::PathBytes::new(&path);
+                }
+            })?;
+        }
+        self.list_dirty(file, state);
+        Ok(())
+    }
+
+    /// All of the file is dirty from now on: a kernel is about to get it for writing. On flash
+    /// that survives a power cut this, and what it has, is synced.
+    pub(super) fn mark_whole(&self, file: &Arc<CacheFile>) -> Result<()> {
+        let mut state = file.state.lock();
+        if state.record.whole {
+            self.mark_dirty(file, &mut state)?;
+            return Ok(());
+        }
+        if !state.record.is_dirty() {
+            // So that its times are the file's, and that a file opened and not written is seen.
+            let mtime = state.record.base.mtime;
+            self.flash.set_times(file.ino, None, Some(mtime))?;
+            let object = self.flash.stat(file.ino)?;
+            state.at_open = Some((object.size_bytes, object.mtime, object.ctime));
+        }
+        if !self.flash.is_volatile() {
+            self.flash.sync_data(file.ino)?;
+        }
+        self.mark_dirty(file, &mut state)?;
+        state.save(&self.flash, file, |record| record.whole = true)?;
+        drop(state);
+        if !self.flash.is_volatile() {
+            self.flash.sync()?;
+        }
+        crate::step::step("a whole file is dirty on record");
+        Ok(())
+    }
+
+    /// Sets the size.
+    pub(super) fn truncate_data(&self, file: &Arc<CacheFile>, size: u64) -> Result<()> {
+        let _append = file.append.lock();
+        let _gate = file.gate.write();
+        let mut state = file.state.lock();
+        self.mark_dirty(file, &mut state)?;
+        let old = self.flash.stat(file.ino)?.size_bytes;
+        if size >= old {
+            state.save(&self.flash, file, |record| record.resized = true)?;
+            return self.flash.truncate(file.ino, size);
+        }
+        let synced = state.map.blocks().any(|(_, e)| e.has(bits::DIRTY | bits::SYNCED));
+        state.save(&self.flash, file, |record| {
+            record.resized = true;
+            record.truncating_to = Some(size);
+            record.fetch_limit = record.fetch_limit.min(size);
+        })?;
+        if synced && !self.flash.is_volatile() {
+            self.flash.sync()?;
+        }
+        crate::step::step("a truncation is on record");
+        self.cut(file, &mut state, size)
+    }
+
+    /// Does a truncation that is on record, and takes it off.
+    pub(super) fn cut(&self, file: &CacheFile, state: &mut FileState, size: u64) -> Result<()> {
+        self.flash.truncate(file.ino, size)?;
+        crate::step::step("a file is cut");
+        for block in state.map.blocks_from(size.div_ceil(BLOCK_BYTES)) {
+            state.put(&self.flash, file, block, &[Entry::default()])?;
+            if let Some(draining) = &mut state.draining {
+                draining.remove(&block);
+            }
+        }
+        let edge = size / BLOCK_BYTES;
+        let entry = state.map.get(edge);
+        if size % BLOCK_BYTES != 0 && entry.has(bits::PRESENT) {
+            state.put(&self.flash, file, edge, &[entry.with(bits::DIRTY | bits::OPEN)])?;
+            if let Some(draining) = &mut state.draining {
+                draining.remove(&edge);
+            }
+        }
+        state.save(&self.flash, file, |record| record.truncating_to = None)
+    }
+
+    /// `fallocate`. Space is promised on flash only.
+    pub(super) fn allocate_data(
+        &self,
+        file: &Arc<CacheFile>,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let (keep, punch, zero) = (
+            libc::FALLOC_FL_KEEP_SIZE as u32,
+            libc::FALLOC_FL_PUNCH_HOLE as u32,
+            libc::FALLOC_FL_ZERO_RANGE as u32,
+        );
+        if mode & !(keep | punch | zero) != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
+        if mode & (punch | zero) == 0 {
+            let size = self.flash.stat(file.ino)?.size_bytes;
+            if mode & keep == 0 && end > size {
+                self.space.wait_for_room(self, file, end - size)?;
+                self.truncate_data(file, end)?;
+            }
+            return Ok(());
+        }
+        self.complete_edges(file, offset, length)?;
+        let _gate = file.gate.write();
+        let mut state = file.state.lock();
+        if !edges(offset, length).all(|b| state.here(b)) {
+            return Err(Errno::EAGAIN);
+        }
+        self.mark_dirty(file, &mut state)?;
+        let size = self.flash.stat(file.ino)?.size_bytes;
+        let reach = if mode & keep == 0 { end } else { end.min(size) };
+        let blocks = blocks_of(offset, reach.saturating_sub(offset));
+        begin(&mut state, self, file, blocks.clone())?;
+        let done = self.flash.fallocate(file.ino, mode, offset, length);
+        end_unknown(&mut state, blocks);
+        if done.is_ok() && mode & keep == 0 && end > size {
+            state.save(&self.flash, file, |record| record.resized = true)?;
+        }
+        done
+    }
+
+    /// SEEK_DATA and SEEK_HOLE. What is not here counts as data: that is always true enough.
+    pub(super) fn seek_data(&self, file: &Arc<CacheFile>, offset: u64, whence: u32) -> Result<u64> {
+        let size = self.flash.stat(file.ino)?.size_bytes;
+        if offset >= size {
+            return Err(Errno::ENXIO);
+        }
+        let knows_all = {
+            let state = file.state.lock();
+            state.record.whole || (state.record.fetch_limit == 0)
+        };
+        match whence as i32 {
+            libc::SEEK_DATA | libc::SEEK_HOLE if knows_all => {
+                self.flash.seek(file.ino, offset, whence)
+            }
+            libc::SEEK_DATA => Ok(offset),
+            libc::SEEK_HOLE => Ok(size),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Data, map and record on flash.
+    pub(super) fn sync_file(&self, file: &Arc<CacheFile>) -> Result<()> {
+        if self.flash.is_volatile() {
+            return Ok(());
+        }
+        // What is written from here on is not part of it.
+        let dirty: Vec<u64> = {
+            let state = file.state.lock();
+            let unsynced = |e: &Entry| e.has(bits::DIRTY) && !e.has(bits::SYNCED);
+            state.map.blocks().filter(|(_, e)| unsynced(e)).map(|(b, _)| b).collect()
+        };
+        self.flash.sync_data(file.ino)?;
+        let mut state = file.state.lock();
+        for block in dirty {
+            let entry = state.map.get(block);
+            if entry.has(bits::DIRTY) {
+                state.put(&self.flash, file, block, &[entry.with(bits::SYNCED)])?;
+            }
+        }
+        drop(state);
+        self.flash.sync_map(file.ino)?;
+        self.flash.sync()
+    }
+}
+
+/// The blocks of a range that it covers in part only.
+fn edges(offset: u64, length: u64) -> impl Iterator<Item = u64> {
+    let blocks = blocks_of(offset, length);
+    let end = offset + length;
+    let first = (offset % BLOCK_BYTES != 0).then_some(blocks.start);
+    let last = (end % BLOCK_BYTES != 0 && length > 0).then_some(blocks.end.saturating_sub(1));
+    first.into_iter().chain(last.filter(move |l| first != Some(*l)))
+}
+
+/// Blocks are about to be written: OPEN in the map.
+fn begin(state: &mut FileState, fs: &CacheFs, file: &CacheFile, blocks: Range<u64>) -> Result<()> {
+    let wanted = bits::PRESENT | bits::DIRTY | bits::OPEN;
+    let entries: Vec<Entry> = blocks.clone().map(|b| state.map.get(b).with(wanted)).collect();
+    state.put(&fs.flash, file, blocks.start, &entries)?;
+    crate::step::step("blocks are open in the map");
+    for block in blocks {
+        let writing = state.writing.entry(block).or_default();
+        writing.shared |= writing.count > 0;
+        writing.count += 1;
+        if let Some(draining) = &mut state.draining {
+            draining.remove(&block);
+        }
+    }
+    Ok(())
+}
+
+/// Blocks were written. One that a single request wrote from its start, with all that it has, gets
+/// its checksum.
+fn end(
+    state: &mut FileState,
+    fs: &CacheFs,
+    file: &CacheFile,
+    blocks: Range<u64>,
+    offset: u64,
+    done: &[u8],
+) -> Result<()> {
+    let mut closed = Vec::new();
+    for block in blocks {
+        let start = block * BLOCK_BYTES;
+        let known = start >= offset
+            && (start + BLOCK_BYTES) <= offset + done.len() as u64
+            && state.writing.get(&block).is_some_and(|w| !w.shared);
+        if known {
+            let from = (start - offset) as usize;
+            closed.push((block, crc(&done[from..from + BLOCK_BYTES as usize])));
+        }
+        leave(state, block);
+    }
+    for (block, crc) in closed {
+        let entry = Entry { crc, len: BLOCK_BYTES as u32, ..state.map.get(block) };
+        state.put(&fs.flash, file, block, &[entry.without(bits::OPEN)])?;
+    }
+    state.last_write = Instant::now();
+    Ok(())
+}
+
+fn end_unknown(state: &mut FileState, blocks: Range<u64>) {
+    for block in blocks {
+        leave(state, block);
+    }
+    state.last_write = Instant::now();
+}
+
+fn leave(state: &mut FileState, block: u64) {
+    if let Some(writing) = state.writing.get_mut(&block) {
+        writing.count -= 1;
+        if writing.count == 0 {
+            state.writing.remove(&block);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edges_are_what_is_written_in_part() {
+        let b = BLOCK_BYTES;
+        let of = |offset, length| edges(offset, length).collect::<Vec<_>>();
+        assert_eq!(of(0, b), [0u64; 0]);
+        assert_eq!(of(1, b), [0, 1]);
+        assert_eq!(of(5, 5), [0]);
+        assert_eq!(of(b, 3 * b + 1), [4]);
+        assert_eq!(of(0, 0), [0u64; 0]);
+    }
+}
