@@ -1,0 +1,397 @@
+//! A cache over a PFS with real processes: programs work in the mount, the PFS has the right bytes
+//! afterwards, whatever fails, is killed or hangs in between.
+#![allow(clippy::unwrap_used)]
+
+use forebay_tests::buffer::{alive, binary};
+use forebay_tests::pfs::{Air, Pfs};
+use forebay_tests::procs::{Cred, as_user, run, try_run, try_run_for};
+use forebay_tests::sys;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a command may take.
+const LIMIT: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// A cache on memory, and its PFS; cleaned up on drop.
+struct Site {
+    base: PathBuf,
+    capacity: u64,
+    extra: Vec<&'static str>,
+}
+
+impl Site {
+    fn new(capacity: u64, extra: &[&'static str]) -> Site {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let base = PathBuf::from("/dev/shm")
+            .join(format!("forebay-cache-tests-{}-{number}", std::process::id()));
+        for part in ["flash", "mnt", "pfs"] {
+            std::fs::create_dir_all(base.join(part)).unwrap();
+        }
+        Site { base, capacity, extra: extra.to_vec() }
+    }
+
+    fn mounted(capacity: u64, extra: &[&'static str]) -> Site {
+        let site = Site::new(capacity, extra);
+        site.mount();
+        site
+    }
+
+    fn mnt(&self, name: &str) -> PathBuf {
+        self.base.join("mnt").join(name)
+    }
+
+    fn pfs(&self, name: &str) -> PathBuf {
+        self.base.join("pfs").join(name)
+    }
+
+    fn mount_command(&self) -> Command {
+        let mut command = Command::new(binary());
+        command.args(["mount", "--cache"]).arg(self.base.join("pfs"));
+        command.arg("--capacity").arg(self.capacity.to_string());
+        command.arg("--flash").arg(self.base.join("flash")).args(&self.extra);
+        command.arg(self.base.join("mnt"));
+        command
+    }
+
+    fn mount(&self) {
+        let (ok, said) = try_run_for(&mut self.mount_command(), LIMIT);
+        assert!(ok, "forebay mount failed: {said}");
+    }
+
+    fn forebay(&self, args: &[&str], path: &Path) -> (bool, String) {
+        try_run_for(Command::new(binary()).args(args).arg(path), LIMIT)
+    }
+
+    fn umount(&self, args: &[&str]) -> (bool, String) {
+        let args = [&["umount"], args].concat();
+        self.forebay(&args, &self.base.join("mnt"))
+    }
+
+    fn status(&self, path: &Path) -> serde_json::Value {
+        let (ok, text) = self.forebay(&["status", "--json"], path);
+        assert!(ok, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn wait(&self, path: &Path) -> (bool, String) {
+        self.forebay(&["wait", "--timeout", "40", "--json"], path)
+    }
+
+    fn must_be_durable(&self) {
+        let (ok, said) = self.wait(&self.base.join("mnt"));
+        assert!(ok, "{said}");
+    }
+
+    fn kill(&self) {
+        let pid = self.status(&self.base.join("mnt"))["pid"].as_i64().unwrap() as i32;
+        // SAFETY: plain numbers: our own daemon.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+        let start = Instant::now();
+        while alive(pid) {
+            assert!(start.elapsed() < LIMIT, "it does not die of SIGKILL");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn xattr(&self, name: &str, which: &str) -> String {
+        let path = self.mnt(name);
+        let value = sys::getxattr(sys::bytes(&path), &format!("user.forebay.{which}")).unwrap();
+        String::from_utf8(value).unwrap()
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let (ok, said) = self.umount(&["--force", "--discard-dirty"]);
+        if !ok && !said.contains("no buffer is mounted") && !std::thread::panicking() {
+            eprintln!("umount: {said}");
+        }
+        for point in ["mnt", "pfs"] {
+            let _ = Command::new("umount").args(["-q", "-l"]).arg(self.base.join(point)).status();
+        }
+        let _ = std::fs::remove_dir_all(&self.base);
+    }
+}
+
+fn pattern(seed: u8, length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i as u64 * 31 + (i as u64 >> 9) + u64::from(seed)) as u8).collect()
+}
+
+/// Checksums of all files of a tree, by path.
+fn sums(dir: &Path) -> String {
+    let script = "find . -type f ! -name '.forebay-*' -print0 | sort -z | xargs -0 sha256sum; \
+                  find . -type l -printf '%p %l\\n' | sort; find . -printf '%p %m %s\\n' | grep -v '^. ' | sort";
+    run(Command::new("sh").arg("-c").arg(script).current_dir(dir))
+}
+
+#[test]
+fn programs_work_on_the_cache_and_the_pfs_has_their_bytes() {
+    let site = Site::mounted(256 * MIB, &[]);
+    let script = r#"set -e
+        git init -q repo; cd repo; git config user.email a@b.c; git config user.name n
+        for i in $(seq 1 60); do echo "line $i" > "file$i"; done
+        git add .; git commit -qm first; git mv file1 renamed; git commit -qam second; git gc -q
+        git fsck --strict; test -z "$(git status --short)"; cd ..
+        mkdir tree; cp -a repo/. tree/; tar cf tree.tar tree; rm -r tree; tar xf tree.tar
+        ln tree/file2 hard; ln -s tree/file3 soft; echo more >> hard
+        python3 - <<'END'
+import sqlite3
+for mode in ("delete", "wal"):
+    db = sqlite3.connect(mode + ".db")
+    db.execute("pragma journal_mode=" + mode)
+    db.execute("create table t (a integer primary key, b text)")
+    for i in range(300):
+        with db:
+            db.execute("insert into t values (?, ?)", (i, "x" * (i % 97)))
+    assert db.execute("select count(*) from t").fetchone() == (300,)
+    assert db.execute("pragma integrity_check").fetchone() == ("ok",)
+    db.close()
+END
+"#;
+    run(Command::new("sh").arg("-c").arg(script).current_dir(site.mnt("")));
+    site.must_be_durable();
+    let wanted = sums(&site.mnt(""));
+    assert_eq!(sums(&site.pfs("")), wanted);
+    assert_eq!(std::fs::metadata(site.pfs("hard")).unwrap().nlink(), 2);
+    assert_eq!(site.umount(&[]), (true, String::new()));
+    assert_eq!(sums(&site.pfs("")), wanted, "nothing is left behind");
+    site.mount();
+    assert_eq!(sums(&site.mnt("")), wanted);
+    run(Command::new("git").args(["fsck", "--strict"]).current_dir(site.mnt("repo")));
+}
+
+#[test]
+fn an_unmount_waits_for_the_drain_and_its_exit_code_tells() {
+    let site = Site::mounted(256 * MIB, &["--drain", "end"]);
+    let data = pattern(1, 20 << 20);
+    std::fs::write(site.mnt("result"), &data).unwrap();
+    assert_eq!(std::fs::metadata(site.pfs("result")).unwrap().len(), 0, "not yet");
+    assert_eq!(site.umount(&[]), (true, String::new()));
+    assert!(std::fs::read(site.pfs("result")).unwrap() == data);
+    site.mount();
+    std::fs::write(site.mnt("result"), b"ours").unwrap();
+    std::fs::write(site.pfs("result"), b"somebody else's").unwrap();
+    let (ok, said) = site.umount(&[]);
+    assert!(!ok, "a conflict was unmounted away");
+    assert!(said.contains("conflict") && said.contains("resolve"), "{said}");
+    assert_eq!(std::fs::read(site.mnt("result")).unwrap(), b"ours", "still mounted");
+    let resolve = ["resolve", "--keep", "both"];
+    assert!(site.forebay(&resolve, &site.mnt("result")).0);
+    assert_eq!(site.umount(&[]), (true, String::new()));
+    assert_eq!(std::fs::read(site.pfs("result")).unwrap(), b"somebody else's");
+    assert_eq!(std::fs::read(site.pfs("result.forebay-ours")).unwrap(), b"ours");
+}
+
+#[test]
+fn dirty_data_is_not_destroyed_unless_it_is_said() {
+    let site = Site::mounted(128 * MIB, &["--drain", "never"]);
+    std::fs::write(site.mnt("f"), b"only here").unwrap();
+    assert!(site.umount(&["--keep", "--no-drain"]).0);
+    assert_eq!(std::fs::read(site.pfs("f")).unwrap(), b"");
+    let (ok, said) = site.umount(&["--flash", site.base.join("flash").to_str().unwrap()]);
+    assert!(!ok && said.contains("--discard-dirty"), "{said}");
+    site.mount();
+    assert_eq!(std::fs::read(site.mnt("f")).unwrap(), b"only here");
+    site.kill();
+    let (ok, said) = site.umount(&[]);
+    assert!(!ok && said.contains("--discard-dirty"), "{said}");
+    site.mount();
+    assert!(site.umount(&[]).0);
+    assert_eq!(std::fs::read(site.pfs("f")).unwrap(), b"only here");
+}
+
+#[test]
+fn states_are_told_to_programs_and_passthrough_makes_no_request() {
+    let site = Site::mounted(256 * MIB, &["--drain", "end"]);
+    let file = std::fs::File::create(site.mnt("f")).unwrap();
+    file.write_all_at(&[1; 4096], 0).unwrap();
+    let count = || {
+        let status = site.status(&site.base.join("mnt"));
+        let all: Vec<(String, u64)> = serde_json::from_value(status["requests"].clone()).unwrap();
+        all.iter().filter(|(name, _)| name == "WRITE" || name == "GETXATTR").map(|(_, n)| n).sum()
+    };
+    let before: u64 = count();
+    for i in 0..200 {
+        file.write_all_at(&[2; 4096], i * 4096).unwrap();
+    }
+    assert_eq!(count(), before);
+    assert_eq!(site.xattr("f", "state"), "dirty");
+    assert_eq!(site.xattr("f", "grade"), "written");
+    drop(file);
+    let (ok, said) = site.wait(&site.mnt("f"));
+    assert!(ok, "{said}");
+    assert_eq!(site.xattr("f", "state"), "clean");
+    assert_eq!(site.xattr("f", "grade"), "durable");
+    assert_eq!(site.xattr("f", "verified"), "cache");
+    assert_eq!(std::fs::read(site.pfs("f")).unwrap(), vec![2; 200 * 4096]);
+    // A directory's policy is inherited.
+    std::fs::create_dir_all(site.mnt("d/e")).unwrap();
+    let dir = site.mnt("d");
+    sys::setxattr(sys::bytes(&dir), "user.forebay.drain", b"close", 0).unwrap();
+    std::fs::write(site.mnt("d/e/now"), b"now").unwrap();
+    std::fs::write(site.mnt("later"), b"later").unwrap();
+    let start = Instant::now();
+    while std::fs::read(site.pfs("d/e/now")).unwrap() != b"now" {
+        assert!(start.elapsed() < LIMIT, "it does not drain at its close");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(std::fs::read(site.pfs("later")).unwrap(), b"");
+}
+
+#[test]
+fn served_writers_of_more_than_the_buffer_wait_and_never_see_enospc() {
+    let site = Site::mounted(48 * MIB, &["--writes", "served", "--drain-rate", "40MB"]);
+    let data = pattern(3, 4 << 20);
+    for i in 0..32 {
+        std::fs::write(site.mnt(&format!("f{i}")), &data).unwrap();
+    }
+    let one = std::fs::File::create(site.mnt("large")).unwrap();
+    for i in 0..20 {
+        one.write_all_at(&data, i * data.len() as u64).unwrap();
+    }
+    drop(one);
+    let (ok, said) = site.forebay(&["drain-rate"], &site.base.join("mnt"));
+    assert!(!ok && said.contains("BYTES"), "{said}");
+    let mut rate = Command::new(binary());
+    assert!(try_run(rate.arg("drain-rate").arg(site.base.join("mnt")).arg("0")).0);
+    site.must_be_durable();
+    for i in 0..32 {
+        assert!(std::fs::read(site.pfs(&format!("f{i}"))).unwrap() == data);
+    }
+    let large = std::fs::read(site.pfs("large")).unwrap();
+    assert!(large.len() == 20 * data.len() && large.chunks(data.len()).all(|c| c == data));
+    assert!(std::fs::read(site.mnt("large")).unwrap() == large);
+}
+
+#[test]
+fn users_have_on_the_cache_the_rights_that_they_have_on_the_pfs() {
+    let site = Site::mounted(128 * MIB, &[]);
+    for part in ["", "mnt", "pfs"] {
+        let path = site.base.join(part);
+        if part != "mnt" {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+        }
+    }
+    std::fs::write(site.pfs("secret"), b"secret").unwrap();
+    std::fs::set_permissions(site.pfs("secret"), PermissionsExt::from_mode(0o600)).unwrap();
+    std::fs::write(site.pfs("group"), b"group").unwrap();
+    std::os::unix::fs::chown(site.pfs("group"), Some(0), Some(4300)).unwrap();
+    std::fs::set_permissions(site.pfs("group"), PermissionsExt::from_mode(0o660)).unwrap();
+    let user = Cred::new(4242, 4242, &[4300]);
+    as_user(&user, || {
+        let denied = std::fs::read(site.mnt("secret")).unwrap_err();
+        assert_eq!(denied.raw_os_error(), Some(libc::EACCES));
+        std::fs::write(site.mnt("mine"), b"mine").unwrap();
+        std::fs::write(site.mnt("group"), b"by a member").unwrap();
+        std::fs::create_dir(site.mnt("dir")).unwrap();
+        std::fs::write(site.mnt("dir/f"), b"f").unwrap();
+    });
+    site.must_be_durable();
+    let owner = |name: &str| {
+        let meta = std::fs::metadata(site.pfs(name)).unwrap();
+        (meta.uid(), meta.gid())
+    };
+    assert_eq!(owner("mine"), (4242, 4242));
+    assert_eq!(owner("dir/f"), (4242, 4242));
+    assert_eq!(owner("group"), (0, 4300), "who owns it stays");
+    assert_eq!(std::fs::read(site.pfs("group")).unwrap(), b"by a member");
+}
+
+#[test]
+fn a_cache_killed_while_it_writes_and_drains_loses_nothing() {
+    let site = Site::mounted(128 * MIB, &["--drain", "close"]);
+    for round in 0..6u8 {
+        for i in 0..6u8 {
+            let data = pattern(round * 10 + i, 3 << 20);
+            std::fs::write(site.mnt(&format!("f{i}")), &data).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(u64::from(round) * 7));
+        site.kill();
+        site.mount();
+        for i in 0..6u8 {
+            let got = std::fs::read(site.mnt(&format!("f{i}"))).unwrap();
+            assert!(got == pattern(round * 10 + i, 3 << 20), "round {round}, file {i}");
+        }
+    }
+    site.must_be_durable();
+    assert_eq!(sums(&site.pfs("")), sums(&site.mnt("")));
+    assert_eq!(std::fs::read_dir(site.pfs("")).unwrap().count(), 6, "no temporary is left");
+}
+
+/// A cache over a file system whose weather is made.
+fn stormy(extra: &[&'static str]) -> (Site, Pfs) {
+    let site = Site::new(128 * MIB, extra);
+    let pfs = Pfs::mount(&site.base.join("backing"), &site.base.join("pfs"));
+    site.mount();
+    (site, pfs)
+}
+
+#[test]
+fn errors_of_the_pfs_are_told_and_what_failed_drains_when_they_are_over() {
+    for errno in [libc::EIO, libc::ENOSPC, libc::EDQUOT, libc::EROFS, libc::ESTALE] {
+        let (site, pfs) = stormy(&["--drain", "end"]);
+        let data = pattern(7, 2 << 20);
+        std::fs::write(site.mnt("f"), &data).unwrap();
+        pfs.weather.after(MIB, Air::Foul(errno));
+        let (ok, said) = site.forebay(&["wait", "--timeout", "20"], &site.mnt("f"));
+        let name = forebay_name(errno);
+        assert!(!ok && said.contains(name), "{name}: {said}");
+        pfs.weather.set(Air::Fair);
+        let state = site.status(&site.mnt("f"));
+        assert_eq!(state["file"]["state"], "failed", "{state}");
+        assert_eq!(state["file"]["error"]["errno"], errno);
+        site.must_be_durable();
+        assert!(std::fs::read(site.base.join("backing/f")).unwrap() == data, "{name}");
+        assert!(site.umount(&[]).0);
+        drop(pfs);
+    }
+}
+
+fn forebay_name(errno: i32) -> &'static str {
+    match errno {
+        libc::EIO => "EIO",
+        libc::ENOSPC => "ENOSPC",
+        libc::EDQUOT => "EDQUOT",
+        libc::EROFS => "EROFS",
+        _ => "ESTALE",
+    }
+}
+
+#[test]
+fn a_pfs_that_hangs_or_vanishes_holds_the_drain_up_and_nothing_else() {
+    let (site, pfs) = stormy(&["--drain", "end", "--pfs-ttl", "60"]);
+    let data = pattern(9, 2 << 20);
+    std::fs::write(site.mnt("f"), &data).unwrap();
+    let open = std::fs::File::options().read(true).write(true).open(site.mnt("f")).unwrap();
+    pfs.weather.after(MIB, Air::Still);
+    let (ok, said) = site.forebay(&["wait", "--timeout", "2", "--json"], &site.mnt(""));
+    assert!(!ok, "{said}");
+    open.write_all_at(b"while it hangs", 5).unwrap();
+    let mut got = [0; 14];
+    open.read_exact_at(&mut got, 5).unwrap();
+    assert_eq!(&got, b"while it hangs");
+    pfs.weather.set(Air::Fair);
+    drop(open);
+    site.must_be_durable();
+    let mut wanted = data;
+    wanted[5..19].copy_from_slice(b"while it hangs");
+    assert!(std::fs::read(site.base.join("backing/f")).unwrap() == wanted);
+    // Gone, and back.
+    std::fs::write(site.mnt("g"), b"written before it went").unwrap();
+    pfs.lose();
+    let (ok, _) = site.forebay(&["wait", "--timeout", "5"], &site.base.join("mnt"));
+    assert!(!ok);
+    drop(pfs);
+    let (ok, said) = site.forebay(&["wait", "--timeout", "5"], &site.base.join("mnt"));
+    assert!(!ok, "an empty mount point is not the PFS: {said}");
+    assert_eq!(std::fs::read_dir(site.base.join("pfs")).unwrap().count(), 0);
+    let _pfs = Pfs::mount(&site.base.join("backing"), &site.base.join("pfs"));
+    site.must_be_durable();
+    assert_eq!(std::fs::read(site.base.join("backing/g")).unwrap(), b"written before it went");
+}
