@@ -439,7 +439,7 @@ mod tests {
             bytes_done: 2048,
         };
         let text = part_line(&part);
-        assert_eq!(text, "  node2:7070: 3 files, 2.0 KiB, waiting: it does not answer");
+        assert_eq!(text, "  node2:7070: 3 files, 2.00 KiB, waiting: it does not answer");
     }
 
     #[test]
