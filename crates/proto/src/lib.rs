@@ -15,6 +15,7 @@ pub mod caller;
 pub mod commit;
 pub mod control;
 pub mod errno;
+pub mod events;
 pub mod ids;
 pub mod layout;
 pub mod net;

@@ -7,6 +7,7 @@
 //! the servers of one buffer ask each other, `places` where they are.
 
 pub mod cache;
+pub mod events;
 pub mod flash;
 pub mod ledger;
 pub mod locks;
