@@ -9,6 +9,7 @@ use forebay_proto::control::{StageKind, Verify};
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::parse_bytes;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 pub use crate::args_cache::{
@@ -21,6 +22,7 @@ pub use crate::args_servers::{
     BufferListArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolStatusArgs, RunServerArgs,
     ServeArgs, ServerArgs,
 };
+pub use crate::args_watch::{EventsArgs, TopArgs};
 
 pub use crate::args_stripe::{PlacementArg, StripeArgs, StripeCommand, StripeCount, StripeSetArgs};
 
@@ -90,6 +92,10 @@ pub enum Command {
     Validate(ValidateArgs),
     /// Show buffers, or where a file is and how safe it is.
     Status(StatusArgs),
+    /// Show what happened to a buffer, or at a server: what was staged, verified, failed, destroyed.
+    Events(EventsArgs),
+    /// Show what buffers do now: space, traffic, staging, errors.
+    Top(TopArgs),
     /// Verify a buffer that is not mounted.
     Check(CheckArgs),
     /// Print a completion script for a shell.
@@ -153,6 +159,10 @@ pub struct MountArgs {
     #[arg(long, value_name = "SECONDS", env = "FOREBAY_PATIENCE", default_value_t = 60,
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub patience: u32,
+    /// Show metrics, and a page with the same over time, by HTTP there: 127.0.0.1:9420, port 0 for
+    /// any. Whoever reaches that address may read them. Only with --scratch.
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "buffer")]
+    pub http: Option<SocketAddr>,
     /// Stay in the foreground; messages go to standard error unless --log-file is given.
     #[arg(long, short = 'f')]
     pub foreground: bool,

@@ -7,6 +7,7 @@ use forebay_net::ServerAddress;
 use forebay_proto::ServerId;
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::parse_bytes;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Where a server is, and as whom it is asked.
@@ -76,6 +77,10 @@ pub struct ServeArgs {
     /// times. By default where it listens, with the host's name for 0.0.0.0 and [::].
     #[arg(long, value_name = "ADDR")]
     pub advertise: Vec<ServerAddress>,
+    /// Show metrics, and a page with the same over time, by HTTP there: 127.0.0.1:9420, port 0 for
+    /// any. Whoever reaches that address may read the names of all buffers and what they do.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub http: Option<SocketAddr>,
     /// Capacities of buffers are rounded up to multiples of this; that of the pool's keeper counts.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16MiB")]
     pub granularity: u64,

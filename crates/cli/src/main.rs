@@ -8,6 +8,7 @@ mod args_cache;
 mod args_commit;
 mod args_servers;
 mod args_stripe;
+mod args_watch;
 mod commands;
 mod daemon;
 mod failure;

@@ -9,6 +9,8 @@ use forebay_proto::control::{
     BufferStatus, ControlError, FileStatus, Hello, PathBytes, PlanStatus, Reply, Request,
     SOCKET_NAME, StageSpec, Welcome,
 };
+use forebay_proto::events::{EventRecord, EventsPage, EventsQuery};
+use forebay_proto::metrics::ServerMetrics;
 use forebay_proto::version::CONTROL_PROTOCOL;
 use serde::de::DeserializeOwned;
 use std::fs::File;
@@ -164,6 +166,14 @@ impl Control {
         }
     }
 
+    /// Part of an event record.
+    pub fn events(&mut self, record: EventRecord, query: EventsQuery) -> Result<EventsPage> {
+        match self.request(&Request::Events { record, query }, ANSWER_TIMEOUT)? {
+            Reply::Events(page) => Ok(page),
+            _ => Err(self.unexpected()),
+        }
+    }
+
     /// Asks a cache about one file; warming a big one takes as long as reading it.
     pub fn cache_file(&mut self, request: CacheRequest) -> Result<CachedFile> {
         match self.request(&Request::Cache(request), WARM_TIMEOUT)? {
@@ -176,6 +186,14 @@ impl Control {
     pub fn cache_tell(&mut self, request: CacheRequest) -> Result<()> {
         match self.request(&Request::Cache(request), ANSWER_TIMEOUT)? {
             Reply::Ok => Ok(()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Counters of the buffer and its server.
+    pub fn metrics(&mut self) -> Result<ServerMetrics> {
+        match self.request(&Request::Metrics, ANSWER_TIMEOUT)? {
+            Reply::Metrics(metrics) => Ok(*metrics),
             _ => Err(self.unexpected()),
         }
     }

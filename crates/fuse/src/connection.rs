@@ -10,6 +10,7 @@ use crate::lifetime::Lifetimes;
 use crate::locks::LockRequests;
 use crate::opens::{OpenTable, Releases};
 use crate::options::{FastPath, MountOptions};
+use crate::tally::Tally;
 use crate::workers::Workers;
 use forebay_proto::api::Locks;
 use forebay_proto::{Attr, Caller, Errno, FileSystem, Ino, Timestamp};
@@ -29,6 +30,8 @@ pub(crate) struct Connection {
     pub(crate) lifetimes: Lifetimes,
     /// Requests for locks that wait, and who locked what through which file.
     pub(crate) locks: Arc<LockRequests>,
+    /// What went through.
+    pub(crate) tally: Tally,
     next_handle: AtomicU64,
 }
 
@@ -50,6 +53,7 @@ impl Connection {
             agreed,
             lifetimes: Lifetimes::new(options, agreed),
             locks: Arc::new(LockRequests::new()),
+            tally: Tally::new(),
             next_handle: AtomicU64::new(1),
         }
     }

@@ -81,7 +81,13 @@ pub(crate) fn answer(
 ) {
     let (given, error) = match result {
         Ok(given) => (given, None),
-        Err(e) => (Given::Nothing, Some(e)),
+        Err(e) => {
+            // What is not implemented is not asked again: it is an answer, no trouble.
+            if e != Errno::ENOSYS {
+                cx.tally.failed(e);
+            }
+            (Given::Nothing, Some(e))
+        }
     };
     let sent = match error {
         None => cx.lifetimes.send(&*cx.fs, device, unique, reply),

@@ -38,9 +38,11 @@ mod opens;
 mod ops;
 mod options;
 mod session;
+mod tally;
 mod turns;
 mod workers;
 
 pub use mount::{FILE_SYSTEM_TYPE, MountError, UnmountError, abort, remount, unmount};
 pub use options::{FastPath, FastPathOff, MountBy, MountFlags, MountOptions};
 pub use session::Session;
+pub use tally::Served;

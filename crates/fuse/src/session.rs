@@ -13,6 +13,7 @@ use crate::init::{self, InitError};
 use crate::mount::{self, MountError, Mounted, UnmountError};
 use crate::notify::Notifier;
 use crate::options::{FastPath, MountOptions};
+use crate::tally::Served;
 use crate::turns::Turns;
 use crate::{abi, buffer, dispatch, workers};
 use forebay_proto::{Errno, FileSystem, Ino, Notify};
@@ -91,6 +92,11 @@ impl Session {
     /// Requests served so far, by the kernel's names of them.
     pub fn request_counts(&self) -> Vec<(&'static str, u64)> {
         Counters::sum(self.counters.iter().map(|c| &**c))
+    }
+
+    /// Bytes and errors that went through the daemon so far.
+    pub fn served(&self) -> Served {
+        self.connection.tally.sum()
     }
 
     /// Where it is mounted.

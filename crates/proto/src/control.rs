@@ -6,7 +6,9 @@
 //! requester's identity comes from the socket (SO_PEERCRED, SO_PEERGROUPS), never from a message.
 
 use crate::commit::{CommitSpec, CommitStatus};
+use crate::events::{EventRecord, EventsPage, EventsQuery};
 use crate::ids::PlanId;
+use crate::metrics::ServerMetrics;
 use serde::{Deserialize, Serialize};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -125,6 +127,15 @@ pub enum Request {
     },
     /// About the cache that the buffer is.
     Cache(crate::cache::CacheRequest),
+    /// Events of the buffer: those of the requester, all for the superuser and the mount's owner.
+    Events {
+        /// Whose record; a mount's own buffer has only its own.
+        record: EventRecord,
+        /// Which.
+        query: EventsQuery,
+    },
+    /// Counters of the buffer, and of the process that serves it.
+    Metrics,
     /// Unmounts. With `keep` the buffer stays on flash, else it is destroyed.
     Umount {
         /// Keep the buffer.
@@ -151,6 +162,10 @@ pub enum Reply {
     CacheTree(Box<crate::cache::TreeState>),
     /// To one about one file.
     CacheFile(Box<crate::cache::CachedFile>),
+    /// To `Events`.
+    Events(EventsPage),
+    /// To `Metrics`.
+    Metrics(Box<ServerMetrics>),
     /// It failed.
     Error(ControlError),
 }
@@ -262,6 +277,9 @@ pub struct BufferStatus {
     pub pid: u32,
     /// Seconds since it started.
     pub uptime_s: u64,
+    /// Where it answers HTTP, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http: Option<String>,
     /// Log file, if there is one.
     pub log_file: Option<PathBytes>,
     /// What a cache has that the PFS does not, and what it did.

@@ -142,8 +142,8 @@ pub enum EventKind {
     Extended,
     /// It was destroyed.
     Destroyed,
-    /// A plan was taken, on record; `path` is where it copies to.
-    Planned,
+    /// A plan has begun; `path` is where it copies from, `note` where to.
+    Begun,
     /// A regular file was copied, fsynced, read back with the checksum it has, and got its name.
     Staged,
     /// A plan has ended, and all that it names is fsynced and verified.
@@ -154,8 +154,6 @@ pub enum EventKind {
     Cancelled,
     /// Dirty bytes of a file of a cache are on the PFS, fsynced and verified.
     Drained,
-    /// Clean bytes of a file of a cache were dropped from flash.
-    Evicted,
     /// A tree was published on the PFS at once.
     Committed,
     /// Events could not be written down; `files` is how many.
@@ -169,13 +167,12 @@ impl EventKind {
             EventKind::Created => "created",
             EventKind::Extended => "extended",
             EventKind::Destroyed => "destroyed",
-            EventKind::Planned => "planned",
+            EventKind::Begun => "begun",
             EventKind::Staged => "staged",
             EventKind::Verified => "verified",
             EventKind::Failed => "failed",
             EventKind::Cancelled => "cancelled",
             EventKind::Drained => "drained",
-            EventKind::Evicted => "evicted",
             EventKind::Committed => "committed",
             EventKind::Lost => "lost",
         }

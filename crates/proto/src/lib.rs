@@ -18,6 +18,7 @@ pub mod errno;
 pub mod events;
 pub mod ids;
 pub mod layout;
+pub mod metrics;
 pub mod net;
 pub mod size;
 pub mod version;

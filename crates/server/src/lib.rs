@@ -9,8 +9,10 @@
 pub mod cache;
 pub mod events;
 pub mod flash;
+pub mod http;
 pub mod ledger;
 pub mod locks;
+pub mod metrics;
 pub mod mover;
 pub mod namespace;
 pub mod net;

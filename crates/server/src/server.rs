@@ -7,7 +7,8 @@
 //!
 //! Made by the mount command (`forebay` crate), and by the ledger for the buffers it serves.
 
-use crate::cache::{self, CacheFs, CacheOptions};
+use crate::cache::{self, CacheEvents, CacheFs, CacheOptions};
+use crate::events::EventLog;
 use crate::flash::{Store, StoreKey};
 use crate::mover::tree::BufferTree;
 use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX, Servers};
@@ -18,6 +19,7 @@ use crate::over_tree::OverTree;
 use crate::peers::Peers;
 use forebay_proto::api::FileSystem;
 use forebay_proto::control::{ControlError, FileStatus, PathBytes, StoreKind};
+use forebay_proto::events::{EventKind, Happened};
 use forebay_proto::ids::ShardId;
 use forebay_proto::net::frame;
 use forebay_proto::{Caller, Errno};
@@ -76,6 +78,7 @@ pub struct Server {
     over: Option<Arc<OverTree>>,
     mover: Arc<Mover>,
     cache: Option<Arc<CacheFs>>,
+    events: Arc<EventLog>,
     recovery: RecoveryReport,
 }
 
@@ -102,6 +105,7 @@ impl Server {
     /// Opens the buffer on a store: formats a new one, recovers one whose server died, resumes
     /// staging plans that were not finished.
     pub fn open(store: Store, options: ServerOptions) -> Result<Arc<Server>, ControlError> {
+        crate::metrics::started();
         let meta = store.meta_dir();
         cache::check_type(&store, options.cache.is_some())?;
         let at =
@@ -141,11 +145,13 @@ impl Server {
             tracing::warn!(?recovery, "the last server did not close: recovered");
         }
         let several = options.peers.filter(|peers| peers.count() > 1);
+        let events = Arc::new(open_events(&store, root_uid)?);
         let mover_options = MoverOptions {
             pfs_roots: options.pfs_roots,
             mount_point: store.record().key.mount_point().map(Path::to_path_buf),
             buffer_prefix: prefix(&store.record().key),
             servers: several.clone().map(Servers::new),
+            events: Some(events.clone()),
             ..MoverOptions::default()
         };
         let over = several.map(|peers| Arc::new(OverTree::new(namespace.clone(), peers)));
@@ -155,11 +161,18 @@ impl Server {
         };
         let mover = Arc::new(Mover::new(tree, store.plans_dir(), mover_options)?);
         let cache = match options.cache {
-            Some(cache) => Some(CacheFs::open(store.dir(), namespace.clone(), cache)?),
+            Some(cache) => {
+                let told = CacheEvents {
+                    log: events.clone(),
+                    prefix: prefix(&store.record().key),
+                    owner_uid: root_uid,
+                };
+                Some(CacheFs::open_told(store.dir(), namespace.clone(), cache, Some(told))?)
+            }
             None => None,
         };
         mover.resume();
-        Ok(Arc::new(Server { store, names, namespace, over, mover, cache, recovery }))
+        Ok(Arc::new(Server { store, names, namespace, over, mover, events, cache, recovery }))
     }
 
     /// The file system that a mount serves.
@@ -183,6 +196,11 @@ impl Server {
     /// Staging.
     pub fn mover(&self) -> &Arc<Mover> {
         &self.mover
+    }
+
+    /// Its event record.
+    pub fn events(&self) -> &Arc<EventLog> {
+        &self.events
     }
 
     /// The store.
@@ -243,6 +261,7 @@ impl Server {
             cache.end(self.store.dir(), CACHE_WAIT)?;
         }
         self.namespace.close();
+        self.events.sync()?;
         let meta = self.store.meta_dir();
         self.names.close().map_err(|e| failed("close the namespace in", &meta, e, None))?;
         self.namespace
@@ -275,6 +294,24 @@ fn prefix(key: &StoreKey) -> Vec<u8> {
             point.as_os_str().as_bytes().to_vec()
         }
     }
+}
+
+/// Directory below the store's plans.
+const EVENTS_NAME: &str = "events";
+
+/// The event record of the buffer, beside its plans. One of a mount's own begins with its creation; of
+/// a served one the server's record says that.
+fn open_events(store: &Store, owner_uid: u32) -> Result<EventLog, ControlError> {
+    let record = store.record();
+    let log = EventLog::open(&store.plans_dir().join(EVENTS_NAME), &record.uuid)?;
+    if let (true, Some(point)) = (log.is_empty(), record.key.mount_point()) {
+        log.record_durably(&[Happened {
+            path: Some(PathBytes::new(point.as_os_str().as_bytes())),
+            bytes: Some(store.capacity_bytes()),
+            ..Happened::of(EventKind::Created, owner_uid)
+        }]);
+    }
+    Ok(log)
 }
 
 fn open_names(store: &Store, meta: &Path) -> Result<LmdbStore, ControlError> {

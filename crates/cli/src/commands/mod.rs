@@ -5,6 +5,7 @@ mod cache;
 mod check;
 mod commit;
 mod completions;
+mod events;
 mod man;
 pub mod mount;
 mod pool;
@@ -14,6 +15,7 @@ mod stage;
 mod stager;
 mod status;
 mod stripe;
+mod top;
 mod umount;
 mod validate;
 mod which_buffer;
@@ -35,6 +37,8 @@ pub fn run(command: Command) -> Outcome {
         Command::Resolve(args) => cache::resolve(args),
         Command::DrainRate(args) => cache::drain_rate(args),
         Command::Status(args) => status::run(args),
+        Command::Events(args) => events::run(args),
+        Command::Top(args) => top::run(args),
         Command::Check(args) => check::run(args),
         Command::Stage(args) => stage::run(args),
         Command::Commit(args) => commit::run(args),
@@ -85,6 +89,8 @@ fn wants_json(command: &Command) -> bool {
         Command::Run(args) => args.json,
         Command::Validate(args) => args.json,
         Command::Status(args) => args.json,
+        Command::Events(args) => args.json,
+        Command::Top(args) => args.json,
         Command::Check(args) => args.json,
         Command::Completions(_) | Command::Man(_) => false,
     }

@@ -46,6 +46,7 @@ pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
         options,
         threads: args.threads.map(usize::from),
         fast_path: !args.no_fast_path,
+        http: args.http,
         log_file,
         log_level: args.log_level,
         foreground: args.foreground,

@@ -27,6 +27,7 @@ pub fn run(args: ServeArgs) -> Outcome {
         addresses: args.listen,
         advertise: args.advertise,
         join: args.join,
+        http: args.http,
         log_file: args.log_file.as_deref().map(absolute).transpose()?,
         log_level: args.log_level,
         foreground,

@@ -306,6 +306,7 @@ fn finish(mount: &Mount, session_over: bool) -> (Result<(), ControlError>, Vec<S
         state.decided = Some(keep);
         (keep, state.force)
     };
+    mount.stop_http();
     let wait = if force { FORCE_STAGING_WAIT } else { STAGING_WAIT_MAX };
     let stuck = mount.backing.stop_staging(wait);
     for plan in &stuck {

@@ -15,6 +15,7 @@ mod requests;
 pub mod serve;
 mod signals;
 mod spawn;
+mod watch;
 
 pub use backing::BackingPlan;
 pub use spawn::{Reporter, run_in_background};
@@ -24,12 +25,14 @@ use backing::{Backing, Place};
 use ending::Ending;
 use forebay_fuse::{FastPath, FastPathOff, MountOptions, Session};
 use forebay_proto::control::ControlError;
+use forebay_server::http::{Http, HttpListener};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Threads that take requests of a served buffer's mount.
@@ -50,6 +53,8 @@ pub struct MountPlan {
     pub threads: Option<usize>,
     /// Whether passthrough may be used.
     pub fast_path: bool,
+    /// Where metrics are shown, if they are.
+    pub http: Option<SocketAddr>,
     /// Log file given by the user.
     pub log_file: Option<PathBuf>,
     /// Least severe level logged.
@@ -65,6 +70,7 @@ pub struct Mount {
     ending: Ending,
     log_file: Option<PathBuf>,
     fast_path_reason: Option<String>,
+    http: Mutex<Option<Http>>,
     started: Instant,
 }
 
@@ -72,12 +78,14 @@ pub struct Mount {
 pub fn serve(plan: MountPlan, mut report: Reporter) -> Result<(), ControlError> {
     signals::block();
     raise_file_limit();
+    // Before anything is made: an address that is taken is told at once.
+    let http = plan.http.map(HttpListener::bind).transpose()?;
     let place = Place::prepare(&plan)?;
     // Before the mount: whoever sees the mount finds the socket.
     let mounted = control::listen(place.dir(), plan.options.allow_other)
         .and_then(|listener| Ok((mount(&plan, &place, &mut report)?, listener)));
     match mounted {
-        Ok((mount, listener)) => run(Arc::new(mount), listener, report),
+        Ok((mount, listener)) => run(Arc::new(mount), listener, http, report),
         Err(error) => {
             if let Err(left) = place.clear() {
                 report.notice(&left.to_string());
@@ -101,6 +109,7 @@ fn mount(plan: &MountPlan, place: &Place, report: &mut Reporter) -> Result<Mount
                 ending: Ending::default(),
                 log_file,
                 fast_path_reason,
+                http: Mutex::default(),
                 started: Instant::now(),
             })
         }
@@ -178,9 +187,15 @@ fn settle_fast_path(
 }
 
 /// From "mounted" to the end of the process's work.
-fn run(mount: Arc<Mount>, listener: UnixListener, report: Reporter) -> Result<(), ControlError> {
+fn run(
+    mount: Arc<Mount>,
+    listener: UnixListener,
+    http: Option<HttpListener>,
+    report: Reporter,
+) -> Result<(), ControlError> {
     let started = control::start(Arc::clone(&mount), listener)
         .and_then(|()| signals::start(Arc::clone(&mount)))
+        .and_then(|()| mount.show(http))
         .and_then(|()| {
             let recovery = match &mount.backing {
                 Backing::Own { server, .. } => Some(server.recovery()),

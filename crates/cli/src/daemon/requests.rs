@@ -9,6 +9,7 @@ use forebay_proto::cache::{CachedFile, TreeState};
 use forebay_proto::control::{
     BufferStatus, ControlError, PathBytes, Reply, Request, STAGE_WAIT_MAX_MS, StoreKind,
 };
+use forebay_proto::events::{Event, EventRecord};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::{Caller, Errno};
 use forebay_server::Server;
@@ -55,6 +56,15 @@ fn of_own(
             mover.set_rate(caller, plan, bytes_per_s).map(Reply::Plan)
         }
         Request::Cache(_) => Err(no_cache(mount)),
+        Request::Events { record: EventRecord::Buffer, query } => {
+            let all = caller.uid == 0 || caller.uid == mount.owner_uid();
+            let may_see = |event: &Event| all || event.happened.uid == caller.uid;
+            server.events().read(&query, &may_see).map(Reply::Events)
+        }
+        Request::Events { record: EventRecord::Server, .. } => {
+            Err(ControlError::new("read events", None, "no server but the mount itself has it"))
+        }
+        Request::Metrics => Ok(Reply::Metrics(Box::new(mount.metrics_of(server)))),
         Request::BufferStatus | Request::Umount { .. } => Err(strange()),
     }
 }
@@ -155,12 +165,18 @@ fn of_served(
             LedgerRequest::StageRate { name, plan, bytes_per_s }
         }
         Request::Cache(_) => return Err(no_cache(mount)),
+        Request::Events { record, query } => {
+            LedgerRequest::Events { name: Some(name), record, query }
+        }
+        Request::Metrics => LedgerRequest::Metrics { name: Some(name) },
         Request::BufferStatus | Request::Umount { .. } => return Err(strange()),
     };
     match served.ask(&request)? {
         LedgerReply::File(file) => Ok(Reply::File(file)),
         LedgerReply::Plan(plan) => Ok(Reply::Plan(plan)),
         LedgerReply::Plans(plans) => Ok(Reply::Plans(plans)),
+        LedgerReply::Events(page) => Ok(Reply::Events(page)),
+        LedgerReply::Metrics(metrics) => Ok(Reply::Metrics(metrics)),
         LedgerReply::Error(error) => Err(error),
         _ => Err(strange()),
     }
@@ -240,6 +256,7 @@ impl Mount {
             used_bytes: 0,
             inodes: 0,
             pid: std::process::id(),
+            http: self.http_address().map(|address| address.to_string()),
             uptime_s: self.started.elapsed().as_secs(),
             log_file: self
                 .log_file

@@ -6,9 +6,11 @@ use forebay_net::ServerAddress;
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::size::format_bytes;
 use forebay_server::flash::LOG_NAME;
+use forebay_server::http::{Http, HttpListener, Watched};
 use forebay_server::ledger::{Door, Ledger, LedgerOptions, host_name};
 use forebay_server::net::listen;
 use serde::Serialize;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +27,8 @@ pub struct ServePlan {
     pub advertise: Vec<ServerAddress>,
     /// A server of the pool to join.
     pub join: Option<ServerAddress>,
+    /// Where metrics are shown, if they are.
+    pub http: Option<SocketAddr>,
     /// Log file given by the user.
     pub log_file: Option<PathBuf>,
     /// Least severe level logged.
@@ -40,6 +44,8 @@ struct Up {
     incarnation: u64,
     pid: u32,
     addresses: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http: Option<SocketAddr>,
     flash: PathBytes,
     capacity_bytes: u64,
     granularity_bytes: u64,
@@ -66,6 +72,8 @@ pub fn serve(plan: ServePlan, report: Reporter) -> Result<(), ControlError> {
 }
 
 fn run(plan: &ServePlan, log_file: Option<&Path>, report: Reporter) -> Result<(), ControlError> {
+    // Before anything is served: an address that is taken is told at once.
+    let http = plan.http.map(HttpListener::bind).transpose()?;
     let ledger = Ledger::open(plan.ledger.clone())?;
     let unix_socket = plan.addresses.iter().find_map(|address| match address {
         ServerAddress::Unix(path) => Some(path.clone()),
@@ -85,14 +93,25 @@ fn run(plan: &ServePlan, log_file: Option<&Path>, report: Reporter) -> Result<()
     let addresses: Vec<String> = listening.addresses().iter().map(ToString::to_string).collect();
     let joined = take_part(plan, &ledger, listening.addresses());
     tracing::info!(?addresses, incarnation = ledger.incarnation(), "serving");
-    let (up, text) = describe(plan, &ledger, addresses, log_file);
-    let told = joined.and_then(|()| report.ready(&up, Some(&text), log_file));
+    let shown_at = http.as_ref().map(HttpListener::address);
+    let (up, text) = describe(plan, &ledger, addresses, shown_at, log_file);
+    let shown = joined.and_then(|()| http.map(|bound| show(bound, &ledger)).transpose());
+    let (shown, told) = match shown {
+        Ok(shown) => (shown, report.ready(&up, Some(&text), log_file)),
+        Err(error) => (None, Err(error)),
+    };
     if told.is_ok() {
         let signal = signals::wait();
         tracing::info!(signal, "ending");
     }
+    // Whoever looks at the buffers lets go of them first.
+    drop(shown);
     listening.stop();
     told.and(ledger.close())
+}
+
+fn show(bound: HttpListener, ledger: &Arc<Ledger>) -> Result<Http, ControlError> {
+    Http::start(bound, Arc::clone(ledger) as Arc<dyn Watched>)
 }
 
 /// Says where this server is, to the pool too.
@@ -129,6 +148,7 @@ fn describe(
     plan: &ServePlan,
     ledger: &Ledger,
     addresses: Vec<String>,
+    http: Option<SocketAddr>,
     log_file: Option<&Path>,
 ) -> (Up, String) {
     let bytes = |path: &Path| PathBytes::new(path.as_os_str().as_bytes());
@@ -145,6 +165,7 @@ fn describe(
         incarnation: ledger.incarnation(),
         pid: std::process::id(),
         addresses,
+        http,
         flash: bytes(&options.flash),
         capacity_bytes: options.capacity_bytes,
         granularity_bytes: options.granularity_bytes,

@@ -11,7 +11,11 @@ use forebay_proto::{Errno, Ino, Result};
 pub(crate) fn read(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::ReadIn = take(&mut rest)?;
-    reply.fill(arg.size as usize, |room| cx.fs.read(rq.ino(), arg.offset, room))?;
+    reply.fill(arg.size as usize, |room| {
+        let bytes = cx.fs.read(rq.ino(), arg.offset, room)?;
+        cx.tally.read(bytes);
+        Ok(bytes)
+    })?;
     Ok(Given::Nothing)
 }
 
@@ -20,6 +24,7 @@ pub(crate) fn write(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     let arg: abi::WriteIn = take(&mut rest)?;
     let data = rest.get(..arg.size as usize).ok_or(Errno::EINVAL)?;
     let written = cx.fs.write(rq.ino(), arg.offset, data, write_mode(&arg))?;
+    cx.tally.written(written.min(data.len()));
     reply.put(&abi::WriteOut { size: written.min(data.len()) as u32, padding: 0 });
     Ok(Given::Nothing)
 }

@@ -5,7 +5,9 @@
 
 use super::servers::ShardPlace;
 use crate::control::{ControlError, FileStatus, PathBytes, PlanStatus, StageSpec, StoreKind};
+use crate::events::{EventRecord, EventsPage, EventsQuery};
 use crate::ids::{PlanId, ServerId, ShardId};
+use crate::metrics::ServerMetrics;
 use serde::{Deserialize, Serialize};
 
 /// Longest name of a buffer.
@@ -191,6 +193,20 @@ pub enum LedgerRequest {
         /// Bytes per second.
         bytes_per_s: u64,
     },
+    /// Events that the requester may see: their own, for who may everything all.
+    Events {
+        /// Of this buffer, also one that was destroyed; `None`: of all, in the server's record.
+        name: Option<BufferName>,
+        /// Whose record.
+        record: EventRecord,
+        /// Which.
+        query: EventsQuery,
+    },
+    /// Counters of the server that is asked.
+    Metrics {
+        /// Of this buffer; `None`: of all that the requester may use.
+        name: Option<BufferName>,
+    },
     /// State of a file.
     FileStatus {
         /// Buffer.
@@ -224,6 +240,10 @@ pub enum LedgerReply {
     Plan(PlanStatus),
     /// To `StageList`.
     Plans(Vec<PlanStatus>),
+    /// To `Events`.
+    Events(EventsPage),
+    /// To `Metrics`.
+    Metrics(Box<ServerMetrics>),
     /// To `FileStatus`.
     File(FileStatus),
     /// It failed.

@@ -14,6 +14,7 @@ mod act;
 mod attrs;
 mod counters;
 mod drain;
+mod events;
 mod file;
 mod filesystem;
 mod flash;
@@ -41,6 +42,7 @@ use counters::Counters;
 use crossbeam_channel::Sender;
 use drain::policy::Policies;
 use drain::{Drainer, WORKERS};
+pub use events::CacheEvents;
 use file::CacheFile;
 use flash::Flash;
 use forebay_proto::api::Notify;
@@ -130,6 +132,7 @@ pub struct CacheFs {
     drainer: Drainer,
     policies: Policies,
     counters: Counters,
+    events: Option<CacheEvents>,
     wishes: Sender<Wish>,
     /// Cached files that are in memory, by their inode on flash.
     loaded: Mutex<HashMap<Ino, Weak<CacheFile>>>,
@@ -150,6 +153,16 @@ impl CacheFs {
         dir: &Path,
         names: Arc<Namespace>,
         options: CacheOptions,
+    ) -> std::result::Result<Arc<CacheFs>, ControlError> {
+        CacheFs::open_told(dir, names, options, None)
+    }
+
+    /// The same; what is drained, or cannot be, is told to `events`, with `prefix` before its path.
+    pub fn open_told(
+        dir: &Path,
+        names: Arc<Namespace>,
+        options: CacheOptions,
+        events: Option<CacheEvents>,
     ) -> std::result::Result<Arc<CacheFs>, ControlError> {
         let (pfs, power_cut) = recover::open_pfs(dir, &options, names.is_volatile())?;
         let at = |what: &'static str| {
@@ -172,6 +185,7 @@ impl CacheFs {
             loaded: Mutex::default(),
             notify: RwLock::new(None),
             threads: Mutex::default(),
+            events,
             flash,
             pfs,
             options,

@@ -96,9 +96,6 @@ impl EventLog {
     }
 
     fn append(&self, inner: &mut Inner, happened: &[Happened]) -> io::Result<()> {
-        if inner.bytes >= EVENT_SEGMENT_BYTES {
-            self.rotate(inner)?;
-        }
         let time = UtcTime::now();
         let mut next = inner.next;
         let mut lines = Vec::new();
@@ -112,41 +109,32 @@ impl EventLog {
             line::put(&Event { seq: next, time, happened: happened.clone() }, &mut lines)?;
             next += 1;
         }
-        match write(inner, &lines) {
-            // Less room than an event is left: the next segment may have some.
-            Err(error) if full(&error) => {
-                self.rotate(inner)?;
-                write(inner, &lines)?;
-            }
-            written => written?,
+        // Not over the end of the room that was taken for the segment.
+        let holds = inner.segments.last().is_some_and(|segment| segment.first < inner.next);
+        if holds && inner.bytes + lines.len() as u64 > EVENT_SEGMENT_BYTES {
+            self.rotate(inner)?;
         }
+        write(inner, &lines)?;
         step("events are written");
         inner.next = next;
         inner.unsaid = 0;
         Ok(())
     }
 
-    /// Begins the next segment. Where flash is full, the oldest makes room for it.
+    /// Begins the next segment, with room for all of it. Where flash is full, older ones give it, but
+    /// the last that holds something stays.
     fn rotate(&self, inner: &mut Inner) -> io::Result<()> {
         inner.file.sync_data()?;
-        let begin = || segment::begin(&self.dir, &self.of, inner.next);
-        let begun = match begin() {
-            Err(error) if full(&error) && inner.segments.len() > 1 => {
-                segment::remove(&inner.segments[0])?;
-                inner.segments.remove(0);
-                begin()
+        let (segment, file, bytes) = loop {
+            match segment::begin(&self.dir, &self.of, inner.next, true) {
+                Err(error) if full(&error) && inner.segments.len() > 1 => remove_oldest(inner),
+                begun => break begun?,
             }
-            begun => begun,
         };
-        let (segment, file, bytes) = begun?;
         inner.segments.push(segment);
         (inner.file, inner.bytes) = (file, bytes);
         while inner.segments.len() > EVENT_SEGMENTS {
-            let oldest = inner.segments.remove(0);
-            step("the oldest events are to go");
-            if let Err(errno) = segment::remove(&oldest) {
-                tracing::warn!(path = %oldest.path.display(), %errno, "old events stay");
-            }
+            remove_oldest(inner);
         }
         Ok(())
     }
@@ -222,6 +210,14 @@ impl EventLog {
     }
 }
 
+fn remove_oldest(inner: &mut Inner) {
+    let oldest = inner.segments.remove(0);
+    step("the oldest events are to go");
+    if let Err(errno) = segment::remove(&oldest) {
+        tracing::warn!(path = %oldest.path.display(), %errno, "old events stay");
+    }
+}
+
 /// Writes all of the lines or nothing: part of one would be taken for a torn end, and what follows
 /// be cut with it.
 fn write(inner: &mut Inner, lines: &[u8]) -> io::Result<()> {
@@ -242,7 +238,7 @@ fn open(dir: &Path, of: &str) -> io::Result<Inner> {
     let mut segments = segment::list(dir)?;
     loop {
         let Some(newest) = segments.last() else {
-            let (segment, file, bytes) = segment::begin(dir, of, 1)?;
+            let (segment, file, bytes) = segment::begin(dir, of, 1, false)?;
             segments.push(segment);
             return Ok(Inner { segments, file, bytes, next: 1, unsaid: 0, errno: 0 });
         };

@@ -11,7 +11,7 @@
 //!   gives way. Room for the segment in use is taken when it is begun, so that a buffer filled to
 //!   the brim can still say what is copied out of it.
 //!
-//! Recorded by the mover, the ledger, and whoever drains, evicts or commits; read by the control
+//! Recorded by the mover, the ledger and the cache; read by the control
 //! socket and the ledger.
 
 mod line;

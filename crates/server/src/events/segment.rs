@@ -38,8 +38,15 @@ pub(super) fn list(dir: &Path) -> io::Result<Vec<Segment>> {
     Ok(segments)
 }
 
-/// Begins a segment, durably: its name is on flash, with its head, before an event is in it.
-pub(super) fn begin(dir: &Path, of: &str, first: u64) -> io::Result<(Segment, File, u64)> {
+/// Begins a segment, durably: its name is on flash, with its head, before an event is in it. The room
+/// of a whole segment is taken; `must_have_room`: ENOSPC where that cannot be had, else each event
+/// takes its own.
+pub(super) fn begin(
+    dir: &Path,
+    of: &str,
+    first: u64,
+    must_have_room: bool,
+) -> io::Result<(Segment, File, u64)> {
     let path = dir.join(format!("{first:016}{SUFFIX}"));
     let begun = (|| {
         let mut file = OpenOptions::new()
@@ -54,7 +61,13 @@ pub(super) fn begin(dir: &Path, of: &str, first: u64) -> io::Result<(Segment, Fi
         let mut head = Vec::new();
         line::put(&Head { format: FORMAT, of: of.into(), first }, &mut head)?;
         file.write_all(&head)?;
-        reserve(&file);
+        match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, EVENT_SEGMENT_BYTES) {
+            Err(rustix::io::Errno::NOSPC) if must_have_room => {
+                return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            }
+            Err(error) => tracing::debug!(%error, "no room is kept for events"),
+            Ok(()) => {}
+        }
         file.sync_all()?;
         File::open(dir)?.sync_all()?;
         step("a segment of events has its head");
@@ -67,14 +80,6 @@ pub(super) fn begin(dir: &Path, of: &str, first: u64) -> io::Result<(Segment, Fi
             let _ = fs::remove_file(&path);
             Err(error)
         }
-    }
-}
-
-/// Takes the room of a whole segment. Where that cannot be had, each event takes its own.
-fn reserve(file: &File) {
-    let reserved = fallocate(file, FallocateFlags::KEEP_SIZE, 0, EVENT_SEGMENT_BYTES);
-    if let Err(error) = reserved {
-        tracing::debug!(%error, "no room is kept for events");
     }
 }
 

@@ -9,6 +9,7 @@ use crate::session::{BufferFacts, Sessions};
 use forebay_net::handshake::{Gate, Greeted};
 use forebay_net::node::this_node;
 use forebay_proto::control::{ControlError, StoreKind};
+use forebay_proto::metrics::BufferMetrics;
 use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{
     AccessMode, BufferName, LedgerReply, LedgerRequest, MountedClient,
@@ -254,6 +255,10 @@ impl Backend for Door {
 impl BufferUser for Sessions {
     fn clients(&self) -> Vec<MountedClient> {
         Sessions::clients(self)
+    }
+
+    fn fill_metrics(&self, told: &mut BufferMetrics) {
+        Sessions::fill_metrics(self, told);
     }
 
     fn end(&self) {

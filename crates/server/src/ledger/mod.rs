@@ -12,6 +12,7 @@
 //! | `choose`, `create`, `extend`, `destroy` | the changes, by the pool's keeper |
 //! | `show`, `stage` | the questions |
 //! | `ask` | what servers ask each other |
+//! | `events` | the record of what was made and destroyed; what the server counts |
 //! | `members`, `forget` | the servers of the pool |
 //! | `round` | what is done when others can be reached: announcing, finishing |
 //! | `gate` | the listener's questions: secrets, identities, sessions |
@@ -26,6 +27,7 @@ mod ask;
 mod choose;
 mod create;
 mod destroy;
+mod events;
 mod extend;
 mod forget;
 mod gate;
@@ -106,6 +108,7 @@ pub struct Ledger {
     /// To the other servers of the pool.
     links: Arc<Links>,
     round: round::Round,
+    told: events::Told,
     _lock: StoreLock,
 }
 
@@ -128,6 +131,7 @@ impl Ledger {
     /// serves all buffers that are ready. A buffer that cannot be served is kept and says why.
     /// Error EBUSY if another process serves this flash.
     pub fn open(options: LedgerOptions) -> Result<Arc<Ledger>, ControlError> {
+        crate::metrics::started();
         check_options(&options)?;
         let dir = directory(&options.flash);
         make_dir(&dir)?;
@@ -157,9 +161,11 @@ impl Ledger {
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let links = Arc::new(Links::new(options.key.clone(), Arc::default()));
         let round = round::Round::default();
-        let ledger = Ledger { options, dir, state, changed, links, round, _lock: lock };
+        let told = events::Told::open(&dir, state.lock().file.server)?;
+        let ledger = Ledger { options, dir, state, changed, links, round, told, _lock: lock };
         ledger.note_servers();
         ledger.settle_all()?;
+        ledger.told.tell(&ledger.state.lock().file, Some(events::LATE));
         reserve::make(&ledger.dir);
         Ok(Arc::new(ledger))
     }

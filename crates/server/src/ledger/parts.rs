@@ -177,6 +177,10 @@ impl Ledger {
         let name = found.spec.name;
         let _turn = self.turn(what, Busy::Part(name.clone()))?;
         let Ok(part) = self.part_of(what, uuid) else { return Ok(()) };
+        // Once before there is no way back, for a kill may come, and once with all that is done till then.
+        if let Some(served) = self.buffer(&name) {
+            self.told.keep_of(&served);
+        }
         let served = {
             let mut state = self.state.lock();
             self.commit_freeing(&mut state, |file| {
@@ -210,6 +214,7 @@ impl Ledger {
         served.server.mover().end_commits(true)?;
         served.end_mounts();
         let store = served.server.abandon();
+        self.told.keep_of(&served);
         // Memory and files that are still open would not come back with the store.
         drop(self.last_of(served));
         step("a buffer is not served any more");

@@ -5,6 +5,7 @@
 use super::{Identity, Ledger};
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
+use forebay_proto::events::EventRecord;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
 use forebay_proto::net::pool::{PoolQuestion, PoolReply};
 
@@ -18,7 +19,8 @@ fn files_of(request: &LedgerRequest) -> Option<&BufferName> {
         | Q::StageList { name }
         | Q::StageCancel { name, .. }
         | Q::StageRate { name, .. }
-        | Q::FileStatus { name, .. } => Some(name),
+        | Q::FileStatus { name, .. }
+        | Q::Events { name: Some(name), record: EventRecord::Buffer, .. } => Some(name),
         Q::Pool
         | Q::Forget { .. }
         | Q::Places { .. }
@@ -26,7 +28,9 @@ fn files_of(request: &LedgerRequest) -> Option<&BufferName> {
         | Q::List
         | Q::Status { .. }
         | Q::Extend { .. }
-        | Q::Destroy { .. } => None,
+        | Q::Destroy { .. }
+        | Q::Events { .. }
+        | Q::Metrics { .. } => None,
     }
 }
 
@@ -51,6 +55,9 @@ impl Ledger {
     /// The server that can answer.
     fn answerer(&self, request: &LedgerRequest) -> ServerId {
         let mine = self.server_id();
+        if self.is_asked_itself(request) {
+            return mine;
+        }
         let (name, files) = match (files_of(request), request) {
             (Some(name), _) => (name, true),
             (None, LedgerRequest::Places { name }) => (name, false),
@@ -89,6 +96,8 @@ impl Ledger {
             Q::Status { name } => self.status(who, &name),
             Q::Extend { name, capacity_bytes } => self.extend(who, &name, capacity_bytes),
             Q::Destroy { name, force } => self.destroy(who, &name, force),
+            Q::Events { name, record, query } => self.events(who, name.as_ref(), record, &query),
+            Q::Metrics { name } => self.metrics_for(who, name.as_ref()),
             staging => self.stage(who, staging),
         };
         reply.unwrap_or_else(LedgerReply::Error)

@@ -6,6 +6,7 @@
 use super::record::PartRecord;
 use crate::Server;
 use crate::places::Places;
+use forebay_proto::metrics::BufferMetrics;
 use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::{AccessMode, BufferName, MountedClient};
 use parking_lot::Mutex;
@@ -16,6 +17,8 @@ use std::sync::Arc;
 pub trait BufferUser: Any + Send + Sync {
     /// Mounts that are attached now.
     fn clients(&self) -> Vec<MountedClient>;
+    /// Adds what they hold and have asked for.
+    fn fill_metrics(&self, _told: &mut BufferMetrics) {}
     /// Ends all mounts' sessions; none can be begun after it. Called once, before the buffer is
     /// closed or destroyed, with no lock of the ledger held that [`super::Ledger::buffer`] takes.
     fn end(&self);
@@ -79,6 +82,16 @@ impl ServedBuffer {
     pub fn clients(&self) -> Vec<MountedClient> {
         let user = self.user.lock().clone();
         user.map(|user| user.clients()).unwrap_or_default()
+    }
+
+    /// What it does now.
+    pub fn metrics(&self) -> BufferMetrics {
+        let mut told = crate::metrics::of_server(&self.server, self.name.to_string());
+        let user = self.user.lock().clone();
+        if let Some(user) = user {
+            user.fill_metrics(&mut told);
+        }
+        told
     }
 
     /// Ends all mounts' sessions.

@@ -75,6 +75,7 @@ impl Ledger {
         let mut file = state.file.clone();
         change(&mut file);
         file.save(&self.dir)?;
+        self.told.tell(&file, None);
         state.file = file;
         Ok(())
     }
@@ -88,6 +89,7 @@ impl Ledger {
         let mut file = state.file.clone();
         change(&mut file);
         reserve::save(&file, &self.dir)?;
+        self.told.tell(&file, None);
         state.file = file;
         Ok(())
     }

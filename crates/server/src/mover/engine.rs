@@ -4,6 +4,7 @@
 //! changes its own plans only, the superuser all.
 
 use super::commit::{Commit, check_commit};
+use super::evidence::{Evidence, tell_end};
 use super::gate::Gate;
 use super::identity::Identity;
 use super::journal::{Journal, Past};
@@ -17,6 +18,8 @@ use super::setup::Setup;
 use super::share::Share;
 use super::stop::{Pace, StopReason};
 use super::tree::BufferTree;
+use crate::events::EventLog;
+use crate::metrics::StagingCounts;
 use forebay_proto::control::{
     ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec,
 };
@@ -65,6 +68,8 @@ pub struct MoverOptions {
     pub link_records_bytes_max: u64,
     /// The buffer's other servers, if it has more than one.
     pub servers: Option<Servers>,
+    /// Where it is written down what became of each file.
+    pub events: Option<Arc<EventLog>>,
     /// For tests of faults of the PFS.
     pub hook: Option<PfsHook>,
 }
@@ -80,6 +85,7 @@ impl Default for MoverOptions {
             dir_records_bytes_max: DIR_RECORDS_BYTES_MAX,
             link_records_bytes_max: LINK_RECORDS_BYTES_MAX,
             servers: None,
+            events: None,
             hook: None,
         }
     }
@@ -96,6 +102,7 @@ pub(super) struct Shared {
     pub options: MoverOptions,
     pub state: Mutex<State>,
     pub changed: Condvar,
+    counts: Arc<StagingCounts>,
 }
 
 #[derive(Default)]
@@ -155,8 +162,9 @@ impl Mover {
             }
         }
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let tree = Arc::new(Gate::new(tree));
-        Ok(Mover { shared: Arc::new(Shared { tree, plans_dir, options, state, changed }) })
+        let (tree, counts) = (Arc::new(Gate::new(tree)), Arc::default());
+        let shared = Shared { tree, plans_dir, options, state, changed, counts };
+        Ok(Mover { shared: Arc::new(shared) })
     }
 
     /// Takes a plan; it is journaled when this returns, and goes on whatever happens to the caller.
@@ -213,6 +221,18 @@ impl Mover {
     pub fn list(&self, who: &Caller) -> Vec<PlanStatus> {
         let plans: Vec<_> = self.shared.state.lock().plans.values().cloned().collect();
         plans.iter().filter(|plan| plan.belongs_to(who)).map(|plan| plan.status()).collect()
+    }
+
+    /// The plans that have not ended, of those that `who` may see.
+    pub fn list_unfinished(&self, who: &Caller) -> Vec<PlanStatus> {
+        let plans: Vec<_> = self.shared.state.lock().plans.values().cloned().collect();
+        let shown = plans.iter().filter(|plan| plan.belongs_to(who) && !plan.is_final());
+        shown.map(|plan| plan.status()).collect()
+    }
+
+    /// What it has moved since it was started.
+    pub fn counts(&self) -> &StagingCounts {
+        &self.shared.counts
     }
 
     /// Stops a plan for good; returns when nothing of it runs and its leftovers are removed, or
@@ -358,7 +378,7 @@ impl Shared {
             }
             Err(error) => {
                 plan.progress.failed(plan_failure("start a thread", &error.to_string()));
-                plan.end(PlanState::Failed);
+                self.end(&plan, PlanState::Failed);
             }
         }
     }
@@ -373,7 +393,7 @@ impl Shared {
             // Left behind, a plan no longer owns its files: a later server may have them.
             let Ok(_open) = self.tree.enter() else { return };
             match ended {
-                Some(state) => plan.end(state),
+                Some(state) => self.end(plan, state),
                 None => *plan.state.lock() = PlanState::Queued,
             }
         }
@@ -397,6 +417,7 @@ impl Shared {
                 return Some(PlanState::Failed);
             }
         };
+        self.witness(plan, &journal, &past);
         let run = match self.prepare(plan, journal.clone(), past) {
             Ok(run) => run,
             Err(why) => {
@@ -415,6 +436,19 @@ impl Shared {
             tracing::warn!(plan = %run.plan, errno = %fault.errno, "journal not on flash");
         }
         ended
+    }
+
+    /// What becomes of the plan's files goes to the event record and the counters.
+    fn witness(&self, plan: &Plan, journal: &Journal, past: &Past) {
+        let (file, prefix) = (plan.file.lock().clone(), &plan.buffer_prefix);
+        plan.progress.count_into(self.counts.bytes(file.spec.direction));
+        let (log, counts) = (self.options.events.clone(), self.counts.clone());
+        journal.witnessed_by(Evidence::begin(log, counts, &file, prefix, past));
+    }
+
+    fn end(&self, plan: &Plan, state: PlanState) {
+        tell_end(self.options.events.as_deref(), &self.counts, &plan.status_as(state), state);
+        plan.end(state);
     }
 
     fn prepare(&self, plan: &Plan, journal: Arc<Journal>, past: Past) -> Result<Run, String> {

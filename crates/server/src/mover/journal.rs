@@ -8,6 +8,7 @@
 //! line: the journal's size is bounded by the items.
 
 use super::commit::CommitStep;
+use super::evidence::Evidence;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::Meta;
 use super::pfs_target::FsIdentity;
@@ -21,6 +22,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 /// Least time between two notes of the time worked, in milliseconds.
@@ -132,6 +134,11 @@ impl Past {
         self.done.get(&key(path))
     }
 
+    /// True if nothing was ever done.
+    pub fn is_fresh(&self) -> bool {
+        self.top.is_none() && self.target.is_none() && self.dirs.is_empty() && self.worked_ms == 0
+    }
+
     fn take(&mut self, record: Record) {
         match record {
             Record::Target(target) => self.target = Some(target),
@@ -163,6 +170,8 @@ fn key(path: &[u8]) -> u128 {
 /// An open journal.
 pub(super) struct Journal {
     inner: Mutex<Inner>,
+    /// Hears of lines before they are written.
+    evidence: OnceLock<Evidence>,
     started: Instant,
     worked_before_ms: u64,
 }
@@ -193,7 +202,13 @@ impl Journal {
         let now = Instant::now();
         let worked_before_ms = past.worked_ms;
         let inner = Mutex::new(Inner { file, ticked: now, dirs: past.dirs.clone() });
-        Ok((Journal { inner, started: now, worked_before_ms }, past))
+        Ok((Journal { inner, evidence: OnceLock::new(), started: now, worked_before_ms }, past))
+    }
+
+    /// What is appended from now on is told to the buffer's event record first.
+    pub fn witnessed_by(&self, evidence: Evidence) {
+        // A journal has one plan: a second one would be the same.
+        let _ = self.evidence.set(evidence);
     }
 
     /// Milliseconds worked on the plan, over all runs.
@@ -203,6 +218,9 @@ impl Journal {
 
     /// Appends lines with one write.
     pub fn append(&self, records: &[Record]) -> Outcome<()> {
+        if let Some(evidence) = self.evidence.get() {
+            evidence.tell(records);
+        }
         let mut inner = self.inner.lock();
         self.append_locked(&mut inner, records)
     }

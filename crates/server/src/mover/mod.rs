@@ -18,6 +18,7 @@ mod copy;
 mod data;
 mod ends;
 mod engine;
+mod evidence;
 mod fault;
 mod feeder;
 mod gate;

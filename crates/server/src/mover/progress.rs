@@ -7,6 +7,7 @@ use forebay_proto::control::{
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Window of the rate, in slots of [`SLOT_MS`].
@@ -24,6 +25,8 @@ pub(super) struct Progress {
     pub bytes_total: AtomicU64,
     /// Signed: a file that is copied again takes its bytes back.
     bytes_done: AtomicI64,
+    /// Counts what all plans of the mover have copied.
+    moved: OnceLock<Arc<AtomicU64>>,
     errors: Mutex<Vec<FileError>>,
     window: Mutex<Window>,
 }
@@ -48,9 +51,16 @@ impl Progress {
             files_skipped: AtomicU64::new(0),
             bytes_total: AtomicU64::new(0),
             bytes_done: AtomicI64::new(0),
+            moved: OnceLock::new(),
             errors: Mutex::new(Vec::new()),
             window: Mutex::new(window),
         }
+    }
+
+    /// What is copied is counted there too.
+    pub fn count_into(&self, moved: &Arc<AtomicU64>) {
+        // A plan that goes on counts where it did.
+        let _ = self.moved.set(moved.clone());
     }
 
     /// An item of `bytes` was found.
@@ -67,6 +77,9 @@ impl Progress {
     /// Bytes were copied.
     pub fn copied(&self, bytes: u64) {
         self.bytes_done.fetch_add(bytes as i64, Relaxed);
+        if let Some(moved) = self.moved.get() {
+            moved.fetch_add(bytes, Relaxed);
+        }
         let mut window = self.window.lock();
         window.advance();
         if let Some(slot) = window.slots.back_mut() {

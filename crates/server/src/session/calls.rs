@@ -93,6 +93,19 @@ impl Sessions {
         room: &mut Vec<u8>,
         local: bool,
     ) -> Reply {
+        let reply = self.call_uncounted(session, request, payload, room, local);
+        self.counts.count(&request.call, &reply.answer, payload.len(), reply.payload_bytes);
+        reply
+    }
+
+    fn call_uncounted(
+        &self,
+        session: &Arc<Session>,
+        request: &Request<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+        local: bool,
+    ) -> Reply {
         session.busy.fetch_add(1, Ordering::AcqRel);
         let _busy = Busy(session);
         session.hear();

@@ -8,6 +8,7 @@ use forebay_proto::net::session::SessionId;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Weak;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 /// Locks that the directories share.
@@ -93,6 +94,7 @@ impl Sessions {
         for (id, subjects) in lost {
             // A session that has ended believes nothing any more.
             let Some(holder) = self.table.lock().sessions.get(id).cloned() else { continue };
+            self.recalls.fetch_add(subjects.len() as u64, Relaxed);
             let serial = holder.channel.recall(subjects);
             told.push((holder, serial));
         }
@@ -127,6 +129,7 @@ impl Sessions {
             for id in lost {
                 let holder = self.table.lock().sessions.get(&id).cloned();
                 if let Some(holder) = holder {
+                    self.recalls.fetch_add(1, Relaxed);
                     holder.channel.recall(&[*subject]);
                 }
             }

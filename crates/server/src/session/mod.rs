@@ -47,9 +47,11 @@ mod tests;
 pub use calls::Reply;
 
 use crate::locks::LockTable;
+use crate::metrics::CallCounts;
 use crate::namespace::Namespace;
 use crate::places::Places;
 use forebay_proto::api::FileSystem;
+use forebay_proto::metrics::BufferMetrics;
 use forebay_proto::net::ledger::MountedClient;
 use forebay_proto::net::session::{Attach, Attached, ClientId, NodeId, SessionId, SessionKey};
 use forebay_proto::{Errno, Ino, Result, ShardId};
@@ -168,6 +170,8 @@ pub struct Sessions {
     sizes: Sizes,
     grace: Grace,
     table: Mutex<Table>,
+    counts: CallCounts,
+    recalls: AtomicU64,
 }
 
 #[derive(Default)]
@@ -196,6 +200,8 @@ impl Sessions {
             order: changes::Order::new(),
             sizes: Sizes::new(),
             table: Mutex::new(Table { old, ..Table::default() }),
+            counts: CallCounts::default(),
+            recalls: AtomicU64::new(0),
         });
         namespace.set_notify(Arc::new(changes::ServerChanges(Arc::downgrade(&sessions))));
         namespace
@@ -386,6 +392,18 @@ impl Sessions {
     /// Where the parts of the buffer are.
     pub fn places(&self) -> &Arc<Places> {
         &self.facts.places
+    }
+
+    /// What these sessions hold and have asked for.
+    pub fn fill_metrics(&self, told: &mut BufferMetrics) {
+        told.calls = self.counts.kinds();
+        (told.read_bytes, told.written_bytes) = self.counts.bytes();
+        told.errors.extend(self.counts.errors());
+        told.sessions = self.table.lock().sessions.len() as u64;
+        told.leases = self.leases.count() as u64;
+        told.recalls = self.recalls.load(Ordering::Relaxed);
+        let locks = self.locks.counts();
+        (told.locks, told.lock_waits) = (locks.held as u64, locks.waiting as u64);
     }
 
     /// Leases given out now.

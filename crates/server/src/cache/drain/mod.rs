@@ -352,6 +352,7 @@ impl CacheFs {
             }
             return self.drainer.put_back(file, Instant::now() + LOOK_AGAIN, false);
         }
+        self.tell_not_drained(file, error.errno.0, error.what);
         let mut state = file.state.lock();
         let tries = state.record.failure.as_ref().map_or(0, |f| f.tries).saturating_add(1);
         let failure = Failure {
@@ -382,6 +383,7 @@ impl CacheFs {
         file: &Arc<CacheFile>,
         what: &'static str,
     ) -> forebay_proto::Result<()> {
+        self.tell_not_drained(file, libc::ESTALE, what);
         let mut state = file.state.lock();
         tracing::warn!(path = %state.record.path, what, "conflict");
         let at_s = forebay_proto::Timestamp::now().sec;

@@ -451,6 +451,7 @@ impl CacheFs {
         let clean = state.draining.take().unwrap_or_default();
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
         let resized = object.size_bytes != stat.size;
+        self.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how);
         // Before the first block is clean: a drain that begins again must not cut the PFS file
         // to what counted before this one.
         state

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::step::kill::run_killed;
+use forebay_proto::events::{EventKind, EventRecord, EventsQuery};
 use std::collections::BTreeMap;
 
 const CHILD_FLASH: &str = "FOREBAY_TEST_LEDGER_FLASH";
@@ -43,6 +44,28 @@ fn held_by_kernel(flash: &Path) -> usize {
     mounts.lines().filter(|line| line.contains(flash)).count()
 }
 
+/// The buffers that are there, with their capacity, by what the server's record tells of them. Each
+/// change is told once.
+#[track_caller]
+fn told(ledger: &Ledger, when: &str) -> BTreeMap<String, u64> {
+    let query = EventsQuery::default();
+    let request = LedgerRequest::Events { name: None, record: EventRecord::Server, query };
+    let LedgerReply::Events(page) = ask(ledger, &root(), request).unwrap() else {
+        panic!("{when}")
+    };
+    let mut there = BTreeMap::new();
+    for event in page.events {
+        let (uuid, bytes) = (event.happened.uuid.unwrap(), event.happened.bytes.unwrap());
+        let before = match event.happened.event {
+            EventKind::Destroyed => there.remove(&uuid),
+            _ => there.insert(uuid, bytes),
+        };
+        let is_first = event.happened.event == EventKind::Created;
+        assert_eq!(before.is_none(), is_first, "{when}: {:?} told twice", event.happened.event);
+    }
+    there
+}
+
 /// The record, the stores on flash and the running servers say the same.
 #[track_caller]
 fn must_agree(ledger: &Ledger, flash: &Path, when: &str) {
@@ -52,6 +75,7 @@ fn must_agree(ledger: &Ledger, flash: &Path, when: &str) {
     let of_pool: BTreeMap<_, _> =
         file.buffers.iter().map(|b| (b.uuid.clone(), b.part_bytes)).collect();
     assert_eq!(on_record, of_pool, "{when}");
+    assert_eq!(told(ledger, when), of_pool, "{when}: the events tell something else");
     let on_flash: BTreeMap<_, _> = flash::list(flash)
         .unwrap()
         .into_iter()
@@ -124,6 +148,7 @@ fn killed_at_each_step(kind: StoreKind, flash_in: &str, again: bool) {
         "a part is to be removed on record",
         "a removed part has no store",
         "a part of a buffer is gone",
+        "a change of the ledger is to be told",
     ] {
         assert!(places.iter().any(|killed| killed == place), "never killed after: {place}");
     }

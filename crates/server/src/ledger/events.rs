@@ -1,0 +1,294 @@
+//! What a server writes down of buffers: made, extended, destroyed; the records of those that are gone;
+//! and what it counts.
+//!
+//! The record is told of each change after the ledger's file has it, by comparing the two: so
+//! what a kill has kept from being told is told by the next start. The keeper of a pool tells of its
+//! buffers, other servers of their parts.
+
+use super::record::{LedgerFile, RecordState};
+use super::turn::absent;
+use super::{Identity, Ledger, ServedBuffer};
+use crate::events::{EventLog, keep, read_kept};
+use crate::http::Watched;
+use crate::metrics;
+use crate::step::step;
+use forebay_proto::ServerId;
+use forebay_proto::control::ControlError;
+use forebay_proto::events::{Event, EventKind, EventRecord, EventsPage, EventsQuery, Happened};
+use forebay_proto::metrics::{BufferMetrics, ServerMetrics};
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Directory of the record, in the ledger's.
+const EVENTS_NAME: &str = "events";
+/// Directory of the records of destroyed buffers, in that.
+const ENDED_NAME: &str = "ended";
+/// Most records of destroyed buffers that are kept; the oldest give way.
+const ENDED_RECORDS_MAX: usize = 64;
+/// Most bytes of them.
+const ENDED_BYTES_MAX: u64 = 64 << 20;
+/// Said of what is told by a start.
+pub(super) const LATE: &str = "seen by a start of the server";
+
+/// A buffer that is there, as far as the record says.
+#[derive(Clone, PartialEq, Eq)]
+struct Alive {
+    name: String,
+    owner_uid: u32,
+    capacity_bytes: u64,
+    note: Option<String>,
+}
+
+/// The record.
+pub(super) struct Told {
+    log: EventLog,
+    ended: PathBuf,
+    alive: Mutex<BTreeMap<String, Alive>>,
+}
+
+impl Told {
+    /// Opens it, in the ledger's directory.
+    pub(super) fn open(dir: &Path, server: ServerId) -> Result<Told, ControlError> {
+        let dir = dir.join(EVENTS_NAME);
+        // A server that lost its identity begins a record of its own.
+        let log = EventLog::open(&dir.join(server.to_string()), &server.to_string())?;
+        let ended = dir.join(ENDED_NAME);
+        let made = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&ended);
+        made.map_err(|error| ControlError::io("keep events in", Some(&ended), &error))?;
+        let mut alive = BTreeMap::new();
+        let mut query = EventsQuery::default();
+        loop {
+            let page = log.read(&query, &|_| true)?;
+            page.events.into_iter().for_each(|event| take(&mut alive, event.happened));
+            query.after = page.next_after;
+            if !page.more {
+                return Ok(Told { log, ended, alive: Mutex::new(alive) });
+            }
+        }
+    }
+
+    /// Tells how the ledger's file, which is on flash, differs from what was told.
+    pub(super) fn tell(&self, file: &LedgerFile, note: Option<&str>) {
+        let mut alive = self.alive.lock();
+        let now = of_file(file);
+        let mut happened = Vec::new();
+        let mut add = |event, uuid: &String, of: &Alive| {
+            let note = note.map(String::from).or_else(|| of.note.clone());
+            happened.push(Happened {
+                bytes: Some(of.capacity_bytes),
+                buffer: Some(of.name.clone()),
+                uuid: Some(uuid.clone()),
+                note,
+                ..Happened::of(event, of.owner_uid)
+            });
+        };
+        for (uuid, (state, of)) in &now {
+            match alive.get(uuid) {
+                // What is going changes no more.
+                _ if *state != RecordState::Ready => {}
+                None => add(EventKind::Created, uuid, of),
+                Some(told) if told.capacity_bytes != of.capacity_bytes => {
+                    add(EventKind::Extended, uuid, of);
+                }
+                Some(_) => {}
+            }
+        }
+        for (uuid, of) in alive.iter().filter(|(uuid, _)| !now.contains_key(*uuid)) {
+            add(EventKind::Destroyed, uuid, of);
+        }
+        if happened.is_empty() {
+            return;
+        }
+        step("a change of the ledger is to be told");
+        self.log.record_durably(&happened);
+        happened.into_iter().for_each(|happened| take(&mut alive, happened));
+    }
+
+    /// Keeps the record of a buffer whose store is about to go. That it cannot be kept does not
+    /// keep the store.
+    pub(super) fn keep_of(&self, served: &ServedBuffer) {
+        let kept = served.server.events().copy_to(&self.ended, &served.uuid).and_then(|_| {
+            keep(&self.ended, ENDED_RECORDS_MAX, ENDED_BYTES_MAX).map_err(|errno| {
+                ControlError::io("remove old events in", Some(&self.ended), &errno.into())
+            })
+        });
+        if let Err(error) = kept {
+            tracing::warn!(buffer = %served.name, "its events are not kept: {error}");
+        }
+    }
+
+    /// The kept record of the newest destroyed buffer of this name that `who` may see.
+    fn ended_of(&self, who: &Identity, name: &BufferName) -> Result<Option<PathBuf>, ControlError> {
+        let mut query = EventsQuery::default();
+        let mut found = None;
+        let may_see = |event: &Event| {
+            event.happened.event == EventKind::Destroyed && sees(who, Some(name), event)
+        };
+        loop {
+            let page = self.log.read(&query, &may_see)?;
+            found = page.events.into_iter().filter_map(|e| e.happened.uuid).next_back().or(found);
+            query.after = page.next_after;
+            if !page.more {
+                let path = found.map(|uuid| self.ended.join(uuid));
+                return Ok(path.filter(|path| path.exists()));
+            }
+        }
+    }
+}
+
+/// Follows the record.
+fn take(alive: &mut BTreeMap<String, Alive>, happened: Happened) {
+    let Happened { event, uid, bytes, buffer, uuid, note, .. } = happened;
+    let (Some(name), Some(uuid)) = (buffer, uuid) else { return };
+    match event {
+        EventKind::Destroyed => drop(alive.remove(&uuid)),
+        _ => {
+            let note = note.filter(|note| note != LATE);
+            let capacity_bytes = bytes.unwrap_or(0);
+            alive.insert(uuid, Alive { name, owner_uid: uid, capacity_bytes, note });
+        }
+    }
+}
+
+/// What is on the ledger's file, by identity.
+fn of_file(file: &LedgerFile) -> BTreeMap<String, (RecordState, Alive)> {
+    if file.keeper.is_none() {
+        let of = |b: &super::record::BufferRecord| Alive {
+            name: b.name().to_string(),
+            owner_uid: b.owner_uid,
+            capacity_bytes: b.part_bytes * b.servers.len() as u64,
+            note: None,
+        };
+        return file.buffers.iter().map(|b| (b.uuid.clone(), (b.state, of(b)))).collect();
+    }
+    let of = |p: &super::record::PartRecord| Alive {
+        name: p.name().to_string(),
+        owner_uid: p.spec.owner_uid,
+        capacity_bytes: p.spec.capacity_bytes,
+        note: Some(format!("part {} of {}", p.spec.shard.0, p.spec.servers.len())),
+    };
+    file.parts.iter().map(|p| (p.spec.uuid.clone(), (p.state, of(p)))).collect()
+}
+
+/// May they see this event of the server's record?
+fn sees(who: &Identity, name: Option<&BufferName>, event: &Event) -> bool {
+    let of = event.happened.buffer.as_deref();
+    let wanted = name.is_none_or(|name| of == Some(name.as_str()));
+    wanted
+        && match who {
+            Identity::Superuser(_) => true,
+            Identity::User(caller) => caller.uid == event.happened.uid,
+            Identity::Holder(name) => of == Some(name.as_str()),
+        }
+}
+
+impl Ledger {
+    /// True for a question that only the server which was asked can answer: about itself, or
+    /// about a destroyed buffer whose record it has.
+    pub(super) fn is_asked_itself(&self, request: &LedgerRequest) -> bool {
+        match request {
+            LedgerRequest::Metrics { .. } | LedgerRequest::Events { name: None, .. } => true,
+            LedgerRequest::Events { name: Some(name), record: EventRecord::Buffer, .. } => {
+                let state = self.state.lock();
+                let gone = state.file.part(name).is_none() && state.file.buffer(name).is_none();
+                drop(state);
+                let root = Identity::of_server_key();
+                gone && matches!(self.told.ended_of(&root, name), Ok(Some(_)))
+            }
+            _ => false,
+        }
+    }
+
+    /// Part of a record of events.
+    pub(super) fn events(
+        &self,
+        who: &Identity,
+        name: Option<&BufferName>,
+        record: EventRecord,
+        query: &EventsQuery,
+    ) -> Result<LedgerReply, ControlError> {
+        let page = match (record, name) {
+            (EventRecord::Server, name) => {
+                self.told.log.read(query, &|event| sees(who, name, event))?
+            }
+            (EventRecord::Buffer, Some(name)) => self.events_of(who, name, query)?,
+            (EventRecord::Buffer, None) => {
+                let why = "which buffer is not said";
+                return Err(ControlError::new("read events", None, why).errno(libc::EINVAL));
+            }
+        };
+        Ok(LedgerReply::Events(page))
+    }
+
+    /// The owner of a buffer sees all that happened to it.
+    fn events_of(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+        query: &EventsQuery,
+    ) -> Result<EventsPage, ControlError> {
+        let what = "read events of";
+        if self.owned_part(what, who, name)?.is_some() {
+            let served = self.buffer(name).ok_or_else(|| {
+                super::turn::of(what, name, "it is not served", libc::EIO)
+                    .hint("`forebay buffer status` tells why")
+            })?;
+            return served.server.events().read(query, &|_| true);
+        }
+        match self.told.ended_of(who, name)? {
+            Some(path) => read_kept(&path, query, &|_| true),
+            None => Err(absent(what, name)),
+        }
+    }
+
+    /// What this server counts of the buffers that they may use.
+    pub(super) fn metrics_for(
+        &self,
+        who: &Identity,
+        name: Option<&BufferName>,
+    ) -> Result<LedgerReply, ControlError> {
+        let may_see = |of: &BufferName, owner_uid: u32| {
+            name.is_none_or(|name| name == of) && who.owns(of, owner_uid)
+        };
+        let told = self.metrics_of(&may_see);
+        match name {
+            Some(name) if told.buffers.is_empty() => Err(absent("count what happens to", name)),
+            _ => Ok(LedgerReply::Metrics(Box::new(told))),
+        }
+    }
+
+    fn metrics_of(&self, may_see: &dyn Fn(&BufferName, u32) -> bool) -> ServerMetrics {
+        let (parts, reserved_bytes) = {
+            let state = self.state.lock();
+            let parts = state.file.parts.iter().map(|part| {
+                let served = state.running.get(part.name()).cloned();
+                (part.clone(), served)
+            });
+            (parts.collect::<Vec<_>>(), state.file.reserved_bytes())
+        };
+        let seen = parts.iter().filter(|(part, _)| may_see(part.name(), part.spec.owner_uid));
+        let buffers = seen.map(|(part, served)| match served {
+            Some(served) => served.metrics(),
+            None => BufferMetrics {
+                buffer: part.name().to_string(),
+                uuid: part.spec.uuid.clone(),
+                ..BufferMetrics::default()
+            },
+        });
+        ServerMetrics {
+            capacity_bytes: Some(self.options.capacity_bytes),
+            reserved_bytes: Some(reserved_bytes),
+            buffers: buffers.collect(),
+            ..metrics::process()
+        }
+    }
+}
+
+impl Watched for Ledger {
+    fn metrics(&self) -> ServerMetrics {
+        self.metrics_of(&|_, _| true)
+    }
+}

@@ -1,0 +1,22 @@
+//! Counters of what a server does, and their snapshot. Counting is one relaxed addition, on a line of
+//! the cache that few threads share; nothing here takes a lock on the way of a call.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `count` | counters that many threads add to |
+//! | `calls` | calls of mounts: by kind, bytes, errors |
+//! | `staging` | what the mover has moved |
+//! | `sample` | all of a buffer at one moment |
+//!
+//! Sessions and the mover count; the ledger, the control socket and `http` ask. What each figure
+//! means: docs/METRICS.md.
+
+mod calls;
+mod count;
+mod sample;
+mod staging;
+
+pub use calls::CallCounts;
+pub use count::ErrnoCounts;
+pub use sample::{of_server, process, started};
+pub use staging::StagingCounts;
