@@ -53,21 +53,24 @@ impl Placement {
 }
 
 /// Which turn a new file of this name has in its directory's round over the servers: files whose
-/// names differ in their last number only (`rank.17`, `out.0017.h5`) take turns by that number, so
-/// they spread evenly and not by chance; directories begin at different servers.
+/// names differ in one number only (`rank.17`, `out.0017.h5`, `restart-7-of-96`) take turns by that
+/// number, so they spread evenly and not by chance; directories begin at different servers.
 pub fn turn(parent: Ino, name: &[u8]) -> u64 {
-    let end = name.iter().rposition(u8::is_ascii_digit).map_or(0, |last| last + 1);
-    let begin = name[..end].iter().rposition(|b| !b.is_ascii_digit()).map_or(0, |last| last + 1);
-    let number = name[begin..end]
-        .iter()
-        .fold(0u64, |n, digit| n.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')));
-    // FNV-1a, finished by a mix: the low bits choose the server.
-    let stem = name[..begin].iter().chain([&0]).chain(&name[end..]);
-    let mut hash = parent.0.to_le_bytes().iter().chain(stem).fold(0xcbf2_9ce4_8422_2325, |h, b| {
-        (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    // The sum of a name's numbers follows the one that counts up, whichever it is.
+    let (mut sum, mut number) = (0u64, 0u64);
+    // FNV-1a over what is no digit, finished by a mix: the low bits choose the server.
+    let fnv = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
+    let mut hash = parent.0.to_le_bytes().into_iter().fold(0xcbf2_9ce4_8422_2325, fnv);
+    for &byte in name {
+        if byte.is_ascii_digit() {
+            number = number.wrapping_mul(10).wrapping_add(u64::from(byte - b'0'));
+        } else {
+            sum = sum.wrapping_add(std::mem::take(&mut number));
+            hash = fnv(hash, byte);
+        }
+    }
     hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    (hash >> 16).wrapping_add(number)
+    (hash >> 16).wrapping_add(sum).wrapping_add(number)
 }
 
 /// Stripe sizes are multiples of this: the unit in which local file systems allocate.
@@ -300,7 +303,7 @@ mod tests {
     #[test]
     fn numbered_names_take_turns() {
         for servers in 2..6u64 {
-            for pattern in ["rank.#", "out.#.h5", "#", "step2_#.dat"] {
+            for pattern in ["rank.#", "out.#.h5", "#", "step2_#.dat", "restart-#-of-96"] {
                 let mut counts = vec![0u32; servers as usize];
                 for n in 0..60 {
                     let name = pattern.replace('#', &format!("{n:04}"));

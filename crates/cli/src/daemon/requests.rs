@@ -39,6 +39,9 @@ fn of_own(
     request: Request,
 ) -> Result<Reply, ControlError> {
     let mover = server.mover();
+    if let Request::Events { .. } | Request::Metrics = &request {
+        return of_watcher(mount, server, caller, request);
+    }
     if let Some(cache) = server.cache() {
         return of_cache(mount, cache, caller, request);
     }
@@ -56,6 +59,21 @@ fn of_own(
             mover.set_rate(caller, plan, bytes_per_s).map(Reply::Plan)
         }
         Request::Cache(_) => Err(no_cache(mount)),
+        Request::Events { .. }
+        | Request::Metrics
+        | Request::BufferStatus
+        | Request::Umount { .. } => Err(strange()),
+    }
+}
+
+/// What happened and what is counted, of any buffer that this process serves.
+fn of_watcher(
+    mount: &Mount,
+    server: &Server,
+    caller: &Caller,
+    request: Request,
+) -> Result<Reply, ControlError> {
+    match request {
         Request::Events { record: EventRecord::Buffer, query } => {
             let all = caller.uid == 0 || caller.uid == mount.owner_uid();
             let may_see = |event: &Event| all || event.happened.uid == caller.uid;
@@ -65,7 +83,7 @@ fn of_own(
             Err(ControlError::new("read events", None, "no server but the mount itself has it"))
         }
         Request::Metrics => Ok(Reply::Metrics(Box::new(mount.metrics_of(server)))),
-        Request::BufferStatus | Request::Umount { .. } => Err(strange()),
+        _ => Err(strange()),
     }
 }
 
