@@ -1,16 +1,15 @@
 //! The C interface, by a C program compiled against include/forebay.h, on real mounts.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::buffer::{Buffer, Kind};
+use forebay_tests::buffer::{Buffer, Kind, binary};
 use forebay_tests::procs::run;
 use forebay_tests::served::{Served, Store, Via};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where cargo put libforebay.so: beside the directory of the tests.
+/// Where `make build` put libforebay.so: beside the executable that is tested.
 fn library_dir() -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    let dir = tests.parent().and_then(Path::parent).unwrap().to_path_buf();
+    let dir = binary().parent().unwrap().to_path_buf();
     assert!(dir.join("libforebay.so").exists(), "no libforebay.so in {dir:?}");
     dir
 }
