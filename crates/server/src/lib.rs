@@ -10,6 +10,7 @@ pub mod cache;
 pub mod events;
 pub mod flash;
 pub mod http;
+mod journal_line;
 pub mod ledger;
 pub mod locks;
 pub mod metrics;

@@ -12,6 +12,7 @@ use super::evidence::Evidence;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::Meta;
 use super::pfs_target::FsIdentity;
+use crate::journal_line;
 use forebay_proto::attr::Timestamp;
 use forebay_proto::control::{FileError, MAX_REPORTED_ERRORS, PathBytes};
 use forebay_proto::{Errno, Result, ShardId};
@@ -194,7 +195,7 @@ impl Journal {
         loop {
             line.clear();
             let len = reader.read_until(b'\n', &mut line)?;
-            let Some(record) = parse(&line) else { break };
+            let Some(record) = journal_line::take(&line) else { break };
             past.take(record);
             good += len as u64;
         }
@@ -227,12 +228,15 @@ impl Journal {
 
     fn append_locked(&self, inner: &mut Inner, records: &[Record]) -> Outcome<()> {
         let mut lines = Vec::new();
+        let put = |record: &Record, lines: &mut Vec<u8>| {
+            journal_line::put(record, lines).map_err(|e| failed(Errno::from_io(&e)))
+        };
         for record in records {
-            format(record, &mut lines);
+            put(record, &mut lines)?;
         }
         if inner.ticked.elapsed().as_millis() >= TICK_MS {
             inner.ticked = Instant::now();
-            format(&Record::Worked(self.worked_ms()), &mut lines);
+            put(&Record::Worked(self.worked_ms()), &mut lines)?;
         }
         inner.file.write_all(&lines).map_err(|e| failed(Errno::from_io(&e)))
     }
@@ -270,7 +274,7 @@ impl Journal {
         loop {
             line.clear();
             reader.read_until(b'\n', &mut line).map_err(failed)?;
-            match parse(&line) {
+            match journal_line::take(&line) {
                 Some(Record::Done { path, source, target, crc32c }) => {
                     each(path.as_bytes(), &Finished { source, target, crc32c });
                 }
@@ -291,25 +295,6 @@ impl Journal {
 fn failed(errno: Errno) -> Fault {
     let why = format!("the plan's journal cannot be written: {errno}");
     Fault { errno, ..Fault::of(Sort::Refused, Where::Target, "journal", why) }
-}
-
-fn format(record: &Record, lines: &mut Vec<u8>) {
-    // Plain data without maps: serialisation to memory cannot fail; a failure would leave an
-    // empty line, which a reader takes for a torn end.
-    let json = serde_json::to_vec(record).unwrap_or_default();
-    lines.extend_from_slice(format!("{:08x} ", crc_fast::crc32_iscsi(&json)).as_bytes());
-    lines.extend_from_slice(&json);
-    lines.push(b'\n');
-}
-
-fn parse(line: &[u8]) -> Option<Record> {
-    let line = line.strip_suffix(b"\n")?;
-    let (crc, json) = line.split_at_checked(9)?;
-    let crc = std::str::from_utf8(crc.strip_suffix(b" ")?).ok()?;
-    if u32::from_str_radix(crc, 16).ok()? != crc_fast::crc32_iscsi(json) {
-        return None;
-    }
-    serde_json::from_slice(json).ok()
 }
 
 #[cfg(test)]
