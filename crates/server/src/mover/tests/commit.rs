@@ -1,7 +1,7 @@
 //! Commits: a tree appears at once, with a manifest that says what is in it; what fails or is given
 //! up leaves nothing behind.
 
-use super::support::{LIMIT, Site, is_root, leftovers, noise};
+use super::support::{LIMIT, Site, leftovers, need_root, noise};
 use crate::mover::MoverOptions;
 use forebay_proto::commit::{CommitPhase, CommitSpec, CommitStatus, PublishedBy};
 use forebay_proto::control::{PlanState, PlanStatus, StageSpec, Verify};
@@ -347,9 +347,7 @@ fn commits_to_one_place_take_turns_and_others_run_beside_them() {
 
 #[test]
 fn a_user_commits_with_their_own_rights_only() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = Site::new();
     let who = Caller { uid: 4242, gid: 4242, ..Caller::default() };
     std::fs::create_dir(site.buffer("t")).unwrap();

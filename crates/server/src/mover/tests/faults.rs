@@ -1,7 +1,7 @@
 //! What a plan does when something is wrong: the PFS is full, read-only, gone or faulty, the
 //! source changes, the requester changes its mind.
 
-use super::support::{Site, is_root, leftovers, noise};
+use super::support::{Site, leftovers, need_root, noise};
 use crate::mover::{MoverOptions, PfsHook};
 use forebay_proto::control::{PlanState, PlanStatus, Verify};
 use forebay_proto::{Caller, Errno, PlanId};
@@ -46,9 +46,7 @@ fn only_error(status: &PlanStatus) -> (String, i32) {
 
 #[test]
 fn a_full_pfs_keeps_old_files_and_leaves_no_temporary() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = Site::new();
     let mount = Mount::new(site.pfs("full"), "size=3m");
     std::fs::create_dir(site.buffer("d")).unwrap();
@@ -81,9 +79,7 @@ fn a_full_pfs_keeps_old_files_and_leaves_no_temporary() {
 
 #[test]
 fn a_read_only_pfs_is_told_at_once() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = Site::new();
     let mount = Mount::new(site.pfs("ro"), "size=3m");
     assert!(
@@ -97,9 +93,7 @@ fn a_read_only_pfs_is_told_at_once() {
 
 #[test]
 fn an_empty_mount_point_is_not_the_pfs() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = Site::new();
     let mount = Mount::new(site.pfs("m"), "size=30m");
     std::fs::create_dir(site.buffer("d")).unwrap();

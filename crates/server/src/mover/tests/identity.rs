@@ -1,6 +1,6 @@
 //! A root server stages for a user only what the user could read and write.
 
-use super::support::{Site, is_root, leftovers, noise};
+use super::support::{Site, leftovers, need_root, noise};
 use forebay_proto::Caller;
 use forebay_proto::control::{PlanState, StageKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -26,9 +26,7 @@ fn site() -> Site {
 /// What cannot be read leaves no trace at the target; paths of the buffer are named as such.
 #[test]
 fn nothing_is_made_for_what_cannot_be_read() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let options = crate::mover::MoverOptions {
         buffer_prefix: b"/mnt/bb".to_vec(),
         ..crate::mover::MoverOptions::default()
@@ -57,9 +55,7 @@ fn nothing_is_made_for_what_cannot_be_read() {
 
 #[test]
 fn files_the_user_cannot_read_are_refused_and_the_rest_is_copied() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = site();
     let put = |name: &str, owner: u32, group: u32, mode: u32| {
         let path = site.pfs("home").join(name);
@@ -88,9 +84,7 @@ fn files_the_user_cannot_read_are_refused_and_the_rest_is_copied() {
 
 #[test]
 fn a_root_only_tree_is_neither_read_nor_written() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = site();
     std::fs::create_dir(site.pfs("root")).unwrap();
     std::fs::write(site.pfs("root/key"), b"key").unwrap();
@@ -116,9 +110,7 @@ fn a_root_only_tree_is_neither_read_nor_written() {
 
 #[test]
 fn plans_of_others_are_not_seen() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = site();
     let plan = site.run(site.stage_in("home", "/x")).plan;
     assert!(site.mover.status(&user(), plan).is_err());
@@ -134,9 +126,7 @@ fn plans_of_others_are_not_seen() {
 /// the time, while the tree is staged for the user and for root.
 #[test]
 fn swapping_in_symbolic_links_never_leads_out_of_the_tree() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = site();
     std::fs::create_dir(site.pfs("root")).unwrap();
     std::fs::write(site.pfs("root/f"), b"SECRET").unwrap();

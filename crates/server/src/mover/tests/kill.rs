@@ -2,7 +2,7 @@
 //! half, and nothing is left over.
 
 use super::snapshot;
-use super::support::{LIMIT, Site, is_root, leftovers, noise, spec};
+use super::support::{LIMIT, Site, leftovers, need_root, noise, spec};
 use crate::mover::MoverOptions;
 use forebay_proto::Caller;
 use forebay_proto::control::{Direction, PlanState};
@@ -72,9 +72,7 @@ fn nothing_half(source: &Path, target: &Path) {
 }
 
 fn killed_again_and_again(out: bool) {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let keep = tempfile::tempdir().unwrap();
     let dir = keep.path();
     let (source, target) = match out {

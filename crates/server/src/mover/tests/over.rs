@@ -2,7 +2,7 @@
 //! namespace, objects and mover, joined by questions as servers are.
 
 use super::snapshot;
-use super::support::{LIMIT, is_root, leftovers, noise, spec};
+use super::support::{LIMIT, leftovers, need_root, noise, spec};
 use crate::mover::tree::BufferTree;
 use crate::mover::{Mover, MoverOptions, Servers};
 use crate::namespace::shards::{About, Believers, Quiet};
@@ -250,9 +250,7 @@ fn same(one: &Path, other: &Path) {
 
 #[test]
 fn a_tree_goes_into_three_shards_and_comes_out_the_same() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let rig = Rig::new();
     make_tree(&rig.pfs("tree"), 300);
     let status = rig.must(rig.stage_in("tree", "/in/deep"));
@@ -296,9 +294,7 @@ fn large_files_are_spread_by_bytes() {
 
 #[test]
 fn striped_files_are_staged_both_ways() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let rig = Rig::new();
     let (root, who) = (rig.at(0), Caller::root());
     let dir = root.tree.mkdir(&who, Ino::ROOT, b"wide", 0o755).unwrap().ino;
@@ -331,9 +327,7 @@ fn striped_files_are_staged_both_ways() {
 
 #[test]
 fn rights_are_checked_by_the_server_that_has_the_directory() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let rig = Rig::new();
     let user = Caller { uid: 1234, gid: 1234, groups: vec![1234], ..Caller::default() };
     std::fs::create_dir(rig.pfs("tree")).unwrap();

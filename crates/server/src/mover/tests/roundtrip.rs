@@ -1,7 +1,7 @@
 //! What goes in and out again is the same, and what the kinds of plans mean.
 
 use super::snapshot;
-use super::support::{Site, is_root, leftovers, noise, spec};
+use super::support::{Site, leftovers, need_root, noise, spec};
 use forebay_proto::control::{Direction, PathBytes, PlanState, StageKind, Verify};
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, XattrFlags};
@@ -145,9 +145,7 @@ proptest! {
 
     #[test]
     fn a_tree_staged_in_and_out_is_the_same_tree(things in things(), medium: bool) {
-        if !is_root() {
-            return Ok(());
-        }
+        need_root();
         let site = Site::new();
         build(&site.pfs("a"), &things);
         let before = snapshot::take(&site.pfs("a"));
@@ -187,9 +185,7 @@ fn a_hole_is_kept_beside_a_large_xattr() {
 
 #[test]
 fn acls_and_capabilities_are_kept() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = Site::new();
     let top = site.pfs("a");
     std::fs::create_dir(&top).unwrap();
@@ -217,9 +213,7 @@ fn acls_and_capabilities_are_kept() {
 
 #[test]
 fn xattrs_of_links_and_special_files_are_kept() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let site = Site::new();
     let top = site.pfs("a");
     std::fs::create_dir(&top).unwrap();

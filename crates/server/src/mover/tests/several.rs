@@ -3,7 +3,7 @@
 
 use super::dir_tree::DirTree;
 use super::snapshot;
-use super::support::{LIMIT, is_root, leftovers, noise, spec};
+use super::support::{LIMIT, leftovers, need_root, noise, spec};
 use crate::mover::{Mover, MoverOptions, PfsHook, Servers};
 use crate::peers::Peers;
 use forebay_proto::control::{Direction, PartState, PlanState, PlanStatus, StageKind, StageSpec};
@@ -239,9 +239,7 @@ fn in_and_out(rig: &Rig) -> [PlanStatus; 2] {
 
 #[test]
 fn a_tree_is_staged_in_and_out_by_three_servers() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let rig = Rig::new();
     let [staged_in, staged_out] = in_and_out(&rig);
     for status in [&staged_in, &staged_out] {
@@ -252,9 +250,7 @@ fn a_tree_is_staged_in_and_out_by_three_servers() {
 
 #[test]
 fn lost_and_repeated_questions_change_nothing() {
-    if !is_root() {
-        return;
-    }
+    need_root();
     let rig = Rig::new();
     rig.weather(Weather::Foul);
     in_and_out(&rig);

@@ -3,7 +3,7 @@
 
 use super::dir_tree::DirTree;
 use super::snapshot;
-use super::support::{LIMIT, is_root, leftovers, noise, spec};
+use super::support::{LIMIT, leftovers, need_root, noise, spec};
 use crate::mover::{Mover, MoverOptions, Servers};
 use crate::peers::Peers;
 use crate::step::kill::KILL_AT;
@@ -225,9 +225,7 @@ fn settled(dir: &Path, victim: u16, killed: bool, servers: &mut [Process], out: 
 }
 
 fn killed_everywhere(victim: u16) {
-    if !is_root() {
-        return;
-    }
+    need_root();
     for out in [false, true] {
         let points = (1..=POINTS_MAX).take_while(|&at| killed_at(victim, at, out)).count();
         assert!(points > 5, "only {points} points, out: {out}");

@@ -115,9 +115,10 @@ pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// True if the test can be done: some need root to make other users' files.
-pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
+/// Some tests make other users' files or mount something: without root they fail, and do not pass
+/// unrun.
+pub fn need_root() {
+    assert!(rustix::process::geteuid().is_root(), "run this test as root");
 }
 
 /// Temporary names left below a directory.
