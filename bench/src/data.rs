@@ -153,15 +153,27 @@ pub fn measure(case: &Case, sides: &Sides, workers: &mut Workers, pairs: usize) 
         collected.take(rates[1] / rates[0], waits);
     }
     check_files(case, sides, workers)?;
+    bandwidth_row("data", case.name(), case.target(), "", &collected, &points)
+}
+
+/// The row of pairs of samples, of the raw side and of the buffer's.
+pub fn bandwidth_row(
+    part: &'static str,
+    case: String,
+    target: Option<Target>,
+    note: &'static str,
+    collected: &Pairs,
+    points: &[Vec<Point>; 2],
+) -> Result<Row> {
     let median = |side: usize, value: fn(&Point) -> f64| -> f64 {
         let values: Vec<f64> = points[side].iter().map(value).collect();
         Summary::of(&values).map_or(f64::NAN, |summary| summary.median)
     };
     let (value, pairs_run, disturbed) = collected.summary().context("no pairs")?;
     Ok(Row {
-        part: "data",
-        case: case.name(),
-        target: case.target(),
+        part,
+        case,
+        target,
         value,
         pairs_run,
         disturbed,
@@ -174,7 +186,7 @@ pub fn measure(case: &Case, sides: &Sides, workers: &mut Workers, pairs: usize) 
             client: median(1, |point| point.client_s_per_gib),
             daemon: median(1, |point| point.daemon_s_per_gib),
         }),
-        note: "",
+        note,
     })
 }
 

@@ -5,9 +5,9 @@
 //! row on one shared file is what a checkpoint does that all processes write in turn.
 
 use crate::data::{self, Point};
-use crate::report::{Cpu, Row, Target};
+use crate::report::{Row, Target};
 use crate::sides::{Scratch, run};
-use crate::stats::{Pairs, Summary};
+use crate::stats::Pairs;
 use crate::workers::{Job, Op, Pattern, Workers};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -261,29 +261,8 @@ impl Case<'_> {
             workers.verify(file.clone(), self.file_bytes)?;
             std::fs::remove_file(file).with_context(|| format!("remove {}", file.display()))?;
         }
-        let (value, pairs_run, disturbed) = collected.summary().context("no pairs")?;
-        let median = |side: usize, value: fn(&Point) -> f64| {
-            let values: Vec<f64> = points[side].iter().map(value).collect();
-            Summary::of(&values).map_or(f64::NAN, |summary| summary.median)
-        };
-        Ok(Row {
-            part: "striped",
-            case: self.name.clone(),
-            target: self.target,
-            value,
-            pairs_run,
-            disturbed,
-            raw: Some(median(0, |point| point.bytes_per_s / 1e6)),
-            buffer: Some(median(1, |point| point.bytes_per_s / 1e6)),
-            unit: "MB/s",
-            cpu: Some(Cpu {
-                unit: "s/GiB",
-                raw: median(0, |point| point.client_s_per_gib),
-                client: median(1, |point| point.client_s_per_gib),
-                daemon: median(1, |point| point.daemon_s_per_gib),
-            }),
-            note: self.note,
-        })
+        let name = self.name.clone();
+        data::bandwidth_row("striped", name, self.target, self.note, &collected, &points)
     }
 
     /// Fills the files anew: the jobs' own blocks, written.

@@ -3,11 +3,12 @@
 
 use super::{Reporter, logging, raise_file_limit, signals};
 use forebay_net::ServerAddress;
+use forebay_net::node::host_name;
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::size::format_bytes;
 use forebay_server::flash::LOG_NAME;
 use forebay_server::http::{Http, HttpListener, Watched};
-use forebay_server::ledger::{Door, Ledger, LedgerOptions, host_name};
+use forebay_server::ledger::{Door, Ledger, LedgerOptions};
 use forebay_server::net::listen;
 use serde::Serialize;
 use std::net::SocketAddr;

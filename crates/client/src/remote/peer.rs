@@ -15,7 +15,7 @@ use super::kept::{Kept, Mark};
 use super::locks::HeldLocks;
 use super::place::Expected;
 use forebay_net::handshake::Credential;
-use forebay_net::node::this_node;
+use forebay_net::node::{host_name, this_node};
 use forebay_net::{Link, LinkError, ServerAddress};
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::call::Answer;
@@ -516,11 +516,6 @@ fn refused(answer: Answer) -> LinkError {
         Answer::Failed(errno) => LinkError::Io(std::io::Error::from_raw_os_error(errno)),
         _ => LinkError::Closed,
     }
-}
-
-fn host_name() -> String {
-    let name = rustix::system::uname();
-    name.nodename().to_string_lossy().into_owned()
 }
 
 /// The processor that this thread runs on now.

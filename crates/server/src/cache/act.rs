@@ -5,7 +5,7 @@
 //! too. Invariant: when the guard is gone the thread is the server again; if it cannot be, its next
 //! own call fails (it has fewer rights, never more).
 
-use crate::mover::identity::{Acting, Identity};
+use crate::mover::identity::{Acting, Identity, set_thread_groups};
 use forebay_proto::{Caller, Errno, Result};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -47,7 +47,6 @@ impl Who {
     /// Takes the identity until the guard is dropped. EPERM if this server cannot.
     pub fn act(&self) -> Result<Act> {
         own_umask()?;
-        let switch = is_root() && self.uid != 0;
         let caller = Caller {
             uid: self.uid,
             gid: self.gid,
@@ -58,12 +57,13 @@ impl Who {
             tracing::warn!("{why}");
             Errno::EPERM
         })?;
-        if switch {
+        let switched = identity.must_switch();
+        if switched {
             server_groups();
             identity.adopt_thread()?;
         }
         // From here on the groups are given back, also if the rest fails.
-        let mut act = Act { acting: None, switched: switch };
+        let mut act = Act { acting: None, switched };
         act.acting = Some(identity.enter()?);
         Ok(act)
     }
@@ -80,7 +80,7 @@ impl Drop for Act {
         // Capabilities first: without them the groups cannot be set.
         self.acting = None;
         if self.switched
-            && let Err(error) = set_groups(server_groups())
+            && let Err(error) = set_thread_groups(server_groups())
         {
             tracing::error!(%error, "a thread could not get the server's groups back");
         }
@@ -101,13 +101,6 @@ fn server_groups() -> &'static [u32] {
             Vec::new()
         }
     })
-}
-
-fn set_groups(groups: &[u32]) -> Result<()> {
-    // SAFETY: pointer and count describe the slice, gid_t is u32; the raw call changes only the
-    // calling thread.
-    let rc = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
-    if rc == 0 { Ok(()) } else { Err(Errno::last()) }
 }
 
 /// Modes of new files on the PFS are computed here (umask, default ACL), so this thread must have
@@ -142,9 +135,7 @@ mod tests {
 
     #[test]
     fn a_thread_acts_as_two_users_one_after_the_other() {
-        if !is_root() {
-            return;
-        }
+        assert!(is_root(), "only root can act as others: run this test as root");
         let file = tempfile::NamedTempFile::new().unwrap();
         std::os::unix::fs::chown(file.path(), Some(4242), Some(77)).unwrap();
         std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o640)).unwrap();

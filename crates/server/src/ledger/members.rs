@@ -7,6 +7,7 @@
 use super::record::new_server_id;
 use super::{Ledger, State};
 use crate::places::KnownServer;
+use forebay_net::node::host_name;
 use forebay_net::{LinkError, ServerAddress};
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
@@ -15,12 +16,6 @@ use forebay_proto::net::pool::{MAX_SERVERS, PoolQuestion, PoolReply, PoolServer}
 const WHAT: &str = "join the pool";
 /// Servers that are asked, one naming the next, to find the keeper.
 const MAX_REFERRALS: usize = 3;
-
-/// This machine's name; empty where it does not tell.
-pub fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_string()
-}
 
 fn refuse(why: &str, errno: i32, hint: &str) -> ControlError {
     ControlError::new(WHAT, None, why).errno(errno).hint(hint)

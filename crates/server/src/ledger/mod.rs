@@ -48,7 +48,6 @@ mod turn;
 
 pub use gate::Door;
 pub use identity::{Identity, caller_of};
-pub use members::host_name;
 pub use served::{BufferUser, ServedBuffer};
 
 use crate::flash::{self, StoreLock};

@@ -2,6 +2,7 @@
 
 use super::StagingCounts;
 use crate::Server;
+use forebay_net::node::host_name;
 use forebay_proto::Caller;
 use forebay_proto::control::{Direction, PlanState};
 use forebay_proto::events::UtcTime;
@@ -81,11 +82,6 @@ pub fn process() -> ServerMetrics {
         reserved_bytes: None,
         buffers: Vec::new(),
     }
-}
-
-/// This machine's name; empty where it does not tell.
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// The second field of statm(5) counts pages.

@@ -51,14 +51,15 @@ impl Identity {
 
     /// Gives this thread the requester's supplementary groups, for the rest of its life.
     pub fn adopt_thread(&self) -> Result<()> {
-        if !self.switch {
-            return Ok(());
+        match self.switch {
+            true => set_thread_groups(&self.groups),
+            false => Ok(()),
         }
-        let count = self.groups.len();
-        // SAFETY: the pointer and the count describe `self.groups`, gid_t is u32; the raw call
-        // changes only the calling thread.
-        let rc = unsafe { libc::syscall(libc::SYS_setgroups, count, self.groups.as_ptr()) };
-        if rc == 0 { Ok(()) } else { Err(Errno::last()) }
+    }
+
+    /// True if threads must change identity to act as the requester.
+    pub fn must_switch(&self) -> bool {
+        self.switch
     }
 
     /// Acts as the requester until the guard is dropped. The thread must have adopted the
@@ -98,6 +99,14 @@ impl Drop for Acting {
     }
 }
 
+/// Gives the calling thread alone these supplementary groups.
+pub(crate) fn set_thread_groups(groups: &[u32]) -> Result<()> {
+    // SAFETY: pointer and count describe the slice, gid_t is u32; the raw call changes only the
+    // calling thread.
+    let rc = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    if rc == 0 { Ok(()) } else { Err(Errno::last()) }
+}
+
 fn set_fs_ids(uid: u32, gid: u32) {
     // SAFETY: both calls take plain integers, change only the calling thread and cannot fail
     // with memory effects; the caller checks the outcome by `fs_ids`.
@@ -125,9 +134,8 @@ mod tests {
 
     #[test]
     fn a_root_server_opens_as_the_requester_and_is_root_again_after() {
-        if !rustix::process::geteuid().is_root() {
-            return;
-        }
+        let root = rustix::process::geteuid().is_root();
+        assert!(root, "only root can act as others: run this test as root");
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o600)).unwrap();
         let path = file.path().to_path_buf();

@@ -60,6 +60,10 @@ impl InodeRecord {
     pub fn kind(&self) -> FileKind {
         FileKind::from_mode(self.mode).unwrap_or(FileKind::File)
     }
+    /// True if it has suid, sgid or `security.capability`, which a write may have to take off.
+    pub fn has_privileges(&self) -> bool {
+        self.mode & (libc::S_ISUID | libc::S_ISGID) != 0 || self.has(inode_flags::HAS_CAPS)
+    }
     /// True if all of `flag` is set.
     pub fn has(&self, flag: u32) -> bool {
         self.flags & flag == flag

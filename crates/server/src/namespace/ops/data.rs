@@ -93,13 +93,8 @@ impl Namespace {
         data: &[u8],
         mode: WriteMode,
     ) -> Result<usize> {
-        // suid and sgid go by who writes, which the kernel judged; capabilities go with any write.
         let record = self.regular(ino)?;
-        if mode.kill_suid {
-            self.kill_for_write(ino, &record)?;
-        } else if record.has(inode_flags::HAS_CAPS) {
-            self.drop_capabilities(ino)?;
-        }
+        self.kill_as_written(ino, &record, mode)?;
         if record.is_striped() {
             let written = self.write_striped(ino, &record, offset, data, mode)?;
             if mode.sync {
@@ -124,11 +119,7 @@ impl Namespace {
         mode: WriteMode,
     ) -> Result<usize> {
         let record = self.regular(ino)?;
-        if mode.kill_suid {
-            self.kill_for_write(ino, &record)?;
-        } else if record.has(inode_flags::HAS_CAPS) {
-            self.drop_capabilities(ino)?;
-        }
+        self.kill_as_written(ino, &record, mode)?;
         let written = self.striped_append(ino, &record.layout, at, data, mode.sync)?;
         if mode.sync {
             self.store.sync()?;
@@ -136,11 +127,20 @@ impl Namespace {
         Ok(written)
     }
 
+    /// Before a write: suid and sgid go by who writes, which the kernel judged; capabilities go with
+    /// any write.
+    fn kill_as_written(&self, ino: Ino, record: &InodeRecord, mode: WriteMode) -> Result<()> {
+        if mode.kill_suid {
+            self.kill_for_write(ino, record)?;
+        } else if record.has(inode_flags::HAS_CAPS) {
+            self.drop_capabilities(ino)?;
+        }
+        Ok(())
+    }
+
     /// True if the file has something that a write may have to take off.
     pub(crate) fn has_privileges(&self, ino: Ino) -> bool {
-        self.inode(ino).is_ok_and(|record| {
-            record.mode & (libc::S_ISUID | libc::S_ISGID) != 0 || record.has(inode_flags::HAS_CAPS)
-        })
+        self.inode(ino).is_ok_and(|record| record.has_privileges())
     }
 
     fn write_striped(

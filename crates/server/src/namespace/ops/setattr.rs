@@ -107,8 +107,7 @@ impl Namespace {
 
     /// Takes suid, sgid and capabilities off before a write, if there are any.
     pub(super) fn kill_for_write(&self, ino: Ino, record: &InodeRecord) -> Result<()> {
-        let suid = record.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-        if !suid && !record.has(inode_flags::HAS_CAPS) {
+        if !record.has_privileges() {
             return Ok(());
         }
         let mut txn = self.begin_part();
