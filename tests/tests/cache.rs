@@ -269,6 +269,54 @@ fn served_writers_of_more_than_the_buffer_wait_and_never_see_enospc() {
     assert!(std::fs::read(site.mnt("large")).unwrap() == large);
 }
 
+/// A kernel that writes by itself may leave not one page: the maps of what it wrote have room all the same.
+#[test]
+fn a_flash_that_kernels_filled_to_the_last_page_drains() {
+    let site = Site::mounted(64 * MIB, &[]);
+    std::fs::write(site.pfs("clean"), pattern(1, 8 << 20)).unwrap();
+    assert_eq!(std::fs::read(site.mnt("clean")).unwrap(), pattern(1, 8 << 20));
+    let (piece, mut files) = (pattern(2, 4096), Vec::new());
+    let mut full = 0;
+    for number in 0..40 {
+        let name = format!("part{number}");
+        files.push((std::fs::File::create(site.mnt(&name)).unwrap(), name, 0u64));
+    }
+    // All of them a page at a time, until nothing more goes into any.
+    let mut open: Vec<usize> = (0..files.len()).collect();
+    while !open.is_empty() {
+        open.retain(|&i| {
+            let (file, _, length) = &mut files[i];
+            match file.write_at(&piece, *length) {
+                Ok(4096) => {
+                    *length += 4096;
+                    true
+                }
+                Ok(short) => panic!("a write of a page wrote {short} bytes"),
+                Err(e) => {
+                    assert_eq!(e.raw_os_error(), Some(libc::ENOSPC));
+                    full += 1;
+                    false
+                }
+            }
+        });
+    }
+    assert_eq!(full, 40, "the kernel found the end of the flash");
+    let written: Vec<(String, u64)> =
+        files.into_iter().map(|(_, name, length)| (name, length)).collect();
+    site.must_be_durable();
+    for (name, length) in &written {
+        let got = std::fs::read(site.pfs(name)).unwrap();
+        assert_eq!(got.len() as u64, *length, "{name}");
+        assert!(got.chunks(4096).all(|chunk| chunk == piece), "{name}");
+    }
+    // And it can be filled again: the room for maps is there again.
+    std::fs::write(site.mnt("again"), pattern(3, 40 << 20)).unwrap();
+    site.must_be_durable();
+    assert_eq!(std::fs::read(site.pfs("again")).unwrap(), pattern(3, 40 << 20));
+    let (ok, said) = site.umount(&[]);
+    assert!(ok, "{said}");
+}
+
 #[test]
 fn users_have_on_the_cache_the_rights_that_they_have_on_the_pfs() {
     let site = Site::mounted(128 * MIB, &[]);

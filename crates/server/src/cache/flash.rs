@@ -14,7 +14,7 @@ use forebay_proto::api::{CreateArgs, FileSystem, WriteMode, rename_flags};
 use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The xattr that holds the record.
 const RECORD: &[u8] = b"trusted.forebay.cached";
@@ -24,6 +24,8 @@ pub(crate) struct Flash {
     names: Arc<Namespace>,
     /// There was a power cut: a map that was never synced may be gone.
     maps_may_be_lost: AtomicBool,
+    /// See [`super::ballast`]; 0: it was given away.
+    pub(super) ballast_bytes: AtomicU64,
 }
 
 fn name_of(key: Key) -> Vec<u8> {
@@ -37,10 +39,10 @@ fn map_of(ino: Ino) -> ObjectId {
 impl Flash {
     /// On a namespace that nothing else uses.
     pub fn new(names: Arc<Namespace>) -> Flash {
-        Flash { names, maps_may_be_lost: AtomicBool::new(false) }
+        Flash { names, maps_may_be_lost: AtomicBool::new(false), ballast_bytes: AtomicU64::new(0) }
     }
 
-    fn objects(&self) -> &Objects {
+    pub(super) fn objects(&self) -> &Objects {
         self.names.objects()
     }
 
@@ -54,9 +56,10 @@ impl Flash {
         self.names.fast_path()
     }
 
-    /// `(used, capacity)` in bytes.
+    /// `(used, capacity)` in bytes. Room that is kept for maps is not used.
     pub fn space(&self) -> Result<(u64, u64)> {
-        self.names.space()
+        let (used, capacity) = self.names.space()?;
+        Ok((used.saturating_sub(self.ballast_bytes.load(Ordering::Acquire)), capacity))
     }
 
     /// The inode and record of a cached file.
@@ -286,11 +289,22 @@ impl Flash {
         }
     }
 
-    /// Writes entries of the map, all or an error.
+    /// Writes entries of the map, all or an error. A full flash gives its ballast for it.
     pub fn write_map(&self, ino: Ino, first: u64, entries: &[u64]) -> Result<()> {
         let bytes: Vec<u8> = entries.iter().flat_map(|e| e.to_le_bytes()).collect();
         let offset = first * ENTRY_BYTES;
-        match self.objects().write(map_of(ino), offset, &bytes, WriteMode::default())? {
+        match self.write_map_bytes(ino, offset, &bytes) {
+            Err(Errno::ENOSPC) => {
+                // Also if another thread has just given it.
+                self.give_ballast()?;
+                self.write_map_bytes(ino, offset, &bytes)
+            }
+            other => other,
+        }
+    }
+
+    fn write_map_bytes(&self, ino: Ino, offset: u64, bytes: &[u8]) -> Result<()> {
+        match self.objects().write(map_of(ino), offset, bytes, WriteMode::default())? {
             written if written == bytes.len() => Ok(()),
             _ => Err(Errno::ENOSPC),
         }

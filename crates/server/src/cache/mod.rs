@@ -12,6 +12,7 @@
 
 mod act;
 mod attrs;
+mod ballast;
 mod counters;
 mod drain;
 mod events;
@@ -196,6 +197,11 @@ impl CacheFs {
             publishing: RwLock::new(()),
         });
         fs.recover(power_cut).map_err(at("recover the cache in"))?;
+        match fs.flash.take_ballast() {
+            // Full since before: the first drain makes room for it.
+            Ok(()) | Err(Errno::ENOSPC) => {}
+            Err(e) => return Err(at("keep room for maps in")(e)),
+        }
         fs.start("drain", WORKERS, |fs| fs.drain_files()).map_err(at("start threads for"))?;
         fs.start("read-ahead", READ_AHEAD_THREADS, move |fs| fs.read_ahead(&wished))
             .map_err(at("start threads for"))?;

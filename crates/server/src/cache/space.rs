@@ -23,7 +23,7 @@ const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS * BLOCK_BYTES;
 /// Least that is evicted at a time, so that not every write has to.
 const EVICT_MIN_BYTES: u64 = 8 << 20;
 /// Part of the capacity that is kept free for maps and for writes by kernels.
-const RESERVE_SHARE: u64 = 64;
+pub(super) const RESERVE_SHARE: u64 = 64;
 /// Part of the capacity that must be free or clean for a kernel to get a file for writing.
 const HEADROOM_SHARE: u64 = 4;
 /// Bytes that are written between two looks at the space.
@@ -119,9 +119,14 @@ impl Space {
         self.policy.lock().weight()
     }
 
+    /// Bytes of the capacity that are kept free.
+    pub fn reserve_bytes(&self) -> u64 {
+        self.capacity / RESERVE_SHARE
+    }
+
     fn free(&self, fs: &CacheFs) -> Result<u64> {
         let (used, capacity) = fs.flash.space()?;
-        Ok(capacity.saturating_sub(used).saturating_sub(self.capacity / RESERVE_SHARE))
+        Ok(capacity.saturating_sub(used).saturating_sub(self.reserve_bytes()))
     }
 
     /// True if enough is free or clean that a kernel may write without asking.

@@ -27,7 +27,9 @@ pub fn check_objects(store: &dyn NamespaceStore, data: &Path, clean: bool) -> Re
         }
         match store.inode(id.ino) {
             Ok(Some(r)) if r.layout.is_striped() => {}
-            Ok(Some(r)) if r.has(inode_flags::HAS_OBJECT) && id.stripe == COMPANION => {}
+            Ok(Some(r))
+                if id.stripe == COMPANION
+                    && (r.has(inode_flags::HAS_OBJECT) || id.ino == Ino::ROOT) => {}
             Ok(Some(r)) if r.has(inode_flags::HAS_OBJECT) && id.stripe == 0 => {
                 found.insert(id.ino);
             }

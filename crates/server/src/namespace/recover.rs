@@ -93,7 +93,8 @@ impl Namespace {
             match self.store.inode(id.ino) {
                 Ok(Some(record)) if record.is_striped() => {}
                 Ok(Some(record))
-                    if record.has(inode_flags::HAS_OBJECT) && id.stripe == COMPANION => {}
+                    if id.stripe == COMPANION
+                        && (record.has(inode_flags::HAS_OBJECT) || id.ino == Ino::ROOT) => {}
                 Ok(Some(record)) if record.has(inode_flags::HAS_OBJECT) && id.stripe == 0 => {
                     found.insert(id.ino);
                 }

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Fan-out directories below `data/`.
 pub const FAN_OUT: usize = 256;
 /// Not a stripe: a second object that a file of one object may have, for what its user keeps
-/// about the data (a cache: which blocks are there). It goes by the file's record too.
+/// about the data (a cache: which blocks are there). It goes by the file's record too. The root may have one.
 pub const COMPANION: u32 = u32::MAX;
 /// Consecutive inodes that share a fan-out directory, so that files made together lie together.
 const INODES_PER_DIR_RUN: u64 = 64;

@@ -342,6 +342,7 @@ impl CacheFs {
         if self.drainer.is_pressed() && !self.space.is_tight(self) {
             self.drainer.pressure(false);
         }
+        self.restore_ballast();
         self.space.wake();
     }
 
