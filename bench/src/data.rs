@@ -36,7 +36,8 @@ pub struct Case {
 }
 
 impl Case {
-    fn name(&self) -> String {
+    /// What it is called in the table.
+    pub fn name(&self) -> String {
         let pattern = match self.pattern {
             Pattern::Sequential => "sequential",
             Pattern::Random => "random",
@@ -132,14 +133,32 @@ pub struct Point {
     pub daemon_s_per_gib: f64,
 }
 
+/// The samples of a row, on both sides.
+pub type Points = [Vec<Point>; 2];
+
 /// Measures one row.
 pub fn measure(case: &Case, sides: &Sides, workers: &mut Workers, pairs: usize) -> Result<Row> {
+    let (collected, points) = collect(case, sides, workers, pairs, || Ok(()))?;
+    bandwidth_row("data", case.name(), case.target(), "", &collected, &points)
+}
+
+/// The samples of one row. `ready` is called after files were made, before they are measured; nobody
+/// has them open then.
+pub fn collect(
+    case: &Case,
+    sides: &Sides,
+    workers: &mut Workers,
+    pairs: usize,
+    mut ready: impl FnMut() -> Result<()>,
+) -> Result<(Pairs, Points)> {
     let mut collected = Pairs::new(pairs);
-    let mut points: [Vec<Point>; 2] = [Vec::new(), Vec::new()];
+    let mut points: Points = [Vec::new(), Vec::new()];
     while collected.more() {
         let pair = collected.run();
         if pair.is_multiple_of(PAIRS_PER_FILE) {
             make_files(case, sides, workers)?;
+            workers.forget()?;
+            ready()?;
         }
         let mut rates = [0.0; 2];
         let mut waits = [(0, 0); 2];
@@ -153,7 +172,7 @@ pub fn measure(case: &Case, sides: &Sides, workers: &mut Workers, pairs: usize) 
         collected.take(rates[1] / rates[0], waits);
     }
     check_files(case, sides, workers)?;
-    bandwidth_row("data", case.name(), case.target(), "", &collected, &points)
+    Ok((collected, points))
 }
 
 /// The row of pairs of samples, of the raw side and of the buffer's.
@@ -163,7 +182,7 @@ pub fn bandwidth_row(
     target: Option<Target>,
     note: &'static str,
     collected: &Pairs,
-    points: &[Vec<Point>; 2],
+    points: &Points,
 ) -> Result<Row> {
     let median = |side: usize, value: fn(&Point) -> f64| -> f64 {
         let values: Vec<f64> = points[side].iter().map(value).collect();
@@ -231,7 +250,8 @@ fn check_files(case: &Case, sides: &Sides, workers: &mut Workers) -> Result<()> 
     Ok(())
 }
 
-fn sample(
+/// One sample on one side.
+pub fn sample(
     case: &Case,
     sides: &Sides,
     side: usize,

@@ -4,6 +4,7 @@
 //! sample in turn with the buffer. Rows named `control` compare raw with raw: what they deviate
 //! from 1.00 is what the other rows may deviate by chance. See docs/BENCHMARKS.md.
 
+mod cache;
 mod data;
 mod lifetime;
 mod machine;
@@ -50,7 +51,7 @@ struct Args {
     /// Only rows of these parts.
     #[arg(long, value_name = "PART", value_delimiter = ',',
           value_parser = ["control", "data", "names", "staging", "served", "striped",
-                          "lifetime"])]
+                          "cache", "lifetime"])]
     only: Vec<String>,
     /// Pairs of samples per row of data and names.
     #[arg(long, value_name = "N")]
@@ -198,6 +199,18 @@ fn measure_buffer(
     buffer.umount(false)?;
     if args.wants("striped") {
         measure_striped(args, disk, workers, rows)?;
+    }
+    if args.wants("cache") {
+        let setting = cache::Setting {
+            forebay: &args.forebay,
+            flash: &args.flash,
+            disk,
+            capacity_bytes: args.capacity_mib << 20,
+            quick: args.quick,
+            pairs: args.pairs(),
+        };
+        cache::measure(&setting, workers, |row| keep(rows, row))?;
+        workers.forget()?;
     }
     if args.wants("staging") && store_kind == "tmpfs" {
         measure_disk_store(args, disk, &staging, rows)?;

@@ -15,12 +15,26 @@ pub enum Target {
     RatioAtLeast(f64),
     /// Seconds, at most.
     SecondsAtMost(f64),
+    /// Seconds of CPU per GiB, at most.
+    SecondsPerGibAtMost(f64),
+}
+
+impl Target {
+    /// What a figure that it is for ends in.
+    fn suffix(self) -> &'static str {
+        match self {
+            Target::RatioAtLeast(_) => "",
+            Target::SecondsAtMost(_) => " s",
+            Target::SecondsPerGibAtMost(_) => " s/GiB",
+        }
+    }
 }
 
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Part of the table: `control`, `data`, `names`, `staging`, `served`, `striped`, `lifetime`.
+    /// Part of the table: `control`, `data`, `names`, `staging`, `served`, `striped`, `cache`,
+    /// `lifetime`.
     pub part: &'static str,
     /// What was done.
     pub case: String,
@@ -88,20 +102,28 @@ impl Row {
             None => Mark::None,
             Some(Target::RatioAtLeast(least)) if self.value.median >= least => Mark::Pass,
             Some(Target::RatioAtLeast(least)) if self.value.median_high >= least => Mark::Near,
-            Some(Target::SecondsAtMost(most)) if self.value.median <= most => Mark::Pass,
-            Some(Target::SecondsAtMost(most)) if self.value.median_low <= most => Mark::Near,
-            Some(_) => Mark::Miss,
+            Some(Target::RatioAtLeast(_)) => Mark::Miss,
+            Some(Target::SecondsAtMost(most) | Target::SecondsPerGibAtMost(most)) => {
+                match (self.value.median <= most, self.value.median_low <= most) {
+                    (true, _) => Mark::Pass,
+                    (false, true) => Mark::Near,
+                    (false, false) => Mark::Miss,
+                }
+            }
         }
     }
 
     fn cells(&self) -> Vec<String> {
-        let seconds =
-            matches!(self.target, Some(Target::SecondsAtMost(_))) || self.unit == "s only";
-        let suffix = if seconds { " s" } else { "" };
+        let suffix = match self.unit {
+            "s only" => " s",
+            _ => self.target.map_or("", Target::suffix),
+        };
         let target = match self.target {
             None => String::new(),
             Some(Target::RatioAtLeast(least)) => format!(">= {}", short(least)),
-            Some(Target::SecondsAtMost(most)) => format!("<= {} s", short(most)),
+            Some(Target::SecondsAtMost(most) | Target::SecondsPerGibAtMost(most)) => {
+                format!("<= {}{suffix}", short(most))
+            }
         };
         let Summary { median, p10, p90, .. } = self.value;
         let figure = |value: Option<f64>| value.map_or(String::new(), short);

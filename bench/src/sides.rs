@@ -97,17 +97,41 @@ impl Buffer {
         mount_point: &Path,
         capacity_bytes: u64,
     ) -> Result<Buffer> {
+        let capacity = capacity_bytes.to_string();
+        let kind: [&OsStr; 2] = ["--scratch".as_ref(), capacity.as_ref()];
+        Buffer::mount_as(forebay, flash, mount_point, &kind)
+    }
+
+    /// Mounts a cache of the directory `pfs`, with more arguments for `forebay mount`, and asks for
+    /// its status.
+    pub fn mount_cache(
+        forebay: &Path,
+        flash: &Path,
+        mount_point: &Path,
+        capacity_bytes: u64,
+        pfs: &Path,
+        more: &[&str],
+    ) -> Result<Buffer> {
+        let capacity = capacity_bytes.to_string();
+        let mut kind: Vec<&OsStr> = vec!["--cache".as_ref(), pfs.as_ref()];
+        kind.extend(["--capacity".as_ref(), OsStr::new(&capacity)]);
+        kind.extend(more.iter().map(OsStr::new));
+        let mut buffer = Buffer::mount_as(forebay, flash, mount_point, &kind)?;
+        buffer.status = buffer.read_status()?;
+        Ok(buffer)
+    }
+
+    fn mount_as(
+        forebay: &Path,
+        flash: &Path,
+        mount_point: &Path,
+        kind: &[&OsStr],
+    ) -> Result<Buffer> {
         std::fs::create_dir_all(mount_point)
             .with_context(|| format!("make {}", mount_point.display()))?;
-        let capacity = capacity_bytes.to_string();
-        let args: [&OsStr; 6] = [
-            "mount".as_ref(),
-            "--scratch".as_ref(),
-            capacity.as_ref(),
-            "--flash".as_ref(),
-            flash.as_ref(),
-            mount_point.as_ref(),
-        ];
+        let mut args: Vec<&OsStr> = vec!["mount".as_ref()];
+        args.extend_from_slice(kind);
+        args.extend(["--flash".as_ref(), flash.as_os_str(), mount_point.as_os_str()]);
         run(forebay, &args)?;
         Ok(Buffer {
             forebay: forebay.to_path_buf(),
@@ -115,6 +139,18 @@ impl Buffer {
             status: Value::Null,
             mounted: true,
         })
+    }
+
+    /// The executable that mounted it.
+    pub fn executable(&self) -> &Path {
+        &self.forebay
+    }
+
+    /// `forebay COMMAND... PATH`.
+    pub fn forebay(&self, command: &[&str], path: &Path) -> Result<String> {
+        let mut args: Vec<&OsStr> = command.iter().map(OsStr::new).collect();
+        args.push(path.as_ref());
+        run(&self.forebay, &args)
     }
 
     /// `forebay status --json MNT`.
@@ -167,8 +203,11 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.mounted {
-            let args: [&OsStr; 3] =
-                ["umount".as_ref(), "--force".as_ref(), self.mount_point.as_ref()];
+            let mut args: Vec<&OsStr> = vec!["umount".as_ref(), "--force".as_ref()];
+            if find(&self.status, "cache").is_some_and(|cache| !cache.is_null()) {
+                args.push("--discard-dirty".as_ref());
+            }
+            args.push(self.mount_point.as_ref());
             if let Err(error) = run(&self.forebay, &args) {
                 eprintln!("bench: could not unmount: {error:#}");
             }

@@ -19,7 +19,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Files of the tree, and directories that they are spread over.
-const TREE_FILES: usize = 10_000;
+pub const TREE_FILES: usize = 10_000;
 const TREE_DIRS: usize = 100;
 /// Sizes of the tree's files, in bytes: uniform between these.
 const TREE_FILE_BYTES: std::ops::Range<u32> = 1..16_384;
@@ -118,16 +118,29 @@ impl Staging<'_> {
 }
 
 fn make_sources(disk: &Path, big_bytes: u64) -> Result<()> {
+    make_big(&disk.join("big"), big_bytes)?;
+    make_tree(&disk.join("tree"), TREE_FILES)
+}
+
+/// A file of random bytes.
+pub fn make_big(big: &Path, big_bytes: u64) -> Result<()> {
     let mut random = rand::rngs::SmallRng::seed_from_u64(1);
     let mut block = vec![0_u8; 1 << 20];
-    let big = disk.join("big");
-    let mut file = File::create(&big).with_context(|| format!("make {}", big.display()))?;
+    let mut file = File::create(big).with_context(|| format!("make {}", big.display()))?;
     for _ in 0..big_bytes >> 20 {
         random.fill_bytes(&mut block);
         file.write_all(&block).with_context(|| format!("write {}", big.display()))?;
     }
-    for index in 0..TREE_FILES {
-        let dir = disk.join("tree").join(format!("d{:02}", index % TREE_DIRS));
+    Ok(())
+}
+
+/// A tree of small files.
+pub fn make_tree(tree: &Path, files: usize) -> Result<()> {
+    let mut random = rand::rngs::SmallRng::seed_from_u64(2);
+    let mut block = vec![0_u8; TREE_FILE_BYTES.end as usize];
+    random.fill_bytes(&mut block);
+    for index in 0..files {
+        let dir = tree.join(format!("d{:02}", index % TREE_DIRS));
         if index < TREE_DIRS {
             std::fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
         }
@@ -166,7 +179,7 @@ impl Staging<'_> {
                 let children_before = machine::children_cpu_ns();
                 let begin = machine::monotonic_ns();
                 if side == 0 {
-                    copy_raw(case, &source, &destination)?;
+                    copy_raw(case.tree, &source, &destination)?;
                 } else {
                     stage(case, forebay, &source, &destination)?;
                 }
@@ -234,13 +247,13 @@ impl CpuSeries {
 }
 
 /// Writes out what is dirty on the disk, so that no sample pays for another.
-fn settle(disk: &Path) -> Result<()> {
+pub fn settle(disk: &Path) -> Result<()> {
     let dir = File::open(disk).with_context(|| format!("open {}", disk.display()))?;
     rustix::fs::syncfs(&dir).with_context(|| format!("sync {}", disk.display()))
 }
 
 /// Drops the pages of a file, or of all files of a tree, from the page cache.
-fn drop_pages(path: &Path) -> Result<()> {
+pub fn drop_pages(path: &Path) -> Result<()> {
     for file in files_below(path)? {
         let file = File::open(&file).with_context(|| format!("open {}", file.display()))?;
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
@@ -249,7 +262,7 @@ fn drop_pages(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn files_below(path: &Path) -> Result<Vec<PathBuf>> {
+pub fn files_below(path: &Path) -> Result<Vec<PathBuf>> {
     let (mut files, mut pending) = (Vec::new(), vec![path.to_path_buf()]);
     while let Some(next) = pending.pop() {
         if next.is_dir() {
@@ -265,8 +278,9 @@ fn files_below(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn copy_raw(case: &Case, source: &Path, destination: &Path) -> Result<()> {
-    if case.tree {
+/// What a person would use instead: rsync for a tree, cp for a file, both with fsync.
+pub fn copy_raw(tree: bool, source: &Path, destination: &Path) -> Result<()> {
+    if tree {
         // The trailing slash: the content of the tree into the destination.
         let source = source.join("");
         let args = [OsStr::new("-a"), "--fsync".as_ref(), source.as_ref(), destination.as_ref()];

@@ -18,6 +18,7 @@ pub mod pfs;
 pub mod procs;
 pub mod recorder;
 pub mod served;
+pub mod slow_disk;
 pub mod sys;
 
 /// True if the long variants were asked for.
