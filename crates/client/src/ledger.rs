@@ -42,12 +42,11 @@ impl Ledger {
         self.next_id += 1;
         self.link.set_timeouts(Some(ANSWER_TIMEOUT), Some(ANSWER_TIMEOUT))?;
         self.link.send_json(Kind::Ledger, self.next_id, request)?;
-        let mut body = Vec::new();
-        let header = self.link.receive(&mut body)?;
-        header.expect(Kind::LedgerReply)?;
-        self.link.no_payload(&header)?;
-        serde_json::from_slice(&body)
-            .map_err(|e| forebay_proto::net::FrameError::Body(e.to_string()).into())
+        let (id, reply) = self.link.receive_json(Kind::LedgerReply)?;
+        match id == self.next_id {
+            true => Ok(reply),
+            false => Err(LinkError::Io(Errno::EPROTO.into())),
+        }
     }
 }
 

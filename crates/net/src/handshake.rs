@@ -1,10 +1,12 @@
 //! The greeting of a connection (format and proofs: [`forebay_proto::net::auth`]).
 //!
 //! Who accepts decides by its [`Gate`] which secret a key stands for and who may come in; until
-//! the proof has been checked nothing else is read, and everything has a time limit.
+//! the proof has been checked nothing else is read, and everything has a time limit. With the
+//! greeting both ends have keys for what they seal ([`crate::seal`]).
 
 use crate::link::{Link, LinkError};
-use crate::{munge, random};
+use crate::munge;
+use crate::seal::Share;
 use forebay_proto::net::auth::{
     Accepted, End, Hello, Key, PROOF_BYTES, Proof, Purpose, Refusal, Secret, Welcome,
 };
@@ -63,6 +65,18 @@ fn own_error(why: String) -> LinkError {
     LinkError::Refused(Refusal { errno: libc::EACCES, why, hint: None })
 }
 
+fn agree(
+    link: &mut Link,
+    share: Share,
+    end: End,
+    hello: &Hello,
+    welcome: &Welcome,
+) -> Result<(), LinkError> {
+    let seals = share.agree(end, &hello.nonce, &welcome.nonce);
+    link.set_seals(seals.ok_or_else(|| own_error("its nonce is no X25519 public key".into()))?);
+    Ok(())
+}
+
 /// The client's part. Returns what the server said of itself.
 pub fn connect(
     link: &mut Link,
@@ -71,7 +85,8 @@ pub fn connect(
     credential: &Credential,
 ) -> Result<Welcome, LinkError> {
     link.set_timeouts(Some(HANDSHAKE_TIMEOUT), Some(HANDSHAKE_TIMEOUT))?;
-    let nonce = random::bytes()?;
+    let share = Share::new()?;
+    let nonce = share.public;
     let hello = Hello { program: program.into(), purpose, key: credential.key(), nonce };
     link.send(Kind::Hello, 0, &hello, &[], None)?;
     let welcome: Welcome = link.receive_as(Kind::Welcome)?;
@@ -92,6 +107,7 @@ pub fn connect(
             return Err(own_error("the server does not know the secret: it is another one".into()));
         }
     }
+    agree(link, share, End::Client, &hello, &welcome)?;
     Ok(welcome)
 }
 
@@ -140,7 +156,8 @@ fn greet(
     gate: &dyn Gate,
 ) -> Result<Greeted, LinkError> {
     let hello: Hello = link.receive_as(Kind::Hello)?;
-    let nonce = random::bytes()?;
+    let share = Share::new()?;
+    let nonce = share.public;
     let welcome = Welcome { program: program.into(), server, incarnation, nonce };
     link.send(Kind::Welcome, 0, &welcome, &[], None)?;
     let proof: Proof = link.receive_as(Kind::Proof)?;
@@ -179,6 +196,7 @@ fn greet(
             answer = secret.prove(End::Server, &hello, &welcome);
         }
     }
+    agree(link, share, End::Server, &hello, &welcome)?;
     link.send(Kind::Accepted, 0, &Accepted { proof: answer }, &[], None)?;
     Ok(Greeted { purpose: hello.purpose, key: hello.key, user })
 }
@@ -269,6 +287,67 @@ mod tests {
         let told = client.receive_as::<Welcome>(Kind::Welcome).unwrap_err().to_string();
         assert!(told.contains("longer than"), "{told}");
         assert!(accepting.join().unwrap().is_err());
+    }
+
+    #[test]
+    fn who_was_greeted_can_seal_and_nobody_between_can_open() {
+        let (mut client, mut server) = tcp_pair();
+        let gate = OneSecret(Secret::from_bytes([7; 32]));
+        let accepting = std::thread::spawn(move || {
+            accept(&mut server, "s", 9, 3, &gate).unwrap();
+            let (id, asked): (u64, String) = server.receive_json(Kind::Ledger).unwrap();
+            server.send_json(Kind::LedgerReply, id, &format!("{asked}!")).unwrap();
+        });
+        let key = Key::Buffer("known".into());
+        let credential = Credential::Secret(key, Secret::from_bytes([7; 32]));
+        connect(&mut client, "c", Purpose::Ledger, &credential).unwrap();
+        client.send_json(Kind::Ledger, 4, &"hello").unwrap();
+        let told: (u64, String) = client.receive_json(Kind::LedgerReply).unwrap();
+        assert_eq!(told, (4, "hello!".into()));
+        accepting.join().unwrap();
+    }
+
+    #[test]
+    fn without_a_greeting_nothing_is_sealed() {
+        let (mut a, mut b) = unix_pair();
+        assert!(a.send_json(Kind::Ledger, 1, &"x").is_err());
+        a.send(Kind::Ledger, 1, &"x", &[], None).unwrap();
+        assert!(b.receive_json::<String>(Kind::Ledger).is_err());
+    }
+
+    /// Passes a greeting on, but with its own nonces, to know the keys of both ends.
+    fn pass_on_with_other_nonces(client_side: &mut Link, server_side: &mut Link) {
+        let (to_server, to_client) = (Share::new().unwrap(), Share::new().unwrap());
+        let hello: Hello = client_side.receive_as(Kind::Hello).unwrap();
+        let hello = Hello { nonce: to_server.public, ..hello };
+        server_side.send(Kind::Hello, 0, &hello, &[], None).unwrap();
+        let welcome: Welcome = server_side.receive_as(Kind::Welcome).unwrap();
+        let welcome = Welcome { nonce: to_client.public, ..welcome };
+        client_side.send(Kind::Welcome, 0, &welcome, &[], None).unwrap();
+        let proof: Proof = client_side.receive_as(Kind::Proof).unwrap();
+        server_side.send(Kind::Proof, 0, &proof, &[], None).unwrap();
+        let end = server_side.receive_as::<Accepted>(Kind::Accepted);
+        assert!(matches!(end, Err(LinkError::Refused(_))), "{end:?}");
+    }
+
+    #[test]
+    fn who_puts_nonces_of_its_own_between_is_refused() {
+        let key = Key::Buffer("known".into());
+        for credential in [
+            Credential::Secret(key, Secret::from_bytes([7; 32])),
+            Credential::Munge(|text| Ok(format!("MUNGE:{text}"))),
+        ] {
+            let (mut client, mut client_side) = tcp_pair();
+            let (mut server_side, mut server) = tcp_pair();
+            let gate = OneSecret(Secret::from_bytes([7; 32]));
+            let accepting = std::thread::spawn(move || accept(&mut server, "s", 9, 3, &gate));
+            let between = std::thread::spawn(move || {
+                pass_on_with_other_nonces(&mut client_side, &mut server_side);
+            });
+            assert!(connect(&mut client, "c", Purpose::Ledger, &credential).is_err());
+            between.join().unwrap();
+            assert!(accepting.join().unwrap().is_err());
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! | `munge` | users of other nodes, where a site runs MUNGE |
 //! | `node` | which node this is |
 //! | `peer` | who is at the other end of a Unix socket |
+//! | `seal` | what both ends encrypt for each other |
 //!
 //! Everything blocks, with time limits. Used by `forebay-client` (who connects) and by
 //! `forebay-server` (who accepts); it knows nothing of what is said beyond the greeting.
@@ -20,6 +21,7 @@ pub mod munge;
 pub mod node;
 pub mod peer;
 pub mod random;
+pub mod seal;
 pub mod stream;
 
 pub use address::ServerAddress;

@@ -3,6 +3,7 @@
 //! Invariants: what arrives is bounded before memory is taken for it, and its checksums are right
 //! before anything is used; after any error the link is of no use and must be dropped.
 
+use crate::seal::Seals;
 use crate::stream::Stream;
 use forebay_proto::net::auth::Refusal;
 use forebay_proto::net::frame::{
@@ -58,6 +59,8 @@ pub struct Link {
     body: Vec<u8>,
     /// Longest body that is received.
     body_limit: u32,
+    /// Keys for what is sealed; from the greeting.
+    seals: Option<Seals>,
 }
 
 impl Link {
@@ -69,6 +72,7 @@ impl Link {
             file: None,
             body: Vec::new(),
             body_limit: MAX_BODY_BYTES,
+            seals: None,
         }
     }
 
@@ -102,15 +106,44 @@ impl Link {
         self.send_encoded(kind, id, payload, fd)
     }
 
-    /// Sends a frame with a JSON body.
+    /// The keys that the greeting agreed on.
+    pub fn set_seals(&mut self, seals: Seals) {
+        self.seals = Some(seals);
+    }
+
+    /// Encrypts what the next frame is to carry; `id` is the frame's.
+    pub fn seal(&mut self, id: u64, plain: &[u8]) -> Result<Vec<u8>, LinkError> {
+        let sealed = self.seals.as_mut().and_then(|seals| seals.seal(id, plain));
+        sealed.ok_or_else(|| FrameError::Body("there is no key to seal it with".into()).into())
+    }
+
+    /// Decrypts what a frame carried.
+    pub fn open(&mut self, id: u64, sealed: &[u8]) -> Result<Vec<u8>, LinkError> {
+        let plain = self.seals.as_mut().and_then(|seals| seals.open(id, sealed));
+        plain.ok_or_else(|| FrameError::Body("it was not sealed on this connection".into()).into())
+    }
+
+    /// Sends a frame with a JSON body, sealed.
     pub fn send_json<T: Serialize>(
         &mut self,
         kind: Kind,
         id: u64,
         body: &T,
     ) -> Result<(), LinkError> {
-        self.body = serde_json::to_vec(body).map_err(|e| FrameError::Body(e.to_string()))?;
+        let plain = serde_json::to_vec(body).map_err(|e| FrameError::Body(e.to_string()))?;
+        self.body = self.seal(id, &plain)?;
         self.send_encoded(kind, id, &[], None)
+    }
+
+    /// Receives a frame of one kind with a sealed JSON body; its id.
+    pub fn receive_json<T: DeserializeOwned>(&mut self, kind: Kind) -> Result<(u64, T), LinkError> {
+        let mut body = Vec::new();
+        let header = self.receive(&mut body)?;
+        header.expect(kind)?;
+        self.no_payload(&header)?;
+        let plain = self.open(header.id, &body)?;
+        let told = serde_json::from_slice(&plain).map_err(|e| FrameError::Body(e.to_string()))?;
+        Ok((header.id, told))
     }
 
     fn send_encoded(

@@ -4,7 +4,8 @@
 //! its own ([`Welcome`]); then the client proves ([`Proof`]), and then the server ([`Accepted`]).
 //! A proof is HMAC-SHA256 over role, both nonces, the purpose and the server's identity, keyed by
 //! the secret: a recorded one is of no use on another connection, and one end's proof is not the
-//! other's. On a Unix socket the kernel tells who connects, and root and the server's own user
+//! other's. The nonces are X25519 public keys made for the connection, so that both ends also have
+//! keys that only they know (`forebay_net::seal`); the proofs say that nobody exchanged them. On a Unix socket the kernel tells who connects, and root and the server's own user
 //! need no proof (docs/internals/WIRE.md, "Who").
 
 use crate::control::ControlError;
@@ -17,7 +18,7 @@ pub const NONCE_BYTES: usize = 32;
 /// Bytes of a proof.
 pub const PROOF_BYTES: usize = 32;
 
-/// Random bytes that are used once.
+/// An X25519 public key (RFC 7748) that is used once.
 pub type Nonce = [u8; NONCE_BYTES];
 
 /// What both ends know and nobody sends. Never printed.
@@ -148,7 +149,7 @@ pub struct Hello {
     pub purpose: Purpose,
     /// Which secret it knows.
     pub key: Key,
-    /// Random.
+    /// Made for this connection.
     pub nonce: Nonce,
 }
 
@@ -161,7 +162,7 @@ pub struct Welcome {
     pub server: u128,
     /// Counts the server's starts.
     pub incarnation: u64,
-    /// Random.
+    /// Made for this connection.
     pub nonce: Nonce,
 }
 

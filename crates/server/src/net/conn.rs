@@ -10,7 +10,7 @@ use forebay_proto::Errno;
 use forebay_proto::net::auth::{Purpose, Refusal};
 use forebay_proto::net::frame::{self, FrameError, FrameHeader, Kind};
 use forebay_proto::net::ledger::LedgerRequest;
-use forebay_proto::net::servers::Question;
+use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::net::{Answer, Call, Request};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -112,15 +112,10 @@ fn converse<B: Backend>(backend: &B, link: &mut Link, place: &mut Place) -> Resu
 }
 
 fn ledger<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), LinkError> {
-    let mut body = Vec::new();
     loop {
-        let header = link.receive(&mut body)?;
-        header.expect(Kind::Ledger)?;
-        link.no_payload(&header)?;
-        let request: LedgerRequest =
-            serde_json::from_slice(&body).map_err(|e| FrameError::Body(e.to_string()))?;
+        let (id, request): (u64, LedgerRequest) = link.receive_json(Kind::Ledger)?;
         let reply = backend.answer(who, request);
-        link.send_json(Kind::LedgerReply, header.id, &reply)?;
+        link.send_json(Kind::LedgerReply, id, &reply)?;
     }
 }
 
@@ -131,9 +126,17 @@ fn servers<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(),
         let header = link.receive(&mut body)?;
         header.expect(Kind::Server)?;
         link.payload_vec(&header, &mut payload)?;
-        let question: Question<'_> = frame::decode_borrowed(&body)?;
+        let mut question: Question<'_> = frame::decode_borrowed(&body)?;
         room.clear();
-        let reply = backend.question(&question, &payload, &mut room);
+        let opened;
+        if let Question::Pool(sealed) = question {
+            opened = link.open(header.id, sealed)?;
+            question = Question::Pool(&opened);
+        }
+        let mut reply = backend.question(&question, &payload, &mut room);
+        if let Reply::Pool(told) = &mut reply {
+            *told = link.seal(header.id, told)?;
+        }
         link.send(Kind::ServerReply, header.id, &reply, &room, None)?;
     }
 }

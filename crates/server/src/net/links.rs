@@ -248,7 +248,14 @@ impl Open {
             self.limit = Some(limit);
         }
         self.next_id += 1;
-        self.link.send(Kind::Server, self.next_id, question, payload, None)?;
+        match question {
+            Question::Pool(told) => {
+                let sealed = self.link.seal(self.next_id, told)?;
+                let question = Question::Pool(&sealed);
+                self.link.send(Kind::Server, self.next_id, &question, payload, None)?;
+            }
+            plain => self.link.send(Kind::Server, self.next_id, plain, payload, None)?,
+        }
         let mut body = Vec::new();
         let header = self.link.receive(&mut body)?;
         header.expect(Kind::ServerReply)?;
@@ -256,7 +263,11 @@ impl Open {
             return Err(LinkError::Io(Errno::EPROTO.into()));
         }
         self.link.payload_vec(&header, room)?;
-        Ok(frame::decode(&body)?)
+        let mut reply = frame::decode(&body)?;
+        if let Reply::Pool(told) = &mut reply {
+            *told = self.link.open(header.id, told)?;
+        }
+        Ok(reply)
     }
 }
 
