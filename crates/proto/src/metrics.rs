@@ -171,7 +171,81 @@ impl CacheMetrics {
     }
 }
 
+impl CacheMetrics {
+    /// The part of another server is added to this one's.
+    fn add(&mut self, other: &CacheMetrics) {
+        self.dirty_bytes += other.dirty_bytes;
+        self.hit_bytes += other.hit_bytes;
+        self.filled_bytes += other.filled_bytes;
+        self.drained_bytes += other.drained_bytes;
+        self.evicted_bytes += other.evicted_bytes;
+        self.failed_files += other.failed_files;
+        self.conflicts += other.conflicts;
+        self.drain_bytes_per_s += other.drain_bytes_per_s;
+        self.drain_eta_s = later(self.drain_eta_s, other.drain_eta_s);
+    }
+}
+
+impl StagingMetrics {
+    fn add(&mut self, other: &StagingMetrics) {
+        self.queued += other.queued;
+        self.running += other.running;
+        self.done += other.done;
+        self.failed += other.failed;
+        self.cancelled += other.cancelled;
+        self.in_bytes += other.in_bytes;
+        self.out_bytes += other.out_bytes;
+        self.backlog_bytes += other.backlog_bytes;
+        self.rate_bytes_per_s += other.rate_bytes_per_s;
+        self.eta_s = later(self.eta_s, other.eta_s);
+    }
+}
+
+/// Servers work side by side: all is done when the last of them is.
+fn later(a: Option<f64>, b: Option<f64>) -> Option<f64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.max(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 impl BufferMetrics {
+    /// The part of another server is added to this one's: the figures of the whole buffer.
+    pub fn add(&mut self, other: &BufferMetrics) {
+        self.up |= other.up;
+        self.capacity_bytes += other.capacity_bytes;
+        self.used_bytes += other.used_bytes;
+        self.inodes += other.inodes;
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+        self.sessions += other.sessions;
+        self.leases += other.leases;
+        self.recalls += other.recalls;
+        self.locks += other.locks;
+        self.lock_waits += other.lock_waits;
+        self.events += other.events;
+        self.events_lost += other.events_lost;
+        self.staging.add(&other.staging);
+        for call in &other.calls {
+            match self.calls.iter_mut().find(|mine| mine.kind == call.kind) {
+                Some(mine) => mine.count += call.count,
+                None => self.calls.push(call.clone()),
+            }
+        }
+        for error in &other.errors {
+            let same = |e: &&mut ErrorCount| (e.source, e.errno) == (error.source, error.errno);
+            match self.errors.iter_mut().find(same) {
+                Some(mine) => mine.count += error.count,
+                None => self.errors.push(error.clone()),
+            }
+        }
+        match (&mut self.cache, &other.cache) {
+            (Some(mine), Some(other)) => mine.add(other),
+            (mine @ None, Some(other)) => *mine = Some(other.clone()),
+            (_, None) => {}
+        }
+    }
+
     /// All calls.
     pub fn call_count(&self) -> u64 {
         self.calls.iter().map(|call| call.count).sum()

@@ -1,15 +1,14 @@
-//! `forebay top`: what buffers do now, one line each, again and again.
+//! `forebay top`: what buffers do now, one line each, again and again. A buffer of several servers is
+//! one line: the sum of what its servers tell.
+
+mod asked;
 
 use crate::args::TopArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
-use crate::servers::Server;
-use forebay_client::{Control, locate, mounts};
-use forebay_proto::control::ControlError;
+use asked::Asked;
 use forebay_proto::metrics::{BufferMetrics, ServerMetrics};
-use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::size::format_bytes;
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
 use std::time::Duration;
 
 /// Time between the two looks of `--once`.
@@ -26,7 +25,7 @@ pub fn run(args: TopArgs) -> Outcome {
     loop {
         std::thread::sleep(interval);
         let now = asked.look()?;
-        let lines = rates(&before, &now);
+        let lines = whole_buffers(rates(&before, &now), asked.is_pool());
         let printed = match args.json {
             true => print_json(&lines),
             false => print(&lines, &asked.unheard, terminal && !args.once),
@@ -48,66 +47,11 @@ pub fn is_closed(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Who is asked.
-struct Asked {
-    mounts: Vec<Control>,
-    server: Option<Server>,
-    /// Mounts that do not answer.
-    unheard: Vec<String>,
-}
-
-impl Asked {
-    fn connect(args: &TopArgs) -> anyhow::Result<Asked> {
-        let mut asked = Asked { mounts: Vec::new(), server: None, unheard: Vec::new() };
-        match (&args.mount_point, &args.at.server) {
-            (Some(point), _) => {
-                let found = locate(point)?;
-                asked.mounts.push(Control::connect_store(&found.store_dir)?);
-            }
-            (None, Some(_)) => asked.server = Some(Server::connect(&args.at, None)?),
-            (None, None) => asked.connect_all()?,
-        }
-        Ok(asked)
-    }
-
-    fn connect_all(&mut self) -> Result<(), ControlError> {
-        for mount in mounts()? {
-            match Control::connect_store(&mount.store_dir) {
-                Ok(control) => self.mounts.push(control),
-                Err(error) => self.unheard(&mount.mount_point, &error),
-            }
-        }
-        if self.mounts.is_empty() && self.unheard.is_empty() {
-            return Err(ControlError::new("find the buffers", None, "none is mounted here")
-                .errno(libc::ENOENT)
-                .hint("name a server: --server ADDR"));
-        }
-        Ok(())
-    }
-
-    fn unheard(&mut self, point: &Path, error: &ControlError) {
-        self.unheard.push(format!("{}: {}", point.display(), error.why));
-    }
-
-    /// All buffers now.
-    fn look(&mut self) -> Result<Vec<ServerMetrics>, ControlError> {
-        let mut told = Vec::new();
-        for control in &mut self.mounts {
-            told.push(control.metrics()?);
-        }
-        if let Some(server) = &mut self.server {
-            match server.ask(&LedgerRequest::Metrics { name: None })? {
-                LedgerReply::Metrics(metrics) => told.push(*metrics),
-                _ => return Err(server.unexpected()),
-            }
-        }
-        Ok(told)
-    }
-}
-
 /// One buffer with its rates.
 #[derive(serde::Serialize)]
 struct Line {
+    /// Servers that told of it.
+    servers: u32,
     /// Bytes per second; `None` if it was not there before.
     read_bytes_per_s: Option<f64>,
     written_bytes_per_s: Option<f64>,
@@ -132,6 +76,7 @@ fn rates(before: &[ServerMetrics], now: &[ServerMetrics]) -> Vec<Line> {
                 (seconds > 0.0).then(|| (of(buffer) as f64 - of(then) as f64) / seconds)
             };
             lines.push(Line {
+                servers: 1,
                 read_bytes_per_s: per_s(&|b| b.read_bytes),
                 written_bytes_per_s: per_s(&|b| b.written_bytes),
                 used_bytes_per_s: per_s(&|b| b.used_bytes),
@@ -141,6 +86,28 @@ fn rates(before: &[ServerMetrics], now: &[ServerMetrics]) -> Vec<Line> {
         }
     }
     lines
+}
+
+/// The parts of a buffer on the servers of one pool, where its name means it, are one line.
+fn whole_buffers(lines: Vec<Line>, pool: bool) -> Vec<Line> {
+    if !pool {
+        return lines;
+    }
+    let mut whole: Vec<Line> = Vec::new();
+    for line in lines {
+        let Some(found) = whole.iter_mut().find(|w| w.now.buffer == line.now.buffer) else {
+            whole.push(line);
+            continue;
+        };
+        let sum = |a: &mut Option<f64>, b: Option<f64>| *a = a.zip(b).map(|(a, b)| a + b);
+        sum(&mut found.read_bytes_per_s, line.read_bytes_per_s);
+        sum(&mut found.written_bytes_per_s, line.written_bytes_per_s);
+        sum(&mut found.used_bytes_per_s, line.used_bytes_per_s);
+        sum(&mut found.calls_per_s, line.calls_per_s);
+        found.servers += line.servers;
+        found.now.add(&line.now);
+    }
+    whole
 }
 
 fn print(lines: &[Line], unheard: &[String], refresh: bool) -> anyhow::Result<()> {
@@ -305,6 +272,30 @@ mod tests {
         let before = server(10, vec![buffer("/mnt/b", 3 << 30, 0), buffer("run7", 0, 0)]);
         let now = server(12, vec![staged, buffer("run7", 4096, 0), buffer("new", 1, 1), gone]);
         insta::assert_snapshot!(table(&rates(&[before], &[now])));
+    }
+
+    #[test]
+    fn the_parts_of_a_buffer_are_one_line() {
+        let part = |used: u64, written: u64| buffer("run8", used, written);
+        let on = |host: &str, seconds, buffers| ServerMetrics {
+            host: host.into(),
+            ..server(seconds, buffers)
+        };
+        let before = [on("a", 10, vec![part(1 << 20, 0)]), on("b", 20, vec![part(0, 0)])];
+        let now = [
+            on("a", 12, vec![part(3 << 20, 4 << 20), buffer("one", 1, 1)]),
+            on("b", 22, vec![part(1 << 20, 2 << 20)]),
+        ];
+        let lines = whole_buffers(rates(&before, &now), true);
+        assert_eq!(lines.len(), 2);
+        let whole = &lines[0];
+        assert_eq!((whole.servers, whole.now.capacity_bytes), (2, 8 << 30));
+        assert_eq!(whole.now.used_bytes, 4 << 20);
+        assert_eq!(whole.written_bytes_per_s, Some(3.0 * f64::from(1 << 20)));
+        assert_eq!(whole.used_bytes_per_s, Some(1.5 * f64::from(1 << 20)));
+        assert_eq!((whole.now.call_count(), whole.now.error_count()), (6, 4));
+        // Mounts of one name on one machine are different buffers.
+        assert_eq!(whole_buffers(rates(&before, &now), false).len(), 3);
     }
 
     #[test]
