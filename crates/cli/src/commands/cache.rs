@@ -21,8 +21,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Time between two looks at a drain that is waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Shortest and longest time between two looks at a drain that is waited for, and the part of the
+/// time so far that it is: who waits for little is told at once.
+const LOOK_FIRST: Duration = Duration::from_millis(2);
+const LOOK_LAST: Duration = Duration::from_millis(100);
+const LOOK_SHARE: u32 = 32;
 /// How long a drain that makes no way because of errors is waited for before a wait gives up.
 const STUCK_AFTER: Duration = Duration::from_secs(3);
 /// Time after which a drain that is waited for is asked for again.
@@ -142,7 +145,7 @@ fn drain(
             bar.finish_and_clear();
             return Ok(state);
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep((start.elapsed() / LOOK_SHARE).clamp(LOOK_FIRST, LOOK_LAST));
         // A file that was closed since, or written again, is asked for again.
         let again = flush && asked.elapsed() > ASK_AGAIN;
         if again {

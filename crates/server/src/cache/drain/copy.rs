@@ -1,8 +1,13 @@
 //! Moving dirty blocks to an open PFS file, and looking whether they arrived.
 //!
 //! Invariants: no block whose checksum is valid and does not match is written; what is verified is what the
-//! PFS gives back after fsync. A block that is written meanwhile leaves the set of those that
-//! become clean, and neither rule is for it.
+//! PFS gives back after it was written out; nothing counts before fsync has ended without an
+//! error. A block that is written meanwhile leaves the set of those that become clean, and neither
+//! rule is for it.
+//!
+//! A big file is a pipeline: each piece is sent off at once, and what left the window is waited for,
+//! read back and dropped from the page cache. So the PFS works while the next pieces are read, what is
+//! read back is still at hand, and a drain takes no more of the node's memory than the window.
 
 use super::super::CacheFs;
 use super::super::file::CacheFile;
@@ -11,13 +16,17 @@ use super::{Failed, failed};
 use forebay_proto::control::Verify;
 use forebay_proto::{Errno, Result};
 use rustix::fs::{self as rfs, Advice, Mode, OFlags};
+use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// Most bytes that are written to the PFS at once.
 const PIECE_BYTES: u64 = 4 << 20;
+/// Most bytes that were sent off and not waited for: half of what clients of parallel file systems
+/// hold back by default, so that writes do not wait for it.
+const WINDOW_BYTES: u64 = 16 << 20;
 /// Alignment for reading past the page cache.
 const DIRECT_ALIGN: usize = 4_096;
 
@@ -37,7 +46,20 @@ impl Memory {
 }
 
 /// Blocks that were written, for verification.
-pub(super) type Written = Vec<(u64, Entry)>;
+#[derive(Default)]
+pub(super) struct Written {
+    blocks: Vec<(u64, Entry)>,
+    /// How many of them, from the first, were read back already.
+    verified: usize,
+}
+
+/// A piece on its way.
+struct Sent {
+    offset: u64,
+    length: u64,
+    /// How many blocks were written when it was.
+    written: usize,
+}
 
 impl CacheFs {
     /// Copies these blocks (in order) of a file of `size` bytes.
@@ -49,7 +71,8 @@ impl CacheFs {
         size: u64,
         memory: &mut Memory,
     ) -> Result<Written, Failed> {
-        let mut written = Vec::with_capacity(blocks.len());
+        let mut written = Written::default();
+        let mut on_way: VecDeque<Sent> = VecDeque::new();
         let mut at = 0;
         while at < blocks.len() {
             let most = (PIECE_BYTES / BLOCK_BYTES) as usize;
@@ -74,8 +97,42 @@ impl CacheFs {
             file.state.lock().drained_bytes += length as u64;
             self.counters.drained(length as u64);
             at += run;
+            if at < blocks.len() || !on_way.is_empty() {
+                let length = length as u64;
+                write_back(target, offset, length, libc::SYNC_FILE_RANGE_WRITE)?;
+                on_way.push_back(Sent { offset, length, written: written.blocks.len() });
+                self.take_in(target, &mut on_way, &mut written, memory)?;
+            }
         }
         Ok(written)
+    }
+
+    /// Waits for what has left the window, and reads it back.
+    fn take_in(
+        &self,
+        target: &File,
+        on_way: &mut VecDeque<Sent>,
+        written: &mut Written,
+        memory: &mut Memory,
+    ) -> Result<(), Failed> {
+        let mut bytes: u64 = on_way.iter().map(|sent| sent.length).sum();
+        while bytes > WINDOW_BYTES
+            && let Some(sent) = on_way.pop_front()
+        {
+            bytes -= sent.length;
+            let whole = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+                | libc::SYNC_FILE_RANGE_WRITE
+                | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+            write_back(target, sent.offset, sent.length, whole)?;
+            if self.options.verify == Verify::Cache {
+                compare(target, &written.blocks[written.verified..sent.written], memory)?;
+                written.verified = sent.written;
+            }
+            // Only speed and memory depend on it.
+            let length = std::num::NonZeroU64::new(sent.length);
+            let _ = rfs::fadvise(target, sent.offset, length, Advice::DontNeed);
+        }
+        Ok(())
     }
 
     /// Reads a run of blocks and judges each.
@@ -96,34 +153,41 @@ impl CacheFs {
             // Cut meanwhile: what is behind the end is zeros.
             data[got..].fill(0);
         }
-        for (block, bytes) in blocks.iter().zip(data.chunks(BLOCK_BYTES as usize)) {
-            let mut state = file.state.lock();
-            let alone = state.draining.as_ref().is_some_and(|set| set.contains(block));
-            if !alone || state.writing.contains_key(block) {
+        let sums: Vec<Entry> = data
+            .chunks(BLOCK_BYTES as usize)
+            .map(|bytes| Entry::present(crc(bytes), bytes.len() as u32))
+            .collect();
+        let mut state = file.state.lock();
+        let first = blocks.first().copied().unwrap_or(0);
+        let mut entries: Vec<Entry> = blocks.iter().map(|block| state.map.get(*block)).collect();
+        for (i, (sum, bytes)) in sums.iter().zip(data.chunks(BLOCK_BYTES as usize)).enumerate() {
+            let block = first + i as u64;
+            let alone = state.draining.as_ref().is_some_and(|set| set.contains(&block));
+            if !alone || state.writing.contains_key(&block) {
                 if let Some(set) = &mut state.draining {
-                    set.remove(block);
+                    set.remove(&block);
                 }
                 continue;
             }
-            let entry = state.map.get(*block);
-            let sum = Entry { crc: crc(bytes), len: bytes.len() as u32, ..entry };
+            let entry = entries[i];
+            let sum = Entry { bits: entry.bits, ..*sum };
             if entry.has(bits::OPEN) {
-                let closed = sum.without(bits::OPEN);
-                state
-                    .put(&self.flash, file, *block, &[closed])
-                    .map_err(|e| failed(e, "write the map on flash"))?;
-                written.push((*block, closed));
-            } else if is_content(&entry, bytes) {
-                written.push((*block, sum));
-            } else if state.record.whole {
+                entries[i] = sum.without(bits::OPEN);
+                written.blocks.push((block, entries[i]));
+            } else if (entry.crc, entry.len) == (sum.crc, sum.len)
+                || is_content(&entry, bytes)
                 // A kernel writes it at this moment.
-                written.push((*block, sum));
+                || state.record.whole
+            {
+                written.blocks.push((block, sum));
             } else {
                 tracing::error!(path = %state.record.path, block, "damaged on flash: its checksum is another");
                 return Err(failed(Errno::EIO, "verify the checksum of flash data"));
             }
         }
-        Ok(())
+        state
+            .put(&self.flash, file, first, &entries)
+            .map_err(|e| failed(e, "write the map on flash"))
     }
 
     /// Reads written blocks back from the PFS.
@@ -147,16 +211,35 @@ impl CacheFs {
             }
         };
         let reader = reader.map_err(|e| failed(Errno::from_io(&e), what))?;
-        for (block, entry) in written {
-            let data = memory.get(BLOCK_BYTES as usize);
-            let got = read_some(&reader, block * BLOCK_BYTES, data)
-                .map_err(|e| failed(e, what))?
-                .min(entry.len as usize);
-            if got < entry.len as usize || crc(&data[..got]) != entry.crc {
-                return Err(failed(Errno::EIO, "verify what the PFS has"));
-            }
-        }
+        compare(&reader, &written.blocks[written.verified..], memory)?;
         Ok(how)
+    }
+}
+
+/// Reads blocks back, and compares their checksums.
+fn compare(reader: &File, blocks: &[(u64, Entry)], memory: &mut Memory) -> Result<(), Failed> {
+    for (block, entry) in blocks {
+        let data = memory.get(BLOCK_BYTES as usize);
+        let got = read_some(reader, block * BLOCK_BYTES, data)
+            .map_err(|e| failed(e, "read back from the PFS"))?
+            .min(entry.len as usize);
+        if got < entry.len as usize || crc(&data[..got]) != entry.crc {
+            return Err(failed(Errno::EIO, "verify what the PFS has"));
+        }
+    }
+    Ok(())
+}
+
+/// Starts or waits for write-back of a range. An error of the device is told once: a later fsync
+/// would not have it any more.
+fn write_back(target: &File, offset: u64, length: u64, flags: u32) -> Result<(), Failed> {
+    // SAFETY: the descriptor is open for the whole call; no memory is passed.
+    let done =
+        unsafe { libc::sync_file_range(target.as_raw_fd(), offset as i64, length as i64, flags) };
+    match if done == 0 { Errno(0) } else { Errno::last() } {
+        // A file system that cannot: fsync does it all.
+        Errno(0 | libc::EINVAL | libc::ESPIPE | libc::ENOSYS | libc::EOPNOTSUPP) => Ok(()),
+        e => Err(failed(e, "write to the PFS")),
     }
 }
 

@@ -6,8 +6,8 @@
 
 use super::super::CacheFs;
 use super::super::act::Who;
-use super::super::file::CacheFile;
-use super::super::map::{BLOCK_BYTES, bits};
+use super::super::file::{CacheFile, FileState};
+use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::names::DRAIN_PREFIX;
 use super::super::pfs::{PfsStat, errno, proc_path};
 use super::super::record::{Base, Draining, State};
@@ -37,6 +37,9 @@ struct Job {
     resized: bool,
     fetch_limit: u64,
 }
+
+/// Entries of the map that are written down at a time.
+const ENTRIES_AT_ONCE: usize = 512;
 
 type Outcome<T> = std::result::Result<T, Failed>;
 
@@ -463,12 +466,8 @@ impl CacheFs {
             })
             .map_err(at("write the record on flash"))?;
         crate::step::step("the record has the drained file");
-        let failed_map = at("write the map on flash");
-        for block in job.blocks.iter().filter(|b| clean.contains(b)) {
-            let entry = state.map.get(*block).without(bits::DIRTY | bits::SYNCED);
-            state.put(&self.flash, file, *block, &[entry]).map_err(&failed_map)?;
-            self.space.came(file.ino, block * BLOCK_BYTES, u64::from(entry.len));
-        }
+        let drained: Vec<u64> = job.blocks.iter().copied().filter(|b| clean.contains(b)).collect();
+        self.make_clean(file, &mut state, &drained).map_err(at("write the map on flash"))?;
         crate::step::step("drained blocks are clean");
         let left = state.record.whole || state.map.dirty() > 0 || resized;
         state
@@ -481,6 +480,29 @@ impl CacheFs {
         drop(state);
         self.space.wake();
         Ok(!left)
+    }
+
+    /// These blocks, in order, are on the PFS. What lies together is written down together.
+    fn make_clean(
+        &self,
+        file: &CacheFile,
+        state: &mut FileState,
+        blocks: &[u64],
+    ) -> forebay_proto::Result<()> {
+        let mut at = 0;
+        while at < blocks.len() {
+            let first = blocks[at];
+            let run = blocks[at..].iter().zip(first..).take(ENTRIES_AT_ONCE);
+            let run = run.take_while(|(block, wanted)| **block == *wanted).count();
+            let entries: Vec<Entry> = (first..first + run as u64)
+                .map(|block| state.map.get(block).without(bits::DIRTY | bits::SYNCED))
+                .collect();
+            state.put(&self.flash, file, first, &entries)?;
+            let bytes = entries.iter().map(|entry| u64::from(entry.len)).sum();
+            self.space.came(file.ino, first * BLOCK_BYTES, bytes);
+            at += run;
+        }
+        Ok(())
     }
 
     fn save(

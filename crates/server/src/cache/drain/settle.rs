@@ -1,4 +1,5 @@
-//! What a kernel wrote without asking: the file is read once, and its blocks get checksums.
+//! What a kernel wrote without asking: the file is read once, and its blocks get checksums. A file of
+//! which the PFS has nothing is not read for that: all of it drains, and is read then.
 //!
 //! Invariant: a file stops being `whole` only if no kernel has it open any more, and it did not change
 //! while it was read. Blocks that are as the PFS has them (their CRC is that of the clean entry)
@@ -101,6 +102,12 @@ impl CacheFs {
                     block += 1;
                 }
                 block = block.max(until);
+                continue;
+            }
+            if on_pfs == 0 {
+                // Nothing to compare with: its checksum is made when it is drained.
+                push(block, Entry::default().with(bits::PRESENT | bits::DIRTY | bits::OPEN));
+                block += 1;
                 continue;
             }
             let length = BLOCK_BYTES.min(size - start) as usize;
