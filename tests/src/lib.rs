@@ -13,6 +13,7 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, clippy::missing_errors_doc)]
 
 pub mod buffer;
+pub mod gluster;
 pub mod model;
 pub mod pfs;
 pub mod procs;
