@@ -16,12 +16,16 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// again where it runs.
 const FOLLOW_AFTER: u32 = 256;
 
+/// Requests of one thread in a row after which it is taken to ask alone.
+const ALONE_AFTER: u32 = 16;
+
 /// What one reader knows about its client.
 pub(crate) struct Follower {
     /// CPUs that the reader may use; `None` turns following off.
     allowed: Option<CpuSet>,
     tid: u32,
     in_a_row: u32,
+    alone: u32,
     pinned: Option<usize>,
 }
 
@@ -29,12 +33,17 @@ impl Follower {
     /// For the calling thread.
     pub(crate) fn new(enabled: bool) -> Follower {
         let allowed = if enabled { sched_getaffinity(None).ok() } else { None };
-        Follower { allowed, tid: 0, in_a_row: 0, pinned: None }
+        Follower { allowed, tid: 0, in_a_row: 0, alone: 0, pinned: None }
     }
 
     /// Counts a request of a thread; 0 is the kernel itself (releases, forgets).
     pub(crate) fn request_of(&mut self, tid: u32) {
-        if tid == 0 || self.allowed.is_none() {
+        if tid == 0 {
+            return;
+        }
+        self.alone = if tid == self.tid { self.alone.saturating_add(1) } else { 0 };
+        if self.allowed.is_none() {
+            self.tid = tid;
             return;
         }
         if tid != self.tid {
@@ -48,6 +57,11 @@ impl Follower {
             self.in_a_row = 0;
             self.go_where_it_runs();
         }
+    }
+
+    /// True while all requests come from one thread, as far as this reader sees.
+    pub(crate) fn asks_alone(&self) -> bool {
+        self.alone >= ALONE_AFTER
     }
 
     fn run_anywhere(&mut self) {
@@ -84,6 +98,21 @@ fn cpu_of(tid: u32) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_asks_alone_until_another_one_does() {
+        for enabled in [true, false] {
+            let mut follower = Follower::new(enabled);
+            for _ in 0..=ALONE_AFTER {
+                assert!(!follower.asks_alone());
+                follower.request_of(7);
+                follower.request_of(0);
+            }
+            assert!(follower.asks_alone());
+            follower.request_of(8);
+            assert!(!follower.asks_alone());
+        }
+    }
 
     #[test]
     fn a_reader_goes_to_its_client_and_leaves_again() {

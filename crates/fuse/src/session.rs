@@ -264,7 +264,13 @@ impl Reader {
             };
             self.counters.count(request.head.opcode);
             follower.request_of(request.head.pid);
-            if workers::takes_long(&request) || workers::waits_for_space(cx, &request) {
+            // A large write of who asks alone: handing it over would only move it to another processor,
+            // and where others stand by, one of them reads as soon as it takes long.
+            let here = request.head.opcode == abi::op::WRITE
+                && self.turns.is_some()
+                && follower.asks_alone();
+            let long = workers::takes_long(&request) && !here;
+            if long || workers::waits_for_space(cx, &request) {
                 let head = request.head;
                 let (next, taken) = cx.workers.hand_over(&self.device, buffer, len, &head);
                 buffer = next;

@@ -89,7 +89,7 @@ impl CacheFs {
             (state.record.fetch_limit, state.record.base.size)
         };
         let on_pfs = limit.min(base_size);
-        let mut buffer = vec![0; BLOCK_BYTES as usize];
+        let mut buffer = vec![0; if on_pfs > 0 { BLOCK_BYTES as usize } else { 0 }];
         let mut block = 0;
         while block * BLOCK_BYTES < size {
             let start = block * BLOCK_BYTES;
