@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 const LOOK_FIRST: Duration = Duration::from_millis(2);
 const LOOK_LAST: Duration = Duration::from_millis(100);
 const LOOK_SHARE: u32 = 32;
+/// A look takes at most this part of the time: the server goes through all that is dirty for it.
+const LOOK_COST: u32 = 32;
 /// How long a drain that makes no way because of errors is waited for before a wait gives up.
 const STUCK_AFTER: Duration = Duration::from_secs(3);
 /// Time after which a drain that is waited for is asked for again.
@@ -128,6 +130,7 @@ fn drain(
     let bar = progress(quiet);
     let first = state.drained_bytes;
     let mut asked = Instant::now();
+    let mut took = start.elapsed();
     let mut moved = (Instant::now(), state.drained_bytes, state.files);
     loop {
         bar.set_length(state.drained_bytes - first + state.dirty_bytes);
@@ -145,16 +148,19 @@ fn drain(
             bar.finish_and_clear();
             return Ok(state);
         }
-        std::thread::sleep((start.elapsed() / LOOK_SHARE).clamp(LOOK_FIRST, LOOK_LAST));
+        let pause = (start.elapsed() / LOOK_SHARE).max(took * LOOK_COST);
+        std::thread::sleep(pause.clamp(LOOK_FIRST, LOOK_LAST));
         // A file that was closed since, or written again, is asked for again.
         let again = flush && asked.elapsed() > ASK_AGAIN;
         if again {
             asked = Instant::now();
         }
+        let look = Instant::now();
         state = match again {
             true => control.cache_tree(CacheRequest::Flush { path: path.clone() })?,
             false => control.cache_tree(CacheRequest::State { path: path.clone() })?,
         };
+        took = look.elapsed();
     }
 }
 

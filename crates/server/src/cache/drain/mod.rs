@@ -23,8 +23,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Files that are drained at the same time.
-pub(crate) const WORKERS: usize = 2;
+/// Files that are drained at the same time. They mostly wait: for an fsync of a small file, or the
+/// PFS's pace. Of 2,000 small files to a disk of 100 MB/s, two at a time took twice as long as rsync.
+pub(crate) const WORKERS: usize = 6;
 /// First and longest pause after a failure.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LONGEST: Duration = Duration::from_secs(60);
