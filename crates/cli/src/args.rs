@@ -13,14 +13,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 pub use crate::args_cache::{
-    CacheArgs, CachePathArgs, CachePathsArgs, CachePinArgs, CacheRateArgs, CacheResolveArgs,
-    CacheWaitArgs, WritesArg,
+    CacheArgs, CacheHowArgs, CachePathArgs, CachePathsArgs, CachePinArgs, CacheRateArgs,
+    CacheResolveArgs, CacheWaitArgs, WritesArg,
 };
 pub use crate::args_commit::CommitArgs;
 pub use crate::args_servers::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
     BufferListArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolStatusArgs, RunServerArgs,
-    ServeArgs, ServerArgs,
+    ServeArgs, ServerArgs, TypeArg,
 };
 pub use crate::args_watch::{EventsArgs, TopArgs};
 
@@ -437,6 +437,9 @@ pub struct StatusArgs {
     /// Print as JSON.
     #[arg(long)]
     pub json: bool,
+    /// Server of a buffer that is named as NAME:/PATH.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// `forebay check`.

@@ -1,6 +1,7 @@
 //! The command line of caches: `forebay mount --cache` and what is asked of one. Part of
 //! [`crate::args`].
 
+use crate::args_servers::ServerArgs;
 use clap::{Args, ValueEnum};
 use forebay_proto::cache::Keep;
 use forebay_proto::size::parse_bytes;
@@ -17,6 +18,14 @@ pub struct CacheArgs {
     /// Flash that the cache may take, such as 100GiB.
     #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes, requires = "cache")]
     pub capacity: Option<u64>,
+    /// How it caches.
+    #[command(flatten)]
+    pub how: CacheHowArgs,
+}
+
+/// How a cache works.
+#[derive(Debug, Clone, Args)]
+pub struct CacheHowArgs {
     /// How long names and attributes may be believed without asking the PFS, in seconds; 0 asks
     /// each time.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_ttl)]
@@ -33,7 +42,7 @@ pub struct CacheArgs {
     #[arg(long, value_enum, value_name = "HOW", default_value = "cache")]
     pub verify: crate::args::VerifyArg,
     /// Most bytes per second that drain, such as 200MiB; `forebay drain-rate` changes it.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "cache")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub drain_rate: Option<u64>,
 }
 
@@ -61,12 +70,15 @@ fn parse_policy(text: &str) -> Result<Policy, String> {
 /// One path in a cache.
 #[derive(Debug, Clone, Args)]
 pub struct CachePathArgs {
-    /// A file or directory in the mount.
+    /// A file or directory in the mount, or NAME:/PATH in a buffer of --server.
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// Print the state as JSON.
     #[arg(long)]
     pub json: bool,
+    /// Server of a buffer that is named as NAME:/PATH.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// `forebay wait`.
@@ -76,7 +88,7 @@ pub struct CachePathArgs {
 Example:\n  forebay wait --timeout 600 /mnt/fast/results && echo safe"
 )]
 pub struct CacheWaitArgs {
-    /// A file or directory in the mount.
+    /// A file or directory in the mount, or NAME:/PATH in a buffer of --server.
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// Give up after so many seconds; without it, wait as long as it takes.
@@ -88,23 +100,29 @@ pub struct CacheWaitArgs {
     /// Print the state as JSON.
     #[arg(long)]
     pub json: bool,
+    /// Server of a buffer that is named as NAME:/PATH.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// Paths in a cache.
 #[derive(Debug, Clone, Args)]
 pub struct CachePathsArgs {
-    /// Files in the mount; directories stand for all files below them.
+    /// Files in the mount, or NAME:/PATH of --server; directories stand for all files below them.
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<PathBuf>,
     /// Print each file as JSON, one object a line.
     #[arg(long)]
     pub json: bool,
+    /// Server of a buffer that is named as NAME:/PATH.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// `forebay pin`.
 #[derive(Debug, Clone, Args)]
 pub struct CachePinArgs {
-    /// Files in the mount; directories stand for all files below them.
+    /// Files in the mount, or NAME:/PATH of --server; directories stand for all files below them.
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<PathBuf>,
     /// Let them be evicted again.
@@ -113,6 +131,9 @@ pub struct CachePinArgs {
     /// Print each file as JSON, one object a line.
     #[arg(long)]
     pub json: bool,
+    /// Server of a buffer that is named as NAME:/PATH.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// `forebay resolve`.
@@ -122,7 +143,7 @@ pub struct CachePinArgs {
 both: the cache's version goes beside the PFS's, as NAME.forebay-ours."
 )]
 pub struct CacheResolveArgs {
-    /// The file in the mount.
+    /// The file in the mount, or NAME:/PATH in a buffer of --server.
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// Which version counts.
@@ -131,17 +152,23 @@ pub struct CacheResolveArgs {
     /// Print the state as JSON.
     #[arg(long)]
     pub json: bool,
+    /// Server of a buffer that is named as NAME:/PATH.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// `forebay drain-rate`.
 #[derive(Debug, Clone, Args)]
 pub struct CacheRateArgs {
-    /// The mount, or any path in it.
+    /// The mount, any path in it, or NAME: of --server.
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// Most bytes per second, such as 200MiB; 0 for no limit.
     #[arg(value_name = "BYTES", value_parser = parse_bytes)]
     pub bytes_per_s: u64,
+    /// Server of a buffer that is named as NAME:/PATH.
+    #[command(flatten)]
+    pub at: ServerArgs,
 }
 
 /// Which version of a conflict counts.

@@ -2,6 +2,7 @@
 //! command names a server. Part of [`crate::args`].
 
 use crate::args::StoreChoice;
+use crate::args_cache::CacheHowArgs;
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_net::ServerAddress;
 use forebay_proto::ServerId;
@@ -84,6 +85,10 @@ pub struct ServeArgs {
     /// Capacities of buffers are rounded up to multiples of this; that of the pool's keeper counts.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16MiB")]
     pub granularity: u64,
+    /// Stage and cache only below this directory of the PFS; can be given several times. By default
+    /// wherever who asks may.
+    #[arg(long, value_name = "DIR")]
+    pub pfs_root: Vec<PathBuf>,
     /// File with the server's key; made if there is none.
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
@@ -164,8 +169,11 @@ pub struct PoolForgetArgs {
 pub enum AccessArg {
     /// One namespace for all nodes.
     Striped,
-    /// A namespace for each node, on the capacity that all share.
+    /// A namespace for each node, on the capacity that all share; of a cache: each node by one
+    /// server, which caches for itself.
     Private,
+    /// Of a cache, read-only: a copy on each server, each node by one of them, by another if it dies.
+    Ldbalance,
 }
 
 /// What a buffer is.
@@ -173,6 +181,8 @@ pub enum AccessArg {
 pub enum TypeArg {
     /// A private parallel file system.
     Scratch,
+    /// A transparent cache of a directory on the PFS.
+    Cache,
 }
 
 /// `forebay buffer create`.
@@ -182,6 +192,7 @@ pub enum TypeArg {
 Its secret is written to buffers/NAME.secret in the directory of secrets (see `forebay serve`); who has that file may mount, stage, extend and destroy the buffer as its owner.\n\n\
 Examples:\n  \
 forebay buffer create run7 --capacity 200GiB --server node9:4242\n  \
+forebay buffer create proj --type cache --pfs /pfs/project --capacity 200GiB --server node9:4242\n  \
 FOREBAY_SERVER=unix:/run/forebay.sock forebay buffer create run7 --capacity 4GiB"
 )]
 pub struct BufferCreateArgs {
@@ -195,6 +206,12 @@ pub struct BufferCreateArgs {
     /// What it is.
     #[arg(long = "type", value_enum, value_name = "TYPE", default_value = "scratch")]
     pub kind: TypeArg,
+    /// Of a cache: the directory on the PFS, as the servers see it. You must be allowed to list it.
+    #[arg(long, value_name = "PFSDIR", required_if_eq("kind", "cache"))]
+    pub pfs: Option<PathBuf>,
+    /// How a cache works.
+    #[command(flatten)]
+    pub how: CacheHowArgs,
     /// How nodes see it.
     #[arg(long, value_enum, value_name = "MODE", default_value = "striped")]
     pub access: AccessArg,
@@ -276,6 +293,9 @@ pub struct BufferDestroyArgs {
     /// Also while it is mounted or staged: programs that use it then get errors.
     #[arg(long)]
     pub force: bool,
+    /// Of a cache: lose what the PFS does not have. Without it the buffer is drained first.
+    #[arg(long)]
+    pub discard_dirty: bool,
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,

@@ -14,12 +14,16 @@ use forebay_net::ServerAddress;
 use forebay_proto::PlanId;
 use forebay_proto::control::{ControlError, PlanStatus, StageSpec, StoreKind};
 use forebay_proto::net::ledger::{
-    BufferName, BufferSpec, BufferType, LedgerReply, LedgerRequest, ServedBuffer, Token,
+    BufferName, BufferSpec, BufferType, CacheSpec, LedgerReply, LedgerRequest, ServedBuffer, Token,
 };
 use std::time::{Duration, Instant};
 
 /// Longest wait for a server that is away, when a buffer is to be given back.
 const AWAY_LIMIT: Duration = Duration::from_secs(60);
+/// How long names and attributes of a job's cache are believed, and when it drains: as `forebay mount
+/// --cache` has it.
+const CACHE_TTL_MS: u64 = 1_000;
+const CACHE_POLICY: &str = "idle";
 /// Pause between two tries.
 const AWAY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -51,7 +55,18 @@ impl Servers for JobServers {
         let spec = BufferSpec {
             name: job.buffer.clone(),
             capacity_bytes: record.request.capacity_bytes,
-            buffer_type: BufferType::Scratch,
+            buffer_type: match record.request.cache {
+                Some(_) => BufferType::Cache,
+                None => BufferType::Scratch,
+            },
+            cache: record.request.cache.as_ref().map(|pfs| CacheSpec {
+                pfs: pfs.clone(),
+                ttl_ms: CACHE_TTL_MS,
+                writes_by_kernel: true,
+                policy: CACHE_POLICY.into(),
+                verify: record.verify,
+                rate_bytes_per_s: 0,
+            }),
             access: access(record),
             servers: job.servers,
             store_kind: record.store.as_deref().and_then(store_kind),
@@ -64,7 +79,8 @@ impl Servers for JobServers {
     }
 
     fn destroy(&self, job: &ServedJob) -> Result<(), ControlError> {
-        let request = LedgerRequest::Destroy { name: job.buffer.clone(), force: true };
+        let request =
+            LedgerRequest::Destroy { name: job.buffer.clone(), force: true, discard: false };
         let begun = Instant::now();
         loop {
             let answer = connect(job).and_then(|mut server| match server.ask(&request)? {

@@ -164,9 +164,10 @@ impl Buffer {
             gives_objects: false,
             capacity_bytes: store.capacity_bytes(),
             private: None,
+            cache: None,
         };
         let clients = store.dir().join("clients");
-        let sessions = Sessions::new(Arc::clone(server.namespace()), facts, clients).unwrap();
+        let sessions = Sessions::new(Arc::clone(server.namespace()), None, facts, clients).unwrap();
         self.net.write().insert(shard, Arc::clone(&sessions));
         let id = 100 + u128::from(shard);
         let part = Part { server: id, incarnation: self.starts, sessions: Arc::clone(&sessions) };

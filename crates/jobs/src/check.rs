@@ -90,6 +90,13 @@ pub fn flash_dir(given: Option<&Path>) -> Option<PathBuf> {
 /// Looks at everything that a job names, and at the flash directory that is to hold its buffer.
 pub fn check(job: &JobRequest, flash: Option<&Path>) -> Report {
     let mut report = check_named(job);
+    if let Some(pfs) = &job.cache {
+        // Of a buffer at servers they say it.
+        let dir = Path::new(OsStr::from_bytes(pfs.as_bytes()));
+        if let Err(error) = fs::read_dir(dir) {
+            report.find(1, dir, reason(&error), "name a directory that you may list");
+        }
+    }
     check_flash(job, flash, &mut report);
     report
 }

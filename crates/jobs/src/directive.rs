@@ -36,7 +36,7 @@ pub(crate) struct Directive {
 
 /// Keys of `jobdw`; the first three are required.
 const JOBDW_KEYS: &[&str] =
-    &["type", "capacity", "access_mode", "pool", "optimization_strategy", "max_mds"];
+    &["type", "capacity", "access_mode", "pool", "optimization_strategy", "max_mds", "pfs"];
 const JOBDW_REQUIRED: usize = 3;
 
 /// Keys of `stage_in` and `stage_out`; the first three are required.
@@ -58,11 +58,10 @@ const NOT_OFFERED_COMMANDS: &[(&str, &str)] = &[
 
 /// Keys of `jobdw` that exist elsewhere and are not offered here.
 const NOT_OFFERED_KEYS: &[(&str, &str)] = &[
-    ("pfs", "belongs to type=cache"),
-    ("modified_threshold", "belongs to type=cache"),
-    ("read_ahead", "belongs to type=cache"),
-    ("sync_on_close", "belongs to type=cache"),
-    ("sync_to_pfs", "belongs to type=cache"),
+    ("modified_threshold", "is for a DataWarp cache"),
+    ("read_ahead", "is for a DataWarp cache"),
+    ("sync_on_close", "is for a DataWarp cache"),
+    ("sync_to_pfs", "is for a DataWarp cache"),
     ("write_window_length", "is a limit on wear"),
     ("write_window_multiplier", "is a limit on wear"),
     ("name", "is HPE Rabbit's"),
@@ -108,6 +107,7 @@ pub(crate) fn interpret(
         capacity_bytes: 0,
         access_modes: Vec::new(),
         pool: None,
+        cache: None,
         stage_in: Vec::new(),
         stage_out: Vec::new(),
         notes,
@@ -145,6 +145,7 @@ pub(crate) fn interpret(
             problems.add(first.line, 0, 3, what, "#DW jobdw ... before it");
         }
     } else if jobdw_seen && !request.access_modes.is_empty() {
+        check_cache(directives, &request, problems);
         check_modes(directives, &request, problems);
         check_targets(directives, &request, problems);
     }
@@ -208,10 +209,11 @@ fn keys<'d>(
 
 fn key_help(key: &str, command: &[u8]) -> &'static str {
     match (key, command) {
-        ("type", b"jobdw") => "scratch",
+        ("type", b"jobdw") => "scratch or cache",
         ("type", _) => "file, directory or list",
         ("capacity", _) => "an integer and a unit, such as 100GiB",
-        ("access_mode", _) => "striped, private or striped,private",
+        ("access_mode", _) => "striped, private or striped,private; of a cache also ldbalance",
+        ("pfs", _) => "an absolute path on the parallel file system",
         ("source", b"stage_in") => "an absolute path on the parallel file system",
         ("source", _) => "$DW_JOB_STRIPED/PATH or $DW_JOB_PRIVATE/PATH",
         ("destination", b"stage_in") => "$DW_JOB_STRIPED/PATH or $DW_JOB_PRIVATE/PATH",
@@ -250,9 +252,23 @@ fn refuse_word(
 
 fn jobdw(directive: &Directive, request: &mut JobRequest, problems: &mut Problems<'_>) {
     let values = keys(directive, JOBDW_KEYS, JOBDW_REQUIRED, problems);
-    let [kind, capacity, modes, pool, strategy, max_mds] = &values[..] else { return };
-    if let Some(kind) = kind {
-        check_type(kind, problems);
+    let [kind, capacity, modes, pool, strategy, max_mds, pfs] = &values[..] else { return };
+    let is_cache = kind.as_ref().is_some_and(|kind| check_type(kind, problems));
+    match (is_cache, pfs) {
+        (true, Some(pfs)) => match stage_path::pfs_side(pfs.bytes()) {
+            Ok(path) => request.cache = Some(path),
+            Err((what, expected)) => pfs.refuse(problems, what, expected),
+        },
+        (true, None) => {
+            let (command, help) =
+                (&directive.words[0], "pfs= (an absolute path on the parallel file system)");
+            let what = "a cache has no pfs=".to_string();
+            problems.add(command.line, command.start, command.bytes.len(), what, help);
+        }
+        (false, Some(pfs)) if kind.is_some() => {
+            pfs.refuse(problems, "pfs= belongs to type=cache".into(), "type=cache, or no pfs=");
+        }
+        (false, _) => {}
     }
     if let Some(capacity) = capacity
         && let Some(bytes) = read_capacity(capacity, problems)
@@ -267,7 +283,7 @@ fn jobdw(directive: &Directive, request: &mut JobRequest, problems: &mut Problem
         }
     }
     if let Some(modes) = modes {
-        read_modes(modes, request, problems);
+        read_modes(modes, is_cache, request, problems);
     }
     if let Some(pool) = pool {
         read_pool(pool, directive.line, request, problems);
@@ -298,10 +314,12 @@ fn one_of(value: &Value<'_>, words: &[&str], what: &str, problems: &mut Problems
     known
 }
 
-fn check_type(value: &Value<'_>, problems: &mut Problems<'_>) {
+/// Checks the type of a buffer; true if it is a cache.
+fn check_type(value: &Value<'_>, problems: &mut Problems<'_>) -> bool {
     let what = match value.bytes() {
-        b"scratch" => return,
-        b"cache" | b"swap" | b"log" => {
+        b"scratch" => return false,
+        b"cache" => return true,
+        b"swap" | b"log" => {
             format!("type={} is not offered by this version's server", value.shown())
         }
         b"raw" | b"xfs" | b"gfs2" | b"lustre" => {
@@ -309,7 +327,8 @@ fn check_type(value: &Value<'_>, problems: &mut Problems<'_>) {
         }
         _ => format!("{:?} is not a type", value.shown()),
     };
-    value.refuse(problems, what, "scratch");
+    value.refuse(problems, what, "scratch or cache");
+    false
 }
 
 fn read_capacity(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<u64> {
@@ -338,14 +357,21 @@ fn read_capacity(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<u64> 
     None
 }
 
-fn read_modes(value: &Value<'_>, request: &mut JobRequest, problems: &mut Problems<'_>) {
+fn read_modes(
+    value: &Value<'_>,
+    is_cache: bool,
+    request: &mut JobRequest,
+    problems: &mut Problems<'_>,
+) {
     const EXPECTED: &str = "striped, private or striped,private";
+    const OF_CACHE: &str = "one of striped, private and ldbalance";
     let mut offset = value.at;
     for part in value.bytes().split(|&b| b == b',') {
         let shown = printable_bytes(part);
         let mode = match part {
             b"striped" => Ok(AccessMode::Striped),
             b"private" => Ok(AccessMode::Private),
+            b"ldbalance" if is_cache => Ok(AccessMode::Ldbalance),
             b"ldbalance" => Err("ldbalance belongs to type=cache".to_string()),
             _ if shown.contains(['(', ')']) => Err(format!(
                 "{shown:?} sets limits in parentheses, which this version's server does not keep"
@@ -356,6 +382,9 @@ fn read_modes(value: &Value<'_>, request: &mut JobRequest, problems: &mut Proble
             Ok(mode) if request.access_modes.contains(&mode) => {
                 Err(format!("{shown} is asked for twice"))
             }
+            Ok(_) if is_cache && !request.access_modes.is_empty() => {
+                Err("a cache has one access mode".to_string())
+            }
             Ok(mode) => Ok(mode),
             Err(what) => Err(what),
         };
@@ -363,7 +392,8 @@ fn read_modes(value: &Value<'_>, request: &mut JobRequest, problems: &mut Proble
             Ok(mode) => request.access_modes.push(mode),
             Err(what) => {
                 let (line, start) = (value.word.line, value.word.start + offset);
-                problems.add(line, start, part.len().max(1), what, EXPECTED);
+                let expected = if is_cache { OF_CACHE } else { EXPECTED };
+                problems.add(line, start, part.len().max(1), what, expected);
             }
         }
         offset += part.len() + 1;
@@ -467,6 +497,27 @@ fn key_word(directives: &[Directive], line: u32, key: &str) -> Option<(usize, us
     let prefix = format!("{key}=");
     let word = directive.words.iter().find(|w| w.bytes.starts_with(prefix.as_bytes()))?;
     Some((word.line, word.start + prefix.len(), word.bytes.len() - prefix.len()))
+}
+
+/// A cache is all that its job has: what is on the PFS is in it.
+fn check_cache(directives: &[Directive], request: &JobRequest, problems: &mut Problems<'_>) {
+    if request.cache.is_none() {
+        return;
+    }
+    let is = |directive: &&Directive, command: &[u8]| {
+        directive.words.first().is_some_and(|word| word.bytes == command)
+    };
+    let mut refuse = |directive: &Directive, what: &str, expected: &str| {
+        let word = &directive.words[0];
+        problems.add(word.line, word.start, word.bytes.len(), what, expected);
+    };
+    for second in directives.iter().filter(|d| is(d, b"jobdw")).skip(1) {
+        refuse(second, "a job with a cache has no other buffer", "one jobdw line");
+    }
+    for stage in directives.iter().filter(|d| is(d, b"stage_in") || is(d, b"stage_out")) {
+        let what = "a cache needs no staging: what is on the PFS is in it, and the other way round";
+        refuse(stage, what, "no stage_in and no stage_out line");
+    }
 }
 
 /// Every stage uses a namespace that a jobdw line offers.

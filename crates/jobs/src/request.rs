@@ -1,7 +1,7 @@
 //! What a job asks for: the meaning of its `#DW` lines, checked and complete.
 //!
 //! Invariants: at least one access mode is offered; every stage names a path below a mode that
-//! the job has; buffer paths are absolute from that mode's root, PFS paths absolute; neither
+//! the job has; a cache has one mode and no stages; buffer paths are absolute from that mode's root, PFS paths absolute; neither
 //! has `.`, `..` or doubled slashes. Built by [`crate::script::parse`] only.
 
 use forebay_proto::control::{PathBytes, StageKind};
@@ -15,6 +15,8 @@ pub enum AccessMode {
     Striped,
     /// A namespace per node.
     Private,
+    /// Of a cache: read-only, a copy on each server.
+    Ldbalance,
 }
 
 impl AccessMode {
@@ -23,6 +25,16 @@ impl AccessMode {
         match self {
             AccessMode::Striped => "DW_JOB_STRIPED",
             AccessMode::Private => "DW_JOB_PRIVATE",
+            AccessMode::Ldbalance => "DW_JOB_LDBAL",
+        }
+    }
+
+    /// The same of a cache.
+    pub fn cache_variable(self) -> &'static str {
+        match self {
+            AccessMode::Striped => "DW_JOB_STRIPED_CACHE",
+            AccessMode::Private => "DW_JOB_PRIVATE_CACHE",
+            AccessMode::Ldbalance => "DW_JOB_LDBAL_CACHE",
         }
     }
 
@@ -31,6 +43,7 @@ impl AccessMode {
         match self {
             AccessMode::Striped => "striped",
             AccessMode::Private => "private",
+            AccessMode::Ldbalance => "ldbalance",
         }
     }
 }
@@ -72,6 +85,9 @@ pub struct JobRequest {
     pub access_modes: Vec<AccessMode>,
     /// Pool named by the script.
     pub pool: Option<String>,
+    /// The PFS directory that the buffer caches; none: it is scratch.
+    #[serde(default)]
+    pub cache: Option<PathBytes>,
     /// In the order of the script.
     pub stage_in: Vec<StageRequest>,
     /// In the order of the script.
@@ -88,6 +104,16 @@ impl JobRequest {
             (0 | 1, _) => "/",
             (_, AccessMode::Striped) => "/striped",
             (_, AccessMode::Private) => "/private",
+            // A cache has one mode.
+            (_, AccessMode::Ldbalance) => "/",
+        }
+    }
+
+    /// The variable in the job's environment that holds a mode's mount path.
+    pub fn variable(&self, mode: AccessMode) -> &'static str {
+        match self.cache {
+            Some(_) => mode.cache_variable(),
+            None => mode.variable(),
         }
     }
 

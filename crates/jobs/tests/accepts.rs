@@ -33,6 +33,16 @@ fn a_datawarp_script_is_understood() {
 }
 
 #[test]
+fn a_cache_is_understood() {
+    let job =
+        job("#!/bin/sh\n#DW jobdw type=cache pfs=/pfs/me capacity=1GiB access_mode=ldbalance\n");
+    assert_eq!(job.cache.as_ref().map(|pfs| pfs.as_bytes()), Some(&b"/pfs/me"[..]));
+    assert_eq!(job.access_modes, [AccessMode::Ldbalance]);
+    assert_eq!(job.variable(AccessMode::Ldbalance), "DW_JOB_LDBAL_CACHE");
+    assert_eq!(job.variable(AccessMode::Striped), "DW_JOB_STRIPED_CACHE");
+}
+
+#[test]
 fn capacities_of_two_jobdw_lines_add_and_share_one_buffer() {
     let job = job("#!/bin/sh\n#DW jobdw type=scratch capacity=1GiB access_mode=private\n\
         #DW jobdw type=scratch capacity=512MiB access_mode=striped\n\

@@ -49,7 +49,6 @@ fn what_is_not_offered_is_named() {
     insta::assert_snapshot!(refusals(&[
         &["#DW persistentdw name=alpha"],
         &["#DW swap 3GiB"],
-        &["#DW jobdw type=cache capacity=1GiB access_mode=striped pfs=/pfs/x"],
         &["#DW jobdw type=lustre capacity=1GiB name=x"],
         &["#DW jobdw type=scratch capacity=1GiB access_mode=ldbalance"],
         &["#DW jobdw type=scratch capacity=1GiB access_mode=striped(MFS=1GiB)"],
@@ -154,4 +153,17 @@ fn a_very_long_line_is_shown_around_the_word() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[1].ends_with(" bad"), "{text}");
     assert_eq!(lines[1].rfind("bad"), lines[2].find("^^^"), "{text}");
+}
+
+#[test]
+fn caches() {
+    let good = "#DW jobdw type=cache pfs=/pfs/x capacity=1GiB access_mode=striped";
+    insta::assert_snapshot!(refusals(&[
+        &["#DW jobdw type=cache capacity=1GiB access_mode=striped"],
+        &["#DW jobdw type=cache pfs=x capacity=1GiB access_mode=striped"],
+        &["#DW jobdw type=cache pfs=/pfs/x capacity=1GiB access_mode=striped,private"],
+        &["#DW jobdw type=scratch pfs=/pfs/x capacity=1GiB access_mode=striped"],
+        &[good, JOBDW],
+        &[good, "#DW stage_in type=file source=/p/a destination=$DW_JOB_STRIPED/a"],
+    ]));
 }

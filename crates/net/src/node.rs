@@ -16,6 +16,18 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
+/// Most supplementary groups of one user that are taken along (the kernel's own limit).
+const GROUPS_MAX: usize = 65_536;
+
+/// Supplementary groups of a process of this node; none if it is gone or cannot be seen.
+pub fn groups_of_process(pid: u32) -> Vec<u32> {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return Vec::new();
+    };
+    let line = text.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or("");
+    line.split_whitespace().filter_map(|g| g.parse().ok()).take(GROUPS_MAX).collect()
+}
+
 /// This node.
 pub fn this_node() -> NodeId {
     NodeId(boot_id())

@@ -19,6 +19,20 @@ pub enum Keep {
     Both,
 }
 
+/// Most names in a [`CacheList`].
+pub const MAX_LISTED: usize = 1_000;
+
+/// A directory, or what is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheList {
+    /// The path is a regular file.
+    pub is_file: bool,
+    /// Names, each with whether it is a directory.
+    pub names: Vec<(PathBytes, bool)>,
+    /// Nothing follows.
+    pub is_all: bool,
+}
+
 /// A question about a file, or about all below a directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum CacheRequest {
@@ -48,6 +62,14 @@ pub enum CacheRequest {
     Invalidate {
         /// Path.
         path: PathBytes,
+    },
+    /// Regular files and directories in a directory, in order of their names, from behind one; at
+    /// most [`MAX_LISTED`].
+    List {
+        /// Path.
+        path: PathBytes,
+        /// The name before the first.
+        after: Option<PathBytes>,
     },
     /// Ends a conflict.
     Resolve {

@@ -246,6 +246,9 @@ impl Server {
     pub fn grow(&self, capacity_bytes: u64) -> Result<u64, ControlError> {
         let has = self.store.grow(capacity_bytes)?;
         self.namespace.set_capacity(has);
+        if let Some(cache) = &self.cache {
+            cache.set_capacity(has);
+        }
         Ok(has)
     }
 

@@ -1,19 +1,22 @@
 //! `forebay buffer create|list|status|extend|destroy`: buffers of a server, for any node.
 
-use super::pool;
+use super::cached::Cached;
+use super::{cache, pool};
 use crate::args::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
-    BufferListArgs, BufferStatusArgs, ServerArgs,
+    BufferListArgs, BufferStatusArgs, CacheHowArgs, ServerArgs, TypeArg, WritesArg,
 };
-use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use crate::failure::{EXIT_OK, Outcome, Usage, print_json, visible};
 use crate::secrets;
 use crate::servers::Server;
-use forebay_proto::control::StoreKind;
+use forebay_proto::control::{PathBytes, StoreKind};
 use forebay_proto::net::ledger::{
-    AccessMode, BufferPart, BufferSpec, BufferState, BufferType, LedgerReply, LedgerRequest,
-    MountedClient, PartState, ServedBuffer, Token,
+    AccessMode, BufferName, BufferPart, BufferSpec, BufferState, BufferType, CacheSpec,
+    LedgerReply, LedgerRequest, MountedClient, PartState, ServedBuffer, Token,
 };
 use forebay_proto::size::format_bytes;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Most mounts that are listed.
@@ -39,6 +42,7 @@ impl From<AccessArg> for AccessMode {
         match access {
             AccessArg::Striped => AccessMode::Striped,
             AccessArg::Private => AccessMode::Private,
+            AccessArg::Ldbalance => AccessMode::Ldbalance,
         }
     }
 }
@@ -51,10 +55,11 @@ fn create(args: &BufferCreateArgs) -> Outcome {
     let spec = BufferSpec {
         name: args.name.clone(),
         capacity_bytes: args.capacity,
-        buffer_type: BufferType::Scratch,
+        buffer_type: args.kind.into(),
         access: args.access.into(),
         servers: args.servers,
         store_kind: args.store.map(Into::into),
+        cache: cache_spec(args)?,
     };
     // Before the buffer is made: it must be possible to keep its secret.
     let path = secrets::buffer_path(&args.name)?;
@@ -77,6 +82,41 @@ fn create(args: &BufferCreateArgs) -> Outcome {
         visible(&path.display().to_string()),
     );
     Ok(EXIT_OK)
+}
+
+impl From<TypeArg> for BufferType {
+    fn from(kind: TypeArg) -> BufferType {
+        match kind {
+            TypeArg::Scratch => BufferType::Scratch,
+            TypeArg::Cache => BufferType::Cache,
+        }
+    }
+}
+
+/// What a cache is to show.
+fn cache_spec(args: &BufferCreateArgs) -> anyhow::Result<Option<CacheSpec>> {
+    match (args.kind, &args.pfs) {
+        (TypeArg::Scratch, None) => Ok(None),
+        (TypeArg::Scratch, Some(_)) => {
+            Err(Usage("--pfs is what a cache shows: give --type cache".into()).into())
+        }
+        (TypeArg::Cache, None) => {
+            Err(Usage("what is it to cache? Give --pfs PFSDIR".into()).into())
+        }
+        (TypeArg::Cache, Some(pfs)) => Ok(Some(how(pfs, &args.how))),
+    }
+}
+
+/// How a directory of the PFS is to be cached.
+pub fn how(pfs: &Path, how: &CacheHowArgs) -> CacheSpec {
+    CacheSpec {
+        pfs: PathBytes::new(pfs.as_os_str().as_bytes()),
+        ttl_ms: (how.pfs_ttl * 1000.0) as u64,
+        writes_by_kernel: how.writes == WritesArg::Auto,
+        policy: how.drain.to_string(),
+        verify: how.verify.into(),
+        rate_bytes_per_s: how.drain_rate.unwrap_or(0),
+    }
 }
 
 /// Without the answer there is no secret: a connection that breaks is made anew, and the same
@@ -154,7 +194,15 @@ fn extend(args: &BufferExtendArgs) -> Outcome {
 
 fn destroy(args: &BufferDestroyArgs) -> Outcome {
     let mut server = Server::connect(&args.at, Some(&args.name))?;
-    match server.ask(&LedgerRequest::Destroy { name: args.name.clone(), force: args.force })? {
+    if !args.discard_dirty && is_cache(&mut server, &args.name)? {
+        drain_first(&args.name, args)?;
+    }
+    let request = LedgerRequest::Destroy {
+        name: args.name.clone(),
+        force: args.force,
+        discard: args.discard_dirty,
+    };
+    match server.ask(&request)? {
         LedgerReply::Ok => (),
         _ => return Err(server.unexpected().into()),
     }
@@ -163,6 +211,27 @@ fn destroy(args: &BufferDestroyArgs) -> Outcome {
         print_json(&serde_json::json!({ "destroyed": args.name }))?;
     }
     Ok(EXIT_OK)
+}
+
+/// A buffer that is not there is none.
+fn is_cache(server: &mut Server, name: &BufferName) -> anyhow::Result<bool> {
+    match server.buffer(&LedgerRequest::Status { name: name.clone() }) {
+        Ok(buffer) => Ok(buffer.spec.cache.is_some() && buffer.state == BufferState::Ready),
+        Err(error) if error.errno == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What only the buffer has goes to the PFS, with progress.
+fn drain_first(name: &BufferName, args: &BufferDestroyArgs) -> anyhow::Result<()> {
+    let root = PathBuf::from(format!("{name}:/"));
+    let Some((mut cached, path)) = Cached::named(&root, &args.at)? else { return Ok(()) };
+    let state = cache::drain(&mut cached, &path, None, true, args.json)?;
+    cache::done(&state, &root, "destroy").map_err(|error| {
+        let hint = error.hint.clone().unwrap_or_default();
+        error.hint(&format!("{hint}; --discard-dirty loses it"))
+    })?;
+    Ok(())
 }
 
 fn kind_name(kind: StoreKind) -> &'static str {
@@ -215,13 +284,18 @@ fn describe(buffer: &ServedBuffer) -> String {
     let access = match buffer.spec.access {
         AccessMode::Striped => "striped",
         AccessMode::Private => "private",
+        AccessMode::Ldbalance => "ldbalance",
+    };
+    let kind = match buffer.spec.buffer_type {
+        BufferType::Scratch => "scratch",
+        BufferType::Cache => "cache",
     };
     let warning = match buffer.volatile {
         true => ", volatile: lost at a power cut or restart of the server's node",
         false => "",
     };
     let mut lines = vec![
-        format!("buffer      {} (scratch, {access})", buffer.spec.name),
+        format!("buffer      {} ({kind}, {access})", buffer.spec.name),
         format!("state       {}", state_name(buffer.state)),
         format!("store       {}{warning}", kind_name(buffer.store_kind)),
         format!(
@@ -232,6 +306,10 @@ fn describe(buffer: &ServedBuffer) -> String {
         ),
         format!("owner       user {}", buffer.owner_uid),
     ];
+    if let Some(cache) = &buffer.spec.cache {
+        lines.push(format!("pfs         {}", visible(&cache.pfs.to_string())));
+        lines.push(format!("drain       {}", visible(&cache.policy)));
+    }
     match &buffer.parts[..] {
         [_, _, ..] => lines.extend(buffer.parts.iter().map(part_text)),
         _ => lines.push(format!("servers     {}", buffer.servers.join(", "))),
@@ -296,6 +374,7 @@ mod tests {
                 access: AccessMode::Striped,
                 servers: 1,
                 store_kind: None,
+                cache: None,
             },
             uuid: "0123456789abcdef0123456789abcdef".into(),
             state: BufferState::Ready,

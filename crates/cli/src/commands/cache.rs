@@ -4,10 +4,11 @@
 //! Invariant: success is told only for what the server said is so: `wait` and an unmount end with 0
 //! only when nothing below the path is left that the PFS does not have.
 
+use super::cached::Cached;
 use super::mount::must_not_hide;
 use crate::args::{
     CacheArgs, CachePathArgs, CachePathsArgs, CachePinArgs, CacheRateArgs, CacheResolveArgs,
-    CacheWaitArgs, UmountArgs, WritesArg,
+    CacheWaitArgs, ServerArgs, UmountArgs, WritesArg,
 };
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_client::{Control, MountRef, canonical, mounts};
@@ -51,18 +52,23 @@ pub fn options(
     }
     let options = CacheOptions {
         pfs,
-        ttl: Duration::from_secs_f64(args.pfs_ttl),
-        writes_by_kernel: args.writes == WritesArg::Auto,
-        policy: args.drain,
-        verify: args.verify.into(),
-        rate_bytes_per_s: args.drain_rate.unwrap_or(0),
+        ttl: Duration::from_secs_f64(args.how.pfs_ttl),
+        writes_by_kernel: args.how.writes == WritesArg::Auto,
+        policy: args.how.drain,
+        verify: args.how.verify.into(),
+        rate_bytes_per_s: args.how.drain_rate.unwrap_or(0),
+        served: None,
     };
     Ok(Some((options, capacity_bytes)))
 }
 
-fn connect(path: &Path) -> Result<(Control, MountRef), ControlError> {
+fn connect(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, PathBuf)> {
+    if let Some(named) = Cached::named(path, at)? {
+        return Ok(named);
+    }
     let found = locate(path)?;
-    Ok((Control::connect_store(&found.store_dir)?, found))
+    let control = Control::connect_store(&found.store_dir)?;
+    Ok((Cached::Mounted(Box::new(control)), found.path_in_buffer))
 }
 
 /// The buffer of a path. If the PFS behind it does not answer, the path is taken as it is
@@ -88,9 +94,8 @@ fn bytes(path: &Path) -> PathBytes {
 
 /// `forebay flush`.
 pub fn flush(args: CachePathArgs) -> Outcome {
-    let (mut control, found) = connect(&args.path)?;
-    let path = bytes(&found.path_in_buffer);
-    let state = control.cache_tree(CacheRequest::Flush { path })?;
+    let (mut cached, path) = connect(&args.path, &args.at)?;
+    let state = cached.tree(CacheRequest::Flush { path: bytes(&path) })?;
     match args.json {
         true => print_json(&state)?,
         false => println!("{}", summary(&state)),
@@ -100,9 +105,9 @@ pub fn flush(args: CachePathArgs) -> Outcome {
 
 /// `forebay wait`.
 pub fn wait(args: CacheWaitArgs) -> Outcome {
-    let (mut control, found) = connect(&args.path)?;
+    let (mut cached, path) = connect(&args.path, &args.at)?;
     let timeout = args.timeout.map(Duration::from_secs);
-    let state = drain(&mut control, &found.path_in_buffer, timeout, !args.no_flush, args.json)?;
+    let state = drain(&mut cached, &path, timeout, !args.no_flush, args.json)?;
     if args.json {
         print_json(&state)?;
     }
@@ -111,8 +116,8 @@ pub fn wait(args: CacheWaitArgs) -> Outcome {
 }
 
 /// Waits until nothing is left, nothing moves any more, or the time is over.
-fn drain(
-    control: &mut Control,
+pub fn drain(
+    cached: &mut Cached,
     path: &Path,
     timeout: Option<Duration>,
     flush: bool,
@@ -121,8 +126,8 @@ fn drain(
     let path = bytes(path);
     let start = Instant::now();
     let mut state = match flush {
-        true => control.cache_tree(CacheRequest::Flush { path: path.clone() })?,
-        false => control.cache_tree(CacheRequest::State { path: path.clone() })?,
+        true => cached.tree(CacheRequest::Flush { path: path.clone() })?,
+        false => cached.tree(CacheRequest::State { path: path.clone() })?,
     };
     if state.is_durable() {
         return Ok(state);
@@ -157,8 +162,8 @@ fn drain(
         }
         let look = Instant::now();
         state = match again {
-            true => control.cache_tree(CacheRequest::Flush { path: path.clone() })?,
-            false => control.cache_tree(CacheRequest::State { path: path.clone() })?,
+            true => cached.tree(CacheRequest::Flush { path: path.clone() })?,
+            false => cached.tree(CacheRequest::State { path: path.clone() })?,
         };
         took = look.elapsed();
     }
@@ -177,7 +182,7 @@ fn progress(quiet: bool) -> ProgressBar {
 }
 
 /// An error that says what is left, if something is.
-fn done(state: &TreeState, path: &Path, what: &str) -> Result<(), ControlError> {
+pub fn done(state: &TreeState, path: &Path, what: &str) -> Result<(), ControlError> {
     if state.is_durable() {
         return Ok(());
     }
@@ -257,15 +262,22 @@ fn files_of(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// Asks about each file; the first error is told at the end, after all were tried.
 fn each(
     paths: &[PathBuf],
+    at: &ServerArgs,
     json: bool,
     request: impl Fn(PathBytes) -> CacheRequest,
 ) -> anyhow::Result<()> {
     let mut failed = None;
     for path in paths {
-        let (mut control, _) = connect(path)?;
-        for file in files_of(path)? {
-            let found = locate(&file)?;
-            match control.cache_file(request(bytes(&found.path_in_buffer))) {
+        let (mut cached, top) = connect(path, at)?;
+        let files = match &mut cached {
+            Cached::Mounted(_) => {
+                let below = |file: PathBuf| locate(&file).map(|found| found.path_in_buffer);
+                files_of(path)?.into_iter().map(below).collect::<Result<_, _>>()?
+            }
+            Cached::Served(..) => cached.files_below(&top)?,
+        };
+        for file in files {
+            match cached.file(request(bytes(&file))) {
                 Ok(state) if json => print_json(&state)?,
                 Ok(_) => {}
                 Err(error) => {
@@ -282,28 +294,28 @@ fn each(
 
 /// `forebay warm`.
 pub fn warm(args: CachePathsArgs) -> Outcome {
-    each(&args.paths, args.json, |path| CacheRequest::Warm { path })?;
+    each(&args.paths, &args.at, args.json, |path| CacheRequest::Warm { path })?;
     Ok(EXIT_OK)
 }
 
 /// `forebay pin`.
 pub fn pin(args: CachePinArgs) -> Outcome {
     let on = !args.off;
-    each(&args.paths, args.json, |path| CacheRequest::Pin { path, on })?;
+    each(&args.paths, &args.at, args.json, |path| CacheRequest::Pin { path, on })?;
     Ok(EXIT_OK)
 }
 
 /// `forebay invalidate`.
 pub fn invalidate(args: CachePathsArgs) -> Outcome {
-    each(&args.paths, args.json, |path| CacheRequest::Invalidate { path })?;
+    each(&args.paths, &args.at, args.json, |path| CacheRequest::Invalidate { path })?;
     Ok(EXIT_OK)
 }
 
 /// `forebay resolve`.
 pub fn resolve(args: CacheResolveArgs) -> Outcome {
-    let (mut control, found) = connect_by_name(&args.path)?;
-    let path = bytes(&found.path_in_buffer);
-    let state = control.cache_tree(CacheRequest::Resolve { path, keep: args.keep.into() })?;
+    let (mut cached, path) = connect_by_name(&args.path, &args.at)?;
+    let path = bytes(&path);
+    let state = cached.tree(CacheRequest::Resolve { path, keep: args.keep.into() })?;
     match args.json {
         true => print_json(&state)?,
         false => println!("{}", summary(&state)),
@@ -312,16 +324,19 @@ pub fn resolve(args: CacheResolveArgs) -> Outcome {
 }
 
 /// By the directory of a file that may not be there any more.
-fn connect_by_name(path: &Path) -> Result<(Control, MountRef), ControlError> {
-    match connect(path) {
-        Err(error) if error.errno == Some(libc::ENOENT) => {
+fn connect_by_name(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, PathBuf)> {
+    let is_absent = |error: &anyhow::Error| {
+        let known = error.downcast_ref::<ControlError>();
+        known.is_some_and(|error| error.errno == Some(libc::ENOENT))
+    };
+    match connect(path, at) {
+        Err(error) if is_absent(&error) => {
             let path = super::mount::absolute(path)?;
             let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
                 return Err(error);
             };
-            let (control, mut found) = connect(dir)?;
-            found.path_in_buffer = found.path_in_buffer.join(name);
-            Ok((control, found))
+            let (cached, above) = connect(dir, at)?;
+            Ok((cached, above.join(name)))
         }
         other => other,
     }
@@ -329,27 +344,43 @@ fn connect_by_name(path: &Path) -> Result<(Control, MountRef), ControlError> {
 
 /// `forebay drain-rate`.
 pub fn drain_rate(args: CacheRateArgs) -> Outcome {
-    let (mut control, _) = connect(&args.path)?;
-    control.cache_tell(CacheRequest::Rate { bytes_per_s: args.bytes_per_s })?;
+    let (mut cached, _) = connect(&args.path, &args.at)?;
+    cached.tell(CacheRequest::Rate { bytes_per_s: args.bytes_per_s })?;
     Ok(EXIT_OK)
 }
 
-/// A cache drains before it is unmounted, unless told otherwise.
+/// A cache drains before it is unmounted, unless told otherwise: all of it, whichever mount wrote it.
 pub fn before_umount(
-    control: &mut Control,
+    control: Control,
+    mount_point: &Path,
+    args: &UmountArgs,
+) -> Result<Control, ControlError> {
+    let mut control = control;
+    let status = control.buffer_status()?;
+    if status.cache.is_none() {
+        return Ok(control);
+    }
+    let served = status.buffer.is_some();
+    let mut cached = Cached::Mounted(Box::new(control));
+    match (args.discard_dirty, served) {
+        (true, false) => cached.tell(CacheRequest::Discard)?,
+        // What is dirty stays at the server, whoever unmounts.
+        (true, true) => {}
+        (false, _) if args.no_drain || args.force => {}
+        (false, _) => drain_before(&mut cached, mount_point, args)?,
+    }
+    match cached {
+        Cached::Mounted(control) => Ok(*control),
+        Cached::Served(..) => Err(ControlError::new("unmount", Some(mount_point), "no mount")),
+    }
+}
+
+fn drain_before(
+    cached: &mut Cached,
     mount_point: &Path,
     args: &UmountArgs,
 ) -> Result<(), ControlError> {
-    if control.buffer_status()?.cache.is_none() {
-        return Ok(());
-    }
-    if args.discard_dirty {
-        return control.cache_tell(CacheRequest::Discard);
-    }
-    if args.no_drain || args.force {
-        return Ok(());
-    }
-    let state = drain(control, Path::new("/"), None, true, args.json)?;
+    let state = drain(cached, Path::new("/"), None, true, args.json)?;
     done(&state, mount_point, "unmount").map_err(|error| {
         let hint = error.hint.clone().unwrap_or_default();
         error.hint(&format!(
@@ -360,13 +391,13 @@ pub fn before_umount(
 
 /// The state of a file or directory of a cache; `None` if the buffer is none.
 pub fn status(
-    control: &mut Control,
-    found: &MountRef,
+    cached: &mut Cached,
+    path_in_buffer: &Path,
     path: &Path,
     json: bool,
 ) -> anyhow::Result<Option<()>> {
-    let asked = CacheRequest::State { path: bytes(&found.path_in_buffer) };
-    let state = match control.cache_tree(asked) {
+    let asked = CacheRequest::State { path: bytes(path_in_buffer) };
+    let state = match cached.tree(asked) {
         Ok(state) => state,
         Err(error) if error.errno == Some(libc::EINVAL) => return Ok(None),
         Err(error) => return Err(error.into()),

@@ -2,6 +2,7 @@
 
 pub mod buffer;
 mod cache;
+mod cached;
 mod check;
 mod commit;
 mod completions;

@@ -6,6 +6,7 @@ use crate::daemon::serve::{ServePlan, serve};
 use crate::daemon::{self, Reporter};
 use crate::failure::{EXIT_OK, Outcome};
 use crate::secrets;
+use forebay_client::canonical;
 use forebay_server::ServerOptions;
 use forebay_server::flash;
 use forebay_server::ledger::LedgerOptions;
@@ -15,12 +16,13 @@ pub fn run(args: ServeArgs) -> Outcome {
     let flash = flash::resolve_flash(args.flash.as_deref())?;
     let key_path = absolute(&secrets::server_key_path(args.secret_file.as_deref())?)?;
     let foreground = !args.background;
+    let pfs_roots = args.pfs_root.iter().map(|root| canonical(root)).collect::<Result<_, _>>()?;
     let plan = ServePlan {
         ledger: LedgerOptions {
             flash,
             capacity_bytes: args.capacity,
             granularity_bytes: args.granularity,
-            server: ServerOptions { hold_orphans: true, ..ServerOptions::default() },
+            server: ServerOptions { hold_orphans: true, pfs_roots, ..ServerOptions::default() },
             key: secrets::server_key(&key_path)?,
         },
         key_file: key_path,

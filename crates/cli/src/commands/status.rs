@@ -1,6 +1,7 @@
 //! `forebay status`: a buffer, a file in one, or all buffers of this machine.
 
-use crate::args::StatusArgs;
+use super::cached::Cached;
+use crate::args::{ServerArgs, StatusArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_client::{Control, MountRef, mounts};
 use forebay_jobs::run::record::{RECORD_NAME, left_over};
@@ -37,22 +38,31 @@ struct Listed {
 /// Runs the command.
 pub fn run(args: StatusArgs) -> Outcome {
     match &args.path {
-        Some(path) => one(path, args.json)?,
+        Some(path) => one(path, &args.at, args.json)?,
         None => all(args.flash.as_deref(), args.json)?,
     }
     Ok(EXIT_OK)
 }
 
-fn one(path: &Path, json: bool) -> anyhow::Result<()> {
+fn one(path: &Path, at: &ServerArgs, json: bool) -> anyhow::Result<()> {
+    if let Some((mut cached, inside)) = Cached::named(path, at)? {
+        let known = super::cache::status(&mut cached, &inside, path, json)?;
+        return known.ok_or_else(|| {
+            let why = "it is no cache; `forebay buffer status` tells of the buffer";
+            ControlError::new("look at", Some(path), why).errno(libc::EINVAL).into()
+        });
+    }
     let found = super::cache::locate(path)?;
     let mut control = Control::connect_store(&found.store_dir)?;
     if found.path_in_buffer == Path::new("/") {
         let status = control.buffer_status()?;
         return if json { print_json(&status) } else { print_buffer(&status) };
     }
-    if let Some(answer) = super::cache::status(&mut control, &found, path, json)? {
+    let mut cached = Cached::Mounted(Box::new(control));
+    if let Some(answer) = super::cache::status(&mut cached, &found.path_in_buffer, path, json)? {
         return Ok(answer);
     }
+    let Cached::Mounted(mut control) = cached else { return Ok(()) };
     let status = control.file_status(&found.path_in_buffer)?;
     if json { print_json(&status) } else { print_file(path, &status) }
 }

@@ -42,8 +42,8 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
         .map_err(|error| ControlError::io("go to /", None, &error.into()))?;
     let wait = if args.force { FORCE_GREETING_WAIT } else { ANSWER_TIMEOUT };
     match Control::connect_store_within(&mount.store_dir, wait) {
-        Ok(mut control) => {
-            cache::before_umount(&mut control, &mount.mount_point, args)?;
+        Ok(control) => {
+            let mut control = cache::before_umount(control, &mount.mount_point, args)?;
             return control.umount(args.keep, args.force);
         }
         Err(error) if error.errno == Some(libc::ENOTCONN) => (),

@@ -72,12 +72,16 @@ pub fn print_findings(name: &str, report: &Report) {
 /// What a job asks for, as a table.
 fn describe(name: &str, job: &JobRequest, report: &Report) -> String {
     let modes: Vec<&str> = job.access_modes.iter().map(|m| m.word()).collect();
-    let variables: Vec<&str> = job.access_modes.iter().map(|m| m.variable()).collect();
+    let variables: Vec<&str> = job.access_modes.iter().map(|m| job.variable(*m)).collect();
+    let kind = match &job.cache {
+        Some(pfs) => format!("cache of {pfs}"),
+        None => "scratch".into(),
+    };
     let interpreter = job.interpreter.as_deref().unwrap_or("/bin/sh (no #! line)");
     let mut lines = vec![
         format!("script       {}", printable(name)),
         format!("run by       {interpreter}"),
-        format!("buffer       scratch, {}, {}", format_bytes(job.capacity_bytes), modes.join(",")),
+        format!("buffer       {kind}, {}, {}", format_bytes(job.capacity_bytes), modes.join(",")),
         format!("environment  {}, FOREBAY_BUFFER", variables.join(", ")),
     ];
     if let (Some(flash), Some(free)) = (&report.flash, report.flash_free_bytes) {

@@ -4,12 +4,17 @@
 use super::MountPlan;
 use crate::state_dir::{self, MountRecord, StateDir};
 use forebay_client::Ledger;
-use forebay_client::remote::{RemoteFs, Target};
+use forebay_client::remote::{Balanced, RemoteFs, SERVER_PATIENCE, Target};
 use forebay_net::ServerAddress;
 use forebay_net::handshake::Credential;
+use forebay_net::node::host_name;
 use forebay_proto::api::{CreateArgs, FileSystem};
+use forebay_proto::cache::CacheStatus;
 use forebay_proto::control::{ControlError, StoreKind};
-use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, ServedBuffer};
+use forebay_proto::net::ledger::{
+    AccessMode, BufferName, LedgerReply, LedgerRequest, ServedBuffer,
+};
+use forebay_proto::net::servers::ShardPlace;
 use forebay_proto::{Caller, Ino};
 use forebay_server::cache::CacheOptions;
 use forebay_server::flash::{Store, StoreOptions};
@@ -99,8 +104,17 @@ impl Place {
                 Ok(Backing::Own { server, store: store.clone() })
             }
             Place::Served(dir, target) => {
+                let patience = target.patience;
                 let (fs, target) = attach(target)?;
-                Ok(Backing::Served(Served { fs, dir: dir.clone(), target }))
+                let (fs, target, others) = settle(fs, target)?;
+                let alone = fs.attached().cache.map(|cache| cache.access);
+                let balanced = (alone == Some(AccessMode::Ldbalance)).then(|| {
+                    let mut all = vec![target.clone()];
+                    all.extend(others.iter().cloned());
+                    Balanced::new(Arc::clone(&fs), 0, all, patience)
+                });
+                let dir = dir.clone();
+                Ok(Backing::Served(Served { fs, balanced, dir, target, others }))
             }
         }
     }
@@ -114,27 +128,103 @@ fn attach(target: &Target) -> Result<(Arc<RemoteFs>, Target), ControlError> {
         Err(error) if error.errno == Some(libc::EREMOTE) => error,
         Err(error) => return Err(error),
     };
-    let name = buffer_name(target)?;
-    let mut ledger = Ledger::connect(&target.address, &target.credential)?;
-    let LedgerReply::Places(places) = ledger.ask(&LedgerRequest::Places { name })? else {
-        return Err(failed);
-    };
-    for address in places.iter().filter(|place| !place.lost).flat_map(|place| &place.addresses) {
-        let Ok(address) = address.parse() else { continue };
-        let unix = matches!(address, ServerAddress::Unix(_));
-        // Who asks is told by the kernel on a socket only, and by a secret everywhere.
-        let credential = match (unix, &target.credential, &target.over_tcp) {
-            (false, Credential::Peer, None) => continue,
-            (false, Credential::Peer, Some(over_tcp)) => (**over_tcp).clone(),
-            (_, credential, _) => credential.clone(),
-        };
-        let there = Target { address, credential, ..target.clone() };
+    for there in places(target)?.into_iter().flatten() {
         match RemoteFs::attach(there.clone()) {
             Ok(fs) => return Ok((fs, there)),
             Err(error) => failed = error,
         }
     }
     Err(failed)
+}
+
+/// The buffer's servers, each with the ways to reach it.
+fn places(target: &Target) -> Result<Vec<Vec<Target>>, ControlError> {
+    let name = buffer_name(target)?;
+    let mut ledger = Ledger::connect(&target.address, &target.credential)?;
+    let LedgerReply::Places(places) = ledger.ask(&LedgerRequest::Places { name })? else {
+        return Err(ControlError::new("find the buffer's servers", None, "a strange answer"));
+    };
+    let targets = |place: &ShardPlace| {
+        place.addresses.iter().filter_map(|address| there(target, address)).collect()
+    };
+    Ok(places.iter().filter(|place| !place.lost).map(targets).collect())
+}
+
+fn there(target: &Target, address: &str) -> Option<Target> {
+    let address: ServerAddress = address.parse().ok()?;
+    let unix = matches!(address, ServerAddress::Unix(_));
+    // Who asks is told by the kernel on a socket only, and by a secret everywhere.
+    let credential = match (unix, &target.credential, &target.over_tcp) {
+        (false, Credential::Peer, None) => return None,
+        (false, Credential::Peer, Some(over_tcp)) => (**over_tcp).clone(),
+        (_, credential, _) => credential.clone(),
+    };
+    Some(Target { address, credential, ..target.clone() })
+}
+
+/// Of a cache that each node uses by one server: the one on this node, else one by the node's name, so
+/// that nodes are spread. One that was named is kept if it is here, or to be used by that address
+/// only. With the ways to the others, in the order in which they are tried.
+fn settle(
+    fs: Arc<RemoteFs>,
+    target: Target,
+) -> Result<(Arc<RemoteFs>, Target, Vec<Target>), ControlError> {
+    let alone = fs.attached().cache.is_some_and(|cache| cache.access != AccessMode::Striped);
+    if !alone {
+        return Ok((fs, target, Vec::new()));
+    }
+    // The first of them is shown to who cannot go on.
+    let patience = target.patience.min(SERVER_PATIENCE);
+    let mut servers = places(&target)?;
+    let count = servers.len();
+    servers.rotate_left(share_of(&host_name(), count).min(count));
+    let mut others: Vec<Target> = servers.iter().flatten().cloned().collect();
+    others.iter_mut().for_each(|other| other.patience = patience);
+    if fs.is_near() || target.by_given_address {
+        return Ok(again(fs, target, others, patience));
+    }
+    let here = |other: &&Target| match &other.address {
+        ServerAddress::Unix(path) => path.exists(),
+        ServerAddress::Tcp { .. } => false,
+    };
+    let near = others.iter().find(here).cloned();
+    for chosen in near.into_iter().chain(others.first().cloned()) {
+        match RemoteFs::attach(chosen.clone()) {
+            Ok(found) => {
+                fs.close();
+                return Ok(again(found, chosen, others, patience));
+            }
+            Err(error) => tracing::debug!(server = %chosen.address, %error, "not used"),
+        }
+    }
+    Ok(again(fs, target, others, patience))
+}
+
+/// The server that is used, and the others without it.
+fn again(
+    fs: Arc<RemoteFs>,
+    target: Target,
+    mut others: Vec<Target>,
+    patience: Duration,
+) -> (Arc<RemoteFs>, Target, Vec<Target>) {
+    others.retain(|other| other.address != target.address);
+    if fs.attached().cache.is_some_and(|cache| cache.access == AccessMode::Ldbalance) {
+        // A server that does not answer is left for another one, not waited for.
+        let short = Target { patience, ..target.clone() };
+        if let Ok(other) = RemoteFs::attach(short.clone()) {
+            fs.close();
+            return (other, short, others);
+        }
+    }
+    (fs, target, others)
+}
+
+/// Which of `count` is for a name: the same always, spread over names.
+fn share_of(name: &str, count: usize) -> usize {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    (hasher.finish() % count.max(1) as u64) as usize
 }
 
 fn buffer_name(target: &Target) -> Result<BufferName, ControlError> {
@@ -146,19 +236,49 @@ fn buffer_name(target: &Target) -> Result<BufferName, ControlError> {
 /// A mounted served buffer.
 pub struct Served {
     pub fs: Arc<RemoteFs>,
+    /// Each server has a copy: what the kernel sees, by `fs` as long as that answers.
+    pub balanced: Option<Arc<Balanced>>,
     pub dir: StateDir,
     pub target: Target,
+    /// Other servers that may be asked.
+    pub others: Vec<Target>,
 }
 
 impl Served {
     /// Asks the server's ledger.
     pub fn ask(&self, request: &LedgerRequest) -> Result<LedgerReply, ControlError> {
-        Ledger::connect(&self.target.address, &self.target.credential)?.ask(request)
+        let mut failed = match Ledger::connect(&self.target.address, &self.target.credential) {
+            Ok(mut ledger) => return ledger.ask(request),
+            Err(error) => error,
+        };
+        for other in &self.others {
+            match Ledger::connect(&other.address, &other.credential) {
+                Ok(mut ledger) => return ledger.ask(request),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    /// Ends the session.
+    pub fn close(&self) {
+        match &self.balanced {
+            Some(balanced) => balanced.remote().close(),
+            None => self.fs.close(),
+        }
     }
 
     /// The buffer's name.
     pub fn name(&self) -> Result<BufferName, ControlError> {
         buffer_name(&self.target)
+    }
+
+    /// What the servers say of a cache.
+    pub fn cache_status(&self) -> Result<Box<CacheStatus>, ControlError> {
+        match self.ask(&LedgerRequest::CacheStatus { name: self.name()? })? {
+            LedgerReply::CacheStatus(cache) => Ok(cache),
+            _ => Err(ControlError::new("ask the server", None, "a strange answer")),
+        }
     }
 
     /// What the server says of the buffer.
@@ -182,7 +302,10 @@ impl Backing {
     pub fn file_system(&self) -> Result<Arc<dyn FileSystem>, ControlError> {
         match self {
             Backing::Own { server, .. } => Ok(server.file_system()),
-            Backing::Served(served) => served.fs.file_system(),
+            Backing::Served(served) => match &served.balanced {
+                Some(balanced) => Ok(Arc::clone(balanced) as Arc<dyn FileSystem>),
+                None => served.fs.file_system(),
+            },
         }
     }
 
@@ -257,7 +380,7 @@ impl Backing {
         match self {
             Backing::Own { server, store } => finish_own(server, store, keep, session_over),
             Backing::Served(served) => {
-                served.fs.close();
+                served.close();
                 tracing::info!("unmounted");
                 state_dir::remove(served.dir.path())
             }
@@ -267,6 +390,10 @@ impl Backing {
 
 /// A file without a name on the server, if it is on this node and hands its objects over.
 fn probe_of(fs: &RemoteFs) -> Option<File> {
+    if fs.attached().cache.is_some() {
+        // Its files have names on the PFS, always.
+        return fs.probe().ok();
+    }
     let args = CreateArgs { mode: 0o600, umask: 0 };
     let (entry, opened) = fs.tmpfile(&Caller::root(), Ino::ROOT, args, true).ok()?;
     let ino = entry.attr.ino;

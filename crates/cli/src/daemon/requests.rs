@@ -108,18 +108,14 @@ fn of_cache(
             return answer("look at", &path, state);
         }
         Request::StageList => return Ok(Reply::Plans(Vec::new())),
-        _ => {
-            let why = "it is a cache: what is on the PFS is in it already, and the other way round";
-            return Err(ControlError::new("stage with", Some(point), why)
-                .errno(libc::EINVAL)
-                .hint("`forebay warm` fetches ahead, `forebay flush` and `forebay wait` drain"));
-        }
+        _ => return Err(no_staging(point)),
     };
     let bytes = PathBytes::as_bytes;
     match &request {
         Q::State { path } => {
             answer("look at", path, cache.tree_state(caller, bytes(path)).map(tree))
         }
+        Q::List { path, .. } => answer("list", path, Err(Errno::EOPNOTSUPP)),
         Q::Flush { path } => answer("flush", path, cache.flush(caller, bytes(path)).map(tree)),
         Q::Warm { path } => answer("fetch", path, cache.warm(caller, bytes(path)).map(one)),
         Q::Pin { path, on } => answer("pin", path, cache.pin(caller, bytes(path), *on).map(one)),
@@ -159,6 +155,14 @@ fn of_served(
     caller: &Caller,
     request: Request,
 ) -> Result<Reply, ControlError> {
+    if served.fs.attached().cache.is_some() {
+        return of_served_cache(mount, served, caller, request);
+    }
+    of_owner(mount, caller)?;
+    ask_served(mount, served, request)
+}
+
+fn of_owner(mount: &Mount, caller: &Caller) -> Result<(), ControlError> {
     if caller.uid != 0 && caller.uid != mount.owner_uid() {
         let why = format!("this mount belongs to user {}", mount.owner_uid());
         return Err(ControlError::new(
@@ -169,6 +173,51 @@ fn of_served(
         .errno(libc::EPERM)
         .hint("name the buffer (BUFFER:/PATH) and --server, and show who you are yourself"));
     }
+    Ok(())
+}
+
+/// A cache's files are asked about as who asks, if the server believes this mount who that is.
+fn of_served_cache(
+    mount: &Mount,
+    served: &Served,
+    caller: &Caller,
+    request: Request,
+) -> Result<Reply, ControlError> {
+    use forebay_proto::cache::CacheRequest as Q;
+    let request = match request {
+        Request::Cache(request) => request,
+        Request::FileStatus { path } => Q::State { path },
+        Request::StageList => return Ok(Reply::Plans(Vec::new())),
+        request @ (Request::Events { .. } | Request::Metrics) => {
+            of_owner(mount, caller)?;
+            return ask_served(mount, served, request);
+        }
+        _ => return Err(no_staging(mount.session.mount_point())),
+    };
+    if matches!(request, Q::Discard | Q::Rate { .. }) {
+        of_owner(mount, caller)?;
+    }
+    // The mount's owner asks as whom the mount's secret makes them, and root may do as much.
+    let owner = caller.uid == 0 || caller.uid == mount.owner_uid();
+    let on_behalf = (!owner).then(|| caller.clone());
+    match served.ask(&LedgerRequest::Cache { name: served.name()?, request, on_behalf })? {
+        LedgerReply::CacheTree(tree) => Ok(Reply::CacheTree(tree)),
+        LedgerReply::CacheFile(file) => Ok(Reply::CacheFile(file)),
+        LedgerReply::Ok => Ok(Reply::Ok),
+        LedgerReply::Error(error) => Err(error),
+        _ => Err(strange()),
+    }
+}
+
+fn no_staging(point: &Path) -> ControlError {
+    let why = "it is a cache: what is on the PFS is in it already, and the other way round";
+    ControlError::new("stage with", Some(point), why)
+        .errno(libc::EINVAL)
+        .hint("`forebay warm` fetches ahead, `forebay flush` and `forebay wait` drain")
+}
+
+/// A question that the server is asked as the mount's owner.
+fn ask_served(mount: &Mount, served: &Served, request: Request) -> Result<Reply, ControlError> {
     let name = served.name()?;
     let request = match request {
         Request::FileStatus { path } => LedgerRequest::FileStatus { name, path },
@@ -313,6 +362,16 @@ fn of_the_server(served: &Served, common: BufferStatus) -> BufferStatus {
         volatile: attached.volatile,
         capacity_bytes: attached.capacity_bytes,
         ..common
+    };
+    let common = match attached.cache {
+        None => common,
+        Some(_) => {
+            let cache = served.cache_status();
+            let cache = cache.inspect_err(|error| {
+                tracing::warn!("the server does not tell the cache's state: {error}");
+            });
+            BufferStatus { buffer_type: "cache".into(), cache: cache.ok(), ..common }
+        }
     };
     match served.status() {
         Ok(buffer) => BufferStatus {

@@ -346,8 +346,10 @@ impl FileSystem for RemoteFs {
     fn release(&self, ino: Ino, local: bool) {
         let Ok(peer) = self.of(ino) else { return };
         peer.kept.closed(ino);
-        if local {
-            peer.held.release(ino);
+        match local {
+            true => peer.held.release(ino),
+            // Of a buffer that is no cache there are none.
+            false => drop(peer.held.close_served(ino)),
         }
         for _ in 0..self.striped.released(ino) {
             peer.held.release(ino);

@@ -12,9 +12,12 @@ use std::collections::HashMap;
 struct State {
     references: HashMap<Ino, u64>,
     opens: HashMap<Ino, u64>,
+    /// Of a cache: opens of files that the server reads and writes.
+    served: HashMap<Ino, u64>,
     /// Given back by the kernel, not yet told to the server.
     forgets: HashMap<Ino, u64>,
     releases: HashMap<Ino, u64>,
+    closes: HashMap<Ino, u64>,
     /// Counts the sessions that were told what is held.
     generation: u64,
     over: bool,
@@ -34,6 +37,7 @@ pub(super) struct GivenBack {
     pub(super) generation: u64,
     pub(super) forgets: Vec<(Ino, u64)>,
     pub(super) releases: Vec<(Ino, u64)>,
+    pub(super) closes: Vec<(Ino, u64)>,
 }
 
 impl Held {
@@ -72,6 +76,23 @@ impl Held {
         *self.state.lock().opens.entry(ino).or_insert(0) += 1;
     }
 
+    /// Of a cache: a file is open that the server reads and writes, once more.
+    pub(super) fn opened_served(&self, ino: Ino) {
+        *self.state.lock().served.entry(ino).or_insert(0) += 1;
+    }
+
+    /// One of those opens is over; false if there was none.
+    pub(super) fn close_served(&self, ino: Ino) -> bool {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (given, _) = take(&mut state.served, ino, 1);
+        if given > 0 {
+            *state.closes.entry(ino).or_insert(0) += given;
+            self.given_back.notify_one();
+        }
+        given > 0
+    }
+
     /// The kernel gives references back; true if none is left.
     pub(super) fn forget(&self, ino: Ino, count: u64) -> bool {
         let mut guard = self.state.lock();
@@ -98,7 +119,7 @@ impl Held {
     /// Waits for something to tell; `None` after [`Held::end`].
     pub(super) fn next_given_back(&self) -> Option<GivenBack> {
         let mut state = self.state.lock();
-        while state.forgets.is_empty() && state.releases.is_empty() {
+        while state.forgets.is_empty() && state.releases.is_empty() && state.closes.is_empty() {
             if state.over {
                 return None;
             }
@@ -110,6 +131,7 @@ impl Held {
             generation: state.generation,
             forgets: take_some(&mut state.forgets),
             releases: take_some(&mut state.releases),
+            closes: take_some(&mut state.closes),
         })
     }
 
@@ -126,8 +148,10 @@ impl Held {
         let generation = state.generation;
         state.forgets.clear();
         state.releases.clear();
+        state.closes.clear();
         let list = |map: &HashMap<Ino, u64>| map.iter().map(|(i, n)| (*i, *n)).collect::<Vec<_>>();
         let (references, opens) = (list(&state.references), list(&state.opens));
+        let served = list(&state.served);
         drop(state);
         let mut parts: Vec<Reclaim> = references
             .chunks(MAX_RECLAIM_ITEMS)
@@ -137,6 +161,11 @@ impl Held {
             opens
                 .chunks(MAX_RECLAIM_ITEMS)
                 .map(|part| Reclaim { opens: part.to_vec(), ..Reclaim::default() }),
+        );
+        parts.extend(
+            served
+                .chunks(MAX_RECLAIM_ITEMS)
+                .map(|part| Reclaim { served: part.to_vec(), ..Reclaim::default() }),
         );
         parts.extend(
             locks
@@ -191,6 +220,18 @@ mod tests {
         assert!(parts.iter().all(|p| p.references.is_empty()) && parts.last().unwrap().last);
         held.end();
         assert!(held.next_given_back().is_none());
+    }
+
+    #[test]
+    fn opens_of_a_cache_are_reclaimed_until_they_are_over() {
+        let held = Held::default();
+        held.opened_served(Ino(5));
+        held.opened_served(Ino(5));
+        assert!(held.close_served(Ino(5)) && !held.close_served(Ino(6)));
+        let (_, parts) = held.for_new_session(&[]);
+        assert_eq!(parts[0].served, [(Ino(5), 1)]);
+        assert!(held.close_served(Ino(5)));
+        assert_eq!(held.next_given_back().unwrap().closes, [(Ino(5), 1)]);
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub(super) struct Kept {
     begun: Instant,
     /// End of the session's lease, in milliseconds after `begun`.
     lease_end_ms: AtomicU64,
+    /// Nothing is believed longer than this: a cache's PFS may change beside it.
+    longest_ms: AtomicU64,
 }
 
 impl Kept {
@@ -66,7 +68,17 @@ impl Kept {
             can_keep_names: AtomicBool::new(false),
             begun: Instant::now(),
             lease_end_ms: AtomicU64::new(0),
+            longest_ms: AtomicU64::new(u64::MAX),
         }
+    }
+
+    /// From now on nothing is believed longer than so many milliseconds.
+    pub(super) fn set_longest(&self, ms: u64) {
+        self.longest_ms.store(ms, Ordering::Release);
+    }
+
+    fn longest(&self) -> Duration {
+        Duration::from_millis(self.longest_ms.load(Ordering::Acquire))
     }
 
     /// Who drops what the kernel has cached.
@@ -145,12 +157,12 @@ impl Kept {
         if !self.can_keep_names.load(Ordering::Acquire) || !self.state.lock().names.contains(&dir) {
             return Duration::ZERO;
         }
-        self.lease_left()
+        self.lease_left().min(self.longest())
     }
 
     pub(super) fn attr_ttl(&self, ino: Ino) -> Duration {
         match self.state.lock().attrs.contains(&ino) {
-            true => self.lease_left(),
+            true => self.lease_left().min(self.longest()),
             false => Duration::ZERO,
         }
     }

@@ -11,11 +11,13 @@
 //! | `striped` | data of striped files, straight at the servers of their objects |
 //! | `locks` | lock requests that wait, locks held |
 //! | `fs` | `FileSystem` |
+//! | `balanced` | the same by one of several servers that each have a copy |
 //! | `rooted` | the same where each node has a namespace of its own |
 //!
 //! Threads of a mount, for each server: one that hears recalls, one that gives references back, one
 //! that keeps the session alive when nothing else does. Made by `forebay mount --buffer`.
 
+mod balanced;
 mod fs;
 mod held;
 mod kept;
@@ -26,6 +28,7 @@ mod rooted;
 mod servers;
 mod striped;
 
+pub use balanced::{Balanced, SERVER_PATIENCE};
 pub use peer::{PATIENCE, Target};
 
 use crate::Result;
@@ -114,6 +117,23 @@ impl RemoteFs {
         &self.attached
     }
 
+    /// True while the server does not answer.
+    pub fn is_away(&self) -> bool {
+        self.servers.of_locks().is_away()
+    }
+
+    /// True if the server runs on this node.
+    pub fn is_near(&self) -> bool {
+        self.servers.of_locks().is_near()
+    }
+
+    /// A file like the objects of a cache on this node's server. EOPNOTSUPP where there is none.
+    pub fn probe(&self) -> std::result::Result<std::fs::File, Errno> {
+        let first = self.servers.of_locks();
+        let done = first.call(&Caller::root(), Call::Probe, &[], Room::None)?;
+        done.file.ok_or(Errno::EOPNOTSUPP)
+    }
+
     /// Tells the server that this mount is over; calls fail from now on.
     pub fn close(&self) {
         self.servers.close();
@@ -184,6 +204,9 @@ fn give_back(peer: &Peer) {
         };
         if !given.releases.is_empty() {
             tell(Call::Release(given.releases));
+        }
+        if !given.closes.is_empty() {
+            tell(Call::Close(given.closes));
         }
         if !given.forgets.is_empty() {
             tell(Call::Forget(given.forgets));

@@ -15,7 +15,7 @@ use super::kept::{Kept, Mark};
 use super::locks::HeldLocks;
 use super::place::Expected;
 use forebay_net::handshake::Credential;
-use forebay_net::node::{host_name, this_node};
+use forebay_net::node::{groups_of_process, host_name, this_node};
 use forebay_net::{Link, LinkError, ServerAddress};
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::call::Answer;
@@ -115,6 +115,8 @@ pub(super) struct Peer {
     /// Since when it cannot be reached.
     pub(super) lost_since: Mutex<Option<Instant>>,
     closing: AtomicBool,
+    /// Calls are made on a PFS as who asks.
+    is_cache: AtomicBool,
     pub(super) kept: Kept,
     pub(super) held: Held,
     pub(super) held_locks: Mutex<HeldLocks>,
@@ -181,6 +183,7 @@ impl Peer {
             slot_free: Condvar::new(),
             lost_since: Mutex::new(None),
             closing: AtomicBool::new(false),
+            is_cache: AtomicBool::new(false),
             kept: Kept::new(),
             held: Held::default(),
             held_locks: Mutex::default(),
@@ -259,7 +262,7 @@ impl Peer {
             session: SessionId(0),
             slot: slot.id,
             slot_seq: slot.seq,
-            caller: caller.clone(),
+            caller: self.with_groups(caller),
             cpu: None,
             call,
         };
@@ -290,6 +293,17 @@ impl Peer {
                 Failed::Link(error) => self.bear(error, &mut pause)?,
             }
         }
+    }
+
+    /// Who asks. The kernel tells no supplementary groups: a cache's server needs them, and only this
+    /// node knows the process.
+    fn with_groups(&self, caller: &Caller) -> Caller {
+        let mut caller = caller.clone();
+        let unknown = caller.groups.is_empty() && caller.uid != 0 && caller.pid != 0;
+        if unknown && self.is_cache.load(Ordering::Acquire) {
+            caller.groups = groups_of_process(caller.pid);
+        }
+        caller
     }
 
     /// After a failure: waits a little, or gives up.
@@ -375,6 +389,17 @@ impl Peer {
         if let (Call::Open { ino, .. }, Answer::Opened { local: true }) = (&request.call, &answer) {
             self.held.opened(*ino);
         }
+        if attached.cache.is_some() {
+            match (&request.call, &answer) {
+                (Call::Open { ino, .. }, Answer::Opened { local: false }) => {
+                    self.held.opened_served(*ino);
+                }
+                (_, Answer::Created { attr, local: false, .. }) => {
+                    self.held.opened_served(attr.attr.ino);
+                }
+                _ => {}
+            }
+        }
         if let (Call::Open { ino, .. }, Answer::OpenedStriped(open)) = (&request.call, &answer)
             && open.writes
         {
@@ -456,6 +481,8 @@ impl Peer {
         if seen > 0 {
             tracing::warn!(server = %asked, "a new session with the server");
         }
+        self.is_cache.store(attached.cache.is_some(), Ordering::Release);
+        self.kept.set_longest(attached.cache.map_or(u64::MAX, |cache| cache.ttl_ms));
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
         session.address = self.best_address(&attached, asked);
         session.generation = generation;

@@ -88,9 +88,10 @@ pub fn serve(dir: &Path, incarnation: u64, address: &ServerAddress, near: bool) 
         gives_objects: near,
         capacity_bytes: store.capacity_bytes(),
         private: None,
+        cache: None,
     };
     let clients = store.dir().join("clients");
-    let sessions = Sessions::new(Arc::clone(server.namespace()), facts, clients).unwrap();
+    let sessions = Sessions::new(Arc::clone(server.namespace()), None, facts, clients).unwrap();
     let backend = Arc::new(OneBuffer { incarnation, sessions: Arc::clone(&sessions) });
     let addresses = [address.clone(), ServerAddress::Unix(socket)];
     let listening = listen(backend, &addresses).unwrap();

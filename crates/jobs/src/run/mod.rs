@@ -6,6 +6,7 @@
 //! [`resume`] goes on from. Called by the command `run` of `forebay`.
 
 pub mod console;
+mod drain;
 pub mod mount;
 pub mod nodes;
 pub mod process;
@@ -396,7 +397,7 @@ impl Machine {
         for &mode in &self.record.request.access_modes {
             let mut path = self.record.mode_dir(mode, &self.dir).into_os_string().into_vec();
             path.push(b'/');
-            environment.push((mode.variable(), OsString::from_vec(path)));
+            environment.push((self.record.request.variable(mode), OsString::from_vec(path)));
         }
         environment
     }
@@ -473,7 +474,10 @@ impl Machine {
     }
 
     fn data_out(&mut self) -> StepSummary {
-        let mut summary = self.stage(Direction::Out);
+        let mut summary = match self.record.request.cache {
+            Some(_) => drain::drain(self.record.mount_point(), &self.signals, &self.console),
+            None => self.stage(Direction::Out),
+        };
         if summary.ended != Ended::Ok {
             summary.detail += "; the buffer is kept";
         }

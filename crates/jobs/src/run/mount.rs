@@ -7,6 +7,7 @@
 use super::record::{JobRecord, RECORD_NAME, as_path, jobs_dir};
 use super::signals::{Signals, with_clear_mask};
 use forebay_client::Control;
+use forebay_proto::control::Verify;
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::fs;
@@ -66,7 +67,15 @@ pub fn mount(
             args.extend(["--server".into(), job.server.as_str().into()]);
         }
         None => {
-            args.extend(["--scratch".into(), record.request.capacity_bytes.to_string().into()]);
+            let capacity = record.request.capacity_bytes.to_string().into();
+            match &record.request.cache {
+                None => args.extend(["--scratch".into(), capacity]),
+                Some(pfs) => {
+                    args.extend(["--cache".into(), as_path(pfs).into()]);
+                    args.extend(["--capacity".into(), capacity]);
+                    args.extend(["--verify".into(), verify_word(record.verify).into()]);
+                }
+            }
             args.extend(["--flash".into(), as_path(&record.flash).into()]);
             let store = record.store.iter().flat_map(|store| ["--store".into(), store.into()]);
             args.extend(store);
@@ -75,6 +84,13 @@ pub fn mount(
     args.push("--".into());
     args.push(record.mount_point().into());
     run(program, &args, dir, MOUNT_LIMIT, signals)
+}
+
+fn verify_word(verify: Verify) -> &'static str {
+    match verify {
+        Verify::Cache => "cache",
+        Verify::Medium => "medium",
+    }
 }
 
 /// Mounts a job's buffer if it is not, or if its server is dead. A command that an earlier

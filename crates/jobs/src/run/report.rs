@@ -151,9 +151,11 @@ pub fn kept_text(
     program: &str,
 ) -> String {
     let mount = shell_word(record.mount_point());
-    let mut text = String::from(
-        "stage-out did not bring all results to the PFS. Nothing is lost: the buffer is kept.\n",
-    );
+    let what = match record.request.cache {
+        Some(_) => "the cache did not drain to the PFS.",
+        None => "stage-out did not bring all results to the PFS.",
+    };
+    let mut text = format!("{what} Nothing is lost: the buffer is kept.\n");
     match held {
         Some(held) => {
             let used = format_bytes(held.used_bytes);
@@ -175,11 +177,20 @@ pub fn kept_text(
         text += &format!("  line {}: {}\n", failure.stage.line, failure.why.join("\n    "));
     }
     let resume = shell_word(&dir.join(RECORD_NAME));
+    if record.request.cache.is_some() {
+        text += &format!(
+            "What did not drain, and why, is told by\n  {program} status {mount}\n\
+             A conflict is decided by `{program} resolve --keep ours|theirs|both PATH`.\n"
+        );
+    }
     text += &format!(
         "When the cause is removed, finish the job (stage-out, then teardown):\n  \
          {program} run --resume {resume}\n"
     );
-    text += "Or copy what you want elsewhere:\n";
+    text += match record.request.cache {
+        Some(_) => "Or copy what you want elsewhere from the mount.\n",
+        None => "Or copy what you want elsewhere:\n",
+    };
     for failure in failures {
         let stage = &failure.stage;
         let kind = match stage.kind {

@@ -216,10 +216,18 @@ pub fn own_directory(record: &JobRecord, mode: AccessMode) -> Option<PathBuf> {
 
 /// How the servers are to show the buffer to the nodes.
 pub fn access(record: &JobRecord) -> forebay_proto::net::ledger::AccessMode {
+    use forebay_proto::net::ledger::AccessMode as Buffer;
+    if record.request.cache.is_some() {
+        return match record.request.access_modes.first() {
+            Some(AccessMode::Private) => Buffer::Private,
+            Some(AccessMode::Ldbalance) => Buffer::Ldbalance,
+            Some(AccessMode::Striped) | None => Buffer::Striped,
+        };
+    }
     let only_private = record.request.access_modes == [AccessMode::Private];
     match only_private && is_per_node(record, AccessMode::Private) {
-        true => forebay_proto::net::ledger::AccessMode::Private,
-        false => forebay_proto::net::ledger::AccessMode::Striped,
+        true => Buffer::Private,
+        false => Buffer::Striped,
     }
 }
 

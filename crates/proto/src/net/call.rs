@@ -201,6 +201,8 @@ pub enum Call<'a> {
     },
     /// Opens by descriptor (`local`) that are over, each with how many.
     Release(Vec<(Ino, u64)>),
+    /// Of a cache: other opens that are over, each with how many. A file drains after its last one.
+    Close(Vec<(Ino, u64)>),
     /// `read`; the data is the answer's payload.
     Read {
         /// Inode.
@@ -333,6 +335,9 @@ pub enum Call<'a> {
         /// Name.
         name: &'a [u8],
     },
+    /// A descriptor of a file without a name beside the objects of a cache: with it a mount finds out
+    /// whether its kernel takes them. Answered `Opened`, and nothing is open then.
+    Probe,
     /// `statfs`.
     Statfs,
     /// `sync_all`.
@@ -524,6 +529,7 @@ impl Call<'_> {
                 | Call::Setattr { .. }
                 | Call::Forget(_)
                 | Call::Release(_)
+                | Call::Close(_)
                 | Call::Write { .. }
                 | Call::WriteObject { .. }
                 | Call::Fallocate { .. }

@@ -4,7 +4,11 @@
 //! Every change carries a token: asked twice, it is done once and answered twice the same.
 
 use super::servers::ShardPlace;
-use crate::control::{ControlError, FileStatus, PathBytes, PlanStatus, StageSpec, StoreKind};
+use crate::cache::{CacheList, CacheRequest, CacheStatus, CachedFile, TreeState};
+use crate::caller::Caller;
+use crate::control::{
+    ControlError, FileStatus, PathBytes, PlanStatus, StageSpec, StoreKind, Verify,
+};
 use crate::events::{EventRecord, EventsPage, EventsQuery};
 use crate::ids::{PlanId, ServerId, ShardId};
 use crate::metrics::ServerMetrics;
@@ -72,6 +76,8 @@ impl BufferName {
 pub enum BufferType {
     /// A private parallel file system.
     Scratch,
+    /// A transparent view of a PFS directory.
+    Cache,
 }
 
 /// How nodes see a buffer.
@@ -80,8 +86,27 @@ pub enum BufferType {
 pub enum AccessMode {
     /// One namespace for all nodes.
     Striped,
-    /// A namespace for each node.
+    /// A namespace for each node; of a cache: each node by one server, which caches for itself.
     Private,
+    /// Of a cache, read-only: a copy on each server, each node by one of them, by another if it dies.
+    Ldbalance,
+}
+
+/// What a cache buffer shows, and how.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CacheSpec {
+    /// The PFS directory, absolute, as all servers of the buffer see it.
+    pub pfs: PathBytes,
+    /// How long names and attributes may be believed without asking the PFS, in milliseconds.
+    pub ttl_ms: u64,
+    /// Whether kernels may get files for writing.
+    pub writes_by_kernel: bool,
+    /// When files drain whose directories say nothing, in the words of `user.forebay.drain`.
+    pub policy: String,
+    /// How drained files are verified.
+    pub verify: Verify,
+    /// Limit of each server's drain in bytes per second; 0 = none.
+    pub rate_bytes_per_s: u64,
 }
 
 /// A buffer to be made.
@@ -99,6 +124,9 @@ pub struct BufferSpec {
     pub servers: u16,
     /// How the capacity is held on each, if not the best that works there.
     pub store_kind: Option<StoreKind>,
+    /// What it caches; given for a cache, and only for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheSpec>,
 }
 
 /// Makes a request one that can be repeated: random, chosen by who asks.
@@ -147,6 +175,24 @@ pub enum LedgerRequest {
         name: BufferName,
         /// Even while it is mounted or staged.
         force: bool,
+        /// Even if it is a cache with data that the PFS does not have.
+        discard: bool,
+    },
+    /// What is asked of a cache buffer's files. Asked of one with several servers, it is about all
+    /// of them, but for what names one file.
+    Cache {
+        /// Buffer.
+        name: BufferName,
+        /// What; a path is absolute from the buffer's root.
+        request: CacheRequest,
+        /// With whose rights on the PFS: a mount asks for its users. Only superusers may name
+        /// another user than they are.
+        on_behalf: Option<Caller>,
+    },
+    /// State of a cache buffer as a whole.
+    CacheStatus {
+        /// Buffer.
+        name: BufferName,
     },
     /// Starts a staging plan.
     StageStart {
@@ -246,6 +292,14 @@ pub enum LedgerReply {
     Metrics(Box<ServerMetrics>),
     /// To `FileStatus`.
     File(FileStatus),
+    /// To `Cache`, about a tree.
+    CacheTree(Box<TreeState>),
+    /// To `Cache`, about a file.
+    CacheFile(Box<CachedFile>),
+    /// To `Cache`, about the names in a directory.
+    CacheList(CacheList),
+    /// To `CacheStatus`.
+    CacheStatus(Box<CacheStatus>),
     /// It failed.
     Error(ControlError),
 }

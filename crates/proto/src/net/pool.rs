@@ -4,7 +4,8 @@
 //! One server is the pool's keeper: it has the members and the buffers on record. Every question
 //! can be asked twice: what is done already is not done again. docs/internals/LEDGER.md.
 
-use super::ledger::{AccessMode, BufferName, LedgerReply, LedgerRequest, MountedClient};
+use super::ledger::{AccessMode, BufferName, CacheSpec, LedgerReply, LedgerRequest, MountedClient};
+use crate::cache::CacheRequest;
 use crate::caller::Caller;
 use crate::control::{ControlError, StoreKind};
 use crate::ids::{ServerId, ShardId};
@@ -53,6 +54,9 @@ pub struct PartSpec {
     pub owner_gid: u32,
     /// The buffer's secret, 64 hex digits.
     pub secret: Hidden,
+    /// What it caches, if it is a cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheSpec>,
 }
 
 /// A text that is kept and sent, and never printed.
@@ -89,6 +93,9 @@ pub struct PartFacts {
     pub clients: Vec<MountedClient>,
     /// Staging plans there that are not finished.
     pub plans: u64,
+    /// Files of a cache with data that the PFS does not have.
+    #[serde(default)]
+    pub dirty_files: u64,
 }
 
 /// State of a server.
@@ -152,6 +159,15 @@ pub enum PoolQuestion {
         who: Asker,
         /// What.
         request: LedgerRequest,
+    },
+    /// To the server of a cache's part: what it has of the files in question.
+    CachePart {
+        /// The buffer's identity.
+        uuid: String,
+        /// With whose rights on the PFS.
+        caller: Caller,
+        /// What; `None`: the state of its part as a whole.
+        request: Option<CacheRequest>,
     },
     /// Any server to the keeper: the secret of a buffer, to let in who shows it.
     Secret(BufferName),

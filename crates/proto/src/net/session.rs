@@ -4,6 +4,7 @@
 //! leases on names and attributes, and locks; all of it goes when the session is detached, or
 //! was not renewed for its lease time. docs/internals/LEASES.md has the protocol.
 
+use super::ledger::AccessMode;
 use super::servers::ShardPlace;
 use crate::ids::{Ino, ShardId};
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,17 @@ pub struct Attached {
     pub gives_objects: bool,
     /// Capacity of the buffer.
     pub capacity_bytes: u64,
+    /// The buffer is a cache.
+    pub cache: Option<CacheFacts>,
+}
+
+/// What a mount of a cache must know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CacheFacts {
+    /// Names and attributes are believed no longer than this: the PFS may change beside the buffer.
+    pub ttl_ms: u64,
+    /// How nodes see it.
+    pub access: AccessMode,
 }
 
 /// Joins a connection to a session. The key is random: no other client can guess it.
@@ -91,6 +103,8 @@ pub struct Reclaim {
     pub references: Vec<(Ino, u64)>,
     /// Opens by descriptor, each with its count.
     pub opens: Vec<(Ino, u64)>,
+    /// Of a cache, the other opens, each with its count.
+    pub served: Vec<(Ino, u64)>,
     /// Locks held.
     pub locks: Vec<LockSpec>,
     /// Nothing follows.

@@ -6,13 +6,11 @@
 //! own call fails (it has fewer rights, never more).
 
 use crate::mover::identity::{Acting, Identity, set_thread_groups};
+use forebay_net::node::groups_of_process;
 use forebay_proto::{Caller, Errno, Result};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::sync::OnceLock;
-
-/// Most supplementary groups of one user that are taken along (the kernel's own limit).
-const GROUPS_MAX: usize = 65_536;
 
 /// Whose rights a call has. Kept in records, so that a drain can act as the writer.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -117,15 +115,6 @@ fn own_umask() -> Result<()> {
     rustix::process::umask(rustix::fs::Mode::empty());
     DONE.set(true);
     Ok(())
-}
-
-/// Supplementary groups of a process; none if it is gone or cannot be seen.
-fn groups_of_process(pid: u32) -> Vec<u32> {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return Vec::new();
-    };
-    let line = text.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or("");
-    line.split_whitespace().filter_map(|g| g.parse().ok()).take(GROUPS_MAX).collect()
 }
 
 #[cfg(test)]

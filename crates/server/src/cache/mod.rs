@@ -23,11 +23,13 @@ mod listing;
 mod map;
 mod names;
 mod nodes;
+mod nodes_log;
 mod open;
 mod pfs;
 mod read;
 mod record;
 mod recover;
+mod served;
 mod space;
 mod status;
 mod write;
@@ -48,7 +50,7 @@ use file::CacheFile;
 use flash::Flash;
 use forebay_proto::api::Notify;
 use forebay_proto::control::{ControlError, PathBytes, Verify};
-use forebay_proto::{Errno, Ino, Result};
+use forebay_proto::{Errno, Ino, Result, ShardId};
 use nodes::Nodes;
 use parking_lot::{Mutex, RwLock};
 use pfs::{Identity, Key, Pfs};
@@ -110,6 +112,9 @@ pub struct CacheOptions {
     pub verify: Verify,
     /// Limit of the drain in bytes per second; 0 = none.
     pub rate_bytes_per_s: u64,
+    /// Mounts outlive the server: the part of a served buffer that this is. Nothing drains until
+    /// [`CacheFs::mounts_are_back`].
+    pub served: Option<ShardId>,
 }
 
 /// What `cache.json` holds.
@@ -196,6 +201,10 @@ impl CacheFs {
             discarding: AtomicBool::new(false),
             publishing: RwLock::new(()),
         });
+        if let Some(shard) = fs.options.served {
+            fs.drainer.hold(true);
+            fs.nodes.persist(dir, shard).map_err(at("read the files that mounts hold from"))?;
+        }
         fs.recover(power_cut).map_err(at("recover the cache in"))?;
         match fs.flash.take_ballast() {
             // Full since before: the first drain makes room for it.

@@ -8,22 +8,25 @@
 
 use super::act::Who;
 use super::file::CacheFile;
+use super::nodes_log::{Line, NodesLog};
 use super::pfs::Key;
 use forebay_proto::attr::FileKind;
-use forebay_proto::{Errno, Ino, Result};
+use forebay_proto::control::PathBytes;
+use forebay_proto::ids::INO_SHARD_SHIFT;
+use forebay_proto::{Errno, Ino, Result, ShardId};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Most names kept of one inode: with the oldest forgotten, one that is left still leads to it.
 const NAMES_MAX: usize = 16;
 /// Deepest path, in components.
 const DEPTH_MAX: usize = 2_048;
-/// Numbers from here on are for inodes whose PFS number is taken or too large.
-const OWN_NUMBERS: u64 = 1 << 62;
-/// PFS inode numbers below this are the numbers in the mount.
-const SAME_NUMBERS: u64 = 1 << 48;
+/// Numbers from here on are for inodes whose PFS number is taken or too large; PFS inode numbers below
+/// are the numbers in the mount. What is above 48 bits says which server has the inode.
+const OWN_NUMBERS: u64 = 1 << (INO_SHARD_SHIFT - 1);
 
 struct Node {
     key: Key,
@@ -42,10 +45,33 @@ struct Node {
     held: Option<Arc<OwnedFd>>,
 }
 
+impl Node {
+    fn new(key: Key, kind: FileKind, who: Who) -> Node {
+        Node {
+            key,
+            kind,
+            names: Vec::new(),
+            lookups: 0,
+            children: 0,
+            pins: 0,
+            who,
+            file: None,
+            held: None,
+        }
+    }
+}
+
 struct Table {
     nodes: HashMap<Ino, Node, foldhash::fast::RandomState>,
     by_key: HashMap<Key, Ino, foldhash::fast::RandomState>,
     next_own: u64,
+    shard: ShardId,
+    /// What is kept over the death of the server, for mounts that live on.
+    log: Option<NodesLog>,
+    /// Nodes of the last server, pinned until its mounts have said what they hold.
+    restored: Vec<Ino>,
+    /// The log is being read: nothing goes before it is known who holds what.
+    replaying: bool,
 }
 
 /// What is known of one node.
@@ -69,19 +95,16 @@ pub(crate) struct Nodes(Mutex<Table>);
 impl Nodes {
     /// With the root.
     pub fn new(root: Key) -> Nodes {
-        let mut table =
-            Table { nodes: HashMap::default(), by_key: HashMap::default(), next_own: OWN_NUMBERS };
-        let node = Node {
-            key: root,
-            kind: FileKind::Dir,
-            names: Vec::new(),
-            lookups: 0,
-            children: 0,
-            pins: 1,
-            who: Who::server(),
-            file: None,
-            held: None,
+        let mut table = Table {
+            nodes: HashMap::default(),
+            by_key: HashMap::default(),
+            next_own: OWN_NUMBERS,
+            shard: ShardId(0),
+            log: None,
+            restored: Vec::new(),
+            replaying: false,
         };
+        let node = Node { pins: 1, ..Node::new(root, FileKind::Dir, Who::server()) };
         table.nodes.insert(Ino::ROOT, node);
         table.by_key.insert(root, Ino::ROOT);
         Nodes(Mutex::new(table))
@@ -187,6 +210,50 @@ impl Nodes {
         let old = std::mem::replace(&mut node.key, key);
         table.by_key.remove(&old);
         table.by_key.insert(key, ino);
+        table.note(&Line::Rekey { ino, key });
+    }
+
+    /// The same for one that is known by its old key only.
+    pub fn rekey_known(&self, old: Key, key: Key) {
+        let known = self.number(old);
+        if let Some(ino) = known.filter(|_| old != key) {
+            self.rekey(ino, key);
+        }
+    }
+
+    /// One more reference; false if there is no such node.
+    pub fn reference(&self, ino: Ino) -> bool {
+        let mut table = self.0.lock();
+        let node = table.nodes.get_mut(&ino);
+        node.map(|node| node.lookups += 1).is_some()
+    }
+
+    /// Numbers are those of this server's part from now on, and what is known is kept in a file: the
+    /// nodes of the last server are there again, pinned until [`Nodes::end_restoring`].
+    pub fn persist(&self, dir: &Path, shard: ShardId) -> Result<()> {
+        let (log, lines) = NodesLog::open(dir)?;
+        let mut table = self.0.lock();
+        table.shard = shard;
+        table.replaying = true;
+        lines.into_iter().for_each(|line| table.replay(line));
+        table.replaying = false;
+        let restored: Vec<Ino> = table.nodes.keys().copied().filter(|i| *i != Ino::ROOT).collect();
+        for ino in &restored {
+            if let Some(node) = table.nodes.get_mut(ino) {
+                node.pins += 1;
+            }
+        }
+        table.restored = restored;
+        table.log = Some(log);
+        table.compact()
+    }
+
+    /// All mounts of the last server have said what they hold, or are gone.
+    pub fn end_restoring(&self) {
+        let restored = std::mem::take(&mut self.0.lock().restored);
+        for ino in restored {
+            drop(self.unpin(ino));
+        }
     }
 
     /// The newest path of a node below the PFS directory (empty for the directory itself).
@@ -213,30 +280,19 @@ impl Table {
         if let Some(&ino) = self.by_key.get(&key) {
             return ino;
         }
-        let same = Ino(key.ino);
+        let same = Ino::new(self.shard, key.ino);
         let free = key.dev == 0
             && key.ino > Ino::ROOT.0
-            && key.ino < SAME_NUMBERS
+            && key.ino < OWN_NUMBERS
             && !self.nodes.contains_key(&same);
         let ino = match free {
             true => same,
             false => {
                 self.next_own += 1;
-                Ino(self.next_own)
+                Ino::new(self.shard, self.next_own)
             }
         };
-        let node = Node {
-            key,
-            kind,
-            names: Vec::new(),
-            lookups: 0,
-            children: 0,
-            pins: 0,
-            who: who.clone(),
-            file: None,
-            held: None,
-        };
-        self.nodes.insert(ino, node);
+        self.nodes.insert(ino, Node::new(key, kind, who.clone()));
         self.by_key.insert(key, ino);
         ino
     }
@@ -250,6 +306,11 @@ impl Table {
         if newest {
             return;
         }
+        if self.log.is_some() {
+            let (key, kind, who) = (node.key, node.kind, node.who.clone());
+            self.note(&Line::Seen { ino, key, kind, parent, name: PathBytes::new(name), who });
+        }
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
         let mut left = Vec::new();
         if let Some(at) = node.names.iter().position(|(p, n)| *p == parent && **n == *name) {
             left.push(node.names.remove(at));
@@ -274,7 +335,100 @@ impl Table {
             return;
         };
         node.names.remove(at);
+        if self.log.is_some() {
+            self.note(&Line::Unnamed { ino, parent, name: PathBytes::new(name) });
+        }
         self.child_left(parent);
+    }
+
+    fn note(&mut self, line: &Line) {
+        let Some(log) = &mut self.log else { return };
+        if log.append(line) && log.is_long() {
+            // What cannot be written anew is written on.
+            if let Err(error) = self.compact() {
+                tracing::warn!(%error, "the list of known files is not written anew");
+            }
+        }
+    }
+
+    /// Writes the log anew with what is known now, parents first.
+    fn compact(&mut self) -> Result<()> {
+        let Some(mut log) = self.log.take() else { return Ok(()) };
+        let mut lines = Vec::new();
+        let mut told = HashSet::from([Ino::ROOT]);
+        for &ino in self.nodes.keys() {
+            self.lines_of(ino, &mut told, &mut lines);
+        }
+        let done = log.rewrite(&lines);
+        self.log = Some(log);
+        done
+    }
+
+    fn lines_of(&self, ino: Ino, told: &mut HashSet<Ino>, lines: &mut Vec<Line>) {
+        let mut todo = vec![ino];
+        while let Some(&ino) = todo.last() {
+            let node = self.nodes.get(&ino);
+            let above = node.and_then(|node| {
+                node.names.iter().map(|(parent, _)| *parent).find(|p| !told.contains(p))
+            });
+            match (node, above) {
+                (Some(_), Some(above)) if todo.len() < DEPTH_MAX && !todo.contains(&above) => {
+                    todo.push(above);
+                    continue;
+                }
+                (Some(node), _) if told.insert(ino) => {
+                    lines.extend(node.names.iter().map(|(parent, name)| Line::Seen {
+                        ino,
+                        key: node.key,
+                        kind: node.kind,
+                        parent: *parent,
+                        name: PathBytes::new(name),
+                        who: node.who.clone(),
+                    }));
+                }
+                _ => {}
+            }
+            told.insert(ino);
+            todo.pop();
+        }
+    }
+
+    fn replay(&mut self, line: Line) {
+        match line {
+            Line::Seen { ino, key, kind, parent, name, who } => {
+                if self.nodes.get(&ino).is_none_or(|node| node.key != key) {
+                    // Its number was free again meanwhile.
+                    let names = self.nodes.remove(&ino).map(|old| {
+                        self.by_key.remove(&old.key);
+                        old.names
+                    });
+                    for (parent, _) in names.unwrap_or_default() {
+                        self.child_left(parent);
+                    }
+                    if let Some(other) = self.by_key.insert(key, ino) {
+                        self.nodes.remove(&other);
+                    }
+                    self.nodes.insert(ino, Node::new(key, kind, who));
+                    if ino.shard() == self.shard {
+                        let count = ino.0 & ((1 << INO_SHARD_SHIFT) - 1);
+                        self.next_own = self.next_own.max(count);
+                    }
+                }
+                if self.nodes.contains_key(&parent) {
+                    self.add_name(ino, parent, name.as_bytes());
+                }
+            }
+            Line::Unnamed { ino, parent, name } => {
+                self.drop_name(ino, parent, name.as_bytes());
+            }
+            Line::Rekey { ino, key } => {
+                if let Some(node) = self.nodes.get_mut(&ino) {
+                    let old = std::mem::replace(&mut node.key, key);
+                    self.by_key.remove(&old);
+                    self.by_key.insert(key, ino);
+                }
+            }
+        }
     }
 
     fn child_left(&mut self, parent: Ino) {
@@ -288,6 +442,9 @@ impl Table {
     /// Removes a node that nothing needs, and parents that only it needed.
     fn drop_unused(&mut self, ino: Ino) -> Vec<Arc<CacheFile>> {
         let mut files = Vec::new();
+        if self.replaying {
+            return files;
+        }
         let mut todo = vec![ino];
         while let Some(ino) = todo.pop() {
             let unused = self
@@ -354,6 +511,59 @@ mod tests {
         assert_eq!(nodes.path(file), Ok(b"e/f".to_vec()));
         nodes.unname(dir, b"f", key(8));
         assert_eq!(nodes.path(file), Err(Errno::ENOENT));
+    }
+
+    #[test]
+    fn what_mounts_may_hold_is_known_to_the_next_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let who = Who::default();
+        let shard = ShardId(3);
+        let open = || {
+            let nodes = Nodes::new(key(100));
+            nodes.persist(dir.path(), shard).unwrap();
+            nodes
+        };
+        let nodes = open();
+        let sub = nodes.seen(Ino::ROOT, b"d", key(7), FileKind::Dir, &who, 1);
+        let file = nodes.seen(sub, b"f", key(8), FileKind::File, &who, 1);
+        let odd = nodes.seen(sub, b"odd", Key { dev: 9, ..key(8) }, FileKind::File, &who, 1);
+        assert_eq!((sub, file), (Ino::new(shard, 7), Ino::new(shard, 8)));
+        // A rename, a drain that put another inode there, a file that is gone and its number free.
+        nodes.seen(Ino::ROOT, b"g", key(8), FileKind::File, &who, 0);
+        nodes.unname(sub, b"f", key(8));
+        nodes.rekey(file, key(18));
+        let gone = nodes.seen(Ino::ROOT, b"old", key(30), FileKind::File, &who, 1);
+        nodes.unname(Ino::ROOT, b"old", key(30));
+        nodes.forget(gone, 1);
+        let young = Key { born_ns: 4, ..key(30) };
+        assert_eq!(nodes.seen(Ino::ROOT, b"new", young, FileKind::File, &who, 1), gone);
+        drop(nodes);
+
+        // As the next one reads it, and as the one after it does, which reads it written anew.
+        for _ in 0..2 {
+            let next = open();
+            assert_eq!(next.path(file), Ok(b"g".to_vec()));
+            assert_eq!(next.get(file).unwrap().key, key(18));
+            assert_eq!(next.path(odd), Ok(b"d/odd".to_vec()));
+            assert_eq!(next.get(gone).unwrap().key, young);
+            let another = Key { dev: 5, ..key(8) };
+            let fresh = next.seen(Ino::ROOT, b"x", another, FileKind::File, &who, 1);
+            assert!(fresh != odd && fresh.shard() == shard);
+            next.unname(Ino::ROOT, b"x", another);
+            next.forget(fresh, 1);
+            assert!(next.reference(file) && !next.reference(Ino(77)));
+            next.end_restoring();
+            assert!(next.get(file).is_ok(), "it is held");
+            assert!(next.get(odd).is_err(), "nobody came back for it");
+            // For the next turn: known again.
+            next.seen(Ino::ROOT, b"d", key(7), FileKind::Dir, &who, 1);
+            next.seen(sub, b"odd", Key { dev: 9, ..key(8) }, FileKind::File, &who, 1);
+            let again = next.number(Key { dev: 9, ..key(8) }).unwrap();
+            if again != odd {
+                break;
+            }
+            next.seen(Ino::ROOT, b"new", young, FileKind::File, &who, 1);
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use quick_cache::unsync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Blocks of a segment, the unit of eviction.
@@ -58,7 +58,7 @@ impl Lifecycle<Segment, u64> for LetGo {
 pub(crate) struct Space {
     policy: Mutex<Cache<Segment, u64, Bytes, DefaultHashBuilder, LetGo>>,
     let_go: LetGo,
-    capacity: u64,
+    capacity: AtomicU64,
     /// Bytes that may be written before the space is looked at again.
     credit: AtomicI64,
     turn: Mutex<()>,
@@ -76,7 +76,7 @@ impl Space {
         Space {
             policy: Mutex::new(policy),
             let_go,
-            capacity,
+            capacity: AtomicU64::new(capacity),
             credit: AtomicI64::new(0),
             turn: Mutex::new(()),
             waiting: Mutex::new(()),
@@ -121,7 +121,18 @@ impl Space {
 
     /// Bytes of the capacity that are kept free.
     pub fn reserve_bytes(&self) -> u64 {
-        self.capacity / RESERVE_SHARE
+        self.capacity() / RESERVE_SHARE
+    }
+
+    fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Acquire)
+    }
+
+    /// The buffer has grown.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.capacity.store(bytes, Ordering::Release);
+        self.policy.lock().set_capacity(bytes);
+        self.wake();
     }
 
     fn free(&self, fs: &CacheFs) -> Result<u64> {
@@ -132,7 +143,7 @@ impl Space {
     /// True if enough is free or clean that a kernel may write without asking.
     pub fn has_headroom(&self, fs: &CacheFs) -> bool {
         let free = self.free(fs).unwrap_or(0);
-        let wanted = self.capacity / HEADROOM_SHARE;
+        let wanted = self.capacity() / HEADROOM_SHARE;
         if free >= wanted {
             return true;
         }
@@ -143,7 +154,7 @@ impl Space {
     /// True if writers would have to wait soon.
     pub fn is_tight(&self, fs: &CacheFs) -> bool {
         let free = self.free(fs).unwrap_or(0);
-        free + self.clean_bytes() < self.capacity / HEADROOM_SHARE
+        free + self.clean_bytes() < self.capacity() / HEADROOM_SHARE
     }
 
     /// Makes room for `bytes` by evicting clean data; ENOSPC if there is not enough of it.
@@ -160,7 +171,7 @@ impl Space {
             }
             free = self.free(fs)?;
         }
-        let credit = (free - bytes).min(self.capacity / CREDIT_SHARE) / 2;
+        let credit = (free - bytes).min(self.capacity() / CREDIT_SHARE) / 2;
         self.credit.store(credit as i64, Ordering::Release);
         Ok(())
     }
@@ -178,7 +189,7 @@ impl Space {
                     break;
                 }
                 policy.set_capacity(weight.saturating_sub(wanted - went).max(1));
-                policy.set_capacity(self.capacity);
+                policy.set_capacity(self.capacity());
                 drop(policy);
                 segments = std::mem::take(&mut *self.let_go.0.lock());
                 if segments.is_empty() {
@@ -214,7 +225,7 @@ impl Space {
                 Err(Errno::ENOSPC) => {}
                 other => return other,
             }
-            if bytes > self.capacity / 2 {
+            if bytes > self.capacity() / 2 {
                 return Err(Errno::ENOSPC);
             }
             fs.drainer.pressure(true);

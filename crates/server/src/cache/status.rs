@@ -7,12 +7,16 @@ use super::CacheFs;
 use super::act::Who;
 use super::file::CacheFile;
 use super::map::{BLOCK_BYTES, bits};
-use super::pfs::PfsStat;
+use super::names::DRAIN_PREFIX;
+use super::pfs::{PfsStat, errno};
 use super::record::State;
 use forebay_proto::attr::FileKind;
-use forebay_proto::cache::{CacheError, CacheStatus, CachedFile, Keep, MAX_PROBLEMS, TreeState};
+use forebay_proto::cache::{
+    CacheError, CacheList, CacheStatus, CachedFile, Keep, MAX_LISTED, MAX_PROBLEMS, TreeState,
+};
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::{Caller, Errno, Ino, Result};
+use rustix::fs::OFlags;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -213,6 +217,38 @@ impl CacheFs {
             evicted_bytes,
             rate_limit_bytes_per_s: self.drainer.rate(),
         }
+    }
+
+    /// Names in a directory, for who may list it.
+    pub fn list_of(&self, caller: &Caller, path: &[u8], after: &[u8]) -> Result<CacheList> {
+        let (path, stat) = self.named(caller, path)?;
+        if stat.kind() != FileKind::Dir {
+            return Ok(CacheList {
+                is_file: stat.kind() == FileKind::File,
+                ..CacheList::default()
+            });
+        }
+        let who = Who::of(caller);
+        let _act = who.act()?;
+        let dir = self.pfs.open_at(&path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&dir).map_err(errno)? {
+            let entry = entry.map_err(errno)?;
+            let name = entry.file_name().to_bytes();
+            let hidden = name == b"." || name == b".." || name.starts_with(DRAIN_PREFIX);
+            if hidden || name <= after {
+                continue;
+            }
+            match self.pfs.stat_at(dir.as_fd(), name).map(|stat| stat.kind()) {
+                Ok(FileKind::Dir) => names.push((PathBytes::new(name), true)),
+                Ok(FileKind::File) => names.push((PathBytes::new(name), false)),
+                _ => {}
+            }
+        }
+        names.sort_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
+        let is_all = names.len() <= MAX_LISTED;
+        names.truncate(MAX_LISTED);
+        Ok(CacheList { is_file: false, names, is_all })
     }
 
     /// Drains a file or tree now.

@@ -25,6 +25,8 @@ fn limit(question: &PoolQuestion) -> Duration {
         | PoolQuestion::GrowPart { .. }
         | PoolQuestion::RemovePart { .. } => CHANGE_LIMIT,
         PoolQuestion::Facts => FACTS_LIMIT,
+        // A file may have to be fetched whole.
+        PoolQuestion::CachePart { .. } => PASSED_ON_LIMIT,
         PoolQuestion::Ledger { .. } => PASSED_ON_LIMIT,
         _ => LIMIT,
     }
@@ -114,6 +116,10 @@ impl Ledger {
             PoolQuestion::Ledger { who, request } => {
                 let reply = self.answer_passed_on(&Identity::of_asker(who), request);
                 Ok(PoolReply::Ledger(Box::new(reply)))
+            }
+            PoolQuestion::CachePart { uuid, caller, request } => {
+                let reply = self.cache_part(&uuid, &caller, request.as_ref());
+                reply.map(|reply| PoolReply::Ledger(Box::new(reply)))
             }
             PoolQuestion::Secret(name) => self
                 .state

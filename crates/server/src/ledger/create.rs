@@ -30,6 +30,7 @@ impl Ledger {
             return Err(of(WHAT, &spec.name, why, libc::EINVAL));
         }
         self.rounded(WHAT, &spec.name, spec.capacity_bytes)?;
+        let spec = self.checked_cache(who, spec)?;
         let _turn = self.turn(WHAT, Busy::Buffer(spec.name.clone()))?;
         let found = self.state.lock().file.buffer(&spec.name).cloned();
         if let Some(found) = found {

@@ -21,12 +21,16 @@ impl Ledger {
         who: &Identity,
         name: &BufferName,
         force: bool,
+        discard: bool,
     ) -> Result<LedgerReply, ControlError> {
         let _turn = self.turn(WHAT, Busy::Buffer(name.clone()))?;
         let Some(record) = self.owned(WHAT, who, name)? else { return Ok(LedgerReply::Ok) };
         if record.state == RecordState::Ready {
             if !force {
                 self.must_be_idle(&record)?;
+            }
+            if !discard && record.spec.cache.is_some() {
+                self.must_be_drained(&record)?;
             }
             let mut state = self.state.lock();
             self.commit_freeing(&mut state, |file| {
@@ -68,6 +72,33 @@ impl Ledger {
         self.commit_freeing(&mut state, |file| file.remove(name))?;
         state.unsettled.remove(name);
         Ok(())
+    }
+
+    /// A cache has nothing that its PFS does not have.
+    fn must_be_drained(&self, record: &BufferRecord) -> Result<(), ControlError> {
+        let survey = self.survey(record.servers.iter().copied());
+        let mut dirty = 0;
+        for (_, server) in record.shards().filter(|(_, server)| !self.is_lost(*server)) {
+            match show::part_in(&survey, server, &record.uuid) {
+                Some((_, part)) => dirty += part.dirty_files,
+                None if survey.get(&server).is_some_and(Option::is_some) => {}
+                None => {
+                    let why = format!("server {} does not answer", self.host_of(server));
+                    return Err(of(WHAT, record.name(), &why, libc::EHOSTUNREACH).hint(
+                        "it may have data that the PFS does not have; --discard-dirty loses it",
+                    ));
+                }
+            }
+        }
+        match dirty {
+            0 => Ok(()),
+            _ => {
+                let why = format!("{dirty} files have data that the PFS does not have");
+                Err(of(WHAT, record.name(), &why, libc::EBUSY).hint(
+                    "`forebay wait` drains and waits, `forebay resolve` ends conflicts; --discard-dirty loses it",
+                ))
+            }
+        }
     }
 
     fn must_be_idle(&self, record: &BufferRecord) -> Result<(), ControlError> {

@@ -15,7 +15,7 @@ use forebay_proto::net::ledger::{
     AccessMode, BufferName, LedgerReply, LedgerRequest, MountedClient,
 };
 use forebay_proto::net::servers::{Question, Reply};
-use forebay_proto::net::session::NodeId;
+use forebay_proto::net::session::{CacheFacts, NodeId};
 use forebay_proto::{Caller, Errno, ShardId};
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -58,7 +58,7 @@ impl Door {
             let store = served.server.store();
             let facts = BufferFacts {
                 uuid: served.uuid.clone(),
-                shard: served.server.namespace().shard(),
+                shard: served.shard(),
                 places: Arc::clone(&served.places),
                 incarnation: self.ledger.incarnation(),
                 node: self.node.clone(),
@@ -67,9 +67,14 @@ impl Door {
                 gives_objects: store.kind() != StoreKind::Directory,
                 capacity_bytes: store.capacity_bytes(),
                 private: private(served),
+                cache: served
+                    .server
+                    .cache()
+                    .map(|cache| CacheFacts { ttl_ms: cache.ttl_ms(), access: served.access }),
             };
             let clients = store.meta_dir().join(CLIENTS_NAME);
-            Sessions::new(served.server.namespace().clone(), facts, clients)
+            let cache = served.server.cache().cloned();
+            Sessions::new(served.server.namespace().clone(), cache, facts, clients)
         };
         served
             .user::<Sessions, _>(make)
@@ -150,7 +155,8 @@ impl Door {
 
 /// The owner of each node's root, where each has one.
 fn private(served: &ServedBuffer) -> Option<(u32, u32)> {
-    (served.access == AccessMode::Private).then_some((served.owner_uid, served.owner_gid))
+    let own_roots = served.access == AccessMode::Private && served.server.cache().is_none();
+    own_roots.then_some((served.owner_uid, served.owner_gid))
 }
 
 fn refusal(error: ControlError) -> Refusal {
@@ -210,6 +216,15 @@ impl Backend for Door {
 
     fn sessions(&self, who: &Identity, buffer: &str) -> Result<Arc<Sessions>, Refusal> {
         self.buffer_for(who, buffer).map_err(refusal)
+    }
+
+    fn acts_as(&self, who: &Identity, buffer: &str) -> Result<Option<Caller>, Refusal> {
+        let what = "mount";
+        let name: BufferName = buffer.parse().map_err(|_| {
+            refusal(ControlError::new(what, None, "no such name").errno(libc::EINVAL))
+        })?;
+        let part = self.ledger.owned_part(what, who, &name).map_err(refusal)?;
+        Ok(part.and_then(|part| who.mounts_as(&part)))
     }
 
     fn is_server(&self, who: &Identity) -> Result<(), Refusal> {

@@ -92,6 +92,17 @@ impl Identity {
         }
     }
 
+    /// With whose rights a mount's calls are made on a PFS; `None`: with those of who asks there, as its
+    /// kernel says. Only who may everything is believed: a user could say to be another one.
+    pub(super) fn mounts_as(&self, part: &PartRecord) -> Option<Caller> {
+        match self {
+            Identity::Superuser(_) => None,
+            // Who has the secret of root's buffer may be anybody.
+            Identity::Holder(_) if part.spec.owner_uid == 0 => None,
+            _ => Some(self.stages_as(part)),
+        }
+    }
+
     /// With whose rights a buffer's staging is done for them.
     pub(super) fn stages_as(&self, part: &PartRecord) -> Caller {
         match self {

@@ -10,7 +10,7 @@
 //! | `turn` | one change of one buffer at a time; changes of the record |
 //! | `settle` | the start: finishes or undoes what a kill has left |
 //! | `choose`, `create`, `extend`, `destroy` | the changes, by the pool's keeper |
-//! | `show`, `stage` | the questions |
+//! | `show`, `stage`, `cache` | the questions |
 //! | `ask` | what servers ask each other |
 //! | `events` | the record of what was made and destroyed; what the server counts |
 //! | `members`, `forget` | the servers of the pool |
@@ -24,6 +24,7 @@
 //! `forebay serve` opens it, sessions and the listener ask it. docs/internals/LEDGER.md.
 
 mod ask;
+mod cache;
 mod choose;
 mod create;
 mod destroy;
@@ -261,18 +262,24 @@ impl Ledger {
         store: flash::Store,
     ) -> Result<Arc<ServedBuffer>, ControlError> {
         let spec = &part.spec;
-        let places = Places::new(spec.servers.clone(), Arc::clone(self.links.directory()));
+        let servers = match served::is_alone(spec) {
+            true => vec![self.server_id()],
+            false => spec.servers.clone(),
+        };
+        let places = Places::new(servers, Arc::clone(self.links.directory()));
         let uuid = u128::from_str_radix(&spec.uuid, 16).map_err(|_| {
             let why = format!("the identity of buffer {} on record is none", spec.name);
             ControlError::new("read the ledger", Some(&self.dir), &why)
         })?;
-        let peers = (spec.servers.len() > 1).then(|| {
+        // A cache's flash is a namespace of its own on each server.
+        let peers = (spec.servers.len() > 1 && spec.cache.is_none()).then(|| {
             let (links, places) = (Arc::clone(&self.links), Arc::clone(&places));
             Arc::new(BufferPeers::new(links, places, spec.shard, uuid)) as Arc<dyn Peers>
         });
         let options = ServerOptions {
             root_owner: Some((spec.owner_uid, spec.owner_gid)),
             peers,
+            cache: self.cache_options(spec)?,
             ..self.options.server.clone()
         };
         let server = Server::open(store, options)?;

@@ -6,7 +6,7 @@
 
 use super::record::{PartRecord, RecordState};
 use super::turn::{Busy, of};
-use super::{Ledger, ServedBuffer, reserve};
+use super::{Ledger, ServedBuffer, caller_of, reserve};
 use crate::flash::{Store, StoreOptions};
 use crate::step::step;
 use forebay_proto::Caller;
@@ -31,6 +31,7 @@ impl Ledger {
             Some(part) => self.clear(&part)?,
             None => (),
         }
+        self.check_cache(&caller_of(spec.owner_uid, spec.owner_gid), &spec.name, &spec.cache)?;
         let part = self.reserve_part(spec)?;
         step("a buffer's capacity is on record");
         match self.fill_part(&part).and_then(|served| self.publish_part(&part, served)) {
@@ -255,6 +256,7 @@ impl Ledger {
             mounts: 0,
             clients: Vec::new(),
             plans: 0,
+            dirty_files: 0,
         };
         if let Some(served) = served {
             let namespace = served.server.namespace();
@@ -265,6 +267,7 @@ impl Ledger {
             facts.mounts = facts.clients.len() as u64;
             facts.clients.truncate(MAX_CLIENTS_TOLD);
             let plans = served.server.mover().list(&Caller::root());
+            facts.dirty_files = served.server.cache().map_or(0, |cache| cache.dirty_files());
             facts.plans = plans.iter().filter(|plan| !plan.state.is_final()).count() as u64;
         }
         facts

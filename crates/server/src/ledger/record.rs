@@ -83,6 +83,7 @@ impl BufferRecord {
             owner_uid: self.owner_uid,
             owner_gid: self.owner_gid,
             secret: self.secret.clone(),
+            cache: self.spec.cache.clone(),
         }
     }
 }

@@ -20,6 +20,8 @@ fn files_of(request: &LedgerRequest) -> Option<&BufferName> {
         | Q::StageCancel { name, .. }
         | Q::StageRate { name, .. }
         | Q::FileStatus { name, .. }
+        | Q::Cache { name, .. }
+        | Q::CacheStatus { name }
         | Q::Events { name: Some(name), record: EventRecord::Buffer, .. } => Some(name),
         Q::Pool
         | Q::Forget { .. }
@@ -95,7 +97,9 @@ impl Ledger {
             Q::List => Ok(LedgerReply::Buffers(self.list(who))),
             Q::Status { name } => self.status(who, &name),
             Q::Extend { name, capacity_bytes } => self.extend(who, &name, capacity_bytes),
-            Q::Destroy { name, force } => self.destroy(who, &name, force),
+            Q::Destroy { name, force, discard } => self.destroy(who, &name, force, discard),
+            Q::Cache { name, request, on_behalf } => self.cache(who, &name, request, on_behalf),
+            Q::CacheStatus { name } => self.cache_status(who, &name),
             Q::Events { name, record, query } => self.events(who, name.as_ref(), record, &query),
             Q::Metrics { name } => self.metrics_for(who, name.as_ref()),
             staging => self.stage(who, staging),

@@ -6,9 +6,11 @@
 use super::record::PartRecord;
 use crate::Server;
 use crate::places::Places;
+use forebay_proto::ShardId;
 use forebay_proto::metrics::BufferMetrics;
 use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::{AccessMode, BufferName, MountedClient};
+use forebay_proto::net::pool::PartSpec;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
@@ -40,9 +42,23 @@ pub struct ServedBuffer {
     pub owner_gid: u32,
     /// How nodes see it.
     pub access: AccessMode,
-    /// Where its parts are.
+    /// Where its parts are; of a cache whose parts know nothing of each other, this part alone.
     pub places: Arc<Places>,
+    shard: ShardId,
     user: Mutex<Option<Arc<dyn BufferUser>>>,
+}
+
+/// A cache in this mode is one of its own on each of its servers.
+pub(super) fn is_alone(spec: &PartSpec) -> bool {
+    spec.cache.is_some() && spec.access != AccessMode::Striped
+}
+
+/// The shard of a part.
+pub(super) fn shard_of(spec: &PartSpec) -> ShardId {
+    match is_alone(spec) {
+        true => ShardId(0),
+        false => spec.shard,
+    }
 }
 
 impl ServedBuffer {
@@ -60,8 +76,14 @@ impl ServedBuffer {
             owner_gid: part.spec.owner_gid,
             access: part.spec.access,
             places,
+            shard: shard_of(&part.spec),
             user: Mutex::new(None),
         })
+    }
+
+    /// Which part of the namespace that mounts see is here.
+    pub fn shard(&self) -> ShardId {
+        self.shard
     }
 
     /// The buffer's user, made by the first who asks; all give the same type. An error is that of

@@ -112,6 +112,11 @@ pub enum Answered {
     Truncated,
     /// Not done: doing it again is right.
     Undone,
+    /// Of a cache: a change of names on the PFS is about to be made. Which inode it removes or moves
+    /// (its number in the mounts), 0 for none.
+    Begun(Ino),
+    /// Of a cache: it was made. What it made or named (its number in the mounts), 0 for none.
+    Made(Ino),
 }
 
 /// The last answer in one slot of a client.

@@ -155,8 +155,9 @@ fn enter<B: Backend>(
     let (sessions, entered) = match request.call {
         Call::Attach(attach) => {
             let sessions = backend.sessions(who, &attach.buffer).map_err(LinkError::Refused)?;
+            let acts_as = backend.acts_as(who, &attach.buffer).map_err(LinkError::Refused)?;
             let entered = sessions
-                .attach(attach)
+                .attach(attach, acts_as)
                 .map(|(session, attached)| (session, Answer::Attached(Box::new(attached))));
             (sessions, entered)
         }

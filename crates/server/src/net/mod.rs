@@ -61,6 +61,10 @@ pub trait Backend: Gate + Send + Sync + 'static {
     fn answer(&self, who: &Self::Who, request: LedgerRequest) -> LedgerReply;
     /// The sessions of a buffer, for who may mount it.
     fn sessions(&self, who: &Self::Who, buffer: &str) -> Result<Arc<Sessions>, Refusal>;
+    /// Whose rights the calls of a mount have on a PFS; `None`: of who they say they are.
+    fn acts_as(&self, _who: &Self::Who, _buffer: &str) -> Result<Option<Caller>, Refusal> {
+        Ok(None)
+    }
     /// May this one ask as a server of the pool? Where nobody may, there is no pool.
     fn is_server(&self, _who: &Self::Who) -> Result<(), Refusal> {
         Err(Refusal {

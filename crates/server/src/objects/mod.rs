@@ -192,6 +192,13 @@ impl Objects {
         self.open_flags(id, OFlags::RDWR | OFlags::NOFOLLOW)
     }
 
+    /// A file like an object, without a name.
+    pub fn probe(&self) -> Result<File> {
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let opened = rfs::openat(&self.dir, ".", flags, Mode::from_raw_mode(0o600));
+        opened.map(File::from).map_err(err)
+    }
+
     /// A shared descriptor of an object from the bounded cache.
     fn shared(&self, id: ObjectId) -> Result<Arc<File>> {
         self.fds.get_or_open(id, || self.open_object(id))

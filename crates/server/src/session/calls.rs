@@ -113,9 +113,18 @@ impl Sessions {
             return Reply::of(Answer::SessionOver);
         }
         if needs_names(&request.call) {
-            self.namespace.wait_settled();
+            match self.cache {
+                None => self.namespace.wait_settled(),
+                // A mount of the last server may have open what a call could drop.
+                Some(_) => self.grace.wait(),
+            }
         }
-        let mut caller = request.caller.clone();
+        let mut caller = match &session.acts_as {
+            Some(acts_as) if self.cache.is_some() => acts_as.clone(),
+            // Its process is another node's.
+            _ if self.cache.is_some() => Caller { pid: 0, ..request.caller.clone() },
+            _ => request.caller.clone(),
+        };
         if request.call.is_once_only() {
             let seq = u64::from(request.slot.0) << 32 | u64::from(request.slot_seq);
             caller.request = RequestId { client: session.attach.client.0, seq };
@@ -170,7 +179,7 @@ impl Sessions {
         match lease {
             None => KeptAttr { attr, keep: false },
             Some(true) => KeptAttr { attr, keep: true },
-            Some(false) => match self.namespace.getattr(attr.ino) {
+            Some(false) => match self.inodes.attributes_now(attr.ino) {
                 Ok(attr) => KeptAttr { attr, keep: attr.nlink > 0 },
                 Err(_) => KeptAttr { attr, keep: false },
             },
@@ -183,7 +192,7 @@ impl Sessions {
         if session.is_over() {
             // It ended just now and has given back what it held, perhaps before this.
             let (count, _) = session.gave_back(ino, u64::MAX);
-            self.namespace.forget(ino, count);
+            self.inodes.forget(ino, count);
         }
     }
 
@@ -193,7 +202,7 @@ impl Sessions {
             self.leases.forgotten(ino, session.id());
         }
         if given > 0 {
-            self.namespace.forget(ino, given);
+            self.inodes.forget(ino, given);
         }
     }
 }
@@ -208,6 +217,7 @@ fn needs_names(call: &Call<'_>) -> bool {
             | Call::Places
             | Call::Forget(_)
             | Call::Release(_)
+            | Call::Close(_)
             | Call::Lock(_)
     )
 }
@@ -236,8 +246,19 @@ impl At<'_> {
             Call::Release(list) => {
                 for &(ino, count) in list {
                     self.sessions.leases.closed_locally(ino, self.session.id(), count);
+                    self.sessions.closed(self.session, ino, count, true);
                 }
                 Reply::of(Answer::Done)
+            }
+            Call::Close(list) => {
+                for &(ino, count) in list {
+                    self.sessions.closed(self.session, ino, count, false);
+                }
+                Reply::of(Answer::Done)
+            }
+            Call::Lock(call) => self.lock_call(call).into(),
+            of_files if let Some(cache) = self.sessions.cache.clone() => {
+                self.cache_call(&cache, of_files, room)
             }
             Call::Getattr(ino) => self.getattr(*ino).into(),
             Call::Setattr { ino, change } => self.setattr(*ino, change).into(),
@@ -253,7 +274,6 @@ impl At<'_> {
             }
             Call::Statfs => self.namespace().statfs().map(Answer::Statfs).into(),
             Call::SyncAll => self.namespace().sync_all().into(),
-            Call::Lock(call) => self.lock_call(call).into(),
             names_or_data => match self.names_call(names_or_data) {
                 Some(reply) => reply,
                 None => match self.object_call(names_or_data, room) {
@@ -264,7 +284,7 @@ impl At<'_> {
         }
     }
 
-    fn bytes(&self, bytes: Result<Vec<u8>>, room: &mut Vec<u8>) -> Reply {
+    pub(super) fn bytes(&self, bytes: Result<Vec<u8>>, room: &mut Vec<u8>) -> Reply {
         match bytes {
             Ok(bytes) => {
                 *room = bytes;
@@ -274,10 +294,10 @@ impl At<'_> {
         }
     }
 
-    fn getattr(&self, ino: Ino) -> Result<Answer> {
+    pub(super) fn getattr(&self, ino: Ino) -> Result<Answer> {
         // First the lease, then the reading: once is enough.
         let keep = self.sessions.grant(self.session, Subject::Attrs(ino)).is_some();
-        let attr = self.namespace().getattr(ino)?;
+        let attr = self.sessions.inodes.attributes_now(ino)?;
         Ok(Answer::Attr(KeptAttr { attr, keep: keep && attr.nlink > 0 }))
     }
 
@@ -314,12 +334,13 @@ impl At<'_> {
     fn reclaim(&self, part: &Reclaim) -> Result<Answer> {
         for &(ino, count) in &part.references {
             for _ in 0..count {
-                if !self.namespace().take_reference(ino) {
+                if !self.sessions.inodes.take_reference(ino) {
                     break;
                 }
                 self.sessions.took(self.session, ino);
             }
         }
+        self.reopen(part);
         for &(ino, count) in &part.opens {
             for _ in 0..count {
                 self.sessions.leases.opened_locally(ino, self.session.id());

@@ -22,6 +22,9 @@ use forebay_proto::{Errno, Ino, Result, SetAttr};
 impl At<'_> {
     /// Answers a once-only call of which an earlier attempt may be known.
     pub(super) fn answer_once(&self, call: &Call<'_>, before: Before, room: &mut Vec<u8>) -> Reply {
+        if let Some(cache) = self.sessions.cache.clone() {
+            return self.cache_answer_once(&cache, call, before, room);
+        }
         match before {
             Before::Nothing => self.answer(call, room),
             Before::Answered(answer) => match answer {

@@ -60,7 +60,7 @@ impl At<'_> {
         }
     }
 
-    fn changed<T>(&self, ino: Ino, change: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(super) fn changed<T>(&self, ino: Ino, change: impl FnOnce() -> Result<T>) -> Result<T> {
         let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
         let _turn = self.sessions.sizes.shared(ino);
         change()
@@ -189,7 +189,12 @@ impl At<'_> {
             (Answer::Opened { local: true }, Call::Open { ino, .. }) => *ino,
             _ => return None,
         };
-        let opened = self.namespace().open(&self.caller, ino, libc::O_RDWR as u32, false, true);
+        let flags = libc::O_RDWR as u32;
+        let opened = match &self.sessions.cache {
+            // The open of the first answer counts already.
+            Some(cache) => return cache.object(ino).ok(),
+            None => self.namespace().open(&self.caller, ino, flags, false, true),
+        };
         opened.ok()?.local
     }
 }

@@ -2,8 +2,8 @@
 //! its mounts. A request that has to wait holds no thread: the client hears of its end on the
 //! session's channel.
 
+use super::Sessions;
 use super::calls::At;
-use crate::namespace::Namespace;
 use forebay_proto::net::Answer;
 use forebay_proto::net::session::{LockCall, LockSpec, LockState};
 use forebay_proto::{Errno, Result};
@@ -25,7 +25,7 @@ impl At<'_> {
                 })))
             }
             LockCall::Set { spec, wait } => {
-                must_exist(self.namespace(), spec)?;
+                must_exist(self.sessions, spec)?;
                 let waiter = wait.map(|ticket| {
                     let asking = Arc::downgrade(self.session);
                     let told: forebay_proto::api::LockWaiter = Box::new(move |result| {
@@ -66,9 +66,9 @@ impl At<'_> {
 
 /// Locks of what does not exist would be nobody's to clear away until the session ends. What is at
 /// another shard is not looked for: the client has it open.
-fn must_exist(namespace: &Namespace, spec: &LockSpec) -> Result<()> {
-    if spec.ino.shard() != namespace.shard() {
+fn must_exist(sessions: &Sessions, spec: &LockSpec) -> Result<()> {
+    if spec.ino.shard() != sessions.facts.shard {
         return Ok(());
     }
-    namespace.attributes(spec.ino).map(|_| ())
+    sessions.inodes.must_exist(spec.ino)
 }

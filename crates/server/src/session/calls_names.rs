@@ -93,7 +93,7 @@ impl At<'_> {
         self.sessions.grant(self.session, Subject::Names(dir)).is_some()
     }
 
-    fn entry(&self, attr: Attr, keep_names: bool) -> Answer {
+    pub(super) fn entry(&self, attr: Attr, keep_names: bool) -> Answer {
         Answer::Entry { attr: self.sessions.keep(self.session, attr), keep_names, empty: false }
     }
 
@@ -242,7 +242,7 @@ impl At<'_> {
         Ok(Answer::Done)
     }
 
-    fn list(
+    pub(super) fn list(
         &self,
         dir: Ino,
         after: Cookie,
@@ -267,9 +267,13 @@ impl At<'_> {
             });
             true
         };
+        let fs: &dyn FileSystem = match &self.sessions.cache {
+            Some(cache) => &**cache,
+            None => self.namespace(),
+        };
         match plus {
-            true => self.namespace().readdir_plus(dir, after, limit, &mut sink)?,
-            false => self.namespace().readdir(dir, after, limit, &mut sink)?,
+            true => fs.readdir_plus(dir, after, limit, &mut sink)?,
+            false => fs.readdir(dir, after, limit, &mut sink)?,
         }
         for entry in &mut entries {
             if let Some(kept) = &mut entry.attr {

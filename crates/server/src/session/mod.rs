@@ -8,6 +8,9 @@
 //! | `sizes` | turns of calls that change the size of a file |
 //! | `changes` | recalls before a change, order of changes in a directory |
 //! | `calls`, `calls_names`, `calls_take`, `calls_data`, `calls_locks` | from a call to its answer |
+//! | `calls_cache`, `calls_cache_data`, `calls_cache_again` | the same for a cache |
+//! | `calls_cache_rights` | what a mount may ask of a cache whose kernel is not believed |
+//! | `inodes` | what references are to |
 //! | `calls_objects` | objects of striped files, and opening such files |
 //! | `calls_servers` | questions of the servers of other shards |
 //! | `private` | the root of a mount where each node has a namespace of its own |
@@ -25,6 +28,10 @@
 
 mod calls;
 mod calls_again;
+mod calls_cache;
+mod calls_cache_again;
+mod calls_cache_data;
+mod calls_cache_rights;
 mod calls_data;
 mod calls_locks;
 mod calls_names;
@@ -33,6 +40,7 @@ mod calls_servers;
 mod calls_take;
 mod changes;
 mod grace;
+mod inodes;
 mod leases;
 mod private;
 mod recall;
@@ -46,6 +54,7 @@ mod tests;
 
 pub use calls::Reply;
 
+use crate::cache::CacheFs;
 use crate::locks::LockTable;
 use crate::metrics::CallCounts;
 use crate::namespace::Namespace;
@@ -53,15 +62,18 @@ use crate::places::Places;
 use forebay_proto::api::FileSystem;
 use forebay_proto::metrics::BufferMetrics;
 use forebay_proto::net::ledger::MountedClient;
-use forebay_proto::net::session::{Attach, Attached, ClientId, NodeId, SessionId, SessionKey};
-use forebay_proto::{Errno, Ino, Result, ShardId};
+use forebay_proto::net::session::{
+    Attach, Attached, CacheFacts, ClientId, NodeId, SessionId, SessionKey,
+};
+use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
 use grace::Grace;
+use inodes::Inodes;
 use leases::Leases;
 use parking_lot::Mutex;
 use recall::Channel;
 use sizes::Sizes;
 use slots::{OldClients, Slots};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -99,6 +111,8 @@ pub struct BufferFacts {
     pub capacity_bytes: u64,
     /// Each node has a namespace of its own, whose root belongs to this user and group.
     pub private: Option<(u32, u32)>,
+    /// Of a cache: what its mounts must know.
+    pub cache: Option<CacheFacts>,
 }
 
 /// One mount at this server.
@@ -106,6 +120,8 @@ pub struct Session {
     id: SessionId,
     key: u128,
     attach: Attach,
+    /// Whose rights its calls have on a PFS, if it is not believed who they say they are.
+    acts_as: Option<Caller>,
     heard: Mutex<Instant>,
     /// Calls being done: it is not silent meanwhile.
     busy: AtomicUsize,
@@ -113,6 +129,8 @@ pub struct Session {
     slots: Arc<Slots>,
     /// References given and not taken back.
     held: Mutex<HashMap<Ino, u64, foldhash::fast::RandomState>>,
+    /// Opens of a cache's files.
+    opens: Mutex<calls_cache_data::Opens>,
     over: AtomicBool,
 }
 
@@ -163,6 +181,9 @@ fn path_bytes(path: &std::path::Path) -> Vec<u8> {
 /// The sessions of one buffer.
 pub struct Sessions {
     namespace: Arc<Namespace>,
+    /// The buffer is a cache, and the namespace its flash.
+    cache: Option<Arc<CacheFs>>,
+    inodes: Arc<dyn Inodes>,
     facts: BufferFacts,
     leases: Leases,
     locks: Arc<LockTable>,
@@ -179,6 +200,8 @@ struct Table {
     sessions: HashMap<SessionId, Arc<Session>>,
     /// Last answers of clients whose session has ended: they may come back and repeat a call.
     old: OldClients,
+    /// Files that the kernels of clients may write although their session has ended.
+    writing: HashMap<ClientId, HashSet<Ino>>,
     closed: bool,
 }
 
@@ -187,13 +210,20 @@ impl Sessions {
     /// `known` are the clients of an earlier start that may still be there.
     pub fn new(
         namespace: Arc<Namespace>,
+        cache: Option<Arc<CacheFs>>,
         facts: BufferFacts,
         clients_file: std::path::PathBuf,
     ) -> Result<Arc<Sessions>> {
-        let old = OldClients::recorded(&namespace, namespace.settle_answers()?);
+        let inodes: Arc<dyn Inodes> = match &cache {
+            Some(cache) => cache.clone(),
+            None => namespace.clone(),
+        };
+        let old = OldClients::recorded(&inodes, namespace.settle_answers()?);
         let sessions = Arc::new(Sessions {
             grace: Grace::open(clients_file, LEASE)?,
             namespace: Arc::clone(&namespace),
+            cache: cache.clone(),
+            inodes,
             facts,
             leases: Leases::new(),
             locks: LockTable::new(),
@@ -203,7 +233,11 @@ impl Sessions {
             counts: CallCounts::default(),
             recalls: AtomicU64::new(0),
         });
-        namespace.set_notify(Arc::new(changes::ServerChanges(Arc::downgrade(&sessions))));
+        let notify = Arc::new(changes::ServerChanges(Arc::downgrade(&sessions)));
+        match &cache {
+            Some(cache) => cache.set_notify(notify),
+            None => namespace.set_notify(notify),
+        }
         namespace
             .start_shards(Arc::new(calls_servers::ShardBelievers(Arc::downgrade(&sessions))))?;
         let watched = Arc::downgrade(&sessions);
@@ -222,8 +256,13 @@ impl Sessions {
         Ok(sessions)
     }
 
-    /// Begins a session. The client's earlier one, if there is one, ends.
-    pub fn attach(&self, attach: Attach) -> Result<(Arc<Session>, Attached)> {
+    /// Begins a session. The client's earlier one, if there is one, ends. `acts_as`: on a PFS its
+    /// calls have these rights, whoever they say they are.
+    pub fn attach(
+        &self,
+        attach: Attach,
+        acts_as: Option<Caller>,
+    ) -> Result<(Arc<Session>, Attached)> {
         let key = forebay_net::random::u128()?;
         let client = attach.client;
         let earlier = {
@@ -246,11 +285,13 @@ impl Sessions {
                 id: SessionId(NEXT_SESSION.fetch_add(1, Ordering::Relaxed)),
                 key,
                 attach,
+                acts_as,
                 heard: Mutex::new(Instant::now()),
                 busy: AtomicUsize::new(0),
                 channel: Channel::default(),
                 slots,
                 held: Mutex::default(),
+                opens: Mutex::default(),
                 over: AtomicBool::new(false),
             });
             table.sessions.insert(session.id, Arc::clone(&session));
@@ -279,6 +320,7 @@ impl Sessions {
             volatile: self.facts.volatile,
             gives_objects: self.facts.gives_objects,
             capacity_bytes: self.facts.capacity_bytes,
+            cache: self.facts.cache,
         };
         Ok((session, attached))
     }
@@ -311,9 +353,10 @@ impl Sessions {
             return;
         }
         self.locks.drop_session(session.id);
+        self.end_opens(session);
         let held = std::mem::take(&mut *session.held.lock());
         for (ino, count) in held {
-            self.namespace.forget(ino, count);
+            self.inodes.forget(ino, count);
         }
     }
 
@@ -324,7 +367,11 @@ impl Sessions {
             tracing::warn!(%error, "cannot record that a client has gone");
         }
         let client = session.attach.client;
-        self.table.lock().old.remove(client);
+        {
+            let mut table = self.table.lock();
+            table.old.remove(client);
+            table.writing.remove(&client);
+        }
         self.forget_answers(client);
     }
 
@@ -351,11 +398,15 @@ impl Sessions {
             let mut table = self.table.lock();
             (!table.closed).then(|| table.old.one_too_many()).flatten()
         } {
+            self.table.lock().writing.remove(&client);
             self.forget_answers(client);
         }
         if self.grace.just_over() {
             self.table.lock().old.unpin();
             self.namespace.release_orphans();
+            if let Some(cache) = &self.cache {
+                cache.mounts_are_back();
+            }
         }
         closed
     }

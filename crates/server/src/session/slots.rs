@@ -5,15 +5,14 @@
 //! here, also when the first attempt is still being done by the thread of the broken connection.
 //! After a restart of the server the slots begin with what its log had (`AnswerRecord`).
 
-use crate::namespace::Namespace;
 use crate::namespace::record::{AnswerRecord, Answered, KeptAnswer};
-use forebay_proto::api::FileSystem;
 use forebay_proto::net::Answer;
 use forebay_proto::net::session::{ClientId, MAX_SLOTS, SessionId, SlotId};
 use forebay_proto::{Errno, Ino, Result};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::inodes::Inodes;
 use super::sync::{Condvar, Mutex};
 
 /// Most clients whose last answers are remembered after their session; the oldest go.
@@ -21,21 +20,21 @@ pub(super) const MAX_OLD_CLIENTS: usize = 1024;
 
 /// A reference that keeps an inode for a call that may be repeated.
 pub(super) struct Pin {
-    namespace: Arc<Namespace>,
+    inodes: Arc<dyn Inodes>,
     ino: Ino,
 }
 
 impl Pin {
     /// `None` if there is no such inode.
-    fn new(namespace: &Arc<Namespace>, ino: Ino) -> Option<Pin> {
-        let taken = ino != Ino(0) && namespace.take_reference(ino);
-        taken.then(|| Pin { namespace: Arc::clone(namespace), ino })
+    fn new(inodes: &Arc<dyn Inodes>, ino: Ino) -> Option<Pin> {
+        let taken = ino != Ino(0) && inodes.take_reference(ino);
+        taken.then(|| Pin { inodes: Arc::clone(inodes), ino })
     }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        self.namespace.forget(self.ino, 1);
+        self.inodes.forget(self.ino, 1);
     }
 }
 
@@ -77,13 +76,13 @@ impl Slots {
     }
 
     /// What the log had. The inode of an answer is kept until the client has gone on.
-    fn record(&self, namespace: &Arc<Namespace>, slot: u16, answer: AnswerRecord) {
+    fn record(&self, inodes: &Arc<dyn Inodes>, slot: u16, answer: AnswerRecord) {
         let ino = match answer.what {
-            Answered::Done(ino) => ino,
+            Answered::Done(ino) | Answered::Made(ino) => ino,
             _ => Ino(0),
         };
         if let Some(slot) = self.slots.lock().get_mut(usize::from(slot)) {
-            let last = Last::Recorded(answer.what, Pin::new(namespace, ino));
+            let last = Last::Recorded(answer.what, Pin::new(inodes, ino));
             *slot = Slot { seq: answer.seq, last };
         }
     }
@@ -172,7 +171,7 @@ pub(super) struct OldClients {
 
 impl OldClients {
     /// Those of the log of the last server, in any order.
-    pub(super) fn recorded(namespace: &Arc<Namespace>, answers: Vec<KeptAnswer>) -> OldClients {
+    pub(super) fn recorded(inodes: &Arc<dyn Inodes>, answers: Vec<KeptAnswer>) -> OldClients {
         let mut old = OldClients::default();
         for ((client, slot), answer) in answers {
             let client = ClientId(client);
@@ -180,7 +179,7 @@ impl OldClients {
                 old.order.push_back(client);
                 Arc::new(Slots::new())
             });
-            slots.record(namespace, slot, answer);
+            slots.record(inodes, slot, answer);
         }
         old
     }

@@ -51,9 +51,10 @@ impl Rig {
             gives_objects: true,
             capacity_bytes: store.capacity_bytes(),
             private: None,
+            cache: None,
         };
         let clients = store.dir().join("clients");
-        let sessions = Sessions::new(Arc::clone(server.namespace()), facts, clients).unwrap();
+        let sessions = Sessions::new(Arc::clone(server.namespace()), None, facts, clients).unwrap();
         Rig { server, sessions }
     }
 
@@ -65,7 +66,7 @@ impl Rig {
             pid: 1,
             node: NodeId("here".into()),
         };
-        let (session, _) = self.sessions.attach(attach).unwrap();
+        let (session, _) = self.sessions.attach(attach, None).unwrap();
         let client = Client { rig: self, session };
         let last = Reclaim { last: true, ..Reclaim::default() };
         client.call(0, Call::Reclaim(last), b"");

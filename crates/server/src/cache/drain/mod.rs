@@ -71,6 +71,8 @@ struct List {
     files: HashMap<Ino, Listed>,
     by_due: BTreeSet<(Instant, Ino)>,
     stopping: bool,
+    /// Nothing drains for now.
+    held: bool,
 }
 
 impl List {
@@ -183,6 +185,12 @@ impl Drainer {
         self.wake.notify_all();
     }
 
+    /// Nothing drains while this is so.
+    pub fn hold(&self, on: bool) {
+        self.list.lock().held = on;
+        self.wake.notify_all();
+    }
+
     /// Sets the limit of bytes per second; 0 = none.
     pub fn set_rate(&self, bytes_per_s: u64) {
         self.rate_bytes_per_s.store(bytes_per_s, Ordering::Release);
@@ -236,6 +244,10 @@ impl Drainer {
         loop {
             if list.stopping {
                 return None;
+            }
+            if list.held {
+                self.wake.wait(&mut list);
+                continue;
             }
             let now = Instant::now();
             match list.by_due.first().copied() {

@@ -386,6 +386,8 @@ impl CacheFs {
         crate::step::step("the record has the new file");
         self.flash.rekey(old, stat.key).map_err(at("write the record on flash"))?;
         self.nodes.rekey(file.number(), stat.key);
+        // At the start its number is known to the list of nodes only.
+        self.nodes.rekey_known(old, stat.key);
         let reopened = file.source().is_some();
         if reopened {
             file.set_source(None);

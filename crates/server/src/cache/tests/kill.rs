@@ -17,6 +17,7 @@ fn options(base: &Path) -> CacheOptions {
         policy: Policy::End,
         verify: Verify::Cache,
         rate_bytes_per_s: 0,
+        served: None,
     }
 }
 

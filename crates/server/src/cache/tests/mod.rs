@@ -51,6 +51,7 @@ impl Rig {
             policy: Policy::End,
             verify: Verify::Cache,
             rate_bytes_per_s: 0,
+            served: None,
         };
         Rig { base, capacity, options }
     }

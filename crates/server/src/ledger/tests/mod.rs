@@ -56,6 +56,7 @@ fn spec(text: &str, capacity_bytes: u64, kind: StoreKind) -> BufferSpec {
         access: AccessMode::Striped,
         servers: 1,
         store_kind: Some(kind),
+        cache: None,
     }
 }
 
@@ -78,7 +79,8 @@ fn create(ledger: &Ledger, text: &str, capacity_bytes: u64) -> Result<Shown, Con
 }
 
 fn destroy(ledger: &Ledger, text: &str, force: bool) -> Result<(), ControlError> {
-    ask(ledger, &root(), LedgerRequest::Destroy { name: name(text), force }).map(drop)
+    ask(ledger, &root(), LedgerRequest::Destroy { name: name(text), force, discard: false })
+        .map(drop)
 }
 
 fn ask(
@@ -209,7 +211,7 @@ fn everyone_has_their_own_and_nobody_else_s() {
     fails(make(&bob, "ann"), libc::EEXIST, "of this name already");
     fails(status(&ledger, &bob, "ann"), libc::ENOENT, "none");
     let destroy = |who: &Identity| {
-        ask(&ledger, who, LedgerRequest::Destroy { name: name("ann"), force: true })
+        ask(&ledger, who, LedgerRequest::Destroy { name: name("ann"), force: true, discard: false })
     };
     fails(destroy(&bob), libc::EPERM, "another user");
     let extend = LedgerRequest::Extend { name: name("ann"), capacity_bytes: 32 * MIB };

@@ -41,6 +41,8 @@ const TRUNCATING: u8 = 5;
 const TRUNCATING_ALONE: u8 = 6;
 const TRUNCATED: u8 = 7;
 const UNDONE: u8 = 8;
+const BEGUN: u8 = 9;
+const MADE: u8 = 10;
 
 /// Reads fields from the front of a slice.
 pub struct Reader<'a>(pub &'a [u8]);
@@ -186,6 +188,8 @@ pub fn encode_answer(a: &AnswerRecord) -> [u8; ANSWER_BYTES] {
         }
         Answered::Truncated => (TRUNCATED, 0, 0, 0),
         Answered::Undone => (UNDONE, 0, 0, 0),
+        Answered::Begun(ino) => (BEGUN, ino.0, 0, 0),
+        Answered::Made(ino) => (MADE, ino.0, 0, 0),
     };
     let mut out = [0; ANSWER_BYTES];
     out[..4].copy_from_slice(&a.seq.to_le_bytes());
@@ -210,6 +214,8 @@ fn read_answer(r: &mut Reader<'_>) -> Option<AnswerRecord> {
         }
         TRUNCATED => Answered::Truncated,
         UNDONE => Answered::Undone,
+        BEGUN => Answered::Begun(ino),
+        MADE => Answered::Made(ino),
         _ => return None,
     };
     Some(AnswerRecord { seq, what })

@@ -284,7 +284,12 @@ fn check_answers(view: &View, f: &mut Findings) -> Result<(), StoreError> {
             Answered::Done(ino)
             | Answered::Appending { ino, .. }
             | Answered::Truncating { ino, .. } => ino,
-            Answered::Appended(_) | Answered::Truncated | Answered::Undone => Ino(0),
+            Answered::Appended(_)
+            | Answered::Truncated
+            | Answered::Undone
+            // Not of this namespace.
+            | Answered::Begun(_)
+            | Answered::Made(_) => Ino(0),
         };
         let elsewhere = f.is_elsewhere(ino);
         let count = ino.0 & ((1 << forebay_proto::ids::INO_SHARD_SHIFT) - 1);

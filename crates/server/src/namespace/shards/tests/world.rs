@@ -152,8 +152,9 @@ impl World {
             gives_objects: false,
             capacity_bytes: 1 << 40,
             private: None,
+            cache: None,
         };
-        let sessions = Sessions::new(namespace.clone(), facts, dir.join("clients")).unwrap();
+        let sessions = Sessions::new(namespace.clone(), None, facts, dir.join("clients")).unwrap();
         let attach = Attach {
             buffer: "b".into(),
             client: ClientId(CLIENT),
@@ -161,7 +162,7 @@ impl World {
             pid: 1,
             node: NodeId("here".into()),
         };
-        let (session, _) = sessions.attach(attach).unwrap();
+        let (session, _) = sessions.attach(attach, None).unwrap();
         let held = self.held.borrow();
         let references = held.iter().filter(|(ino, _)| ino.shard().0 == shard);
         let reclaim = Reclaim {

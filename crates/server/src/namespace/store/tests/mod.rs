@@ -81,12 +81,14 @@ pub fn create(dir: Ino, n: u64) -> Vec<Change> {
 /// An answer of any kind.
 pub fn answer(n: u64) -> AnswerRecord {
     let (ino, count, alone) = (Ino(n), n as u32, n % 2 == 0);
-    let what = match n % 6 {
+    let what = match n % 8 {
         0 => Answered::Done(ino),
         1 => Answered::Appended(count),
         2 => Answered::Appending { ino, at: n << 3, count, alone: n % 4 == 0 },
         3 => Answered::Truncating { ino, size_bytes: n << 4, alone },
         4 => Answered::Truncated,
+        5 => Answered::Begun(ino),
+        6 => Answered::Made(ino),
         _ => Answered::Undone,
     };
     AnswerRecord { seq: n as u32, what }

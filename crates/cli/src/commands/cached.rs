@@ -1,0 +1,108 @@
+//! What a command asks of a cache: by the control socket of a mount, or of a `forebay serve`, which needs
+//! no mount. A buffer served there is named `NAME:/PATH`, as with `forebay stage`.
+
+use super::stager::served_name;
+use crate::args::ServerArgs;
+use crate::servers::Server;
+use forebay_client::Control;
+use forebay_proto::cache::{CacheRequest, CachedFile, TreeState};
+use forebay_proto::control::{ControlError, PathBytes};
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Who is asked.
+pub enum Cached {
+    /// The process of a mount.
+    Mounted(Box<Control>),
+    /// A server, about one of its buffers.
+    Served(Box<Server>, BufferName),
+}
+
+impl Cached {
+    /// The buffer and path that `NAME:/PATH` names; `None` for a path of this machine.
+    pub fn named(text: &Path, at: &ServerArgs) -> anyhow::Result<Option<(Cached, PathBuf)>> {
+        let Some(name) = served_name(text) else { return Ok(None) };
+        let path = &text.as_os_str().as_bytes()[name.as_str().len() + 1..];
+        let path = Path::new("/").join(OsStr::from_bytes(path));
+        let server = Server::connect(at, Some(&name))?;
+        Ok(Some((Cached::Served(Box::new(server), name), path)))
+    }
+
+    fn ask(
+        server: &mut Server,
+        name: &BufferName,
+        request: CacheRequest,
+    ) -> Result<LedgerReply, ControlError> {
+        server.ask(&LedgerRequest::Cache { name: name.clone(), request, on_behalf: None })
+    }
+
+    /// A question about a tree.
+    pub fn tree(&mut self, request: CacheRequest) -> Result<TreeState, ControlError> {
+        match self {
+            Cached::Mounted(control) => control.cache_tree(request),
+            Cached::Served(server, name) => match Cached::ask(server, name, request)? {
+                LedgerReply::CacheTree(tree) => Ok(*tree),
+                _ => Err(server.unexpected()),
+            },
+        }
+    }
+
+    /// A question about a file.
+    pub fn file(&mut self, request: CacheRequest) -> Result<CachedFile, ControlError> {
+        match self {
+            Cached::Mounted(control) => control.cache_file(request),
+            Cached::Served(server, name) => match Cached::ask(server, name, request)? {
+                LedgerReply::CacheFile(file) => Ok(*file),
+                _ => Err(server.unexpected()),
+            },
+        }
+    }
+
+    /// What has no answer but that it is done.
+    pub fn tell(&mut self, request: CacheRequest) -> Result<(), ControlError> {
+        match self {
+            Cached::Mounted(control) => control.cache_tell(request),
+            Cached::Served(server, name) => match Cached::ask(server, name, request)? {
+                LedgerReply::Ok => Ok(()),
+                _ => Err(server.unexpected()),
+            },
+        }
+    }
+
+    /// The files that a path in a served buffer stands for: itself, or all below it.
+    pub fn files_below(&mut self, path: &Path) -> Result<Vec<PathBuf>, ControlError> {
+        let (mut files, mut dirs) = (Vec::new(), vec![path.to_path_buf()]);
+        while let Some(dir) = dirs.pop() {
+            let mut after = None;
+            loop {
+                let request = CacheRequest::List {
+                    path: PathBytes::new(dir.as_os_str().as_bytes()),
+                    after: after.take(),
+                };
+                let Cached::Served(server, name) = self else { return Ok(files) };
+                let list = match Cached::ask(server, name, request)? {
+                    LedgerReply::CacheList(list) => list,
+                    _ => return Err(server.unexpected()),
+                };
+                if list.is_file {
+                    files.push(dir.clone());
+                    break;
+                }
+                after = list.names.last().map(|(name, _)| name.clone());
+                for (name, is_dir) in list.names {
+                    let below = dir.join(OsStr::from_bytes(name.as_bytes()));
+                    match is_dir {
+                        true => dirs.push(below),
+                        false => files.push(below),
+                    }
+                }
+                if list.is_all {
+                    break;
+                }
+            }
+        }
+        Ok(files)
+    }
+}

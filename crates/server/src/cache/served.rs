@@ -1,0 +1,136 @@
+//! A cache behind sessions: what a server of several mounts needs besides `FileSystem`.
+//!
+//! Invariants: between the start of a server and the moment when the mounts of the last one have said what
+//! they hold, nothing that one of them may hold goes: their numbers are pinned, and the sessions let no
+//! call in that could drop data. Called by `session`.
+
+use super::CacheFs;
+use super::act::Who;
+use super::pfs::{errno, proc_path};
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Caller, Errno, Ino, Result};
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+impl CacheFs {
+    /// The mounts of the last server have said what they hold, or are gone.
+    pub(crate) fn mounts_are_back(&self) {
+        self.nodes.end_restoring();
+        self.drainer.hold(false);
+    }
+
+    /// The buffer has so much room from now on.
+    pub(crate) fn set_capacity(&self, bytes: u64) {
+        self.space.set_capacity(bytes);
+    }
+
+    /// A reference to an inode that a mount holds; false if it is not known.
+    pub(crate) fn take_reference(&self, ino: Ino) -> bool {
+        self.nodes.reference(ino)
+    }
+
+    /// ESTALE for a number that means nothing here.
+    pub(crate) fn must_be_known(&self, ino: Ino) -> Result<()> {
+        self.nodes.get(ino).map(|_| ())
+    }
+
+    /// What a name leads to, if a mount may know it.
+    pub(crate) fn peek(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let _settled = self.publishing.read_recursive();
+        let stat = {
+            let _act = who.act()?;
+            self.pfs.stat_at(dir.as_fd(), name)
+        };
+        match stat {
+            Ok(stat) => Ok(self.nodes.number(stat.key)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// An error if the PFS would not let a requester open this so.
+    pub(crate) fn may_open(&self, caller: &Caller, ino: Ino, access: u32) -> Result<()> {
+        let who = Who::of(caller);
+        let node = self.open_node(ino, &who)?;
+        let _act = who.act()?;
+        let flags = OFlags::from_bits_retain(access & libc::O_ACCMODE as u32);
+        let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let path = proc_path(node.as_fd(), b"");
+        rustix::fs::open(&path[..], flags, Mode::empty()).map(drop).map_err(errno)
+    }
+
+    /// True if there is such a name.
+    pub(crate) fn exists(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<bool> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let _act = who.act()?;
+        match self.pfs.stat_at(dir.as_fd(), name) {
+            Ok(_) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The object of an open file, for the kernel that has it already.
+    pub(crate) fn object(&self, ino: Ino) -> Result<Arc<File>> {
+        let file = self.nodes.get(ino)?.file.ok_or(Errno::EBADF)?;
+        Ok(Arc::new(self.flash.open(file.ino)?))
+    }
+
+    /// The inode on flash that has an open file's data, and the size of the file.
+    pub(crate) fn data_of(&self, ino: Ino) -> Result<(Ino, u64)> {
+        let file = self.nodes.get(ino)?.file.ok_or(Errno::EBADF)?;
+        Ok((file.ino, self.flash.stat(file.ino)?.size_bytes))
+    }
+
+    /// Opens that a mount has from before a restart of the server, or of its session. `local`: its
+    /// kernel has the object. `may_have_written`: and may have written it while nobody knew. True
+    /// if a kernel may be writing it; ESTALE if the file is gone.
+    pub(crate) fn reopen(
+        &self,
+        ino: Ino,
+        count: u64,
+        local: bool,
+        may_have_written: bool,
+    ) -> Result<bool> {
+        let known = self.nodes.get(ino)?;
+        if known.kind != FileKind::File {
+            return Err(Errno::ESTALE);
+        }
+        let file = match known.file {
+            Some(file) => file,
+            None => {
+                let who = &known.who;
+                let fd = self.open_node(ino, &Who::server());
+                let fd = fd.or_else(|_| self.open_node(ino, who))?;
+                let stat = self.pfs.stat_fd(fd.as_fd())?;
+                self.attach(ino, &stat, who)?
+            }
+        };
+        let _meta = file.meta.lock();
+        let mut state = file.state.lock();
+        if state.gone {
+            return Err(Errno::ESTALE);
+        }
+        if may_have_written {
+            // Read once at its close, as after any write by a kernel.
+            self.mark_dirty(&file, &mut state)?;
+            state.save(&self.flash, &file, |record| record.whole = true)?;
+            state.at_open = None;
+        }
+        state.opens += count;
+        if local {
+            state.locals += count;
+        }
+        Ok(state.record.whole)
+    }
+
+    /// How long what the PFS says may be believed, in milliseconds.
+    pub(crate) fn ttl_ms(&self) -> u64 {
+        self.options.ttl.as_millis() as u64
+    }
+}

@@ -1,0 +1,346 @@
+//! Buffers that cache a PFS directory: who may have one over which directory, and what is asked of one
+//! without a mount.
+//!
+//! Invariants: a server with the rights of root caches nothing for a user that this user could not list
+//! themselves, nor anything outside the roots that it was started with; files of a cache are
+//! flushed, fetched and looked at with the rights of who asks. Called by `create`, `parts`, `route`.
+
+use super::served::shard_of;
+use super::turn::{absent, of};
+use super::{Identity, Ledger, ServedBuffer};
+use crate::cache::{CacheFs, CacheOptions, Policy};
+use crate::mover::identity::Identity as Rights;
+use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
+use forebay_proto::control::{ControlError, PathBytes};
+use forebay_proto::net::ledger::{
+    AccessMode, BufferName, BufferSpec, BufferType, CacheSpec, LedgerReply,
+};
+use forebay_proto::net::pool::{PartSpec, PoolQuestion, PoolReply};
+use forebay_proto::{Caller, Errno};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+const WHAT: &str = "cache for";
+/// Longest time that a name may be believed without asking the PFS.
+const TTL_MAX: Duration = Duration::from_secs(86_400);
+
+fn path_of(bytes: &PathBytes) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(bytes.as_bytes()))
+}
+
+impl Ledger {
+    /// A buffer's spec with the PFS directory's true path, if the requester may have it cached.
+    pub(super) fn checked_cache(
+        &self,
+        who: &Identity,
+        mut spec: BufferSpec,
+    ) -> Result<BufferSpec, ControlError> {
+        let refuse = |why: &str| Err(of("create", &spec.name, why, libc::EINVAL));
+        match (spec.buffer_type, &spec.cache) {
+            (BufferType::Scratch, None) if spec.access == AccessMode::Ldbalance => {
+                refuse("access ldbalance is for caches")
+            }
+            (BufferType::Scratch, None) => Ok(spec),
+            (BufferType::Scratch, Some(_)) => refuse("a scratch buffer caches nothing"),
+            (BufferType::Cache, None) => refuse("what is it to cache? Give --pfs DIR"),
+            (BufferType::Cache, Some(_)) => {
+                let caller = match who {
+                    Identity::Superuser(caller) | Identity::User(caller) => caller.clone(),
+                    Identity::Holder(_) => return refuse("a secret makes no buffers"),
+                };
+                if spec.access == AccessMode::Striped && spec.servers == 0 {
+                    spec.servers = 1;
+                }
+                if spec.access == AccessMode::Striped && spec.servers > 1 {
+                    return refuse(
+                        "a cache with one namespace is on one server: give --servers 1, or --access private or ldbalance",
+                    );
+                }
+                let pfs = self.check_cache(&caller, &spec.name, &spec.cache)?;
+                if let (Some(cache), Some(pfs)) = (&mut spec.cache, pfs) {
+                    cache.pfs = PathBytes::new(pfs.as_os_str().as_bytes());
+                }
+                Ok(spec)
+            }
+        }
+    }
+
+    /// The PFS directory's true path, looked at with the rights of `caller`; `None` for a buffer that is no
+    /// cache.
+    pub(super) fn check_cache(
+        &self,
+        caller: &Caller,
+        name: &BufferName,
+        cache: &Option<CacheSpec>,
+    ) -> Result<Option<PathBuf>, ControlError> {
+        let Some(cache) = cache else { return Ok(None) };
+        options_of(name, cache)?;
+        let asked = path_of(&cache.pfs);
+        let fail = |why: &str, errno: i32| {
+            ControlError::new(&format!("cache, in buffer {name},"), Some(&asked), why).errno(errno)
+        };
+        if !asked.is_absolute() {
+            return Err(fail("the path of the PFS directory must be absolute", libc::EINVAL));
+        }
+        let rights = Rights::of(caller).map_err(|why| fail(&why.to_string(), libc::EPERM))?;
+        // On a thread of its own: it takes the requester's groups.
+        let looked = std::thread::scope(|scope| {
+            let look = || -> Result<PathBuf, Errno> {
+                rights.adopt_thread()?;
+                let _acting = rights.enter()?;
+                let path = std::fs::canonicalize(&asked)?;
+                std::fs::read_dir(&path)?;
+                Ok(path)
+            };
+            scope.spawn(look).join().unwrap_or(Err(Errno::EIO))
+        });
+        let path = looked.map_err(|errno| {
+            fail(&errno.to_string(), errno.0).hint("it must be a directory that you may list")
+        })?;
+        let roots = &self.options.server.pfs_roots;
+        if !roots.is_empty() && !roots.iter().any(|root| path.starts_with(root)) {
+            let list: Vec<_> = roots.iter().map(|root| root.display().to_string()).collect();
+            let why = format!("this server caches only below {}", list.join(", "));
+            return Err(fail(&why, libc::EACCES));
+        }
+        if path.starts_with(&self.options.flash) || self.options.flash.starts_with(&path) {
+            return Err(fail("it is where the server has its flash", libc::ELOOP));
+        }
+        Ok(Some(path))
+    }
+
+    /// How a part caches; `None` if it is no cache.
+    pub(super) fn cache_options(
+        &self,
+        spec: &PartSpec,
+    ) -> Result<Option<CacheOptions>, ControlError> {
+        let Some(cache) = &spec.cache else { return Ok(None) };
+        let options = options_of(&spec.name, cache)?;
+        Ok(Some(CacheOptions { served: Some(shard_of(spec)), ..options }))
+    }
+
+    /// Answers a question about files of a cache, by all servers that have something of them.
+    pub(super) fn cache(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+        request: CacheRequest,
+        on_behalf: Option<Caller>,
+    ) -> Result<LedgerReply, ControlError> {
+        let (served, caller) = self.cache_of(who, name, on_behalf)?;
+        // A conflict is where the file was written: the other servers know of none.
+        let one_is_enough = matches!(request, CacheRequest::Resolve { .. });
+        let mut all: Option<LedgerReply> = None;
+        let mut failed = None;
+        for answered in self.ask_parts(&served, &caller, Some(request)) {
+            match (answered, &mut all) {
+                (Err(error), _) => failed = Some(error),
+                (Ok(reply), None) => all = Some(reply),
+                (Ok(LedgerReply::CacheTree(more)), Some(LedgerReply::CacheTree(tree))) => {
+                    add_tree(tree, *more);
+                }
+                (Ok(_), Some(_)) => {}
+            }
+        }
+        match (all, failed) {
+            (Some(reply), Some(error)) if one_is_enough && error.errno == Some(libc::ENOENT) => {
+                Ok(reply)
+            }
+            (_, Some(error)) => Err(error),
+            (Some(reply), None) => Ok(reply),
+            (None, None) => Err(absent(WHAT, name)),
+        }
+    }
+
+    /// State of a cache as a whole.
+    pub(super) fn cache_status(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+    ) -> Result<LedgerReply, ControlError> {
+        let (served, caller) = self.cache_of(who, name, None)?;
+        let mut all: Option<CacheStatus> = None;
+        for answered in self.ask_parts(&served, &caller, None) {
+            let LedgerReply::CacheStatus(part) = answered? else { continue };
+            match &mut all {
+                None => all = Some(*part),
+                Some(all) => add_status(all, *part),
+            }
+        }
+        let all = all.ok_or_else(|| absent(WHAT, name))?;
+        Ok(LedgerReply::CacheStatus(Box::new(all)))
+    }
+
+    /// The cache's part here, and whose rights are taken.
+    fn cache_of(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+        on_behalf: Option<Caller>,
+    ) -> Result<(Arc<ServedBuffer>, Caller), ControlError> {
+        let part = self.owned_part(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
+        let served = self.buffer(name).ok_or_else(|| {
+            of(WHAT, name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
+        })?;
+        if served.server.cache().is_none() {
+            return Err(of(WHAT, name, "it is no cache", libc::EINVAL)
+                .hint("files of a scratch buffer reach the PFS by `forebay stage out`"));
+        }
+        let own = who.stages_as(&part);
+        let caller = match (who, on_behalf) {
+            (_, None) => own,
+            (Identity::Superuser(_), Some(user)) => user,
+            (_, Some(user)) if user.uid == own.uid => own,
+            (_, Some(user)) => {
+                let why = format!("user {} may not ask for user {}", own.uid, user.uid);
+                return Err(of(WHAT, name, &why, libc::EPERM).hint(
+                    "name the buffer (BUFFER:/PATH) and --server, and show who you are yourself",
+                ));
+            }
+        };
+        Ok((served, caller))
+    }
+
+    /// Asks each server that has a part, in the order of the parts.
+    fn ask_parts(
+        &self,
+        served: &ServedBuffer,
+        caller: &Caller,
+        request: Option<CacheRequest>,
+    ) -> Vec<Result<LedgerReply, ControlError>> {
+        let found = self.state.lock().file.part(&served.name).cloned();
+        let servers = found.map(|part| part.spec.servers).unwrap_or_default();
+        let question =
+            PoolQuestion::CachePart { uuid: served.uuid.clone(), caller: caller.clone(), request };
+        let ask = |server| match self.ask(server, &question) {
+            Ok(PoolReply::Ledger(reply)) => match *reply {
+                LedgerReply::Error(error) => Err(error),
+                reply => Ok(reply),
+            },
+            Ok(_) => Err(self.nonsense(server)),
+            Err(error) => Err(error),
+        };
+        servers.into_iter().filter(|server| !self.is_lost(*server)).map(ask).collect()
+    }
+
+    /// What this server's part of a cache has to say.
+    pub(super) fn cache_part(
+        &self,
+        uuid: &str,
+        caller: &Caller,
+        request: Option<&CacheRequest>,
+    ) -> Result<LedgerReply, ControlError> {
+        let found = self.buffers().into_iter().find(|served| served.uuid == uuid);
+        let missing = || ControlError::new(WHAT, None, "it is not served here").errno(libc::EIO);
+        let served = found.ok_or_else(missing)?;
+        let cache = served.server.cache().ok_or_else(missing)?;
+        match request {
+            None => Ok(LedgerReply::CacheStatus(Box::new(cache.cache_status()))),
+            Some(request) => answer(cache, &served.name, caller, request),
+        }
+    }
+}
+
+/// How a part caches, whatever part it is.
+fn options_of(name: &BufferName, cache: &CacheSpec) -> Result<CacheOptions, ControlError> {
+    let policy = Policy::parse(cache.policy.as_bytes()).ok_or_else(|| {
+        let why = format!("{:?} is no policy for draining", cache.policy);
+        of("create", name, &why, libc::EINVAL)
+    })?;
+    Ok(CacheOptions {
+        pfs: path_of(&cache.pfs),
+        ttl: Duration::from_millis(cache.ttl_ms).min(TTL_MAX),
+        writes_by_kernel: cache.writes_by_kernel,
+        policy,
+        verify: cache.verify,
+        rate_bytes_per_s: cache.rate_bytes_per_s,
+        served: None,
+    })
+}
+
+/// Answers what is asked of a cache.
+fn answer(
+    cache: &CacheFs,
+    name: &BufferName,
+    caller: &Caller,
+    request: &CacheRequest,
+) -> Result<LedgerReply, ControlError> {
+    use CacheRequest as Q;
+    let tree = |state: TreeState| LedgerReply::CacheTree(Box::new(state));
+    let one = |file: CachedFile| LedgerReply::CacheFile(Box::new(file));
+    let told = |what: &str, path: &PathBytes, result: Result<LedgerReply, Errno>| {
+        result.map_err(|errno| {
+            let error = std::io::Error::from_raw_os_error(errno.0);
+            let path = Path::new(OsStr::from_bytes(path.as_bytes()));
+            ControlError::io(&format!("{what}, in buffer {name},"), Some(path), &error)
+        })
+    };
+    match request {
+        Q::State { path } => {
+            told("look at", path, cache.tree_state(caller, path.as_bytes()).map(tree))
+        }
+        Q::Flush { path } => told("flush", path, cache.flush(caller, path.as_bytes()).map(tree)),
+        Q::List { path, after } => {
+            let after = after.as_ref().map_or(&b""[..], PathBytes::as_bytes);
+            let list = cache.list_of(caller, path.as_bytes(), after);
+            told("list", path, list.map(LedgerReply::CacheList))
+        }
+        Q::Warm { path } => told("fetch", path, cache.warm(caller, path.as_bytes()).map(one)),
+        Q::Pin { path, on } => told("pin", path, cache.pin(caller, path.as_bytes(), *on).map(one)),
+        Q::Invalidate { path } => {
+            told("invalidate", path, cache.invalidate(caller, path.as_bytes()).map(one))
+        }
+        Q::Resolve { path, keep } => {
+            told("resolve", path, cache.resolve(caller, path.as_bytes(), *keep).map(tree))
+        }
+        Q::Discard => Err(of(WHAT, name, "only its end loses dirty data", libc::EINVAL)
+            .hint("`forebay buffer destroy --discard-dirty`")),
+        Q::Rate { bytes_per_s } => {
+            cache.set_rate(*bytes_per_s);
+            Ok(LedgerReply::Ok)
+        }
+    }
+}
+
+/// What two servers have of a tree.
+fn add_tree(all: &mut TreeState, part: TreeState) {
+    all.files += part.files;
+    all.draining += part.draining;
+    all.failed += part.failed;
+    all.conflicts += part.conflicts;
+    all.busy += part.busy;
+    all.dirty_bytes += part.dirty_bytes;
+    all.drained_bytes += part.drained_bytes;
+    all.rate_bytes_per_s += part.rate_bytes_per_s;
+    all.eta_s = match (all.eta_s, part.eta_s) {
+        (Some(a), Some(b)) => Some(a.max(b)),
+        (a, b) => a.or(b),
+    };
+    let room = forebay_proto::cache::MAX_PROBLEMS.saturating_sub(all.problems.len());
+    all.problems.extend(part.problems.into_iter().take(room));
+    // Of one file, the server that has most of it knows most.
+    let better = match (&all.file, &part.file) {
+        (Some(a), Some(b)) => {
+            (b.dirty_bytes, b.state != "clean", b.cached_bytes)
+                > (a.dirty_bytes, a.state != "clean", a.cached_bytes)
+        }
+        (None, Some(_)) => true,
+        _ => false,
+    };
+    if better {
+        all.file = part.file;
+    }
+}
+
+fn add_status(all: &mut CacheStatus, part: CacheStatus) {
+    all.pfs_error = all.pfs_error.take().or(part.pfs_error);
+    add_tree(&mut all.tree, part.tree);
+    all.hit_bytes += part.hit_bytes;
+    all.filled_bytes += part.filled_bytes;
+    all.written_bytes += part.written_bytes;
+    all.evicted_bytes += part.evicted_bytes;
+    all.rate_limit_bytes_per_s += part.rate_limit_bytes_per_s;
+}
