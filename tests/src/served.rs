@@ -44,6 +44,8 @@ pub enum Via {
     Local,
     /// TCP, as from another node: all I/O is served.
     Tcp,
+    /// TCP to this one of the servers, and no other way.
+    At(usize),
     /// TCP out of a network namespace of this name, to the server at this address.
     Namespace(String, String),
 }
@@ -61,11 +63,14 @@ pub struct Options {
     pub patience_s: Option<u32>,
     /// Servers that the buffer is spread over.
     pub servers: usize,
+    /// The buffer is a cache of a directory beside it, with these arguments.
+    pub cache: Option<Vec<String>>,
 }
 
 impl Options {
     /// A buffer of 512 MiB on 127.0.0.1, over one server, or over as many as the environment
-    /// variable FOREBAY_TEST_SERVERS says: so every test can be run over several by hand.
+    /// variable FOREBAY_TEST_SERVERS says: so every test can be run over several by hand, and with
+    /// FOREBAY_TEST_CACHE=1 over a cache.
     pub fn new(store: Store) -> Options {
         Options {
             store,
@@ -73,7 +78,14 @@ impl Options {
             listen: "127.0.0.1".into(),
             patience_s: None,
             servers: crate::env_u64("FOREBAY_TEST_SERVERS", 1) as usize,
+            cache: (crate::env_u64("FOREBAY_TEST_CACHE", 0) > 0).then(Vec::new),
         }
+    }
+
+    /// A cache with these arguments of `forebay buffer create`.
+    pub fn cache(store: Store, arguments: &[&str]) -> Options {
+        let cache = Some(arguments.iter().map(ToString::to_string).collect());
+        Options { cache, ..Options::new(store) }
     }
 
     /// The same over several servers.
@@ -139,6 +151,7 @@ impl Served {
         served.watch();
         for at in 0..served.options.servers {
             std::fs::create_dir_all(served.flash(at)).unwrap();
+            std::fs::create_dir_all(served.pfs("")).unwrap();
             served.start_server_at(at);
         }
         served.create_buffer();
@@ -161,6 +174,11 @@ impl Served {
         path
     }
 
+    /// A path in the PFS directory of a cache.
+    pub fn pfs(&self, name: &str) -> PathBuf {
+        self.base.join("pfs").join(name)
+    }
+
     /// Number of mounts made so far.
     pub fn mount_count(&self) -> usize {
         self.state.mounts.lock().unwrap().len()
@@ -180,11 +198,13 @@ impl Served {
         self.state.servers.lock().unwrap()[at].tcp.clone()
     }
 
-    fn unix(&self) -> String {
+    /// Where the first server listens on its node.
+    pub fn unix(&self) -> String {
         self.unix_at(0)
     }
 
-    fn unix_at(&self, at: usize) -> String {
+    /// Where a server listens on its node.
+    pub fn unix_at(&self, at: usize) -> String {
         let name = if at == 0 { "sock".into() } else { format!("sock{at}") };
         format!("unix:{}", self.base.join(name).display())
     }
@@ -193,7 +213,8 @@ impl Served {
         self.base.join(if at == 0 { "flash".into() } else { format!("flash{at}") })
     }
 
-    fn forebay(&self, arguments: &[&str]) -> Command {
+    /// A command of forebay with the secrets of these servers.
+    pub fn forebay(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(binary());
         command
             .args(arguments)
@@ -203,7 +224,8 @@ impl Served {
         command
     }
 
-    fn must(&self, command: &mut Command) -> String {
+    /// Runs a command that must not fail; what it said.
+    pub fn must(&self, command: &mut Command) -> String {
         let (ok, said) = procs::try_run_for(command, COMMAND_LIMIT);
         assert!(ok, "{command:?} failed: {said}\n{}", self.log_tail());
         said
@@ -239,6 +261,9 @@ impl Served {
         let mut command = self.forebay(&["buffer", "create", NAME, "--capacity", &capacity]);
         let servers = self.options.servers.to_string();
         command.args(["--store", kind, "--servers", &servers, "--server", &self.unix()]);
+        if let Some(arguments) = &self.options.cache {
+            command.args(["--type", "cache", "--pfs"]).arg(self.pfs("")).args(arguments);
+        }
         self.must(&mut command);
     }
 
@@ -279,6 +304,7 @@ impl Served {
         match &via {
             Via::Local => command.arg(self.unix()),
             Via::Tcp => command.arg(self.tcp()).arg("--no-fast-path"),
+            Via::At(server) => command.arg(self.tcp_at(*server)).arg("--no-fast-path"),
             Via::Namespace(_, address) => command.arg(address).arg("--no-fast-path"),
         };
         if let Some(seconds) = self.options.patience_s {
@@ -460,7 +486,11 @@ impl Drop for Served {
             // A server that was just started again counts as away for a moment more.
             let until = Instant::now() + RETURN_LIMIT;
             let (ok, said) = loop {
-                let mut destroy = self.forebay(&["buffer", "destroy", NAME, "--force", "--server"]);
+                let mut destroy = self.forebay(&["buffer", "destroy", NAME, "--force"]);
+                if self.options.cache.is_some() {
+                    destroy.arg("--discard-dirty");
+                }
+                destroy.arg("--server");
                 let done = procs::try_run_for(destroy.arg(self.unix()), COMMAND_LIMIT);
                 if done.0 || self.options.servers == 1 || Instant::now() > until {
                     break done;
