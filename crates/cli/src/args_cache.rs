@@ -35,7 +35,9 @@ pub struct CacheHowArgs {
     #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
     pub writes: WritesArg,
     /// When files drain: close, idle, idle:SECONDS, end (at unmount), never (only when asked).
-    /// Directories can have their own by `setfattr -n user.forebay.drain -v POLICY DIR`.
+    /// Limits behind commas, or alone: deadline=10m (nothing stays dirty for longer),
+    /// watermark=60:30 (when 60 % of the capacity is dirty, drain until 30 % is). Directories can
+    /// have their own by `setfattr -n user.forebay.drain -v POLICY DIR`.
     #[arg(long, value_name = "POLICY", default_value = "idle", value_parser = parse_policy)]
     pub drain: Policy,
     /// How drained files are verified: read through the PFS's page cache, or past it.
@@ -63,8 +65,7 @@ fn parse_ttl(text: &str) -> Result<f64, String> {
 }
 
 fn parse_policy(text: &str) -> Result<Policy, String> {
-    Policy::parse(text.as_bytes())
-        .ok_or_else(|| "expected close, idle, idle:SECONDS, end or never".into())
+    Policy::parse(text.as_bytes()).ok_or_else(|| format!("expected {}", Policy::SYNTAX))
 }
 
 /// One path in a cache.

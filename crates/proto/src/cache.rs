@@ -154,6 +154,9 @@ pub struct TreeState {
     pub eta_s: Option<f64>,
     /// Failed files and conflicts, at most [`MAX_PROBLEMS`].
     pub problems: Vec<CachedFile>,
+    /// The policy that counts for the path, as `setfattr -n user.forebay.drain` takes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
     /// The file, if the path is one.
     pub file: Option<CachedFile>,
 }
@@ -174,8 +177,11 @@ pub struct CacheStatus {
     pub pfs_error: Option<String>,
     /// What is not on the PFS.
     pub tree: TreeState,
-    /// Bytes that were read from flash.
+    /// Bytes that requests read and that were on flash when they came.
     pub hit_bytes: u64,
+    /// Bytes that requests read and that were not.
+    #[serde(default)]
+    pub miss_bytes: u64,
     /// Bytes that were fetched from the PFS.
     pub filled_bytes: u64,
     /// Bytes written by requests (passthrough writes make none).

@@ -154,6 +154,8 @@ pub enum EventKind {
     Cancelled,
     /// Dirty bytes of a file of a cache are on the PFS, fsynced and verified.
     Drained,
+    /// Clean data of a cache went to make room: `bytes` of `files` files, within some seconds.
+    Evicted,
     /// A tree was published on the PFS at once.
     Committed,
     /// Events could not be written down; `files` is how many.
@@ -173,6 +175,7 @@ impl EventKind {
             EventKind::Failed => "failed",
             EventKind::Cancelled => "cancelled",
             EventKind::Drained => "drained",
+            EventKind::Evicted => "evicted",
             EventKind::Committed => "committed",
             EventKind::Lost => "lost",
         }

@@ -144,8 +144,17 @@ pub struct StagingMetrics {
 pub struct CacheMetrics {
     /// Bytes that the PFS does not have yet.
     pub dirty_bytes: u64,
-    /// Bytes read from flash by requests, also those that had to be fetched first.
+    /// Bytes that requests read and that were on flash when they came.
     pub hit_bytes: u64,
+    /// Bytes that requests read and that were not.
+    #[serde(default)]
+    pub miss_bytes: u64,
+    /// Requests that found all of what they read on flash.
+    #[serde(default)]
+    pub hits: u64,
+    /// Requests that did not.
+    #[serde(default)]
+    pub misses: u64,
     /// Bytes fetched from the PFS, with what was read ahead.
     pub filled_bytes: u64,
     /// Bytes drained to the PFS.
@@ -163,11 +172,10 @@ pub struct CacheMetrics {
 }
 
 impl CacheMetrics {
-    /// The part of what requests read that was not fetched for them, if anything was read. What was
-    /// read ahead counts as fetched: the true ratio is this or better.
+    /// The part of what requests read that was on flash when they came, if anything was read.
     pub fn hit_ratio(&self) -> Option<f64> {
-        let fetched = self.filled_bytes.min(self.hit_bytes);
-        (self.hit_bytes > 0).then(|| (self.hit_bytes - fetched) as f64 / self.hit_bytes as f64)
+        let read = self.hit_bytes.saturating_add(self.miss_bytes);
+        (read > 0).then(|| self.hit_bytes as f64 / read as f64)
     }
 }
 

@@ -411,6 +411,9 @@ pub fn status(
         Some(file) => print_file(&shown, file),
         None => println!("tree        {}\nsafety      {}", visible(&shown), summary(&state)),
     }
+    if let Some(policy) = &state.policy {
+        println!("drain       {policy}");
+    }
     for problem in state.problems.iter().take(SHOWN_MAX) {
         println!("problem     {}", visible(&describe_problem(problem)));
     }

@@ -303,8 +303,8 @@ mod tests {
         let mut cached = buffer("/mnt/c", 2 << 30, 0);
         cached.cache = Some(CacheMetrics {
             dirty_bytes: 1 << 30,
-            hit_bytes: 1000,
-            filled_bytes: 100,
+            hit_bytes: 900,
+            miss_bytes: 100,
             drain_bytes_per_s: 1e8,
             drain_eta_s: Some(700.0),
             ..CacheMetrics::default()

@@ -19,8 +19,15 @@ pub(crate) struct Counters {
     evicted_bytes: AtomicU64,
     drained_bytes: AtomicU64,
     drained_files: AtomicU64,
+    miss_bytes: AtomicU64,
+    hits: AtomicU64,
+    misses: AtomicU64,
     /// Milliseconds after the start, plus 1; 0 = never.
     last_write_ms: AtomicU64,
+    /// The same of any read or write.
+    last_use_ms: AtomicU64,
+    /// Opens by which kernels have files themselves.
+    kernel_opens: AtomicU64,
     samples: Mutex<VecDeque<(Instant, u64)>>,
 }
 
@@ -35,13 +42,41 @@ impl Counters {
             evicted_bytes: AtomicU64::new(0),
             drained_bytes: AtomicU64::new(0),
             drained_files: AtomicU64::new(0),
+            miss_bytes: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
             last_write_ms: AtomicU64::new(0),
+            last_use_ms: AtomicU64::new(0),
+            kernel_opens: AtomicU64::new(0),
             samples: Mutex::default(),
         }
     }
 
-    pub fn hit(&self, bytes: u64) {
-        self.hit_bytes.fetch_add(bytes, Ordering::Relaxed);
+    /// A request read `length` bytes, of which so many were not on flash when it came.
+    pub fn read(&self, length: u64, missing: u64) {
+        self.hit_bytes.fetch_add(length - missing.min(length), Ordering::Relaxed);
+        self.miss_bytes.fetch_add(missing.min(length), Ordering::Relaxed);
+        let count = if missing == 0 { &self.hits } else { &self.misses };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.last_use_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64 + 1
+    }
+
+    pub fn kernel_opened(&self) {
+        self.kernel_opens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn kernel_closed(&self) {
+        self.kernel_opens.fetch_sub(1, Ordering::Relaxed);
+        self.last_use_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// Opens by which kernels have files themselves, now.
+    pub fn kernel_opens(&self) -> u64 {
+        self.kernel_opens.load(Ordering::Relaxed)
     }
 
     pub fn filled(&self, bytes: u64) {
@@ -50,8 +85,9 @@ impl Counters {
 
     pub fn written(&self, bytes: u64) {
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let now_ms = self.start.elapsed().as_millis() as u64 + 1;
+        let now_ms = self.now_ms();
         self.last_write_ms.store(now_ms, Ordering::Relaxed);
+        self.last_use_ms.store(now_ms, Ordering::Relaxed);
     }
 
     pub fn evicted(&self, bytes: u64) {
@@ -73,10 +109,25 @@ impl Counters {
 
     /// When a request wrote last.
     pub fn last_write(&self) -> Option<Instant> {
-        match self.last_write_ms.load(Ordering::Relaxed) {
+        self.at(&self.last_write_ms)
+    }
+
+    /// When a request read or wrote last, or a kernel gave a file back.
+    pub fn last_use(&self) -> Option<Instant> {
+        self.at(&self.last_use_ms)
+    }
+
+    fn at(&self, ms: &AtomicU64) -> Option<Instant> {
+        match ms.load(Ordering::Relaxed) {
             0 => None,
             ms => Some(self.start + Duration::from_millis(ms - 1)),
         }
+    }
+
+    /// Bytes that requests read and that were not on flash when they came; requests that found all
+    /// of what they read there; requests that did not.
+    pub fn reads(&self) -> [u64; 3] {
+        [&self.miss_bytes, &self.hits, &self.misses].map(|counter| counter.load(Ordering::Relaxed))
     }
 
     /// `(hit, filled, written, evicted, drained)` in bytes.

@@ -45,6 +45,8 @@ pub(crate) struct FileState {
     /// Blocks that are being fetched.
     pub filling: BTreeSet<u64>,
     pub writing: HashMap<u64, Writing>,
+    /// Blocks that a write needs and that stay until it has them.
+    pub held: HashMap<u64, u32>,
     /// Blocks that become clean when the drain under way ends, if nobody writes them before.
     pub draining: Option<HashSet<u64>>,
     /// Opens that were not released.
@@ -98,6 +100,7 @@ impl CacheFile {
             map,
             filling: BTreeSet::new(),
             writing: HashMap::new(),
+            held: HashMap::new(),
             draining: None,
             opens: 0,
             locals: 0,
@@ -150,6 +153,39 @@ impl CacheFile {
     }
 }
 
+/// Blocks that are not evicted as long as it lives: else fetching the last block of a write could
+/// evict its first one, for ever.
+pub(crate) struct Held<'a> {
+    file: &'a CacheFile,
+    blocks: Vec<u64>,
+}
+
+impl CacheFile {
+    /// Holds blocks, here or to be fetched.
+    pub fn hold(&self, blocks: impl Iterator<Item = u64>) -> Held<'_> {
+        let blocks: Vec<u64> = blocks.collect();
+        let mut state = self.state.lock();
+        for block in &blocks {
+            *state.held.entry(*block).or_default() += 1;
+        }
+        Held { file: self, blocks }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut state = self.file.state.lock();
+        for block in &self.blocks {
+            if let Some(count) = state.held.get_mut(block) {
+                *count -= 1;
+                if *count == 0 {
+                    state.held.remove(block);
+                }
+            }
+        }
+    }
+}
+
 impl Drop for CacheFile {
     fn drop(&mut self) {
         self.flash.release(self.ino);
@@ -167,6 +203,14 @@ impl FileState {
     /// True if a range of bytes need not be fetched.
     pub fn all_here(&self, offset: u64, length: u64) -> bool {
         blocks_of(offset, length).all(|block| self.here(block))
+    }
+
+    /// How many of a range of bytes have to be fetched.
+    pub fn missing(&self, offset: u64, length: u64) -> u64 {
+        let end = offset + length;
+        let inside =
+            |block: u64| ((block + 1) * BLOCK_BYTES).min(end) - (block * BLOCK_BYTES).max(offset);
+        blocks_of(offset, length).filter(|b| !self.here(*b)).map(inside).sum()
     }
 
     /// True if nothing of the file has to be fetched any more.

@@ -5,6 +5,7 @@
 //! returns and a power cut after [`Flash::sync`]; capacity is held; objects without a record go at
 //! the next start. Invariant: an inode handed out is referenced once; [`Flash::release`] ends it.
 
+use super::intents::Intent;
 use super::map::ENTRY_BYTES;
 use super::pfs::Key;
 use super::record::Record;
@@ -26,6 +27,9 @@ pub(crate) struct Flash {
     maps_may_be_lost: AtomicBool,
     /// See [`super::ballast`]; 0: it was given away.
     pub(super) ballast_bytes: AtomicU64,
+    /// Tests set it: data cannot be read.
+    #[cfg(test)]
+    pub unreadable: AtomicBool,
 }
 
 fn name_of(key: Key) -> Vec<u8> {
@@ -39,7 +43,13 @@ fn map_of(ino: Ino) -> ObjectId {
 impl Flash {
     /// On a namespace that nothing else uses.
     pub fn new(names: Arc<Namespace>) -> Flash {
-        Flash { names, maps_may_be_lost: AtomicBool::new(false), ballast_bytes: AtomicU64::new(0) }
+        Flash {
+            names,
+            maps_may_be_lost: AtomicBool::new(false),
+            ballast_bytes: AtomicU64::new(0),
+            #[cfg(test)]
+            unreadable: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn objects(&self) -> &Objects {
@@ -209,6 +219,10 @@ impl Flash {
 
     /// Reads data.
     pub fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        #[cfg(test)]
+        if self.unreadable.load(Ordering::Relaxed) {
+            return Err(Errno::EIO);
+        }
         self.objects().read(ObjectId::whole(ino), offset, buffer)
     }
 
@@ -319,7 +333,28 @@ impl Flash {
 /// The xattr of the namespace's root that holds the policies.
 const POLICIES: &[u8] = b"trusted.forebay.policies";
 
+/// The xattr of the namespace's root that holds what is about to be done to names.
+const INTENTS: &[u8] = b"trusted.forebay.intents";
+
 impl Flash {
+    /// Intents that the last server left.
+    pub fn intents(&self) -> Result<Vec<Intent>> {
+        match FileSystem::getxattr(&*self.names, Ino::ROOT, INTENTS) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| {
+                tracing::error!(%error, "what was about to be done to names cannot be read");
+                Errno::EIO
+            }),
+            Err(Errno::ENODATA) => Ok(Vec::new()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Writes them. E2BIG beyond what an xattr holds.
+    pub fn save_intents(&self, list: &[Intent]) -> Result<()> {
+        let text = serde_json::to_vec(list).map_err(|_| Errno::EIO)?;
+        FileSystem::setxattr(&*self.names, &Caller::root(), Ino::ROOT, INTENTS, &text, 0, false)
+    }
+
     /// Policies of directories.
     pub fn policies(&self) -> Result<Vec<(Key, String)>> {
         match FileSystem::getxattr(&*self.names, Ino::ROOT, POLICIES) {

@@ -13,12 +13,14 @@
 mod act;
 mod attrs;
 mod ballast;
+mod clock;
 mod counters;
 mod drain;
 mod events;
 mod file;
 mod filesystem;
 mod flash;
+mod intents;
 mod listing;
 mod map;
 mod names;
@@ -37,28 +39,33 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use drain::policy::Policy;
+pub use drain::policy::{Policy, Watermark, When};
 
 use crate::flash::Store;
 use crate::namespace::Namespace;
+use clock::Clocks;
 use counters::Counters;
 use crossbeam_channel::Sender;
 use drain::policy::Policies;
 use drain::{Drainer, WORKERS};
 pub use events::CacheEvents;
+use events::Evictions;
 use file::CacheFile;
 use flash::Flash;
 use forebay_proto::api::Notify;
 use forebay_proto::control::{ControlError, PathBytes, Verify};
 use forebay_proto::{Errno, Ino, Result, ShardId};
+use intents::Intent;
 use nodes::Nodes;
 use parking_lot::{Mutex, RwLock};
 use pfs::{Identity, Key, Pfs};
 use read::Wish;
 use record::Record;
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use space::Space;
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -138,7 +145,10 @@ pub struct CacheFs {
     drainer: Drainer,
     policies: Policies,
     counters: Counters,
+    clocks: Clocks,
     events: Option<CacheEvents>,
+    evictions: Mutex<Evictions>,
+    intents: Mutex<Vec<Intent>>,
     wishes: Sender<Wish>,
     /// Cached files that are in memory, by their inode on flash.
     loaded: Mutex<HashMap<Ino, Weak<CacheFile>>>,
@@ -188,6 +198,9 @@ impl CacheFs {
             space: Space::new(capacity),
             drainer: Drainer::new(options.rate_bytes_per_s),
             counters: Counters::new(),
+            clocks: Clocks::default(),
+            evictions: Mutex::default(),
+            intents: Mutex::default(),
             loaded: Mutex::default(),
             notify: RwLock::new(None),
             threads: Mutex::default(),
@@ -205,6 +218,8 @@ impl CacheFs {
             fs.drainer.hold(true);
             fs.nodes.persist(dir, shard).map_err(at("read the files that mounts hold from"))?;
         }
+        fs.drainer.watch(fs.policies.watch());
+        fs.look_at_pfs_clock();
         fs.recover(power_cut).map_err(at("recover the cache in"))?;
         match fs.flash.take_ballast() {
             // Full since before: the first drain makes room for it.
@@ -269,6 +284,7 @@ impl CacheFs {
     /// Stops all work; false if a thread hangs in a call on the PFS and was left behind.
     pub fn close(&self, wait: Duration) -> bool {
         self.drainer.stop();
+        self.tell_evicted(true);
         let mut threads = std::mem::take(&mut *self.threads.lock());
         let until = std::time::Instant::now() + wait;
         while !threads.is_empty() && std::time::Instant::now() < until {
@@ -284,6 +300,18 @@ impl CacheFs {
             }
         }
         threads.is_empty()
+    }
+
+    /// Sees what the PFS's clock says, where it makes files without a name.
+    fn look_at_pfs_clock(&self) {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let made = self.pfs.open_at(b"", OFlags::PATH | OFlags::DIRECTORY).and_then(|dir| {
+            rustix::fs::openat(&dir, ".", flags, Mode::empty()).map_err(pfs::errno)
+        });
+        // Else it shows with the first change that is made there.
+        if let Ok(stat) = made.and_then(|file| self.pfs.stat_fd(file.as_fd())) {
+            self.clocks.stamped(stat.ctime);
+        }
     }
 
     /// The cached file of a PFS file, if there is one.

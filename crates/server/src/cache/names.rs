@@ -190,7 +190,9 @@ impl CacheFs {
             let _act = who.act()?;
             rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
         };
-        self.with_leaving(leaving, parent, name, &who, remove)
+        let last = leaving.stat.nlink <= 1;
+        let intent = last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
+        self.with_intent(intent, || self.with_leaving(leaving, parent, name, &who, remove))
     }
 
     /// What a name that is going leads to, and its data here. The PFS inode is held if it is in use.
@@ -231,6 +233,7 @@ impl CacheFs {
             (Some(file), _) if last => {
                 let _meta = file.meta.lock();
                 remove()?;
+                crate::step::step("a dirty file has lost its name on the PFS");
                 self.lose(file)?;
             }
             (Some(file), Some(ino)) => self.own_change(Some(file), ino, who, remove)?,
@@ -328,23 +331,49 @@ impl CacheFs {
             // Two names of one file: POSIX does nothing.
             return rename();
         }
+        let (old_path, new_path) = (self.path_below(from)?, self.path_below(to)?);
+        let gone = replaced.as_ref().filter(|r| !exchange && r.stat.nlink <= 1);
+        let gone = gone.and_then(|r| r.file.as_ref());
+        let intent = self.intent_to_move(&old_path, &new_path, gone, exchange);
+        self.with_intent(intent, || {
+            self.do_rename((from, to), exchange, moved, replaced, &who, rename)
+        })
+    }
+
+    /// The path of a name in a directory.
+    fn path_below(&self, (dir, name): (Ino, &[u8])) -> Result<Vec<u8>> {
+        let dir = self.nodes.path(dir)?;
+        Ok(if dir.is_empty() { name.to_vec() } else { [&dir, &b"/"[..], name].concat() })
+    }
+
+    /// A rename that is decided: on the PFS, in the table of nodes and on record.
+    fn do_rename(
+        &self,
+        (from, to): ((Ino, &[u8]), (Ino, &[u8])),
+        exchange: bool,
+        moved: Leaving,
+        replaced: Option<Leaving>,
+        who: &Who,
+        rename: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let moved_ino = moved.ino;
         let moving = || match (&moved.file, moved_ino) {
-            (Some(file), Some(ino)) => self.own_change(Some(file), ino, &who, rename),
+            (Some(file), Some(ino)) => self.own_change(Some(file), ino, who, rename),
             _ => rename(),
         };
         let displaced = replaced.as_ref().map(|r| (r.stat, r.ino));
         match replaced {
             Some(replaced) if !exchange => {
-                self.with_leaving(replaced, to.0, to.1, &who, moving)?;
+                self.with_leaving(replaced, to.0, to.1, who, moving)?;
             }
             _ => moving()?,
         }
+        crate::step::step("a name is moved on the PFS");
         self.nodes.unname(from.0, from.1, moved.stat.key);
-        self.name_moved(to, &moved.stat, moved_ino, &who);
+        self.name_moved(to, &moved.stat, moved_ino, who);
         if let (true, Some((stat, ino))) = (exchange, displaced) {
             self.nodes.unname(to.0, to.1, stat.key);
-            self.name_moved(from, &stat, ino, &who);
+            self.name_moved(from, &stat, ino, who);
         }
         self.paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())
     }
@@ -389,6 +418,7 @@ impl CacheFs {
         let done = change()?;
         // The change is made; if it cannot be looked at, the next open takes it for foreign.
         if let Ok(after) = self.pfs.stat_fd(fd.as_fd()) {
+            self.clocks.stamped(after.ctime);
             let mut state = file.state.lock();
             if state.record.base.holds(&before) && state.record.base.size == after.size {
                 state.save(&self.flash, file, |record| {

@@ -8,13 +8,14 @@
 
 use super::CacheFs;
 use super::act::Who;
-use super::file::CacheFile;
+use super::file::{CacheFile, FileState};
 use super::map::BLOCK_BYTES;
 use super::pfs::{PfsStat, proc_path};
 use super::record::{Base, Record, State};
-use forebay_proto::api::{CreateArgs, Opened};
+use forebay_proto::api::{CreateArgs, FileSystem, Opened};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Entry, Errno, Ino, Result};
+use parking_lot::MutexGuard;
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -22,6 +23,12 @@ use std::sync::Arc;
 
 /// A file that misses no more than this is fetched at its open, so that it can go by passthrough.
 const FETCH_AT_OPEN_MAX_BYTES: u64 = 1 << 20;
+
+/// How often the PFS file is opened again for fills when a drain has replaced it in between.
+const SOURCE_TRIES: u32 = 3;
+
+/// How often clean files go so that one more can be made.
+const MAKE_TRIES: u32 = 20;
 
 fn writes(flags: u32) -> bool {
     flags as i32 & libc::O_ACCMODE != libc::O_RDONLY || flags as i32 & libc::O_TRUNC != 0
@@ -90,6 +97,7 @@ impl CacheFs {
         }
         if local.is_some() {
             file.state.lock().locals += 1;
+            self.counters.kernel_opened();
         }
         Ok(Opened { local })
     }
@@ -178,16 +186,28 @@ impl CacheFs {
             return Ok(source);
         }
         let writer = file.state.lock().record.writer.clone();
-        let opened = match self.open_source(file.number(), &Who::server(), 0) {
-            Err(Errno::EACCES | Errno::EPERM) => self.open_source(file.number(), &writer, 0),
-            other => other,
-        };
-        let source = Arc::new(opened?.0);
-        // Kept only while somebody has it open; else with the caller.
-        if file.state.lock().opens > 0 {
-            file.set_source(Some(source.clone()));
+        for _ in 0..SOURCE_TRIES {
+            let opened = match self.open_source(file.number(), &Who::server(), 0) {
+                Err(Errno::EACCES | Errno::EPERM) => self.open_source(file.number(), &writer, 0),
+                other => other,
+            };
+            let (source, stat) = match opened {
+                Err(Errno::ESTALE) => continue,
+                other => other?,
+            };
+            let state = file.state.lock();
+            if state.record.key != stat.key {
+                // A drain has put another inode in its place: this one has what was before.
+                continue;
+            }
+            let source = Arc::new(source);
+            // Kept only while somebody has it open; else with the caller.
+            if state.opens > 0 {
+                file.set_source(Some(source.clone()));
+            }
+            return Ok(source);
         }
-        Ok(source)
+        Err(Errno::ESTALE)
     }
 
     /// What is on flash of a node's file; made if there is nothing.
@@ -201,7 +221,7 @@ impl CacheFs {
         let path = self.nodes.path(ino).unwrap_or_default();
         let file = match self.find(stat.key)? {
             Some(file) => file,
-            None => match self.make(ino, Record::new(stat, &path, who.clone()), stat.size) {
+            None => match self.make(ino, self.new_record(stat, &path, who), stat.size) {
                 Err(Errno::EEXIST) => self.find(stat.key)?.ok_or(Errno::EAGAIN)?,
                 made => made?,
             },
@@ -210,14 +230,23 @@ impl CacheFs {
         self.nodes.attach(ino, file)
     }
 
+    fn new_record(&self, stat: &PfsStat, path: &[u8], who: &Who) -> Record {
+        Record::new(stat, path, who.clone(), &self.clocks)
+    }
+
     /// Makes the flash side of a file of this size.
     pub(super) fn make(&self, number: Ino, record: Record, size: u64) -> Result<Arc<CacheFile>> {
-        let made = match self.flash.make(&record) {
-            Err(Errno::ENOSPC) => {
-                self.space.make_room(self, BLOCK_BYTES)?;
-                self.flash.make(&record)?
+        let mut tries = 0;
+        let made = loop {
+            match self.flash.make(&record) {
+                // Room for data, or for one more file: whole clean files go until there is.
+                Err(Errno::ENOSPC) if tries < MAKE_TRIES => {
+                    tries += 1;
+                    self.space.make_room(self, BLOCK_BYTES)?;
+                    self.space.evict_any(self)?;
+                }
+                made => break made?,
             }
-            made => made?,
         };
         if size > 0
             && let Err(e) = self.flash.truncate(made, size)
@@ -269,7 +298,7 @@ impl CacheFs {
             }
             self.flash.truncate(file.ino, stat.size)?;
             state.save(&self.flash, file, |record| {
-                record.base = Base::of_foreign(stat);
+                record.base = Base::of_foreign(stat, &self.clocks);
                 record.fetch_limit = stat.size;
                 record.state = State::Clean;
                 record.whole = false;
@@ -307,8 +336,20 @@ impl CacheFs {
             let fd = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(mode));
             self.pfs.stat_fd(fd.map_err(super::pfs::errno)?.as_fd())?
         };
+        self.clocks.stamped(stat.ctime);
         let ino = self.nodes.seen(parent, name, stat.key, FileKind::File, &who, 1);
-        let made = self.open_new(ino, &stat, who, want_local);
+        let made = match self.open_new(ino, &stat, who, want_local) {
+            // Somebody opened and closed it in between, and it was forgotten: as any other file.
+            Err(Errno::ESTALE) => {
+                let flags = libc::O_RDWR as u32;
+                let opened = FileSystem::open(self, caller, ino, flags, false, want_local);
+                opened.and_then(|opened| {
+                    let file = self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)?;
+                    Ok((file, opened))
+                })
+            }
+            made => made,
+        };
         match made {
             Ok((file, opened)) => {
                 Ok((Entry { attr: self.attr_of(ino, &stat, Some(&file))? }, opened))
@@ -332,6 +373,9 @@ impl CacheFs {
         let _meta = file.meta.lock();
         {
             let mut state = file.state.lock();
+            if state.gone {
+                return Err(Errno::ESTALE);
+            }
             state.opens += 1;
             state.writer = who;
         }
@@ -351,16 +395,42 @@ impl CacheFs {
         state.opens = state.opens.saturating_sub(1);
         if local {
             state.locals = state.locals.saturating_sub(1);
+            self.counters.kernel_closed();
         }
         if state.opens > 0 {
             return;
         }
         file.set_source(None);
         state.last_write = std::time::Instant::now();
-        let dirty = state.record.is_dirty();
-        drop(state);
-        if dirty {
+        if state.record.is_dirty() {
+            drop(state);
             self.drainer.closed(&file);
+        } else if let Err(error) = self.forget_empty(&file, state) {
+            tracing::warn!(%error, "what is known of a file with no data here stays on flash");
         }
+    }
+
+    /// Nothing is left to remember of a clean file that nobody has open and of which nothing is here.
+    /// Who comes next makes it anew.
+    pub(super) fn forget_empty(
+        &self,
+        file: &Arc<CacheFile>,
+        mut state: MutexGuard<'_, FileState>,
+    ) -> Result<()> {
+        let r = &state.record;
+        let empty = state.map.present() == 0
+            && state.opens == 0
+            && state.filling.is_empty()
+            && state.held.is_empty()
+            && r.state == State::Clean
+            && !(r.pinned || state.listed || state.gone);
+        if empty {
+            let key = r.key;
+            state.gone = true;
+            drop(state);
+            self.nodes.detach(file.number());
+            self.flash.remove(file.ino, key)?;
+        }
+        Ok(())
     }
 }

@@ -105,6 +105,9 @@ pub(crate) struct Pfs {
     path: PathBuf,
     identity: Identity,
     opened: RwLock<Opened>,
+    /// Tests set the errno that calls with data get; 0: none.
+    #[cfg(test)]
+    pub foul: std::sync::atomic::AtomicI32,
 }
 
 /// The errno of a failed rustix call.
@@ -186,7 +189,23 @@ impl Pfs {
             return Err(Errno::ENODEV);
         }
         let opened = RwLock::new(Opened { dir: Arc::new(dir), dev, mount_id });
-        Ok(Pfs { path: path.to_path_buf(), identity, opened })
+        Ok(Pfs {
+            path: path.to_path_buf(),
+            identity,
+            opened,
+            #[cfg(test)]
+            foul: Default::default(),
+        })
+    }
+
+    /// Before each call that moves data or publishes it. Only in tests it can fail.
+    pub fn weather(&self) -> Result<()> {
+        #[cfg(test)]
+        match self.foul.load(std::sync::atomic::Ordering::Relaxed) {
+            0 => {}
+            errno => return Err(Errno(errno)),
+        }
+        Ok(())
     }
 
     /// Where it is.

@@ -50,6 +50,7 @@ impl CacheFs {
             return Ok(0);
         }
         let window = self.note_read(file, offset, length);
+        self.counters.read(length, file.state.lock().missing(offset, length));
         for _ in 0..FETCH_TRIES {
             {
                 let _gate = file.gate.read();
@@ -58,7 +59,6 @@ impl CacheFs {
                         Err(Errno::EIO) if self.drop_unreadable(file, offset, length)? => {}
                         other => {
                             self.space.used(file.ino, offset);
-                            self.counters.hit(length);
                             return other;
                         }
                     }
@@ -183,7 +183,11 @@ impl CacheFs {
         let limit = file.state.lock().record.fetch_limit;
         let length = (piece.end * BLOCK_BYTES).min(limit).saturating_sub(offset) as usize;
         buffer.resize(length, 0);
-        self.read_pfs(source, offset, buffer)?;
+        match self.read_pfs(source, offset, buffer) {
+            // Cut or replaced by ourselves meanwhile: looked at again with what is so now.
+            Err(Errno::ESTALE) if file.state.lock().generation != generation => return Ok(false),
+            read => read?,
+        }
         self.counters.filled(length as u64);
         let _gate = file.gate.read();
         // A truncation cannot come in between now; one that came before counts.
@@ -211,6 +215,7 @@ impl CacheFs {
 
     /// Reads all of a range of the PFS file: ESTALE if it has become shorter.
     fn read_pfs(&self, source: &File, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.pfs.weather()?;
         let mut done = 0;
         while done < buffer.len() {
             match source.read_at(&mut buffer[done..], offset + done as u64) {
@@ -264,6 +269,7 @@ impl CacheFs {
     /// Serves read-ahead until the buffer is closed.
     pub(super) fn read_ahead(&self, wishes: &Receiver<Wish>) {
         while !self.drainer.is_stopping() {
+            self.tell_evicted(false);
             let Ok(Wish { file, blocks }) = wishes.recv_timeout(STOP_LOOK) else { continue };
             if file.state.lock().gone {
                 continue;

@@ -5,6 +5,7 @@
 //! and after what it reports is done. docs/internals/CACHE.md tells what a kill leaves.
 
 use super::act::Who;
+use super::clock::Clocks;
 use super::pfs::{Key, PfsStat};
 use forebay_proto::attr::Timestamp;
 use forebay_proto::control::{PathBytes, Verify};
@@ -16,7 +17,7 @@ pub(crate) struct Base {
     pub size: u64,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
-    /// Its mtime was so young that another write could have got the same one.
+    /// It had been changed so shortly before that another write could have got the same times.
     pub young: bool,
 }
 
@@ -26,13 +27,9 @@ impl Base {
         Base { size: stat.size, mtime: stat.mtime, ctime: stat.ctime, young: false }
     }
 
-    /// The same for a file that somebody else writes, with a look at the clock.
-    pub fn of_foreign(stat: &PfsStat) -> Base {
-        let now = Timestamp::now();
-        let age_ns = super::pfs::nanoseconds(now) - super::pfs::nanoseconds(stat.mtime);
-        // File systems that store no nanoseconds have a grain of one or two seconds.
-        let grain_ns = if stat.mtime.nsec == 0 { 2_000_000_000 } else { YOUNG_NS };
-        Base { young: (-grain_ns..grain_ns).contains(&age_ns), ..Base::of(stat) }
+    /// The same for a file that somebody else writes, with a look at the clocks.
+    pub fn of_foreign(stat: &PfsStat, clocks: &Clocks) -> Base {
+        Base { young: clocks.is_young(stat.ctime), ..Base::of(stat) }
     }
 
     /// True if the PFS file still is what it was.
@@ -45,9 +42,6 @@ impl Base {
         self.size == stat.size && self.mtime == stat.mtime
     }
 }
-
-/// Grain of the clock that stamps files, with room, in nanoseconds.
-const YOUNG_NS: i128 = 20_000_000;
 
 /// Where the file is between the two sides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -111,6 +105,9 @@ pub(crate) struct Record {
     pub draining: Option<Draining>,
     /// Who wrote it.
     pub writer: Who,
+    /// Seconds since 1970 since when something here is not on the PFS.
+    #[serde(default)]
+    pub dirty_since_s: Option<i64>,
     pub failure: Option<Failure>,
     /// Not to be evicted.
     pub pinned: bool,
@@ -120,11 +117,11 @@ pub(crate) struct Record {
 
 impl Record {
     /// Of a PFS file of which nothing is here yet.
-    pub fn new(stat: &PfsStat, path: &[u8], writer: Who) -> Record {
+    pub fn new(stat: &PfsStat, path: &[u8], writer: Who, clocks: &Clocks) -> Record {
         Record {
             key: stat.key,
             path: PathBytes::new(path),
-            base: Base::of_foreign(stat),
+            base: Base::of_foreign(stat, clocks),
             fetch_limit: stat.size,
             state: State::Clean,
             whole: false,
@@ -132,6 +129,7 @@ impl Record {
             truncating_to: None,
             draining: None,
             writer,
+            dirty_since_s: None,
             failure: None,
             pinned: false,
             verified: None,

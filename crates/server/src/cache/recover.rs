@@ -91,6 +91,7 @@ impl CacheFs {
             self.flash.expect_lost_maps();
         }
         let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
+        let intents = self.flash.intents()?;
         for (ino, record) in self.flash.all()? {
             let key = record.key;
             let is_dirty = record.is_dirty();
@@ -114,12 +115,21 @@ impl CacheFs {
             self.count_clean(&file);
             match is_dirty {
                 false => clean += 1,
+                true if self.take_up_names(&file, &intents)? => {
+                    file.state.lock().gone = true;
+                    self.space.dropped(file.ino);
+                    self.flash.remove(ino, key)?;
+                    dropped += 1;
+                }
                 true => {
                     dirty += 1;
                     self.take_up_drain(&file);
                     self.take_up(&file)?;
                 }
             }
+        }
+        if !intents.is_empty() {
+            self.flash.save_intents(&[])?;
         }
         if dirty + clean + dropped > 0 {
             tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");

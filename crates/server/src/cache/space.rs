@@ -6,9 +6,7 @@
 //! much data does not push out what is used again and again).
 
 use super::CacheFs;
-use super::file::CacheFile;
 use super::map::{BLOCK_BYTES, Entry, bits};
-use super::record::State;
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
 use quick_cache::unsync::Cache;
@@ -212,6 +210,16 @@ impl Space {
         went
     }
 
+    /// Evicts something though there is room for data: for the sake of the metadata. ENOSPC if
+    /// nothing can go.
+    pub fn evict_any(&self, fs: &CacheFs) -> Result<()> {
+        let _turn = self.turn.lock();
+        match self.evict(fs, EVICT_MIN_BYTES) {
+            0 => Err(Errno::ENOSPC),
+            _ => Ok(()),
+        }
+    }
+
     /// A write found no room in spite of the count.
     pub fn is_short(&self, _fs: &CacheFs) {
         self.credit.store(0, Ordering::Release);
@@ -219,7 +227,7 @@ impl Space {
 
     /// Waits until there is room for a write: at the pace of the drain, if all is dirty. An error
     /// only if nothing can drain.
-    pub fn wait_for_room(&self, fs: &CacheFs, file: &Arc<CacheFile>, bytes: u64) -> Result<()> {
+    pub fn wait_for_room(&self, fs: &CacheFs, bytes: u64) -> Result<()> {
         loop {
             match self.make_room(fs, bytes) {
                 Err(Errno::ENOSPC) => {}
@@ -229,7 +237,7 @@ impl Space {
                 return Err(Errno::ENOSPC);
             }
             fs.drainer.pressure(true);
-            if let Some(errno) = fs.drainer.is_hopeless(file) {
+            if let Some(errno) = fs.is_hopeless() {
                 return Err(errno);
             }
             let mut waiting = self.waiting.lock();
@@ -248,11 +256,15 @@ impl CacheFs {
         if r.whole || r.pinned || state.locals > 0 || state.gone {
             return Ok(if state.gone { Some(0) } else { None });
         }
-        let mut bytes = 0;
+        let (mut bytes, mut kept) = (0, false);
         for block in segment * SEGMENT_BLOCKS..(segment + 1) * SEGMENT_BLOCKS {
             let entry = state.map.get(block);
             let clean = entry.has(bits::PRESENT) && !entry.has(bits::DIRTY);
-            if !clean || state.filling.contains(&block) || state.writing.contains_key(&block) {
+            let used = state.filling.contains(&block)
+                || state.writing.contains_key(&block)
+                || state.held.contains_key(&block);
+            if !clean || used {
+                kept |= clean;
                 continue;
             }
             // The entry first: a kill in between leaves data that nobody believes.
@@ -263,18 +275,9 @@ impl CacheFs {
             bytes += u64::from(entry.len);
         }
         self.counters.evicted(bytes);
-        let empty = state.map.present() == 0
-            && state.opens == 0
-            && state.record.state == State::Clean
-            && state.filling.is_empty();
-        if empty {
-            // Nothing is left to remember. Who comes next makes it anew.
-            let key = state.record.key;
-            state.gone = true;
-            drop(state);
-            self.nodes.detach(file.number());
-            self.flash.remove(ino, key)?;
-        }
-        Ok(Some(bytes))
+        self.note_evicted(&file, &state, bytes);
+        self.forget_empty(&file, state)?;
+        // What was in use may go another time.
+        Ok(if bytes == 0 && kept { None } else { Some(bytes) })
     }
 }

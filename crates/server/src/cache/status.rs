@@ -5,6 +5,7 @@
 
 use super::CacheFs;
 use super::act::Who;
+use super::drain::policy::Policy;
 use super::file::CacheFile;
 use super::map::{BLOCK_BYTES, bits};
 use super::names::DRAIN_PREFIX;
@@ -172,6 +173,9 @@ impl CacheFs {
         {
             tree.file = Some(self.describe(file)?);
         }
+        if let Some((path, stat)) = &named {
+            tree.policy = self.policy_at(caller, path, stat).map(|policy| policy.to_string());
+        }
         if let Some((path, stat)) = named
             && stat.kind() == FileKind::File
         {
@@ -182,6 +186,15 @@ impl CacheFs {
             });
         }
         Ok(tree)
+    }
+
+    /// The policy that counts for a path.
+    fn policy_at(&self, caller: &Caller, path: &[u8], stat: &PfsStat) -> Option<Policy> {
+        let who = Who::of(caller);
+        let ino = self.walk(path, &who).or_else(|_| self.walk(path, &Who::server())).ok()?;
+        let policy = self.policy_of(ino);
+        drop(self.nodes.forget(ino, 1));
+        matches!(stat.kind(), FileKind::File | FileKind::Dir).then_some(policy)
     }
 
     fn is_at(&self, file: &CacheFile, path: &[u8]) -> bool {
@@ -204,6 +217,7 @@ impl CacheFs {
     /// State of the cache as a whole.
     pub fn cache_status(&self) -> CacheStatus {
         let [hit_bytes, filled_bytes, written_bytes, evicted_bytes, _] = self.counters.bytes();
+        let [miss_bytes, ..] = self.counters.reads();
         CacheStatus {
             pfs: PathBytes::new(self.pfs.path().as_os_str().as_bytes()),
             pfs_error: self.pfs.check().err().map(|e| match e {
@@ -212,6 +226,7 @@ impl CacheFs {
             }),
             tree: self.tree_state(&Caller::root(), b"/").unwrap_or_default(),
             hit_bytes,
+            miss_bytes,
             filled_bytes,
             written_bytes,
             evicted_bytes,

@@ -43,7 +43,11 @@ impl CacheFs {
             .ok_or(Errno::EFBIG)?;
         let mut done = 0;
         while done < data.len() {
-            self.space.wait_for_room(self, file, (data.len() - done) as u64)?;
+            let left = &data[done..];
+            // With what has to be fetched for blocks that are written in part.
+            let around = edges(offset + done as u64, left.len() as u64).count() as u64;
+            let room = left.len() as u64 + around * BLOCK_BYTES;
+            self.space.wait_for_room(self, room)?;
             match self.write_once(file, offset + done as u64, &data[done..]) {
                 Ok(n) => done += n,
                 // Others were faster: room is waited for again.
@@ -60,6 +64,7 @@ impl CacheFs {
 
     fn write_once(&self, file: &Arc<CacheFile>, offset: u64, data: &[u8]) -> Result<usize> {
         let length = data.len() as u64;
+        let _held = file.hold(edges(offset, length));
         loop {
             self.complete_edges(file, offset, length)?;
             let _gate = file.gate.read();
@@ -73,6 +78,10 @@ impl CacheFs {
                 file.filled.wait(&mut state);
                 continue;
             }
+            if !self.is_sound(file, &mut state, edges(offset, length))? {
+                // Clean and damaged: it is fetched again.
+                continue;
+            }
             self.mark_dirty(file, &mut state)?;
             crate::step::step("a file is dirty on record");
             begin(&mut state, self, file, blocks.clone())?;
@@ -84,6 +93,37 @@ impl CacheFs {
             self.counters.written(done.len() as u64);
             return written;
         }
+    }
+
+    /// Looks at blocks that are about to lose their checksum, because a part of them is written: what
+    /// flash has damaged must not become part of what drains. False if one was clean and is not here
+    /// any more; EIO if it is dirty, for nobody has it as it was.
+    fn is_sound(
+        &self,
+        file: &CacheFile,
+        state: &mut FileState,
+        blocks: impl Iterator<Item = u64>,
+    ) -> Result<bool> {
+        let mut sound = true;
+        for block in blocks {
+            let entry = state.map.get(block);
+            let closed = entry.has(bits::PRESENT) && !entry.has(bits::OPEN);
+            if !closed || state.record.whole || state.writing.contains_key(&block) {
+                continue;
+            }
+            let mut data = vec![0; entry.len as usize];
+            let got = self.flash.read(file.ino, block * BLOCK_BYTES, &mut data);
+            if got == Ok(data.len()) && crc(&data) == entry.crc {
+                continue;
+            }
+            tracing::error!(path = %state.record.path, block, "damaged on flash: its checksum is another");
+            if entry.has(bits::DIRTY) {
+                return Err(Errno::EIO);
+            }
+            state.drop_blocks(&self.flash, file, block..block + 1)?;
+            sound = false;
+        }
+        Ok(sound)
     }
 
     /// Blocks that are written in part only must be here.
@@ -103,12 +143,18 @@ impl CacheFs {
 
     /// The file is dirty on record, and in the list of what has to drain.
     pub(super) fn mark_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) -> Result<()> {
+        if state.gone && state.opens == 0 {
+            // Evicted in between: who comes by its name finds it anew.
+            return Err(Errno::ESTALE);
+        }
         state.last_write = Instant::now();
         if state.record.state == State::Clean {
             let writer = state.writer.clone();
             let path = self.nodes.path(file.number()).ok();
+            let since_s = forebay_proto::Timestamp::now().sec;
             state.save(&self.flash, file, |record| {
                 record.state = State::Dirty;
+                record.dirty_since_s = Some(since_s);
                 record.writer = writer;
                 if let Some(path) = path {
                     record.path = forebay_proto::control::PathBytes::new(&path);
@@ -132,7 +178,12 @@ impl CacheFs {
             let mtime = state.record.base.mtime;
             self.flash.set_times(file.ino, None, Some(mtime))?;
             let object = self.flash.stat(file.ino)?;
-            state.at_open = Some((object.size_bytes, object.mtime, object.ctime));
+            // A time that a write could get at this moment tells nothing.
+            state.at_open = self.clocks.has_passed(object.mtime).then_some((
+                object.size_bytes,
+                object.mtime,
+                object.ctime,
+            ));
         }
         if !self.flash.is_volatile() {
             self.flash.sync_data(file.ino)?;
@@ -164,6 +215,8 @@ impl CacheFs {
             record.truncating_to = Some(size);
             record.fetch_limit = record.fetch_limit.min(size);
         })?;
+        // What is being fetched behind it is not the file's any more.
+        state.generation += 1;
         if synced && !self.flash.is_volatile() {
             self.flash.sync()?;
         }
@@ -212,11 +265,12 @@ impl CacheFs {
         if mode & (punch | zero) == 0 {
             let size = self.flash.stat(file.ino)?.size_bytes;
             if mode & keep == 0 && end > size {
-                self.space.wait_for_room(self, file, end - size)?;
+                self.space.wait_for_room(self, end - size)?;
                 self.truncate_data(file, end)?;
             }
             return Ok(());
         }
+        let _held = file.hold(edges(offset, length));
         self.complete_edges(file, offset, length)?;
         let _gate = file.gate.write();
         let mut state = file.state.lock();

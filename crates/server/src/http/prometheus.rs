@@ -183,8 +183,17 @@ const FAMILIES: &[Family] = &[
     family("forebay_cache_dirty_bytes", "Bytes that the PFS does not have yet", |m| {
         cache(m, |c| Some(Bytes(c.dirty_bytes)))
     }),
-    family("forebay_cache_hit_bytes", "Bytes that requests read from flash", |m| {
+    family("forebay_cache_hit_bytes", "Bytes that requests found on flash", |m| {
         cache(m, |c| Some(Count(c.hit_bytes)))
+    }),
+    family("forebay_cache_miss_bytes", "Bytes that requests did not find on flash", |m| {
+        cache(m, |c| Some(Count(c.miss_bytes)))
+    }),
+    family("forebay_cache_hits", "Requests that found all of what they read on flash", |m| {
+        cache(m, |c| Some(Count(c.hits)))
+    }),
+    family("forebay_cache_misses", "Requests that did not", |m| {
+        cache(m, |c| Some(Count(c.misses)))
     }),
     family("forebay_cache_filled_bytes", "Bytes fetched from the PFS", |m| {
         cache(m, |c| Some(Count(c.filled_bytes)))

@@ -12,6 +12,7 @@
 use super::super::CacheFs;
 use super::super::file::CacheFile;
 use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::foreground::Turn;
 use super::{Failed, failed};
 use forebay_proto::control::Verify;
 use forebay_proto::{Errno, Result};
@@ -74,6 +75,7 @@ impl CacheFs {
         let mut written = Written::default();
         let mut on_way: VecDeque<Sent> = VecDeque::new();
         let mut at = 0;
+        let mut turn = Turn::begin();
         while at < blocks.len() {
             let most = (PIECE_BYTES / BLOCK_BYTES) as usize;
             let run = blocks[at..]
@@ -91,9 +93,10 @@ impl CacheFs {
                 return Err(failed(Errno::ECANCELED, "drain"));
             }
             self.drainer.pace(length as u64);
-            target
-                .write_all_at(data, offset)
-                .map_err(|e| failed(Errno::from_io(&e), "write to the PFS"))?;
+            self.pfs
+                .weather()
+                .and_then(|()| target.write_all_at(data, offset).map_err(|e| Errno::from_io(&e)))
+                .map_err(|e| failed(e, "write to the PFS"))?;
             file.state.lock().drained_bytes += length as u64;
             self.counters.drained(length as u64);
             at += run;
@@ -103,6 +106,7 @@ impl CacheFs {
                 on_way.push_back(Sent { offset, length, written: written.blocks.len() });
                 self.take_in(target, &mut on_way, &mut written, memory)?;
             }
+            turn.give_way(self);
         }
         Ok(written)
     }
@@ -211,7 +215,11 @@ impl CacheFs {
             }
         };
         let reader = reader.map_err(|e| failed(Errno::from_io(&e), what))?;
-        compare(&reader, &written.blocks[written.verified..], memory)?;
+        let mut turn = Turn::begin();
+        for piece in written.blocks[written.verified..].chunks((PIECE_BYTES / BLOCK_BYTES) as usize) {
+            compare(&reader, piece, memory)?;
+            turn.give_way(self);
+        }
         Ok(how)
     }
 }

@@ -7,6 +7,7 @@
 //! needs to live.
 
 mod copy;
+mod foreground;
 pub(crate) mod policy;
 mod publish;
 mod resolve;
@@ -17,7 +18,7 @@ use super::file::{CacheFile, FileState};
 use super::record::{Failure, State};
 use forebay_proto::{Errno, Ino};
 use parking_lot::{Condvar, Mutex};
-use policy::Policy;
+use policy::When;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,6 +36,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(3_600);
 const QUIET_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Open files that are looked at to see whether kernels write.
 const KERNEL_FILES_SEEN_MAX: usize = 32;
+/// Times of writes so far in the future are of a clock that was set back since, in nanoseconds.
+const FUTURE_NS: i128 = 1_000_000_000;
 /// Bytes that may pass at once whatever the rate.
 const BURST: Duration = Duration::from_millis(50);
 
@@ -66,6 +69,16 @@ struct Listed {
     asked: bool,
 }
 
+/// What a worker does next.
+enum Next {
+    /// Look at a file that is due: whether it was asked for, and since when it is dirty.
+    File(Arc<CacheFile>, bool, Instant),
+    /// Look how much is dirty.
+    Look,
+    /// End.
+    End,
+}
+
 #[derive(Default)]
 struct List {
     files: HashMap<Ino, Listed>,
@@ -93,6 +106,8 @@ pub(crate) struct Drainer {
     wake: Condvar,
     stopping: AtomicBool,
     pressed: AtomicBool,
+    /// A policy has a watermark: the share of dirty data is looked at now and then.
+    watching: AtomicBool,
     rate_bytes_per_s: AtomicU64,
     /// When the next byte may pass.
     next: Mutex<Option<Instant>>,
@@ -106,14 +121,14 @@ impl Drainer {
             wake: Condvar::new(),
             stopping: AtomicBool::new(false),
             pressed: AtomicBool::new(false),
+            watching: AtomicBool::new(false),
             rate_bytes_per_s: AtomicU64::new(rate_bytes_per_s),
             next: Mutex::new(None),
         }
     }
 
-    fn add(&self, file: &Arc<CacheFile>, due: Instant) {
+    fn add(&self, file: &Arc<CacheFile>, due: Instant, since: Instant) {
         let mut list = self.list.lock();
-        let since = Instant::now();
         let listed = Listed { file: file.clone(), due, since, busy: false, asked: false };
         list.files.insert(file.ino, listed);
         list.by_due.insert((due, file.ino));
@@ -173,6 +188,12 @@ impl Drainer {
         self.pressed.load(Ordering::Acquire)
     }
 
+    /// Whether the share of dirty data matters to a policy.
+    pub fn watch(&self, on: bool) {
+        self.watching.store(on, Ordering::Release);
+        self.wake.notify_all();
+    }
+
     /// True if the server is ending.
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
@@ -220,36 +241,21 @@ impl Drainer {
         }
     }
 
-    /// The error that a writer gets who waits for space that will not come: nothing drains.
-    pub fn is_hopeless(&self, _for: &CacheFile) -> Option<Errno> {
-        let mut last = Some(Errno::ENOSPC);
-        for file in self.files() {
-            let state = file.state.lock();
-            match (&state.record.state, &state.record.failure) {
-                (State::Conflict, _) => {}
-                (State::Failed, Some(failure)) if !Errno(failure.errno).is_transient() => {
-                    last = Some(Errno(failure.errno));
-                }
-                // A kernel writes it: its space is not ours to give until it is closed.
-                _ if state.record.whole && state.locals > 0 => {}
-                _ => return None,
-            }
-        }
-        last
-    }
-
-    /// The next file that is due; `None` at the end.
-    fn next(&self) -> Option<(Arc<CacheFile>, bool, Instant)> {
+    /// What is to be done next.
+    fn next(&self) -> Next {
         let mut list = self.list.lock();
+        let started = Instant::now();
         loop {
             if list.stopping {
-                return None;
+                return Next::End;
             }
             if list.held {
                 self.wake.wait(&mut list);
                 continue;
             }
             let now = Instant::now();
+            let look =
+                self.watching.load(Ordering::Acquire).then(|| started + policy::WATERMARK_LOOK);
             match list.by_due.first().copied() {
                 Some((due, ino)) if due <= now => {
                     list.by_due.remove(&(due, ino));
@@ -257,13 +263,21 @@ impl Drainer {
                     listed.busy = true;
                     // Asked for again while it is drained, it is drained again.
                     let asked = std::mem::take(&mut listed.asked);
-                    return Some((listed.file.clone(), asked, listed.since));
+                    return Next::File(listed.file.clone(), asked, listed.since);
                 }
-                Some((due, _)) => {
-                    self.wake.wait_until(&mut list, due);
-                }
-                None => self.wake.wait(&mut list),
+                _ if look.is_some_and(|look| look <= now) => return Next::Look,
+                first => match first.map(|(due, _)| due).into_iter().chain(look).min() {
+                    Some(until) => drop(self.wake.wait_until(&mut list, until)),
+                    None => self.wake.wait(&mut list),
+                },
             }
+        }
+    }
+
+    /// What a file has now is younger than this: what it had before was drained.
+    fn dirty_since(&self, file: &CacheFile, since: Instant) {
+        if let Some(listed) = self.list.lock().files.get_mut(&file.ino) {
+            listed.since = since;
         }
     }
 
@@ -283,6 +297,12 @@ impl Drainer {
     }
 }
 
+/// How long ago a time on record is; none of it if the clock was set back since.
+fn age(since_s: i64) -> Duration {
+    let seconds = forebay_proto::Timestamp::now().sec.saturating_sub(since_s);
+    Duration::from_secs(seconds.max(0) as u64)
+}
+
 impl CacheFs {
     /// A dirty file is in the list, and its node stays. With the file's state locked.
     pub(super) fn list_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) {
@@ -291,7 +311,9 @@ impl CacheFs {
         }
         state.listed = true;
         self.nodes.pin(file.number());
-        self.drainer.add(file, Instant::now() + policy::IDLE_DEFAULT);
+        let now = Instant::now();
+        let since = state.record.dirty_since_s.and_then(|since_s| now.checked_sub(age(since_s)));
+        self.drainer.add(file, now + policy::IDLE_DEFAULT, since.unwrap_or(now));
     }
 
     /// A file is clean, or gone.
@@ -305,10 +327,41 @@ impl CacheFs {
         drop(self.nodes.unpin(file.number()));
     }
 
+    /// The error that a writer gets who waits for space that will not come: nothing drains.
+    pub(super) fn is_hopeless(&self) -> Option<Errno> {
+        let mut last = Some(Errno::ENOSPC);
+        for file in self.drainer.files() {
+            let may_drain = {
+                let state = file.state.lock();
+                match (&state.record.state, &state.record.failure) {
+                    (State::Conflict, _) => false,
+                    (State::Failed, Some(failure)) if !Errno(failure.errno).is_transient() => {
+                        last = Some(Errno(failure.errno));
+                        false
+                    }
+                    // A kernel writes it: its space is not ours to give until it is closed.
+                    _ => !(state.record.whole && state.locals > 0),
+                }
+            };
+            if may_drain && self.policy_of(file.number()).when != When::Never {
+                return None;
+            }
+        }
+        last
+    }
+
     /// A worker.
     pub(super) fn drain_files(&self) {
         let mut memory = copy::Memory::new();
-        while let Some((file, asked, since)) = self.drainer.next() {
+        loop {
+            let (file, asked, since) = match self.drainer.next() {
+                Next::File(file, asked, since) => (file, asked, since),
+                Next::Look => {
+                    self.look_at_watermarks();
+                    continue;
+                }
+                Next::End => return,
+            };
             let now = Instant::now();
             if !asked && let Some(due) = self.not_before(&file, since, now) {
                 self.drainer.put_back(&file, due, false);
@@ -324,7 +377,12 @@ impl CacheFs {
             self.unlist(file);
             return;
         }
-        match self.publish(file, memory) {
+        let began = Instant::now();
+        let published = self.publish(file, memory);
+        if published.is_ok() {
+            self.drainer.dirty_since(file, began);
+        }
+        match published {
             Ok(true) => {
                 self.counters.drained_file();
                 // Somebody may have written it since.
@@ -357,6 +415,13 @@ impl CacheFs {
         }
         self.restore_ballast();
         self.space.wake();
+        self.look_at_watermarks();
+    }
+
+    /// Bytes of a file that the PFS does not have.
+    fn dirty_bytes_of(&self, file: &CacheFile) -> u64 {
+        let size = self.flash.stat(file.ino).map_or(0, |object| object.size_bytes);
+        file.state.lock().dirty_bytes(size)
     }
 
     fn drain_failed(&self, file: &Arc<CacheFile>, error: &Failed) {
@@ -418,29 +483,41 @@ impl CacheFs {
             return Some(now + LOOK_AGAIN);
         }
         let policy = self.policy_of(file.number());
-        if self.drainer.is_pressed() && policy != Policy::Never && locals == 0 {
+        if self.drainer.is_pressed() && policy.when != When::Never && locals == 0 {
             return None;
         }
-        match policy {
-            Policy::Never | Policy::End => Some(now + LOOK_AGAIN),
-            Policy::Close if opens == 0 => None,
-            Policy::Close => Some(now + LOOK_AGAIN),
-            Policy::Idle(quiet) => {
-                if locals > 0 {
-                    // It would stay dirty: looked at again at its close.
-                    return Some(now + QUIET_WAIT_MAX);
-                }
-                let own = last_write + quiet;
-                if own > now {
-                    return Some(own);
-                }
-                if now.saturating_duration_since(since) > QUIET_WAIT_MAX.max(quiet * 2) {
-                    return None;
-                }
-                let busy = self.last_foreground_write()? + quiet;
-                (busy > now).then_some(busy)
-            }
+        let due = self.limit_of(&policy, since)?;
+        let at = match policy.when {
+            When::Never | When::End => Some(now + LOOK_AGAIN),
+            When::Close if opens == 0 => None,
+            When::Close => Some(now + LOOK_AGAIN),
+            When::Idle(quiet) => self.not_before_quiet(quiet, since, now, last_write, locals),
+        }?;
+        Some(due.map_or(at, |due| at.min(due)))
+    }
+
+    /// The same for who waits for a quiet moment.
+    fn not_before_quiet(
+        &self,
+        quiet: Duration,
+        since: Instant,
+        now: Instant,
+        last_write: Instant,
+        locals: u64,
+    ) -> Option<Instant> {
+        if locals > 0 {
+            // It would stay dirty: looked at again at its close.
+            return Some(now + QUIET_WAIT_MAX);
         }
+        let own = last_write + quiet;
+        if own > now {
+            return Some(own);
+        }
+        if now.saturating_duration_since(since) > QUIET_WAIT_MAX.max(quiet * 2) {
+            return None;
+        }
+        let busy = self.last_foreground_write()? + quiet;
+        (busy > now).then_some(busy)
     }
 
     /// When the application wrote last, as far as it can be seen.
@@ -452,6 +529,10 @@ impl CacheFs {
             let Ok(object) = self.flash.stat(file.ino) else { continue };
             let now = forebay_proto::Timestamp::now();
             let age = super::pfs::nanoseconds(now) - super::pfs::nanoseconds(object.mtime);
+            if age < -FUTURE_NS {
+                // The clock was set back since: it has not been written since then.
+                continue;
+            }
             let age = Duration::from_nanos(age.clamp(0, i128::from(u32::MAX) * 1_000) as u64);
             let at = Instant::now().checked_sub(age);
             last = last.max(at);

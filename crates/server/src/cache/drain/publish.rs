@@ -6,6 +6,7 @@
 
 use super::super::CacheFs;
 use super::super::act::Who;
+use super::super::events::whole_crc;
 use super::super::file::{CacheFile, FileState};
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::names::DRAIN_PREFIX;
@@ -177,7 +178,7 @@ impl CacheFs {
                 rfs::ftruncate(&target, job.size).map_err(io("set the size of the PFS file"))?;
             }
             crate::step::step("dirty data is on the PFS");
-            rfs::fsync(&target).map_err(io("fsync the PFS file"))?;
+            self.sync_target(&target)?;
             let how = self.verify_blocks(&target, &written, memory)?;
             self.set_mtime(file, &target, job)?;
             Ok(how)
@@ -198,6 +199,11 @@ impl CacheFs {
         }
     }
 
+    fn sync_target(&self, target: &File) -> Outcome<()> {
+        let synced = self.pfs.weather().and_then(|()| rfs::fsync(target).map_err(errno));
+        synced.map_err(at("fsync the PFS file"))
+    }
+
     /// The PFS file gets the time of its last write. Who may write need not be allowed to: then
     /// the PFS has the time of the drain, and so has the mount.
     fn set_mtime(&self, file: &CacheFile, target: &File, job: &Job) -> Outcome<()> {
@@ -211,6 +217,12 @@ impl CacheFs {
         }
     }
 
+    /// The name of the file that a drain makes beside one.
+    pub(super) fn temporary_name(&self, file: &CacheFile) -> Vec<u8> {
+        let own = format!("{:016x}.{:x}", self.token, file.ino.0);
+        [DRAIN_PREFIX, own.as_bytes()].concat()
+    }
+
     fn by_temporary(
         &self,
         file: &Arc<CacheFile>,
@@ -219,8 +231,7 @@ impl CacheFs {
         memory: &mut Memory,
     ) -> Outcome<(PfsStat, Option<Verify>)> {
         let (dir_path, name) = split(&found.path);
-        let mut temporary = DRAIN_PREFIX.to_vec();
-        temporary.extend_from_slice(format!("{:016x}.{:x}", self.token, file.ino.0).as_bytes());
+        let temporary = self.temporary_name(file);
         let journal = |key| Draining::Temporary {
             dir: PathBytes::new(dir_path),
             name: PathBytes::new(&temporary),
@@ -272,7 +283,7 @@ impl CacheFs {
         self.copy_attributes(found, target, &own)?;
         self.set_mtime(file, target, job)?;
         crate::step::step("dirty data is on the PFS");
-        rfs::fsync(target).map_err(io("fsync the PFS file"))?;
+        self.sync_target(target)?;
         Ok(Some(self.verify_blocks(target, &written, memory)?))
     }
 
@@ -384,6 +395,9 @@ impl CacheFs {
             record.draining = None;
         })?;
         crate::step::step("the record has the new file");
+        self.clocks.stamped(stat.ctime);
+        // What is being fetched comes from the file that was there before.
+        file.state.lock().generation += 1;
         self.flash.rekey(old, stat.key).map_err(at("write the record on flash"))?;
         self.nodes.rekey(file.number(), stat.key);
         // At the start its number is known to the list of nodes only.
@@ -456,7 +470,10 @@ impl CacheFs {
         let clean = state.draining.take().unwrap_or_default();
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
         let resized = object.size_bytes != stat.size;
-        self.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how);
+        let whole = whole_crc(&state, job.size, job.fetch_limit);
+        let whole = whole
+            .filter(|_| !resized && !state.record.whole && state.map.dirty() == clean.len() as u64);
+        self.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how, whole);
         // Before the first block is clean: a drain that begins again must not cut the PFS file
         // to what counted before this one.
         state

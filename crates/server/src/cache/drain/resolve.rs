@@ -6,15 +6,16 @@
 
 use super::super::CacheFs;
 use super::super::file::CacheFile;
-use super::super::map::BLOCK_BYTES;
+use super::super::map::{BLOCK_BYTES, bits};
 use super::super::pfs::{PfsStat, errno};
-use super::super::record::{Base, State};
+use super::super::record::{Base, Draining, State};
 use super::publish::split;
 use forebay_proto::cache::Keep;
+use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Result};
-use rustix::fs::{self as rfs, Mode, OFlags};
+use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, RenameFlags};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -84,16 +85,28 @@ impl CacheFs {
         self.flash.remove(file.ino, key)
     }
 
-    /// What is dirty here goes over what the PFS has now.
+    /// What is here goes over what the PFS has now. Blocks that are not here are theirs.
     fn go_over(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+        let _gate = file.gate.write();
         let mut state = file.state.lock();
+        // What is being fetched is theirs: it is no clean block of ours.
+        state.generation += 1;
+        let here: Vec<_> = state.map.blocks().filter(|(_, e)| e.has(bits::PRESENT)).collect();
+        for (block, entry) in here {
+            // Clean it was as the PFS had it, which has something else now.
+            state.put(&self.flash, file, block, &[entry.with(bits::DIRTY)])?;
+        }
         state.save(&self.flash, file, |record| {
             record.base = Base { young: false, ..Base::of(stat) };
+            record.fetch_limit = record.fetch_limit.min(stat.size);
+            record.resized = true;
             record.state = State::Dirty;
             record.failure = None;
             record.draining = None;
         })?;
         drop(state);
+        crate::step::step("ours is dirty over theirs");
+        self.space.dropped(file.ino);
         self.drainer.ask(std::slice::from_ref(file));
         Ok(())
     }
@@ -139,22 +152,23 @@ impl CacheFs {
             })?;
         }
         tracing::debug!(size, "ours goes to the PFS as a new file");
+        crate::step::step("ours is the file on record");
         self.flash.rekey(old, stat.key)?;
         self.nodes.rekey(file.number(), stat.key);
         self.drainer.ask(std::slice::from_ref(file));
         Ok(())
     }
 
-    fn make_as_writer(&self, file: &CacheFile, path: &[u8]) -> Result<(File, PfsStat)> {
+    fn make_as_writer(&self, file: &CacheFile, path: &[u8]) -> Result<((OwnedFd, File), PfsStat)> {
         let writer = file.state.lock().record.writer.clone();
         let (dir, name) = split(path);
         let _act = writer.act()?;
-        let dir = self.pfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY)?;
+        let dir = self.pfs.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o644);
         let fd = rfs::openat(&dir, name, flags | OFlags::NOFOLLOW, mode).map_err(errno)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
-        Ok((File::from(fd), stat))
+        Ok(((dir, File::from(fd)), stat))
     }
 
     /// Our version, whole, beside theirs.
@@ -163,18 +177,70 @@ impl CacheFs {
             // What only the PFS has of it comes from there, if it still is the same file.
             self.fetch_all(file).map_err(|_| Errno::ENODATA)?;
         }
-        let mut made = Err(Errno::EEXIST);
+        let (dir_path, name) = split(path);
+        let temporary = self.temporary_name(file);
+        self.change(file, |record| {
+            record.draining = Some(Draining::Temporary {
+                dir: PathBytes::new(dir_path),
+                name: PathBytes::new(&temporary),
+                key: None,
+            });
+        })?;
+        let hidden = match dir_path {
+            b"" => temporary.clone(),
+            dir => [dir, &b"/"[..], &temporary].concat(),
+        };
+        let (dir, target) = self.make_as_writer(file, &hidden)?.0;
+        let made = self.copy_ours(file, &target).and_then(|()| {
+            self.name_ours(&dir, &temporary, name)?;
+            crate::step::step("ours is beside theirs");
+            Ok(())
+        });
+        if made.is_err() {
+            // Its name goes; what cannot be done now is done by the next start.
+            let _left = rfs::unlinkat(&dir, &temporary[..], AtFlags::empty());
+        }
+        made?;
+        self.change(file, |record| record.draining = None)
+    }
+
+    fn change(
+        &self,
+        file: &CacheFile,
+        change: impl FnOnce(&mut super::super::record::Record),
+    ) -> Result<()> {
+        file.state.lock().save(&self.flash, file, change)
+    }
+
+    /// Gives ours the first name beside theirs that is free.
+    fn name_ours(&self, dir: &OwnedFd, temporary: &[u8], name: &[u8]) -> Result<()> {
         for number in 1..NAMES_MAX {
-            let mut beside = [path, OURS].concat();
+            let mut beside = [name, OURS].concat();
             if number > 1 {
                 beside.extend_from_slice(format!(".{number}").as_bytes());
             }
-            made = self.make_as_writer(file, &beside);
-            if !matches!(made, Err(Errno::EEXIST)) {
-                break;
+            match rfs::renameat_with(dir, temporary, dir, &beside[..], RenameFlags::NOREPLACE) {
+                Ok(()) => return rfs::fsync(dir).map_err(errno),
+                Err(rustix::io::Errno::EXIST) => {}
+                // A PFS without it: a name that is taken is seen by a link that fails.
+                Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+                    match rfs::linkat(dir, temporary, dir, &beside[..], AtFlags::empty()) {
+                        Ok(()) => {
+                            rfs::unlinkat(dir, temporary, AtFlags::empty()).map_err(errno)?;
+                            return rfs::fsync(dir).map_err(errno);
+                        }
+                        Err(rustix::io::Errno::EXIST) => {}
+                        Err(e) => return Err(errno(e)),
+                    }
+                }
+                Err(e) => return Err(errno(e)),
             }
         }
-        let (target, _) = made?;
+        Err(Errno::EEXIST)
+    }
+
+    /// All of ours into an empty file, fsynced and compared.
+    fn copy_ours(&self, file: &Arc<CacheFile>, target: &File) -> Result<()> {
         let size = self.flash.stat(file.ino)?.size_bytes;
         let mut ours = vec![0; BLOCK_BYTES as usize];
         let mut at = 0;
@@ -186,7 +252,7 @@ impl CacheFs {
             target.write_all_at(&ours[..got], at)?;
             at += got as u64;
         }
-        rfs::ftruncate(&target, size).map_err(errno)?;
+        rfs::ftruncate(target, size).map_err(errno)?;
         target.sync_all()?;
         let mut theirs = vec![0; BLOCK_BYTES as usize];
         let mut at = 0;

@@ -9,6 +9,7 @@ use super::super::CacheFs;
 use super::super::file::CacheFile;
 use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
 use super::super::record::State;
+use super::foreground::Turn;
 use forebay_proto::{Errno, Result};
 use std::sync::Arc;
 
@@ -91,6 +92,7 @@ impl CacheFs {
         let on_pfs = limit.min(base_size);
         let mut buffer = vec![0; if on_pfs > 0 { BLOCK_BYTES as usize } else { 0 }];
         let mut block = 0;
+        let mut turn = Turn::begin();
         while block * BLOCK_BYTES < size {
             let start = block * BLOCK_BYTES;
             let data = self.next_data(file, start, size)?;
@@ -120,6 +122,9 @@ impl CacheFs {
                 push(block, now.with(bits::DIRTY));
             }
             block += 1;
+            if block % ENTRIES_AT_ONCE as u64 == 0 {
+                turn.give_way(self);
+            }
         }
         Ok(runs)
     }

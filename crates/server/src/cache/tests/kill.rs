@@ -14,7 +14,7 @@ fn options(base: &Path) -> CacheOptions {
         pfs: base.join("pfs"),
         ttl: Duration::ZERO,
         writes_by_kernel: true,
-        policy: Policy::End,
+        policy: When::End.into(),
         verify: Verify::Cache,
         rate_bytes_per_s: 0,
         served: None,

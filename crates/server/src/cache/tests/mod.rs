@@ -2,6 +2,7 @@
 //! make; an object that an open hands out is written as a kernel would write it.
 
 mod data;
+mod faults;
 mod kill;
 mod model;
 mod sides;
@@ -24,9 +25,28 @@ const STUCK: Duration = Duration::from_secs(1);
 
 /// A store's directory, and a PFS.
 struct Rig {
-    base: tempfile::TempDir,
+    base: Base,
     capacity: u64,
+    map_bytes: u64,
     options: CacheOptions,
+}
+
+/// Room for metadata.
+const MAP_BYTES: u64 = 64 << 20;
+
+/// Where it is; removed by who made it.
+enum Base {
+    Own(tempfile::TempDir),
+    Of(PathBuf),
+}
+
+impl Base {
+    fn path(&self) -> &Path {
+        match self {
+            Base::Own(dir) => dir.path(),
+            Base::Of(path) => path,
+        }
+    }
 }
 
 /// A cache that runs on it.
@@ -48,12 +68,17 @@ impl Rig {
             ttl: Duration::ZERO,
             writes_by_kernel: true,
             // Drained when a test asks.
-            policy: Policy::End,
+            policy: When::End.into(),
             verify: Verify::Cache,
             rate_bytes_per_s: 0,
             served: None,
         };
-        Rig { base, capacity, options }
+        Rig { base: Base::Own(base), capacity, map_bytes: MAP_BYTES, options }
+    }
+
+    /// On what is there.
+    fn on(base: &Path, capacity: u64, options: CacheOptions) -> Rig {
+        Rig { base: Base::Of(base.to_path_buf()), capacity, map_bytes: MAP_BYTES, options }
     }
 
     fn pfs(&self, name: &str) -> PathBuf {
@@ -66,6 +91,8 @@ impl Rig {
         let old = std::time::SystemTime::now() - Duration::from_secs(100);
         let file = std::fs::File::options().write(true).open(self.pfs(name)).unwrap();
         file.set_modified(old).unwrap();
+        // Its ctime, which nobody can set, has to be old too.
+        std::thread::sleep(Duration::from_millis(25));
     }
 
     fn read_pfs(&self, name: &str) -> Vec<u8> {
@@ -73,18 +100,22 @@ impl Rig {
     }
 
     fn open(&self) -> Running {
-        open_at(self.base.path(), self.capacity, self.options.clone())
+        open_with(self.base.path(), self.capacity, self.map_bytes, self.options.clone())
     }
 }
 
 /// Starts a cache on what is in a directory, as after a kill.
 fn open_at(base: &Path, capacity: u64, options: CacheOptions) -> Running {
+    open_with(base, capacity, MAP_BYTES, options)
+}
+
+fn open_with(base: &Path, capacity: u64, map_bytes: u64, options: CacheOptions) -> Running {
     let dir = base.join("store");
     let store = LmdbStore::open(StoreOptions {
         dir: dir.join("meta"),
         uuid: [7; 16],
         log_bytes: 8 << 20,
-        map_bytes: 64 << 20,
+        map_bytes,
         volatile: true,
         preallocate: false,
     })
