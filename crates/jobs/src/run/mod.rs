@@ -5,6 +5,7 @@
 //! buffer whose results did not all reach the PFS is kept; a killed runner leaves a record that
 //! [`resume`] goes on from. Called by the command `run` of `forebay`.
 
+mod commits;
 pub mod console;
 mod drain;
 pub mod mount;
@@ -486,6 +487,10 @@ impl Machine {
 
     fn teardown(&mut self) -> StepSummary {
         let summary = StepSummary::new(Step::Teardown);
+        let say = |text: &str| self.console.step(Step::Teardown, text);
+        if let Err(why) = commits::wait(&self.record, &self.signals, &say) {
+            return summary.ending(Ended::Failed, why);
+        }
         if let Err(why) = self.give_back() {
             return summary.ending(Ended::Failed, why);
         }
