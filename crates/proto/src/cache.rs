@@ -154,6 +154,12 @@ pub struct TreeState {
     pub eta_s: Option<f64>,
     /// Failed files and conflicts, at most [`MAX_PROBLEMS`].
     pub problems: Vec<CachedFile>,
+    /// Why the PFS cannot be used now, if something waits for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pfs_error: Option<String>,
+    /// The buffer is in memory: a power cut loses it.
+    #[serde(default)]
+    pub volatile: bool,
     /// The policy that counts for the path, as `setfattr -n user.forebay.drain` takes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
@@ -165,6 +171,25 @@ impl TreeState {
     /// True if all of it is on the PFS, fsynced and verified.
     pub fn is_durable(&self) -> bool {
         self.files == 0
+    }
+
+    /// True if nothing more is to be expected without a decision, or before the next try.
+    pub fn is_stuck(&self) -> bool {
+        let held_up = self.failed + self.conflicts;
+        held_up > 0 && held_up + self.busy >= self.files
+    }
+
+    /// Why it is not durable: the errno of the first file that failed or is in conflict, else
+    /// that time was over.
+    pub fn errno(&self) -> i32 {
+        match (self.conflicts, self.failed) {
+            (0, 0) => libc::ETIMEDOUT,
+            _ => self
+                .problems
+                .first()
+                .and_then(|problem| problem.error.as_ref())
+                .map_or(libc::EIO, |error| error.errno),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -49,6 +50,8 @@ pub(crate) struct FileState {
     pub held: HashMap<u64, u32>,
     /// Blocks that become clean when the drain under way ends, if nobody writes them before.
     pub draining: Option<HashSet<u64>>,
+    /// The shortest that the file was made since the drain under way began.
+    pub cut_to: Option<u64>,
     /// Opens that were not released.
     pub opens: u64,
     /// Of them, those by which the kernel has the object itself.
@@ -85,6 +88,8 @@ pub(crate) struct CacheFile {
     /// A fetch has ended, or a piece of it.
     pub filled: Condvar,
     source: Mutex<Option<Arc<File>>>,
+    /// Its PFS inode, where its last name that is known was removed and it has others.
+    pub inode: Mutex<Option<Arc<OwnedFd>>>,
 }
 
 impl CacheFile {
@@ -102,6 +107,7 @@ impl CacheFile {
             writing: HashMap::new(),
             held: HashMap::new(),
             draining: None,
+            cut_to: None,
             opens: 0,
             locals: 0,
             gone: false,
@@ -124,6 +130,7 @@ impl CacheFile {
             state: Mutex::new(state),
             filled: Condvar::new(),
             source: Mutex::new(None),
+            inode: Mutex::new(None),
         })
     }
 
@@ -211,6 +218,12 @@ impl FileState {
         let inside =
             |block: u64| ((block + 1) * BLOCK_BYTES).min(end) - (block * BLOCK_BYTES).max(offset);
         blocks_of(offset, length).filter(|b| !self.here(*b)).map(inside).sum()
+    }
+
+    /// How much of a PFS file of this size counts after a drain: nothing behind a truncation that came
+    /// while it ran.
+    pub fn limit_after_drain(&self, size: u64) -> u64 {
+        self.cut_to.map_or(size, |cut| cut.min(size))
     }
 
     /// True if nothing of the file has to be fetched any more.

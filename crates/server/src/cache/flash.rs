@@ -17,6 +17,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// Part of the files that could be which are not made, so that those that are can drain.
+const FILES_RESERVE_SHARE: u64 = 8;
 /// The xattr that holds the record.
 const RECORD: &[u8] = b"trusted.forebay.cached";
 
@@ -120,6 +122,16 @@ impl Flash {
             }),
             Err(Errno::ENODATA) => Ok(None),
             Err(e) => Err(e),
+        }
+    }
+
+    /// ENOSPC if no more files should be made: what is there has to be written down again and again
+    /// until it has drained, and each time takes metadata.
+    pub fn has_room_for_a_file(&self) -> Result<()> {
+        let stat = FileSystem::statfs(&*self.names)?;
+        match stat.files_free > stat.files_total / FILES_RESERVE_SHARE {
+            true => Ok(()),
+            false => Err(Errno::ENOSPC),
         }
     }
 

@@ -28,6 +28,7 @@ mod nodes;
 mod nodes_log;
 mod open;
 mod pfs;
+mod probe;
 mod read;
 mod record;
 mod recover;
@@ -59,6 +60,7 @@ use intents::Intent;
 use nodes::Nodes;
 use parking_lot::{Mutex, RwLock};
 use pfs::{Identity, Key, Pfs};
+use probe::Probe;
 use read::Wish;
 use record::Record;
 use rustix::fs::{Mode, OFlags};
@@ -138,7 +140,10 @@ pub(crate) struct Config {
 /// A cache.
 pub struct CacheFs {
     flash: Arc<Flash>,
-    pfs: Pfs,
+    pfs: Arc<Pfs>,
+    probe: Probe,
+    /// A thread was left behind in a call on the PFS.
+    hanging: AtomicBool,
     nodes: Nodes,
     options: CacheOptions,
     space: Space,
@@ -206,7 +211,9 @@ impl CacheFs {
             threads: Mutex::default(),
             events,
             flash,
-            pfs,
+            pfs: Arc::new(pfs),
+            probe: Probe::default(),
+            hanging: AtomicBool::new(false),
             options,
             policies,
             wishes,
@@ -299,7 +306,13 @@ impl CacheFs {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
+        self.hanging.fetch_or(!threads.is_empty(), Ordering::AcqRel);
         threads.is_empty()
+    }
+
+    /// True if a thread was left behind that hangs in a call on the PFS.
+    pub fn hangs(&self) -> bool {
+        self.hanging.load(Ordering::Acquire)
     }
 
     /// Sees what the PFS's clock says, where it makes files without a name.

@@ -236,7 +236,12 @@ impl CacheFs {
                 crate::step::step("a dirty file has lost its name on the PFS");
                 self.lose(file)?;
             }
-            (Some(file), Some(ino)) => self.own_change(Some(file), ino, who, remove)?,
+            (Some(file), Some(ino)) => {
+                // Its other names may be known to nobody here: what is dirty goes by the inode.
+                let inode = self.open_node(ino, who).ok();
+                self.own_change(Some(file), ino, who, remove)?;
+                *file.inode.lock() = inode.map(Arc::new).filter(|_| file.is_dirty());
+            }
             _ => remove()?,
         }
         if let (Some(ino), Some(fd), true) = (ino, held, last) {
@@ -349,7 +354,7 @@ impl CacheFs {
     /// A rename that is decided: on the PFS, in the table of nodes and on record.
     fn do_rename(
         &self,
-        (from, to): ((Ino, &[u8]), (Ino, &[u8])),
+        (from, to): (At<'_>, At<'_>),
         exchange: bool,
         moved: Leaving,
         replaced: Option<Leaving>,
@@ -430,6 +435,9 @@ impl CacheFs {
         Ok(done)
     }
 }
+
+/// A name in a directory.
+type At<'a> = (Ino, &'a [u8]);
 
 /// A name that is going.
 struct Leaving {

@@ -238,7 +238,7 @@ impl CacheFs {
     pub(super) fn make(&self, number: Ino, record: Record, size: u64) -> Result<Arc<CacheFile>> {
         let mut tries = 0;
         let made = loop {
-            match self.flash.make(&record) {
+            match self.flash.has_room_for_a_file().and_then(|()| self.flash.make(&record)) {
                 // Room for data, or for one more file: whole clean files go until there is.
                 Err(Errno::ENOSPC) if tries < MAKE_TRIES => {
                     tries += 1;

@@ -215,6 +215,14 @@ impl CacheFs {
 
     /// Reads all of a range of the PFS file: ESTALE if it has become shorter.
     fn read_pfs(&self, source: &File, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        // ENOSPC is said of flash only: who gets it waits for room.
+        self.read_source(source, offset, buffer).map_err(|e| match e {
+            Errno::ENOSPC => Errno::EIO,
+            e => e,
+        })
+    }
+
+    fn read_source(&self, source: &File, offset: u64, buffer: &mut [u8]) -> Result<()> {
         self.pfs.weather()?;
         let mut done = 0;
         while done < buffer.len() {
@@ -238,12 +246,18 @@ impl CacheFs {
             let part = &mut buffer[done..done + length];
             let source = self.source_of(file);
             let _gate = file.gate.read();
-            let (here, limit) = {
+            let (here, clean, limit) = {
                 let state = file.state.lock();
-                (state.here(at / BLOCK_BYTES), state.record.fetch_limit)
+                let entry = state.map.get(at / BLOCK_BYTES);
+                let clean = entry.has(bits::PRESENT) && !entry.has(bits::DIRTY);
+                let here = state.here(at / BLOCK_BYTES);
+                (here, clean && !state.record.whole, state.record.fetch_limit)
             };
-            if here {
-                self.flash.read(file.ino, at, part)?;
+            let read = here.then(|| self.flash.read(file.ino, at, part));
+            // What flash cannot read and the PFS has is read from there.
+            let lost = clean && matches!(read, Some(Err(Errno::EIO)));
+            if let (Some(read), false) = (read, lost) {
+                read?;
             } else {
                 part.fill(0);
                 let usable = limit.saturating_sub(at).min(length as u64) as usize;

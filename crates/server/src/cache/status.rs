@@ -135,7 +135,14 @@ impl CacheFs {
     pub fn tree_state(&self, caller: &Caller, path: &[u8]) -> Result<TreeState> {
         let below = below(path)?;
         let files = self.listed_below(&below);
-        let named = match self.named(caller, path) {
+        let pfs_error = self.probe.trouble(&self.pfs);
+        let asked = match below.is_empty() {
+            // The root is what it is.
+            true => Err(Errno::EISDIR),
+            false if self.probe.is_silent() => Err(Errno::ETIMEDOUT),
+            false => self.named(caller, path),
+        };
+        let named = match asked {
             Ok(named) => Some(named),
             Err(Errno::ENOENT) if !files.is_empty() => None,
             Err(e @ (Errno::ENOENT | Errno::EACCES | Errno::EPERM | Errno::EINVAL)) => {
@@ -145,7 +152,14 @@ impl CacheFs {
             Err(_) if !files.is_empty() || below.is_empty() => None,
             Err(e) => return Err(e),
         };
-        let mut tree = TreeState::default();
+        let mut tree = TreeState {
+            pfs_error: pfs_error.filter(|_| !files.is_empty()),
+            volatile: self.flash.is_volatile(),
+            ..TreeState::default()
+        };
+        if below.is_empty() {
+            tree.policy = Some(self.policy_of(Ino::ROOT).to_string());
+        }
         for file in &files {
             let told = self.describe(file)?;
             if told.state == "clean" {
@@ -220,10 +234,7 @@ impl CacheFs {
         let [miss_bytes, ..] = self.counters.reads();
         CacheStatus {
             pfs: PathBytes::new(self.pfs.path().as_os_str().as_bytes()),
-            pfs_error: self.pfs.check().err().map(|e| match e {
-                Errno::ENODEV => "something else is mounted at its path".into(),
-                e => e.to_string(),
-            }),
+            pfs_error: self.probe.trouble(&self.pfs),
             tree: self.tree_state(&Caller::root(), b"/").unwrap_or_default(),
             hit_bytes,
             miss_bytes,

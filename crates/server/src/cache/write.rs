@@ -217,6 +217,7 @@ impl CacheFs {
         })?;
         // What is being fetched behind it is not the file's any more.
         state.generation += 1;
+        state.cut_to = Some(state.cut_to.map_or(size, |cut| cut.min(size)));
         if synced && !self.flash.is_volatile() {
             self.flash.sync()?;
         }

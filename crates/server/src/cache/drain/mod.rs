@@ -381,6 +381,8 @@ impl CacheFs {
         let published = self.publish(file, memory);
         if published.is_ok() {
             self.drainer.dirty_since(file, began);
+            let bytes = file.state.lock().drained_bytes;
+            self.less_is_dirty(bytes);
         }
         match published {
             Ok(true) => {
@@ -398,6 +400,7 @@ impl CacheFs {
                 state.listed = false;
                 self.drainer.remove(file.ino);
                 drop(state);
+                *file.inode.lock() = None;
                 drop(self.nodes.unpin(file.number()));
                 self.tell_inode(file.number());
             }

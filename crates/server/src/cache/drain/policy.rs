@@ -163,6 +163,8 @@ pub(crate) struct Policies {
 struct Marks {
     over: HashMap<Watermark, bool>,
     look_at: Option<Instant>,
+    /// What was dirty at the last look, less what was drained since.
+    dirty_bytes: u64,
 }
 
 impl Policies {
@@ -250,6 +252,24 @@ impl CacheFs {
         }
     }
 
+    /// So much has just been drained: between two looks it counts too, so that no more is drained
+    /// than down to the lower mark.
+    pub(super) fn less_is_dirty(&self, bytes: u64) {
+        let set = self.policies.watermarks();
+        if set.is_empty() {
+            return;
+        }
+        let capacity = self.capacity_bytes();
+        let mut marks = self.policies.marks.lock();
+        marks.dirty_bytes = marks.dirty_bytes.saturating_sub(bytes);
+        let percent = marks.dirty_bytes as f64 * 100.0 / capacity as f64;
+        marks.note(set, percent);
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.flash.space().map_or(u64::MAX, |(_, capacity)| capacity).max(1)
+    }
+
     /// Looks how much is dirty, if a policy cares and the last look was a while ago.
     pub(super) fn look_at_watermarks(&self) {
         let set = self.policies.watermarks();
@@ -267,10 +287,11 @@ impl CacheFs {
             marks.look_at = Some(started + WATERMARK_LOOK);
         }
         let dirty: u64 = self.drainer.files().iter().map(|file| self.dirty_bytes_of(file)).sum();
-        let capacity = self.flash.space().map_or(u64::MAX, |(_, capacity)| capacity).max(1);
+        let capacity = self.capacity_bytes();
         let passed = {
             let mut marks = self.policies.marks.lock();
             marks.look_at = Some(started + WATERMARK_LOOK.max(started.elapsed() * LOOK_SHARE));
+            marks.dirty_bytes = dirty;
             marks.note(set, dirty as f64 * 100.0 / capacity as f64)
         };
         if passed {

@@ -28,6 +28,8 @@ use std::sync::Arc;
 pub(super) struct Found {
     pub path: Vec<u8>,
     pub stat: PfsStat,
+    /// It has no name that is known any more.
+    pub inode: Option<Arc<OwnedFd>>,
 }
 
 /// What is to be done for one file, fixed at the start of its drain.
@@ -71,7 +73,8 @@ impl CacheFs {
             }
         }
         let job = self.begin_job(file)?;
-        let whole = job.fetch_limit == 0 && found.stat.nlink == 1 && !self.in_parts(file);
+        let named = found.inode.is_none();
+        let whole = job.fetch_limit == 0 && found.stat.nlink == 1 && named && !self.in_parts(file);
         let done = match whole {
             true => match self.by_temporary(file, &found, &job, memory) {
                 Err(Failed { in_place: true, .. }) => self.in_place(file, &found, &job, memory),
@@ -101,6 +104,7 @@ impl CacheFs {
             state.map.blocks().filter(|(_, e)| e.has(bits::DIRTY)).map(|(b, _)| b).collect();
         state.draining = Some(blocks.iter().copied().collect::<HashSet<u64>>());
         state.drained_bytes = 0;
+        state.cut_to = None;
         state.drain_total_bytes = blocks
             .iter()
             .map(|b| object.size_bytes.saturating_sub(b * BLOCK_BYTES))
@@ -127,13 +131,31 @@ impl CacheFs {
         let mut gone = "it was removed on the PFS, or renamed";
         for path in paths {
             match self.pfs.stat(&path) {
-                Ok(stat) if stat.key == key => return Ok(Found { path, stat }),
+                Ok(stat) if stat.key == key => return Ok(Found { path, stat, inode: None }),
                 Ok(_) => gone = "another file has its name on the PFS",
                 Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
                 Err(e) => return Err(failed(e, "look at the PFS file")),
             }
         }
-        Err(Failed::conflict(gone))
+        let inode = file.inode.lock().clone();
+        match inode.as_ref().map(|inode| self.pfs.stat_fd(inode.as_fd())) {
+            Some(Ok(stat)) if stat.key == key && stat.nlink > 0 => {
+                Ok(Found { path: Vec::new(), stat, inode })
+            }
+            _ => Err(Failed::conflict(gone)),
+        }
+    }
+
+    /// Opens what was found for writing.
+    fn open_found(&self, found: &Found) -> forebay_proto::Result<(File, PfsStat)> {
+        let Some(inode) = &found.inode else {
+            return self.pfs.open_file(&found.path, found.stat.key, OFlags::RDWR);
+        };
+        let path = proc_path(inode.as_fd(), b"");
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let fd = rfs::open(&path[..], flags, Mode::empty()).map_err(errno)?;
+        let stat = self.pfs.stat_fd(fd.as_fd())?;
+        Ok((File::from(fd), stat))
     }
 
     /// Runs something as the writer; as the server where the writer may not (a file that was made
@@ -162,9 +184,7 @@ impl CacheFs {
         memory: &mut Memory,
     ) -> Outcome<(PfsStat, Option<Verify>)> {
         let what = "open the PFS file";
-        let (target, stat) = self
-            .as_writer(file, || self.pfs.open_file(&found.path, found.stat.key, OFlags::RDWR))
-            .map_err(at(what))?;
+        let (target, stat) = self.as_writer(file, || self.open_found(found)).map_err(at(what))?;
         self.save(file, |record| record.draining = Some(Draining::InPlace))?;
         self.flash.sync().map_err(at("write the record on flash"))?;
         crate::step::step("a drain in place is on record");
@@ -387,13 +407,18 @@ impl CacheFs {
 
     /// The cached file is this PFS file from now on.
     fn adopt(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Outcome<()> {
-        let old = file.state.lock().record.key;
-        self.save(file, |record| {
-            record.key = stat.key;
-            record.base = Base::of(stat);
-            record.fetch_limit = stat.size;
-            record.draining = None;
-        })?;
+        let old = {
+            let mut state = file.state.lock();
+            let old = state.record.key;
+            // How much of it counts is for the end of the drain to say: till then all is here, and dirty.
+            let saved = state.save(&self.flash, file, |record| {
+                record.key = stat.key;
+                record.base = Base::of(stat);
+                record.draining = None;
+            });
+            saved.map_err(at("write the record on flash"))?;
+            old
+        };
         crate::step::step("the record has the new file");
         self.clocks.stamped(stat.ctime);
         // What is being fetched comes from the file that was there before.
@@ -469,7 +494,9 @@ impl CacheFs {
         let mut state = file.state.lock();
         let clean = state.draining.take().unwrap_or_default();
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
-        let resized = object.size_bytes != stat.size;
+        let limit = state.limit_after_drain(stat.size.min(object.size_bytes));
+        // What the PFS has behind a truncation that came meanwhile has to go.
+        let resized = object.size_bytes != stat.size || limit < stat.size;
         let whole = whole_crc(&state, job.size, job.fetch_limit);
         let whole = whole
             .filter(|_| !resized && !state.record.whole && state.map.dirty() == clean.len() as u64);
@@ -479,7 +506,7 @@ impl CacheFs {
         state
             .save(&self.flash, file, |record| {
                 record.base = Base::of(stat);
-                record.fetch_limit = stat.size.min(object.size_bytes);
+                record.fetch_limit = limit;
                 record.draining = None;
                 record.resized = resized;
             })

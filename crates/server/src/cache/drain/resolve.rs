@@ -140,6 +140,10 @@ impl CacheFs {
         {
             let mut state = file.state.lock();
             // All of it is dirty, and nothing of theirs counts.
+            let here: Vec<_> = state.map.blocks().filter(|(_, e)| e.has(bits::PRESENT)).collect();
+            for (block, entry) in here {
+                state.put(&self.flash, file, block, &[entry.with(bits::DIRTY)])?;
+            }
             state.save(&self.flash, file, |record| {
                 record.key = stat.key;
                 record.base = Base::of(&stat);

@@ -142,3 +142,178 @@ fn a_cache_killed_anywhere_loses_nothing_acknowledged() {
         assert!(places.iter().any(|p| p == wanted), "no kill after {wanted:?}: {places:?}");
     }
 }
+
+/// The server that is killed while it evicts: a file is read that is larger than the cache, beside
+/// one that is dirty.
+#[test]
+fn child_evicting() {
+    let Ok(base) = std::env::var(CHILD_BASE) else { return };
+    let base = Path::new(&base);
+    let cache = open_at(base, CAPACITY, options(base));
+    assert_eq!(cache.read("dirty").unwrap(), pattern(1, 900_000));
+    let big = pattern(2, 2 * CAPACITY as usize);
+    assert!(cache.read("big").unwrap() == big);
+    cache.write("big", 5 * MIB, b"changed");
+    cache.crash();
+}
+
+#[test]
+fn a_cache_killed_while_it_evicts_keeps_what_is_dirty() {
+    let mut places = std::collections::BTreeSet::new();
+    let mut at = 1;
+    loop {
+        let rig = Rig::new(CAPACITY);
+        let base = rig.base.path();
+        let mut big = pattern(2, 2 * CAPACITY as usize);
+        rig.put("big", &big);
+        let cache = rig.open();
+        cache.write("dirty", 0, &pattern(1, 900_000));
+        cache.crash();
+        let variables = [(CHILD_BASE, base.to_str().unwrap())];
+        let killed = run_killed("cache::tests::kill::child_evicting", &variables, at);
+        let cache = rig.open();
+        assert_eq!(cache.read("dirty").unwrap(), pattern(1, 900_000), "{killed:?} ({at})");
+        let now = cache.read("big").unwrap();
+        if now != big {
+            big[5 << 20..(5 << 20) + 7].copy_from_slice(b"changed");
+        }
+        assert!(now == big, "{killed:?} ({at})");
+        assert!(cache.flush("/").is_durable());
+        assert_eq!(rig.read_pfs("dirty"), pattern(1, 900_000));
+        assert!(rig.read_pfs("big") == big);
+        cache.crash();
+        match killed {
+            Some(place) => places.insert(place),
+            None => break,
+        };
+        // There are hundreds of blocks: each point of the first ones, and some of the rest.
+        at += if at < 12 { 1 } else { 37 };
+    }
+    assert!(places.contains("a block is off the map"), "{places:?}");
+}
+
+const CHILD_KEEP: &str = "FOREBAY_TEST_CACHE_KEEP";
+const KEEPS: [(&str, forebay_proto::cache::Keep); 3] = [
+    ("ours", forebay_proto::cache::Keep::Ours),
+    ("theirs", forebay_proto::cache::Keep::Theirs),
+    ("both", forebay_proto::cache::Keep::Both),
+];
+
+/// The server that is killed while it ends a conflict.
+#[test]
+fn child_resolving() {
+    let Ok(base) = std::env::var(CHILD_BASE) else { return };
+    let base = Path::new(&base);
+    let keep = std::env::var(CHILD_KEEP).unwrap();
+    let keep = KEEPS.iter().find(|(name, _)| *name == keep).unwrap().1;
+    let cache = open_at(base, CAPACITY, options(base));
+    cache.fs.resolve(&Caller::root(), b"/f", keep).unwrap();
+    assert!(cache.flush("/").is_durable());
+    cache.crash();
+}
+
+#[test]
+fn a_cache_killed_while_a_conflict_is_ended_loses_no_version_that_is_kept() {
+    let (old, theirs) = (pattern(1, 300_000), pattern(2, 200_000));
+    let mut ours = old.clone();
+    ours[100..110].copy_from_slice(&pattern(3, 10));
+    for (name, keep) in KEEPS {
+        for replaced in [false, true] {
+            for at in 1.. {
+                let rig = Rig::new(CAPACITY);
+                rig.put("f", &old);
+                let cache = rig.open();
+                assert_eq!(cache.read("f").unwrap(), old);
+                cache.write("f", 100, &ours[100..110]);
+                if replaced {
+                    std::fs::remove_file(rig.pfs("f")).unwrap();
+                }
+                std::fs::write(rig.pfs("f"), &theirs).unwrap();
+                let state = cache.flush("/");
+                assert_eq!(state.conflicts, 1, "{state:?}");
+                cache.crash();
+                let base = rig.base.path().to_str().unwrap();
+                let variables = [(CHILD_BASE, base), (CHILD_KEEP, name)];
+                let killed = run_killed("cache::tests::kill::child_resolving", &variables, at);
+                let when = format!("{keep:?}, replaced {replaced}, {killed:?} ({at})");
+                let cache = rig.open();
+                let state = cache.flush("/");
+                if !state.is_durable() {
+                    assert_eq!(state.conflicts, 1, "{when}: {state:?}");
+                    cache.fs.resolve(&Caller::root(), b"/f", keep).unwrap();
+                    assert!(cache.flush("/").is_durable(), "{when}");
+                }
+                let there: Vec<Vec<u8>> = std::fs::read_dir(rig.pfs(""))
+                    .unwrap()
+                    .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
+                    .collect();
+                let has = |version: &Vec<u8>| there.contains(version);
+                assert!(there.iter().all(|v| *v == ours || *v == theirs), "{when}: a part of one");
+                assert!(has(&ours) || name == "theirs", "{when}: ours is lost");
+                assert!(has(&theirs) || name == "ours", "{when}: theirs is lost");
+                let wanted = if name == "ours" { &ours } else { &theirs };
+                assert!(
+                    rig.read_pfs("f") == *wanted && cache.read("f").unwrap() == *wanted,
+                    "{when}"
+                );
+                cache.crash();
+                if killed.is_none() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The server that is killed while it changes names of dirty files.
+#[test]
+fn child_renaming() {
+    let Ok(base) = std::env::var(CHILD_BASE) else { return };
+    let base = Path::new(&base);
+    let cache = open_at(base, CAPACITY, options(base));
+    let root = Caller::root();
+    let rename = |from: &[u8], to: &[u8], flags| {
+        cache.fs.rename(&root, Ino::ROOT, from, Ino::ROOT, to, flags).unwrap();
+    };
+    rename(b"d", b"e", 0);
+    rename(b"a", b"b", 0);
+    rename(b"b", b"c", forebay_proto::api::rename_flags::EXCHANGE);
+    cache.fs.unlink(&root, Ino::ROOT, b"c").unwrap();
+    cache.crash();
+}
+
+#[test]
+fn a_kill_between_names_and_records_makes_no_conflict() {
+    let mut places = std::collections::BTreeSet::new();
+    for at in 1.. {
+        let rig = Rig::new(CAPACITY);
+        std::fs::create_dir(rig.pfs("d")).unwrap();
+        for name in ["a", "b", "c", "d/x"] {
+            rig.put(name, b"old");
+        }
+        let cache = rig.open();
+        for name in ["a", "b", "c", "d/x"] {
+            cache.write(name, 0, format!("new content of {name}").as_bytes());
+        }
+        cache.crash();
+        let variables = [(CHILD_BASE, rig.base.path().to_str().unwrap())];
+        let killed = run_killed("cache::tests::kill::child_renaming", &variables, at);
+        let cache = rig.open();
+        let state = cache.flush("/");
+        assert!(state.is_durable(), "{killed:?} ({at}): {state:?}");
+        // Whatever was done, each file that is there has what was written to it.
+        for entry in std::fs::read_dir(rig.pfs("")).unwrap().map(|e| e.unwrap().path()) {
+            let path = if entry.is_dir() { entry.join("x") } else { entry };
+            let text = std::fs::read_to_string(path).unwrap();
+            assert!(text.starts_with("new content of "), "{killed:?} ({at}): {text}");
+        }
+        cache.crash();
+        match killed {
+            Some(place) => places.insert(place),
+            None => break,
+        };
+    }
+    for wanted in ["a dirty file has lost its name on the PFS", "a name is moved on the PFS"] {
+        assert!(places.contains(wanted), "{places:?}");
+    }
+}

@@ -197,7 +197,10 @@ impl Running {
         self.fs.flush(&Self::root(), path.as_bytes()).unwrap();
         loop {
             let state = self.state(path);
-            let stuck = state.conflicts + state.failed == state.files && start.elapsed() > STUCK;
+            let tried = start.elapsed() > STUCK;
+            // A conflict waits for a decision, whatever comes.
+            let stuck = state.conflicts == state.files
+                || (state.conflicts + state.failed == state.files && tried);
             if state.is_durable() || stuck {
                 return state;
             }

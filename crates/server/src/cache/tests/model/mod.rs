@@ -24,7 +24,7 @@ const CHILD: &str = "cache::tests::model::child_model";
 const CAPACITY: u64 = 10 * MIB;
 const STEPS_MAX: usize = 60;
 /// Points of one round at which it may be killed.
-const KILL_AT_MAX: u64 = 400;
+const KILL_AT_MAX: u64 = 120;
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
