@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _GRADES = {1: "written", 2: "on flash", 3: "on the PFS"}
+_CACHE_STATES = {1: "clean", 2: "dirty", 3: "draining", 4: "failed", 5: "conflict"}
 _STATES = {1: "queued", 2: "running", 3: "done", 4: "failed", 5: "cancelled"}
 
 
@@ -52,13 +53,16 @@ class State:
     """What the PFS does not have yet and will get by itself; 0 in a scratch buffer."""
     draining_bytes: int
     drain_errno: int
+    state: str | None = None
+    """In a cache: "clean", "dirty", "draining", "failed" (drain_errno says why), "conflict"."""
 
 
 def state(path):
     """State of a path in a mounted buffer."""
     found = _library.state(path)
     return State(_GRADES.get(found.grade, "written"), bool(found.is_volatile), found.size_bytes,
-                 found.dirty_bytes, found.draining_bytes, found.drain_errno)
+                 found.dirty_bytes, found.draining_bytes, found.drain_errno,
+                 _CACHE_STATES.get(found.state))
 
 
 def wait(path, timeout=None):

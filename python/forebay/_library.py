@@ -11,7 +11,7 @@ class FbState(ctypes.Structure):
     _fields_ = [("grade", ctypes.c_uint32), ("is_volatile", ctypes.c_uint32),
                 ("size_bytes", ctypes.c_uint64), ("dirty_bytes", ctypes.c_uint64),
                 ("draining_bytes", ctypes.c_uint64), ("drain_errno", ctypes.c_int32),
-                ("reserved", ctypes.c_uint32)]
+                ("state", ctypes.c_uint32)]
 
 
 class FbPlanStatus(ctypes.Structure):

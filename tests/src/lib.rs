@@ -19,6 +19,7 @@ pub mod pfs;
 pub mod procs;
 pub mod recorder;
 pub mod served;
+pub mod site;
 pub mod slow_disk;
 pub mod sys;
 

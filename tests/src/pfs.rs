@@ -1,7 +1,8 @@
 //! A PFS to order: a FUSE file system over a directory whose weather a test makes.
 //!
 //! It can stop answering (a server that hangs), answer all with an error (one that is broken), be
-//! gone for good ([`Pfs::lose`]), call data holes ([`Weather::lie_about_holes`]), and say that every
+//! gone for good ([`Pfs::lose`]), write less than it is given ([`Weather::write_short`]), refuse root
+//! ([`Weather::squash_root`]), call data holes ([`Weather::lie_about_holes`]), and say that every
 //! file is empty ([`Weather::hide_sizes`]). The change can be set to
 //! come after a number of bytes, so that it falls into the middle of a copy. One thread serves;
 //! while it hangs, all of the file system does. Used by `tests/tests/staging_faults.rs`.
@@ -47,6 +48,10 @@ struct State {
     next: Option<(u64, Air)>,
     lies: bool,
     hides: bool,
+    short: bool,
+    squashes: bool,
+    /// How often root was refused.
+    refused: u64,
     /// Questions about holes that got a wrong answer.
     lies_told: u64,
 }
@@ -88,6 +93,31 @@ impl Weather {
     /// From now on every file is said to be empty, and read as far as it goes.
     pub fn hide_sizes(&self) {
         self.lock().hides = true;
+    }
+
+    /// From now on a write takes half of what it is given (a page at least).
+    pub fn write_short(&self) {
+        self.lock().short = true;
+    }
+
+    /// From now on root may look, and do nothing else.
+    pub fn squash_root(&self) {
+        self.lock().squashes = true;
+    }
+
+    /// How often root was refused.
+    pub fn refused(&self) -> u64 {
+        self.lock().refused
+    }
+
+    /// EACCES for root where it is squashed.
+    fn admit(&self, request: &Request) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.squashes && request.uid() == 0 {
+            state.refused += 1;
+            return Err(io::Error::from_raw_os_error(libc::EACCES));
+        }
+        Ok(())
     }
 
     /// How often it lied.
@@ -133,6 +163,8 @@ impl Pfs {
         let tables = Tables { paths: HashMap::from([(1, backing.to_path_buf())]), ..Tables::new() };
         let served = Served { weather: weather.clone(), tables: Mutex::new(tables) };
         let mut config = Config::default();
+        // Drains act as the users who wrote.
+        config.acl = fuser::SessionACL::All;
         config.mount_options.push(fuser::MountOption::FSName("forebay-test-pfs".to_string()));
         let session = Some(fuser::spawn_mount(served, point, &config).unwrap());
         let connection = libc::minor(fs::metadata(point).unwrap().dev());
@@ -286,7 +318,7 @@ impl Filesystem for Served {
 
     fn setattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -303,6 +335,7 @@ impl Filesystem for Served {
         reply: ReplyAttr,
     ) {
         let change = || -> io::Result<FileAttr> {
+            self.weather.admit(req)?;
             let path = self.path(ino)?;
             if let Some(bytes) = size {
                 File::options().write(true).open(&path)?.set_len(bytes)?;
@@ -327,7 +360,7 @@ impl Filesystem for Served {
 
     fn mkdir(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
@@ -335,6 +368,7 @@ impl Filesystem for Served {
         reply: ReplyEntry,
     ) {
         let make = || -> io::Result<FileAttr> {
+            self.weather.admit(req)?;
             let path = self.child(parent, name)?;
             fs::create_dir(&path)?;
             fs::set_permissions(&path, fs::Permissions::from_mode(mode & !umask & 0o7777))?;
@@ -343,13 +377,14 @@ impl Filesystem for Served {
         entry(make(), reply);
     }
 
-    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(self.child(parent, name).and_then(fs::remove_file), reply);
+    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let admitted = self.weather.admit(req).and_then(|()| self.child(parent, name));
+        empty(admitted.and_then(fs::remove_file), reply);
     }
 
     fn rename(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -358,6 +393,7 @@ impl Filesystem for Served {
         reply: ReplyEmpty,
     ) {
         let rename = || -> io::Result<()> {
+            self.weather.admit(req)?;
             let (from, to) = (self.child(parent, name)?, self.child(new_parent, new_name)?);
             fs::rename(from, &to)?;
             self.see(to).map(drop)
@@ -365,10 +401,10 @@ impl Filesystem for Served {
         empty(rename(), reply);
     }
 
-    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let write = flags.0 & libc::O_ACCMODE != libc::O_RDONLY;
-        let opened =
-            self.path(ino).and_then(|path| File::options().read(true).write(write).open(path));
+        let path = self.weather.admit(req).and_then(|()| self.path(ino));
+        let opened = path.and_then(|path| File::options().read(true).write(write).open(path));
         // Else the kernel ends a read at the size.
         let flags = match self.weather.lock().hides {
             true => FopenFlags::FOPEN_DIRECT_IO,
@@ -382,7 +418,7 @@ impl Filesystem for Served {
 
     fn create(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
@@ -391,8 +427,10 @@ impl Filesystem for Served {
         reply: ReplyCreate,
     ) {
         let make = || -> io::Result<(FileAttr, File)> {
+            self.weather.admit(req)?;
             let path = self.child(parent, name)?;
             let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+            std::os::unix::fs::fchown(&file, Some(req.uid()), Some(req.gid()))?;
             file.set_permissions(fs::Permissions::from_mode(mode & !umask & 0o7777))?;
             Ok((self.see(path)?, file))
         };
@@ -436,6 +474,8 @@ impl Filesystem for Served {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let half = (data.len() / 2).max(4096).min(data.len());
+        let data = if self.weather.lock().short { &data[..half] } else { data };
         let bytes = data.len() as u64;
         match self.file(fh, bytes).and_then(|file| file.write_all_at(data, offset)) {
             Ok(()) => reply.written(data.len() as u32),

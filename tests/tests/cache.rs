@@ -2,122 +2,17 @@
 //! afterwards, whatever fails, is killed or hangs in between.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::buffer::{alive, binary};
+use forebay_tests::buffer::binary;
 use forebay_tests::pfs::{Air, Pfs};
-use forebay_tests::procs::{Cred, as_user, run, try_run, try_run_for};
+use forebay_tests::procs::{Cred, as_user, run, try_run};
+use forebay_tests::site::{LIMIT, Site, stormy};
 use forebay_tests::sys;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a command may take.
-const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
-
-static COUNT: AtomicU32 = AtomicU32::new(0);
-
-/// A cache on memory, and its PFS; cleaned up on drop.
-struct Site {
-    base: PathBuf,
-    capacity: u64,
-    extra: Vec<&'static str>,
-}
-
-impl Site {
-    fn new(capacity: u64, extra: &[&'static str]) -> Site {
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let base = PathBuf::from("/dev/shm")
-            .join(format!("forebay-cache-tests-{}-{number}", std::process::id()));
-        for part in ["flash", "mnt", "pfs"] {
-            std::fs::create_dir_all(base.join(part)).unwrap();
-        }
-        Site { base, capacity, extra: extra.to_vec() }
-    }
-
-    fn mounted(capacity: u64, extra: &[&'static str]) -> Site {
-        let site = Site::new(capacity, extra);
-        site.mount();
-        site
-    }
-
-    fn mnt(&self, name: &str) -> PathBuf {
-        self.base.join("mnt").join(name)
-    }
-
-    fn pfs(&self, name: &str) -> PathBuf {
-        self.base.join("pfs").join(name)
-    }
-
-    fn mount_command(&self) -> Command {
-        let mut command = Command::new(binary());
-        command.args(["mount", "--cache"]).arg(self.base.join("pfs"));
-        command.arg("--capacity").arg(self.capacity.to_string());
-        command.arg("--flash").arg(self.base.join("flash")).args(&self.extra);
-        command.arg(self.base.join("mnt"));
-        command
-    }
-
-    fn mount(&self) {
-        let (ok, said) = try_run_for(&mut self.mount_command(), LIMIT);
-        assert!(ok, "forebay mount failed: {said}");
-    }
-
-    fn forebay(&self, args: &[&str], path: &Path) -> (bool, String) {
-        try_run_for(Command::new(binary()).args(args).arg(path), LIMIT)
-    }
-
-    fn umount(&self, args: &[&str]) -> (bool, String) {
-        let args = [&["umount"], args].concat();
-        self.forebay(&args, &self.base.join("mnt"))
-    }
-
-    fn status(&self, path: &Path) -> serde_json::Value {
-        let (ok, text) = self.forebay(&["status", "--json"], path);
-        assert!(ok, "{text}");
-        serde_json::from_str(&text).unwrap()
-    }
-
-    fn wait(&self, path: &Path) -> (bool, String) {
-        self.forebay(&["wait", "--timeout", "40", "--json"], path)
-    }
-
-    fn must_be_durable(&self) {
-        let (ok, said) = self.wait(&self.base.join("mnt"));
-        assert!(ok, "{said}");
-    }
-
-    fn kill(&self) {
-        let pid = self.status(&self.base.join("mnt"))["pid"].as_i64().unwrap() as i32;
-        // SAFETY: plain numbers: our own daemon.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
-        let start = Instant::now();
-        while alive(pid) {
-            assert!(start.elapsed() < LIMIT, "it does not die of SIGKILL");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    fn xattr(&self, name: &str, which: &str) -> String {
-        let path = self.mnt(name);
-        let value = sys::getxattr(sys::bytes(&path), &format!("user.forebay.{which}")).unwrap();
-        String::from_utf8(value).unwrap()
-    }
-}
-
-impl Drop for Site {
-    fn drop(&mut self) {
-        let (ok, said) = self.umount(&["--force", "--discard-dirty"]);
-        if !ok && !said.contains("no buffer is mounted") && !std::thread::panicking() {
-            eprintln!("umount: {said}");
-        }
-        for point in ["mnt", "pfs"] {
-            let _ = Command::new("umount").args(["-q", "-l"]).arg(self.base.join(point)).status();
-        }
-        let _ = std::fs::remove_dir_all(&self.base);
-    }
-}
 
 fn pattern(seed: u8, length: usize) -> Vec<u8> {
     (0..length).map(|i| (i as u64 * 31 + (i as u64 >> 9) + u64::from(seed)) as u8).collect()
@@ -370,14 +265,6 @@ fn a_cache_killed_while_it_writes_and_drains_loses_nothing() {
     site.must_be_durable();
     assert_eq!(sums(&site.pfs("")), sums(&site.mnt("")));
     assert_eq!(std::fs::read_dir(site.pfs("")).unwrap().count(), 6, "no temporary is left");
-}
-
-/// A cache over a file system whose weather is made.
-fn stormy(extra: &[&'static str]) -> (Site, Pfs) {
-    let site = Site::new(128 * MIB, extra);
-    let pfs = Pfs::mount(&site.base.join("backing"), &site.base.join("pfs"));
-    site.mount();
-    (site, pfs)
 }
 
 #[test]

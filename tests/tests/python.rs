@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::{Buffer, Kind, binary};
+use forebay_tests::pfs::Air;
 use forebay_tests::procs::{self, try_run_for};
+use forebay_tests::site::{Site, stormy};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -37,6 +39,30 @@ fn run_python(python: &Path, program: &str, capacity: u64) {
 #[test]
 fn the_python_package_on_a_mount() {
     run_python(Path::new("python3"), "test_forebay.py", 64 << 20);
+}
+
+fn on_a_cache(site: &Site, class: &str) {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python");
+    let library = binary().with_file_name("libforebay.so");
+    let mut command = Command::new("python3");
+    command.arg(package.join("tests/test_cache.py"));
+    command.arg(site.mnt("")).arg(site.pfs("")).arg(class);
+    command.env("PYTHONPATH", &package).env("PYTHONDONTWRITEBYTECODE", "1");
+    let (ok, said) = try_run_for(command.env("FOREBAY_LIB", library), LIMIT);
+    assert!(ok, "{said}");
+}
+
+#[test]
+fn the_python_package_on_a_cache() {
+    let site = Site::mounted(64 << 20, &["--drain", "end"]);
+    on_a_cache(&site, "Cache");
+    let (ok, said) = site.umount(&[]);
+    assert!(ok, "{said}");
+    let (site, pfs) = stormy(&["--drain", "end"]);
+    pfs.weather.after(0, Air::Foul(libc::ENOSPC));
+    on_a_cache(&site, "Failing");
+    pfs.weather.set(Air::Fair);
+    site.must_be_durable();
 }
 
 #[test]

@@ -208,6 +208,10 @@ pub struct UmountArgs {
     /// Detach even while files are open; their users then get errors.
     #[arg(long)]
     pub force: bool,
+    /// Of a cache: wait for the drain no longer than so many seconds; what is left then stays
+    /// mounted. Without it, as long as it takes; Ctrl-C leaves the mount as it is.
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["force", "no_drain", "discard_dirty"])]
+    pub timeout: Option<u64>,
     /// Of a cache: do not drain first. What the PFS does not have stays on flash.
     #[arg(long, requires = "keep")]
     pub no_drain: bool,

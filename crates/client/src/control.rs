@@ -1,6 +1,7 @@
 //! A connection to the control socket of a store.
 
 use crate::Result;
+use crate::cache_wait::cache_wait;
 use crate::frame::{read_message, write_message};
 use crate::locate::{MountRef, locate};
 use forebay_proto::PlanId;
@@ -164,6 +165,18 @@ impl Control {
             Reply::CacheTree(state) => Ok(*state),
             _ => Err(self.unexpected()),
         }
+    }
+
+    /// Waits until a path of a cache is on the PFS, or nothing more is to be expected, or `go_on`
+    /// (told the state at each look) says no. With `flush` what is dirty is drained now; what was
+    /// written again meanwhile too.
+    pub fn cache_wait(
+        &mut self,
+        path: &PathBytes,
+        flush: bool,
+        go_on: impl FnMut(&TreeState) -> bool,
+    ) -> Result<TreeState> {
+        cache_wait(|request| self.cache_tree(request), path, flush, go_on)
     }
 
     /// Part of an event record.

@@ -5,6 +5,7 @@
 //! blocking, with time limits; nothing is kept between calls. Used by the commands, by the job
 //! runner and by tests; the server side of the frames ([`frame`]) is in the mount process.
 
+mod cache_wait;
 pub mod control;
 pub mod frame;
 pub mod ledger;
@@ -12,6 +13,7 @@ pub mod locate;
 pub mod mountinfo;
 pub mod remote;
 
+pub use cache_wait::cache_wait;
 pub use control::{ANSWER_TIMEOUT, Control};
 pub use ledger::Ledger;
 pub use locate::{MountRef, canonical, locate, locate_source, mounts};

@@ -28,6 +28,15 @@ enum fb_grade {
     FB_ON_PFS = 3    /* survives the loss of the buffer */
 };
 
+/* Where a path of a cache is between flash and PFS. */
+enum fb_cache_state {
+    FB_CACHE_CLEAN = 1,     /* the PFS has all of it */
+    FB_CACHE_DIRTY = 2,     /* not all; it drains when its policy says so, or asked by fb_wait */
+    FB_CACHE_DRAINING = 3,
+    FB_CACHE_FAILED = 4,    /* drain_errno says why; it is tried again */
+    FB_CACHE_CONFLICT = 5   /* both sides changed: `forebay resolve` decides */
+};
+
 /* State of a file or directory. */
 struct fb_state {
     uint32_t grade;           /* enum fb_grade: what is certain of all its bytes now */
@@ -37,7 +46,7 @@ struct fb_state {
                                  scratch buffer nothing, 0 */
     uint64_t draining_bytes;  /* of them on their way now */
     int32_t drain_errno;      /* why the last try to drain failed, or 0 */
-    uint32_t reserved;
+    uint32_t state;           /* enum fb_cache_state; 0 in a scratch buffer */
 };
 
 /* How far a commit or a copy is. */
@@ -71,7 +80,8 @@ int fb_state(const char *path, struct fb_state *state, size_t size);
 
 /*
  * Waits until what was written to a path is on the PFS; timeout in seconds, negative for none
- * (ETIMEDOUT). In a scratch buffer nothing goes there by itself: waits for the unfinished commits
+ * (ETIMEDOUT). A cache drains it now; if it cannot, errno says why (ESTALE: a conflict). In a scratch
+ * buffer nothing goes there by itself: waits for the unfinished commits
  * and stage-outs that have the path in them, and succeeds if the newest of these ended well (EIO if
  * not, ENODATA if there is none). What was written after that began is not in it.
  */

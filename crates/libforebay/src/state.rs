@@ -1,13 +1,15 @@
 //! `fb_state` and `fb_wait`: how safe a path is, and waiting until it is on the PFS.
 //!
-//! A scratch buffer sends nothing to the PFS by itself: what is dirty is nothing, and what is waited
-//! for are the commits and stage-outs that have the path in them.
+//! A cache drains: it is asked what it has that the PFS does not. A scratch buffer sends nothing to the
+//! PFS by itself: what is dirty is nothing, and what is waited for are the commits and stage-outs that
+//! have the path in them.
 
 use crate::error::answer;
 use crate::plans::Deadline;
 use crate::{Answer, give, path};
-use forebay_client::{Control, locate};
-use forebay_proto::control::{ControlError, Direction, PlanState, PlanStatus};
+use forebay_client::{Control, MountRef, locate};
+use forebay_proto::cache::{CacheRequest, TreeState};
+use forebay_proto::control::{ControlError, Direction, PathBytes, PlanState, PlanStatus};
 use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -22,11 +24,65 @@ struct State {
     dirty_bytes: u64,
     draining_bytes: u64,
     drain_errno: i32,
-    reserved: u32,
+    state: u32,
 }
 
 const WRITTEN: u32 = 1;
 const ON_FLASH: u32 = 2;
+const ON_PFS: u32 = 3;
+/// `enum fb_cache_state`, by the names that a cache tells.
+const CACHE_STATES: [&str; 5] = ["clean", "dirty", "draining", "failed", "conflict"];
+
+impl State {
+    /// Of a file of a cache, or of all below a directory.
+    fn of_cache(tree: &TreeState) -> State {
+        let (name, size_bytes, dirty_bytes, draining_bytes, grade, error) = match &tree.file {
+            Some(file) => (
+                file.state.as_str(),
+                file.size_bytes,
+                file.dirty_bytes,
+                match file.state.as_str() {
+                    "draining" => file.drain_total_bytes.saturating_sub(file.drained_bytes),
+                    _ => 0,
+                },
+                match file.grade.as_str() {
+                    "durable" => ON_PFS,
+                    "on flash" => ON_FLASH,
+                    _ => WRITTEN,
+                },
+                file.error.as_ref(),
+            ),
+            None => (
+                match tree {
+                    tree if tree.is_durable() => "clean",
+                    tree if tree.conflicts > 0 => "conflict",
+                    tree if tree.failed > 0 => "failed",
+                    tree if tree.draining > 0 => "draining",
+                    _ => "dirty",
+                },
+                0,
+                tree.dirty_bytes,
+                0,
+                if tree.is_durable() { ON_PFS } else { WRITTEN },
+                tree.problems.first().and_then(|problem| problem.error.as_ref()),
+            ),
+        };
+        let state = CACHE_STATES.iter().position(|known| *known == name);
+        State {
+            grade,
+            is_volatile: tree.volatile.into(),
+            size_bytes,
+            dirty_bytes,
+            draining_bytes,
+            drain_errno: error.map_or(0, |error| error.errno),
+            state: state.map_or(0, |at| at as u32 + 1),
+        }
+    }
+}
+
+fn bytes_of(place: &MountRef) -> PathBytes {
+    PathBytes::new(place.path_in_buffer.as_os_str().as_bytes())
+}
 
 /// See include/forebay.h.
 ///
@@ -38,12 +94,20 @@ pub unsafe extern "C" fn fb_state(text: *const c_char, state: *mut c_void, size:
         // SAFETY: the caller's promise.
         let path = unsafe { path("look at", text) }?;
         let (mut control, place) = Control::connect_path(&path)?;
-        let file = control.file_status(&place.path_in_buffer)?;
-        let found = State {
-            grade: if file.grade == "on flash" { ON_FLASH } else { WRITTEN },
-            is_volatile: file.volatile.into(),
-            size_bytes: file.size_bytes,
-            ..State::default()
+        let asked = CacheRequest::State { path: bytes_of(&place) };
+        let found = match control.cache_tree(asked) {
+            Ok(tree) => State::of_cache(&tree),
+            // It is no cache.
+            Err(error) if error.errno == Some(libc::EINVAL) => {
+                let file = control.file_status(&place.path_in_buffer)?;
+                State {
+                    grade: if file.grade == "on flash" { ON_FLASH } else { WRITTEN },
+                    is_volatile: file.volatile.into(),
+                    size_bytes: file.size_bytes,
+                    ..State::default()
+                }
+            }
+            Err(error) => return Err(error),
         };
         // SAFETY: the caller's promise; eight-byte fields and pairs of four leave no padding.
         unsafe { give(&found, state, size) }
@@ -65,6 +129,22 @@ pub unsafe extern "C" fn fb_wait(text: *const c_char, timeout_s: f64) -> c_int {
 fn wait(path: &Path, deadline: Deadline) -> Answer<()> {
     let place = locate(path)?;
     let mut control = Control::connect_store(&place.store_dir)?;
+    match control.cache_wait(&bytes_of(&place), true, |_| !deadline.is_over()) {
+        Ok(tree) if tree.is_durable() => return Ok(()),
+        Ok(tree) if tree.errno() == libc::ETIMEDOUT => {
+            return Err(deadline.passed("wait for", path));
+        }
+        Ok(tree) => {
+            let what = tree.problems.first().and_then(|problem| problem.error.as_ref());
+            let why = what.map_or("it could not be drained", |error| error.what.as_str());
+            return Err(ControlError::new("wait for", Some(path), why)
+                .errno(tree.errno())
+                .hint("`forebay status` tells more"));
+        }
+        // It is no cache.
+        Err(error) if error.errno == Some(libc::EINVAL) => {}
+        Err(error) => return Err(error),
+    }
     let covers = |plan: &PlanStatus| {
         let source = Path::new(OsStr::from_bytes(plan.spec.buffer_path.as_bytes()));
         plan.spec.direction == Direction::Out && place.path_in_buffer.starts_with(source)

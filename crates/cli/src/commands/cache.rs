@@ -11,7 +11,7 @@ use crate::args::{
     CacheWaitArgs, ServerArgs, UmountArgs, WritesArg,
 };
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
-use forebay_client::{Control, MountRef, canonical, mounts};
+use forebay_client::{Control, MountRef, cache_wait, canonical, mounts};
 use forebay_proto::Errno;
 use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
 use forebay_proto::control::{ControlError, PathBytes};
@@ -22,17 +22,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Shortest and longest time between two looks at a drain that is waited for, and the part of the
-/// time so far that it is: who waits for little is told at once.
-const LOOK_FIRST: Duration = Duration::from_millis(2);
-const LOOK_LAST: Duration = Duration::from_millis(100);
-const LOOK_SHARE: u32 = 32;
-/// A look takes at most this part of the time: the server goes through all that is dirty for it.
-const LOOK_COST: u32 = 32;
-/// How long a drain that makes no way because of errors is waited for before a wait gives up.
-const STUCK_AFTER: Duration = Duration::from_secs(3);
-/// Time after which a drain that is waited for is asked for again.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// Problems that are printed.
 const SHOWN_MAX: usize = 10;
 
@@ -123,50 +112,23 @@ pub fn drain(
     flush: bool,
     quiet: bool,
 ) -> Result<TreeState, ControlError> {
-    let path = bytes(path);
     let start = Instant::now();
-    let mut state = match flush {
-        true => cached.tree(CacheRequest::Flush { path: path.clone() })?,
-        false => cached.tree(CacheRequest::State { path: path.clone() })?,
-    };
-    if state.is_durable() {
-        return Ok(state);
-    }
     let bar = progress(quiet);
-    let first = state.drained_bytes;
-    let mut asked = Instant::now();
-    let mut took = start.elapsed();
-    let mut moved = (Instant::now(), state.drained_bytes, state.files);
-    loop {
-        bar.set_length(state.drained_bytes - first + state.dirty_bytes);
-        bar.set_position(state.drained_bytes - first);
-        bar.set_message(summary(&state));
-        if (state.drained_bytes, state.files) != (moved.1, moved.2) {
-            moved = (Instant::now(), state.drained_bytes, state.files);
-        }
-        // What failed is tried again by the server; who waits is told after a moment.
-        let stuck = state.failed + state.conflicts > 0
-            && state.failed + state.conflicts + state.busy >= state.files
-            && moved.0.elapsed() > STUCK_AFTER;
-        let late = timeout.is_some_and(|timeout| start.elapsed() >= timeout);
-        if state.is_durable() || stuck || late {
-            bar.finish_and_clear();
-            return Ok(state);
-        }
-        let pause = (start.elapsed() / LOOK_SHARE).max(took * LOOK_COST);
-        std::thread::sleep(pause.clamp(LOOK_FIRST, LOOK_LAST));
-        // A file that was closed since, or written again, is asked for again.
-        let again = flush && asked.elapsed() > ASK_AGAIN;
-        if again {
-            asked = Instant::now();
-        }
-        let look = Instant::now();
-        state = match again {
-            true => cached.tree(CacheRequest::Flush { path: path.clone() })?,
-            false => cached.tree(CacheRequest::State { path: path.clone() })?,
-        };
-        took = look.elapsed();
-    }
+    let mut first = None;
+    let state = cache_wait(
+        |request| cached.tree(request),
+        &bytes(path),
+        flush,
+        |state| {
+            let first = *first.get_or_insert(state.drained_bytes);
+            bar.set_length(state.drained_bytes - first + state.dirty_bytes);
+            bar.set_position(state.drained_bytes - first);
+            bar.set_message(summary(state));
+            timeout.is_none_or(|timeout| start.elapsed() < timeout)
+        },
+    );
+    bar.finish_and_clear();
+    state
 }
 
 fn progress(quiet: bool) -> ProgressBar {
@@ -192,13 +154,10 @@ pub fn done(state: &TreeState, path: &Path, what: &str) -> Result<(), ControlErr
     let hint = match (state.conflicts, state.failed) {
         (1.., _) => "`forebay resolve --keep ours|theirs|both PATH` decides a conflict",
         (_, 1..) => "what failed is tried again by itself; `forebay status PATH` tells the errors",
+        _ if state.pfs_error.is_some() => "it goes on by itself when the PFS answers",
         _ => "close the files that are open for writing, or wait longer",
     };
-    let errno = match (state.conflicts, state.failed) {
-        (0, 0) => libc::ETIMEDOUT,
-        _ => state.problems.first().and_then(|p| p.error.as_ref()).map_or(libc::EIO, |e| e.errno),
-    };
-    Err(ControlError::new(what, Some(path), &summary(state)).errno(errno).hint(hint))
+    Err(ControlError::new(what, Some(path), &summary(state)).errno(state.errno()).hint(hint))
 }
 
 fn describe_problem(file: &CachedFile) -> String {
@@ -232,6 +191,9 @@ fn summary(state: &TreeState) -> String {
         if count > 0 {
             parts.push(format!("{count} {what}"));
         }
+    }
+    if let Some(error) = &state.pfs_error {
+        parts.push(format!("the PFS cannot be used: {error}"));
     }
     if state.rate_bytes_per_s > 0.0 {
         parts.push(format!("{}/s", format_bytes(state.rate_bytes_per_s as u64)));
@@ -380,11 +342,12 @@ fn drain_before(
     mount_point: &Path,
     args: &UmountArgs,
 ) -> Result<(), ControlError> {
-    let state = drain(cached, Path::new("/"), None, true, args.json)?;
+    let timeout = args.timeout.map(Duration::from_secs);
+    let state = drain(cached, Path::new("/"), timeout, true, args.json)?;
     done(&state, mount_point, "unmount").map_err(|error| {
         let hint = error.hint.clone().unwrap_or_default();
         error.hint(&format!(
-            "{hint}; `--keep --no-drain` unmounts and keeps it on flash, `--discard-dirty` loses it"
+            "{hint}; it stays mounted. `--keep --no-drain` unmounts and keeps it on flash, `--discard-dirty` loses it"
         ))
     })
 }

@@ -25,6 +25,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How long the end of a mount waits for a drain that may hang in a call on the PFS.
+const DRAIN_WAIT: Duration = Duration::from_secs(3);
+
 /// What is asked for.
 #[derive(Debug, Clone)]
 pub enum BackingPlan {
@@ -375,6 +378,16 @@ impl Backing {
         }
     }
 
+    /// True if it is a cache.
+    pub fn is_cache(&self) -> bool {
+        matches!(self, Backing::Own { server, .. } if server.cache().is_some())
+    }
+
+    /// True if a thread was left behind that hangs in a call on the PFS.
+    pub fn hangs(&self) -> bool {
+        matches!(self, Backing::Own { server, .. } if server.cache().is_some_and(|c| c.hangs()))
+    }
+
     /// The mount is over and its session has ended (or `session_over` is false).
     pub fn finish(&self, keep: bool, session_over: bool) -> Result<(), ControlError> {
         match self {
@@ -411,6 +424,9 @@ fn finish_own(
     keep: bool,
     session_over: bool,
 ) -> Result<(), ControlError> {
+    if let Some(cache) = server.cache() {
+        cache.close(DRAIN_WAIT);
+    }
     let dirty = server.cache().filter(|cache| !keep && !cache.may_be_destroyed());
     if let Some(cache) = dirty {
         let files = cache.dirty_files();
@@ -424,6 +440,11 @@ fn finish_own(
     if !keep {
         tracing::info!("unmounted; the buffer is destroyed");
         return server.abandon().destroy();
+    }
+    if server.cache().is_some_and(|cache| cache.hangs()) {
+        // Left as after a crash: the next mount goes on.
+        tracing::warn!("a drain hangs in a call on the PFS and is left behind; the buffer is kept");
+        return Ok(());
     }
     if !session_over {
         tracing::warn!("ended with files open; the buffer is kept and recovered at the next mount");

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// How long a forced end waits for the kernel to let go before the process ends without it.
 const FORCE_WAIT: Duration = Duration::from_secs(3);
+/// How long the end of a cache waits for requests that were not answered yet.
+const SESSION_WAIT: Duration = Duration::from_secs(10);
 /// How long a forced end waits for staging plans to stop.
 const FORCE_STAGING_WAIT: Duration = Duration::from_secs(2);
 /// How long a signalled mount that is in use waits for its users after it was detached.
@@ -75,10 +77,12 @@ impl Mount {
     pub fn end_by_request(&self, keep: bool, force: bool) -> Result<(), ControlError> {
         self.ending.change(|state| state.waiting += 1);
         self.unmount_once(keep, force)?;
-        if force {
+        if force || self.backing.is_cache() {
+            // Nobody uses the mount any more, but a request of a cache may hang in a call on its PFS.
+            let wait = if force { FORCE_WAIT } else { SESSION_WAIT };
             self.ending.change(|state| {
-                state.force = true;
-                state.deadline = Some(Instant::now() + FORCE_WAIT);
+                state.force = force;
+                state.deadline = Some(Instant::now() + wait);
             });
         }
         let mut state = self.ending.lock();
@@ -255,23 +259,24 @@ pub fn wait_and_finish(mount: &Mount) -> Result<(), ControlError> {
             // The scope would wait for a session that others hold open: end here.
             let (result, stuck) = finish(mount, false);
             answer(mount, result.clone());
-            end_process(mount, &result, &stuck);
+            // A request of a cache may hang in a call on its PFS.
+            end_process(mount, &result, stuck || mount.backing.is_cache());
         }
         over
     });
     let (result, stuck) = finish(mount, over);
     answer(mount, result.clone());
-    if !stuck.is_empty() {
-        end_process(mount, &result, &stuck);
+    if stuck {
+        end_process(mount, &result, stuck);
     }
     result
 }
 
 /// Ends the process without waiting for threads.
-fn end_process(mount: &Mount, result: &Result<(), ControlError>, stuck: &[Stuck]) -> ! {
+fn end_process(mount: &Mount, result: &Result<(), ControlError>, stuck: bool) -> ! {
     let code = i32::from(result.is_err());
     match (&mount.backing, stuck) {
-        (Backing::Own { store, .. }, [_, ..]) => leave::without_hanging_threads(store, code),
+        (Backing::Own { store, .. }, true) => leave::without_hanging_threads(store, code),
         _ => std::process::exit(code),
     }
 }
@@ -296,10 +301,10 @@ fn wait_for_session(mount: &Mount) -> bool {
     }
 }
 
-/// Decides what becomes of the buffer and does it; tells which plans were left behind. A session
+/// Decides what becomes of the buffer and does it; tells whether plans or drains were left behind. A session
 /// that is not over, or such a plan, may still hold objects open: a buffer of this process is then
 /// not closed but left as after a crash, to be recovered.
-fn finish(mount: &Mount, session_over: bool) -> (Result<(), ControlError>, Vec<Stuck>) {
+fn finish(mount: &Mount, session_over: bool) -> (Result<(), ControlError>, bool) {
     let (keep, force) = {
         let mut state = mount.ending.lock();
         let keep = state.keep.unwrap_or(true);
@@ -313,7 +318,7 @@ fn finish(mount: &Mount, session_over: bool) -> (Result<(), ControlError>, Vec<S
         tracing::warn!("{plan}; it is left behind, with temporary files .forebay-{}.*", plan.plan);
     }
     let result = mount.backing.finish(keep, session_over && stuck.is_empty());
-    (result, stuck)
+    (result, !stuck.is_empty() || mount.backing.hangs())
 }
 
 /// Gives the outcome to those who asked and lets them send it.

@@ -216,7 +216,8 @@ impl CacheFs {
         };
         let reader = reader.map_err(|e| failed(Errno::from_io(&e), what))?;
         let mut turn = Turn::begin();
-        for piece in written.blocks[written.verified..].chunks((PIECE_BYTES / BLOCK_BYTES) as usize) {
+        for piece in written.blocks[written.verified..].chunks((PIECE_BYTES / BLOCK_BYTES) as usize)
+        {
             compare(&reader, piece, memory)?;
             turn.give_way(self);
         }

@@ -1,0 +1,73 @@
+"""States of a cache: python3 test_cache.py MOUNT PFS CLASS. Run by tests/tests/python.rs."""
+
+import errno
+import os
+import sys
+import unittest
+
+import forebay
+
+MOUNT, PFS = sys.argv[1:3]
+
+
+class Cache(unittest.TestCase):
+    def test_a_file_is_dirty_then_clean(self):
+        path = os.path.join(MOUNT, "file")
+        with open(path, "wb") as file:
+            file.write(b"x" * 300_000)
+        state = forebay.state(path)
+        self.assertEqual((state.state, state.size_bytes, state.drain_errno), ("dirty", 300_000, 0))
+        self.assertGreaterEqual(state.dirty_bytes, 300_000)
+        self.assertEqual(state.grade, "written")
+        self.assertTrue(state.volatile)
+        self.assertEqual(forebay.state(MOUNT).state, "dirty")
+        forebay.wait(path, 30)
+        state = forebay.state(path)
+        self.assertEqual((state.state, state.grade, state.dirty_bytes), ("clean", "on the PFS", 0))
+        with open(os.path.join(PFS, "file"), "rb") as file:
+            self.assertEqual(file.read(), b"x" * 300_000)
+        forebay.wait(MOUNT, 30)
+        self.assertEqual(forebay.state(MOUNT).grade, "on the PFS")
+
+    def test_what_others_changed_is_in_conflict(self):
+        path = os.path.join(MOUNT, "both")
+        with open(path, "wb") as file:
+            file.write(b"ours")
+        with open(os.path.join(PFS, "both"), "wb") as file:
+            file.write(b"theirs, and longer")
+        with self.assertRaises(OSError) as caught:
+            forebay.wait(path, 30)
+        self.assertEqual(caught.exception.errno, errno.ESTALE)
+        self.assertIn("changed by somebody else", str(caught.exception))
+        state = forebay.state(path)
+        self.assertEqual((state.state, state.drain_errno), ("conflict", errno.ESTALE))
+        os.unlink(path)
+
+    def test_a_wait_has_an_end(self):
+        path = os.path.join(MOUNT, "open")
+        with open(path, "wb") as file:
+            file.write(b"x" * 100_000)
+            file.flush()
+            # As long as it is open for writing by the kernel itself, nobody can say that it is safe.
+            with self.assertRaises(TimeoutError):
+                forebay.wait(path, 1)
+        forebay.wait(path, 30)
+
+
+class Failing(unittest.TestCase):
+    """On a PFS that is full."""
+
+    def test_what_cannot_drain_says_why(self):
+        path = os.path.join(MOUNT, "file")
+        with open(path, "wb") as file:
+            file.write(b"x" * 300_000)
+        with self.assertRaises(OSError) as caught:
+            forebay.wait(path, 30)
+        self.assertEqual(caught.exception.errno, errno.ENOSPC)
+        state = forebay.state(path)
+        self.assertEqual((state.state, state.drain_errno), ("failed", errno.ENOSPC))
+        self.assertGreaterEqual(state.dirty_bytes, 300_000)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
