@@ -185,7 +185,7 @@ impl CacheFs {
     pub(super) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let dir = self.open_parent(&who, parent, name)?;
-        let leaving = self.leaving(&who, dir.as_fd(), name)?;
+        let leaving = self.leaving(&who, dir.as_fd(), (parent, name))?;
         let remove = || {
             let _act = who.act()?;
             rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
@@ -196,11 +196,16 @@ impl CacheFs {
     }
 
     /// What a name that is going leads to, and its data here. The PFS inode is held if it is in use.
-    fn leaving(&self, who: &Who, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Leaving> {
+    fn leaving(&self, who: &Who, dir: BorrowedFd<'_>, at: At<'_>) -> Result<Leaving> {
+        let (parent, name) = at;
         let _settled = self.publishing.read_recursive();
         let _act = who.act()?;
         let stat = self.pfs.stat_at(dir, name)?;
         let ino = self.nodes.number(stat.key);
+        if ino.is_some() {
+            // It may be known by other names only, which lead nowhere any more.
+            self.nodes.seen(parent, name, stat.key, stat.kind(), who, 0);
+        }
         let mut held = None;
         if stat.kind() == FileKind::File && stat.nlink == 1 && ino.is_some() {
             let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -267,7 +272,7 @@ impl CacheFs {
     pub(super) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let dir = self.open_parent(&who, parent, name)?;
-        let leaving = self.leaving(&who, dir.as_fd(), name)?;
+        let leaving = self.leaving(&who, dir.as_fd(), (parent, name))?;
         let mut tries = 0;
         loop {
             let removed = {
@@ -315,9 +320,9 @@ impl CacheFs {
         let who = Who::of(caller);
         let from_dir = self.open_parent(&who, from.0, from.1)?;
         let to_dir = self.open_parent(&who, to.0, to.1)?;
-        let moved = self.leaving(&who, from_dir.as_fd(), from.1)?;
+        let moved = self.leaving(&who, from_dir.as_fd(), from)?;
         let exchange = flags & rename_flags::EXCHANGE != 0;
-        let replaced = match self.leaving(&who, to_dir.as_fd(), to.1) {
+        let replaced = match self.leaving(&who, to_dir.as_fd(), to) {
             Ok(replaced) => Some(replaced),
             Err(Errno::ENOENT) => None,
             Err(e) => return Err(e),
