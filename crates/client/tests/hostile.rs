@@ -12,7 +12,7 @@ use forebay_proto::api::{CreateArgs, FileSystem};
 use forebay_proto::net::auth::{Key, Purpose, Secret};
 use forebay_proto::net::frame::{FrameHeader, HEADER_BYTES, Kind};
 use forebay_proto::net::session::{SessionId, SlotId};
-use forebay_proto::net::{Answer, Call, Request};
+use forebay_proto::net::{Answer, Call, GivenBack, Request, Response};
 use forebay_proto::{Caller, Ino};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -57,6 +57,7 @@ fn request(session: u64, call: Call<'_>) -> Request<'_> {
         slot_seq: 1,
         caller: Caller::root(),
         cpu: None,
+        given_back: GivenBack::default(),
         call,
     }
 }
@@ -115,12 +116,15 @@ fn who_knows_the_secret_cannot_use_what_is_not_theirs() {
     // A call before a session, a session with a guessed key, a call for another's session.
     let mut link = friend(&address, Purpose::Calls);
     link.send(Kind::Call, 1, &request(0, Call::Statfs), &[], None).unwrap();
-    assert!(matches!(link.receive_as::<Answer>(Kind::Answer), Err(LinkError::Refused(_))));
+    assert!(matches!(link.receive_as::<Response>(Kind::Answer), Err(LinkError::Refused(_))));
     let mut link = friend(&address, Purpose::Calls);
     let guessed = forebay_proto::net::session::SessionKey { session: SessionId(1), key: 42 };
     let join = Call::Join { buffer: "b", key: guessed };
     link.send(Kind::Call, 1, &request(0, join), &[], None).unwrap();
-    assert!(matches!(link.receive_as::<Answer>(Kind::Answer), Ok(Answer::Failed(_))));
+    assert!(matches!(
+        link.receive_as::<Response>(Kind::Answer),
+        Ok(Response { answer: Answer::Failed(_), .. })
+    ));
 
     // References of others are not given back by who does not have them.
     let thief = RemoteFs::attach(target(&address)).unwrap();

@@ -61,6 +61,8 @@ pub struct Link {
     body_limit: u32,
     /// Keys for what is sealed; from the greeting.
     seals: Option<Seals>,
+    /// Set last for a wait; a system call less for each frame.
+    longest_wait: Option<Duration>,
 }
 
 impl Link {
@@ -73,6 +75,7 @@ impl Link {
             body: Vec::new(),
             body_limit: MAX_BODY_BYTES,
             seals: None,
+            longest_wait: None,
         }
     }
 
@@ -87,9 +90,23 @@ impl Link {
     }
 
     /// Longest wait for a frame, and for the peer to take one.
-    pub fn set_timeouts(&self, read: Option<Duration>, write: Option<Duration>) -> io::Result<()> {
+    pub fn set_timeouts(
+        &mut self,
+        read: Option<Duration>,
+        write: Option<Duration>,
+    ) -> io::Result<()> {
+        self.longest_wait = read;
         self.stream.set_read_timeout(read)?;
         self.stream.set_write_timeout(write)
+    }
+
+    /// Longest wait for what is received from now on.
+    pub fn wait_at_most(&mut self, limit: Duration) -> io::Result<()> {
+        if self.longest_wait != Some(limit) {
+            self.stream.set_read_timeout(Some(limit))?;
+            self.longest_wait = Some(limit);
+        }
+        Ok(())
     }
 
     /// Sends a frame with a postcard body.
@@ -164,7 +181,7 @@ impl Link {
             let have = self.ahead.len();
             let room = (want - have).max(CHUNK_BYTES.saturating_sub(have));
             self.ahead.resize(have + room, 0);
-            let got = self.stream.receive_some(&mut self.ahead[have..]);
+            let got = receive_some(&self.stream, self.longest_wait, &mut self.ahead[have..]);
             let (count, file) = match got {
                 Ok(done) => done,
                 Err(error) => {
@@ -246,7 +263,7 @@ impl Link {
         self.ahead.drain(..ready);
         let mut have = ready;
         while have < want {
-            match self.stream.receive_some(&mut into[have..])?.0 {
+            match receive_some(&self.stream, self.longest_wait, &mut into[have..])?.0 {
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 count => have += count,
             }
@@ -269,7 +286,7 @@ impl Link {
         while into.len() < want {
             let have = into.len();
             into.resize(want.min(have + PAYLOAD_STEP_BYTES), 0);
-            let count = self.stream.receive_some(&mut into[have..])?.0;
+            let count = receive_some(&self.stream, self.longest_wait, &mut into[have..])?.0;
             if count == 0 {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
@@ -289,6 +306,17 @@ impl Link {
         // The peer may be gone already: then nobody wants to know.
         let _ = self.send(Kind::Refused, 0, refusal, &[], None);
         self.stream.shutdown();
+    }
+}
+
+fn receive_some(
+    stream: &Stream,
+    longest_wait: Option<Duration>,
+    into: &mut [u8],
+) -> io::Result<(usize, Option<File>)> {
+    match stream.wait_to_receive(longest_wait)? {
+        true => stream.receive_some(into),
+        false => Err(io::ErrorKind::WouldBlock.into()),
     }
 }
 

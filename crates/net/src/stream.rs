@@ -2,6 +2,7 @@
 //! along with bytes (Unix only), and for TCP keep-alive, so that a peer that vanished is noticed.
 
 use crate::address::ServerAddress;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::IoSlice;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -150,6 +151,24 @@ impl Stream {
             control.push(SendAncillaryMessage::ScmRights(fds));
         }
         Ok(rustix::net::sendmsg(self, slices, &mut control, SendFlags::NOSIGNAL)?)
+    }
+
+    /// Waits until there is something to receive, on a Unix socket: false after `limit`. A thread that
+    /// waits in recvmsg(2) there is also woken whenever the peer takes what it was sent, once for each
+    /// frame and for nothing; poll(2) wakes for what it was asked to.
+    pub(crate) fn wait_to_receive(&self, limit: Option<Duration>) -> io::Result<bool> {
+        let Stream::Unix(socket) = self else { return Ok(true) };
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let mut wanted = [PollFd::new(socket, PollFlags::IN)];
+        loop {
+            match poll(&mut wanted, limit.as_ref()) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return Ok(other? > 0),
+            }
+        }
     }
 
     /// Receives some bytes, and the descriptor that may come along. 0 = the peer has closed.

@@ -3,6 +3,7 @@
 //! where the inode is (`taking`).
 
 use super::RemoteFs;
+use super::answers::{STRANGE, given, is_done, note_attr, note_names};
 use super::peer::{Done, Peer, Room};
 use forebay_proto::api::{
     CreateArgs, DirEntry, FileSystem, Locks, NAME_MAX, Notify, Opened, StatFs, WriteMode,
@@ -16,8 +17,6 @@ use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An answer of another kind than the question has.
-const STRANGE: Errno = Errno::EPROTO;
 /// How often a name is looked up whose inode has gone when it is asked for.
 const MAX_LOOKUPS: u32 = 16;
 
@@ -148,6 +147,13 @@ impl RemoteFs {
         }
     }
 
+    /// The server of `dir` was asked for a change that may have changed a directory of another one.
+    fn changed_elsewhere(&self, dir: Ino) {
+        let asked = usize::from(dir.shard().0);
+        let others = self.servers.all().iter().enumerate().filter(|(at, _)| *at != asked);
+        others.for_each(|(_, peer)| peer.kept.changed_any());
+    }
+
     fn list(
         &self,
         dir: Ino,
@@ -225,6 +231,9 @@ impl FileSystem for RemoteFs {
     }
 
     fn getattr(&self, ino: Ino) -> Result<Attr> {
+        if let Some(attr) = self.of(ino)?.kept.take_changed(ino) {
+            return Ok(attr);
+        }
         self.attr(ino, &Caller::root(), Call::Getattr(ino))
     }
 
@@ -274,7 +283,9 @@ impl FileSystem for RemoteFs {
     }
 
     fn rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.done(parent, caller, Call::Rmdir { parent, name })
+        let done = self.done(parent, caller, Call::Rmdir { parent, name });
+        self.changed_elsewhere(parent);
+        done
     }
 
     fn rename(
@@ -290,7 +301,10 @@ impl FileSystem for RemoteFs {
         if flags & rename_flags::EXCHANGE != 0 {
             self.of(parent)?.kept.puts(parent, name);
         }
-        self.done(new_parent, caller, Call::Rename { parent, name, new_parent, new_name, flags })
+        let call = Call::Rename { parent, name, new_parent, new_name, flags };
+        let done = self.done(new_parent, caller, call);
+        self.changed_elsewhere(new_parent);
+        done
     }
 
     fn create(
@@ -522,58 +536,6 @@ impl FileSystem for RemoteFs {
         for peer in self.servers.all() {
             peer.kept.set_notify(Arc::clone(&notify));
         }
-    }
-}
-
-fn is_done(done: Done) -> Result<()> {
-    match done.answer {
-        Answer::Done => Ok(()),
-        _ => Err(STRANGE),
-    }
-}
-
-fn note_attr(peer: &Peer, kept: &KeptAttr, done: &Done) -> Attr {
-    if kept.keep {
-        peer.kept.keep_attr(kept.attr.ino, done.mark);
-    }
-    kept.attr
-}
-
-fn note_names(peer: &Peer, dir: Ino, keep: bool, done: &Done) {
-    if keep {
-        peer.kept.keep_names(dir, done.mark);
-    }
-}
-
-/// What an answer of the inode's own server gives; `parent` if that has the name as well.
-fn given(peer: &Peer, parent: Option<Ino>, done: &mut Done) -> Result<(Entry, Opened)> {
-    let local = done.file.take().map(Arc::new);
-    match &done.answer {
-        Answer::Entry { attr, keep_names, empty } => {
-            if let Some(parent) = parent {
-                note_names(peer, parent, *keep_names, done);
-            }
-            if *empty {
-                peer.kept.keep_empty(attr.attr.ino, done.mark);
-            }
-            Ok((Entry { attr: note_attr(peer, attr, done) }, Opened { local: None }))
-        }
-        Answer::CreatedStriped { attr, keep_names, .. } => {
-            if let Some(parent) = parent {
-                note_names(peer, parent, *keep_names, done);
-            }
-            Ok((Entry { attr: note_attr(peer, attr, done) }, Opened { local: None }))
-        }
-        Answer::Created { attr, keep_names, local: sent } => {
-            if *sent && local.is_none() {
-                peer.held.release(attr.attr.ino);
-            }
-            if let Some(parent) = parent {
-                note_names(peer, parent, *keep_names, done);
-            }
-            Ok((Entry { attr: note_attr(peer, attr, done) }, Opened { local }))
-        }
-        _ => Err(STRANGE),
     }
 }
 

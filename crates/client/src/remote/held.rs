@@ -1,12 +1,18 @@
 //! What this mount holds at a server: references (the kernel's lookups) and opens by descriptor.
 //! It is what a new session must be told, and what it gives back is gathered here.
 
-use super::peer::GATHER;
 use forebay_proto::Ino;
-use forebay_proto::net::call::{Answer, MAX_FORGETS};
+use forebay_proto::net::GivenBack as Carried;
+use forebay_proto::net::call::{Answer, MAX_CARRIED, MAX_FORGETS};
 use forebay_proto::net::session::{LockSpec, MAX_RECLAIM_ITEMS, Reclaim};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::time::Duration;
+
+/// How long what is given back gathers, so that much is told at once, and how long it may while
+/// other calls carry it.
+const GATHER: Duration = Duration::from_millis(2);
+const GATHER_LONGEST: Duration = Duration::from_millis(32);
 
 #[derive(Default)]
 struct State {
@@ -20,6 +26,8 @@ struct State {
     closes: HashMap<Ino, u64>,
     /// Counts the sessions that were told what is held.
     generation: u64,
+    /// Counts calls that something went along with.
+    carried: u64,
     over: bool,
 }
 
@@ -38,6 +46,12 @@ pub(super) struct GivenBack {
     pub(super) forgets: Vec<(Ino, u64)>,
     pub(super) releases: Vec<(Ino, u64)>,
     pub(super) closes: Vec<(Ino, u64)>,
+}
+
+impl State {
+    fn nothing_to_tell(&self) -> bool {
+        self.forgets.is_empty() && self.releases.is_empty() && self.closes.is_empty()
+    }
 }
 
 impl Held {
@@ -116,23 +130,54 @@ impl Held {
         }
     }
 
-    /// Waits for something to tell; `None` after [`Held::end`].
+    /// What goes along with a call in the session of this generation.
+    pub(super) fn carry(&self, generation: u64) -> Carried {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        if state.forgets.is_empty() && state.releases.is_empty() || state.generation != generation {
+            return Carried::default();
+        }
+        state.carried += 1;
+        Carried {
+            forgets: take_some(&mut state.forgets, MAX_CARRIED),
+            releases: take_some(&mut state.releases, MAX_CARRIED),
+        }
+    }
+
+    /// Waits for something to tell that no call carries; `None` after [`Held::end`].
     pub(super) fn next_given_back(&self) -> Option<GivenBack> {
         let mut state = self.state.lock();
-        while state.forgets.is_empty() && state.releases.is_empty() && state.closes.is_empty() {
-            if state.over {
-                return None;
+        loop {
+            while state.nothing_to_tell() {
+                if state.over {
+                    return None;
+                }
+                self.given_back.wait(&mut state);
             }
-            self.given_back.wait(&mut state);
+            // More come soon, mostly: one call tells of all. While other calls take it along,
+            // none is needed.
+            let mut pause = GATHER;
+            loop {
+                let carried = state.carried;
+                MutexGuard::unlocked(&mut state, || std::thread::sleep(pause));
+                let much = state.forgets.len().max(state.releases.len()) > MAX_CARRIED;
+                let waits = much || !state.closes.is_empty();
+                if state.nothing_to_tell() || waits || state.carried == carried || state.over {
+                    break;
+                }
+                pause = (pause * 2).min(GATHER_LONGEST);
+            }
+            if state.nothing_to_tell() {
+                continue;
+            }
+            let state = &mut *state;
+            return Some(GivenBack {
+                generation: state.generation,
+                forgets: take_some(&mut state.forgets, MAX_FORGETS),
+                releases: take_some(&mut state.releases, MAX_FORGETS),
+                closes: take_some(&mut state.closes, MAX_FORGETS),
+            });
         }
-        // More come soon, mostly: one call tells of all.
-        MutexGuard::unlocked(&mut state, || std::thread::sleep(GATHER));
-        Some(GivenBack {
-            generation: state.generation,
-            forgets: take_some(&mut state.forgets),
-            releases: take_some(&mut state.releases),
-            closes: take_some(&mut state.closes),
-        })
     }
 
     pub(super) fn end(&self) {
@@ -189,11 +234,11 @@ fn take(map: &mut HashMap<Ino, u64>, ino: Ino, count: u64) -> (u64, bool) {
     (given, none_left)
 }
 
-fn take_some(map: &mut HashMap<Ino, u64>) -> Vec<(Ino, u64)> {
-    if map.len() <= MAX_FORGETS {
+fn take_some(map: &mut HashMap<Ino, u64>, most: usize) -> Vec<(Ino, u64)> {
+    if map.len() <= most {
         return map.drain().collect();
     }
-    let some: Vec<Ino> = map.keys().take(MAX_FORGETS).copied().collect();
+    let some: Vec<Ino> = map.keys().take(most).copied().collect();
     some.into_iter().filter_map(|ino| map.remove_entry(&ino)).collect()
 }
 
@@ -232,6 +277,27 @@ mod tests {
         assert_eq!(parts[0].served, [(Ino(5), 1)]);
         assert!(held.close_served(Ino(5)));
         assert_eq!(held.next_given_back().unwrap().closes, [(Ino(5), 1)]);
+    }
+
+    #[test]
+    fn what_a_call_carries_is_not_told_again() {
+        let held = Held::default();
+        let (first, _) = held.for_new_session(&[]);
+        held.took(Ino(5), true);
+        held.forget(Ino(5), 1);
+        held.release(Ino(5));
+        assert!(held.carry(first + 1).is_empty(), "another session was not told of it");
+        let carried = held.carry(first);
+        assert_eq!((carried.forgets, carried.releases), (vec![(Ino(5), 1)], vec![(Ino(5), 1)]));
+        assert!(held.carry(first).is_empty());
+        for ino in 0..=MAX_CARRIED as u64 {
+            held.took(Ino(ino), false);
+            held.forget(Ino(ino), 1);
+        }
+        assert_eq!(held.carry(first).forgets.len(), MAX_CARRIED);
+        assert_eq!(held.next_given_back().unwrap().forgets.len(), 1);
+        held.end();
+        assert!(held.next_given_back().is_none());
     }
 
     #[test]

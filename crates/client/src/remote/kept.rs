@@ -6,7 +6,8 @@
 //! A lease counts only if no recall was handled between the question and the answer that brought
 //! it ([`Mark`]): the recall may have been for that very lease.
 
-use forebay_proto::{Ino, Notify};
+use super::dirs::{ChangedDirs, Changing};
+use forebay_proto::{Attr, Ino, Notify};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -29,6 +30,8 @@ struct State {
     recalls: u64,
     names: HashSet<Ino>,
     attrs: HashSet<Ino>,
+    /// Attributes that answers to changes brought along.
+    changed: ChangedDirs,
     /// Directories that were empty when their names were leased, with all names (their hashes)
     /// that were since put there, or tried: what is not among them is not there. In a leased
     /// directory only this mount puts names.
@@ -167,11 +170,47 @@ impl Kept {
         }
     }
 
+    /// A call that changes names of these directories, or their attributes, begins.
+    pub(super) fn begin(&self, dirs: [Option<Ino>; 2], others_too: bool) -> Option<Changing> {
+        (dirs != [None; 2]).then(|| self.state.lock().changed.begin(dirs, others_too))
+    }
+
+    /// It is over, whatever came of it; `brought` are attributes that came with its answer.
+    pub(super) fn end(
+        &self,
+        changing: Option<Changing>,
+        brought: Option<([Option<Attr>; 2], Mark)>,
+    ) {
+        let Some(changing) = changing else { return };
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let now = match brought {
+            Some((dirs, mark)) if state.recalls == mark.0 && state.attrs.len() < MAX_KEPT => dirs,
+            _ => [None; 2],
+        };
+        state.attrs.extend(now.iter().flatten().map(|attr| attr.ino));
+        state.changed.end(changing, now);
+    }
+
+    /// Attributes of a directory that this mount changed last, once: they are what its kernel asks
+    /// for next.
+    pub(super) fn take_changed(&self, dir: Ino) -> Option<Attr> {
+        let mut state = self.state.lock();
+        let attr = state.changed.take(dir)?;
+        (state.attrs.contains(&dir) && !self.lease_left().is_zero()).then_some(attr)
+    }
+
+    /// Something was changed that attributes of any directory may show.
+    pub(super) fn changed_any(&self) {
+        self.state.lock().changed.clear();
+    }
+
     /// The kernel dropped the inode.
     pub(super) fn forgotten(&self, ino: Ino) {
         let mut state = self.state.lock();
         state.drop_names(ino);
         state.attrs.remove(&ino);
+        state.changed.forget(ino);
     }
 
     /// A file was closed. One that is not leased may have been removed by another mount.
@@ -194,6 +233,7 @@ impl Kept {
             }
             for ino in attrs {
                 state.attrs.remove(ino);
+                state.changed.forget(*ino);
             }
         }
         let Some(notify) = self.notify.read().clone() else { return };
@@ -220,6 +260,7 @@ impl Kept {
             state.recalls += 1;
             state.own.clear();
             state.own_names = 0;
+            state.changed.clear();
             (state.names.drain().collect(), state.attrs.drain().collect())
         };
         self.lease_end_ms.store(0, Ordering::Release);
@@ -230,6 +271,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_proto::attr::Timestamp;
 
     #[derive(Default)]
     struct Kernel(Mutex<(u32, Vec<Ino>)>);
@@ -290,6 +332,88 @@ mod tests {
         kept.recalled(&[], &[]);
         kept.keep_empty(Ino(6), mark);
         assert!(!kept.is_absent(Ino(6), b"y"));
+    }
+
+    fn dir_with_links(nlink: u32) -> Attr {
+        let at = Timestamp::default();
+        Attr {
+            ino: Ino(5),
+            size_bytes: 0,
+            blocks_512: 0,
+            atime: at,
+            mtime: at,
+            ctime: at,
+            btime: at,
+            mode: 0o40755,
+            nlink,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize_bytes: 4096,
+        }
+    }
+
+    #[test]
+    fn what_a_change_brought_is_given_once_and_never_after_another_change() {
+        let (kept, _) = kept();
+        let dir = [Some(Ino(5)), None];
+        let brought = |links| [Some(dir_with_links(links)), None];
+        let one = kept.begin(dir, false);
+        kept.end(one, Some((brought(2), kept.mark())));
+        assert_eq!(kept.take_changed(Ino(5)).map(|attr| attr.nlink), Some(2));
+        assert_eq!(kept.take_changed(Ino(5)), None, "the kernel keeps it now");
+        assert!(!kept.attr_ttl(Ino(5)).is_zero(), "they came with a lease");
+
+        // Two at a time: which one was made first is not known.
+        let (one, two) = (kept.begin(dir, false), kept.begin(dir, false));
+        kept.end(two, Some((brought(3), kept.mark())));
+        kept.end(one, Some((brought(4), kept.mark())));
+        assert_eq!(kept.take_changed(Ino(5)), None);
+        let (one, two) = (kept.begin(dir, false), kept.begin(dir, false));
+        kept.end(one, Some((brought(3), kept.mark())));
+        kept.end(two, Some((brought(4), kept.mark())));
+        assert_eq!(kept.take_changed(Ino(5)), None);
+
+        let one = kept.begin(dir, false);
+        kept.end(one, Some((brought(5), kept.mark())));
+        let failed = kept.begin(dir, false);
+        assert_eq!(kept.take_changed(Ino(5)), None, "it is being changed");
+        kept.end(failed, None);
+        assert_eq!(kept.take_changed(Ino(5)), None);
+    }
+
+    #[test]
+    fn what_a_change_brought_ends_with_its_lease() {
+        let (kept, _) = kept();
+        let dir = [Some(Ino(5)), None];
+        let brought = [Some(dir_with_links(2)), None];
+        for recalled_before in [true, false] {
+            let (one, mark) = (kept.begin(dir, false), kept.mark());
+            if recalled_before {
+                kept.recalled(&[], &[Ino(5)]);
+            }
+            kept.end(one, Some((brought, mark)));
+            if !recalled_before {
+                kept.recalled(&[], &[Ino(5)]);
+            }
+            assert_eq!(kept.take_changed(Ino(5)), None);
+        }
+        let one = kept.begin(dir, false);
+        kept.end(one, Some((brought, kept.mark())));
+        let rename = kept.begin([Some(Ino(6)), None], true);
+        kept.end(rename, None);
+        assert_eq!(kept.take_changed(Ino(5)), None, "it may be what was renamed");
+        let one = kept.begin(dir, false);
+        kept.end(one, Some((brought, kept.mark())));
+        kept.changed_any();
+        assert_eq!(kept.take_changed(Ino(5)), None, "it was renamed at another server");
+        let rename = kept.begin(dir, true);
+        kept.end(rename, Some((brought, kept.mark())));
+        assert!(kept.take_changed(Ino(5)).is_some());
+        let one = kept.begin(dir, false);
+        kept.end(one, Some((brought, kept.mark())));
+        kept.all_recalled();
+        assert_eq!(kept.take_changed(Ino(5)), None);
     }
 
     #[test]

@@ -7,17 +7,20 @@
 //! | `servers` | which server has what |
 //! | `peer` | connections, the session at a server, calls that survive broken connections |
 //! | `kept` | what may be believed without asking |
+//! | `dirs` | attributes of directories that answers to changes bring along |
 //! | `held` | references and opens, and giving them back |
 //! | `striped` | data of striped files, straight at the servers of their objects |
 //! | `locks` | lock requests that wait, locks held |
-//! | `fs` | `FileSystem` |
+//! | `fs`, `answers` | `FileSystem` |
 //! | `balanced` | the same by one of several servers that each have a copy |
 //! | `rooted` | the same where each node has a namespace of its own |
 //!
 //! Threads of a mount, for each server: one that hears recalls, one that gives references back, one
 //! that keeps the session alive when nothing else does. Made by `forebay mount --buffer`.
 
+mod answers;
 mod balanced;
+mod dirs;
 mod fs;
 mod held;
 mod kept;

@@ -23,17 +23,16 @@ use forebay_proto::net::frame::{self, FrameError, Kind};
 use forebay_proto::net::session::{
     Attach, Attached, ClientId, MAX_SLOTS, NodeId, Recall, SessionId, SlotId,
 };
-use forebay_proto::net::{Call, Request};
-use forebay_proto::{Caller, Errno, Result};
+use forebay_proto::net::{Call, GivenBack, Request, Response};
+use forebay_proto::{Attr, Caller, Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a server that does not answer is waited for, unless a mount is told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How long references that are given back gather, so that many are told at once.
-pub(super) const GATHER: Duration = Duration::from_millis(2);
 /// Longest wait for one answer: a change may have to wait for another mount's lease to end.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// The same for calls that wait for flash.
@@ -77,6 +76,8 @@ pub(super) struct Done {
     /// Descriptor that came along.
     pub(super) file: Option<File>,
     pub(super) mark: Mark,
+    /// Directories that it changed, as they are after it.
+    dirs: [Option<Attr>; 2],
 }
 
 struct Slot {
@@ -110,7 +111,9 @@ pub(super) struct Peer {
     pub(super) session: RwLock<Session>,
     /// Who makes a new session.
     renewal: Mutex<()>,
-    slots: Mutex<Vec<Slot>>,
+    /// The one used last is at the front. What the mount does by itself uses the one at the back, so that
+    /// it does not come between two calls of a program: their thread at the server would then change.
+    slots: Mutex<VecDeque<Slot>>,
     slot_free: Condvar,
     /// Since when it cannot be reached.
     pub(super) lost_since: Mutex<Option<Instant>>,
@@ -126,12 +129,18 @@ pub(super) struct Peer {
 struct InUse<'a> {
     peer: &'a Peer,
     slot: Option<Slot>,
+    by_itself: bool,
 }
 
 impl Drop for InUse<'_> {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            self.peer.slots.lock().push(slot);
+            let mut slots = self.peer.slots.lock();
+            match self.by_itself {
+                true => slots.push_back(slot),
+                false => slots.push_front(slot),
+            }
+            drop(slots);
             self.peer.slot_free.notify_one();
         }
     }
@@ -162,7 +171,6 @@ impl From<FrameError> for Failed {
 impl Peer {
     pub(super) fn new(target: Target, client: ClientId, expected: Expected) -> Peer {
         let slots = (0..MAX_SLOTS)
-            .rev()
             .map(|id| Slot { id: SlotId(id), seq: 0, link: None, body: Vec::new() })
             .collect();
         Peer {
@@ -204,7 +212,7 @@ impl Peer {
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.held.end();
-        let mut in_use = self.take_slot();
+        let mut in_use = self.take_slot(true);
         let Some(slot) = in_use.slot.as_mut() else { return };
         let mut request = Request {
             session: SessionId(0),
@@ -212,9 +220,10 @@ impl Peer {
             slot_seq: slot.seq,
             caller: Caller::root(),
             cpu: None,
+            given_back: GivenBack::default(),
             call: Call::Detach,
         };
-        if self.attempt(slot, None, &mut request, &[], &mut Room::None).is_err() {
+        if self.attempt(slot, None, &mut request, &mut None, &[], &mut Room::None).is_err() {
             tracing::debug!("the server was not told of the end");
         }
     }
@@ -223,11 +232,12 @@ impl Peer {
         self.closing.load(Ordering::Acquire)
     }
 
-    fn take_slot(&self) -> InUse<'_> {
+    fn take_slot(&self, by_itself: bool) -> InUse<'_> {
         let mut slots = self.slots.lock();
         loop {
-            if let Some(slot) = slots.pop() {
-                return InUse { peer: self, slot: Some(slot) };
+            let slot = if by_itself { slots.pop_back() } else { slots.pop_front() };
+            if slot.is_some() {
+                return InUse { peer: self, slot, by_itself };
             }
             self.slot_free.wait(&mut slots);
         }
@@ -251,9 +261,25 @@ impl Peer {
         caller: &Caller,
         call: Call<'_>,
         payload: &[u8],
+        room: Room<'_>,
+    ) -> Result<Done> {
+        let others_too = matches!(call, Call::Rename { .. } | Call::Rmdir { .. });
+        let changing = self.kept.begin(changes_attributes_of(&call), others_too);
+        let done = self.call_until_answered(generation, caller, call, payload, room);
+        let brought = done.as_ref().ok().map(|done| (done.dirs, done.mark));
+        self.kept.end(changing, brought);
+        done
+    }
+
+    fn call_until_answered(
+        &self,
+        generation: Option<u64>,
+        caller: &Caller,
+        call: Call<'_>,
+        payload: &[u8],
         mut room: Room<'_>,
     ) -> Result<Done> {
-        let mut in_use = self.take_slot();
+        let mut in_use = self.take_slot(is_by_itself(&call));
         let Some(slot) = in_use.slot.as_mut() else { return Err(Errno::EIO) };
         if call.is_once_only() {
             slot.seq = slot.seq.wrapping_add(1);
@@ -264,8 +290,10 @@ impl Peer {
             slot_seq: slot.seq,
             caller: self.with_groups(caller),
             cpu: None,
+            given_back: GivenBack::default(),
             call,
         };
+        let mut carried_in = None;
         let mut pause = RETRY_FIRST;
         loop {
             if self.is_closing() {
@@ -275,7 +303,9 @@ impl Peer {
                 return Err(Errno::EIO);
             }
             let seen = self.session.read().generation;
-            let failed = match self.attempt(slot, generation, &mut request, payload, &mut room) {
+            let carried = &mut carried_in;
+            let tried = self.attempt(slot, generation, &mut request, carried, payload, &mut room);
+            let failed = match tried {
                 Ok(done) => {
                     *self.lost_since.lock() = None;
                     let answer = done.answer.into_result()?;
@@ -339,6 +369,7 @@ impl Peer {
         slot: &mut Slot,
         generation: Option<u64>,
         request: &mut Request<'_>,
+        carried_in: &mut Option<u64>,
         payload: &[u8],
         room: &mut Room<'_>,
     ) -> std::result::Result<Done, Failed> {
@@ -360,8 +391,9 @@ impl Peer {
             Call::Detach => DETACH_LIMIT,
             _ => ANSWER_LIMIT,
         };
-        link.stream().set_read_timeout(Some(limit)).map_err(LinkError::Io)?;
-        request.cpu = link.stream().is_unix().then(this_cpu).flatten();
+        link.wait_at_most(limit).map_err(LinkError::Io)?;
+        self.give_something_to_carry(request, carried_in, session.generation);
+        request.cpu = self.near.load(Ordering::Relaxed).then(this_cpu).flatten();
         let mark = self.kept.mark();
         let sent = Instant::now();
         let id = u64::from(slot.seq);
@@ -379,7 +411,7 @@ impl Peer {
                 into.len()
             }
         };
-        let answer: Answer = frame::decode(&slot.body)?;
+        let Response { answer, dirs } = frame::decode(&slot.body)?;
         if answer == Answer::SessionOver {
             return Err(Failed::SessionOver);
         }
@@ -405,7 +437,28 @@ impl Peer {
         {
             self.held.opened(*ino);
         }
-        Ok(Done { answer, bytes, file, mark })
+        Ok(Done { answer, bytes, file, mark, dirs })
+    }
+
+    /// What is given back goes along with a call that is done once, and so is given back once. A
+    /// repetition carries the same, for nobody knows whether the first attempt was heard; in another
+    /// session nothing, for that was not told that this mount holds it.
+    fn give_something_to_carry(
+        &self,
+        request: &mut Request<'_>,
+        carried_in: &mut Option<u64>,
+        generation: u64,
+    ) {
+        match *carried_in {
+            None => {
+                *carried_in = Some(generation);
+                if request.call.is_once_only() {
+                    request.given_back = self.held.carry(generation);
+                }
+            }
+            Some(first) if first != generation => request.given_back = GivenBack::default(),
+            Some(_) => {}
+        }
     }
 
     /// A connection of the session.
@@ -463,10 +516,11 @@ impl Peer {
                 slot_seq: 0,
                 caller: Caller::root(),
                 cpu: None,
+                given_back: GivenBack::default(),
                 call: Call::Reclaim(part),
             };
             link.send(Kind::Call, 0, &request, &[], None)?;
-            match link.receive_as::<Answer>(Kind::Answer)? {
+            match link.receive_as::<Response>(Kind::Answer)?.answer {
                 Answer::Reclaimed { lost } if lost.is_empty() => {}
                 Answer::Reclaimed { lost } => {
                     tracing::error!(
@@ -532,10 +586,27 @@ fn first_call(link: &mut Link, call: Call<'_>) -> std::result::Result<Answer, Li
         slot_seq: 0,
         caller: Caller::root(),
         cpu: None,
+        given_back: GivenBack::default(),
         call,
     };
     link.send(Kind::Call, 0, &request, &[], None)?;
-    link.receive_as(Kind::Answer)
+    Ok(link.receive_as::<Response>(Kind::Answer)?.answer)
+}
+
+/// Calls that no program waits for.
+fn is_by_itself(call: &Call<'_>) -> bool {
+    matches!(call, Call::Forget(_) | Call::Release(_) | Call::Renew | Call::Places)
+}
+
+/// Directories of which it may change what `stat` shows; some are files.
+fn changes_attributes_of(call: &Call<'_>) -> [Option<Ino>; 2] {
+    match *call {
+        Call::Setattr { ino, .. }
+        | Call::Setxattr { ino, .. }
+        | Call::Removexattr { ino, .. }
+        | Call::List { ino, .. } => [Some(ino), None],
+        ref other => other.changed_dirs(),
+    }
 }
 
 fn refused(answer: Answer) -> LinkError {

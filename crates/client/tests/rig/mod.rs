@@ -4,6 +4,7 @@ use forebay_client::remote::Target;
 use forebay_net::ServerAddress;
 use forebay_net::handshake::{Credential, Gate, Greeted};
 use forebay_net::node::this_node;
+use forebay_proto::metrics::BufferMetrics;
 use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::session::NodeId;
@@ -101,6 +102,15 @@ pub fn serve(dir: &Path, incarnation: u64, address: &ServerAddress, near: bool) 
 impl Running {
     pub fn address(&self) -> ServerAddress {
         self.listening.addresses()[0].clone()
+    }
+
+    /// Calls so far of the kinds that anybody made, but for signs of life.
+    #[allow(dead_code, reason = "not of use to all tests that share this")]
+    pub fn calls(&self) -> std::collections::BTreeMap<String, u64> {
+        let mut told = BufferMetrics::default();
+        self.sessions.fill_metrics(&mut told);
+        let kinds = told.calls.into_iter().filter(|calls| calls.kind != "session");
+        kinds.map(|calls| (calls.kind, calls.count)).collect()
     }
 
     /// Ends it in order, and finds nothing wrong with what it leaves.

@@ -20,6 +20,8 @@ use serde::{Deserialize, Serialize};
 pub const MAX_LISTING_BYTES: u32 = 256 << 10;
 /// Most references given back by one call.
 pub const MAX_FORGETS: usize = 4096;
+/// Most inodes of which references, and of which opens, are given back along with another call.
+pub const MAX_CARRIED: usize = 64;
 
 /// One request.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -33,12 +35,30 @@ pub struct Request<'a> {
     pub slot_seq: u32,
     /// Who asks, as the client's kernel told.
     pub caller: Caller,
-    /// The processor that the client's thread runs on, on a Unix socket: the two take turns, and
-    /// a turn on one processor is much cheaper.
+    /// The processor that the client's thread runs on, if the server is on the same node: the two
+    /// take turns, and a turn on one processor is much cheaper.
     pub cpu: Option<u16>,
+    /// Given back with it, before it is done: only along with a call that is done once.
+    pub given_back: GivenBack,
     /// What.
     #[serde(borrow)]
     pub call: Call<'a>,
+}
+
+/// What a mount gives back along with a call, each with how many; at most [`MAX_CARRIED`] of either.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct GivenBack {
+    /// As in [`Call::Forget`].
+    pub forgets: Vec<(Ino, u64)>,
+    /// As in [`Call::Release`].
+    pub releases: Vec<(Ino, u64)>,
+}
+
+impl GivenBack {
+    /// True if it says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.forgets.is_empty() && self.releases.is_empty()
+    }
 }
 
 /// What is asked.
@@ -396,6 +416,22 @@ pub struct StripedOpen {
     pub kills: bool,
 }
 
+/// An answer, with what the mount is going to ask next.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Response {
+    /// The answer.
+    pub answer: Answer,
+    /// Attributes of the directories that the call changed, as they are after it, where they may be
+    /// kept: the kernel asks for them after each change that it made.
+    pub dirs: [Option<Attr>; 2],
+}
+
+impl From<Answer> for Response {
+    fn from(answer: Answer) -> Response {
+        Response { answer, dirs: [None; 2] }
+    }
+}
+
 /// What came of a call.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Answer {
@@ -509,6 +545,23 @@ impl Call<'_> {
         matches!(self, Call::Open { open_flags, .. } if open_flags & O_TRUNC != 0)
     }
 
+    /// Directories whose names it changes.
+    pub fn changed_dirs(&self) -> [Option<Ino>; 2] {
+        match *self {
+            Call::Mknod { parent, .. }
+            | Call::Mkdir { parent, .. }
+            | Call::Symlink { parent, .. }
+            | Call::Link { parent, .. }
+            | Call::Unlink { parent, .. }
+            | Call::Rmdir { parent, .. }
+            | Call::Create { parent, .. } => [Some(parent), None],
+            Call::Rename { parent, new_parent, .. } => {
+                [Some(parent), (new_parent != parent).then_some(new_parent)]
+            }
+            _ => [None; 2],
+        }
+    }
+
     /// True if doing it twice, or late, is not the same as doing it once: its answer is remembered.
     /// A plain write is among them: a first attempt that hangs on a broken connection must not
     /// come after what the mount wrote there since.
@@ -558,6 +611,7 @@ mod tests {
             slot_seq: 3,
             caller: Caller { uid: 1000, groups: vec![4], ..Caller::default() },
             cpu: Some(1),
+            given_back: GivenBack { forgets: vec![(Ino(9), 2)], releases: Vec::new() },
             call,
         };
         let mut body = Vec::new();

@@ -16,5 +16,5 @@ pub mod session;
 pub mod staging;
 pub mod tree;
 
-pub use call::{Answer, Call, ListedEntry, Request};
+pub use call::{Answer, Call, GivenBack, ListedEntry, Request, Response};
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, Kind};

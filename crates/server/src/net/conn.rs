@@ -11,7 +11,7 @@ use forebay_proto::net::auth::{Purpose, Refusal};
 use forebay_proto::net::frame::{self, FrameError, FrameHeader, Kind};
 use forebay_proto::net::ledger::LedgerRequest;
 use forebay_proto::net::servers::{Question, Reply};
-use forebay_proto::net::{Answer, Call, Request};
+use forebay_proto::net::{Answer, Call, Request, Response};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -172,11 +172,12 @@ fn enter<B: Backend>(
     };
     match entered {
         Ok((session, answer)) => {
-            link.send(Kind::Answer, header.id, &answer, &[], None)?;
+            link.send(Kind::Answer, header.id, &Response::from(answer), &[], None)?;
             Ok((sessions, session))
         }
         Err(errno) => {
-            link.send(Kind::Answer, header.id, &Answer::failed(errno), &[], None)?;
+            let response = Response::from(Answer::failed(errno));
+            link.send(Kind::Answer, header.id, &response, &[], None)?;
             Err(LinkError::Closed)
         }
     }
@@ -200,7 +201,9 @@ fn calls<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), L
         follower.asked_from(request.cpu);
         let reply = sessions.call(&session, &request, &payload, &mut room, local);
         let fd = reply.file.as_ref().map(|file| file.as_fd());
-        link.send(Kind::Answer, header.id, &reply.answer, &room[..reply.payload_bytes], fd)?;
+        let payload = &room[..reply.payload_bytes];
+        let response = Response { answer: reply.answer, dirs: reply.dirs };
+        link.send(Kind::Answer, header.id, &response, payload, fd)?;
     }
 }
 

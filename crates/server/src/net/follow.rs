@@ -1,6 +1,6 @@
 //! Keeps the thread of a connection on the processor of the client that it serves.
 //!
-//! On a Unix socket client and server take turns: while one works the other waits. A turn on one
+//! On one node client and server take turns: while one works the other waits. A turn on one
 //! processor is a context switch; on two it is an interrupt to another one, which may be asleep
 //! (measured on a machine of 2: 4 us against 45 to 73 us for a round trip). So a thread that was
 //! asked from the same processor [`FOLLOW_AFTER`] times in a row goes there, until it is asked
@@ -10,7 +10,7 @@
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Calls from one processor in a row after which it is followed.
-const FOLLOW_AFTER: u32 = 128;
+const FOLLOW_AFTER: u32 = 16;
 
 /// What one connection's thread knows about its client.
 pub(super) struct Follower {
@@ -28,7 +28,7 @@ impl Follower {
         Follower { allowed, last: None, in_a_row: 0, pinned: false }
     }
 
-    /// A call came from this processor; `None`: from another machine.
+    /// A call came from this processor; `None`: from another node.
     pub(super) fn asked_from(&mut self, cpu: Option<u16>) {
         let (Some(allowed), Some(cpu)) = (&self.allowed, cpu) else { return };
         if self.last != Some(cpu) {

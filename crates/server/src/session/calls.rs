@@ -1,15 +1,16 @@
 //! From a call of a session to its answer: what is not about names or data, and what all share.
 
 use super::leases::Subject;
+use super::slots::Before;
 use super::{Session, Sessions};
 use crate::namespace::record::Answered;
 use crate::namespace::{Namespace, SIZE_UNKNOWN};
 use crate::step::step;
 use forebay_proto::api::{FileSystem, Opened};
 use forebay_proto::attr::Attr;
-use forebay_proto::net::call::KeptAttr;
+use forebay_proto::net::call::{KeptAttr, MAX_CARRIED};
 use forebay_proto::net::session::Reclaim;
-use forebay_proto::net::{Answer, Call, Request};
+use forebay_proto::net::{Answer, Call, GivenBack, Request};
 use forebay_proto::{Caller, Errno, Ino, RequestId, Result, SetAttr};
 use std::fs::File;
 use std::sync::Arc;
@@ -24,11 +25,23 @@ pub struct Reply {
     pub payload_bytes: usize,
     /// The object, for a client on this node.
     pub file: Option<Arc<File>>,
+    /// See [`forebay_proto::net::Response::dirs`].
+    pub dirs: [Option<Attr>; 2],
 }
 
 impl Reply {
     pub(super) fn of(answer: Answer) -> Reply {
-        Reply { answer, payload_bytes: 0, file: None }
+        Reply { answer, payload_bytes: 0, file: None, dirs: [None; 2] }
+    }
+
+    /// An answer with the object.
+    pub(super) fn with(answer: Answer, file: Option<Arc<File>>) -> Reply {
+        Reply { file, ..Reply::of(answer) }
+    }
+
+    /// So many bytes at the front of the room.
+    pub(super) fn data(payload_bytes: usize) -> Reply {
+        Reply { payload_bytes, ..Reply::of(Answer::Data) }
     }
 
     pub(super) fn failed(errno: Errno) -> Reply {
@@ -45,11 +58,7 @@ impl From<Result<Answer>> for Reply {
 impl From<Result<Opened>> for Reply {
     fn from(opened: Result<Opened>) -> Reply {
         match opened {
-            Ok(Opened { local }) => Reply {
-                answer: Answer::Opened { local: local.is_some() },
-                payload_bytes: 0,
-                file: local,
-            },
+            Ok(Opened { local }) => Reply::with(Answer::Opened { local: local.is_some() }, local),
             Err(errno) => Reply::failed(errno),
         }
     }
@@ -93,7 +102,8 @@ impl Sessions {
         room: &mut Vec<u8>,
         local: bool,
     ) -> Reply {
-        let reply = self.call_uncounted(session, request, payload, room, local);
+        let mut reply = self.call_uncounted(session, request, payload, room, local);
+        reply.dirs = self.changed_dirs(session, &request.call, &reply.answer);
         self.counts.count(&request.call, &reply.answer, payload.len(), reply.payload_bytes);
         reply
     }
@@ -111,6 +121,11 @@ impl Sessions {
         session.hear();
         if session.is_over() {
             return Reply::of(Answer::SessionOver);
+        }
+        let given_back = &request.given_back;
+        let most = given_back.forgets.len().max(given_back.releases.len());
+        if most > MAX_CARRIED || most > 0 && !request.call.is_once_only() {
+            return Reply::failed(Errno::EPROTO);
         }
         if needs_names(&request.call) {
             match self.cache {
@@ -136,6 +151,9 @@ impl Sessions {
         }
         let mut file = None;
         let once = session.slots.once(request.slot, request.slot_seq, session.id, |before| {
+            if matches!(before, Before::Nothing) {
+                at.take_back(given_back);
+            }
             let reply = at.answer_once(&request.call, before, room);
             file = reply.file;
             reply.answer
@@ -144,7 +162,26 @@ impl Sessions {
         if file.is_none() {
             file = at.local_again(&request.call, &answer);
         }
-        Reply { answer, payload_bytes: 0, file }
+        Reply::with(answer, file)
+    }
+
+    /// What the client's kernel is going to ask for after a change of directories. Read after the
+    /// change, under a lease that is entered before: so it is true until it is recalled, or until
+    /// the client changes the directory again.
+    fn changed_dirs(
+        &self,
+        session: &Session,
+        call: &Call<'_>,
+        answer: &Answer,
+    ) -> [Option<Attr>; 2] {
+        if matches!(answer, Answer::Failed(_) | Answer::SessionOver) {
+            return [None; 2];
+        }
+        call.changed_dirs().map(|dir| {
+            let dir = dir.filter(|dir| dir.shard() == self.namespace.shard())?;
+            self.grant(session, Subject::Attrs(dir))?;
+            self.namespace.getattr(dir).ok().filter(|attr| attr.nlink > 0)
+        })
     }
 
     /// Gives a lease, if the session may have one.
@@ -238,16 +275,11 @@ impl At<'_> {
             }
             Call::Places => Reply::of(Answer::Places(self.sessions.facts.places.shards())),
             Call::Forget(list) => {
-                for &(ino, count) in list {
-                    self.sessions.give_back(self.session, ino, count);
-                }
+                self.forget(list);
                 Reply::of(Answer::Done)
             }
             Call::Release(list) => {
-                for &(ino, count) in list {
-                    self.sessions.leases.closed_locally(ino, self.session.id(), count);
-                    self.sessions.closed(self.session, ino, count, true);
-                }
+                self.release(list);
                 Reply::of(Answer::Done)
             }
             Call::Close(list) => {
@@ -284,11 +316,30 @@ impl At<'_> {
         }
     }
 
+    /// What came along with a call that is done for the first time.
+    fn take_back(&self, given_back: &GivenBack) {
+        self.release(&given_back.releases);
+        self.forget(&given_back.forgets);
+    }
+
+    fn forget(&self, list: &[(Ino, u64)]) {
+        for &(ino, count) in list {
+            self.sessions.give_back(self.session, ino, count);
+        }
+    }
+
+    fn release(&self, list: &[(Ino, u64)]) {
+        for &(ino, count) in list {
+            self.sessions.leases.closed_locally(ino, self.session.id(), count);
+            self.sessions.closed(self.session, ino, count, true);
+        }
+    }
+
     pub(super) fn bytes(&self, bytes: Result<Vec<u8>>, room: &mut Vec<u8>) -> Reply {
         match bytes {
             Ok(bytes) => {
                 *room = bytes;
-                Reply { answer: Answer::Data, payload_bytes: room.len(), file: None }
+                Reply::data(room.len())
             }
             Err(errno) => Reply::failed(errno),
         }

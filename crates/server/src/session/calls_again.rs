@@ -131,7 +131,7 @@ impl At<'_> {
             None => Reply::of(Answer::Entry { attr, keep_names, empty: false }),
             Some(file) => {
                 let answer = Answer::Created { attr, keep_names, local: file.is_some() };
-                Reply { answer, payload_bytes: 0, file }
+                Reply::with(answer, file)
             }
         })
     }

@@ -177,7 +177,7 @@ impl At<'_> {
             room.resize(bytes, 0);
         }
         match self.namespace().read(ino, offset, &mut room[..bytes]) {
-            Ok(count) => Reply { answer: Answer::Data, payload_bytes: count, file: None },
+            Ok(count) => Reply::data(count),
             Err(errno) => Reply::failed(errno),
         }
     }

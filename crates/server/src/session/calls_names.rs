@@ -192,7 +192,7 @@ impl At<'_> {
             keep_names: self.keep_names(parent),
             local: local.is_some(),
         };
-        Reply { answer, payload_bytes: 0, file: local }
+        Reply::with(answer, local)
     }
 
     fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Answer> {

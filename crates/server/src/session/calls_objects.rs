@@ -27,7 +27,7 @@ impl At<'_> {
                     room.resize(bytes, 0);
                 }
                 match ns.read_object(object, offset, &mut room[..bytes]) {
-                    Ok(count) => Reply { answer: Answer::Data, payload_bytes: count, file: None },
+                    Ok(count) => Reply::data(count),
                     Err(errno) => Reply::failed(errno),
                 }
             }

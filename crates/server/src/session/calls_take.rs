@@ -66,7 +66,7 @@ impl At<'_> {
             keep_names: false,
             local: opened.local.is_some(),
         };
-        Ok(Reply { answer, payload_bytes: 0, file: opened.local })
+        Ok(Reply::with(answer, opened.local))
     }
 
     fn reference(&self, ino: Ino) -> Result<Attr> {

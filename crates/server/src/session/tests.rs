@@ -8,8 +8,9 @@ use crate::step::kill::run_killed;
 use crate::{Server, ServerOptions};
 use forebay_proto::api::CreateArgs;
 use forebay_proto::control::{PathBytes, StoreKind};
+use forebay_proto::net::call::MAX_CARRIED;
 use forebay_proto::net::session::{ClientId, Reclaim, SlotId};
-use forebay_proto::net::{Answer, Call, Request};
+use forebay_proto::net::{Answer, Call, GivenBack, Request};
 use forebay_proto::{Caller, FileKind, ServerId, SetAttr};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -107,11 +108,17 @@ struct Client<'a> {
 impl Client<'_> {
     /// The call numbered `seq` in slot 0.
     fn call(&self, seq: u32, call: Call<'_>, payload: &[u8]) -> Reply {
+        self.call_with(seq, GivenBack::default(), call, payload)
+    }
+
+    /// The same, along with what is given back.
+    fn call_with(&self, seq: u32, given_back: GivenBack, call: Call<'_>, payload: &[u8]) -> Reply {
         let request = Request {
             session: self.session.id(),
             slot: SlotId(0),
             slot_seq: seq,
             cpu: None,
+            given_back,
             caller: Caller::root(),
             call,
         };
@@ -340,6 +347,38 @@ fn a_reference_is_given_back_once_however_often_it_is_said() {
     }
     rig.server.namespace().statfs().unwrap();
     assert!(rig.server.namespace().attributes(ino).is_ok(), "one of two references is left");
+    rig.close();
+}
+
+#[test]
+fn what_comes_along_with_a_call_is_given_back_with_it_and_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    let make = |name| {
+        let kind = FileKind::File;
+        Call::Mknod { parent: Ino::ROOT, name, kind, args: ARGS, rdev: 0, near: None }
+    };
+    client.call(1, make(b"f"), b"");
+    let ino = rig.file();
+    client.call(1, Call::Lookup { parent: Ino::ROOT, name: b"f" }, b"");
+    client.call(2, Call::Unlink { parent: Ino::ROOT, name: b"f" }, b"");
+    let back = |count: usize| GivenBack { forgets: vec![(ino, 1); count], releases: Vec::new() };
+    // Along with a call that may be repeated without anybody noticing, it could be twice.
+    let lookup = Call::Lookup { parent: Ino::ROOT, name: b"f" };
+    let refused = Answer::failed(Errno::EPROTO);
+    assert_eq!(client.call_with(3, back(1), lookup, b"").answer, refused);
+    assert_eq!(client.call_with(3, back(MAX_CARRIED + 1), make(b"g"), b"").answer, refused);
+    for _ in 0..2 {
+        let reply = client.call_with(3, back(1), make(b"g"), b"");
+        assert!(matches!(reply.answer, Answer::Entry { .. }), "{:?}", reply.answer);
+    }
+    rig.server.namespace().statfs().unwrap();
+    assert!(rig.server.namespace().attributes(ino).is_ok(), "one of two references is left");
+    client.call_with(4, back(1), make(b"h"), b"");
+    rig.server.namespace().statfs().unwrap();
+    assert_eq!(rig.server.namespace().attributes(ino), Err(Errno::ESTALE));
     rig.close();
 }
 

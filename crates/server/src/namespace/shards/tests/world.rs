@@ -14,7 +14,7 @@ use forebay_proto::net::call::Taking;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::net::session::{Attach, ClientId, NodeId, Reclaim, SlotId};
-use forebay_proto::net::{Answer, Call, Request};
+use forebay_proto::net::{Answer, Call, GivenBack, Request};
 use forebay_proto::{Caller, Cookie, Errno, FileKind, Ino, Result, ServerId, ShardId};
 use parking_lot::RwLock;
 use std::cell::RefCell;
@@ -493,6 +493,7 @@ fn request<'a>(session: &Arc<Session>, seq: u32, call: Call<'a>) -> Request<'a> 
         slot: SlotId(0),
         slot_seq: seq,
         cpu: None,
+        given_back: GivenBack::default(),
         caller: Caller::root(),
         call,
     }
