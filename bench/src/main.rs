@@ -9,6 +9,8 @@ mod data;
 mod lifetime;
 mod machine;
 mod names;
+mod nodes;
+mod pool;
 mod report;
 mod served;
 mod sides;
@@ -50,8 +52,8 @@ struct Args {
     self_check: bool,
     /// Only rows of these parts.
     #[arg(long, value_name = "PART", value_delimiter = ',',
-          value_parser = ["control", "data", "names", "staging", "served", "striped",
-                          "cache", "lifetime"])]
+          value_parser = ["control", "data", "names", "staging", "served", "nodes",
+                          "striped", "cache", "lifetime"])]
     only: Vec<String>,
     /// Pairs of samples per row of data and names.
     #[arg(long, value_name = "N")]
@@ -197,6 +199,11 @@ fn measure_buffer(
         workers.forget()?;
     }
     buffer.umount(false)?;
+    if args.wants("nodes") {
+        let bytes = (args.capacity_mib << 20) / 8;
+        let keep = |row| keep(rows, row);
+        nodes::measure(&args.forebay, &args.flash, disk, bytes, args.pairs(), keep)?;
+    }
     if args.wants("striped") {
         measure_striped(args, disk, workers, rows)?;
     }

@@ -13,6 +13,8 @@ use std::path::Path;
 pub enum Target {
     /// Ratio to raw, at least.
     RatioAtLeast(f64),
+    /// Ratio to raw, at most.
+    RatioAtMost(f64),
     /// Seconds, at most.
     SecondsAtMost(f64),
     /// Seconds of CPU per GiB, at most.
@@ -23,7 +25,7 @@ impl Target {
     /// What a figure that it is for ends in.
     fn suffix(self) -> &'static str {
         match self {
-            Target::RatioAtLeast(_) => "",
+            Target::RatioAtLeast(_) | Target::RatioAtMost(_) => "",
             Target::SecondsAtMost(_) => " s",
             Target::SecondsPerGibAtMost(_) => " s/GiB",
         }
@@ -33,8 +35,8 @@ impl Target {
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Part of the table: `control`, `data`, `names`, `staging`, `served`, `striped`, `cache`,
-    /// `lifetime`.
+    /// Part of the table: `control`, `data`, `names`, `staging`, `served`, `nodes`, `striped`,
+    /// `cache`, `lifetime`.
     pub part: &'static str,
     /// What was done.
     pub case: String,
@@ -103,13 +105,15 @@ impl Row {
             Some(Target::RatioAtLeast(least)) if self.value.median >= least => Mark::Pass,
             Some(Target::RatioAtLeast(least)) if self.value.median_high >= least => Mark::Near,
             Some(Target::RatioAtLeast(_)) => Mark::Miss,
-            Some(Target::SecondsAtMost(most) | Target::SecondsPerGibAtMost(most)) => {
-                match (self.value.median <= most, self.value.median_low <= most) {
-                    (true, _) => Mark::Pass,
-                    (false, true) => Mark::Near,
-                    (false, false) => Mark::Miss,
-                }
-            }
+            Some(
+                Target::SecondsAtMost(most)
+                | Target::SecondsPerGibAtMost(most)
+                | Target::RatioAtMost(most),
+            ) => match (self.value.median <= most, self.value.median_low <= most) {
+                (true, _) => Mark::Pass,
+                (false, true) => Mark::Near,
+                (false, false) => Mark::Miss,
+            },
         }
     }
 
@@ -121,7 +125,11 @@ impl Row {
         let target = match self.target {
             None => String::new(),
             Some(Target::RatioAtLeast(least)) => format!(">= {}", short(least)),
-            Some(Target::SecondsAtMost(most) | Target::SecondsPerGibAtMost(most)) => {
+            Some(
+                Target::SecondsAtMost(most)
+                | Target::SecondsPerGibAtMost(most)
+                | Target::RatioAtMost(most),
+            ) => {
                 format!("<= {}{suffix}", short(most))
             }
         };

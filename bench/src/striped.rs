@@ -5,16 +5,15 @@
 //! row on one shared file is what a checkpoint does that all processes write in turn.
 
 use crate::data::{self, Point};
+use crate::pool::{self, Pool};
 use crate::report::{Row, Target};
 use crate::sides::{Scratch, run};
 use crate::stats::Pairs;
 use crate::workers::{Job, Op, Pattern, Workers};
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use anyhow::{Context, Result};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 
 /// Name of the buffer.
 const NAME: &str = "striped";
@@ -33,11 +32,9 @@ const STRIDED_NOTE: &str = "strided: each of two processes, each on a mount of i
 /// Two servers with a buffer over both, and two mounts of it.
 pub struct Striped<'a> {
     forebay: &'a Path,
-    config: PathBuf,
-    servers: Vec<(Child, String)>,
     mounts: Vec<PathBuf>,
-    // After the servers that use it.
-    _flash: Scratch,
+    // After the mounts are gone.
+    pool: Pool<'a>,
 }
 
 impl<'a> Striped<'a> {
@@ -48,19 +45,12 @@ impl<'a> Striped<'a> {
         disk: &Scratch,
         bytes: u64,
     ) -> Result<Striped<'a>> {
-        let place = Scratch::named(flash, "striped")?;
-        let config = std::path::absolute(disk.dir("striped.config")?)?;
-        let mut striped =
-            Striped { forebay, config, servers: Vec::new(), mounts: Vec::new(), _flash: place };
-        for at in 0..SERVERS {
-            striped.serve(at, bytes)?;
-        }
-        let (bytes, servers) = (bytes.to_string(), SERVERS.to_string());
-        striped.ask(&["buffer", "create", NAME, "--capacity", &bytes, "--servers", &servers])?;
+        let pool = Pool::start(forebay, flash, disk, "striped", bytes + (64 << 20), SERVERS)?;
+        let mut striped = Striped { forebay, mounts: Vec::new(), pool };
+        striped.pool.create(NAME, bytes, SERVERS)?;
         for at in 0..2 {
             let point = disk.dir(&format!("striped.mnt{at}"))?;
-            let text = point.to_str().context("a mount point that is not UTF-8")?.to_string();
-            striped.ask(&["mount", "--buffer", NAME, "--no-fast-path", &text])?;
+            striped.pool.mount(NAME, &point, &["--no-fast-path"])?;
             striped.mounts.push(point);
         }
         let dir = striped.mounts[0].join("striped");
@@ -71,46 +61,10 @@ impl<'a> Striped<'a> {
         Ok(striped)
     }
 
-    fn serve(&mut self, at: usize, bytes: u64) -> Result<()> {
-        let flash = self._flash.dir(&format!("flash{at}"))?;
-        let mut command = Command::new(self.forebay);
-        command
-            .args(["serve", "--json", "--listen", "127.0.0.1:0"])
-            .args(["--capacity", &(bytes + (64 << 20)).to_string(), "--flash"])
-            .arg(flash)
-            .env("FOREBAY_CONFIG_DIR", &self.config)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        if let Some((_, keeper)) = self.servers.first() {
-            command.args(["--join", keeper]);
-        }
-        let mut child = command.spawn().context("start forebay serve")?;
-        let mut line = String::new();
-        let out = child.stdout.take().context("no output of forebay serve")?;
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line)?;
-        let up: Value = serde_json::from_str(&line).context("forebay serve did not start")?;
-        let address = up["addresses"][0].as_str().context("no address")?;
-        self.servers.push((child, address.to_string()));
-        Ok(())
-    }
-
-    fn ask(&self, arguments: &[&str]) -> Result<()> {
-        let (_, keeper) = self.servers.first().context("no server")?;
-        let mut command = Command::new(self.forebay);
-        command.args(arguments).args(["--server", keeper]);
-        let output = command.env("FOREBAY_CONFIG_DIR", &self.config).output()?;
-        if !output.status.success() {
-            bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(())
-    }
-
     fn daemons(&self) -> Result<Vec<u32>> {
-        let mut all: Vec<u32> = self.servers.iter().map(|(child, _)| child.id()).collect();
+        let mut all = self.pool.pids();
         for point in &self.mounts {
-            let arguments = ["status".as_ref(), "--json".as_ref(), point.as_os_str()];
-            let status: Value = serde_json::from_str(&run(self.forebay, &arguments)?)?;
-            all.push(status["pid"].as_u64().context("no pid")? as u32);
+            all.push(pool::mount_pid(self.forebay, point)?);
         }
         Ok(all)
     }
@@ -119,22 +73,9 @@ impl<'a> Striped<'a> {
 impl Drop for Striped<'_> {
     fn drop(&mut self) {
         for point in &self.mounts {
-            let arguments = ["umount".as_ref(), "--force".as_ref(), point.as_os_str()];
-            if let Err(error) = run(self.forebay, &arguments) {
-                eprintln!("bench: could not unmount: {error:#}");
-            }
+            pool::umount(self.forebay, point);
         }
-        if let Err(error) = self.ask(&["buffer", "destroy", NAME, "--force"]) {
-            eprintln!("bench: the striped buffer is left behind: {error:#}");
-        }
-        for (child, _) in self.servers.iter_mut().rev() {
-            let pid = rustix::process::Pid::from_child(child);
-            if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_err()
-                || child.wait().is_err()
-            {
-                eprintln!("bench: a server could not be ended");
-            }
-        }
+        self.pool.destroy(NAME);
     }
 }
 
