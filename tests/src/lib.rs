@@ -14,14 +14,17 @@
 
 pub mod buffer;
 pub mod gluster;
+pub mod machines;
 pub mod model;
 pub mod pfs;
 pub mod procs;
+pub mod proxy;
 pub mod recorder;
 pub mod served;
 pub mod site;
 pub mod slow_disk;
 pub mod sys;
+pub mod worker;
 
 /// True if the long variants were asked for.
 pub fn long() -> bool {

@@ -10,6 +10,7 @@
 
 use crate::buffer::{TEST_LIMIT, abort_connection, alive, binary};
 use crate::procs;
+use crate::proxy::Proxy;
 use crate::sys;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -45,9 +46,20 @@ pub enum Via {
     /// TCP, as from another node: all I/O is served.
     Tcp,
     /// TCP to this one of the servers, and no other way.
-    At(usize),
+    AtServer(usize),
     /// TCP out of a network namespace of this name, to the server at this address.
     Namespace(String, String),
+    /// TCP to this address: that of something between the mount and the first server.
+    At(String),
+}
+
+/// Where a server runs and how it is reached, if not on this node by its Unix socket too.
+#[derive(Clone, Debug)]
+pub enum Host {
+    /// In a network namespace of this name, where it listens on this address.
+    Namespace(String, String),
+    /// On this node, by TCP only; others are told that it is where the proxy is.
+    Behind(Arc<Proxy>),
 }
 
 /// How to make a shared buffer.
@@ -65,6 +77,8 @@ pub struct Options {
     pub servers: usize,
     /// The buffer is a cache of a directory beside it, with these arguments.
     pub cache: Option<Vec<String>>,
+    /// One for each server, or none: all are on this node.
+    pub hosts: Vec<Host>,
 }
 
 impl Options {
@@ -79,6 +93,7 @@ impl Options {
             patience_s: None,
             servers: crate::env_u64("FOREBAY_TEST_SERVERS", 1) as usize,
             cache: (crate::env_u64("FOREBAY_TEST_CACHE", 0) > 0).then(Vec::new),
+            hosts: Vec::new(),
         }
     }
 
@@ -96,6 +111,8 @@ impl Options {
 
 struct Mount {
     via: Via,
+    /// More arguments for `forebay mount`.
+    extra: Vec<String>,
     /// Its daemon, while it should live.
     pid: Option<i32>,
 }
@@ -104,6 +121,8 @@ struct Mount {
 struct Server {
     pid: Option<i32>,
     tcp: String,
+    /// Its identity in the pool.
+    identity: String,
 }
 
 struct State {
@@ -139,8 +158,15 @@ impl Served {
             Store::Directory => std::env::temp_dir(),
         };
         let base = parent.join(format!("forebay-shared-{}-{number}", std::process::id()));
-        let tcp = format!("{}:0", options.listen);
-        let servers = (0..options.servers).map(|_| Server { pid: None, tcp: tcp.clone() });
+        let tcp = |at| match options.hosts.get(at) {
+            Some(Host::Namespace(_, address)) => format!("{address}:0"),
+            _ => format!("{}:0", options.listen),
+        };
+        let servers = (0..options.servers).map(|at| Server {
+            pid: None,
+            tcp: tcp(at),
+            identity: String::new(),
+        });
         let state = Arc::new(State {
             servers: Mutex::new(servers.collect()),
             mounts: Mutex::default(),
@@ -194,13 +220,17 @@ impl Served {
         self.tcp_at(0)
     }
 
-    fn tcp_at(&self, at: usize) -> String {
+    /// Where a server listens on TCP.
+    pub fn tcp_at(&self, at: usize) -> String {
         self.state.servers.lock().unwrap()[at].tcp.clone()
     }
 
-    /// Where the first server listens on its node.
+    /// How commands reach the first server.
     pub fn unix(&self) -> String {
-        self.unix_at(0)
+        match self.options.hosts.is_empty() {
+            true => self.unix_at(0),
+            false => self.tcp(),
+        }
     }
 
     /// Where a server listens on its node.
@@ -213,9 +243,17 @@ impl Served {
         self.base.join(if at == 0 { "flash".into() } else { format!("flash{at}") })
     }
 
-    /// A command of forebay with the secrets of these servers.
+    /// The executable, where the first server is reached, with the secrets of these servers.
     pub fn forebay(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(binary());
+        self.forebay_at(0, arguments)
+    }
+
+    /// The executable on a server's machine.
+    fn forebay_at(&self, at: usize, arguments: &[&str]) -> Command {
+        let mut command = match self.options.hosts.get(at) {
+            Some(Host::Namespace(name, _)) => inside(name),
+            _ => Command::new(binary()),
+        };
         command
             .args(arguments)
             .env("FOREBAY_CONFIG_DIR", self.base.join("config"))
@@ -241,8 +279,13 @@ impl Served {
         let (tcp, unix) = (self.tcp_at(at), self.unix_at(at));
         let flash = self.flash(at);
         let capacity = (2 * self.options.capacity).to_string();
-        let mut command = self.forebay(&["serve", "--background", "--json", "--flash"]);
-        command.arg(flash).args(["--capacity", &capacity, "--listen", &tcp, "--listen", &unix]);
+        let mut command = self.forebay_at(at, &["serve", "--background", "--json", "--flash"]);
+        command.arg(flash).args(["--capacity", &capacity, "--listen", &tcp]);
+        match self.options.hosts.get(at) {
+            None => command.args(["--listen", &unix]),
+            Some(Host::Behind(proxy)) => command.args(["--advertise", proxy.address()]),
+            Some(Host::Namespace(..)) => &mut command,
+        };
         if at > 0 {
             command.args(["--join", &self.unix()]);
         }
@@ -250,6 +293,10 @@ impl Served {
         let server = &mut self.state.servers.lock().unwrap()[at];
         server.pid = said["pid"].as_i64().map(|pid| pid as i32);
         server.tcp = said["addresses"][0].as_str().unwrap().to_string();
+        if let Some(Host::Behind(proxy)) = self.options.hosts.get(at) {
+            proxy.leads_to(server.tcp.clone());
+        }
+        server.identity = said["id"].as_str().unwrap().to_string();
     }
 
     fn create_buffer(&self) {
@@ -264,6 +311,15 @@ impl Served {
         if let Some(arguments) = &self.options.cache {
             command.args(["--type", "cache", "--pfs"]).arg(self.pfs("")).args(arguments);
         }
+        // A server behind a proxy that did not know of it yet counts as away for a moment.
+        let until = Instant::now() + RETURN_LIMIT;
+        let proxied = self.options.hosts.iter().any(|host| matches!(host, Host::Behind(_)));
+        while proxied && Instant::now() < until {
+            if procs::try_run_for(&mut command, COMMAND_LIMIT).0 {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
         self.must(&mut command);
     }
 
@@ -275,9 +331,15 @@ impl Served {
 
     /// Mounts the buffer once more; the number of the new mount.
     pub fn mount(&self, via: Via) -> usize {
+        self.mount_with(via, &[])
+    }
+
+    /// The same, with more arguments for `forebay mount`.
+    pub fn mount_with(&self, via: Via, extra: &[&str]) -> usize {
+        let extra = extra.iter().map(|word| word.to_string()).collect();
         let at = {
             let mut mounts = self.state.mounts.lock().unwrap();
-            mounts.push(Mount { via, pid: None });
+            mounts.push(Mount { via, extra, pid: None });
             mounts.len() - 1
         };
         std::fs::create_dir_all(self.root(at)).unwrap();
@@ -287,15 +349,14 @@ impl Served {
 
     /// Mounts `at` again by its command.
     pub fn mount_again(&self, at: usize) {
-        let via = self.state.mounts.lock().unwrap()[at].via.clone();
+        let (via, extra) = {
+            let mounts = self.state.mounts.lock().unwrap();
+            (mounts[at].via.clone(), mounts[at].extra.clone())
+        };
         let mut command = match &via {
             Via::Namespace(name, _) => {
-                // `ip netns exec` would mount in a mount namespace of its own.
-                let mut command = Command::new("nsenter");
-                command
-                    .arg(format!("--net=/run/netns/{name}"))
-                    .arg(binary())
-                    .env("FOREBAY_CONFIG_DIR", self.base.join("config"));
+                let mut command = inside(name);
+                command.env("FOREBAY_CONFIG_DIR", self.base.join("config"));
                 command
             }
             _ => self.forebay(&[]),
@@ -304,13 +365,15 @@ impl Served {
         match &via {
             Via::Local => command.arg(self.unix()),
             Via::Tcp => command.arg(self.tcp()).arg("--no-fast-path"),
-            Via::At(server) => command.arg(self.tcp_at(*server)).arg("--no-fast-path"),
-            Via::Namespace(_, address) => command.arg(address).arg("--no-fast-path"),
+            Via::AtServer(server) => command.arg(self.tcp_at(*server)).arg("--no-fast-path"),
+            Via::Namespace(_, address) | Via::At(address) => {
+                command.arg(address).arg("--no-fast-path")
+            }
         };
         if let Some(seconds) = self.options.patience_s {
             command.args(["--patience", &seconds.to_string()]);
         }
-        let said = json(&self.must(command.arg(self.root(at))));
+        let said = json(&self.must(command.args(extra).arg(self.root(at))));
         let fast = self.options.store == Store::Tmpfs && via == Via::Local;
         assert_eq!(said["fast_path"], fast, "{said}");
         let pid = said["pid"].as_i64().unwrap() as i32;
@@ -330,7 +393,8 @@ impl Served {
         }
     }
 
-    fn mount_pid(&self, at: usize) -> i32 {
+    /// Process id of a mount.
+    pub fn mount_pid(&self, at: usize) -> i32 {
         self.state.mounts.lock().unwrap()[at].pid.expect("the mount is not there")
     }
 
@@ -344,6 +408,25 @@ impl Served {
     pub fn signal_mount(&self, at: usize, signal: i32) {
         // SAFETY: plain numbers: our own daemon.
         unsafe { libc::kill(self.mount_pid(at), signal) };
+    }
+
+    /// Which server has this part of the buffer, and with it this shard of its names.
+    pub fn server_of_part(&self, part: usize) -> usize {
+        let status = self.status();
+        let servers = self.state.servers.lock().unwrap();
+        let found = servers.iter().position(|server| server.identity == status["servers"][part]);
+        found.unwrap_or_else(|| panic!("no server has part {part}: {status}"))
+    }
+
+    /// Process id of a server.
+    pub fn server_pid(&self, at: usize) -> i32 {
+        self.state.servers.lock().unwrap()[at].pid.expect("the server is not there")
+    }
+
+    /// Stops a server (SIGSTOP), or lets it go on (SIGCONT).
+    pub fn signal_server(&self, at: usize, signal: i32) {
+        // SAFETY: plain numbers: our own daemon.
+        unsafe { libc::kill(self.server_pid(at), signal) };
     }
 
     /// Kills the first server with -9 and waits until it is gone.
@@ -441,6 +524,13 @@ fn is_mounted(root: &Path) -> bool {
     mounts.lines().any(|line| line.split(' ').nth(4) == Some(&wanted))
 }
 
+/// The executable in a network namespace. `ip netns exec` would mount in a mount namespace of its own.
+fn inside(name: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net=/run/netns/{name}")).arg(binary());
+    command
+}
+
 fn kill(pid: i32) {
     // SAFETY: plain numbers: our own daemon.
     unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -465,6 +555,12 @@ impl Drop for Served {
             eprintln!("ends of the logs:\n{}", self.log_tail());
         }
         let mut why = String::new();
+        if let Ok(servers) = self.state.servers.lock() {
+            for pid in servers.iter().filter_map(|server| server.pid) {
+                // SAFETY: plain numbers: our own daemons.
+                unsafe { libc::kill(pid, libc::SIGCONT) };
+            }
+        }
         for at in 0..self.mount_count() {
             if let Ok(mounts) = self.state.mounts.lock()
                 && let Some(pid) = mounts[at].pid

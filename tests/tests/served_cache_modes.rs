@@ -34,7 +34,7 @@ fn each_server_of_an_ldbalance_cache_fetches_once_and_the_mounts_of_a_dead_one_g
         std::fs::write(served.pfs(name), pattern(seed, 4 * MIB)).unwrap();
     }
     for at in [0, 1, 1] {
-        served.mount(Via::At(at));
+        served.mount(Via::AtServer(at));
     }
     let at = |mount: usize, name: &str| served.root(mount).join(name);
     for mount in 0..3 {
@@ -78,7 +78,7 @@ fn each_server_of_an_ldbalance_cache_fetches_once_and_the_mounts_of_a_dead_one_g
 #[test]
 fn nodes_of_a_private_cache_meet_on_the_pfs() {
     let served = cache(&["--access", "private", "--drain", "end", "--pfs-ttl", "0"]);
-    let (first, second) = (served.mount(Via::At(0)), served.mount(Via::At(1)));
+    let (first, second) = (served.mount(Via::AtServer(0)), served.mount(Via::AtServer(1)));
     let at = |mount: usize, name: &str| served.root(mount).join(name);
     std::fs::write(served.pfs("in"), pattern(1, 2 * MIB)).unwrap();
     for mount in [first, second] {

@@ -5,10 +5,10 @@
 use forebay_tests::procs::{self, Child, Shared};
 use forebay_tests::served::{LEASE, Options, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
+use forebay_tests::worker::Worker;
 use forebay_tests::{long, seed};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
@@ -33,106 +33,6 @@ fn without_children() -> RwLockWriteGuard<'static, ()> {
 
 fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
-}
-
-/// A program that never gets an error: each call has the outcome that its history says, done once.
-struct Worker<'a> {
-    served: &'a Served,
-    at: usize,
-    rng: StdRng,
-    /// Content of each file by number.
-    files: BTreeMap<u64, u64>,
-    next: u64,
-    log: OwnedFd,
-    logged: u64,
-}
-
-fn content(seed: u64) -> Vec<u8> {
-    seed.to_le_bytes().repeat(1 + (seed % 400) as usize)
-}
-
-impl<'a> Worker<'a> {
-    fn new(served: &'a Served, at: usize, seed: u64) -> Worker<'a> {
-        let flags = libc::O_APPEND | libc::O_CREAT | libc::O_WRONLY;
-        sys::mkdir(served.path(at, format!("w{at}")), 0o755).unwrap();
-        let log = sys::open(served.path(at, format!("w{at}/log")), flags, 0o644).unwrap();
-        let rng = StdRng::seed_from_u64(seed + at as u64);
-        Worker { served, at, rng, files: BTreeMap::new(), next: 0, log, logged: 0 }
-    }
-
-    fn path(&self, name: impl std::fmt::Display) -> Vec<u8> {
-        self.served.path(self.at, format!("w{}/{name}", self.at))
-    }
-
-    fn some(&mut self) -> Option<u64> {
-        let at = self.rng.random_range(0..self.files.len().max(1));
-        self.files.keys().nth(at).copied()
-    }
-
-    fn step(&mut self) {
-        self.next += 1;
-        let (new, some) = (self.next, self.some());
-        match (self.rng.random_range(0..10), some) {
-            (0..3, _) => {
-                let fd = sys::open(self.path(new), NEW_FILE, 0o644).unwrap();
-                let bytes = content(new);
-                assert_eq!(sys::write(&fd, &bytes), Ok(bytes.len()));
-                self.files.insert(new, new);
-            }
-            (3..5, Some(old)) => {
-                let kept = self.files.remove(&old).unwrap();
-                sys::rename2(self.path(old), self.path(new), libc::RENAME_NOREPLACE).unwrap();
-                self.files.insert(new, kept);
-            }
-            (5..6, Some(old)) => {
-                sys::unlink(self.path(old)).unwrap();
-                self.files.remove(&old);
-            }
-            (6, Some(old)) => {
-                sys::link(self.path(old), self.path("second")).unwrap();
-                assert_eq!(sys::stat(self.path(old)).unwrap().nlink, 2);
-                sys::unlink(self.path("second")).unwrap();
-            }
-            (7, _) => {
-                sys::mkdir(self.path("dir"), 0o755).unwrap();
-                sys::symlink("x", self.path("dir/link")).unwrap();
-                sys::unlink(self.path("dir/link")).unwrap();
-                sys::rmdir(self.path("dir")).unwrap();
-            }
-            (8, Some(old)) => {
-                let fd = sys::open(self.path(old), libc::O_RDONLY, 0).unwrap();
-                let bytes = sys::pread(&fd, 0, 1 << 16).unwrap();
-                assert!(bytes == content(self.files[&old]), "{old} has other bytes");
-            }
-            _ => {
-                let record = format!("{:07}\n", self.logged);
-                assert_eq!(sys::write(&self.log, record.as_bytes()), Ok(record.len()));
-                self.logged += 1;
-            }
-        }
-    }
-
-    /// All is there once, seen from every mount.
-    fn verify(&self) {
-        for view in 0..self.served.mount_count() {
-            let dir = self.served.root(view).join(format!("w{}", self.at));
-            let mut real = BTreeMap::new();
-            for entry in std::fs::read_dir(&dir).unwrap() {
-                let entry = entry.unwrap();
-                let name = entry.file_name().into_string().unwrap();
-                if name != "log" {
-                    real.insert(name.parse().unwrap(), std::fs::read(entry.path()).unwrap());
-                }
-            }
-            let wanted = self.files.iter().map(|(name, seed)| (*name, content(*seed)));
-            let wanted: BTreeMap<u64, Vec<u8>> = wanted.collect();
-            assert!(real.keys().eq(wanted.keys()), "{real:?} are the names, not {wanted:?}");
-            assert!(real == wanted, "a file of worker {} has other bytes", self.at);
-            let log: String = (0..self.logged).map(|number| format!("{number:07}\n")).collect();
-            let real = std::fs::read_to_string(dir.join("log")).unwrap();
-            assert!(real == log, "the log of worker {} has not each record once", self.at);
-        }
-    }
 }
 
 fn server_killed_under_load(store: Store) {
