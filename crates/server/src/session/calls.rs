@@ -363,6 +363,9 @@ impl At<'_> {
         if change.mode.is_some() {
             self.tell_writers(ino);
         }
+        if change.size_bytes.is_some() {
+            self.sessions.bytes_gone(self.session.id(), ino);
+        }
         Ok(Answer::Attr(self.sessions.keep(self.session, attr)))
     }
 

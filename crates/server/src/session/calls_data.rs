@@ -39,14 +39,20 @@ impl At<'_> {
             }
             Call::Fsync { ino, data_only } => ns.fsync(ino, data_only).into(),
             Call::Fsyncdir(ino) => ns.fsyncdir(ino).into(),
-            Call::Fallocate { ino, mode, offset, length } => match self.striped(ino) {
-                None => self.changed(ino, || ns.fallocate(ino, mode, offset, length)).into(),
-                Some(_) => {
-                    let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
-                    let _turn = self.sessions.sizes.alone(ino);
-                    ns.fallocate(ino, mode, offset, length).into()
+            Call::Fallocate { ino, mode, offset, length } => {
+                let done = match self.striped(ino) {
+                    None => self.changed(ino, || ns.fallocate(ino, mode, offset, length)),
+                    Some(_) => {
+                        let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+                        let _turn = self.sessions.sizes.alone(ino);
+                        ns.fallocate(ino, mode, offset, length)
+                    }
+                };
+                if mode & !libc::FALLOC_FL_KEEP_SIZE as u32 != 0 {
+                    self.sessions.bytes_gone(self.session.id(), ino);
                 }
-            },
+                done.into()
+            }
             Call::Seek { ino, offset, whence } => {
                 ns.seek(ino, offset, whence).map(Answer::Count).into()
             }
@@ -145,6 +151,7 @@ impl At<'_> {
         let what = if opened.is_ok() { Answered::Truncated } else { Answered::Undone };
         ns.note_answer(&self.caller, what)?;
         step("open: done");
+        self.sessions.bytes_gone(self.session.id(), ino);
         let opened = opened?;
         if let Some(layout) = self.striped(ino) {
             let open = self.opened_striped(ino, layout, Self::open_writes(open_flags));

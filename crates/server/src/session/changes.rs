@@ -11,6 +11,8 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+/// Most files whose bytes have gone and that nobody was told of yet.
+const MAX_BYTES_GONE: usize = 4096;
 /// Locks that the directories share.
 const ORDER_LOCKS: usize = 256;
 
@@ -118,6 +120,47 @@ impl Sessions {
         for other in others {
             if other.held.lock().contains_key(&child) {
                 other.channel.gone(dir, name);
+            }
+        }
+    }
+
+    /// Bytes of a file were cut off or punched out by `by`. A kernel that has pages of it mapped keeps them
+    /// without any lease, and would show what is not there any more instead of SIGBUS: those of others
+    /// that know the inode are to drop its pages ([`Sessions::tell_bytes_gone`]).
+    pub(super) fn bytes_gone(&self, by: SessionId, ino: Ino) {
+        if self.table.lock().sessions.len() < 2 {
+            return;
+        }
+        let full = {
+            let mut gone = self.bytes_gone.lock();
+            let only = gone.entry(ino).or_insert(Some(by));
+            // Of two who took some, each is to hear of the other.
+            *only = only.filter(|before| *before == by);
+            gone.len() >= MAX_BYTES_GONE
+        };
+        if full {
+            self.tell_bytes_gone();
+        }
+    }
+
+    /// Tells whose bytes have gone since it was last told: a moment later, and not when the change is answered.
+    /// A kernel does not believe what it is asking for while it is told that something has changed, and who
+    /// hears of the change asks at once. Not waited for.
+    pub(super) fn tell_bytes_gone(&self) {
+        let gone = std::mem::take(&mut *self.bytes_gone.lock());
+        if gone.is_empty() {
+            return;
+        }
+        let sessions: Vec<_> = self.table.lock().sessions.values().cloned().collect();
+        for session in sessions {
+            let known = {
+                let held = session.held.lock();
+                let theirs = gone.iter().filter(|(_, by)| **by != Some(session.id));
+                let known = theirs.filter(|(ino, _)| held.contains_key(ino));
+                known.map(|(ino, _)| Subject::Attrs(*ino)).collect::<Vec<_>>()
+            };
+            if !known.is_empty() {
+                session.channel.recall(&known);
             }
         }
     }

@@ -193,6 +193,9 @@ pub struct Sessions {
     table: Mutex<Table>,
     counts: CallCounts,
     recalls: AtomicU64,
+    /// Files of which bytes have gone, and who took them if it was one alone, that others are still to be
+    /// told of.
+    bytes_gone: Mutex<HashMap<Ino, Option<SessionId>>>,
 }
 
 #[derive(Default)]
@@ -232,6 +235,7 @@ impl Sessions {
             table: Mutex::new(Table { old, ..Table::default() }),
             counts: CallCounts::default(),
             recalls: AtomicU64::new(0),
+            bytes_gone: Mutex::default(),
         });
         let notify = Arc::new(changes::ServerChanges(Arc::downgrade(&sessions)));
         match &cache {
@@ -394,6 +398,7 @@ impl Sessions {
         for session in ended {
             self.end(&session, "its lease is over");
         }
+        self.tell_bytes_gone();
         while let Some(client) = {
             let mut table = self.table.lock();
             (!table.closed).then(|| table.old.one_too_many()).flatten()
