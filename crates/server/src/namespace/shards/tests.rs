@@ -1,10 +1,12 @@
 //! Three shards in one process, with sessions, under one client that makes each call until it is
 //! answered; and servers that are killed at any point of what they do. What is checked after each
 //! recovery: every call was done once or not at all and its answer says which, the tree is the
-//! model's, link counts and parents are right, nothing is left prepared or leaked.
+//! model's, link counts and parents are right, nothing is left prepared or leaked. And power cuts
+//! ([`power`]): what was made durable is there, what was not is there as a whole or not at all.
 
 mod costs;
 mod kills;
+mod power;
 mod races;
 mod random;
 mod world;

@@ -20,7 +20,7 @@ mod verify;
 mod view;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub use error::StoreError;
 pub use lmdb::LmdbStore;

@@ -1,4 +1,8 @@
-//! The servers, the client, and what is checked of them.
+//! The servers, the client, and what is checked of them. [`cuts`]: their power can be cut.
+
+mod cuts;
+
+pub use cuts::Cut;
 
 use super::BY_HAND;
 use crate::namespace::store::{LmdbStore, StoreOptions};
@@ -106,16 +110,27 @@ pub struct World {
     net: Arc<Net>,
     seqs: RefCell<[u32; SHARDS as usize]>,
     held: RefCell<BTreeMap<Ino, u64>>,
+    power: Option<Arc<parking_lot::Mutex<cuts::Power>>>,
 }
 
 impl World {
     pub fn new() -> World {
+        World::with(None)
+    }
+
+    /// All on flash that survives a power cut; the power can be cut.
+    pub fn with_power() -> World {
+        World::with(Some(Arc::default()))
+    }
+
+    fn with(power: Option<Arc<parking_lot::Mutex<cuts::Power>>>) -> World {
         BY_HAND.set(true);
         let world = World {
             dir: tempfile::tempdir().unwrap(),
             net: Arc::default(),
             seqs: RefCell::default(),
             held: RefCell::default(),
+            power,
         };
         world.start_missing();
         world
@@ -126,14 +141,17 @@ impl World {
         for sub in ["meta", "data"] {
             std::fs::create_dir_all(dir.join(sub)).unwrap();
         }
-        let store = Arc::new(open_store(&dir));
+        let store = Arc::new(match &self.power {
+            Some(power) => self.open_powered(shard, &dir, power),
+            None => LmdbStore::open(store_options(&dir)).unwrap(),
+        });
         let objects = Objects::open(&dir.join("data"), true, true, None).unwrap();
         let options = NamespaceOptions {
             shard: ShardId(shard),
             peers: Some(Arc::new(Wire { mine: ShardId(shard), net: self.net.clone() })),
             capacity_bytes: 1 << 40,
             // Flash that survives a power cut, but for one of them.
-            volatile: shard == 2,
+            volatile: shard == 2 && self.power.is_none(),
             root_uid: 0,
             root_gid: 0,
             hold_orphans: true,
@@ -463,28 +481,32 @@ impl World {
         for (shard, running) in servers {
             running.sessions.close();
             running.namespace.close();
+            if let Some(power) = &self.power {
+                power.lock().running[&shard].let_go(&running.store);
+            }
             running.store.close().unwrap();
             let gone = Arc::downgrade(&running.store);
             drop(running);
             while gone.strong_count() > 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let meta = self.dir.path().join(shard.to_string()).join("meta");
-            assert_eq!(LmdbStore::verify(&meta).unwrap(), []);
+            if self.power.is_none() {
+                let meta = self.dir.path().join(shard.to_string()).join("meta");
+                assert_eq!(LmdbStore::verify(&meta).unwrap(), []);
+            }
         }
     }
 }
 
-fn open_store(dir: &Path) -> LmdbStore {
-    LmdbStore::open(StoreOptions {
+fn store_options(dir: &Path) -> StoreOptions {
+    StoreOptions {
         dir: dir.join("meta"),
         uuid: [7; 16],
         log_bytes: 5 << 20,
         map_bytes: 32 << 20,
         volatile: true,
         preallocate: false,
-    })
-    .unwrap()
+    }
 }
 
 fn request<'a>(session: &Arc<Session>, seq: u32, call: Call<'a>) -> Request<'a> {

@@ -3,7 +3,8 @@
 mod crash;
 mod model;
 
-mod sim;
+pub(in crate::namespace) mod power;
+pub(in crate::namespace) mod sim;
 mod speed;
 mod whole;
 
