@@ -174,7 +174,8 @@ impl Sessions {
         call: &Call<'_>,
         answer: &Answer,
     ) -> [Option<Attr>; 2] {
-        if matches!(answer, Answer::Failed(_) | Answer::SessionOver) {
+        // A cache's directories are the PFS's, which others change too: the kernel asks for them.
+        if self.cache.is_some() || matches!(answer, Answer::Failed(_) | Answer::SessionOver) {
             return [None; 2];
         }
         call.changed_dirs().map(|dir| {

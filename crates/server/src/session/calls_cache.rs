@@ -182,7 +182,7 @@ impl At<'_> {
             keep_names: self.keep_names(parent),
             local: opened.local.is_some(),
         };
-        Ok(Reply { answer, payload_bytes: 0, file: opened.local })
+        Ok(Reply { file: opened.local, ..Reply::of(answer) })
     }
 
     fn cache_remove(

@@ -71,7 +71,7 @@ impl At<'_> {
                     .inspect_err(|_| self.sessions.give_back(self.session, ino, 1))?;
                 let local = opened.local.is_some();
                 let answer = Answer::Created { attr, keep_names, local };
-                Ok(Reply { answer, payload_bytes: 0, file: opened.local })
+                Ok(Reply { file: opened.local, ..Reply::of(answer) })
             }
             Call::Open { ino, open_flags, kill_suid, want_local } => {
                 let flags = open_flags & !(libc::O_TRUNC as u32);

@@ -250,7 +250,7 @@ impl At<'_> {
             room.resize(bytes, 0);
         }
         match cache.read(ino, offset, &mut room[..bytes]) {
-            Ok(count) => Reply { answer: Answer::Data, payload_bytes: count, file: None },
+            Ok(count) => Reply { payload_bytes: count, ..Reply::of(Answer::Data) },
             Err(errno) => Reply::failed(errno),
         }
     }
