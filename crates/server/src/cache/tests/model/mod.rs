@@ -40,6 +40,7 @@ fn options(base: &Path, seed: u64) -> CacheOptions {
         policy: Policy::parse(policy.as_bytes()).unwrap(),
         verify: Verify::Cache,
         rate_bytes_per_s: 0,
+        served: None,
     }
 }
 
