@@ -69,6 +69,7 @@ impl CacheFs {
             let r = &state.record;
             let ours = r.draining == Some(Draining::InPlace) || r.base.holds_data(&found.stat);
             if !ours {
+                tracing::warn!(base = ?r.base, found = ?found.stat, draining = ?r.draining, "changed before the drain");
                 return Err(Failed::conflict("the PFS file was changed by somebody else"));
             }
         }
@@ -359,6 +360,7 @@ impl CacheFs {
             return Err(moved());
         }
         if !base.holds_data(&now) {
+            tracing::warn!(?base, ?now, "changed while it was drained");
             return Err(changed());
         }
         self.put_in_place(file, found, beside, target, &base)?;
@@ -388,6 +390,7 @@ impl CacheFs {
                 let displaced = self.pfs.stat_at(dir.as_fd(), temporary);
                 let is_ours = |s: &PfsStat| s.key == found.stat.key && base.holds_data(s);
                 if !displaced.as_ref().is_ok_and(is_ours) {
+                    tracing::warn!(?base, ?displaced, "changed in the moment of the exchange");
                     rfs::renameat_with(dir, temporary, dir, name, flags)
                         .map_err(io("give the PFS file its name back"))?;
                     return Err(Failed::conflict("the PFS file was changed by somebody else"));

@@ -363,8 +363,9 @@ impl World<'_> {
         self.weather(0);
         let on_pfs = self.rig.pfs(NAMES[name]);
         let beside = self.rig.base.path().join("pfs/.theirs");
-        let half = std::fs::metadata(&on_pfs).unwrap().len() / 2;
         let dirty = !self.cache.state(&path).is_durable();
+        // Not before: a drain may just have ended.
+        let half = std::fs::metadata(&on_pfs).unwrap().len() / 2;
         if dirty && how == Theirs::Cut {
             // Its size on the PFS says nothing about its content here.
             return Outcome::Nothing;
