@@ -65,12 +65,19 @@ impl CacheFs {
         self.clear_temporary(file)?;
         let found = self.find_on_pfs(file)?;
         {
-            let state = file.state.lock();
+            let mut state = file.state.lock();
             let r = &state.record;
-            let ours = r.draining == Some(Draining::InPlace) || r.base.holds_data(&found.stat);
-            if !ours {
-                tracing::warn!(base = ?r.base, found = ?found.stat, draining = ?r.draining, "changed before the drain");
+            let cut_short = r.draining == Some(Draining::InPlace);
+            if !cut_short && !r.base.holds_data(&found.stat) {
+                tracing::warn!(base = ?r.base, found = ?found.stat, "changed before the drain");
                 return Err(Failed::conflict("the PFS file was changed by somebody else"));
+            }
+            if cut_short {
+                // What the PFS has is ours, as far as a drain came that a kill cut: this one may go by
+                // a temporary, which replaces only what the base says.
+                state
+                    .save(&self.flash, file, |record| record.base = Base::of(&found.stat))
+                    .map_err(at("write the record on flash"))?;
             }
         }
         let job = self.begin_job(file)?;

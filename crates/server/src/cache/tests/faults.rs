@@ -368,3 +368,30 @@ fn policies_are_inherited_and_shown() {
     assert_eq!(cache.state("/d/e").policy.unwrap(), "close,deadline=600s");
     cache.crash();
 }
+
+#[test]
+fn a_drain_that_a_kill_cut_short_is_finished_also_if_the_file_was_written_anew() {
+    let rig = Rig::new(64 * MIB);
+    rig.put("f", &pattern(1, 3 * BLOCK));
+    let cache = rig.open();
+    assert_eq!(cache.read("f").unwrap().len(), 3 * BLOCK);
+    cache.write("f", 10, b"first");
+    let file = file_of(&cache, "f");
+    let begun = Some(super::super::record::Draining::InPlace);
+    let mut state = file.state.lock();
+    state.save(&cache.fs.flash, &file, |record| record.draining = begun).unwrap();
+    drop(state);
+    drop(file);
+    // As far as it came.
+    let pfs = std::fs::File::options().write(true).open(rig.pfs("f")).unwrap();
+    pfs.write_all_at(b"first", 10).unwrap();
+    let handle = cache.open("f", libc::O_RDWR | libc::O_TRUNC, false).unwrap();
+    handle.write(0, b"written anew").unwrap();
+    drop(handle);
+    cache.crash();
+    let cache = rig.open();
+    assert_eq!(cache.read("f").unwrap(), b"written anew");
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("f"), b"written anew");
+    cache.crash();
+}
