@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::model::{SharedPlan, run_shared};
-use forebay_tests::served::{Options, Served, Store, Via};
+use forebay_tests::proxy::Proxy;
+use forebay_tests::served::{Host, Options, Served, Store, Via};
 use forebay_tests::{env_u64, long, seed};
+use std::sync::Arc;
 
 fn steps(short: u64) -> u64 {
     env_u64("FOREBAY_STEPS", if long() { 50 * short } else { short })
@@ -67,4 +69,23 @@ fn mounts_of_three_servers_agree_with_the_model_over_kills_of_servers_and_mounts
     let name = "mounts_of_three_servers_agree_with_the_model_over_kills_of_servers_and_mounts";
     let plan = SharedPlan { kill_mount_every: 350, kill_server_every: 150, ..plan(name, 1_000) };
     run_shared(&served, plan);
+}
+
+/// Connections of mounts and of servers to each other break in the middle of any frame: calls are
+/// made again, and each is done once.
+#[test]
+fn mounts_of_two_servers_agree_with_the_model_over_connections_that_break() {
+    let name = "mounts_of_two_servers_agree_with_the_model_over_connections_that_break";
+    let plan = plan(name, 1_200);
+    let proxies = [1, 2].map(|n| Arc::new(Proxy::new(plan.seed ^ n)));
+    let hosts = proxies.iter().map(|proxy| Host::Behind(Arc::clone(proxy))).collect();
+    let served = Served::with(Options { hosts, ..Options::over(2, Store::Tmpfs) }, &[]);
+    for _ in 0..2 {
+        served.mount(Via::At(proxies[0].address().into()));
+    }
+    proxies.iter().for_each(|proxy| proxy.breaks(true));
+    run_shared(&served, plan);
+    proxies.iter().for_each(|proxy| proxy.breaks(false));
+    let broken: Vec<u64> = proxies.iter().map(|proxy| proxy.broken()).collect();
+    assert!(broken.iter().all(|count| *count > 10), "connections broken: {broken:?}");
 }

@@ -102,6 +102,12 @@ impl Kept {
         end.saturating_sub(self.begun.elapsed())
     }
 
+    /// When the last question that was answered was sent.
+    pub(super) fn heard_at(&self, lease: Duration) -> Instant {
+        let end = Duration::from_millis(self.lease_end_ms.load(Ordering::Acquire));
+        self.begun + end.saturating_sub(lease)
+    }
+
     pub(super) fn mark(&self) -> Mark {
         Mark(self.state.lock().recalls)
     }

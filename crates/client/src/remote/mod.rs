@@ -221,7 +221,7 @@ fn keep_alive(peer: &Peer) {
     while !peer.is_closing() {
         std::thread::sleep(ALIVE_LOOK);
         let lease = peer.lease();
-        if peer.kept.lease_left() < lease * 2 / 3
+        if (peer.kept.lease_left() < lease * 2 / 3 || peer.is_away())
             && let Err(error) = peer.call(&Caller::root(), Call::Renew, &[], Room::None)
         {
             tracing::debug!(%error, "no sign of life from the server");

@@ -10,13 +10,15 @@
 //! Invariant: what a call's answer gives is noted before a new session can be told what is held
 //! (`session` is read-locked from the question to the note, and write-locked for a new session).
 
+mod patience;
+
 use super::held::Held;
 use super::kept::{Kept, Mark};
 use super::locks::HeldLocks;
 use super::place::Expected;
 use forebay_net::handshake::Credential;
 use forebay_net::node::{groups_of_process, host_name, this_node};
-use forebay_net::{Link, LinkError, ServerAddress};
+use forebay_net::{Link, LinkError, ServerAddress, Stream};
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::call::Answer;
 use forebay_proto::net::frame::{self, FrameError, Kind};
@@ -26,22 +28,14 @@ use forebay_proto::net::session::{
 use forebay_proto::net::{Call, GivenBack, Request, Response};
 use forebay_proto::{Attr, Caller, Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-use std::collections::VecDeque;
+use patience::{ANSWER_LIMIT, RETRY_FIRST};
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a server that does not answer is waited for, unless a mount is told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest wait for one answer: a change may have to wait for another mount's lease to end.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// The same for calls that wait for flash.
-const SYNC_LIMIT: Duration = Duration::from_secs(600);
-/// Longest wait for a server to hear that a mount ends.
-const DETACH_LIMIT: Duration = Duration::from_secs(2);
-/// First and longest pause between two attempts to reach a server.
-const RETRY_FIRST: Duration = Duration::from_millis(10);
-const RETRY_LONGEST: Duration = Duration::from_millis(500);
 
 /// Which buffer, where, as whom.
 #[derive(Clone, Debug)]
@@ -115,8 +109,12 @@ pub(super) struct Peer {
     /// it does not come between two calls of a program: their thread at the server would then change.
     slots: Mutex<VecDeque<Slot>>,
     slot_free: Condvar,
+    /// The connections of the slots, to end calls that wait when the mount ends.
+    streams: Mutex<BTreeMap<SlotId, Stream>>,
     /// Since when it cannot be reached.
     pub(super) lost_since: Mutex<Option<Instant>>,
+    /// It was found lost by waiting: it says nothing, not even that it is not there.
+    silent: AtomicBool,
     closing: AtomicBool,
     /// Calls are made on a PFS as who asks.
     is_cache: AtomicBool,
@@ -189,7 +187,9 @@ impl Peer {
             renewal: Mutex::new(()),
             slots: Mutex::new(slots),
             slot_free: Condvar::new(),
+            streams: Mutex::default(),
             lost_since: Mutex::new(None),
+            silent: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             is_cache: AtomicBool::new(false),
             kept: Kept::new(),
@@ -204,27 +204,6 @@ impl Peer {
         match &self.session.read().attached {
             Some(attached) => Ok(attached.clone()),
             None => Err(LinkError::Closed),
-        }
-    }
-
-    /// Ends all: calls fail from now on. The server is told once; if it does not hear, the
-    /// session ends with its lease.
-    pub(super) fn close(&self) {
-        self.closing.store(true, Ordering::Release);
-        self.held.end();
-        let mut in_use = self.take_slot(true);
-        let Some(slot) = in_use.slot.as_mut() else { return };
-        let mut request = Request {
-            session: SessionId(0),
-            slot: slot.id,
-            slot_seq: slot.seq,
-            caller: Caller::root(),
-            cpu: None,
-            given_back: GivenBack::default(),
-            call: Call::Detach,
-        };
-        if self.attempt(slot, None, &mut request, &mut None, &[], &mut Room::None).is_err() {
-            tracing::debug!("the server was not told of the end");
         }
     }
 
@@ -295,12 +274,19 @@ impl Peer {
         };
         let mut carried_in = None;
         let mut pause = RETRY_FIRST;
+        let begun = Instant::now();
         loop {
             if self.is_closing() {
                 return Err(Errno::ENOTCONN);
             }
             if self.lost.load(Ordering::Acquire) {
                 return Err(Errno::EIO);
+            }
+            // Whether one that hangs, or is behind a network that swallows everything, is back is found out by
+            // signs of life: each call anew would take its time to hear nothing.
+            let is_sign = matches!(request.call, Call::Renew);
+            if !is_sign && self.silent.load(Ordering::Relaxed) && self.is_given_up() {
+                return Err(Errno::ETIMEDOUT);
             }
             let seen = self.session.read().generation;
             let carried = &mut carried_in;
@@ -314,13 +300,20 @@ impl Peer {
                 Err(failed) => failed,
             };
             slot.link = None;
+            if !is_sign
+                && matches!(&failed, Failed::Link(error) if error.is_timeout())
+                && self.answers()
+            {
+                // It is only slow: the repeated call waits for the answer of this one.
+                continue;
+            }
             match failed {
                 Failed::OtherSession => return Err(Errno::ECANCELED),
                 Failed::SessionOver => match self.new_session(seen) {
                     Ok(()) => continue,
-                    Err(error) => self.bear(error, &mut pause)?,
+                    Err(error) => self.bear(error, begun, &mut pause)?,
                 },
-                Failed::Link(error) => self.bear(error, &mut pause)?,
+                Failed::Link(error) => self.bear(error, begun, &mut pause)?,
             }
         }
     }
@@ -334,34 +327,6 @@ impl Peer {
             caller.groups = groups_of_process(caller.pid);
         }
         caller
-    }
-
-    /// After a failure: waits a little, or gives up.
-    fn bear(&self, error: LinkError, pause: &mut Duration) -> Result<()> {
-        match &error {
-            LinkError::Refused(refusal) if refusal.errno != libc::EAGAIN => {
-                tracing::error!(why = refusal.why, "the server refuses this mount");
-                return Err(Errno::EIO);
-            }
-            LinkError::Frame(error) => {
-                tracing::error!(%error, "the server is not understood");
-                return Err(Errno::EPROTO);
-            }
-            _ => {}
-        }
-        let since = {
-            let mut lost = self.lost_since.lock();
-            if lost.is_none() {
-                tracing::warn!(server = %self.address(), %error, "the server does not answer");
-            }
-            *lost.get_or_insert_with(Instant::now)
-        };
-        if since.elapsed() >= self.target.patience {
-            return Err(Errno::ETIMEDOUT);
-        }
-        std::thread::sleep(*pause);
-        *pause = (*pause * 2).min(RETRY_LONGEST);
-        Ok(())
     }
 
     fn attempt(
@@ -381,16 +346,11 @@ impl Peer {
         request.session = attached.key.session;
         if slot.link.as_ref().is_none_or(|(_, made_in)| *made_in != session.generation) {
             let link = self.join(&session, attached, Purpose::Calls)?;
+            self.streams.lock().insert(slot.id, link.stream().try_clone().map_err(LinkError::Io)?);
             slot.link = Some((link, session.generation));
         }
         let Some((link, _)) = slot.link.as_mut() else { return Err(Failed::SessionOver) };
-        let limit = match request.call {
-            Call::Fsync { .. } | Call::SyncObject { .. } | Call::Fsyncdir(_) | Call::SyncAll => {
-                SYNC_LIMIT
-            }
-            Call::Detach => DETACH_LIMIT,
-            _ => ANSWER_LIMIT,
-        };
+        let limit = self.answer_limit(&request.call);
         link.wait_at_most(limit).map_err(LinkError::Io)?;
         self.give_something_to_carry(request, carried_in, session.generation);
         request.cpu = self.near.load(Ordering::Relaxed).then(this_cpu).flatten();

@@ -50,11 +50,16 @@ impl Namespace {
     }
 
     /// Whether an operation that failed so is worth another attempt, after a moment: a server that it
-    /// needs is away, and not for long yet. Nothing was decided then.
+    /// needs is away, and not for long yet, or is back: its answer was lost with a connection while another
+    /// question was answered. Nothing was decided then.
     pub(crate) fn wait_for_server(&self, errno: Errno, patience: &mut Patience) -> bool {
         let Some(shards) = &self.shards else { return false };
-        let is_away = matches!(errno, Errno::EHOSTUNREACH | Errno::ETIMEDOUT);
-        let waits = is_away && shards.away_for().is_some_and(|away| away < *shards.patience.read());
+        let was_away = matches!(errno, Errno::EHOSTUNREACH | Errno::ETIMEDOUT);
+        let waits = was_away
+            && match shards.away_for() {
+                Some(away) => away < *shards.patience.read(),
+                None => Instant::now() < patience.until,
+            };
         if waits {
             self.pause_for_shards(patience);
         }

@@ -1,0 +1,137 @@
+//! How long a server that does not answer is waited for, and how one that is slow is told from one that
+//! hangs: by a sign of life; and the end, which waits for nobody. Called by the calls of [`Peer`] when an attempt has
+//! failed, and by the mount's end.
+
+use super::{InUse, Peer, Room};
+use forebay_net::LinkError;
+use forebay_proto::net::session::SessionId;
+use forebay_proto::net::{Call, GivenBack, Request};
+use forebay_proto::{Caller, Errno, Result};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Longest wait for one answer: a change may have to wait for another mount's lease to end.
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// The shortest of such waits, for a mount that is less patient: an answer may take its time, and one
+/// that takes longer is asked for again. Those of calls that wait for flash, and of signs of life.
+const ANSWER_LIMIT_LEAST: Duration = Duration::from_secs(1);
+const SYNC_LIMIT_LEAST: Duration = Duration::from_secs(10);
+const ALIVE_LIMIT: Duration = Duration::from_secs(3);
+/// Longest wait for a server to hear that a mount ends.
+const DETACH_LIMIT: Duration = Duration::from_secs(2);
+/// First and longest pause between two attempts to reach a server.
+pub(super) const RETRY_FIRST: Duration = Duration::from_millis(10);
+const RETRY_LONGEST: Duration = Duration::from_millis(500);
+
+impl Peer {
+    /// Ends all: calls fail from now on, those that wait too. The server is told once; if it does not
+    /// hear, the session ends with its lease.
+    pub(in crate::remote) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.held.end();
+        // Without a connection that nobody uses nothing is told: a server that hangs would not hear it.
+        let idle = {
+            let mut slots = self.slots.lock();
+            let at = slots.iter().rposition(|slot| slot.link.is_some());
+            at.and_then(|at| slots.remove(at))
+        };
+        for (id, stream) in std::mem::take(&mut *self.streams.lock()) {
+            if idle.as_ref().is_none_or(|slot| slot.id != id) {
+                stream.shutdown();
+            }
+        }
+        let mut in_use = InUse { peer: self, slot: idle, by_itself: true };
+        let Some(slot) = in_use.slot.as_mut() else { return };
+        let mut request = Request {
+            session: SessionId(0),
+            slot: slot.id,
+            slot_seq: slot.seq,
+            caller: Caller::root(),
+            cpu: None,
+            given_back: GivenBack::default(),
+            call: Call::Detach,
+        };
+        if self.attempt(slot, None, &mut request, &mut None, &[], &mut Room::None).is_err() {
+            tracing::debug!("the server was not told of the end");
+        }
+    }
+
+    /// It has not answered for as long as this mount is patient.
+    pub(super) fn is_given_up(&self) -> bool {
+        let lost = *self.lost_since.lock();
+        lost.is_some_and(|since| since.elapsed() >= self.target.patience)
+    }
+
+    /// Asks once for a sign of life, on a connection that nobody uses.
+    pub(super) fn answers(&self) -> bool {
+        let Some(slot) = self.slots.lock().pop_back() else { return false };
+        let mut in_use = InUse { peer: self, slot: Some(slot), by_itself: true };
+        let Some(slot) = in_use.slot.as_mut() else { return false };
+        let mut request = Request {
+            session: SessionId(0),
+            slot: slot.id,
+            slot_seq: slot.seq,
+            caller: Caller::root(),
+            cpu: None,
+            given_back: GivenBack::default(),
+            call: Call::Renew,
+        };
+        let answered =
+            self.attempt(slot, None, &mut request, &mut None, &[], &mut Room::None).is_ok();
+        if !answered {
+            slot.link = None;
+        }
+        answered
+    }
+
+    /// After a failure of a call that was begun then: waits a little, or gives up.
+    pub(super) fn bear(
+        &self,
+        error: LinkError,
+        begun: Instant,
+        pause: &mut Duration,
+    ) -> Result<()> {
+        match &error {
+            LinkError::Refused(refusal) if refusal.errno != libc::EAGAIN => {
+                tracing::error!(why = refusal.why, "the server refuses this mount");
+                return Err(Errno::EIO);
+            }
+            LinkError::Frame(error) => {
+                tracing::error!(%error, "the server is not understood");
+                return Err(Errno::EPROTO);
+            }
+            _ => {}
+        }
+        self.silent.store(error.is_timeout(), Ordering::Relaxed);
+        // One that hangs has been lost since it was asked and not since that was noticed, unless it has
+        // answered somebody else meanwhile.
+        let unheard = begun.max(self.kept.heard_at(self.lease()));
+        {
+            let mut lost = self.lost_since.lock();
+            if lost.is_none() {
+                tracing::warn!(server = %self.address(), %error, "the server does not answer");
+            }
+            lost.get_or_insert(unheard);
+        }
+        if self.is_given_up() {
+            return Err(Errno::ETIMEDOUT);
+        }
+        std::thread::sleep(*pause);
+        *pause = (*pause * 2).min(RETRY_LONGEST);
+        Ok(())
+    }
+
+    /// How long an answer is waited for before the call is made again, with the same number: then it is
+    /// seen whether the server is there at all.
+    pub(super) fn answer_limit(&self, call: &Call<'_>) -> Duration {
+        let patient = ANSWER_LIMIT.min(self.target.patience);
+        match call {
+            Call::Fsync { .. } | Call::SyncObject { .. } | Call::Fsyncdir(_) | Call::SyncAll => {
+                patient.max(SYNC_LIMIT_LEAST)
+            }
+            Call::Renew => ALIVE_LIMIT.min(patient.max(ANSWER_LIMIT_LEAST)),
+            Call::Detach => DETACH_LIMIT,
+            _ => patient.max(ANSWER_LIMIT_LEAST),
+        }
+    }
+}

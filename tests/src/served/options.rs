@@ -1,0 +1,85 @@
+//! What a shared buffer of a test is made of: store, servers and where they run, and how a mount
+//! reaches them.
+
+use crate::proxy::Proxy;
+use std::sync::Arc;
+
+/// Kind of store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// A tmpfs: mounts on the node use passthrough.
+    Tmpfs,
+    /// A directory: all I/O is served.
+    Directory,
+}
+
+/// How a mount reaches its server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// The Unix socket; with a store that can, by passthrough.
+    Local,
+    /// TCP, as from another node: all I/O is served.
+    Tcp,
+    /// TCP to this one of the servers, and no other way.
+    AtServer(usize),
+    /// TCP out of a network namespace of this name, to the server at this address.
+    Namespace(String, String),
+    /// TCP to this address: that of something between the mount and the first server.
+    At(String),
+}
+
+/// Where a server runs and how it is reached, if not on this node by its Unix socket too.
+#[derive(Clone, Debug)]
+pub enum Host {
+    /// In a network namespace of this name, where it listens on this address.
+    Namespace(String, String),
+    /// On this node, by TCP only; others are told that it is where the proxy is.
+    Behind(Arc<Proxy>),
+}
+
+/// How to make a shared buffer.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Store.
+    pub store: Store,
+    /// Capacity in bytes.
+    pub capacity: u64,
+    /// Address to listen on, without the port.
+    pub listen: String,
+    /// Seconds that mounts wait for a server, if not the default.
+    pub patience_s: Option<u32>,
+    /// Servers that the buffer is spread over.
+    pub servers: usize,
+    /// The buffer is a cache of a directory beside it, with these arguments.
+    pub cache: Option<Vec<String>>,
+    /// One for each server, or none: all are on this node.
+    pub hosts: Vec<Host>,
+}
+
+impl Options {
+    /// A buffer of 512 MiB on 127.0.0.1, over one server, or over as many as the environment
+    /// variable FOREBAY_TEST_SERVERS says: so every test can be run over several by hand, and with
+    /// FOREBAY_TEST_CACHE=1 over a cache.
+    pub fn new(store: Store) -> Options {
+        Options {
+            store,
+            capacity: 512 << 20,
+            listen: "127.0.0.1".into(),
+            patience_s: None,
+            servers: crate::env_u64("FOREBAY_TEST_SERVERS", 1) as usize,
+            cache: (crate::env_u64("FOREBAY_TEST_CACHE", 0) > 0).then(Vec::new),
+            hosts: Vec::new(),
+        }
+    }
+
+    /// A cache with these arguments of `forebay buffer create`.
+    pub fn cache(store: Store, arguments: &[&str]) -> Options {
+        let cache = Some(arguments.iter().map(ToString::to_string).collect());
+        Options { cache, ..Options::new(store) }
+    }
+
+    /// The same over several servers.
+    pub fn over(servers: usize, store: Store) -> Options {
+        Options { servers, ..Options::new(store) }
+    }
+}
