@@ -24,5 +24,6 @@ pub mod places;
 mod server;
 pub mod session;
 mod step;
+mod stripe_object;
 
 pub use server::{Server, ServerOptions, check};

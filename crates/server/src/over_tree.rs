@@ -1,19 +1,21 @@
 //! The whole tree of a buffer as the mover of one of its servers sees it: what is of another shard is
 //! asked of the server that has it, with the requester's rights, which that one checks.
 //!
-//! Files are begun and read by their own server: what the mover copies here is here. So only names
+//! Files are begun and read by their own server, and the objects of striped files each by the server
+//! that has it (`stripe_object`): what the mover copies here is here. So only names
 //! and attributes cross, and lists of files. Made by `server` for a buffer of several servers.
 
-use crate::mover::tree::{BufferTree, Data, NewFile, Striped};
+use crate::mover::tree::{BufferTree, Data, NewFile, Spread, Striped};
 use crate::namespace::Namespace;
 use crate::peers::Peers;
+use crate::stripe_object::StripeObject;
 use forebay_proto::api::WriteMode;
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::control::FileStatus;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{MadeInode, Question, Reply};
 use forebay_proto::net::tree::{Found, TREE_ANSWER_BYTES_MAX, TreeAsked, TreeQuestion, TreeReply};
-use forebay_proto::{Caller, Cookie, Errno, Ino, Result, ShardId};
+use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result, ShardId};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -186,6 +188,11 @@ impl Striped for StripedFile {
     fn seek(&self, offset: u64, whence: u32) -> Result<u64> {
         self.namespace.op_seek(self.ino, offset, whence)
     }
+
+    fn spread(&self) -> Option<Spread> {
+        let layout = self.namespace.layout(self.ino).ok()?;
+        Some(Spread { ino: self.ino, layout, servers: self.namespace.server_count() })
+    }
 }
 
 impl BufferTree for OverTree {
@@ -260,6 +267,11 @@ impl BufferTree for OverTree {
         // May it be read?
         self.namespace.read_from(who, ino, 0, &mut [])?;
         Ok(self.striped(ino))
+    }
+
+    fn object(&self, object: ObjectId, size_bytes: u64, written: bool) -> Result<Data> {
+        let object = StripeObject::open(self.namespace.clone(), object, size_bytes, written)?;
+        Ok(Data::Striped(Arc::new(object)))
     }
 
     fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {

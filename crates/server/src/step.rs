@@ -19,6 +19,9 @@ pub(crate) mod kill {
 
     /// The variable.
     pub const KILL_AT: &str = "FOREBAY_TEST_KILL_AT";
+    /// Only points whose names begin so are counted.
+    pub const KILL_ONLY: &str = "FOREBAY_TEST_KILL_ONLY";
+    static ONLY: OnceLock<String> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
     static AT: OnceLock<Option<u64>> = OnceLock::new();
 
@@ -39,6 +42,10 @@ pub(crate) mod kill {
         });
         let at = AT.get_or_init(|| std::env::var(KILL_AT).ok()?.parse().ok());
         let Some(at) = *at else { return };
+        let only = ONLY.get_or_init(|| std::env::var(KILL_ONLY).unwrap_or_default());
+        if !what.starts_with(only.as_str()) {
+            return;
+        }
         if PASSED.fetch_add(1, Ordering::SeqCst) + 1 == at {
             use std::io::Write;
             // Past the test harness, which keeps what is printed for later.

@@ -1,7 +1,7 @@
 //! What crosses a connection between machines or processes: frames ([`frame`]), how both ends
 //! prove who they are ([`auth`]), the file-system calls and their answers ([`call`]), sessions
 //! and leases ([`session`]), the ledger's questions ([`ledger`]), and what servers ask each other
-//! ([`servers`], [`pool`], [`staging`], [`tree`]).
+//! ([`servers`], [`pool`], [`staging`], [`stripes`], [`tree`]).
 //!
 //! Format: docs/internals/WIRE.md. Bodies of calls are `postcard`, those of the ledger JSON.
 //! Client and server both use this; no I/O happens here.
@@ -14,6 +14,7 @@ pub mod pool;
 pub mod servers;
 pub mod session;
 pub mod staging;
+pub mod stripes;
 pub mod tree;
 
 pub use call::{Answer, Call, GivenBack, ListedEntry, Request, Response};

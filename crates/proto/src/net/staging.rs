@@ -5,7 +5,8 @@
 //! have numbers within the run, and what was taken once is not taken again.
 
 use crate::attr::Timestamp;
-use crate::ids::{Ino, PlanId};
+use crate::ids::{Ino, PlanId, ShardId};
+use crate::net::stripes::{StripesQuestion, StripesReply};
 use crate::{Caller, attr::FileKind};
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +79,8 @@ pub enum StagingQuestion {
         /// See above.
         finish: bool,
     },
+    /// About a striped file that several servers copy.
+    Stripes(StripesQuestion),
 }
 
 /// A file to be copied.
@@ -193,6 +196,8 @@ pub enum StagingReply {
         results: Vec<WorkResult>,
         /// Bytes copied in this run so far, those of files that were begun anew taken back.
         copied_bytes: u64,
+        /// Those of them that other servers have copied: their parts of striped files.
+        elsewhere: Vec<(ShardId, u64)>,
         /// Set if nothing more is done here, and why.
         stopped: Option<WorkError>,
     },
@@ -201,6 +206,8 @@ pub enum StagingReply {
         /// Temporary files that stay.
         left: Vec<LeftFile>,
     },
+    /// About a striped file.
+    Stripes(StripesReply),
 }
 
 #[cfg(test)]

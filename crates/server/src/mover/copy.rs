@@ -20,7 +20,6 @@ use super::stop::Pace;
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use forebay_proto::Errno;
 use rustix::fs::{Advice, OFlags};
-use std::os::fd::AsRawFd;
 
 /// Bytes read and written at once: they stay in the second-level cache between read, checksum
 /// and write (measured 1.7 to 3 times the speed of 1 MiB pieces).
@@ -49,6 +48,8 @@ pub(super) struct Copied {
     blocks: Vec<Block>,
     /// True if all blocks were read back already (through the cache).
     followed: bool,
+    /// The checksum of a file whose parts were copied, and read back, by several servers.
+    of_parts: Option<u32>,
 }
 
 /// What a copy needs beside the two files.
@@ -58,6 +59,8 @@ pub(super) struct Env<'a> {
     pub name: &'a [u8],
     /// Told of bytes as they are written.
     pub count: &'a (dyn Fn(u64) + Sync),
+    /// Sees what was read at an offset of the source, and may end the copy.
+    pub seen: &'a (dyn Fn(u64, &[u8]) -> Outcome<()> + Sync),
     /// Asked before the target grows beyond the size that the source said, with its new size.
     pub grow: &'a (dyn Fn(u64) -> Outcome<()> + Sync),
     /// Read back through the cache while writing.
@@ -74,7 +77,8 @@ pub(super) fn copy(
     memory: &mut Memory,
 ) -> Outcome<Copied> {
     let size = meta.size_bytes;
-    let mut copied = Copied { size_bytes: size, blocks: Vec::new(), followed: false };
+    let mut copied =
+        Copied { size_bytes: size, blocks: Vec::new(), followed: false, of_parts: None };
     let resize = |size| target.set_len(size).map_err(Fault::target("size target"));
     if size != 0 {
         resize(size)?;
@@ -148,13 +152,13 @@ fn write_all(
             let want = BLOCK_BYTES.min(end - offset);
             let (len, crc) = write_block(env, source, meta, target, offset..offset + want, memory)?;
             if len != 0 {
-                write_back(target, offset, len, libc::SYNC_FILE_RANGE_WRITE);
+                target.write_back(offset, len, libc::SYNC_FILE_RANGE_WRITE);
                 if offset > waited + DIRTY_WINDOW_BYTES {
                     let upto = offset - DIRTY_WINDOW_BYTES;
                     let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE
                         | libc::SYNC_FILE_RANGE_WRITE
                         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-                    write_back(target, waited, upto - waited, wait);
+                    target.write_back(waited, upto - waited, wait);
                     waited = upto;
                 }
                 if !done(Block { offset, len, crc }) {
@@ -208,6 +212,7 @@ fn write_block(
         let buf = &buf[..got];
         env.pace.take(got as u64)?;
         digest.update(buf);
+        (env.seen)(at, buf)?;
         let upto = at + got as u64;
         if upto > meta.size_bytes {
             same_size(source, meta, upto)?;
@@ -241,14 +246,12 @@ pub(super) fn read_upto(source: &Data, buf: &mut [u8], offset: u64) -> Outcome<u
     Ok(got)
 }
 
-/// Starts (or waits for) write-back of a range. Only speed depends on it: errors are fsync's.
-fn write_back(target: &Data, offset: u64, len: u64, flags: libc::c_uint) {
-    let Some(file) = target.file() else { return };
-    // SAFETY: the descriptor is open for the whole call; no memory is passed.
-    unsafe { libc::sync_file_range(file.as_raw_fd(), offset as i64, len as i64, flags) };
-}
-
 impl Copied {
+    /// Of a file whose parts are on stable storage and were read back where they were copied.
+    pub fn of_parts(size_bytes: u64, crc32c: u32) -> Copied {
+        Copied { size_bytes, blocks: Vec::new(), followed: true, of_parts: Some(crc32c) }
+    }
+
     /// Bytes of the content, holes included.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -256,6 +259,9 @@ impl Copied {
 
     /// CRC32C of the whole content, holes included.
     pub fn crc32c(&self) -> u32 {
+        if let Some(crc) = self.of_parts {
+            return crc;
+        }
         let mut crc = 0;
         let mut end = 0;
         for block in &self.blocks {
@@ -280,6 +286,9 @@ impl Copied {
         if size != self.size_bytes {
             let why = format!("the target has {size} bytes instead of {}", self.size_bytes);
             return Err(Fault::of(Sort::Mismatch, Where::Target, "verify", why));
+        }
+        if self.of_parts.is_some() {
+            return Ok(());
         }
         if self.followed && !medium {
             let end = self.blocks.last().map_or(0, |last| last.offset + last.len);
@@ -317,7 +326,7 @@ struct Direct;
 impl Direct {
     /// Drops the file's pages and sets O_DIRECT; false where the file system has no such thing.
     fn set(target: &Data) -> bool {
-        let Some(file) = target.file() else { return false };
+        let Some(file) = target.under() else { return false };
         // Dirty pages are written already; a page that stays is bypassed by O_DIRECT.
         let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);
         let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return false };
@@ -325,12 +334,12 @@ impl Direct {
     }
 
     fn is_set(target: &Data) -> bool {
-        let flags = target.file().map(rustix::fs::fcntl_getfl);
+        let flags = target.under().map(rustix::fs::fcntl_getfl);
         flags.is_some_and(|flags| flags.is_ok_and(|flags| flags.contains(OFlags::DIRECT)))
     }
 
     fn clear(target: &Data) -> Outcome<()> {
-        let Some(file) = target.file() else { return Ok(()) };
+        let Some(file) = target.under() else { return Ok(()) };
         let fault = |e| Fault::target("verify")(errno(e));
         let flags = rustix::fs::fcntl_getfl(file).map_err(fault)?;
         rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT).map_err(fault)
@@ -417,7 +426,7 @@ fn mismatch(offset: u64, how: &str) -> Fault {
 }
 
 /// CRC of two neighbouring ranges.
-fn join(first: u32, second: u32, second_len: u64) -> u32 {
+pub(super) fn join(first: u32, second: u32, second_len: u64) -> u32 {
     if second_len == 0 {
         return first;
     }
@@ -430,7 +439,7 @@ fn join(first: u32, second: u32, second_len: u64) -> u32 {
 }
 
 /// CRC32C of `len` zero bytes, by doubling.
-fn zeros_crc(len: u64) -> u32 {
+pub(super) fn zeros_crc(len: u64) -> u32 {
     let mut power = crc_fast::checksum(Crc32Iscsi, &[0]) as u32;
     let mut power_len = 1;
     let (mut crc, mut rest) = (0, len);
@@ -455,7 +464,15 @@ mod tests {
     }
 
     fn env<'a>(pace: &'a Pace) -> Env<'a> {
-        Env { pace, hook: None, name: b"x", count: &|_| {}, grow: &|_| Ok(()), follow: true }
+        Env {
+            pace,
+            hook: None,
+            name: b"x",
+            count: &|_| {},
+            seen: &|_, _| Ok(()),
+            grow: &|_| Ok(()),
+            follow: true,
+        }
     }
 
     #[test]

@@ -1,17 +1,43 @@
-//! The bytes of a file that is copied: an open file of the kernel, or a striped file of the buffer,
-//! whose bytes are on several servers.
+//! The bytes of a file that is copied: an open file of the kernel, or what belongs to a striped file of
+//! the buffer: the whole of it, one of its objects, or what an object has of a file on the PFS.
 //!
 //! All that a copy does with bytes is here; what only helps speed, or reads past the page cache,
-//! is done with the kernel's file where there is one. Used by `copy` and `holes`.
+//! is done with the kernel's file where there is one. Used by `copy`, `holes` and `stripe`.
 
-use forebay_proto::{Errno, Result};
+use forebay_proto::layout::Layout;
+use forebay_proto::{Errno, Ino, ObjectId, Result, ShardId};
 use rustix::fs::SeekFrom;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// A striped file, at the server of its inode.
+/// How a striped file lies on the servers of its buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    /// The file.
+    pub ino: Ino,
+    /// Its layout.
+    pub layout: Layout,
+    /// Servers of the buffer.
+    pub servers: u16,
+}
+
+impl Spread {
+    /// The objects that have bytes of a file of this size, with the servers that have them.
+    pub fn objects(&self, size_bytes: u64) -> impl Iterator<Item = (ShardId, ObjectId)> + '_ {
+        let stripes = 0..u32::from(self.layout.stripe_count);
+        let filled = stripes.filter(move |at| self.layout.object_bytes(*at, size_bytes) > 0);
+        filled.map(|stripe| {
+            let object = ObjectId { ino: self.ino, stripe };
+            (self.layout.shard_of(stripe, self.servers), object)
+        })
+    }
+}
+
+/// Bytes that are not simply those of an open file: a striped file at the server of its inode, an
+/// object of one at its server, what an object has of a file on the PFS.
 pub trait Striped: Send + Sync {
     /// Reads; 0 at its end.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
@@ -23,6 +49,26 @@ pub trait Striped: Send + Sync {
     fn size_bytes(&self) -> Result<u64>;
     /// As lseek(2) with SEEK_DATA or SEEK_HOLE.
     fn seek(&self, offset: u64, whence: u32) -> Result<u64>;
+    /// How it lies, if it is a striped file as a whole.
+    fn spread(&self) -> Option<Spread> {
+        None
+    }
+    /// The kernel's file that has the bytes, if one has them all, whatever their offsets there.
+    fn under(&self) -> Option<&File> {
+        None
+    }
+    /// Starts (or waits for) write-back of a range, as sync_file_range(2). Only speed depends on it.
+    fn write_back(&self, _offset: u64, _bytes: u64, _flags: u32) {}
+    /// Puts it on stable storage.
+    fn sync(&self) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+}
+
+/// Starts (or waits for) write-back of a range. Errors are those of fsync.
+pub(crate) fn sync_range(file: &File, offset: u64, bytes: u64, flags: u32) {
+    // SAFETY: the descriptor is open for the whole call; no memory is passed.
+    unsafe { libc::sync_file_range(file.as_raw_fd(), offset as i64, bytes as i64, flags) };
 }
 
 /// The bytes of a file.
@@ -30,7 +76,7 @@ pub trait Striped: Send + Sync {
 pub enum Data {
     /// An open file.
     File(Arc<File>),
-    /// A striped file of the buffer.
+    /// A striped file of the buffer, or a part of one.
     Striped(Arc<dyn Striped>),
 }
 
@@ -50,11 +96,43 @@ impl From<File> for Data {
 }
 
 impl Data {
-    /// The kernel's file, if it is one.
+    /// The kernel's file, if it is one: with the same bytes at the same offsets.
     pub fn file(&self) -> Option<&File> {
         match self {
             Data::File(file) => Some(file),
             Data::Striped(_) => None,
+        }
+    }
+
+    /// The kernel's file that has the bytes, at whatever offsets.
+    pub(super) fn under(&self) -> Option<&File> {
+        match self {
+            Data::File(file) => Some(file),
+            Data::Striped(striped) => striped.under(),
+        }
+    }
+
+    /// How it lies, if it is a striped file as a whole.
+    pub(super) fn spread(&self) -> Option<Spread> {
+        match self {
+            Data::File(_) => None,
+            Data::Striped(striped) => striped.spread(),
+        }
+    }
+
+    /// Starts (or waits for) write-back of a range.
+    pub(super) fn write_back(&self, offset: u64, bytes: u64, flags: u32) {
+        match self {
+            Data::File(file) => sync_range(file, offset, bytes, flags),
+            Data::Striped(striped) => striped.write_back(offset, bytes, flags),
+        }
+    }
+
+    /// Puts it on stable storage.
+    pub(super) fn sync(&self) -> Result<()> {
+        match self {
+            Data::File(file) => rustix::fs::fsync(file).map_err(|e| Errno(e.raw_os_error())),
+            Data::Striped(striped) => striped.sync(),
         }
     }
 

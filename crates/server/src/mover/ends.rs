@@ -8,6 +8,7 @@ use super::journal::{Record, Version};
 use super::run::Run;
 use super::stop::StopReason;
 use super::task::Task;
+use forebay_proto::ShardId;
 use forebay_proto::control::{Direction, FileError, PathBytes};
 use forebay_proto::net::staging::{WorkEnd, WorkError, WorkResult};
 use parking_lot::{Condvar, Mutex};
@@ -135,19 +136,19 @@ impl Run {
         }
     }
 
-    /// Bytes were copied here.
-    pub fn count(&self, bytes: u64) {
-        self.progress.copied(bytes);
-        if let Some(part) = self.parts.mine() {
-            part.count(bytes as i64);
+    /// Bytes that another server has copied for this one (negative: that did not get there); `None`: here.
+    pub fn count_at(&self, shard: Option<ShardId>, bytes: i64) {
+        match u64::try_from(bytes) {
+            Ok(bytes) => self.progress.copied(bytes),
+            Err(_) => self.progress.take_back(bytes.unsigned_abs()),
         }
-    }
-
-    /// Bytes of a file that did not get there.
-    pub fn take_back(&self, bytes: u64) {
-        self.progress.take_back(bytes);
-        if let Some(part) = self.parts.mine() {
-            part.count(-(bytes as i64));
+        match shard.map_or(self.parts.mine(), |shard| self.parts.get(shard)) {
+            Some(part) => part.count(bytes),
+            None => {
+                if let Some(shard) = shard {
+                    self.progress.copied_elsewhere(shard, bytes);
+                }
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use super::run::Run;
 use super::setup::Setup;
 use super::share::Share;
 use super::stop::{Pace, StopReason};
+use super::stripe::Stripes;
 use super::tree::BufferTree;
 use crate::events::EventLog;
 use crate::metrics::StagingCounts;
@@ -103,6 +104,7 @@ pub(super) struct Shared {
     pub state: Mutex<State>,
     pub changed: Condvar,
     counts: Arc<StagingCounts>,
+    pub stripes: Arc<Stripes>,
 }
 
 #[derive(Default)]
@@ -163,7 +165,8 @@ impl Mover {
         }
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let (tree, counts) = (Arc::new(Gate::new(tree)), Arc::default());
-        let shared = Shared { tree, plans_dir, options, state, changed, counts };
+        let stripes = Arc::default();
+        let shared = Shared { tree, plans_dir, options, state, changed, counts, stripes };
         Ok(Mover { shared: Arc::new(shared) })
     }
 

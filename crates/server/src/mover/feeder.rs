@@ -24,8 +24,8 @@ use forebay_proto::net::staging::{
     LeftFile, ShareId, StagingQuestion, StagingReply, WORK_ITEMS_MAX, WORK_PATH_BYTES_MAX,
     WORK_WAIT_MAX_MS, WORK_WINDOW_ITEMS, WorkEnd, WorkError, WorkItem, WorkResult,
 };
-use forebay_proto::{Errno, Ino};
-use std::collections::VecDeque;
+use forebay_proto::{Errno, Ino, ShardId};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,8 @@ pub(super) struct Feeder<'a> {
     /// Bytes counted of this run there, and of them those of files that are done.
     counted_bytes: u64,
     settled_bytes: u64,
+    /// Those counted that others have copied for it, by who.
+    elsewhere: BTreeMap<ShardId, u64>,
     pause_ms: u64,
 }
 
@@ -98,6 +100,7 @@ impl<'a> Feeder<'a> {
             got: 0,
             counted_bytes: 0,
             settled_bytes: 0,
+            elsewhere: BTreeMap::new(),
             pause_ms: AWAY_PAUSE_FIRST_MS,
         }
     }
@@ -216,11 +219,11 @@ impl<'a> Feeder<'a> {
         };
         step("files are to be handed over");
         match self.ask(&question)? {
-            StagingReply::Work { next, first, results, copied_bytes, stopped } => {
+            StagingReply::Work { next, first, results, copied_bytes, elsewhere, stopped } => {
                 step("files were handed over");
                 let most = self.first + self.open.len() as u64;
                 self.sent = next.clamp(self.sent, most);
-                self.counted(copied_bytes);
+                self.counted(copied_bytes, elsewhere);
                 let is_new = |(at, _): &(usize, WorkResult)| first + *at as u64 >= self.got;
                 let new: Vec<_> = results.into_iter().enumerate().filter(is_new).collect();
                 self.got += new.len() as u64;
@@ -284,10 +287,12 @@ impl<'a> Feeder<'a> {
         self.run.progress.take_back(lost_bytes);
         self.part.count(-(lost_bytes as i64));
         (self.counted_bytes, self.settled_bytes) = (0, 0);
+        self.elsewhere.clear();
     }
 
     /// Bytes that it says it has copied so far.
-    fn counted(&mut self, copied_bytes: u64) {
+    /// `elsewhere`: of them those that a third one, or this one, has copied for it.
+    fn counted(&mut self, copied_bytes: u64, elsewhere: Vec<(ShardId, u64)>) {
         let more = copied_bytes as i64 - self.counted_bytes as i64;
         match u64::try_from(more) {
             Ok(more) => self.run.progress.copied(more),
@@ -295,6 +300,14 @@ impl<'a> Feeder<'a> {
         }
         self.part.count(more);
         self.counted_bytes = copied_bytes;
+        for (shard, bytes) in elsewhere {
+            let before = self.elsewhere.insert(shard, bytes).unwrap_or(0);
+            if let Some(part) = self.run.parts.get(shard) {
+                let more = bytes as i64 - before as i64;
+                part.count(more);
+                self.part.count(-more);
+            }
+        }
     }
 
     /// Counts and journals what has come to its end.

@@ -6,7 +6,7 @@
 
 use super::tree::{BufferTree, Data, NewFile};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
-use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
+use forebay_proto::{Caller, Errno, Ino, ObjectId, Result, ShardId};
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,6 +78,11 @@ impl BufferTree for Gate {
     fn open_read(&self, who: &Caller, ino: Ino) -> Result<Data> {
         let _open = self.enter()?;
         self.tree.open_read(who, ino)
+    }
+
+    fn object(&self, object: ObjectId, size_bytes: u64, written: bool) -> Result<Data> {
+        let _open = self.enter()?;
+        self.tree.object(object, size_bytes, written)
     }
 
     fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {

@@ -41,14 +41,15 @@ impl Mover {
         for share in state.shares.values() {
             share.shut_down();
         }
+        self.shared.stripes.stop();
         self.shared.changed.notify_all();
         let end = Instant::now() + if state.left_behind { Duration::ZERO } else { wait };
-        while state.is_working() {
+        while state.is_working() || !self.shared.stripes.at_work().is_empty() {
             if self.shared.changed.wait_until(&mut state, end).timed_out() {
                 break;
             }
         }
-        stuck(&state)
+        stuck(&state, self.shared.stripes.at_work())
     }
 
     /// Lets plans go on that [`Mover::hold`] stopped, each from what its journal says; those that
@@ -95,14 +96,16 @@ impl Mover {
     }
 }
 
-fn stuck(state: &State) -> Vec<Stuck> {
+fn stuck(state: &State, parts: Vec<(PlanId, Vec<u8>)>) -> Vec<Stuck> {
     let running = state.active.iter().filter_map(|id| Some((id, state.plans.get(id)?)));
     let plans = running
         .map(|(id, plan)| Stuck { plan: *id, pfs_path: plan.file.lock().spec.pfs_path.clone() });
     let shares = state.shares.iter().filter(|(_, share)| !share.is_over());
     let shares =
         shares.map(|(id, share)| Stuck { plan: id.plan, pfs_path: share.pfs_path.clone() });
-    plans.chain(shares).collect()
+    let parts = parts.into_iter();
+    let parts = parts.map(|(plan, path)| Stuck { plan, pfs_path: PathBytes::new(&path) });
+    plans.chain(shares).chain(parts).collect()
 }
 
 impl State {

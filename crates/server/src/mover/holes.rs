@@ -40,7 +40,7 @@ impl Holes {
     /// For an open source.
     pub fn of(source: &Data, meta: &Meta) -> Holes {
         // The map of a striped file is made of those of the stores.
-        let Some(file) = source.file() else { return Holes::Mapped };
+        let Some(file) = source.under() else { return Holes::Mapped };
         match rustix::fs::fstatfs(file).map(|fs| fs.f_type) {
             // Blocks are no sign here: those of xattrs and of preallocation count too.
             Ok(kind) if BELIEVED.contains(&kind) => Holes::Mapped,

@@ -5,7 +5,7 @@
 //! `worker` (an item to its end), `copy` (data and checksums) with `data`, `holes` and `memory`, `side`
 //! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
 //! `parts`, `feeder` and `share` (plans that are the work of several servers, see
-//! docs/internals/STAGING.md), `ends` (what becomes of an item), `setup`,
+//! docs/internals/STAGING.md), `stripe` (files that several servers hold), `ends` (what becomes of an item), `setup`,
 //! `stop` (cancel and rate), `halt` and `gate` (ending while a PFS hangs), `progress` and `fault` (what the user is told).
 //!
 //! Promises: a file appears under its name only whole, fsynced and verified; the PFS is touched
@@ -39,6 +39,7 @@ mod setup;
 mod share;
 mod side;
 mod stop;
+mod stripe;
 mod task;
 pub mod tree;
 mod walk;

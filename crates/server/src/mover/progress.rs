@@ -1,11 +1,11 @@
 //! Counting what a plan has done, and telling it: totals, rate over the last seconds, ETA.
 
-use forebay_proto::PlanId;
 use forebay_proto::control::{
     FileError, MAX_REPORTED_ERRORS, PathBytes, PlanState, PlanStatus, StageSpec,
 };
+use forebay_proto::{PlanId, ShardId};
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ pub(super) struct Progress {
     pub bytes_total: AtomicU64,
     /// Signed: a file that is copied again takes its bytes back.
     bytes_done: AtomicI64,
+    /// Of them those that other servers have copied, in a share: its plan's server counts them as theirs.
+    elsewhere: Mutex<BTreeMap<ShardId, i64>>,
     /// Counts what all plans of the mover have copied.
     moved: OnceLock<Arc<AtomicU64>>,
     errors: Mutex<Vec<FileError>>,
@@ -51,6 +53,7 @@ impl Progress {
             files_skipped: AtomicU64::new(0),
             bytes_total: AtomicU64::new(0),
             bytes_done: AtomicI64::new(0),
+            elsewhere: Mutex::default(),
             moved: OnceLock::new(),
             errors: Mutex::new(Vec::new()),
             window: Mutex::new(window),
@@ -90,6 +93,16 @@ impl Progress {
     /// Bytes of a file that did not get there.
     pub fn take_back(&self, bytes: u64) {
         self.bytes_done.fetch_sub(bytes as i64, Relaxed);
+    }
+
+    /// Says that another server has copied some of the bytes, or takes that back.
+    pub fn copied_elsewhere(&self, shard: ShardId, bytes: i64) {
+        *self.elsewhere.lock().entry(shard).or_default() += bytes;
+    }
+
+    /// What other servers have copied of the bytes.
+    pub fn elsewhere(&self) -> Vec<(ShardId, u64)> {
+        self.elsewhere.lock().iter().map(|(at, bytes)| (*at, (*bytes).max(0) as u64)).collect()
     }
 
     /// An item is done.

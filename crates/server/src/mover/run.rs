@@ -7,6 +7,7 @@ use super::commit::Commit;
 use super::ends::Outbox;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::feeder::{Feeder, Proof};
+use super::gate::Gate;
 use super::identity::Identity;
 use super::journal::{Journal, Past, Record};
 use super::left::{LeftTemp, Temps};
@@ -17,6 +18,7 @@ use super::pfs_target::FsIdentity;
 use super::progress::Progress;
 use super::side::{Source, Target};
 use super::stop::{Pace, StopReason};
+use super::stripe::Stripes;
 use super::task::{Leader, Task};
 use super::walk::Walker;
 use super::worker::Worker;
@@ -74,8 +76,12 @@ pub(super) struct Run {
     pub dirs: Mutex<Vec<DirDone>>,
     /// Further names of files with several, to be made when the first is there.
     pub followers: Mutex<Vec<(Task, Arc<Leader>)>>,
-    /// The buffer has other servers, which have names and inodes of it.
-    pub has_servers: bool,
+    /// The buffer's other servers, which have names, inodes and objects of it.
+    pub peers: Option<Servers>,
+    /// Parts of striped files that they copy for this server.
+    pub stripes: Arc<Stripes>,
+    /// The buffer.
+    pub tree: Arc<Gate>,
     /// Those servers where the plan is ours, and what each does of it.
     pub servers: Option<Servers>,
     pub parts: Arc<Parts>,
@@ -419,7 +425,7 @@ impl Run {
             Direction::In => Where::Target,
             Direction::Out => Where::Source,
         };
-        self.has_servers
+        self.peers.is_some()
             && fault.side == buffer_side
             && fault.sort == Sort::System
             && [E::EHOSTUNREACH, E::ETIMEDOUT].contains(&fault.errno)

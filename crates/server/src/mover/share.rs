@@ -148,7 +148,8 @@ impl Share {
         }
         // After the results: what they have copied is in it.
         let copied_bytes = self.progress.bytes_done();
-        StagingReply::Work { next, first, results, copied_bytes, stopped }
+        let elsewhere = self.progress.elsewhere();
+        StagingReply::Work { next, first, results, copied_bytes, elsewhere, stopped }
     }
 
     fn end(&self, finish: bool) -> StagingReply {
@@ -206,7 +207,7 @@ struct BeginAsked {
 }
 
 impl Mover {
-    /// Answers the mover of the buffer's first shard ([`StagingQuestion`] and [`StagingReply`],
+    /// Answers the movers of the buffer's other servers ([`StagingQuestion`] and [`StagingReply`],
     /// encoded); EPROTO for what makes no sense.
     pub fn answer(&self, question: &[u8]) -> Result<Vec<u8>, Errno> {
         let question = frame::decode(question).map_err(|_| Errno::EPROTO)?;
@@ -225,6 +226,9 @@ impl Mover {
                 Some(found) => found.end(finish),
                 None => self.end_unknown(share),
             },
+            StagingQuestion::Stripes(question) => {
+                StagingReply::Stripes(self.answer_stripes(question))
+            }
         };
         let mut body = Vec::new();
         frame::encode(&reply, &mut body).map_err(|_| Errno::EPROTO)?;

@@ -2,7 +2,7 @@
 //! token bucket of its rate limit.
 
 use super::fault::{Fault, Outcome};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Why a plan stops early.
@@ -20,6 +20,9 @@ pub(super) enum StopReason {
 const BURST_S: f64 = 0.1;
 /// Smallest piece of a copy under a rate limit, in bytes.
 const MIN_PIECE_BYTES: u64 = 64 << 10;
+
+/// How often what waits for more looks whether it is still asked about.
+const METER_LOOK: Duration = Duration::from_secs(1);
 
 struct Bucket {
     rate_bytes_per_s: u64,
@@ -40,14 +43,69 @@ struct State {
     /// Servers that share it.
     servers: u64,
     bucket: Bucket,
+    meter: Option<Meter>,
+}
+
+/// How far a part of another server's file may go: that one keeps the limit.
+struct Meter {
+    allowed_bytes: u64,
+    taken_bytes: u64,
+    heard: Instant,
+    /// It stops when it has heard nothing for so long.
+    patience: Duration,
 }
 
 impl Pace {
     /// With a rate limit in bytes per second; 0 = none.
     pub fn new(rate_bytes_per_s: u64) -> Pace {
         let bucket = Bucket { rate_bytes_per_s, tokens_bytes: 0.0, filled: Instant::now() };
-        let state = State { stop: None, plan_bytes_per_s: rate_bytes_per_s, servers: 1, bucket };
+        let state = State {
+            stop: None,
+            plan_bytes_per_s: rate_bytes_per_s,
+            servers: 1,
+            bucket,
+            meter: None,
+        };
         Pace { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Of what goes no further than [`Pace::allow`] says, and stops when it hears nothing for so long.
+    pub fn metered(patience: Duration) -> Pace {
+        let pace = Pace::new(0);
+        let meter = Meter { allowed_bytes: 0, taken_bytes: 0, heard: Instant::now(), patience };
+        pace.state.lock().meter = Some(meter);
+        pace
+    }
+
+    /// Of a metered one: so many bytes may be taken in all.
+    pub fn allow(&self, bytes: u64) {
+        if let Some(meter) = &mut self.state.lock().meter {
+            meter.allowed_bytes = bytes;
+            meter.heard = Instant::now();
+        }
+        self.changed.notify_all();
+    }
+
+    /// Of a metered one: bytes taken so far.
+    pub fn taken_bytes(&self) -> u64 {
+        self.state.lock().meter.as_ref().map_or(0, |meter| meter.taken_bytes)
+    }
+
+    /// The rate limit of this server, in bytes per second; 0 = none.
+    pub fn rate(&self) -> u64 {
+        self.state.lock().bucket.rate_bytes_per_s
+    }
+
+    /// Takes `bytes` that another server has moved, without waiting; true if the bucket is not
+    /// overdrawn.
+    pub fn charge(&self, bytes: u64) -> bool {
+        let bucket = &mut self.state.lock().bucket;
+        if bucket.rate_bytes_per_s == 0 {
+            return true;
+        }
+        bucket.refill();
+        bucket.tokens_bytes -= bytes as f64;
+        bucket.tokens_bytes >= 0.0
     }
 
     /// Asks everybody to stop. The first reason stands, but for a cancel, which always wins.
@@ -127,6 +185,7 @@ impl Pace {
         if state.stop.is_some() {
             return Err(Fault::stopped());
         }
+        self.take_metered(&mut state, bytes)?;
         if state.bucket.rate_bytes_per_s == 0 {
             return Ok(());
         }
@@ -144,6 +203,22 @@ impl Pace {
             let wait_s = -bucket.tokens_bytes / bucket.rate_bytes_per_s as f64;
             self.changed.wait_for(&mut state, Duration::from_secs_f64(wait_s.clamp(0.001, 1.0)));
         }
+    }
+
+    fn take_metered(&self, state: &mut MutexGuard<'_, State>, bytes: u64) -> Outcome<()> {
+        if let Some(meter) = &mut state.meter {
+            meter.taken_bytes += bytes;
+        }
+        while let Some(meter) = &state.meter {
+            if state.stop.is_some() || meter.heard.elapsed() > meter.patience {
+                return Err(Fault::stopped());
+            }
+            if meter.taken_bytes <= meter.allowed_bytes {
+                break;
+            }
+            self.changed.wait_for(state, METER_LOOK);
+        }
+        Ok(())
     }
 }
 

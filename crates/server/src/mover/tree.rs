@@ -5,9 +5,10 @@
 //! or lose names, the sticky bit. The namespace implements this; tests of the mover use an
 //! implementation over a plain directory.
 
-pub use super::data::{Data, Striped};
+pub(crate) use super::data::sync_range;
+pub use super::data::{Data, Spread, Striped};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
-use forebay_proto::{Caller, Ino, Result, ShardId};
+use forebay_proto::{Caller, Errno, Ino, ObjectId, Result, ShardId};
 
 /// A file that has no name yet.
 #[derive(Debug, Clone)]
@@ -36,6 +37,12 @@ pub trait BufferTree: Send + Sync {
     fn xattrs(&self, who: &Caller, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
     /// Opens a file's object for reading; only of a file whose home is this server.
     fn open_read(&self, who: &Caller, ino: Ino) -> Result<Data>;
+    /// An object of a striped file that is on this server. `size_bytes` is what it has of the file, holes
+    /// included; to be `written`, it is made when it is first written. Who may do this was asked of
+    /// the server of its inode.
+    fn object(&self, _object: ObjectId, _size_bytes: u64, _written: bool) -> Result<Data> {
+        Err(Errno::EOPNOTSUPP)
+    }
     /// Reads from a file, wherever it is; 0 at its end. Into an empty `buf`: may `who` read it?
     fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// The shard whose server holds what belongs to an inode.

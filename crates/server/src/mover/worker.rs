@@ -12,15 +12,18 @@ use super::memory::Memory;
 use super::meta::{Dir, Meta, OpenSource, Temp};
 use super::run::Run;
 use super::side::At;
+use super::stripe::Count;
 use super::task::{Leader, Task};
 use crate::step::step;
 use crossbeam_channel::Receiver;
-use forebay_proto::Errno;
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::control::{Direction, PathBytes, Verify};
+use forebay_proto::{Errno, ShardId};
+use parking_lot::Mutex;
 use rustix::fs::OFlags;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Most files of a batch; each holds two descriptors.
 const BATCH_FILES: usize = 32;
@@ -57,11 +60,20 @@ struct Unpublished<'a> {
     run: &'a Run,
     dir: Dir,
     temp: Option<Temp>,
-    /// Bytes counted as done that are taken back with it.
-    counted: AtomicU64,
+    /// Bytes counted as done that are taken back with it, by who copied them (`None`: this server).
+    counted: Mutex<HashMap<Option<ShardId>, i64>>,
 }
 
 impl Unpublished<'_> {
+    fn count(&self, shard: Option<ShardId>, bytes: i64) {
+        *self.counted.lock().entry(shard).or_default() += bytes;
+        self.run.count_at(shard, bytes);
+    }
+
+    fn counted_bytes(&self) -> u64 {
+        self.counted.lock().values().sum::<i64>().max(0) as u64
+    }
+
     fn temp(&self) -> Outcome<&Temp> {
         self.temp.as_ref().ok_or_else(|| Fault::target("find target")(Errno::EBADF))
     }
@@ -73,7 +85,9 @@ impl Drop for Unpublished<'_> {
             if self.run.target.abandon(&temp, &self.dir) {
                 self.run.known_temps.gone(&temp);
             }
-            self.run.take_back(self.counted.load(Relaxed));
+            for (shard, bytes) in self.counted.lock().drain() {
+                self.run.count_at(shard, -bytes);
+            }
         }
     }
 }
@@ -293,26 +307,29 @@ impl<'a> Worker<'a> {
         let temp = run.target.begin(&dirs.1, source.meta.size_bytes, run.next_temp())?;
         step("a file is begun");
         run.known_temps.made(&task.target_top, &task.rel, &temp);
-        let target =
-            Unpublished { run, dir: dirs.1.clone(), temp: Some(temp), counted: AtomicU64::new(0) };
+        let (dir, counted) = (dirs.1.clone(), Mutex::default());
+        let target = Unpublished { run, dir, temp: Some(temp), counted };
         let env = Env {
             pace: &run.pace,
             hook: run.hook.as_ref(),
             name: &task.source_name,
-            count: &|bytes| {
-                target.counted.fetch_add(bytes, Relaxed);
-                run.count(bytes);
-            },
+            count: &|bytes| target.count(None, bytes as i64),
+            seen: &|_, _| Ok(()),
             grow: &|size_bytes| run.target.grow(target.temp()?, size_bytes),
             follow: run.spec.verify == Verify::Cache,
         };
         let temp = target.temp()?;
-        let copied = {
-            let _acting = run.target.writing()?;
-            copy(&env, &source.file, &source.meta, &temp.file, &mut self.memory)?
+        let count: Count<'_> = &|shard, bytes| target.count(shard, bytes);
+        let spread = run.copy_spread(task, &source, temp, count, &mut self.memory)?;
+        let copied = match spread {
+            Some(copied) => copied,
+            None => {
+                let _acting = run.target.writing()?;
+                copy(&env, &source.file, &source.meta, &temp.file, &mut self.memory)?
+            }
         };
         // What a hole adds to the size is done with no byte moved.
-        let holes = copied.size_bytes().saturating_sub(target.counted.load(Relaxed));
+        let holes = copied.size_bytes().saturating_sub(target.counted_bytes());
         (env.count)(holes);
         keep_atime(temp, true);
         let partial = match run.target.dress(temp, &source.meta, &xattrs) {

@@ -1,221 +1,17 @@
-//! Plans over a real namespace of three shards: three servers of one process, each with its
-//! namespace, objects and mover, joined by questions as servers are.
+//! Plans over a real namespace of three shards (`over_rig`).
 
+use super::over_rig::{Rig, SERVERS, make_wide};
 use super::snapshot;
-use super::support::{LIMIT, leftovers, need_root, noise, spec};
+use super::support::{LIMIT, leftovers, need_root, noise};
 use crate::mover::tree::BufferTree;
-use crate::mover::{Mover, MoverOptions, Servers};
-use crate::namespace::shards::{About, Believers, Quiet};
-use crate::namespace::store::{LmdbStore, StoreOptions};
-use crate::namespace::{Namespace, NamespaceOptions};
-use crate::objects::{Accounting, Objects};
-use crate::over_tree::OverTree;
-use crate::peers::Peers;
 use forebay_proto::api::{CreateArgs, FileSystem};
-use forebay_proto::control::{Direction, PathBytes, PlanState, PlanStatus, StageKind, StageSpec};
-use forebay_proto::net::frame;
-use forebay_proto::net::servers::{Question, Reply};
-use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
-use parking_lot::RwLock;
+use forebay_proto::control::{PathBytes, PlanState, StageKind, StageSpec};
+use forebay_proto::{Caller, Ino, ShardId};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-const SERVERS: u16 = 3;
-const CAPACITY_BYTES: u64 = 1 << 30;
-
-struct Server {
-    namespace: Arc<Namespace>,
-    tree: Arc<OverTree>,
-    mover: Arc<Mover>,
-}
-
-#[derive(Default)]
-struct Net {
-    servers: RwLock<Vec<Option<Arc<Server>>>>,
-}
-
-struct Line {
-    net: Arc<Net>,
-    mine: ShardId,
-}
-
-impl Peers for Line {
-    fn mine(&self) -> ShardId {
-        self.mine
-    }
-
-    fn count(&self) -> u16 {
-        SERVERS
-    }
-
-    fn buffer(&self) -> u128 {
-        5
-    }
-
-    fn ask(
-        &self,
-        to: ShardId,
-        question: &Question<'_>,
-        payload: &[u8],
-        room: &mut Vec<u8>,
-    ) -> Result<Reply> {
-        let server = self.net.servers.read().get(usize::from(to.0)).cloned().flatten();
-        let server = server.ok_or(Errno::EHOSTUNREACH)?;
-        match question {
-            Question::Names { from, question, .. } => {
-                server.namespace.asked(*from, question).map(Reply::Names)
-            }
-            Question::Objects { from, question, .. } => {
-                server.namespace.answer_objects(*from, question, payload, room).map(Reply::Objects)
-            }
-            Question::Staging { question, .. } => server.mover.answer(question).map(Reply::Staging),
-            Question::Tree { asked, .. } => {
-                let asked = frame::decode_borrowed(asked).map_err(|_| Errno::EPROTO)?;
-                let mut body = Vec::new();
-                frame::encode(&server.namespace.answer_tree(&asked), &mut body).unwrap();
-                Ok(Reply::Tree(body))
-            }
-            Question::Pool(_) => Err(Errno::EPROTO),
-        }
-    }
-}
-
-/// Nobody has mounted the buffer.
-struct Nobody;
-
-impl Believers for Nobody {
-    fn recall(&self, _: u64, _: &[About]) -> Quiet {
-        Box::new(())
-    }
-
-    fn hush(&self, _: &[About]) -> Quiet {
-        Box::new(())
-    }
-
-    fn name_gone(&self, _: u64, _: Ino, _: Ino, _: &[u8]) {}
-}
-
-struct Rig {
-    dir: PathBuf,
-    net: Arc<Net>,
-    _keep: tempfile::TempDir,
-}
-
-impl Rig {
-    fn new() -> Rig {
-        let keep = tempfile::tempdir().unwrap();
-        let dir = keep.path().to_path_buf();
-        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).unwrap();
-        std::fs::create_dir(dir.join("pfs")).unwrap();
-        let net = Arc::<Net>::default();
-        net.servers.write().resize_with(usize::from(SERVERS), || None);
-        let rig = Rig { dir, net, _keep: keep };
-        let servers: Vec<_> = (0..SERVERS).map(|shard| rig.open(shard, false)).collect();
-        for (shard, server) in servers.into_iter().enumerate() {
-            rig.net.servers.write()[shard] = Some(server);
-        }
-        (0..SERVERS).for_each(|shard| rig.begin(shard));
-        rig
-    }
-
-    fn open(&self, shard: u16, unclean: bool) -> Arc<Server> {
-        let dir = self.dir.join(format!("store-{shard}"));
-        for sub in ["meta", "data"] {
-            std::fs::create_dir_all(dir.join(sub)).unwrap();
-        }
-        let store = LmdbStore::open(StoreOptions {
-            dir: dir.join("meta"),
-            uuid: [7; 16],
-            log_bytes: 8 << 20,
-            map_bytes: 32 << 20,
-            volatile: false,
-            preallocate: false,
-        });
-        let account = Accounting::new(CAPACITY_BYTES);
-        let objects = Objects::open(&dir.join("data"), false, true, Some(account)).unwrap();
-        let peers: Arc<dyn Peers> = Arc::new(Line { net: self.net.clone(), mine: ShardId(shard) });
-        let options = NamespaceOptions {
-            peers: Some(peers.clone()),
-            shard: ShardId(shard),
-            capacity_bytes: CAPACITY_BYTES,
-            volatile: false,
-            root_uid: 0,
-            root_gid: 0,
-            hold_orphans: false,
-        };
-        let objects = Arc::new(objects);
-        let store = Arc::new(store.unwrap());
-        let namespace = Namespace::open(store, objects, options, unclean).unwrap().0;
-        namespace.join_servers(peers.clone()).unwrap();
-        let tree = Arc::new(OverTree::new(namespace.clone(), peers.clone()));
-        let options = MoverOptions {
-            servers: Some(Servers::new(peers)),
-            workers: 2,
-            ..MoverOptions::default()
-        };
-        let mover = Mover::new(tree.clone(), dir.join("plans"), options).unwrap();
-        Arc::new(Server { namespace, tree, mover: Arc::new(mover) })
-    }
-
-    /// What a server does once it can be reached.
-    fn begin(&self, shard: u16) {
-        let server = self.at(shard);
-        server.namespace.start_shards(Arc::new(Nobody)).unwrap();
-        server.mover.resume();
-    }
-
-    fn at(&self, shard: u16) -> Arc<Server> {
-        self.net.servers.read()[usize::from(shard)].clone().unwrap()
-    }
-
-    fn pfs(&self, rel: &str) -> PathBuf {
-        self.dir.join("pfs").join(rel)
-    }
-
-    fn stage_in(&self, pfs: &str, buffer: &str) -> StageSpec {
-        spec(Direction::In, &self.pfs(pfs), buffer)
-    }
-
-    fn stage_out(&self, buffer: &str, pfs: &str) -> StageSpec {
-        spec(Direction::Out, &self.pfs(pfs), buffer)
-    }
-
-    fn run_as(&self, who: &Caller, spec: StageSpec) -> PlanStatus {
-        let mover = self.at(0).mover.clone();
-        let plan = mover.start(who, spec).unwrap().plan;
-        let status = mover.wait(&Caller::root(), plan, LIMIT).unwrap();
-        assert!(status.state.is_final(), "the plan does not end: {status:#?}");
-        status
-    }
-
-    fn must(&self, spec: StageSpec) -> PlanStatus {
-        let status = self.run_as(&Caller::root(), spec);
-        assert_eq!(status.state, PlanState::Done, "{:#?}", status.errors);
-        assert_eq!(status.files_done, status.files_total);
-        assert_eq!(status.bytes_done, status.bytes_total);
-        status
-    }
-
-    /// Files and their bytes on each server.
-    fn held(&self) -> Vec<(usize, u64)> {
-        let of = |shard| {
-            let objects = self.at(shard).namespace.objects().clone();
-            let (mut files, mut bytes) = (0, 0);
-            objects
-                .for_each(&mut |id, _| {
-                    files += 1;
-                    bytes += objects.stat(id).unwrap().size_bytes;
-                })
-                .unwrap();
-            (files, bytes)
-        };
-        (0..SERVERS).map(of).collect()
-    }
-}
 
 fn make_tree(top: &Path, files: u64) {
     for dir in 0..5 {
@@ -296,14 +92,7 @@ fn large_files_are_spread_by_bytes() {
 fn striped_files_are_staged_both_ways() {
     need_root();
     let rig = Rig::new();
-    let (root, who) = (rig.at(0), Caller::root());
-    let dir = root.tree.mkdir(&who, Ino::ROOT, b"wide", 0o755).unwrap().ino;
-    let at = rig.at(dir.shard().0);
-    for (name, value) in [("stripe_count", "3"), ("stripe_size_bytes", "65536")] {
-        let name = format!("user.forebay.{name}");
-        let set = at.namespace.setxattr(&who, dir, name.as_bytes(), value.as_bytes(), 0, false);
-        set.unwrap();
-    }
+    make_wide(&rig.at(0), "wide", 65536);
     std::fs::create_dir(rig.pfs("tree")).unwrap();
     for number in 0..6 {
         let bytes = noise((number as usize * 700_001) % 3_000_000, number);
