@@ -1,5 +1,5 @@
 //! Staging by several servers, as users do it: buffers over two and three `forebay serve`
-//! processes, without a mount; each server killed with -9 in the middle.
+//! processes, without a mount (but to make a directory striped); each server killed with -9 in the middle.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -196,5 +197,97 @@ fn each_server_is_killed_in_the_middle_and_the_plan_ends_whole() {
         same(&tree, &out);
         assert_eq!(leftovers(&out), Vec::<PathBuf>::new());
         fs::remove_dir_all(&out).unwrap();
+    }
+}
+
+/// From here on this thread, and what it starts, has a network of its own: only a loopback.
+fn own_network() {
+    // SAFETY: plain integers; it changes nothing but the calling thread's network.
+    let done = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+    assert_eq!(done, 0, "unshare: {}", std::io::Error::last_os_error());
+    let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
+    assert!(up.success());
+}
+
+/// Bytes that have crossed it, in all directions.
+fn crossed_bytes() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("lo:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Makes the buffer's directory `striped` one whose files are cut over all servers.
+fn make_striped(pool: &Pool) {
+    let mount = pool.rig.base().join("shared");
+    fs::create_dir(&mount).unwrap();
+    let path = |name: &str| mount.join(name).to_str().unwrap().to_string();
+    pool.done(0, &["mount", "--buffer", "wide", &path("")]);
+    let made = fs::create_dir(mount.join("striped"));
+    let set = ["stripe", "set", "--count", "all", "--size", "256KiB", &path("striped")];
+    let set = pool.command(&set).output().unwrap();
+    let ended = pool.command(&["umount", &path("")]).output().unwrap();
+    made.unwrap();
+    assert!(set.status.success(), "{}", text(&set.stderr));
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+}
+
+#[test]
+fn each_of_two_servers_moves_its_half_of_a_striped_file_and_nothing_crosses_the_network() {
+    must_be_root();
+    own_network();
+    let pool = pool(2);
+    make_striped(&pool);
+    const BYTES: usize = (96 << 20) + 12_345;
+    let (source, back) = (pool.rig.base().join("shared.h5"), pool.rig.base().join("back.h5"));
+    fs::write(&source, noise(BYTES, 7)).unwrap();
+    let before = crossed_bytes();
+    let arguments = ["stage", "in", source.to_str().unwrap(), "wide:/striped/shared.h5", "--json"];
+    let staged_in = last_line(&pool.done(1, &arguments));
+    let arguments = ["stage", "out", "wide:/striped/shared.h5", back.to_str().unwrap(), "--json"];
+    let staged_out = last_line(&pool.done(0, &arguments));
+    let crossed = crossed_bytes() - before;
+    for plan in [staged_in, staged_out] {
+        assert_eq!(plan["state"], "done", "{plan}");
+        let parts = bytes_of_parts(&plan);
+        assert_eq!(parts.iter().sum::<u64>(), BYTES as u64);
+        assert!(parts.iter().all(|bytes| bytes.abs_diff(48 << 20) < 1 << 20), "{parts:?}");
+    }
+    assert!(fs::read(&source).unwrap() == fs::read(&back).unwrap());
+    println!("{crossed} bytes crossed the network for {} bytes staged", 2 * BYTES);
+    assert!(crossed < 2 << 20, "{crossed} bytes crossed the network for {} staged", 2 * BYTES);
+    assert_eq!(leftovers(pool.rig.base()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn each_server_is_killed_while_it_moves_its_half_of_a_striped_file() {
+    must_be_root();
+    let mut pool = pool(2);
+    make_striped(&pool);
+    let source = pool.rig.base().join("shared.h5");
+    fs::write(&source, noise(40 << 20, 9)).unwrap();
+    for victim in 0..2 {
+        let inside = format!("wide:/striped/{victim}");
+        let back = pool.rig.base().join(format!("back{victim}"));
+        let plans = [
+            ["stage", "in", source.to_str().unwrap(), &inside],
+            ["stage", "out", &inside, back.to_str().unwrap()],
+        ];
+        for plan in plans {
+            let asked = 1 - victim;
+            let limited = [&plan[..], &["--rate", "12MiB", "--no-wait"]].concat();
+            let number = pool.done(asked, &limited).trim().to_string();
+            wait_for("both servers at work", || {
+                let status = pool.json(asked, &["stage", "status", &number, "--buffer", "wide:"]);
+                bytes_of_parts(&status).iter().all(|bytes| *bytes > 1 << 20)
+            });
+            pool.kill(victim);
+            pool.start(victim, None);
+            let rate = ["stage", "rate", &number, "1GiB", "--buffer", "wide:"];
+            wait_for("the plan", || pool.ask(asked, &rate).status.success());
+            let ended = pool.ask(asked, &["stage", "wait", &number, "--buffer", "wide:"]);
+            assert!(ended.status.success(), "{}{}", text(&ended.stdout), text(&ended.stderr));
+        }
+        assert!(fs::read(&source).unwrap() == fs::read(&back).unwrap());
+        assert_eq!(leftovers(pool.rig.base()), Vec::<PathBuf>::new());
     }
 }
