@@ -189,7 +189,7 @@ pub fn begin(given: &super::ServedConfig, id: &str) -> Result<ServedJob, super::
     let name = format!("{id}-{unique}");
     let buffer = BufferName::try_from(name)
         .map_err(|error| super::RunError::new("name the job's buffer", error))?;
-    let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let here = forebay_net::node::host_name();
     // Nobody needs a second mount on this node.
     let others = given.nodes.iter().filter(|node| node.host != here && node.host != "localhost");
     Ok(ServedJob {

@@ -79,6 +79,8 @@ use std::time::Duration;
 const READ_AHEAD_THREADS: usize = 2;
 /// Most wishes that wait for them; more are dropped, and fetched when they are read.
 const WISHES_MAX: usize = 64;
+/// How often it is looked at an end whether the threads are over.
+const CLOSE_LOOK: Duration = Duration::from_millis(5);
 /// File in the store's directory that says what the cache shows.
 pub const CONFIG_NAME: &str = "cache.json";
 
@@ -303,7 +305,7 @@ impl CacheFs {
             }
             threads = left;
             if !threads.is_empty() {
-                std::thread::sleep(Duration::from_millis(5));
+                std::thread::sleep(CLOSE_LOOK);
             }
         }
         self.hanging.fetch_or(!threads.is_empty(), Ordering::AcqRel);

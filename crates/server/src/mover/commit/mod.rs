@@ -35,6 +35,9 @@ use std::time::Duration;
 
 /// Pause before a PFS that is away is asked again whether a tree is published.
 const AWAY_PAUSE: Duration = Duration::from_secs(1);
+/// First pause before a step that undoes is tried again, and how often it doubles.
+const AGAIN_FIRST: Duration = Duration::from_millis(100);
+const AGAIN_DOUBLINGS: u32 = 5;
 /// Most files of one commit: its manifest is compared in memory.
 pub(super) const COMMIT_FILES_MAX: u64 = 4_000_000;
 
@@ -309,7 +312,7 @@ impl Run {
                         && attempt < self.spec.retries =>
                 {
                     attempt += 1;
-                    std::thread::sleep(Duration::from_millis(100 << attempt.min(5)));
+                    std::thread::sleep(AGAIN_FIRST * (1 << attempt.min(AGAIN_DOUBLINGS)));
                 }
                 done => return done,
             }
