@@ -252,6 +252,38 @@ impl Served {
         json(&self.must(command.arg(self.unix())))
     }
 
+    /// A command at server `at`, by its Unix socket; whether it succeeded, and what it said.
+    pub fn ask(&self, at: usize, arguments: &[&str]) -> (bool, String) {
+        let mut command = self.forebay(arguments);
+        procs::try_run_for(command.args(["--server", &self.unix_at(at)]), COMMAND_LIMIT)
+    }
+
+    /// The same without `--server`, such as for a path in a mount.
+    pub fn local(&self, arguments: &[&str]) -> (bool, String) {
+        procs::try_run_for(&mut self.forebay(arguments), COMMAND_LIMIT)
+    }
+
+    /// The identity of server `at`, as the pool knows it.
+    pub fn server_id(&self, at: usize) -> String {
+        let (ok, said) = self.ask(0, &["pool", "status", "--json"]);
+        assert!(ok, "{said}");
+        let pool = json(&said);
+        let tcp = self.tcp_at(at);
+        let is_it = |server: &&serde_json::Value| {
+            server["addresses"].as_array().unwrap().iter().any(|address| address == tcp.as_str())
+        };
+        let server = pool["servers"].as_array().unwrap().iter().find(is_it);
+        server.unwrap_or_else(|| panic!("{tcp} is not in {said}"))["id"].as_str().unwrap().into()
+    }
+
+    /// Kills server `at` and gives it up: it is gone for good.
+    pub fn lose_server(&self, at: usize) {
+        let id = self.server_id(at);
+        self.kill_server_at(at);
+        let (ok, said) = self.ask(0, &["pool", "forget", &id]);
+        assert!(ok, "{said}");
+    }
+
     /// Mounts the buffer once more; the number of the new mount.
     pub fn mount(&self, via: Via) -> usize {
         self.mount_with(via, &[])

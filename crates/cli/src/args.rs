@@ -19,8 +19,8 @@ pub use crate::args_cache::{
 pub use crate::args_commit::CommitArgs;
 pub use crate::args_servers::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
-    BufferListArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolStatusArgs, RunServerArgs,
-    ServeArgs, ServerArgs, TypeArg,
+    BufferListArgs, BufferLostArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolStatusArgs,
+    RunServerArgs, ServeArgs, ServerArgs, TypeArg,
 };
 pub use crate::args_watch::{EventsArgs, TopArgs};
 
@@ -429,10 +429,11 @@ pub struct ValidateArgs {
     after_help = "Without a path: all mounted buffers of this machine, also dead ones, and the ones kept on flash.\n\n\
 Examples:\n  \
 forebay status /mnt/fb             the buffer: kind, capacity, fast path or why not\n  \
-forebay status /mnt/fb/ckpt.0001   one file: fast path or why not, layout, grade of safety"
+forebay status /mnt/fb/ckpt.0001   one file: fast path or why not, layout, grade of safety\n  \
+forebay status --server node9:4242 run7:/ckpt.0001   the same, as the server knows it, without a mount"
 )]
 pub struct StatusArgs {
-    /// A mount, or a file or directory in one.
+    /// A mount, or a file or directory in one; of a server's buffer NAME or NAME:/PATH.
     #[arg(value_name = "PATH")]
     pub path: Option<PathBuf>,
     /// Directory on flash to look for kept buffers in.
@@ -441,7 +442,7 @@ pub struct StatusArgs {
     /// Print as JSON.
     #[arg(long)]
     pub json: bool,
-    /// Server of a buffer that is named as NAME:/PATH.
+    /// Server of a buffer that is named as NAME or NAME:/PATH.
     #[command(flatten)]
     pub at: ServerArgs,
 }

@@ -117,6 +117,8 @@ pub enum BufferCommand {
     List(BufferListArgs),
     /// Show a buffer: state, capacity, mounts.
     Status(BufferStatusArgs),
+    /// List what a buffer has lost with servers that are gone for good.
+    Lost(BufferLostArgs),
     /// Make a buffer larger, also while it is mounted.
     Extend(BufferExtendArgs),
     /// Destroy a buffer and give its capacity back.
@@ -255,6 +257,26 @@ pub struct BufferStatusArgs {
     #[arg(long)]
     pub json: bool,
     /// Server.
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `forebay buffer lost`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "After `forebay pool forget`: one path a line, with what is lost of it. `data`: the file answers EIO. \
+`names`: the directory answers EIO, and what was below it is gone with it. `unseen`: a directory that you may not look into. \
+Files that are not listed are whole. With --json each line is one object.\n\n\
+Example:\n  forebay buffer lost run7 --server node9:4242"
+)]
+pub struct BufferLostArgs {
+    /// Which.
+    #[arg(value_name = "NAME")]
+    pub name: BufferName,
+    /// Print each path as a line of JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Any server of the pool.
     #[command(flatten)]
     pub at: ServerArgs,
 }

@@ -173,7 +173,7 @@ impl Buffer {
         let part = Part { server: id, incarnation: self.starts, sessions: Arc::clone(&sessions) };
         let addresses = vec![self.address(shard)];
         let listening = listen(Arc::new(part), &addresses).unwrap();
-        self.directory.set(ServerId(id), KnownServer { addresses, lost: false });
+        self.directory.set(ServerId(id), KnownServer { addresses, ..KnownServer::default() });
         self.running.insert(shard, Running { server, sessions, listening });
     }
 

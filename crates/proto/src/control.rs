@@ -306,6 +306,12 @@ pub struct FileStatus {
     pub fast_path_reason: Option<String>,
     /// Objects of its layout.
     pub stripe_count: u16,
+    /// Of a served buffer: host of the server that has the inode, and the data of a whole file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Told by a mount of a served buffer: that server runs on the mount's node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub near: Option<bool>,
     /// True if it lies on a volatile store.
     pub volatile: bool,
     /// Grade of safety reached: `written`, `on flash`.

@@ -143,6 +143,29 @@ impl Layout {
         }
     }
 
+    /// The same with its objects on servers that are there: begins at the next one from which
+    /// enough follow each other, or has as many as follow each other anywhere.
+    pub fn avoiding(self, shards: u16, is_lost: impl Fn(ShardId) -> bool) -> Layout {
+        let at = |start: u16, n: u16| {
+            ShardId(((u32::from(start) + u32::from(n)) % u32::from(shards.max(1))) as u16)
+        };
+        let run = |start: ShardId| {
+            (0..self.stripe_count).take_while(|n| !is_lost(at(start.0, *n))).count() as u16
+        };
+        let starts = (0..shards).map(|n| at(self.first.0, n));
+        let mut best = (0, self.first);
+        for start in starts {
+            let length = run(start);
+            if length > best.0 {
+                best = (length, start);
+            }
+        }
+        match best {
+            (0, _) => self,
+            (stripe_count, first) => Layout { stripe_count, first, ..self },
+        }
+    }
+
     /// Where an object is, in a buffer of so many servers.
     pub const fn shard_of(&self, stripe: u32, shards: u16) -> ShardId {
         ShardId(((self.first.0 as u64 + stripe as u64) % shards as u64) as u16)
@@ -298,6 +321,24 @@ mod tests {
         assert_eq!(layout.stripe_on(ShardId(2), 4), None);
         assert_eq!(Layout { stripe_count: 0, ..layout }.count_among(4), 4);
         assert_eq!(layout.count_among(2), 2);
+    }
+
+    #[test]
+    fn objects_avoid_servers_that_are_lost() {
+        let layout = |stripe_count, first| Layout {
+            stripe_count,
+            first: ShardId(first),
+            ..Layout::WHOLE_LOCAL
+        };
+        let without = |lost: &'static [u16], count, first| {
+            let layout = layout(count, first).avoiding(4, |shard| lost.contains(&shard.0));
+            (layout.stripe_count, layout.first.0)
+        };
+        assert_eq!(without(&[], 4, 3), (4, 3));
+        assert_eq!(without(&[1], 2, 0), (2, 2), "the next two that are there");
+        assert_eq!(without(&[1], 4, 0), (3, 2), "as many as there are");
+        assert_eq!(without(&[0, 2], 2, 1), (1, 1));
+        assert_eq!(without(&[0, 1, 2, 3], 2, 1), (2, 1), "nothing is better than anything");
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod http;
 mod journal_line;
 pub mod ledger;
 pub mod locks;
+mod lost;
 pub mod metrics;
 pub mod mover;
 pub mod namespace;

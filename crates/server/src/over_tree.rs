@@ -75,12 +75,17 @@ impl OverTree {
         OverTree { namespace, peers, inherited: Mutex::default() }
     }
 
+    /// The shards whose servers are gone for good.
+    pub fn lost_shards(&self) -> Vec<ShardId> {
+        (0..self.peers.count()).map(ShardId).filter(|shard| self.peers.is_lost(*shard)).collect()
+    }
+
     fn is_here(&self, ino: Ino) -> bool {
         ino.shard() == self.peers.mine()
     }
 
     /// Asks the server of a shard, this one too.
-    fn put(&self, to: ShardId, who: &Caller, question: TreeQuestion<'_>) -> Result<TreeReply> {
+    pub fn put(&self, to: ShardId, who: &Caller, question: TreeQuestion<'_>) -> Result<TreeReply> {
         let asked = TreeAsked { who: who.clone(), question };
         let reply = match to == self.peers.mine() {
             true => self.namespace.answer_tree(&asked),

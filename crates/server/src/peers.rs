@@ -28,6 +28,10 @@ pub trait Peers: Send + Sync {
         payload: &[u8],
         room: &mut Vec<u8>,
     ) -> Result<Reply>;
+    /// True if the server of a shard is gone for good: somebody has said so.
+    fn is_lost(&self, _shard: ShardId) -> bool {
+        false
+    }
     /// Which buffer, for the questions.
     fn buffer(&self) -> u128;
     /// The server of a shard, for people.

@@ -17,6 +17,8 @@ pub struct KnownServer {
     pub addresses: Vec<ServerAddress>,
     /// Somebody has said that it will not come back.
     pub lost: bool,
+    /// Name of its node; empty where that is not known.
+    pub host: String,
 }
 
 /// The servers that this process has heard of. Bounded by those on record.
@@ -65,6 +67,21 @@ impl Places {
         self.servers.get(usize::from(shard.0)).copied()
     }
 
+    /// True if the server of a part is gone for good.
+    pub fn is_lost(&self, shard: ShardId) -> bool {
+        let known = self.server(shard).and_then(|server| self.directory.get(server));
+        known.is_some_and(|known| known.lost)
+    }
+
+    /// The part whose server runs on the node of this name.
+    pub fn shard_on(&self, host: &str) -> Option<ShardId> {
+        let is_on = |server: &ServerId| {
+            let known = self.directory.get(*server);
+            known.is_some_and(|known| !known.lost && !host.is_empty() && known.host == host)
+        };
+        (0..).map(ShardId).zip(&self.servers).find(|(_, server)| is_on(server)).map(|(at, _)| at)
+    }
+
     /// Where each part is now.
     pub fn shards(&self) -> Vec<ShardPlace> {
         let place = |(shard, &server): (u16, &ServerId)| {
@@ -90,10 +107,12 @@ mod tests {
         let places = Places::new(vec![ServerId(5), ServerId(3)], Arc::clone(&directory));
         assert_eq!(places.shards()[1].addresses, [""; 0]);
         let addresses = vec!["node3:7".parse().unwrap()];
-        directory.set(ServerId(3), KnownServer { addresses, lost: true });
+        directory.set(ServerId(3), KnownServer { addresses, lost: true, host: "node3".into() });
+        assert_eq!(places.shard_on("node3"), None, "it is lost");
         let place = &places.shards()[1];
         assert_eq!((place.shard, place.server, place.lost), (ShardId(1), ServerId(3), true));
         assert_eq!(place.addresses, ["node3:7"]);
+        assert!(places.is_lost(ShardId(1)) && !places.is_lost(ShardId(0)));
         assert_eq!(
             (places.server(ShardId(0)), places.server(ShardId(2))),
             (Some(ServerId(5)), None)

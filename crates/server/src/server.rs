@@ -10,6 +10,7 @@
 use crate::cache::{self, CacheEvents, CacheFs, CacheOptions};
 use crate::events::EventLog;
 use crate::flash::{Store, StoreKey};
+use crate::lost;
 use crate::mover::tree::BufferTree;
 use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX, Servers};
 use crate::namespace::store::{LmdbStore, StoreOptions};
@@ -22,6 +23,7 @@ use forebay_proto::control::{ControlError, FileStatus, PathBytes, StoreKind};
 use forebay_proto::events::{EventKind, Happened};
 use forebay_proto::ids::ShardId;
 use forebay_proto::net::frame;
+use forebay_proto::net::lost::{LostCursor, LostPage};
 use forebay_proto::{Caller, Errno};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -228,6 +230,14 @@ impl Server {
         match &self.over {
             Some(over) => over.status(who, path),
             None => self.namespace.status_of(&self.namespace.resolve(who, path)?, path),
+        }
+    }
+
+    /// What the buffer has lost with servers that are gone for good, from a position on.
+    pub fn lost(&self, who: &Caller, from: Option<LostCursor>) -> Result<LostPage, Errno> {
+        match &self.over {
+            Some(over) => lost::page(over, who, from.unwrap_or_default()),
+            None => Ok(LostPage::default()),
         }
     }
 

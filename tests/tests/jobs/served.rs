@@ -100,6 +100,69 @@ fn each_node_of_a_job_has_its_own_private_directory_beside_the_striped_one() {
     site.assert_clean();
 }
 
+/// Private alone, over nodes and servers: names are each node's own, staged in to each, on capacity
+/// that all share and several servers hold; nothing is left.
+fn private_over(nodes: usize, servers: usize) {
+    let site = Site::with_servers(nodes, servers);
+    fs::create_dir(site.place.pfs("in")).unwrap();
+    fs::write(site.place.pfs("in/a"), "input").unwrap();
+    let names: Vec<String> = (1..=nodes).map(|n| format!("n{n}")).collect();
+    let list = names.join(" ");
+    // 60 MB of each node: more than one part has, less than all have together.
+    let body = format!(
+        "set -e\n{ON}for n in {list}; do\n\
+         on $n '[ \"$(cat ${{DW_JOB_PRIVATE}}in/a)\" = input ]; [ \"$(ls ${{DW_JOB_PRIVATE}})\" = in ]'\n\
+         on $n 'mkdir ${{DW_JOB_PRIVATE}}out; uname -n > ${{DW_JOB_PRIVATE}}out/name; \
+         head -c 30000000 /dev/zero > ${{DW_JOB_PRIVATE}}out/big1; \
+         head -c 30000000 /dev/zero > ${{DW_JOB_PRIVATE}}big2'\ndone\n\
+         for n in {list}; do on $n '[ \"$(cat ${{DW_JOB_PRIVATE}}out/name)\" = '$n' ]'; done\n\
+         [ \"$(ls ${{DW_JOB_PRIVATE}})\" = in ]; mkdir ${{DW_JOB_PRIVATE}}out\n\
+         for n in {list}; do \
+         on $n 'stat -c %d,%i ${{DW_JOB_PRIVATE}}out' > @PFS@/seen.$n; done\n\
+         {program} status --json ${{DW_JOB_PRIVATE}}in/a > @PFS@/status",
+        program = forebay_tests::buffer::binary().display()
+    );
+    let script = site.place.script(
+        &[
+            "jobdw type=scratch capacity=384MiB access_mode=private",
+            "stage_in type=directory source=@PFS@/in destination=$DW_JOB_PRIVATE/in",
+            "stage_out type=directory source=$DW_JOB_PRIVATE/out destination=@PFS@/out",
+        ],
+        &body,
+    );
+    let run = Run::wait(site.start(&script, &names.join(","), &[])).expect(0);
+    for name in &names {
+        let out = site.place.pfs("out").join(name);
+        let told = fs::read_to_string(out.join("name")).unwrap();
+        assert_eq!(told, format!("{name}\n"), "{}", run.err);
+        assert_eq!(fs::metadata(out.join("big1")).unwrap().len(), 30_000_000);
+        assert!(!out.join("big2").exists());
+    }
+    // The state of a file is that of this node's file.
+    let status = fs::read_to_string(site.place.pfs("status")).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["size_bytes"], 5, "{status}");
+    // Inode numbers carry the shard: the nodes' directories are not all at one server.
+    let shard = |name: &String| {
+        let seen = fs::read_to_string(site.place.pfs(&format!("seen.{name}"))).unwrap();
+        seen.trim().rsplit(',').next().unwrap().parse::<u64>().unwrap() >> 48
+    };
+    let shards: std::collections::BTreeSet<u64> = names.iter().map(shard).collect();
+    assert!(shards.len() > 1, "all at {shards:?}");
+    assert_eq!(run.step("data-in")["files"], nodes as u64 + 1);
+    site.assert_clean();
+}
+
+#[test]
+fn private_namespaces_of_two_nodes_lie_on_two_servers() {
+    private_over(2, 2);
+}
+
+#[test]
+fn private_namespaces_of_three_nodes_lie_on_three_servers() {
+    private_over(3, 3);
+}
+
 #[test]
 fn one_file_of_several_private_namespaces_is_refused() {
     let site = Site::new(1);

@@ -16,6 +16,8 @@ pub struct Site {
     pub tcp: String,
     pid: Cell<i32>,
     nodes: Vec<Child>,
+    /// Servers that joined the first.
+    members: Vec<i32>,
 }
 
 impl Site {
@@ -23,13 +25,33 @@ impl Site {
     pub fn new(nodes: usize) -> Site {
         let place = Place::new();
         fs::create_dir_all(place.base.join("server")).unwrap();
-        let mut site =
-            Site { place, tcp: "127.0.0.1:0".into(), pid: Cell::new(0), nodes: Vec::new() };
+        let mut site = Site {
+            place,
+            tcp: "127.0.0.1:0".into(),
+            pid: Cell::new(0),
+            nodes: Vec::new(),
+            members: Vec::new(),
+        };
         site.tcp = site.start_server();
         for number in 1..=nodes {
             site.start_node(&format!("n{number}"));
         }
         site.write_launcher();
+        site
+    }
+
+    /// The same with more servers: the pool has `servers`.
+    pub fn with_servers(nodes: usize, servers: usize) -> Site {
+        let mut site = Site::new(nodes);
+        for number in 1..servers {
+            let flash = site.place.base.join(format!("server{number}"));
+            fs::create_dir_all(&flash).unwrap();
+            let mut command = site.forebay(&["serve", "--background", "--json", "--flash"]);
+            command.arg(&flash).args(["--capacity", "1GiB", "--listen", "127.0.0.1:0"]);
+            command.args(["--join", &site.tcp]);
+            let said: Value = serde_json::from_str(procs::run(&mut command).trim()).unwrap();
+            site.members.push(said["pid"].as_i64().unwrap() as i32);
+        }
         site
     }
 
@@ -185,6 +207,10 @@ impl Drop for Site {
         }
         for point in self.place.mounts() {
             let _ = self.forebay(&["umount", "--force"]).arg(&point).output();
+        }
+        for pid in self.members.drain(..) {
+            signal(pid, libc::SIGKILL);
+            until("the member is gone", || !alive(pid));
         }
         if self.pid.get() != 0 {
             signal(self.pid.get(), libc::SIGKILL);

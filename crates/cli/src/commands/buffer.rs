@@ -1,4 +1,5 @@
-//! `forebay buffer create|list|status|extend|destroy`: buffers of a server, for any node.
+//! `forebay buffer create|list|status|extend|destroy`: buffers of a server, for any node. `lost` is in
+//! `buffer_lost`.
 
 use super::cached::Cached;
 use super::{cache, pool};
@@ -8,7 +9,7 @@ use crate::args::{
 };
 use crate::failure::{EXIT_OK, Outcome, Usage, print_json, visible};
 use crate::secrets;
-use crate::servers::Server;
+use crate::servers::{BufferPath, Server};
 use forebay_proto::control::{PathBytes, StoreKind};
 use forebay_proto::net::ledger::{
     AccessMode, BufferName, BufferPart, BufferSpec, BufferState, BufferType, CacheSpec,
@@ -32,6 +33,7 @@ pub fn run(args: BufferCommand) -> Outcome {
         BufferCommand::Create(args) => create(&args),
         BufferCommand::List(args) => list(&args),
         BufferCommand::Status(args) => status(&args),
+        BufferCommand::Lost(args) => super::buffer_lost::run(&args),
         BufferCommand::Extend(args) => extend(&args),
         BufferCommand::Destroy(args) => destroy(&args),
     }
@@ -177,6 +179,27 @@ fn status(args: &BufferStatusArgs) -> Outcome {
         false => print!("{}", describe(&buffer)),
     }
     Ok(EXIT_OK)
+}
+
+/// `forebay status NAME[:/PATH]`: the buffer, or a file in it, as its servers know it.
+pub fn status_of(at: &ServerArgs, of: &BufferPath, json: bool) -> anyhow::Result<()> {
+    let mut server = Server::connect(at, Some(&of.name))?;
+    if of.path.as_bytes() == b"/" {
+        let buffer = server.buffer(&LedgerRequest::Status { name: of.name.clone() })?;
+        match json {
+            true => print_json(&buffer)?,
+            false => print!("{}", describe(&buffer)),
+        }
+        return Ok(());
+    }
+    let request = LedgerRequest::FileStatus { name: of.name.clone(), path: of.path.clone() };
+    let LedgerReply::File(file) = server.ask(&request)? else {
+        return Err(server.unexpected().into());
+    };
+    match json {
+        true => print_json(&file),
+        false => super::status::print_file(&of.to_string(), &file),
+    }
 }
 
 fn extend(args: &BufferExtendArgs) -> Outcome {

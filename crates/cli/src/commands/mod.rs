@@ -1,6 +1,7 @@
 //! One file per command. Each has `run(args) -> Outcome`.
 
 pub mod buffer;
+mod buffer_lost;
 mod cache;
 mod cached;
 mod check;
@@ -79,6 +80,7 @@ fn wants_json(command: &Command) -> bool {
         Command::Buffer(B::Create(args)) => args.json,
         Command::Buffer(B::List(args)) => args.json,
         Command::Buffer(B::Status(args)) => args.json,
+        Command::Buffer(B::Lost(args)) => args.json,
         Command::Buffer(B::Extend(args)) => args.json,
         Command::Buffer(B::Destroy(args)) => args.json,
         Command::Stripe(args) => match &args.command {

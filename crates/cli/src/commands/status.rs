@@ -3,6 +3,7 @@
 use super::cached::Cached;
 use crate::args::{ServerArgs, StatusArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use crate::servers::BufferPath;
 use forebay_client::{Control, MountRef, mounts};
 use forebay_jobs::run::record::{RECORD_NAME, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
@@ -38,20 +39,42 @@ struct Listed {
 /// Runs the command.
 pub fn run(args: StatusArgs) -> Outcome {
     match &args.path {
-        Some(path) => one(path, &args.at, args.json)?,
+        Some(path) => match buffer_named(&args, path) {
+            Some(named) => of_buffer(&named, path, &args.at, args.json)?,
+            None => one(path, args.json)?,
+        },
         None => all(args.flash.as_deref(), args.json)?,
     }
     Ok(EXIT_OK)
 }
 
-fn one(path: &Path, at: &ServerArgs, json: bool) -> anyhow::Result<()> {
-    if let Some((mut cached, inside)) = Cached::named(path, at)? {
-        let known = super::cache::status(&mut cached, &inside, path, json)?;
-        return known.ok_or_else(|| {
-            let why = "it is no cache; `forebay buffer status` tells of the buffer";
-            ControlError::new("look at", Some(path), why).errno(libc::EINVAL).into()
-        });
+/// The buffer of a server that is meant, and the path in it: `NAME:/PATH`, or with a server a name
+/// that is no file here.
+fn buffer_named(args: &StatusArgs, path: &Path) -> Option<BufferPath> {
+    let named = BufferPath::parse(path.as_os_str());
+    if named.is_some() || args.at.server.is_none() || path.exists() {
+        return named;
     }
+    let name = path.to_str()?.trim_end_matches(':').parse().ok()?;
+    Some(BufferPath { name, path: PathBytes::new(b"/") })
+}
+
+/// A cache tells of its files itself; of other buffers the ledger does.
+fn of_buffer(
+    named: &BufferPath,
+    path: &Path,
+    at: &ServerArgs,
+    json: bool,
+) -> anyhow::Result<()> {
+    if let Some((mut cached, inside)) = Cached::named(path, at)?
+        && let Some(answer) = super::cache::status(&mut cached, &inside, path, json)?
+    {
+        return Ok(answer);
+    }
+    super::buffer::status_of(at, named, json)
+}
+
+fn one(path: &Path, json: bool) -> anyhow::Result<()> {
     let found = super::cache::locate(path)?;
     let mut control = Control::connect_store(&found.store_dir)?;
     if found.path_in_buffer == Path::new("/") {
@@ -64,7 +87,7 @@ fn one(path: &Path, at: &ServerArgs, json: bool) -> anyhow::Result<()> {
     }
     let Cached::Mounted(mut control) = cached else { return Ok(()) };
     let status = control.file_status(&found.path_in_buffer)?;
-    if json { print_json(&status) } else { print_file(path, &status) }
+    if json { print_json(&status) } else { print_file(&path.display().to_string(), &status) }
 }
 
 fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
@@ -120,8 +143,8 @@ fn yes_or_why(yes: bool, why: Option<&str>) -> String {
     }
 }
 
-fn print_file(path: &Path, status: &FileStatus) -> anyhow::Result<()> {
-    println!("file        {} (inode {})", visible(&path.display().to_string()), status.ino);
+pub fn print_file(path: &str, status: &FileStatus) -> anyhow::Result<()> {
+    println!("file        {} (inode {})", visible(path), status.ino);
     println!(
         "size        {} ({} bytes), {} allocated",
         format_bytes(status.size_bytes),
@@ -132,7 +155,7 @@ fn print_file(path: &Path, status: &FileStatus) -> anyhow::Result<()> {
     println!(
         "layout      {}",
         match status.stripe_count {
-            0 | 1 => "whole, on this node".to_string(),
+            0 | 1 => format!("whole, {}", place(status)),
             n => format!("striped over {n} objects"),
         }
     );
@@ -142,6 +165,15 @@ fn print_file(path: &Path, status: &FileStatus) -> anyhow::Result<()> {
         if status.volatile { " (volatile store)" } else { "" }
     );
     Ok(())
+}
+
+/// Where a whole file is.
+fn place(status: &FileStatus) -> String {
+    match (&status.host, status.near) {
+        (None, _) => "on this node".into(),
+        (Some(host), Some(true)) => format!("on this node ({})", visible(host)),
+        (Some(host), _) => format!("on {}", visible(host)),
+    }
 }
 
 fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {

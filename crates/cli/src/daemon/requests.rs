@@ -5,13 +5,16 @@
 use super::Mount;
 use super::backing::{Backing, Served};
 use forebay_fuse::FastPath;
+use forebay_net::node::host_name;
 use forebay_proto::cache::{CachedFile, TreeState};
 use forebay_proto::control::{
-    BufferStatus, ControlError, PathBytes, Reply, Request, STAGE_WAIT_MAX_MS, StoreKind,
+    BufferStatus, ControlError, FileStatus, PathBytes, Reply, Request, STAGE_WAIT_MAX_MS,
+    StageSpec, StoreKind,
 };
 use forebay_proto::events::{Event, EventRecord};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
-use forebay_proto::{Caller, Errno};
+use forebay_proto::net::session::node_directory;
+use forebay_proto::{Caller, Errno, Ino};
 use forebay_server::Server;
 use forebay_server::cache::CacheFs;
 use std::ffi::OsStr;
@@ -220,8 +223,13 @@ fn no_staging(point: &Path) -> ControlError {
 fn ask_served(mount: &Mount, served: &Served, request: Request) -> Result<Reply, ControlError> {
     let name = served.name()?;
     let request = match request {
-        Request::FileStatus { path } => LedgerRequest::FileStatus { name, path },
-        Request::StageStart(spec) => LedgerRequest::StageStart { name, spec },
+        Request::FileStatus { path } => {
+            LedgerRequest::FileStatus { name, path: in_the_buffer(served, &path) }
+        }
+        Request::StageStart(spec) => {
+            let buffer_path = in_the_buffer(served, &spec.buffer_path);
+            LedgerRequest::StageStart { name, spec: StageSpec { buffer_path, ..spec } }
+        }
         Request::StageStatus { plan } => LedgerRequest::StageStatus { name, plan },
         Request::StageWait { plan, at_most_ms } => {
             LedgerRequest::StageWait { name, plan, at_most_ms }
@@ -239,7 +247,7 @@ fn ask_served(mount: &Mount, served: &Served, request: Request) -> Result<Reply,
         Request::BufferStatus | Request::Umount { .. } => return Err(strange()),
     };
     match served.ask(&request)? {
-        LedgerReply::File(file) => Ok(Reply::File(file)),
+        LedgerReply::File(file) => Ok(Reply::File(of_mount(mount, served, file))),
         LedgerReply::Plan(plan) => Ok(Reply::Plan(plan)),
         LedgerReply::Plans(plans) => Ok(Reply::Plans(plans)),
         LedgerReply::Events(page) => Ok(Reply::Events(page)),
@@ -247,6 +255,35 @@ fn ask_served(mount: &Mount, served: &Served, request: Request) -> Result<Reply,
         LedgerReply::Error(error) => Err(error),
         _ => Err(strange()),
     }
+}
+
+/// What this mount knows of a file: whether its data is on this node, and goes by the fast path.
+fn of_mount(mount: &Mount, served: &Served, file: FileStatus) -> FileStatus {
+    let (near, gives) = served.fs.at_server_of(Ino(file.ino)).unwrap_or((false, false));
+    let on = matches!(mount.session.fast_path(), FastPath::On);
+    let why = match (file.stripe_count, near, gives) {
+        (2.., _, _) => Some("striped".into()),
+        (_, false, _) => Some("its server is on another node".into()),
+        (_, true, false) => Some("its server's store is a plain directory".into()),
+        (_, true, true) if !on => mount.fast_path_reason.clone(),
+        _ => None,
+    };
+    let fast_path = on && near && gives && file.stripe_count < 2;
+    FileStatus { near: Some(near), fast_path, fast_path_reason: why, ..file }
+}
+
+/// A path of this mount as the servers have it: where each node has a namespace of its own, that is
+/// a directory of the buffer's root.
+fn in_the_buffer(served: &Served, path: &PathBytes) -> PathBytes {
+    if served.fs.attached().root == Ino::ROOT {
+        return path.clone();
+    }
+    let mut full = vec![b'/'];
+    full.extend(node_directory(&host_name()));
+    if path.as_bytes() != b"/" {
+        full.extend_from_slice(path.as_bytes());
+    }
+    PathBytes::new(&full)
 }
 
 fn strange() -> ControlError {

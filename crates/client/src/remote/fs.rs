@@ -89,7 +89,7 @@ impl RemoteFs {
     }
 
     /// A reference at the shard of an inode that is not its name's.
-    fn take(&self, ino: Ino, after: Taking) -> Result<(Entry, Opened)> {
+    pub(super) fn take(&self, ino: Ino, after: Taking) -> Result<(Entry, Opened)> {
         let peer = self.of(ino)?;
         let mut done = peer.call(&Caller::root(), Call::Take { ino, after }, &[], Room::None)?;
         self.note_striped(&done.answer, ino);

@@ -6,6 +6,7 @@
 //! | `place` | where a server is, and whether it is the expected one |
 //! | `servers` | which server has what |
 //! | `peer` | connections, the session at a server, calls that survive broken connections |
+//! | `refusal` | a server that refuses this mount |
 //! | `kept` | what may be believed without asking |
 //! | `dirs` | attributes of directories that answers to changes bring along |
 //! | `held` | references and opens, and giving them back |
@@ -27,6 +28,7 @@ mod kept;
 mod locks;
 mod peer;
 mod place;
+mod refusal;
 mod rooted;
 mod servers;
 mod striped;
@@ -40,6 +42,7 @@ use forebay_net::LinkError;
 use forebay_proto::api::FileSystem;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::Call;
+use forebay_proto::net::call::Taking;
 use forebay_proto::net::session::Attached;
 use forebay_proto::{Caller, Errno, Ino};
 use locks::RemoteLocks;
@@ -105,7 +108,18 @@ impl RemoteFs {
         let first = self.servers.of_locks();
         let root = first.session.read().attached.as_ref().map(|attached| attached.root);
         match root {
-            Some(root) => Ok(Arc::new(Rooted::new(fs, root))),
+            Some(root) if root.shard() == Ino::ROOT.shard() => Ok(Arc::new(Rooted::new(fs, root))),
+            // Held until the mount ends, and held again in each new session.
+            Some(root) => match self.take(root, Taking::Directory) {
+                Ok(_) => Ok(Arc::new(Rooted::new(fs, root))),
+                Err(errno) => {
+                    let what = "find this node's namespace in the buffer";
+                    let why = format!("the server of part {} has it: {errno}", root.shard().0);
+                    Err(ControlError::new(what, None, &why)
+                        .errno(errno.0)
+                        .hint("`forebay buffer status` shows its servers"))
+                }
+            },
             None => {
                 let what = "find this node's namespace in the buffer";
                 Err(ControlError::new(what, None, "the server of its first part does not answer")
@@ -113,6 +127,14 @@ impl RemoteFs {
                     .hint("`forebay buffer status` shows its servers"))
             }
         }
+    }
+
+    /// Whether the server that has an inode runs on this node, and whether it gives its objects to
+    /// mounts there; `None` while nothing is known of it.
+    pub fn at_server_of(&self, ino: Ino) -> Option<(bool, bool)> {
+        let peer = self.servers.of(ino).ok()?;
+        let gives = peer.session.read().attached.as_ref().map(|attached| attached.gives_objects)?;
+        Some((peer.is_near(), gives))
     }
 
     /// What the server said of the buffer.

@@ -16,6 +16,7 @@ use super::held::Held;
 use super::kept::{Kept, Mark};
 use super::locks::HeldLocks;
 use super::place::Expected;
+use super::refusal::Refusals;
 use forebay_net::handshake::Credential;
 use forebay_net::node::{groups_of_process, host_name, this_node};
 use forebay_net::{Link, LinkError, ServerAddress, Stream};
@@ -115,6 +116,7 @@ pub(super) struct Peer {
     pub(super) lost_since: Mutex<Option<Instant>>,
     /// It was found lost by waiting: it says nothing, not even that it is not there.
     silent: AtomicBool,
+    refusals: Refusals,
     closing: AtomicBool,
     /// Calls are made on a PFS as who asks.
     is_cache: AtomicBool,
@@ -190,6 +192,7 @@ impl Peer {
             streams: Mutex::default(),
             lost_since: Mutex::new(None),
             silent: AtomicBool::new(false),
+            refusals: Refusals::default(),
             closing: AtomicBool::new(false),
             is_cache: AtomicBool::new(false),
             kept: Kept::new(),
@@ -279,7 +282,7 @@ impl Peer {
             if self.is_closing() {
                 return Err(Errno::ENOTCONN);
             }
-            if self.lost.load(Ordering::Acquire) {
+            if self.lost.load(Ordering::Acquire) || self.refusals.is_refused() {
                 return Err(Errno::EIO);
             }
             // Whether one that hangs, or is behind a network that swallows everything, is back is found out by
@@ -294,6 +297,7 @@ impl Peer {
             let failed = match tried {
                 Ok(done) => {
                     *self.lost_since.lock() = None;
+                    self.refusals.over();
                     let answer = done.answer.into_result()?;
                     return Ok(Done { answer, ..done });
                 }

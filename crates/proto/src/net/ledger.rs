@@ -3,6 +3,7 @@
 //!
 //! Every change carries a token: asked twice, it is done once and answered twice the same.
 
+use super::lost::{LostCursor, LostPage};
 use super::servers::ShardPlace;
 use crate::cache::{CacheList, CacheRequest, CacheStatus, CachedFile, TreeState};
 use crate::caller::Caller;
@@ -253,6 +254,13 @@ pub enum LedgerRequest {
         /// Of this buffer; `None`: of all that the requester may use.
         name: Option<BufferName>,
     },
+    /// What was lost with servers that are gone for good.
+    Lost {
+        /// Buffer.
+        name: BufferName,
+        /// Where the last page ended; `None`: from the beginning.
+        from: Option<LostCursor>,
+    },
     /// State of a file.
     FileStatus {
         /// Buffer.
@@ -290,6 +298,8 @@ pub enum LedgerReply {
     Events(EventsPage),
     /// To `Metrics`.
     Metrics(Box<ServerMetrics>),
+    /// To `Lost`.
+    Lost(LostPage),
     /// To `FileStatus`.
     File(FileStatus),
     /// To `Cache`, about a tree.

@@ -10,6 +10,7 @@ pub mod auth;
 pub mod call;
 pub mod frame;
 pub mod ledger;
+pub mod lost;
 pub mod pool;
 pub mod servers;
 pub mod session;

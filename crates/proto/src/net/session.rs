@@ -205,3 +205,33 @@ pub enum LockState {
     /// The request waits.
     Waits,
 }
+
+/// Longest name of a node's directory.
+const NODE_NAME_BYTES: usize = 64;
+
+/// The name of a node's directory in a buffer where each node has a namespace of its own: its host
+/// name, as far as that is fit to be one.
+pub fn node_directory(host: &str) -> Vec<u8> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    let mut name: Vec<u8> =
+        host.bytes().take(NODE_NAME_BYTES).map(|b| if plain(b) { b } else { b'_' }).collect();
+    if name.iter().all(|b| *b == b'.') {
+        name = b"node".to_vec();
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_host_has_a_directory() {
+        for (host, name) in
+            [("node-1.site", "node-1.site"), ("a/b\n", "a_b_"), ("..", "node"), ("", "node")]
+        {
+            assert_eq!(node_directory(host), name.as_bytes());
+        }
+        assert_eq!(node_directory(&"x".repeat(300)).len(), NODE_NAME_BYTES);
+    }
+}

@@ -8,11 +8,14 @@
 use super::servers::MadeInode;
 use crate::Caller;
 use crate::attr::{Attr, FileKind, SetAttr};
-use crate::ids::{Cookie, Ino};
+use crate::ids::{Cookie, Ino, ShardId};
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of names in one answer to `List`, and of data in one to `Read`.
 pub const TREE_ANSWER_BYTES_MAX: usize = 256 << 10;
+
+/// Most entries in one answer to `Positions`, and inodes in one question `StripedOn`.
+pub const TREE_ENTRIES_MAX: usize = 1024;
 
 /// What is asked, with the requester's rights.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -112,6 +115,20 @@ pub enum TreeQuestion<'a> {
     },
     /// Until all names made so far survive a power cut.
     Sync,
+    /// Entries of a directory with their positions, [`TREE_ENTRIES_MAX`] at most.
+    Positions {
+        /// Directory.
+        dir: Ino,
+        /// After this one.
+        after: Cookie,
+    },
+    /// Which of these files may have objects on one of these shards.
+    StripedOn {
+        /// Files, [`TREE_ENTRIES_MAX`] at most.
+        inos: Vec<Ino>,
+        /// Shards.
+        shards: Vec<ShardId>,
+    },
     /// State of a file for people.
     Status {
         /// Inode.
@@ -146,6 +163,10 @@ pub enum TreeReply {
         /// Where to go on; `None`: these were the last.
         next: Option<(Cookie, Cookie)>,
     },
+    /// To `Positions`; none: there are no more.
+    Positions(Vec<(Cookie, Vec<u8>, Ino, FileKind)>),
+    /// To `StripedOn`, in the order of the question; false also for what is not there.
+    Flags(Vec<bool>),
     /// To `Attr`, `SetAttr`.
     Attr(Attr),
     /// To `Readlink`, `Read`, `Status` (JSON).

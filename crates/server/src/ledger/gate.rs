@@ -89,9 +89,11 @@ impl Door {
             Some(sessions) => sessions,
             None => self.find_shard(buffer)?,
         };
-        match from.0 < sessions.places().count() {
-            true => Ok(sessions),
-            false => Err(Errno::EINVAL),
+        match sessions.places() {
+            places if from.0 >= places.count() => Err(Errno::EINVAL),
+            // What it has left with us is settled without it.
+            places if places.is_lost(from) => Err(Errno::EIO),
+            _ => Ok(sessions),
         }
     }
 

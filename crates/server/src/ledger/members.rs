@@ -23,7 +23,7 @@ fn refuse(why: &str, errno: i32, hint: &str) -> ControlError {
 
 fn known(server: &PoolServer) -> KnownServer {
     let addresses = server.addresses.iter().filter_map(|text| text.parse().ok()).collect();
-    KnownServer { addresses, lost: server.lost }
+    KnownServer { addresses, lost: server.lost, host: server.host.clone() }
 }
 
 impl Ledger {
@@ -119,7 +119,7 @@ impl Ledger {
                 ));
             }
         }
-        let place = KnownServer { addresses: vec![address.clone()], lost: false };
+        let place = KnownServer { addresses: vec![address.clone()], ..KnownServer::default() };
         self.links.directory().set(at, place);
         for _ in 0..MAX_REFERRALS {
             match self.announce_to(at)? {
@@ -211,7 +211,8 @@ impl Ledger {
         let id = new_server_id()?;
         let mut state = self.state.lock();
         self.commit_freeing(&mut state, |file| file.server = id)?;
-        let known = KnownServer { addresses: state.addresses.clone(), lost: false };
+        let known =
+            KnownServer { addresses: state.addresses.clone(), lost: false, host: host_name() };
         self.links.directory().set(id, known);
         Ok(())
     }

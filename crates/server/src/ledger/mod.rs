@@ -57,6 +57,7 @@ use crate::peers::Peers;
 use crate::places::{KnownServer, Places};
 use crate::{Server, ServerOptions};
 use forebay_net::ServerAddress;
+use forebay_net::node::host_name;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::auth::Secret;
@@ -82,6 +83,8 @@ pub const MAX_TOKEN_BYTES: usize = 128;
 pub const TURN_WAIT: Duration = Duration::from_secs(60);
 /// Longest wait for those who serve calls on a buffer to let go of it.
 pub const RELEASE_WAIT: Duration = Duration::from_secs(10);
+/// How often it is looked meanwhile.
+const RELEASE_LOOK: Duration = Duration::from_millis(5);
 
 /// How a ledger is opened.
 #[derive(Clone, Debug)]
@@ -221,7 +224,7 @@ impl Ledger {
     /// Says where others reach this server.
     pub fn set_addresses(&self, addresses: Vec<ServerAddress>) {
         let mut state = self.state.lock();
-        let known = KnownServer { addresses: addresses.clone(), lost: false };
+        let known = KnownServer { addresses: addresses.clone(), lost: false, host: host_name() };
         self.links.directory().set(state.file.server, known);
         state.addresses = addresses;
     }
@@ -301,7 +304,7 @@ impl Ledger {
                     return None;
                 }
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(RELEASE_LOOK);
         }
     }
 }

@@ -19,6 +19,7 @@ fn files_of(request: &LedgerRequest) -> Option<&BufferName> {
         | Q::StageList { name }
         | Q::StageCancel { name, .. }
         | Q::StageRate { name, .. }
+        | Q::Lost { name, .. }
         | Q::FileStatus { name, .. }
         | Q::Cache { name, .. }
         | Q::CacheStatus { name }
@@ -66,7 +67,9 @@ impl Ledger {
             (None, _) => return self.keeper(),
         };
         let state = self.state.lock();
-        let first = |servers: &[ServerId]| servers.first().copied().unwrap_or(mine);
+        // The first that is not gone for good: it can still say what is lost.
+        let is_there = |id: &&ServerId| !state.file.other(**id).is_some_and(|server| server.lost);
+        let first = |servers: &[ServerId]| servers.iter().find(is_there).copied().unwrap_or(mine);
         match (state.file.part(name), state.file.buffer(name)) {
             (Some(_), _) if !files => mine,
             (Some(part), _) => first(&part.spec.servers),

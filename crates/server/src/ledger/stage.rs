@@ -2,9 +2,9 @@
 
 use super::turn::{absent, of};
 use super::{Identity, Ledger, ServedBuffer};
-use forebay_proto::Caller;
-use forebay_proto::control::{ControlError, PathBytes, STAGE_WAIT_MAX_MS};
+use forebay_proto::control::{ControlError, FileStatus, PathBytes, STAGE_WAIT_MAX_MS};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use forebay_proto::{Caller, Ino};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -47,18 +47,35 @@ impl Ledger {
                 let (served, caller) = self.stager(who, &name)?;
                 served.server.mover().set_rate(&caller, plan, bytes_per_s).map(LedgerReply::Plan)
             }
-            Q::FileStatus { name, path } => {
+            Q::Lost { name, from } => {
                 let (served, caller) = self.stager(who, &name)?;
                 served
                     .server
-                    .file_status(&caller, path.as_bytes())
-                    .map(LedgerReply::File)
-                    .map_err(|errno| of_file(&name, &path, errno.0))
+                    .lost(&caller, from)
+                    .map(LedgerReply::Lost)
+                    .map_err(|errno| of_list(&name, errno.0))
+            }
+            Q::FileStatus { name, path } => {
+                let (served, caller) = self.stager(who, &name)?;
+                let told = served.server.file_status(&caller, path.as_bytes());
+                let file = told.map_err(|errno| of_file(&name, &path, errno.0))?;
+                Ok(LedgerReply::File(self.placed(&served, file)))
             }
             _ => {
                 let error = ControlError::new("answer", None, "asked for in the wrong place");
                 Err(error.errno(libc::EPROTO))
             }
+        }
+    }
+
+    /// With the server's host. How the file is read and written is a matter of each mount.
+    fn placed(&self, served: &ServedBuffer, file: FileStatus) -> FileStatus {
+        let server = served.places.server(Ino(file.ino).shard());
+        FileStatus {
+            host: server.map(|server| self.host_of(server)),
+            fast_path: false,
+            fast_path_reason: Some("each mount has its own: ask for the path in a mount".into()),
+            ..file
         }
     }
 
@@ -73,6 +90,17 @@ impl Ledger {
             of(WHAT, name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
         })?;
         Ok((served, who.stages_as(&part)))
+    }
+}
+
+fn of_list(name: &BufferName, errno: i32) -> ControlError {
+    let error = std::io::Error::from_raw_os_error(errno);
+    let told = of("list what is lost of", name, &error.to_string(), errno);
+    match errno {
+        libc::EHOSTUNREACH | libc::ETIMEDOUT => told.hint(
+            "one of its servers does not answer: start it again, or give it up (`forebay pool forget`)",
+        ),
+        _ => told,
     }
 }
 

@@ -34,6 +34,7 @@ mod tests;
 pub use check::check_objects;
 pub(crate) use ops::{Named, NewInode, OWN_XATTRS, is_layout_xattr};
 pub use recover::RecoveryReport;
+pub(crate) use shards::Where;
 pub(crate) use striped::SIZE_UNKNOWN;
 
 use crate::objects::{ObjectStat, Objects};

@@ -13,8 +13,10 @@ use forebay_proto::api::CreateArgs;
 use forebay_proto::attr::{Attr, FileKind, Timestamp};
 use forebay_proto::control::{FileStatus, PathBytes};
 use forebay_proto::net::servers::MadeInode;
-use forebay_proto::net::tree::{Found, TREE_ANSWER_BYTES_MAX, TreeAsked, TreeQuestion, TreeReply};
-use forebay_proto::{Caller, Cookie, Errno, Ino, Result};
+use forebay_proto::net::tree::{
+    Found, TREE_ANSWER_BYTES_MAX, TREE_ENTRIES_MAX, TreeAsked, TreeQuestion, TreeReply,
+};
+use forebay_proto::{Caller, Cookie, Errno, Ino, Result, ShardId};
 
 /// Bytes of a name in a listing besides its letters.
 const NAME_BYTES: usize = 24;
@@ -41,6 +43,8 @@ impl Namespace {
         match *question {
             TreeQuestion::Child { dir, name } => self.tree_child(who, dir, name),
             TreeQuestion::List { dir, after, limit } => self.tree_list(who, dir, after, limit),
+            TreeQuestion::Positions { dir, after } => self.tree_positions(who, dir, after),
+            TreeQuestion::StripedOn { ref inos, ref shards } => self.striped_on(inos, shards),
             TreeQuestion::Attr(ino) => self.attributes(ino).map(TreeReply::Attr),
             TreeQuestion::Readlink(ino) => self.readlink_of(ino).map(TreeReply::Bytes),
             TreeQuestion::Xattrs(ino) => self.xattrs(who, ino).map(TreeReply::Xattrs),
@@ -91,6 +95,8 @@ impl Namespace {
                 (Err(reason), _) => Some(reason),
             },
             stripe_count: layout.stripe_count,
+            host: None,
+            near: None,
             volatile: self.is_volatile(),
             grade: self.grade(attr).into(),
         })
@@ -134,6 +140,40 @@ impl Namespace {
             true
         })?;
         Ok(TreeReply::Names { names, next })
+    }
+
+    fn tree_positions(&self, who: &Caller, dir: Ino, after: Cookie) -> Result<TreeReply> {
+        let record = self.directory(dir)?;
+        self.permit(who, dir, &record, READ | SEARCH)?;
+        let limit = Cookie(record.next_cookie.0 - 1);
+        let mut found = Vec::new();
+        let mut bytes = 0;
+        self.store.entries(dir, after.max(Cookie::DOTDOT), limit, &mut |name, entry| {
+            bytes += name.len() + NAME_BYTES;
+            if found.len() >= TREE_ENTRIES_MAX || bytes > TREE_ANSWER_BYTES_MAX {
+                return false;
+            }
+            found.push((entry.cookie, name.to_vec(), entry.ino, entry.kind));
+            true
+        })?;
+        Ok(TreeReply::Positions(found))
+    }
+
+    fn striped_on(&self, inos: &[Ino], shards: &[ShardId]) -> Result<TreeReply> {
+        if inos.len() > TREE_ENTRIES_MAX {
+            return Err(Errno::E2BIG);
+        }
+        let servers = self.server_count();
+        let one = |ino: &Ino| {
+            let Some(record) = self.store.inode(*ino)? else { return Ok(false) };
+            let layout = record.layout;
+            let stripes = 0..u32::from(layout.stripe_count);
+            Ok(record.is_striped()
+                && stripes
+                    .into_iter()
+                    .any(|stripe| shards.contains(&layout.shard_of(stripe, servers))))
+        };
+        Ok(TreeReply::Flags(inos.iter().map(one).collect::<Result<_>>()?))
     }
 
     /// What a file is like that `who` makes for this directory.

@@ -28,6 +28,9 @@ pub const MAX_LINKS: usize = 64;
 const MAX_IDLE: usize = 16;
 /// Longest wait for the answer to one question about a buffer.
 pub const QUESTION_LIMIT: Duration = Duration::from_secs(20);
+/// The same about staging: each is answered at once, or `Busy`, and asked again without harm. A server
+/// that hangs keeps a plan that is stopped no longer than twice this.
+const STAGING_LIMIT: Duration = Duration::from_secs(5);
 /// A server that could not be reached is not tried again for so long.
 const AWAY_PAUSE: Duration = Duration::from_millis(200);
 
@@ -299,6 +302,10 @@ impl Peers for BufferPeers {
         self.buffer
     }
 
+    fn is_lost(&self, shard: ShardId) -> bool {
+        self.places.is_lost(shard)
+    }
+
     fn name(&self, shard: ShardId) -> String {
         let places = self.places.shards();
         let place = places.get(usize::from(shard.0));
@@ -316,6 +323,10 @@ impl Peers for BufferPeers {
         room: &mut Vec<u8>,
     ) -> Result<Reply> {
         let server = self.places.server(to).ok_or(Errno::EINVAL)?;
-        self.links.ask(server, question, payload, room, QUESTION_LIMIT)
+        let limit = match question {
+            Question::Staging { .. } => STAGING_LIMIT,
+            _ => QUESTION_LIMIT,
+        };
+        self.links.ask(server, question, payload, room, limit)
     }
 }

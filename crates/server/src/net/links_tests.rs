@@ -80,7 +80,10 @@ fn served(address: &str) -> (Arc<Answers>, Listening) {
 
 fn links(addresses: &[ServerAddress]) -> Links {
     let directory = Arc::new(Directory::default());
-    directory.set(SERVER, KnownServer { addresses: addresses.to_vec(), lost: false });
+    directory.set(
+        SERVER,
+        KnownServer { addresses: addresses.to_vec(), lost: false, ..KnownServer::default() },
+    );
     Links::new(key(), directory)
 }
 
@@ -134,7 +137,7 @@ fn errors_say_whether_it_may_have_been_done() {
     assert!(began.elapsed() < SECOND);
     // Another server at the address that is known of this one.
     let address = listening.addresses().to_vec();
-    let known = |lost| KnownServer { addresses: address.clone(), lost };
+    let known = |lost| KnownServer { addresses: address.clone(), lost, ..KnownServer::default() };
     links.directory().set(ServerId(1), known(false));
     assert_eq!(ask(1, &sleep(0)), Err(Errno::EHOSTUNREACH));
     links.directory().set(SERVER, known(true));
@@ -163,7 +166,14 @@ fn connections_to_one_server_are_bounded() {
 fn without_the_servers_key_nothing_is_answered() {
     let (_, listening) = served("127.0.0.1:0");
     let directory = Arc::new(Directory::default());
-    directory.set(SERVER, KnownServer { addresses: listening.addresses().to_vec(), lost: false });
+    directory.set(
+        SERVER,
+        KnownServer {
+            addresses: listening.addresses().to_vec(),
+            lost: false,
+            ..KnownServer::default()
+        },
+    );
     let links = Links::new(Secret::from_bytes([6; 32]), directory);
     let asked = links.ask(SERVER, &about(NamesQuestion::Ping), b"", &mut Vec::new(), SECOND);
     assert_eq!(asked, Err(Errno::EHOSTUNREACH));

@@ -1,78 +1,66 @@
 //! Access `private`: each node has a namespace of its own on the capacity that all share. It is a
-//! directory of the buffer's root, named by the node's host name and kept at shard 0; a mount there
-//! sees it as its root. What is made in it goes to the server on the node, where it has one.
+//! directory of the buffer's root, named by the node's host name; a mount there sees it as its root.
+//! Its entry is at shard 0; the directory itself is at the server on the node, or, where the node
+//! has none, at one that the name decides, so that nodes spread over the servers. What is made in it
+//! goes to the server on the node, where it has one.
 
 use super::{Session, Sessions};
+use crate::namespace::{Named, NewInode, Where};
 use forebay_proto::api::{CreateArgs, FileSystem};
+use forebay_proto::attr::FileKind;
+use forebay_proto::layout::Placement;
+use forebay_proto::net::session::node_directory;
 use forebay_proto::{Caller, Errno, Ino, Result};
 use std::sync::Arc;
 
-/// Longest name of a node's directory.
-const MAX_NAME_BYTES: usize = 64;
 /// As the root of a new buffer.
 const ROOT_MODE: u32 = 0o755;
 /// Tells a mount to ask shard 0: no inode has this number.
 pub const ROOT_AT_SHARD_0: Ino = Ino(0);
 
-/// A host name as the name of a directory.
-fn name_of(host: &str) -> Vec<u8> {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-    let mut name: Vec<u8> =
-        host.bytes().take(MAX_NAME_BYTES).map(|b| if plain(b) { b } else { b'_' }).collect();
-    if name.iter().all(|b| *b == b'.') {
-        name = b"node".to_vec();
-    }
-    name
-}
-
 impl Sessions {
-    /// The root of a mount, and a reference to it that the session holds.
+    /// The root of a mount, and, if it is at this shard, a reference to it that the session holds;
+    /// at another one the mount takes it there.
     pub(super) fn root_of(&self, session: &Arc<Session>) -> Result<Ino> {
         let Some(owner) = self.facts.private else { return Ok(Ino::ROOT) };
         if self.facts.shard != Ino::ROOT.shard() {
             return Ok(ROOT_AT_SHARD_0);
         }
-        let ino = self.find_or_make(&name_of(&session.attach.host), owner)?;
-        self.took(session, ino);
+        let host = &session.attach.host;
+        let name = node_directory(host);
+        let ino = match self.root_named(&name)? {
+            Some(ino) => ino,
+            None => self.make_root(&name, host, owner)?,
+        };
+        if ino.shard() == self.facts.shard {
+            let taken = self.namespace.lookup(&Caller::root(), Ino::ROOT, &name)?;
+            self.took(session, taken.attr.ino);
+        }
         Ok(ino)
     }
 
-    fn find_or_make(&self, name: &[u8], (uid, gid): (u32, u32)) -> Result<Ino> {
-        let (namespace, root) = (&self.namespace, Caller::root());
-        match namespace.lookup(&root, Ino::ROOT, name) {
-            Err(Errno::ENOENT) => {}
-            found => return Ok(found?.attr.ino),
-        }
+    fn root_named(&self, name: &[u8]) -> Result<Option<Ino>> {
+        Ok(self.namespace.store().entry(Ino::ROOT, name)?.map(|entry| entry.ino))
+    }
+
+    fn make_root(&self, name: &[u8], host: &str, (uid, gid): (u32, u32)) -> Result<Ino> {
+        let namespace = &self.namespace;
         let owner = Caller { uid, gid, ..Caller::default() };
         let args = CreateArgs { mode: ROOT_MODE, umask: 0 };
-        match namespace.mkdir(&owner, Ino::ROOT, name, args) {
+        let new = NewInode {
+            place: Where::At(self.facts.places.shard_on(host)),
+            placement: Some(Placement::Local),
+            ..NewInode::of(FileKind::Dir, args)
+        };
+        match namespace.again(|| namespace.op_make(&owner, Ino::ROOT, name, &new)) {
             // Another mount of the node was faster.
-            Err(Errno::EEXIST) => Ok(namespace.lookup(&root, Ino::ROOT, name)?.attr.ino),
-            made => {
-                let ino = made?.attr.ino;
-                // Where files are is a matter of speed: without it they are spread.
-                let local =
-                    namespace.setxattr(&root, ino, b"user.forebay.placement", b"local", 0, false);
-                if let Err(error) = local {
-                    tracing::warn!(%error, "files of a node are not kept at its server");
-                }
-                Ok(ino)
+            Err(Errno::EEXIST) => self.root_named(name)?.ok_or(Errno::ESTALE),
+            Err(errno) => Err(errno),
+            Ok(Named::Elsewhere(ino)) => Ok(ino),
+            Ok(Named::Here(entry, _)) => {
+                namespace.op_forget(entry.attr.ino, 1);
+                Ok(entry.attr.ino)
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn any_host_has_a_directory() {
-        for (host, name) in
-            [("node-1.site", "node-1.site"), ("a/b\n", "a_b_"), ("..", "node"), ("", "node")]
-        {
-            assert_eq!(name_of(host), name.as_bytes());
-        }
-        assert_eq!(name_of(&"x".repeat(300)).len(), MAX_NAME_BYTES);
     }
 }

@@ -93,7 +93,10 @@ impl Peer {
     ) -> Result<()> {
         match &error {
             LinkError::Refused(refusal) if refusal.errno != libc::EAGAIN => {
-                tracing::error!(why = refusal.why, "the server refuses this mount");
+                if self.refusals.refused(refusal) {
+                    tracing::error!(server = %self.address(), why = refusal.why,
+                        "the server refuses this mount: calls fail, it is asked again now and then");
+                }
                 return Err(Errno::EIO);
             }
             LinkError::Frame(error) => {

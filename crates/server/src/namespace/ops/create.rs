@@ -8,7 +8,7 @@ use crate::objects::Objects;
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::{CreateArgs, SYMLINK_MAX};
 use forebay_proto::attr::{FileKind, Timestamp};
-use forebay_proto::layout::{Layout, turn};
+use forebay_proto::layout::{Layout, Placement, turn};
 use forebay_proto::net::servers::{MadeInode, NamesReply, Step, Wanted};
 use forebay_proto::{Caller, Entry, Errno, Ino, ObjectId, Result, ShardId};
 use std::fs::File;
@@ -24,12 +24,14 @@ pub(crate) struct NewInode<'a> {
     pub(crate) with_object: bool,
     /// Where.
     pub(crate) place: Where,
+    /// Of a directory: where what is made in it goes, if not as in its parent.
+    pub(crate) placement: Option<Placement>,
 }
 
 impl<'a> NewInode<'a> {
     pub(crate) fn of(kind: FileKind, args: CreateArgs) -> NewInode<'a> {
         let place = Where::Here;
-        NewInode { kind, args, rdev: 0, target: b"", with_object: false, place }
+        NewInode { kind, args, rdev: 0, target: b"", with_object: false, place, placement: None }
     }
 }
 
@@ -208,7 +210,7 @@ impl Namespace {
             let mut txn = self.begin(caller);
             let ino = txn.take_ino()?;
             let first = ShardId((ino.0 % u64::from(self.server_count())) as u16);
-            let layout = Layout { first, ..made.layout };
+            let layout = self.avoid_lost(Layout { first, ..made.layout });
             let made = MadeInode { now: txn.now, layout, ..made.clone() };
             self.tmpfile_made(txn, ino, &made, false)
         })
@@ -271,11 +273,11 @@ impl Namespace {
             return of_dir;
         }
         let servers = self.server_count();
-        Layout {
+        self.avoid_lost(Layout {
             stripe_count: of_dir.count_among(servers),
             first: ShardId((turn % u64::from(servers)) as u16),
             ..of_dir
-        }
+        })
     }
 
     fn new_object(
@@ -322,7 +324,9 @@ impl Namespace {
         } else {
             perm &= !new.args.umask;
         }
-        let layout = self.new_layout(parent_record.layout, new.kind, turn);
+        let of_dir = parent_record.layout;
+        let of_dir = Layout { placement: new.placement.unwrap_or(of_dir.placement), ..of_dir };
+        let layout = self.new_layout(of_dir, new.kind, turn);
         Ok(MadeInode {
             mode: new.kind.mode_bits() | perm,
             uid: caller.uid,

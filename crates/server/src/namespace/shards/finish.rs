@@ -126,6 +126,16 @@ impl Namespace {
         let unsettled = shards.state.lock().unsettled.clone();
         let mut all = true;
         for shard in unsettled {
+            if shards.is_lost(shard) {
+                match self.settle_lost(shards, shard) {
+                    Ok(()) => drop(shards.state.lock().unsettled.remove(&shard)),
+                    Err(error) => {
+                        tracing::warn!(shard = shard.0, %error, "not settled without a lost shard yet");
+                        all = false;
+                    }
+                }
+                continue;
+            }
             match self.settle_with(shards, shard).and_then(|()| self.tell_decided(shards, shard)) {
                 Ok(()) => drop(shards.state.lock().unsettled.remove(&shard)),
                 Err(error) => {
@@ -204,6 +214,13 @@ impl Namespace {
         {
             let mut state = shards.state.lock();
             state.forget_below = state.removed_below;
+        }
+        // Those of a start are settled already.
+        for shard in shards.shards_waited_for().into_iter().filter(|shard| shards.is_lost(*shard)) {
+            if let Err(error) = self.settle_lost(shards, shard) {
+                tracing::warn!(shard = shard.0, %error, "not settled without a lost shard yet");
+                done = false;
+            }
         }
         for shard in shards.shards_with_intents() {
             if let Err(error) = self.tell_decided(shards, shard) {
@@ -315,7 +332,7 @@ impl Shards {
         }
     }
 
-    fn prepared_for(&self, shard: ShardId) -> Vec<u64> {
+    pub(super) fn prepared_for(&self, shard: ShardId) -> Vec<u64> {
         let first = TxnId { shard, seq: 0 };
         let last = TxnId { shard, seq: u64::MAX };
         self.state.lock().prepared.range(first..=last).map(|(id, _)| id.seq).collect()
@@ -335,6 +352,20 @@ impl Shards {
                 intent.left.remove(&shard);
             }
         }
+    }
+
+    /// Shards without which something here does not come to an end.
+    fn shards_waited_for(&self) -> BTreeSet<ShardId> {
+        let mut waited = self.shards_with_intents();
+        waited.extend(self.state.lock().prepared.keys().map(|id| id.shard));
+        waited
+    }
+
+    /// Steps that nobody can do any more count as done; of how many intents.
+    pub(super) fn drop_steps_for(&self, shard: ShardId) -> usize {
+        let mut state = self.state.lock();
+        let over = state.intents.values_mut().filter(|intent| !intent.in_hand);
+        over.filter_map(|intent| intent.left.remove(&shard)).count()
     }
 
     fn shards_with_intents(&self) -> BTreeSet<ShardId> {

@@ -11,6 +11,7 @@
 //! | `prepare`, `apply` | the participant's side |
 //! | `asked` | questions of other shards |
 //! | `finish` | the thread that finishes intents and settles what a start finds |
+//! | `lost` | what is left to settle with servers that are gone for good |
 //! | `holds` | names and directories that are locked |
 //! | `patience` | waiting for those |
 //! | `renames` | the lock of renames of directories, and cycles over shards |
@@ -30,6 +31,7 @@ mod asked;
 mod finish;
 mod holds;
 mod joint;
+mod lost;
 mod patience;
 mod place;
 mod prepare;

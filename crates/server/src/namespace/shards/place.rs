@@ -29,6 +29,8 @@ pub(crate) enum Where {
     Here,
     /// As its directory says; the shard on the maker's node, if there is one.
     Placed(Option<ShardId>),
+    /// At this shard whatever the directory says; without one, by the turn of its name.
+    At(Option<ShardId>),
 }
 
 /// Which shards are passed over now.
@@ -80,7 +82,7 @@ fn wanted(
 
 impl Namespace {
     /// The shards that a new inode may go to, the best first: all, but for those passed over, or the
-    /// best one if that leaves none.
+    /// best one that is not lost if that leaves none.
     pub(crate) fn places(
         &self,
         layout: &Layout,
@@ -88,14 +90,29 @@ impl Namespace {
         kind: FileKind,
         place: Where,
     ) -> Vec<ShardId> {
-        let (Some(shards), Where::Placed(near)) = (&self.shards, place) else {
-            return vec![self.shard];
-        };
+        let Some(shards) = &self.shards else { return vec![self.shard] };
         let count = shards.count();
-        let first = wanted(layout, (dir, name), kind, near, count);
+        let by_turn = Layout { placement: Placement::Local, ..*layout };
+        let first = match place {
+            Where::Here => return vec![self.shard],
+            Where::Placed(near) => wanted(layout, (dir, name), kind, near, count),
+            Where::At(near) => wanted(&by_turn, (dir, name), kind, near, count),
+        };
         let all = (0..count).map(|n| ShardId((first.0 + n) % count));
-        let some: Vec<ShardId> = all.filter(|shard| !self.is_passed_over(shards, *shard)).collect();
-        if some.is_empty() { vec![first] } else { some }
+        let there: Vec<ShardId> = all.filter(|shard| !shards.is_lost(*shard)).collect();
+        let has_room = |shard: &&ShardId| !self.is_passed_over(shards, **shard);
+        let some: Vec<ShardId> = there.iter().filter(has_room).copied().collect();
+        if some.is_empty() { there.into_iter().take(1).collect() } else { some }
+    }
+
+    /// The layout of a new file: on servers that are not gone for good.
+    pub(crate) fn avoid_lost(&self, layout: Layout) -> Layout {
+        match &self.shards {
+            Some(shards) if layout.is_striped() => {
+                layout.avoiding(shards.count(), |shard| shards.is_lost(shard))
+            }
+            _ => layout,
+        }
     }
 
     /// A shard has no space, or does not answer: it is not tried for a while.

@@ -6,6 +6,7 @@
 
 mod costs;
 mod kills;
+mod lost;
 mod power;
 mod races;
 mod random;

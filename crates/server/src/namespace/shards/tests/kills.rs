@@ -6,21 +6,21 @@ use forebay_proto::{Errno, FileKind, Ino, Result};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-type Listed = BTreeMap<String, (Ino, FileKind)>;
+pub(super) type Listed = BTreeMap<String, (Ino, FileKind)>;
 
 /// A rename from directory `a` to directory `b`.
 #[derive(Clone, Copy, Debug)]
-struct Rename {
+pub(super) struct Rename {
     /// Shard of what is moved.
-    moved: u16,
-    dirs: bool,
+    pub(super) moved: u16,
+    pub(super) dirs: bool,
     /// Shard of what has the new name.
-    target: Option<u16>,
-    exchange: bool,
+    pub(super) target: Option<u16>,
+    pub(super) exchange: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+pub(super) enum Op {
     Create(u16),
     Symlink(u16),
     Mkdir(u16),
@@ -31,17 +31,17 @@ enum Op {
 }
 
 /// Two directories, `a` on its shard and `b` on its own, and what is in them before and after.
-struct Case<'a> {
+pub(super) struct Case<'a> {
     world: &'a World,
     op: Op,
-    a: Ino,
-    b: Ino,
-    before: (Listed, Listed),
+    pub(super) a: Ino,
+    pub(super) b: Ino,
+    pub(super) before: (Listed, Listed),
     made: String,
 }
 
 impl Case<'_> {
-    fn prepare(world: &World, op: Op, (a, b): (u16, u16), n: u32) -> Case<'_> {
+    pub(super) fn prepare(world: &World, op: Op, (a, b): (u16, u16), n: u32) -> Case<'_> {
         let (a, _) = world.dir_on(Ino::ROOT, a, &format!("a{n}"));
         let (b, _) = world.dir_on(Ino::ROOT, b, &format!("b{n}"));
         let mut made = "new".to_string();
@@ -86,7 +86,7 @@ impl Case<'_> {
         Case { world, op, a, b, before, made }
     }
 
-    fn run(&self) -> Result<()> {
+    pub(super) fn run(&self) -> Result<()> {
         let (world, a, b) = (self.world, self.a, self.b);
         match self.op {
             Op::Create(at) => world.create(b, "new", at).map(drop),

@@ -22,7 +22,7 @@ use forebay_proto::net::{Answer, Call, GivenBack, Request};
 use forebay_proto::{Caller, Cookie, Errno, FileKind, Ino, Result, ServerId, ShardId};
 use parking_lot::RwLock;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -55,6 +55,9 @@ pub struct Net {
     dead: parking_lot::Mutex<Vec<Running>>,
     /// Questions asked.
     asked: AtomicU64,
+    /// Who is killed, but for the first, is gone for good.
+    for_good: AtomicBool,
+    lost: RwLock<BTreeSet<u16>>,
 }
 
 struct Wire {
@@ -84,8 +87,14 @@ impl Peers for Wire {
     fn buffer(&self) -> u128 {
         7
     }
+    fn is_lost(&self, shard: ShardId) -> bool {
+        self.net.lost.read().contains(&shard.0)
+    }
     fn ask(&self, to: ShardId, q: &Question<'_>, _: &[u8], _: &mut Vec<u8>) -> Result<Reply> {
         self.net.asked.fetch_add(1, Ordering::Relaxed);
+        if self.is_lost(to) {
+            return Err(Errno::EIO);
+        }
         let asked = {
             let servers = self.net.servers.read();
             // Who is killed says nothing any more.
@@ -149,7 +158,8 @@ impl World {
         let options = NamespaceOptions {
             shard: ShardId(shard),
             peers: Some(Arc::new(Wire { mine: ShardId(shard), net: self.net.clone() })),
-            capacity_bytes: 1 << 40,
+            // So much is free anywhere that tests run: else new inodes would go elsewhere.
+            capacity_bytes: 1 << 30,
             // Flash that survives a power cut, but for one of them.
             volatile: shard == 2 && self.power.is_none(),
             root_uid: 0,
@@ -197,8 +207,8 @@ impl World {
 
     /// Starts the servers that are not there, and settles what they find.
     pub fn start_missing(&self) {
-        let missing: Vec<u16> =
-            (0..SHARDS).filter(|shard| !self.net.servers.read().contains_key(shard)).collect();
+        let is_missing = |shard: &u16| !self.net.servers.read().contains_key(shard);
+        let missing: Vec<u16> = self.there().into_iter().filter(is_missing).collect();
         for &shard in &missing {
             let running = self.open(shard);
             self.net.servers.write().insert(shard, running);
@@ -239,6 +249,9 @@ impl World {
                 left = None;
                 tell.store(true, Ordering::Relaxed);
                 let who = RUNNING.with_borrow(|running| *running.last().unwrap());
+                if who != 0 && net.for_good.load(Ordering::Relaxed) {
+                    net.lost.write().insert(who);
+                }
                 if let Some(running) = net.servers.write().remove(&who) {
                     running.store.refuse();
                     net.dead.lock().push(running);
@@ -256,9 +269,45 @@ impl World {
         HOOK.set(None);
         self.clear_dead();
         self.start_missing();
-        for shard in 0..SHARDS {
+        for shard in self.there() {
             self.namespace(shard).shards.as_ref().unwrap().place.pass_over_none();
         }
+    }
+
+    /// Who is killed from now on, but for the server of the root, does not come back.
+    pub fn kill_for_good(&self) {
+        self.net.for_good.store(true, Ordering::Relaxed);
+    }
+
+    /// Servers that are not gone for good.
+    pub fn there(&self) -> Vec<u16> {
+        let lost = self.net.lost.read();
+        (0..SHARDS).filter(|shard| !lost.contains(shard)).collect()
+    }
+
+    /// The rounds of all servers that are there; then nothing may be left to do at any.
+    pub fn finish(&self) {
+        for _ in 0..3 {
+            for shard in self.there() {
+                let namespace = self.namespace(shard);
+                let shards = namespace.shards.as_ref().unwrap();
+                as_server(shard, || namespace.finish_round(shards)).unwrap().unwrap();
+            }
+        }
+        for shard in self.there() {
+            let namespace = self.namespace(shard);
+            let shards = namespace.shards.as_ref().unwrap();
+            let state = shards.state.lock();
+            assert!(state.intents.is_empty() && state.prepared.is_empty(), "shard {shard}");
+            assert!(state.working.is_empty() && state.unsettled.is_empty(), "shard {shard}");
+            drop(state);
+            assert!(shards.holds().is_empty(), "shard {shard}");
+        }
+    }
+
+    /// The parent that a directory's server has on record.
+    pub fn parent(&self, dir: Ino) -> Ino {
+        self.namespace(dir.shard().0).inode(dir).unwrap().parent
     }
 
     /// A call at a shard, repeated while its server is killed. What it gave is held.
@@ -269,6 +318,9 @@ impl World {
             seqs[usize::from(shard)]
         };
         loop {
+            if !self.there().contains(&shard) {
+                return Answer::failed(Errno::EIO);
+            }
             let (sessions, session) = {
                 let servers = self.net.servers.read();
                 let server = &servers[&shard];

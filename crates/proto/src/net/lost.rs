@@ -1,0 +1,65 @@
+//! The list of what a buffer has lost with servers that are gone for good: paths, in pages, so that
+//! neither end holds the whole list. JSON, in [`super::ledger::LedgerRequest::Lost`].
+//!
+//! A page goes on where the last one ended ([`LostCursor`]): by names from the root down, which the
+//! server looks up with the requester's rights each time, so a cursor gives nobody more to see.
+
+use crate::control::PathBytes;
+use serde::{Deserialize, Serialize};
+
+/// Most paths of one page.
+pub const LOST_PATHS_MAX: usize = 1024;
+/// Most bytes of paths in one page, about: fits a frame's body also in JSON.
+pub const LOST_BYTES_MAX: usize = 128 << 10;
+/// Deepest directory that is looked into.
+pub const LOST_DEPTH_MAX: usize = 1024;
+
+/// Where a list goes on.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct LostCursor {
+    /// Names from the root down to the directory that is listed now.
+    pub names: Vec<PathBytes>,
+    /// Position in each of them, the root's first: one more than names.
+    pub after: Vec<u64>,
+}
+
+/// What is lost of a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lost {
+    /// Its data: the file, link or special file answers EIO.
+    Data,
+    /// The names in it, and so all below: the directory answers EIO.
+    Names,
+    /// Not known: the requester may not look into this directory.
+    Unseen,
+}
+
+impl Lost {
+    /// Its name, as users see it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Lost::Data => "data",
+            Lost::Names => "names",
+            Lost::Unseen => "unseen",
+        }
+    }
+}
+
+/// One path.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LostPath {
+    /// Absolute from the buffer's root.
+    pub path: PathBytes,
+    /// What of it.
+    pub lost: Lost,
+}
+
+/// Some of them.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct LostPage {
+    /// In the order in which they are found.
+    pub paths: Vec<LostPath>,
+    /// Where to go on; `None`: these were the last.
+    pub next: Option<LostCursor>,
+}

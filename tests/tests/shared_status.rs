@@ -1,0 +1,57 @@
+//! `forebay status` of a path in a mount of a served buffer, and without a mount: where the file is, and
+//! whether this mount reads and writes it by the fast path.
+#![allow(clippy::unwrap_used)]
+
+use forebay_tests::served::{Options, Served, Store, Via};
+use forebay_tests::sys;
+use std::fs;
+
+fn json(said: (bool, String)) -> serde_json::Value {
+    assert!(said.0, "{}", said.1);
+    serde_json::from_str(&said.1).unwrap_or_else(|error| panic!("{error}: {}", said.1))
+}
+
+#[test]
+fn a_mount_tells_where_a_file_is_and_whether_it_takes_the_fast_path() {
+    let served = Served::new(Store::Tmpfs, &[Via::Local, Via::Tcp]);
+    fs::write(served.root(0).join("f"), vec![1; 5000]).unwrap();
+    let path = |at: usize| served.root(at).join("f").to_str().unwrap().to_string();
+    let host = rustix::system::uname().nodename().to_str().unwrap().to_string();
+
+    let near = json(served.local(&["status", "--json", &path(0)]));
+    assert_eq!(near["fast_path"], true, "{near}");
+    let is_here = |status: &serde_json::Value| status["host"].as_str().unwrap().starts_with(&host);
+    assert!(near["near"] == true && is_here(&near), "{near}");
+    let (_, text) = served.local(&["status", &path(0)]);
+    assert!(text.contains("fast path   yes"), "{text}");
+    assert!(text.contains(&format!("whole, on this node ({host}")), "{text}");
+
+    // The other mount goes by TCP and was told to keep to it.
+    let far = json(served.local(&["status", "--json", &path(1)]));
+    assert_eq!(far["fast_path"], false, "{far}");
+    assert!(far["fast_path_reason"].as_str().is_some_and(|why| why != "not mounted"), "{far}");
+
+    // Without a mount.
+    let file = json(served.ask(0, &["status", "--json", "shared:/f"]));
+    assert!(file["size_bytes"] == 5000 && is_here(&file) && file["near"].is_null(), "{file}");
+    let (ok, text) = served.ask(0, &["status", "shared:/f"]);
+    assert!(ok && text.contains(&format!("whole, on {host}")), "{text}");
+    for name in ["shared", "shared:/"] {
+        let buffer = json(served.ask(0, &["status", "--json", name]));
+        assert_eq!(buffer["state"], "ready", "{buffer}");
+    }
+    let (ok, said) = served.ask(0, &["status", "shared:/none"]);
+    assert!(!ok && said.contains("No such file"), "{said}");
+}
+
+#[test]
+fn striped_files_say_so() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local]);
+    fs::create_dir(served.root(0).join("d")).unwrap();
+    sys::setxattr(served.path(0, "d"), "user.forebay.stripe_count", b"2", 0).unwrap();
+    fs::write(served.root(0).join("d/s"), vec![1; 3 << 20]).unwrap();
+    let path = served.root(0).join("d/s");
+    let (ok, text) = served.local(&["status", path.to_str().unwrap()]);
+    assert!(ok && text.contains("striped over 2 objects"), "{text}");
+    assert!(text.contains("no: striped"), "{text}");
+}
