@@ -15,6 +15,9 @@ TORCH_VENV := $(TARGET_DIR)/torch-venv
 # cargo-deny is not packaged by Debian; `make deny` builds it once into this directory.
 TOOLS := $(TARGET_DIR)/tools
 CARGO_DENY_VERSION := 0.20.2
+CARGO_FUZZ_VERSION := 0.13.1
+# How long `make fuzz` runs each target.
+FUZZ_SECONDS ?= 60
 # System tests mount, kill and fill things: more at once than this only makes them wait for each other.
 TEST_THREADS ?= 2
 TEST_ARGS ?=
@@ -22,7 +25,7 @@ BENCH_ARGS ?=
 
 INSTALL_PACKAGES := scripts/install-packages
 
-.PHONY: help build test torch demo bench install uninstall lint fmt clippy deny clean \
+.PHONY: help build test torch demo bench install uninstall lint fmt clippy deny fuzz clean \
 	packages-build packages-test packages-demo packages-bench
 
 help: ## List the targets
@@ -74,6 +77,9 @@ fmt:
 
 clippy: packages-build
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+fuzz: packages-build ## Run the fuzz targets, FUZZ_SECONDS each (nightly Rust; cargo-fuzz is built once below target/)
+	scripts/fuzz --version $(CARGO_FUZZ_VERSION) --seconds $(FUZZ_SECONDS) "$(TOOLS)"
 
 deny:
 	scripts/deny --version $(CARGO_DENY_VERSION) "$(TOOLS)"

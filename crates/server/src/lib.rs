@@ -9,6 +9,8 @@
 pub mod cache;
 pub mod events;
 pub mod flash;
+#[doc(hidden)]
+pub mod fuzzed;
 pub mod http;
 mod journal_line;
 pub mod ledger;

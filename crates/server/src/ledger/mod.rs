@@ -31,6 +31,7 @@ mod destroy;
 mod events;
 mod extend;
 mod forget;
+pub(crate) mod fuzzed;
 mod gate;
 mod identity;
 mod members;

@@ -156,17 +156,23 @@ impl LedgerFile {
             }
             Err(error) => return Err(ControlError::io(what, Some(&path), &error)),
         };
+        LedgerFile::parse(&text, &path)
+    }
+
+    /// What a file says; `path` is for messages.
+    pub fn parse(text: &[u8], path: &Path) -> Result<LedgerFile, ControlError> {
+        let what = "read the ledger";
         let broken = |why: &str| {
-            ControlError::new(what, Some(&path), why)
+            ControlError::new(what, Some(path), why)
                 .hint("it names the buffers on this flash; restore it, or give another --flash")
         };
         let value: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|e| broken(&format!("not valid JSON: {e}")))?;
+            serde_json::from_slice(text).map_err(|e| broken(&format!("not valid JSON: {e}")))?;
         let format = value.get("format").and_then(serde_json::Value::as_u64);
         if format != Some(u64::from(FORMAT)) {
             let found = format.map_or("none".into(), |format| format.to_string());
             let why = format!("it has format {found}, this program reads format {FORMAT}");
-            return Err(ControlError::new(what, Some(&path), &why)
+            return Err(ControlError::new(what, Some(path), &why)
                 .errno(libc::EPROTONOSUPPORT)
                 .hint("use the version of forebay that made it"));
         }

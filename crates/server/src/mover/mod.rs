@@ -21,6 +21,7 @@ mod engine;
 mod evidence;
 mod fault;
 mod feeder;
+pub(crate) mod fuzzed;
 mod gate;
 mod halt;
 mod holes;

@@ -11,6 +11,7 @@ mod db;
 mod error;
 mod files;
 mod flush;
+pub(crate) mod fuzzed;
 mod lmdb;
 mod overlay;
 mod recover;
