@@ -60,12 +60,7 @@ fn buffer_named(args: &StatusArgs, path: &Path) -> Option<BufferPath> {
 }
 
 /// A cache tells of its files itself; of other buffers the ledger does.
-fn of_buffer(
-    named: &BufferPath,
-    path: &Path,
-    at: &ServerArgs,
-    json: bool,
-) -> anyhow::Result<()> {
+fn of_buffer(named: &BufferPath, path: &Path, at: &ServerArgs, json: bool) -> anyhow::Result<()> {
     if let Some((mut cached, inside)) = Cached::named(path, at)?
         && let Some(answer) = super::cache::status(&mut cached, &inside, path, json)?
     {
