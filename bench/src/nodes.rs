@@ -1,7 +1,7 @@
 //! Creates on two nodes at once, each in a directory of its own on a server of its own, against one node
 //! on one server. Nodes are mounts on this machine, each by its server's Unix socket; both sides run on the same
 //! processors, so what the second node brings shows in the CPU time of an operation, and in the rate
-//! only where processors are free.
+//! only where processors are free. Then all of them idle.
 
 use crate::machine;
 use crate::pool::{self, Pool};
@@ -14,6 +14,7 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Buffers: on one of the servers, and on both.
 const ONE: &str = "nodes-one";
@@ -21,12 +22,18 @@ const TWO: &str = "nodes-two";
 const SERVERS: usize = 2;
 /// Names of each node in a sample.
 const NAMES: usize = 2_000;
+/// How long the idle are watched.
+const IDLE_S: u64 = 10;
+/// CPU seconds that two servers and three mounts may take in a minute: signs of life alone.
+const IDLE_TARGET_S: f64 = 0.1;
 /// Directories that are tried until one lies on a given server.
 const MAX_TRIES: usize = 64;
 
 const NOTE: &str = "two nodes: creates in two directories, each on a server of its own, by two mounts at once, \
     against one mount of a buffer on one server; the daemon is mounts and servers together. The second row \
     is the CPU time of an operation, clients included, as a ratio.";
+const IDLE_NOTE: &str =
+    "idle, two servers: CPU of both and of three mounts together, scaled to a minute.";
 
 /// Two servers with two buffers, one mounted once, the other one twice.
 struct Nodes<'a> {
@@ -79,7 +86,7 @@ struct Sample {
     waits: (u64, u64),
 }
 
-/// Both rows.
+/// All rows.
 pub fn measure(
     forebay: &Path,
     flash: &Path,
@@ -151,7 +158,30 @@ pub fn measure(
     keep(row(format!("{case}: rate"), wanted, &rates, rate(0), rate(1), "op/s")?);
     let wanted = Target::RatioAtMost(1.3);
     keep(row(format!("{case}: CPU"), wanted, &cpu, total(0), total(1), "us/op")?);
+    keep(idle(&daemons)?);
     Ok(())
+}
+
+/// CPU of servers and mounts that do nothing.
+fn idle(daemons: &[u32]) -> Result<Row> {
+    let cpu = || daemons.iter().map(|pid| machine::process_cpu_ns(*pid)).sum::<Result<u64>>();
+    std::thread::sleep(Duration::from_secs(2));
+    let before = cpu()?;
+    std::thread::sleep(Duration::from_secs(IDLE_S));
+    let seconds = (cpu()? - before) as f64 / 1e9 * 60.0 / IDLE_S as f64;
+    Ok(Row {
+        part: "nodes",
+        case: "idle, two servers and three mounts, CPU in a minute".into(),
+        target: Some(Target::SecondsAtMost(IDLE_TARGET_S)),
+        value: Summary::of(&[seconds]).context("no samples")?,
+        pairs_run: 1,
+        disturbed: false,
+        raw: None,
+        buffer: None,
+        unit: "s only",
+        cpu: None,
+        note: IDLE_NOTE,
+    })
 }
 
 /// A new directory whose names lie on the server of this number: names are dealt out over the servers.

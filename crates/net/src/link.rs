@@ -279,18 +279,23 @@ impl Link {
         into: &mut Vec<u8>,
     ) -> Result<(), LinkError> {
         let want = header.payload_bytes as usize;
-        into.clear();
         let ready = self.ahead.len().min(want);
-        into.extend_from_slice(&self.ahead[..ready]);
+        // What the last payload took is not filled with zeros again: that cost more than receiving.
+        into.truncate(want);
+        if into.len() < ready {
+            into.resize(ready, 0);
+        }
+        into[..ready].copy_from_slice(&self.ahead[..ready]);
         self.ahead.drain(..ready);
-        while into.len() < want {
-            let have = into.len();
-            into.resize(want.min(have + PAYLOAD_STEP_BYTES), 0);
-            let count = receive_some(&self.stream, self.longest_wait, &mut into[have..])?.0;
-            if count == 0 {
-                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        let mut have = ready;
+        while have < want {
+            if have == into.len() {
+                into.resize(want.min(have + PAYLOAD_STEP_BYTES), 0);
             }
-            into.truncate(have + count);
+            match receive_some(&self.stream, self.longest_wait, &mut into[have..])?.0 {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                count => have += count,
+            }
         }
         header.check_payload(into)?;
         Ok(())
