@@ -389,13 +389,18 @@ impl Filesystem for Served {
         name: &OsStr,
         new_parent: INodeNo,
         new_name: &OsStr,
-        _flags: RenameFlags,
+        flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
         let rename = || -> io::Result<()> {
             self.weather.admit(req)?;
             let (from, to) = (self.child(parent, name)?, self.child(new_parent, new_name)?);
-            fs::rename(from, &to)?;
+            let how = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
+            let cwd = rustix::fs::CWD;
+            rustix::fs::renameat_with(cwd, &from, cwd, &to, how)?;
+            if how.contains(rustix::fs::RenameFlags::EXCHANGE) {
+                self.see(from)?;
+            }
             self.see(to).map(drop)
         };
         empty(rename(), reply);

@@ -11,6 +11,7 @@ mod foreground;
 pub(crate) mod policy;
 mod publish;
 mod resolve;
+mod rights;
 mod settle;
 
 use super::CacheFs;
@@ -378,11 +379,10 @@ impl CacheFs {
             return;
         }
         let began = Instant::now();
+        self.less_is_dirty(self.dirty_bytes_of(file));
         let published = self.publish(file, memory);
         if published.is_ok() {
             self.drainer.dirty_since(file, began);
-            let bytes = file.state.lock().drained_bytes;
-            self.less_is_dirty(bytes);
         }
         match published {
             Ok(true) => {

@@ -163,7 +163,7 @@ pub(crate) struct Policies {
 struct Marks {
     over: HashMap<Watermark, bool>,
     look_at: Option<Instant>,
-    /// What was dirty at the last look, less what was drained since.
+    /// What was dirty at the last look, less what is drained since.
     dirty_bytes: u64,
 }
 
@@ -252,8 +252,8 @@ impl CacheFs {
         }
     }
 
-    /// So much has just been drained: between two looks it counts too, so that no more is drained
-    /// than down to the lower mark.
+    /// So much is being drained: it counts as gone, so that no more is drained than down to the lower
+    /// mark, however many workers there are. A drain that fails is seen by the next look.
     pub(super) fn less_is_dirty(&self, bytes: u64) {
         let set = self.policies.watermarks();
         if set.is_empty() {
@@ -286,7 +286,9 @@ impl CacheFs {
             // Nobody else looks meanwhile.
             marks.look_at = Some(started + WATERMARK_LOOK);
         }
-        let dirty: u64 = self.drainer.files().iter().map(|file| self.dirty_bytes_of(file)).sum();
+        let files = self.drainer.files();
+        let waiting = files.iter().filter(|file| !file.drain.is_locked());
+        let dirty: u64 = waiting.map(|file| self.dirty_bytes_of(file)).sum();
         let capacity = self.capacity_bytes();
         let passed = {
             let mut marks = self.policies.marks.lock();

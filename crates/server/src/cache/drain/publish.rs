@@ -5,7 +5,6 @@
 //! that a kill leaves, and what the next start does with them, are in docs/internals/CACHE.md.
 
 use super::super::CacheFs;
-use super::super::act::Who;
 use super::super::events::whole_crc;
 use super::super::file::{CacheFile, FileState};
 use super::super::map::{BLOCK_BYTES, Entry, bits};
@@ -166,24 +165,6 @@ impl CacheFs {
         Ok((File::from(fd), stat))
     }
 
-    /// Runs something as the writer; as the server where the writer may not (a file that was made
-    /// without the right to write, and written by who made it).
-    fn as_writer<T>(
-        &self,
-        file: &CacheFile,
-        call: impl Fn() -> forebay_proto::Result<T>,
-    ) -> forebay_proto::Result<T> {
-        let writer = file.state.lock().record.writer.clone();
-        let tried = writer.act().and_then(|_act| call());
-        match tried {
-            Err(Errno::EACCES | Errno::EPERM) => {
-                let _act = Who::server().act()?;
-                call()
-            }
-            other => other,
-        }
-    }
-
     fn in_place(
         &self,
         file: &Arc<CacheFile>,
@@ -198,12 +179,12 @@ impl CacheFs {
         crate::step::step("a drain in place is on record");
         let written = (|| {
             if job.fetch_limit < stat.size {
-                rfs::ftruncate(&target, job.fetch_limit).map_err(io("cut the PFS file"))?;
+                self.resize_target(file, &target, job.fetch_limit)?;
             }
             let written = self.copy_blocks(file, &target, &job.blocks, job.size, memory)?;
             let size = rfs::fstat(&target).map_err(io("look at the PFS file"))?.st_size as u64;
             if job.resized || size < job.size {
-                rfs::ftruncate(&target, job.size).map_err(io("set the size of the PFS file"))?;
+                self.resize_target(file, &target, job.size)?;
             }
             crate::step::step("dirty data is on the PFS");
             self.sync_target(&target)?;
@@ -225,11 +206,6 @@ impl CacheFs {
                 Err(error)
             }
         }
-    }
-
-    fn sync_target(&self, target: &File) -> Outcome<()> {
-        let synced = self.pfs.weather().and_then(|()| rfs::fsync(target).map_err(errno));
-        synced.map_err(at("fsync the PFS file"))
     }
 
     /// The PFS file gets the time of its last write. Who may write need not be allowed to: then
@@ -289,7 +265,7 @@ impl CacheFs {
             });
         if done.is_err() {
             let key = self.pfs.stat_fd(target.as_fd()).map(|stat| stat.key);
-            self.drop_temporary(&dir, &temporary, key.ok());
+            self.drop_temporary(file, &dir, &temporary, key.ok());
         }
         done
     }
@@ -307,8 +283,8 @@ impl CacheFs {
         self.save(file, |record| record.draining = Some(journal(Some(own.key))))?;
         crate::step::step("a temporary is on record");
         let written = self.copy_blocks(file, target, &job.blocks, job.size, memory)?;
-        rfs::ftruncate(target, job.size).map_err(io("set the size of the PFS file"))?;
-        self.copy_attributes(found, target, &own)?;
+        self.resize_target(file, target, job.size)?;
+        self.copy_attributes(file, found, target, &own)?;
         self.set_mtime(file, target, job)?;
         crate::step::step("dirty data is on the PFS");
         self.sync_target(target)?;
@@ -317,16 +293,21 @@ impl CacheFs {
 
     /// The temporary gets owner, xattrs (ACLs among them) and mode of the file that it replaces.
     /// What cannot be done to it is done in place.
-    fn copy_attributes(&self, found: &Found, target: &File, own: &PfsStat) -> Outcome<()> {
-        let refused = |what: &'static str| {
-            move |e: rustix::io::Errno| Failed { in_place: true, ..failed(errno(e), what) }
-        };
+    fn copy_attributes(
+        &self,
+        file: &CacheFile,
+        found: &Found,
+        target: &File,
+        own: &PfsStat,
+    ) -> Outcome<()> {
+        let refused =
+            |what: &'static str| move |e: Errno| Failed { in_place: true, ..failed(e, what) };
         let old = self.pfs.open_at(&found.path, OFlags::PATH | OFlags::NOFOLLOW);
         let old = old.map_err(at("look at the PFS file"))?;
         if (own.uid, own.gid) != (found.stat.uid, found.stat.gid) {
             let uid = Some(rfs::Uid::from_raw(found.stat.uid));
             let gid = Some(rfs::Gid::from_raw(found.stat.gid));
-            rfs::fchown(target, uid, gid).map_err(refused("give it its owner"))?;
+            rfs::fchown(target, uid, gid).map_err(errno).map_err(refused("give it its owner"))?;
         }
         let path = proc_path(old.as_fd(), b"");
         let names = super::super::attrs::grown(|buffer| rfs::listxattr(&path[..], buffer));
@@ -337,11 +318,12 @@ impl CacheFs {
             }
             let value = super::super::attrs::grown(|b| rfs::getxattr(&path[..], name, b));
             let value = value.map_err(at("read its xattrs"))?;
-            rfs::fsetxattr(target, name, &value, XattrFlags::empty())
-                .map_err(refused("give it its xattrs"))?;
+            let set = || rfs::fsetxattr(target, name, &value, XattrFlags::empty()).map_err(errno);
+            self.as_writer(file, set).map_err(refused("give it its xattrs"))?;
         }
         let mode = Mode::from_raw_mode(found.stat.mode & 0o7777);
-        rfs::fchmod(target, mode).map_err(refused("give it its mode"))
+        let set = || rfs::fchmod(target, mode).map_err(errno);
+        self.as_writer(file, set).map_err(refused("give it its mode"))
     }
 
     /// Puts the temporary in the file's place, if what is there still is what it replaces.
@@ -387,29 +369,30 @@ impl CacheFs {
         target: &File,
         base: &Base,
     ) -> Outcome<()> {
-        use rustix::io::Errno as E;
         let Beside { dir, temporary, name } = *beside;
         let flags = RenameFlags::EXCHANGE;
         let key = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?.key;
         let _alone = self.publishing.write();
-        match rfs::renameat_with(dir, temporary, dir, name, flags) {
+        let exchange = || rfs::renameat_with(dir, temporary, dir, name, flags).map_err(errno);
+        match self.as_writer(file, exchange) {
             Ok(()) => {
                 let displaced = self.pfs.stat_at(dir.as_fd(), temporary);
                 let is_ours = |s: &PfsStat| s.key == found.stat.key && base.holds_data(s);
                 if !displaced.as_ref().is_ok_and(is_ours) {
                     tracing::warn!(?base, ?displaced, "changed in the moment of the exchange");
-                    rfs::renameat_with(dir, temporary, dir, name, flags)
-                        .map_err(io("give the PFS file its name back"))?;
+                    self.as_writer(file, exchange)
+                        .map_err(at("give the PFS file its name back"))?;
                     return Err(Failed::conflict("the PFS file was changed by somebody else"));
                 }
                 crate::step::step("the new file has the name on the PFS");
-                self.drop_temporary(dir, temporary, Some(found.stat.key));
+                self.drop_temporary(file, dir, temporary, Some(found.stat.key));
             }
-            Err(E::INVAL | E::NOSYS | E::OPNOTSUPP) => {
-                rfs::renameat(dir, temporary, dir, name).map_err(io("rename on the PFS"))?;
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
+                let rename = || rfs::renameat(dir, temporary, dir, name).map_err(errno);
+                self.as_writer(file, rename).map_err(at("rename on the PFS"))?;
                 crate::step::step("the new file has the name on the PFS");
             }
-            Err(e) => return Err(failed(errno(e), "rename on the PFS")),
+            Err(e) => return Err(failed(e, "rename on the PFS")),
         }
         self.nodes.rekey(file.number(), key);
         Ok(())
@@ -444,10 +427,18 @@ impl CacheFs {
         Ok(())
     }
 
-    fn drop_temporary(&self, dir: &OwnedFd, name: &[u8], key: Option<super::super::pfs::Key>) {
+    /// Where the PFS refuses root only the writer may.
+    fn drop_temporary(
+        &self,
+        file: &CacheFile,
+        dir: &OwnedFd,
+        name: &[u8],
+        key: Option<super::super::pfs::Key>,
+    ) {
         match self.pfs.stat_at(dir.as_fd(), name) {
             Ok(stat) if key.is_none() || key == Some(stat.key) => {
-                if let Err(error) = rfs::unlinkat(dir, name, AtFlags::empty()) {
+                let unlink = || rfs::unlinkat(dir, name, AtFlags::empty()).map_err(errno);
+                if let Err(error) = self.as_writer(file, unlink) {
                     tracing::warn!(%error, name = %String::from_utf8_lossy(name), "a temporary of a drain is left on the PFS");
                 }
             }
@@ -485,7 +476,7 @@ impl CacheFs {
             }
         }
         match self.pfs.open_at(dir.as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(dir) => self.drop_temporary(&dir, name.as_bytes(), None),
+            Ok(dir) => self.drop_temporary(file, &dir, name.as_bytes(), None),
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
             Err(e) => return Err(failed(e, "remove what is left of a drain")),
         }
