@@ -138,10 +138,15 @@ fn measure_job(setting: &Setting<'_>, slow: &SlowDisk, keep: &mut impl FnMut(Row
     Ok(())
 }
 
+/// What the PFS does not have.
+fn dirty_bytes(mounted: &Mounted) -> Result<u64> {
+    let status = mounted.buffer.read_status()?;
+    status["cache"]["tree"]["dirty_bytes"].as_u64().context("no dirty_bytes")
+}
+
 /// The drain kept up: when the job ends only its last checkpoint is not on the PFS.
 fn drained_but_the_last(mounted: &Mounted, bytes: u64) -> Result<()> {
-    let status = mounted.buffer.read_status()?;
-    let dirty = status["cache"]["tree"]["dirty_bytes"].as_u64().context("no dirty_bytes")?;
+    let dirty = dirty_bytes(mounted)?;
     if dirty > bytes {
         bail!(
             "{dirty} bytes are not on the PFS at the job's end: more than a checkpoint of {bytes}"
@@ -162,9 +167,7 @@ fn measure_foreground(
     let mounted = Mounted::new(setting, slow.path(), &["--drain", "end"])?;
     let backlog = mounted.mount_point.join("backlog");
     std::fs::create_dir(&backlog)?;
-    staging::make_big(&backlog.join("big"), backlog_bytes)?;
-    mounted.set_drain_rate(NEARLY_NONE)?;
-    mounted.buffer.forebay(&["flush"], &backlog)?;
+    let mut backlogs = 0;
     let case = Case {
         op: Op::Fresh,
         pattern: Pattern::Sequential,
@@ -183,6 +186,12 @@ fn measure_foreground(
     while pairs.more() {
         let (mut rates, mut waits) = ([0.0; 2], [(0, 0); 2]);
         let pair = pairs.run();
+        if dirty_bytes(&mounted)? < backlog_bytes / 4 + case.sample_bytes {
+            mounted.set_drain_rate(NEARLY_NONE)?;
+            staging::make_big(&backlog.join(format!("big.{backlogs}")), backlog_bytes)?;
+            mounted.buffer.forebay(&["flush"], &backlog)?;
+            backlogs += 1;
+        }
         for turn in 0..2 {
             let side = (turn + pair) % 2;
             mounted.set_drain_rate(if side == 0 { NEARLY_NONE } else { 0 })?;
@@ -194,14 +203,13 @@ fn measure_foreground(
         }
         pairs.take(rates[1] / rates[0], waits);
     }
-    let left = mounted.buffer.read_status()?["cache"]["tree"]["dirty_bytes"].as_u64();
-    if left.is_none_or(|left| left < case.sample_bytes * 2) {
+    if dirty_bytes(&mounted)? <= case.sample_bytes {
         bail!("the backlog was drained before the end of the row");
     }
     mounted.set_drain_rate(0)?;
     workers.forget()?;
     mounted.wait()?;
-    std::fs::remove_file(backlog.join("big"))?;
+    std::fs::remove_dir_all(&backlog)?;
     mounted.umount()?;
     let target = Some(Target::RatioAtLeast(FOREGROUND_TARGET));
     let name = format!("cache, while it drains: {}", case.name());
