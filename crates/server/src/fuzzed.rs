@@ -203,15 +203,18 @@ mod tests {
         }
     }
 
+    /// Files that servers wrote, and messages as they are made now.
     fn corpus(name: &str) -> Vec<Vec<u8>> {
         let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
-        let mut files: Vec<PathBuf> = std::fs::read_dir(&dir)
-            .unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
-            .map(|entry| entry.unwrap().path())
-            .collect();
+        let entries = std::fs::read_dir(&dir).into_iter().flatten();
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
         files.sort();
-        assert!(!files.is_empty(), "{} has no inputs", dir.display());
-        files.iter().map(|file| std::fs::read(file).unwrap()).collect()
+        let mut inputs: Vec<Vec<u8>> =
+            files.iter().map(|file| std::fs::read(file).unwrap()).collect();
+        let of = made().into_iter().filter(|(target, ..)| *target == name);
+        inputs.extend(of.map(|(.., bytes)| bytes));
+        assert!(!inputs.is_empty(), "{name} has no inputs");
+        inputs
     }
 
     /// One input changed in a few places, as a fuzzer would.
@@ -350,6 +353,7 @@ mod tests {
     fn write_the_inputs_that_are_messages() {
         let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
         for (target, name, bytes) in made() {
+            std::fs::create_dir_all(dir.join(target)).unwrap();
             std::fs::write(dir.join(target).join(name), bytes).unwrap();
         }
     }
