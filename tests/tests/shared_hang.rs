@@ -17,9 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(PATIENCE_S as u64);
 const SLACK: Duration = Duration::from_secs(5);
 /// A call that needs nothing of the server that hangs.
 const AT_ONCE: Duration = Duration::from_secs(2);
-/// How soon a mount is off by force, whatever its servers do; without, it first has them make durable what
-/// they have, and waits for that as for any sync (`SYNC_LIMIT_LEAST`).
-const OFF: Duration = Duration::from_secs(10);
+/// How soon a mount is off: first it has its servers make durable what they have, and waits for that
+/// as for any sync (`SYNC_LIMIT_LEAST`).
 const OFF_SYNCED: Duration = Duration::from_secs(15);
 
 fn within<T>(limit: Duration, what: &str, work: impl FnOnce() -> T) -> T {
@@ -177,7 +176,7 @@ fn a_mount_comes_off_while_a_server_hangs() {
         });
         std::thread::sleep(Duration::from_millis(300));
         within(OFF_SYNCED, "forebay umount", || served.umount(0, &[]).unwrap());
-        within(OFF, "forebay umount --force with a call that waits", || {
+        within(OFF_SYNCED, "forebay umount --force with a call that waits", || {
             served.umount(1, &["--force"]).unwrap();
         });
         waiting.wait(SLACK).unwrap();

@@ -62,10 +62,19 @@ impl Peer {
         lost.is_some_and(|since| since.elapsed() >= self.target.patience)
     }
 
-    /// Asks once for a sign of life, on a connection that nobody uses.
+    /// Asks once for a sign of life, on a connection that nobody uses. To make one takes too long where
+    /// nothing comes back: without one it counts what was heard since the last sign was due.
     pub(super) fn answers(&self) -> bool {
-        let Some(slot) = self.slots.lock().pop_back() else { return false };
-        let mut in_use = InUse { peer: self, slot: Some(slot), by_itself: true };
+        let idle = {
+            let mut slots = self.slots.lock();
+            let at = slots.iter().rposition(|slot| slot.link.is_some());
+            at.and_then(|at| slots.remove(at))
+        };
+        let lease = self.lease();
+        if idle.is_none() {
+            return self.kept.heard_at(lease).elapsed() < lease / 2;
+        }
+        let mut in_use = InUse { peer: self, slot: idle, by_itself: true };
         let Some(slot) = in_use.slot.as_mut() else { return false };
         let mut request = Request {
             session: SessionId(0),
