@@ -443,14 +443,29 @@ pub fn must_be_on_pfs(rig: &Rig, model: &Model) {
         let name = NAMES[*name];
         assert!(rig.read_pfs(name) == model.files[id], "{name} is another one on the PFS");
     }
-    let mut there = Vec::new();
-    for dir in ["", "d"] {
-        for entry in std::fs::read_dir(rig.pfs(dir)).unwrap() {
-            let entry = entry.unwrap();
-            if entry.file_type().unwrap().is_file() {
-                there.push(entry.file_name());
+    let list = || {
+        let mut there = Vec::new();
+        for dir in ["", "d"] {
+            for entry in std::fs::read_dir(rig.pfs(dir)).unwrap() {
+                let entry = entry.unwrap();
+                // Gone since it was listed, if it has no type.
+                if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                    there.push(entry.file_name());
+                }
             }
         }
+        there
+    };
+    // The drain of a file that was removed meanwhile takes a moment to give its temporary up.
+    let until = Instant::now() + Duration::from_secs(10);
+    let is_ours = |name: &std::ffi::OsString| {
+        use std::os::unix::ffi::OsStrExt;
+        name.as_bytes().starts_with(super::super::super::names::DRAIN_PREFIX)
+    };
+    let mut there = list();
+    while there.iter().any(is_ours) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+        there = list();
     }
     assert_eq!(there.len(), model.names.len(), "nothing else is on the PFS: {there:?}");
 }
