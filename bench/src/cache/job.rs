@@ -129,12 +129,10 @@ fn measure_job(setting: &Setting<'_>, slow: &SlowDisk, keep: &mut impl FnMut(Row
     mounted.umount()?;
     let gib = (bytes * (bursts as u64 - 1)) as f64 / f64::from(1 << 30);
     let target = Some(Target::RatioAtLeast(JOB_TARGET));
-    keep(times.row(
-        "cache: job with checkpoints".into(),
-        target,
-        ("s/GiB", 1.0 / gib),
-        JOB_NOTE,
-    )?);
+    let name = "cache: job with checkpoints".to_string();
+    let row = times.row(name, target, ("s/GiB", 1.0 / gib), JOB_NOTE)?;
+    // Other load held the drain up: the row says nothing about a job whose drain is done in time.
+    keep(Row { disturbed: !kept_up, ..row });
     Ok(())
 }
 
