@@ -2,9 +2,9 @@
 //! hangs: by a sign of life; and the end, which waits for nobody. Called by the calls of [`Peer`] when an attempt has
 //! failed, and by the mount's end.
 
-use super::{InUse, Peer, Room};
+use super::{InUse, Peer, Room, Slot};
 use forebay_net::LinkError;
-use forebay_proto::net::session::SessionId;
+use forebay_proto::net::session::{MAX_SLOTS, SessionId};
 use forebay_proto::net::{Call, GivenBack, Request};
 use forebay_proto::{Caller, Errno, Result};
 use std::sync::atomic::Ordering;
@@ -19,6 +19,8 @@ const SYNC_LIMIT_LEAST: Duration = Duration::from_secs(10);
 const ALIVE_LIMIT: Duration = Duration::from_secs(3);
 /// Longest wait for a server to hear that a mount ends.
 const DETACH_LIMIT: Duration = Duration::from_secs(2);
+/// Longest wait of the end for a call that is under way: mostly one that gives references back.
+const LAST_CALL_LIMIT: Duration = Duration::from_millis(500);
 /// First and longest pause between two attempts to reach a server.
 pub(super) const RETRY_FIRST: Duration = Duration::from_millis(10);
 const RETRY_LONGEST: Duration = Duration::from_millis(500);
@@ -29,12 +31,7 @@ impl Peer {
     pub(in crate::remote) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.held.end();
-        // Without a connection that nobody uses nothing is told: a server that hangs would not hear it.
-        let idle = {
-            let mut slots = self.slots.lock();
-            let at = slots.iter().rposition(|slot| slot.link.is_some());
-            at.and_then(|at| slots.remove(at))
-        };
+        let idle = self.slot_for_the_end();
         for (id, stream) in std::mem::take(&mut *self.streams.lock()) {
             if idle.as_ref().is_none_or(|slot| slot.id != id) {
                 stream.shutdown();
@@ -53,6 +50,24 @@ impl Peer {
         };
         if self.attempt(slot, None, &mut request, &mut None, &[], &mut Room::None).is_err() {
             tracing::debug!("the server was not told of the end");
+        }
+    }
+
+    /// The connection by which the end is told: one that nobody uses, or one that is soon out of use; a new one
+    /// only where none was needed so far, and not to a server that is not heard: it would not hear it.
+    fn slot_for_the_end(&self) -> Option<Slot> {
+        let until = Instant::now() + LAST_CALL_LIMIT;
+        let mut slots = self.slots.lock();
+        loop {
+            if let Some(at) = slots.iter().rposition(|slot| slot.link.is_some()) {
+                return slots.remove(at);
+            }
+            let all_home = slots.len() == usize::from(MAX_SLOTS);
+            if all_home || self.slot_free.wait_until(&mut slots, until).timed_out() {
+                let is_heard =
+                    !self.silent.load(Ordering::Relaxed) && self.lost_since.lock().is_none();
+                return if is_heard { slots.pop_back() } else { None };
+            }
         }
     }
 
