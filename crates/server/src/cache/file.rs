@@ -265,7 +265,10 @@ impl FileState {
             return Ok(());
         }
         let packed: Vec<u64> = entries.iter().map(|e| e.pack()).collect();
-        flash.write_map(file.ino, first, &packed)?;
+        // The map on flash goes with the last name; who has the file open goes on in memory.
+        if !self.gone {
+            flash.write_map(file.ino, first, &packed)?;
+        }
         for (i, entry) in entries.iter().enumerate() {
             self.map.set(first + i as u64, *entry);
         }

@@ -243,6 +243,12 @@ impl Flash {
         self.objects().write(ObjectId::whole(ino), offset, data, WriteMode::default())
     }
 
+    /// Writes at the end of the data, in one piece with whoever else does so.
+    pub fn append(&self, ino: Ino, data: &[u8]) -> Result<usize> {
+        let mode = WriteMode { append: true, ..WriteMode::default() };
+        self.objects().write(ObjectId::whole(ino), 0, data, mode)
+    }
+
     /// Sets the size of the data.
     pub fn truncate(&self, ino: Ino, size: u64) -> Result<()> {
         self.objects().truncate(ObjectId::whole(ino), size)

@@ -169,6 +169,8 @@ fn a_removed_file_is_read_on_by_who_has_it_open_and_never_drains() {
     assert_eq!(handle.read_all().unwrap(), b"still here");
     handle.write(0, b"and written").unwrap();
     assert_eq!(handle.read_all().unwrap(), b"and written");
+    handle.write(3 << 20, b"far behind").unwrap();
+    assert_eq!(handle.read_all().unwrap().len(), (3 << 20) + 10);
     assert!(cache.state("/").is_durable());
     let ino = handle.ino;
     drop(handle);
