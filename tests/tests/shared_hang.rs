@@ -15,6 +15,8 @@ const PATIENCE_S: u32 = 6;
 const PATIENCE: Duration = Duration::from_secs(PATIENCE_S as u64);
 /// What may come on top of a time limit on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
+/// How long what a mount holds is waited for when nothing is heard of it (SEMANTICS).
+const LEASE: Duration = Duration::from_secs(12);
 /// A call that needs nothing of the server that hangs.
 const AT_ONCE: Duration = Duration::from_secs(2);
 /// How soon a mount is off: first it has its servers make durable what they have, and waits for that
@@ -182,6 +184,14 @@ fn a_mount_comes_off_while_a_server_hangs() {
         waiting.wait(SLACK).unwrap();
         served.signal_server(server[which], libc::SIGCONT);
         (0..2).for_each(|at| served.mount_again(at));
+        // It could not hear of their end: what those mounts held there ends with their leases.
+        within(LEASE + SLACK, "a change of what lost mounts held", || {
+            (0..2).for_each(|at| {
+                let path = served.path(at, format!("{}/after{at}", dirs[which]));
+                sys::mkdir(&path, 0o755).unwrap();
+                sys::rmdir(&path).unwrap();
+            });
+        });
         (0..2).for_each(|at| works(&Held::open(&served, at, &dirs[which]), at, 1));
     }
 }
