@@ -280,7 +280,7 @@ impl Link {
     ) -> Result<(), LinkError> {
         let want = header.payload_bytes as usize;
         let ready = self.ahead.len().min(want);
-        // What the last payload took is not filled with zeros again: that cost more than receiving.
+        // What the last payload took is not filled with zeros again: a pass over memory less.
         into.truncate(want);
         if into.len() < ready {
             into.resize(ready, 0);
