@@ -264,6 +264,10 @@ impl CacheFs {
             state.record.key
         };
         self.unlist(file);
+        // A drain that is under way does it at its end.
+        if let Some(_one) = file.drain.try_lock() {
+            self.drop_left(file);
+        }
         self.space.dropped(file.ino);
         self.flash.remove(file.ino, key)
     }

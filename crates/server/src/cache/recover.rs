@@ -117,6 +117,7 @@ impl CacheFs {
                 false => clean += 1,
                 true if self.take_up_names(&file, &intents)? => {
                     file.state.lock().gone = true;
+                    self.drop_left(&file);
                     self.space.dropped(file.ino);
                     self.flash.remove(ino, key)?;
                     dropped += 1;

@@ -419,6 +419,9 @@ impl CacheFs {
         self.restore_ballast();
         self.space.wake();
         self.look_at_watermarks();
+        if file.state.lock().gone {
+            self.drop_left(file);
+        }
     }
 
     /// Bytes of a file that the PFS does not have.

@@ -446,7 +446,20 @@ impl CacheFs {
         }
     }
 
-    /// The same at the start, before anybody looks names up. What cannot be done now is done by the
+    /// A file is gone, and no drain of it is under way: what one that failed or was cut short left beside
+    /// it is known to nobody else.
+    pub(in super::super) fn drop_left(&self, file: &CacheFile) {
+        let draining = file.state.lock().record.draining.clone();
+        let Some(Draining::Temporary { dir, name, .. }) = draining else { return };
+        match self.pfs.open_at(dir.as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(dir) => self.drop_temporary(file, &dir, name.as_bytes(), None),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
+            Err(error) => tracing::warn!(%error, name = %String::from_utf8_lossy(name.as_bytes()),
+                "a temporary of a drain is left on the PFS"),
+        }
+    }
+
+    /// Takes up a drain at the start, before anybody looks names up. What cannot be done now is done by the
     /// next drain.
     pub(in super::super) fn take_up_drain(&self, file: &Arc<CacheFile>) {
         if let Err(error) = self.clear_temporary(file) {
@@ -462,6 +475,12 @@ impl CacheFs {
             (state.record.draining.clone(), state.record.path.as_bytes().to_vec())
         };
         let Some(Draining::Temporary { dir, name, key }) = draining else { return Ok(()) };
+        // Before the record forgets it: once the new file is adopted nothing tells of the name beside it.
+        match self.pfs.open_at(dir.as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(dir) => self.drop_temporary(file, &dir, name.as_bytes(), None),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
+            Err(e) => return Err(failed(e, "remove what is left of a drain")),
+        }
         let mut paths = self.nodes.paths(file.number());
         paths.push(path);
         if let Some(key) = key {
@@ -474,11 +493,6 @@ impl CacheFs {
                     _ => {}
                 }
             }
-        }
-        match self.pfs.open_at(dir.as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(dir) => self.drop_temporary(file, &dir, name.as_bytes(), None),
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
-            Err(e) => return Err(failed(e, "remove what is left of a drain")),
         }
         self.save(file, |record| record.draining = None)
     }
