@@ -7,6 +7,7 @@ use super::CacheFs;
 use super::act::Who;
 use super::file::CacheFile;
 use super::pfs::{PfsStat, errno};
+use super::record::Draining;
 use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::PathBytes;
@@ -256,20 +257,24 @@ impl CacheFs {
         Ok(())
     }
 
-    /// A file has lost its last name on the PFS, by us: nothing of it will be drained.
+    /// A file has lost its last name on the PFS, by us: nothing of it will be drained. What a drain has
+    /// beside it stays on record until it is removed: nobody else knows of it.
     fn lose(&self, file: &Arc<CacheFile>) -> Result<()> {
-        let key = {
+        let (key, is_beside) = {
             let mut state = file.state.lock();
+            let is_beside = matches!(state.record.draining, Some(Draining::Temporary { .. }));
+            if is_beside {
+                state.save(&self.flash, file, |record| record.removed = true)?;
+            }
             state.gone = true;
-            state.record.key
+            (state.record.key, is_beside)
         };
         self.unlist(file);
-        // A drain that is under way does it at its end.
-        if let Some(_one) = file.drain.try_lock() {
-            self.drop_left(file);
-        }
         self.space.dropped(file.ino);
-        self.flash.remove(file.ino, key)
+        match is_beside {
+            true => self.end_lost(file),
+            false => self.flash.remove(file.ino, key),
+        }
     }
 
     /// rmdir.

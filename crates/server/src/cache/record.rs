@@ -103,6 +103,9 @@ pub(crate) struct Record {
     /// A truncation that may not have been done.
     pub truncating_to: Option<u64>,
     pub draining: Option<Draining>,
+    /// It has lost its last name, by us; what a drain has beside it is all that is left to do.
+    #[serde(default)]
+    pub removed: bool,
     /// Who wrote it.
     pub writer: Who,
     /// Seconds since 1970 since when something here is not on the PFS.
@@ -128,6 +131,7 @@ impl Record {
             resized: false,
             truncating_to: None,
             draining: None,
+            removed: false,
             writer,
             dirty_since_s: None,
             failure: None,

@@ -113,13 +113,20 @@ impl CacheFs {
                 self.check_after_power_cut(&file)?;
             }
             self.count_clean(&file);
+            let is_removed = is_dirty
+                && (file.state.lock().record.removed || self.take_up_names(&file, &intents)?);
             match is_dirty {
                 false => clean += 1,
-                true if self.take_up_names(&file, &intents)? => {
-                    file.state.lock().gone = true;
-                    self.drop_left(&file);
+                true if is_removed => {
+                    {
+                        let mut state = file.state.lock();
+                        state.save(&self.flash, &file, |record| record.removed = true)?;
+                        state.gone = true;
+                    }
                     self.space.dropped(file.ino);
-                    self.flash.remove(ino, key)?;
+                    if let Err(error) = self.end_lost(&file) {
+                        tracing::warn!(%ino, %error, "what is here of a removed file stays until the next start");
+                    }
                     dropped += 1;
                 }
                 true => {

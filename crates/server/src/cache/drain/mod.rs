@@ -369,6 +369,9 @@ impl CacheFs {
                 continue;
             }
             self.drain_once(&file, asked, &mut memory);
+            if let Err(error) = self.end_lost(&file) {
+                tracing::warn!(ino = %file.ino, %error, "what is here of a removed file stays until the next start");
+            }
         }
     }
 
@@ -419,9 +422,6 @@ impl CacheFs {
         self.restore_ballast();
         self.space.wake();
         self.look_at_watermarks();
-        if file.state.lock().gone {
-            self.drop_left(file);
-        }
     }
 
     /// Bytes of a file that the PFS does not have.

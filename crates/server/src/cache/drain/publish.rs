@@ -242,6 +242,10 @@ impl CacheFs {
             key,
         };
         self.save(file, |record| record.draining = Some(journal(None)))?;
+        if file.state.lock().gone {
+            // Perhaps before that was on record.
+            return Err(failed(Errno::ECANCELED, "drain"));
+        }
         let writer = file.state.lock().record.writer.clone();
         let made = (|| {
             let _act = writer.act()?;
@@ -446,17 +450,32 @@ impl CacheFs {
         }
     }
 
-    /// A file is gone, and no drain of it is under way: what one that failed or was cut short left beside
-    /// it is known to nobody else.
-    pub(in super::super) fn drop_left(&self, file: &CacheFile) {
-        let draining = file.state.lock().record.draining.clone();
-        let Some(Draining::Temporary { dir, name, .. }) = draining else { return };
-        match self.pfs.open_at(dir.as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(dir) => self.drop_temporary(file, &dir, name.as_bytes(), None),
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
-            Err(error) => tracing::warn!(%error, name = %String::from_utf8_lossy(name.as_bytes()),
-                "a temporary of a drain is left on the PFS"),
+    /// Ends a file that was removed while a drain had something beside it. One that is still under way
+    /// does it at its end: this is called after the file is `gone`, and after each drain.
+    pub(in super::super) fn end_lost(&self, file: &CacheFile) -> forebay_proto::Result<()> {
+        let Some(_one) = file.drain.try_lock() else { return Ok(()) };
+        let (key, draining) = {
+            let mut state = file.state.lock();
+            if !std::mem::take(&mut state.record.removed) {
+                return Ok(());
+            }
+            (state.record.key, state.record.draining.take())
+        };
+        if let Some(Draining::Temporary { dir, name, .. }) = draining {
+            self.drop_beside(file, dir.as_bytes(), name.as_bytes())?;
         }
+        crate::step::step("nothing is beside a removed file");
+        self.flash.remove(file.ino, key)
+    }
+
+    /// Removes what a drain has beside a file, in this directory.
+    fn drop_beside(&self, file: &CacheFile, dir: &[u8], name: &[u8]) -> forebay_proto::Result<()> {
+        match self.pfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(dir) => self.drop_temporary(file, &dir, name, None),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(())
     }
 
     /// Takes up a drain at the start, before anybody looks names up. What cannot be done now is done by the
@@ -476,11 +495,8 @@ impl CacheFs {
         };
         let Some(Draining::Temporary { dir, name, key }) = draining else { return Ok(()) };
         // Before the record forgets it: once the new file is adopted nothing tells of the name beside it.
-        match self.pfs.open_at(dir.as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(dir) => self.drop_temporary(file, &dir, name.as_bytes(), None),
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
-            Err(e) => return Err(failed(e, "remove what is left of a drain")),
-        }
+        self.drop_beside(file, dir.as_bytes(), name.as_bytes())
+            .map_err(at("remove what is left of a drain"))?;
         let mut paths = self.nodes.paths(file.number());
         paths.push(path);
         if let Some(key) = key {

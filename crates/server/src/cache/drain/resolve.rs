@@ -28,6 +28,12 @@ impl CacheFs {
     /// Ends it. EINVAL if there is none; ENODATA if our version has parts that only the lost
     /// PFS file had.
     pub(in super::super) fn end_conflict(&self, file: &Arc<CacheFile>, keep: Keep) -> Result<()> {
+        let ended = self.end_conflict_undrained(file, keep);
+        self.end_lost(file)?;
+        ended
+    }
+
+    fn end_conflict_undrained(&self, file: &Arc<CacheFile>, keep: Keep) -> Result<()> {
         let _one = file.drain.lock();
         self.pfs.check()?;
         if file.state.lock().record.state != State::Conflict {
