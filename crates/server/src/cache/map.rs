@@ -27,6 +27,9 @@ pub(crate) mod bits {
     pub const OPEN: u8 = 4;
     /// Its content has been on flash in whole.
     pub const SYNCED: u8 = 8;
+    /// It was not here before the write that is under way: till that ends, there may be no data. What a kill
+    /// leaves so counts as not here, and the PFS has what was there.
+    pub const FRESH: u8 = 16;
 }
 
 /// One block.
@@ -94,7 +97,7 @@ impl BlockMap {
             for (i, raw) in buffer[..got].chunks_exact(ENTRY_BYTES as usize).enumerate() {
                 let raw: [u8; 8] = raw.try_into().unwrap_or_default();
                 let entry = Entry::unpack(u64::from_le_bytes(raw));
-                if entry.bits != 0 {
+                if entry.bits != 0 && !entry.has(bits::FRESH) {
                     map.set(chunk * CHUNK + i as u64, entry);
                 }
             }

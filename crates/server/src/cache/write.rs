@@ -314,7 +314,8 @@ impl CacheFs {
         let blocks = blocks_of(offset, reach.saturating_sub(offset));
         begin(&mut state, self, file, blocks.clone())?;
         let done = self.flash.fallocate(file.ino, mode, offset, length);
-        end_unknown(&mut state, blocks);
+        let until = if done.is_ok() { u64::MAX } else { 0 };
+        end_unknown(&mut state, self, file, blocks, until)?;
         if done.is_ok() && mode & keep == 0 && end > size {
             state.save(&self.flash, file, |record| record.resized = true)?;
         }
@@ -378,7 +379,11 @@ fn edges(offset: u64, length: u64) -> impl Iterator<Item = u64> {
 /// Blocks are about to be written: OPEN in the map.
 fn begin(state: &mut FileState, fs: &CacheFs, file: &CacheFile, blocks: Range<u64>) -> Result<()> {
     let wanted = bits::PRESENT | bits::DIRTY | bits::OPEN;
-    let entries: Vec<Entry> = blocks.clone().map(|b| state.map.get(b).with(wanted)).collect();
+    let open = |b| match state.here(b) {
+        true => state.map.get(b).with(wanted),
+        false => state.map.get(b).with(wanted | bits::FRESH),
+    };
+    let entries: Vec<Entry> = blocks.clone().map(open).collect();
     state.put(&fs.flash, file, blocks.start, &entries)?;
     crate::step::step("blocks are open in the map");
     for block in blocks {
@@ -403,7 +408,7 @@ fn end(
     done: &[u8],
 ) -> Result<()> {
     let mut closed = Vec::new();
-    for block in blocks {
+    for block in blocks.clone() {
         let start = block * BLOCK_BYTES;
         let known = start >= offset
             && (start + BLOCK_BYTES) <= offset + done.len() as u64
@@ -416,17 +421,47 @@ fn end(
     }
     for (block, crc) in closed {
         let entry = Entry { crc, len: BLOCK_BYTES as u32, ..state.map.get(block) };
-        state.put(&fs.flash, file, block, &[entry.without(bits::OPEN)])?;
+        state.put(&fs.flash, file, block, &[entry.without(bits::OPEN | bits::FRESH)])?;
     }
+    no_longer_fresh(state, fs, file, blocks, offset + done.len() as u64)?;
     state.last_write = Instant::now();
     Ok(())
 }
 
-fn end_unknown(state: &mut FileState, blocks: Range<u64>) {
-    for block in blocks {
+/// Blocks were changed up to an offset, by other means than bytes.
+fn end_unknown(
+    state: &mut FileState,
+    fs: &CacheFs,
+    file: &CacheFile,
+    blocks: Range<u64>,
+    until: u64,
+) -> Result<()> {
+    for block in blocks.clone() {
         leave(state, block);
     }
     state.last_write = Instant::now();
+    no_longer_fresh(state, fs, file, blocks, until)
+}
+
+/// A change of blocks that were not here has come up to this offset. Behind it nothing came into them, by
+/// an error: the PFS has what was there.
+fn no_longer_fresh(
+    state: &mut FileState,
+    fs: &CacheFs,
+    file: &CacheFile,
+    blocks: Range<u64>,
+    until: u64,
+) -> Result<()> {
+    for block in blocks {
+        let entry = state.map.get(block);
+        if !entry.has(bits::FRESH) {
+            continue;
+        }
+        let untouched = block * BLOCK_BYTES >= until && !state.writing.contains_key(&block);
+        let entry = if untouched { Entry::default() } else { entry.without(bits::FRESH) };
+        state.put(&fs.flash, file, block, &[entry])?;
+    }
+    Ok(())
 }
 
 fn leave(state: &mut FileState, block: u64) {

@@ -53,6 +53,11 @@ fn io(what: &'static str) -> impl Fn(rustix::io::Errno) -> Failed {
     move |e| failed(errno(e), what)
 }
 
+/// What is dirty and here.
+fn to_drain(entry: &Entry) -> bool {
+    entry.has(bits::DIRTY) && !entry.has(bits::FRESH)
+}
+
 impl CacheFs {
     /// Drains a file once. True if nothing is dirty any more.
     pub(super) fn publish(&self, file: &Arc<CacheFile>, memory: &mut Memory) -> Outcome<bool> {
@@ -108,7 +113,7 @@ impl CacheFs {
         let mut state = file.state.lock();
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
         let blocks: Vec<u64> =
-            state.map.blocks().filter(|(_, e)| e.has(bits::DIRTY)).map(|(b, _)| b).collect();
+            state.map.blocks().filter(|(_, e)| to_drain(e)).map(|(b, _)| b).collect();
         state.draining = Some(blocks.iter().copied().collect::<HashSet<u64>>());
         state.drained_bytes = 0;
         state.cut_to = None;
