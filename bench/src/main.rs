@@ -6,6 +6,7 @@
 
 mod cache;
 mod data;
+mod idle;
 mod lifetime;
 mod machine;
 mod names;

@@ -3,18 +3,17 @@
 //! processors, so what the second node brings shows in the CPU time of an operation, and in the rate
 //! only where processors are free. Then all of them idle.
 
-use crate::machine;
 use crate::pool::{self, Pool};
 use crate::report::{Cpu, Row, Target};
 use crate::sides::Scratch;
 use crate::stats::{Pairs, Summary};
+use crate::{idle, machine};
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Mode, OFlags};
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Buffers: on one of the servers, and on both.
 const ONE: &str = "nodes-one";
@@ -22,8 +21,6 @@ const TWO: &str = "nodes-two";
 const SERVERS: usize = 2;
 /// Names of each node in a sample.
 const NAMES: usize = 2_000;
-/// How long the idle are watched.
-const IDLE_S: u64 = 10;
 /// CPU seconds that two servers and three mounts may take in a minute: signs of life alone.
 const IDLE_TARGET_S: f64 = 0.1;
 /// Directories that are tried until one lies on a given server.
@@ -158,30 +155,9 @@ pub fn measure(
     keep(row(format!("{case}: rate"), wanted, &rates, rate(0), rate(1), "op/s")?);
     let wanted = Target::RatioAtMost(1.3);
     keep(row(format!("{case}: CPU"), wanted, &cpu, total(0), total(1), "us/op")?);
-    keep(idle(&daemons)?);
+    let case = "idle, two servers and three mounts, CPU in a minute";
+    keep(idle::row("nodes", case, IDLE_TARGET_S, IDLE_NOTE, &daemons)?);
     Ok(())
-}
-
-/// CPU of servers and mounts that do nothing.
-fn idle(daemons: &[u32]) -> Result<Row> {
-    let cpu = || daemons.iter().map(|pid| machine::process_cpu_ns(*pid)).sum::<Result<u64>>();
-    std::thread::sleep(Duration::from_secs(2));
-    let before = cpu()?;
-    std::thread::sleep(Duration::from_secs(IDLE_S));
-    let seconds = (cpu()? - before) as f64 / 1e9 * 60.0 / IDLE_S as f64;
-    Ok(Row {
-        part: "nodes",
-        case: "idle, two servers and three mounts, CPU in a minute".into(),
-        target: Some(Target::SecondsAtMost(IDLE_TARGET_S)),
-        value: Summary::of(&[seconds]).context("no samples")?,
-        pairs_run: 1,
-        disturbed: false,
-        raw: None,
-        buffer: None,
-        unit: "s only",
-        cpu: None,
-        note: IDLE_NOTE,
-    })
 }
 
 /// A new directory whose names lie on the server of this number: names are dealt out over the servers.

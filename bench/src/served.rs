@@ -8,9 +8,8 @@
 use crate::names;
 use crate::report::{Row, Target};
 use crate::sides::{self, Buffer, Scratch, Sides, run};
-use crate::stats::Summary;
 use crate::workers::{Op, Pattern, Workers};
-use crate::{data, machine};
+use crate::{data, idle};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -24,8 +23,6 @@ use std::time::Duration;
 
 /// Name of the buffer.
 const NAME: &str = "bench";
-/// How long the idle are watched.
-const IDLE_S: u64 = 10;
 /// CPU seconds that all idle processes together may take in a minute: signs of life alone.
 const IDLE_TARGET_S: f64 = 0.05;
 
@@ -278,22 +275,6 @@ fn open_elsewhere(
 fn idle(served: &Served<'_>, disk: &Scratch, near: &Mount<'_>) -> Result<Row> {
     let far = served.mount(disk.dir("served.far")?, false)?;
     let all = [served.child.id(), near.daemon()?, far.daemon()?];
-    std::thread::sleep(Duration::from_secs(2));
-    let cpu = || all.iter().map(|pid| machine::process_cpu_ns(*pid)).sum::<Result<u64>>();
-    let before = cpu()?;
-    std::thread::sleep(Duration::from_secs(IDLE_S));
-    let seconds = (cpu()? - before) as f64 / 1e9 * 60.0 / IDLE_S as f64;
-    Ok(Row {
-        part: "served",
-        case: "idle server and two mounts, CPU in a minute".into(),
-        target: Some(Target::SecondsAtMost(IDLE_TARGET_S)),
-        value: Summary::of(&[seconds]).context("no samples")?,
-        pairs_run: 1,
-        disturbed: false,
-        raw: None,
-        buffer: None,
-        unit: "s only",
-        cpu: None,
-        note: IDLE_NOTE,
-    })
+    let case = "idle server and two mounts, CPU in a minute";
+    idle::row("served", case, IDLE_TARGET_S, IDLE_NOTE, &all)
 }

@@ -328,18 +328,15 @@ pub fn before_umount(
         }
         _ => {}
     }
-    let status = control.buffer_status()?;
-    if status.cache.is_none() {
+    if args.discard_dirty {
+        // At a server what is dirty stays, whoever unmounts.
+        if control.buffer_status()?.buffer.is_none() {
+            control.cache_tell(CacheRequest::Discard)?;
+        }
         return Ok(control);
     }
-    let served = status.buffer.is_some();
     let mut cached = Cached::Mounted(Box::new(control));
-    match (args.discard_dirty, served) {
-        (true, false) => cached.tell(CacheRequest::Discard)?,
-        // What is dirty stays at the server, whoever unmounts.
-        (true, true) => {}
-        (false, _) => drain_before(&mut cached, mount_point, args)?,
-    }
+    drain_before(&mut cached, mount_point, args)?;
     match cached {
         Cached::Mounted(control) => Ok(*control),
         Cached::Served(..) => Err(ControlError::new("unmount", Some(mount_point), "no mount")),

@@ -7,15 +7,17 @@
 //! the kernel does; a call is made again at another server only if it has no answer. Made by `forebay mount
 //! --buffer` for access `ldbalance`.
 
+mod table;
+
 use super::RemoteFs;
 use super::peer::Target;
 use forebay_proto::api::{CreateArgs, DirEntry, FileSystem, Notify, Opened, StatFs, WriteMode};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, Result};
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use table::{Table, There};
 
 /// How long one server is waited for before the next is asked.
 pub const SERVER_PATIENCE: Duration = Duration::from_secs(3);
@@ -33,84 +35,6 @@ struct Current {
     at: usize,
     /// Counts the servers that were used.
     generation: u64,
-}
-
-/// What a number is at the server of now.
-#[derive(Clone, Copy)]
-struct There {
-    generation: u64,
-    ino: Ino,
-    /// References that the server gave.
-    references: u64,
-    /// Opens that it counts.
-    opens: u64,
-}
-
-struct Known {
-    parent: Ino,
-    name: Vec<u8>,
-    /// Who looked it up last.
-    who: Caller,
-    /// The kernel's.
-    lookups: u64,
-    opens: u64,
-    there: Option<There>,
-}
-
-#[derive(Default)]
-struct Table {
-    known: HashMap<Ino, Known>,
-    /// Of this generation only.
-    by_there: HashMap<Ino, Ino>,
-    generation: u64,
-    given: u64,
-}
-
-impl Table {
-    /// All that was known of another server's numbers is not any more.
-    fn enter(&mut self, generation: u64) {
-        if self.generation < generation {
-            self.generation = generation;
-            self.by_there.clear();
-        }
-    }
-
-    /// A server says that a name leads to its number `ino`, and gives a reference.
-    fn seen(&mut self, generation: u64, parent: Ino, name: &[u8], who: &Caller, ino: Ino) -> Ino {
-        self.enter(generation);
-        let known = self.by_there.get(&ino).copied();
-        let own = known.unwrap_or_else(|| match self.known.get(&ino) {
-            None => ino,
-            // Known from another server: both number it as the PFS does.
-            Some(known)
-                if known.parent == parent
-                    && known.name == name
-                    && known.there.is_none_or(|there| there.generation != generation) =>
-            {
-                ino
-            }
-            Some(_) => {
-                self.given += 1;
-                Ino(OWN_NUMBERS + self.given)
-            }
-        });
-        let known = self.known.entry(own).or_insert_with(|| Known {
-            parent,
-            name: name.to_vec(),
-            who: who.clone(),
-            lookups: 0,
-            opens: 0,
-            there: None,
-        });
-        (known.parent, known.who) = (parent, who.clone());
-        known.name = name.to_vec();
-        match &mut known.there {
-            Some(there) if there.generation == generation => there.references += 1,
-            there => *there = Some(There { generation, ino, references: 1, opens: 0 }),
-        }
-        self.by_there.insert(ino, own);
-        own
-    }
 }
 
 /// See the module.

@@ -12,6 +12,7 @@ mod roundtrip;
 mod several;
 mod several_kill;
 mod snapshot;
+mod sockets;
 mod speed;
 mod striped;
 mod striped_kill;

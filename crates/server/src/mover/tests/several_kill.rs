@@ -3,6 +3,7 @@
 
 use super::dir_tree::DirTree;
 use super::snapshot;
+use super::sockets::{receive, send, socket};
 use super::support::{LIMIT, leftovers, need_root, noise, spec};
 use crate::mover::{Mover, MoverOptions, Servers};
 use crate::peers::Peers;
@@ -10,7 +11,6 @@ use crate::step::kill::KILL_AT;
 use forebay_proto::control::{Direction, PlanState};
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::{Caller, Errno, Result, ShardId};
-use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
@@ -25,23 +25,6 @@ const MINE: &str = "FOREBAY_TEST_SEVERAL_MINE";
 const OUT: &str = "FOREBAY_TEST_SEVERAL_OUT";
 /// Points of one process that are tried; a run passes them again for each exchange.
 const POINTS_MAX: u64 = 40;
-
-fn socket(dir: &Path, server: u16) -> PathBuf {
-    dir.join(format!("sock-{server}"))
-}
-
-fn send(stream: &mut UnixStream, bytes: &[u8]) -> Result<()> {
-    stream.write_all(&(bytes.len() as u32).to_le_bytes())?;
-    Ok(stream.write_all(bytes)?)
-}
-
-fn receive(stream: &mut UnixStream) -> Result<Vec<u8>> {
-    let mut len = [0; 4];
-    stream.read_exact(&mut len)?;
-    let mut bytes = vec![0; u32::from_le_bytes(len) as usize];
-    stream.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
 
 struct Sockets {
     dir: PathBuf,

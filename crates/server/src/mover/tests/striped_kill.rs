@@ -3,6 +3,7 @@
 //! nothing.
 
 use super::over_rig::{SERVERS, Server, answer, begin, make_wide, open_server};
+use super::sockets::{receive, send, socket};
 use super::support::{LIMIT, leftovers, noise, spec};
 use crate::peers::Peers;
 use crate::step::kill::{KILL_AT, KILL_ONLY};
@@ -10,7 +11,6 @@ use forebay_proto::control::{Direction, PlanState};
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::{Caller, Errno, Result, ShardId};
-use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -26,23 +26,6 @@ const WHAT: &str = "FOREBAY_TEST_STRIPED_WHAT";
 const POINTS_MAX: u64 = 24;
 /// Two files: the first is begun by shard 0, the second by shard 1, and each has a part of both.
 const FILES: [&str; 2] = ["a", "b"];
-
-fn socket(dir: &Path, server: u16) -> PathBuf {
-    dir.join(format!("sock-{server}"))
-}
-
-fn send(stream: &mut UnixStream, bytes: &[u8]) -> Result<()> {
-    stream.write_all(&(bytes.len() as u32).to_le_bytes())?;
-    Ok(stream.write_all(bytes)?)
-}
-
-fn receive(stream: &mut UnixStream) -> Result<Vec<u8>> {
-    let mut len = [0; 4];
-    stream.read_exact(&mut len)?;
-    let mut bytes = vec![0; u32::from_le_bytes(len) as usize];
-    stream.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
 
 struct Sockets {
     dir: PathBuf,
