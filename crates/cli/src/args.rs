@@ -149,6 +149,10 @@ pub struct MountArgs {
     /// Threads that read kernel requests; by default one for two processors.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,
+    /// Whether processors that have nothing to do may sleep deeply while requests come fast. Waking
+    /// one takes longer than most requests; keeping them awake takes power. Needs root.
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = CpuSleep::Prevent)]
+    pub cpu_sleep: CpuSleep,
     /// Serve all reads and writes in the daemon, never by passthrough; with --buffer also keep to
     /// the address of --server, where otherwise a mount on the server's own node goes to its Unix
     /// socket.
@@ -176,6 +180,15 @@ pub struct MountArgs {
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// What idle processors may do while requests come fast.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CpuSleep {
+    /// They stay awake, or sleep lightly, until 12 ms after the last burst of requests.
+    Prevent,
+    /// As the system has it.
+    Allow,
 }
 
 /// How a store is asked to hold its capacity.

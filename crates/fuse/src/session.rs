@@ -263,6 +263,7 @@ impl Reader {
                 }
             };
             self.counters.count(request.head.opcode);
+            forebay_awake::request();
             follower.request_of(request.head.pid);
             // A large write of who asks alone: handing it over would only move it to another processor,
             // and where others stand by, one of them reads as soon as it takes long.

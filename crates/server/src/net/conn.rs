@@ -124,6 +124,7 @@ fn servers<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(),
     let (mut body, mut payload, mut room) = (Vec::new(), Vec::new(), Vec::new());
     loop {
         let header = link.receive(&mut body)?;
+        forebay_awake::request();
         header.expect(Kind::Server)?;
         link.payload_vec(&header, &mut payload)?;
         let mut question: Question<'_> = frame::decode_borrowed(&body)?;
@@ -192,6 +193,7 @@ fn calls<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), L
     let mut follower = Follower::new();
     loop {
         let header = link.receive(&mut body)?;
+        forebay_awake::request();
         header.expect(Kind::Call)?;
         link.payload_vec(&header, &mut payload)?;
         let request: Request<'_> = frame::decode_borrowed(&body)?;
