@@ -359,6 +359,12 @@ impl Served {
         self.state.mounts.lock().unwrap()[at].pid = None;
     }
 
+    /// Waits until mount `at`, which was told to end, has ended.
+    pub fn mount_ended(&self, at: usize) {
+        wait_for_death(self.mount_pid(at));
+        self.state.mounts.lock().unwrap()[at].pid = None;
+    }
+
     /// Stops mount `at` (SIGSTOP), or lets it go on (SIGCONT).
     pub fn signal_mount(&self, at: usize, signal: i32) {
         // SAFETY: plain numbers: our own daemon.
@@ -489,9 +495,13 @@ fn inside(name: &str) -> Command {
 fn kill(pid: i32) {
     // SAFETY: plain numbers: our own daemon.
     unsafe { libc::kill(pid, libc::SIGKILL) };
+    wait_for_death(pid);
+}
+
+fn wait_for_death(pid: i32) {
     let start = Instant::now();
     while alive(pid) {
-        assert!(start.elapsed() < DEATH_LIMIT, "{pid} does not die of SIGKILL");
+        assert!(start.elapsed() < DEATH_LIMIT, "{pid} does not end");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -6,7 +6,9 @@
 use forebay_tests::procs::Child;
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
+use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const NEW_FILE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
@@ -19,9 +21,10 @@ const SLACK: Duration = Duration::from_secs(5);
 const LEASE: Duration = Duration::from_secs(12);
 /// A call that needs nothing of the server that hangs.
 const AT_ONCE: Duration = Duration::from_secs(2);
-/// How soon a mount is off: first it has its servers make durable what they have, and waits for that
-/// as for any sync (`SYNC_LIMIT_LEAST`).
-const OFF_SYNCED: Duration = Duration::from_secs(15);
+/// How soon a mount is off that needs nothing of the server any more.
+const OFF: Duration = Duration::from_secs(6);
+/// The same by force, whatever it waits for.
+const OFF_BY_FORCE: Duration = Duration::from_secs(2);
 
 fn within<T>(limit: Duration, what: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
@@ -177,13 +180,25 @@ fn a_mount_comes_off_while_a_server_hangs() {
             let _ = sys::mkdir(served.path(1, format!("{}/d", dirs[which])), 0o755);
         });
         std::thread::sleep(Duration::from_millis(300));
-        within(OFF_SYNCED, "forebay umount", || served.umount(0, &[]).unwrap());
-        within(OFF_SYNCED, "forebay umount --force with a call that waits", || {
+        within(OFF, "forebay umount", || served.umount(0, &[]).unwrap());
+        within(OFF_BY_FORCE, "forebay umount --force with a call that waits", || {
             served.umount(1, &["--force"]).unwrap();
         });
         waiting.wait(SLACK).unwrap();
         served.signal_server(server[which], libc::SIGCONT);
         (0..2).for_each(|at| served.mount_again(at));
+        // Idle, as long as nothing tells that the server hangs, and when the mount knows it.
+        for silent in [Duration::ZERO, PATIENCE + Duration::from_secs(2)] {
+            served.signal_server(server[which], libc::SIGSTOP);
+            std::thread::sleep(silent);
+            for at in 0..2 {
+                within(OFF_BY_FORCE, "forebay umount --force", || {
+                    served.umount(at, &["--force"]).unwrap();
+                });
+            }
+            served.signal_server(server[which], libc::SIGCONT);
+            (0..2).for_each(|at| served.mount_again(at));
+        }
         // It could not hear of their end: what those mounts held there ends with their leases.
         within(LEASE + SLACK, "a change of what lost mounts held", || {
             (0..2).for_each(|at| {
@@ -194,6 +209,39 @@ fn a_mount_comes_off_while_a_server_hangs() {
         });
         (0..2).for_each(|at| works(&Held::open(&served, at, &dirs[which]), at, 1));
     }
+}
+
+/// The kernel reads ahead for nobody, and an unmount has to wait for those pages.
+#[test]
+fn a_plain_unmount_says_what_it_waits_for_and_can_be_left() {
+    let Hung { served, dirs, server } = hung(PATIENCE_S);
+    let big = served.path(1, format!("{}/big", dirs[1]));
+    std::fs::write(sys::path(&big), vec![7; 8 << 20]).unwrap();
+    served.umount(1, &[]).unwrap();
+    served.mount_again(1);
+    let fd = sys::open(&big, libc::O_RDONLY, 0).unwrap();
+    assert_eq!(sys::pread(&fd, 0, 1), Ok(vec![7]));
+    served.signal_server(server[1], libc::SIGSTOP);
+    // SAFETY: an open descriptor and plain numbers.
+    let asked =
+        unsafe { libc::posix_fadvise(fd.as_raw_fd(), 4 << 20, 1 << 20, libc::POSIX_FADV_WILLNEED) };
+    assert_eq!(asked, 0);
+    drop(fd);
+    let mut unmount = served.forebay(&["umount"]);
+    unmount.arg(served.root(1)).stderr(Stdio::piped());
+    let mut unmount = unmount.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(unmount.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let address = served.tcp_at(server[1]);
+    assert!(line.contains("waiting for") && line.contains(&address), "{line:?}");
+    // SAFETY: plain numbers: our own child, which nobody has waited for.
+    unsafe { libc::kill(unmount.id() as i32, libc::SIGINT) };
+    within(AT_ONCE, "Ctrl-C", || assert!(!unmount.wait().unwrap().success()));
+    served.signal_server(server[1], libc::SIGCONT);
+    within(OFF, "the end of the mount that was left to itself", || served.mount_ended(1));
+    served.mount_again(1);
+    assert_eq!(std::fs::read(sys::path(&big)).unwrap().len(), 8 << 20);
+    served.umount(1, &[]).unwrap();
 }
 
 #[test]

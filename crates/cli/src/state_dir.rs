@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 /// The record in it.
 const RECORD_NAME: &str = "mount.json";
+/// The same while it is written.
+const NEW_RECORD_NAME: &str = "mount.json.new";
 /// The log in it.
 const LOG_NAME: &str = "forebay.log";
 
@@ -32,6 +34,8 @@ pub struct MountRecord {
 #[derive(Clone, Debug)]
 pub struct StateDir {
     dir: PathBuf,
+    /// Device and number of the record that this mount wrote.
+    record_id: (u64, u64),
 }
 
 fn base() -> PathBuf {
@@ -60,7 +64,7 @@ pub fn record(dir: &Path) -> Option<MountRecord> {
 pub fn remove(dir: &Path) -> Result<(), ControlError> {
     let failed =
         |error: std::io::Error| ControlError::io("remove the mount's directory", Some(dir), &error);
-    for name in [RECORD_NAME, SOCKET_NAME, LOG_NAME] {
+    for name in [RECORD_NAME, NEW_RECORD_NAME, SOCKET_NAME, LOG_NAME] {
         match fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => (),
@@ -99,13 +103,26 @@ impl StateDir {
         let text = serde_json::to_vec(record)
             .map_err(|error| ControlError::new(what, Some(&dir), &error.to_string()))?;
         let path = dir.join(RECORD_NAME);
-        if let Err(error) = fs::write(&path, text) {
-            return failed(&path, error);
-        }
+        // A file of its own: by it a mount that comes to its end late knows what is not its own any more.
+        let written = fs::write(dir.join(NEW_RECORD_NAME), text)
+            .and_then(|()| fs::rename(dir.join(NEW_RECORD_NAME), &path))
+            .and_then(|()| record_id(&dir));
+        let record_id = match written {
+            Ok(id) => id,
+            Err(error) => return failed(&path, error),
+        };
         if let Err(error) = fs::set_permissions(&dir, fs::Permissions::from_mode(mode)) {
             return failed(&dir, error);
         }
-        Ok(StateDir { dir })
+        Ok(StateDir { dir, record_id })
+    }
+
+    /// The mount has ended: removes it, unless another mount on the same point has taken it over.
+    pub fn remove(&self) -> Result<(), ControlError> {
+        match record_id(&self.dir) {
+            Ok(id) if id == self.record_id => remove(&self.dir),
+            _ => Ok(()),
+        }
     }
 
     /// Where.
@@ -117,6 +134,11 @@ impl StateDir {
     pub fn log_path(&self) -> PathBuf {
         self.dir.join(LOG_NAME)
     }
+}
+
+/// Which file the record is.
+fn record_id(dir: &Path) -> std::io::Result<(u64, u64)> {
+    fs::symlink_metadata(dir.join(RECORD_NAME)).map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// In a place where others may write, the name could have been taken by somebody else.
@@ -137,4 +159,31 @@ fn must_be_own(dir: &Path) -> Result<(), ControlError> {
 /// Bytes of a path, for records.
 pub fn bytes_of(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A mount point that no other test has.
+    fn make(point: &Path) -> StateDir {
+        let record = MountRecord {
+            mount_point: bytes_of(point),
+            buffer: "b".into(),
+            server: "node:1".into(),
+        };
+        StateDir::make(&record, point, false).unwrap()
+    }
+
+    #[test]
+    fn a_mount_that_ends_late_leaves_the_next_ones_directory_alone() {
+        let point = tempfile::tempdir().unwrap();
+        let late = make(point.path());
+        let next = make(point.path());
+        late.remove().unwrap();
+        assert!(record(next.path()).is_some(), "the directory of the next mount is there");
+        next.remove().unwrap();
+        assert!(!next.path().exists());
+        next.remove().unwrap();
+    }
 }

@@ -211,11 +211,18 @@ impl Control {
         }
     }
 
-    /// Unmounts; returns when the mount is gone and the buffer destroyed (or kept).
-    pub fn umount(&mut self, keep: bool, force: bool) -> Result<()> {
-        match self.request(&Request::Umount { keep, force }, UMOUNT_TIMEOUT)? {
-            Reply::Ok => self.wait_for_end(),
-            _ => Err(self.unexpected()),
+    /// Unmounts; returns when the mount is gone and the buffer destroyed (or kept). What it waits for
+    /// meanwhile is told to `waiting`.
+    pub fn umount(&mut self, keep: bool, force: bool, mut waiting: impl FnMut(&str)) -> Result<()> {
+        let mut reply = self.request(&Request::Umount { keep, force }, UMOUNT_TIMEOUT)?;
+        loop {
+            match reply {
+                Reply::Ok => return self.wait_for_end(),
+                Reply::Error(error) => return Err(error),
+                Reply::Waiting { what } => waiting(&what),
+                _ => return Err(self.unexpected()),
+            }
+            reply = self.receive()?;
         }
     }
 

@@ -150,6 +150,11 @@ pub enum Request {
 pub enum Reply {
     /// Done.
     Ok,
+    /// To `Umount`, any number of times before the answer: what it waits for now.
+    Waiting {
+        /// In words.
+        what: String,
+    },
     /// To `BufferStatus`.
     Buffer(BufferStatus),
     /// To `FileStatus`.

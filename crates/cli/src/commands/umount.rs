@@ -3,7 +3,7 @@
 
 use super::cache;
 use crate::args::UmountArgs;
-use crate::failure::{EXIT_OK, Outcome, print_json};
+use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::state_dir;
 use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts};
 use forebay_proto::control::ControlError;
@@ -44,7 +44,11 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
     match Control::connect_store_within(&mount.store_dir, wait) {
         Ok(control) => {
             let mut control = cache::before_umount(control, &mount.mount_point, args)?;
-            return control.umount(args.keep, args.force);
+            let waiting = |what: &str| {
+                let text = format!("{}: waiting for {what}", mount.mount_point.display());
+                eprintln!("forebay: {}", visible(&text));
+            };
+            return control.umount(args.keep, args.force, waiting);
         }
         Err(error) if error.errno == Some(libc::ENOTCONN) => (),
         // A server that does not answer any more can be left behind, its buffer kept; those who

@@ -28,6 +28,9 @@ use std::time::Duration;
 /// How long the end of a mount waits for a drain that may hang in a call on the PFS.
 const DRAIN_WAIT: Duration = Duration::from_secs(3);
 
+/// How long an end by force waits for servers to hear of it.
+const FORCE_CLOSE_WAIT: Duration = Duration::from_millis(700);
+
 /// What is asked for.
 #[derive(Debug, Clone)]
 pub enum BackingPlan {
@@ -89,7 +92,7 @@ impl Place {
         match self {
             Place::Own(store, _) if store.created() => store.destroy(),
             Place::Own(store, _) => store.release(),
-            Place::Served(dir, _) => state_dir::remove(dir.path()),
+            Place::Served(dir, _) => dir.remove(),
         }
     }
 
@@ -117,7 +120,7 @@ impl Place {
                     Balanced::new(Arc::clone(&fs), 0, all, patience)
                 });
                 let dir = dir.clone();
-                Ok(Backing::Served(Served { fs, balanced, dir, target, others }))
+                Ok(Backing::Served(Box::new(Served { fs, balanced, dir, target, others })))
             }
         }
     }
@@ -263,12 +266,26 @@ impl Served {
         Err(failed)
     }
 
-    /// Ends the session.
-    pub fn close(&self) {
-        match &self.balanced {
-            Some(balanced) => balanced.remote().close(),
-            None => self.fs.close(),
-        }
+    /// What is used now.
+    fn remote(&self) -> Arc<RemoteFs> {
+        self.balanced.as_ref().map_or_else(|| Arc::clone(&self.fs), |balanced| balanced.remote())
+    }
+
+    /// What programs, or the end of the mount, wait for, in words; `None` if for nothing.
+    fn waits_for(&self) -> Option<String> {
+        let servers = self.remote().waited_for();
+        let one = |(address, is_away): &(ServerAddress, bool)| match is_away {
+            true => format!("{address}, which does not answer"),
+            false => address.to_string(),
+        };
+        let list = servers.iter().map(one).collect::<Vec<_>>().join(" and ");
+        let patience_s = self.target.patience.as_secs();
+        (!servers.is_empty()).then(|| {
+            format!(
+                "an answer of {list}; a server that does not answer is given up after {patience_s} s. \
+                 Ctrl-C leaves the mount to end by itself, --force does not wait"
+            )
+        })
     }
 
     /// The buffer's name.
@@ -298,7 +315,7 @@ pub enum Backing {
     /// A server in this process.
     Own { server: Arc<Server>, store: Store },
     /// Servers elsewhere.
-    Served(Served),
+    Served(Box<Served>),
 }
 
 impl Backing {
@@ -388,14 +405,26 @@ impl Backing {
         matches!(self, Backing::Own { server, .. } if server.cache().is_some_and(|c| c.hangs()))
     }
 
-    /// The mount is over and its session has ended (or `session_over` is false).
-    pub fn finish(&self, keep: bool, session_over: bool) -> Result<(), ControlError> {
+    /// What an unmount waits for, in words; `None` if for nothing that takes long.
+    pub fn waits_for(&self) -> Option<String> {
+        match self {
+            Backing::Own { .. } => None,
+            Backing::Served(served) => served.waits_for(),
+        }
+    }
+
+    /// The mount is over and its session has ended (or `session_over` is false). With `force` servers
+    /// that do not answer are not waited for.
+    pub fn finish(&self, keep: bool, session_over: bool, force: bool) -> Result<(), ControlError> {
         match self {
             Backing::Own { server, store } => finish_own(server, store, keep, session_over),
             Backing::Served(served) => {
-                served.close();
+                match force {
+                    true => served.remote().close_within(FORCE_CLOSE_WAIT),
+                    false => served.remote().close(),
+                }
                 tracing::info!("unmounted");
-                state_dir::remove(served.dir.path())
+                served.dir.remove()
             }
         }
     }

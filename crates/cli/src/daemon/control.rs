@@ -18,7 +18,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 /// Most connections of all other users together.
@@ -29,6 +29,9 @@ const MAX_PER_USER: usize = 32;
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest that a client may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// When an unmount begins to say what it waits for, and how often it looks whether that is another thing.
+const WAITING_AFTER: Duration = Duration::from_secs(2);
+const WAITING_LOOK: Duration = Duration::from_secs(1);
 /// Pause after an error of accept (such as too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest path in a Unix socket's address, without the final NUL.
@@ -161,7 +164,8 @@ fn converse(mount: &Arc<Mount>, stream: &UnixStream, caller: &Caller) -> io::Res
     loop {
         match read_message::<Request>(stream) {
             Ok(Some(Request::Umount { keep, force })) => {
-                let reply = requests::umount(mount, caller, keep, force);
+                let reply =
+                    tell_waiting(mount, stream, || requests::umount(mount, caller, keep, force));
                 let sent = write_message(stream, &reply.reply);
                 if reply.counted {
                     mount.answered();
@@ -173,6 +177,32 @@ fn converse(mount: &Arc<Mount>, stream: &UnixStream, caller: &Caller) -> io::Res
             Err(error) => return refuse(stream, error),
         }
     }
+}
+
+/// Does it, and tells the other end what it waits for, if that takes long. One that does not hear it
+/// any more does not stop what it began.
+fn tell_waiting<T>(mount: &Mount, stream: &UnixStream, work: impl FnOnce() -> T) -> T {
+    let (ended, end) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut told, mut pause) = (None, WAITING_AFTER);
+            while let Err(mpsc::RecvTimeoutError::Timeout) = end.recv_timeout(pause) {
+                pause = WAITING_LOOK;
+                let what = mount.backing.waits_for();
+                if what.is_none() || what == told {
+                    continue;
+                }
+                told.clone_from(&what);
+                let what = what.unwrap_or_default();
+                if let Err(error) = write_message(stream, &Reply::Waiting { what }) {
+                    return tracing::debug!(%error, "who asked to unmount does not listen any more");
+                }
+            }
+        });
+        let result = work();
+        drop(ended);
+        result
+    })
 }
 
 /// A message that makes no sense: says so and ends the connection.

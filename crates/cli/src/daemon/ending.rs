@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// How long a forced end waits for the kernel to let go before the process ends without it.
 const FORCE_WAIT: Duration = Duration::from_secs(3);
+/// The same for a served buffer, of which nothing is lost with the process.
+const FORCE_WAIT_SERVED: Duration = Duration::from_millis(300);
 /// How long the end of a cache waits for requests that were not answered yet.
 const SESSION_WAIT: Duration = Duration::from_secs(10);
 /// How long a forced end waits for staging plans to stop.
@@ -78,10 +80,15 @@ impl Mount {
         self.ending.change(|state| state.waiting += 1);
         self.unmount_once(keep, force)?;
         if force || self.backing.is_cache() {
-            // Nobody uses the mount any more, but a request of a cache may hang in a call on its PFS.
-            let wait = if force { FORCE_WAIT } else { SESSION_WAIT };
+            // Nobody uses the mount any more, but a request of a cache may hang in a call on its PFS, and
+            // one of a served buffer waits for its server.
+            let wait = match (force, &self.backing) {
+                (true, Backing::Served(_)) => FORCE_WAIT_SERVED,
+                (true, Backing::Own { .. }) => FORCE_WAIT,
+                (false, _) => SESSION_WAIT,
+            };
             self.ending.change(|state| {
-                state.force = force;
+                state.force |= force;
                 state.deadline = Some(Instant::now() + wait);
             });
         }
@@ -104,7 +111,8 @@ impl Mount {
         if !keep {
             self.backing.end_commits(force)?;
         }
-        self.ending.change(|state| state.keep = Some(keep));
+        // Before it: the session may end at once.
+        self.ending.change(|state| (state.keep, state.force) = (Some(keep), force));
         let done = match force {
             // Staging stops while the session ends.
             true => {
@@ -114,7 +122,7 @@ impl Mount {
             false => self.unmount_in_peace(),
         };
         if done.is_err() {
-            self.ending.change(|state| state.keep = None);
+            self.ending.change(|state| (state.keep, state.force) = (None, false));
             self.backing.go_on_staging();
         }
         done
@@ -317,7 +325,7 @@ fn finish(mount: &Mount, session_over: bool) -> (Result<(), ControlError>, bool)
     for plan in &stuck {
         tracing::warn!("{plan}; it is left behind, with temporary files .forebay-{}.*", plan.plan);
     }
-    let result = mount.backing.finish(keep, session_over && stuck.is_empty());
+    let result = mount.backing.finish(keep, session_over && stuck.is_empty(), force);
     (result, !stuck.is_empty() || mount.backing.hangs())
 }
 

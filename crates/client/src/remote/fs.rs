@@ -524,12 +524,20 @@ impl FileSystem for RemoteFs {
     }
 
     fn sync_all(&self) -> Result<()> {
-        let mut result = Ok(());
-        for peer in self.servers.all() {
-            let synced = peer.call(&Caller::root(), Call::SyncAll, &[], Room::None);
-            result = result.and(synced.and_then(is_done));
-        }
-        result
+        let sync = |peer: &Peer| {
+            peer.call(&Caller::root(), Call::SyncAll, &[], Room::None).and_then(is_done)
+        };
+        let (first, others) = self.servers.all().split_first().ok_or(STRANGE)?;
+        // At once: one that does not answer is waited for, and so only once.
+        std::thread::scope(|scope| {
+            let started: Vec<_> =
+                others.iter().map(|peer| scope.spawn(move || sync(peer))).collect();
+            let result = sync(first);
+            let join = |at: std::thread::ScopedJoinHandle<'_, Result<()>>| {
+                at.join().unwrap_or(Err(Errno::EIO))
+            };
+            started.into_iter().map(join).fold(result, Result::and)
+        })
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {

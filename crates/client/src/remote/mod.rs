@@ -38,7 +38,7 @@ pub use peer::{PATIENCE, Target};
 
 use crate::Result;
 use crate::ledger::describe;
-use forebay_net::LinkError;
+use forebay_net::{LinkError, ServerAddress};
 use forebay_proto::api::FileSystem;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::Call;
@@ -56,6 +56,8 @@ use striped::StripedFiles;
 /// First and longest pause before recalls are heard on a new connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 const RECONNECT_PAUSE_LONGEST: Duration = Duration::from_secs(2);
+/// Longest wait for the servers to hear that the mount ends.
+const CLOSE_LIMIT: Duration = Duration::from_secs(3);
 /// How often it is looked whether the session needs a sign of life.
 const ALIVE_LOOK: Duration = Duration::from_secs(1);
 
@@ -159,15 +161,25 @@ impl RemoteFs {
         done.file.ok_or(Errno::EOPNOTSUPP)
     }
 
-    /// Tells the server that this mount is over; calls fail from now on.
+    /// Tells the servers that this mount is over; calls fail from now on.
     pub fn close(&self) {
-        self.servers.close();
+        self.servers.close(CLOSE_LIMIT);
+    }
+
+    /// The same for who is in a hurry: a server that does not answer within `limit` is not told.
+    pub fn close_within(&self, limit: Duration) {
+        self.servers.close(limit);
+    }
+
+    /// The servers whose answers programs wait for now, and whether they are known to be away.
+    pub fn waited_for(&self) -> Vec<(ServerAddress, bool)> {
+        self.servers.waited_for()
     }
 }
 
 impl Drop for RemoteFs {
     fn drop(&mut self) {
-        self.servers.close();
+        self.close();
     }
 }
 

@@ -32,7 +32,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use patience::{ANSWER_LIMIT, RETRY_FIRST};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a server that does not answer is waited for, unless a mount is told otherwise.
@@ -110,6 +110,8 @@ pub(super) struct Peer {
     /// it does not come between two calls of a program: their thread at the server would then change.
     slots: Mutex<VecDeque<Slot>>,
     slot_free: Condvar,
+    /// Calls under way for which a program waits.
+    programs_wait: AtomicUsize,
     /// The connections of the slots, to end calls that wait when the mount ends.
     streams: Mutex<BTreeMap<SlotId, Stream>>,
     /// Since when it cannot be reached.
@@ -143,6 +145,22 @@ impl Drop for InUse<'_> {
             drop(slots);
             self.peer.slot_free.notify_one();
         }
+    }
+}
+
+/// A program waits for an answer.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl<'a> Waits<'a> {
+    fn new(count: &'a AtomicUsize) -> Waits<'a> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Waits(count)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -189,6 +207,7 @@ impl Peer {
             renewal: Mutex::new(()),
             slots: Mutex::new(slots),
             slot_free: Condvar::new(),
+            programs_wait: AtomicUsize::new(0),
             streams: Mutex::default(),
             lost_since: Mutex::new(None),
             silent: AtomicBool::new(false),
@@ -261,7 +280,9 @@ impl Peer {
         payload: &[u8],
         mut room: Room<'_>,
     ) -> Result<Done> {
-        let mut in_use = self.take_slot(is_by_itself(&call));
+        let by_itself = is_by_itself(&call);
+        let _waits = (!by_itself).then(|| Waits::new(&self.programs_wait));
+        let mut in_use = self.take_slot(by_itself);
         let Some(slot) = in_use.slot.as_mut() else { return Err(Errno::EIO) };
         if call.is_once_only() {
             slot.seq = slot.seq.wrapping_add(1);

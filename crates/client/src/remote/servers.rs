@@ -8,13 +8,13 @@
 
 use super::peer::{Peer, Room, Target};
 use super::place::Expected;
-use forebay_net::{LinkError, random};
+use forebay_net::{LinkError, ServerAddress, random};
 use forebay_proto::net::servers::ShardPlace;
 use forebay_proto::net::session::{Attached, ClientId};
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 /// How often it is looked whether a server is away.
 const PLACES_LOOK: Duration = Duration::from_secs(1);
@@ -94,13 +94,30 @@ impl Servers {
         (0..self.peers.len() as u16).find(|shard| near(*shard)).map(ShardId)
     }
 
-    /// Ends all sessions.
-    pub(super) fn close(&self) {
-        std::thread::scope(|scope| {
-            for peer in self.peers.iter().filter(|peer| !peer.is_closing()) {
-                scope.spawn(|| peer.close());
+    /// Ends all sessions. A server that has not heard of it within `limit` learns it by the end of the
+    /// session's lease: somebody who waits for it meanwhile (a greeting, a new session) is not waited for.
+    pub(super) fn close(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let (all_told, told) = mpsc::channel::<()>();
+        for peer in self.peers.iter().filter(|peer| !peer.is_closing()) {
+            let (tells, told) = (Arc::clone(peer), all_told.clone());
+            let tell = move || {
+                tells.close();
+                drop(told);
+            };
+            if std::thread::Builder::new().name("close".into()).spawn(tell).is_err() {
+                peer.close();
             }
-        });
+        }
+        drop(all_told);
+        // Nothing is sent: it ends when the last of them has, or with the limit.
+        let _ended = told.recv_timeout(until.saturating_duration_since(Instant::now()));
+    }
+
+    /// The servers whose answers programs wait for, and whether they are known to be away.
+    pub(super) fn waited_for(&self) -> Vec<(ServerAddress, bool)> {
+        let waited_for = self.peers.iter().filter(|peer| peer.is_waited_for());
+        waited_for.map(|peer| (peer.address(), peer.is_away())).collect()
     }
 
     /// Until the mount ends: asks, while a server is away, the others where it is now and whether it

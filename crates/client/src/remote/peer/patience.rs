@@ -71,6 +71,11 @@ impl Peer {
         }
     }
 
+    /// True while a program waits for an answer of this server.
+    pub(in crate::remote) fn is_waited_for(&self) -> bool {
+        self.programs_wait.load(Ordering::Relaxed) > 0
+    }
+
     /// It has not answered for as long as this mount is patient.
     pub(super) fn is_given_up(&self) -> bool {
         let lost = *self.lost_since.lock();
