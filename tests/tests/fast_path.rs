@@ -2,10 +2,14 @@
 //! and a plain user gets served I/O.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::buffer::{Buffer, Kind, binary, is_raw};
+use forebay_tests::buffer::{Buffer, Kind, Options, binary, is_raw};
 use forebay_tests::procs::{self, Cred, as_user};
 use forebay_tests::sys;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn fast(kind: Kind, test: fn(&Buffer)) {
     if !is_raw() {
@@ -59,6 +63,47 @@ fn status_says_why_not() {
         assert_eq!(all["volatile"], fast, "a tmpfs is volatile, a disk is not: {all}");
         assert_eq!(all["capacity_bytes"], 64 << 20);
         assert_eq!(file["size_bytes"], 1);
+    }
+}
+
+/// True if a process has the kernel's latency limit open.
+fn may_keep_processors_awake(pid: i32) -> bool {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let mut links = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    links.any(|link| link == Path::new("/dev/cpu_dma_latency"))
+}
+
+/// The limit in force on this node, in us.
+fn latency_limit_us() -> i32 {
+    let mut bytes = [0; 4];
+    File::open("/dev/cpu_dma_latency").unwrap().read_exact(&mut bytes).unwrap();
+    i32::from_ne_bytes(bytes)
+}
+
+#[test]
+fn processors_stay_awake_during_a_burst_unless_they_may_sleep() {
+    if is_raw() {
+        return;
+    }
+    for (how, awake) in [("prevent", true), ("allow", false)] {
+        let extra = vec!["--cpu-sleep".into(), how.into()];
+        let buffer = Buffer::mount_with(Options { kind: Kind::Tmpfs, capacity: 64 << 20, extra });
+        let pid = buffer.pid();
+        assert!(!may_keep_processors_awake(pid), "nothing was asked of it yet");
+        let end = Instant::now() + Duration::from_secs(2);
+        let (mut number, mut limit_us) = (0u32, i32::MAX);
+        while Instant::now() < end && (awake || number < 4000) {
+            std::fs::write(buffer.root().join(number.to_string()), b"").unwrap();
+            number += 1;
+            if awake && number % 100 == 0 && may_keep_processors_awake(pid) {
+                limit_us = limit_us.min(latency_limit_us());
+                if limit_us <= 2 {
+                    break;
+                }
+            }
+        }
+        assert_eq!(may_keep_processors_awake(pid), awake, "--cpu-sleep {how}");
+        assert!(!awake || limit_us <= 2, "{number} files, and the limit is {limit_us} us");
     }
 }
 
