@@ -21,11 +21,14 @@ FUZZ_SECONDS ?= 60
 # System tests mount, kill and fill things: more at once than this only makes them wait for each other.
 TEST_THREADS ?= 2
 TEST_ARGS ?=
+# How long the random test of the cache runs in `make test`, and in `make model`.
+TEST_MODEL_SECONDS := 60
+MODEL_SECONDS ?= 3600
 BENCH_ARGS ?=
 
 INSTALL_PACKAGES := scripts/install-packages
 
-.PHONY: help build test torch demo bench install uninstall lint fmt clippy deny fuzz clean \
+.PHONY: help build test torch model demo bench install uninstall lint fmt clippy deny fuzz clean \
 	packages-build packages-test packages-demo packages-bench
 
 help: ## List the targets
@@ -53,6 +56,7 @@ test: packages-test build torch ## Install what the tests need, check format and
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	scripts/check-semantics
 	scripts/deny --if-installed "$(TOOLS)"
+	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) \
 	FOREBAY_BIN="$(FOREBAY)" FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" $(CARGO) test --workspace --locked --no-fail-fast $(TEST_ARGS) \
 		-- --test-threads=$(TEST_THREADS)
 	# The lease code under random schedules of all its steps: some seconds, the same number each time.
@@ -61,6 +65,10 @@ test: packages-test build torch ## Install what the tests need, check format and
 # Real torch for the checkpoint writer's tests: 540 MB once, kept below target/.
 torch: packages-test
 	scripts/torch-venv "$(TORCH_VENV)"
+
+model: packages-build ## Run the random test of the cache for MODEL_SECONDS (FOREBAY_SEED replays a run)
+	FOREBAY_CACHE_MODEL_S=$(MODEL_SECONDS) $(CARGO) test -p forebay-server --lib --locked \
+		-- --exact cache::tests::model::cache_is_what_the_model_says --nocapture
 
 demo: packages-demo build ## The main job: LAMMPS, killed and restarted, with and without a buffer
 	FOREBAY_BIN="$(FOREBAY)" demo/run

@@ -21,6 +21,9 @@ pub(crate) mod kill {
     pub const KILL_AT: &str = "FOREBAY_TEST_KILL_AT";
     /// Only points whose names begin so are counted.
     pub const KILL_ONLY: &str = "FOREBAY_TEST_KILL_ONLY";
+    /// The variable says to which file each point is written as it is passed, for who looks for a fault.
+    const TRACE: &str = "FOREBAY_TEST_STEPS_TO";
+    static TRACED: OnceLock<Option<std::fs::File>> = OnceLock::new();
     static ONLY: OnceLock<String> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
     static AT: OnceLock<Option<u64>> = OnceLock::new();
@@ -34,7 +37,20 @@ pub(crate) mod kill {
         pub static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
+    /// Writes a line to the trace, if there is one.
+    pub fn trace(line: &str) {
+        let open = |path| std::fs::File::options().append(true).create(true).open(path).ok();
+        let file = TRACED.get_or_init(|| std::env::var_os(TRACE).and_then(open));
+        if let Some(mut file) = file.as_ref() {
+            use std::io::Write;
+            let thread = std::thread::current();
+            let line = format!("{} {:?} {line}\n", thread.name().unwrap_or("?"), thread.id());
+            let _ = file.write_all(line.as_bytes());
+        }
+    }
+
     pub fn passed(what: &str) {
+        trace(what);
         HOOK.with_borrow_mut(|hook| {
             if let Some(hook) = hook {
                 hook(what);

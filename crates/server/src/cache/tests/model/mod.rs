@@ -93,6 +93,7 @@ fn child_model() {
     let world = World { rig: &rig, cache: &cache };
     let show = std::env::var_os("FOREBAY_SHOW_STEPS").is_some();
     for op in steps(seed, !killed) {
+        crate::step::kill::trace(&format!("{op:?}"));
         if show {
             eprintln!("{op:?}");
         }
@@ -214,12 +215,33 @@ fn cache_is_what_the_model_says() {
             judge(&rig, &mut model, pending.as_ref(), rng.random_bool(0.3));
         }));
         if let Err(why) = judged {
-            eprintln!("{when}, in {pending:?}");
+            eprintln!("{when}, in {pending:?}; its steps:");
+            for op in steps(round_seed, at == 0).take(done + 1) {
+                eprintln!("  {op:?}");
+            }
             std::panic::resume_unwind(why);
         }
     }
     judge(&rig, &mut model, None, true);
     eprintln!("{count} steps in {rounds} rounds, {kills} kills, seed {seed}");
+}
+
+/// Shows what is on record when a check fails.
+struct ToldOnPanic<'a>(&'a Running);
+
+impl Drop for ToldOnPanic<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for (ino, record) in self.0.fs.flash.all().unwrap_or_default() {
+            let size = self.0.fs.flash.stat(ino).map(|object| object.size_bytes);
+            eprintln!("on record: inode {ino}, {size:?} bytes, {record:?}");
+        }
+        for name in NAMES {
+            eprintln!("on the PFS: {name}: {:?}", self.0.fs.pfs.stat(name.as_bytes()));
+        }
+    }
 }
 
 /// What the last round left is what the model says; with `drain` the PFS has it then.
@@ -229,6 +251,7 @@ fn judge(rig: &Rig, model: &mut Model, pending: Option<&Op>, drain: bool) {
     }
     let cache = rig.open();
     let world = World { rig, cache: &cache };
+    let told = ToldOnPanic(&cache);
     if let Some(op) = pending {
         settle_content(&world, model, op);
     }
@@ -243,5 +266,6 @@ fn judge(rig: &Rig, model: &mut Model, pending: Option<&Op>, drain: bool) {
     }
     let (used, capacity) = cache.names.space().unwrap();
     assert!(used <= capacity, "{used} of {capacity} used");
+    drop(told);
     cache.crash();
 }
