@@ -66,6 +66,10 @@ impl CacheFs {
     ) -> Result<Attr> {
         let mut attr = stat.attr(ino);
         let Some(file) = file else { return Ok(attr) };
+        if file.state.lock().record.kept_as.is_some() {
+            // A name of ours is nobody's.
+            attr.nlink = attr.nlink.saturating_sub(1).max(1);
+        }
         if file.is_dirty() {
             let object = self.flash.stat(file.ino)?;
             attr.size_bytes = object.size_bytes;

@@ -58,6 +58,8 @@ pub(crate) struct FileState {
     pub locals: u64,
     /// It has lost its last name: nothing of it will be drained.
     pub gone: bool,
+    /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
+    pub forgotten: bool,
     /// The object when it was given to a kernel for writing.
     pub at_open: Option<(u64, forebay_proto::Timestamp, forebay_proto::Timestamp)>,
     /// Who opened it for writing last.
@@ -111,6 +113,7 @@ impl CacheFile {
             opens: 0,
             locals: 0,
             gone: false,
+            forgotten: false,
             at_open: None,
             last_write: Instant::now(),
             ahead: Ahead::default(),
@@ -152,6 +155,11 @@ impl CacheFile {
     /// Keeps the PFS file open for fills, or lets go of it.
     pub fn set_source(&self, file: Option<Arc<File>>) {
         *self.source.lock() = file;
+    }
+
+    /// True if nothing of it is on flash any more, and nobody has it open.
+    pub fn is_forgotten(&self) -> bool {
+        self.state.lock().forgotten
     }
 
     /// True if the object shows size and times of the file, not the PFS.

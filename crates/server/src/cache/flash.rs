@@ -5,6 +5,7 @@
 //! returns and a power cut after [`Flash::sync`]; capacity is held; objects without a record go at
 //! the next start. Invariant: an inode handed out is referenced once; [`Flash::release`] ends it.
 
+use super::beside::Litter;
 use super::intents::Intent;
 use super::map::ENTRY_BYTES;
 use super::pfs::Key;
@@ -354,7 +355,28 @@ const POLICIES: &[u8] = b"trusted.forebay.policies";
 /// The xattr of the namespace's root that holds what is about to be done to names.
 const INTENTS: &[u8] = b"trusted.forebay.intents";
 
+/// The xattr of the namespace's root that holds what could not be removed from the PFS.
+const LITTER: &[u8] = b"trusted.forebay.litter";
+
 impl Flash {
+    /// What could not be removed from the PFS.
+    pub fn litter(&self) -> Result<Vec<Litter>> {
+        match FileSystem::getxattr(&*self.names, Ino::ROOT, LITTER) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| {
+                tracing::error!(%error, "what is left on the PFS cannot be read");
+                Errno::EIO
+            }),
+            Err(Errno::ENODATA) => Ok(Vec::new()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Writes it. E2BIG beyond what an xattr holds.
+    pub fn save_litter(&self, list: &[Litter]) -> Result<()> {
+        let text = serde_json::to_vec(list).map_err(|_| Errno::EIO)?;
+        FileSystem::setxattr(&*self.names, &Caller::root(), Ino::ROOT, LITTER, &text, 0, false)
+    }
+
     /// Intents that the last server left.
     pub fn intents(&self) -> Result<Vec<Intent>> {
         match FileSystem::getxattr(&*self.names, Ino::ROOT, INTENTS) {

@@ -13,6 +13,7 @@
 mod act;
 mod attrs;
 mod ballast;
+mod beside;
 mod clock;
 mod counters;
 mod drain;
@@ -44,6 +45,7 @@ pub use drain::policy::{Policy, Watermark, When};
 
 use crate::flash::Store;
 use crate::namespace::Namespace;
+use beside::LitterList;
 use clock::Clocks;
 use counters::Counters;
 use crossbeam_channel::Sender;
@@ -56,7 +58,7 @@ use flash::Flash;
 use forebay_proto::api::Notify;
 use forebay_proto::control::{ControlError, PathBytes, Verify};
 use forebay_proto::{Errno, Ino, Result, ShardId};
-use intents::Intent;
+use intents::{Intent, Moves};
 use nodes::Nodes;
 use parking_lot::{Mutex, RwLock};
 use pfs::{Identity, Key, Pfs};
@@ -77,6 +79,9 @@ use std::time::Duration;
 
 /// Threads that fetch ahead of readers.
 const READ_AHEAD_THREADS: usize = 2;
+/// How often, and after which pauses, a file is looked for that is just being taken off flash.
+const FIND_TRIES: u32 = 200;
+const FIND_PAUSE: Duration = Duration::from_millis(1);
 /// Most wishes that wait for them; more are dropped, and fetched when they are read.
 const WISHES_MAX: usize = 64;
 /// How often it is looked at an end whether the threads are over.
@@ -156,6 +161,8 @@ pub struct CacheFs {
     events: Option<CacheEvents>,
     evictions: Mutex<Evictions>,
     intents: Mutex<Vec<Intent>>,
+    moves: Moves,
+    litter: LitterList,
     wishes: Sender<Wish>,
     /// Cached files that are in memory, by their inode on flash.
     loaded: Mutex<HashMap<Ino, Weak<CacheFile>>>,
@@ -208,6 +215,8 @@ impl CacheFs {
             clocks: Clocks::default(),
             evictions: Mutex::default(),
             intents: Mutex::default(),
+            moves: Moves::default(),
+            litter: LitterList::default(),
             loaded: Mutex::default(),
             notify: RwLock::new(None),
             threads: Mutex::default(),
@@ -281,6 +290,7 @@ impl CacheFs {
                 .errno(libc::ETIMEDOUT)
                 .hint("what it has is on flash; the next mount goes on"));
         }
+        self.sweep();
         if self.dirty_files() > 0 {
             return Ok(());
         }
@@ -331,9 +341,17 @@ impl CacheFs {
 
     /// The cached file of a PFS file, if there is one.
     fn find(&self, key: Key) -> Result<Option<Arc<CacheFile>>> {
-        match self.flash.find(key)? {
-            Some((ino, record)) => self.load(ino, Ino(0), record).map(Some),
-            None => Ok(None),
+        let mut tries = 0;
+        loop {
+            let Some((ino, record)) = self.flash.find(key)? else { return Ok(None) };
+            match self.load(ino, Ino(0), record) {
+                // Another thread is just taking it off flash: a moment later there is none.
+                Err(Errno::ESTALE) if tries < FIND_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(FIND_PAUSE);
+                }
+                found => return found.map(Some),
+            }
         }
     }
 
@@ -342,7 +360,11 @@ impl CacheFs {
         let mut loaded = self.loaded.lock();
         if let Some(file) = loaded.get(&ino).and_then(Weak::upgrade) {
             self.flash.release(ino);
-            return Ok(file);
+            return match file.state.lock().gone {
+                // It is just being taken off flash: who asks again finds nothing, or makes it anew.
+                true => Err(Errno::ESTALE),
+                false => Ok(file.clone()),
+            };
         }
         let file = Arc::new(CacheFile::new(&self.flash, ino, number, record)?);
         if loaded.len() == loaded.capacity() {
@@ -359,7 +381,10 @@ impl CacheFs {
             return Ok(there);
         }
         match self.flash.by_ino(ino)? {
-            Some(record) => self.load(ino, Ino(0), record).map(Some),
+            Some(record) => match self.load(ino, Ino(0), record) {
+                Err(Errno::ESTALE) => Ok(None),
+                loaded => loaded.map(Some),
+            },
             None => Ok(None),
         }
     }

@@ -12,6 +12,7 @@ use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Caller, Entry, Errno, Ino, Result, acl};
+use parking_lot::MutexGuard;
 use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, RenameFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -191,9 +192,12 @@ impl CacheFs {
             let _act = who.act()?;
             rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
         };
-        let last = leaving.stat.nlink <= 1;
-        let intent = last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
-        self.with_intent(intent, || self.with_leaving(leaving, parent, name, &who, remove))
+        let intent = leaving.last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
+        let file = leaving.file.clone();
+        self.with_intent(intent, || {
+            let _meta = file.as_ref().map(|file| file.meta.lock());
+            self.with_leaving(leaving, dir.as_fd(), (parent, name), &who, remove)
+        })
     }
 
     /// What a name that is going leads to, and its data here. The PFS inode is held if it is in use.
@@ -207,37 +211,39 @@ impl CacheFs {
             // It may be known by other names only, which lead nowhere any more.
             self.nodes.seen(parent, name, stat.key, stat.kind(), who, 0);
         }
+        drop(_act);
+        let file = match stat.kind() {
+            FileKind::File => match ino.and_then(|ino| self.nodes.get(ino).ok()?.file) {
+                Some(file) if !file.is_forgotten() => Some(file),
+                _ => self.find(stat.key)?,
+            },
+            _ => None,
+        };
+        // A name of ours counts for nobody.
+        let ours = file.as_ref().is_some_and(|file| file.state.lock().record.kept_as.is_some());
+        let last = stat.kind() == FileKind::Dir || stat.nlink <= 1 + u32::from(ours);
         let mut held = None;
-        if stat.kind() == FileKind::File && stat.nlink == 1 && ino.is_some() {
+        if stat.kind() == FileKind::File && last && ino.is_some() {
+            let _act = who.act()?;
             let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             let open = |flags| rfs::openat(dir, name, flags, Mode::empty());
             held = open(flags | OFlags::RDONLY).or_else(|_| open(flags | OFlags::PATH)).ok();
         }
-        drop(_act);
-        let file = match stat.kind() {
-            FileKind::File => match ino.and_then(|ino| self.nodes.get(ino).ok()?.file) {
-                Some(file) => Some(file),
-                None => self.find(stat.key)?,
-            },
-            _ => None,
-        };
-        Ok(Leaving { stat, ino, held, file })
+        Ok(Leaving { stat, ino, held, file, last })
     }
 
-    /// Removes a name, and what is here of a file that has lost its last one.
+    /// Removes a name, and what is here of a file that has lost its last one. With its `meta` locked.
     fn with_leaving(
         &self,
         leaving: Leaving,
-        parent: Ino,
-        name: &[u8],
+        dir: BorrowedFd<'_>,
+        (parent, name): At<'_>,
         who: &Who,
         remove: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let Leaving { stat, ino, held, file } = leaving;
-        let last = stat.nlink <= 1 || stat.kind() == FileKind::Dir;
+        let Leaving { stat, ino, held, file, last } = leaving;
         match (&file, ino) {
             (Some(file), _) if last => {
-                let _meta = file.meta.lock();
                 remove()?;
                 crate::step::step("a dirty file has lost its name on the PFS");
                 self.lose(file)?;
@@ -245,7 +251,11 @@ impl CacheFs {
             (Some(file), Some(ino)) => {
                 // Its other names may be known to nobody here: what is dirty goes by the inode.
                 let inode = self.open_node(ino, who).ok();
-                self.own_change(Some(file), ino, who, remove)?;
+                let path = self.path_below((parent, name))?;
+                self.own_change_locked(file, ino, who, || {
+                    self.keep_reachable(file, ino, dir, &path, who)?;
+                    remove()
+                })?;
                 *file.inode.lock() = inode.map(Arc::new).filter(|_| file.is_dirty());
             }
             _ => remove()?,
@@ -260,6 +270,7 @@ impl CacheFs {
     /// A file has lost its last name on the PFS, by us: nothing of it will be drained. What a drain has
     /// beside it stays on record until it is removed: nobody else knows of it.
     fn lose(&self, file: &Arc<CacheFile>) -> Result<()> {
+        self.unlink_kept(file)?;
         let (key, is_beside) = {
             let mut state = file.state.lock();
             let is_beside = matches!(state.record.draining, Some(Draining::Temporary { .. }));
@@ -292,7 +303,9 @@ impl CacheFs {
                 Err(Errno::ENOTEMPTY)
                     if tries < RMDIR_TRIES && self.only_ours(dir.as_fd(), name) =>
                 {
-                    // A drain is just giving up a file that was removed.
+                    // A drain is just giving up a file that was removed, or has to come first.
+                    let path = self.path_below((parent, name))?;
+                    self.drainer.ask(&self.listed_below(&path));
                     tries += 1;
                     std::thread::sleep(RMDIR_PAUSE);
                 }
@@ -351,11 +364,13 @@ impl CacheFs {
             return rename();
         }
         let (old_path, new_path) = (self.path_below(from)?, self.path_below(to)?);
-        let gone = replaced.as_ref().filter(|r| !exchange && r.stat.nlink <= 1);
+        let gone = replaced.as_ref().filter(|r| !exchange && r.last);
         let gone = gone.and_then(|r| r.file.as_ref());
         let intent = self.intent_to_move(&old_path, &new_path, gone, exchange);
         self.with_intent(intent, || {
-            self.do_rename((from, to), exchange, moved, replaced, &who, rename)
+            let files = [Some(&moved), replaced.as_ref()].map(|l| l.and_then(|l| l.file.clone()));
+            let _metas = lock_metas(&files);
+            self.do_rename((from, to, to_dir.as_fd()), exchange, moved, replaced, &who, rename)
         })
     }
 
@@ -368,7 +383,7 @@ impl CacheFs {
     /// A rename that is decided: on the PFS, in the table of nodes and on record.
     fn do_rename(
         &self,
-        (from, to): (At<'_>, At<'_>),
+        (from, to, to_dir): (At<'_>, At<'_>, BorrowedFd<'_>),
         exchange: bool,
         moved: Leaving,
         replaced: Option<Leaving>,
@@ -377,13 +392,14 @@ impl CacheFs {
     ) -> Result<()> {
         let moved_ino = moved.ino;
         let moving = || match (&moved.file, moved_ino) {
-            (Some(file), Some(ino)) => self.own_change(Some(file), ino, who, rename),
+            (Some(file), Some(ino)) => self.own_change_locked(file, ino, who, rename),
             _ => rename(),
         };
         let displaced = replaced.as_ref().map(|r| (r.stat, r.ino));
         match replaced {
-            Some(replaced) if !exchange => {
-                self.with_leaving(replaced, to.0, to.1, who, moving)?;
+            Some(replaced) if !exchange => self.with_leaving(replaced, to_dir, to, who, moving)?,
+            Some(Leaving { file: Some(file), ino: Some(ino), .. }) => {
+                self.own_change_locked(&file, ino, who, moving)?;
             }
             _ => moving()?,
         }
@@ -432,22 +448,57 @@ impl CacheFs {
     ) -> Result<T> {
         let Some(file) = file else { return change() };
         let _meta = file.meta.lock();
+        self.own_change_locked(file, ino, who, change)
+    }
+
+    /// The same with the file's `meta` locked.
+    fn own_change_locked<T>(
+        &self,
+        file: &Arc<CacheFile>,
+        ino: Ino,
+        who: &Who,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let fd = self.open_node(ino, who)?;
         let before = self.pfs.stat_fd(fd.as_fd())?;
         let done = change()?;
+        crate::step::step("a file's name or attributes are changed on the PFS");
         // The change is made; if it cannot be looked at, the next open takes it for foreign.
         if let Ok(after) = self.pfs.stat_fd(fd.as_fd()) {
-            self.clocks.stamped(after.ctime);
-            let mut state = file.state.lock();
-            if state.record.base.holds(&before) && state.record.base.size == after.size {
-                state.save(&self.flash, file, |record| {
-                    record.base.mtime = after.mtime;
-                    record.base.ctime = after.ctime;
-                })?;
-            }
+            self.follow_own_change(file, &before, &after)?;
         }
         Ok(done)
     }
+
+    /// The base follows what we have changed, if the file was as it says before.
+    pub(super) fn follow_own_change(
+        &self,
+        file: &CacheFile,
+        before: &PfsStat,
+        after: &PfsStat,
+    ) -> Result<()> {
+        self.clocks.stamped(after.ctime);
+        let mut state = file.state.lock();
+        let base = state.record.base;
+        // What is dirty is not believed by its ctime.
+        let held = base.holds(before) || (state.record.is_dirty() && base.holds_data(before));
+        if !held || base.size != after.size {
+            return Ok(());
+        }
+        state.save(&self.flash, file, |record| {
+            record.base.mtime = after.mtime;
+            record.base.ctime = after.ctime;
+        })
+    }
+}
+
+/// Locks the `meta` of the files of a rename, in an order that all threads have: two renames may have the
+/// same two files, one the other way round.
+fn lock_metas(files: &[Option<Arc<CacheFile>>; 2]) -> Vec<MutexGuard<'_, ()>> {
+    let mut files: Vec<&Arc<CacheFile>> = files.iter().flatten().collect();
+    files.sort_by_key(|file| file.ino);
+    files.dedup_by_key(|file| file.ino);
+    files.into_iter().map(|file| file.meta.lock()).collect()
 }
 
 /// A name in a directory.
@@ -459,6 +510,8 @@ struct Leaving {
     ino: Option<Ino>,
     held: Option<OwnedFd>,
     file: Option<Arc<CacheFile>>,
+    /// The file goes with it.
+    last: bool,
 }
 
 fn acl_name() -> &'static str {

@@ -191,9 +191,13 @@ impl Nodes {
         Ok(node.file.get_or_insert(file).clone())
     }
 
-    /// Takes the data away.
-    pub fn detach(&self, ino: Ino) -> Option<Arc<CacheFile>> {
-        self.0.lock().nodes.get_mut(&ino)?.file.take()
+    /// Takes the data away, if it still is this.
+    pub fn detach(&self, ino: Ino, file: &Arc<CacheFile>) {
+        let mut table = self.0.lock();
+        let node = table.nodes.get_mut(&ino);
+        let taken = node.and_then(|node| node.file.take_if(|is| Arc::ptr_eq(is, file)));
+        drop(table);
+        drop(taken);
     }
 
     /// Holds the PFS inode of a node that is losing its last name.

@@ -216,6 +216,11 @@ impl CacheFs {
             return Err(if stat.kind() == FileKind::Dir { Errno::EISDIR } else { Errno::EINVAL });
         }
         if let Some(file) = self.nodes.get(ino)?.file {
+            if file.is_forgotten() {
+                // Nothing of it is on flash any more, though its name is there.
+                self.nodes.detach(ino, &file);
+                return Err(Errno::ESTALE);
+            }
             return Ok(file);
         }
         let path = self.nodes.path(ino).unwrap_or_default();
@@ -248,6 +253,7 @@ impl CacheFs {
                 made => break made?,
             }
         };
+        crate::step::step("a clean file is on record");
         if size > 0
             && let Err(e) = self.flash.truncate(made, size)
         {
@@ -290,12 +296,23 @@ impl CacheFs {
             state.generation += 1;
             let had = state.map.present() > 0;
             let in_kernel = state.locals > 0;
+            if state.record.is_dirty() {
+                // Before the first of it goes: what a kill leaves is not taken for ours.
+                state.save(&self.flash, file, |record| {
+                    record.base = Base { young: true, ..Base::of(stat) };
+                    record.state = State::Clean;
+                    record.whole = false;
+                    record.resized = false;
+                })?;
+                crate::step::step("what is dropped is not dirty any more");
+            }
             self.flash.clear_map(file.ino)?;
             state.map.clear();
             // A kernel that has the object reads on, and meets the new content in its place.
             if !in_kernel && had {
                 self.flash.truncate(file.ino, 0)?;
             }
+            crate::step::step("nothing is here of a file any more");
             self.flash.truncate(file.ino, stat.size)?;
             state.save(&self.flash, file, |record| {
                 record.base = Base::of_foreign(stat, &self.clocks);
@@ -405,6 +422,11 @@ impl CacheFs {
         if state.record.is_dirty() {
             drop(state);
             self.drainer.closed(&file);
+        } else if state.record.kept_as.is_some() {
+            drop(state);
+            if let Err(error) = self.release_kept(&file) {
+                tracing::warn!(%error, "a name of ours stays on the PFS until the next start");
+            }
         } else if let Err(error) = self.forget_empty(&file, state) {
             tracing::warn!(%error, "what is known of a file with no data here stays on flash");
         }
@@ -423,12 +445,14 @@ impl CacheFs {
             && state.filling.is_empty()
             && state.held.is_empty()
             && r.state == State::Clean
+            && r.kept_as.is_none()
             && !(r.pinned || state.listed || state.gone);
         if empty {
             let key = r.key;
             state.gone = true;
+            state.forgotten = true;
             drop(state);
-            self.nodes.detach(file.number());
+            self.nodes.detach(file.number(), file);
             self.flash.remove(file.ino, key)?;
         }
         Ok(())

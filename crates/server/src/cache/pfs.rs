@@ -108,6 +108,9 @@ pub(crate) struct Pfs {
     /// Tests set the errno that calls with data get; 0: none.
     #[cfg(test)]
     pub foul: std::sync::atomic::AtomicI32,
+    /// Tests set it: no name of ours can be removed.
+    #[cfg(test)]
+    pub keeps_names: std::sync::atomic::AtomicBool,
 }
 
 /// The errno of a failed rustix call.
@@ -195,6 +198,8 @@ impl Pfs {
             opened,
             #[cfg(test)]
             foul: Default::default(),
+            #[cfg(test)]
+            keeps_names: Default::default(),
         })
     }
 
@@ -206,6 +211,15 @@ impl Pfs {
             errno => return Err(Errno(errno)),
         }
         Ok(())
+    }
+
+    /// Before a name of ours is removed. Only in tests it can fail.
+    pub fn weather_for_names(&self) -> Result<()> {
+        #[cfg(test)]
+        if self.keeps_names.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(Errno::EIO);
+        }
+        self.weather()
     }
 
     /// Where it is.

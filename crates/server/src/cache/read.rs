@@ -284,6 +284,7 @@ impl CacheFs {
     pub(super) fn read_ahead(&self, wishes: &Receiver<Wish>) {
         while !self.drainer.is_stopping() {
             self.tell_evicted(false);
+            self.sweep_now_and_then();
             let Ok(Wish { file, blocks }) = wishes.recv_timeout(STOP_LOOK) else { continue };
             if file.state.lock().gone {
                 continue;

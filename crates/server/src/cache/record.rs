@@ -106,6 +106,9 @@ pub(crate) struct Record {
     /// It has lost its last name, by us; what a drain has beside it is all that is left to do.
     #[serde(default)]
     pub removed: bool,
+    /// A name of ours by which it is found, since no other one is known. `beside` has the rules.
+    #[serde(default)]
+    pub kept_as: Option<PathBytes>,
     /// Who wrote it.
     pub writer: Who,
     /// Seconds since 1970 since when something here is not on the PFS.
@@ -132,6 +135,7 @@ impl Record {
             truncating_to: None,
             draining: None,
             removed: false,
+            kept_as: None,
             writer,
             dirty_since_s: None,
             failure: None,

@@ -95,7 +95,7 @@ impl CacheFs {
         for (ino, record) in self.flash.all()? {
             let key = record.key;
             let is_dirty = record.is_dirty();
-            if power_cut && !is_dirty {
+            if power_cut && !is_dirty && record.kept_as.is_none() {
                 // Its data may not have reached flash; the PFS has it.
                 self.flash.remove(ino, key)?;
                 self.flash.release(ino);
@@ -113,6 +113,9 @@ impl CacheFs {
                 self.check_after_power_cut(&file)?;
             }
             self.count_clean(&file);
+            if !is_dirty {
+                self.repair_clean(&file)?;
+            }
             let is_removed = is_dirty
                 && (file.state.lock().record.removed || self.take_up_names(&file, &intents)?);
             match is_dirty {
@@ -139,6 +142,7 @@ impl CacheFs {
         if !intents.is_empty() {
             self.flash.save_intents(&[])?;
         }
+        self.take_up_litter()?;
         if dirty + clean + dropped > 0 {
             tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");
         }
@@ -168,6 +172,19 @@ impl CacheFs {
         // Later, when it is looked up or drains by the path on record.
         let mut state = file.state.lock();
         self.list_dirty(file, &mut state);
+        Ok(())
+    }
+
+    /// A kill can have come between the record of a clean file and its size here; a name of ours
+    /// that it had while it was dirty may be left.
+    fn repair_clean(&self, file: &Arc<CacheFile>) -> Result<()> {
+        let size = file.state.lock().record.base.size;
+        if self.flash.stat(file.ino)?.size_bytes != size {
+            self.flash.truncate(file.ino, size)?;
+        }
+        if let Err(error) = self.release_kept(file) {
+            tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS");
+        }
         Ok(())
     }
 

@@ -113,7 +113,7 @@ impl CacheFs {
     }
 
     /// Listed files at or below a path.
-    fn listed_below(&self, path: &[u8]) -> Vec<Arc<CacheFile>> {
+    pub(super) fn listed_below(&self, path: &[u8]) -> Vec<Arc<CacheFile>> {
         let is_below = |of: &[u8]| {
             path.is_empty()
                 || of.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')

@@ -8,8 +8,9 @@
 
 mod copy;
 mod foreground;
+mod leftover;
 pub(crate) mod policy;
-mod publish;
+pub(super) mod publish;
 mod resolve;
 mod rights;
 mod settle;
@@ -390,6 +391,9 @@ impl CacheFs {
         match published {
             Ok(true) => {
                 self.counters.drained_file();
+                if let Err(error) = self.release_kept(file) {
+                    tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS until the next start");
+                }
                 // Somebody may have written it since.
                 let mut state = file.state.lock();
                 if state.record.is_dirty() {

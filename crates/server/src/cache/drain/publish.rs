@@ -15,9 +15,7 @@ use super::copy::Memory;
 use super::{Failed, failed};
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::{Errno, Timestamp};
-use rustix::fs::{
-    self as rfs, AtFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags,
-};
+use rustix::fs::{self as rfs, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -67,15 +65,10 @@ impl CacheFs {
             return Ok(true);
         }
         self.clear_temporary(file)?;
-        let found = self.find_on_pfs(file)?;
+        let found = self.find_unchanged(file)?;
         {
             let mut state = file.state.lock();
-            let r = &state.record;
-            let cut_short = r.draining == Some(Draining::InPlace);
-            if !cut_short && !r.base.holds_data(&found.stat) {
-                tracing::warn!(base = ?r.base, found = ?found.stat, "changed before the drain");
-                return Err(Failed::conflict("the PFS file was changed by somebody else"));
-            }
+            let cut_short = state.record.draining == Some(Draining::InPlace);
             if cut_short {
                 // What the PFS has is ours, as far as a drain came that a kill cut: this one may go by
                 // a temporary, which replaces only what the base says.
@@ -131,9 +124,32 @@ impl CacheFs {
         })
     }
 
+    /// The PFS file of a cached one, as the base says; a conflict if it is not so.
+    fn find_unchanged(&self, file: &Arc<CacheFile>) -> Outcome<Found> {
+        let is_as_was = |found: &Found| {
+            let state = file.state.lock();
+            let r = &state.record;
+            r.draining == Some(Draining::InPlace) || r.base.holds_data(&found.stat)
+        };
+        let found = self.find_on_pfs(file)?;
+        if is_as_was(&found) {
+            return Ok(found);
+        }
+        // Once more without a change of attributes by us, which the base is just about to follow.
+        let _meta = file.meta.lock();
+        let found = self.find_on_pfs(file)?;
+        if is_as_was(&found) {
+            return Ok(found);
+        }
+        let base = file.state.lock().record.base;
+        tracing::warn!(?base, found = ?found.stat, "changed before the drain");
+        Err(Failed::conflict("the PFS file was changed by somebody else"))
+    }
+
     /// Finds the PFS file of a cached one by the names that are known. ENOENT and another file there are
-    /// conflicts: somebody removed or replaced it.
+    /// conflicts: somebody removed or replaced it; but not while we change names ourselves.
     pub(super) fn find_on_pfs(&self, file: &Arc<CacheFile>) -> Outcome<Found> {
+        let moves = self.moves.ended();
         let (key, recorded) = {
             let state = file.state.lock();
             (state.record.key, state.record.path.as_bytes().to_vec())
@@ -154,7 +170,8 @@ impl CacheFs {
             Some(Ok(stat)) if stat.key == key && stat.nlink > 0 => {
                 Ok(Found { path: Vec::new(), stat, inode })
             }
-            _ => Err(Failed::conflict(gone)),
+            _ if self.moves.are_none_since(moves) => Err(Failed::conflict(gone)),
+            _ => Err(failed(Errno::EAGAIN, "follow a rename")),
         }
     }
 
@@ -227,7 +244,7 @@ impl CacheFs {
     }
 
     /// The name of the file that a drain makes beside one.
-    pub(super) fn temporary_name(&self, file: &CacheFile) -> Vec<u8> {
+    pub(in super::super) fn temporary_name(&self, file: &CacheFile) -> Vec<u8> {
         let own = format!("{:016x}.{:x}", self.token, file.ino.0);
         [DRAIN_PREFIX, own.as_bytes()].concat()
     }
@@ -269,12 +286,12 @@ impl CacheFs {
         };
         let done =
             self.fill_temporary(file, found, job, memory, &target, journal).and_then(|how| {
-                let beside = Beside { dir: &dir, temporary: &temporary, name };
+                let beside = Beside { dir: &dir, dir_path, temporary: &temporary, name };
                 self.exchange(file, found, &beside, &target).map(|stat| (stat, how))
             });
         if done.is_err() {
             let key = self.pfs.stat_fd(target.as_fd()).map(|stat| stat.key);
-            self.drop_temporary(file, &dir, &temporary, key.ok());
+            self.drop_temporary(file, &dir, (dir_path, &temporary), key.ok());
         }
         done
     }
@@ -378,7 +395,7 @@ impl CacheFs {
         target: &File,
         base: &Base,
     ) -> Outcome<()> {
-        let Beside { dir, temporary, name } = *beside;
+        let Beside { dir, dir_path, temporary, name } = *beside;
         let flags = RenameFlags::EXCHANGE;
         let key = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?.key;
         let _alone = self.publishing.write();
@@ -394,7 +411,7 @@ impl CacheFs {
                     return Err(Failed::conflict("the PFS file was changed by somebody else"));
                 }
                 crate::step::step("the new file has the name on the PFS");
-                self.drop_temporary(file, dir, temporary, Some(found.stat.key));
+                self.drop_temporary(file, dir, (dir_path, temporary), Some(found.stat.key));
             }
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
                 let rename = || rfs::renameat(dir, temporary, dir, name).map_err(errno);
@@ -408,7 +425,7 @@ impl CacheFs {
     }
 
     /// The cached file is this PFS file from now on.
-    fn adopt(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Outcome<()> {
+    pub(super) fn adopt(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Outcome<()> {
         let old = {
             let mut state = file.state.lock();
             let old = state.record.key;
@@ -436,86 +453,15 @@ impl CacheFs {
         Ok(())
     }
 
-    /// Where the PFS refuses root only the writer may.
-    fn drop_temporary(
+    pub(super) fn drop_temporary(
         &self,
         file: &CacheFile,
         dir: &OwnedFd,
-        name: &[u8],
+        path: (&[u8], &[u8]),
         key: Option<super::super::pfs::Key>,
     ) {
-        match self.pfs.stat_at(dir.as_fd(), name) {
-            Ok(stat) if key.is_none() || key == Some(stat.key) => {
-                let unlink = || rfs::unlinkat(dir, name, AtFlags::empty()).map_err(errno);
-                if let Err(error) = self.as_writer(file, unlink) {
-                    tracing::warn!(%error, name = %String::from_utf8_lossy(name), "a temporary of a drain is left on the PFS");
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Ends a file that was removed while a drain had something beside it. One that is still under way
-    /// does it at its end: this is called after the file is `gone`, and after each drain.
-    pub(in super::super) fn end_lost(&self, file: &CacheFile) -> forebay_proto::Result<()> {
-        let Some(_one) = file.drain.try_lock() else { return Ok(()) };
-        let (key, draining) = {
-            let mut state = file.state.lock();
-            if !std::mem::take(&mut state.record.removed) {
-                return Ok(());
-            }
-            (state.record.key, state.record.draining.take())
-        };
-        if let Some(Draining::Temporary { dir, name, .. }) = draining {
-            self.drop_beside(file, dir.as_bytes(), name.as_bytes())?;
-        }
-        crate::step::step("nothing is beside a removed file");
-        self.flash.remove(file.ino, key)
-    }
-
-    /// Removes what a drain has beside a file, in this directory.
-    fn drop_beside(&self, file: &CacheFile, dir: &[u8], name: &[u8]) -> forebay_proto::Result<()> {
-        match self.pfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(dir) => self.drop_temporary(file, &dir, name, None),
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
-            Err(e) => return Err(e),
-        }
-        Ok(())
-    }
-
-    /// Takes up a drain at the start, before anybody looks names up. What cannot be done now is done by the
-    /// next drain.
-    pub(in super::super) fn take_up_drain(&self, file: &Arc<CacheFile>) {
-        if let Err(error) = self.clear_temporary(file) {
-            tracing::warn!(errno = %error.errno, what = error.what, "a drain that was cut short");
-        }
-    }
-
-    /// Removes what a drain that was cut short left on the PFS. If its last step was done, the
-    /// temporary is the file.
-    pub(super) fn clear_temporary(&self, file: &Arc<CacheFile>) -> Outcome<()> {
-        let (draining, path) = {
-            let state = file.state.lock();
-            (state.record.draining.clone(), state.record.path.as_bytes().to_vec())
-        };
-        let Some(Draining::Temporary { dir, name, key }) = draining else { return Ok(()) };
-        // Before the record forgets it: once the new file is adopted nothing tells of the name beside it.
-        self.drop_beside(file, dir.as_bytes(), name.as_bytes())
-            .map_err(at("remove what is left of a drain"))?;
-        let mut paths = self.nodes.paths(file.number());
-        paths.push(path);
-        if let Some(key) = key {
-            for path in paths {
-                match self.pfs.stat(&path) {
-                    Ok(stat) if stat.key == key => {
-                        self.adopt(file, &stat)?;
-                        break;
-                    }
-                    _ => {}
-                }
-            }
-        }
-        self.save(file, |record| record.draining = None)
+        let writer = file.state.lock().record.writer.clone();
+        self.remove_ours(&writer, dir.as_fd(), path, key);
     }
 
     /// What was drained is clean; true if all is.
@@ -587,7 +533,7 @@ impl CacheFs {
         Ok(())
     }
 
-    fn save(
+    pub(super) fn save(
         &self,
         file: &Arc<CacheFile>,
         change: impl FnOnce(&mut super::super::record::Record),
@@ -599,12 +545,13 @@ impl CacheFs {
 /// A temporary, and the name that it is to get.
 struct Beside<'a> {
     dir: &'a OwnedFd,
+    dir_path: &'a [u8],
     temporary: &'a [u8],
     name: &'a [u8],
 }
 
 /// A path's directory and its last name.
-pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub(in super::super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
         None => (b"", path),

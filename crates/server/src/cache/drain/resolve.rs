@@ -86,7 +86,7 @@ impl CacheFs {
         };
         let number = file.number();
         self.unlist(file);
-        drop(self.nodes.detach(number));
+        self.nodes.detach(number, file);
         self.space.dropped(file.ino);
         self.flash.remove(file.ino, key)
     }

@@ -5,6 +5,7 @@ mod data;
 mod faults;
 mod kill;
 mod model;
+mod moves;
 mod sides;
 
 use super::*;

@@ -1,0 +1,84 @@
+//! What a drain that did not come to its end has beside a file: it is removed, or is the file already.
+//!
+//! Invariant: the record tells of a temporary until it is gone from the PFS or in the list of what is
+//! to be removed later (`beside`). Called by the drain's workers, when a file has lost its last name, and
+//! at the start.
+
+use super::super::CacheFs;
+use super::super::file::CacheFile;
+use super::super::record::Draining;
+use super::{Failed, failed};
+use forebay_proto::Errno;
+use rustix::fs::OFlags;
+use std::sync::Arc;
+
+type Outcome<T> = std::result::Result<T, Failed>;
+
+fn at(what: &'static str) -> impl Fn(Errno) -> Failed {
+    move |errno| failed(errno, what)
+}
+
+impl CacheFs {
+    /// Ends a file that was removed while a drain had something beside it. One that is still under way
+    /// does it at its end: this is called after the file is `gone`, and after each drain.
+    pub(in super::super) fn end_lost(&self, file: &CacheFile) -> forebay_proto::Result<()> {
+        let Some(_one) = file.drain.try_lock() else { return Ok(()) };
+        let (key, draining) = {
+            let mut state = file.state.lock();
+            if !std::mem::take(&mut state.record.removed) {
+                return Ok(());
+            }
+            (state.record.key, state.record.draining.take())
+        };
+        if let Some(Draining::Temporary { dir, name, .. }) = draining {
+            self.drop_beside(file, dir.as_bytes(), name.as_bytes())?;
+        }
+        crate::step::step("nothing is beside a removed file");
+        self.flash.remove(file.ino, key)
+    }
+
+    /// Removes what a drain has beside a file, in this directory.
+    fn drop_beside(&self, file: &CacheFile, path: &[u8], name: &[u8]) -> forebay_proto::Result<()> {
+        match self.pfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(dir) => self.drop_temporary(file, &dir, (path, name), None),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Takes up a drain at the start, before anybody looks names up. What cannot be done now is done by the
+    /// next drain.
+    pub(in super::super) fn take_up_drain(&self, file: &Arc<CacheFile>) {
+        if let Err(error) = self.clear_temporary(file) {
+            tracing::warn!(errno = %error.errno, what = error.what, "a drain that was cut short");
+        }
+    }
+
+    /// Removes what a drain that was cut short left on the PFS. If its last step was done, the
+    /// temporary is the file.
+    pub(super) fn clear_temporary(&self, file: &Arc<CacheFile>) -> Outcome<()> {
+        let (draining, path) = {
+            let state = file.state.lock();
+            (state.record.draining.clone(), state.record.path.as_bytes().to_vec())
+        };
+        let Some(Draining::Temporary { dir, name, key }) = draining else { return Ok(()) };
+        // Before the record forgets it: once the new file is adopted nothing tells of the name beside it.
+        self.drop_beside(file, dir.as_bytes(), name.as_bytes())
+            .map_err(at("remove what is left of a drain"))?;
+        let mut paths = self.nodes.paths(file.number());
+        paths.push(path);
+        if let Some(key) = key {
+            for path in paths {
+                match self.pfs.stat(&path) {
+                    Ok(stat) if stat.key == key => {
+                        self.adopt(file, &stat)?;
+                        break;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.save(file, |record| record.draining = None)
+    }
+}
