@@ -1,9 +1,11 @@
 //! Who is at the other end of a Unix socket, as the kernel noted it when they connected.
 
 use forebay_proto::Caller;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_peercred;
+use rustix::time::Timespec;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// Most supplementary groups taken from a socket.
 const MAX_GROUPS: usize = 65_536;
@@ -50,6 +52,37 @@ fn peer_groups(socket: i32) -> io::Result<Vec<u32>> {
     }
 }
 
+/// The process that connected, on this node: that one, also when its number is another's later.
+#[derive(Debug)]
+pub struct Process(OwnedFd);
+
+impl Process {
+    /// Of a Unix socket; `None` if the kernel cannot tell (before Linux 6.5, or another node's).
+    pub fn of(socket: impl AsFd) -> Option<Process> {
+        let mut fd: i32 = -1;
+        let mut length = size_of::<i32>() as libc::socklen_t;
+        // SAFETY: the kernel writes a descriptor of this size, and the length, to live values.
+        let done = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERPIDFD,
+                (&raw mut fd).cast(),
+                &raw mut length,
+            )
+        };
+        // SAFETY: the kernel made it for us, and nobody else has it.
+        (done == 0 && fd >= 0).then(|| Process(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// True once all of it is over: what it had open is closed.
+    pub fn is_dead(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&now)), Ok(ready) if ready > 0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,5 +94,25 @@ mod tests {
         let caller = identify(&here).unwrap();
         assert_eq!(caller.uid, rustix::process::geteuid().as_raw());
         assert_eq!(caller.pid, std::process::id());
+    }
+
+    #[test]
+    fn a_dead_peer_is_told_from_a_live_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let script = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); sys.stdin.read()";
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", script])
+            .arg(&path)
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        let process = Process::of(&socket).unwrap();
+        assert!(!process.is_dead());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(process.is_dead());
     }
 }

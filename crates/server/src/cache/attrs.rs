@@ -25,6 +25,10 @@ const XATTR_FIRST_BYTES: usize = 512;
 impl CacheFs {
     /// The PFS inode of a node, as a descriptor for looking and for calls by /proc/self/fd.
     pub(super) fn open_node(&self, ino: Ino, who: &Who) -> Result<OwnedFd> {
+        self.moves.follow(|| self.open_node_now(ino, who))
+    }
+
+    fn open_node_now(&self, ino: Ino, who: &Who) -> Result<OwnedFd> {
         let _settled = self.publishing.read_recursive();
         let known = self.nodes.get(ino)?;
         if let Some(held) = &known.held {
@@ -130,18 +134,15 @@ impl CacheFs {
 
     /// truncate(2) and ftruncate(2).
     fn resize(&self, who: &Who, ino: Ino, size: u64) -> Result<Arc<CacheFile>> {
-        let known = self.nodes.get(ino)?;
         let fd = self.open_node(ino, who)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
         let file = self.attach(ino, &stat, who)?;
         {
             let _meta = file.meta.lock();
-            if known.held.is_none() {
-                // A drain may have ended since: what it left counts.
-                let stat = self.pfs.stat_fd(fd.as_fd())?;
-                self.must_be(ino, &stat)?;
-                self.revalidate(&file, &stat)?;
-            }
+            // A drain may have ended since, or a name gone: what it left counts.
+            let stat = self.pfs.stat_fd(fd.as_fd())?;
+            self.must_be(ino, &stat)?;
+            self.is_lost_or_valid(ino, &file, &stat)?;
             let mut state = file.state.lock();
             if state.opens == 0 {
                 state.writer = who.clone();

@@ -16,8 +16,9 @@ const COPY_MAX_BYTES: u64 = 64 << 20;
 const OPEN_TRIES: u32 = 3;
 
 impl CacheFs {
+    /// The data of an open file. ESTALE if a mount has open what the server that opened it took along.
     fn data(&self, ino: Ino) -> Result<Arc<super::file::CacheFile>> {
-        self.nodes.get(ino)?.file.ok_or(Errno::EBADF)
+        self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)
     }
 }
 

@@ -14,6 +14,7 @@ use crate::namespace::Namespace;
 use crate::objects::{COMPANION, ObjectStat, Objects};
 use forebay_proto::api::{CreateArgs, FileSystem, WriteMode, rename_flags};
 use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
+use parking_lot::Mutex;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,6 +27,8 @@ const RECORD: &[u8] = b"trusted.forebay.cached";
 /// The flash.
 pub(crate) struct Flash {
     names: Arc<Namespace>,
+    /// Held while a file is made, so that one without a record is what a kill left.
+    making: Mutex<()>,
     /// There was a power cut: a map that was never synced may be gone.
     maps_may_be_lost: AtomicBool,
     /// See [`super::ballast`]; 0: it was given away.
@@ -48,6 +51,7 @@ impl Flash {
     pub fn new(names: Arc<Namespace>) -> Flash {
         Flash {
             names,
+            making: Mutex::new(()),
             maps_may_be_lost: AtomicBool::new(false),
             ballast_bytes: AtomicU64::new(0),
             #[cfg(test)]
@@ -83,11 +87,21 @@ impl Flash {
             Err(Errno::ENOENT) => return Ok(None),
             Err(e) => return Err(e),
         };
-        match self.read_record(ino) {
-            Ok(Some(record)) => Ok(Some((ino, record))),
-            // A kill came between the file and its record: nothing was promised yet.
+        let recorded = match self.read_record(ino) {
             Ok(None) => {
-                self.remove(ino, key)?;
+                // Another thread may be making it.
+                let _making = self.making.lock();
+                match self.read_record(ino) {
+                    // A kill came between the file and its record: nothing was promised yet.
+                    Ok(None) => self.remove(ino, key).map(|()| None),
+                    other => other,
+                }
+            }
+            other => other,
+        };
+        match recorded {
+            Ok(Some(record)) => Ok(Some((ino, record))),
+            Ok(None) => {
                 self.release(ino);
                 Ok(None)
             }
@@ -129,6 +143,11 @@ impl Flash {
     /// ENOSPC if no more files should be made: what is there has to be written down again and again
     /// until it has drained, and each time takes metadata.
     pub fn has_room_for_a_file(&self) -> Result<()> {
+        let (free, total) = self.names.inodes();
+        if free > total / FILES_RESERVE_SHARE {
+            return Ok(());
+        }
+        // Waits for what removed files are about to give back: not before each file that is made.
         let stat = FileSystem::statfs(&*self.names)?;
         match stat.files_free > stat.files_total / FILES_RESERVE_SHARE {
             true => Ok(()),
@@ -141,6 +160,7 @@ impl Flash {
         let args = CreateArgs { mode: 0o600, umask: 0 };
         let caller = Caller::root();
         let name = name_of(record.key);
+        let _making = self.making.lock();
         let (entry, _) = FileSystem::create(&*self.names, &caller, Ino::ROOT, &name, args, false)?;
         let ino = entry.attr.ino;
         let made = self.objects().create(map_of(ino)).and_then(|_| self.save(ino, record));

@@ -17,7 +17,6 @@ use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most at a time; who would be one more is told to try again.
 const INTENTS_MAX: usize = 256;
@@ -31,40 +30,6 @@ pub(crate) struct Intent {
     pub moved: Option<(PathBytes, PathBytes)>,
     /// They are exchanged.
     pub exchange: bool,
-}
-
-/// Changes of names that were begun, and that have ended. A drain that does not find its file looks whether
-/// one was under way: then the name was just moved, and nothing is known.
-#[derive(Default)]
-pub(crate) struct Moves {
-    begun: AtomicU64,
-    ended: AtomicU64,
-}
-
-/// As long as it lives a name may be another one on the PFS than here.
-struct Move<'a>(&'a Moves);
-
-impl Moves {
-    fn begin(&self) -> Move<'_> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
-        Move(self)
-    }
-
-    /// To be asked before names are looked at.
-    pub fn ended(&self) -> u64 {
-        self.ended.load(Ordering::SeqCst)
-    }
-
-    /// True if no name was being changed by us since `ended` was asked.
-    pub fn are_none_since(&self, ended: u64) -> bool {
-        self.begun.load(Ordering::SeqCst) == ended
-    }
-}
-
-impl Drop for Move<'_> {
-    fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::SeqCst);
-    }
 }
 
 /// A path below `to` for one below `from`.

@@ -24,6 +24,7 @@ mod flash;
 mod intents;
 mod listing;
 mod map;
+mod moves;
 mod names;
 mod nodes;
 mod nodes_log;
@@ -58,7 +59,8 @@ use flash::Flash;
 use forebay_proto::api::Notify;
 use forebay_proto::control::{ControlError, PathBytes, Verify};
 use forebay_proto::{Errno, Ino, Result, ShardId};
-use intents::{Intent, Moves};
+use intents::Intent;
+use moves::Moves;
 use nodes::Nodes;
 use parking_lot::{Mutex, RwLock};
 use pfs::{Identity, Key, Pfs};
@@ -235,6 +237,7 @@ impl CacheFs {
         if let Some(shard) = fs.options.served {
             fs.drainer.hold(true);
             fs.nodes.persist(dir, shard).map_err(at("read the files that mounts hold from"))?;
+            fs.settle_moves();
         }
         fs.drainer.watch(fs.policies.watch());
         fs.look_at_pfs_clock();

@@ -38,7 +38,18 @@ fn check_name(name: &[u8]) -> Result<()> {
 impl CacheFs {
     /// The directory of a node, open for searching, if it still is that one.
     pub(super) fn open_dir(&self, who: &Who, ino: Ino, flags: OFlags) -> Result<OwnedFd> {
+        self.moves.follow(|| self.open_dir_now(who, ino, flags))
+    }
+
+    fn open_dir_now(&self, who: &Who, ino: Ino, flags: OFlags) -> Result<OwnedFd> {
         let known = self.nodes.get(ino)?;
+        if let Some(held) = &known.held {
+            // Removed: it is empty, and nothing can be made in it.
+            let _act = who.act()?;
+            let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let path = super::pfs::proc_path(held.as_fd(), b"");
+            return rfs::open(&path[..], flags, Mode::empty()).map_err(errno);
+        }
         let path = self.nodes.path(ino)?;
         let _act = who.act()?;
         let dir = self.pfs.open_at(&path, flags | OFlags::DIRECTORY).map_err(|e| match e {
@@ -169,48 +180,74 @@ impl CacheFs {
             return Err(Errno::EPERM);
         }
         let dir = self.open_parent(&who, parent, name)?;
-        let (old_parent, old_name) = self.nodes.names(ino).pop().ok_or(Errno::ENOENT)?;
-        let old_dir = self.open_dir(&who, old_parent, OFlags::PATH)?;
-        let stat = self.own_change(known.file.as_ref(), ino, &who, || {
-            let key = self.nodes.get(ino)?.key;
-            let _act = who.act()?;
-            if self.pfs.stat_at(old_dir.as_fd(), &old_name)?.key != key {
-                return Err(Errno::ESTALE);
-            }
-            rfs::linkat(&old_dir, &*old_name, &dir, name, AtFlags::empty()).map_err(errno)?;
-            self.pfs.stat_at(dir.as_fd(), name)
+        let stat = self.moves.follow(|| {
+            let known = self.nodes.get(ino)?;
+            self.own_change(known.file.as_ref(), ino, &who, || {
+                self.link_one_of(&who, ino, (dir.as_fd(), name))
+            })
         })?;
         self.entry(parent, name, &stat, &who)
+    }
+
+    /// Links whichever of the known names still leads to the inode; the newest mostly does.
+    fn link_one_of(&self, who: &Who, ino: Ino, to: (BorrowedFd<'_>, &[u8])) -> Result<PfsStat> {
+        let names = self.nodes.names(ino);
+        let mut last = if names.is_empty() { Errno::ENOENT } else { Errno::ESTALE };
+        for (old_parent, old_name) in names.iter().rev() {
+            let old_dir = match self.open_dir_now(who, *old_parent, OFlags::PATH) {
+                Err(e) => {
+                    last = e;
+                    continue;
+                }
+                opened => opened?,
+            };
+            // A drain puts another inode under a name, and its key on the node.
+            let _settled = self.publishing.read_recursive();
+            let key = self.nodes.get(ino)?.key;
+            let _act = who.act()?;
+            match self.pfs.stat_at(old_dir.as_fd(), old_name) {
+                Ok(stat) if stat.key == key => {}
+                Ok(_) | Err(Errno::ENOENT) => continue,
+                Err(e) => return Err(e),
+            }
+            rfs::linkat(&old_dir, &**old_name, to.0, to.1, AtFlags::empty()).map_err(errno)?;
+            return self.pfs.stat_at(to.0, to.1);
+        }
+        Err(last)
     }
 
     /// unlink.
     pub(super) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let dir = self.open_parent(&who, parent, name)?;
-        let leaving = self.leaving(&who, dir.as_fd(), (parent, name))?;
+        let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true)?;
         let remove = || {
             let _act = who.act()?;
             rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
         };
         let intent = leaving.last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
-        let file = leaving.file.clone();
         self.with_intent(intent, || {
-            let _meta = file.as_ref().map(|file| file.meta.lock());
-            self.with_leaving(leaving, dir.as_fd(), (parent, name), &who, remove)
+            let _meta = leaving.file.as_ref().map(|file| file.meta.lock());
+            self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove)
         })
     }
 
-    /// What a name that is going leads to, and its data here. The PFS inode is held if it is in use.
-    fn leaving(&self, who: &Who, dir: BorrowedFd<'_>, at: At<'_>) -> Result<Leaving> {
-        let (parent, name) = at;
+    /// What a name that moves or `goes` leads to, and its data here. What goes has a number from here on,
+    /// and its PFS inode is held: who looked the name up a moment before may open it a moment later.
+    fn leaving(
+        &self,
+        who: &Who,
+        dir: BorrowedFd<'_>,
+        (parent, name): At<'_>,
+        goes: bool,
+    ) -> Result<Leaving<'_>> {
         let _settled = self.publishing.read_recursive();
         let _act = who.act()?;
         let stat = self.pfs.stat_at(dir, name)?;
-        let ino = self.nodes.number(stat.key);
-        if ino.is_some() {
-            // It may be known by other names only, which lead nowhere any more.
-            self.nodes.seen(parent, name, stat.key, stat.kind(), who, 0);
-        }
+        let known = goes || self.nodes.number(stat.key).is_some();
+        // It may be known by other names only, which lead nowhere any more.
+        let ino = known.then(|| self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1));
+        let node = ino.map(|ino| Reference { fs: self, ino });
         drop(_act);
         let file = match stat.kind() {
             FileKind::File => match ino.and_then(|ino| self.nodes.get(ino).ok()?.file) {
@@ -223,28 +260,32 @@ impl CacheFs {
         let ours = file.as_ref().is_some_and(|file| file.state.lock().record.kept_as.is_some());
         let last = stat.kind() == FileKind::Dir || stat.nlink <= 1 + u32::from(ours);
         let mut held = None;
-        if stat.kind() == FileKind::File && last && ino.is_some() {
+        if goes && last {
             let _act = who.act()?;
             let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             let open = |flags| rfs::openat(dir, name, flags, Mode::empty());
-            held = open(flags | OFlags::RDONLY).or_else(|_| open(flags | OFlags::PATH)).ok();
+            let readable = match stat.kind() {
+                FileKind::File => open(flags | OFlags::RDONLY).ok(),
+                _ => None,
+            };
+            held = readable.or_else(|| open(flags | OFlags::PATH).ok());
         }
-        Ok(Leaving { stat, ino, held, file, last })
+        Ok(Leaving { stat, node, held, file, last })
     }
 
     /// Removes a name, and what is here of a file that has lost its last one. With its `meta` locked.
     fn with_leaving(
         &self,
-        leaving: Leaving,
+        leaving: &Leaving<'_>,
         dir: BorrowedFd<'_>,
         (parent, name): At<'_>,
         who: &Who,
         remove: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let Leaving { stat, ino, held, file, last } = leaving;
-        match (&file, ino) {
-            (Some(file), _) if last => {
-                remove()?;
+        let ino = leaving.node.as_ref().map(|node| node.ino);
+        match (&leaving.file, ino) {
+            (Some(file), _) if leaving.last => {
+                self.held_meanwhile(leaving, who, remove)?;
                 crate::step::step("a dirty file has lost its name on the PFS");
                 self.lose(file)?;
             }
@@ -258,18 +299,37 @@ impl CacheFs {
                 })?;
                 *file.inode.lock() = inode.map(Arc::new).filter(|_| file.is_dirty());
             }
-            _ => remove()?,
+            _ => self.held_meanwhile(leaving, who, remove)?,
         }
-        if let (Some(ino), Some(fd), true) = (ino, held, last) {
-            self.nodes.hold(ino, fd);
+        if let Some(ino) = ino {
+            self.nodes.unname(ino, parent, name);
         }
-        self.nodes.unname(parent, name, stat.key);
         Ok(())
+    }
+
+    /// Removes a last name. The PFS inode is held before, so that nobody who knows the number finds
+    /// neither name nor inode. With the file's `meta` locked, if it has data here.
+    fn held_meanwhile(
+        &self,
+        leaving: &Leaving<'_>,
+        who: &Who,
+        remove: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let (Some(node), Some(held)) = (&leaving.node, &leaving.held) else { return remove() };
+        let replaced = leaving.file.as_ref();
+        let replaced = replaced.is_some_and(|f| f.state.lock().record.key != leaving.stat.key);
+        // A drain has put another inode there since it was looked at.
+        let held = match replaced {
+            true => self.open_node(node.ino, who)?,
+            false => held.try_clone()?,
+        };
+        self.nodes.hold(node.ino, Some(held));
+        remove().inspect_err(|_| self.nodes.hold(node.ino, None))
     }
 
     /// A file has lost its last name on the PFS, by us: nothing of it will be drained. What a drain has
     /// beside it stays on record until it is removed: nobody else knows of it.
-    fn lose(&self, file: &Arc<CacheFile>) -> Result<()> {
+    pub(super) fn lose(&self, file: &Arc<CacheFile>) -> Result<()> {
         self.unlink_kept(file)?;
         let (key, is_beside) = {
             let mut state = file.state.lock();
@@ -292,29 +352,29 @@ impl CacheFs {
     pub(super) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let dir = self.open_parent(&who, parent, name)?;
-        let leaving = self.leaving(&who, dir.as_fd(), (parent, name))?;
-        let mut tries = 0;
-        loop {
-            let removed = {
-                let _act = who.act()?;
-                rfs::unlinkat(&dir, name, AtFlags::REMOVEDIR).map_err(errno)
-            };
-            match removed {
-                Err(Errno::ENOTEMPTY)
-                    if tries < RMDIR_TRIES && self.only_ours(dir.as_fd(), name) =>
-                {
-                    // A drain is just giving up a file that was removed, or has to come first.
-                    let path = self.path_below((parent, name))?;
-                    self.drainer.ask(&self.listed_below(&path));
-                    tries += 1;
-                    std::thread::sleep(RMDIR_PAUSE);
+        let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true)?;
+        let remove = || {
+            let mut tries = 0;
+            loop {
+                let removed = {
+                    let _act = who.act()?;
+                    rfs::unlinkat(&dir, name, AtFlags::REMOVEDIR).map_err(errno)
+                };
+                match removed {
+                    Err(Errno::ENOTEMPTY)
+                        if tries < RMDIR_TRIES && self.only_ours(dir.as_fd(), name) =>
+                    {
+                        // A drain is just giving up a file that was removed, or has to come first.
+                        let path = self.path_below((parent, name))?;
+                        self.drainer.ask(&self.listed_below(&path));
+                        tries += 1;
+                        std::thread::sleep(RMDIR_PAUSE);
+                    }
+                    done => break done,
                 }
-                Err(e) => return Err(e),
-                Ok(()) => break,
             }
-        }
-        self.nodes.unname(parent, name, leaving.stat.key);
-        Ok(())
+        };
+        self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove)
     }
 
     /// True if a directory has nothing but files of drains.
@@ -342,9 +402,9 @@ impl CacheFs {
         let who = Who::of(caller);
         let from_dir = self.open_parent(&who, from.0, from.1)?;
         let to_dir = self.open_parent(&who, to.0, to.1)?;
-        let moved = self.leaving(&who, from_dir.as_fd(), from)?;
+        let moved = self.leaving(&who, from_dir.as_fd(), from, false)?;
         let exchange = flags & rename_flags::EXCHANGE != 0;
-        let replaced = match self.leaving(&who, to_dir.as_fd(), to) {
+        let replaced = match self.leaving(&who, to_dir.as_fd(), to, !exchange) {
             Ok(replaced) => Some(replaced),
             Err(Errno::ENOENT) => None,
             Err(e) => return Err(e),
@@ -385,38 +445,41 @@ impl CacheFs {
         &self,
         (from, to, to_dir): (At<'_>, At<'_>, BorrowedFd<'_>),
         exchange: bool,
-        moved: Leaving,
-        replaced: Option<Leaving>,
+        moved: Leaving<'_>,
+        replaced: Option<Leaving<'_>>,
         who: &Who,
         rename: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let moved_ino = moved.ino;
+        let moved_ino = moved.node.as_ref().map(|node| node.ino);
+        let displaced = replaced.as_ref().and_then(|r| Some(r.node.as_ref()?.ino));
+        if let Some(ino) = moved_ino {
+            // A kill may come between the PFS and the table.
+            self.nodes.moving(ino, to.0, to.1);
+        }
+        if let (true, Some(ino)) = (exchange, displaced) {
+            self.nodes.moving(ino, from.0, from.1);
+        }
         let moving = || match (&moved.file, moved_ino) {
             (Some(file), Some(ino)) => self.own_change_locked(file, ino, who, rename),
             _ => rename(),
         };
-        let displaced = replaced.as_ref().map(|r| (r.stat, r.ino));
-        match replaced {
+        match &replaced {
             Some(replaced) if !exchange => self.with_leaving(replaced, to_dir, to, who, moving)?,
-            Some(Leaving { file: Some(file), ino: Some(ino), .. }) => {
-                self.own_change_locked(&file, ino, who, moving)?;
+            Some(Leaving { file: Some(file), node: Some(node), .. }) => {
+                self.own_change_locked(file, node.ino, who, moving)?;
             }
             _ => moving()?,
         }
         crate::step::step("a name is moved on the PFS");
-        self.nodes.unname(from.0, from.1, moved.stat.key);
-        self.name_moved(to, &moved.stat, moved_ino, who);
-        if let (true, Some((stat, ino))) = (exchange, displaced) {
-            self.nodes.unname(to.0, to.1, stat.key);
-            self.name_moved(from, &stat, ino, who);
+        if let Some(ino) = moved_ino {
+            self.nodes.name(ino, to.0, to.1);
+            self.nodes.unname(ino, from.0, from.1);
+        }
+        if let (true, Some(ino)) = (exchange, displaced) {
+            self.nodes.name(ino, from.0, from.1);
+            self.nodes.unname(ino, to.0, to.1);
         }
         self.paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())
-    }
-
-    fn name_moved(&self, to: (Ino, &[u8]), stat: &PfsStat, ino: Option<Ino>, who: &Who) {
-        if ino.is_some() {
-            self.nodes.seen(to.0, to.1, stat.key, stat.kind(), who, 0);
-        }
     }
 
     /// Paths on record follow a rename, so that a restarted server finds what it has to drain.
@@ -505,13 +568,25 @@ fn lock_metas(files: &[Option<Arc<CacheFile>>; 2]) -> Vec<MutexGuard<'_, ()>> {
 type At<'a> = (Ino, &'a [u8]);
 
 /// A name that is going.
-struct Leaving {
+struct Leaving<'a> {
     stat: PfsStat,
-    ino: Option<Ino>,
+    node: Option<Reference<'a>>,
     held: Option<OwnedFd>,
     file: Option<Arc<CacheFile>>,
     /// The file goes with it.
     last: bool,
+}
+
+/// A reference to a node for as long as it lives.
+struct Reference<'a> {
+    fs: &'a CacheFs,
+    ino: Ino,
+}
+
+impl Drop for Reference<'_> {
+    fn drop(&mut self) {
+        drop(self.fs.nodes.forget(self.ino, 1));
+    }
 }
 
 fn acl_name() -> &'static str {

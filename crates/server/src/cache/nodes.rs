@@ -2,10 +2,14 @@
 //! the mount, what they are on the PFS, and under which names they were seen.
 //!
 //! Invariants: one node for a PFS inode, whatever its names; a node lives as long as it is
-//! referenced by the kernel, pinned, or the parent in a name of another node. Names are what was
+//! referenced by the kernel, pinned, or the parent in a name of another node, and one with a name as long as
+//! a mount that is away may hold it (`left`). Names are what was
 //! seen last, not what is: whoever uses a path looks that it leads to the node's key. Bounded by
 //! what the kernel keeps in its caches, and by [`NAMES_MAX`] names of one inode.
 
+mod left;
+#[cfg(test)]
+mod tests;
 use super::act::Who;
 use super::file::CacheFile;
 use super::nodes_log::{Line, NodesLog};
@@ -13,7 +17,9 @@ use super::pfs::Key;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::PathBytes;
 use forebay_proto::ids::INO_SHARD_SHIFT;
+use forebay_proto::net::session::ClientId;
 use forebay_proto::{Errno, Ino, Result, ShardId};
+use left::Away;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -41,7 +47,7 @@ struct Node {
     /// server itself may not.
     who: Who,
     file: Option<Arc<CacheFile>>,
-    /// Holds the PFS inode of a file that lost its last name while it was in use.
+    /// Holds the PFS inode of what lost its last name while it was in use.
     held: Option<Arc<OwnedFd>>,
 }
 
@@ -70,6 +76,10 @@ struct Table {
     log: Option<NodesLog>,
     /// Nodes of the last server, pinned until its mounts have said what they hold.
     restored: Vec<Ino>,
+    /// Names that the last server was giving when it ended.
+    moving: HashMap<Ino, (Ino, Box<[u8]>)>,
+    /// What mounts that are away may hold.
+    away: Away,
     /// The log is being read: nothing goes before it is known who holds what.
     replaying: bool,
 }
@@ -102,6 +112,8 @@ impl Nodes {
             shard: ShardId(0),
             log: None,
             restored: Vec::new(),
+            moving: HashMap::new(),
+            away: Away::default(),
             replaying: false,
         };
         let node = Node { pins: 1, ..Node::new(root, FileKind::Dir, Who::server()) };
@@ -177,11 +189,17 @@ impl Nodes {
     }
 
     /// A name does not lead there any more.
-    pub fn unname(&self, parent: Ino, name: &[u8], key: Key) {
+    pub fn unname(&self, ino: Ino, parent: Ino, name: &[u8]) {
         let mut table = self.0.lock();
-        if let Some(&ino) = table.by_key.get(&key) {
-            table.drop_name(ino, parent, name);
-        }
+        table.drop_name(ino, parent, name);
+        let files = table.drop_unused(ino);
+        drop(table);
+        drop(files);
+    }
+
+    /// A name leads there, whatever its PFS inode is now.
+    pub fn name(&self, ino: Ino, parent: Ino, name: &[u8]) {
+        self.0.lock().add_name(ino, parent, name);
     }
 
     /// Gives a node the data that it has on flash, or what another thread gave it before.
@@ -200,10 +218,10 @@ impl Nodes {
         drop(taken);
     }
 
-    /// Holds the PFS inode of a node that is losing its last name.
-    pub fn hold(&self, ino: Ino, fd: OwnedFd) {
+    /// Holds the PFS inode of a node that is about to lose its last name, or (`None`) kept it.
+    pub fn hold(&self, ino: Ino, fd: Option<OwnedFd>) {
         if let Some(node) = self.0.lock().nodes.get_mut(&ino) {
-            node.held = Some(Arc::new(fd));
+            node.held = fd.map(Arc::new);
         }
     }
 
@@ -252,9 +270,29 @@ impl Nodes {
         table.compact()
     }
 
-    /// All mounts of the last server have said what they hold, or are gone.
-    pub fn end_restoring(&self) {
+    /// A name is about to lead to this: noted for the next server, which looks whether it does.
+    pub fn moving(&self, ino: Ino, parent: Ino, name: &[u8]) {
+        let mut table = self.0.lock();
+        if table.log.is_some() {
+            table.note(&Line::Moving { ino, parent, name: PathBytes::new(name) });
+        }
+    }
+
+    /// What the last server was giving names to: its number, the directory, the name, its PFS inode.
+    pub fn moved(&self) -> Vec<(Ino, Ino, Box<[u8]>, Key)> {
+        let mut table = self.0.lock();
+        let moving = std::mem::take(&mut table.moving);
+        let known = |ino: Ino| table.nodes.get(&ino).map(|node| node.key);
+        let all = moving.into_iter().filter(|(_, (parent, _))| table.nodes.contains_key(parent));
+        all.filter_map(|(ino, (parent, name))| Some((ino, parent, name, known(ino)?))).collect()
+    }
+
+    /// All mounts of the last server have said what they hold, but for these, which are away.
+    pub fn end_restoring(&self, away: &[ClientId]) {
         let restored = std::mem::take(&mut self.0.lock().restored);
+        if !away.is_empty() {
+            self.left(away, restored.clone());
+        }
         for ino in restored {
             drop(self.unpin(ino));
         }
@@ -288,7 +326,8 @@ impl Table {
         let free = key.dev == 0
             && key.ino > Ino::ROOT.0
             && key.ino < OWN_NUMBERS
-            && !self.nodes.contains_key(&same);
+            && !self.nodes.contains_key(&same)
+            && !self.away.may_hold(same);
         let ino = match free {
             true => same,
             false => {
@@ -401,29 +440,29 @@ impl Table {
         match line {
             Line::Seen { ino, key, kind, parent, name, who } => {
                 if self.nodes.get(&ino).is_none_or(|node| node.key != key) {
-                    // Its number was free again meanwhile.
-                    let names = self.nodes.remove(&ino).map(|old| {
-                        self.by_key.remove(&old.key);
-                        old.names
-                    });
-                    for (parent, _) in names.unwrap_or_default() {
-                        self.child_left(parent);
-                    }
+                    // Its number was free again meanwhile. Names below it are still there, and go
+                    // one by one.
+                    let children = self.replaced(ino);
                     if let Some(other) = self.by_key.insert(key, ino) {
-                        self.nodes.remove(&other);
+                        self.replaced(other);
                     }
-                    self.nodes.insert(ino, Node::new(key, kind, who));
+                    self.nodes.insert(ino, Node { children, ..Node::new(key, kind, who) });
                     if ino.shard() == self.shard {
                         let count = ino.0 & ((1 << INO_SHARD_SHIFT) - 1);
                         self.next_own = self.next_own.max(count);
                     }
                 }
+                self.moving.remove(&ino);
                 if self.nodes.contains_key(&parent) {
                     self.add_name(ino, parent, name.as_bytes());
                 }
             }
             Line::Unnamed { ino, parent, name } => {
+                self.moving.remove(&ino);
                 self.drop_name(ino, parent, name.as_bytes());
+            }
+            Line::Moving { ino, parent, name } => {
+                self.moving.insert(ino, (parent, name.as_bytes().into()));
             }
             Line::Rekey { ino, key } => {
                 if let Some(node) = self.nodes.get_mut(&ino) {
@@ -433,6 +472,18 @@ impl Table {
                 }
             }
         }
+    }
+
+    /// Takes a node out whose number or PFS inode another one has now; how many names below it there are.
+    fn replaced(&mut self, ino: Ino) -> u64 {
+        let Some(old) = self.nodes.remove(&ino) else { return 0 };
+        if self.by_key.get(&old.key) == Some(&ino) {
+            self.by_key.remove(&old.key);
+        }
+        for (parent, _) in old.names {
+            self.child_left(parent);
+        }
+        old.children
     }
 
     fn child_left(&mut self, parent: Ino) {
@@ -454,7 +505,8 @@ impl Table {
             let unused = self
                 .nodes
                 .get(&ino)
-                .is_some_and(|node| node.lookups == 0 && node.children == 0 && node.pins == 0);
+                .is_some_and(|node| node.lookups == 0 && node.children == 0 && node.pins == 0)
+                && !self.is_awaited(ino);
             if !unused {
                 continue;
             }
@@ -473,6 +525,12 @@ impl Table {
         files
     }
 
+    /// True for what has a name, and a mount may come back for.
+    fn is_awaited(&self, ino: Ino) -> bool {
+        let named = || self.nodes.get(&ino).is_some_and(|node| !node.names.is_empty());
+        self.away.may_hold(ino) && named()
+    }
+
     fn path(&self, ino: Ino, back: usize) -> Result<Vec<u8>> {
         let mut parts: Vec<&[u8]> = Vec::new();
         let (mut at, mut back) = (ino, back);
@@ -488,112 +546,5 @@ impl Table {
         }
         parts.reverse();
         Ok(parts.join(&b'/'))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(ino: u64) -> Key {
-        Key { ino, ..Key::default() }
-    }
-
-    #[test]
-    fn paths_follow_renames_of_parents_and_links() {
-        let nodes = Nodes::new(key(100));
-        let who = Who::default();
-        let dir = nodes.seen(Ino::ROOT, b"d", key(7), FileKind::Dir, &who, 1);
-        let file = nodes.seen(dir, b"f", key(8), FileKind::File, &who, 1);
-        assert_eq!((dir, file), (Ino(7), Ino(8)));
-        assert_eq!(nodes.path(file), Ok(b"d/f".to_vec()));
-        nodes.seen(Ino::ROOT, b"e", key(7), FileKind::Dir, &who, 0);
-        assert_eq!(nodes.path(file), Ok(b"e/f".to_vec()));
-        nodes.seen(Ino::ROOT, b"link", key(8), FileKind::File, &who, 0);
-        assert_eq!(nodes.paths(file), [b"link".to_vec(), b"e/f".to_vec()]);
-        nodes.unname(Ino::ROOT, b"link", key(8));
-        assert_eq!(nodes.path(file), Ok(b"e/f".to_vec()));
-        nodes.unname(dir, b"f", key(8));
-        assert_eq!(nodes.path(file), Err(Errno::ENOENT));
-    }
-
-    #[test]
-    fn what_mounts_may_hold_is_known_to_the_next_server() {
-        let dir = tempfile::tempdir().unwrap();
-        let who = Who::default();
-        let shard = ShardId(3);
-        let open = || {
-            let nodes = Nodes::new(key(100));
-            nodes.persist(dir.path(), shard).unwrap();
-            nodes
-        };
-        let nodes = open();
-        let sub = nodes.seen(Ino::ROOT, b"d", key(7), FileKind::Dir, &who, 1);
-        let file = nodes.seen(sub, b"f", key(8), FileKind::File, &who, 1);
-        let odd = nodes.seen(sub, b"odd", Key { dev: 9, ..key(8) }, FileKind::File, &who, 1);
-        assert_eq!((sub, file), (Ino::new(shard, 7), Ino::new(shard, 8)));
-        // A rename, a drain that put another inode there, a file that is gone and its number free.
-        nodes.seen(Ino::ROOT, b"g", key(8), FileKind::File, &who, 0);
-        nodes.unname(sub, b"f", key(8));
-        nodes.rekey(file, key(18));
-        let gone = nodes.seen(Ino::ROOT, b"old", key(30), FileKind::File, &who, 1);
-        nodes.unname(Ino::ROOT, b"old", key(30));
-        nodes.forget(gone, 1);
-        let young = Key { born_ns: 4, ..key(30) };
-        assert_eq!(nodes.seen(Ino::ROOT, b"new", young, FileKind::File, &who, 1), gone);
-        drop(nodes);
-
-        // As the next one reads it, and as the one after it does, which reads it written anew.
-        for _ in 0..2 {
-            let next = open();
-            assert_eq!(next.path(file), Ok(b"g".to_vec()));
-            assert_eq!(next.get(file).unwrap().key, key(18));
-            assert_eq!(next.path(odd), Ok(b"d/odd".to_vec()));
-            assert_eq!(next.get(gone).unwrap().key, young);
-            let another = Key { dev: 5, ..key(8) };
-            let fresh = next.seen(Ino::ROOT, b"x", another, FileKind::File, &who, 1);
-            assert!(fresh != odd && fresh.shard() == shard);
-            next.unname(Ino::ROOT, b"x", another);
-            next.forget(fresh, 1);
-            assert!(next.reference(file) && !next.reference(Ino(77)));
-            next.end_restoring();
-            assert!(next.get(file).is_ok(), "it is held");
-            assert!(next.get(odd).is_err(), "nobody came back for it");
-            // For the next turn: known again.
-            next.seen(Ino::ROOT, b"d", key(7), FileKind::Dir, &who, 1);
-            next.seen(sub, b"odd", Key { dev: 9, ..key(8) }, FileKind::File, &who, 1);
-            let again = next.number(Key { dev: 9, ..key(8) }).unwrap();
-            if again != odd {
-                break;
-            }
-            next.seen(Ino::ROOT, b"new", young, FileKind::File, &who, 1);
-        }
-    }
-
-    #[test]
-    fn a_parent_stays_while_a_child_needs_it() {
-        let nodes = Nodes::new(key(100));
-        let who = Who::default();
-        let dir = nodes.seen(Ino::ROOT, b"d", key(7), FileKind::Dir, &who, 1);
-        let file = nodes.seen(dir, b"f", key(8), FileKind::File, &who, 1);
-        nodes.pin(file);
-        nodes.forget(file, 1);
-        nodes.forget(dir, 1);
-        assert_eq!(nodes.path(file), Ok(b"d/f".to_vec()));
-        nodes.unpin(file);
-        assert!(nodes.get(file).is_err());
-        assert!(nodes.get(dir).is_err(), "nothing needs it any more");
-    }
-
-    #[test]
-    fn numbers_are_those_of_the_pfs_where_they_are_free() {
-        let nodes = Nodes::new(key(1));
-        let who = Who::default();
-        let seen = |key, name| nodes.seen(Ino::ROOT, name, key, FileKind::File, &who, 1);
-        assert_eq!(seen(key(9), b"a"), Ino(9));
-        let again = Key { born_ns: 5, ..key(9) };
-        assert!(seen(again, b"b").0 > OWN_NUMBERS, "the number of a file that is still open");
-        assert!(seen(Key { dev: 3, ..key(12) }, b"c").0 > OWN_NUMBERS);
-        assert!(seen(key(u64::MAX), b"d").0 > OWN_NUMBERS);
     }
 }

@@ -1,8 +1,8 @@
 //! What a served cache knows of its inodes, kept for mounts that outlive the server: `cache.nodes` in
 //! the store's directory.
 //!
-//! A line for each new number, name, loss of a name and new PFS inode of a number, in the order in
-//! which they came; each with a CRC32C. Written before the answer that tells of it, not synced: it is
+//! A line for each new number, name, loss of a name, name that is about to be given and new PFS inode of a
+//! number, in the order in which they came; each with a CRC32C. Written before the answer that tells of it, not synced: it is
 //! for a kill of the server. What a power cut or a full flash takes is ESTALE for the mounts that held
 //! it. Invariant: a torn end is cut off, never guessed. Called by `nodes`.
 
@@ -31,6 +31,8 @@ pub(super) enum Line {
     Unnamed { ino: Ino, parent: Ino, name: PathBytes },
     /// It is another inode on the PFS.
     Rekey { ino: Ino, key: Key },
+    /// A name is about to lead to it: a rename is under way, unless a line about its names follows.
+    Moving { ino: Ino, parent: Ino, name: PathBytes },
 }
 
 /// The log.

@@ -48,17 +48,17 @@ impl CacheFs {
         let (source, stat) = self.open_source(ino, &who, flags)?;
         let file = self.attach(ino, &stat, &who)?;
         let _meta = file.meta.lock();
-        // A drain may have ended since: what it left counts.
+        // A drain may have ended since, or its last name gone: what it left counts.
         let stat = self.pfs.stat_fd(source.as_fd())?;
         self.must_be(ino, &stat)?;
-        self.revalidate(&file, &stat)?;
+        let is_lost = self.is_lost_or_valid(ino, &file, &stat)?;
         let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
         if reads || file.source().is_none() {
             file.set_source(reads.then(|| Arc::new(source)));
         }
         {
             let mut state = file.state.lock();
-            if state.gone {
+            if state.gone && !is_lost {
                 return Err(Errno::ESTALE);
             }
             state.opens += 1;
@@ -137,6 +137,10 @@ impl CacheFs {
     /// Opens the PFS file as the requester, as they opened it in the mount (but for O_TRUNC), and
     /// says what it is.
     fn open_source(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
+        self.moves.follow(|| self.open_source_now(ino, who, flags))
+    }
+
+    fn open_source_now(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
         let _settled = self.publishing.read_recursive();
         let known = self.nodes.get(ino)?;
         let access = match flags as i32 & libc::O_ACCMODE {
@@ -149,8 +153,14 @@ impl CacheFs {
         if let Some(held) = &known.held {
             let path = proc_path(held.as_fd(), b"");
             let flags = access | OFlags::CLOEXEC;
-            let fd =
-                rustix::fs::open(&path[..], flags, Mode::empty()).map_err(super::pfs::errno)?;
+            let open = || rustix::fs::open(&path[..], flags, Mode::empty());
+            let fd = match open().map_err(super::pfs::errno) {
+                Err(Errno::EACCES) if access == OFlags::RDONLY => {
+                    drop(_act);
+                    open().map_err(super::pfs::errno)?
+                }
+                opened => opened?,
+            };
             let stat = self.pfs.stat_fd(fd.as_fd())?;
             return Ok((File::from(fd), stat));
         }
@@ -170,6 +180,25 @@ impl CacheFs {
         }
         // Another file has its name, or nothing: the kernel looks again.
         Err(if last == Errno::ENOENT { Errno::ESTALE } else { last })
+    }
+
+    /// True if the file has lost its last name, by us: who knows its number goes on with it, as with any removed
+    /// file, and nothing of it drains. Else it is compared with what the PFS has. With `meta` locked.
+    pub(super) fn is_lost_or_valid(
+        &self,
+        ino: Ino,
+        file: &Arc<CacheFile>,
+        stat: &PfsStat,
+    ) -> Result<bool> {
+        if stat.nlink > 0 || self.nodes.get(ino)?.held.is_none() {
+            self.revalidate(file, stat)?;
+            return Ok(false);
+        }
+        if !file.state.lock().gone {
+            // Nothing was here of it when it was removed.
+            self.lose(file)?;
+        }
+        Ok(true)
     }
 
     /// ESTALE if a drain has put another inode in the place of this one. With `meta` locked.

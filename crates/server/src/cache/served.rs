@@ -8,6 +8,7 @@ use super::CacheFs;
 use super::act::Who;
 use super::pfs::{errno, proc_path};
 use forebay_proto::attr::FileKind;
+use forebay_proto::net::session::ClientId;
 use forebay_proto::{Caller, Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -15,10 +16,54 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 impl CacheFs {
-    /// The mounts of the last server have said what they hold, or are gone.
-    pub(crate) fn mounts_are_back(&self) {
-        self.nodes.end_restoring();
+    /// The mounts of the last server have said what they hold, or are away.
+    pub(crate) fn mounts_are_back(&self, away: &[ClientId]) {
+        self.nodes.end_restoring(away);
         self.drainer.hold(false);
+    }
+
+    /// A mount's session has ended while it held these: it may come back for what has a name.
+    pub(crate) fn mount_left(&self, client: ClientId, inos: Vec<Ino>) {
+        self.nodes.left(&[client], inos);
+    }
+
+    /// A mount has said what it holds, or will not come back.
+    pub(crate) fn mount_is_back(&self, client: ClientId) {
+        self.nodes.is_back(client);
+    }
+
+    /// Looks which names were given that the last server was giving when it was killed.
+    pub(super) fn settle_moves(&self) {
+        let mut moved = self.nodes.moved();
+        // A name may be in a directory that was being moved too.
+        for _ in 0..moved.len() {
+            moved.retain(|(ino, parent, name, key)| {
+                let Ok(dir) = self.nodes.path(*parent) else { return true };
+                let path =
+                    if dir.is_empty() { name.to_vec() } else { [&dir, &b"/"[..], name].concat() };
+                let is_there = self.pfs.stat(&path).is_ok_and(|stat| stat.key == *key);
+                if is_there {
+                    self.nodes.name(*ino, *parent, name);
+                }
+                !is_there
+            });
+        }
+    }
+
+    /// An error if the names of an inode do not lead a requester to it.
+    pub(crate) fn may_reach(&self, caller: &Caller, ino: Ino) -> Result<()> {
+        if self.nodes.get(ino)?.held.is_some() {
+            return Err(Errno::ESTALE);
+        }
+        self.open_node(ino, &Who::of(caller)).map(drop)
+    }
+
+    /// An error if a requester may not look up names in a directory.
+    pub(crate) fn may_search(&self, caller: &Caller, ino: Ino) -> Result<()> {
+        let who = Who::of(caller);
+        let dir = self.open_dir(&who, ino, OFlags::PATH)?;
+        let _act = who.act()?;
+        self.pfs.stat_at(dir.as_fd(), b".").map(drop)
     }
 
     /// The buffer has so much room from now on.
@@ -36,7 +81,8 @@ impl CacheFs {
         self.nodes.get(ino).map(|_| ())
     }
 
-    /// What a name leads to, if a mount may know it.
+    /// What a name leads to, if a mount may know it. Its number has this name from now on: a rename that
+    /// a kill cut may have given it one that nobody noted.
     pub(crate) fn peek(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
         let who = Who::of(caller);
         let dir = self.open_parent(&who, parent, name)?;
@@ -46,7 +92,9 @@ impl CacheFs {
             self.pfs.stat_at(dir.as_fd(), name)
         };
         match stat {
-            Ok(stat) => Ok(self.nodes.number(stat.key)),
+            Ok(stat) => {
+                Ok(self.nodes.number(stat.key).inspect(|ino| self.nodes.name(*ino, parent, name)))
+            }
             Err(Errno::ENOENT) => Ok(None),
             Err(e) => Err(e),
         }
@@ -77,13 +125,13 @@ impl CacheFs {
 
     /// The object of an open file, for the kernel that has it already.
     pub(crate) fn object(&self, ino: Ino) -> Result<Arc<File>> {
-        let file = self.nodes.get(ino)?.file.ok_or(Errno::EBADF)?;
+        let file = self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)?;
         Ok(Arc::new(self.flash.open(file.ino)?))
     }
 
     /// The inode on flash that has an open file's data, and the size of the file.
     pub(crate) fn data_of(&self, ino: Ino) -> Result<(Ino, u64)> {
-        let file = self.nodes.get(ino)?.file.ok_or(Errno::EBADF)?;
+        let file = self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)?;
         Ok((file.ino, self.flash.stat(file.ino)?.size_bytes))
     }
 

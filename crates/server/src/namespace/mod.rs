@@ -260,6 +260,12 @@ impl Namespace {
         Ok((capacity_bytes.saturating_sub(free), capacity_bytes))
     }
 
+    /// Inodes that are free, and all, without waiting for what is being reclaimed.
+    pub fn inodes(&self) -> (u64, u64) {
+        let usage = self.store.usage();
+        (usage.inodes_free, usage.inodes + usage.inodes_free)
+    }
+
     /// The store has grown to this capacity.
     pub fn set_capacity(&self, bytes: u64) {
         self.capacity_bytes.store(bytes, Ordering::Release);

@@ -142,6 +142,13 @@ fn servers<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(),
     }
 }
 
+/// The process of a mount on this node, if it is the one that connected.
+fn process_of(link: &Link, pid: u32) -> Option<peer::Process> {
+    let stream = link.stream();
+    let connected = stream.is_unix() && peer::identify(stream).is_ok_and(|who| who.pid == pid);
+    connected.then(|| peer::Process::of(stream)).flatten()
+}
+
 /// The first call of a connection says which session it belongs to.
 fn enter<B: Backend>(
     backend: &B,
@@ -157,9 +164,13 @@ fn enter<B: Backend>(
         Call::Attach(attach) => {
             let sessions = backend.sessions(who, &attach.buffer).map_err(LinkError::Refused)?;
             let acts_as = backend.acts_as(who, &attach.buffer).map_err(LinkError::Refused)?;
-            let entered = sessions
-                .attach(attach, acts_as)
-                .map(|(session, attached)| (session, Answer::Attached(Box::new(attached))));
+            let pid = attach.pid;
+            let entered = sessions.attach(attach, acts_as).map(|(session, attached)| {
+                if let Some(process) = process_of(link, pid) {
+                    session.lives_with(process);
+                }
+                (session, Answer::Attached(Box::new(attached)))
+            });
             (sessions, entered)
         }
         Call::Join { buffer, key } => {

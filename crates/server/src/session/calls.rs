@@ -144,7 +144,10 @@ impl Sessions {
             let seq = u64::from(request.slot.0) << 32 | u64::from(request.slot_seq);
             caller.request = RequestId { client: session.attach.client.0, seq };
         }
-        let local = local && self.facts.gives_objects;
+        // An object can be written by whoever has it, for as long as they like: only a kernel gets it that
+        // is believed to keep it for those who may.
+        let believed = self.cache.is_none() || session.acts_as.is_none();
+        let local = local && self.facts.gives_objects && believed;
         let at = At { sessions: self, session, caller, payload, local };
         if !request.call.is_once_only() {
             return at.answer(&request.call, room);
@@ -271,7 +274,7 @@ impl At<'_> {
             Call::Renew => Reply::of(Answer::Done),
             Call::Reclaim(part) => self.reclaim(part).into(),
             Call::Detach => {
-                self.sessions.detach(self.session);
+                self.sessions.detach(self.session, "detached");
                 Reply::of(Answer::Done)
             }
             Call::Places => Reply::of(Answer::Places(self.sessions.facts.places.shards())),
@@ -388,6 +391,9 @@ impl At<'_> {
     /// ended. What does not exist any more is passed over: it is ESTALE when it is used.
     fn reclaim(&self, part: &Reclaim) -> Result<Answer> {
         for &(ino, count) in &part.references {
+            if !self.may_have_held(ino) {
+                continue;
+            }
             for _ in 0..count {
                 if !self.sessions.inodes.take_reference(ino) {
                     break;
@@ -403,7 +409,11 @@ impl At<'_> {
         }
         let lost = self.restore_locks(&part.locks);
         if part.last {
-            self.sessions.grace.reclaimed(self.session.attach.client);
+            let client = self.session.attach.client;
+            self.sessions.grace.reclaimed(client);
+            if let Some(cache) = &self.sessions.cache {
+                cache.mount_is_back(client);
+            }
         }
         Ok(Answer::Reclaimed { lost })
     }

@@ -76,6 +76,7 @@ impl At<'_> {
             Call::Tmpfile { .. } => Err(Errno::EOPNOTSUPP),
             Call::DirLimit(ino) => cache.dir_limit(ino).map(Answer::Limit),
             Call::List { ino, after, limit, max_bytes, plus } => {
+                let plus = plus && self.may_stat_below(cache, ino);
                 self.list(ino, after, limit, max_bytes.min(MAX_LISTING_BYTES), plus)
             }
             Call::Setattr { ino, ref change } => self.cache_setattr(cache, ino, change),

@@ -1,7 +1,8 @@
 //! Calls on the data of a cache's files, and which mounts have them open.
 //!
 //! A cache drains a file after its last close, and reads what a kernel wrote then. So all opens are
-//! counted, those by descriptor and those that are served, for each session: they end with it.
+//! counted, those by descriptor and those that are served, for each session: they end with it, and so does
+//! the reference that they have together to each inode.
 //! Invariant: a file that a client's kernel may have written while its session had ended is read when the
 //! client is back, also if a drain has made it clean meanwhile.
 
@@ -48,20 +49,32 @@ impl Opens {
         self.writing.contains(&ino)
     }
 
-    /// Takes up to `count` off; how many there were.
-    fn take(&mut self, ino: Ino, count: u64, local: bool) -> u64 {
+    fn has(&self, ino: Ino) -> bool {
+        self.local.contains_key(&ino) || self.served.contains_key(&ino)
+    }
+
+    /// Notes opens; true if there was none of this inode.
+    fn add(&mut self, ino: Ino, count: u64, local: bool) -> bool {
+        let is_first = !self.has(ino);
+        *self.of(local).entry(ino).or_insert(0) += count;
+        is_first
+    }
+
+    /// Takes up to `count` off; how many there were, and whether the last one went.
+    fn take(&mut self, ino: Ino, count: u64, local: bool) -> (u64, bool) {
         let opens = self.of(local);
-        let Some(have) = opens.get_mut(&ino) else { return 0 };
+        let Some(have) = opens.get_mut(&ino) else { return (0, false) };
         let given = count.min(*have);
         *have -= given;
         if *have == 0 {
             opens.remove(&ino);
         }
-        if !self.local.contains_key(&ino) && !self.served.contains_key(&ino) {
+        let is_last = !self.has(ino);
+        if is_last {
             self.writing.remove(&ino);
             self.reading.remove(&ino);
         }
-        given
+        (given, is_last)
     }
 }
 
@@ -77,9 +90,12 @@ impl Sessions {
     /// Opens of a session are over.
     pub(super) fn closed(&self, session: &Session, ino: Ino, count: u64, local: bool) {
         let Some(cache) = &self.cache else { return };
-        let given = session.opens.lock().take(ino, count, local);
+        let (given, is_last) = session.opens.lock().take(ino, count, local);
         for _ in 0..given {
             cache.release(ino, local);
+        }
+        if is_last {
+            cache.forget(ino, 1);
         }
     }
 
@@ -93,6 +109,7 @@ impl Sessions {
             let mut table = self.table.lock();
             table.writing.entry(session.attach.client).or_default().extend(writing);
         }
+        let all: HashSet<Ino> = opens.served.keys().chain(opens.local.keys()).copied().collect();
         for (list, local) in [(opens.served, false), (opens.local, true)] {
             for (ino, count) in list {
                 for _ in 0..count {
@@ -100,10 +117,21 @@ impl Sessions {
                 }
             }
         }
+        for ino in all {
+            cache.forget(ino, 1);
+        }
     }
 }
 
 impl At<'_> {
+    /// What is open is referenced. A mount gives references and opens back by different ways: a number must
+    /// not mean another file before the last close of this one is heard of.
+    fn refer(&self, is_first: bool, ino: Ino) {
+        if let (true, Some(cache)) = (is_first, &self.sessions.cache) {
+            cache.take_reference(ino);
+        }
+    }
+
     /// An open was given out.
     pub(super) fn opened(&self, ino: Ino, local: bool, open_flags: u32) {
         if local {
@@ -111,7 +139,7 @@ impl At<'_> {
         }
         {
             let mut opens = self.session.opens.lock();
-            *opens.of(local).entry(ino).or_insert(0) += 1;
+            self.refer(opens.add(ino, 1, local), ino);
             if writes(open_flags) {
                 opens.writing.insert(ino);
             }
@@ -140,7 +168,10 @@ impl At<'_> {
                         .writing
                         .get(&client)
                         .is_some_and(|w| w.contains(&ino));
-                // Only whose kernel is believed is believed what it had open how.
+                // Only whose kernel is believed is believed what it had open, and how.
+                if self.must_know(ino).is_err() {
+                    continue;
+                }
                 let may = |flags| match &self.session.acts_as {
                     None => true,
                     Some(who) => cache.may_open(who, ino, flags).is_ok(),
@@ -153,7 +184,7 @@ impl At<'_> {
                 match cache.reopen(ino, count, local, written) {
                     Ok(by_kernel) => {
                         let mut opens = self.session.opens.lock();
-                        *opens.of(local).entry(ino).or_insert(0) += count;
+                        self.refer(opens.add(ino, count, local), ino);
                         if writing && (by_kernel || !local) {
                             opens.writing.insert(ino);
                         }

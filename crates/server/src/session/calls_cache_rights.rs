@@ -4,7 +4,8 @@
 //! what, as for any file system, and calls carry who asks. A user's mount, or one with a buffer's secret, could
 //! be any program: its calls have the rights of one user (`Session::acts_as`), and here each is held
 //! to what this user may do on the PFS: nothing is reached but by names that were looked up as this user,
-//! no data is read or written but of files that were opened so. Called before any call on a cache.
+//! no data is read or written but of files that were opened so; what it says to hold from before a restart is
+//! looked for by its names as this user. Called before any call on a cache.
 
 use super::calls::At;
 use crate::cache::CacheFs;
@@ -73,6 +74,27 @@ impl At<'_> {
             }
             Call::Fsync { ino, .. } => held(ino),
             _ => Ok(()),
+        }
+    }
+
+    /// True if a listing may tell attributes, as `stat` of each name does.
+    pub(super) fn may_stat_below(&self, cache: &CacheFs, ino: Ino) -> bool {
+        self.session.acts_as.is_none() || cache.may_search(&self.caller, ino).is_ok()
+    }
+
+    /// True if this mount may have looked up what it says to hold from an earlier session.
+    pub(super) fn may_have_held(&self, ino: Ino) -> bool {
+        match (&self.sessions.cache, &self.session.acts_as) {
+            (Some(cache), Some(who)) => ino == Ino::ROOT || cache.may_reach(who, ino).is_ok(),
+            _ => true,
+        }
+    }
+
+    /// An error if this mount speaks of what it was not given.
+    pub(super) fn must_know(&self, ino: Ino) -> Result<()> {
+        match self.sessions.cache.is_some() && self.session.acts_as.is_some() {
+            true => self.must_hold(ino),
+            false => Ok(()),
         }
     }
 

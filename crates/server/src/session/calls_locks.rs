@@ -25,6 +25,7 @@ impl At<'_> {
                 })))
             }
             LockCall::Set { spec, wait } => {
+                self.must_know(spec.ino)?;
                 must_exist(self.sessions, spec)?;
                 let waiter = wait.map(|ticket| {
                     let asking = Arc::downgrade(self.session);
@@ -60,7 +61,10 @@ impl At<'_> {
     /// that somebody else has got meanwhile are lost.
     pub(super) fn restore_locks(&self, held: &[LockSpec]) -> Vec<LockSpec> {
         let (locks, session) = (&self.sessions.locks, self.session.id());
-        held.iter().filter(|spec| locks.restore(session, spec).is_err()).copied().collect()
+        let restored = |spec: &LockSpec| {
+            self.must_know(spec.ino).and_then(|()| locks.restore(session, spec)).is_ok()
+        };
+        held.iter().filter(|spec| !restored(spec)).copied().collect()
     }
 }
 

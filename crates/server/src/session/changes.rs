@@ -1,14 +1,14 @@
 //! Changes: what must be recalled before they are made, and their order within a directory.
 
 use super::leases::Subject;
-use super::{LEASE, Session, Sessions};
+use super::{DEAD, DEATH_LOOK, LEASE, Session, Sessions};
 use forebay_proto::Ino;
 use forebay_proto::api::Notify;
 use forebay_proto::net::session::SessionId;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Most files whose bytes have gone and that nobody was told of yet.
@@ -101,8 +101,23 @@ impl Sessions {
             told.push((holder, serial));
         }
         for (holder, serial) in told {
-            if !holder.channel.wait(serial, until) {
-                self.end(&holder, "it did not answer a recall");
+            self.wait_for(&holder, serial, until);
+        }
+    }
+
+    /// Waits until a client has done what it was told. One that does not within its lease is ended, and
+    /// one that has died at once.
+    fn wait_for(&self, holder: &Arc<Session>, serial: u64, until: Instant) {
+        loop {
+            let look = until.min(Instant::now() + DEATH_LOOK);
+            if holder.channel.wait(serial, look) {
+                return;
+            }
+            if holder.is_dead() {
+                return self.detach(holder, DEAD);
+            }
+            if Instant::now() >= until {
+                return self.end(holder, "it did not answer a recall");
             }
         }
     }
@@ -189,9 +204,7 @@ impl Sessions {
         let sessions: Vec<_> = self.table.lock().sessions.values().cloned().collect();
         let told: Vec<_> = sessions.iter().map(|session| session.channel.last_recall()).collect();
         for (session, serial) in sessions.iter().zip(told) {
-            if !session.channel.wait(serial, until) {
-                self.end(session, "it did not answer a recall");
-            }
+            self.wait_for(session, serial, until);
         }
     }
 }

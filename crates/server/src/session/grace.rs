@@ -22,6 +22,8 @@ struct State {
     awaited: BTreeSet<u64>,
     until: Instant,
     over_told: bool,
+    /// Did not come back in time.
+    given_up: Vec<ClientId>,
 }
 
 /// The clients of a buffer.
@@ -43,6 +45,7 @@ impl Grace {
             clients,
             until: Instant::now() + lease,
             over_told: false,
+            given_up: Vec::new(),
         };
         let over = AtomicBool::new(state.awaited.is_empty());
         Ok(Grace { file, state: Mutex::new(state), changed: Condvar::new(), over })
@@ -106,12 +109,18 @@ impl Grace {
             "mounts of the last server did not come back"
         );
         let gone = std::mem::take(&mut state.awaited);
+        state.given_up.extend(gone.iter().map(|client| ClientId(*client)));
         self.over.store(true, Ordering::Release);
         state.clients.retain(|client| !gone.contains(client));
         if let Err(error) = write(&self.file, &state.clients) {
             tracing::warn!(%error, "cannot record that mounts have gone; the next start waits for them");
         }
         self.changed.notify_all();
+    }
+
+    /// Clients that did not come back in time, told once. They may come later.
+    pub(super) fn given_up(&self) -> Vec<ClientId> {
+        std::mem::take(&mut self.state.lock().given_up)
     }
 
     /// True once, when the grace is over.
@@ -174,6 +183,7 @@ mod tests {
         second.wait();
         assert!(begun.elapsed() >= Duration::from_millis(40), "9 was waited for");
         assert!(second.just_over() && second.is_over());
+        assert_eq!((second.given_up(), second.given_up()), (vec![ClientId(9)], vec![]));
 
         let third = Grace::open(file, lease).unwrap();
         assert_eq!(third.state.lock().awaited, BTreeSet::from([7]), "9 is not waited for again");

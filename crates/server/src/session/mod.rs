@@ -20,7 +20,7 @@
 //! * What a client gives back is bounded by what this server gave it: no client can take another
 //!   one's references, locks or leases.
 //! * A session ends once: detached, or not heard of for [`LEASE`], or deaf to a recall for as
-//!   long; all it held is then given back. Calls of an ended session are answered so.
+//!   long, or when its mount's process has died on this node; all it held is then given back. Calls of an ended session are answered so.
 //! * No lock is held while a client is waited for, but for the order lock of the directory that
 //!   is being changed; a client never needs that lock to answer a recall.
 //!
@@ -51,6 +51,8 @@ mod slots;
 mod sync;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_cache;
 
 pub use calls::Reply;
 
@@ -59,6 +61,7 @@ use crate::locks::LockTable;
 use crate::metrics::CallCounts;
 use crate::namespace::Namespace;
 use crate::places::Places;
+use forebay_net::peer::Process;
 use forebay_proto::api::FileSystem;
 use forebay_proto::metrics::BufferMetrics;
 use forebay_proto::net::ledger::MountedClient;
@@ -74,8 +77,8 @@ use recall::Channel;
 use sizes::Sizes;
 use slots::{OldClients, Slots};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// A session ends when nothing was heard of it for so long.
@@ -84,6 +87,10 @@ pub const LEASE: Duration = Duration::from_secs(12);
 pub const MAX_SESSIONS: usize = 1024;
 /// How often ended sessions are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
+/// How often it is looked, while a client's answer is waited for, whether its process has died.
+const DEATH_LOOK: Duration = Duration::from_millis(20);
+/// Why a session has ended.
+const DEAD: &str = "its mount's process has died";
 
 /// Sessions are numbered over all buffers of the process.
 static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
@@ -132,6 +139,10 @@ pub struct Session {
     /// Opens of a cache's files.
     opens: Mutex<calls_cache_data::Opens>,
     over: AtomicBool,
+    /// Its client will not come back.
+    detached: AtomicBool,
+    /// The client's process, if it is on this node.
+    process: OnceLock<Process>,
 }
 
 impl Session {
@@ -143,6 +154,17 @@ impl Session {
     /// True once it has ended.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
+    }
+
+    /// The client is over when this process is.
+    pub fn lives_with(&self, process: Process) {
+        // A session is attached once.
+        let _ = self.process.set(process);
+    }
+
+    /// True if the client has died: its kernel has let go of the mount, and asks nothing any more.
+    fn is_dead(&self) -> bool {
+        self.process.get().is_some_and(Process::is_dead)
     }
 
     fn hear(&self) {
@@ -297,6 +319,8 @@ impl Sessions {
                 held: Mutex::default(),
                 opens: Mutex::default(),
                 over: AtomicBool::new(false),
+                detached: AtomicBool::new(false),
+                process: OnceLock::new(),
             });
             table.sessions.insert(session.id, Arc::clone(&session));
             session
@@ -359,14 +383,20 @@ impl Sessions {
         self.locks.drop_session(session.id);
         self.end_opens(session);
         let held = std::mem::take(&mut *session.held.lock());
+        if let Some(cache) = &self.cache
+            && !session.detached.load(Ordering::Acquire)
+        {
+            cache.mount_left(session.attach.client, held.keys().copied().collect());
+        }
         for (ino, count) in held {
             self.inodes.forget(ino, count);
         }
     }
 
     /// Ends a session because its client says so: it will not come back.
-    fn detach(&self, session: &Arc<Session>) {
-        self.end(session, "detached");
+    fn detach(&self, session: &Arc<Session>, why: &str) {
+        session.detached.store(true, Ordering::Release);
+        self.end(session, why);
         if let Err(error) = self.grace.detached(session.attach.client) {
             tracing::warn!(%error, "cannot record that a client has gone");
         }
@@ -381,6 +411,9 @@ impl Sessions {
 
     /// A client will not repeat its last calls any more.
     fn forget_answers(&self, client: ClientId) {
+        if let Some(cache) = &self.cache {
+            cache.mount_is_back(client);
+        }
         if let Err(error) = self.namespace.forget_answers(client.0) {
             tracing::warn!(%error, "the last answers to a client that has gone are kept");
         }
@@ -389,14 +422,17 @@ impl Sessions {
     /// Ends sessions whose lease is over; true if there will be no more.
     fn sweep(&self) -> bool {
         let now = Instant::now();
-        let (ended, closed): (Vec<_>, bool) = {
+        let (all, closed): (Vec<_>, bool) = {
             let table = self.table.lock();
-            let silent =
-                |s: &&Arc<Session>| s.busy.load(Ordering::Acquire) == 0 && s.lease_end() < now;
-            (table.sessions.values().filter(silent).cloned().collect(), table.closed)
+            (table.sessions.values().cloned().collect(), table.closed)
         };
-        for session in ended {
-            self.end(&session, "its lease is over");
+        for session in all {
+            let is_idle = session.busy.load(Ordering::Acquire) == 0;
+            if is_idle && !closed && session.is_dead() {
+                self.detach(&session, DEAD);
+            } else if is_idle && session.lease_end() < now {
+                self.end(&session, "its lease is over");
+            }
         }
         self.tell_bytes_gone();
         while let Some(client) = {
@@ -410,7 +446,7 @@ impl Sessions {
             self.table.lock().old.unpin();
             self.namespace.release_orphans();
             if let Some(cache) = &self.cache {
-                cache.mounts_are_back();
+                cache.mounts_are_back(&self.grace.given_up());
             }
         }
         closed

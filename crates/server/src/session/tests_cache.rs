@@ -1,0 +1,319 @@
+//! Sessions over a cache, without sockets: what a mount is given whose kernel is not believed, and what a
+//! mount finds again whose session had ended.
+
+use super::*;
+use crate::cache::{CacheOptions, When};
+use crate::flash::{Store, StoreKey, StoreOptions};
+use crate::{Server, ServerOptions};
+use forebay_proto::control::{PathBytes, StoreKind, Verify};
+use forebay_proto::net::ledger::AccessMode;
+use forebay_proto::net::session::{LockCall, LockKind, LockSpec, Reclaim, SlotId};
+use forebay_proto::net::{Answer, Call, GivenBack, Request};
+use forebay_proto::{Cookie, ServerId};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+const USER: u32 = 4242;
+const READ: u32 = libc::O_RDONLY as u32;
+const WRITE: u32 = libc::O_WRONLY as u32;
+
+struct Rig {
+    dir: tempfile::TempDir,
+    _server: Arc<Server>,
+    sessions: Arc<Sessions>,
+}
+
+/// A mount: its session, and how many calls it made.
+struct Mount<'a> {
+    rig: &'a Rig,
+    session: Arc<Session>,
+    made: std::cell::Cell<u32>,
+}
+
+fn user() -> Option<Caller> {
+    Some(Caller { uid: USER, gid: USER, groups: vec![USER], ..Caller::default() })
+}
+
+fn mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let dir = tempfile::tempdir().unwrap();
+        mode(dir.path(), 0o755);
+        let (flash, pfs) = (dir.path().join("flash"), dir.path().join("pfs"));
+        std::fs::create_dir(&flash).unwrap();
+        std::fs::create_dir(&pfs).unwrap();
+        let store = Store::find_or_create(&StoreOptions {
+            flash: std::fs::canonicalize(flash).unwrap(),
+            key: StoreKey::Mount { mount_point: PathBytes::Text("/b".into()) },
+            capacity_bytes: 64 << 20,
+            kind: Some(StoreKind::Directory),
+            shared: false,
+        })
+        .unwrap();
+        let cache = CacheOptions {
+            pfs,
+            ttl: Duration::ZERO,
+            writes_by_kernel: true,
+            policy: When::End.into(),
+            verify: Verify::Cache,
+            rate_bytes_per_s: 0,
+            served: Some(ShardId(0)),
+        };
+        let options = ServerOptions { cache: Some(cache), ..ServerOptions::default() };
+        let server = Server::open(store.clone(), options).unwrap();
+        let facts = BufferFacts {
+            uuid: store.record().uuid.clone(),
+            shard: ShardId(0),
+            places: Places::of_one(ServerId(7)),
+            incarnation: 1,
+            node: NodeId("here".into()),
+            unix_socket: None,
+            volatile: store.volatile(),
+            gives_objects: true,
+            capacity_bytes: store.capacity_bytes(),
+            private: None,
+            cache: Some(CacheFacts { access: AccessMode::Striped, ttl_ms: 0 }),
+        };
+        let cache = server.cache().cloned();
+        let clients = store.dir().join("clients");
+        let sessions =
+            Sessions::new(Arc::clone(server.namespace()), cache, facts, clients).unwrap();
+        Rig { dir, _server: server, sessions }
+    }
+
+    fn pfs(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join("pfs").join(name)
+    }
+
+    fn put(&self, name: &str, text: &str, bits: u32) {
+        std::fs::write(self.pfs(name), text).unwrap();
+        mode(&self.pfs(name), bits);
+    }
+
+    fn attach(&self, client: u64, acts_as: Option<Caller>, holds: &[Ino]) -> Mount<'_> {
+        let attach = Attach {
+            buffer: "b".into(),
+            client: ClientId(client),
+            host: "h".into(),
+            pid: 1,
+            node: NodeId("here".into()),
+        };
+        let (session, _) = self.sessions.attach(attach, acts_as).unwrap();
+        let mount = Mount { rig: self, session, made: Default::default() };
+        let references = holds.iter().map(|ino| (*ino, 1)).collect();
+        let reclaim = Reclaim { references, last: true, ..Reclaim::default() };
+        assert!(matches!(mount.call(Call::Reclaim(reclaim)).answer, Answer::Reclaimed { .. }));
+        mount
+    }
+}
+
+impl Mount<'_> {
+    fn call(&self, call: Call<'_>) -> Reply {
+        self.call_with(call, b"")
+    }
+
+    fn call_with(&self, call: Call<'_>, payload: &[u8]) -> Reply {
+        self.made.set(self.made.get() + 1);
+        let request = Request {
+            session: self.session.id(),
+            slot: SlotId(0),
+            slot_seq: self.made.get(),
+            cpu: None,
+            given_back: GivenBack::default(),
+            caller: Caller::root(),
+            call,
+        };
+        self.rig.sessions.call(&self.session, &request, payload, &mut Vec::new(), true)
+    }
+
+    fn lookup(&self, parent: Ino, name: &str) -> Result<Ino> {
+        match self.call(Call::Lookup { parent, name: name.as_bytes() }).answer {
+            Answer::Entry { attr, .. } => Ok(attr.attr.ino),
+            Answer::Absent { .. } => Err(Errno::ENOENT),
+            other => failed(other),
+        }
+    }
+
+    fn getattr(&self, ino: Ino) -> Result<u32> {
+        match self.call(Call::Getattr(ino)).answer {
+            Answer::Attr(kept) => Ok(kept.attr.nlink),
+            other => failed(other),
+        }
+    }
+
+    /// True if the object came with the answer.
+    fn open(&self, ino: Ino, open_flags: u32) -> Result<bool> {
+        let reply = self.call(Call::Open { ino, open_flags, kill_suid: false, want_local: true });
+        match reply.answer {
+            Answer::Opened { local } => {
+                assert_eq!(local, reply.file.is_some());
+                Ok(local)
+            }
+            other => failed(other),
+        }
+    }
+
+    fn write(&self, ino: Ino) -> Result<u64> {
+        let call = Call::Write { ino, offset: 0, append: false, kill_suid: false, sync: false };
+        match self.call_with(call, b"x").answer {
+            Answer::Count(count) => Ok(count),
+            other => failed(other),
+        }
+    }
+
+    /// How many entries a directory has, and how many of them came with attributes.
+    fn list(&self, ino: Ino) -> Result<(usize, usize)> {
+        let limit = Cookie(u64::MAX);
+        let call = Call::List { ino, after: Cookie(0), limit, max_bytes: 1 << 16, plus: true };
+        match self.call(call).answer {
+            Answer::Listing { entries, .. } => {
+                let told = entries.iter().filter(|entry| entry.attr.is_some()).count();
+                Ok((entries.len(), told))
+            }
+            other => failed(other),
+        }
+    }
+
+    fn lock(&self, ino: Ino) -> Result<()> {
+        let spec = LockSpec {
+            ino,
+            kind: LockKind::Posix,
+            owner: 1,
+            pid: 1,
+            start: 0,
+            end: u64::MAX,
+            exclusive: true,
+        };
+        match self.call(Call::Lock(LockCall::Set { spec, wait: None })).answer {
+            Answer::Lock(_) => Ok(()),
+            other => failed(other),
+        }
+    }
+}
+
+fn failed<T>(answer: Answer) -> Result<T> {
+    match answer {
+        Answer::Failed(errno) => Err(Errno(errno)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_mount_that_is_not_believed_gets_no_object_and_reaches_nothing_by_its_number() {
+    assert!(rustix::process::geteuid().is_root(), "only root can act as others");
+    let rig = Rig::new();
+    mode(&rig.pfs(""), 0o755);
+    rig.put("readable", "for all to read", 0o644);
+    std::fs::create_dir(rig.pfs("closed")).unwrap();
+    rig.put("closed/inside", "for whom the directory is open", 0o666);
+    mode(&rig.pfs("closed"), 0o700);
+    std::fs::create_dir(rig.pfs("listed")).unwrap();
+    rig.put("listed/f", "by name only", 0o644);
+    mode(&rig.pfs("listed"), 0o744);
+
+    let root = rig.attach(1, None, &[]);
+    let readable = root.lookup(Ino::ROOT, "readable").unwrap();
+    assert_eq!(root.open(readable, READ), Ok(true), "root's kernel gets the object");
+    let closed = root.lookup(Ino::ROOT, "closed").unwrap();
+    let inside = root.lookup(closed, "inside").unwrap();
+    assert_eq!(root.list(root.lookup(Ino::ROOT, "listed").unwrap()), Ok((3, 1)));
+
+    // What a program of the user's may say, that claims to hold what root looked up.
+    let theirs = rig.attach(2, user(), &[readable, closed, inside]);
+    assert_eq!(theirs.getattr(readable), Ok(1), "its name leads the user there");
+    assert_eq!(theirs.getattr(inside), Err(Errno::ESTALE));
+    assert_eq!(theirs.open(inside, READ), Err(Errno::ESTALE));
+    assert_eq!(theirs.lock(inside), Err(Errno::ESTALE));
+    assert_eq!(theirs.lookup(closed, "inside"), Err(Errno::EACCES));
+    assert_eq!(theirs.open(readable, READ), Ok(false), "whoever has the object can write it");
+    assert_eq!(theirs.write(readable), Err(Errno::EBADF));
+    assert_eq!(theirs.open(readable, WRITE), Err(Errno::EACCES));
+    assert_eq!(theirs.lock(readable), Ok(()));
+    let listed = theirs.lookup(Ino::ROOT, "listed").unwrap();
+    assert_eq!(theirs.list(listed), Ok((3, 0)), "names, as `ls` shows them");
+    assert_eq!(std::fs::read(rig.pfs("readable")).unwrap(), b"for all to read");
+
+    // A removed file has no name that could say who may have it.
+    let kept = root.lookup(Ino::ROOT, "readable").unwrap();
+    root.call(Call::Unlink { parent: Ino::ROOT, name: b"readable" });
+    assert_eq!(root.getattr(kept), Ok(0));
+    assert_eq!(rig.attach(3, user(), &[kept]).getattr(kept), Err(Errno::ESTALE));
+    rig.sessions.close();
+}
+
+#[test]
+fn a_mount_whose_session_had_ended_finds_what_has_a_name_and_nothing_else() {
+    let rig = Rig::new();
+    std::fs::create_dir(rig.pfs("d")).unwrap();
+    for name in ["d/f", "d/moves", "d/goes"] {
+        rig.put(name, name, 0o644);
+    }
+    let (here, away) = (rig.attach(1, None, &[]), rig.attach(2, None, &[]));
+    let dir = away.lookup(Ino::ROOT, "d").unwrap();
+    let all = ["f", "moves", "goes"].map(|name| away.lookup(dir, name).unwrap());
+    assert_eq!(away.open(all[0], READ), Ok(true));
+    rig.sessions.end(&away.session, "its lease is over");
+    assert!(matches!(away.call(Call::Getattr(all[0])).answer, Answer::SessionOver));
+    // Nobody holds any of it now. Names change, and the PFS gives an old number to a new file.
+    let dir_here = here.lookup(Ino::ROOT, "d").unwrap();
+    assert_eq!(dir_here, dir);
+    let moves = Call::Rename {
+        parent: dir,
+        name: b"moves",
+        new_parent: Ino::ROOT,
+        new_name: b"moved",
+        flags: 0,
+    };
+    assert!(matches!(here.call(moves).answer, Answer::Done));
+    here.call(Call::Unlink { parent: dir, name: b"goes" });
+    for n in 0..20 {
+        let name = format!("new{n}");
+        rig.put(&format!("d/{name}"), "", 0o644);
+        assert_ne!(here.lookup(dir, &name), Ok(all[2]), "somebody may come back with this number");
+    }
+    here.call(Call::Forget(vec![(dir, 1)]));
+
+    let holds = [dir, all[0], all[1], all[2]];
+    let back = rig.attach(2, None, &holds);
+    assert_eq!((back.getattr(dir), back.getattr(all[0])), (Ok(2), Ok(1)));
+    assert_eq!(back.getattr(all[1]), Ok(1), "under its new name");
+    assert_eq!(back.getattr(all[2]), Err(Errno::ESTALE), "it is gone");
+    assert_eq!(back.open(all[0], READ), Ok(true));
+    // Who says that it will not come back is not waited for.
+    back.call(Call::Detach);
+    here.call(Call::Forget(vec![(all[1], 1)]));
+    let late = rig.attach(2, None, &[all[0]]);
+    assert_eq!(late.getattr(all[0]), Err(Errno::ESTALE));
+    rig.sessions.close();
+}
+
+/// A mount tells of closes when no other call waits, and of references that it gives back with the next one.
+#[test]
+fn a_number_means_no_other_file_before_its_last_close_is_heard_of() {
+    let rig = Rig::new();
+    let mount = rig.attach(1, None, &[]);
+    let args = forebay_proto::api::CreateArgs { mode: 0o644, umask: 0 };
+    let create = |name: &str| {
+        let name = name.as_bytes();
+        let call = Call::Create { parent: Ino::ROOT, name, args, want_local: false, near: None };
+        match mount.call(call).answer {
+            Answer::Created { attr, .. } => attr.attr.ino,
+            other => panic!("{other:?}"),
+        }
+    };
+    let old = create("old");
+    mount.call(Call::Unlink { parent: Ino::ROOT, name: b"old" });
+    mount.call(Call::Forget(vec![(old, 1)]));
+    // A PFS that gives numbers out again gives this one now.
+    let new: Vec<Ino> = (0..20).map(|n| create(&format!("new{n}"))).collect();
+    assert!(!new.contains(&old));
+    mount.call(Call::Close(vec![(old, 1)]));
+    for ino in new {
+        assert_eq!(mount.write(ino), Ok(1));
+    }
+    assert_eq!(mount.getattr(old), Err(Errno::ESTALE), "nothing holds it any more");
+    rig.sessions.close();
+}
