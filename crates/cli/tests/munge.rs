@@ -5,8 +5,13 @@
 mod common;
 
 use common::{Flash, Rig, failure, text};
+use forebay_net::handshake::{Gate, Vouched, accept};
+use forebay_net::{Link, Stream};
+use forebay_proto::net::auth::{Key, Refusal, Secret};
+use forebay_proto::net::frame::Kind;
 use serde_json::Value;
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -72,6 +77,35 @@ fn as_user(program: &Path, server: &str, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
+/// Lets everybody in, without asking MUNGE.
+struct Stranger;
+
+impl Gate for Stranger {
+    fn secret(&self, _: &Key) -> Result<Secret, Refusal> {
+        Ok(Secret::from_bytes([1; 32]))
+    }
+
+    fn munge(&self, _: &str, _: &str) -> Result<Vouched, Refusal> {
+        Ok(Vouched { uid: 0, gid: 0, secret: Secret::from_bytes([1; 32]) })
+    }
+}
+
+/// Something else listens where a server should be.
+fn who_cannot_read_the_credential_is_told_nothing(program: &Path) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let listens = std::thread::spawn(move || {
+        let mut link = Link::new(Stream::from_tcp(listener.accept().unwrap().0).unwrap());
+        accept(&mut link, "stranger", 9, 1, &Stranger).unwrap();
+        // The client has gone: no question came.
+        link.receive_json::<Value>(Kind::Ledger).map(|(_, question)| question)
+    });
+    let asked = as_user(program, &address, &["buffer", "list"]);
+    let said = failure(&asked, 1);
+    assert!(said.contains("cannot read the MUNGE credential"), "{said}");
+    assert!(listens.join().unwrap().is_err(), "a stranger was asked something");
+}
+
 #[test]
 fn a_user_whom_munge_names_has_buffers_of_their_own() {
     let _munged = Munged::new();
@@ -110,6 +144,8 @@ fn a_user_whom_munge_names_has_buffers_of_their_own() {
     assert!(status.status.success(), "{}", text(&status.stderr));
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     assert_eq!(status["owner_uid"], USER);
+
+    who_cannot_read_the_credential_is_told_nothing(&program);
 
     // Another user whom MUNGE names sees nothing of it.
     let other = Command::new(&program)

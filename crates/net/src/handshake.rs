@@ -6,6 +6,7 @@
 
 use crate::link::{Link, LinkError};
 use crate::munge;
+use crate::random;
 use crate::seal::Share;
 use forebay_proto::net::auth::{
     Accepted, End, Hello, Key, PROOF_BYTES, Proof, Purpose, Refusal, Secret, Welcome,
@@ -44,18 +45,28 @@ impl Credential {
 pub trait Gate {
     /// The secret that a key stands for; or why there is none.
     fn secret(&self, key: &Key) -> Result<Secret, Refusal>;
-    /// User and group of a MUNGE credential that must carry `text`.
-    fn munge(&self, credential: &str, text: &str) -> Result<(u32, u32), Refusal> {
+    /// Reads a MUNGE credential, which must carry `text`, and after it the secret of this connection.
+    fn munge(&self, credential: &str, text: &str) -> Result<Vouched, Refusal> {
         let refuse = |why: String| Refusal { errno: libc::EACCES, why, hint: None };
         let decoded = munge::decode(credential).map_err(refuse)?;
-        match decoded.text == text {
-            true => Ok((decoded.uid, decoded.gid)),
-            false => Err(refuse("the MUNGE credential was made for another connection".into())),
-        }
+        let secret = decoded.text.strip_prefix(text).and_then(Secret::from_hex);
+        let other = || refuse("the MUNGE credential was made for another connection".into());
+        Ok(Vouched { uid: decoded.uid, gid: decoded.gid, secret: secret.ok_or_else(other)? })
     }
 }
 
-/// The text that a MUNGE credential carries: both nonces and the server's identity.
+/// What a MUNGE credential says.
+#[derive(Clone, Debug)]
+pub struct Vouched {
+    /// Who made it.
+    pub uid: u32,
+    /// Their group.
+    pub gid: u32,
+    /// Made for this connection by who connected; only who can read the credential knows it.
+    pub secret: Secret,
+}
+
+/// The text that a MUNGE credential carries, before a secret: both nonces and the server's identity.
 fn munge_text(hello: &Hello, welcome: &Welcome) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
     format!("forebay {} {} {:032x}", hex(&hello.nonce), hex(&welcome.nonce), welcome.server)
@@ -90,22 +101,28 @@ pub fn connect(
     let hello = Hello { program: program.into(), purpose, key: credential.key(), nonce };
     link.send(Kind::Hello, 0, &hello, &[], None)?;
     let welcome: Welcome = link.receive_as(Kind::Welcome)?;
-    let proof = match credential {
+    let nothing = Proof { proof: [0; PROOF_BYTES], credential: None };
+    let (proof, known) = match credential {
         Credential::Secret(_, secret) => {
-            Proof { proof: secret.prove(End::Client, &hello, &welcome), credential: None }
+            let proof = secret.prove(End::Client, &hello, &welcome);
+            let stranger = "the server does not know the secret: it is another one";
+            (Proof { proof, ..nothing }, Some((secret.clone(), stranger)))
         }
-        Credential::Peer => Proof { proof: [0; PROOF_BYTES], credential: None },
-        Credential::Munge(make) => Proof {
-            proof: [0; PROOF_BYTES],
-            credential: Some(make(&munge_text(&hello, &welcome)).map_err(own_error)?),
-        },
+        Credential::Peer => (nothing, None),
+        Credential::Munge(make) => {
+            let secret = Secret::from_bytes(random::bytes()?);
+            let text = format!("{} {}", munge_text(&hello, &welcome), secret.to_hex());
+            let made = make(&text).map_err(own_error)?;
+            let stranger = "the server cannot read the MUNGE credential: it is another one";
+            (Proof { credential: Some(made), ..nothing }, Some((secret, stranger)))
+        }
     };
     link.send(Kind::Proof, 0, &proof, &[], None)?;
     let accepted: Accepted = link.receive_as(Kind::Accepted)?;
-    if let Credential::Secret(_, secret) = credential {
-        if !secret.accepts(End::Server, &hello, &welcome, &accepted.proof) {
-            return Err(own_error("the server does not know the secret: it is another one".into()));
-        }
+    if let Some((secret, stranger)) = known
+        && !secret.accepts(End::Server, &hello, &welcome, &accepted.proof)
+    {
+        return Err(own_error(stranger.into()));
     }
     agree(link, share, End::Client, &hello, &welcome)?;
     Ok(welcome)
@@ -175,7 +192,9 @@ fn greet(
         Key::Munge => {
             let credential = proof.credential.as_deref().unwrap_or_default();
             let text = munge_text(&hello, &welcome);
-            user = Some(gate.munge(credential, &text).map_err(LinkError::Refused)?);
+            let vouched = gate.munge(credential, &text).map_err(LinkError::Refused)?;
+            user = Some((vouched.uid, vouched.gid));
+            answer = vouched.secret.prove(End::Server, &hello, &welcome);
         }
         key => {
             // An unknown buffer and a wrong secret look the same from outside.
@@ -218,11 +237,25 @@ mod tests {
             }
         }
 
-        fn munge(&self, credential: &str, text: &str) -> Result<(u32, u32), Refusal> {
-            match credential == format!("MUNGE:{text}") {
-                true => Ok((1000, 100)),
-                false => Err(Refusal { errno: libc::EACCES, why: "forged".into(), hint: None }),
+        fn munge(&self, credential: &str, text: &str) -> Result<Vouched, Refusal> {
+            let carried = credential.strip_prefix("MUNGE:").and_then(|all| all.strip_prefix(text));
+            match carried.and_then(Secret::from_hex) {
+                Some(secret) => Ok(Vouched { uid: 1000, gid: 100, secret }),
+                None => Err(Refusal { errno: libc::EACCES, why: "forged".into(), hint: None }),
             }
+        }
+    }
+
+    /// Lets everybody in, and cannot read what MUNGE wrote.
+    struct Stranger;
+
+    impl Gate for Stranger {
+        fn secret(&self, _: &Key) -> Result<Secret, Refusal> {
+            Ok(Secret::from_bytes([1; 32]))
+        }
+
+        fn munge(&self, _: &str, _: &str) -> Result<Vouched, Refusal> {
+            Ok(Vouched { uid: 0, gid: 0, secret: Secret::from_bytes([1; 32]) })
         }
     }
 
@@ -348,6 +381,17 @@ mod tests {
             between.join().unwrap();
             assert!(accepting.join().unwrap().is_err());
         }
+    }
+
+    #[test]
+    fn a_server_that_cannot_read_the_credential_is_not_believed() {
+        let (mut client, mut server) = tcp_pair();
+        let accepting = std::thread::spawn(move || accept(&mut server, "s", 9, 3, &Stranger));
+        let credential = Credential::Munge(|text| Ok(format!("MUNGE:{text}")));
+        let connected = connect(&mut client, "c", Purpose::Ledger, &credential);
+        let told = connected.unwrap_err().to_string();
+        assert!(told.contains("cannot read the MUNGE credential"), "{told}");
+        assert!(accepting.join().unwrap().is_ok(), "it would have let everybody in");
     }
 
     #[test]

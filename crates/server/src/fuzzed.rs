@@ -9,7 +9,7 @@ use crate::journal_line;
 use crate::ledger::fuzzed as ledger;
 use crate::mover::fuzzed as mover;
 use crate::namespace::store::fuzzed as store;
-use forebay_net::handshake::{self, Credential, Gate};
+use forebay_net::handshake::{self, Credential, Gate, Vouched};
 use forebay_net::{Link, Stream};
 use forebay_proto::events::Event;
 use forebay_proto::net::auth::{Accepted, Hello, Key, Proof, Purpose, Refusal, Secret, Welcome};
@@ -119,7 +119,7 @@ impl Gate for OneSecret {
         }
     }
 
-    fn munge(&self, _: &str, _: &str) -> Result<(u32, u32), Refusal> {
+    fn munge(&self, _: &str, _: &str) -> Result<Vouched, Refusal> {
         Err(Refusal { errno: libc::EACCES, why: "forged".into(), hint: None })
     }
 }

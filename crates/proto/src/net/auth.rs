@@ -169,14 +169,14 @@ pub struct Welcome {
 /// The client's proof.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Proof {
-    /// HMAC; all zero with [`Key::Peer`]. With [`Key::Munge`] the proof keyed by nothing but
-    /// the nonces, which the credential's payload must be: it then fits no other connection.
+    /// HMAC; all zero with [`Key::Peer`] and [`Key::Munge`].
     pub proof: [u8; PROOF_BYTES],
-    /// With [`Key::Munge`]: the credential.
+    /// With [`Key::Munge`]: the credential. It carries the nonces and the server's identity, so that it
+    /// fits no other connection, and a secret made for it, by which the server proves that it can read it.
     pub credential: Option<String>,
 }
 
-/// The server's proof; all zero with [`Key::Peer`] and [`Key::Munge`].
+/// The server's proof, with [`Key::Munge`] by the secret that the credential carries; all zero with [`Key::Peer`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Accepted {
     /// HMAC.
