@@ -6,7 +6,7 @@ use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::{env_u64, long};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -100,6 +100,11 @@ fn listed(served: &Served) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// The part of it that has paths from the root.
+fn reachable(served: &Served) -> BTreeMap<String, String> {
+    listed(served).into_iter().filter(|(path, _)| path.starts_with('/')).collect()
+}
+
 fn wait_until_heard(root: &Path, made: &Made) {
     // Before that, what needs the server waits for it.
     let begun = Instant::now();
@@ -142,7 +147,7 @@ fn exactly_what_answers_eio_is_listed_and_the_rest_goes_on() {
             (format!("/{path}"), if names { "names" } else { "data" }.to_string())
         })
         .collect();
-    assert_eq!(listed(&served), expected);
+    assert_eq!(reachable(&served), expected);
     let kinds: BTreeSet<&str> = expected.values().map(String::as_str).collect();
     assert_eq!(kinds, BTreeSet::from(["data", "names"]), "the test lost too little");
     assert!(lost.len() < made.len() / 2 + made.len() / 3, "the test lost too much");
@@ -174,13 +179,102 @@ fn exactly_what_answers_eio_is_listed_and_the_rest_goes_on() {
         assert_eq!(fs::read(full.with_extension("renamed")).ok(), *content);
         fs::remove_file(full.with_extension("renamed")).unwrap();
     }
-    assert_eq!(listed(&served), expected, "changes of the rest change nothing of it");
+    assert_eq!(reachable(&served), expected, "changes of the rest change nothing of it");
 
     served.umount(0, &["--force"]).unwrap();
     let (ok, said) = served.ask(0, &["buffer", "destroy", "shared"]);
     assert!(ok, "{said}");
     let (_, said) = served.ask(0, &["buffer", "list", "--json"]);
     assert!(said.contains("\"buffers\":[]"), "{said}");
+}
+
+/// Makes the buffer anew until its first part is not at the server that keeps the pool: buffers on one
+/// server take room where there is the most.
+fn first_part_away_from_the_keeper(served: &Served) -> usize {
+    for n in 0..6 {
+        let at = served.server_of_part(0);
+        if at != 0 {
+            return at;
+        }
+        let room = format!("{}MiB", 16 << n);
+        for arguments in [
+            &["buffer", "destroy", "shared"][..],
+            &["buffer", "create", &format!("room{n}"), "--capacity", &room, "--servers", "1"],
+            &["buffer", "create", "shared", "--capacity", "512MiB", "--servers", "3"],
+        ] {
+            let store = ["--store", "directory"];
+            let more = if arguments[1] == "create" { &store[..] } else { &[] };
+            let (ok, said) = served.ask(0, &[arguments, more].concat());
+            assert!(ok, "{said}");
+        }
+    }
+    panic!("the first part is always at the keeper");
+}
+
+/// What is to be listed when shard 0 is lost, and how many names of what is there nobody knows.
+fn left_by_number(root: &Path, made: &Made) -> (BTreeMap<String, String>, u64) {
+    let ino = |path: &str| fs::symlink_metadata(root.join(path)).unwrap().ino();
+    let shard = |path: &str| ino(path) >> 48;
+    let is_dir = |path: &str| made[path].is_none() && !path.ends_with("/link");
+    let has_objects_there = |path: &str| {
+        let full = root.join(path);
+        let on = forebay_tests::sys::getxattr(
+            full.as_os_str().as_encoded_bytes(),
+            "user.forebay.servers",
+        );
+        on.unwrap().split(|byte| *byte == b',').any(|server| server == b"0")
+    };
+    // Parents come first.
+    let mut known: BTreeMap<String, String> = BTreeMap::new();
+    let mut expected = BTreeMap::from([("/".to_string(), "names".to_string())]);
+    let mut nameless = 0;
+    for (path, content) in made {
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let here = shard(path) != 0;
+        let shown = match known.get(above) {
+            Some(above) => format!("{above}/{name}"),
+            None if is_dir(path) && here => format!("?{}", ino(path)),
+            None => {
+                nameless += u64::from(here);
+                continue;
+            }
+        };
+        let lost_data = !here || (content.is_some() && has_objects_there(path));
+        let what = match (is_dir(path), here, lost_data) {
+            (true, true, _) => "path",
+            (true, false, _) => "names",
+            (false, _, true) => "data",
+            (false, _, false) => "path",
+        };
+        if is_dir(path) && here {
+            known.insert(path.clone(), shown.clone());
+        }
+        expected.insert(shown, what.to_string());
+    }
+    (expected, nameless)
+}
+
+#[test]
+fn with_the_first_part_lost_what_is_left_is_listed_by_number() {
+    let served = Served::with(Options::over(3, Store::Directory), &[]);
+    let victim = first_part_away_from_the_keeper(&served);
+    let root = served.root(served.mount(Via::Tcp));
+    let mut made = fill(&root);
+    // Names in a directory that will be lost, of files that will not.
+    set(&root, "placement", "spread");
+    for n in 0..12 {
+        let path = format!("top.{n}");
+        fs::write(root.join(&path), b"there").unwrap();
+        made.insert(path, Some(b"there".to_vec()));
+    }
+    let (expected, nameless) = left_by_number(&root, &made);
+    assert!(nameless > 5, "the test lost too few names");
+    assert!(expected.values().filter(|what| *what == "path").count() > 20, "{expected:?}");
+    served.lose_server(victim);
+    assert_eq!(listed(&served), expected);
+    let (ok, said) = served.ask(0, &["buffer", "lost", "shared"]);
+    assert!(ok && said.contains(&format!("{nameless} more names")), "{nameless}: {said}");
+    served.umount(0, &["--force"]).unwrap();
 }
 
 #[test]

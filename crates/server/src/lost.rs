@@ -1,11 +1,15 @@
 //! What a buffer has lost with servers that are gone for good: a walk over the names that are left.
 //!
 //! A path is lost if its inode was on such a server, or if it is a striped file that has objects
-//! there: exactly those answer EIO. A lost directory is named, what was below it nobody knows.
+//! there: exactly those answer EIO. A lost directory is named; of what was in it the servers that are left
+//! know the directories that they have, by number, and all below them ("strays": they are there, and no
+//! path leads to them), and how many names of files were lost with it.
 //!
-//! Invariants: a page looks at no more than [`LOOKED_MAX`] entries, and the walk keeps entries of no
-//! more than [`KEPT_LEVELS`] directories, however large the tree is; everything is looked up with
-//! the requester's rights, also where a page goes on. Called by [`crate::Server::lost`].
+//! Invariants: a page looks at no more than [`LOOKED_MAX`] entries and asks for strays
+//! no more than [`QUESTIONS_MAX`] times, and the
+//! walk keeps entries of no more than [`KEPT_LEVELS`] directories, however large the tree is; everything
+//! is looked up with the requester's rights, also where a page goes on: in a stray with those that it asks
+//! for itself, for what was above it is gone. Called by [`crate::Server::lost`].
 
 use crate::mover::tree::BufferTree;
 use crate::over_tree::OverTree;
@@ -13,13 +17,16 @@ use forebay_proto::attr::FileKind;
 use forebay_proto::control::PathBytes;
 use forebay_proto::net::lost::{
     LOST_BYTES_MAX, LOST_DEPTH_MAX, LOST_PATHS_MAX, Lost, LostCursor, LostPage, LostPath,
+    StrayCursor,
 };
-use forebay_proto::net::tree::{TreeQuestion, TreeReply};
+use forebay_proto::net::tree::{Stray, TreeQuestion, TreeReply};
 use forebay_proto::{Caller, Cookie, Errno, Ino, Result, ShardId};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Most entries that one page looks at: it is answered within seconds.
 const LOOKED_MAX: usize = 32 << 10;
+/// Most questions for strays in one page.
+const QUESTIONS_MAX: usize = 16;
 /// Most directories of the way down of which entries are kept while the walk is below them.
 const KEPT_LEVELS: usize = 16;
 
@@ -29,11 +36,15 @@ pub(crate) fn page(tree: &OverTree, who: &Caller, from: LostCursor) -> Result<Lo
     if shards.is_empty() {
         return Ok(LostPage::default());
     }
-    let mut walk = Walk { tree, who, shards, levels: Vec::new(), page: LostPage::default() };
-    if walk.is_lost(Ino::ROOT) {
-        walk.tell(&[], Lost::Names);
-        return Ok(walk.page);
-    }
+    let mut walk = Walk {
+        tree,
+        who,
+        shards,
+        stray: None,
+        strays: VecDeque::new(),
+        levels: Vec::new(),
+        page: LostPage::default(),
+    };
     walk.resume(&from)?;
     walk.run()?;
     Ok(walk.page)
@@ -61,6 +72,10 @@ struct Walk<'a> {
     tree: &'a OverTree,
     who: &'a Caller,
     shards: Vec<ShardId>,
+    /// Done with what can be reached from the root.
+    stray: Option<StrayCursor>,
+    /// After that one, on its shard.
+    strays: VecDeque<Stray>,
     levels: Vec<Level>,
     page: LostPage,
 }
@@ -77,8 +92,18 @@ impl Walk<'_> {
             return Err(Errno::EINVAL);
         }
         let after = |at: usize| Cookie(from.after.get(at).copied().unwrap_or(0));
-        self.enter(Ino::ROOT, Vec::new(), after(0));
-        let mut dir = Ino::ROOT;
+        self.stray = from.stray;
+        let mut dir = match from.stray {
+            None if self.is_lost(Ino::ROOT) => {
+                self.tell(&[], Lost::Names);
+                return Ok(());
+            }
+            None => Ino::ROOT,
+            Some(stray) if !self.is_left(stray.at.shard()) => return Err(Errno::EINVAL),
+            Some(stray) if !stray.is_open || !self.is_stray(stray.at)? => return Ok(()),
+            Some(stray) => stray.at,
+        };
+        self.enter(dir, Vec::new(), after(0));
         for (at, name) in (1..).zip(&from.names) {
             match self.tree.child(self.who, dir, name.as_bytes()) {
                 Ok(attr) if attr.kind() == FileKind::Dir => dir = attr.ino,
@@ -88,6 +113,61 @@ impl Walk<'_> {
             self.enter(dir, name.as_bytes().to_vec(), after(at));
         }
         Ok(())
+    }
+
+    fn is_left(&self, shard: ShardId) -> bool {
+        shard.0 < self.tree.shard_count() && !self.shards.contains(&shard)
+    }
+
+    /// Before the first on this shard, or on the next one that is left.
+    fn strays_of(&self, shard: u16) -> Option<StrayCursor> {
+        let shard = (shard..self.tree.shard_count()).map(ShardId).find(|at| self.is_left(*at))?;
+        Some(StrayCursor { at: Ino::new(shard, 0), is_open: false })
+    }
+
+    fn strays_after(&self, after: Ino) -> Result<Vec<Stray>> {
+        let question = TreeQuestion::Strays { after, shards: self.shards.clone() };
+        match self.tree.put(after.shard(), self.who, question)? {
+            TreeReply::Strays(strays) => Ok(strays),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Nobody gets more to see by making up where a list goes on.
+    fn is_stray(&self, dir: Ino) -> Result<bool> {
+        let before = Ino(dir.0.saturating_sub(1));
+        Ok(self
+            .strays_after(before)?
+            .first()
+            .is_some_and(|stray| stray.is_stray && stray.ino == dir))
+    }
+
+    /// Goes on to the next directory that nobody can reach, or looks for it; false: there are no more.
+    fn next_stray(&mut self, looked: &mut usize) -> Result<bool> {
+        let Some(here) = self.stray else {
+            self.stray = self.strays_of(0);
+            return Ok(self.stray.is_some());
+        };
+        if self.strays.is_empty() {
+            // One question takes the place of so many entries.
+            *looked += LOOKED_MAX / QUESTIONS_MAX;
+            self.strays = self.strays_after(here.at)?.into();
+            if self.strays.is_empty() {
+                let next = self.strays_of(here.at.shard().0 + 1);
+                self.stray = next.or(self.stray);
+                return Ok(next.is_some());
+            }
+        }
+        while let Some(next) = self.strays.pop_front() {
+            self.page.links += next.links;
+            self.stray = Some(StrayCursor { at: next.ino, is_open: next.is_stray });
+            if next.is_stray {
+                self.enter(next.ino, Vec::new(), Cookie::START);
+                self.tell(&[], Lost::Path);
+                break;
+            }
+        }
+        Ok(true)
     }
 
     fn enter(&mut self, dir: Ino, name: Vec<u8>, after: Cookie) {
@@ -101,6 +181,9 @@ impl Walk<'_> {
     fn run(&mut self) -> Result<()> {
         let (mut looked, mut bytes) = (0, 0);
         loop {
+            if self.levels.is_empty() && self.stray.is_none() && !self.next_stray(&mut looked)? {
+                return Ok(());
+            }
             if looked >= LOOKED_MAX
                 || bytes >= LOST_BYTES_MAX
                 || self.page.paths.len() >= LOST_PATHS_MAX
@@ -108,7 +191,12 @@ impl Walk<'_> {
                 self.page.next = Some(self.cursor());
                 return Ok(());
             }
-            let Some(level) = self.levels.last_mut() else { return Ok(()) };
+            let Some(level) = self.levels.last_mut() else {
+                match self.next_stray(&mut looked)? {
+                    true => continue,
+                    false => return Ok(()),
+                }
+            };
             let Some(found) = level.rest.pop_front() else {
                 self.load()?;
                 continue;
@@ -116,17 +204,22 @@ impl Walk<'_> {
             looked += 1;
             level.after = found.cookie;
             let is_dir = found.kind == FileKind::Dir;
+            if !is_dir && !self.shards.contains(&found.ino.shard()) {
+                self.page.names_seen += 1;
+            }
             let lost = match (found.lost, is_dir) {
-                (true, true) => Lost::Names,
-                (true, false) => Lost::Data,
-                (false, false) => continue,
-                (false, true) if self.levels.len() > LOST_DEPTH_MAX => Lost::Unseen,
-                (false, true) => {
-                    self.enter(found.ino, found.name, Cookie::START);
-                    continue;
-                }
+                (true, true) => Some(Lost::Names),
+                (true, false) => Some(Lost::Data),
+                (false, true) if self.levels.len() > LOST_DEPTH_MAX => Some(Lost::Unseen),
+                (false, _) if self.stray.is_some() => Some(Lost::Path),
+                (false, _) => None,
             };
-            bytes += self.tell(&found.name, lost);
+            if let Some(lost) = lost {
+                bytes += self.tell(&found.name, lost);
+            }
+            if is_dir && matches!(lost, Some(Lost::Path) | None) {
+                self.enter(found.ino, found.name, Cookie::START);
+            }
         }
     }
 
@@ -202,7 +295,10 @@ impl Walk<'_> {
     /// Tells of a name of the directory at hand, or, without one, of that directory; about how many
     /// bytes that takes.
     fn tell(&mut self, name: &[u8], lost: Lost) -> usize {
-        let mut path = Vec::new();
+        let mut path = match &self.stray {
+            Some(stray) => format!("?{}", stray.at.0).into_bytes(),
+            None => Vec::new(),
+        };
         let names = self.levels.iter().map(|level| &level.name[..]).chain([name]);
         for name in names.filter(|name| !name.is_empty()) {
             path.push(b'/');
@@ -220,6 +316,9 @@ impl Walk<'_> {
         LostCursor {
             names: self.levels.iter().skip(1).map(|level| PathBytes::new(&level.name)).collect(),
             after: self.levels.iter().map(|level| level.after.0).collect(),
+            stray: self
+                .stray
+                .map(|stray| StrayCursor { is_open: !self.levels.is_empty(), ..stray }),
         }
     }
 }

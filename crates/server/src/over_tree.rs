@@ -80,6 +80,11 @@ impl OverTree {
         (0..self.peers.count()).map(ShardId).filter(|shard| self.peers.is_lost(*shard)).collect()
     }
 
+    /// Shards of the buffer.
+    pub fn shard_count(&self) -> u16 {
+        self.peers.count()
+    }
+
     fn is_here(&self, ino: Ino) -> bool {
         ino.shard() == self.peers.mine()
     }

@@ -12,7 +12,7 @@ use std::io::{BufWriter, Write};
 pub fn run(args: &BufferLostArgs) -> Outcome {
     let mut server = Server::connect(&args.at, Some(&args.name))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
-    let (mut data, mut names, mut unseen) = (0u64, 0u64, 0u64);
+    let mut sum = Sum::default();
     let mut from = None;
     loop {
         let request = LedgerRequest::Lost { name: args.name.clone(), from };
@@ -21,20 +21,23 @@ pub fn run(args: &BufferLostArgs) -> Outcome {
         };
         for path in &page.paths {
             match path.lost {
-                Lost::Data => data += 1,
-                Lost::Names => names += 1,
-                Lost::Unseen => unseen += 1,
+                Lost::Data => sum.data += 1,
+                Lost::Names => sum.names += 1,
+                Lost::Path => sum.paths += 1,
+                Lost::Unseen => sum.unseen += 1,
             }
             write_path(&mut out, path, args.json)?;
         }
         out.flush()?;
+        sum.links += page.links;
+        sum.names_seen += page.names_seen;
         from = page.next;
         if from.is_none() {
             break;
         }
     }
     if !args.json {
-        eprintln!("{}", summary(data, names, unseen));
+        eprintln!("{}", sum.in_words());
     }
     Ok(EXIT_OK)
 }
@@ -47,19 +50,48 @@ fn write_path(out: &mut impl Write, path: &LostPath, json: bool) -> anyhow::Resu
     Ok(writeln!(out, "{:<6} {}", path.lost.name(), visible(&path.path.to_string()))?)
 }
 
-fn summary(data: u64, names: u64, unseen: u64) -> String {
-    let mut text = match (data, names) {
-        (0, 0) => "nothing is lost".to_string(),
-        (files, 0) => format!("lost: {files} files"),
-        (0, dirs) => format!("lost: {dirs} directories with all below them"),
-        (files, dirs) => {
-            format!("lost: {files} files, and {dirs} directories with all below them")
+/// What the list had.
+#[derive(Default)]
+struct Sum {
+    data: u64,
+    names: u64,
+    paths: u64,
+    unseen: u64,
+    /// Names that the files on the servers that are left have, and how many of them were found.
+    links: u64,
+    names_seen: u64,
+}
+
+impl Sum {
+    fn in_words(&self) -> String {
+        let mut text = match (self.data, self.names) {
+            (0, 0) if self.paths == 0 => "nothing is lost".to_string(),
+            (0, 0) => "lost: no files and no directories".to_string(),
+            (files, 0) => format!("lost: {files} files"),
+            (0, dirs) => format!("lost: {dirs} directories with the names in them"),
+            (files, dirs) => {
+                format!("lost: {files} files, and {dirs} directories with the names in them")
+            }
+        };
+        if self.paths > 0 {
+            text += &format!(
+                "; {} that are there cannot be reached: below ?NUMBER, a directory whose own name is lost",
+                self.paths
+            );
         }
-    };
-    if unseen > 0 {
-        text += &format!("; {unseen} directories may not be looked into by you");
+        let nameless = self.links.saturating_sub(self.names_seen);
+        if self.unseen > 0 {
+            text += &format!("; {} directories may not be looked into by you", self.unseen);
+        } else if nameless > 0 {
+            text += &format!(
+                "; {nameless} more names, of files whose data is there, were in lost directories: which, nobody knows"
+            );
+        }
+        if self.names > 0 {
+            text += "; what else was in those directories, on the servers that are lost, cannot be known";
+        }
+        text
     }
-    text
 }
 
 #[cfg(test)]
@@ -77,7 +109,12 @@ mod tests {
         };
         assert_eq!(line(false), "data   /a\\nb\n");
         assert_eq!(line(true), "{\"path\":\"/a\\nb\",\"lost\":\"data\"}\n");
-        assert_eq!(summary(2, 0, 1), "lost: 2 files; 1 directories may not be looked into by you");
-        assert_eq!(summary(0, 0, 0), "nothing is lost");
+        let sum = Sum { data: 2, unseen: 1, links: 9, ..Sum::default() };
+        assert_eq!(sum.in_words(), "lost: 2 files; 1 directories may not be looked into by you");
+        assert_eq!(Sum::default().in_words(), "nothing is lost");
+        let sum = Sum { names: 1, paths: 4, links: 7, names_seen: 5, ..Sum::default() };
+        let words = sum.in_words();
+        assert!(words.contains("1 directories") && words.contains("4 that are there"), "{words}");
+        assert!(words.contains("2 more names"), "{words}");
     }
 }

@@ -1,9 +1,13 @@
 //! The list of what a buffer has lost with servers that are gone for good: paths, in pages, so that
 //! neither end holds the whole list. JSON, in [`super::ledger::LedgerRequest::Lost`].
 //!
+//! After what can be reached from the root comes what cannot: directories on the servers that are left
+//! whose parent was lost, by their numbers, with all below them.
+//!
 //! A page goes on where the last one ended ([`LostCursor`]): by names from the root down, which the
 //! server looks up with the requester's rights each time, so a cursor gives nobody more to see.
 
+use crate::Ino;
 use crate::control::PathBytes;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +25,18 @@ pub struct LostCursor {
     pub names: Vec<PathBytes>,
     /// Position in each of them, the root's first: one more than names.
     pub after: Vec<u64>,
+    /// Done with the root: the list is at what nobody can reach from there.
+    #[serde(default)]
+    pub stray: Option<StrayCursor>,
+}
+
+/// Where a list goes on among the directories that are there and whose parent was lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StrayCursor {
+    /// The last one that was found, or where its shard's begin.
+    pub at: Ino,
+    /// The names of the cursor are below it; else it is done.
+    pub is_open: bool,
 }
 
 /// What is lost of a path.
@@ -31,6 +47,8 @@ pub enum Lost {
     Data,
     /// The names in it, and so all below: the directory answers EIO.
     Names,
+    /// Its path: it is there, but the names that led to it were lost.
+    Path,
     /// Not known: the requester may not look into this directory.
     Unseen,
 }
@@ -41,6 +59,7 @@ impl Lost {
         match self {
             Lost::Data => "data",
             Lost::Names => "names",
+            Lost::Path => "path",
             Lost::Unseen => "unseen",
         }
     }
@@ -49,7 +68,8 @@ impl Lost {
 /// One path.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LostPath {
-    /// Absolute from the buffer's root.
+    /// Absolute from the buffer's root; or, where nobody knows how it began, `?` and the number of a
+    /// directory, and the path from there.
     pub path: PathBytes,
     /// What of it.
     pub lost: Lost,
@@ -62,4 +82,11 @@ pub struct LostPage {
     pub paths: Vec<LostPath>,
     /// Where to go on; `None`: these were the last.
     pub next: Option<LostCursor>,
+    /// Names that files and links on the servers that are left have, of those that this page counted.
+    #[serde(default)]
+    pub links: u64,
+    /// Names of such ones that this page came by. Fewer than `links` in the whole list: the rest was
+    /// in directories that are lost, and nobody knows them.
+    #[serde(default)]
+    pub names_seen: u64,
 }

@@ -17,6 +17,9 @@ pub const TREE_ANSWER_BYTES_MAX: usize = 256 << 10;
 /// Most entries in one answer to `Positions`, and inodes in one question `StripedOn`.
 pub const TREE_ENTRIES_MAX: usize = 1024;
 
+/// Most inodes that are looked at for one answer to `Strays`.
+pub const TREE_INODES_LOOKED_MAX: usize = 16 << 10;
+
 /// What is asked, with the requester's rights.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TreeAsked<'a> {
@@ -129,6 +132,14 @@ pub enum TreeQuestion<'a> {
         /// Shards.
         shards: Vec<ShardId>,
     },
+    /// Inodes of this shard by number: which directories lead up to one of these shards, and how
+    /// many names the rest has.
+    Strays {
+        /// After this one.
+        after: Ino,
+        /// Shards, lost ones.
+        shards: Vec<ShardId>,
+    },
     /// State of a file for people.
     Status {
         /// Inode.
@@ -145,6 +156,17 @@ pub enum Found {
     Here(Attr),
     /// It is on another.
     Elsewhere(Ino),
+}
+
+/// A part of the inodes of a shard, in the order of their numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Stray {
+    /// The last of them.
+    pub ino: Ino,
+    /// It is a directory whose parent is on one of the shards that were named.
+    pub is_stray: bool,
+    /// Names that these inodes have, without those of directories.
+    pub links: u64,
 }
 
 /// What is answered.
@@ -175,4 +197,6 @@ pub enum TreeReply {
     Xattrs(Vec<(Vec<u8>, Vec<u8>)>),
     /// To `Inherit`: what a new file is like.
     Inherit(Box<MadeInode>),
+    /// To `Strays`, [`TREE_ENTRIES_MAX`] at most; none: there are no more inodes.
+    Strays(Vec<Stray>),
 }

@@ -54,7 +54,8 @@ impl Ledger {
         self.links.directory().set(server, known);
         tracing::warn!(%server, "given up: what it had of buffers is lost");
         self.round.servers_changed();
-        self.round_soon();
+        // Who asks a member next is to be told the same. One that does not answer now hears it later.
+        self.tell_members();
         Ok(LedgerReply::Ok)
     }
 }

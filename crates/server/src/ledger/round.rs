@@ -149,7 +149,8 @@ impl Ledger {
         }
     }
 
-    fn tell_members(&self) -> bool {
+    /// True if all members that are not lost know the servers as they are now.
+    pub(super) fn tell_members(&self) -> bool {
         let version = self.round.state.lock().version;
         let (keeper, servers) = (self.keeper(), self.servers());
         let question = PoolQuestion::Servers { keeper, servers: servers.clone() };

@@ -14,7 +14,8 @@ use forebay_proto::attr::{Attr, FileKind, Timestamp};
 use forebay_proto::control::{FileStatus, PathBytes};
 use forebay_proto::net::servers::MadeInode;
 use forebay_proto::net::tree::{
-    Found, TREE_ANSWER_BYTES_MAX, TREE_ENTRIES_MAX, TreeAsked, TreeQuestion, TreeReply,
+    Found, Stray, TREE_ANSWER_BYTES_MAX, TREE_ENTRIES_MAX, TREE_INODES_LOOKED_MAX, TreeAsked,
+    TreeQuestion, TreeReply,
 };
 use forebay_proto::{Caller, Cookie, Errno, Ino, Result, ShardId};
 
@@ -45,6 +46,7 @@ impl Namespace {
             TreeQuestion::List { dir, after, limit } => self.tree_list(who, dir, after, limit),
             TreeQuestion::Positions { dir, after } => self.tree_positions(who, dir, after),
             TreeQuestion::StripedOn { ref inos, ref shards } => self.striped_on(inos, shards),
+            TreeQuestion::Strays { after, ref shards } => self.strays(after, shards),
             TreeQuestion::Attr(ino) => self.attributes(ino).map(TreeReply::Attr),
             TreeQuestion::Readlink(ino) => self.readlink_of(ino).map(TreeReply::Bytes),
             TreeQuestion::Xattrs(ino) => self.xattrs(who, ino).map(TreeReply::Xattrs),
@@ -174,6 +176,33 @@ impl Namespace {
                     .any(|stripe| shards.contains(&layout.shard_of(stripe, servers))))
         };
         Ok(TreeReply::Flags(inos.iter().map(one).collect::<Result<_>>()?))
+    }
+
+    /// Only numbers of directories: what is in them is asked with the requester's rights.
+    fn strays(&self, after: Ino, shards: &[ShardId]) -> Result<TreeReply> {
+        let mut found: Vec<Stray> = Vec::new();
+        let mut part = Stray { ino: after, is_stray: false, links: 0 };
+        let mut looked = 0;
+        let Some(from) = after.0.checked_add(1).map(Ino) else {
+            return Ok(TreeReply::Strays(found));
+        };
+        self.store.for_each_inode_from(from, &mut |ino, record| {
+            looked += 1;
+            part.ino = ino;
+            let is_dir = record.kind() == FileKind::Dir;
+            let is_named = record.nlink > 0 && ino != Ino::ROOT;
+            part.is_stray = is_dir && is_named && shards.contains(&record.parent.shard());
+            part.links += if is_dir { 0 } else { u64::from(record.nlink) };
+            if part.is_stray {
+                found.push(part);
+                part.links = 0;
+            }
+            looked < TREE_INODES_LOOKED_MAX && found.len() < TREE_ENTRIES_MAX
+        })?;
+        if looked > 0 && !part.is_stray {
+            found.push(part);
+        }
+        Ok(TreeReply::Strays(found))
     }
 
     /// What a file is like that `who` makes for this directory.

@@ -573,8 +573,12 @@ impl NamespaceStore for LmdbStore {
     fn next_ino(&self) -> Result<u64> {
         told(self.inner.view.next_ino())
     }
-    fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeRecord) -> bool) -> Result<()> {
-        told(self.inner.view.for_each_inode(f))
+    fn for_each_inode_from(
+        &self,
+        from: Ino,
+        f: &mut dyn FnMut(Ino, InodeRecord) -> bool,
+    ) -> Result<()> {
+        told(self.inner.view.for_each_inode_from(from, f))
     }
     fn commit(&self, batch: Batch) -> Result<Lsn> {
         self.inner.commit(batch)

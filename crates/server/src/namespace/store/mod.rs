@@ -105,7 +105,15 @@ pub trait NamespaceStore: Send + Sync {
     /// The next inode counter (1 in an empty store).
     fn next_ino(&self) -> Result<u64>;
     /// Every inode, in order of number, until `f` returns false. For recovery and checking.
-    fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeRecord) -> bool) -> Result<()>;
+    fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeRecord) -> bool) -> Result<()> {
+        self.for_each_inode_from(Ino(0), f)
+    }
+    /// The same, from this number on.
+    fn for_each_inode_from(
+        &self,
+        from: Ino,
+        f: &mut dyn FnMut(Ino, InodeRecord) -> bool,
+    ) -> Result<()>;
 
     /// Makes the changes survive a kill -9 and visible to reads. ENOSPC if there is no room
     /// (see `may_use_reserve`); then nothing changed.

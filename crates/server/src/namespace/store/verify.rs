@@ -138,7 +138,7 @@ fn shard_of(view: &View) -> Result<Option<ShardId>, StoreError> {
         return Ok(None);
     }
     let mut first = None;
-    view.for_each_inode(&mut |ino, _| {
+    view.for_each_inode_from(Ino(0), &mut |ino, _| {
         first = Some(ino.shard());
         false
     })?;
@@ -174,7 +174,7 @@ fn check_rows(view: &View, f: &mut Findings) -> Result<(), StoreError> {
 /// All entries of all directories, as a mount would list them.
 fn check_entries(view: &View, f: &mut Findings) -> Result<(), StoreError> {
     let mut dirs: Vec<(Ino, InodeRecord)> = Vec::new();
-    view.for_each_inode(&mut |ino, record| {
+    view.for_each_inode_from(Ino(0), &mut |ino, record| {
         if record.kind() == FileKind::Dir {
             dirs.push((ino, record));
         }
@@ -245,7 +245,7 @@ fn check_inodes(view: &View, f: &mut Findings) -> Result<(), StoreError> {
     }
     let mut highest = 0;
     let mut failed = None;
-    view.for_each_inode(&mut |ino, record| {
+    view.for_each_inode_from(Ino(0), &mut |ino, record| {
         f.stats.inodes += 1;
         highest = highest.max(ino.0 & ((1 << forebay_proto::ids::INO_SHARD_SHIFT) - 1));
         let orphan = orphans.contains(&ino);

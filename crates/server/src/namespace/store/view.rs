@@ -217,21 +217,21 @@ impl View {
         Ok(piece)
     }
 
-    /// Every inode in order of number until `f` returns false.
-    pub fn for_each_inode(
+    /// Every inode from number `from` on, in order of number, until `f` returns false.
+    pub fn for_each_inode_from(
         &self,
+        mut from: Ino,
         f: &mut dyn FnMut(Ino, InodeRecord) -> bool,
     ) -> Result<(), StoreError> {
         // The overlays' tables are not ordered: take their keys once. An inode that is created
         // later than this call began may be missed, one deleted later may be shown.
         let mut over: BTreeMap<Ino, Option<InodeRecord>> = BTreeMap::new();
         for overlay in self.layers.read().newest_first() {
-            for (ino, record) in &overlay.inodes {
+            for (ino, record) in overlay.inodes.iter().filter(|(ino, _)| **ino >= from) {
                 over.entry(*ino).or_insert(*record);
             }
         }
         let mut over = over.into_iter().peekable();
-        let mut from = Ino(0);
         loop {
             let rows = self.db.inodes_from(from, NEXT_CHUNK)?;
             let last = rows.last().map(|(ino, _)| *ino);
