@@ -24,6 +24,7 @@ pub mod served;
 pub mod site;
 pub mod slow_disk;
 pub mod sys;
+pub mod traps;
 pub mod worker;
 
 /// True if the long variants were asked for.

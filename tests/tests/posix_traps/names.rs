@@ -5,6 +5,7 @@ use crate::put;
 use forebay_tests::buffer::Buffer;
 use forebay_tests::procs;
 use forebay_tests::sys::{self, Errno};
+use forebay_tests::traps::{self, numbers};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub fn t04_renamed_over_while_open(buffer: &Buffer) {
@@ -60,12 +61,6 @@ pub fn t05_unlinked_but_open(buffer: &Buffer) {
     );
 }
 
-/// Names as numbers, without the dots.
-fn numbers(entries: &[sys::Dirent]) -> Vec<u32> {
-    let names = entries.iter().filter(|entry| entry.name[0] != b'.');
-    names.map(|entry| std::str::from_utf8(&entry.name).unwrap().parse().unwrap()).collect()
-}
-
 pub fn t11_listing_under_change(buffer: &Buffer) {
     let p = |name: &str| buffer.path(format!("d/{name}"));
     sys::mkdir(buffer.path("d"), 0o755).unwrap();
@@ -76,12 +71,8 @@ pub fn t11_listing_under_change(buffer: &Buffer) {
     let mut seen: Vec<u32> = Vec::new();
     let mut next_new = 20_000;
     let mut turn = 0;
-    loop {
-        let some = sys::getdents(&fd, 2048).unwrap();
-        if some.is_empty() {
-            break;
-        }
-        seen.extend(numbers(&some));
+    traps::rest_of_listing(&fd, 2048, |some| {
+        seen.extend(numbers(some));
         // Remove, add and rename while the listing goes on.
         for _ in 0..10 {
             if turn < 5_000 {
@@ -92,7 +83,7 @@ pub fn t11_listing_under_change(buffer: &Buffer) {
             turn += 1;
         }
         sys::rename(p("9999"), p("9998")).or_else(|_| sys::rename(p("9998"), p("9999"))).unwrap();
-    }
+    });
     let mut count: BTreeMap<u32, usize> = BTreeMap::new();
     for number in &seen {
         *count.entry(*number).or_default() += 1;
@@ -124,15 +115,11 @@ pub fn t11_large_directory(buffer: &Buffer) {
         }
         // Unlink what is listed, as rm -r does.
         let fd = sys::open(".", libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
-        loop {
-            let some = sys::getdents(&fd, 32 << 10).unwrap();
-            if some.is_empty() {
-                break;
-            }
+        traps::rest_of_listing(&fd, 32 << 10, |some| {
             for entry in some.iter().filter(|entry| entry.name[0] != b'.') {
                 sys::unlink(&entry.name).unwrap();
             }
-        }
+        });
         assert_eq!(sys::list(".").unwrap().len(), 2, "one pass removed all");
     });
     sys::rmdir(buffer.path("d")).unwrap();
@@ -144,36 +131,8 @@ pub fn t11_positions(buffer: &Buffer) {
         put(buffer, &format!("d/{i}"), b"");
     }
     let fd = sys::open(buffer.path("d"), libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
-    let mut all = Vec::new();
-    loop {
-        let some = sys::getdents(&fd, 4096).unwrap();
-        if some.is_empty() {
-            break;
-        }
-        all.extend(some);
-    }
-    // seekdir to every 37th position gives the entry after it, also when that one before is gone.
-    for index in (0..all.len() - 1).step_by(37) {
-        if index > 2 && index % 2 == 0 && all[index].name[0] != b'.' {
-            let name = format!("d/{}", String::from_utf8_lossy(&all[index].name));
-            sys::unlink(buffer.path(name)).unwrap();
-        }
-        sys::lseek(&fd, all[index].next, libc::SEEK_SET).unwrap();
-        let some = sys::getdents(&fd, 1024).unwrap();
-        assert_eq!(some[0].name, all[index + 1].name, "after position {index}");
-    }
-    // rewinddir shows what is new.
-    put(buffer, "d/99999", b"");
-    sys::lseek(&fd, 0, libc::SEEK_SET).unwrap();
-    let mut found = false;
-    loop {
-        let some = sys::getdents(&fd, 4096).unwrap();
-        if some.is_empty() {
-            break;
-        }
-        found |= some.iter().any(|entry| entry.name == b"99999");
-    }
-    assert!(found);
+    let remove = |name: &str| sys::unlink(buffer.path(format!("d/{name}"))).unwrap();
+    traps::positions_hold(&fd, remove, |name| put(buffer, &format!("d/{name}"), b""));
 }
 
 pub fn t11_removed_working_directory(buffer: &Buffer) {

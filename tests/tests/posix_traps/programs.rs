@@ -3,7 +3,7 @@
 
 use forebay_tests::buffer::Buffer;
 use forebay_tests::procs::{run, try_run};
-use forebay_tests::{long, sys};
+use forebay_tests::{long, sys, traps};
 use std::path::Path;
 use std::process::Command;
 
@@ -212,43 +212,9 @@ pub fn t20_databases(buffer: &Buffer) {
     assert_eq!(said, "ok\n");
 }
 
-const HDF5: &str = r#"
-import h5py, numpy, os, sys, time
-path = sys.argv[1]
-with h5py.File(path, "w", libver="latest") as f:
-    f.create_dataset("grid", data=numpy.arange(1_000_000, dtype="f8").reshape(1000, 1000), chunks=(100, 100), compression="gzip")
-    f.create_dataset("steps", (0,), maxshape=(None,), chunks=(100,), dtype="i8")
-    f["grid"].attrs["unit"] = "m"
-r, w = os.pipe()
-pid = os.fork()
-if pid == 0:
-    os.read(r, 1)
-    with h5py.File(path, "r", libver="latest", swmr=True) as f:
-        d, last, end = f["steps"], 0, time.time() + 60
-        while last < 300 and time.time() < end:
-            d.refresh()
-            n = d.shape[0]
-            if n: assert (d[:n] == numpy.arange(n)).all(), "a reader saw wrong data"
-            assert n >= last
-            last = n
-    os._exit(0 if last == 300 else 3)
-with h5py.File(path, "a", libver="latest") as f:
-    f.swmr_mode = True
-    os.write(w, b"x")
-    d = f["steps"]
-    for i in range(300):
-        d.resize((i + 1,)); d[i] = i
-        if i % 10 == 9: d.flush()
-    d.flush()
-    assert os.waitpid(pid, 0)[1] == 0
-with h5py.File(path, "r") as f:
-    assert f["grid"][999, 999] == 999_999 and f["steps"].shape == (300,)
-print("ok")
-"#;
-
 pub fn t20_hdf5(buffer: &Buffer) {
     let file = buffer.root().join("data.h5");
-    assert_eq!(run(Command::new(PYTHON).args(["-c", HDF5]).arg(&file)), "ok\n");
+    assert_eq!(run(Command::new(PYTHON).args(["-c", traps::HDF5]).args([&file, &file])), "ok\n");
     let shown = run(Command::new("h5dump").args(["-H"]).arg(&file));
     assert!(shown.contains("DATASET \"grid\""), "{shown}");
 }

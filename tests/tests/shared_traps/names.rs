@@ -4,6 +4,7 @@
 use crate::place::{Two, shard, with_children, without_children};
 use forebay_tests::procs::{self, Child, Shared};
 use forebay_tests::sys::{self, Errno};
+use forebay_tests::traps::{self, numbers};
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::SeqCst;
@@ -114,12 +115,6 @@ pub fn pair05_unlinked_but_open(two: &Two) {
     }
 }
 
-/// Names as numbers, without the dots.
-fn numbers(entries: &[sys::Dirent]) -> Vec<u32> {
-    let names = entries.iter().filter(|entry| entry.name[0] != b'.');
-    names.map(|entry| std::str::from_utf8(&entry.name).unwrap().parse().unwrap()).collect()
-}
-
 /// 10,000 entries, listed on one mount while the other removes, adds and renames.
 pub fn pair11_listing_under_change(two: &Two) {
     const COUNT: u32 = 10_000;
@@ -138,12 +133,8 @@ pub fn pair11_listing_under_change(two: &Two) {
     let fd = sys::open(two.there(&dir), libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
     let mut seen: Vec<u32> = Vec::new();
     let (mut turn, mut next_new) = (0, 2 * COUNT);
-    loop {
-        let some = sys::getdents(&fd, 8192).unwrap();
-        if some.is_empty() {
-            break;
-        }
-        seen.extend(numbers(&some));
+    traps::rest_of_listing(&fd, 8192, |some| {
+        seen.extend(numbers(some));
         for _ in 0..20 {
             if turn < COUNT / 4 {
                 sys::unlink(here(2 * (turn * 7919 % (COUNT / 2)))).unwrap();
@@ -156,7 +147,7 @@ pub fn pair11_listing_under_change(two: &Two) {
         sys::rename(here(last + 1), here(3 * COUNT))
             .or_else(|_| sys::rename(here(3 * COUNT), here(last + 1)))
             .unwrap();
-    }
+    });
     let mut count: BTreeMap<u32, usize> = BTreeMap::new();
     seen.iter().for_each(|number| *count.entry(*number).or_default() += 1);
     for survivor in (1..COUNT - 2).step_by(2).chain(far) {
@@ -166,15 +157,11 @@ pub fn pair11_listing_under_change(two: &Two) {
     assert!(twice.is_empty(), "listed twice: {twice:?}");
     // What rm -r does, on the mount that did not make them.
     let fd = sys::open(two.there(&dir), libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
-    loop {
-        let some = sys::getdents(&fd, 32 << 10).unwrap();
-        if some.is_empty() {
-            break;
-        }
-        for number in numbers(&some) {
+    traps::rest_of_listing(&fd, 32 << 10, |some| {
+        for number in numbers(some) {
             sys::unlink(two.there(format!("{dir}/{number}"))).unwrap();
         }
-    }
+    });
     sys::rmdir(two.here(&dir)).unwrap();
 }
 
@@ -183,37 +170,9 @@ pub fn pair11_positions(two: &Two) {
         let dir = two.dir_on(dir, "positions", two.servers().last().unwrap());
         (0..800).for_each(|i| two.put(&format!("{dir}/{i}"), b""));
         let fd = sys::open(two.there(&dir), libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
-        let mut all = Vec::new();
-        loop {
-            let some = sys::getdents(&fd, 4096).unwrap();
-            if some.is_empty() {
-                break;
-            }
-            all.extend(some);
-        }
-        // seekdir to every 37th position gives the entry after it, also when the one before has
-        // been removed on the other mount.
-        for index in (0..all.len() - 1).step_by(37) {
-            if index > 2 && index % 2 == 0 && all[index].name[0] != b'.' {
-                let name = String::from_utf8_lossy(&all[index].name);
-                sys::unlink(two.here(format!("{dir}/{name}"))).unwrap();
-            }
-            sys::lseek(&fd, all[index].next, libc::SEEK_SET).unwrap();
-            let some = sys::getdents(&fd, 1024).unwrap();
-            assert_eq!(some[0].name, all[index + 1].name, "after position {index}");
-        }
-        // rewinddir shows what is new.
-        two.put(&format!("{dir}/99999"), b"");
-        sys::lseek(&fd, 0, libc::SEEK_SET).unwrap();
-        let mut found = false;
-        loop {
-            let some = sys::getdents(&fd, 4096).unwrap();
-            if some.is_empty() {
-                break;
-            }
-            found |= some.iter().any(|entry| entry.name == b"99999");
-        }
-        assert!(found);
+        // Removed and made on the other mount.
+        let remove = |name: &str| sys::unlink(two.here(format!("{dir}/{name}"))).unwrap();
+        traps::positions_hold(&fd, remove, |name| two.put(&format!("{dir}/{name}"), b""));
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::place::Two;
 use forebay_tests::procs::{run, try_run};
+use forebay_tests::traps;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -178,45 +179,10 @@ pub fn pair20_databases(two: &Two) {
     assert_eq!(said, "ok\n");
 }
 
-/// A writer on one mount, a reader that follows it on the other, in single-writer mode.
-const HDF5: &str = r#"
-import h5py, numpy, os, sys, time
-path, other = sys.argv[1:3]
-with h5py.File(path, "w", libver="latest") as f:
-    f.create_dataset("grid", data=numpy.arange(250_000, dtype="f8").reshape(500, 500), chunks=(100, 100), compression="gzip")
-    f.create_dataset("steps", (0,), maxshape=(None,), chunks=(100,), dtype="i8")
-    f["grid"].attrs["unit"] = "m"
-r, w = os.pipe()
-pid = os.fork()
-if pid == 0:
-    os.read(r, 1)
-    with h5py.File(other, "r", libver="latest", swmr=True) as f:
-        d, last, end = f["steps"], 0, time.time() + 60
-        while last < 200 and time.time() < end:
-            d.refresh()
-            n = d.shape[0]
-            if n: assert (d[:n] == numpy.arange(n)).all(), "a reader saw wrong data"
-            assert n >= last
-            last = n
-    os._exit(0 if last == 200 else 3)
-with h5py.File(path, "a", libver="latest") as f:
-    f.swmr_mode = True
-    os.write(w, b"x")
-    d = f["steps"]
-    for i in range(200):
-        d.resize((i + 1,)); d[i] = i
-        if i % 10 == 9: d.flush()
-    d.flush()
-    assert os.waitpid(pid, 0)[1] == 0
-with h5py.File(other, "r") as f:
-    assert f["grid"][499, 499] == 249_999 and f["steps"].shape == (200,)
-print("ok")
-"#;
-
 pub fn pair20_hdf5(two: &Two) {
     for name in two.files("data") {
         let (here, there) = (two.here_path(&name), two.there_path(&name));
-        let said = run(Command::new(PYTHON).args(["-c", HDF5]).args([&here, &there]));
+        let said = run(Command::new(PYTHON).args(["-c", traps::HDF5]).args([&here, &there]));
         assert_eq!(said, "ok\n", "{name}");
         let shown = run(Command::new("h5dump").arg("-H").arg(&there));
         assert!(shown.contains("DATASET \"grid\""), "{shown}");

@@ -7,7 +7,7 @@ use super::peer::{Done, Peer};
 use forebay_proto::api::Opened;
 use forebay_proto::attr::Attr;
 use forebay_proto::net::Answer;
-use forebay_proto::net::call::KeptAttr;
+use forebay_proto::net::answer::KeptAttr;
 use forebay_proto::{Entry, Errno, Ino, Result};
 use std::sync::Arc;
 

@@ -10,7 +10,8 @@ use forebay_proto::api::{
     rename_flags,
 };
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
-use forebay_proto::net::call::{KeptAttr, ListedEntry, MAX_LISTING_BYTES, Taking};
+use forebay_proto::net::answer::{KeptAttr, ListedEntry};
+use forebay_proto::net::call::{MAX_LISTING_BYTES, Taking};
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, Result};

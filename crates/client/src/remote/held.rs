@@ -3,7 +3,8 @@
 
 use forebay_proto::Ino;
 use forebay_proto::net::GivenBack as Carried;
-use forebay_proto::net::call::{Answer, MAX_CARRIED, MAX_FORGETS};
+use forebay_proto::net::answer::Answer;
+use forebay_proto::net::call::{MAX_CARRIED, MAX_FORGETS};
 use forebay_proto::net::session::{LockSpec, MAX_RECLAIM_ITEMS, Reclaim};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;

@@ -20,8 +20,8 @@ use super::refusal::Refusals;
 use forebay_net::handshake::Credential;
 use forebay_net::node::{groups_of_process, host_name, this_node};
 use forebay_net::{Link, LinkError, ServerAddress, Stream};
+use forebay_proto::net::answer::Answer;
 use forebay_proto::net::auth::Purpose;
-use forebay_proto::net::call::Answer;
 use forebay_proto::net::frame::{self, FrameError, Kind};
 use forebay_proto::net::session::{
     Attach, Attached, ClientId, MAX_SLOTS, NodeId, Recall, SessionId, SlotId,

@@ -16,7 +16,7 @@ use super::RemoteFs;
 use super::peer::{Peer, Room};
 use forebay_proto::api::WriteMode;
 use forebay_proto::layout::{Layout, Part};
-use forebay_proto::net::call::StripedOpen;
+use forebay_proto::net::answer::StripedOpen;
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};

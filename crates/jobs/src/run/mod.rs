@@ -17,6 +17,7 @@ pub mod served;
 pub mod signals;
 pub mod staging;
 pub mod step;
+mod teardown;
 
 use crate::request::JobRequest;
 use console::Console;
@@ -483,79 +484,6 @@ impl Machine {
             summary.detail += "; the buffer is kept";
         }
         summary
-    }
-
-    fn teardown(&mut self) -> StepSummary {
-        let summary = StepSummary::new(Step::Teardown);
-        let say = |text: &str| self.console.step(Step::Teardown, text);
-        if let Err(why) = commits::wait(&self.record, &self.signals, &say) {
-            return summary.ending(Ended::Failed, why);
-        }
-        if let Err(why) = self.give_back() {
-            return summary.ending(Ended::Failed, why);
-        }
-        if self.record.keep {
-            // The buffer is the user's now, and nobody is to finish the job.
-            let record = self.dir.join(RECORD_NAME);
-            return match fs::remove_file(&record) {
-                Ok(()) => summary,
-                Err(error) => {
-                    summary.ending(Ended::Failed, format!("remove {}: {error}", record.display()))
-                }
-            };
-        }
-        match mount::remove_job_dir(&self.record, &self.dir) {
-            Ok(()) => summary,
-            Err(error) => {
-                summary.ending(Ended::Failed, format!("remove {}: {error}", self.dir.display()))
-            }
-        }
-    }
-
-    /// Ends all mounts and destroys the buffer. A node that does not answer is named, and holds
-    /// nothing: its mount has no buffer any more.
-    fn give_back(&self) -> Result<(), String> {
-        let Some(job) = &self.record.served else { return self.unmount() };
-        let here = self.unmount();
-        let nodes = served::umount_nodes(&self.program, &self.record, &self.dir, &self.signals);
-        let gone = match self.record.keep {
-            true => Ok(()),
-            false => self.program.servers.destroy(job).map_err(|error| error.to_string()),
-        };
-        let late = match self.resumed && !self.record.keep && gone.is_ok() {
-            true => mount::end_late(&self.program.path, &self.record, &self.dir, &self.signals)
-                .and_then(|()| {
-                    let (dir, signals) = (&self.dir, &self.signals);
-                    served::umount_nodes(&self.program, &self.record, dir, signals)
-                }),
-            false => Ok(()),
-        };
-        let results = [here, nodes, gone, late];
-        let failed: Vec<String> = results.into_iter().filter_map(Result::err).collect();
-        if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
-    }
-
-    /// Unmounts, which destroys the buffer; by force if something holds it.
-    fn unmount(&self) -> Result<(), String> {
-        let (path, point) = (&self.program.path, self.record.mount_point());
-        if !mount::is_mounted(point) {
-            return Ok(());
-        }
-        let Err(why) = mount::umount(path, &self.record, &self.dir, false, &self.signals) else {
-            return Ok(());
-        };
-        if mount::is_mounted(point) {
-            // Everything that is to be kept is on the PFS: nobody may hold the node.
-            self.console.step(Step::Teardown, &format!("{why}; detaching it by force"));
-        } else if self.record.served.is_some() {
-            return Ok(());
-        } else {
-            // The umount of a runner that was killed came first. Whether it also destroyed the
-            // buffer is not known: what is mounted again is the old buffer or an empty one.
-            let say = |text: &str| self.console.step(Step::Teardown, text);
-            mount::mount_again(path, &self.record, &self.dir, &self.signals, &say)?;
-        }
-        mount::umount(path, &self.record, &self.dir, true, &self.signals)
     }
 
     /// What the buffer holds, if its server answers.

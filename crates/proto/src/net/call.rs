@@ -1,19 +1,14 @@
-//! The calls of [`crate::FileSystem`] as messages, and their answers.
+//! The calls of [`crate::FileSystem`] as messages; their answers are in [`super::answer`].
 //!
 //! One request is under way on a connection at a time; the answer has its id. Data of writes
 //! and reads is the frame's payload, not part of the body. The meaning of each call is that of
 //! the trait's function of the same name ([`crate::api`]); here stands only what differs.
 
-use super::servers::ShardPlace;
-use super::session::{
-    Attach, Attached, LockCall, LockSpec, LockState, Reclaim, SessionId, SessionKey, SlotId,
-};
-use crate::api::{CreateArgs, StatFs};
-use crate::attr::{Attr, FileKind, SetAttr};
+use super::session::{Attach, LockCall, Reclaim, SessionId, SessionKey, SlotId};
+use crate::api::CreateArgs;
+use crate::attr::{FileKind, SetAttr};
 use crate::caller::Caller;
-use crate::errno::Errno;
 use crate::ids::{Cookie, Ino, ObjectId, ShardId};
-use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of names and attributes in one listing: fits a body with its overhead.
@@ -378,162 +373,6 @@ pub enum Taking {
         /// As in `Create`.
         want_local: bool,
     },
-}
-
-/// One entry of a listing.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct ListedEntry {
-    /// Position after it.
-    pub cookie: Cookie,
-    /// Inode.
-    pub ino: Ino,
-    /// Type.
-    pub kind: FileKind,
-    /// Name.
-    pub name: Vec<u8>,
-    /// Attributes (a reference), in a listing that asked for them; not for `.` and `..`, nor for
-    /// what is at another shard.
-    pub attr: Option<KeptAttr>,
-}
-
-/// Attributes, and whether they may be kept.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct KeptAttr {
-    /// Attributes.
-    pub attr: Attr,
-    /// Until the session's lease ends or they are recalled.
-    pub keep: bool,
-}
-
-/// An open of a striped file.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct StripedOpen {
-    /// Where its objects are.
-    pub layout: Layout,
-    /// For writing: entered at the server like an open by descriptor, and released like one.
-    pub writes: bool,
-    /// Before the first write, `kill_suid` is to be asked for: the file has capabilities.
-    pub kills: bool,
-}
-
-/// An answer, with what the mount is going to ask next.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Response {
-    /// The answer.
-    pub answer: Answer,
-    /// Attributes of the directories that the call changed, as they are after it, where they may be
-    /// kept: the kernel asks for them after each change that it made.
-    pub dirs: [Option<Attr>; 2],
-}
-
-impl From<Answer> for Response {
-    fn from(answer: Answer) -> Response {
-        Response { answer, dirs: [None; 2] }
-    }
-}
-
-/// What came of a call.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum Answer {
-    /// It failed.
-    Failed(i32),
-    /// The session has ended: attach anew.
-    SessionOver,
-    /// Done; nothing more to say.
-    Done,
-    /// To `Attach`.
-    Attached(Box<Attached>),
-    /// To `Places`, in order of the shards.
-    Places(Vec<ShardPlace>),
-    /// To `Reclaim`: locks that somebody else has got meanwhile.
-    Reclaimed {
-        /// Which.
-        lost: Vec<LockSpec>,
-    },
-    /// A reference to an inode. `keep_names`: names of its parent may be kept.
-    Entry {
-        /// Attributes.
-        attr: KeptAttr,
-        /// Present and absent names of the directory asked about may be kept.
-        keep_names: bool,
-        /// It is a new directory without names, and its own names may be kept: all that will be
-        /// there this mount makes itself.
-        empty: bool,
-    },
-    /// To `Lookup`: there is no such name.
-    Absent {
-        /// As in `Entry`.
-        keep_names: bool,
-    },
-    /// In the place of `Entry` and `Created`: the inode is at another shard. No reference is given:
-    /// it is to be taken there (`Take`).
-    Elsewhere {
-        /// Inode.
-        ino: Ino,
-        /// As in `Entry`.
-        keep_names: bool,
-    },
-    /// To `TakeAll`, in its order: a reference each, or nothing for what has no name any more.
-    Taken(Vec<Option<KeptAttr>>),
-    /// To `Create`, `Tmpfile` and `Take`. `local`: a descriptor of the object came with it.
-    Created {
-        /// Attributes.
-        attr: KeptAttr,
-        /// As in `Entry`.
-        keep_names: bool,
-        /// A descriptor came with it.
-        local: bool,
-    },
-    /// To `Open`.
-    Opened {
-        /// A descriptor came with it.
-        local: bool,
-    },
-    /// To `Create` and `Tmpfile`: the file is striped.
-    CreatedStriped {
-        /// Attributes.
-        attr: KeptAttr,
-        /// As in `Entry`.
-        keep_names: bool,
-        /// Where its objects are.
-        open: StripedOpen,
-    },
-    /// To `Open`: the file is striped.
-    OpenedStriped(StripedOpen),
-    /// To `Getattr`, `Setattr`.
-    Attr(KeptAttr),
-    /// To `Readlink`, `Getxattr`, `Listxattr`: the payload. To `Read` too.
-    Data,
-    /// To `Write`, `Seek`, `CopyRange`: a count or an offset.
-    Count(u64),
-    /// To `DirLimit`.
-    Limit(Cookie),
-    /// To `List`; empty at the end.
-    Listing {
-        /// Entries.
-        entries: Vec<ListedEntry>,
-        /// As in `Entry`.
-        keep_names: bool,
-    },
-    /// To `Statfs`.
-    Statfs(StatFs),
-    /// To `Lock`.
-    Lock(LockState),
-}
-
-impl Answer {
-    /// The answer of a failed call.
-    pub fn failed(errno: Errno) -> Answer {
-        Answer::Failed(errno.0)
-    }
-
-    /// The answer, or the errno of a failed call.
-    pub fn into_result(self) -> crate::Result<Answer> {
-        match self {
-            Answer::Failed(errno) => Err(Errno(errno)),
-            answer => Ok(answer),
-        }
-    }
 }
 
 /// `O_TRUNC` of `open(2)`.

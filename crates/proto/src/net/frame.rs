@@ -39,7 +39,7 @@ pub enum Kind {
     Accepted = 4,
     /// A file-system or session call: [`super::call::Request`], with a payload for writes.
     Call = 5,
-    /// What came of it: [`super::call::Answer`], with a payload for reads.
+    /// What came of it: [`super::answer::Answer`], with a payload for reads.
     Answer = 6,
     /// A question to the ledger, JSON: [`super::ledger::LedgerRequest`].
     Ledger = 7,

@@ -11,7 +11,7 @@ use super::leases::Subject;
 use crate::namespace::OWN_XATTRS;
 use crate::namespace::is_layout_xattr;
 use forebay_proto::layout::Layout;
-use forebay_proto::net::call::StripedOpen;
+use forebay_proto::net::answer::StripedOpen;
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Errno, Ino, ObjectId, Result};

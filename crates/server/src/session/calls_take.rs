@@ -7,7 +7,8 @@
 use super::calls::{At, Reply};
 use forebay_proto::api::FileSystem;
 use forebay_proto::net::Answer;
-use forebay_proto::net::call::{KeptAttr, Taking};
+use forebay_proto::net::answer::KeptAttr;
+use forebay_proto::net::call::Taking;
 use forebay_proto::{Attr, Errno, Ino, Result};
 
 /// Most references taken at once: more than the longest listing has.
