@@ -59,6 +59,8 @@ struct State {
 pub struct Served {
     options: Options,
     base: PathBuf,
+    /// Has the directory that a cache shows.
+    pfs: PathBuf,
     state: Arc<State>,
 }
 
@@ -80,7 +82,12 @@ impl Served {
             Store::Tmpfs => PathBuf::from("/dev/shm"),
             Store::Directory => std::env::temp_dir(),
         };
-        let base = parent.join(format!("forebay-shared-{}-{number}", std::process::id()));
+        let name = format!("forebay-shared-{}-{number}", std::process::id());
+        let base = parent.join(&name);
+        let pfs = match options.pfs_on_disk {
+            true => std::env::temp_dir().join(format!("{name}-pfs")),
+            false => base.clone(),
+        };
         let tcp = |at| match options.hosts.get(at) {
             Some(Host::Namespace(_, address)) => format!("{address}:0"),
             _ => format!("{}:0", options.listen),
@@ -96,7 +103,7 @@ impl Served {
             ended: Mutex::new(false),
             signal: Condvar::new(),
         });
-        let served = Served { options, base, state };
+        let served = Served { options, base, pfs, state };
         served.watch();
         for at in 0..served.options.servers {
             std::fs::create_dir_all(served.flash(at)).unwrap();
@@ -125,12 +132,17 @@ impl Served {
 
     /// A path in the PFS directory of a cache.
     pub fn pfs(&self, name: &str) -> PathBuf {
-        self.base.join("pfs").join(name)
+        self.pfs.join("pfs").join(name)
     }
 
     /// Number of mounts made so far.
     pub fn mount_count(&self) -> usize {
         self.state.mounts.lock().unwrap().len()
+    }
+
+    /// True if it is a cache: names are a PFS's.
+    pub fn is_cache(&self) -> bool {
+        self.options.cache.is_some()
     }
 
     /// Number of servers.
@@ -250,6 +262,15 @@ impl Served {
     pub fn status(&self) -> serde_json::Value {
         let mut command = self.forebay(&["buffer", "status", NAME, "--json", "--server"]);
         json(&self.must(command.arg(self.unix())))
+    }
+
+    /// Bytes that the buffer has free: as a mount says, or, of a cache, whose mounts tell the PFS's space, as its
+    /// server says.
+    pub fn free_bytes(&self, mount: usize) -> u64 {
+        if !self.is_cache() {
+            return sys::statfs(self.path(mount, "")).unwrap().free;
+        }
+        self.options.capacity - self.status()["used_bytes"].as_u64().unwrap()
     }
 
     /// A command at server `at`, by its Unix socket; whether it succeeded, and what it said.
@@ -580,5 +601,6 @@ impl Served {
             }
         }
         let _ = std::fs::remove_dir_all(&self.base);
+        let _ = std::fs::remove_dir_all(&self.pfs);
     }
 }

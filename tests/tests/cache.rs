@@ -1,16 +1,28 @@
 //! A cache over a PFS with real processes: programs work in the mount, the PFS has the right bytes
-//! afterwards, whatever fails, is killed or hangs in between.
+//! afterwards, whatever fails, is killed or hangs in between. Caches of their own and served ones.
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::binary;
 use forebay_tests::pfs::{Air, Pfs};
 use forebay_tests::procs::{Cred, as_user, run, try_run};
-use forebay_tests::site::{LIMIT, Site, stormy};
+use forebay_tests::site::{Kind, LIMIT, Site, stormy_as};
 use forebay_tests::sys;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
+
+forebay_tests::on_both_kinds!(
+    programs_work_on_the_cache_and_the_pfs_has_their_bytes,
+    an_unmount_waits_for_the_drain_and_its_exit_code_tells,
+    states_are_told_to_programs_and_passthrough_makes_no_request,
+    served_writers_of_more_than_the_buffer_wait_and_never_see_enospc,
+    a_flash_that_kernels_filled_to_the_last_page_drains,
+    users_have_on_the_cache_the_rights_that_they_have_on_the_pfs,
+    a_cache_killed_while_it_writes_and_drains_loses_nothing,
+    errors_of_the_pfs_are_told_and_what_failed_drains_when_they_are_over,
+    a_pfs_that_hangs_or_vanishes_holds_the_drain_up_and_nothing_else,
+);
 
 const MIB: u64 = 1 << 20;
 
@@ -25,9 +37,8 @@ fn sums(dir: &Path) -> String {
     run(Command::new("sh").arg("-c").arg(script).current_dir(dir))
 }
 
-#[test]
-fn programs_work_on_the_cache_and_the_pfs_has_their_bytes() {
-    let site = Site::mounted(256 * MIB, &[]);
+fn programs_work_on_the_cache_and_the_pfs_has_their_bytes(kind: Kind) {
+    let site = Site::mounted_as(kind, 256 * MIB, &[]);
     let script = r#"set -e
         git init -q repo; cd repo; git config user.email a@b.c; git config user.name n
         for i in $(seq 1 60); do echo "line $i" > "file$i"; done
@@ -61,9 +72,8 @@ END
     run(Command::new("git").args(["fsck", "--strict"]).current_dir(site.mnt("repo")));
 }
 
-#[test]
-fn an_unmount_waits_for_the_drain_and_its_exit_code_tells() {
-    let site = Site::mounted(256 * MIB, &["--drain", "end"]);
+fn an_unmount_waits_for_the_drain_and_its_exit_code_tells(kind: Kind) {
+    let site = Site::mounted_as(kind, 256 * MIB, &["--drain", "end"]);
     let data = pattern(1, 20 << 20);
     std::fs::write(site.mnt("result"), &data).unwrap();
     assert_eq!(std::fs::metadata(site.pfs("result")).unwrap().len(), 0, "not yet");
@@ -77,7 +87,8 @@ fn an_unmount_waits_for_the_drain_and_its_exit_code_tells() {
     assert!(said.contains("conflict") && said.contains("resolve"), "{said}");
     assert_eq!(std::fs::read(site.mnt("result")).unwrap(), b"ours", "still mounted");
     let resolve = ["resolve", "--keep", "both"];
-    assert!(site.forebay(&resolve, &site.mnt("result")).0);
+    let (ok, said) = site.forebay(&resolve, &site.mnt("result"));
+    assert!(ok, "{said}");
     assert_eq!(site.umount(&[]), (true, String::new()));
     assert_eq!(std::fs::read(site.pfs("result")).unwrap(), b"somebody else's");
     assert_eq!(std::fs::read(site.pfs("result.forebay-ours")).unwrap(), b"ours");
@@ -101,9 +112,8 @@ fn dirty_data_is_not_destroyed_unless_it_is_said() {
     assert_eq!(std::fs::read(site.pfs("f")).unwrap(), b"only here");
 }
 
-#[test]
-fn states_are_told_to_programs_and_passthrough_makes_no_request() {
-    let site = Site::mounted(256 * MIB, &["--drain", "end"]);
+fn states_are_told_to_programs_and_passthrough_makes_no_request(kind: Kind) {
+    let site = Site::mounted_as(kind, 256 * MIB, &["--drain", "end"]);
     let file = std::fs::File::create(site.mnt("f")).unwrap();
     file.write_all_at(&[1; 4096], 0).unwrap();
     let count = || {
@@ -139,9 +149,8 @@ fn states_are_told_to_programs_and_passthrough_makes_no_request() {
     assert_eq!(std::fs::read(site.pfs("later")).unwrap(), b"");
 }
 
-#[test]
-fn served_writers_of_more_than_the_buffer_wait_and_never_see_enospc() {
-    let site = Site::mounted(48 * MIB, &["--writes", "served", "--drain-rate", "40MB"]);
+fn served_writers_of_more_than_the_buffer_wait_and_never_see_enospc(kind: Kind) {
+    let site = Site::mounted_as(kind, 48 * MIB, &["--writes", "served", "--drain-rate", "40MB"]);
     let data = pattern(3, 4 << 20);
     for i in 0..32 {
         std::fs::write(site.mnt(&format!("f{i}")), &data).unwrap();
@@ -165,9 +174,8 @@ fn served_writers_of_more_than_the_buffer_wait_and_never_see_enospc() {
 }
 
 /// A kernel that writes by itself may leave not one page: the maps of what it wrote have room all the same.
-#[test]
-fn a_flash_that_kernels_filled_to_the_last_page_drains() {
-    let site = Site::mounted(64 * MIB, &[]);
+fn a_flash_that_kernels_filled_to_the_last_page_drains(kind: Kind) {
+    let site = Site::mounted_as(kind, 64 * MIB, &[]);
     std::fs::write(site.pfs("clean"), pattern(1, 8 << 20)).unwrap();
     assert_eq!(std::fs::read(site.mnt("clean")).unwrap(), pattern(1, 8 << 20));
     let (piece, mut files) = (pattern(2, 4096), Vec::new());
@@ -218,9 +226,8 @@ fn a_flash_that_kernels_filled_to_the_last_page_drains() {
     assert!(ok, "{said}");
 }
 
-#[test]
-fn users_have_on_the_cache_the_rights_that_they_have_on_the_pfs() {
-    let site = Site::mounted(128 * MIB, &[]);
+fn users_have_on_the_cache_the_rights_that_they_have_on_the_pfs(kind: Kind) {
+    let site = Site::mounted_as(kind, 128 * MIB, &[]);
     for part in ["", "mnt", "pfs"] {
         let path = site.base.join(part);
         if part != "mnt" {
@@ -252,9 +259,8 @@ fn users_have_on_the_cache_the_rights_that_they_have_on_the_pfs() {
     assert_eq!(std::fs::read(site.pfs("group")).unwrap(), b"by a member");
 }
 
-#[test]
-fn a_cache_killed_while_it_writes_and_drains_loses_nothing() {
-    let site = Site::mounted(128 * MIB, &["--drain", "close"]);
+fn a_cache_killed_while_it_writes_and_drains_loses_nothing(kind: Kind) {
+    let site = Site::mounted_as(kind, 128 * MIB, &["--drain", "close"]);
     for round in 0..6u8 {
         for i in 0..6u8 {
             let data = pattern(round * 10 + i, 3 << 20);
@@ -273,10 +279,9 @@ fn a_cache_killed_while_it_writes_and_drains_loses_nothing() {
     assert_eq!(std::fs::read_dir(site.pfs("")).unwrap().count(), 6, "no temporary is left");
 }
 
-#[test]
-fn errors_of_the_pfs_are_told_and_what_failed_drains_when_they_are_over() {
+fn errors_of_the_pfs_are_told_and_what_failed_drains_when_they_are_over(kind: Kind) {
     for errno in [libc::EIO, libc::ENOSPC, libc::EDQUOT, libc::EROFS, libc::ESTALE] {
-        let (site, pfs) = stormy(&["--drain", "end"]);
+        let (site, pfs) = stormy_as(kind, &["--drain", "end"]);
         let data = pattern(7, 2 << 20);
         std::fs::write(site.mnt("f"), &data).unwrap();
         pfs.weather.after(MIB, Air::Foul(errno));
@@ -304,9 +309,8 @@ fn forebay_name(errno: i32) -> &'static str {
     }
 }
 
-#[test]
-fn a_pfs_that_hangs_or_vanishes_holds_the_drain_up_and_nothing_else() {
-    let (site, pfs) = stormy(&["--drain", "end", "--pfs-ttl", "60"]);
+fn a_pfs_that_hangs_or_vanishes_holds_the_drain_up_and_nothing_else(kind: Kind) {
+    let (site, pfs) = stormy_as(kind, &["--drain", "end", "--pfs-ttl", "60"]);
     let data = pattern(9, 2 << 20);
     std::fs::write(site.mnt("f"), &data).unwrap();
     let open = std::fs::File::options().read(true).write(true).open(site.mnt("f")).unwrap();

@@ -5,12 +5,21 @@
 use forebay_tests::buffer::binary;
 use forebay_tests::pfs::Air;
 use forebay_tests::procs::{Cred, as_user, try_run_for};
-use forebay_tests::site::{LIMIT, Site, stormy};
+use forebay_tests::site::{Kind, LIMIT, Site, stormy_as};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+forebay_tests::on_both_kinds!(
+    an_unmount_at_a_pfs_that_hangs_waits_tells_why_and_leaves_the_mount,
+    an_unmount_while_it_drains_waits_for_the_rest,
+    a_pfs_that_takes_only_a_part_of_each_write_gets_all_or_an_error,
+    a_pfs_that_refuses_root_gets_what_users_wrote_in_their_name,
+    two_mounts_of_one_pfs_directory_never_write_over_one_another,
+    limits_of_a_policy_are_set_by_an_xattr_and_shown,
+);
 
 const MIB: u64 = 1 << 20;
 
@@ -23,9 +32,8 @@ fn is_mounted(point: &Path) -> bool {
     table.lines().any(|line| line.split(' ').nth(1) == point.to_str())
 }
 
-#[test]
-fn an_unmount_at_a_pfs_that_hangs_waits_tells_why_and_leaves_the_mount() {
-    let (site, pfs) = stormy(&["--drain", "end", "--pfs-ttl", "60"]);
+fn an_unmount_at_a_pfs_that_hangs_waits_tells_why_and_leaves_the_mount(kind: Kind) {
+    let (site, pfs) = stormy_as(kind, &["--drain", "end", "--pfs-ttl", "60"]);
     let data = pattern(1, 2 << 20);
     std::fs::write(site.mnt("f"), &data).unwrap();
     let backing = site.base.join("backing/f");
@@ -84,9 +92,8 @@ fn an_unmount_at_a_pfs_that_hangs_waits_tells_why_and_leaves_the_mount() {
     pfs.weather.set(Air::Fair);
 }
 
-#[test]
-fn an_unmount_while_it_drains_waits_for_the_rest() {
-    let site = Site::mounted(128 * MIB, &["--drain", "close", "--drain-rate", "8MiB"]);
+fn an_unmount_while_it_drains_waits_for_the_rest(kind: Kind) {
+    let site = Site::mounted_as(kind, 128 * MIB, &["--drain", "close", "--drain-rate", "8MiB"]);
     for i in 0..4 {
         std::fs::write(site.mnt(&format!("f{i}")), pattern(i, 6 << 20)).unwrap();
     }
@@ -103,9 +110,8 @@ fn an_unmount_while_it_drains_waits_for_the_rest() {
     assert_eq!(std::fs::read_dir(site.pfs("")).unwrap().count(), 4, "and nothing else");
 }
 
-#[test]
-fn a_pfs_that_takes_only_a_part_of_each_write_gets_all_or_an_error() {
-    let (site, pfs) = stormy(&["--drain", "end"]);
+fn a_pfs_that_takes_only_a_part_of_each_write_gets_all_or_an_error(kind: Kind) {
+    let (site, pfs) = stormy_as(kind, &["--drain", "end"]);
     pfs.weather.write_short();
     let data = pattern(1, 3_000_001);
     std::fs::write(site.mnt("f"), &data).unwrap();
@@ -121,9 +127,8 @@ fn a_pfs_that_takes_only_a_part_of_each_write_gets_all_or_an_error() {
     assert!(std::fs::read(site.mnt("f")).unwrap() == data);
 }
 
-#[test]
-fn a_pfs_that_refuses_root_gets_what_users_wrote_in_their_name() {
-    let (site, pfs) = stormy(&["--drain", "end"]);
+fn a_pfs_that_refuses_root_gets_what_users_wrote_in_their_name(kind: Kind) {
+    let (site, pfs) = stormy_as(kind, &["--drain", "end"]);
     for part in ["", "backing", "pfs"] {
         std::fs::set_permissions(site.base.join(part), PermissionsExt::from_mode(0o777)).unwrap();
     }
@@ -157,9 +162,8 @@ fn a_pfs_that_refuses_root_gets_what_users_wrote_in_their_name() {
     assert!(pfs.weather.refused() > 0);
 }
 
-#[test]
-fn two_mounts_of_one_pfs_directory_never_write_over_one_another() {
-    let one = Site::mounted(64 * MIB, &["--drain", "end"]);
+fn two_mounts_of_one_pfs_directory_never_write_over_one_another(kind: Kind) {
+    let one = Site::mounted_as(kind, 64 * MIB, &["--drain", "end"]);
     let two = Site::beside(&one, &["--drain", "end", "--pfs-ttl", "0"]);
     std::fs::write(one.pfs("f"), pattern(1, 400_000)).unwrap();
     for (site, text) in [(&one, b"by one"), (&two, b"by two")] {
@@ -180,9 +184,8 @@ fn two_mounts_of_one_pfs_directory_never_write_over_one_another() {
     assert_eq!((ours.len(), &ours[100_000..100_006]), (400_000, &b"by two"[..]));
 }
 
-#[test]
-fn limits_of_a_policy_are_set_by_an_xattr_and_shown() {
-    let site = Site::mounted(64 * MIB, &["--drain", "never"]);
+fn limits_of_a_policy_are_set_by_an_xattr_and_shown(kind: Kind) {
+    let site = Site::mounted_as(kind, 64 * MIB, &["--drain", "never"]);
     std::fs::create_dir(site.mnt("d")).unwrap();
     let mut set = Command::new("setfattr");
     set.args(["-n", "user.forebay.drain", "-v", "deadline=1s"]).arg(site.mnt("d"));

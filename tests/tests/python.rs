@@ -4,7 +4,7 @@
 use forebay_tests::buffer::{Buffer, Kind, binary};
 use forebay_tests::pfs::Air;
 use forebay_tests::procs::{self, try_run_for};
-use forebay_tests::site::{Site, stormy};
+use forebay_tests::site::{self, Site, stormy_as};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -52,13 +52,14 @@ fn on_a_cache(site: &Site, class: &str) {
     assert!(ok, "{said}");
 }
 
-#[test]
-fn the_python_package_on_a_cache() {
-    let site = Site::mounted(64 << 20, &["--drain", "end"]);
+forebay_tests::on_both_kinds!(the_python_package_on_a_cache);
+
+fn the_python_package_on_a_cache(kind: site::Kind) {
+    let site = Site::mounted_as(kind, 64 << 20, &["--drain", "end"]);
     on_a_cache(&site, "Cache");
     let (ok, said) = site.umount(&[]);
     assert!(ok, "{said}");
-    let (site, pfs) = stormy(&["--drain", "end"]);
+    let (site, pfs) = stormy_as(kind, &["--drain", "end"]);
     pfs.weather.after(0, Air::Foul(libc::ENOSPC));
     on_a_cache(&site, "Failing");
     pfs.weather.set(Air::Fair);

@@ -244,6 +244,12 @@ fn a_served_cache_is_asked_by_its_mounts_and_by_name() {
     assert!(shown.contains("(cache, striped)") && shown.contains("/pfs"), "{shown}");
     let events = served.must(served.forebay(&["events"]).arg(served.root(0)));
     assert!(events.contains("drained"), "{events}");
+    let mut named = served.forebay(&["events", "shared:", "--server", &served.unix()]);
+    let events = served.must(&mut named);
+    assert!(events.contains("drained") && events.contains("out"), "{events}");
+    let top =
+        served.must(&mut served.forebay(&["top", "--once", "--json", "--server", &served.unix()]));
+    assert!(top.contains("\"shared\""), "{top}");
     // An unmount is a barrier.
     std::fs::write(mnt("last"), b"last").unwrap();
     served.umount(0, &[]).unwrap();

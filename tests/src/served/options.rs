@@ -52,22 +52,27 @@ pub struct Options {
     pub servers: usize,
     /// The buffer is a cache of a directory beside it, with these arguments.
     pub cache: Option<Vec<String>>,
+    /// That directory is on a disk, whose positions in a listing stay when names change: those of a tmpfs
+    /// do not.
+    pub pfs_on_disk: bool,
     /// One for each server, or none: all are on this node.
     pub hosts: Vec<Host>,
 }
 
 impl Options {
     /// A buffer of 512 MiB on 127.0.0.1, over one server, or over as many as the environment
-    /// variable FOREBAY_TEST_SERVERS says: so every test can be run over several by hand, and with
-    /// FOREBAY_TEST_CACHE=1 over a cache.
+    /// variable FOREBAY_TEST_SERVERS says: so every test can be run over several by hand. In the tests of
+    /// `cached_shared`, and with FOREBAY_TEST_CACHE=1, it is a cache.
     pub fn new(store: Store) -> Options {
+        let is_cache = runs_over_caches();
         Options {
             store,
             capacity: 512 << 20,
             listen: "127.0.0.1".into(),
             patience_s: None,
             servers: crate::env_u64("FOREBAY_TEST_SERVERS", 1) as usize,
-            cache: (crate::env_u64("FOREBAY_TEST_CACHE", 0) > 0).then(Vec::new),
+            cache: is_cache.then(Vec::new),
+            pfs_on_disk: is_cache,
             hosts: Vec::new(),
         }
     }
@@ -75,11 +80,19 @@ impl Options {
     /// A cache with these arguments of `forebay buffer create`.
     pub fn cache(store: Store, arguments: &[&str]) -> Options {
         let cache = Some(arguments.iter().map(ToString::to_string).collect());
-        Options { cache, ..Options::new(store) }
+        Options { cache, pfs_on_disk: false, ..Options::new(store) }
     }
 
     /// The same over several servers.
     pub fn over(servers: usize, store: Store) -> Options {
         Options { servers, ..Options::new(store) }
     }
+}
+
+/// True where the tests of shared buffers are to run over caches: in the second executable that they are built
+/// into.
+fn runs_over_caches() -> bool {
+    let own = std::env::current_exe().unwrap_or_default();
+    let name = own.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    name.starts_with("cached_shared") || crate::env_u64("FOREBAY_TEST_CACHE", 0) > 0
 }
