@@ -28,7 +28,7 @@ fn sums(dir: &Path) -> String {
 }
 
 fn cache(arguments: &[&str], mounts: &[Via]) -> Served {
-    Served::with(Options { servers: 1, ..Options::cache(Store::Tmpfs, arguments) }, mounts)
+    Served::with(Options::cache(Store::Tmpfs, arguments), mounts)
 }
 
 /// `forebay COMMAND ARGS... PATH`, by a mount or with `--server` for `NAME:/path`.
@@ -406,7 +406,7 @@ fn two_caches_over_one_directory_never_write_over_each_other_in_silence() {
 
 #[test]
 fn a_served_cache_that_is_full_drains_and_its_writers_wait() {
-    let options = Options { capacity: 64 << 20, servers: 1, ..Options::cache(Store::Tmpfs, &[]) };
+    let options = Options { capacity: 64 << 20, ..Options::cache(Store::Tmpfs, &[]) };
     let served = Served::with(options, &[Via::Tcp, Via::Local]);
     let start = Instant::now();
     for i in 0..30u8 {

@@ -205,8 +205,8 @@ impl Run<'_> {
     }
 }
 
-fn agree(name: &str, arguments: &[&str], mounts: &[Via], kill_every: u64) {
-    let options = Options { servers: 1, ..Options::cache(Store::Tmpfs, arguments) };
+fn agree(name: &str, servers: usize, arguments: &[&str], mounts: &[Via], kill_every: u64) {
+    let options = Options { servers, ..Options::cache(Store::Tmpfs, arguments) };
     let served = Served::with(options, mounts);
     for dir in 1..=DIRS {
         std::fs::create_dir(served.root(0).join(format!("d{dir}"))).unwrap();
@@ -219,9 +219,10 @@ fn agree(name: &str, arguments: &[&str], mounts: &[Via], kill_every: u64) {
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let said = run.step();
             if kill_every > 0 && step % kill_every == 0 {
-                run.served.kill_and_restart_server();
+                let at = (step / kill_every) as usize % servers;
+                run.served.kill_and_restart_server_at(at);
                 run.compare_all();
-                return format!("{said}; the server was killed");
+                return format!("{said}; server {at} was killed");
             }
             if step % 100 == 0 {
                 run.compare_all();
@@ -253,11 +254,23 @@ fn agree(name: &str, arguments: &[&str], mounts: &[Via], kill_every: u64) {
 #[test]
 fn mounts_of_a_served_cache_agree_with_the_model() {
     let mounts = [Via::Local, Via::Tcp, Via::Local];
-    agree("mounts_of_a_served_cache_agree_with_the_model", &["--drain", "close"], &mounts, 0);
+    agree("mounts_of_a_served_cache_agree_with_the_model", 1, &["--drain", "close"], &mounts, 0);
 }
 
 #[test]
 fn mounts_of_a_served_cache_agree_with_the_model_over_kills_of_the_server() {
     let name = "mounts_of_a_served_cache_agree_with_the_model_over_kills_of_the_server";
-    agree(name, &["--drain", "idle:1"], &[Via::Local, Via::Tcp], 70);
+    agree(name, 1, &["--drain", "idle:1"], &[Via::Local, Via::Tcp], 70);
+}
+
+#[test]
+fn mounts_of_a_cache_over_two_servers_agree_with_the_model() {
+    let name = "mounts_of_a_cache_over_two_servers_agree_with_the_model";
+    agree(name, 2, &["--drain", "close"], &[Via::Local, Via::Tcp, Via::Local], 0);
+}
+
+#[test]
+fn mounts_of_a_cache_over_two_servers_agree_with_the_model_over_kills_of_both() {
+    let name = "mounts_of_a_cache_over_two_servers_agree_with_the_model_over_kills_of_both";
+    agree(name, 2, &["--drain", "idle:1"], &[Via::Local, Via::Tcp], 70);
 }

@@ -113,12 +113,3 @@ fn nodes_of_a_private_cache_meet_on_the_pfs() {
         served.umount(mount, &[]).unwrap();
     }
 }
-
-#[test]
-fn one_namespace_over_several_servers_is_refused_for_a_cache() {
-    let served = cache(&["--access", "private"]);
-    let mut create = served.forebay(&["buffer", "create", "wide", "--type", "cache", "--pfs"]);
-    create.arg(served.pfs("")).args(["--servers", "2", "--capacity", "64MiB"]);
-    let (ok, said) = try_run_for(create.args(["--server", &served.unix()]), LIMIT);
-    assert!(!ok && said.contains("one server") && said.contains("ldbalance"), "{said}");
-}

@@ -50,6 +50,8 @@ pub struct ServerOptions {
     pub cache: Option<CacheOptions>,
     /// The servers of the buffer's other parts; `None` for a buffer that has one part.
     pub peers: Option<Arc<dyn Peers>>,
+    /// Those of a cache whose data is at several: its flash is a namespace of its own on each.
+    pub cache_peers: Option<Arc<dyn Peers>>,
 }
 
 impl std::fmt::Debug for ServerOptions {
@@ -169,7 +171,13 @@ impl Server {
                     prefix: prefix(&store.record().key),
                     owner_uid: root_uid,
                 };
-                Some(CacheFs::open_told(store.dir(), namespace.clone(), cache, Some(told))?)
+                Some(CacheFs::open_told(
+                    store.dir(),
+                    namespace.clone(),
+                    cache,
+                    Some(told),
+                    options.cache_peers,
+                )?)
             }
             None => None,
         };

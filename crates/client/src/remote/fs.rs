@@ -72,7 +72,7 @@ impl RemoteFs {
         match &done.answer {
             Answer::Elsewhere { ino, keep_names } => {
                 note_names(peer, parent, *keep_names, &done);
-                self.take(*ino, after)
+                self.take(caller, *ino, after)
             }
             Answer::Absent { keep_names } => {
                 note_names(peer, parent, *keep_names, &done);
@@ -90,9 +90,9 @@ impl RemoteFs {
     }
 
     /// A reference at the shard of an inode that is not its name's.
-    pub(super) fn take(&self, ino: Ino, after: Taking) -> Result<(Entry, Opened)> {
+    pub(super) fn take(&self, caller: &Caller, ino: Ino, after: Taking) -> Result<(Entry, Opened)> {
         let peer = self.of(ino)?;
-        let mut done = peer.call(&Caller::root(), Call::Take { ino, after }, &[], Room::None)?;
+        let mut done = peer.call(caller, Call::Take { ino, after }, &[], Room::None)?;
         self.note_striped(&done.answer, ino);
         given(peer, None, &mut done)
     }
@@ -508,6 +508,15 @@ impl FileSystem for RemoteFs {
     }
 
     fn statfs(&self) -> Result<StatFs> {
+        if self.attached.cache.is_some() {
+            // All of them show the same PFS.
+            let there = self.servers.all().iter().find(|peer| !peer.is_away());
+            let peer = there.unwrap_or(self.servers.of_locks());
+            return match peer.call(&Caller::root(), Call::Statfs, &[], Room::None)?.answer {
+                Answer::Statfs(stat) => Ok(stat),
+                _ => Err(STRANGE),
+            };
+        }
         // What a server that is away has, nobody can use now; it is not waited for.
         let mut sum: Option<StatFs> = None;
         let mut failed = Errno::EIO;

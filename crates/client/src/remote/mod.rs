@@ -112,7 +112,7 @@ impl RemoteFs {
         match root {
             Some(root) if root.shard() == Ino::ROOT.shard() => Ok(Arc::new(Rooted::new(fs, root))),
             // Held until the mount ends, and held again in each new session.
-            Some(root) => match self.take(root, Taking::Directory) {
+            Some(root) => match self.take(&Caller::root(), root, Taking::Directory) {
                 Ok(_) => Ok(Arc::new(Rooted::new(fs, root))),
                 Err(errno) => {
                     let what = "find this node's namespace in the buffer";
@@ -156,7 +156,8 @@ impl RemoteFs {
 
     /// A file like the objects of a cache on this node's server. EOPNOTSUPP where there is none.
     pub fn probe(&self) -> std::result::Result<std::fs::File, Errno> {
-        let first = self.servers.of_locks();
+        let near = self.servers.all().iter().find(|peer| peer.is_near());
+        let first = near.unwrap_or(self.servers.of_locks());
         let done = first.call(&Caller::root(), Call::Probe, &[], Room::None)?;
         done.file.ok_or(Errno::EOPNOTSUPP)
     }

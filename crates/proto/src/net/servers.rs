@@ -55,6 +55,15 @@ pub enum Question<'a> {
         /// What: [`super::staging::StagingQuestion`], encoded.
         question: &'a [u8],
     },
+    /// About files of a cache whose data is at several servers.
+    Cache {
+        /// The buffer.
+        buffer: u128,
+        /// Who asks.
+        from: ShardId,
+        /// What: the servers' own messages, encoded.
+        asked: &'a [u8],
+    },
     /// About names and attributes, for staging.
     Tree {
         /// The buffer.
@@ -387,6 +396,8 @@ pub enum Reply {
     Objects(ObjectsReply),
     /// To `Staging`: [`super::staging::StagingReply`], encoded.
     Staging(Vec<u8>),
+    /// To `Cache`: encoded.
+    Cache(Vec<u8>),
     /// To `Tree`: [`super::tree::TreeReply`], encoded.
     Tree(Vec<u8>),
 }

@@ -25,7 +25,11 @@ const XATTR_FIRST_BYTES: usize = 512;
 impl CacheFs {
     /// The PFS inode of a node, as a descriptor for looking and for calls by /proc/self/fd.
     pub(super) fn open_node(&self, ino: Ino, who: &Who) -> Result<OwnedFd> {
-        self.moves.follow(|| self.open_node_now(ino, who))
+        let open = || self.moves.follow(|| self.open_node_now(ino, who));
+        match open() {
+            Err(Errno::ESTALE) if self.is_worth_another_look(ino) => open(),
+            other => other,
+        }
     }
 
     fn open_node_now(&self, ino: Ino, who: &Who) -> Result<OwnedFd> {
@@ -54,7 +58,7 @@ impl CacheFs {
     }
 
     /// The same without a requester: as the server, or else as who looked it up last.
-    fn open_node_any(&self, ino: Ino) -> Result<OwnedFd> {
+    pub(super) fn open_node_any(&self, ino: Ino) -> Result<OwnedFd> {
         match self.open_node(ino, &Who::server()) {
             Err(Errno::EACCES | Errno::EPERM) => self.open_node(ino, &self.nodes.get(ino)?.who),
             other => other,
@@ -256,6 +260,7 @@ impl CacheFs {
         self.policies.set(&self.flash, known.key, policy)?;
         self.drainer.watch(self.policies.watch());
         self.drainer.look_again();
+        self.tell_policies();
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use super::drain::publish::split;
 use super::file::CacheFile;
 use super::names::DRAIN_PREFIX;
 use super::pfs::{Key, PfsStat, errno};
+use super::record::Base;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::Mutex;
@@ -282,7 +283,7 @@ impl CacheFs {
                 self.remove_ours(&writer, dir.as_fd(), (dir_path, name), None);
                 let after = held.as_ref().and_then(|fd| self.pfs.stat_fd(fd.as_fd()).ok());
                 if let (Some(before), Some(after)) = (before, after) {
-                    self.follow_own_change(file, &before, &after)?;
+                    self.follow_own_change(file, &Base::of(&before), &Base::of(&after))?;
                 }
                 after.filter(|stat| stat.key == key)
             }

@@ -110,6 +110,24 @@ impl CacheFs {
         (removed.is_some() || moved.is_some()).then_some(Intent { removed, moved, exchange })
     }
 
+    /// Paths on record follow a rename, so that a restarted server finds what it has to drain.
+    pub(super) fn paths_moved(&self, many: bool, file: Option<&Arc<CacheFile>>) -> Result<()> {
+        let files = match (many, file) {
+            (true, _) => self.drainer.files(),
+            (false, Some(file)) => vec![file.clone()],
+            (false, None) => Vec::new(),
+        };
+        for file in files {
+            let Ok(path) = self.nodes.path(file.number()) else { continue };
+            let path = PathBytes::new(&path);
+            let mut state = file.state.lock();
+            if state.record.is_dirty() {
+                state.save(&self.flash, &file, |record| record.path = path)?;
+            }
+        }
+        Ok(())
+    }
+
     /// At the start: what of a dirty file's name was being changed when the last server ended? Its
     /// record gets the path where it is. True if it was removed, and nothing of it is to be kept.
     pub(super) fn take_up_names(&self, file: &CacheFile, intents: &[Intent]) -> Result<bool> {

@@ -99,6 +99,10 @@ impl CacheFs {
             return Ok(sink(&DirEntry { cookie, ino, kind: stat.kind(), name, attr: None }));
         }
         let ino = self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1);
+        if self.is_elsewhere(ino, stat.kind()) {
+            self.nodes.give(ino);
+            return Ok(sink(&DirEntry { cookie, ino, kind: stat.kind(), name, attr: None }));
+        }
         let file = match self.nodes.get(ino)?.file {
             None if stat.kind() == FileKind::File => self.dirty_by_key(ino, stat.key)?,
             file => file,

@@ -21,6 +21,7 @@ mod events;
 mod file;
 mod filesystem;
 mod flash;
+mod homes;
 mod intents;
 mod listing;
 mod map;
@@ -29,6 +30,7 @@ mod names;
 mod nodes;
 mod nodes_log;
 mod open;
+mod own_change;
 mod pfs;
 mod probe;
 mod read;
@@ -46,6 +48,7 @@ pub use drain::policy::{Policy, Watermark, When};
 
 use crate::flash::Store;
 use crate::namespace::Namespace;
+use crate::peers::Peers;
 use beside::LitterList;
 use clock::Clocks;
 use counters::Counters;
@@ -59,6 +62,8 @@ use flash::Flash;
 use forebay_proto::api::Notify;
 use forebay_proto::control::{ControlError, PathBytes, Verify};
 use forebay_proto::{Errno, Ino, Result, ShardId};
+pub(crate) use homes::Asked;
+use homes::Homes;
 use intents::Intent;
 use moves::Moves;
 use nodes::Nodes;
@@ -176,6 +181,8 @@ pub struct CacheFs {
     /// Held alone while a drain puts another inode under a name, shared while a name or a number
     /// is compared with a key: so that nobody meets the new inode under the old number.
     publishing: RwLock<()>,
+    /// The other servers of a cache whose data is spread over several.
+    homes: Option<Homes>,
 }
 
 impl CacheFs {
@@ -186,15 +193,17 @@ impl CacheFs {
         names: Arc<Namespace>,
         options: CacheOptions,
     ) -> std::result::Result<Arc<CacheFs>, ControlError> {
-        CacheFs::open_told(dir, names, options, None)
+        CacheFs::open_told(dir, names, options, None, None)
     }
 
     /// The same; what is drained, or cannot be, is told to `events`, with `prefix` before its path.
+    /// `peers`: the other servers over which its data is spread.
     pub fn open_told(
         dir: &Path,
         names: Arc<Namespace>,
         options: CacheOptions,
         events: Option<CacheEvents>,
+        peers: Option<Arc<dyn Peers>>,
     ) -> std::result::Result<Arc<CacheFs>, ControlError> {
         let (pfs, power_cut) = recover::open_pfs(dir, &options, names.is_volatile())?;
         let at = |what: &'static str| {
@@ -233,7 +242,9 @@ impl CacheFs {
             token,
             discarding: AtomicBool::new(false),
             publishing: RwLock::new(()),
+            homes: peers.filter(|peers| peers.count() > 1).map(Homes::new),
         });
+        fs.share();
         if let Some(shard) = fs.options.served {
             fs.drainer.hold(true);
             fs.nodes.persist(dir, shard).map_err(at("read the files that mounts hold from"))?;
@@ -250,7 +261,21 @@ impl CacheFs {
         fs.start("drain", WORKERS, |fs| fs.drain_files()).map_err(at("start threads for"))?;
         fs.start("read-ahead", READ_AHEAD_THREADS, move |fs| fs.read_ahead(&wished))
             .map_err(at("start threads for"))?;
+        if fs.homes.is_some() {
+            fs.start("homes", 1, |fs| fs.tell_others()).map_err(at("start threads for"))?;
+        }
         Ok(fs)
+    }
+
+    /// Says to the list of nodes that files have their homes at several servers.
+    fn share(self: &Arc<Self>) {
+        let Some(homes) = &self.homes else { return };
+        let fs = Arc::downgrade(self);
+        let is_lost = move |shard| {
+            let fs = fs.upgrade();
+            fs.is_some_and(|fs| fs.homes.as_ref().is_some_and(|homes| homes.is_lost(shard)))
+        };
+        self.nodes.share(homes.count(), Arc::new(is_lost));
     }
 
     fn start(
@@ -416,6 +441,10 @@ impl CacheFs {
 
     /// The policy of the directory that a node is in, or of a directory itself.
     fn policy_of(&self, ino: Ino) -> Policy {
+        if !self.has_names() {
+            let path = self.nodes.path(ino).unwrap_or_default();
+            return self.policy_at_path(&path);
+        }
         let mut at = Some(ino);
         let dirs = std::iter::from_fn(|| {
             let here = at?;

@@ -6,13 +6,13 @@
 use super::CacheFs;
 use super::act::Who;
 use super::file::CacheFile;
+use super::homes::Left;
+use super::own_change::lock_metas;
 use super::pfs::{PfsStat, errno};
 use super::record::Draining;
 use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::attr::FileKind;
-use forebay_proto::control::PathBytes;
 use forebay_proto::{Caller, Entry, Errno, Ino, Result, acl};
-use parking_lot::MutexGuard;
 use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, RenameFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -108,6 +108,10 @@ impl CacheFs {
     /// A name that leads to this: referenced once more.
     fn entry(&self, parent: Ino, name: &[u8], stat: &PfsStat, who: &Who) -> Result<Entry> {
         let ino = self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1);
+        if self.is_elsewhere(ino, stat.kind()) {
+            // Its home has the attributes.
+            return Ok(Entry { attr: stat.attr(ino) });
+        }
         let file = self.nodes.get(ino)?.file;
         let file = match (file, stat.kind()) {
             (None, FileKind::File) => self.dirty_by_key(ino, stat.key)?,
@@ -180,17 +184,28 @@ impl CacheFs {
             return Err(Errno::EPERM);
         }
         let dir = self.open_parent(&who, parent, name)?;
-        let stat = self.moves.follow(|| {
+        let (before, stat) = self.moves.follow(|| {
             let known = self.nodes.get(ino)?;
             self.own_change(known.file.as_ref(), ino, &who, || {
                 self.link_one_of(&who, ino, (dir.as_fd(), name))
             })
         })?;
-        self.entry(parent, name, &stat, &who)
+        let entry = self.entry(parent, name, &stat, &who)?;
+        if self.is_elsewhere(ino, known.kind) {
+            let client = caller.request.client;
+            self.tell_left(self.touched(client, ino, &before, Some(&stat), None));
+        }
+        Ok(entry)
     }
 
-    /// Links whichever of the known names still leads to the inode; the newest mostly does.
-    fn link_one_of(&self, who: &Who, ino: Ino, to: (BorrowedFd<'_>, &[u8])) -> Result<PfsStat> {
+    /// Links whichever of the known names still leads to the inode; the newest mostly does. As it was, and as
+    /// it is.
+    fn link_one_of(
+        &self,
+        who: &Who,
+        ino: Ino,
+        to: (BorrowedFd<'_>, &[u8]),
+    ) -> Result<(PfsStat, PfsStat)> {
         let names = self.nodes.names(ino);
         let mut last = if names.is_empty() { Errno::ENOENT } else { Errno::ESTALE };
         for (old_parent, old_name) in names.iter().rev() {
@@ -203,15 +218,14 @@ impl CacheFs {
             };
             // A drain puts another inode under a name, and its key on the node.
             let _settled = self.publishing.read_recursive();
-            let key = self.nodes.get(ino)?.key;
             let _act = who.act()?;
-            match self.pfs.stat_at(old_dir.as_fd(), old_name) {
-                Ok(stat) if stat.key == key => {}
+            let before = match self.pfs.stat_at(old_dir.as_fd(), old_name) {
+                Ok(stat) if self.nodes.number(stat.key) == Some(ino) => stat,
                 Ok(_) | Err(Errno::ENOENT) => continue,
                 Err(e) => return Err(e),
-            }
+            };
             rfs::linkat(&old_dir, &**old_name, to.0, to.1, AtFlags::empty()).map_err(errno)?;
-            return self.pfs.stat_at(to.0, to.1);
+            return Ok((before, self.pfs.stat_at(to.0, to.1)?));
         }
         Err(last)
     }
@@ -220,21 +234,42 @@ impl CacheFs {
     pub(super) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let dir = self.open_parent(&who, parent, name)?;
-        let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true)?;
+        let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
         let remove = || {
             let _act = who.act()?;
             rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
         };
         let intent = leaving.last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
-        self.with_intent(intent, || {
-            let _meta = leaving.file.as_ref().map(|file| file.meta.lock());
-            self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove)
-        })
+        let left = {
+            let _changing = self.changing_names();
+            self.with_intent(intent, || {
+                let _meta = leaving.file.as_ref().map(|file| file.meta.lock());
+                self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove)
+            })?
+        };
+        left.into_iter().for_each(|left| self.tell_left(left));
+        Ok(())
     }
 
     /// What a name that moves or `goes` leads to, and its data here. What goes has a number from here on,
     /// and its PFS inode is held: who looked the name up a moment before may open it a moment later.
+    /// Its home has heard that it may lose a name.
     fn leaving(
+        &self,
+        who: &Who,
+        dir: BorrowedFd<'_>,
+        at: At<'_>,
+        goes: bool,
+        caller: &Caller,
+    ) -> Result<Leaving<'_>> {
+        let leaving = self.leaving_here(who, dir, at, goes)?;
+        if let (true, Some(node)) = (leaving.is_elsewhere(), &leaving.node) {
+            self.tell_leaving(node.ino);
+        }
+        Ok(Leaving { client: caller.request.client, ..leaving })
+    }
+
+    fn leaving_here(
         &self,
         who: &Who,
         dir: BorrowedFd<'_>,
@@ -248,8 +283,17 @@ impl CacheFs {
         // It may be known by other names only, which lead nowhere any more.
         let ino = known.then(|| self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1));
         let node = ino.map(|ino| Reference { fs: self, ino });
+        let elsewhere = ino.is_some_and(|ino| self.is_elsewhere(ino, stat.kind()));
+        let inode = match elsewhere {
+            true => {
+                let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                rfs::openat(dir, name, flags, Mode::empty()).ok()
+            }
+            false => None,
+        };
         drop(_act);
         let file = match stat.kind() {
+            _ if elsewhere => None,
             FileKind::File => match ino.and_then(|ino| self.nodes.get(ino).ok()?.file) {
                 Some(file) if !file.is_forgotten() => Some(file),
                 _ => self.find(stat.key)?,
@@ -260,7 +304,7 @@ impl CacheFs {
         let ours = file.as_ref().is_some_and(|file| file.state.lock().record.kept_as.is_some());
         let last = stat.kind() == FileKind::Dir || stat.nlink <= 1 + u32::from(ours);
         let mut held = None;
-        if goes && last {
+        if goes && last && !elsewhere {
             let _act = who.act()?;
             let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             let open = |flags| rfs::openat(dir, name, flags, Mode::empty());
@@ -270,10 +314,11 @@ impl CacheFs {
             };
             held = readable.or_else(|| open(flags | OFlags::PATH).ok());
         }
-        Ok(Leaving { stat, node, held, file, last })
+        Ok(Leaving { stat, node, held, file, last, elsewhere, inode, client: 0 })
     }
 
     /// Removes a name, and what is here of a file that has lost its last one. With its `meta` locked.
+    /// If its home is another server: what that one is to hear.
     fn with_leaving(
         &self,
         leaving: &Leaving<'_>,
@@ -281,7 +326,10 @@ impl CacheFs {
         (parent, name): At<'_>,
         who: &Who,
         remove: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Option<Left>> {
+        if leaving.is_elsewhere() {
+            return self.with_leaving_elsewhere(leaving, (parent, name), remove).map(Some);
+        }
         let ino = leaving.node.as_ref().map(|node| node.ino);
         match (&leaving.file, ino) {
             (Some(file), _) if leaving.last => {
@@ -304,7 +352,7 @@ impl CacheFs {
         if let Some(ino) = ino {
             self.nodes.unname(ino, parent, name);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Removes a last name. The PFS inode is held before, so that nobody who knows the number finds
@@ -352,7 +400,7 @@ impl CacheFs {
     pub(super) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let dir = self.open_parent(&who, parent, name)?;
-        let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true)?;
+        let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
         let remove = || {
             let mut tries = 0;
             loop {
@@ -366,7 +414,7 @@ impl CacheFs {
                     {
                         // A drain is just giving up a file that was removed, or has to come first.
                         let path = self.path_below((parent, name))?;
-                        self.drainer.ask(&self.listed_below(&path));
+                        self.drainer.ask(&self.listed_below(&path)?);
                         tries += 1;
                         std::thread::sleep(RMDIR_PAUSE);
                     }
@@ -374,7 +422,7 @@ impl CacheFs {
                 }
             }
         };
-        self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove)
+        self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove).map(drop)
     }
 
     /// True if a directory has nothing but files of drains.
@@ -402,9 +450,9 @@ impl CacheFs {
         let who = Who::of(caller);
         let from_dir = self.open_parent(&who, from.0, from.1)?;
         let to_dir = self.open_parent(&who, to.0, to.1)?;
-        let moved = self.leaving(&who, from_dir.as_fd(), from, false)?;
+        let moved = self.leaving(&who, from_dir.as_fd(), from, false, caller)?;
         let exchange = flags & rename_flags::EXCHANGE != 0;
-        let replaced = match self.leaving(&who, to_dir.as_fd(), to, !exchange) {
+        let replaced = match self.leaving(&who, to_dir.as_fd(), to, !exchange, caller) {
             Ok(replaced) => Some(replaced),
             Err(Errno::ENOENT) => None,
             Err(e) => return Err(e),
@@ -427,15 +475,19 @@ impl CacheFs {
         let gone = replaced.as_ref().filter(|r| !exchange && r.last);
         let gone = gone.and_then(|r| r.file.as_ref());
         let intent = self.intent_to_move(&old_path, &new_path, gone, exchange);
-        self.with_intent(intent, || {
+        let changing = self.changing_names();
+        let heard = self.with_intent(intent, || {
             let files = [Some(&moved), replaced.as_ref()].map(|l| l.and_then(|l| l.file.clone()));
             let _metas = lock_metas(&files);
             self.do_rename((from, to, to_dir.as_fd()), exchange, moved, replaced, &who, rename)
-        })
+        })?;
+        drop(changing);
+        heard.into_iter().for_each(|left| self.tell_left(left));
+        Ok(())
     }
 
     /// The path of a name in a directory.
-    fn path_below(&self, (dir, name): (Ino, &[u8])) -> Result<Vec<u8>> {
+    pub(super) fn path_below(&self, (dir, name): (Ino, &[u8])) -> Result<Vec<u8>> {
         let dir = self.nodes.path(dir)?;
         Ok(if dir.is_empty() { name.to_vec() } else { [&dir, &b"/"[..], name].concat() })
     }
@@ -449,7 +501,7 @@ impl CacheFs {
         replaced: Option<Leaving<'_>>,
         who: &Who,
         rename: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Vec<Left>> {
         let moved_ino = moved.node.as_ref().map(|node| node.ino);
         let displaced = replaced.as_ref().and_then(|r| Some(r.node.as_ref()?.ino));
         if let Some(ino) = moved_ino {
@@ -463,13 +515,17 @@ impl CacheFs {
             (Some(file), Some(ino)) => self.own_change_locked(file, ino, who, rename),
             _ => rename(),
         };
-        match &replaced {
+        let left = match &replaced {
             Some(replaced) if !exchange => self.with_leaving(replaced, to_dir, to, who, moving)?,
             Some(Leaving { file: Some(file), node: Some(node), .. }) => {
                 self.own_change_locked(file, node.ino, who, moving)?;
+                None
             }
-            _ => moving()?,
-        }
+            _ => {
+                moving()?;
+                None
+            }
+        };
         crate::step::step("a name is moved on the PFS");
         if let Some(ino) = moved_ino {
             self.nodes.name(ino, to.0, to.1);
@@ -479,108 +535,44 @@ impl CacheFs {
             self.nodes.name(ino, from.0, from.1);
             self.nodes.unname(ino, to.0, to.1);
         }
-        self.paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())
+        let exchanged = replaced.as_ref().filter(|_| exchange);
+        let elsewhere = [Some(&moved), exchanged].into_iter().flatten();
+        let heard = elsewhere.filter_map(|leaving| self.moved_elsewhere(leaving)).chain(left);
+        let heard = heard.collect();
+        self.paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())?;
+        Ok(heard)
     }
-
-    /// Paths on record follow a rename, so that a restarted server finds what it has to drain.
-    fn paths_moved(&self, many: bool, file: Option<&Arc<CacheFile>>) -> Result<()> {
-        let files = match (many, file) {
-            (true, _) => self.drainer.files(),
-            (false, Some(file)) => vec![file.clone()],
-            (false, None) => Vec::new(),
-        };
-        for file in files {
-            let Ok(path) = self.nodes.path(file.number()) else { continue };
-            let path = PathBytes::new(&path);
-            let mut state = file.state.lock();
-            if state.record.is_dirty() {
-                state.save(&self.flash, &file, |record| record.path = path)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Does something to a PFS file that moves its ctime, and lets the base follow if the file was
-    /// as the base says before.
-    pub(super) fn own_change<T>(
-        &self,
-        file: Option<&Arc<CacheFile>>,
-        ino: Ino,
-        who: &Who,
-        change: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        let Some(file) = file else { return change() };
-        let _meta = file.meta.lock();
-        self.own_change_locked(file, ino, who, change)
-    }
-
-    /// The same with the file's `meta` locked.
-    fn own_change_locked<T>(
-        &self,
-        file: &Arc<CacheFile>,
-        ino: Ino,
-        who: &Who,
-        change: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        let fd = self.open_node(ino, who)?;
-        let before = self.pfs.stat_fd(fd.as_fd())?;
-        let done = change()?;
-        crate::step::step("a file's name or attributes are changed on the PFS");
-        // The change is made; if it cannot be looked at, the next open takes it for foreign.
-        if let Ok(after) = self.pfs.stat_fd(fd.as_fd()) {
-            self.follow_own_change(file, &before, &after)?;
-        }
-        Ok(done)
-    }
-
-    /// The base follows what we have changed, if the file was as it says before.
-    pub(super) fn follow_own_change(
-        &self,
-        file: &CacheFile,
-        before: &PfsStat,
-        after: &PfsStat,
-    ) -> Result<()> {
-        self.clocks.stamped(after.ctime);
-        let mut state = file.state.lock();
-        let base = state.record.base;
-        // What is dirty is not believed by its ctime.
-        let held = base.holds(before) || (state.record.is_dirty() && base.holds_data(before));
-        if !held || base.size != after.size {
-            return Ok(());
-        }
-        state.save(&self.flash, file, |record| {
-            record.base.mtime = after.mtime;
-            record.base.ctime = after.ctime;
-        })
-    }
-}
-
-/// Locks the `meta` of the files of a rename, in an order that all threads have: two renames may have the
-/// same two files, one the other way round.
-fn lock_metas(files: &[Option<Arc<CacheFile>>; 2]) -> Vec<MutexGuard<'_, ()>> {
-    let mut files: Vec<&Arc<CacheFile>> = files.iter().flatten().collect();
-    files.sort_by_key(|file| file.ino);
-    files.dedup_by_key(|file| file.ino);
-    files.into_iter().map(|file| file.meta.lock()).collect()
 }
 
 /// A name in a directory.
-type At<'a> = (Ino, &'a [u8]);
+pub(super) type At<'a> = (Ino, &'a [u8]);
 
 /// A name that is going.
-struct Leaving<'a> {
-    stat: PfsStat,
-    node: Option<Reference<'a>>,
+pub(super) struct Leaving<'a> {
+    pub stat: PfsStat,
+    pub node: Option<Reference<'a>>,
     held: Option<OwnedFd>,
     file: Option<Arc<CacheFile>>,
     /// The file goes with it.
-    last: bool,
+    pub last: bool,
+    /// Another server is its home.
+    elsewhere: bool,
+    /// Then, its PFS inode to look at.
+    pub inode: Option<OwnedFd>,
+    /// Who does it.
+    pub client: u64,
+}
+
+impl Leaving<'_> {
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.elsewhere
+    }
 }
 
 /// A reference to a node for as long as it lives.
-struct Reference<'a> {
+pub(super) struct Reference<'a> {
     fs: &'a CacheFs,
-    ino: Ino,
+    pub ino: Ino,
 }
 
 impl Drop for Reference<'_> {

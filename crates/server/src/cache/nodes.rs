@@ -2,37 +2,38 @@
 //! the mount, what they are on the PFS, and under which names they were seen.
 //!
 //! Invariants: one node for a PFS inode, whatever its names; a node lives as long as it is
-//! referenced by the kernel, pinned, or the parent in a name of another node, and one with a name as long as
-//! a mount that is away may hold it (`left`). Names are what was
+//! referenced by the kernel, pinned, or the parent in a name of another node, one with a name as long as
+//! a mount that is away may hold it (`left`), and one of a file as long as the server holds it that is the home
+//! of its data (`shared`). Names are what was
 //! seen last, not what is: whoever uses a path looks that it leads to the node's key. Bounded by
 //! what the kernel keeps in its caches, and by [`NAMES_MAX`] names of one inode.
 
 mod left;
+mod shared;
+mod table;
 #[cfg(test)]
 mod tests;
+
+pub(super) use shared::{Described, Whereabouts};
+
 use super::act::Who;
 use super::file::CacheFile;
 use super::nodes_log::{Line, NodesLog};
 use super::pfs::Key;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::PathBytes;
-use forebay_proto::ids::INO_SHARD_SHIFT;
 use forebay_proto::net::session::ClientId;
 use forebay_proto::{Errno, Ino, Result, ShardId};
-use left::Away;
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use table::Table;
 
 /// Most names kept of one inode: with the oldest forgotten, one that is left still leads to it.
 const NAMES_MAX: usize = 16;
 /// Deepest path, in components.
 const DEPTH_MAX: usize = 2_048;
-/// Numbers from here on are for inodes whose PFS number is taken or too large; PFS inode numbers below
-/// are the numbers in the mount. What is above 48 bits says which server has the inode.
-const OWN_NUMBERS: u64 = 1 << (INO_SHARD_SHIFT - 1);
 
 struct Node {
     key: Key,
@@ -49,6 +50,8 @@ struct Node {
     file: Option<Arc<CacheFile>>,
     /// Holds the PFS inode of what lost its last name while it was in use.
     held: Option<Arc<OwnedFd>>,
+    /// What it means to the other servers of a cache.
+    shared: shared::Shared,
 }
 
 impl Node {
@@ -63,25 +66,9 @@ impl Node {
             who,
             file: None,
             held: None,
+            shared: shared::Shared::default(),
         }
     }
-}
-
-struct Table {
-    nodes: HashMap<Ino, Node, foldhash::fast::RandomState>,
-    by_key: HashMap<Key, Ino, foldhash::fast::RandomState>,
-    next_own: u64,
-    shard: ShardId,
-    /// What is kept over the death of the server, for mounts that live on.
-    log: Option<NodesLog>,
-    /// Nodes of the last server, pinned until its mounts have said what they hold.
-    restored: Vec<Ino>,
-    /// Names that the last server was giving when it ended.
-    moving: HashMap<Ino, (Ino, Box<[u8]>)>,
-    /// What mounts that are away may hold.
-    away: Away,
-    /// The log is being read: nothing goes before it is known who holds what.
-    replaying: bool,
 }
 
 /// What is known of one node.
@@ -105,17 +92,7 @@ pub(crate) struct Nodes(Mutex<Table>);
 impl Nodes {
     /// With the root.
     pub fn new(root: Key) -> Nodes {
-        let mut table = Table {
-            nodes: HashMap::default(),
-            by_key: HashMap::default(),
-            next_own: OWN_NUMBERS,
-            shard: ShardId(0),
-            log: None,
-            restored: Vec::new(),
-            moving: HashMap::new(),
-            away: Away::default(),
-            replaying: false,
-        };
+        let mut table = Table::default();
         let node = Node { pins: 1, ..Node::new(root, FileKind::Dir, Who::server()) };
         table.nodes.insert(Ino::ROOT, node);
         table.by_key.insert(root, Ino::ROOT);
@@ -151,7 +128,7 @@ impl Nodes {
         lookups: u64,
     ) -> Ino {
         let mut table = self.0.lock();
-        let ino = table.node_of(key, kind, who);
+        let ino = table.node_of(key, kind, who, || Table::turn(parent, name));
         table.add_name(ino, parent, name);
         if let Some(node) = table.nodes.get_mut(&ino) {
             node.lookups += lookups;
@@ -228,11 +205,10 @@ impl Nodes {
     /// The node's PFS inode was replaced by another one, by us.
     pub fn rekey(&self, ino: Ino, key: Key) {
         let mut table = self.0.lock();
-        let Some(node) = table.nodes.get_mut(&ino) else { return };
-        let old = std::mem::replace(&mut node.key, key);
-        table.by_key.remove(&old);
-        table.by_key.insert(key, ino);
-        table.note(&Line::Rekey { ino, key });
+        if table.nodes.contains_key(&ino) {
+            table.set_key(ino, key);
+            table.note(&Line::Rekey { ino, key });
+        }
     }
 
     /// The same for one that is known by its old key only.
@@ -265,6 +241,7 @@ impl Nodes {
                 node.pins += 1;
             }
         }
+        table.after_replay();
         table.restored = restored;
         table.log = Some(log);
         table.compact()
@@ -314,237 +291,5 @@ impl Nodes {
     /// The names of a node, as parent and name, newest last.
     pub fn names(&self, ino: Ino) -> Vec<(Ino, Box<[u8]>)> {
         self.0.lock().nodes.get(&ino).map(|node| node.names.clone()).unwrap_or_default()
-    }
-}
-
-impl Table {
-    fn node_of(&mut self, key: Key, kind: FileKind, who: &Who) -> Ino {
-        if let Some(&ino) = self.by_key.get(&key) {
-            return ino;
-        }
-        let same = Ino::new(self.shard, key.ino);
-        let free = key.dev == 0
-            && key.ino > Ino::ROOT.0
-            && key.ino < OWN_NUMBERS
-            && !self.nodes.contains_key(&same)
-            && !self.away.may_hold(same);
-        let ino = match free {
-            true => same,
-            false => {
-                self.next_own += 1;
-                Ino::new(self.shard, self.next_own)
-            }
-        };
-        self.nodes.insert(ino, Node::new(key, kind, who.clone()));
-        self.by_key.insert(key, ino);
-        ino
-    }
-
-    fn add_name(&mut self, ino: Ino, parent: Ino, name: &[u8]) {
-        if ino == Ino::ROOT {
-            return;
-        }
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let newest = node.names.last().is_some_and(|(p, n)| *p == parent && **n == *name);
-        if newest {
-            return;
-        }
-        if self.log.is_some() {
-            let (key, kind, who) = (node.key, node.kind, node.who.clone());
-            self.note(&Line::Seen { ino, key, kind, parent, name: PathBytes::new(name), who });
-        }
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let mut left = Vec::new();
-        if let Some(at) = node.names.iter().position(|(p, n)| *p == parent && **n == *name) {
-            left.push(node.names.remove(at));
-        } else if node.kind == FileKind::Dir {
-            // A directory has one name.
-            left.append(&mut node.names);
-        } else if node.names.len() >= NAMES_MAX {
-            left.push(node.names.remove(0));
-        }
-        node.names.push((parent, name.into()));
-        if let Some(parent) = self.nodes.get_mut(&parent) {
-            parent.children += 1;
-        }
-        for (parent, _) in left {
-            self.child_left(parent);
-        }
-    }
-
-    fn drop_name(&mut self, ino: Ino, parent: Ino, name: &[u8]) {
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let Some(at) = node.names.iter().position(|(p, n)| *p == parent && **n == *name) else {
-            return;
-        };
-        node.names.remove(at);
-        if self.log.is_some() {
-            self.note(&Line::Unnamed { ino, parent, name: PathBytes::new(name) });
-        }
-        self.child_left(parent);
-    }
-
-    fn note(&mut self, line: &Line) {
-        let Some(log) = &mut self.log else { return };
-        if log.append(line) && log.is_long() {
-            // What cannot be written anew is written on.
-            if let Err(error) = self.compact() {
-                tracing::warn!(%error, "the list of known files is not written anew");
-            }
-        }
-    }
-
-    /// Writes the log anew with what is known now, parents first.
-    fn compact(&mut self) -> Result<()> {
-        let Some(mut log) = self.log.take() else { return Ok(()) };
-        let mut lines = Vec::new();
-        let mut told = HashSet::from([Ino::ROOT]);
-        for &ino in self.nodes.keys() {
-            self.lines_of(ino, &mut told, &mut lines);
-        }
-        let done = log.rewrite(&lines);
-        self.log = Some(log);
-        done
-    }
-
-    fn lines_of(&self, ino: Ino, told: &mut HashSet<Ino>, lines: &mut Vec<Line>) {
-        let mut todo = vec![ino];
-        while let Some(&ino) = todo.last() {
-            let node = self.nodes.get(&ino);
-            let above = node.and_then(|node| {
-                node.names.iter().map(|(parent, _)| *parent).find(|p| !told.contains(p))
-            });
-            match (node, above) {
-                (Some(_), Some(above)) if todo.len() < DEPTH_MAX && !todo.contains(&above) => {
-                    todo.push(above);
-                    continue;
-                }
-                (Some(node), _) if told.insert(ino) => {
-                    lines.extend(node.names.iter().map(|(parent, name)| Line::Seen {
-                        ino,
-                        key: node.key,
-                        kind: node.kind,
-                        parent: *parent,
-                        name: PathBytes::new(name),
-                        who: node.who.clone(),
-                    }));
-                }
-                _ => {}
-            }
-            told.insert(ino);
-            todo.pop();
-        }
-    }
-
-    fn replay(&mut self, line: Line) {
-        match line {
-            Line::Seen { ino, key, kind, parent, name, who } => {
-                if self.nodes.get(&ino).is_none_or(|node| node.key != key) {
-                    // Its number was free again meanwhile. Names below it are still there, and go
-                    // one by one.
-                    let children = self.replaced(ino);
-                    if let Some(other) = self.by_key.insert(key, ino) {
-                        self.replaced(other);
-                    }
-                    self.nodes.insert(ino, Node { children, ..Node::new(key, kind, who) });
-                    if ino.shard() == self.shard {
-                        let count = ino.0 & ((1 << INO_SHARD_SHIFT) - 1);
-                        self.next_own = self.next_own.max(count);
-                    }
-                }
-                self.moving.remove(&ino);
-                if self.nodes.contains_key(&parent) {
-                    self.add_name(ino, parent, name.as_bytes());
-                }
-            }
-            Line::Unnamed { ino, parent, name } => {
-                self.moving.remove(&ino);
-                self.drop_name(ino, parent, name.as_bytes());
-            }
-            Line::Moving { ino, parent, name } => {
-                self.moving.insert(ino, (parent, name.as_bytes().into()));
-            }
-            Line::Rekey { ino, key } => {
-                if let Some(node) = self.nodes.get_mut(&ino) {
-                    let old = std::mem::replace(&mut node.key, key);
-                    self.by_key.remove(&old);
-                    self.by_key.insert(key, ino);
-                }
-            }
-        }
-    }
-
-    /// Takes a node out whose number or PFS inode another one has now; how many names below it there are.
-    fn replaced(&mut self, ino: Ino) -> u64 {
-        let Some(old) = self.nodes.remove(&ino) else { return 0 };
-        if self.by_key.get(&old.key) == Some(&ino) {
-            self.by_key.remove(&old.key);
-        }
-        for (parent, _) in old.names {
-            self.child_left(parent);
-        }
-        old.children
-    }
-
-    fn child_left(&mut self, parent: Ino) {
-        if let Some(node) = self.nodes.get_mut(&parent) {
-            node.children = node.children.saturating_sub(1);
-        }
-        // A directory has no data here.
-        drop(self.drop_unused(parent));
-    }
-
-    /// Removes a node that nothing needs, and parents that only it needed.
-    fn drop_unused(&mut self, ino: Ino) -> Vec<Arc<CacheFile>> {
-        let mut files = Vec::new();
-        if self.replaying {
-            return files;
-        }
-        let mut todo = vec![ino];
-        while let Some(ino) = todo.pop() {
-            let unused = self
-                .nodes
-                .get(&ino)
-                .is_some_and(|node| node.lookups == 0 && node.children == 0 && node.pins == 0)
-                && !self.is_awaited(ino);
-            if !unused {
-                continue;
-            }
-            let Some(node) = self.nodes.remove(&ino) else { continue };
-            if self.by_key.get(&node.key) == Some(&ino) {
-                self.by_key.remove(&node.key);
-            }
-            files.extend(node.file);
-            for (parent, _) in node.names {
-                if let Some(above) = self.nodes.get_mut(&parent) {
-                    above.children = above.children.saturating_sub(1);
-                    todo.push(parent);
-                }
-            }
-        }
-        files
-    }
-
-    /// True for what has a name, and a mount may come back for.
-    fn is_awaited(&self, ino: Ino) -> bool {
-        let named = || self.nodes.get(&ino).is_some_and(|node| !node.names.is_empty());
-        self.away.may_hold(ino) && named()
-    }
-
-    fn path(&self, ino: Ino, back: usize) -> Result<Vec<u8>> {
-        let mut parts: Vec<&[u8]> = Vec::new();
-        let (mut at, mut back) = (ino, back);
-        while at != Ino::ROOT {
-            let node = self.nodes.get(&at).ok_or(Errno::ESTALE)?;
-            let from = node.names.len().checked_sub(1 + back).ok_or(Errno::ENOENT)?;
-            let (parent, name) = &node.names[from];
-            parts.push(name);
-            if parts.len() > DEPTH_MAX {
-                return Err(Errno::ELOOP);
-            }
-            (at, back) = (*parent, 0);
-        }
-        parts.reverse();
-        Ok(parts.join(&b'/'))
     }
 }

@@ -11,7 +11,7 @@ use super::pfs::Key;
 use crate::journal_line;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::PathBytes;
-use forebay_proto::{Errno, Ino, Result};
+use forebay_proto::{Errno, Ino, Result, ShardId};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -33,6 +33,16 @@ pub(super) enum Line {
     Rekey { ino: Ino, key: Key },
     /// A name is about to lead to it: a rename is under way, unless a line about its names follows.
     Moving { ino: Ino, parent: Ino, name: PathBytes },
+    /// It may be this inode on the PFS, too: its home is about to put it under the name.
+    MayBe { ino: Ino, key: Key },
+    /// Its home while there is no node of it, where the name says another one.
+    Home { key: Key, home: ShardId },
+    /// Its last name is about to be removed.
+    Removing { ino: Ino },
+    /// That was not done, or its home has heard of it.
+    Settled { ino: Ino },
+    /// Its last name was removed, and its home has not heard of it.
+    Removed { ino: Ino, key: Key },
 }
 
 /// The log.

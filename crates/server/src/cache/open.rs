@@ -137,7 +137,11 @@ impl CacheFs {
     /// Opens the PFS file as the requester, as they opened it in the mount (but for O_TRUNC), and
     /// says what it is.
     fn open_source(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
-        self.moves.follow(|| self.open_source_now(ino, who, flags))
+        let open = || self.moves.follow(|| self.open_source_now(ino, who, flags));
+        match open() {
+            Err(Errno::ESTALE) if self.is_worth_another_look(ino) => open(),
+            other => other,
+        }
     }
 
     fn open_source_now(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
@@ -384,6 +388,10 @@ impl CacheFs {
         };
         self.clocks.stamped(stat.ctime);
         let ino = self.nodes.seen(parent, name, stat.key, FileKind::File, &who, 1);
+        if self.is_elsewhere(ino, FileKind::File) {
+            // It is opened there, by who takes it.
+            return Ok((Entry { attr: stat.attr(ino) }, Opened { local: None }));
+        }
         let made = match self.open_new(ino, &stat, who, want_local) {
             // Somebody opened and closed it in between, and it was forgotten: as any other file.
             Err(Errno::ESTALE) => {
@@ -417,6 +425,18 @@ impl CacheFs {
     ) -> Result<(Arc<CacheFile>, Opened)> {
         let file = self.attach(ino, stat, &who)?;
         let _meta = file.meta.lock();
+        let opened = self.open_attached(&file, ino, who, want_local)?;
+        Ok((file.clone(), opened))
+    }
+
+    /// With the file's `meta` locked.
+    fn open_attached(
+        &self,
+        file: &Arc<CacheFile>,
+        ino: Ino,
+        who: Who,
+        want_local: bool,
+    ) -> Result<Opened> {
         {
             let mut state = file.state.lock();
             if state.gone {
@@ -425,13 +445,20 @@ impl CacheFs {
             state.opens += 1;
             state.writer = who;
         }
-        match self.open_kind(&file, ino, libc::O_RDWR as u32, false, want_local) {
-            Ok(opened) => Ok((file.clone(), opened)),
-            Err(e) => {
-                file.state.lock().opens -= 1;
-                Err(e)
-            }
-        }
+        let opened = self.open_kind(file, ino, libc::O_RDWR as u32, false, want_local);
+        opened.inspect_err(|_| file.state.lock().opens -= 1)
+    }
+
+    /// Opens a file that the requester has just made by its name at another server.
+    pub(crate) fn open_made(&self, caller: &Caller, ino: Ino, want_local: bool) -> Result<Opened> {
+        let who = Who::of(caller);
+        let node = self.open_node_any(ino)?;
+        let file = self.attach(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
+        let _meta = file.meta.lock();
+        let stat = self.pfs.stat_fd(node.as_fd())?;
+        self.must_be(ino, &stat)?;
+        self.revalidate(&file, &stat)?;
+        self.open_attached(&file, ino, who, want_local)
     }
 
     /// An open has ended.

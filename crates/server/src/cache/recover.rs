@@ -7,6 +7,7 @@ use super::act::Who;
 use super::file::CacheFile;
 use super::map::{BLOCK_BYTES, Entry, bits, crc};
 use super::pfs::Pfs;
+use super::record::Draining;
 use super::{CONFIG_NAME, CacheFs, CacheOptions, Config, DRAINED_NAME};
 use crate::flash::replace_file;
 use forebay_proto::control::ControlError;
@@ -92,6 +93,7 @@ impl CacheFs {
         }
         let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
         let intents = self.flash.intents()?;
+        self.settle_removals();
         for (ino, record) in self.flash.all()? {
             let key = record.key;
             let is_dirty = record.is_dirty();
@@ -134,6 +136,9 @@ impl CacheFs {
                 }
                 true => {
                     dirty += 1;
+                    if let Some(number) = self.number_at_home(&file) {
+                        file.set_number(number);
+                    }
                     self.take_up_drain(&file);
                     self.take_up(&file)?;
                 }
@@ -151,6 +156,9 @@ impl CacheFs {
 
     /// A dirty file of the last server: in the list, with a node if the PFS lets us find it.
     fn take_up(self: &Arc<Self>, file: &Arc<CacheFile>) -> Result<()> {
+        if !self.has_names() {
+            return self.take_up_at_home(file);
+        }
         let (path, writer) = {
             let state = file.state.lock();
             (state.record.path.as_bytes().to_vec(), state.record.writer.clone())
@@ -170,6 +178,32 @@ impl CacheFs {
             return Ok(());
         }
         // Later, when it is looked up or drains by the path on record.
+        let mut state = file.state.lock();
+        self.list_dirty(file, &mut state);
+        Ok(())
+    }
+
+    /// The number of a file whose names are at another server. A drain that a kill cut may have brought it
+    /// another key before the record had it.
+    fn number_at_home(&self, file: &CacheFile) -> Option<Ino> {
+        if self.has_names() {
+            return None;
+        }
+        let state = file.state.lock();
+        let published = match &state.record.draining {
+            Some(Draining::Temporary { key, .. }) => *key,
+            _ => None,
+        };
+        let number = self.nodes.number(state.record.key);
+        number.or_else(|| self.nodes.number(published?))
+    }
+
+    /// The same where names are at another server: by its number, which this one has on record.
+    fn take_up_at_home(&self, file: &Arc<CacheFile>) -> Result<()> {
+        if let Some(ino) = self.number_at_home(file) {
+            file.set_number(ino);
+            drop(self.nodes.attach(ino, file.clone())?);
+        }
         let mut state = file.state.lock();
         self.list_dirty(file, &mut state);
         Ok(())

@@ -41,7 +41,10 @@ impl CacheFs {
                 let Ok(dir) = self.nodes.path(*parent) else { return true };
                 let path =
                     if dir.is_empty() { name.to_vec() } else { [&dir, &b"/"[..], name].concat() };
-                let is_there = self.pfs.stat(&path).is_ok_and(|stat| stat.key == *key);
+                let is_there = self.pfs.stat(&path).is_ok_and(|stat| {
+                    // Its home may have put another inode there, which it has told before.
+                    stat.key == *key || self.nodes.number(stat.key) == Some(*ino)
+                });
                 if is_there {
                     self.nodes.name(*ino, *parent, name);
                 }

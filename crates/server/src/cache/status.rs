@@ -113,12 +113,15 @@ impl CacheFs {
     }
 
     /// Listed files at or below a path.
-    pub(super) fn listed_below(&self, path: &[u8]) -> Vec<Arc<CacheFile>> {
+    pub(super) fn listed_below(&self, path: &[u8]) -> Result<Vec<Arc<CacheFile>>> {
         let is_below = |of: &[u8]| {
             path.is_empty()
                 || of.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
         };
         let mut files = self.drainer.files();
+        if !path.is_empty() {
+            self.look_where(&files)?;
+        }
         files.retain(|file| {
             let paths = self.nodes.paths(file.number());
             match paths.is_empty() {
@@ -127,14 +130,14 @@ impl CacheFs {
                 false => paths.iter().any(|p| is_below(p)),
             }
         });
-        files
+        Ok(files)
     }
 
     /// What is not on the PFS of a file or tree. A path that is not on the PFS is told of too, if
     /// there is something for it here.
     pub fn tree_state(&self, caller: &Caller, path: &[u8]) -> Result<TreeState> {
         let below = below(path)?;
-        let files = self.listed_below(&below);
+        let files = self.listed_below(&below)?;
         let pfs_error = self.probe.trouble(&self.pfs);
         let asked = match below.is_empty() {
             // The root is what it is.
@@ -204,6 +207,10 @@ impl CacheFs {
 
     /// The policy that counts for a path.
     fn policy_at(&self, caller: &Caller, path: &[u8], stat: &PfsStat) -> Option<Policy> {
+        if !self.has_names() {
+            return matches!(stat.kind(), FileKind::File | FileKind::Dir)
+                .then(|| self.policy_at_path(path));
+        }
         let who = Who::of(caller);
         let ino = self.walk(path, &who).or_else(|_| self.walk(path, &Who::server())).ok()?;
         let policy = self.policy_of(ino);
@@ -279,13 +286,19 @@ impl CacheFs {
 
     /// Drains a file or tree now.
     pub fn flush(&self, caller: &Caller, path: &[u8]) -> Result<TreeState> {
-        let files = self.listed_below(&below(path)?);
+        let files = self.listed_below(&below(path)?)?;
         self.drainer.ask(&files);
         self.tree_state(caller, path)
     }
 
-    /// The cached file that a requester's path leads to, and the right to have it changed.
-    fn cached(&self, caller: &Caller, path: &[u8], owner_only: bool) -> Result<Arc<CacheFile>> {
+    /// The cached file that a requester's path leads to, and the right to have it changed. Where another
+    /// server is its home: what this one has of it, nothing.
+    fn cached(
+        &self,
+        caller: &Caller,
+        path: &[u8],
+        owner_only: bool,
+    ) -> Result<std::result::Result<Arc<CacheFile>, CachedFile>> {
         let (path, stat) = self.named(caller, path)?;
         if stat.kind() != FileKind::File {
             return Err(Errno::EISDIR);
@@ -294,16 +307,21 @@ impl CacheFs {
         if owner_only && who.uid != 0 && who.uid != stat.uid {
             return Err(Errno::EPERM);
         }
-        let ino = self.walk(&path, &who)?;
-        let file = self.attach(ino, &stat, &who)?;
+        let Some(ino) = self.walk_to_file(&path, &who)? else {
+            return Ok(Err(not_cached(&path, &stat)));
+        };
+        let file = self.attach(ino, &stat, &who);
         // Only while somebody else needs the node.
         drop(self.nodes.forget(ino, 1));
-        Ok(file)
+        file.map(Ok)
     }
 
     /// Fetches a file whole.
     pub fn warm(&self, caller: &Caller, path: &[u8]) -> Result<CachedFile> {
-        let file = self.cached(caller, path, false)?;
+        let file = match self.cached(caller, path, false)? {
+            Ok(file) => file,
+            Err(elsewhere) => return Ok(elsewhere),
+        };
         {
             let _meta = file.meta.lock();
             let (path, stat) = self.named(caller, path)?;
@@ -326,14 +344,20 @@ impl CacheFs {
 
     /// Keeps a file from being evicted, or not any more.
     pub fn pin(&self, caller: &Caller, path: &[u8], on: bool) -> Result<CachedFile> {
-        let file = self.cached(caller, path, true)?;
+        let file = match self.cached(caller, path, true)? {
+            Ok(file) => file,
+            Err(elsewhere) => return Ok(elsewhere),
+        };
         file.state.lock().save(&self.flash, &file, |record| record.pinned = on)?;
         self.describe(&file)
     }
 
     /// Forgets what is clean of a file. EBUSY while a kernel has it open itself or it is dirty.
     pub fn invalidate(&self, caller: &Caller, path: &[u8]) -> Result<CachedFile> {
-        let file = self.cached(caller, path, true)?;
+        let file = match self.cached(caller, path, true)? {
+            Ok(file) => file,
+            Err(elsewhere) => return Ok(elsewhere),
+        };
         let _meta = file.meta.lock();
         let (_, stat) = self.named(caller, path)?;
         {
@@ -349,7 +373,7 @@ impl CacheFs {
     /// Ends a conflict.
     pub fn resolve(&self, caller: &Caller, path: &[u8], keep: Keep) -> Result<TreeState> {
         let below = below(path)?;
-        let files = self.listed_below(&below);
+        let files = self.listed_below(&below)?;
         let file = match &files[..] {
             [file] => file.clone(),
             [] => return Err(Errno::ENOENT),

@@ -51,14 +51,6 @@ impl Ledger {
                     Identity::Superuser(caller) | Identity::User(caller) => caller.clone(),
                     Identity::Holder(_) => return refuse("a secret makes no buffers"),
                 };
-                if spec.access == AccessMode::Striped && spec.servers == 0 {
-                    spec.servers = 1;
-                }
-                if spec.access == AccessMode::Striped && spec.servers > 1 {
-                    return refuse(
-                        "a cache with one namespace is on one server: give --servers 1, or --access private or ldbalance",
-                    );
-                }
                 let pfs = self.check_cache(&caller, &spec.name, &spec.cache)?;
                 if let (Some(cache), Some(pfs)) = (&mut spec.cache, pfs) {
                     cache.pfs = PathBytes::new(pfs.as_os_str().as_bytes());
@@ -119,7 +111,11 @@ impl Ledger {
     ) -> Result<Option<CacheOptions>, ControlError> {
         let Some(cache) = &spec.cache else { return Ok(None) };
         let options = options_of(&spec.name, cache)?;
-        Ok(Some(CacheOptions { served: Some(shard_of(spec)), ..options }))
+        let rate_bytes_per_s = match spec.access {
+            AccessMode::Striped => share_of(options.rate_bytes_per_s, spec.servers.len() as u16),
+            AccessMode::Private | AccessMode::Ldbalance => options.rate_bytes_per_s,
+        };
+        Ok(Some(CacheOptions { served: Some(shard_of(spec)), rate_bytes_per_s, ..options }))
     }
 
     /// Answers a question about files of a cache, by all servers that have something of them.
@@ -131,6 +127,12 @@ impl Ledger {
         on_behalf: Option<Caller>,
     ) -> Result<LedgerReply, ControlError> {
         let (served, caller) = self.cache_of(who, name, on_behalf)?;
+        let request = match request {
+            CacheRequest::Rate { bytes_per_s } => {
+                CacheRequest::Rate { bytes_per_s: share_of(bytes_per_s, served.places.count()) }
+            }
+            request => request,
+        };
         // A conflict is where the file was written: the other servers know of none.
         let one_is_enough = matches!(request, CacheRequest::Resolve { .. });
         let mut all: Option<LedgerReply> = None;
@@ -242,6 +244,11 @@ impl Ledger {
             Some(request) => answer(cache, &served.name, caller, request),
         }
     }
+}
+
+/// What each of so many servers of one cache may drain, so that all of them keep to a limit. 0: no limit.
+fn share_of(bytes_per_s: u64, servers: u16) -> u64 {
+    bytes_per_s.div_ceil(u64::from(servers.max(1)))
 }
 
 /// How a part caches, whatever part it is.

@@ -256,6 +256,10 @@ impl Backend for Door {
                     sessions.objects(*from, question, payload, room).map(Reply::Objects)
                 })
             }
+            Question::Cache { buffer, from, asked } => {
+                let sessions = self.shard(*buffer, *from);
+                sessions.and_then(|sessions| sessions.cache_asked(*from, asked)).map(Reply::Cache)
+            }
             Question::Staging { buffer, from, question } => {
                 let server = self.server_of(*buffer, *from);
                 server.and_then(|server| server.mover().answer(question)).map(Reply::Staging)

@@ -275,14 +275,19 @@ impl Ledger {
             let why = format!("the identity of buffer {} on record is none", spec.name);
             ControlError::new("read the ledger", Some(&self.dir), &why)
         })?;
-        // A cache's flash is a namespace of its own on each server.
-        let peers = (spec.servers.len() > 1 && spec.cache.is_none()).then(|| {
+        let peers = (places.count() > 1).then(|| {
             let (links, places) = (Arc::clone(&self.links), Arc::clone(&places));
             Arc::new(BufferPeers::new(links, places, spec.shard, uuid)) as Arc<dyn Peers>
         });
+        // A cache's flash is a namespace of its own on each server.
+        let (peers, cache_peers) = match spec.cache {
+            None => (peers, None),
+            Some(_) => (None, peers),
+        };
         let options = ServerOptions {
             root_owner: Some((spec.owner_uid, spec.owner_gid)),
             peers,
+            cache_peers,
             cache: self.cache_options(spec)?,
             ..self.options.server.clone()
         };

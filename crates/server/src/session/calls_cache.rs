@@ -5,6 +5,7 @@
 //! change of names is written down before and after (`calls_cache_again` reads it).
 
 use super::calls::{At, Reply};
+use super::calls_cache_homes::is_of_names;
 use super::leases::Subject;
 use crate::cache::CacheFs;
 use crate::namespace::record::Answered;
@@ -45,20 +46,26 @@ impl At<'_> {
         if let Err(errno) = self.must_be_allowed(cache, call) {
             return Reply::failed(errno);
         }
+        if !cache.has_names() && is_of_names(call) {
+            // No mount that keeps to the numbers asks this here.
+            return Reply::failed(Errno::ESTALE);
+        }
         let answer = match *call {
+            Call::Take { ino, after } => return self.cache_take(cache, ino, after),
+            Call::TakeAll(ref all) => Ok(self.cache_take_all(cache, all)),
             Call::Lookup { parent, name } => self.cache_lookup(cache, parent, name),
             Call::Mknod { parent, name, kind, args, rdev, .. } => {
                 let make = || cache.mknod(who, parent, name, kind, args, rdev);
-                self.cache_make(parent, None, make)
+                self.cache_make(cache, parent, None, make)
             }
             Call::Mkdir { parent, name, args, .. } => {
-                self.cache_make(parent, None, || cache.mkdir(who, parent, name, args))
+                self.cache_make(cache, parent, None, || cache.mkdir(who, parent, name, args))
             }
             Call::Symlink { parent, name, target, .. } => {
-                self.cache_make(parent, None, || cache.symlink(who, parent, name, target))
+                self.cache_make(cache, parent, None, || cache.symlink(who, parent, name, target))
             }
             Call::Link { ino, parent, name } => {
-                self.cache_make(parent, Some(ino), || cache.link(who, ino, parent, name))
+                self.cache_make(cache, parent, Some(ino), || cache.link(who, ino, parent, name))
             }
             Call::Unlink { parent, name } => {
                 self.cache_remove(cache, parent, name, || cache.unlink(who, parent, name))
@@ -112,6 +119,9 @@ impl At<'_> {
     pub(super) fn cache_lookup(&self, cache: &CacheFs, parent: Ino, name: &[u8]) -> Result<Answer> {
         let keep_names = self.keep_names(parent);
         match cache.lookup(&self.caller, parent, name) {
+            Ok(entry) if self.is_elsewhere(cache, &entry.attr) => {
+                Ok(Answer::Elsewhere { ino: entry.attr.ino, keep_names })
+            }
             Ok(entry) => {
                 self.sessions.took(self.session, entry.attr.ino);
                 Ok(self.entry(entry.attr, keep_names))
@@ -142,20 +152,27 @@ impl At<'_> {
 
     fn cache_make(
         &self,
+        cache: &CacheFs,
         parent: Ino,
         linked: Option<Ino>,
         make: impl FnOnce() -> Result<Entry>,
     ) -> Result<Answer> {
-        let entry = {
+        let (entry, elsewhere) = {
             let _turn = self.sessions.order.of(parent);
             let mut subjects = vec![Subject::Names(parent), Subject::Attrs(parent)];
             subjects.extend(linked.map(Subject::Attrs));
             let _changing = self.sessions.change(self.session, &subjects);
             let entry = self.noted(NOTHING, make, |entry| entry.attr.ino)?;
-            self.sessions.took(self.session, entry.attr.ino);
-            entry
+            let elsewhere = self.is_elsewhere(cache, &entry.attr);
+            if !elsewhere {
+                self.sessions.took(self.session, entry.attr.ino);
+            }
+            (entry, elsewhere)
         };
         let keep_names = self.keep_names(parent);
+        if elsewhere {
+            return Ok(Answer::Elsewhere { ino: entry.attr.ino, keep_names });
+        }
         Ok(self.entry(entry.attr, keep_names))
     }
 
@@ -174,6 +191,10 @@ impl At<'_> {
             let _changing = self.sessions.change(self.session, &subjects);
             let create = || cache.create(&self.caller, parent, name, args, want_local);
             let (entry, opened) = self.noted(NOTHING, create, |(entry, _)| entry.attr.ino)?;
+            if self.is_elsewhere(cache, &entry.attr) {
+                let keep_names = self.keep_names(parent);
+                return Ok(Reply::of(Answer::Elsewhere { ino: entry.attr.ino, keep_names }));
+            }
             self.sessions.took(self.session, entry.attr.ino);
             self.opened(entry.attr.ino, opened.local.is_some(), libc::O_RDWR as u32);
             (entry, opened)

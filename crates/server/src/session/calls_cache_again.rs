@@ -34,6 +34,7 @@ impl At<'_> {
                 Answer::Entry { attr, .. } | Answer::Created { attr, .. } => {
                     self.cache_made(cache, call, attr.attr.ino)
                 }
+                Answer::Elsewhere { ino, .. } => self.cache_made(cache, call, ino),
                 Answer::Attr(_) | Answer::Opened { .. } => self.cache_made(cache, call, Ino(0)),
                 answer => return Reply::of(answer),
             },
@@ -92,6 +93,7 @@ impl At<'_> {
                 self.sessions.give_back(self.session, attr.attr.ino, 1);
                 Err(Errno::ESTALE)
             }
+            Answer::Elsewhere { ino: now, .. } if ino != Ino(0) && now != ino => Err(Errno::ESTALE),
             Answer::Absent { .. } => Err(Errno::ESTALE),
             answer => Ok(Reply::of(answer)),
         }

@@ -99,10 +99,13 @@ impl At<'_> {
     }
 
     fn must_hold(&self, ino: Ino) -> Result<()> {
-        match ino == Ino::ROOT || self.session.held.lock().contains_key(&ino) {
-            true => Ok(()),
-            false => Err(Errno::ESTALE),
+        if ino == Ino::ROOT || self.session.held.lock().contains_key(&ino) {
+            return Ok(());
         }
+        // What another server has, this mount holds there.
+        let elsewhere = ino.shard() != self.sessions.facts.shard;
+        let cache = self.sessions.cache.as_ref().filter(|_| elsewhere);
+        cache.map_or(Err(Errno::ESTALE), |cache| cache.may_reach(&self.caller, ino))
     }
 
     fn must_read(&self, ino: Ino) -> Result<()> {

@@ -84,7 +84,7 @@ impl Believers for ShardBelievers {
 
 impl Sessions {
     /// The session of a client that asked another shard for something.
-    fn session_of(&self, client: u64) -> Option<SessionId> {
+    pub(super) fn session_of(&self, client: u64) -> Option<SessionId> {
         let table = self.table.lock();
         let session = table.sessions.values().find(|s| s.attach.client == ClientId(client));
         session.map(|session| session.id)

@@ -9,6 +9,7 @@
 //! | `changes` | recalls before a change, order of changes in a directory |
 //! | `calls`, `calls_names`, `calls_take`, `calls_data`, `calls_locks` | from a call to its answer |
 //! | `calls_cache`, `calls_cache_data`, `calls_cache_again` | the same for a cache |
+//! | `calls_cache_homes` | files of a cache whose names are at another server |
 //! | `calls_cache_rights` | what a mount may ask of a cache whose kernel is not believed |
 //! | `inodes` | what references are to |
 //! | `calls_objects` | objects of striped files, and opening such files |
@@ -31,6 +32,7 @@ mod calls_again;
 mod calls_cache;
 mod calls_cache_again;
 mod calls_cache_data;
+mod calls_cache_homes;
 mod calls_cache_rights;
 mod calls_data;
 mod calls_locks;

@@ -50,6 +50,9 @@ impl CacheFs {
     /// Takes up a drain at the start, before anybody looks names up. What cannot be done now is done by the
     /// next drain.
     pub(in super::super) fn take_up_drain(&self, file: &Arc<CacheFile>) {
+        if matches!(file.state.lock().record.draining, Some(Draining::Temporary { .. })) {
+            self.wait_for_names();
+        }
         if let Err(error) = self.clear_temporary(file) {
             tracing::warn!(errno = %error.errno, what = error.what, "a drain that was cut short");
         }
@@ -63,21 +66,17 @@ impl CacheFs {
             (state.record.draining.clone(), state.record.path.as_bytes().to_vec())
         };
         let Some(Draining::Temporary { dir, name, key }) = draining else { return Ok(()) };
+        let mut paths = self.nodes.paths(file.number());
+        paths.push(path);
+        let is_it = |path: Vec<u8>| self.pfs.stat(&path).ok().filter(|stat| Some(stat.key) == key);
+        let published = paths.into_iter().find_map(is_it);
+        let now = published.as_ref().map_or(file.state.lock().record.key, |stat| stat.key);
+        self.tell_keys(file, now, None).map_err(at("tell the server of the names what it is"))?;
         // Before the record forgets it: once the new file is adopted nothing tells of the name beside it.
         self.drop_beside(file, dir.as_bytes(), name.as_bytes())
             .map_err(at("remove what is left of a drain"))?;
-        let mut paths = self.nodes.paths(file.number());
-        paths.push(path);
-        if let Some(key) = key {
-            for path in paths {
-                match self.pfs.stat(&path) {
-                    Ok(stat) if stat.key == key => {
-                        self.adopt(file, &stat)?;
-                        break;
-                    }
-                    _ => {}
-                }
-            }
+        if let Some(stat) = &published {
+            self.adopt(file, stat)?;
         }
         self.save(file, |record| record.draining = None)
     }

@@ -197,6 +197,23 @@ impl Policies {
         Ok(())
     }
 
+    /// Those of all directories that have one.
+    pub fn list(&self) -> Vec<(Key, String)> {
+        self.by_dir.read().iter().map(|(key, policy)| (*key, policy.to_string())).collect()
+    }
+
+    /// From now on these count; on flash when this returns.
+    pub fn replace(&self, flash: &Flash, list: Vec<(Key, String)>) -> Result<()> {
+        let parse = |(key, text): &(Key, String)| Some((*key, Policy::parse(text.as_bytes())?));
+        let changed: HashMap<Key, Policy> = list.iter().filter_map(parse).collect();
+        let mut by_dir = self.by_dir.write();
+        if changed != *by_dir {
+            flash.save_policies(&list)?;
+            *by_dir = changed;
+        }
+        Ok(())
+    }
+
     /// That of the first of these directories (the nearest first) that has one.
     pub fn of(&self, mut dirs: impl Iterator<Item = Key>) -> Policy {
         let by_dir = self.by_dir.read();

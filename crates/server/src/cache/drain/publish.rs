@@ -7,9 +7,10 @@
 use super::super::CacheFs;
 use super::super::events::whole_crc;
 use super::super::file::{CacheFile, FileState};
+use super::super::homes::NowAt;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::names::DRAIN_PREFIX;
-use super::super::pfs::{PfsStat, errno, proc_path};
+use super::super::pfs::{Key, PfsStat, errno, proc_path};
 use super::super::record::{Base, Draining, State};
 use super::copy::Memory;
 use super::{Failed, failed};
@@ -20,6 +21,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A PFS file that was found, and by which path.
 pub(super) struct Found {
@@ -146,16 +148,30 @@ impl CacheFs {
         Err(Failed::conflict("the PFS file was changed by somebody else"))
     }
 
-    /// Finds the PFS file of a cached one by the names that are known. ENOENT and another file there are
-    /// conflicts: somebody removed or replaced it; but not while we change names ourselves.
+    /// Finds the PFS file of a cached one by the names that are known here or, of names at another server,
+    /// there. ENOENT and another file there are conflicts: somebody removed or replaced it; but not
+    /// while we change names ourselves.
     pub(super) fn find_on_pfs(&self, file: &Arc<CacheFile>) -> Outcome<Found> {
-        let moves = self.moves.ended();
         let (key, recorded) = {
             let state = file.state.lock();
             (state.record.key, state.record.path.as_bytes().to_vec())
         };
         let mut paths = self.nodes.paths(file.number());
         paths.push(recorded);
+        match self.find_by(file, key, paths) {
+            Err(Failed { conflict: true, .. }) if !self.has_names() => {}
+            other => return other,
+        }
+        let away = at("ask the server of the names where it is");
+        match self.look_again(file.number(), key, Duration::ZERO).map_err(away)? {
+            NowAt::Paths(paths) => self.find_by(file, key, paths),
+            NowAt::AsBefore => self.find_by(file, key, Vec::new()),
+            NowAt::Removed => Err(failed(Errno::EAGAIN, "hear that it was removed")),
+        }
+    }
+
+    fn find_by(&self, file: &CacheFile, key: Key, paths: Vec<Vec<u8>>) -> Outcome<Found> {
+        let moves = self.moves.ended();
         let mut gone = "it was removed on the PFS, or renamed";
         for path in paths {
             match self.pfs.stat(&path) {
@@ -289,7 +305,10 @@ impl CacheFs {
                 let beside = Beside { dir: &dir, dir_path, temporary: &temporary, name };
                 self.exchange(file, found, &beside, &target).map(|stat| (stat, how))
             });
-        if done.is_err() {
+        let made = self.pfs.stat_fd(target.as_fd()).ok().map(|stat| stat.key);
+        let is_it = self.nodes.get(file.number()).is_ok_and(|known| Some(known.key) == made);
+        // Its inode number may be another file's as soon as it is gone.
+        if done.is_err() && !is_it && self.tell_keys(file, found.stat.key, None).is_ok() {
             let key = self.pfs.stat_fd(target.as_fd()).map(|stat| stat.key);
             self.drop_temporary(file, &dir, (dir_path, &temporary), key.ok());
         }
@@ -398,6 +417,10 @@ impl CacheFs {
         let Beside { dir, dir_path, temporary, name } = *beside;
         let flags = RenameFlags::EXCHANGE;
         let key = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?.key;
+        let both = "tell the server of the names what it will be";
+        self.tell_keys(file, found.stat.key, Some(key)).map_err(at(both))?;
+        crate::step::step("both inodes are the file where the names are");
+        let now_is = at("tell the server of the names what it is");
         let _alone = self.publishing.write();
         let exchange = || rfs::renameat_with(dir, temporary, dir, name, flags).map_err(errno);
         match self.as_writer(file, exchange) {
@@ -408,19 +431,31 @@ impl CacheFs {
                     tracing::warn!(?base, ?displaced, "changed in the moment of the exchange");
                     self.as_writer(file, exchange)
                         .map_err(at("give the PFS file its name back"))?;
+                    if !self.has_names() {
+                        // A rename by a mount may have come in between: looked at again.
+                        return Err(failed(Errno::EAGAIN, "follow a rename"));
+                    }
                     return Err(Failed::conflict("the PFS file was changed by somebody else"));
                 }
                 crate::step::step("the new file has the name on the PFS");
+                self.nodes.rekey(file.number(), key);
+                // Before the number of the old inode is free for another file.
+                self.tell_keys(file, key, None).map_err(now_is)?;
+                crate::step::step("the new inode is the file where the names are");
                 self.drop_temporary(file, dir, (dir_path, temporary), Some(found.stat.key));
             }
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
                 let rename = || rfs::renameat(dir, temporary, dir, name).map_err(errno);
                 self.as_writer(file, rename).map_err(at("rename on the PFS"))?;
                 crate::step::step("the new file has the name on the PFS");
+                self.nodes.rekey(file.number(), key);
+                self.tell_keys(file, key, None).map_err(now_is)?;
+            }
+            Err(Errno::ENOENT) if !self.has_names() => {
+                return Err(failed(Errno::EAGAIN, "follow a rename"));
             }
             Err(e) => return Err(failed(e, "rename on the PFS")),
         }
-        self.nodes.rekey(file.number(), key);
         Ok(())
     }
 

@@ -165,6 +165,7 @@ impl CacheFs {
         crate::step::step("ours is the file on record");
         self.flash.rekey(old, stat.key)?;
         self.nodes.rekey(file.number(), stat.key);
+        self.tell_keys(file, stat.key, None)?;
         self.drainer.ask(std::slice::from_ref(file));
         Ok(())
     }

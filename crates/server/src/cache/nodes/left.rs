@@ -100,7 +100,8 @@ impl Nodes {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Key, OWN_NUMBERS};
+    use super::super::Key;
+    use super::super::table::OWN_NUMBERS;
     use super::*;
     use crate::cache::act::Who;
     use forebay_proto::attr::FileKind;

@@ -1,6 +1,8 @@
 //! The table of nodes by itself: names, numbers, and what the next server knows.
 
+use super::table::OWN_NUMBERS;
 use super::*;
+use std::collections::HashSet;
 
 fn key(ino: u64) -> Key {
     Key { ino, ..Key::default() }
@@ -157,4 +159,133 @@ fn numbers_are_those_of_the_pfs_where_they_are_free() {
     assert!(seen(again, b"b").0 > OWN_NUMBERS, "the number of a file that is still open");
     assert!(seen(Key { dev: 3, ..key(12) }, b"c").0 > OWN_NUMBERS);
     assert!(seen(key(u64::MAX), b"d").0 > OWN_NUMBERS);
+}
+
+const NONE_LOST: fn(ShardId) -> bool = |_| false;
+
+/// The table of the server of the names, over so many servers.
+fn names_of(dir: &Path, count: u16) -> Nodes {
+    let nodes = Nodes::new(key(100));
+    nodes.share(count, Arc::new(NONE_LOST));
+    nodes.persist(dir, ShardId(0)).unwrap();
+    nodes
+}
+
+fn seen(nodes: &Nodes, name: &[u8], file: Key) -> Ino {
+    let ino = nodes.seen(Ino::ROOT, name, file, FileKind::File, &Who::default(), 1);
+    nodes.forget(ino, 1);
+    ino
+}
+
+#[test]
+fn files_of_a_directory_take_turns_over_the_homes_and_keep_theirs() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = names_of(dir.path(), 3);
+    let mut counts = [0; 3];
+    for n in 0..12u64 {
+        let ino = seen(&nodes, format!("rank.{n}").as_bytes(), key(200 + n));
+        counts[usize::from(ino.shard().0)] += 1;
+        // Nobody uses it: it has the same home again.
+        assert_eq!(seen(&nodes, format!("rank.{n}").as_bytes(), key(200 + n)).shard(), ino.shard());
+    }
+    assert_eq!(counts, [4, 4, 4]);
+    assert_eq!(nodes.seen(Ino::ROOT, b"d", key(7), FileKind::Dir, &Who::default(), 0), Ino(7));
+    // By another name, too, also for the next server.
+    let names: Vec<Vec<u8>> = (0..9).map(|n| format!("new.{n}").into_bytes()).collect();
+    let ino = nodes.seen(Ino::ROOT, b"tmp", key(300), FileKind::File, &Who::default(), 1);
+    for name in &names {
+        nodes.seen(Ino::ROOT, name, key(300), FileKind::File, &Who::default(), 0);
+    }
+    nodes.forget(ino, 1);
+    drop(nodes);
+    let nodes = names_of(dir.path(), 3);
+    nodes.end_restoring(&[]);
+    for name in &names {
+        assert_eq!(seen(&nodes, name, key(300)).shard(), ino.shard());
+    }
+}
+
+#[test]
+fn a_file_that_its_home_holds_stays_known_until_the_home_lets_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = names_of(dir.path(), 2);
+    let all = (0..8u64).map(|n| {
+        nodes.seen(
+            Ino::ROOT,
+            format!("f{n}").as_bytes(),
+            key(200 + n),
+            FileKind::File,
+            &Who::default(),
+            1,
+        )
+    });
+    let ino = all.into_iter().find(|ino| ino.shard() == ShardId(1)).unwrap();
+    assert!(nodes.describe(ino, 5).is_some());
+    nodes.forget(ino, 1);
+    assert!(nodes.describe(ino, 7).is_some(), "asked for once more");
+    nodes.home_let_go(&[(ino, 5)]);
+    assert!(nodes.get(ino).is_ok(), "it has a later description");
+    // A restart of the names, then one of the home.
+    drop(nodes);
+    let nodes = names_of(dir.path(), 2);
+    nodes.end_restoring(&[]);
+    assert!(nodes.get(ino).is_ok());
+    nodes.home_holds(ShardId(1), 20, &HashSet::from([ino]));
+    nodes.home_let_go(&[(ino, 7)]);
+    assert!(nodes.get(ino).is_ok());
+    nodes.home_holds(ShardId(1), 30, &HashSet::new());
+    assert!(nodes.get(ino).is_err());
+}
+
+#[test]
+fn what_is_done_to_names_is_known_to_homes_that_come_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = names_of(dir.path(), 2);
+    let inos: Vec<Ino> = (0..8u64)
+        .map(|n| {
+            nodes.seen(
+                Ino::ROOT,
+                format!("f{n}").as_bytes(),
+                key(200 + n),
+                FileKind::File,
+                &Who::default(),
+                1,
+            )
+        })
+        .filter(|ino| ino.shard() == ShardId(1))
+        .collect();
+    let [removed, published, cut] = inos[..3] else { panic!("files are spread") };
+    for ino in &inos {
+        assert!(nodes.describe(*ino, 5).is_some());
+    }
+    let (gone, name) = (nodes.get(removed).unwrap().key, nodes.path(removed).unwrap());
+    nodes.removing(removed);
+    nodes.unname(removed, Ino::ROOT, &name);
+    nodes.removed(removed);
+    nodes.removing(cut);
+    let was = nodes.get(published).unwrap().key;
+    nodes.set_keys(published, was, Some(key(900))).unwrap();
+    assert_eq!((nodes.number(was), nodes.number(key(900))), (Some(published), Some(published)));
+    drop(nodes);
+    let nodes = names_of(dir.path(), 2);
+    nodes.end_restoring(&[]);
+    assert_eq!(nodes.whereabouts(removed, gone), Whereabouts::Removed);
+    assert_eq!(nodes.removed_unheard(), [(removed, gone)]);
+    assert_eq!(nodes.number(key(900)), Some(published));
+    assert_eq!(nodes.unsettled(), [cut]);
+    nodes.set_keys(published, key(900), None).unwrap();
+    assert_eq!((nodes.number(was), nodes.number(key(900))), (None, Some(published)));
+    nodes.home_knows(removed);
+    assert_eq!(nodes.whereabouts(removed, gone), Whereabouts::Unknown);
+    nodes.settled(cut);
+    // Nothing of it is left for the one after.
+    drop(nodes);
+    let nodes = names_of(dir.path(), 2);
+    assert!(nodes.unsettled().is_empty() && nodes.removed_unheard().is_empty());
+    assert_eq!((nodes.number(was), nodes.number(key(900))), (None, Some(published)));
+    let young = nodes.seen(Ino::ROOT, b"young", key(950), FileKind::File, &Who::default(), 1);
+    assert!(
+        inos.iter().all(|ino| (ino.0 << 16) < (young.0 << 16)),
+        "numbers are never given again"
+    );
 }

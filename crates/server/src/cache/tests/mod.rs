@@ -3,6 +3,7 @@
 
 mod data;
 mod faults;
+mod homes;
 mod kill;
 mod model;
 mod moves;
@@ -111,7 +112,17 @@ fn open_at(base: &Path, capacity: u64, options: CacheOptions) -> Running {
 }
 
 fn open_with(base: &Path, capacity: u64, map_bytes: u64, options: CacheOptions) -> Running {
-    let dir = base.join("store");
+    open_shared(&base.join("store"), capacity, map_bytes, options, None)
+}
+
+/// The same on a store; with the other servers of the cache, if there are some.
+fn open_shared(
+    dir: &Path,
+    capacity: u64,
+    map_bytes: u64,
+    options: CacheOptions,
+    peers: Option<Arc<dyn Peers>>,
+) -> Running {
     let store = LmdbStore::open(StoreOptions {
         dir: dir.join("meta"),
         uuid: [7; 16],
@@ -134,7 +145,7 @@ fn open_with(base: &Path, capacity: u64, map_bytes: u64, options: CacheOptions) 
         peers: None,
     };
     let (names, _) = Namespace::open(store.clone(), Arc::new(objects), names, true).unwrap();
-    let fs = CacheFs::open(&dir, names.clone(), options).unwrap();
+    let fs = CacheFs::open_told(dir, names.clone(), options, None, peers).unwrap();
     Running { fs, names, store }
 }
 

@@ -136,7 +136,7 @@ pub fn answer(
             frame::encode(&server.namespace.answer_tree(&asked), &mut body).unwrap();
             Ok(Reply::Tree(body))
         }
-        Question::Pool(_) => Err(Errno::EPROTO),
+        Question::Pool(_) | Question::Cache { .. } => Err(Errno::EPROTO),
     }
 }
 

@@ -1,0 +1,343 @@
+//! A cache over two servers in one process, killed at each of its steps: what was acknowledged is there under
+//! the names that it has, drains to them, and nothing is left beside it.
+
+use super::*;
+use crate::cache::Asked;
+use crate::step::kill::run_killed;
+use forebay_proto::api::rename_flags;
+use forebay_proto::net::frame;
+use forebay_proto::net::servers::{Question, Reply};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+
+const CHILD_BASE: &str = "FOREBAY_TEST_HOMES_BASE";
+const CHILD: &str = "cache::tests::homes::child_homes";
+const CAPACITY: u64 = 12 * MIB;
+const SERVERS: u16 = 2;
+
+/// Servers of one process that ask each other.
+struct Joined {
+    mine: ShardId,
+    all: Arc<Mutex<Vec<Weak<CacheFs>>>>,
+}
+
+impl Peers for Joined {
+    fn mine(&self) -> ShardId {
+        self.mine
+    }
+
+    fn count(&self) -> u16 {
+        SERVERS
+    }
+
+    fn buffer(&self) -> u128 {
+        7
+    }
+
+    fn ask(
+        &self,
+        to: ShardId,
+        question: &Question<'_>,
+        _: &[u8],
+        _: &mut Vec<u8>,
+    ) -> Result<Reply> {
+        let Question::Cache { from, asked, .. } = question else { return Err(Errno::EPROTO) };
+        let there = self.all.lock().get(usize::from(to.0)).and_then(Weak::upgrade);
+        let asked: Asked = frame::decode(asked).unwrap();
+        let told = there.ok_or(Errno::EHOSTUNREACH)?.asked(*from, asked)?;
+        let mut body = Vec::new();
+        frame::encode(&told, &mut body).unwrap();
+        Ok(Reply::Cache(body))
+    }
+}
+
+/// All servers.
+struct Shared {
+    servers: Vec<Running>,
+}
+
+impl Shared {
+    fn open(base: &Path) -> Shared {
+        let all = Arc::new(Mutex::new(Vec::new()));
+        let servers = (0..SERVERS).map(ShardId).map(|mine| {
+            let dir = base.join(format!("store{}", mine.0));
+            std::fs::create_dir_all(dir.join("meta")).unwrap();
+            std::fs::create_dir_all(dir.join("data")).unwrap();
+            let options = CacheOptions {
+                pfs: base.join("pfs"),
+                ttl: Duration::ZERO,
+                writes_by_kernel: true,
+                policy: When::End.into(),
+                verify: Verify::Cache,
+                rate_bytes_per_s: 0,
+                served: Some(mine),
+            };
+            let peers = Arc::new(Joined { mine, all: Arc::clone(&all) });
+            let running = open_shared(&dir, CAPACITY, MAP_BYTES, options, Some(peers));
+            all.lock().push(Arc::downgrade(&running.fs));
+            running.fs.mounts_are_back(&[]);
+            running
+        });
+        Shared { servers: servers.collect() }
+    }
+
+    fn names(&self) -> &CacheFs {
+        &self.servers[0].fs
+    }
+
+    fn home(&self, ino: Ino) -> &CacheFs {
+        &self.servers[usize::from(ino.shard().0)].fs
+    }
+
+    /// As a mount does it: a name at the names, a reference at the home.
+    fn lookup(&self, name: &str) -> Result<Ino> {
+        loop {
+            let ino = self.names().lookup(&Caller::root(), Ino::ROOT, name.as_bytes())?.attr.ino;
+            if ino.shard() == ShardId(0) {
+                return Ok(ino);
+            }
+            self.names().give_away(ino);
+            match self.home(ino).take(&[ino], None).pop().unwrap() {
+                Err(Errno::ESTALE) => {}
+                other => return other.map(|attr| attr.ino),
+            }
+        }
+    }
+
+    fn write(&self, name: &str, data: &[u8]) {
+        let root = Caller::root();
+        let ino = match self.lookup(name) {
+            Ok(ino) => {
+                let flags = (libc::O_RDWR | libc::O_TRUNC) as u32;
+                self.home(ino).open(&root, ino, flags, false, false).unwrap();
+                ino
+            }
+            Err(_) => {
+                let made =
+                    self.names().create(&root, Ino::ROOT, name.as_bytes(), MODE, false).unwrap();
+                let ino = made.0.attr.ino;
+                if ino.shard() != ShardId(0) {
+                    self.names().give_away(ino);
+                    self.home(ino).take(&[ino], None).pop().unwrap().unwrap();
+                    self.home(ino).open_made(&root, ino, false).unwrap();
+                }
+                ino
+            }
+        };
+        let mut done = 0;
+        while done < data.len() {
+            let mode = WriteMode::default();
+            done += self.home(ino).write(ino, done as u64, &data[done..], mode).unwrap();
+        }
+        self.home(ino).release(ino, false);
+        self.home(ino).forget(ino, 1);
+    }
+
+    fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let ino = match self.lookup(name) {
+            Ok(ino) => ino,
+            Err(Errno::ENOENT) => return None,
+            Err(error) => panic!("{name}: {error}"),
+        };
+        let home = self.home(ino);
+        home.open(&Caller::root(), ino, libc::O_RDONLY as u32, false, false).unwrap();
+        let size = home.getattr(ino).unwrap().size_bytes;
+        let mut all = vec![0; size as usize + 1];
+        let mut have = 0;
+        loop {
+            match home.read(ino, have as u64, &mut all[have..]).unwrap() {
+                0 => break,
+                got => have += got,
+            }
+        }
+        assert_eq!(have as u64, size, "{name}");
+        home.release(ino, false);
+        home.forget(ino, 1);
+        all.truncate(have);
+        Some(all)
+    }
+
+    fn rename(&self, from: &str, to: &str, flags: u32) {
+        let (from, to) = (from.as_bytes(), to.as_bytes());
+        let root = Caller::root();
+        self.names().rename(&root, Ino::ROOT, from, Ino::ROOT, to, flags).unwrap();
+    }
+
+    fn flush(&self, when: &str) {
+        let start = Instant::now();
+        let of_all = |ask: &dyn Fn(&CacheFs) -> TreeState| {
+            self.servers.iter().all(|server| ask(&server.fs).is_durable())
+        };
+        let root = Caller::root();
+        for server in &self.servers {
+            server.fs.flush(&root, b"/").unwrap();
+        }
+        while !of_all(&|fs| fs.tree_state(&root, b"/").unwrap()) {
+            let told: Vec<TreeState> =
+                self.servers.iter().map(|s| s.fs.tree_state(&root, b"/").unwrap()).collect();
+            assert!(told.iter().all(|tree| tree.conflicts == 0), "{when}: {told:?}");
+            assert!(start.elapsed() < Duration::from_secs(30), "{when}: not drained: {told:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn crash(self) {
+        self.servers.into_iter().for_each(Running::crash);
+    }
+}
+
+type Tree = BTreeMap<String, Vec<u8>>;
+
+fn data(seed: u64) -> Vec<u8> {
+    pattern(seed, 150_000 + seed as usize * 1_000)
+}
+
+/// Trees after each acknowledged step; the same in child and parent.
+fn trees() -> Vec<Tree> {
+    let mut all = Vec::new();
+    let mut now = Tree::new();
+    let mut after = |change: &mut dyn FnMut(&mut Tree)| {
+        change(&mut now);
+        all.push(now.clone());
+    };
+    let put = |tree: &mut Tree, name: &str, seed| drop(tree.insert(name.into(), data(seed)));
+    let mv = |tree: &mut Tree, from: &str, to: &str| {
+        let moved = tree.remove(from).unwrap();
+        tree.insert(to.into(), moved);
+    };
+    // Numbered names take turns: of each four, two have their home at each server.
+    for n in 0..4 {
+        after(&mut |tree| put(tree, &format!("a{n}"), n));
+    }
+    after(&mut |tree| mv(tree, "a0", "b0"));
+    after(&mut |tree| mv(tree, "a1", "b1"));
+    after(&mut |tree| mv(tree, "a2", "a3"));
+    after(&mut |_| ());
+    after(&mut |tree| put(tree, "b0", 10));
+    after(&mut |tree| put(tree, "b1", 11));
+    after(&mut |tree| {
+        let (first, second) = (tree.remove("b0").unwrap(), tree.remove("b1").unwrap());
+        tree.insert("b0".into(), second);
+        tree.insert("b1".into(), first);
+    });
+    after(&mut |tree| drop(tree.remove("b0")));
+    after(&mut |tree| put(tree, "b0", 12));
+    after(&mut |tree| drop(tree.remove("b1")));
+    after(&mut |_| ());
+    all
+}
+
+fn work(shared: &Shared, mut acknowledge: impl FnMut()) {
+    for n in 0..4 {
+        shared.write(&format!("a{n}"), &data(n));
+        acknowledge();
+    }
+    shared.rename("a0", "b0", 0);
+    acknowledge();
+    shared.rename("a1", "b1", 0);
+    acknowledge();
+    shared.rename("a2", "a3", 0);
+    acknowledge();
+    shared.flush("before a kill");
+    acknowledge();
+    shared.write("b0", &data(10));
+    acknowledge();
+    shared.write("b1", &data(11));
+    acknowledge();
+    shared.rename("b0", "b1", rename_flags::EXCHANGE);
+    acknowledge();
+    let remove = |name: &[u8]| {
+        shared.lookup(std::str::from_utf8(name).unwrap()).unwrap();
+        shared.names().unlink(&Caller::root(), Ino::ROOT, name).unwrap();
+    };
+    remove(b"b0");
+    acknowledge();
+    shared.write("b0", &data(12));
+    acknowledge();
+    remove(b"b1");
+    acknowledge();
+    shared.flush("before a kill");
+    acknowledge();
+}
+
+/// Not a test by itself: the servers that are killed.
+#[test]
+fn child_homes() {
+    let Ok(base) = std::env::var(CHILD_BASE) else { return };
+    let base = Path::new(&base);
+    let shared = Shared::open(base);
+    let mut journal = std::fs::File::create(base.join("acknowledged")).unwrap();
+    work(&shared, || journal.write_all(b".").unwrap());
+    shared.crash();
+}
+
+/// A file that was being written may be empty, or have a part of what was written over it.
+fn is_between(now: &[u8], last: Option<&Vec<u8>>, next: Option<&Vec<u8>>) -> bool {
+    let of = |tree: Option<&Vec<u8>>, at: usize| tree.and_then(|t| t.get(at).copied()).unwrap_or(0);
+    let longest = last.map_or(0, Vec::len).max(next.map_or(0, Vec::len));
+    now.len() <= longest
+        && now.iter().enumerate().all(|(at, b)| of(last, at) == *b || of(next, at) == *b)
+}
+
+fn check(shared: &Shared, base: &Path, last: &Tree, next: &Tree, when: &str) {
+    let names: BTreeSet<&String> = last.keys().chain(next.keys()).collect();
+    let tree = |read: &dyn Fn(&str) -> Option<Vec<u8>>| -> Tree {
+        names.iter().filter_map(|name| Some((name.to_string(), read(name)?))).collect()
+    };
+    let now = tree(&|name| shared.read(name));
+    let whole = now == *last || now == *next;
+    let written: Vec<&&String> =
+        names.iter().filter(|name| last.get(**name) != next.get(**name)).collect();
+    let in_part = written.len() == 1
+        && names.iter().all(|name| match now.get(*name) {
+            Some(now) => is_between(now, last.get(*name), next.get(*name)),
+            None => !last.contains_key(*name) || !next.contains_key(*name),
+        });
+    let told = |tree: &Tree| {
+        let line = |(name, data): (&String, &Vec<u8>)| format!("{name}: {} bytes", data.len());
+        tree.iter().map(line).collect::<Vec<_>>()
+    };
+    assert!(whole || in_part, "{when}: {:?}, not {:?} or {:?}", told(&now), told(last), told(next));
+    shared.flush(when);
+    let on_pfs = tree(&|name| std::fs::read(base.join("pfs").join(name)).ok());
+    assert!(on_pfs == now, "{when}: the PFS has {:?}, not {:?}", told(&on_pfs), told(&now));
+    assert!(tree(&|name| shared.read(name)) == now, "{when}: the drain changed it");
+    let there = std::fs::read_dir(base.join("pfs")).unwrap().count();
+    assert_eq!(there, now.len(), "{when}: something is left on the PFS");
+}
+
+#[test]
+fn the_servers_of_a_cache_killed_anywhere_lose_nothing_acknowledged() {
+    let trees = trees();
+    let mut places = BTreeSet::new();
+    for at in 1.. {
+        let rig = Rig::new(CAPACITY);
+        let base = rig.base.path();
+        let killed = run_killed(CHILD, &[(CHILD_BASE, base.to_str().unwrap())], at);
+        let acknowledged =
+            std::fs::metadata(base.join("acknowledged")).map_or(0, |m| m.len()) as usize;
+        let when = format!("killed after {killed:?} ({at}), {acknowledged} acknowledged");
+        let empty = Tree::new();
+        let last = acknowledged.checked_sub(1).map_or(&empty, |at| &trees[at]);
+        let next = &trees[acknowledged.min(trees.len() - 1)];
+        let shared = Shared::open(base);
+        check(&shared, base, last, next, &when);
+        shared.crash();
+        match killed {
+            Some(place) => places.insert(place),
+            None => break,
+        };
+    }
+    for wanted in [
+        "a name of a file elsewhere is going",
+        "a name of a file elsewhere has gone",
+        "its home is to hear of it",
+        "a name is moved on the PFS",
+        "both inodes are the file where the names are",
+        "the new file has the name on the PFS",
+        "the new inode is the file where the names are",
+    ] {
+        assert!(places.contains(wanted), "not passed: {wanted}; {places:?}");
+    }
+}
