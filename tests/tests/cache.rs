@@ -248,6 +248,20 @@ fn users_have_on_the_cache_the_rights_that_they_have_on_the_pfs(kind: Kind) {
         std::fs::create_dir(site.mnt("dir")).unwrap();
         std::fs::write(site.mnt("dir/f"), b"f").unwrap();
     });
+    // Who may write, but is not root, takes suid off: by an open that empties it as well.
+    std::fs::write(site.mnt("suid"), b"suid").unwrap();
+    for empties in [false, true] {
+        std::fs::set_permissions(site.mnt("suid"), PermissionsExt::from_mode(0o6777)).unwrap();
+        as_user(&user, || {
+            let mut options = std::fs::File::options();
+            let file = options.write(true).truncate(empties).open(site.mnt("suid")).unwrap();
+            if !empties {
+                file.write_all_at(b"by a user", 0).unwrap();
+            }
+        });
+        let mode = std::fs::metadata(site.mnt("suid")).unwrap().mode() & 0o7777;
+        assert_eq!(mode, 0o777, "emptied: {empties}");
+    }
     site.must_be_durable();
     let owner = |name: &str| {
         let meta = std::fs::metadata(site.pfs(name)).unwrap();

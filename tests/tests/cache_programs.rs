@@ -8,6 +8,7 @@
 use forebay_tests::buffer::binary;
 use forebay_tests::gluster::Gluster;
 use forebay_tests::procs::{run, try_run_for};
+use forebay_tests::site::Kind;
 use forebay_tests::slow_disk::SlowDisk;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,8 @@ use std::time::Duration;
 
 /// How long a command may take.
 const LIMIT: Duration = Duration::from_secs(90);
+/// The buffer of a served cache.
+const NAME: &str = "programs";
 /// Speed of the slow disk.
 const SLOW_BYTES_PER_S: u64 = 100_000_000;
 
@@ -120,6 +123,13 @@ impl Place {
     fn dir(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
+
+    /// The executable, with secrets of its own.
+    fn command(&self) -> Command {
+        let mut command = Command::new(binary());
+        command.env("FOREBAY_CONFIG_DIR", self.dir("config"));
+        command
+    }
 }
 
 impl Drop for Place {
@@ -132,9 +142,40 @@ impl Drop for Place {
     }
 }
 
-fn forebay(args: &[&str], path: &Path) {
-    let (ok, said) = try_run_for(Command::new(binary()).args(args).arg(path), LIMIT);
+fn forebay(place: &Place, args: &[&str], path: &Path) -> String {
+    let (ok, said) = try_run_for(place.command().args(args).arg(path), LIMIT);
     assert!(ok, "forebay {args:?}: {said}");
+    said
+}
+
+/// A server with a cache buffer over `pfs`, ended on drop.
+struct Server {
+    address: String,
+    pid: i32,
+}
+
+impl Server {
+    fn start(place: &Place, pfs: &Path) -> Server {
+        let address = format!("unix:{}", place.dir("sock").display());
+        let serve = ["serve", "--background", "--json", "--listen", &address, "--capacity"];
+        let said =
+            forebay(place, &[&serve[..], &["600MiB", "--flash"]].concat(), &place.dir("flash"));
+        let told: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let server = Server { address, pid: told["pid"].as_i64().unwrap() as i32 };
+        let create = ["buffer", "create", NAME, "--type", "cache", "--capacity", "256MiB"];
+        forebay(place, &[&create[..], &["--server", &server.address, "--pfs"]].concat(), pfs);
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let mut destroy = Command::new(binary());
+        destroy.args(["buffer", "destroy", NAME, "--force", "--discard-dirty", "--server"]);
+        let _ = try_run_for(destroy.arg(&self.address), LIMIT);
+        // SAFETY: plain numbers: our own daemon.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+    }
 }
 
 fn work(place: &Place, dir: &Path) {
@@ -182,22 +223,29 @@ fn timeless(sums: &str) -> String {
 }
 
 /// Programs work on a cache over `pfs`, and all of it is there afterwards.
-fn programs_on(place: &Place, pfs: &Path) -> String {
+fn programs_on(place: &Place, pfs: &Path, kind: Kind) -> String {
     make_source(&place.dir("source.h5"));
     work(place, &place.dir("plain"));
     let plain = sums(&place.dir("plain"));
     assert!(plain.lines().count() > 300, "the programs have left their files: {plain}");
     let mnt = place.dir("mnt");
-    let mut mount = Command::new(binary());
-    mount.args(["mount", "--cache"]).arg(pfs).args(["--capacity", "256MiB", "--flash"]);
-    let (ok, said) = try_run_for(mount.arg(place.dir("flash")).arg(&mnt), LIMIT);
+    let server = (kind == Kind::Served).then(|| Server::start(place, pfs));
+    let mut mount = place.command();
+    match &server {
+        None => {
+            mount.args(["mount", "--cache"]).arg(pfs).args(["--capacity", "256MiB", "--flash"]);
+            mount.arg(place.dir("flash"))
+        }
+        Some(server) => mount.args(["mount", "--buffer", NAME, "--server", &server.address]),
+    };
+    let (ok, said) = try_run_for(mount.arg(&mnt), LIMIT);
     assert!(ok, "{said}");
     work(place, &mnt);
     let wanted = sums(&mnt);
     same(&timeless(&wanted), &timeless(&plain), "the mount, and a plain directory");
-    forebay(&["wait", "--timeout", "60", "--json"], &mnt);
+    forebay(place, &["wait", "--timeout", "60", "--json"], &mnt);
     same(&sums(pfs), &wanted, "the PFS after a wait, and the mount");
-    forebay(&["umount"], &mnt);
+    forebay(place, &["umount"], &mnt);
     same(&sums(pfs), &wanted, "the PFS after the unmount, and the mount");
     let mut again = Command::new("sh");
     again.args(["-ec", AFTERWARDS]).current_dir(pfs).env("SCRATCH", &place.0);
@@ -213,11 +261,12 @@ fn same(got: &str, wanted: &str, what: &str) {
     assert!(told.is_empty(), "{what} differ: {told:#?}");
 }
 
-#[test]
-fn git_hdf5_lammps_and_sqlite_leave_the_right_bytes_on_glusterfs() {
+forebay_tests::on_both_kinds!(git_hdf5_lammps_and_sqlite_leave_the_right_bytes_on_glusterfs);
+
+fn git_hdf5_lammps_and_sqlite_leave_the_right_bytes_on_glusterfs(kind: Kind) {
     let place = Place::new();
     let gluster = Gluster::start(&place.dir("gluster"));
-    let wanted = programs_on(&place, &gluster.path());
+    let wanted = programs_on(&place, &gluster.path(), kind);
     same(&sums(&gluster.brick()), &wanted, "the server's own directory, and the mount");
 }
 
@@ -226,7 +275,7 @@ fn git_hdf5_lammps_and_sqlite_leave_the_right_bytes_on_a_slow_disk() {
     let place = Place::new();
     let slow = SlowDisk::new(&place.dir("pfs"), 1 << 30).unwrap();
     slow.limit(SLOW_BYTES_PER_S).unwrap();
-    let wanted = programs_on(&place, slow.path());
+    let wanted = programs_on(&place, slow.path(), Kind::Own);
     drop_pages(slow.path());
     same(&sums(slow.path()), &wanted, "the disk itself, and the mount");
 }

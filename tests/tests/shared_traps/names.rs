@@ -82,7 +82,7 @@ pub fn pair05_unlinked_but_open(two: &Two) {
     };
     for (at, dir) in two.dirs().iter().enumerate() {
         let dir = two.dir_on(dir, "gone", two.servers().nth_back(at).unwrap());
-        sys::setxattr(two.here(&dir), "user.forebay.placement", b"spread", 0).unwrap();
+        two.place(&dir, b"spread");
         let before = used();
         let files: Vec<_> = (0..20)
             .map(|i| {
@@ -120,7 +120,7 @@ pub fn pair11_listing_under_change(two: &Two) {
     const COUNT: u32 = 10_000;
     // On the server where the mount is not, and files with it.
     let dir = two.dir_on(two.dirs().last().unwrap(), "many", two.servers().last().unwrap());
-    sys::setxattr(two.here(&dir), "user.forebay.placement", b"directory", 0).unwrap();
+    two.place(&dir, b"directory");
     let here = |name: u32| two.here(format!("{dir}/{name}"));
     (0..COUNT).for_each(|i| sys::mknod(here(i), libc::S_IFREG | 0o644, 0).unwrap());
     // A few whose inodes are on other servers: linked in.

@@ -64,7 +64,7 @@ impl<'a> Two<'a> {
             let name = two.found(|n| format!("d{n}"), wanted, |path| sys::mkdir(path, 0o777));
             let path = two.here(&name);
             sys::chmod(&path, 0o777).unwrap();
-            sys::setxattr(&path, "user.forebay.placement", b"spread", 0).unwrap();
+            two.place(&name, b"spread");
             two.dirs.push(name);
         }
         if served.server_count() > 1 {
@@ -95,6 +95,13 @@ impl<'a> Two<'a> {
             sys::rmdir(&path).or_else(|_| sys::unlink(&path)).unwrap();
         }
         panic!("no name lies on server {wanted}");
+    }
+
+    /// Where new files of a directory go. A cache's are all at one server.
+    pub fn place(&self, dir: &str, how: &[u8]) {
+        if !self.served.is_cache() {
+            sys::setxattr(self.here(dir), "user.forebay.placement", how, 0).unwrap();
+        }
     }
 
     /// A path on the mount that acts.

@@ -164,6 +164,13 @@ impl CacheFs {
     /// Takes suid and sgid off, as a write by somebody without the right to keep them does.
     pub(super) fn kill_suid(&self, ino: Ino) -> Result<()> {
         let known = self.nodes.get(ino)?;
+        let _meta = known.file.as_ref().map(|file| file.meta.lock());
+        self.kill_suid_locked(ino)
+    }
+
+    /// The same with the file's `meta` locked, if it has data here.
+    pub(super) fn kill_suid_locked(&self, ino: Ino) -> Result<()> {
+        let known = self.nodes.get(ino)?;
         let fd = self.open_node_any(ino)?;
         let mode = self.pfs.stat_fd(fd.as_fd())?.mode;
         let mut kill = mode & libc::S_ISUID;
@@ -175,7 +182,11 @@ impl CacheFs {
         }
         let change = SetAttr { mode: Some(mode & 0o7777 & !kill), ..SetAttr::default() };
         let path = proc_path(fd.as_fd(), b"");
-        self.own_change(known.file.as_ref(), ino, &Who::server(), || set_on_pfs(&path, &change))
+        let set = || set_on_pfs(&path, &change);
+        match &known.file {
+            Some(file) => self.own_change_locked(file, ino, &Who::server(), set),
+            None => set(),
+        }
     }
 
     /// readlink.

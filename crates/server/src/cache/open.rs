@@ -83,7 +83,7 @@ impl CacheFs {
     ) -> Result<Opened> {
         if flags as i32 & libc::O_TRUNC != 0 {
             if kill_suid {
-                self.kill_suid(ino)?;
+                self.kill_suid_locked(ino)?;
             }
             self.truncate_data(file, 0)?;
         }

@@ -21,6 +21,9 @@ use std::sync::Arc;
 const BELOW: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS).union(ResolveFlags::NO_SYMLINKS);
 
+/// Longest path, with its end, that one call takes.
+const PATH_MAX: usize = libc::PATH_MAX as usize;
+
 /// What makes a PFS file this one, over renames and remounts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Key {
@@ -278,14 +281,28 @@ impl Pfs {
         }
     }
 
-    /// Opens what a path names.
+    /// Opens what a path names. One that is longer than the kernel takes is walked in parts: a program may have
+    /// come there by shorter ones.
     pub fn open_at(&self, rel: &[u8], flags: OFlags) -> Result<OwnedFd> {
         let rel = if rel.is_empty() { &b"."[..] } else { rel };
         // With O_PATH openat2 takes no flag that means nothing there.
         let more = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NOCTTY };
         let flags = flags | more | OFlags::CLOEXEC;
         // RESOLVE_NO_SYMLINKS refuses a symbolic link at the end too, but with O_PATH|O_NOFOLLOW.
-        self.below(|dir| rfs::openat2(dir, rel, flags, Mode::empty(), BELOW))
+        self.below(|dir| {
+            let (mut above, mut rest) = (None::<OwnedFd>, rel);
+            while rest.len() >= PATH_MAX {
+                let slash = rest[..PATH_MAX].iter().rposition(|b| *b == b'/');
+                let slash = slash.ok_or(rustix::io::Errno::NAMETOOLONG)?;
+                let (part, further) = (&rest[..slash], &rest[slash + 1..]);
+                let at = above.as_ref().map_or(dir, |fd| fd.as_fd());
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                above = Some(rfs::openat2(at, part, flags, Mode::empty(), BELOW)?);
+                rest = further;
+            }
+            let at = above.as_ref().map_or(dir, |fd| fd.as_fd());
+            rfs::openat2(at, rest, flags, Mode::empty(), BELOW)
+        })
     }
 
     /// What a path names, a symbolic link itself.
@@ -360,4 +377,41 @@ pub(crate) fn proc_path(fd: BorrowedFd<'_>, name: &[u8]) -> Vec<u8> {
         path.extend_from_slice(name);
     }
     path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_longer_than_a_call_takes_is_walked() {
+        let dir = tempfile::tempdir().unwrap();
+        let pfs = Pfs::open(dir.path(), None).unwrap();
+        let name = [b'd'; 200];
+        let mut at = open_dir(dir.path()).unwrap();
+        let mut path = Vec::new();
+        for _ in 0..50 {
+            rfs::mkdirat(&at, &name[..], Mode::from_raw_mode(0o755)).unwrap();
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            at = rfs::openat(&at, &name[..], flags, Mode::empty()).unwrap();
+            path.extend_from_slice(&name);
+            path.push(b'/');
+        }
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+        rfs::openat(&at, "f", flags, Mode::from_raw_mode(0o644)).unwrap();
+        path.push(b'f');
+        assert!(path.len() > 2 * PATH_MAX);
+        assert_eq!(pfs.stat(&path).map(|stat| stat.kind()), Ok(FileKind::File));
+        path.pop();
+        path.push(b'g');
+        assert_eq!(pfs.stat(&path).map(drop), Err(Errno::ENOENT));
+        // No name is that long.
+        assert_eq!(pfs.stat(&[b'x'; 5000]).map(drop), Err(Errno::ENAMETOOLONG));
+        // Links are not followed in any part.
+        let link = rfs::symlinkat(".", &at, "link");
+        assert!(link.is_ok());
+        path.pop();
+        path.extend_from_slice(b"link/f");
+        assert_eq!(pfs.stat(&path).map(drop), Err(Errno::ELOOP));
+    }
 }

@@ -271,6 +271,9 @@ impl At<'_> {
                 }
             }
         };
+        if change.size_bytes.is_some() {
+            self.sessions.bytes_gone(self.session.id(), ino);
+        }
         Ok(Answer::Attr(self.sessions.keep(self.session, attr)))
     }
 }

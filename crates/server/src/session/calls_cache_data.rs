@@ -227,7 +227,11 @@ impl At<'_> {
             Call::Fsync { ino, data_only } => cache.fsync(ino, data_only).into(),
             Call::Fsyncdir(ino) => cache.fsyncdir(ino).into(),
             Call::Fallocate { ino, mode, offset, length } => {
-                self.changed(ino, || cache.fallocate(ino, mode, offset, length)).into()
+                let done = self.changed(ino, || cache.fallocate(ino, mode, offset, length));
+                if mode & !libc::FALLOC_FL_KEEP_SIZE as u32 != 0 {
+                    self.sessions.bytes_gone(self.session.id(), ino);
+                }
+                done.into()
             }
             Call::Seek { ino, offset, whence } => {
                 cache.seek(ino, offset, whence).map(Answer::Count).into()
@@ -259,7 +263,9 @@ impl At<'_> {
         if open_flags as i32 & libc::O_TRUNC != 0 {
             let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
             let _turn = self.sessions.sizes.alone(ino);
-            return self.noted(Ino(0), open, |_| Ino(0));
+            let opened = self.noted(Ino(0), open, |_| Ino(0));
+            self.sessions.bytes_gone(self.session.id(), ino);
+            return opened;
         }
         match want_local {
             // From now on it may be written without a request: nobody else may believe its attributes.
