@@ -100,10 +100,10 @@ fn each_node_of_a_job_has_its_own_private_directory_beside_the_striped_one() {
     site.assert_clean();
 }
 
-/// Private alone, over nodes and servers: names are each node's own, staged in to each, on capacity
+/// Private alone, over nodes and servers, each a machine with a network of its own: names are each node's own, staged in to each, on capacity
 /// that all share and several servers hold; nothing is left.
 fn private_over(nodes: usize, servers: usize) {
-    let site = Site::with_servers(nodes, servers);
+    let site = Site::on_machines(nodes, servers);
     fs::create_dir(site.place.pfs("in")).unwrap();
     fs::write(site.place.pfs("in/a"), "input").unwrap();
     let names: Vec<String> = (1..=nodes).map(|n| format!("n{n}")).collect();

@@ -1,8 +1,9 @@
 //! A server for jobs, and nodes for them: processes with a mount namespace, a host name, and
-//! directories of their own. Used by the tests beside it.
+//! directories of their own, and where it matters a network of their own. Used by the tests beside it.
 
 use crate::place::{Place, signal, until};
 use forebay_tests::buffer::{alive, binary};
+use forebay_tests::machines::Machines;
 use forebay_tests::procs;
 use serde_json::Value;
 use std::cell::Cell;
@@ -12,6 +13,8 @@ use std::process::{Child, Command, Stdio};
 
 /// A place with a server.
 pub struct Site {
+    /// Networks of this node, of the other nodes, and of the servers beside the first.
+    machines: Option<Machines>,
     pub place: Place,
     pub tcp: String,
     pid: Cell<i32>,
@@ -23,36 +26,59 @@ pub struct Site {
 impl Site {
     /// With a server and as many nodes as named, `n1` and so on.
     pub fn new(nodes: usize) -> Site {
+        Site::with(nodes, 1, None)
+    }
+
+    /// The same with so many servers, and a network namespace for this node with the first server, for
+    /// each other node, and for each other server: all that is said goes by TCP between them.
+    pub fn on_machines(nodes: usize, servers: usize) -> Site {
+        Site::with(nodes, servers, Some(Machines::new(nodes + servers)))
+    }
+
+    fn with(nodes: usize, servers: usize, machines: Option<Machines>) -> Site {
         let place = Place::new();
         fs::create_dir_all(place.base.join("server")).unwrap();
         let mut site = Site {
+            machines,
             place,
-            tcp: "127.0.0.1:0".into(),
+            tcp: String::new(),
             pid: Cell::new(0),
             nodes: Vec::new(),
             members: Vec::new(),
         };
+        site.tcp = site.any_port(0);
         site.tcp = site.start_server();
         for number in 1..=nodes {
-            site.start_node(&format!("n{number}"));
+            site.start_node(&format!("n{number}"), number);
         }
         site.write_launcher();
-        site
-    }
-
-    /// The same with more servers: the pool has `servers`.
-    pub fn with_servers(nodes: usize, servers: usize) -> Site {
-        let mut site = Site::new(nodes);
         for number in 1..servers {
             let flash = site.place.base.join(format!("server{number}"));
             fs::create_dir_all(&flash).unwrap();
-            let mut command = site.forebay(&["serve", "--background", "--json", "--flash"]);
-            command.arg(&flash).args(["--capacity", "1GiB", "--listen", "127.0.0.1:0"]);
-            command.args(["--join", &site.tcp]);
+            let machine = nodes + number;
+            let mut command = site.forebay_on(machine, &["serve", "--background", "--json"]);
+            command.arg("--flash").arg(&flash).args(["--capacity", "1GiB"]);
+            command.args(["--listen", &site.any_port(machine), "--join", &site.tcp]);
             let said: Value = serde_json::from_str(procs::run(&mut command).trim()).unwrap();
             site.members.push(said["pid"].as_i64().unwrap() as i32);
         }
         site
+    }
+
+    /// Where something on a machine may listen.
+    fn any_port(&self, machine: usize) -> String {
+        match &self.machines {
+            Some(machines) => format!("{}:0", machines.address(machine)),
+            None => "127.0.0.1:0".into(),
+        }
+    }
+
+    /// A program on a machine.
+    fn on(&self, machine: usize, program: &str) -> Command {
+        let Some(machines) = &self.machines else { return Command::new(program) };
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", machines.name(machine))).arg(program);
+        command
     }
 
     pub fn unix(&self) -> String {
@@ -60,7 +86,11 @@ impl Site {
     }
 
     pub fn forebay(&self, args: &[&str]) -> Command {
-        let mut command = Command::new("env");
+        self.forebay_on(0, args)
+    }
+
+    fn forebay_on(&self, machine: usize, args: &[&str]) -> Command {
+        let mut command = self.on(machine, "env");
         command.arg("--default-signal").arg(binary()).args(args).current_dir(&self.place.base);
         command.env("FOREBAY_CONFIG_DIR", self.place.base.join("config"));
         command.env("FOREBAY_FLASH", self.place.flash()).env_remove("FOREBAY_SERVER");
@@ -86,7 +116,7 @@ impl Site {
 
     /// A node: a process that others join. Its flash directory and its list of mounts are its own,
     /// the PFS and the executable are those of all.
-    fn start_node(&mut self, name: &str) {
+    fn start_node(&mut self, name: &str, machine: usize) {
         let ready = self.place.base.join(format!("{name}.ready"));
         let script = format!(
             // What others have mounted is not to be held here.
@@ -96,7 +126,7 @@ impl Site {
             flash = self.place.flash().display(),
             ready = ready.display(),
         );
-        let mut command = Command::new("unshare");
+        let mut command = self.on(machine, "unshare");
         command.args(["--mount", "--propagation", "slave", "--uts", "sh", "-c", &script]);
         self.nodes.push(command.stdin(Stdio::null()).spawn().unwrap());
         until("the node is up", || ready.exists());
@@ -116,7 +146,7 @@ impl Site {
         let text = format!(
             "#!/bin/sh\nif [ -e {base}/$1.away ]; then echo $1: no route to host >&2; exit 255; fi\n\
              case $1 in\n{cases}*) echo no node $1 >&2; exit 255;;\nesac\nshift\n\
-             exec nsenter --target $pid --mount --uts env FOREBAY_CONFIG_DIR=/none \"$@\"\n",
+             exec nsenter --target $pid --mount --uts --net env FOREBAY_CONFIG_DIR=/none \"$@\"\n",
             base = self.place.base.display()
         );
         fs::write(self.launcher(), text).unwrap();
