@@ -55,3 +55,31 @@ fn striped_files_say_so() {
     assert!(ok && text.contains("striped over 2 objects"), "{text}");
     assert!(text.contains("no: striped"), "{text}");
 }
+
+#[test]
+fn the_list_names_the_buffer_and_its_server() {
+    let served = Served::new(Store::Tmpfs, &[Via::Tcp]);
+    let (ok, text) = served.local(&["status"]);
+    let point = served.root(0).to_str().unwrap().to_string();
+    let line = text.lines().find(|line| line.contains(&point)).unwrap_or_default();
+    assert!(ok && line.contains(&format!("buffer shared at {}", served.tcp())), "{text}");
+}
+
+#[test]
+fn a_path_that_is_not_there_hides_no_other_layout() {
+    let served = Served::new(Store::Tmpfs, &[Via::Tcp]);
+    let there = served.root(0).join("there");
+    fs::write(&there, "x").unwrap();
+    let gone = served.root(0).join("gone");
+    let (there, gone) = (there.to_str().unwrap(), gone.to_str().unwrap());
+    let (ok, said) = served.local(&["stripe", gone, there, gone]);
+    assert!(!ok && said.contains(&format!("{there}  whole")), "{said}");
+    assert_eq!(said.matches("No such file").count(), 2, "{said}");
+}
+
+#[test]
+fn a_path_at_a_server_without_its_slash_is_explained() {
+    let served = Served::new(Store::Tmpfs, &[]);
+    let (ok, said) = served.ask(0, &["stage", "in", "/etc/hostname", "shared:a/b"]);
+    assert!(!ok && said.contains("is written shared:/a/b"), "{said}");
+}

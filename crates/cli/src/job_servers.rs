@@ -78,6 +78,10 @@ impl Servers for JobServers {
         Ok(*made)
     }
 
+    fn reach(&self, job: &ServedJob) -> Result<(), ControlError> {
+        connect(job).map(drop)
+    }
+
     fn destroy(&self, job: &ServedJob) -> Result<(), ControlError> {
         let request =
             LedgerRequest::Destroy { name: job.buffer.clone(), force: true, discard: false };

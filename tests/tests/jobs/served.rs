@@ -4,7 +4,7 @@
 use crate::place::{Run, signal, until};
 use crate::servers::Site;
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const STRIPED: &str = "jobdw type=scratch capacity=64MiB access_mode=striped";
 const OUT: &str =
@@ -44,6 +44,18 @@ printf '%s\n' "${DW_JOB_STRIPED}results/all" ckpt.100 > list"#,
         assert_eq!(run.step("data-in")["bytes"], 9);
         site.assert_clean();
     }
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_at_once_and_holds_nothing() {
+    let site = Site::new(0);
+    let script = site.place.script(&[STRIPED, OUT], "true");
+    let begun = Instant::now();
+    let run = Run::wait(site.start_at("127.0.0.1:1", &script, "", &[]));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}: {}", begun.elapsed(), run.err);
+    assert_eq!(run.step("setup")["ended"], "failed", "{}", run.err);
+    assert_eq!(run.step("teardown")["ended"], "ok", "{}", run.err);
+    site.assert_clean();
 }
 
 /// On node `n`, in a script: `on n1 'commands'`, with the job's environment.

@@ -15,6 +15,7 @@ use forebay_proto::control::{
     ControlError, Direction, FileError, PartState, PathBytes, PlanPart, PlanState, PlanStatus,
     StageSpec, Verify,
 };
+use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::format_bytes;
 use forebay_proto::{Errno, PlanId};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -79,6 +80,13 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
     follow(&mut stager, &[started.plan], args.json)
 }
 
+/// What to write instead, for what looks like a path of a buffer at a server and is none.
+fn meant_at_a_server(path: &Path) -> Option<String> {
+    let (name, rest) = path.to_str()?.split_once(':')?;
+    let is_name = name.parse::<BufferName>().is_ok() && !rest.starts_with('/');
+    is_name.then(|| format!("a path of buffer {name} at a server is written {name}:/{rest}"))
+}
+
 /// The server of the mount that `buffer` lies in, and its path there.
 pub(super) fn in_mount(
     direction: Direction,
@@ -86,9 +94,13 @@ pub(super) fn in_mount(
     buffer: &Path,
 ) -> Result<(Stager, PathBytes), ControlError> {
     let place = match direction {
-        Direction::In => locate(buffer)?,
-        Direction::Out => locate_source(buffer)?,
+        Direction::In => locate(buffer),
+        Direction::Out => locate_source(buffer),
     };
+    let place = place.map_err(|error| match meant_at_a_server(buffer) {
+        Some(hint) if error.errno == Some(libc::ENOTTY) => error.hint(&hint),
+        _ => error,
+    })?;
     if locate(pfs).is_ok_and(|other| other.store_dir == place.store_dir) {
         let error = ControlError::new("stage", Some(pfs), "both paths are in one buffer");
         return Err(error.errno(libc::EINVAL).hint("copy there with cp"));

@@ -4,6 +4,7 @@ use super::cached::Cached;
 use crate::args::{ServerArgs, StatusArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::servers::BufferPath;
+use crate::state_dir;
 use forebay_client::{Control, MountRef, mounts};
 use forebay_jobs::run::record::{RECORD_NAME, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
@@ -19,9 +20,12 @@ use std::path::Path;
 struct Listed {
     #[serde(skip_serializing_if = "Option::is_none")]
     mount_point: Option<PathBytes>,
-    /// Name of a buffer whose store `forebay serve` keeps there.
+    /// Name of a buffer whose store `forebay serve` keeps there, or that is mounted there.
     #[serde(skip_serializing_if = "Option::is_none")]
     buffer: Option<BufferName>,
+    /// Where a mount's buffer is served, if it is none of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server: Option<String>,
     store: PathBytes,
     /// `live`, `dead`, `kept`, `in use`, `served`, `hidden` (another user's).
     state: &'static str,
@@ -201,7 +205,11 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
             (None, Some(name)) => format!("buffer {name}"),
             (None, None) => "?".into(),
         };
-        let text = format!("{:<6} {what}  store {}{size}{why}", entry.state, entry.store);
+        let on = match (&entry.buffer, &entry.server) {
+            (Some(name), Some(server)) => format!("buffer {name} at {server}"),
+            _ => format!("store {}", entry.store),
+        };
+        let text = format!("{:<6} {what}  {on}{size}{why}", entry.state);
         println!("{}", visible(&text));
         if let Some(record) = &entry.resume {
             let text = format!("       its job is not finished: forebay run --resume {record}");
@@ -238,9 +246,11 @@ fn bytes_of(path: &Path) -> PathBytes {
 }
 
 fn list_mounted(mount: &MountRef) -> Listed {
+    let served = state_dir::record(&mount.store_dir);
     let mut listed = Listed {
         mount_point: Some(bytes_of(&mount.mount_point)),
-        buffer: None,
+        buffer: served.as_ref().and_then(|record| record.buffer.parse().ok()),
+        server: served.map(|record| record.server),
         store: bytes_of(&mount.store_dir),
         state: "live",
         capacity_bytes: None,
@@ -277,6 +287,7 @@ fn list_kept(found: &FoundStore) -> Listed {
             (false, _) => "kept",
         },
         buffer,
+        server: None,
         store: bytes_of(&found.dir),
         capacity_bytes,
         used_bytes: None,

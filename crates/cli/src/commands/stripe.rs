@@ -39,16 +39,29 @@ struct Shown {
 pub fn run(args: StripeArgs) -> Outcome {
     match args.command {
         Some(StripeCommand::Set(args)) => set(&args)?,
-        None => {
-            let all: Vec<Shown> =
-                args.paths.iter().map(|path| show(path)).collect::<Result<_, _>>()?;
-            match args.json {
-                true => print_json(&all)?,
-                false => all.iter().for_each(print),
-            }
-        }
+        None => return show_all(&args),
     }
     Ok(EXIT_OK)
+}
+
+/// As ls(1) does: what can be shown is shown, the rest is told of.
+fn show_all(args: &StripeArgs) -> Outcome {
+    let (mut shown, mut failed) = (Vec::new(), Vec::new());
+    for path in &args.paths {
+        match show(path) {
+            Ok(one) => shown.push(one),
+            Err(error) => failed.push(error),
+        }
+    }
+    match args.json {
+        true => print_json(&shown)?,
+        false => shown.iter().for_each(print),
+    }
+    let Some(last) = failed.pop() else { return Ok(EXIT_OK) };
+    for error in failed {
+        eprintln!("forebay: {}", visible(&format!("{error:#}")));
+    }
+    Err(last)
 }
 
 fn get(path: &Path, name: &str) -> Result<Option<String>, Errno> {

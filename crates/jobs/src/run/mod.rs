@@ -249,6 +249,8 @@ struct Machine {
     failures: Vec<StageFailure>,
     /// Another process had begun the job: commands of it may still run.
     resumed: bool,
+    /// The server was never asked for the buffer: there is none to destroy.
+    unasked: bool,
 }
 
 impl Machine {
@@ -259,7 +261,16 @@ impl Machine {
         signals: Signals,
         console: Console,
     ) -> Machine {
-        Machine { record, dir, program, signals, console, failures: Vec::new(), resumed: false }
+        Machine {
+            record,
+            dir,
+            program,
+            signals,
+            console,
+            failures: Vec::new(),
+            resumed: false,
+            unasked: false,
+        }
     }
 
     /// Takes steps from `first` to the end.
@@ -315,6 +326,9 @@ impl Machine {
 
     fn make_and_mount(&mut self) -> Result<(), String> {
         if let Some(job) = &self.record.served {
+            self.unasked = !self.resumed;
+            self.program.servers.reach(job).map_err(|error| error.to_string())?;
+            self.unasked = false;
             let made = self.program.servers.create(&self.record, job);
             made.map_err(|error| error.to_string())?;
         }

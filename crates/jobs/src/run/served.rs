@@ -68,6 +68,12 @@ pub trait Servers: std::fmt::Debug {
     /// Why not.
     fn create(&self, record: &JobRecord, job: &ServedJob) -> Result<ServedBuffer, ControlError>;
 
+    /// Whether the server can be asked. What fails here has changed nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    fn reach(&self, job: &ServedJob) -> Result<(), ControlError>;
+
     /// Destroys it, also while something is mounted. Of nothing: done.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ impl Machine {
         let Some(job) = &self.record.served else { return self.unmount() };
         let here = self.unmount();
         let nodes = served::umount_nodes(&self.program, &self.record, &self.dir, &self.signals);
-        let gone = match self.record.keep {
+        let gone = match self.record.keep || self.unasked {
             true => Ok(()),
             false => self.program.servers.destroy(job).map_err(|error| error.to_string()),
         };
