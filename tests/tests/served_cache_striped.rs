@@ -236,6 +236,44 @@ fn sizes_appends_and_mappings_of_a_cache_over_two_servers_agree_on_all_mounts() 
 }
 
 #[test]
+fn a_name_that_is_replaced_on_one_mount_is_opened_on_others_of_a_cache_over_two_servers() {
+    let served =
+        cache(2, &["--drain", "close", "--pfs-ttl", "0"], &[Via::Tcp, Via::Tcp, Via::Local]);
+    let at = |mount: usize, name: &str| served.root(mount).join(name);
+    std::fs::write(at(0, "f"), pattern(0, 5_000)).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let over = || stop.load(std::sync::atomic::Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let replacing = scope.spawn(|| {
+            for n in 0..400u32 {
+                // Its homes change with its numbers.
+                let new = at(0, &format!("new{n}"));
+                std::fs::write(&new, pattern(n as u8, 5_000)).unwrap();
+                std::fs::rename(&new, at(0, "f")).unwrap();
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        for mount in 1..3 {
+            let (at, over) = (&at, &over);
+            scope.spawn(move || {
+                while !over() {
+                    let got = std::fs::read(at(mount, "f")).unwrap();
+                    assert!(
+                        (0..=255).any(|seed| got == pattern(seed, 5_000)),
+                        "{} bytes",
+                        got.len()
+                    );
+                }
+            });
+        }
+        replacing.join().unwrap();
+    });
+    must_be_durable(&served, &everything());
+    assert!(std::fs::read(served.pfs("f")).unwrap() == pattern(399u32 as u8, 5_000));
+    assert_eq!(std::fs::read_dir(served.pfs("")).unwrap().count(), 1);
+}
+
+#[test]
 fn a_cache_over_two_servers_goes_on_after_kills_of_each() {
     let served = cache(2, &["--drain", "close"], &[Via::Local, Via::Tcp]);
     let at = |mount: usize, name: &str| served.root(mount).join(name);
@@ -334,6 +372,51 @@ fn what_is_removed_and_moved_while_a_home_is_dead_is_so_when_it_is_back() {
     assert_eq!(std::fs::read(served.pfs(&names[2])).unwrap(), b"over it");
     let below = names[3].replace("d/", "e/");
     assert!(std::fs::read(served.pfs(&below)).unwrap() == pattern(5, 400_000));
+}
+
+#[test]
+fn what_a_lost_server_of_a_cache_did_not_have_stays_usable_and_drains() {
+    let served = cache(3, &["--drain", "end"], &[Via::Tcp]);
+    let at = |name: &str| served.root(0).join(name);
+    for n in 0..6u8 {
+        std::fs::write(served.pfs(&format!("in{n}")), pattern(n, 100_000)).unwrap();
+        std::fs::write(at(&format!("out{n}")), pattern(n, 300_000)).unwrap();
+    }
+    // One that has neither the names nor the pool's ledger.
+    let part = (1..3).find(|part| served.server_of_part(*part) != 0).unwrap();
+    let lost: Vec<u8> = (0..6).filter(|n| home(&at(&format!("out{n}"))) == part as u64).collect();
+    assert_eq!(lost.len(), 2, "files are spread");
+    served.lose_server(served.server_of_part(part));
+    let start = Instant::now();
+    while std::fs::read(at(&format!("out{}", lost[0])))
+        .is_err_and(|e| e.raw_os_error() != Some(libc::EIO))
+    {
+        assert!(start.elapsed() < LIMIT, "the mount does not hear of it");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for n in 0..6u8 {
+        let got = std::fs::read(at(&format!("out{n}")));
+        match lost.contains(&n) {
+            true => assert_eq!(got.unwrap_err().raw_os_error(), Some(libc::EIO), "out{n}"),
+            false => assert!(got.unwrap() == pattern(n, 300_000), "out{n}"),
+        }
+        // Nobody has looked at these: they get other homes.
+        assert!(std::fs::read(at(&format!("in{n}"))).unwrap() == pattern(n, 100_000), "in{n}");
+        std::fs::write(at(&format!("new{n}")), pattern(n, 50_000)).unwrap();
+        assert_ne!(home(&at(&format!("new{n}"))), part as u64);
+    }
+    let (ok, said) = served.ask(0, &["buffer", "lost", "shared"]);
+    assert!(ok, "{said}");
+    for n in 0..6 {
+        assert_eq!(said.contains(&format!("/out{n}")), lost.contains(&n), "{said}");
+    }
+    assert!(!said.contains("/in") && !said.contains("/new"), "{said}");
+    must_be_durable(&served, &everything());
+    for n in (0..6u8).filter(|n| !lost.contains(n)) {
+        assert!(std::fs::read(served.pfs(&format!("out{n}"))).unwrap() == pattern(n, 300_000));
+        assert!(std::fs::read(served.pfs(&format!("new{n}"))).unwrap() == pattern(n, 50_000));
+    }
+    served.umount(0, &["--force"]).unwrap();
 }
 
 #[test]

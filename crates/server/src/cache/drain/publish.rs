@@ -439,6 +439,7 @@ impl CacheFs {
                 }
                 crate::step::step("the new file has the name on the PFS");
                 self.nodes.rekey(file.number(), key);
+                self.holds_another(file, target);
                 // Before the number of the old inode is free for another file.
                 self.tell_keys(file, key, None).map_err(now_is)?;
                 crate::step::step("the new inode is the file where the names are");
@@ -449,6 +450,7 @@ impl CacheFs {
                 self.as_writer(file, rename).map_err(at("rename on the PFS"))?;
                 crate::step::step("the new file has the name on the PFS");
                 self.nodes.rekey(file.number(), key);
+                self.holds_another(file, target);
                 self.tell_keys(file, key, None).map_err(now_is)?;
             }
             Err(Errno::ENOENT) if !self.has_names() => {

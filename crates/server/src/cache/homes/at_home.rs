@@ -12,6 +12,7 @@ use super::{FILES_MAX, Homes, NAMES, PATIENCE};
 use forebay_proto::attr::{Attr, FileKind};
 use forebay_proto::{Caller, Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -170,10 +171,37 @@ impl CacheFs {
             return false;
         }
         let Ok(known) = self.nodes.get(ino) else { return false };
-        known.held.is_none()
-            && self
-                .look_again(ino, known.key, PATIENCE)
-                .is_ok_and(|now| matches!(now, NowAt::Paths(_)))
+        if known.held.is_some() {
+            return false;
+        }
+        match self.look_again(ino, known.key, PATIENCE) {
+            Ok(NowAt::Paths(_)) => true,
+            Ok(NowAt::Removed) => self.hold_removed(ino),
+            Ok(NowAt::AsBefore) | Err(_) => false,
+        }
+    }
+
+    /// A last name is gone, and this home is about to be told so: who knows the number opens the inode that is
+    /// held since before. False if none is.
+    fn hold_removed(&self, ino: Ino) -> bool {
+        let Some(homes) = self.at_home() else { return false };
+        let held = homes.leaving.lock().get(&ino).and_then(|fd| fd.try_clone().ok());
+        let is_held = held.is_some();
+        if is_held {
+            self.nodes.hold(ino, held);
+        }
+        is_held
+    }
+
+    /// A drain has put another inode under the name of a file that may be about to lose it.
+    pub(in super::super) fn holds_another(&self, file: &CacheFile, inode: &File) {
+        let Some(homes) = self.at_home() else { return };
+        let mut leaving = homes.leaving.lock();
+        if let Some(held) = leaving.get_mut(&file.number())
+            && let Ok(inode) = inode.try_clone()
+        {
+            *held = inode.into();
+        }
     }
 
     /// Files whose paths people are to be told: where they are now.
@@ -255,7 +283,11 @@ impl CacheFs {
     }
 
     /// A name of a file is about to go on the PFS: what is open of it, or has to drain, holds its inode.
+    /// One that is not known may be taken by a mount before it goes.
     pub(super) fn keep_leaving(&self, homes: &Homes, ino: Ino) {
+        if self.know(&[ino]).is_err() {
+            return;
+        }
         let Ok(node) = self.open_node_any(ino) else { return };
         let path = proc_path(node.as_fd(), b"");
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -271,6 +303,13 @@ impl CacheFs {
     /// Something happened to names of a file.
     pub(crate) fn left(&self, left: &Left) -> Result<()> {
         let Some(homes) = self.at_home() else { return Err(Errno::EPROTO) };
+        let heard = self.heard_of(homes, left);
+        // Perhaps nobody else needs its node.
+        drop(self.nodes.forget(left.ino, 0));
+        heard
+    }
+
+    fn heard_of(&self, homes: &Homes, left: &Left) -> Result<()> {
         let held = homes.leaving.lock().remove(&left.ino);
         let known = self.nodes.get(left.ino).ok();
         let key = known.as_ref().map_or(left.key, |known| known.key);

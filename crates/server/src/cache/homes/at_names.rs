@@ -7,7 +7,10 @@ use super::super::pfs::{Key, PfsStat};
 use super::super::record::Base;
 use super::asked::{Asked, Left, Told, home_of};
 use super::{FILES_MAX, Homes};
+use forebay_proto::Caller;
 use forebay_proto::attr::FileKind;
+use forebay_proto::control::PathBytes;
+use forebay_proto::net::lost::{LOST_PATHS_MAX, Lost, LostCursor, LostPage, LostPath};
 use forebay_proto::{Errno, Ino, Result, ShardId};
 use parking_lot::RwLockReadGuard;
 use std::os::fd::AsFd;
@@ -124,6 +127,32 @@ impl CacheFs {
             let left = Left { ino, key, client: 0, gone: None, removed: true, change: None, paths };
             self.tell_left(left);
         }
+    }
+
+    /// What servers that are gone for good had of this cache: files that were dirty there, open, or known
+    /// to mounts. From a position on, as many as a page has, for who can reach them.
+    pub(crate) fn lost(&self, who: &Caller, from: Option<LostCursor>) -> Result<LostPage> {
+        let Some(homes) = self.homes.as_ref().filter(|_| self.has_names()) else {
+            return Ok(LostPage::default());
+        };
+        let lost = (0..homes.count()).map(ShardId).filter(|home| homes.is_lost(*home));
+        let mut paths: Vec<Vec<u8>> = lost.flat_map(|home| self.nodes.held_by(home)).collect();
+        paths.sort();
+        let who = Who::of(who);
+        let first = from.and_then(|from| from.after.first().copied()).unwrap_or(0) as usize;
+        let mut page = LostPage::default();
+        for path in paths.iter().skip(first).take(LOST_PATHS_MAX) {
+            let is_reached = who.act().is_ok_and(|_act| self.pfs.stat(path).is_ok());
+            if is_reached {
+                let path = PathBytes::new(&[&b"/"[..], path].concat());
+                page.paths.push(LostPath { path, lost: Lost::Data });
+            }
+        }
+        let next = first + LOST_PATHS_MAX;
+        if next < paths.len() {
+            page.next = Some(LostCursor { after: vec![next as u64], ..LostCursor::default() });
+        }
+        Ok(page)
     }
 
     /// What the last server believed that a home has, it may not have. And it hears the policies. True when

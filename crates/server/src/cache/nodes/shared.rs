@@ -193,6 +193,18 @@ impl Table {
         }
     }
 
+    /// True if a node went because its home is gone for good, and had nothing that the PFS has not: it gets
+    /// another one.
+    pub fn leaves_lost(&mut self, ino: Ino) -> bool {
+        let held = self.nodes.get(&ino).is_none_or(|node| node.shared.held.is_some());
+        let is_lost = || self.homes.is_lost.as_ref().is_some_and(|lost| lost(ino.shard()));
+        if held || ino.shard() == self.shard || !self.homes.are_several() || !is_lost() {
+            return false;
+        }
+        self.replaced(ino);
+        true
+    }
+
     fn may_be(&mut self, ino: Ino, key: Key) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         if node.key != key {
@@ -410,6 +422,15 @@ impl Nodes {
     /// At a home: the answer to this was lost, or the server of the names did not hear it.
     pub fn put_let_go(&self, list: Vec<(Ino, u64)>) {
         self.0.lock().homes.let_go.extend(list);
+    }
+
+    /// Files that a home had, by their newest paths.
+    pub fn held_by(&self, home: ShardId) -> Vec<Vec<u8>> {
+        let table = self.0.lock();
+        let held = table.nodes.iter().filter(|(ino, node)| {
+            ino.shard() == home && node.shared.held.is_some() && !node.shared.removed
+        });
+        held.filter_map(|(ino, _)| table.path(*ino, 0).ok()).collect()
     }
 
     /// At a home: the files that it has at its start, which count as described by this number.

@@ -67,7 +67,9 @@ impl Table {
         who: &Who,
         turn: impl FnOnce() -> u64,
     ) -> Ino {
-        if let Some(&ino) = self.by_key.get(&key) {
+        if let Some(&ino) = self.by_key.get(&key)
+            && !self.leaves_lost(ino)
+        {
             return ino;
         }
         let same = Ino::new(self.shard, key.ino);
@@ -251,7 +253,7 @@ impl Table {
     }
 
     /// Takes a node out whose number or PFS inode another one has now; how many names below it there are.
-    fn replaced(&mut self, ino: Ino) -> u64 {
+    pub fn replaced(&mut self, ino: Ino) -> u64 {
         let Some(old) = self.nodes.remove(&ino) else { return 0 };
         if self.by_key.get(&old.key) == Some(&ino) {
             self.by_key.remove(&old.key);
