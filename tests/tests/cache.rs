@@ -262,6 +262,18 @@ fn users_have_on_the_cache_the_rights_that_they_have_on_the_pfs(kind: Kind) {
         let mode = std::fs::metadata(site.mnt("suid")).unwrap().mode() & 0o7777;
         assert_eq!(mode, 0o777, "emptied: {empties}");
     }
+    // What a program may by its file goes too: else who may write it could have it run what they like.
+    let (of_pfs, name) = (site.pfs("suid"), "security.capability");
+    let mut value = [0u8; 20];
+    value[..8].copy_from_slice(&[1, 0, 0, 2, 1, 0, 0, 0]);
+    let path = site.mnt("suid");
+    sys::setxattr(sys::bytes(&path), name, &value, 0).unwrap();
+    assert_eq!(sys::getxattr(sys::bytes(&of_pfs), name).unwrap(), value);
+    as_user(&user, || std::fs::File::options().append(true).open(&path).unwrap());
+    for path in [&path, &of_pfs] {
+        let gone = sys::getxattr(sys::bytes(path), name);
+        assert_eq!(gone, Err(sys::Errno(libc::ENODATA)), "{}", path.display());
+    }
     site.must_be_durable();
     let owner = |name: &str| {
         let meta = std::fs::metadata(site.pfs(name)).unwrap();

@@ -43,7 +43,12 @@ pub struct Two<'a> {
 
 /// Runs a trap with either mount acting.
 pub fn run(servers: usize, trap: fn(&Two)) {
-    let served = Served::with(Options::over(servers, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+    let options = Options::over(servers, Store::Tmpfs);
+    if options.cache.is_some() && servers > 1 {
+        // A cache with one namespace is on one server.
+        return;
+    }
+    let served = Served::with(options, &[Via::Local, Via::Tcp]);
     for (a, b) in [(0, 1), (1, 0)] {
         trap(&Two::new(&served, a, b));
     }

@@ -10,13 +10,15 @@ use forebay_proto::api::XATTR_VALUE_MAX;
 use forebay_proto::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 use forebay_proto::{Caller, Errno, Ino, Result};
 use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Prefix of the xattrs that tell the cache's own state.
 const OWN: &[u8] = b"user.forebay.";
 /// The one of them that can be set, on directories.
 const DRAIN_POLICY: &[u8] = b"user.forebay.drain";
+/// Rights that a program has from its file, which a write takes off.
+const CAPABILITY: &str = "security.capability";
 /// How often a change of size is tried again that met the end of a drain.
 const RESIZE_TRIES: u32 = 3;
 /// Size that most xattrs fit into.
@@ -147,6 +149,7 @@ impl CacheFs {
             let stat = self.pfs.stat_fd(fd.as_fd())?;
             self.must_be(ino, &stat)?;
             self.is_lost_or_valid(ino, &file, &stat)?;
+            self.kill_capability(&file, ino, fd.as_fd())?;
             let mut state = file.state.lock();
             if state.opens == 0 {
                 state.writer = who.clone();
@@ -186,6 +189,26 @@ impl CacheFs {
         match &known.file {
             Some(file) => self.own_change_locked(file, ino, &Who::server(), set),
             None => set(),
+        }
+    }
+
+    /// Takes `security.capability` off a file that is about to be written, whoever writes: what is written by the
+    /// kernel itself no request tells of, so it goes at the open. With the file's `meta` locked.
+    pub(super) fn kill_capability(
+        &self,
+        file: &Arc<CacheFile>,
+        ino: Ino,
+        inode: BorrowedFd<'_>,
+    ) -> Result<()> {
+        let path = proc_path(inode, b"");
+        if rfs::getxattr(&path[..], CAPABILITY, &mut [0u8; 0][..]).is_err() {
+            return Ok(());
+        }
+        let remove = || rfs::removexattr(&path[..], CAPABILITY).map_err(errno);
+        match self.own_change_locked(file, ino, &Who::server(), remove) {
+            // Where the server may not, the drain cannot keep it either.
+            Ok(()) | Err(Errno::ENODATA | Errno::EPERM | Errno::EACCES) => Ok(()),
+            Err(e) => Err(e),
         }
     }
 

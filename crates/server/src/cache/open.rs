@@ -20,12 +20,17 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A file that misses no more than this is fetched at its open, so that it can go by passthrough.
 const FETCH_AT_OPEN_MAX_BYTES: u64 = 1 << 20;
 
 /// How often the PFS file is opened again for fills when a drain has replaced it in between.
 const SOURCE_TRIES: u32 = 3;
+
+/// How often, and after which pauses, it is looked whether a close is heard of.
+const CLOSE_TRIES: u32 = 100;
+const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 
 /// How often clean files go so that one more can be made.
 const MAKE_TRIES: u32 = 20;
@@ -52,6 +57,9 @@ impl CacheFs {
         let stat = self.pfs.stat_fd(source.as_fd())?;
         self.must_be(ino, &stat)?;
         let is_lost = self.is_lost_or_valid(ino, &file, &stat)?;
+        if writes(flags) {
+            self.kill_capability(&file, ino, source.as_fd())?;
+        }
         let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
         if reads || file.source().is_none() {
             file.set_source(reads.then(|| Arc::new(source)));
@@ -459,6 +467,21 @@ impl CacheFs {
         self.must_be(ino, &stat)?;
         self.revalidate(&file, &stat)?;
         self.open_attached(&file, ino, who, want_local)
+    }
+
+    /// Waits until nobody has a file open, or (`kernels`) no kernel has it itself. EBUSY if it stays open. Of a
+    /// close a server is told a moment after it has returned: who closed a file, and asks for something about
+    /// it, need not know that.
+    pub(super) fn wait_closed(&self, file: &CacheFile, kernels: bool) -> Result<()> {
+        for _ in 0..CLOSE_TRIES {
+            let state = file.state.lock();
+            if (if kernels { state.locals } else { state.opens }) == 0 {
+                return Ok(());
+            }
+            drop(state);
+            std::thread::sleep(CLOSE_PAUSE);
+        }
+        Err(Errno::EBUSY)
     }
 
     /// An open has ended.

@@ -358,6 +358,7 @@ impl CacheFs {
             Ok(file) => file,
             Err(elsewhere) => return Ok(elsewhere),
         };
+        self.wait_closed(&file, true)?;
         let _meta = file.meta.lock();
         let (_, stat) = self.named(caller, path)?;
         {

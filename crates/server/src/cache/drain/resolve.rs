@@ -39,6 +39,10 @@ impl CacheFs {
         if file.state.lock().record.state != State::Conflict {
             return Err(Errno::EINVAL);
         }
+        if keep != Keep::Ours {
+            // Before anything is done: what is here of it goes.
+            self.wait_closed(file, true)?;
+        }
         self.settle(file)?;
         let path = self.nodes.path(file.number());
         let path = path.unwrap_or_else(|_| file.state.lock().record.path.as_bytes().to_vec());
@@ -131,9 +135,10 @@ impl CacheFs {
             && let Some(other) = self.find(theirs.key)?
         {
             // What is here of theirs goes; not if it has something of its own.
-            if other.is_dirty() || other.state.lock().opens > 0 {
+            if other.is_dirty() {
                 return Err(Errno::EBUSY);
             }
+            self.wait_closed(&other, false)?;
             self.forget_ours(&other)?;
         }
         let _alone = self.publishing.write();
