@@ -310,6 +310,10 @@ impl CacheFs {
     }
 
     fn heard_of(&self, homes: &Homes, left: &Left) -> Result<()> {
+        if left.removed {
+            // Before anything else says so: nobody who knows the number finds neither name nor inode.
+            self.hold_removed(left.ino);
+        }
         let held = homes.leaving.lock().remove(&left.ino);
         let known = self.nodes.get(left.ino).ok();
         let key = known.as_ref().map_or(left.key, |known| known.key);
@@ -323,9 +327,6 @@ impl CacheFs {
                 self.lose(file)?;
             }
             self.nodes.set_paths(left.ino, &[]);
-            if let Some(held) = held {
-                self.nodes.hold(left.ino, Some(held));
-            }
             return Ok(());
         }
         self.nodes.set_paths(left.ino, &left.paths);
