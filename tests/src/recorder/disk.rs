@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A regular file that becomes at least this large (bytes) is the disk. Anything smaller (a
 /// description of the store, a lock, a socket) is not recorded.
@@ -63,6 +63,8 @@ struct Inner {
     id: Option<(u64, u64)>,
     mode: Mode,
     log: Vec<Record>,
+    /// When each record was made, by the clock of all disks.
+    ticks: Vec<u64>,
     log_bytes: u64,
     undo: Vec<Undo>,
     /// In undo mode: what recovery wrote, if somebody wants to know.
@@ -75,6 +77,8 @@ struct Inner {
 pub struct Disk {
     inner: Mutex<Inner>,
     seq: AtomicU64,
+    /// Shared by disks of one test: tells which record of any of them came first.
+    clock: Arc<AtomicU64>,
     /// When false, flushes are answered but not logged: a device that lies.
     honest_flush: std::sync::atomic::AtomicBool,
 }
@@ -88,11 +92,17 @@ impl Default for Disk {
 impl Disk {
     /// A disk that waits for its file.
     pub fn new() -> Disk {
+        Disk::with_clock(Arc::default())
+    }
+
+    /// The same, with a clock that other disks have too.
+    pub fn with_clock(clock: Arc<AtomicU64>) -> Disk {
         let inner = Inner {
             file: None,
             id: None,
             mode: Mode::Record,
             log: Vec::new(),
+            ticks: Vec::new(),
             log_bytes: 0,
             undo: Vec::new(),
             recovery: None,
@@ -101,6 +111,7 @@ impl Disk {
         Disk {
             inner: Mutex::new(inner),
             seq: AtomicU64::new(0),
+            clock,
             honest_flush: std::sync::atomic::AtomicBool::new(true),
         }
     }
@@ -179,6 +190,17 @@ impl Disk {
         self.honest_flush.store(false, Ordering::SeqCst);
     }
 
+    /// Hands out when each record of the log was made.
+    pub fn take_ticks(&self) -> Vec<u64> {
+        std::mem::take(&mut self.lock().ticks)
+    }
+
+    fn note(&self, inner: &mut Inner, record: Record) {
+        inner.log.push(record);
+        inner.ticks.push(self.clock.fetch_add(1, Ordering::SeqCst));
+        self.seq.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// A write of the device.
     pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut inner = self.lock();
@@ -190,8 +212,7 @@ impl Disk {
                 }
                 file.write_all_at(data, offset)?;
                 inner.log_bytes += data.len() as u64;
-                inner.log.push(Record::Write { offset, data: data.into() });
-                self.seq.fetch_add(1, Ordering::SeqCst);
+                self.note(&mut inner, Record::Write { offset, data: data.into() });
             }
             Mode::Undo => {
                 inner.remember(offset, data.len() as u64)?;
@@ -211,8 +232,7 @@ impl Disk {
         }
         punch(&file, offset, length)?;
         if inner.mode == Mode::Record {
-            inner.log.push(Record::Zero { offset, length });
-            self.seq.fetch_add(1, Ordering::SeqCst);
+            self.note(&mut inner, Record::Zero { offset, length });
         } else {
             inner.recovered(|| Record::Zero { offset, length });
         }
@@ -230,8 +250,8 @@ impl Disk {
             }
             inner.undo.push(Undo::Size { bytes: old_bytes });
         } else if bytes < old_bytes {
-            inner.log.push(Record::Zero { offset: bytes, length: old_bytes - bytes });
-            self.seq.fetch_add(1, Ordering::SeqCst);
+            let length = old_bytes - bytes;
+            self.note(&mut inner, Record::Zero { offset: bytes, length });
         }
         file.set_len(bytes)
     }
@@ -241,8 +261,7 @@ impl Disk {
         let mut inner = self.lock();
         inner.recovered(|| Record::Flush);
         if inner.mode == Mode::Record && self.honest_flush.load(Ordering::SeqCst) {
-            inner.log.push(Record::Flush);
-            self.seq.fetch_add(1, Ordering::SeqCst);
+            self.note(&mut inner, Record::Flush);
         }
     }
 

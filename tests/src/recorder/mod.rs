@@ -8,6 +8,7 @@
 //! of what may be seen.
 
 mod actions;
+pub mod cached;
 pub mod content;
 pub mod disk;
 pub mod mirror;

@@ -15,6 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 /// Longest that any command (mount, unmount, check) may take before it counts as hung.
@@ -69,6 +70,11 @@ fn missing() -> Option<String> {
 impl Rig {
     /// A new, empty rig.
     pub fn new(name: &str) -> Result<Rig> {
+        Rig::with_clock(name, Arc::default())
+    }
+
+    /// The same, whose disk has a clock with others.
+    pub fn with_clock(name: &str, clock: Arc<AtomicU64>) -> Result<Rig> {
         if let Some(why) = missing() {
             bail!("power cuts cannot be tested here: {why}");
         }
@@ -79,7 +85,7 @@ impl Rig {
         for name in ["backing", "pool", "flash", "lower", "mnt"] {
             fs::create_dir(at(name))?;
         }
-        let disk = Arc::new(Disk::new());
+        let disk = Arc::new(Disk::with_clock(clock));
         let session = mirror::mount(&at("backing"), &at("flash"), disk.clone())
             .context("mount the recording layer")?;
         Ok(Rig {

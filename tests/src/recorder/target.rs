@@ -87,6 +87,14 @@ pub enum Lower {
 impl Lower {
     /// Mounts it from the recorded disk, making it first if there is none.
     fn mount(self, rig: &Rig) -> Result<()> {
+        self.mount_with(rig, "loop")
+    }
+
+    /// The same with mount options, `loop` among them.
+    ///
+    /// # Errors
+    /// It cannot be made or mounted.
+    pub fn mount_with(self, rig: &Rig, options: &str) -> Result<()> {
         let image = rig.flash.join("lower.img");
         let kind = if self == Lower::Ext4 { "ext4" } else { "xfs" };
         if !image.exists() {
@@ -98,13 +106,16 @@ impl Lower {
             };
         }
         let mut command = Command::new("mount");
-        command.args(["-t", kind, "-o", "loop"]).arg(&image).arg(&rig.lower);
+        command.args(["-t", kind, "-o", options]).arg(&image).arg(&rig.lower);
         run_command(&mut command).map(drop)
     }
 
     /// Unmounts it. The server answers an unmount a moment before it exits, and holds files here
     /// until then.
-    fn unmount(rig: &Rig) -> Result<()> {
+    ///
+    /// # Errors
+    /// It stays busy.
+    pub fn unmount(rig: &Rig) -> Result<()> {
         unmount_when_idle(&rig.lower)
     }
 }

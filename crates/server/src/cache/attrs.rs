@@ -8,7 +8,7 @@ use super::file::CacheFile;
 use super::pfs::{PfsStat, errno, proc_path};
 use forebay_proto::api::XATTR_VALUE_MAX;
 use forebay_proto::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
-use forebay_proto::{Caller, Errno, Ino, Result};
+use forebay_proto::{Caller, Errno, Ino, Result, acl};
 use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -225,7 +225,13 @@ impl CacheFs {
         }
         let fd = self.open_node_any(ino)?;
         let path = proc_path(fd.as_fd(), b"");
-        grown(|buffer| rfs::getxattr(&path[..], name, buffer))
+        match grown(|buffer| rfs::getxattr(&path[..], name, buffer)) {
+            // A kernel that asks for ACLs takes any other errno for a refusal of the access.
+            Err(Errno::EOPNOTSUPP) if name == acl::ACCESS || name == acl::DEFAULT => {
+                Err(Errno::ENODATA)
+            }
+            other => other,
+        }
     }
 
     /// listxattr.

@@ -15,12 +15,13 @@ use super::drain::publish::split;
 use super::file::CacheFile;
 use super::names::DRAIN_PREFIX;
 use super::pfs::{Key, PfsStat, errno};
-use super::record::Base;
+use super::record::{Base, Draining, Record};
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::Mutex;
 use rustix::fs::{self as rfs, AtFlags, OFlags};
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,11 +42,28 @@ pub(crate) struct Litter {
     who: Who,
 }
 
+/// Most bytes of paths of directories in which something of ours may be. The ones that were used least lately
+/// are forgotten: after a power cut nobody looks there.
+const DIRS_BYTES_MAX: usize = 32 << 10;
+
 /// All of them.
 #[derive(Default)]
 pub(crate) struct LitterList {
     all: Mutex<Vec<Litter>>,
     swept: Mutex<Option<Instant>>,
+    /// Directories with something of ours, the one used last at the end.
+    dirs: Mutex<Vec<PathBytes>>,
+}
+
+/// The paths of ours that a record tells of.
+pub(super) fn names_on_record(record: &Record) -> impl Iterator<Item = PathBytes> {
+    let temporary = match &record.draining {
+        Some(Draining::Temporary { dir, name, .. }) => {
+            Some(PathBytes::new(&joined(dir.as_bytes(), name.as_bytes())))
+        }
+        _ => None,
+    };
+    temporary.into_iter().chain(record.kept_as.clone())
 }
 
 fn joined(dir: &[u8], name: &[u8]) -> Vec<u8> {
@@ -112,11 +130,59 @@ impl CacheFs {
         }
     }
 
-    /// Reads the list that the last server left, and tries it.
-    pub(super) fn take_up_litter(&self) -> Result<()> {
+    /// Reads the list that the last server left, and tries it. After a power cut records may be
+    /// missing of what was made on the PFS: then whatever is ours and on no record goes too.
+    pub(super) fn take_up_litter(
+        &self,
+        power_cut: bool,
+        on_record: &HashSet<PathBytes>,
+    ) -> Result<()> {
         *self.litter.all.lock() = self.flash.litter()?;
+        *self.litter.dirs.lock() = self.flash.drain_dirs()?;
+        if power_cut {
+            let dirs = self.litter.dirs.lock().clone();
+            dirs.iter().for_each(|dir| self.remove_unknown(dir.as_bytes(), on_record));
+        }
         self.sweep();
         Ok(())
+    }
+
+    /// Something of ours is about to be made in a directory. On flash that survives a power cut that is
+    /// synced, once for each directory.
+    pub(super) fn note_drain_dir(&self, dir: &[u8]) -> Result<()> {
+        let dir = PathBytes::new(dir);
+        let mut dirs = self.litter.dirs.lock();
+        let known = dirs.iter().position(|other| *other == dir).map(|at| dirs.remove(at));
+        dirs.push(dir);
+        if known.is_some() || self.flash.is_volatile() {
+            return Ok(());
+        }
+        let mut bytes: usize = dirs.iter().map(|dir| dir.as_bytes().len() + 4).sum();
+        while bytes > DIRS_BYTES_MAX && dirs.len() > 1 {
+            bytes -= dirs.remove(0).as_bytes().len() + 4;
+        }
+        let synced = self.flash.save_drain_dirs(&dirs).and_then(|()| self.flash.sync());
+        if synced.is_err() {
+            dirs.pop();
+        }
+        synced
+    }
+
+    /// Removes what is ours in a directory and on no record.
+    fn remove_unknown(&self, dir_path: &[u8], on_record: &HashSet<PathBytes>) {
+        let ours = [DRAIN_PREFIX, format!("{:016x}.", self.token).as_bytes()].concat();
+        let Ok(dir) = self.pfs.open_at(dir_path, OFlags::RDONLY | OFlags::DIRECTORY) else {
+            return;
+        };
+        let Ok(entries) = rfs::Dir::read_from(&dir) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_bytes();
+            let path = PathBytes::new(&joined(dir_path, name));
+            if name.starts_with(&ours) && !on_record.contains(&path) {
+                tracing::info!(%path, "a power cut left it without a record: removed");
+                self.remove_ours(&Who::server(), dir.as_fd(), (dir_path, name), None);
+            }
+        }
     }
 
     /// Tries again to remove what is left on the PFS, if there is something and the last try was a
@@ -154,6 +220,13 @@ impl CacheFs {
         let (dir_path, name) = split(litter.path.as_bytes());
         if !name.starts_with(DRAIN_PREFIX) {
             return true;
+        }
+        let in_use = |file: &Arc<CacheFile>| {
+            names_on_record(&file.state.lock().record).any(|path| path == litter.path)
+        };
+        if self.drainer.files().iter().any(in_use) {
+            // The same file drains again, by the same name.
+            return false;
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         let open = |who: &Who| {
@@ -216,6 +289,7 @@ impl CacheFs {
         who: &Who,
     ) -> Result<PathBytes> {
         let (dir_path, name) = split(path);
+        self.note_drain_dir(dir_path)?;
         let beside = [&self.temporary_name(file)[..], b".name"].concat();
         let kept = PathBytes::new(&joined(dir_path, &beside));
         let on_record = Some(kept.clone());

@@ -28,6 +28,8 @@ pub(crate) struct Counters {
     last_use_ms: AtomicU64,
     /// Opens by which kernels have files themselves.
     kernel_opens: AtomicU64,
+    /// Of them, those for writing.
+    kernel_writes: AtomicU64,
     samples: Mutex<VecDeque<(Instant, u64)>>,
 }
 
@@ -48,6 +50,7 @@ impl Counters {
             last_write_ms: AtomicU64::new(0),
             last_use_ms: AtomicU64::new(0),
             kernel_opens: AtomicU64::new(0),
+            kernel_writes: AtomicU64::new(0),
             samples: Mutex::default(),
         }
     }
@@ -77,6 +80,19 @@ impl Counters {
     /// Opens by which kernels have files themselves, now.
     pub fn kernel_opens(&self) -> u64 {
         self.kernel_opens.load(Ordering::Relaxed)
+    }
+
+    pub fn kernel_writes_one_more(&self) {
+        self.kernel_writes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub fn kernel_writes_one_less(&self) {
+        self.kernel_writes.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Files that kernels may write themselves, now.
+    pub fn kernel_writes(&self) -> u64 {
+        self.kernel_writes.load(Ordering::Acquire)
     }
 
     pub fn filled(&self, bytes: u64) {

@@ -56,12 +56,17 @@ pub(crate) struct FileState {
     pub opens: u64,
     /// Of them, those by which the kernel has the object itself.
     pub locals: u64,
+    /// One of those is for writing.
+    pub kernel_writes: bool,
     /// It has lost its last name: nothing of it will be drained.
     pub gone: bool,
     /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
     pub forgotten: bool,
     /// The object when it was given to a kernel for writing.
     pub at_open: Option<(u64, forebay_proto::Timestamp, forebay_proto::Timestamp)>,
+    /// Something here is not dirty any more, and a power cut could make it so again: before its data goes, or
+    /// the file is dirty again, map and record are synced.
+    pub clean_unsynced: bool,
     /// Who opened it for writing last.
     pub writer: Who,
     pub last_write: Instant,
@@ -112,9 +117,11 @@ impl CacheFile {
             cut_to: None,
             opens: 0,
             locals: 0,
+            kernel_writes: false,
             gone: false,
             forgotten: false,
             at_open: None,
+            clean_unsynced: true,
             last_write: Instant::now(),
             ahead: Ahead::default(),
             generation: 0,
@@ -260,6 +267,25 @@ impl FileState {
         Ok(())
     }
 
+    /// The same where who is told of it relies on it over a power cut: nobody sees it before it is synced.
+    pub fn save_synced(
+        &mut self,
+        flash: &Flash,
+        file: &CacheFile,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<()> {
+        let mut record = self.record.clone();
+        change(&mut record);
+        if !self.gone {
+            flash.save(file.ino, &record)?;
+            if !flash.is_volatile() {
+                flash.sync()?;
+            }
+        }
+        self.record = record;
+        Ok(())
+    }
+
     /// Writes entries of consecutive blocks down, and only then has them.
     pub fn put(
         &mut self,
@@ -280,6 +306,18 @@ impl FileState {
         for (i, entry) in entries.iter().enumerate() {
             self.map.set(first + i as u64, *entry);
         }
+        Ok(())
+    }
+
+    /// Before data goes that the PFS has, and before a clean file is dirty again: on flash that survives a power
+    /// cut nothing may call drained blocks dirty afterwards, or what is in their place, or was there before,
+    /// would be drained over them.
+    pub fn sync_clean(&mut self, flash: &Flash, file: &CacheFile) -> Result<()> {
+        if self.clean_unsynced && !self.gone && !flash.is_volatile() {
+            flash.sync_map(file.ino)?;
+            flash.sync()?;
+        }
+        self.clean_unsynced = false;
         Ok(())
     }
 

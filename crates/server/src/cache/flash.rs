@@ -13,6 +13,7 @@ use super::record::Record;
 use crate::namespace::Namespace;
 use crate::objects::{COMPANION, ObjectStat, Objects};
 use forebay_proto::api::{CreateArgs, FileSystem, WriteMode, rename_flags};
+use forebay_proto::control::PathBytes;
 use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
 use parking_lot::Mutex;
 use std::fs::File;
@@ -77,6 +78,11 @@ impl Flash {
     pub fn space(&self) -> Result<(u64, u64)> {
         let (used, capacity) = self.names.space()?;
         Ok((used.saturating_sub(self.ballast_bytes.load(Ordering::Acquire)), capacity))
+    }
+
+    /// Waits for the room of what was removed, if some is on its way; false if none is.
+    pub fn wait_for_coming_room(&self) -> bool {
+        self.names.wait_for_coming_room()
     }
 
     /// The inode and record of a cached file.
@@ -378,7 +384,25 @@ const INTENTS: &[u8] = b"trusted.forebay.intents";
 /// The xattr of the namespace's root that holds what could not be removed from the PFS.
 const LITTER: &[u8] = b"trusted.forebay.litter";
 
+/// The xattr of the namespace's root that holds the directories in which drains make files.
+const DRAIN_DIRS: &[u8] = b"trusted.forebay.drain-dirs";
+
 impl Flash {
+    /// Directories in which drains make files.
+    pub fn drain_dirs(&self) -> Result<Vec<PathBytes>> {
+        match FileSystem::getxattr(&*self.names, Ino::ROOT, DRAIN_DIRS) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|_| Errno::EIO),
+            Err(Errno::ENODATA) => Ok(Vec::new()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Writes them. E2BIG beyond what an xattr holds.
+    pub fn save_drain_dirs(&self, list: &[PathBytes]) -> Result<()> {
+        let text = serde_json::to_vec(list).map_err(|_| Errno::EIO)?;
+        FileSystem::setxattr(&*self.names, &Caller::root(), Ino::ROOT, DRAIN_DIRS, &text, 0, false)
+    }
+
     /// What could not be removed from the PFS.
     pub fn litter(&self) -> Result<Vec<Litter>> {
         match FileSystem::getxattr(&*self.names, Ino::ROOT, LITTER) {

@@ -11,7 +11,8 @@
 
 use super::CacheFs;
 use super::act::Who;
-use super::file::CacheFile;
+use super::file::{CacheFile, FileState};
+use super::map::bits;
 use super::pfs::Key;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Result};
@@ -30,6 +31,9 @@ pub(crate) struct Intent {
     pub moved: Option<(PathBytes, PathBytes)>,
     /// They are exchanged.
     pub exchange: bool,
+    /// Something of it was promised to survive a power cut.
+    #[serde(skip)]
+    pub is_synced: bool,
 }
 
 /// A path below `to` for one below `from`.
@@ -70,7 +74,9 @@ impl CacheFs {
                 return Err(error);
             }
         }
-        let done = change();
+        // What was fsynced is to be found after a power cut too.
+        let synced = if intent.is_synced { self.flash.sync() } else { Ok(()) };
+        let done = synced.and_then(|()| change());
         crate::step::step("names are changed on the PFS and on record");
         let mut all = self.intents.lock();
         if let Some(at) = all.iter().position(|other| *other == intent) {
@@ -87,7 +93,14 @@ impl CacheFs {
     pub(super) fn intent_to_remove(&self, file: Option<&Arc<CacheFile>>) -> Option<Intent> {
         let state = file?.state.lock();
         let removed = state.record.is_dirty().then_some(state.record.key)?;
-        Some(Intent { removed: Some(removed), moved: None, exchange: false })
+        let is_synced = self.is_promised(&state);
+        Some(Intent { removed: Some(removed), moved: None, exchange: false, is_synced })
+    }
+
+    /// True if something of a file is to survive a power cut that the PFS does not have.
+    fn is_promised(&self, state: &FileState) -> bool {
+        !self.flash.is_volatile()
+            && (state.record.whole || state.map.blocks().any(|(_, e)| e.has(bits::SYNCED)))
     }
 
     /// The intent of moving `from` to `to`, if something that drains is there.
@@ -98,16 +111,23 @@ impl CacheFs {
         replaced: Option<&Arc<CacheFile>>,
         exchange: bool,
     ) -> Option<Intent> {
-        let removed = self.intent_to_remove(replaced).and_then(|intent| intent.removed);
+        let replaced = self.intent_to_remove(replaced);
+        let mut is_synced = replaced.as_ref().is_some_and(|intent| intent.is_synced);
+        let removed = replaced.and_then(|intent| intent.removed);
         let below = |path: &[u8]| {
             follow(path, from, to).is_some() || exchange && follow(path, to, from).is_some()
         };
-        let dirty = self.drainer.files().iter().any(|file| {
+        let mut dirty = false;
+        for file in self.drainer.files() {
             let state = file.state.lock();
-            below(state.record.path.as_bytes())
-        });
+            if below(state.record.path.as_bytes()) {
+                dirty = true;
+                is_synced |= self.is_promised(&state);
+            }
+        }
         let moved = dirty.then(|| (PathBytes::new(from), PathBytes::new(to)));
-        (removed.is_some() || moved.is_some()).then_some(Intent { removed, moved, exchange })
+        let needed = removed.is_some() || moved.is_some();
+        needed.then_some(Intent { removed, moved, exchange, is_synced })
     }
 
     /// Paths on record follow a rename, so that a restarted server finds what it has to drain.
@@ -122,7 +142,11 @@ impl CacheFs {
             let path = PathBytes::new(&path);
             let mut state = file.state.lock();
             if state.record.is_dirty() {
-                state.save(&self.flash, &file, |record| record.path = path)?;
+                state.save(&self.flash, &file, |record| {
+                    if record.path != path {
+                        record.was_at = Some(std::mem::replace(&mut record.path, path));
+                    }
+                })?;
             }
         }
         Ok(())
@@ -151,10 +175,10 @@ impl CacheFs {
         if is_at(&path) != Some(false) {
             return Ok(false);
         }
-        for intent in intents {
-            if let Some(path) = intent.elsewhere(&path)
-                && is_at(&path) == Some(true)
-            {
+        let was_at = file.state.lock().record.was_at.clone().map(|path| path.as_bytes().to_vec());
+        let others = intents.iter().filter_map(|intent| intent.elsewhere(&path));
+        for path in others.chain(was_at) {
+            if is_at(&path) == Some(true) {
                 let mut state = file.state.lock();
                 let path = PathBytes::new(&path);
                 state.save(&self.flash, file, |record| record.path = path)?;
@@ -172,7 +196,7 @@ mod tests {
     #[test]
     fn a_moved_directory_takes_what_is_below_along() {
         let paths = Some((PathBytes::new(b"d/e"), PathBytes::new(b"f")));
-        let mut intent = Intent { removed: None, moved: paths, exchange: false };
+        let mut intent = Intent { removed: None, moved: paths, exchange: false, is_synced: false };
         assert_eq!(intent.elsewhere(b"d/e/x"), Some(b"f/x".to_vec()));
         assert_eq!(intent.elsewhere(b"d/e"), Some(b"f".to_vec()));
         assert_eq!(intent.elsewhere(b"d/ex"), None);

@@ -149,6 +149,9 @@ pub(crate) struct Config {
     pub identity: Identity,
     /// Boot of the node in which the buffer was used last.
     pub boot_id: String,
+    /// In the names of files that drains make on the PFS; 0: none yet.
+    #[serde(default)]
+    pub token: u64,
 }
 
 /// A cache.
@@ -205,7 +208,7 @@ impl CacheFs {
         events: Option<CacheEvents>,
         peers: Option<Arc<dyn Peers>>,
     ) -> std::result::Result<Arc<CacheFs>, ControlError> {
-        let (pfs, power_cut) = recover::open_pfs(dir, &options, names.is_volatile())?;
+        let (pfs, power_cut, token) = recover::open_pfs(dir, &options, names.is_volatile())?;
         let at = |what: &'static str| {
             move |e: Errno| ControlError::new(what, Some(dir), &e.to_string()).errno(e.0)
         };
@@ -216,7 +219,6 @@ impl CacheFs {
         let root = pfs.stat(b"").map_err(|e| {
             ControlError::new("look at the PFS", Some(pfs.path()), &e.to_string()).errno(e.0)
         })?;
-        let token = recover::token().map_err(at("get random bytes for"))?;
         let (wishes, wished) = crossbeam_channel::bounded(WISHES_MAX);
         let fs = Arc::new(CacheFs {
             nodes: Nodes::new(root.key),
@@ -259,6 +261,7 @@ impl CacheFs {
             Err(e) => return Err(at("keep room for maps in")(e)),
         }
         fs.start("drain", WORKERS, |fs| fs.drain_files()).map_err(at("start threads for"))?;
+        fs.start("room", 1, |fs| fs.keep_room_for_kernels()).map_err(at("start threads for"))?;
         fs.start("read-ahead", READ_AHEAD_THREADS, move |fs| fs.read_ahead(&wished))
             .map_err(at("start threads for"))?;
         if fs.homes.is_some() {
@@ -331,6 +334,7 @@ impl CacheFs {
     /// Stops all work; false if a thread hangs in a call on the PFS and was left behind.
     pub fn close(&self, wait: Duration) -> bool {
         self.drainer.stop();
+        self.space.look_now();
         self.tell_evicted(true);
         let mut threads = std::mem::take(&mut *self.threads.lock());
         let until = std::time::Instant::now() + wait;

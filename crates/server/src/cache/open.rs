@@ -104,10 +104,22 @@ impl CacheFs {
             self.mark_whole(file)?;
         }
         if local.is_some() {
-            file.state.lock().locals += 1;
+            let mut state = file.state.lock();
+            state.locals += 1;
             self.counters.kernel_opened();
+            if writes(flags) {
+                self.kernel_may_write(&mut state);
+            }
         }
         Ok(Opened { local })
+    }
+
+    /// A kernel has a file for writing, until it has given all of its opens back.
+    pub(super) fn kernel_may_write(&self, state: &mut FileState) {
+        if !std::mem::replace(&mut state.kernel_writes, true) {
+            self.counters.kernel_writes_one_more();
+            self.space.look_now();
+        }
     }
 
     /// The object for the kernel, if it may have it.
@@ -302,7 +314,9 @@ impl CacheFs {
             self.flash.release(made);
             return Err(e);
         }
-        self.load(made, number, record)
+        let file = self.load(made, number, record)?;
+        file.state.lock().clean_unsynced = false;
+        Ok(file)
     }
 
     /// Compares the PFS file with what is here of it.
@@ -346,7 +360,9 @@ impl CacheFs {
                     record.resized = false;
                 })?;
                 crate::step::step("what is dropped is not dirty any more");
+                state.clean_unsynced = true;
             }
+            state.sync_clean(&self.flash, file)?;
             self.flash.clear_map(file.ino)?;
             state.map.clear();
             // A kernel that has the object reads on, and meets the new content in its place.
@@ -492,6 +508,9 @@ impl CacheFs {
         if local {
             state.locals = state.locals.saturating_sub(1);
             self.counters.kernel_closed();
+            if state.locals == 0 && std::mem::take(&mut state.kernel_writes) {
+                self.counters.kernel_writes_one_less();
+            }
         }
         if state.opens > 0 {
             return;

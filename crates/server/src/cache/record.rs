@@ -92,6 +92,9 @@ pub(crate) struct Record {
     pub key: Key,
     /// Its newest path below the PFS directory.
     pub path: PathBytes,
+    /// Where it was before it was renamed last: a power cut may take the rename from the PFS again.
+    #[serde(default)]
+    pub was_at: Option<PathBytes>,
     pub base: Base,
     /// How much of the PFS file still counts: its size, or less after a truncation.
     pub fetch_limit: u64,
@@ -127,6 +130,7 @@ impl Record {
         Record {
             key: stat.key,
             path: PathBytes::new(path),
+            was_at: None,
             base: Base::of_foreign(stat, clocks),
             fetch_limit: stat.size,
             state: State::Clean,

@@ -4,6 +4,7 @@
 //! Invariant: nothing is drained, shown or dropped before both are known.
 
 use super::act::Who;
+use super::beside::names_on_record;
 use super::file::CacheFile;
 use super::map::{BLOCK_BYTES, Entry, bits, crc};
 use super::pfs::Pfs;
@@ -12,18 +13,19 @@ use super::{CONFIG_NAME, CacheFs, CacheOptions, Config, DRAINED_NAME};
 use crate::flash::replace_file;
 use forebay_proto::control::ControlError;
 use forebay_proto::{Ino, Result};
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Opens the PFS and compares it with what the buffer was made over. True if flash that survives
-/// a power cut may have met one.
+/// a power cut may have met one; and the number in the names of ours on the PFS.
 pub(super) fn open_pfs(
     dir: &Path,
     options: &CacheOptions,
     volatile: bool,
-) -> std::result::Result<(Pfs, bool), ControlError> {
+) -> std::result::Result<(Pfs, bool, u64), ControlError> {
     let known = load_config(dir)?;
     let drained = dir.join(DRAINED_NAME);
     match std::fs::remove_file(&drained) {
@@ -56,10 +58,15 @@ pub(super) fn open_pfs(
     })?;
     let boot_id = forebay_net::node::boot_id();
     let power_cut = !volatile && known.as_ref().is_some_and(|k| k.boot_id != boot_id);
-    let config =
-        Config { pfs: CacheFs::pfs_bytes(path), identity: pfs.identity().clone(), boot_id };
-    save_config(dir, &config)?;
-    Ok((pfs, power_cut))
+    let token = match known.as_ref().map_or(0, |known| known.token) {
+        0 => token().map_err(|e| {
+            ControlError::new("get random bytes for", Some(dir), &e.to_string()).errno(e.0)
+        })?,
+        token => token,
+    };
+    let (identity, pfs_path) = (pfs.identity().clone(), CacheFs::pfs_bytes(path));
+    save_config(dir, &Config { pfs: pfs_path, identity, boot_id, token })?;
+    Ok((pfs, power_cut, token))
 }
 
 fn load_config(dir: &Path) -> std::result::Result<Option<Config>, ControlError> {
@@ -80,8 +87,8 @@ fn save_config(dir: &Path, config: &Config) -> std::result::Result<(), ControlEr
     replace_file(dir, CONFIG_NAME, "cache.json.tmp", &text, what)
 }
 
-/// A number that no other server has.
-pub(super) fn token() -> Result<u64> {
+/// A number that no other cache has.
+fn token() -> Result<u64> {
     Ok(forebay_net::random::nonzero_u64()?)
 }
 
@@ -94,6 +101,7 @@ impl CacheFs {
         let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
         let intents = self.flash.intents()?;
         self.settle_removals();
+        let mut ours = HashSet::new();
         for (ino, record) in self.flash.all()? {
             let key = record.key;
             let is_dirty = record.is_dirty();
@@ -104,6 +112,7 @@ impl CacheFs {
                 dropped += 1;
                 continue;
             }
+            ours.extend(names_on_record(&record));
             let file = self.load(ino, Ino(0), record)?;
             {
                 let mut state = file.state.lock();
@@ -147,7 +156,7 @@ impl CacheFs {
         if !intents.is_empty() {
             self.flash.save_intents(&[])?;
         }
-        self.take_up_litter()?;
+        self.take_up_litter(power_cut, &ours)?;
         if dirty + clean + dropped > 0 {
             tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");
         }
@@ -232,32 +241,42 @@ impl CacheFs {
     }
 
     /// What of a dirty file survived a power cut. Clean blocks may not have; what was never
-    /// fsynced and is not whole is lost, as POSIX allows; what was fsynced and is damaged is
-    /// left to the drain, which will say so.
+    /// fsynced and is not whole is lost, as POSIX allows; what was fsynced, and written over since, is
+    /// what is there.
     fn check_after_power_cut(&self, file: &CacheFile) -> Result<()> {
         let mut state = file.state.lock();
-        let object = self.flash.stat(file.ino)?;
-        if !state.record.resized && object.size_bytes < state.record.base.size {
-            self.flash.truncate(file.ino, state.record.base.size)?;
-        }
         if state.record.whole {
             // The kernel wrote it; what is there now counts, and is read when it settles.
             return Ok(());
         }
+        let object = self.flash.stat(file.ino)?;
+        if !state.record.resized && object.size_bytes < state.record.base.size {
+            self.flash.truncate(file.ino, state.record.base.size)?;
+        }
         let mut buffer = vec![0; BLOCK_BYTES as usize];
         let blocks: Vec<(u64, Entry)> = state.map.blocks().collect();
-        let mut lost = 0;
+        let (mut lost, mut mixed) = (0, 0);
         for (block, entry) in blocks {
-            let keep = entry.has(bits::DIRTY)
-                && (entry.has(bits::SYNCED)
-                    || !entry.has(bits::OPEN) && {
-                        let got = self.flash.read(file.ino, block * BLOCK_BYTES, &mut buffer)?;
-                        got >= entry.len as usize && crc(&buffer[..entry.len as usize]) == entry.crc
-                    });
-            if !keep {
-                lost += u64::from(entry.has(bits::DIRTY));
-                state.put(&self.flash, file, block, &[Entry::default()])?;
+            let (dirty, synced) = (entry.has(bits::DIRTY), entry.has(bits::SYNCED));
+            let as_was = dirty && !entry.has(bits::OPEN) && {
+                let got = self.flash.read(file.ino, block * BLOCK_BYTES, &mut buffer)?;
+                got >= entry.len as usize && crc(&buffer[..entry.len as usize]) == entry.crc
+            };
+            if as_was || (dirty && synced && entry.has(bits::OPEN)) {
+                continue;
             }
+            if dirty && synced {
+                // It was written over since its fsync, and that was not: of both there may be parts. Map and
+                // data go to flash in any order, so that its checksum may be of either.
+                mixed += 1;
+                state.put(&self.flash, file, block, &[entry.with(bits::OPEN)])?;
+                continue;
+            }
+            lost += u64::from(dirty);
+            state.put(&self.flash, file, block, &[Entry::default()])?;
+        }
+        if mixed > 0 {
+            tracing::warn!(path = %state.record.path, blocks = mixed, "a power cut met blocks that were being written over");
         }
         if lost > 0 {
             tracing::warn!(

@@ -176,6 +176,9 @@ impl CacheFs {
         state.opens += count;
         if local {
             state.locals += count;
+            if may_have_written {
+                self.kernel_may_write(&mut state);
+            }
         }
         Ok(state.record.whole)
     }

@@ -6,11 +6,13 @@
 //! much data does not push out what is used again and again).
 
 use super::CacheFs;
+use super::file::{CacheFile, FileState};
 use super::map::{BLOCK_BYTES, Entry, bits};
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
 use quick_cache::unsync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -24,8 +26,22 @@ const EVICT_MIN_BYTES: u64 = 8 << 20;
 pub(super) const RESERVE_SHARE: u64 = 64;
 /// Part of the capacity that must be free or clean for a kernel to get a file for writing.
 const HEADROOM_SHARE: u64 = 4;
+/// Parts of the capacity (one in so many) between which room is kept while kernels write files themselves,
+/// which wait for nobody: when less is free clean data goes, until more is.
+const LOW_SHARE: u64 = 8;
+const HIGH_SHARE: u64 = HEADROOM_SHARE;
+/// Pauses between two looks at the room while kernels write: what the fastest flash could write
+/// meanwhile is a small part of what is kept.
+const LOOK_LEAST: Duration = Duration::from_millis(5);
+const LOOK_MOST: Duration = Duration::from_millis(100);
+/// The fastest flash, for that.
+const FLASH_BYTES_PER_S: u64 = 8 << 30;
+/// How often it is looked whether kernels write at all, if nobody tells.
+const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// Bytes that are written between two looks at the space.
 const CREDIT_SHARE: u64 = 128;
+/// How often who makes room waits for files that were just removed.
+const COMING_WAITS_MAX: u32 = 3;
 /// Longest time between two looks of a writer that waits.
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -62,6 +78,8 @@ pub(crate) struct Space {
     turn: Mutex<()>,
     waiting: Mutex<()>,
     more: Condvar,
+    /// A kernel is about to write a file itself.
+    kernel_writes: Condvar,
 }
 
 impl Space {
@@ -79,6 +97,7 @@ impl Space {
             turn: Mutex::new(()),
             waiting: Mutex::new(()),
             more: Condvar::new(),
+            kernel_writes: Condvar::new(),
         }
     }
 
@@ -162,10 +181,15 @@ impl Space {
         }
         let _turn = self.turn.lock();
         let mut free = self.free(fs)?;
+        let mut waits = 0;
         while free < bytes {
             let wanted = (bytes - free).max(EVICT_MIN_BYTES);
             if self.evict(fs, wanted) == 0 {
-                return Err(Errno::ENOSPC);
+                // What was removed gives its room a moment later.
+                waits += 1;
+                if waits > COMING_WAITS_MAX || !fs.flash.wait_for_coming_room() {
+                    return Err(Errno::ENOSPC);
+                }
             }
             free = self.free(fs)?;
         }
@@ -220,6 +244,33 @@ impl Space {
         }
     }
 
+    /// A kernel is about to write a file itself, or the buffer is being closed: who looks after the room
+    /// looks now.
+    pub fn look_now(&self) {
+        let _waiting = self.waiting.lock();
+        self.kernel_writes.notify_all();
+    }
+
+    /// Makes room for kernels that write, so that they meet a full flash only when what is there is dirty;
+    /// then drains are asked for. How long until the next look.
+    fn keep_room(&self, fs: &CacheFs) -> Duration {
+        let free = self.free(fs).unwrap_or(0);
+        let (low, high) = (self.capacity() / LOW_SHARE, self.capacity() / HIGH_SHARE);
+        if free < low {
+            if free + self.clean_bytes() < low {
+                fs.drainer.pressure(true);
+            }
+            let _turn = self.turn.lock();
+            if self.evict(fs, high - free) == 0 {
+                // All is dirty, pinned or in use: it will not be otherwise so soon.
+                return LOOK_MOST;
+            }
+        }
+        let spare = self.free(fs).unwrap_or(0).saturating_sub(low / 2);
+        let until_scarce = Duration::from_secs_f64(spare as f64 / FLASH_BYTES_PER_S as f64);
+        until_scarce.clamp(LOOK_LEAST, LOOK_MOST)
+    }
+
     /// A write found no room in spite of the count.
     pub fn is_short(&self, _fs: &CacheFs) {
         self.credit.store(0, Ordering::Release);
@@ -247,6 +298,37 @@ impl Space {
 }
 
 impl CacheFs {
+    /// Keeps room while kernels write files themselves, until the buffer is closed.
+    pub(super) fn keep_room_for_kernels(&self) {
+        loop {
+            let writing = self.counters.kernel_writes() > 0;
+            let pause = if writing { self.space.keep_room(self) } else { LOOK_IDLE };
+            let mut waiting = self.space.waiting.lock();
+            if self.drainer.is_stopping() {
+                return;
+            }
+            if writing || self.counters.kernel_writes() == 0 {
+                self.space.kernel_writes.wait_for(&mut waiting, pause);
+            }
+        }
+    }
+
+    /// Evicts blocks that lie together.
+    fn evict_run(
+        &self,
+        file: &CacheFile,
+        state: &mut FileState,
+        blocks: &Range<u64>,
+    ) -> Result<()> {
+        state.sync_clean(&self.flash, file)?;
+        let count = blocks.end - blocks.start;
+        // The entries first: a kill in between leaves data that nobody believes.
+        state.put(&self.flash, file, blocks.start, &vec![Entry::default(); count as usize])?;
+        crate::step::step("a block is off the map");
+        let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+        self.flash.fallocate(file.ino, punch, blocks.start * BLOCK_BYTES, count * BLOCK_BYTES)
+    }
+
     /// Evicts what is clean of a segment; the bytes that went, `None` if it has to stay.
     fn evict_segment(&self, ino: Ino, segment: u64) -> Result<Option<u64>> {
         let Some(file) = self.loaded_or_load(ino)? else { return Ok(Some(0)) };
@@ -257,22 +339,24 @@ impl CacheFs {
             return Ok(if state.gone { Some(0) } else { None });
         }
         let (mut bytes, mut kept) = (0, false);
-        for block in segment * SEGMENT_BLOCKS..(segment + 1) * SEGMENT_BLOCKS {
+        let blocks = segment * SEGMENT_BLOCKS..(segment + 1) * SEGMENT_BLOCKS;
+        let mut run = blocks.start..blocks.start;
+        for block in blocks.clone() {
             let entry = state.map.get(block);
             let clean = entry.has(bits::PRESENT) && !entry.has(bits::DIRTY);
             let used = state.filling.contains(&block)
                 || state.writing.contains_key(&block)
                 || state.held.contains_key(&block);
-            if !clean || used {
+            if clean && !used {
+                run = if run.end == block { run.start..block + 1 } else { block..block + 1 };
+                bytes += u64::from(entry.len);
+            } else {
                 kept |= clean;
-                continue;
             }
-            // The entry first: a kill in between leaves data that nobody believes.
-            state.put(&self.flash, &file, block, &[Entry::default()])?;
-            crate::step::step("a block is off the map");
-            let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
-            self.flash.fallocate(ino, punch, block * BLOCK_BYTES, BLOCK_BYTES)?;
-            bytes += u64::from(entry.len);
+            if !run.is_empty() && (run.end <= block || run.end == blocks.end) {
+                self.evict_run(&file, &mut state, &run)?;
+                run = block + 1..block + 1;
+            }
         }
         self.counters.evicted(bytes);
         self.note_evicted(&file, &state, bytes);

@@ -179,6 +179,7 @@ impl CacheFs {
         }
         state.last_write = Instant::now();
         if state.record.state == State::Clean {
+            state.sync_clean(&self.flash, file)?;
             let writer = state.writer.clone();
             let path = self.nodes.path(file.number()).ok();
             let since_s = forebay_proto::Timestamp::now().sec;
@@ -239,7 +240,9 @@ impl CacheFs {
             state.save(&self.flash, file, |record| record.resized = true)?;
             return self.flash.truncate(file.ino, size);
         }
-        let synced = state.map.blocks().any(|(_, e)| e.has(bits::DIRTY | bits::SYNCED));
+        let synced = state.map.blocks().any(|(_, e)| e.has(bits::DIRTY | bits::SYNCED))
+            || state.record.whole
+            || state.clean_unsynced;
         state.save(&self.flash, file, |record| {
             record.resized = true;
             record.truncating_to = Some(size);

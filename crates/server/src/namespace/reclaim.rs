@@ -240,6 +240,15 @@ impl Namespace {
         self.reclaim.drain();
     }
 
+    /// Waits for space that is on its way, if some is; false if none is. Not under the writer's lock.
+    pub fn wait_for_coming_room(&self) -> bool {
+        let coming = self.some_is_coming();
+        if coming {
+            self.wait_for_coming_space();
+        }
+        coming
+    }
+
     /// Before a file is handed out for writing: the kernel then writes without asking, so space
     /// that is on its way back must be there if it may be needed. Not under the writer's lock.
     pub(super) fn wait_reclaimed_if_short(&self) {

@@ -38,7 +38,12 @@ impl CacheFs {
     }
 
     /// Removes what a drain has beside a file, in this directory.
-    fn drop_beside(&self, file: &CacheFile, path: &[u8], name: &[u8]) -> forebay_proto::Result<()> {
+    pub(super) fn drop_beside(
+        &self,
+        file: &CacheFile,
+        path: &[u8],
+        name: &[u8],
+    ) -> forebay_proto::Result<()> {
         match self.pfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY) {
             Ok(dir) => self.drop_temporary(file, &dir, (path, name), None),
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}

@@ -7,6 +7,7 @@
 //! needs to live.
 
 mod copy;
+mod dirsync;
 mod foreground;
 mod leftover;
 pub(crate) mod policy;
@@ -18,6 +19,7 @@ mod settle;
 use super::CacheFs;
 use super::file::{CacheFile, FileState};
 use super::record::{Failure, State};
+use dirsync::DirSyncs;
 use forebay_proto::{Errno, Ino};
 use parking_lot::{Condvar, Mutex};
 use policy::When;
@@ -113,6 +115,7 @@ pub(crate) struct Drainer {
     rate_bytes_per_s: AtomicU64,
     /// When the next byte may pass.
     next: Mutex<Option<Instant>>,
+    dirs: DirSyncs,
 }
 
 impl Drainer {
@@ -126,6 +129,7 @@ impl Drainer {
             watching: AtomicBool::new(false),
             rate_bytes_per_s: AtomicU64::new(rate_bytes_per_s),
             next: Mutex::new(None),
+            dirs: DirSyncs::default(),
         }
     }
 

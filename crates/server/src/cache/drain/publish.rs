@@ -11,12 +11,12 @@ use super::super::homes::NowAt;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::names::DRAIN_PREFIX;
 use super::super::pfs::{Key, PfsStat, errno, proc_path};
-use super::super::record::{Base, Draining, State};
+use super::super::record::{Base, Draining, Record, State};
 use super::copy::Memory;
 use super::{Failed, failed};
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::{Errno, Timestamp};
-use rustix::fs::{self as rfs, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{self as rfs, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -152,12 +152,13 @@ impl CacheFs {
     /// there. ENOENT and another file there are conflicts: somebody removed or replaced it; but not
     /// while we change names ourselves.
     pub(super) fn find_on_pfs(&self, file: &Arc<CacheFile>) -> Outcome<Found> {
-        let (key, recorded) = {
-            let state = file.state.lock();
-            (state.record.key, state.record.path.as_bytes().to_vec())
-        };
         let mut paths = self.nodes.paths(file.number());
-        paths.push(recorded);
+        let key = {
+            let state = file.state.lock();
+            let recorded = [Some(&state.record.path), state.record.was_at.as_ref()];
+            paths.extend(recorded.into_iter().flatten().map(|path| path.as_bytes().to_vec()));
+            state.record.key
+        };
         match self.find_by(file, key, paths) {
             Err(Failed { conflict: true, .. }) if !self.has_names() => {}
             other => return other,
@@ -213,7 +214,7 @@ impl CacheFs {
         let what = "open the PFS file";
         let (target, stat) = self.as_writer(file, || self.open_found(found)).map_err(at(what))?;
         self.save(file, |record| record.draining = Some(Draining::InPlace))?;
-        self.flash.sync().map_err(at("write the record on flash"))?;
+        self.sync_record()?;
         crate::step::step("a drain in place is on record");
         let written = (|| {
             if job.fetch_limit < stat.size {
@@ -225,10 +226,10 @@ impl CacheFs {
                 self.resize_target(file, &target, job.size)?;
             }
             crate::step::step("dirty data is on the PFS");
-            self.sync_target(&target)?;
-            let how = self.verify_blocks(&target, &written, memory)?;
+            // Before the fsync: the base has it, also after a power cut of the PFS.
             self.set_mtime(file, &target, job)?;
-            Ok(how)
+            self.sync_target(&target)?;
+            self.verify_blocks(&target, &written, memory)
         })();
         let stat = self.pfs.stat_fd(target.as_fd());
         match (written, stat) {
@@ -243,6 +244,14 @@ impl CacheFs {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Records survive a power cut, where the flash does.
+    fn sync_record(&self) -> Outcome<()> {
+        match self.flash.is_volatile() {
+            true => Ok(()),
+            false => self.flash.sync().map_err(at("write the record on flash")),
         }
     }
 
@@ -273,6 +282,7 @@ impl CacheFs {
         memory: &mut Memory,
     ) -> Outcome<(PfsStat, Option<Verify>)> {
         let (dir_path, name) = split(&found.path);
+        self.note_drain_dir(dir_path).map_err(at("write the record on flash"))?;
         let temporary = self.temporary_name(file);
         let journal = |key| Draining::Temporary {
             dir: PathBytes::new(dir_path),
@@ -285,17 +295,32 @@ impl CacheFs {
             return Err(failed(Errno::ECANCELED, "drain"));
         }
         let writer = file.state.lock().record.writer.clone();
-        let made = (|| {
+        let make = || {
             let _act = writer.act()?;
             let dir = self.pfs.open_at(dir_path, OFlags::RDONLY | OFlags::DIRECTORY)?;
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let mode = Mode::from_raw_mode(0o600);
             let fd = rfs::openat(&dir, &temporary[..], flags, mode).map_err(errno)?;
             Ok((dir, File::from(fd)))
-        })();
+        };
+        let made = match make() {
+            // Of an earlier drain of this file, that could not remove it.
+            Err(Errno::EEXIST) => {
+                self.drop_beside(file, dir_path, &temporary)
+                    .map_err(at("remove what is left of a drain"))?;
+                make()
+            }
+            made => made,
+        };
         let (dir, target) = match made {
             Ok(made) => made,
-            Err(e @ (Errno::EACCES | Errno::EPERM | Errno::EOPNOTSUPP | Errno::EMLINK)) => {
+            Err(
+                e @ (Errno::EACCES
+                | Errno::EPERM
+                | Errno::EOPNOTSUPP
+                | Errno::EMLINK
+                | Errno::EEXIST),
+            ) => {
                 return Err(Failed { in_place: true, ..failed(e, "make a file beside it") });
             }
             Err(e) => return Err(failed(e, "make a file beside it on the PFS")),
@@ -333,42 +358,10 @@ impl CacheFs {
         self.set_mtime(file, target, job)?;
         crate::step::step("dirty data is on the PFS");
         self.sync_target(target)?;
-        Ok(Some(self.verify_blocks(target, &written, memory)?))
-    }
-
-    /// The temporary gets owner, xattrs (ACLs among them) and mode of the file that it replaces.
-    /// What cannot be done to it is done in place.
-    fn copy_attributes(
-        &self,
-        file: &CacheFile,
-        found: &Found,
-        target: &File,
-        own: &PfsStat,
-    ) -> Outcome<()> {
-        let refused =
-            |what: &'static str| move |e: Errno| Failed { in_place: true, ..failed(e, what) };
-        let old = self.pfs.open_at(&found.path, OFlags::PATH | OFlags::NOFOLLOW);
-        let old = old.map_err(at("look at the PFS file"))?;
-        if (own.uid, own.gid) != (found.stat.uid, found.stat.gid) {
-            let uid = Some(rfs::Uid::from_raw(found.stat.uid));
-            let gid = Some(rfs::Gid::from_raw(found.stat.gid));
-            rfs::fchown(target, uid, gid).map_err(errno).map_err(refused("give it its owner"))?;
-        }
-        let path = proc_path(old.as_fd(), b"");
-        let names = super::super::attrs::grown(|buffer| rfs::listxattr(&path[..], buffer));
-        for name in names.unwrap_or_default().split(|b| *b == 0).filter(|n| !n.is_empty()) {
-            if name == b"security.selinux" {
-                // The label is given by the policy of the PFS's node.
-                continue;
-            }
-            let value = super::super::attrs::grown(|b| rfs::getxattr(&path[..], name, b));
-            let value = value.map_err(at("read its xattrs"))?;
-            let set = || rfs::fsetxattr(target, name, &value, XattrFlags::empty()).map_err(errno);
-            self.as_writer(file, set).map_err(refused("give it its xattrs"))?;
-        }
-        let mode = Mode::from_raw_mode(found.stat.mode & 0o7777);
-        let set = || rfs::fchmod(target, mode).map_err(errno);
-        self.as_writer(file, set).map_err(refused("give it its mode"))
+        let how = self.verify_blocks(target, &written, memory)?;
+        // What has the name after a power cut must be known as ours.
+        self.sync_record()?;
+        Ok(Some(how))
     }
 
     /// Puts the temporary in the file's place, if what is there still is what it replaces.
@@ -398,7 +391,7 @@ impl CacheFs {
             return Err(changed());
         }
         self.put_in_place(file, found, beside, target, &base)?;
-        rfs::fsync(dir).map_err(io("fsync the directory on the PFS"))?;
+        self.drainer.dirs.sync(dir).map_err(at("fsync the directory on the PFS"))?;
         let stat = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?;
         self.adopt(file, &stat)?;
         Ok(stat)
@@ -512,6 +505,7 @@ impl CacheFs {
         let _meta = file.meta.lock();
         let mut state = file.state.lock();
         let clean = state.draining.take().unwrap_or_default();
+        state.clean_unsynced = true;
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
         let limit = state.limit_after_drain(stat.size.min(object.size_bytes));
         // What the PFS has behind a truncation that came meanwhile has to go.
@@ -535,13 +529,18 @@ impl CacheFs {
         self.make_clean(file, &mut state, &drained).map_err(at("write the map on flash"))?;
         crate::step::step("drained blocks are clean");
         let left = state.record.whole || state.map.dirty() > 0 || resized;
-        state
-            .save(&self.flash, file, |record| {
-                record.failure = None;
-                record.verified = how;
-                record.state = if left { State::Dirty } else { State::Clean };
-            })
-            .map_err(at("write the record on flash"))?;
+        let end = |record: &mut Record| {
+            record.failure = None;
+            record.verified = how;
+            record.state = if left { State::Dirty } else { State::Clean };
+        };
+        // Who is told that it is clean may rely on it: flash may have older data than the PFS now, which a
+        // power cut must not bring back.
+        match left {
+            true => state.save(&self.flash, file, end),
+            false => state.save_synced(&self.flash, file, end),
+        }
+        .map_err(at("write the record on flash"))?;
         drop(state);
         self.space.wake();
         Ok(!left)
@@ -573,7 +572,7 @@ impl CacheFs {
     pub(super) fn save(
         &self,
         file: &Arc<CacheFile>,
-        change: impl FnOnce(&mut super::super::record::Record),
+        change: impl FnOnce(&mut Record),
     ) -> Outcome<()> {
         file.state.lock().save(&self.flash, file, change).map_err(at("write the record on flash"))
     }

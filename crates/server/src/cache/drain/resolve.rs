@@ -194,6 +194,7 @@ impl CacheFs {
             self.fetch_all(file).map_err(|_| Errno::ENODATA)?;
         }
         let (dir_path, name) = split(path);
+        self.note_drain_dir(dir_path)?;
         let temporary = self.temporary_name(file);
         self.change(file, |record| {
             record.draining = Some(Draining::Temporary {

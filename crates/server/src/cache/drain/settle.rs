@@ -46,6 +46,7 @@ impl CacheFs {
             }
             crate::step::step("a whole file has its checksums");
             if closed {
+                state.clean_unsynced = true;
                 state.save(&self.flash, file, |record| record.whole = false)?;
                 state.at_open = None;
             }
@@ -66,6 +67,7 @@ impl CacheFs {
         {
             return Ok(false);
         }
+        state.clean_unsynced = true;
         state.save(&self.flash, file, |record| {
             record.whole = false;
             record.state = State::Clean;

@@ -123,6 +123,23 @@ fn a_full_flash_refuses_what_cannot_drain_and_keeps_all_it_has() {
 }
 
 #[test]
+fn the_room_of_a_file_that_was_just_removed_is_waited_for() {
+    let mut rig = Rig::new(16 * MIB);
+    rig.options.policy = When::Never.into();
+    let cache = rig.open();
+    for round in 0..5 {
+        let data = pattern(round, 12 * MIB as usize);
+        cache.write("f", 0, &data);
+        assert!(cache.read("f").unwrap() == data);
+        let ino = cache.lookup("f").unwrap();
+        cache.fs.unlink(&Caller::root(), Ino::ROOT, b"f").unwrap();
+        // The kernel lets go of it; the room comes a moment after that.
+        cache.fs.forget(ino, u64::MAX);
+    }
+    cache.crash();
+}
+
+#[test]
 fn a_full_metadata_store_evicts_what_is_clean_and_refuses_the_rest() {
     let rig = Rig { map_bytes: 16 << 20, ..Rig::new(256 * MIB) };
     let cache = rig.open();

@@ -1,6 +1,7 @@
 //! Tests of the cache on a real directory as PFS, without a mount: each call is what FUSE would
 //! make; an object that an open hands out is written as a kernel would write it.
 
+mod attributes;
 mod data;
 mod faults;
 mod homes;
@@ -200,6 +201,11 @@ impl Running {
 
     fn state(&self, path: &str) -> TreeState {
         self.fs.tree_state(&Self::root(), path.as_bytes()).unwrap()
+    }
+
+    fn state_of(&self, path: &str) -> Result<forebay_proto::cache::CachedFile> {
+        let tree = self.fs.tree_state(&Self::root(), path.as_bytes())?;
+        tree.file.ok_or(Errno::ENOENT)
     }
 
     /// Drains, and waits until all is durable or nothing more is to be expected.

@@ -242,13 +242,29 @@ impl World<'_> {
         self.cache.fs.pfs.foul.load(Ordering::Relaxed) != 0
     }
 
+    /// Lets all files go that were pinned; false if none was.
+    fn unpin_all(&self) -> bool {
+        let mut found = false;
+        for name in NAMES {
+            let path = format!("/{name}");
+            let pinned = self.cache.state_of(&path).is_ok_and(|file| file.pinned);
+            found |= pinned;
+            if pinned {
+                self.cache.fs.pin(&Caller::root(), path.as_bytes(), false).unwrap();
+            }
+        }
+        found
+    }
+
     /// What a PFS that fails refuses is done again when it does not.
     fn again<T>(&self, call: impl Fn() -> Result<T>) -> T {
         match call() {
             Err(_) if self.is_foul() => {
                 self.weather(0);
-                call().unwrap()
+                self.again(call)
             }
+            // What is pinned has taken all.
+            Err(Errno::ENOSPC) if self.unpin_all() => call().unwrap(),
             done => done.unwrap(),
         }
     }
@@ -278,13 +294,21 @@ impl World<'_> {
                 });
             }
             Op::Unlink { name } if model.get(name).is_some() => {
+                let ino = self.cache.lookup(NAMES[name]).unwrap();
                 let (dir, name) = self.dir_and_name(name);
                 fs.unlink(&root, dir, name).unwrap();
+                // As a kernel does with what has no name.
+                fs.forget(ino, u64::MAX);
             }
             Op::Rename { name, to } if name != to && model.get(name).is_some() => {
+                let replaced = self.cache.lookup(NAMES[to]);
+                let same = replaced == self.cache.lookup(NAMES[name]);
                 let (dir, name) = self.dir_and_name(name);
                 let (to_dir, to) = self.dir_and_name(to);
                 fs.rename(&root, dir, name, to_dir, to, 0).unwrap();
+                if let (Ok(ino), false) = (replaced, same) {
+                    fs.forget(ino, u64::MAX);
+                }
             }
             Op::Link { name, to } if model.get(name).is_some() => {
                 let ino = self.cache.lookup(NAMES[name]).unwrap();
