@@ -77,6 +77,11 @@ impl Cached {
         seen
     }
 
+    /// True if its removal had begun.
+    pub fn was_removed(&self, at: u64) -> bool {
+        self.names.iter().any(|(when, name)| name.is_none() && when.begun <= at)
+    }
+
     /// All names that it ever had before.
     pub fn names_before(&self, at: u64) -> Vec<&PathBuf> {
         let begun = self.names.iter().filter(|(when, _)| when.begun <= at);

@@ -67,6 +67,9 @@ pub(crate) struct FileState {
     /// Something here is not dirty any more, and a power cut could make it so again: before its data goes, or
     /// the file is dirty again, map and record are synced.
     pub clean_unsynced: bool,
+    /// What a kernel wrote has its checksums, and on flash the record still calls all of it dirty, until it has
+    /// drained: the map was not synced, and what was fsynced is to survive a power cut.
+    pub whole_on_flash: bool,
     /// Who opened it for writing last.
     pub writer: Who,
     pub last_write: Instant,
@@ -122,6 +125,7 @@ impl CacheFile {
             forgotten: false,
             at_open: None,
             clean_unsynced: true,
+            whole_on_flash: false,
             last_write: Instant::now(),
             ahead: Ahead::default(),
             generation: 0,
@@ -260,11 +264,20 @@ impl FileState {
         if record == self.record {
             return Ok(());
         }
-        if !self.gone {
-            flash.save(file.ino, &record)?;
-        }
+        self.write_down(flash, file, &record)?;
         self.record = record;
         Ok(())
+    }
+
+    fn write_down(&mut self, flash: &Flash, file: &CacheFile, record: &Record) -> Result<()> {
+        self.whole_on_flash &= record.is_dirty();
+        if self.gone {
+            return Ok(());
+        }
+        match self.whole_on_flash && !record.whole {
+            true => flash.save(file.ino, &Record { whole: true, ..record.clone() }),
+            false => flash.save(file.ino, record),
+        }
     }
 
     /// The same where who is told of it relies on it over a power cut: nobody sees it before it is synced.
@@ -276,11 +289,9 @@ impl FileState {
     ) -> Result<()> {
         let mut record = self.record.clone();
         change(&mut record);
-        if !self.gone {
-            flash.save(file.ino, &record)?;
-            if !flash.is_volatile() {
-                flash.sync()?;
-            }
+        self.write_down(flash, file, &record)?;
+        if !flash.is_volatile() {
+            flash.sync()?;
         }
         self.record = record;
         Ok(())

@@ -85,6 +85,8 @@ pub(crate) struct BlockMap {
     chunks: BTreeMap<u64, Box<[u64; CHUNK as usize]>>,
     present: u64,
     dirty: u64,
+    /// Blocks that a write left FRESH which a kill cut: what flash has of them is nobody's.
+    fresh: Vec<u64>,
 }
 
 impl BlockMap {
@@ -97,8 +99,11 @@ impl BlockMap {
             for (i, raw) in buffer[..got].chunks_exact(ENTRY_BYTES as usize).enumerate() {
                 let raw: [u8; 8] = raw.try_into().unwrap_or_default();
                 let entry = Entry::unpack(u64::from_le_bytes(raw));
-                if entry.bits != 0 && !entry.has(bits::FRESH) {
-                    map.set(chunk * CHUNK + i as u64, entry);
+                let block = chunk * CHUNK + i as u64;
+                match entry.has(bits::FRESH) {
+                    true => map.fresh.push(block),
+                    false if entry.bits != 0 => map.set(block, entry),
+                    false => {}
                 }
             }
             if got < buffer.len() {
@@ -106,6 +111,11 @@ impl BlockMap {
             }
         }
         Ok(map)
+    }
+
+    /// Hands out the blocks that were FRESH when it was read.
+    pub fn take_fresh(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.fresh)
     }
 
     /// The entry of a block.

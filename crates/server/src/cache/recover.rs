@@ -5,7 +5,7 @@
 
 use super::act::Who;
 use super::beside::names_on_record;
-use super::file::CacheFile;
+use super::file::{CacheFile, FileState};
 use super::map::{BLOCK_BYTES, Entry, bits, crc};
 use super::pfs::Pfs;
 use super::record::Draining;
@@ -15,6 +15,7 @@ use forebay_proto::control::ControlError;
 use forebay_proto::{Ino, Result};
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -120,6 +121,7 @@ impl CacheFs {
                     self.cut(&file, &mut state, size)?;
                 }
             }
+            self.drop_fresh(&file)?;
             if power_cut {
                 self.check_after_power_cut(&file)?;
             }
@@ -218,6 +220,39 @@ impl CacheFs {
         Ok(())
     }
 
+    /// What a write that a kill cut has put into blocks that were not here: nothing of it is left, or a fill,
+    /// which brings what the PFS has, would leave it behind the PFS file's end.
+    fn drop_fresh(&self, file: &CacheFile) -> Result<()> {
+        let mut state = file.state.lock();
+        for block in state.map.take_fresh() {
+            self.punch(file, block..block + 1)?;
+            self.flash.write_map(file.ino, block, &[0])?;
+        }
+        Ok(())
+    }
+
+    fn punch(&self, file: &CacheFile, blocks: Range<u64>) -> Result<()> {
+        let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+        let length = (blocks.end - blocks.start) * BLOCK_BYTES;
+        self.flash.fallocate(file.ino, punch, blocks.start * BLOCK_BYTES, length)
+    }
+
+    /// A power cut can have left data of writes of which the map has nothing any more, or never had: what is
+    /// not here, and not on the PFS, is zeros.
+    fn punch_what_is_not_here(&self, file: &CacheFile, state: &FileState) -> Result<()> {
+        let size = self.flash.stat(file.ino)?.size_bytes;
+        let end = size.div_ceil(BLOCK_BYTES);
+        let mut from = 0;
+        let here = state.map.blocks().map(|(block, _)| block).filter(|block| *block < end);
+        for block in here.chain([end]) {
+            if from < block {
+                self.punch(file, from..block)?;
+            }
+            from = block + 1;
+        }
+        Ok(())
+    }
+
     /// A kill can have come between the record of a clean file and its size here; a name of ours
     /// that it had while it was dirty may be left.
     fn repair_clean(&self, file: &Arc<CacheFile>) -> Result<()> {
@@ -246,7 +281,10 @@ impl CacheFs {
     fn check_after_power_cut(&self, file: &CacheFile) -> Result<()> {
         let mut state = file.state.lock();
         if state.record.whole {
-            // The kernel wrote it; what is there now counts, and is read when it settles.
+            // The kernel wrote it; what is there now counts, and is read when it settles. All of it is
+            // dirty: the map may call a block clean as another one was drained since.
+            self.flash.clear_map(file.ino)?;
+            state.map.clear();
             return Ok(());
         }
         let object = self.flash.stat(file.ino)?;
@@ -275,6 +313,7 @@ impl CacheFs {
             lost += u64::from(dirty);
             state.put(&self.flash, file, block, &[Entry::default()])?;
         }
+        self.punch_what_is_not_here(file, &state)?;
         if mixed > 0 {
             tracing::warn!(path = %state.record.path, blocks = mixed, "a power cut met blocks that were being written over");
         }

@@ -207,6 +207,8 @@ impl CacheFs {
             b"" => temporary.clone(),
             dir => [dir, &b"/"[..], &temporary].concat(),
         };
+        // Of an earlier drain of this file, that could not remove it.
+        self.drop_beside(file, dir_path, &temporary)?;
         let (dir, target) = self.make_as_writer(file, &hidden)?.0;
         let made = self.copy_ours(file, &target).and_then(|()| {
             self.name_ours(&dir, &temporary, name)?;

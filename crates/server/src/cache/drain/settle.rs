@@ -47,6 +47,7 @@ impl CacheFs {
             crate::step::step("a whole file has its checksums");
             if closed {
                 state.clean_unsynced = true;
+                state.whole_on_flash = !self.flash.is_volatile();
                 state.save(&self.flash, file, |record| record.whole = false)?;
                 state.at_open = None;
             }
