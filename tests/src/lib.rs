@@ -17,6 +17,7 @@ pub mod gluster;
 pub mod machines;
 pub mod model;
 pub mod pfs;
+pub mod pfs_answers;
 pub mod procs;
 pub mod proxy;
 pub mod recorder;

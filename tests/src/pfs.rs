@@ -7,6 +7,7 @@
 //! come after a number of bytes, so that it falls into the middle of a copy. One thread serves;
 //! while it hangs, all of the file system does. Used by `tests/tests/staging_faults.rs`.
 
+use crate::pfs_answers::{TTL, attr_of, empty, entry, timespec};
 use crate::procs::try_run;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
@@ -23,10 +24,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// Nothing is cached but pages.
-const TTL: Duration = Duration::ZERO;
+use std::time::SystemTime;
 
 /// What becomes of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +44,8 @@ struct State {
     air: Air,
     /// After so many more bytes of data it becomes this.
     next: Option<(u64, Air)>,
+    /// After so many more requests it becomes this.
+    next_call: Option<(u64, Air)>,
     lies: bool,
     hides: bool,
     short: bool,
@@ -71,8 +71,13 @@ impl Weather {
     /// From now on.
     pub fn set(&self, air: Air) {
         let mut state = self.lock();
-        (state.air, state.next) = (air, None);
+        (state.air, state.next, state.next_call) = (air, None, None);
         self.changed.notify_all();
+    }
+
+    /// As soon as `calls` more requests were answered.
+    pub fn after_calls(&self, calls: u64, air: Air) {
+        self.lock().next_call = Some((calls, air));
     }
 
     /// As soon as `bytes` more of data were read or written.
@@ -132,6 +137,12 @@ impl Weather {
             match left.checked_sub(bytes) {
                 Some(left) => state.next = Some((left, air)),
                 None => (state.air, state.next) = (air, None),
+            }
+        }
+        if let Some((left, air)) = state.next_call {
+            match left.checked_sub(1) {
+                Some(left) => state.next_call = Some((left, air)),
+                None => (state.air, state.next_call) = (air, None),
             }
         }
         while state.air == Air::Still {
@@ -255,55 +266,6 @@ impl Served {
     }
 }
 
-fn attr_of(ino: u64, meta: &fs::Metadata) -> FileAttr {
-    let time = |sec: i64, nsec: i64| UNIX_EPOCH + Duration::new(sec.max(0) as u64, nsec as u32);
-    FileAttr {
-        ino: INodeNo(ino),
-        size: meta.len(),
-        blocks: meta.blocks(),
-        atime: time(meta.atime(), meta.atime_nsec()),
-        mtime: time(meta.mtime(), meta.mtime_nsec()),
-        ctime: time(meta.ctime(), meta.ctime_nsec()),
-        crtime: UNIX_EPOCH,
-        kind: FileType::from_std(meta.file_type()).unwrap_or(FileType::RegularFile),
-        perm: (meta.mode() & 0o7777) as u16,
-        nlink: meta.nlink() as u32,
-        uid: meta.uid(),
-        gid: meta.gid(),
-        rdev: meta.rdev() as u32,
-        blksize: 4096,
-        flags: 0,
-    }
-}
-
-fn empty(result: io::Result<()>, reply: ReplyEmpty) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(Errno::from(error)),
-    }
-}
-
-fn entry(result: io::Result<FileAttr>, reply: ReplyEntry) {
-    match result {
-        Ok(attr) => reply.entry(&TTL, &attr, Generation(0)),
-        Err(error) => reply.error(Errno::from(error)),
-    }
-}
-
-fn timespec(time: Option<TimeOrNow>) -> rustix::fs::Timespec {
-    match time {
-        None => rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
-        Some(TimeOrNow::Now) => rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW },
-        Some(TimeOrNow::SpecificTime(time)) => {
-            let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-            rustix::fs::Timespec {
-                tv_sec: since.as_secs() as i64,
-                tv_nsec: since.subsec_nanos().into(),
-            }
-        }
-    }
-}
-
 impl Filesystem for Served {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         entry(self.child(parent, name).and_then(|path| self.see(path)), reply);
@@ -380,6 +342,36 @@ impl Filesystem for Served {
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let admitted = self.weather.admit(req).and_then(|()| self.child(parent, name));
         empty(admitted.and_then(fs::remove_file), reply);
+    }
+
+    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let admitted = self.weather.admit(req).and_then(|()| self.child(parent, name));
+        empty(admitted.and_then(fs::remove_dir), reply);
+    }
+
+    fn symlink(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let make = || -> io::Result<FileAttr> {
+            self.weather.admit(req)?;
+            let path = self.child(parent, name)?;
+            std::os::unix::fs::symlink(target, &path)?;
+            self.see(path)
+        };
+        entry(make(), reply);
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        use std::os::unix::ffi::OsStrExt;
+        match self.path(ino).and_then(fs::read_link) {
+            Ok(target) => reply.data(target.as_os_str().as_bytes()),
+            Err(error) => reply.error(Errno::from(error)),
+        }
     }
 
     fn rename(
