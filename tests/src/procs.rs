@@ -6,12 +6,26 @@
 use crate::sys::{self, Sys};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 /// How long a child may take before it counts as hung.
 pub const CHILD_LIMIT: Duration = Duration::from_secs(240);
+
+/// Children have copies of every descriptor of their process, other tests' ones too. A test that
+/// needs a file closed for good runs while no other one of its executable makes children.
+static CHILDREN: RwLock<()> = RwLock::new(());
+
+/// For a test that makes children, where others need their files closed for good.
+pub fn with_children() -> RwLockReadGuard<'static, ()> {
+    CHILDREN.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For a test that needs its files closed for good, or that makes children and needs that, too.
+pub fn without_children() -> RwLockWriteGuard<'static, ()> {
+    CHILDREN.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Who acts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -363,4 +377,16 @@ pub fn try_run_for(command: &mut std::process::Command, limit: Duration) -> (boo
 
 fn sink_note(text: &std::sync::Mutex<Vec<u8>>, note: &str) {
     text.lock().unwrap().extend_from_slice(note.as_bytes());
+}
+
+/// Lets a command be ended by Ctrl-C. A shell that runs the tests in the background has them ignore it.
+pub fn ended_by_ctrl_c(command: &mut std::process::Command) -> &mut std::process::Command {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: one call of the kernel, which a process may make between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        })
+    }
 }

@@ -4,10 +4,9 @@
 
 use forebay_tests::buffer::binary;
 use forebay_tests::pfs::Air;
-use forebay_tests::procs::{Cred, as_user, try_run_for};
+use forebay_tests::procs::{Cred, as_user, ended_by_ctrl_c, try_run_for};
 use forebay_tests::site::{Kind, LIMIT, Site, stormy_as};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -49,14 +48,7 @@ fn an_unmount_at_a_pfs_that_hangs_waits_tells_why_and_leaves_the_mount(kind: Kin
     // Ctrl-C leaves the mount as it is.
     let mut umount = Command::new(binary());
     let umount = umount.arg("umount").arg(&mnt).stderr(Stdio::null());
-    // SAFETY: one call of the kernel. A shell that runs the tests in the background has them ignore it.
-    unsafe {
-        umount.pre_exec(|| {
-            libc::signal(libc::SIGINT, libc::SIG_DFL);
-            Ok(())
-        });
-    }
-    let mut umount = umount.spawn().unwrap();
+    let mut umount = ended_by_ctrl_c(umount).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(2));
     assert!(umount.try_wait().unwrap().is_none(), "it waits");
     // SAFETY: plain numbers: our own child.

@@ -123,6 +123,15 @@ fn files_of_a_cache_are_spread_over_its_servers_and_fetched_once_for_all_mounts(
     let told = state(&served, &served.root(0));
     let filled = told["cache"]["filled_bytes"].as_u64().unwrap();
     assert_eq!(filled, 12 * (MIB as u64 + 77), "what was drained is here: {told}");
+    // Where files are is by turns; who asks for stripes is told so.
+    for path in [at(0, "in"), at(0, "out.0")] {
+        let path = path.to_str().unwrap();
+        for args in [vec!["stripe", path], vec!["stripe", "set", "--count", "all", path]] {
+            let output = served.forebay(&args).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success() && said.contains("no layout"), "{args:?}: {said}");
+        }
+    }
 }
 
 #[test]

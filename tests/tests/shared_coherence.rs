@@ -110,6 +110,7 @@ fn what_was_written_on_one_mount_is_read_on_the_other() {
 
 #[test]
 fn readers_in_a_loop_see_each_write_at_once() {
+    let _children = procs::with_children();
     let served = four();
     for (a, b) in PAIRS {
         let name = format!("{a}{b}");
@@ -166,6 +167,7 @@ fn stores_into_a_mapping_reach_other_mounts_at_msync() {
 
 #[test]
 fn a_mapping_cut_on_another_mount_gives_sigbus() {
+    let _children = procs::with_children();
     let served = four();
     for (a, b) in [(0, 1), (2, 0), (0, 2), (2, 3)] {
         let name = format!("{a}{b}");

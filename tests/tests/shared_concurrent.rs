@@ -98,6 +98,7 @@ impl Owner<'_> {
 
 #[test]
 fn eight_mounts_make_rename_and_remove_in_one_directory() {
+    let _children = procs::with_children();
     let seed = seed("eight_mounts_make_rename_and_remove_in_one_directory");
     let served = Served::new(Store::Tmpfs, &mixed(8));
     sys::mkdir(served.path(0, "d"), 0o755).unwrap();
@@ -140,6 +141,7 @@ fn eight_mounts_make_rename_and_remove_in_one_directory() {
 
 #[test]
 fn of_several_mounts_one_makes_a_name() {
+    let _children = procs::with_children();
     let served = Served::new(Store::Tmpfs, &mixed(4));
     let count = rounds(100) as usize;
     let wins = Shared::new(5 * count);
@@ -179,6 +181,7 @@ fn of_several_mounts_one_makes_a_name() {
 
 #[test]
 fn a_name_replaced_on_two_mounts_never_vanishes_on_others() {
+    let _children = procs::with_children();
     let served = Served::new(Store::Tmpfs, &mixed(4));
     let done = Shared::new(1);
     std::fs::write(served.root(0).join("target"), [0; 512]).unwrap();
@@ -222,6 +225,7 @@ fn record(writer: u64, number: u64) -> Vec<u8> {
 }
 
 fn appended_records_are_whole(served: &Served) {
+    let _children = procs::with_children();
     let (count, writers) = (rounds(500), served.mount_count() as u64);
     let children = (0..writers).map(|writer| {
         Child::spawn("appender", move || {
@@ -271,6 +275,7 @@ fn records_appended_on_served_mounts_are_whole() {
 
 #[test]
 fn sixty_four_mounts_at_once() {
+    let _children = procs::with_children();
     const MOUNTS: usize = 64;
     let served = Served::new(Store::Tmpfs, &mixed(MOUNTS));
     let written = Shared::new(MOUNTS);

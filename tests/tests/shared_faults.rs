@@ -2,7 +2,7 @@
 //! was acknowledged is there once, what was lost is told and not waited for without end.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::procs::{self, Child, Shared};
+use forebay_tests::procs::{self, Child, Shared, with_children, without_children};
 use forebay_tests::served::{LEASE, Options, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
 use forebay_tests::worker::Worker;
@@ -12,24 +12,11 @@ use rand::{Rng, SeedableRng};
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 const NEW_FILE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
 /// What may come on top of a time limit on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
-
-/// Children have copies of every descriptor of this process, other tests' ones too. A test that
-/// needs a file closed for good runs while no other one makes children.
-static CHILDREN: RwLock<()> = RwLock::new(());
-
-fn with_children() -> RwLockReadGuard<'static, ()> {
-    CHILDREN.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn without_children() -> RwLockWriteGuard<'static, ()> {
-    CHILDREN.write().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn ms(count: u64) -> Duration {
     Duration::from_millis(count)

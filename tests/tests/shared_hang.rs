@@ -3,7 +3,7 @@
 //! when the server does. Mounts by Unix socket and by TCP.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::procs::Child;
+use forebay_tests::procs::{self, Child};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
 use std::io::{BufRead, BufReader};
@@ -244,7 +244,7 @@ fn a_plain_unmount_says_what_it_waits_for_and_can_be_left() {
     drop(fd);
     let mut unmount = served.forebay(&["umount"]);
     unmount.arg(served.root(1)).stderr(Stdio::piped());
-    let mut unmount = unmount.spawn().unwrap();
+    let mut unmount = procs::ended_by_ctrl_c(&mut unmount).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(unmount.stderr.take().unwrap()).read_line(&mut line).unwrap();
     let address = served.tcp_at(server[1]);

@@ -2,12 +2,12 @@
 //! holders as on one machine, deadlocks are found over mounts, waiters get what a holder leaves.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::procs::{Child, Shared, fcntl_lock};
+use forebay_tests::procs::{Child, Shared, fcntl_lock, without_children};
 use forebay_tests::served::{LEASE, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::RwLockWriteGuard;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const READ: i32 = libc::F_RDLCK;
@@ -16,13 +16,10 @@ const NONE: i32 = libc::F_UNLCK;
 /// How soon a lock that comes free must reach a waiter whose mount hears.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Children have copies of every descriptor of this process, and a lock of an open file lives as
-/// long as any copy: so these tests run one at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
+/// A lock of an open file lives as long as any copy of its descriptor: so these tests run one at a time.
 struct Three {
     served: Served,
-    _alone: MutexGuard<'static, ()>,
+    _alone: RwLockWriteGuard<'static, ()>,
 }
 
 impl std::ops::Deref for Three {
@@ -33,7 +30,7 @@ impl std::ops::Deref for Three {
 }
 
 fn three() -> Three {
-    let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let alone = without_children();
     let served = Served::new(Store::Tmpfs, &[Via::Local, Via::Local, Via::Tcp]);
     std::fs::write(served.root(0).join("f"), [0; 1000]).unwrap();
     Three { served, _alone: alone }

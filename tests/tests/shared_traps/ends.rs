@@ -1,8 +1,8 @@
 //! Traps about ends, over two mounts: a buffer that is full, servers and mounts that are killed while
 //! both mounts write.
 
-use crate::place::{Two, with_children};
-use forebay_tests::procs::{self, Child, Shared};
+use crate::place::Two;
+use forebay_tests::procs::{self, Child, Shared, with_children};
 use forebay_tests::sys::{self, Errno};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 //! /proc/locks shows locks of the own node only, and is not asked here. More of locks over mounts is
 //! in `shared_locks`.
 
-use crate::place::{Two, without_children};
-use forebay_tests::procs::{Child, Shared, all, fcntl_lock};
+use crate::place::Two;
+use forebay_tests::procs::{Child, Shared, all, fcntl_lock, without_children};
 use forebay_tests::sys::{self, Errno};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;

@@ -1,7 +1,7 @@
 //! Traps about mappings and running programs, over two mounts.
 
-use crate::place::{Two, with_children};
-use forebay_tests::procs::{self, Child, Shared};
+use crate::place::Two;
+use forebay_tests::procs::{self, Child, Shared, with_children};
 use forebay_tests::sys::{self, Errno};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;

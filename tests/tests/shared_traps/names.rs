@@ -1,8 +1,8 @@
 //! Traps about names, over two mounts: renames, removed but open files, changing directories, long
 //! names, exchange, nameless files.
 
-use crate::place::{Two, shard, with_children, without_children};
-use forebay_tests::procs::{self, Child, Shared};
+use crate::place::{Two, shard};
+use forebay_tests::procs::{self, Child, Shared, with_children, without_children};
 use forebay_tests::sys::{self, Errno};
 use forebay_tests::traps::{self, numbers};
 use std::collections::BTreeMap;

@@ -7,26 +7,11 @@
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys;
 use std::path::PathBuf;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Bits of an inode number below its shard (`proto::ids`).
 const SHARD_SHIFT: u32 = 48;
 /// Names tried until one lies where it is wanted.
 const MAX_TRIES: u32 = 64;
-
-/// Children have copies of every descriptor of this process, other tests' ones too. A test that
-/// needs a file closed for good runs while no other one makes children.
-static CHILDREN: RwLock<()> = RwLock::new(());
-
-/// For a test that makes children.
-pub fn with_children() -> RwLockReadGuard<'static, ()> {
-    CHILDREN.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// For a test that needs its files closed for good, or that makes children and needs that, too.
-pub fn without_children() -> RwLockWriteGuard<'static, ()> {
-    CHILDREN.write().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One mount that acts and one that looks.
 pub struct Two<'a> {

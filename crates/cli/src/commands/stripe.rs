@@ -84,6 +84,7 @@ fn show(path: &Path) -> anyhow::Result<Shown> {
     const WHAT: &str = "show the layout of";
     // What is no Forebay path gets the error that says so.
     locate(path)?;
+    must_have_layouts(WHAT, path)?;
     let number = |name: &str| -> anyhow::Result<u64> {
         let value = get(path, name).map_err(|e| failed(WHAT, path, e))?;
         match value.as_deref().map(str::parse) {
@@ -134,6 +135,7 @@ fn set(args: &StripeSetArgs) -> anyhow::Result<()> {
         );
     }
     locate(&args.path)?;
+    must_have_layouts("set the layout of", &args.path)?;
     let made = make_if_absent(&args.path)?;
     if let Err(error) = set_values(args) {
         if made && let Err(left) = std::fs::remove_file(&args.path) {
@@ -148,6 +150,20 @@ fn set(args: &StripeSetArgs) -> anyhow::Result<()> {
             print(&shown);
             Ok(())
         }
+    }
+}
+
+/// An error for a path on a cache: its directories tell a policy of draining, those of a scratch buffer do not.
+fn must_have_layouts(what: &str, path: &Path) -> Result<(), ControlError> {
+    let here = path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
+    let parent = || path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let dir = if here { path } else { parent().unwrap_or(Path::new(".")) };
+    // What cannot be asked gets its error from what follows.
+    match get(dir, "drain").ok().flatten() {
+        None => Ok(()),
+        Some(_) => Err(ControlError::new(what, Some(path), "files of a cache have no layout")
+            .errno(libc::EOPNOTSUPP)
+            .hint("each is whole on one of the buffer's servers, by the turn of its name; striping is for scratch buffers")),
     }
 }
 

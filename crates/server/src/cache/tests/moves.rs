@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 
 const CHILD_BASE: &str = "FOREBAY_TEST_CACHE_MOVES_BASE";
 const CAPACITY: u64 = 64 * MIB;
+/// Bytes of a file that one fetch brings: steps then come in one order, however threads run.
+const SMALL: usize = 30_000;
 
 fn options(base: &Path) -> CacheOptions {
     CacheOptions { pfs: base.join("pfs"), ..Rig::new(CAPACITY).options }
@@ -57,20 +59,20 @@ fn child_dropping() {
     let Ok(base) = std::env::var(CHILD_BASE) else { return };
     let base = Path::new(&base);
     let cache = open_at(base, CAPACITY, options(base));
-    assert_eq!(cache.read("f").unwrap(), pattern(1, 300_000));
+    assert_eq!(cache.read("f").unwrap(), pattern(1, SMALL));
     cache.fs.invalidate(&Caller::root(), b"/f").unwrap();
     cache.crash();
 }
 
 #[test]
 fn a_kill_while_a_clean_file_is_taken_up_or_dropped_leaves_it_whole() {
-    let data = pattern(1, 300_000);
+    let data = pattern(1, SMALL);
     let places = at_each_step(
         "child_dropping",
         |rig| rig.put("f", &data),
         |rig, when| {
             let cache = rig.open();
-            assert_eq!(cache.size("f"), 300_000, "{when}");
+            assert_eq!(cache.size("f"), SMALL as u64, "{when}");
             assert!(cache.read("f").unwrap() == data, "{when}");
             cache.crash();
         },
