@@ -99,4 +99,22 @@ pub(crate) mod kill {
             }
         }
     }
+
+    /// Kills a test at each of its points, and judges what is left: `run` gets the number of the point, and
+    /// which points count (`None`: all). Where it was killed. With several threads points come in another
+    /// order each time, and one may be missed: each of those `wanted` that was, is killed at by its name.
+    pub fn at_each_point(
+        wanted: &[&str],
+        mut run: impl FnMut(u64, Option<&str>) -> Option<String>,
+    ) -> Vec<String> {
+        let mut places: Vec<String> = (1..).map_while(|at| run(at, None)).collect();
+        for place in wanted {
+            if !places.iter().any(|p| p == place) {
+                let killed = run(1, Some(place));
+                assert_eq!(killed.as_deref(), Some(*place), "no kill after it: {places:?}");
+                places.extend(killed);
+            }
+        }
+        places
+    }
 }
