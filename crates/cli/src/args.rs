@@ -149,10 +149,9 @@ pub struct MountArgs {
     /// Threads that read kernel requests; by default one for two processors.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,
-    /// Whether processors that have nothing to do may sleep deeply while requests come fast. Waking
-    /// one takes longer than most requests; keeping them awake takes power. Needs root.
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = CpuSleep::Prevent)]
-    pub cpu_sleep: CpuSleep,
+    /// Processors while requests come.
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// Serve all reads and writes in the daemon, never by passthrough; with --buffer also keep to
     /// the address of --server, where otherwise a mount on the server's own node goes to its Unix
     /// socket.
@@ -180,6 +179,22 @@ pub struct MountArgs {
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// What a mount or server may do to the processors of its node.
+#[derive(Debug, Clone, Args)]
+pub struct CpuArgs {
+    /// Whether processors that have nothing to do may sleep deeply while requests come fast. Waking
+    /// one takes longer than most requests; keeping them awake takes power. Needs root.
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = CpuSleep::Prevent)]
+    pub cpu_sleep: CpuSleep,
+}
+
+impl CpuArgs {
+    /// From now on this process goes by it, and who it forks.
+    pub fn apply(&self) {
+        forebay_awake::allow(self.cpu_sleep == CpuSleep::Prevent);
+    }
 }
 
 /// What idle processors may do while requests come fast.

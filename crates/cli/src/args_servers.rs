@@ -1,7 +1,7 @@
 //! The command line of servers and their buffers: `forebay serve`, `pool`, `buffer`, and how any
 //! command names a server. Part of [`crate::args`].
 
-use crate::args::{CpuSleep, StoreChoice};
+use crate::args::{CpuArgs, StoreChoice};
 use crate::args_cache::CacheHowArgs;
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_net::ServerAddress;
@@ -92,10 +92,9 @@ pub struct ServeArgs {
     /// File with the server's key; made if there is none.
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
-    /// Whether processors that have nothing to do may sleep deeply while requests come fast. Waking
-    /// one takes longer than most requests; keeping them awake takes power. Needs root.
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = CpuSleep::Prevent)]
-    pub cpu_sleep: CpuSleep,
+    /// Processors while requests come.
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// Return when it listens; the server goes on in the background.
     #[arg(long)]
     pub background: bool,

@@ -1,7 +1,7 @@
 //! `forebay mount`: finds or creates the buffer, mounts it, and returns when it answers.
 
 use super::cache;
-use crate::args::{CpuSleep, MountArgs, StoreChoice};
+use crate::args::{MountArgs, StoreChoice};
 use crate::daemon::{self, BackingPlan, MountPlan, Reporter};
 use crate::failure::{EXIT_OK, Outcome, Usage, visible};
 use crate::mount_options::{self, MountOptionSet};
@@ -51,9 +51,8 @@ pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
         log_level: args.log_level,
         foreground: args.foreground,
     };
-    let may_keep_awake = args.cpu_sleep == CpuSleep::Prevent;
+    args.cpu.apply();
     let serve = move |report: Reporter| -> Outcome {
-        forebay_awake::allow(may_keep_awake);
         let failed = report.another()?;
         match daemon::serve(plan, report) {
             Ok(()) => Ok(EXIT_OK),

@@ -1,7 +1,7 @@
 //! `forebay serve`: gives flash of this node away as buffers that any node can mount.
 
 use super::mount::absolute;
-use crate::args::{CpuSleep, ServeArgs};
+use crate::args::ServeArgs;
 use crate::daemon::serve::{ServePlan, serve};
 use crate::daemon::{self, Reporter};
 use crate::failure::{EXIT_OK, Outcome};
@@ -34,9 +34,8 @@ pub fn run(args: ServeArgs) -> Outcome {
         log_level: args.log_level,
         foreground,
     };
-    let may_keep_awake = args.cpu_sleep == CpuSleep::Prevent;
+    args.cpu.apply();
     let work = move |report: Reporter| -> Outcome {
-        forebay_awake::allow(may_keep_awake);
         let failed = report.another()?;
         match serve(plan, report) {
             Ok(()) => Ok(EXIT_OK),
