@@ -29,7 +29,7 @@ use forebay_proto::net::session::{
 use forebay_proto::net::{Call, GivenBack, Request, Response};
 use forebay_proto::{Attr, Caller, Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-use patience::{ANSWER_LIMIT, RETRY_FIRST};
+use patience::{ANSWER_LIMIT, RETRY_FIRST, Waits};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -145,22 +145,6 @@ impl Drop for InUse<'_> {
             drop(slots);
             self.peer.slot_free.notify_one();
         }
-    }
-}
-
-/// A program waits for an answer.
-struct Waits<'a>(&'a AtomicUsize);
-
-impl<'a> Waits<'a> {
-    fn new(count: &'a AtomicUsize) -> Waits<'a> {
-        count.fetch_add(1, Ordering::Relaxed);
-        Waits(count)
-    }
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

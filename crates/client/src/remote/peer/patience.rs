@@ -7,7 +7,7 @@ use forebay_net::LinkError;
 use forebay_proto::net::session::{MAX_SLOTS, SessionId};
 use forebay_proto::net::{Call, GivenBack, Request};
 use forebay_proto::{Caller, Errno, Result};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest wait for one answer: a change may have to wait for another mount's lease to end.
@@ -24,6 +24,22 @@ const LAST_CALL_LIMIT: Duration = Duration::from_millis(500);
 /// First and longest pause between two attempts to reach a server.
 pub(super) const RETRY_FIRST: Duration = Duration::from_millis(10);
 const RETRY_LONGEST: Duration = Duration::from_millis(500);
+
+/// A program waits for an answer.
+pub(super) struct Waits<'a>(&'a AtomicUsize);
+
+impl<'a> Waits<'a> {
+    pub(super) fn new(count: &'a AtomicUsize) -> Waits<'a> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Waits(count)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 impl Peer {
     /// Ends all: calls fail from now on, those that wait too. The server is told once; if it does not
