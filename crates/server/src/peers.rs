@@ -8,6 +8,8 @@ use forebay_proto::net::servers::{
     NamesQuestion, NamesReply, ObjectsQuestion, ObjectsReply, Question, Reply,
 };
 use forebay_proto::{Result, ShardId};
+#[cfg(test)]
+use std::sync::Arc;
 
 /// Reaches the servers of the other shards of one buffer.
 pub trait Peers: Send + Sync {
@@ -60,4 +62,49 @@ pub trait ShardHandler: Send + Sync {
         payload: &[u8],
         room: &mut Vec<u8>,
     ) -> Result<ObjectsReply>;
+}
+
+/// In tests: one of `count` shards of the buffer of this number, whose questions a function answers.
+#[cfg(test)]
+pub(crate) fn asking(
+    mine: ShardId,
+    count: u16,
+    buffer: u128,
+    ask: impl Fn(ShardId, &Question<'_>, &[u8], &mut Vec<u8>) -> Result<Reply> + Send + Sync + 'static,
+) -> Arc<dyn Peers> {
+    struct Asking<F> {
+        mine: ShardId,
+        count: u16,
+        buffer: u128,
+        ask: F,
+    }
+
+    impl<F> Peers for Asking<F>
+    where
+        F: Fn(ShardId, &Question<'_>, &[u8], &mut Vec<u8>) -> Result<Reply> + Send + Sync,
+    {
+        fn mine(&self) -> ShardId {
+            self.mine
+        }
+
+        fn count(&self) -> u16 {
+            self.count
+        }
+
+        fn ask(
+            &self,
+            to: ShardId,
+            question: &Question<'_>,
+            payload: &[u8],
+            room: &mut Vec<u8>,
+        ) -> Result<Reply> {
+            (self.ask)(to, question, payload, room)
+        }
+
+        fn buffer(&self) -> u128 {
+            self.buffer
+        }
+    }
+
+    Arc::new(Asking { mine, count, buffer, ask })
 }

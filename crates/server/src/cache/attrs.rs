@@ -298,8 +298,7 @@ impl CacheFs {
             return Err(Errno::EPERM);
         }
         self.policies.set(&self.flash, known.key, policy)?;
-        self.drainer.watch(self.policies.watch());
-        self.drainer.look_again();
+        self.policies_changed();
         self.tell_policies();
         Ok(())
     }

@@ -11,7 +11,7 @@
 
 use super::CacheFs;
 use super::act::Who;
-use super::drain::publish::split;
+use super::drain::publish::{joined, split};
 use super::file::CacheFile;
 use super::names::DRAIN_PREFIX;
 use super::pfs::{Key, PfsStat, errno};
@@ -64,10 +64,6 @@ pub(super) fn names_on_record(record: &Record) -> impl Iterator<Item = PathBytes
         _ => None,
     };
     temporary.into_iter().chain(record.kept_as.clone())
-}
-
-fn joined(dir: &[u8], name: &[u8]) -> Vec<u8> {
-    if dir.is_empty() { name.to_vec() } else { [dir, &b"/"[..], name].concat() }
 }
 
 impl CacheFs {

@@ -16,6 +16,8 @@ use forebay_proto::api::{CreateArgs, FileSystem, WriteMode, rename_flags};
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
 use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -388,69 +390,61 @@ const LITTER: &[u8] = b"trusted.forebay.litter";
 const DRAIN_DIRS: &[u8] = b"trusted.forebay.drain-dirs";
 
 impl Flash {
-    /// Directories in which drains make files.
-    pub fn drain_dirs(&self) -> Result<Vec<PathBytes>> {
-        match FileSystem::getxattr(&*self.names, Ino::ROOT, DRAIN_DIRS) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|_| Errno::EIO),
+    /// A list that an xattr of the namespace's root holds; EIO if `what` it is cannot be read.
+    fn list<T: DeserializeOwned>(&self, name: &[u8], what: &str) -> Result<Vec<T>> {
+        match FileSystem::getxattr(&*self.names, Ino::ROOT, name) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| {
+                tracing::error!(%error, "{what} cannot be read");
+                Errno::EIO
+            }),
             Err(Errno::ENODATA) => Ok(Vec::new()),
             Err(e) => Err(e),
         }
     }
 
-    /// Writes them. E2BIG beyond what an xattr holds.
-    pub fn save_drain_dirs(&self, list: &[PathBytes]) -> Result<()> {
+    /// Writes one. E2BIG beyond what an xattr holds.
+    fn save_list<T: Serialize>(&self, name: &[u8], list: &[T]) -> Result<()> {
         let text = serde_json::to_vec(list).map_err(|_| Errno::EIO)?;
-        FileSystem::setxattr(&*self.names, &Caller::root(), Ino::ROOT, DRAIN_DIRS, &text, 0, false)
+        FileSystem::setxattr(&*self.names, &Caller::root(), Ino::ROOT, name, &text, 0, false)
+    }
+
+    /// Directories in which drains make files.
+    pub fn drain_dirs(&self) -> Result<Vec<PathBytes>> {
+        self.list(DRAIN_DIRS, "the list of directories in which drains make files")
+    }
+
+    /// Writes them.
+    pub fn save_drain_dirs(&self, list: &[PathBytes]) -> Result<()> {
+        self.save_list(DRAIN_DIRS, list)
     }
 
     /// What could not be removed from the PFS.
     pub fn litter(&self) -> Result<Vec<Litter>> {
-        match FileSystem::getxattr(&*self.names, Ino::ROOT, LITTER) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|error| {
-                tracing::error!(%error, "what is left on the PFS cannot be read");
-                Errno::EIO
-            }),
-            Err(Errno::ENODATA) => Ok(Vec::new()),
-            Err(e) => Err(e),
-        }
+        self.list(LITTER, "what is left on the PFS")
     }
 
-    /// Writes it. E2BIG beyond what an xattr holds.
+    /// Writes it.
     pub fn save_litter(&self, list: &[Litter]) -> Result<()> {
-        let text = serde_json::to_vec(list).map_err(|_| Errno::EIO)?;
-        FileSystem::setxattr(&*self.names, &Caller::root(), Ino::ROOT, LITTER, &text, 0, false)
+        self.save_list(LITTER, list)
     }
 
     /// Intents that the last server left.
     pub fn intents(&self) -> Result<Vec<Intent>> {
-        match FileSystem::getxattr(&*self.names, Ino::ROOT, INTENTS) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|error| {
-                tracing::error!(%error, "what was about to be done to names cannot be read");
-                Errno::EIO
-            }),
-            Err(Errno::ENODATA) => Ok(Vec::new()),
-            Err(e) => Err(e),
-        }
+        self.list(INTENTS, "what was about to be done to names")
     }
 
-    /// Writes them. E2BIG beyond what an xattr holds.
+    /// Writes them.
     pub fn save_intents(&self, list: &[Intent]) -> Result<()> {
-        let text = serde_json::to_vec(list).map_err(|_| Errno::EIO)?;
-        FileSystem::setxattr(&*self.names, &Caller::root(), Ino::ROOT, INTENTS, &text, 0, false)
+        self.save_list(INTENTS, list)
     }
 
     /// Policies of directories.
     pub fn policies(&self) -> Result<Vec<(Key, String)>> {
-        match FileSystem::getxattr(&*self.names, Ino::ROOT, POLICIES) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|_| Errno::EIO),
-            Err(Errno::ENODATA) => Ok(Vec::new()),
-            Err(e) => Err(e),
-        }
+        self.list(POLICIES, "the policies of directories")
     }
 
-    /// Writes them. E2BIG beyond what an xattr holds.
+    /// Writes them.
     pub fn save_policies(&self, list: &[(Key, String)]) -> Result<()> {
-        let text = serde_json::to_vec(list).map_err(|_| Errno::EIO)?;
-        FileSystem::setxattr(&*self.names, &Caller::root(), Ino::ROOT, POLICIES, &text, 0, false)
+        self.save_list(POLICIES, list)
     }
 }

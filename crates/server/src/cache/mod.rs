@@ -443,6 +443,12 @@ impl CacheFs {
         self.nodes.attach(ino, file).map(Some)
     }
 
+    /// Policies of directories are others now: the drain goes by them.
+    fn policies_changed(&self) {
+        self.drainer.watch(self.policies.watch());
+        self.drainer.look_again();
+    }
+
     /// The policy of the directory that a node is in, or of a directory itself.
     fn policy_of(&self, ino: Ino) -> Policy {
         if !self.has_names() {

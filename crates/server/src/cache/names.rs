@@ -5,6 +5,7 @@
 
 use super::CacheFs;
 use super::act::Who;
+use super::drain::publish::joined;
 use super::file::CacheFile;
 use super::homes::Left;
 use super::own_change::lock_metas;
@@ -488,8 +489,7 @@ impl CacheFs {
 
     /// The path of a name in a directory.
     pub(super) fn path_below(&self, (dir, name): (Ino, &[u8])) -> Result<Vec<u8>> {
-        let dir = self.nodes.path(dir)?;
-        Ok(if dir.is_empty() { name.to_vec() } else { [&dir, &b"/"[..], name].concat() })
+        Ok(joined(&self.nodes.path(dir)?, name))
     }
 
     /// A rename that is decided: on the PFS, in the table of nodes and on record.

@@ -225,13 +225,14 @@ impl CacheFs {
     fn drop_fresh(&self, file: &CacheFile) -> Result<()> {
         let mut state = file.state.lock();
         for block in state.map.take_fresh() {
-            self.punch(file, block..block + 1)?;
+            self.punch(file, &(block..block + 1))?;
             self.flash.write_map(file.ino, block, &[0])?;
         }
         Ok(())
     }
 
-    fn punch(&self, file: &CacheFile, blocks: Range<u64>) -> Result<()> {
+    /// Takes the data of blocks off flash.
+    pub(super) fn punch(&self, file: &CacheFile, blocks: &Range<u64>) -> Result<()> {
         let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
         let length = (blocks.end - blocks.start) * BLOCK_BYTES;
         self.flash.fallocate(file.ino, punch, blocks.start * BLOCK_BYTES, length)
@@ -246,7 +247,7 @@ impl CacheFs {
         let here = state.map.blocks().map(|(block, _)| block).filter(|block| *block < end);
         for block in here.chain([end]) {
             if from < block {
-                self.punch(file, from..block)?;
+                self.punch(file, &(from..block))?;
             }
             from = block + 1;
         }

@@ -38,9 +38,7 @@ impl CacheFs {
         // A name may be in a directory that was being moved too.
         for _ in 0..moved.len() {
             moved.retain(|(ino, parent, name, key)| {
-                let Ok(dir) = self.nodes.path(*parent) else { return true };
-                let path =
-                    if dir.is_empty() { name.to_vec() } else { [&dir, &b"/"[..], name].concat() };
+                let Ok(path) = self.path_below((*parent, name)) else { return true };
                 let is_there = self.pfs.stat(&path).is_ok_and(|stat| {
                     // Its home may have put another inode there, which it has told before.
                     stat.key == *key || self.nodes.number(stat.key) == Some(*ino)

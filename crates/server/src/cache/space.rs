@@ -321,12 +321,11 @@ impl CacheFs {
         blocks: &Range<u64>,
     ) -> Result<()> {
         state.sync_clean(&self.flash, file)?;
-        let count = blocks.end - blocks.start;
+        let count = (blocks.end - blocks.start) as usize;
         // The entries first: a kill in between leaves data that nobody believes.
-        state.put(&self.flash, file, blocks.start, &vec![Entry::default(); count as usize])?;
+        state.put(&self.flash, file, blocks.start, &vec![Entry::default(); count])?;
         crate::step::step("a block is off the map");
-        let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
-        self.flash.fallocate(file.ino, punch, blocks.start * BLOCK_BYTES, count * BLOCK_BYTES)
+        self.punch(file, blocks)
     }
 
     /// Evicts what is clean of a segment; the bytes that went, `None` if it has to stay.

@@ -167,30 +167,15 @@ impl Parts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::asking;
 
-    struct Three;
-
-    impl Peers for Three {
-        fn mine(&self) -> ShardId {
-            ShardId(0)
-        }
-
-        fn count(&self) -> u16 {
-            3
-        }
-
-        fn buffer(&self) -> u128 {
-            1
-        }
-
-        fn ask(&self, _: ShardId, _: &Question<'_>, _: &[u8], _: &mut Vec<u8>) -> Result<Reply> {
-            Err(Errno::EHOSTUNREACH)
-        }
+    fn three() -> Servers {
+        Servers::new(asking(ShardId(0), 3, 1, |_, _, _, _| Err(Errno::EHOSTUNREACH)))
     }
 
     #[test]
     fn new_files_are_spread_evenly_by_bytes() {
-        let servers = Servers::new(Arc::new(Three));
+        let servers = three();
         let parts = Parts::of(Some(&servers));
         let mut given = [0u64; 3];
         for number in 0..3_000u64 {

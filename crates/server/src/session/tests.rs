@@ -24,6 +24,34 @@ const CHILD: &str = "session::tests::child_session";
 const A: u64 = 0xa;
 const B: u64 = 0xb;
 
+/// What a buffer of one server on this node is.
+pub(super) fn facts(store: &Store, cache: Option<CacheFacts>) -> BufferFacts {
+    BufferFacts {
+        uuid: store.record().uuid.clone(),
+        shard: ShardId(0),
+        places: Places::of_one(ServerId(7)),
+        incarnation: 1,
+        node: NodeId("here".into()),
+        unix_socket: None,
+        volatile: store.volatile(),
+        gives_objects: true,
+        capacity_bytes: store.capacity_bytes(),
+        private: None,
+        cache,
+    }
+}
+
+/// A mount on this node begins a session.
+pub(super) fn attaching(client: u64) -> Attach {
+    Attach {
+        buffer: "b".into(),
+        client: ClientId(client),
+        host: "h".into(),
+        pid: 1,
+        node: NodeId("here".into()),
+    }
+}
+
 struct Rig {
     server: Arc<Server>,
     sessions: Arc<Sessions>,
@@ -41,33 +69,15 @@ impl Rig {
         .unwrap();
         let options = ServerOptions { hold_orphans: true, ..ServerOptions::default() };
         let server = Server::open(store.clone(), options).unwrap();
-        let facts = BufferFacts {
-            uuid: store.record().uuid.clone(),
-            shard: ShardId(0),
-            places: Places::of_one(ServerId(7)),
-            incarnation: 1,
-            node: NodeId("here".into()),
-            unix_socket: None,
-            volatile: store.volatile(),
-            gives_objects: true,
-            capacity_bytes: store.capacity_bytes(),
-            private: None,
-            cache: None,
-        };
         let clients = store.dir().join("clients");
-        let sessions = Sessions::new(Arc::clone(server.namespace()), None, facts, clients).unwrap();
+        let sessions =
+            Sessions::new(Arc::clone(server.namespace()), None, facts(&store, None), clients)
+                .unwrap();
         Rig { server, sessions }
     }
 
     fn attach(&self, client: u64) -> Client<'_> {
-        let attach = Attach {
-            buffer: "b".into(),
-            client: ClientId(client),
-            host: "h".into(),
-            pid: 1,
-            node: NodeId("here".into()),
-        };
-        let (session, _) = self.sessions.attach(attach, None).unwrap();
+        let (session, _) = self.sessions.attach(attaching(client), None).unwrap();
         let client = Client { rig: self, session };
         let last = Reclaim { last: true, ..Reclaim::default() };
         client.call(0, Call::Reclaim(last), b"");

@@ -1,15 +1,16 @@
 //! Sessions over a cache, without sockets: what a mount is given whose kernel is not believed, and what a
 //! mount finds again whose session had ended.
 
+use super::tests::{attaching, facts};
 use super::*;
 use crate::cache::{CacheOptions, When};
 use crate::flash::{Store, StoreKey, StoreOptions};
 use crate::{Server, ServerOptions};
+use forebay_proto::Cookie;
 use forebay_proto::control::{PathBytes, StoreKind, Verify};
 use forebay_proto::net::ledger::AccessMode;
 use forebay_proto::net::session::{LockCall, LockKind, LockSpec, Reclaim, SlotId};
 use forebay_proto::net::{Answer, Call, GivenBack, Request};
-use forebay_proto::{Cookie, ServerId};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -64,19 +65,8 @@ impl Rig {
         };
         let options = ServerOptions { cache: Some(cache), ..ServerOptions::default() };
         let server = Server::open(store.clone(), options).unwrap();
-        let facts = BufferFacts {
-            uuid: store.record().uuid.clone(),
-            shard: ShardId(0),
-            places: Places::of_one(ServerId(7)),
-            incarnation: 1,
-            node: NodeId("here".into()),
-            unix_socket: None,
-            volatile: store.volatile(),
-            gives_objects: true,
-            capacity_bytes: store.capacity_bytes(),
-            private: None,
-            cache: Some(CacheFacts { access: AccessMode::Striped, ttl_ms: 0 }),
-        };
+        let cached = CacheFacts { access: AccessMode::Striped, ttl_ms: 0 };
+        let facts = facts(&store, Some(cached));
         let cache = server.cache().cloned();
         let clients = store.dir().join("clients");
         let sessions =
@@ -94,14 +84,7 @@ impl Rig {
     }
 
     fn attach(&self, client: u64, acts_as: Option<Caller>, holds: &[Ino]) -> Mount<'_> {
-        let attach = Attach {
-            buffer: "b".into(),
-            client: ClientId(client),
-            host: "h".into(),
-            pid: 1,
-            node: NodeId("here".into()),
-        };
-        let (session, _) = self.sessions.attach(attach, acts_as).unwrap();
+        let (session, _) = self.sessions.attach(attaching(client), acts_as).unwrap();
         let mount = Mount { rig: self, session, made: Default::default() };
         let references = holds.iter().map(|ino| (*ino, 1)).collect();
         let reclaim = Reclaim { references, last: true, ..Reclaim::default() };

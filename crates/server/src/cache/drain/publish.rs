@@ -330,12 +330,13 @@ impl CacheFs {
                 let beside = Beside { dir: &dir, dir_path, temporary: &temporary, name };
                 self.exchange(file, found, &beside, &target).map(|stat| (stat, how))
             });
-        let made = self.pfs.stat_fd(target.as_fd()).ok().map(|stat| stat.key);
-        let is_it = self.nodes.get(file.number()).is_ok_and(|known| Some(known.key) == made);
-        // Its inode number may be another file's as soon as it is gone.
-        if done.is_err() && !is_it && self.tell_keys(file, found.stat.key, None).is_ok() {
-            let key = self.pfs.stat_fd(target.as_fd()).map(|stat| stat.key);
-            self.drop_temporary(file, &dir, (dir_path, &temporary), key.ok());
+        if done.is_err() {
+            let key = self.pfs.stat_fd(target.as_fd()).ok().map(|stat| stat.key);
+            let is_it = self.nodes.get(file.number()).is_ok_and(|known| Some(known.key) == key);
+            // Its inode number may be another file's as soon as it is gone.
+            if !is_it && self.tell_keys(file, found.stat.key, None).is_ok() {
+                self.drop_temporary(file, &dir, (dir_path, &temporary), key);
+            }
         }
         done
     }
@@ -347,7 +348,7 @@ impl CacheFs {
         job: &Job,
         memory: &mut Memory,
         target: &File,
-        journal: impl Fn(Option<super::super::pfs::Key>) -> Draining,
+        journal: impl Fn(Option<Key>) -> Draining,
     ) -> Outcome<Option<Verify>> {
         let own = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the file beside it"))?;
         self.save(file, |record| record.draining = Some(journal(Some(own.key))))?;
@@ -488,7 +489,7 @@ impl CacheFs {
         file: &CacheFile,
         dir: &OwnedFd,
         path: (&[u8], &[u8]),
-        key: Option<super::super::pfs::Key>,
+        key: Option<Key>,
     ) {
         let writer = file.state.lock().record.writer.clone();
         self.remove_ours(&writer, dir.as_fd(), path, key);
@@ -584,6 +585,11 @@ struct Beside<'a> {
     dir_path: &'a [u8],
     temporary: &'a [u8],
     name: &'a [u8],
+}
+
+/// The path of a name in a directory.
+pub(in super::super) fn joined(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    if dir.is_empty() { name.to_vec() } else { [dir, &b"/"[..], name].concat() }
 }
 
 /// A path's directory and its last name.

@@ -9,7 +9,7 @@ use super::super::file::CacheFile;
 use super::super::map::{BLOCK_BYTES, bits};
 use super::super::pfs::{PfsStat, errno};
 use super::super::record::{Base, Draining, State};
-use super::publish::split;
+use super::publish::{joined, split};
 use forebay_proto::cache::Keep;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Result};
@@ -203,10 +203,7 @@ impl CacheFs {
                 key: None,
             });
         })?;
-        let hidden = match dir_path {
-            b"" => temporary.clone(),
-            dir => [dir, &b"/"[..], &temporary].concat(),
-        };
+        let hidden = joined(dir_path, &temporary);
         // Of an earlier drain of this file, that could not remove it.
         self.drop_beside(file, dir_path, &temporary)?;
         let (dir, target) = self.make_as_writer(file, &hidden)?.0;

@@ -192,8 +192,7 @@ impl CacheFs {
             }
             Asked::Policies(list) => match self.policies.replace(&self.flash, list) {
                 Ok(()) => {
-                    self.drainer.watch(self.policies.watch());
-                    self.drainer.look_again();
+                    self.policies_changed();
                     Told::Done
                 }
                 Err(e) => Told::Failed(e.0),

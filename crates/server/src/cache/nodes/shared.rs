@@ -100,17 +100,20 @@ impl Homes {
         self.count > 1
     }
 
+    /// True if a server is gone for good.
+    fn is_lost(&self, shard: ShardId) -> bool {
+        self.is_lost.as_ref().is_some_and(|lost| lost(shard))
+    }
+
     fn by_turn(&self, turn: u64) -> ShardId {
         let count = self.count.max(1);
         let first = (turn % u64::from(count)) as u16;
-        let there = |shard: &ShardId| !self.is_lost.as_ref().is_some_and(|lost| lost(*shard));
         let mut round = (0..count).map(|step| ShardId((first + step) % count));
-        round.find(there).unwrap_or(ShardId(first))
+        round.find(|shard| !self.is_lost(*shard)).unwrap_or(ShardId(first))
     }
 
     pub fn of(&self, key: Key, turn: u64) -> ShardId {
-        let lost = |home: &ShardId| self.is_lost.as_ref().is_some_and(|lost| lost(*home));
-        let moved = self.moved.get(&key).copied().filter(|home| !lost(home));
+        let moved = self.moved.get(&key).copied().filter(|home| !self.is_lost(*home));
         moved.unwrap_or_else(|| self.by_turn(turn))
     }
 
@@ -197,8 +200,8 @@ impl Table {
     /// another one.
     pub fn leaves_lost(&mut self, ino: Ino) -> bool {
         let held = self.nodes.get(&ino).is_none_or(|node| node.shared.held.is_some());
-        let is_lost = || self.homes.is_lost.as_ref().is_some_and(|lost| lost(ino.shard()));
-        if held || ino.shard() == self.shard || !self.homes.are_several() || !is_lost() {
+        let is_here = ino.shard() == self.shard || !self.homes.are_several();
+        if held || is_here || !self.homes.is_lost(ino.shard()) {
             return false;
         }
         self.replaced(ino);

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::cache::Asked;
+use crate::peers::asking;
 use crate::step::kill::run_killed;
 use forebay_proto::api::rename_flags;
 use forebay_proto::net::frame;
@@ -16,40 +17,15 @@ const CHILD: &str = "cache::tests::homes::child_homes";
 const CAPACITY: u64 = 12 * MIB;
 const SERVERS: u16 = 2;
 
-/// Servers of one process that ask each other.
-struct Joined {
-    mine: ShardId,
-    all: Arc<Mutex<Vec<Weak<CacheFs>>>>,
-}
-
-impl Peers for Joined {
-    fn mine(&self) -> ShardId {
-        self.mine
-    }
-
-    fn count(&self) -> u16 {
-        SERVERS
-    }
-
-    fn buffer(&self) -> u128 {
-        7
-    }
-
-    fn ask(
-        &self,
-        to: ShardId,
-        question: &Question<'_>,
-        _: &[u8],
-        _: &mut Vec<u8>,
-    ) -> Result<Reply> {
-        let Question::Cache { from, asked, .. } = question else { return Err(Errno::EPROTO) };
-        let there = self.all.lock().get(usize::from(to.0)).and_then(Weak::upgrade);
-        let asked: Asked = frame::decode(asked).unwrap();
-        let told = there.ok_or(Errno::EHOSTUNREACH)?.asked(*from, asked)?;
-        let mut body = Vec::new();
-        frame::encode(&told, &mut body).unwrap();
-        Ok(Reply::Cache(body))
-    }
+/// Servers of one process ask each other.
+fn ask(all: &Mutex<Vec<Weak<CacheFs>>>, to: ShardId, question: &Question<'_>) -> Result<Reply> {
+    let Question::Cache { from, asked, .. } = question else { return Err(Errno::EPROTO) };
+    let there = all.lock().get(usize::from(to.0)).and_then(Weak::upgrade);
+    let asked: Asked = frame::decode(asked).unwrap();
+    let told = there.ok_or(Errno::EHOSTUNREACH)?.asked(*from, asked)?;
+    let mut body = Vec::new();
+    frame::encode(&told, &mut body).unwrap();
+    Ok(Reply::Cache(body))
 }
 
 /// All servers.
@@ -73,7 +49,9 @@ impl Shared {
                 rate_bytes_per_s: 0,
                 served: Some(mine),
             };
-            let peers = Arc::new(Joined { mine, all: Arc::clone(&all) });
+            let asked = Arc::clone(&all);
+            let peers =
+                asking(mine, SERVERS, 7, move |to, question, _, _| ask(&asked, to, question));
             let running = open_shared(&dir, CAPACITY, MAP_BYTES, options, Some(peers));
             all.lock().push(Arc::downgrade(&running.fs));
             running.fs.mounts_are_back(&[]);

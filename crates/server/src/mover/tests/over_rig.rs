@@ -11,7 +11,7 @@ use crate::namespace::store::{LmdbStore, StoreOptions};
 use crate::namespace::{Namespace, NamespaceOptions};
 use crate::objects::{Accounting, Objects};
 use crate::over_tree::OverTree;
-use crate::peers::Peers;
+use crate::peers::{Peers, asking};
 use forebay_proto::control::{Direction, PlanState, PlanStatus, StageSpec};
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
@@ -68,25 +68,6 @@ impl Net {
             None => Fate::Arrives,
         }
     }
-}
-
-struct Line {
-    net: Arc<Net>,
-    mine: ShardId,
-}
-
-impl Peers for Line {
-    fn mine(&self) -> ShardId {
-        self.mine
-    }
-
-    fn count(&self) -> u16 {
-        SERVERS
-    }
-
-    fn buffer(&self) -> u128 {
-        5
-    }
 
     fn ask(
         &self,
@@ -95,11 +76,11 @@ impl Peers for Line {
         payload: &[u8],
         room: &mut Vec<u8>,
     ) -> Result<Reply> {
-        let server = self.net.servers.read().get(usize::from(to.0)).cloned().flatten();
+        let server = self.servers.read().get(usize::from(to.0)).cloned().flatten();
         let server = server.ok_or(Errno::EHOSTUNREACH)?;
         let mut body = Vec::new();
         frame::encode(question, &mut body).unwrap();
-        let fate = self.net.fate(to, question);
+        let fate = self.fate(to, question);
         if fate == Fate::Lost {
             return Err(Errno::EHOSTUNREACH);
         }
@@ -110,7 +91,7 @@ impl Peers for Line {
         let reply = answer(&server, question, payload, room)?;
         frame::encode(&reply, &mut body).unwrap();
         let bytes = body.len() + payload.len() + room.len();
-        self.net.bytes.fetch_add(bytes as u64, Relaxed);
+        self.bytes.fetch_add(bytes as u64, Relaxed);
         if fate == Fate::AnswerLost { Err(Errno::ETIMEDOUT) } else { Ok(reply) }
     }
 }
@@ -252,7 +233,10 @@ impl Rig {
     }
 
     fn open(&self, shard: u16, hook: Option<PfsHook>) -> Arc<Server> {
-        let peers: Arc<dyn Peers> = Arc::new(Line { net: self.net.clone(), mine: ShardId(shard) });
+        let net = self.net.clone();
+        let peers = asking(ShardId(shard), SERVERS, 5, move |to, question, payload, room| {
+            net.ask(to, question, payload, room)
+        });
         Arc::new(open_server(&self.dir, shard, false, peers, hook))
     }
 

@@ -5,7 +5,7 @@ use super::dir_tree::DirTree;
 use super::snapshot;
 use super::support::{LIMIT, leftovers, need_root, noise, spec};
 use crate::mover::{Mover, MoverOptions, PfsHook, Servers};
-use crate::peers::Peers;
+use crate::peers::asking;
 use forebay_proto::control::{Direction, PartState, PlanState, PlanStatus, StageKind, StageSpec};
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::{Caller, Errno, PlanId, Result, ShardId};
@@ -39,41 +39,18 @@ struct Net {
     luck: Mutex<Option<StdRng>>,
 }
 
-struct Line {
-    net: Arc<Net>,
-    mine: u16,
-}
-
-impl Peers for Line {
-    fn mine(&self) -> ShardId {
-        ShardId(self.mine)
-    }
-
-    fn count(&self) -> u16 {
-        SERVERS
-    }
-
-    fn buffer(&self) -> u128 {
-        7
-    }
-
-    fn ask(
-        &self,
-        to: ShardId,
-        question: &Question<'_>,
-        _: &[u8],
-        _: &mut Vec<u8>,
-    ) -> Result<Reply> {
+impl Net {
+    fn ask(&self, to: ShardId, question: &Question<'_>) -> Result<Reply> {
         let Question::Staging { question, .. } = question else { return Err(Errno::EPROTO) };
-        let mover = self.net.movers.lock().get(usize::from(to.0)).cloned().flatten();
+        let mover = self.movers.lock().get(usize::from(to.0)).cloned().flatten();
         let answer = || mover.as_ref().ok_or(Errno::EHOSTUNREACH)?.answer(question);
-        match *self.net.weather.lock() {
+        match *self.weather.lock() {
             Weather::Away(server) if server == to.0 => return Err(Errno::EHOSTUNREACH),
             Weather::Lost(server) if server == to.0 => return Err(Errno::EIO),
             Weather::Foul => {}
             _ => return answer().map(Reply::Staging),
         }
-        let luck = self.net.luck.lock().get_or_insert_with(|| StdRng::seed_from_u64(3)).random();
+        let luck = self.luck.lock().get_or_insert_with(|| StdRng::seed_from_u64(3)).random();
         match luck {
             0..50u8 => Err(Errno::EHOSTUNREACH),
             50..100 => answer().and(Err(Errno::ETIMEDOUT)),
@@ -109,13 +86,12 @@ impl Rig {
 
     /// Starts a server, as after its end.
     fn start(&self, server: u16) {
-        let peers = Line { net: self.net.clone(), mine: server };
+        let net = self.net.clone();
+        let peers =
+            asking(ShardId(server), SERVERS, 7, move |to, question, _, _| net.ask(to, question));
         let hook = self.hook.clone().filter(|(whose, _)| *whose == server).map(|(_, hook)| hook);
-        let options = MoverOptions {
-            servers: Some(Servers::new(Arc::new(peers))),
-            hook,
-            ..MoverOptions::default()
-        };
+        let options =
+            MoverOptions { servers: Some(Servers::new(peers)), hook, ..MoverOptions::default() };
         let tree = Arc::new(DirTree::of_server(&self.dir.join("buffer"), server, SERVERS));
         let plans = self.dir.join(format!("plans-{server}"));
         let mover = Arc::new(Mover::new(tree, plans, options).unwrap());

@@ -6,7 +6,7 @@ use super::snapshot;
 use super::sockets::{receive, send, socket};
 use super::support::{LIMIT, leftovers, need_root, noise, spec};
 use crate::mover::{Mover, MoverOptions, Servers};
-use crate::peers::Peers;
+use crate::peers::asking;
 use crate::step::kill::KILL_AT;
 use forebay_proto::control::{Direction, PlanState};
 use forebay_proto::net::servers::{Question, Reply};
@@ -26,37 +26,11 @@ const OUT: &str = "FOREBAY_TEST_SEVERAL_OUT";
 /// Points of one process that are tried; a run passes them again for each exchange.
 const POINTS_MAX: u64 = 40;
 
-struct Sockets {
-    dir: PathBuf,
-    mine: u16,
-}
-
-impl Peers for Sockets {
-    fn mine(&self) -> ShardId {
-        ShardId(self.mine)
-    }
-
-    fn count(&self) -> u16 {
-        SERVERS
-    }
-
-    fn buffer(&self) -> u128 {
-        7
-    }
-
-    fn ask(
-        &self,
-        to: ShardId,
-        question: &Question<'_>,
-        _: &[u8],
-        _: &mut Vec<u8>,
-    ) -> Result<Reply> {
-        let Question::Staging { question, .. } = question else { return Err(Errno::EPROTO) };
-        let mut stream =
-            UnixStream::connect(socket(&self.dir, to.0)).map_err(|_| Errno::EHOSTUNREACH)?;
-        let asked = send(&mut stream, question).and_then(|()| receive(&mut stream));
-        asked.map(Reply::Staging).map_err(|_| Errno::ETIMEDOUT)
-    }
+fn ask(dir: &Path, to: ShardId, question: &Question<'_>) -> Result<Reply> {
+    let Question::Staging { question, .. } = question else { return Err(Errno::EPROTO) };
+    let mut stream = UnixStream::connect(socket(dir, to.0)).map_err(|_| Errno::EHOSTUNREACH)?;
+    let asked = send(&mut stream, question).and_then(|()| receive(&mut stream));
+    asked.map(Reply::Staging).map_err(|_| Errno::ETIMEDOUT)
 }
 
 /// Not a test by itself: a server. That of shard 0 ends when the plan has ended.
@@ -65,8 +39,10 @@ fn server_process() {
     let (Ok(dir), Ok(mine)) = (std::env::var(DIR), std::env::var(MINE)) else { return };
     let (dir, mine) = (PathBuf::from(dir), mine.parse::<u16>().unwrap());
     let tree = Arc::new(DirTree::of_server(&dir.join("buffer"), mine, SERVERS));
-    let peers = Sockets { dir: dir.clone(), mine };
-    let servers = Some(Servers::new(Arc::new(peers)));
+    let sockets = dir.clone();
+    let peers =
+        asking(ShardId(mine), SERVERS, 7, move |to, question, _, _| ask(&sockets, to, question));
+    let servers = Some(Servers::new(peers));
     let options = MoverOptions { servers, workers: 2, ..MoverOptions::default() };
     let mover = Arc::new(Mover::new(tree, dir.join(format!("plans-{mine}")), options).unwrap());
     mover.resume();

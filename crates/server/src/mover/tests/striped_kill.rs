@@ -5,7 +5,7 @@
 use super::over_rig::{SERVERS, Server, answer, begin, make_wide, open_server};
 use super::sockets::{receive, send, socket};
 use super::support::{LIMIT, leftovers, noise, spec};
-use crate::peers::Peers;
+use crate::peers::asking;
 use crate::step::kill::{KILL_AT, KILL_ONLY};
 use forebay_proto::control::{Direction, PlanState};
 use forebay_proto::net::frame;
@@ -27,43 +27,23 @@ const POINTS_MAX: u64 = 24;
 /// Two files: the first is begun by shard 0, the second by shard 1, and each has a part of both.
 const FILES: [&str; 2] = ["a", "b"];
 
-struct Sockets {
-    dir: PathBuf,
-    mine: u16,
-}
-
-impl Peers for Sockets {
-    fn mine(&self) -> ShardId {
-        ShardId(self.mine)
-    }
-
-    fn count(&self) -> u16 {
-        SERVERS
-    }
-
-    fn buffer(&self) -> u128 {
-        5
-    }
-
-    fn ask(
-        &self,
-        to: ShardId,
-        question: &Question<'_>,
-        payload: &[u8],
-        room: &mut Vec<u8>,
-    ) -> Result<Reply> {
-        let mut body = Vec::new();
-        frame::encode(question, &mut body).unwrap();
-        let mut stream =
-            UnixStream::connect(socket(&self.dir, to.0)).map_err(|_| Errno::EHOSTUNREACH)?;
-        let asked = send(&mut stream, &body).and_then(|()| send(&mut stream, payload));
-        let answered = asked.and_then(|()| Ok((receive(&mut stream)?, receive(&mut stream)?)));
-        let (reply, data) = answered.map_err(|_| Errno::ETIMEDOUT)?;
-        *room = data;
-        match frame::decode(&reply).unwrap() {
-            Reply::Failed(errno) => Err(Errno(errno)),
-            reply => Ok(reply),
-        }
+fn ask(
+    dir: &Path,
+    to: ShardId,
+    question: &Question<'_>,
+    payload: &[u8],
+    room: &mut Vec<u8>,
+) -> Result<Reply> {
+    let mut body = Vec::new();
+    frame::encode(question, &mut body).unwrap();
+    let mut stream = UnixStream::connect(socket(dir, to.0)).map_err(|_| Errno::EHOSTUNREACH)?;
+    let asked = send(&mut stream, &body).and_then(|()| send(&mut stream, payload));
+    let answered = asked.and_then(|()| Ok((receive(&mut stream)?, receive(&mut stream)?)));
+    let (reply, data) = answered.map_err(|_| Errno::ETIMEDOUT)?;
+    *room = data;
+    match frame::decode(&reply).unwrap() {
+        Reply::Failed(errno) => Err(Errno(errno)),
+        reply => Ok(reply),
     }
 }
 
@@ -85,7 +65,10 @@ fn server_process() {
     let (Ok(dir), Ok(mine)) = (std::env::var(DIR), std::env::var(MINE)) else { return };
     let (dir, mine) = (PathBuf::from(dir), mine.parse::<u16>().unwrap());
     let unclean = dir.join(format!("store-{mine}")).exists();
-    let peers = Arc::new(Sockets { dir: dir.clone(), mine });
+    let sockets = dir.clone();
+    let peers = asking(ShardId(mine), SERVERS, 5, move |to, question, payload, room| {
+        ask(&sockets, to, question, payload, room)
+    });
     let server = Arc::new(open_server(&dir, mine, unclean, peers, None));
     let _ = std::fs::remove_file(socket(&dir, mine));
     let listener = UnixListener::bind(socket(&dir, mine)).unwrap();

@@ -5,7 +5,7 @@ use super::super::store::{LmdbStore, StoreOptions};
 use super::super::{Namespace, NamespaceOptions};
 use crate::namespace::record::{AnswerRecord, Answered, slot_of};
 use crate::objects::{Accounting, Objects};
-use crate::peers::Peers;
+use crate::peers::asking;
 use forebay_proto::api::{CreateArgs, FileSystem, WriteMode};
 use forebay_proto::attr::{SetAttr, SetTime, Timestamp};
 use forebay_proto::net::servers::{Question, Reply};
@@ -28,22 +28,7 @@ struct Net {
     asked: AtomicU64,
 }
 
-struct Link {
-    net: Arc<Net>,
-    mine: ShardId,
-    count: u16,
-}
-
-impl Peers for Link {
-    fn mine(&self) -> ShardId {
-        self.mine
-    }
-    fn count(&self) -> u16 {
-        self.count
-    }
-    fn buffer(&self) -> u128 {
-        5
-    }
+impl Net {
     fn ask(
         &self,
         to: ShardId,
@@ -51,13 +36,13 @@ impl Peers for Link {
         payload: &[u8],
         room: &mut Vec<u8>,
     ) -> Result<Reply> {
-        self.net.asked.fetch_add(1, Ordering::Relaxed);
-        let server = self.net.servers.read().get(usize::from(to.0)).cloned().flatten();
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let server = self.servers.read().get(usize::from(to.0)).cloned().flatten();
         let server = server.ok_or(Errno::EHOSTUNREACH)?;
         let Question::Objects { from, question, .. } = question else { return Err(Errno::EPROTO) };
         room.clear();
         let answer = server.answer_objects(*from, question, payload, room).map(Reply::Objects);
-        match self.net.deaf.load(Ordering::Relaxed) {
+        match self.deaf.load(Ordering::Relaxed) {
             true => Err(Errno::ETIMEDOUT),
             false => answer,
         }
@@ -88,8 +73,11 @@ impl Rig {
         let dir = self.dir.path().join(shard.to_string());
         let namespace = open(&dir, ShardId(shard), self.capacity, unclean);
         namespace.settle_answers().unwrap();
-        let peers = Link { net: Arc::clone(&self.net), mine: ShardId(shard), count: self.count };
-        namespace.join_servers(Arc::new(peers)).unwrap();
+        let net = Arc::clone(&self.net);
+        let peers = asking(ShardId(shard), self.count, 5, move |to, question, payload, room| {
+            net.ask(to, question, payload, room)
+        });
+        namespace.join_servers(peers).unwrap();
         *namespace.striped.patience.write() = Duration::from_millis(100);
         self.net.servers.write()[usize::from(shard)] = Some(namespace);
     }
