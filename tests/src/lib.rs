@@ -13,6 +13,7 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, clippy::missing_errors_doc)]
 
 pub mod buffer;
+pub mod cached;
 pub mod gluster;
 pub mod machines;
 pub mod model;

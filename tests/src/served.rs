@@ -8,6 +8,7 @@
 //!
 //! Used by `tests/tests/shared_*.rs` and by [`crate::model::shared`].
 
+mod logs;
 mod options;
 
 pub use options::{Host, Options, Store, Via};
@@ -433,26 +434,6 @@ impl Served {
         self.start_server_at(at);
     }
 
-    /// The end of the logs, for a failure's message.
-    pub fn log_tail(&self) -> String {
-        let servers = 0..self.options.servers;
-        let log = |at| self.flash(at).join("forebay-server/forebay.log");
-        let mut logs: Vec<PathBuf> = servers.map(log).collect();
-        for at in 0..self.mount_count() {
-            logs.extend(state_dir_log(&self.root(at)));
-        }
-        let mut text = String::new();
-        for log in logs {
-            if let Ok(said) = std::fs::read_to_string(&log) {
-                let lines: Vec<&str> = said.lines().collect();
-                text += &format!("--- {}\n", log.display());
-                text += &lines[lines.len().saturating_sub(20)..].join("\n");
-                text.push('\n');
-            }
-        }
-        text
-    }
-
     fn watch(&self) {
         let (base, state) = (self.base.clone(), Arc::clone(&self.state));
         std::thread::spawn(move || {
@@ -486,18 +467,6 @@ impl State {
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
     }
-}
-
-/// Where the mount's log is: `forebay status` would say, but not of a dead mount.
-fn state_dir_log(root: &Path) -> Option<PathBuf> {
-    let wanted = root.display().to_string();
-    for dir in std::fs::read_dir("/run/forebay").ok()?.flatten() {
-        let record = std::fs::read_to_string(dir.path().join("mount.json")).unwrap_or_default();
-        if record.contains(&format!("{wanted}\"")) {
-            return Some(dir.path().join("forebay.log"));
-        }
-    }
-    None
 }
 
 fn is_mounted(root: &Path) -> bool {

@@ -6,7 +6,6 @@
 
 use crate::buffer::{alive, binary};
 use crate::procs::try_run_for;
-use crate::sys;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -241,9 +240,7 @@ impl Site {
 
     /// An xattr `user.forebay.WHICH`.
     pub fn xattr(&self, name: &str, which: &str) -> String {
-        let path = self.mnt(name);
-        let value = sys::getxattr(sys::bytes(&path), &format!("user.forebay.{which}")).unwrap();
-        String::from_utf8(value).unwrap()
+        crate::cached::xattr(&self.mnt(name), which)
     }
 }
 

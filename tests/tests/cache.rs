@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::binary;
+use forebay_tests::cached::{pattern, sums};
 use forebay_tests::pfs::{Air, Pfs};
 use forebay_tests::procs::{Cred, as_user, run, try_run};
 use forebay_tests::site::{Kind, LIMIT, Site, stormy_as};
 use forebay_tests::sys;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -25,17 +25,6 @@ forebay_tests::on_both_kinds!(
 );
 
 const MIB: u64 = 1 << 20;
-
-fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|i| (i as u64 * 31 + (i as u64 >> 9) + u64::from(seed)) as u8).collect()
-}
-
-/// Checksums of all files of a tree, by path.
-fn sums(dir: &Path) -> String {
-    let script = "find . -type f ! -name '.forebay-*' -print0 | sort -z | xargs -0 sha256sum; \
-                  find . -type l -printf '%p %l\\n' | sort; find . -printf '%p %m %s\\n' | grep -v '^. ' | sort";
-    run(Command::new("sh").arg("-c").arg(script).current_dir(dir))
-}
 
 fn programs_work_on_the_cache_and_the_pfs_has_their_bytes(kind: Kind) {
     let site = Site::mounted_as(kind, 256 * MIB, &[]);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::binary;
+use forebay_tests::cached::pattern;
 use forebay_tests::pfs::Air;
 use forebay_tests::procs::{Cred, as_user, ended_by_ctrl_c, try_run_for};
 use forebay_tests::site::{Kind, LIMIT, Site, stormy_as};
@@ -21,10 +22,6 @@ forebay_tests::on_both_kinds!(
 );
 
 const MIB: u64 = 1 << 20;
-
-fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|i| (i as u64 * 31 + (i as u64 >> 9) + u64::from(seed)) as u8).collect()
-}
 
 fn is_mounted(point: &Path) -> bool {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();

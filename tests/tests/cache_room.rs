@@ -1,16 +1,13 @@
 //! Room on a cache's flash: kernels that write by passthrough wait for nobody, so clean data goes before them.
 #![allow(clippy::unwrap_used)]
 
+use forebay_tests::cached::pattern;
 use forebay_tests::site::Site;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-
-fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|i| (i as u64 * 31 + (i as u64 >> 9) + u64::from(seed)) as u8).collect()
-}
 
 fn requests(site: &Site, which: &str) -> u64 {
     let status = site.status(&site.base.join("mnt"));

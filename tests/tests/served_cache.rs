@@ -2,62 +2,33 @@
 //! right bytes afterwards, also when servers are killed; commands work by a mount and by name.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::procs::{Cred, as_user, run, try_run_for};
+use forebay_tests::cached::{self, everything, pattern, sums, xattr};
+use forebay_tests::procs::{Cred, as_user, try_run_for};
 use forebay_tests::served::{Options, Served, Store, Via};
-use forebay_tests::sys;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// How long a command may take.
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 
-fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|i| (i as u64 * 31 + (i as u64 >> 9) + u64::from(seed)) as u8).collect()
+fn ask(served: &Served, args: &[&str], path: &Path) -> (bool, String) {
+    cached::ask(served, args, path, LIMIT)
 }
 
-/// Checksums, modes and sizes of all of a tree, by path.
-fn sums(dir: &Path) -> String {
-    let script = "find . -type f ! -name '.forebay-*' -print0 | sort -z | xargs -0 sha256sum; \
-                  find . -type l -printf '%p %l\\n' | sort; find . -printf '%p %m %s\\n' | grep -v '^. ' | sort";
-    run(Command::new("sh").arg("-c").arg(script).current_dir(dir))
+fn must_be_durable(served: &Served, path: &Path) {
+    cached::must_be_durable(served, path, 40);
+}
+
+fn state(served: &Served, path: &Path) -> serde_json::Value {
+    cached::state(served, path, LIMIT)
 }
 
 fn cache(arguments: &[&str], mounts: &[Via]) -> Served {
     Served::with(Options::cache(Store::Tmpfs, arguments), mounts)
-}
-
-/// `forebay COMMAND ARGS... PATH`, by a mount or with `--server` for `NAME:/path`.
-fn ask(served: &Served, args: &[&str], path: &Path) -> (bool, String) {
-    let mut command = served.forebay(args);
-    if path.to_string_lossy().starts_with("shared:") {
-        command.args(["--server", &served.unix()]);
-    }
-    try_run_for(command.arg(path), LIMIT)
-}
-
-fn must_be_durable(served: &Served, path: &Path) {
-    let (ok, said) = ask(served, &["wait", "--timeout", "40", "--json"], path);
-    assert!(ok, "{said}\n{}", served.log_tail());
-}
-
-fn state(served: &Served, path: &Path) -> serde_json::Value {
-    let (ok, said) = ask(served, &["status", "--json"], path);
-    assert!(ok, "{said}");
-    serde_json::from_str(&said).unwrap()
-}
-
-fn everything() -> PathBuf {
-    PathBuf::from("shared:/")
-}
-
-fn xattr(path: &Path, which: &str) -> String {
-    let value = sys::getxattr(sys::bytes(path), &format!("user.forebay.{which}")).unwrap();
-    String::from_utf8(value).unwrap()
 }
 
 #[test]

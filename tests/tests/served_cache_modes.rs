@@ -2,6 +2,7 @@
 //! their own over one PFS.
 #![allow(clippy::unwrap_used)]
 
+use forebay_tests::cached::pattern;
 use forebay_tests::procs::try_run_for;
 use forebay_tests::served::{Options, Served, Store, Via};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -11,10 +12,6 @@ use std::time::{Duration, Instant};
 /// How long a command may take.
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
-
-fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|i| (i as u64 * 31 + (i as u64 >> 9) + u64::from(seed)) as u8).collect()
-}
 
 fn cache(arguments: &[&str]) -> Served {
     Served::with(Options { servers: 2, ..Options::cache(Store::Tmpfs, arguments) }, &[])

@@ -2,7 +2,8 @@
 //! number of mounts, one fetch of each byte, drains by all servers, kills of any of them.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::procs::{Cred, as_user, run, try_run_for};
+use forebay_tests::cached::{self, everything, pattern, sums, xattr};
+use forebay_tests::procs::{Cred, as_user, run};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys;
 use std::fs::{File, OpenOptions};
@@ -18,51 +19,24 @@ const MIB: usize = 1 << 20;
 /// What is above this in a file's number says which server has its data.
 const HOME_SHIFT: u32 = 48;
 
-fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|i| (i as u64 * 31 + (i as u64 >> 9) + u64::from(seed)) as u8).collect()
+fn ask(served: &Served, args: &[&str], path: &Path) -> (bool, String) {
+    cached::ask(served, args, path, LIMIT)
+}
+
+fn must_be_durable(served: &Served, path: &Path) {
+    cached::must_be_durable(served, path, 60);
+}
+
+fn state(served: &Served, path: &Path) -> serde_json::Value {
+    cached::state(served, path, LIMIT)
 }
 
 fn cache(servers: usize, arguments: &[&str], mounts: &[Via]) -> Served {
     Served::with(Options { servers, ..Options::cache(Store::Tmpfs, arguments) }, mounts)
 }
 
-/// Checksums, modes and sizes of all of a tree, by path.
-fn sums(dir: &Path) -> String {
-    let script = "find . -type f ! -name '.forebay-*' -print0 | sort -z | xargs -0 sha256sum; \
-                  find . -type l -printf '%p %l\\n' | sort; find . -printf '%p %m %s\\n' | grep -v '^. ' | sort";
-    run(Command::new("sh").arg("-c").arg(script).current_dir(dir))
-}
-
-fn ask(served: &Served, args: &[&str], path: &Path) -> (bool, String) {
-    let mut command = served.forebay(args);
-    if path.to_string_lossy().starts_with("shared:") {
-        command.args(["--server", &served.unix()]);
-    }
-    try_run_for(command.arg(path), LIMIT)
-}
-
-fn must_be_durable(served: &Served, path: &Path) {
-    let (ok, said) = ask(served, &["wait", "--timeout", "60", "--json"], path);
-    assert!(ok, "{said}\n{}", served.log_tail());
-}
-
-fn state(served: &Served, path: &Path) -> serde_json::Value {
-    let (ok, said) = ask(served, &["status", "--json"], path);
-    assert!(ok, "{said}");
-    serde_json::from_str(&said).unwrap()
-}
-
-fn everything() -> PathBuf {
-    PathBuf::from("shared:/")
-}
-
 fn home(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().ino() >> HOME_SHIFT
-}
-
-fn xattr(path: &Path, which: &str) -> String {
-    let value = sys::getxattr(sys::bytes(path), &format!("user.forebay.{which}")).unwrap();
-    String::from_utf8(value).unwrap()
 }
 
 /// The first of some names whose file has its data at this server's part.

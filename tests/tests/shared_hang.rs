@@ -172,6 +172,7 @@ fn the_second_server_hangs_and_only_what_it_has_waits_and_fails() {
 
 #[test]
 fn a_mount_comes_off_while_a_server_hangs() {
+    let _children = procs::with_children();
     for which in [0, 1] {
         let Hung { served, dirs, server } = hung(PATIENCE_S);
         served.signal_server(server[which], libc::SIGSTOP);
@@ -228,6 +229,7 @@ fn wait_until_stopped(pid: i32) {
 /// The kernel reads ahead for nobody, and an unmount has to wait for those pages.
 #[test]
 fn a_plain_unmount_says_what_it_waits_for_and_can_be_left() {
+    let _alone = procs::without_children();
     let Hung { served, dirs, server } = hung(PATIENCE_S);
     let big = served.path(1, format!("{}/big", dirs[1]));
     std::fs::write(sys::path(&big), vec![7; 8 << 20]).unwrap();
@@ -261,6 +263,7 @@ fn a_plain_unmount_says_what_it_waits_for_and_can_be_left() {
 
 #[test]
 fn a_server_that_hangs_for_less_than_the_patience_is_only_waited_for() {
+    let _children = procs::with_children();
     let Hung { served, dirs, server } = hung(40);
     for which in [0, 1] {
         // Longer than a lease: the mounts have lost what they held when the server goes on.
