@@ -11,9 +11,9 @@
 
 use super::CacheFs;
 use super::act::Who;
-use super::drain::publish::{joined, split};
 use super::file::CacheFile;
 use super::names::DRAIN_PREFIX;
+use super::paths::{joined, split};
 use super::pfs::{Key, PfsStat, errno};
 use super::record::{Base, Draining, Record};
 use forebay_proto::control::PathBytes;

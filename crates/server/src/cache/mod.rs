@@ -31,6 +31,7 @@ mod nodes;
 mod nodes_log;
 mod open;
 mod own_change;
+mod paths;
 mod pfs;
 mod probe;
 mod read;

@@ -5,10 +5,10 @@
 
 use super::CacheFs;
 use super::act::Who;
-use super::drain::publish::joined;
 use super::file::CacheFile;
 use super::homes::Left;
 use super::own_change::lock_metas;
+use super::paths::joined;
 use super::pfs::{PfsStat, errno};
 use super::record::Draining;
 use forebay_proto::api::{CreateArgs, rename_flags};

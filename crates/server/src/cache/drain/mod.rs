@@ -11,7 +11,7 @@ mod dirsync;
 mod foreground;
 mod leftover;
 pub(crate) mod policy;
-pub(super) mod publish;
+mod publish;
 mod resolve;
 mod rights;
 mod settle;

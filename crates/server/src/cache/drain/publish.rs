@@ -10,6 +10,7 @@ use super::super::file::{CacheFile, FileState};
 use super::super::homes::NowAt;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::names::DRAIN_PREFIX;
+use super::super::paths::split;
 use super::super::pfs::{Key, PfsStat, errno, proc_path};
 use super::super::record::{Base, Draining, Record, State};
 use super::copy::Memory;
@@ -585,17 +586,4 @@ struct Beside<'a> {
     dir_path: &'a [u8],
     temporary: &'a [u8],
     name: &'a [u8],
-}
-
-/// The path of a name in a directory.
-pub(in super::super) fn joined(dir: &[u8], name: &[u8]) -> Vec<u8> {
-    if dir.is_empty() { name.to_vec() } else { [dir, &b"/"[..], name].concat() }
-}
-
-/// A path's directory and its last name.
-pub(in super::super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|b| *b == b'/') {
-        Some(slash) => (&path[..slash], &path[slash + 1..]),
-        None => (b"", path),
-    }
 }

@@ -7,9 +7,9 @@
 use super::super::CacheFs;
 use super::super::file::CacheFile;
 use super::super::map::{BLOCK_BYTES, bits};
+use super::super::paths::{joined, split};
 use super::super::pfs::{PfsStat, errno};
 use super::super::record::{Base, Draining, State};
-use super::publish::{joined, split};
 use forebay_proto::cache::Keep;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Result};
