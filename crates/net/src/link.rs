@@ -7,7 +7,8 @@ use crate::seal::Seals;
 use crate::stream::Stream;
 use forebay_proto::net::auth::Refusal;
 use forebay_proto::net::frame::{
-    self, FrameError, FrameHeader, HEADER_BYTES, Kind, MAX_BODY_BYTES,
+    self, FrameError, FrameHeader, HEADER_BYTES, Kind, MAX_BODY_BYTES, PAYLOAD_SUM_BYTES,
+    PayloadSum,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -21,6 +22,9 @@ use std::time::Duration;
 const CHUNK_BYTES: usize = 1024;
 /// Payload memory taken before its bytes have come.
 const PAYLOAD_STEP_BYTES: usize = 256 << 10;
+/// What of a payload is summed and sent at a time: the peer takes one piece while the next is summed.
+/// Shorter ones cost more in wake-ups of the peer than they bring (docs/BENCHMARKS.md, striped writes).
+const SEND_STEP_BYTES: usize = 512 << 10;
 
 /// Why a link is of no use any more.
 #[derive(Debug, thiserror::Error)]
@@ -171,7 +175,21 @@ impl Link {
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<(), LinkError> {
         let header = FrameHeader::of(kind, id, &self.body, payload)?.to_bytes();
-        self.stream.send_all(&[&header, &self.body, payload], fd)?;
+        let mut sum = PayloadSum::default();
+        let (mut first, mut fd): ([&[u8]; 2], _) = ([&header, &self.body], fd);
+        let mut left = payload;
+        while left.len() > SEND_STEP_BYTES {
+            let (piece, rest) = left.split_at(SEND_STEP_BYTES);
+            sum.add(piece);
+            let [head, body] = std::mem::take(&mut first);
+            self.stream.send_all(&[head, body, piece], fd.take())?;
+            left = rest;
+        }
+        sum.add(left);
+        let sum = sum.to_bytes();
+        let behind = if payload.is_empty() { &[][..] } else { &sum[..] };
+        let [head, body] = first;
+        self.stream.send_all(&[head, body, left, behind], fd)?;
         Ok(())
     }
 
@@ -181,7 +199,8 @@ impl Link {
             let have = self.ahead.len();
             let room = (want - have).max(CHUNK_BYTES.saturating_sub(have));
             self.ahead.resize(have + room, 0);
-            let got = receive_some(&self.stream, self.longest_wait, &mut self.ahead[have..]);
+            let got =
+                receive_some(&self.stream, self.longest_wait, &mut self.ahead[have..], &mut []);
             let (count, file) = match got {
                 Ok(done) => done,
                 Err(error) => {
@@ -258,17 +277,12 @@ impl Link {
             }
             .into());
         };
-        let ready = self.ahead.len().min(want);
-        into[..ready].copy_from_slice(&self.ahead[..ready]);
-        self.ahead.drain(..ready);
-        let mut have = ready;
-        while have < want {
-            match receive_some(&self.stream, self.longest_wait, &mut into[have..])?.0 {
-                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                count => have += count,
-            }
+        let mut coming = Coming::new(want);
+        self.start(&mut coming, into);
+        while coming.more() {
+            self.go_on(&mut coming, into)?;
         }
-        header.check_payload(into)?;
+        coming.check()?;
         Ok(want)
     }
 
@@ -285,19 +299,47 @@ impl Link {
         if into.len() < ready {
             into.resize(ready, 0);
         }
-        into[..ready].copy_from_slice(&self.ahead[..ready]);
-        self.ahead.drain(..ready);
-        let mut have = ready;
-        while have < want {
-            if have == into.len() {
-                into.resize(want.min(have + PAYLOAD_STEP_BYTES), 0);
+        let mut coming = Coming::new(want);
+        self.start(&mut coming, into);
+        while coming.more() {
+            if coming.have == into.len() {
+                into.resize(want.min(coming.have + PAYLOAD_STEP_BYTES), 0);
             }
-            match receive_some(&self.stream, self.longest_wait, &mut into[have..])?.0 {
-                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                count => have += count,
-            }
+            self.go_on(&mut coming, into)?;
         }
-        header.check_payload(into)?;
+        Ok(coming.check()?)
+    }
+
+    /// What of a payload came along with its frame's head.
+    fn start(&mut self, coming: &mut Coming, into: &mut [u8]) {
+        let ready = self.ahead.len().min(coming.want);
+        into[..ready].copy_from_slice(&self.ahead[..ready]);
+        coming.took(into, ready);
+        let behind = match coming.have < coming.want {
+            true => 0,
+            false => (self.ahead.len() - ready).min(coming.behind()),
+        };
+        let end = ready + behind;
+        coming.sum_have = behind;
+        coming.sum_bytes[..behind].copy_from_slice(&self.ahead[ready..end]);
+        self.ahead.drain(..end);
+    }
+
+    /// Receives more of a payload, into `into` from where it ends so far.
+    fn go_on(&mut self, coming: &mut Coming, into: &mut [u8]) -> Result<(), LinkError> {
+        // The checksum only together with the last of the payload.
+        let last = into.len() >= coming.want;
+        let behind = if last { coming.behind() } else { 0 };
+        let end = coming.want.min(into.len());
+        let room = &mut into[coming.have..end];
+        let space = room.len();
+        let behind = &mut coming.sum_bytes[coming.sum_have..][..behind];
+        let count = receive_some(&self.stream, self.longest_wait, room, behind)?.0;
+        if count == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        coming.took(into, count.min(space));
+        coming.sum_have += count.saturating_sub(space);
         Ok(())
     }
 
@@ -314,13 +356,53 @@ impl Link {
     }
 }
 
+/// A payload that is being received.
+struct Coming {
+    /// Its length.
+    want: usize,
+    /// Received of it.
+    have: usize,
+    sum: PayloadSum,
+    /// What follows it, and what is here of that.
+    sum_bytes: [u8; PAYLOAD_SUM_BYTES],
+    sum_have: usize,
+}
+
+impl Coming {
+    fn new(want: usize) -> Coming {
+        let sum_bytes = [0; PAYLOAD_SUM_BYTES];
+        Coming { want, have: 0, sum: PayloadSum::default(), sum_bytes, sum_have: 0 }
+    }
+
+    /// Bytes missing of the checksum. Without a payload there is none.
+    fn behind(&self) -> usize {
+        if self.want == 0 { 0 } else { PAYLOAD_SUM_BYTES - self.sum_have }
+    }
+
+    fn more(&self) -> bool {
+        self.have < self.want || self.behind() > 0
+    }
+
+    /// The next bytes are in `into`, and summed while they are in the processor's cache.
+    fn took(&mut self, into: &[u8], count: usize) {
+        self.sum.add(&into[self.have..self.have + count]);
+        self.have += count;
+    }
+
+    fn check(&self) -> Result<(), FrameError> {
+        if self.want == 0 { Ok(()) } else { self.sum.check(self.sum_bytes) }
+    }
+}
+
+/// Receives into `into`, and what comes after it into `behind`.
 fn receive_some(
     stream: &Stream,
     longest_wait: Option<Duration>,
     into: &mut [u8],
+    behind: &mut [u8],
 ) -> io::Result<(usize, Option<File>)> {
     match stream.wait_to_receive(longest_wait)? {
-        true => stream.receive_some(into),
+        true => stream.receive_some(into, behind),
         false => Err(io::ErrorKind::WouldBlock.into()),
     }
 }
@@ -379,6 +461,55 @@ mod tests {
         let mut b = Link::new(Stream::Unix(b));
         let error = b.receive(&mut body).unwrap_err();
         assert!(matches!(&error, LinkError::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof));
+    }
+
+    /// The bytes of a frame with a payload.
+    fn frame_of(payload: &[u8]) -> Vec<u8> {
+        let mut sum = PayloadSum::default();
+        sum.add(payload);
+        let head = FrameHeader::of(Kind::Answer, 1, b"\x01", payload).unwrap().to_bytes();
+        [&head[..], b"\x01", payload, &sum.to_bytes()].concat()
+    }
+
+    #[test]
+    fn a_payload_arrives_however_it_is_cut_and_a_damaged_one_does_not() {
+        // Longer than what is received along with a head, and shorter.
+        for length in [CHUNK_BYTES + 4000, 3] {
+            let payload: Vec<u8> = (0..length).map(|i| (i * 7) as u8).collect();
+            let whole = frame_of(&payload);
+            for cut in (1..whole.len()).step_by(1 + length / 20).chain(whole.len() - 5..whole.len())
+            {
+                let (mut raw, b) = UnixStream::pair().unwrap();
+                let mut b = Link::new(Stream::Unix(b));
+                let (front, back) = (whole[..cut].to_vec(), whole[cut..].to_vec());
+                let sender = std::thread::spawn(move || {
+                    raw.write_all(&front).unwrap();
+                    std::thread::sleep(Duration::from_millis(1));
+                    raw.write_all(&back).unwrap();
+                    // The next frame is not touched by this one.
+                    raw.write_all(&frame_of(b"next")).unwrap();
+                });
+                let (mut body, mut data, mut next) = (Vec::new(), Vec::new(), [0; 4]);
+                let header = b.receive(&mut body).unwrap();
+                b.payload_vec(&header, &mut data).unwrap();
+                assert!(data == payload, "cut at {cut}");
+                let header = b.receive(&mut body).unwrap();
+                assert_eq!(b.payload_into(&header, &mut next).unwrap(), 4);
+                assert_eq!(&next, b"next", "cut at {cut}");
+                sender.join().unwrap();
+            }
+            for damaged in [HEADER_BYTES + 1, whole.len() - 5, whole.len() - 4, whole.len() - 1] {
+                let (mut raw, b) = UnixStream::pair().unwrap();
+                let mut bytes = whole.clone();
+                bytes[damaged] ^= 0x10;
+                raw.write_all(&bytes).unwrap();
+                let mut b = Link::new(Stream::Unix(b));
+                let (mut body, mut data) = (Vec::new(), Vec::new());
+                let header = b.receive(&mut body).unwrap();
+                let error = b.payload_vec(&header, &mut data).unwrap_err();
+                assert!(matches!(error, LinkError::Frame(FrameError::Checksum("payload"))));
+            }
+        }
     }
 
     #[test]

@@ -171,13 +171,18 @@ impl Stream {
         }
     }
 
-    /// Receives some bytes, and the descriptor that may come along. 0 = the peer has closed.
-    pub fn receive_some(&self, into: &mut [u8]) -> io::Result<(usize, Option<File>)> {
+    /// Receives some bytes into `into`, and what comes after them into `behind`; and the descriptor that
+    /// may come along. 0 = the peer has closed.
+    pub fn receive_some(
+        &self,
+        into: &mut [u8],
+        behind: &mut [u8],
+    ) -> io::Result<(usize, Option<File>)> {
         loop {
+            let mut slices = [io::IoSliceMut::new(into), io::IoSliceMut::new(behind)];
             let done = match self {
-                Stream::Tcp(_) => rustix::net::recv(self, &mut *into, RecvFlags::empty())
-                    .map(|(count, _)| (count, None)),
-                Stream::Unix(_) => self.receive_with_fd(into),
+                Stream::Tcp(_) => rustix::io::readv(self, &mut slices).map(|count| (count, None)),
+                Stream::Unix(_) => self.receive_with_fd(&mut slices),
             };
             match done {
                 Err(rustix::io::Errno::INTR) => {}
@@ -186,11 +191,13 @@ impl Stream {
         }
     }
 
-    fn receive_with_fd(&self, into: &mut [u8]) -> rustix::io::Result<(usize, Option<File>)> {
+    fn receive_with_fd(
+        &self,
+        slices: &mut [io::IoSliceMut<'_>],
+    ) -> rustix::io::Result<(usize, Option<File>)> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut slices = [io::IoSliceMut::new(into)];
-        let got = rustix::net::recvmsg(self, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let got = rustix::net::recvmsg(self, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
         let mut file = None;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {

@@ -1,25 +1,32 @@
-//! Frames: a header of [`HEADER_BYTES`] bytes, a body, a payload.
+//! Frames: a header of [`HEADER_BYTES`] bytes, a body, and where there is one a payload with its
+//! checksum behind it.
 //!
-//! The header carries the protocol's version, both lengths and the checksums of header, body and
-//! payload (CRC32C). Lengths are bounded before anything is allocated. A frame that is not
+//! The header carries the protocol's version, both lengths and the checksums of header and body
+//! (CRC32C). Lengths are bounded before anything is allocated. A frame that is not
 //! understood is refused by name and ends its connection; nothing of it is used.
 //!
 //! ```text
 //! 0  magic "FBAY"   4  version u16   6  kind u8   7  flags u8 (0)
 //! 8  id u64        16  body bytes u32   20  payload bytes u32
-//! 24 body CRC u32  28  payload CRC u32  32  header CRC u32 (of bytes 0..32)
+//! 24 body CRC u32  28  header CRC u32 (of bytes 0..28)
+//! 32 body, payload, payload CRC u32 (only if there is a payload)
 //! ```
-//! All numbers are little-endian.
+//! All numbers are little-endian. The payload's checksum follows it, so that both ends make it of
+//! what they have just touched while the other end still sends or receives ([`PayloadSum`]).
 
 use crate::version::WIRE_PROTOCOL;
-use crc_fast::crc32_iscsi;
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"FBAY";
 /// Length of the header.
-pub const HEADER_BYTES: usize = 36;
+pub const HEADER_BYTES: usize = 32;
+/// Bytes of the header that its checksum is of.
+const SUMMED_BYTES: usize = HEADER_BYTES - 4;
+/// Length of the checksum behind a payload.
+pub const PAYLOAD_SUM_BYTES: usize = 4;
 /// Longest body. The longest is a listing, which is made to fit.
 pub const MAX_BODY_BYTES: u32 = 1 << 20;
 /// Longest payload: one read or write of the kernel.
@@ -132,7 +139,37 @@ pub struct FrameHeader {
     /// Length of the payload.
     pub payload_bytes: u32,
     body_crc: u32,
-    payload_crc: u32,
+}
+
+/// The checksum of a payload (CRC32C), made piece by piece.
+#[derive(Debug)]
+pub struct PayloadSum(Digest);
+
+impl Default for PayloadSum {
+    fn default() -> PayloadSum {
+        PayloadSum(Digest::new(CrcAlgorithm::Crc32Iscsi))
+    }
+}
+
+impl PayloadSum {
+    /// The next piece.
+    pub fn add(&mut self, piece: &[u8]) {
+        self.0.update(piece);
+    }
+
+    /// What follows the payload, after its last piece.
+    pub fn to_bytes(&self) -> [u8; PAYLOAD_SUM_BYTES] {
+        // The algorithm has 32 bits.
+        (self.0.finalize() as u32).to_le_bytes()
+    }
+
+    /// Did the payload arrive as it was sent?
+    pub fn check(&self, received: [u8; PAYLOAD_SUM_BYTES]) -> Result<(), FrameError> {
+        match received == self.to_bytes() {
+            true => Ok(()),
+            false => Err(FrameError::Checksum("payload")),
+        }
+    }
 }
 
 fn crc(bytes: &[u8]) -> u32 {
@@ -155,7 +192,6 @@ impl FrameHeader {
             body_bytes: bounded("body", body.len() as u64, MAX_BODY_BYTES)?,
             payload_bytes: bounded("payload", payload.len() as u64, MAX_PAYLOAD_BYTES)?,
             body_crc: crc(body),
-            payload_crc: crc(payload),
         })
     }
 
@@ -169,9 +205,8 @@ impl FrameHeader {
         out[16..20].copy_from_slice(&self.body_bytes.to_le_bytes());
         out[20..24].copy_from_slice(&self.payload_bytes.to_le_bytes());
         out[24..28].copy_from_slice(&self.body_crc.to_le_bytes());
-        out[28..32].copy_from_slice(&self.payload_crc.to_le_bytes());
-        let head_crc = crc(&out[..32]);
-        out[32..36].copy_from_slice(&head_crc.to_le_bytes());
+        let head_crc = crc(&out[..SUMMED_BYTES]);
+        out[SUMMED_BYTES..].copy_from_slice(&head_crc.to_le_bytes());
         out
     }
 
@@ -185,7 +220,7 @@ impl FrameHeader {
         if theirs != WIRE_PROTOCOL {
             return Err(FrameError::Version { theirs });
         }
-        if crc(&bytes[..32]) != u32_at(bytes, 32) {
+        if crc(&bytes[..SUMMED_BYTES]) != u32_at(bytes, SUMMED_BYTES) {
             return Err(FrameError::Checksum("header"));
         }
         let kind = Kind::from_byte(bytes[6]).ok_or(FrameError::Kind(bytes[6]))?;
@@ -197,7 +232,6 @@ impl FrameHeader {
             body_bytes: bounded("body", u32_at(bytes, 16).into(), MAX_BODY_BYTES)?,
             payload_bytes: bounded("payload", u32_at(bytes, 20).into(), MAX_PAYLOAD_BYTES)?,
             body_crc: u32_at(bytes, 24),
-            payload_crc: u32_at(bytes, 28),
         })
     }
 
@@ -214,14 +248,6 @@ impl FrameHeader {
         match crc(body) == self.body_crc {
             true => Ok(()),
             false => Err(FrameError::Checksum("body")),
-        }
-    }
-
-    /// Did the payload arrive as it was sent?
-    pub fn check_payload(&self, payload: &[u8]) -> Result<(), FrameError> {
-        match crc(payload) == self.payload_crc {
-            true => Ok(()),
-            false => Err(FrameError::Checksum("payload")),
         }
     }
 }
@@ -271,7 +297,21 @@ mod tests {
         assert_eq!(read, header());
         assert_eq!(read.check_body(b"body"), Ok(()));
         assert_eq!(read.check_body(b"b0dy"), Err(FrameError::Checksum("body")));
-        assert_eq!(read.check_payload(b"payloae"), Err(FrameError::Checksum("payload")));
+    }
+
+    #[test]
+    fn a_payload_has_one_checksum_however_it_is_cut() {
+        let sum_of = |pieces: &[&[u8]]| {
+            let mut sum = PayloadSum::default();
+            pieces.iter().for_each(|piece| sum.add(piece));
+            sum
+        };
+        let whole = sum_of(&[b"123456789"]);
+        // The check value of CRC32C (iSCSI, RFC 3720).
+        assert_eq!(whole.to_bytes(), 0xE306_9283_u32.to_le_bytes());
+        assert_eq!(sum_of(&[b"1", b"", b"2345678", b"9"]).check(whole.to_bytes()), Ok(()));
+        let damaged = sum_of(&[b"123456788"]).check(whole.to_bytes());
+        assert_eq!(damaged, Err(FrameError::Checksum("payload")));
     }
 
     #[test]
