@@ -312,6 +312,48 @@ fn a_cache_over_two_servers_goes_on_after_kills_of_each() {
 }
 
 #[test]
+fn a_home_starts_also_while_the_server_of_the_names_is_away() {
+    let served = cache(2, &["--drain", "end"], &[Via::Tcp]);
+    let at = |name: &str| served.root(0).join(name);
+    let rate = |limit: &str| {
+        let mut set = served.forebay(&["drain-rate", "--server", &served.unix(), "shared:", limit]);
+        served.must(&mut set);
+    };
+    rate("64KiB");
+    let names: Vec<String> = (0..6).map(|n| name_at(&served, 0, 1, &format!("f{n}-"))).collect();
+    for name in &names {
+        std::fs::write(at(name), pattern(7, MIB)).unwrap();
+    }
+    let (ok, said) = ask(&served, &["flush"], &everything());
+    assert!(ok, "{said}");
+    // Drains that have begun: of each the next start has something to ask the server of the names.
+    let begun = || {
+        let all = std::fs::read_dir(served.pfs("")).unwrap();
+        let is_ours = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(".forebay-drain");
+        all.filter(|entry| is_ours(&entry.as_ref().unwrap().file_name())).count()
+    };
+    let since = Instant::now();
+    while begun() < 4 {
+        assert!(since.elapsed() < LIMIT, "{} drains have begun", begun());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (of_names, home) = (served.server_of_part(0), served.server_of_part(1));
+    served.kill_server();
+    let since = Instant::now();
+    served.start_server_at(home);
+    let took = since.elapsed();
+    assert!(took < Duration::from_secs(30), "started after {took:?}");
+    served.start_server_at(of_names);
+    rate("0");
+    must_be_durable(&served, &everything());
+    for name in &names {
+        assert!(std::fs::read(at(name)).unwrap() == pattern(7, MIB), "{name}");
+        assert!(std::fs::read(served.pfs(name)).unwrap() == pattern(7, MIB), "{name}");
+    }
+    assert_eq!(begun(), 0, "nothing of a drain is left");
+}
+
+#[test]
 fn what_is_removed_and_moved_while_a_home_is_dead_is_so_when_it_is_back() {
     // Names are believed for long, so that the kernel need not ask the dead server what is there.
     let served = cache(2, &["--drain", "end", "--pfs-ttl", "60"], &[Via::Tcp, Via::Tcp]);

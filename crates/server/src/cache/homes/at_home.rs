@@ -15,12 +15,13 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most inodes that are held for names that are going.
 const LEAVING_MAX: usize = 1024;
-/// How long a start waits for the server of the names to finish a drain that a kill cut.
-const START_PATIENCE: Duration = Duration::from_secs(15);
+/// How long a start waits for the server of the names to finish drains that a kill cut, all together; and
+/// how long people wait for the paths of files.
+pub(super) const START_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Where a file is that was not where it was.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -241,10 +242,12 @@ impl CacheFs {
         }
     }
 
-    /// The same at the start, which waits for the server of the names.
+    /// At the start: waits for the server of the names. That may be waiting to be started until this one is:
+    /// however much there is to ask it, the start waits only once.
     pub(in super::super) fn wait_for_names(&self) {
         if let Some(homes) = self.at_home() {
-            let _known = homes.ask_patiently(NAMES, &Asked::Where(Vec::new()), START_PATIENCE);
+            let left = homes.start_until.saturating_duration_since(Instant::now());
+            let _known = homes.ask_patiently(NAMES, &Asked::Where(Vec::new()), left);
         }
     }
 

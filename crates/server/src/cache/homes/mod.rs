@@ -54,6 +54,8 @@ pub(crate) struct Homes {
     /// Of a home: the server of the names knows what this one had at its start.
     told_start: Mutex<bool>,
     start: u64,
+    /// Until then a start waits for the server of the names.
+    start_until: Instant,
     /// Of names: what homes that have started are saying that they have.
     starting: Mutex<HashMap<ShardId, (u64, HashSet<Ino>)>>,
     /// Of a home: inodes on the PFS of files that are about to lose a name.
@@ -73,6 +75,7 @@ impl Homes {
             next: AtomicU64::new(start + 1),
             told_start: Mutex::new(false),
             start,
+            start_until: Instant::now() + at_home::START_PATIENCE,
             starting: Mutex::default(),
             leaving: Mutex::default(),
             renaming: RwLock::new(()),
