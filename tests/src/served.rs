@@ -205,9 +205,13 @@ impl Served {
         said
     }
 
-    /// Starts the first server (again), on the addresses that it had.
+    /// Starts all servers again at once, on the addresses that they had.
     pub fn start_server(&self) {
-        self.start_server_at(0);
+        std::thread::scope(|scope| {
+            for at in 0..self.server_count() {
+                scope.spawn(move || self.start_server_at(at));
+            }
+        });
     }
 
     /// Starts a server (again), on the addresses that it had.
@@ -412,9 +416,9 @@ impl Served {
         unsafe { libc::kill(self.server_pid(at), signal) };
     }
 
-    /// Kills the first server with -9 and waits until it is gone.
+    /// Kills all servers with -9 and waits until they are gone.
     pub fn kill_server(&self) {
-        self.kill_server_at(0);
+        (0..self.server_count()).for_each(|at| self.kill_server_at(at));
     }
 
     /// Kills a server with -9 and waits until it is gone.
@@ -423,9 +427,10 @@ impl Served {
         kill(pid.expect("the server is not there"));
     }
 
-    /// Kills the first server with -9 and starts it again.
+    /// Kills all servers with -9 and starts them again.
     pub fn kill_and_restart_server(&self) {
-        self.kill_and_restart_server_at(0);
+        self.kill_server();
+        self.start_server();
     }
 
     /// Kills a server with -9 and starts it again.

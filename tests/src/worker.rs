@@ -33,7 +33,8 @@ impl<'a> Worker<'a> {
         let flags = libc::O_APPEND | libc::O_CREAT | libc::O_WRONLY;
         let dir = served.path(at, format!("w{at}"));
         sys::mkdir(&dir, 0o755).unwrap();
-        if served.server_count() > 1 {
+        // Of a cache names are at one server whatever is asked for, and files on all of them by turns.
+        if served.server_count() > 1 && !served.is_cache() {
             sys::setxattr(&dir, "user.forebay.placement", b"spread", 0).unwrap();
         }
         let log = sys::open(served.path(at, format!("w{at}/log")), flags, 0o644).unwrap();

@@ -54,9 +54,19 @@ fn server_killed_under_load(store: Store) {
             std::thread::sleep(ms(5));
         }
         std::thread::sleep(ms(rng.random_range(0..300)));
-        served.kill_server();
-        std::thread::sleep(ms(if kill == 1 { 3_000 } else { rng.random_range(0..400) }));
-        served.start_server();
+        let pause = ms(if kill == 1 { 3_000 } else { rng.random_range(0..400) });
+        match kill % (served.server_count() + 1) {
+            at if at < served.server_count() => {
+                served.kill_server_at(at);
+                std::thread::sleep(pause);
+                served.start_server_at(at);
+            }
+            _ => {
+                served.kill_server();
+                std::thread::sleep(pause);
+                served.start_server();
+            }
+        }
     }
     std::thread::sleep(ms(500));
     done[4].store(1, SeqCst);

@@ -62,7 +62,8 @@ pub struct Options {
 impl Options {
     /// A buffer of 512 MiB on 127.0.0.1, over one server, or over as many as the environment
     /// variable FOREBAY_TEST_SERVERS says: so every test can be run over several by hand. In the tests of
-    /// `cached_shared`, and with FOREBAY_TEST_CACHE=1, it is a cache.
+    /// `cached_shared`, and with FOREBAY_TEST_CACHE=1, it is a cache; in those of `cached_shared_striped`
+    /// over two servers.
     pub fn new(store: Store) -> Options {
         let is_cache = runs_over_caches();
         Options {
@@ -70,7 +71,7 @@ impl Options {
             capacity: 512 << 20,
             listen: "127.0.0.1".into(),
             patience_s: None,
-            servers: crate::env_u64("FOREBAY_TEST_SERVERS", 1) as usize,
+            servers: crate::env_u64("FOREBAY_TEST_SERVERS", default_servers()) as usize,
             cache: is_cache.then(Vec::new),
             pfs_on_disk: is_cache,
             hosts: Vec::new(),
@@ -92,7 +93,14 @@ impl Options {
 /// True where the tests of shared buffers are to run over caches: in the second executable that they are built
 /// into.
 fn runs_over_caches() -> bool {
+    own_name().starts_with("cached_shared") || crate::env_u64("FOREBAY_TEST_CACHE", 0) > 0
+}
+
+fn default_servers() -> u64 {
+    if own_name().starts_with("cached_shared_striped") { 2 } else { 1 }
+}
+
+fn own_name() -> String {
     let own = std::env::current_exe().unwrap_or_default();
-    let name = own.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    name.starts_with("cached_shared") || crate::env_u64("FOREBAY_TEST_CACHE", 0) > 0
+    own.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
