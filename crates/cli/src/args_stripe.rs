@@ -50,13 +50,14 @@ pub enum StripeCount {
 /// Where new files go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PlacementArg {
-    /// Files to the server on the writer's own node, if there is one; else as spread.
+    /// Files, and the first directories of a mount, to the server on their own node, if there is one;
+    /// else as spread.
     Auto,
     /// Files and directories to the server on the writer's own node; else as spread.
     Local,
-    /// Files in turn to all servers.
+    /// Files and directories in turn to all servers.
     Spread,
-    /// Files to the server of their directory.
+    /// Files to the server of their directory, directories in turn.
     Directory,
 }
 

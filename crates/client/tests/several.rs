@@ -8,7 +8,9 @@ use forebay_client::remote::{RemoteFs, Target};
 use forebay_net::ServerAddress;
 use forebay_net::handshake::{Credential, Gate, Greeted};
 use forebay_net::node::this_node;
+
 use forebay_proto::api::{CreateArgs, FileSystem, Notify, WriteMode, rename_flags};
+use forebay_proto::layout::{OWN_DIRECTORIES, turn};
 use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::servers::{Question, Reply};
@@ -112,11 +114,18 @@ struct Buffer {
     directory: Arc<Directory>,
     running: BTreeMap<u16, Running>,
     starts: u64,
+    /// The shards on the node of the mounts.
+    near: Vec<u16>,
 }
 
 impl Buffer {
     fn new() -> Buffer {
+        Buffer::near(&[1])
+    }
+
+    fn near(near: &[u16]) -> Buffer {
         let mut buffer = Buffer {
+            near: near.to_vec(),
             dir: tempfile::tempdir().unwrap(),
             net: Net::default(),
             directory: Arc::default(),
@@ -157,8 +166,10 @@ impl Buffer {
             shard: ShardId(shard),
             places: Places::new(servers, Arc::clone(&self.directory)),
             incarnation: self.starts,
-            // One server on the node of the mounts.
-            node: if shard == 1 { this_node() } else { NodeId("elsewhere".into()) },
+            node: match self.near.contains(&shard) {
+                true => this_node(),
+                false => NodeId("elsewhere".into()),
+            },
             unix_socket: None,
             volatile: store.volatile(),
             gives_objects: false,
@@ -231,6 +242,26 @@ fn root() -> Caller {
     Caller::root()
 }
 
+fn mkdir(fs: &RemoteFs, dir: Ino, name: &str) -> Ino {
+    fs.mkdir(&root(), dir, name.as_bytes(), ARGS).unwrap().attr.ino
+}
+
+/// Which shards so many new directories went to.
+fn shards_of_new(fs: &RemoteFs, dir: Ino, name: &str, count: u32) -> Vec<u16> {
+    (0..count).map(|n| mkdir(fs, dir, &format!("{name}{n}")).shard().0).collect()
+}
+
+/// A mount that has made all the directories that go to its node's server: later ones take turns.
+fn mount_taking_turns(buffer: &Buffer, by: u16) -> Arc<RemoteFs> {
+    let fs = buffer.mount(by);
+    let here = shards_of_new(&fs, Ino::ROOT, "own", OWN_DIRECTORIES);
+    assert!(here.iter().all(|shard| *shard == 1), "{here:?}");
+    (0..OWN_DIRECTORIES).for_each(|n| {
+        fs.rmdir(&root(), Ino::ROOT, format!("own{n}").as_bytes()).unwrap();
+    });
+    fs
+}
+
 fn create(fs: &RemoteFs, dir: Ino, name: &str) -> Ino {
     fs.create(&root(), dir, name.as_bytes(), ARGS, false).unwrap().0.attr.ino
 }
@@ -254,7 +285,7 @@ fn names(fs: &RemoteFs, dir: Ino) -> BTreeMap<String, (Ino, FileKind, Option<u64
 #[test]
 fn names_and_inodes_lie_on_all_servers_and_work_as_on_one() {
     let buffer = Buffer::new();
-    let fs = buffer.mount(0);
+    let fs = mount_taking_turns(&buffer, 0);
     let (who, mut shards) = (root(), BTreeSet::new());
     let mut dirs = Vec::new();
     for n in 0..6 {
@@ -305,9 +336,73 @@ fn names_and_inodes_lie_on_all_servers_and_work_as_on_one() {
 }
 
 #[test]
+fn a_node_s_first_directories_lie_on_its_own_server_and_later_ones_take_turns() {
+    let buffer = Buffer::new();
+    let fs = buffer.mount(0);
+    // What is not made, or not there, does not count.
+    let spread = mkdir(&fs, Ino::ROOT, "spread");
+    fs.setxattr(&root(), spread, b"user.forebay.placement", b"spread", 0, false).unwrap();
+    let elsewhere = shards_of_new(&fs, spread, "sub.", 6);
+    assert_eq!(elsewhere.iter().collect::<BTreeSet<_>>().len(), 3, "{elsewhere:?}");
+    for _ in 0..2 * OWN_DIRECTORIES {
+        assert_eq!(fs.mkdir(&root(), Ino::ROOT, b"spread", ARGS).err(), Some(Errno::EEXIST));
+    }
+    let of_spread = 1 + elsewhere.iter().filter(|shard| **shard == 1).count() as u32;
+    let own = shards_of_new(&fs, Ino::ROOT, "own", OWN_DIRECTORIES - of_spread);
+    assert!(own.iter().all(|shard| *shard == 1), "{own:?}");
+    // Numbered names: evenly.
+    let later = shards_of_new(&fs, Ino::ROOT, "rank.", 60);
+    assert!((0..3).all(|at| later.iter().filter(|shard| **shard == at).count() == 20), "{later:?}");
+    // Another mount of the node has a count of its own, and its creates below are one message.
+    let other = buffer.mount(2);
+    let dir = mkdir(&other, Ino::ROOT, "mine");
+    assert_eq!((dir.shard(), create(&other, dir, "file").shard()), (ShardId(1), ShardId(1)));
+    fs.close();
+    other.close();
+    buffer.end();
+}
+
+#[test]
+fn directories_of_a_node_with_no_server_or_several_take_turns_from_the_first_on() {
+    for near in [&[][..], &[0, 1], &[0, 1, 2]] {
+        let buffer = Buffer::near(near);
+        let fs = buffer.mount(0);
+        let shards = shards_of_new(&fs, Ino::ROOT, "rank.", 12);
+        let even = (0..3).all(|at| shards.iter().filter(|shard| **shard == at).count() == 4);
+        assert!(even, "near {near:?}: {shards:?}");
+        fs.close();
+        buffer.end();
+    }
+}
+
+#[test]
+fn many_threads_make_no_more_than_the_bound_on_their_own_server() {
+    let buffer = Buffer::new();
+    let fs = buffer.mount(0);
+    // Whether each is on the node's server, and whether its turn had brought it there.
+    let made: Vec<(bool, bool)> = std::thread::scope(|scope| {
+        let fs = &fs;
+        let make = |t: u32, n: u32| {
+            let name = format!("t{t}.{n}");
+            let its_turn = turn(Ino::ROOT, name.as_bytes()) % u64::from(COUNT) == 1;
+            (mkdir(fs, Ino::ROOT, &name).shard() == ShardId(1), its_turn)
+        };
+        let make_all = move |t| (0..12).map(|n| make(t, n)).collect::<Vec<_>>();
+        let threads: Vec<_> = (0..4).map(|t| scope.spawn(move || make_all(t))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let own = made.iter().filter(|(own, _)| *own).count() as u32;
+    let out_of_turn = made.iter().filter(|(own, its_turn)| *own && !its_turn).count() as u32;
+    assert!((OWN_DIRECTORIES..48).contains(&own), "{own}");
+    assert!((1..=OWN_DIRECTORIES).contains(&out_of_turn), "{out_of_turn}");
+    fs.close();
+    buffer.end();
+}
+
+#[test]
 fn two_mounts_see_each_other_s_changes_at_once_wherever_they_are() {
     let buffer = Buffer::new();
-    let (a, b, who) = (buffer.mount(0), buffer.mount(2), root());
+    let (a, b, who) = (mount_taking_turns(&buffer, 0), buffer.mount(2), root());
     // The recall connections of both are there.
     std::thread::sleep(Duration::from_millis(300));
     for n in 0..12 {

@@ -7,19 +7,25 @@
 use crate::ids::{Ino, ShardId};
 use serde::{Deserialize, Serialize};
 
+/// How many directories of placement [`Placement::Auto`] a mount makes on its own node's server before
+/// they take turns: a node's own directories are where its names cost one message, and a node that makes
+/// the directories of all others still spreads them.
+pub const OWN_DIRECTORIES: u32 = 16;
+
 /// Where the inodes of new files (and, but for `Local`, of new directories) of a directory go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Placement {
     /// Files to the server on the maker's own node; if it has none, as `Spread`. Directories by
-    /// the hash of parent and name.
+    /// the turn of their name, but for the first [`OWN_DIRECTORIES`] of a mount whose node has exactly
+    /// one of the servers: those go there.
     #[default]
     Auto = 0,
     /// Files and directories to the server on the maker's own node; if it has none, as `Spread`.
     Local = 1,
-    /// Files round robin over all servers, directories by hash.
+    /// Files and directories by the turn of their name.
     Spread = 2,
-    /// Files to the server of their directory, directories by hash.
+    /// Files to the server of their directory, directories by the turn of their name.
     Directory = 3,
 }
 

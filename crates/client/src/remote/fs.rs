@@ -263,9 +263,14 @@ impl FileSystem for RemoteFs {
 
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
         self.of(parent)?.kept.puts(parent, name);
+        let own = self.own_dirs.take_place(self.servers.only_near());
         let near = self.servers.near(parent);
-        let call = Call::Mkdir { parent, name, args, near };
-        Ok(self.entry(caller, parent, Taking::Directory, call)?.0)
+        let call = Call::Mkdir { parent, name, args, near, own: own.is_some() };
+        let (entry, _) = self.entry(caller, parent, Taking::Directory, call)?;
+        if let Some(place) = own {
+            place.made(entry.attr.ino);
+        }
+        Ok(entry)
     }
 
     fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {

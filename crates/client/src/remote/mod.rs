@@ -9,6 +9,7 @@
 //! | `refusal` | a server that refuses this mount |
 //! | `kept` | what may be believed without asking |
 //! | `dirs` | attributes of directories that answers to changes bring along |
+//! | `own_dirs` | the directories that go to this node's server |
 //! | `held` | references and opens, and giving them back |
 //! | `striped` | data of striped files, straight at the servers of their objects |
 //! | `locks` | lock requests that wait, locks held |
@@ -26,6 +27,7 @@ mod fs;
 mod held;
 mod kept;
 mod locks;
+mod own_dirs;
 mod peer;
 mod place;
 mod refusal;
@@ -46,6 +48,7 @@ use forebay_proto::net::call::Taking;
 use forebay_proto::net::session::Attached;
 use forebay_proto::{Caller, Errno, Ino};
 use locks::RemoteLocks;
+use own_dirs::OwnDirs;
 use peer::{Peer, Room};
 use rooted::Rooted;
 use servers::Servers;
@@ -67,6 +70,7 @@ pub struct RemoteFs {
     locks: Arc<RemoteLocks>,
     attached: Attached,
     striped: Arc<StripedFiles>,
+    own_dirs: OwnDirs,
 }
 
 impl RemoteFs {
@@ -84,6 +88,7 @@ impl RemoteFs {
             locks: Arc::clone(&locks),
             attached,
             striped: Arc::clone(&striped),
+            own_dirs: OwnDirs::default(),
         };
         for peer in servers.all() {
             let locks = Arc::clone(&locks);

@@ -94,6 +94,13 @@ impl Servers {
         (0..self.peers.len() as u16).find(|shard| near(*shard)).map(ShardId)
     }
 
+    /// The shard on this node, if there is exactly one.
+    pub(super) fn only_near(&self) -> Option<ShardId> {
+        let here = (0u16..).zip(&self.peers).filter(|(_, peer)| peer.is_near());
+        let mut here = here.map(|(shard, _)| ShardId(shard));
+        here.next().filter(|_| here.next().is_none() && !self.is_one())
+    }
+
     /// Ends all sessions. A server that has not heard of it within `limit` learns it by the end of the
     /// session's lease: somebody who waits for it meanwhile (a greeting, a new session) is not waited for.
     pub(super) fn close(&self, limit: Duration) {

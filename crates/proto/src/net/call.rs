@@ -133,6 +133,9 @@ pub enum Call<'a> {
         args: CreateArgs,
         /// As in `Mknod`.
         near: Option<ShardId>,
+        /// It goes to `near` where the placement is [`Auto`](crate::layout::Placement::Auto): one of
+        /// the first [`OWN_DIRECTORIES`](crate::layout::OWN_DIRECTORIES) of its mount.
+        own: bool,
     },
     /// `symlink`.
     Symlink {

@@ -46,8 +46,8 @@ impl At<'_> {
                 let new = NewInode { rdev, place, ..NewInode::of(kind, args) };
                 self.make(parent, || ns.op_make(who, parent, name, &new))
             }
-            Call::Mkdir { parent, name, args, near } => {
-                let place = Where::Placed(near);
+            Call::Mkdir { parent, name, args, near, own } => {
+                let place = if own { Where::Own(near) } else { Where::Placed(near) };
                 let new = NewInode { place, ..NewInode::of(FileKind::Dir, args) };
                 let made = self.make(parent, || ns.op_make(who, parent, name, &new));
                 made.map(|answer| self.empty_dir(answer))

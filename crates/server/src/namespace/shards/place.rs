@@ -1,8 +1,9 @@
 //! Where a new inode goes (`proto::layout::Placement`).
 //!
-//! `Spread`, and directories always: by the turn of their name (`proto::layout::turn`), so that
+//! `Spread`, and most directories: by the turn of their name (`proto::layout::turn`), so that
 //! `rank.0`, `rank.1`, ... of one directory go round over the shards, and each directory begins at
-//! another one. A shard that said that it has
+//! another one. A mount's first directories go to its own node's shard: which ones these are the mount
+//! counts (`client::remote::own_dirs`). A shard that said that it has
 //! almost no space is passed over for a while, one that does not answer as well.
 
 use super::Shards;
@@ -29,6 +30,8 @@ pub(crate) enum Where {
     Here,
     /// As its directory says; the shard on the maker's node, if there is one.
     Placed(Option<ShardId>),
+    /// A directory: at the shard on the maker's node, unless its directory says more than `Auto`.
+    Own(Option<ShardId>),
     /// At this shard whatever the directory says; without one, by the turn of its name.
     At(Option<ShardId>),
 }
@@ -92,11 +95,16 @@ impl Namespace {
     ) -> Vec<ShardId> {
         let Some(shards) = &self.shards else { return vec![self.shard] };
         let count = shards.count();
-        let by_turn = Layout { placement: Placement::Local, ..*layout };
+        let at_near = Layout { placement: Placement::Local, ..*layout };
         let first = match place {
             Where::Here => return vec![self.shard],
-            Where::Placed(near) => wanted(layout, (dir, name), kind, near, count),
-            Where::At(near) => wanted(&by_turn, (dir, name), kind, near, count),
+            Where::Own(near) if layout.placement == Placement::Auto => {
+                wanted(&at_near, (dir, name), kind, near, count)
+            }
+            Where::Placed(near) | Where::Own(near) => {
+                wanted(layout, (dir, name), kind, near, count)
+            }
+            Where::At(near) => wanted(&at_near, (dir, name), kind, near, count),
         };
         let all = (0..count).map(|n| ShardId((first.0 + n) % count));
         let there: Vec<ShardId> = all.filter(|shard| !shards.is_lost(*shard)).collect();

@@ -43,7 +43,7 @@ impl Op {
             Op::Make(kind, place, near) => {
                 let (parent, name, near) = (place.0, place.1.as_bytes(), Some(ShardId(*near)));
                 let call = match kind {
-                    FileKind::Dir => Call::Mkdir { parent, name, args: ARGS, near },
+                    FileKind::Dir => Call::Mkdir { parent, name, args: ARGS, near, own: true },
                     FileKind::Symlink => Call::Symlink { parent, name, target: b"to", near },
                     _ => Call::Create { parent, name, args: ARGS, want_local: false, near },
                 };

@@ -367,7 +367,8 @@ impl World {
     }
 
     pub fn mkdir(&self, parent: Ino, name: &str) -> Result<Ino> {
-        let call = Call::Mkdir { parent, name: name.as_bytes(), args: ARGS, near: None };
+        let call =
+            Call::Mkdir { parent, name: name.as_bytes(), args: ARGS, near: None, own: false };
         let ino = self.given(self.call(parent.shard().0, call), Taking::Directory)?;
         self.forget(ino);
         Ok(ino)
