@@ -21,10 +21,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest wait for the answer to a question that the server answers from memory.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for the answer of one of many that are asked, or of one whose asker's time is over.
+pub const SHORT_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for an unmount (open files may have to reach flash) and for the end of a plan.
 pub const UMOUNT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Longest wait for a file to be fetched whole.
@@ -41,6 +43,14 @@ const LOOK_EVERY_MS: u64 = 250;
 pub struct Control {
     stream: UnixStream,
     store_dir: PathBuf,
+    /// When who asks has no more time, however long an answer may take otherwise.
+    until: Option<Instant>,
+}
+
+/// What is left of a wait for who has no time after `until`.
+fn left(timeout: Duration, until: Option<Instant>) -> Duration {
+    let Some(until) = until else { return timeout };
+    timeout.min(until.saturating_duration_since(Instant::now()).max(SHORT_ANSWER_TIMEOUT))
 }
 
 /// What the server says at first: a welcome, or why not.
@@ -67,7 +77,7 @@ impl Control {
     /// The same, waiting so long for the server's greeting: ETIMEDOUT then.
     pub fn connect_store_within(store_dir: &Path, timeout: Duration) -> Result<Control> {
         let stream = open_socket(store_dir).map_err(|error| not_reached(store_dir, &error))?;
-        let control = Control { stream, store_dir: store_dir.to_path_buf() };
+        let control = Control { stream, store_dir: store_dir.to_path_buf(), until: None };
         control.set_timeout(timeout)?;
         // A server that is just dying may still accept, and then close without a greeting.
         // One that has no place for us says so and closes without having read: what it said is
@@ -88,6 +98,19 @@ impl Control {
                 _ => Err(control.broken("it answered a greeting with something else")),
             },
         }
+    }
+
+    /// For who has no time after `until`: no answer is waited for longer, but for
+    /// [`SHORT_ANSWER_TIMEOUT`] at least.
+    pub fn connect_store_until(store_dir: &Path, until: Option<Instant>) -> Result<Control> {
+        let mut control = Control::connect_store_within(store_dir, left(ANSWER_TIMEOUT, until))?;
+        control.until = until;
+        Ok(control)
+    }
+
+    /// Sets the end of the asker's time anew.
+    pub fn set_until(&mut self, until: Option<Instant>) {
+        self.until = until;
     }
 
     /// One request, one answer; an error of the server is an error here.
@@ -250,6 +273,7 @@ impl Control {
     }
 
     fn set_timeout(&self, timeout: Duration) -> Result<()> {
+        let timeout = left(timeout, self.until);
         self.stream
             .set_read_timeout(Some(timeout))
             .and_then(|()| self.stream.set_write_timeout(Some(timeout)))

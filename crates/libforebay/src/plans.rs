@@ -85,6 +85,11 @@ impl Deadline {
         self.0.is_some_and(|end| Instant::now() >= end)
     }
 
+    /// When that is.
+    pub fn end(self) -> Option<Instant> {
+        self.0
+    }
+
     /// What is said then.
     pub fn passed(self, what: &str, path: &Path) -> ControlError {
         let why = "it takes longer than the time limit; it goes on";

@@ -128,7 +128,7 @@ pub unsafe extern "C" fn fb_wait(text: *const c_char, timeout_s: f64) -> c_int {
 
 fn wait(path: &Path, deadline: Deadline) -> Answer<()> {
     let place = locate(path)?;
-    let mut control = Control::connect_store(&place.store_dir)?;
+    let mut control = Control::connect_store_until(&place.store_dir, deadline.end())?;
     match control.cache_wait(&bytes_of(&place), true, |_| !deadline.is_over()) {
         Ok(tree) if tree.is_durable() => return Ok(()),
         Ok(tree) if tree.errno() == libc::ETIMEDOUT => {

@@ -52,11 +52,20 @@ pub fn options(
 }
 
 fn connect(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, PathBuf)> {
+    connect_until(path, at, None)
+}
+
+/// The same for who has no time after `until`.
+fn connect_until(
+    path: &Path,
+    at: &ServerArgs,
+    until: Option<Instant>,
+) -> anyhow::Result<(Cached, PathBuf)> {
     if let Some(named) = Cached::named(path, at)? {
         return Ok(named);
     }
     let found = locate(path)?;
-    let control = Control::connect_store(&found.store_dir)?;
+    let control = Control::connect_store_until(&found.store_dir, until)?;
     Ok((Cached::Mounted(Box::new(control)), found.path_in_buffer))
 }
 
@@ -94,8 +103,9 @@ pub fn flush(args: CachePathArgs) -> Outcome {
 
 /// `forebay wait`.
 pub fn wait(args: CacheWaitArgs) -> Outcome {
-    let (mut cached, path) = connect(&args.path, &args.at)?;
     let timeout = args.timeout.map(Duration::from_secs);
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let (mut cached, path) = connect_until(&args.path, &args.at, until)?;
     let state = drain(&mut cached, &path, timeout, !args.no_flush, args.json)?;
     if args.json {
         print_json(&state)?;
@@ -155,7 +165,8 @@ pub fn done(state: &TreeState, path: &Path, what: &str) -> Result<(), ControlErr
         (1.., _) => "`forebay resolve --keep ours|theirs|both PATH` decides a conflict",
         (_, 1..) => "what failed is tried again by itself; `forebay status PATH` tells the errors",
         _ if state.pfs_error.is_some() => "it goes on by itself when the PFS answers",
-        _ => "close the files that are open for writing, or wait longer",
+        _ if state.busy > 0 => "close the files that are open for writing, or wait longer",
+        _ => "wait longer: it drains by itself",
     };
     Err(ControlError::new(what, Some(path), &summary(state)).errno(state.errno()).hint(hint))
 }
@@ -195,13 +206,15 @@ fn summary(state: &TreeState) -> String {
     if let Some(error) = &state.pfs_error {
         parts.push(format!("the PFS cannot be used: {error}"));
     }
-    if state.rate_bytes_per_s > 0.0 {
-        parts.push(format!("{}/s", format_bytes(state.rate_bytes_per_s as u64)));
-    }
-    if let Some(eta) = state.eta_s {
-        parts.push(format!("{eta:.0} s left"));
-    }
-    parts.join(", ")
+    parts.join(", ") + &pace(state).collect::<String>()
+}
+
+/// How fast it drains and how long that will take, each behind a comma, as far as it is known.
+fn pace(state: &TreeState) -> impl Iterator<Item = String> {
+    let rate = state.rate_bytes_per_s;
+    let rate = (rate > 0.0).then(|| format!(", {}/s", format_bytes(rate as u64)));
+    let eta = state.eta_s.map(|eta| format!(", {eta:.0} s left"));
+    rate.into_iter().chain(eta)
 }
 
 /// The files that a path stands for.
@@ -377,7 +390,7 @@ pub fn status(
     }
     let shown = path.display().to_string();
     match &state.file {
-        Some(file) => print_file(&shown, file),
+        Some(file) => print_file(&shown, file, &state),
         None => println!("tree        {}\nsafety      {}", visible(&shown), summary(&state)),
     }
     if let Some(policy) = &state.policy {
@@ -389,7 +402,7 @@ pub fn status(
     Ok(Some(()))
 }
 
-fn print_file(path: &str, file: &CachedFile) {
+fn print_file(path: &str, file: &CachedFile, tree: &TreeState) {
     println!("file        {}", visible(path));
     println!(
         "size        {} ({} bytes), {} on flash",
@@ -407,7 +420,13 @@ fn print_file(path: &str, file: &CachedFile) {
         .map(|how| format!(", last drain verified: {how}"))
         .unwrap_or_default();
     let unverified = if file.unverified { ", unverified" } else { "" };
-    println!("state       {}{dirty}{unverified}", file.state);
+    let mut drains = String::new();
+    if file.state == "draining" {
+        let (done, all) = (format_bytes(file.drained_bytes), format_bytes(file.drain_total_bytes));
+        drains =
+            [format!(", {done} of {all} written there")].into_iter().chain(pace(tree)).collect();
+    }
+    println!("state       {}{dirty}{unverified}{drains}", file.state);
     println!("safety      {}{verified}", file.grade);
     if file.pinned {
         println!("pinned      yes");

@@ -14,6 +14,7 @@ use forebay_server::flash::{self, FoundStore, StoreKey};
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Instant;
 
 /// One line of the list.
 #[derive(Serialize)]
@@ -258,7 +259,9 @@ fn list_mounted(mount: &MountRef) -> Listed {
         why: None,
         resume: None,
     };
-    match Control::connect_store(&mount.store_dir).and_then(|mut control| control.buffer_status()) {
+    // One that is stopped or hangs keeps the others waiting for a moment only.
+    let control = Control::connect_store_until(&mount.store_dir, Some(Instant::now()));
+    match control.and_then(|mut control| control.buffer_status()) {
         Ok(status) => {
             listed.capacity_bytes = Some(status.capacity_bytes);
             listed.used_bytes = Some(status.used_bytes);

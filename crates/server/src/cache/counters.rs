@@ -5,10 +5,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time that the drain's rate is told over.
+/// Time that the drain's rate is told over, where more than [`SAMPLES_MIN`] pieces drain in it.
 const RATE_OVER: Duration = Duration::from_secs(5);
-/// Most samples kept for it.
+/// Pieces that it is told over at least, however slow they are, and samples kept at most.
+const SAMPLES_MIN: usize = 3;
 const SAMPLES_MAX: usize = 256;
+/// So many times the usual time between two pieces without one, and nothing drains any more.
+const STALE_AFTER: f64 = 4.0;
 
 /// The counters.
 pub(crate) struct Counters {
@@ -30,6 +33,7 @@ pub(crate) struct Counters {
     kernel_opens: AtomicU64,
     /// Of them, those for writing.
     kernel_writes: AtomicU64,
+    /// Bytes drained so far at the begin of the drain and after each piece.
     samples: Mutex<VecDeque<(Instant, u64)>>,
 }
 
@@ -110,11 +114,25 @@ impl Counters {
         self.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// A file begins to drain: after a pause its time counts from here.
+    pub fn drain_begins(&self) {
+        let mut samples = self.samples.lock();
+        let now = Instant::now();
+        if rate_of(&samples, now).is_none_or(|rate| rate == 0.0) {
+            samples.clear();
+            samples.push_back((now, self.drained_bytes.load(Ordering::Relaxed)));
+        }
+    }
+
     pub fn drained(&self, bytes: u64) {
         let total = self.drained_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let mut samples = self.samples.lock();
-        samples.push_back((Instant::now(), total));
-        if samples.len() > SAMPLES_MAX {
+        let now = Instant::now();
+        samples.push_back((now, total));
+        let is_old = |at: &(Instant, u64)| now.duration_since(at.0) > RATE_OVER;
+        while samples.len() > SAMPLES_MAX
+            || (samples.len() > SAMPLES_MIN && samples.front().is_some_and(is_old))
+        {
             samples.pop_front();
         }
     }
@@ -158,18 +176,68 @@ impl Counters {
         .map(|counter| counter.load(Ordering::Relaxed))
     }
 
-    /// Bytes per second that were drained over the last seconds.
+    /// Bytes per second that drain now, by the last pieces; 0 if nothing does, or none is through yet.
     pub fn drain_rate(&self) -> f64 {
-        let mut samples = self.samples.lock();
-        let now = Instant::now();
-        while samples.front().is_some_and(|(at, _)| now.duration_since(*at) > RATE_OVER) {
-            samples.pop_front();
+        rate_of(&self.samples.lock(), Instant::now()).unwrap_or(0.0)
+    }
+}
+
+/// The rate by samples in order; `None` if they tell none.
+fn rate_of(samples: &VecDeque<(Instant, u64)>, now: Instant) -> Option<f64> {
+    let ((from, first), (to, last)) = (samples.front()?, samples.back()?);
+    let pieces = samples.len().checked_sub(1).filter(|pieces| *pieces > 0)?;
+    let between_s = to.duration_since(*from).as_secs_f64() / pieces as f64;
+    // The piece under way takes as long as the others did; what it takes longer makes the rate less.
+    let late_s = now.duration_since(*to).as_secs_f64() - between_s;
+    let stale_s = (STALE_AFTER * between_s).max(RATE_OVER.as_secs_f64() / 5.0);
+    if late_s > stale_s {
+        return Some(0.0);
+    }
+    let took_s = between_s * pieces as f64 + late_s.max(0.0);
+    Some((last - first) as f64 / took_s.max(0.001))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Samples of pieces of 4 MiB, each `every_s` seconds, that end `ago_s` before the given time.
+    fn pieces(count: u64, every_s: f64) -> (VecDeque<(Instant, u64)>, Instant) {
+        let start = Instant::now();
+        let at = |i: u64| start + Duration::from_secs_f64(every_s * i as f64);
+        ((0..=count).map(|i| (at(i), i << 22)).collect(), at(count))
+    }
+
+    #[test]
+    fn a_slow_drain_has_its_rate_between_two_pieces_too() {
+        // 4 MiB each 8 s: half a MiB a second, also 8 s after the last piece.
+        let (samples, end) = pieces(2, 8.0);
+        for later_s in [0.0, 1.0, 7.9] {
+            let rate = rate_of(&samples, end + Duration::from_secs_f64(later_s)).unwrap();
+            assert!((rate / f64::from(1 << 19) - 1.0).abs() < 0.01, "{later_s}: {rate}");
         }
-        match (samples.front(), samples.back()) {
-            (Some((from, first)), Some((_, last))) if last > first => {
-                (last - first) as f64 / now.duration_since(*from).as_secs_f64().max(0.001)
-            }
-            _ => 0.0,
+        // One that is late makes it less, and at last there is none.
+        let late = rate_of(&samples, end + Duration::from_secs(24)).unwrap();
+        assert!((late / f64::from(1 << 18) - 1.0).abs() < 0.01, "{late}");
+        assert_eq!(rate_of(&samples, end + Duration::from_secs(60)), Some(0.0));
+        assert_eq!(rate_of(&pieces(0, 1.0).0, end), None);
+    }
+
+    #[test]
+    fn a_drain_after_a_pause_does_not_count_the_pause() {
+        let counters = Counters::new();
+        counters.drain_begins();
+        counters.drained(1 << 20);
+        {
+            // As if that had been an hour ago.
+            let mut samples = counters.samples.lock();
+            let hour = Duration::from_secs(3_600);
+            samples.iter_mut().for_each(|(at, _)| *at -= hour);
         }
+        assert_eq!(counters.drain_rate(), 0.0);
+        counters.drain_begins();
+        std::thread::sleep(Duration::from_millis(20));
+        counters.drained(1 << 20);
+        assert!(counters.drain_rate() > 1e6, "{}", counters.drain_rate());
     }
 }

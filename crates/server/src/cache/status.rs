@@ -163,10 +163,14 @@ impl CacheFs {
         if below.is_empty() {
             tree.policy = Some(self.policy_of(Ino::ROOT).to_string());
         }
+        let mut on_pfs_bytes = 0;
         for file in &files {
             let told = self.describe(file)?;
             if told.state == "clean" {
                 continue;
+            }
+            if told.state == "draining" {
+                on_pfs_bytes += told.drained_bytes.min(told.dirty_bytes);
             }
             tree.files += 1;
             tree.dirty_bytes += told.dirty_bytes;
@@ -182,7 +186,8 @@ impl CacheFs {
         tree.drained_bytes = self.counters.bytes()[4];
         tree.rate_bytes_per_s = self.counters.drain_rate();
         if tree.rate_bytes_per_s > 0.0 {
-            tree.eta_s = Some(tree.dirty_bytes as f64 / tree.rate_bytes_per_s);
+            let left_bytes = tree.dirty_bytes.saturating_sub(on_pfs_bytes);
+            tree.eta_s = Some(left_bytes as f64 / tree.rate_bytes_per_s);
         }
         if named.is_none()
             && let [file] = &files[..]

@@ -5,19 +5,28 @@
 
 use crate::args::{ServerArgs, TopArgs};
 use crate::servers::Server;
-use forebay_client::{Control, locate, mounts};
+use forebay_client::{Control, MountRef, locate, mounts};
 use forebay_proto::control::ControlError;
 use forebay_proto::metrics::ServerMetrics;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest, ServerStatus};
 use std::collections::HashMap;
-use std::path::Path;
+use std::time::Instant;
 
 /// Who is asked.
 pub(super) struct Asked {
-    mounts: Vec<Control>,
+    mounts: Vec<Mount>,
+    /// One was named: then there is nothing to show without it.
+    named_mount: bool,
     pool: Option<Pool>,
     /// Who does not answer, and why.
     pub(super) unheard: Vec<String>,
+}
+
+/// A mount of this machine.
+struct Mount {
+    at: MountRef,
+    /// Made when it is asked, and anew after it did not answer.
+    control: Option<Control>,
 }
 
 /// The servers of a pool.
@@ -31,11 +40,12 @@ struct Pool {
 
 impl Asked {
     pub(super) fn connect(args: &TopArgs) -> anyhow::Result<Asked> {
-        let mut asked = Asked { mounts: Vec::new(), pool: None, unheard: Vec::new() };
+        let mut asked =
+            Asked { mounts: Vec::new(), named_mount: false, pool: None, unheard: Vec::new() };
         match (&args.mount_point, &args.at.server) {
             (Some(point), _) => {
-                let found = locate(point)?;
-                asked.mounts.push(Control::connect_store(&found.store_dir)?);
+                asked.mounts.push(Mount { at: locate(point)?, control: None });
+                asked.named_mount = true;
             }
             (None, Some(_)) => {
                 let named = Server::connect(&args.at, None)?;
@@ -48,13 +58,8 @@ impl Asked {
     }
 
     fn connect_all(&mut self) -> Result<(), ControlError> {
-        for mount in mounts()? {
-            match Control::connect_store(&mount.store_dir) {
-                Ok(control) => self.mounts.push(control),
-                Err(error) => self.unheard.push(unheard(&mount.mount_point, &error)),
-            }
-        }
-        if self.mounts.is_empty() && self.unheard.is_empty() {
+        self.mounts.extend(mounts()?.into_iter().map(|at| Mount { at, control: None }));
+        if self.mounts.is_empty() {
             return Err(ControlError::new("find the buffers", None, "none is mounted here")
                 .errno(libc::ENOENT)
                 .hint("name a server: --server ADDR"));
@@ -70,19 +75,36 @@ impl Asked {
     /// All buffers now.
     pub(super) fn look(&mut self) -> Result<Vec<ServerMetrics>, ControlError> {
         let mut told = Vec::new();
-        for control in &mut self.mounts {
-            told.push(control.metrics()?);
+        self.unheard.clear();
+        for mount in &mut self.mounts {
+            match mount.metrics() {
+                Ok(metrics) => told.push(metrics),
+                Err(error) if self.named_mount => return Err(error),
+                Err(error) => {
+                    self.unheard.push(format!("{}: {}", mount.at.mount_point.display(), error.why))
+                }
+            }
         }
         if let Some(pool) = &mut self.pool {
-            self.unheard.clear();
             told.append(&mut pool.look(&mut self.unheard)?);
         }
         Ok(told)
     }
 }
 
-fn unheard(point: &Path, error: &ControlError) -> String {
-    format!("{}: {}", point.display(), error.why)
+impl Mount {
+    /// One that is stopped or hangs keeps the others waiting for a moment only.
+    fn metrics(&mut self) -> Result<ServerMetrics, ControlError> {
+        let now = Some(Instant::now());
+        let mut control = match self.control.take() {
+            Some(control) => control,
+            None => Control::connect_store_until(&self.at.store_dir, now)?,
+        };
+        control.set_until(now);
+        let metrics = control.metrics()?;
+        self.control = Some(control);
+        Ok(metrics)
+    }
 }
 
 impl Pool {

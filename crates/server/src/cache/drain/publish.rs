@@ -112,6 +112,7 @@ impl CacheFs {
             state.map.blocks().filter(|(_, e)| to_drain(e)).map(|(b, _)| b).collect();
         state.draining = Some(blocks.iter().copied().collect::<HashSet<u64>>());
         state.drained_bytes = 0;
+        self.counters.drain_begins();
         state.cut_to = None;
         state.drain_total_bytes = blocks
             .iter()
