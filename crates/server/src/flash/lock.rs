@@ -1,5 +1,5 @@
-//! The store's lock: an exclusive flock on `STORE/lock`, held by the process that uses it and
-//! given back by the kernel when that process dies.
+//! The store's lock: an exclusive flock on `STORE/lock`, held by the process that uses it, given
+//! back when it is dropped, and by the kernel when that process dies.
 
 use super::error::{Flash, Result, fail};
 use rustix::fs::{FlockOperation, flock};
@@ -23,7 +23,15 @@ const TRY_PAUSE: Duration = Duration::from_millis(10);
 /// The lock, held.
 #[derive(Debug)]
 pub struct StoreLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for StoreLock {
+    /// By name, and not by closing the file: a child that another thread is just making has a copy
+    /// of every descriptor until it runs its program, and would hold the lock so long.
+    fn drop(&mut self) {
+        let _unlocked = flock(&self.file, FlockOperation::Unlock);
+    }
 }
 
 impl StoreLock {
@@ -66,7 +74,7 @@ impl StoreLock {
                     file.set_len(0)
                         .and_then(|()| file.write_all(id.as_bytes()))
                         .at("lock the store", &path)?;
-                    return Ok(Some(StoreLock { _file: file }));
+                    return Ok(Some(StoreLock { file }));
                 }
                 _ => tries += 1,
             }
@@ -117,6 +125,20 @@ fn in_use(dir: &Path) -> forebay_proto::control::ControlError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_is_given_back_also_while_a_child_has_a_copy_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = StoreLock::acquire(dir.path()).unwrap().unwrap();
+        // As a child has it between fork and exec.
+        let copy = held.file.try_clone().unwrap();
+        drop(held);
+        assert!(!StoreLock::is_held(dir.path()).unwrap());
+        let again = StoreLock::acquire(dir.path()).unwrap().unwrap();
+        drop(copy);
+        assert!(StoreLock::is_held(dir.path()).unwrap(), "the copy held nothing of the new holder");
+        drop(again);
+    }
 
     #[test]
     fn one_holder_at_a_time() {

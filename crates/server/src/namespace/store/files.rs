@@ -17,8 +17,7 @@ use std::time::{Duration, Instant};
 /// Smallest segment: a few of the largest records.
 pub const LOG_MIN_BYTES: u64 = HEADER_BYTES + 4 * RECORD_MAX_BYTES as u64;
 
-/// How long a lock that another process has is waited for. A lock that was just let go of may still
-/// be in a process that is being started: between its fork and its exec it has all descriptors.
+/// How long a lock that another process has is waited for: it may be ending.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 /// Pause between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
@@ -34,15 +33,25 @@ fn open_rw(path: &Path, create: bool) -> Result<File, StoreError> {
     options.open(path).map_err(StoreError::io("open", path))
 }
 
-/// Takes the store for this process, until the file is dropped.
-pub fn lock(dir: &Path) -> Result<File, StoreError> {
+/// The store is this process's until this is dropped.
+pub struct Lock(File);
+
+impl Drop for Lock {
+    /// By name: a child that is just being made, which has all descriptors until its exec, holds none of it.
+    fn drop(&mut self) {
+        let _unlocked = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+/// Takes the store for this process.
+pub fn lock(dir: &Path) -> Result<Lock, StoreError> {
     std::fs::create_dir_all(dir).map_err(StoreError::io("create directory", dir))?;
     let path = dir.join("lock");
     let file = open_rw(&path, true)?;
     let until = Instant::now() + LOCK_PATIENCE;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
+            Ok(()) => return Ok(Lock(file)),
             Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
                 std::thread::sleep(LOCK_PAUSE);
             }

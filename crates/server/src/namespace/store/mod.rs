@@ -7,6 +7,7 @@
 mod apply;
 mod checkpoint;
 mod codec;
+mod commit;
 mod db;
 mod error;
 mod files;
