@@ -28,8 +28,9 @@ pub use crate::args_stripe::{PlacementArg, StripeArgs, StripeCommand, StripeCoun
 
 /// A burst buffer in user space.
 ///
-/// Forebay puts a private file system on fast local flash (a buffer) in front of a slow, shared
-/// parallel file system (PFS), and copies files between the two.
+/// Forebay puts a file system on fast flash (a buffer) in front of a slow, shared parallel file
+/// system (PFS), and copies files between the two: private to one node, or given away by servers
+/// and mounted on many.
 #[derive(Debug, Parser)]
 #[command(
     name = "forebay",
@@ -53,7 +54,8 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make a buffer on flash and mount it, or mount again one that a crash or --keep left.
+    /// Make a buffer on flash and mount it, mount again one that a crash or --keep left, or mount
+    /// a buffer of a server.
     Mount(MountArgs),
     /// Drain what a cache has of a file or tree to the PFS now.
     Flush(CachePathArgs),
@@ -69,7 +71,7 @@ pub enum Command {
     Resolve(CacheResolveArgs),
     /// Limit how fast a cache drains.
     DrainRate(CacheRateArgs),
-    /// Unmount a buffer and destroy it.
+    /// Unmount a buffer, and destroy it if it is the mount's own.
     Umount(UmountArgs),
     /// Copy files between the PFS and a buffer, in the server.
     #[command(subcommand)]
@@ -109,8 +111,9 @@ pub enum Command {
 /// `forebay mount`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "The buffer lives in one directory below FLASH, which is --flash, $FOREBAY_FLASH or $TMPDIR, the first that is set. \
-After a crash the same command finds it again: every acknowledged operation is there.\n\n\
+    after_help = "One of --scratch, --cache and --buffer says what is mounted. A buffer or cache of the mount's own lives in one directory below FLASH, \
+which is --flash, $FOREBAY_FLASH or $TMPDIR, the first that is set. \
+After a crash the same command finds it again: every acknowledged operation is there. A buffer of a server is made by `forebay buffer create`.\n\n\
 Examples:\n  \
 forebay mount --scratch 4GiB --flash /dev/shm /mnt/fb\n  \
 forebay mount --cache /pfs/project --capacity 100GiB --flash /nvme /mnt/fast\n  \
@@ -136,7 +139,8 @@ pub struct MountArgs {
     /// Which server.
     #[command(flatten)]
     pub at: ServerArgs,
-    /// Directory on fast local storage that holds the buffer.
+    /// Directory on fast local storage that holds the buffer; by default $FOREBAY_FLASH or $TMPDIR.
+    /// Not with --buffer.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,
     /// How the capacity is held; by default the best that FLASH and the caller's rights give.
@@ -146,7 +150,8 @@ pub struct MountArgs {
     /// other users in; always on for a mount made by root).
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<OsString>,
-    /// Threads that read kernel requests; by default one for two processors.
+    /// Threads that read kernel requests; by default one for two processors, of a cache 8, with
+    /// --buffer 4.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,
     /// Processors while requests come.
@@ -159,17 +164,19 @@ pub struct MountArgs {
     pub no_fast_path: bool,
     /// How long a server that cannot be reached is waited for before calls fail (ETIMEDOUT), in
     /// seconds. Only with --buffer.
-    #[arg(long, value_name = "SECONDS", env = "FOREBAY_PATIENCE", default_value_t = 60,
+    #[arg(long, value_name = "SECONDS", env = "FOREBAY_PATIENCE", hide_env_values = true,
+          default_value_t = 60,
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub patience: u32,
     /// Show metrics, and a page with the same over time, by HTTP there: 127.0.0.1:9420, port 0 for
-    /// any. Whoever reaches that address may read them. Only with --scratch.
+    /// any. Whoever reaches that address may read them. Not with --buffer: its server shows them.
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "buffer")]
     pub http: Option<SocketAddr>,
     /// Stay in the foreground; messages go to standard error unless --log-file is given.
     #[arg(long, short = 'f')]
     pub foreground: bool,
-    /// Log file; by default `forebay.log` in the store's directory.
+    /// Log file; by default standard error in the foreground, else the one that `forebay status`
+    /// names.
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
     /// Least severe messages that are logged: error, warn, info, debug, trace.
@@ -220,7 +227,8 @@ pub enum StoreChoice {
 /// `forebay umount`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Plain umount and `fusermount3 -u` unmount too, but keep the buffer on flash.\n\n\
+    after_help = "A buffer of a server (`forebay mount --buffer`) is only unmounted: `forebay buffer destroy` destroys it. \
+Plain umount and `fusermount3 -u` unmount too, but keep the buffer on flash.\n\n\
 Examples:\n  \
 forebay umount /mnt/fb           unmount, destroy the buffer and give its space back\n  \
 forebay umount --keep /mnt/fb    the same mount command finds it again\n\n\

@@ -26,24 +26,24 @@ pub struct CacheArgs {
 /// How a cache works.
 #[derive(Debug, Clone, Args)]
 pub struct CacheHowArgs {
-    /// How long names and attributes may be believed without asking the PFS, in seconds; 0 asks
+    /// Of a cache: how long names and attributes may be believed without asking the PFS, in seconds; 0 asks
     /// each time.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_ttl)]
     pub pfs_ttl: f64,
-    /// How files are written: by the kernel itself where there is room to spare (auto), or
+    /// Of a cache: how files are written: by the kernel itself where there is room to spare (auto), or
     /// always by requests that wait for room and never see ENOSPC (served).
     #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
     pub writes: WritesArg,
-    /// When files drain: close, idle, idle:SECONDS, end (at unmount), never (only when asked).
+    /// Of a cache: when files drain: close, idle, idle:SECONDS, end (at unmount), never (only when asked).
     /// Limits behind commas, or alone: deadline=10m (nothing stays dirty for longer),
     /// watermark=60:30 (when 60 % of the capacity is dirty, drain until 30 % is). Directories can
     /// have their own by `setfattr -n user.forebay.drain -v POLICY DIR`.
     #[arg(long, value_name = "POLICY", default_value = "idle", value_parser = parse_policy)]
     pub drain: Policy,
-    /// How drained files are verified: read through the PFS's page cache, or past it.
+    /// Of a cache: how drained files are verified: read through the PFS's page cache, or past it.
     #[arg(long, value_enum, value_name = "HOW", default_value = "cache")]
     pub verify: crate::args::VerifyArg,
-    /// Most bytes per second that drain, such as 200MiB; `forebay drain-rate` changes it.
+    /// Of a cache: most bytes per second that drain, such as 200MiB; `forebay drain-rate` changes it.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub drain_rate: Option<u64>,
 }

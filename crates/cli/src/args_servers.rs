@@ -48,8 +48,9 @@ pub struct RunServerArgs {
 /// `forebay serve`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Buffers survive the server: ended by a signal or killed, the same command serves them again, and mounts of them wait meanwhile. \
-Who knows the server's key (server.key, made at the first start) may do everything over TCP; on the Unix socket root and the server's user may. \
+    after_help = "The server stays in the foreground until a signal ends it, or goes to the --background. \
+Buffers survive the server: ended by a signal or killed, the same command serves them again, and mounts of them wait meanwhile. \
+Who knows the server's key (server.key, made at the first start) may do everything over TCP; on the Unix socket root and the server's user may, and other users with buffers of their own. \
 Secrets are in $FOREBAY_CONFIG_DIR, else /etc/forebay for root, else $XDG_CONFIG_HOME/forebay or ~/.config/forebay. \
 File data crosses the network as it is, not encrypted: serve on a network that you trust.\n\n\
 Servers with the same key form a pool: the first one keeps its ledger, the others are started with --join. \
@@ -89,7 +90,8 @@ pub struct ServeArgs {
     /// wherever who asks may.
     #[arg(long, value_name = "DIR")]
     pub pfs_root: Vec<PathBuf>,
-    /// File with the server's key; made if there is none.
+    /// File with the server's key, made if there is none; by default server.key in the directory of
+    /// secrets (see below).
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
     /// Processors while requests come.
@@ -253,7 +255,7 @@ pub struct BufferListArgs {
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Example:\n  forebay buffer status run7 --server node9:4242")]
 pub struct BufferStatusArgs {
-    /// Which.
+    /// The buffer.
     #[arg(value_name = "NAME")]
     pub name: BufferName,
     /// Print as JSON.
@@ -273,7 +275,7 @@ Files that are not listed are whole. With --json each line is one object.\n\n\
 Example:\n  forebay buffer lost run7 --server node9:4242"
 )]
 pub struct BufferLostArgs {
-    /// Which.
+    /// The buffer.
     #[arg(value_name = "NAME")]
     pub name: BufferName,
     /// Print each path as a line of JSON.
@@ -291,7 +293,7 @@ pub struct BufferLostArgs {
 Example:\n  forebay buffer extend run7 --capacity 400GiB --server node9:4242"
 )]
 pub struct BufferExtendArgs {
-    /// Which.
+    /// The buffer.
     #[arg(value_name = "NAME")]
     pub name: BufferName,
     /// New capacity; to what it has already, nothing is done.
@@ -312,7 +314,7 @@ pub struct BufferExtendArgs {
 Example:\n  forebay buffer destroy run7 --server node9:4242"
 )]
 pub struct BufferDestroyArgs {
-    /// Which.
+    /// The buffer.
     #[arg(value_name = "NAME")]
     pub name: BufferName,
     /// Also while it is mounted or staged: programs that use it then get errors.

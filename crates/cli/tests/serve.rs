@@ -249,7 +249,12 @@ fn one_server_has_a_flash_directory() {
     let served = Served::new(Flash::Disk);
     let second = ["serve", "--capacity", "64MiB", "--listen", "127.0.0.1:0"];
     let refused = failure(&served.command(&second).output().unwrap(), 1);
-    assert!(refused.contains("in use by process"), "{refused}");
+    assert_eq!(refused.matches("in use by process").count(), 1, "it is said, once: {refused}");
+    let log = served.rig.base().join("second.log");
+    let logs = [&second[..], &["--log-file", log.to_str().unwrap()]].concat();
+    let refused = failure(&served.command(&logs).output().unwrap(), 1);
+    assert_eq!(refused.matches("in use by process").count(), 1, "on the terminal too: {refused}");
+    assert!(fs::read_to_string(&log).unwrap().contains("in use by process"));
     let none = ["serve", "--capacity", "64MiB"];
     assert!(failure(&served.command(&none).output().unwrap(), 2).contains("--listen"));
     let bad = ["serve", "--capacity", "64MiB", "--listen", "unix:relative"];

@@ -66,7 +66,8 @@ pub fn serve(plan: ServePlan, report: Reporter) -> Result<(), ControlError> {
     }
     logging::start(log_file.as_deref(), &plan.log_level)?;
     let served = run(&plan, log_file.as_deref(), report);
-    if let Err(error) = &served {
+    // Without a log file it would stand twice on the terminal: whoever waits prints it.
+    if let (Err(error), Some(_)) = (&served, &log_file) {
         tracing::error!("{error}");
     }
     served
