@@ -11,18 +11,17 @@
 
 use anyhow::{Context, Result, ensure};
 use forebay_tests::buffer::binary;
+use forebay_tests::cached::pattern;
 use forebay_tests::recorder::cached::{Cached, Program};
-use forebay_tests::recorder::disk::Record;
-use forebay_tests::recorder::rig::{Rig, Surroundings, run_command};
-use forebay_tests::recorder::state::{Builder, Cut, choose};
+use forebay_tests::recorder::pair::{Pair, PairCut, Power, Recording};
+use forebay_tests::recorder::rig::run_command;
+use forebay_tests::recorder::state::Builder;
 use forebay_tests::recorder::target::Lower;
 use forebay_tests::{env_u64, long};
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Steps of a program.
@@ -30,49 +29,68 @@ const STEPS: u64 = 160;
 /// How long names of drains may take to go.
 const SETTLE: Duration = Duration::from_secs(10);
 
-/// What is cut.
+/// What the flash is, and what drives the cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Power {
-    /// That of the node: the PFS lives on.
-    OfTheNode,
-    /// That of both.
-    OfBoth,
+enum Store {
+    /// An image with room for everything.
+    Image,
+    /// A directory on ext4, everything served, with less room than the files need: clean data has to go all the time.
+    Small,
 }
 
+/// Room of the small one, and what is beside the program's files on the PFS.
+const SMALL: &str = "24MiB";
+const COLD_FILES: u8 = 3;
+const COLD_BYTES: usize = 11 << 20;
+
 struct Site {
-    flash: Rig,
-    pfs: Rig,
-    power: Power,
+    pair: Pair,
+    store: Store,
     writes: &'static str,
     boots: u64,
 }
 
 impl Site {
-    fn new(name: &str, power: Power, writes: &'static str) -> Result<(Site, Arc<AtomicU64>)> {
-        let clock: Arc<AtomicU64> = Arc::default();
-        let flash = Rig::with_clock(&format!("{name}-flash"), clock.clone())?;
-        let pfs = Rig::with_clock(&format!("{name}-pfs"), clock.clone())?;
-        Ok((Site { flash, pfs, power, writes, boots: 0 }, clock))
+    /// Where the stores are.
+    fn flash(&self) -> &Path {
+        match self.store {
+            Store::Image => &self.pair.flash.flash,
+            Store::Small => &self.pair.flash.lower,
+        }
     }
 
-    fn pfs_dir(&self) -> PathBuf {
-        self.pfs.lower.join("data")
+    /// Files that are only read.
+    fn cold(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        let files = if self.store == Store::Small { COLD_FILES } else { 0 };
+        (0..files).map(|i| (format!("cold{i}").into(), pattern(i + 1, COLD_BYTES))).collect()
     }
 
-    fn mount_pfs(&self) -> Result<()> {
-        let options = match self.power {
-            Power::OfTheNode => "loop,sync",
-            Power::OfBoth => "loop",
-        };
-        Lower::Ext4.mount_with(&self.pfs, options)
+    /// What is below the store, if it is a file system of its own.
+    fn mount_flash(&self) -> Result<()> {
+        match self.store {
+            Store::Image => Ok(()),
+            Store::Small => Lower::Ext4.mount_with(&self.pair.flash, "loop"),
+        }
+    }
+
+    fn unmount(&self, point: &Path) -> Result<()> {
+        self.forebay(&["umount", "--keep"], point)?;
+        match self.store {
+            Store::Image => Ok(()),
+            Store::Small => Lower::unmount(&self.pair.flash),
+        }
     }
 
     fn mount(&self) -> Result<()> {
+        let (kind, capacity) = match self.store {
+            Store::Image => ("image", "400MiB"),
+            Store::Small => ("directory", SMALL),
+        };
         let mut command = Command::new(binary());
-        command.args(["mount", "--cache"]).arg(self.pfs_dir()).args(["--capacity", "400MiB"]);
-        command.args(["--store", "image", "--drain", "end", "--pfs-ttl", "0"]);
-        command.args(["--writes", self.writes, "--flash"]).arg(&self.flash.flash);
-        run_command(command.env_remove("FOREBAY_FLASH").arg(&self.flash.point)).map(drop)
+        command.args(["mount", "--cache"]).arg(self.pair.pfs_dir()).args(["--capacity", capacity]);
+        command.args(["--store", kind, "--drain", "end", "--pfs-ttl", "0"]);
+        command.args(["--writes", self.writes, "--flash"]).arg(self.flash());
+        run_command(command.env_remove("FOREBAY_FLASH").arg(&self.pair.flash.point)).map(drop)
     }
 
     fn forebay(&self, args: &[&str], path: &Path) -> Result<String> {
@@ -82,7 +100,7 @@ impl Site {
     /// The node boots: it has another boot id, and its loop devices may have other numbers.
     fn boot(&mut self) -> Result<()> {
         self.boots += 1;
-        let store = std::fs::read_dir(&self.flash.flash)?
+        let store = std::fs::read_dir(self.flash())?
             .flatten()
             .find(|entry| entry.path().join("cache.json").exists())
             .context("no store in the flash")?
@@ -90,21 +108,13 @@ impl Site {
         let config = store.join("cache.json");
         let mut told: serde_json::Value = serde_json::from_slice(&std::fs::read(&config)?)?;
         told["boot_id"] = format!("boot {}", self.boots).into();
-        told["identity"]["source"] = source_of(&self.pfs.lower)?.into();
+        told["identity"]["source"] = self.pair.pfs_source()?.into();
         std::fs::write(&config, serde_json::to_vec(&told)?)?;
         match std::fs::remove_file(store.join("cache.drained")) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
         }
     }
-}
-
-/// What is mounted there.
-fn source_of(point: &Path) -> Result<String> {
-    let table = std::fs::read_to_string("/proc/self/mounts")?;
-    let line = table.lines().rev().find(|line| line.split(' ').nth(1) == point.to_str());
-    let source = line.and_then(|line| line.split(' ').next()).context("the PFS is not mounted")?;
-    Ok(source.to_string())
 }
 
 /// All regular files below a directory, by their path there.
@@ -132,126 +142,60 @@ fn is_ours(path: &Path) -> bool {
 struct Run {
     site: Site,
     program: Program,
-    logs: [Vec<Record>; 2],
-    ticks: [Vec<u64>; 2],
-    surroundings: [Surroundings; 2],
-    /// Positions on both disks when the program began.
-    first: [u64; 2],
+    recording: Recording,
 }
 
-fn record(name: &str, power: Power, writes: &'static str, seed: u64) -> Result<Run> {
-    let (site, clock) = Site::new(name, power, writes)?;
-    site.mount_pfs().context("mount the PFS")?;
-    std::fs::create_dir_all(site.pfs_dir().join("d"))?;
+fn record(site: Site, seed: u64) -> Result<Run> {
+    let pair = &site.pair;
+    pair.mount_pfs()?;
+    std::fs::create_dir_all(pair.pfs_dir().join("d"))?;
+    for (name, bytes) in site.cold() {
+        std::fs::write(pair.pfs_dir().join(name), bytes)?;
+    }
+    site.mount_flash()?;
     site.mount().context("mount the cache")?;
-    [&site.flash, &site.pfs].into_iter().try_for_each(Rig::hold_disk)?;
-    std::fs::File::open(&site.flash.point)?.sync_all()?;
-    rustix::fs::syncfs(std::fs::File::open(&site.pfs.lower)?)?;
-    let first = [site.flash.disk.seq(), site.pfs.disk.seq()];
-    let mut program = Program::new(&site.flash.point, &binary(), clock.clone(), seed);
+    let first = pair.begin()?;
+    let program = Program::new(&pair.flash.point, &binary(), pair.clock.clone(), seed);
+    let mut program = program.reading(site.cold());
     program.run(STEPS as usize).with_context(|| format!("seed {seed}"))?;
-    let end = clock.load(Ordering::SeqCst);
-    let surroundings = [site.flash.surroundings()?, site.pfs.surroundings()?];
-    site.forebay(&["umount", "--keep"], &site.flash.point)?;
-    Lower::unmount(&site.pfs)?;
-    let mut ticks = [&site.flash, &site.pfs].map(|rig| rig.disk.take_ticks());
-    let mut logs = [&site.flash, &site.pfs].map(|rig| rig.disk.take_log());
-    for rig in [&site.flash, &site.pfs] {
-        ensure!(rig.wait_released()?, "a disk is still in use after the unmount");
+    if site.store == Store::Small {
+        let status = site.forebay(&["status", "--json"], &pair.flash.point)?;
+        let status: serde_json::Value = serde_json::from_str(&status)?;
+        let evicted = status["cache"]["evicted_bytes"].as_u64().unwrap_or(0);
+        ensure!(evicted > 4 * COLD_BYTES as u64, "only {evicted} bytes were evicted");
     }
-    for (ticks, log) in ticks.iter_mut().zip(&mut logs) {
-        // What the unmount wrote is no part of it.
-        let count = ticks.partition_point(|tick| *tick < end);
-        ticks.truncate(count);
-        log.truncate(count);
-    }
-    Ok(Run { site, program, logs, ticks, surroundings, first })
-}
-
-impl Run {
-    /// Cuts of both disks, with the time of each, in order.
-    fn choose(&self, count: usize, seed: u64) -> Vec<(u64, [Cut; 2])> {
-        let mut all = Vec::new();
-        for main in 0..2 {
-            let ticks = &self.ticks[main];
-            let promises: Vec<u64> =
-                self.program.promises.iter().map(|told| position(ticks, *told)).collect();
-            let range = self.first[main]..ticks.len() as u64;
-            for cut in choose(&self.logs[main], &promises, range, count / 2, seed + main as u64) {
-                let at = cut.at() as usize;
-                let time = match at {
-                    0 => 0,
-                    at => ticks[at - 1] + 1,
-                };
-                let other = position(&self.ticks[1 - main], time).max(self.first[1 - main]);
-                let mut cuts = [cut, same_kind(&cut, other)];
-                if main == 1 {
-                    cuts.swap(0, 1);
-                }
-                if self.site.power == Power::OfTheNode {
-                    cuts[1] = Cut::Prefix { at: cuts[1].at() };
-                }
-                all.push((time, cuts));
-            }
-        }
-        all.sort_by_key(|(time, _)| *time);
-        all
-    }
-}
-
-/// How many records were made before a time.
-fn position(ticks: &[u64], time: u64) -> u64 {
-    ticks.partition_point(|tick| *tick < time) as u64
-}
-
-fn same_kind(cut: &Cut, at: u64) -> Cut {
-    match *cut {
-        Cut::Prefix { .. } => Cut::Prefix { at },
-        Cut::Reordered { seed, grain_bytes, .. } => {
-            Cut::Reordered { at, seed: seed ^ 1, grain_bytes }
-        }
-    }
+    let recording = pair.end(first, || site.unmount(&pair.flash.point))?;
+    Ok(Run { site, program, recording })
 }
 
 /// The judge of one state.
 struct Judge<'a> {
     site: &'a mut Site,
     files: &'a [Cached],
-    surroundings: &'a [Surroundings; 2],
+    recording: &'a Recording,
     /// Files that were in conflict, in all states.
     conflicts: u64,
 }
 
 impl Judge<'_> {
-    fn try_cut(
-        &mut self,
-        builders: &mut [Builder<'_>; 2],
-        time: u64,
-        cuts: &[Cut; 2],
-    ) -> Result<()> {
-        for (builder, cut) in builders.iter_mut().zip(cuts) {
-            builder.build(cut)?;
-        }
-        self.site.flash.restore(&self.surroundings[0])?;
-        self.site.pfs.restore(&self.surroundings[1])?;
-        let verdict = self.recover(time);
+    fn try_cut(&mut self, builders: &mut [Builder<'_>; 2], cut: &PairCut) -> Result<()> {
+        self.recording.build(&self.site.pair, builders, cut)?;
+        let verdict = self.recover(cut.time);
+        let pair = &self.site.pair;
         if verdict.is_err() {
-            let point = self.site.flash.point.clone();
+            let point = pair.flash.point.clone();
             // Whatever state it is in.
             let _ended = self.site.forebay(&["umount", "--force", "--keep", "--no-drain"], &point);
-            self.site.flash.clear();
-            self.site.pfs.clear();
+            pair.clear();
         }
-        for rig in [&self.site.flash, &self.site.pfs] {
-            ensure!(rig.wait_released()?, "a disk is still in use after the unmount");
-        }
+        pair.must_be_released()?;
         builders.iter().try_for_each(Builder::undo)?;
         verdict
     }
 
     fn recover(&mut self, time: u64) -> Result<()> {
-        self.site.mount_pfs().context("mount the PFS after the cut")?;
-        let dir = self.site.pfs_dir();
+        self.site.pair.mount_pfs().context("after the cut")?;
+        let dir = self.site.pair.pfs_dir();
         for file in self.files.iter().filter(|file| file.was_clean(time)) {
             for name in file.names_at(time).into_iter().flatten() {
                 if let Ok(seen) = std::fs::read(dir.join(name)) {
@@ -260,18 +204,24 @@ impl Judge<'_> {
                 }
             }
         }
+        self.site.mount_flash().context("mount the flash after the cut")?;
         self.site.boot()?;
         self.site.mount().context("mount the cache after the cut")?;
-        let point = self.site.flash.point.clone();
+        let point = self.site.pair.flash.point.clone();
         let there = files_below(&point)?;
         let in_conflict = self.look_at_files(&point, time, &there)?;
         self.drain(&point, in_conflict).context("drain after the cut")?;
         self.compare(&point, &dir)?;
-        self.site.forebay(&["umount", "--keep"], &point).context("unmount after the cut")?;
-        Lower::unmount(&self.site.pfs)?;
+        self.site.unmount(&point).context("unmount after the cut")?;
+        Lower::unmount(&self.site.pair.pfs)?;
+        self.site.mount_flash()?;
         let mut check = Command::new(binary());
-        check.args(["check", "--flash"]).arg(&self.site.flash.flash).arg(&point);
-        run_command(&mut check).map(drop).context("check after the cut")
+        check.args(["check", "--flash"]).arg(self.site.flash()).arg(&point);
+        let checked = run_command(&mut check).map(drop).context("check after the cut");
+        if self.site.store == Store::Small {
+            Lower::unmount(&self.site.pair.flash)?;
+        }
+        checked
     }
 
     /// Each file is where it may be, with what it may have. How many are not there though something of them
@@ -279,9 +229,15 @@ impl Judge<'_> {
     fn look_at_files(&self, point: &Path, time: u64, there: &BTreeSet<PathBuf>) -> Result<u64> {
         let mut lost_names = 0;
         let mut known = BTreeSet::new();
+        for (name, wanted) in self.site.cold() {
+            let seen =
+                std::fs::read(point.join(&name)).with_context(|| format!("read {name:?}"))?;
+            ensure!(seen == wanted, "{name:?}, which nobody wrote, is another one");
+            known.insert(name);
+        }
         for file in self.files {
             let names = file.names_at(time);
-            let found: Vec<&PathBuf> = match self.site.power {
+            let found: Vec<&PathBuf> = match self.site.pair.power {
                 Power::OfTheNode => {
                     names.iter().flatten().copied().filter(|n| there.contains(*n)).collect()
                 }
@@ -293,7 +249,7 @@ impl Judge<'_> {
             ensure!(found.len() <= 1, "one file has the names {found:?}");
             match found.first() {
                 // A PFS that has forgotten its removal may have anything of it that it had before.
-                Some(_) if file.was_removed(time) && self.site.power == Power::OfBoth => {}
+                Some(_) if file.was_removed(time) && self.site.pair.power == Power::OfBoth => {}
                 Some(name) => {
                     let seen = std::fs::read(point.join(name))
                         .with_context(|| format!("read {name:?}"))?;
@@ -304,7 +260,7 @@ impl Judge<'_> {
                 None if names.contains(&None) => {}
                 None => {
                     ensure!(
-                        self.site.power == Power::OfBoth,
+                        self.site.pair.power == Power::OfBoth,
                         "none of {names:?} is there: {there:?}"
                     );
                     lost_names += u64::from(file.has_floor(time));
@@ -326,7 +282,7 @@ impl Judge<'_> {
         let conflicts = tree["conflicts"].as_u64().unwrap_or(0);
         let only_conflicts = tree["files"].as_u64() == Some(conflicts);
         ensure!(
-            self.site.power == Power::OfBoth && only_conflicts && conflicts > 0,
+            self.site.pair.power == Power::OfBoth && only_conflicts && conflicts > 0,
             "{error:#}; {lost_names} names are lost: {tree}"
         );
         self.conflicts += conflicts;
@@ -356,26 +312,31 @@ impl Judge<'_> {
 }
 
 fn on_trial(name: &str, power: Power, writes: &'static str, usual: u64) -> Result<()> {
-    let seed = env_u64("FOREBAY_SEED", usual);
-    let states = env_u64("FOREBAY_POWERCUT_STATES", if long() { 600 } else { 24 }) as usize;
-    let mut run = record(name, power, writes, seed)?;
-    let cuts = run.choose(states, seed);
-    let disks = [run.site.flash.disk.clone(), run.site.pfs.disk.clone()];
-    let mut builders =
-        [Builder::new(&disks[0], &run.logs[0])?, Builder::new(&disks[1], &run.logs[1])?];
+    let pair = Pair::new(name, power)?;
+    judge_all(Site { pair, store: Store::Image, writes, boots: 0 }, usual)
+}
+
+fn judge_all(site: Site, usual_seed: u64) -> Result<()> {
+    let seed = env_u64("FOREBAY_SEED", usual_seed);
+    // Reading all of a tree through a small cache takes its time.
+    let usual = if site.store == Store::Small { 14 } else { 24 };
+    let states = env_u64("FOREBAY_POWERCUT_STATES", if long() { 600 } else { usual }) as usize;
+    let power = site.pair.power;
+    let mut run = record(site, seed)?;
+    let cuts = run.recording.choose(power, &run.program.promises, states, seed);
+    let disks = [run.site.pair.flash.disk.clone(), run.site.pair.pfs.disk.clone()];
+    let mut builders = run.recording.builders(&disks)?;
     let mut failures = Vec::new();
     let mut judge = Judge {
         site: &mut run.site,
         files: &run.program.files,
-        surroundings: &run.surroundings,
+        recording: &run.recording,
         conflicts: 0,
     };
     let started = Instant::now();
-    for (index, (time, cuts)) in cuts.iter().enumerate() {
-        if let Err(error) = judge.try_cut(&mut builders, *time, cuts) {
-            let [flash, pfs] = cuts;
-            failures
-                .push(format!("state {index}, time {time}: flash {flash}, PFS {pfs}: {error:#}"));
+    for (index, cut) in cuts.iter().enumerate() {
+        if let Err(error) = judge.try_cut(&mut builders, cut) {
+            failures.push(format!("state {index}, {cut}: {error:#}"));
             if failures.len() >= 5 {
                 break;
             }
@@ -385,8 +346,8 @@ fn on_trial(name: &str, power: Power, writes: &'static str, usual: u64) -> Resul
         "{} files, {} promises, {} and {} records; {} states in {:?}, {} conflicts, {} failed",
         run.program.files.len(),
         run.program.promises.len(),
-        run.logs[0].len(),
-        run.logs[1].len(),
+        run.recording.records()[0],
+        run.recording.records()[1],
         cuts.len(),
         started.elapsed(),
         judge.conflicts,
@@ -408,6 +369,12 @@ fn a_cache_survives_power_cuts_of_its_node() -> Result<()> {
 #[test]
 fn a_cache_that_kernels_write_survives_power_cuts_of_its_node() -> Result<()> {
     on_trial("cut-cache-kernel", Power::OfTheNode, "auto", 42)
+}
+
+#[test]
+fn a_cache_that_evicts_survives_power_cuts_of_its_node() -> Result<()> {
+    let pair = Pair::new("cut-cache-small", Power::OfTheNode)?;
+    judge_all(Site { pair, store: Store::Small, writes: "served", boots: 0 }, 45)
 }
 
 #[test]

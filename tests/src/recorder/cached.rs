@@ -147,6 +147,8 @@ pub struct Program {
     clock: Arc<AtomicU64>,
     rng: StdRng,
     next: u64,
+    /// Files on the PFS that the program only reads, below the mount; and what is in them.
+    cold: Vec<(PathBuf, Vec<u8>)>,
     /// All files that ever were.
     pub files: Vec<Cached>,
     /// Times at which something was promised.
@@ -162,9 +164,23 @@ impl Program {
             clock,
             rng: StdRng::seed_from_u64(seed),
             next: 0,
+            cold: Vec::new(),
             files: Vec::new(),
             promises: Vec::new(),
         }
+    }
+
+    /// The same, which reads these files too, in between.
+    pub fn reading(self, cold: Vec<(PathBuf, Vec<u8>)>) -> Program {
+        Program { cold, ..self }
+    }
+
+    /// Reads one of the files that it only reads.
+    fn read_cold(&mut self) -> Result<()> {
+        let Some((name, wanted)) = self.cold.choose(&mut self.rng) else { return Ok(()) };
+        let seen = std::fs::read(self.point.join(name))?;
+        ensure!(seen == *wanted, "{name:?} is another one, without a cut");
+        Ok(())
     }
 
     fn now(&self) -> u64 {
@@ -206,6 +222,9 @@ impl Program {
     }
 
     fn step(&mut self) -> Result<()> {
+        if !self.cold.is_empty() && self.rng.random_bool(0.3) {
+            return self.read_cold();
+        }
         let living: Vec<usize> =
             (0..self.files.len()).filter(|file| self.files[*file].name().is_some()).collect();
         let kind = self.rng.random_range(0..100);

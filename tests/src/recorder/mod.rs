@@ -4,7 +4,7 @@
 //! [`mirror`] serves a directory whose image file is a recorded [`disk`]; [`rig`] puts a file
 //! system ([`target`]) on it; [`workload`] runs a random program there and writes down what was
 //! acknowledged when; [`state`] builds what a power cut at some moment can leave; [`verify`]
-//! mounts that state and holds it against the record. [`names`] and [`content`] are the models
+//! mounts that state and holds it against the record; [`pair`] does the first three for flash and PFS at once. [`names`] and [`content`] are the models
 //! of what may be seen.
 
 mod actions;
@@ -14,6 +14,7 @@ pub mod disk;
 pub mod mirror;
 pub mod names;
 mod nodes;
+pub mod pair;
 pub mod rig;
 pub mod state;
 pub mod target;
