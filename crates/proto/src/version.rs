@@ -2,7 +2,7 @@
 //! name, never guessed at.
 
 /// Version of a buffer's files on flash (store.json, log, namespace database, plans).
-pub const FLASH_FORMAT: u32 = 5;
+pub const FLASH_FORMAT: u32 = 6;
 
 /// Version of the control socket's messages.
 pub const CONTROL_PROTOCOL: u32 = 5;

@@ -75,6 +75,19 @@ impl OverTree {
         OverTree { namespace, peers, inherited: Mutex::default() }
     }
 
+    /// Asks every server for the same.
+    fn ask_all(&self, question: impl Fn() -> TreeQuestion<'static>) -> Result<()> {
+        for shard in (0..self.peers.count()).map(ShardId) {
+            match self.put(shard, &Caller::root(), question()) {
+                Ok(reply) => OverTree::done(reply)?,
+                // Lost for good: nothing of it can be on stable storage any more.
+                Err(Errno::EIO) if shard != self.peers.mine() => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
     /// The shards whose servers are gone for good.
     pub fn lost_shards(&self) -> Vec<ShardId> {
         (0..self.peers.count()).map(ShardId).filter(|shard| self.peers.is_lost(*shard)).collect()
@@ -370,14 +383,10 @@ impl BufferTree for OverTree {
     }
 
     fn sync(&self) -> Result<()> {
-        for shard in (0..self.peers.count()).map(ShardId) {
-            match self.put(shard, &Caller::root(), TreeQuestion::Sync) {
-                Ok(reply) => OverTree::done(reply)?,
-                // Lost for good: nothing of it can be on stable storage any more.
-                Err(Errno::EIO) if shard != self.peers.mine() => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(())
+        self.ask_all(|| TreeQuestion::Sync)
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.ask_all(|| TreeQuestion::SyncAll)
     }
 }

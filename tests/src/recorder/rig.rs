@@ -106,6 +106,11 @@ impl Rig {
         fs::hard_link(path, self.pool.join("disk")).context("hold the disk")
     }
 
+    /// The disk's path in the flash directory.
+    pub fn disk_at(&self) -> Result<PathBuf> {
+        Ok(self.flash.join(self.disk_path()?.0))
+    }
+
     fn disk_path(&self) -> Result<(PathBuf, PathBuf)> {
         let surroundings = self.surroundings()?;
         let found = surroundings.entries.iter().find(|(_, _, small)| matches!(small, Small::Disk));

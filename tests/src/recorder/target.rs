@@ -110,6 +110,16 @@ impl Lower {
         run_command(&mut command).map(drop)
     }
 
+    /// Mounts the store's own file system, an image on the recorded disk, for a look into it; [`Lower::unmount`].
+    ///
+    /// # Errors
+    /// It cannot be mounted.
+    pub fn mount_image(rig: &Rig) -> Result<()> {
+        let mut command = Command::new("mount");
+        command.args(["-t", "xfs", "-o", "loop,nouuid"]).arg(rig.disk_at()?).arg(&rig.lower);
+        run_command(&mut command).map(drop)
+    }
+
     /// Unmounts it. The server answers an unmount a moment before it exits, and holds files here
     /// until then.
     ///

@@ -147,6 +147,8 @@ pub enum TreeQuestion<'a> {
         /// Its path, to be shown.
         path: &'a [u8],
     },
+    /// Until all data and names so far survive a power cut.
+    SyncAll,
 }
 
 /// What a name leads to.

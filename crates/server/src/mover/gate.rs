@@ -163,4 +163,9 @@ impl BufferTree for Gate {
         let _open = self.enter()?;
         self.tree.sync()
     }
+
+    fn sync_all(&self) -> Result<()> {
+        let _open = self.enter()?;
+        self.tree.sync_all()
+    }
 }

@@ -3,7 +3,8 @@
 //! Order is what makes a plan resumable: a directory is named before the first temporary file
 //! in it exists, and a file is named done only after it was fsynced, verified and published.
 //! Lines survive a kill of the server; a power cut may lose the last ones, and then their items
-//! are found missing or changed, or are copied once more. Reading stops at the first line that
+//! are found missing or changed, or are copied once more, and a directory that is not named is swept when the next
+//! run comes to it (`walk`). Reading stops at the first line that
 //! is torn, and the file is cut there. One item adds at most one `Done` and per run one error
 //! line: the journal's size is bounded by the items.
 
@@ -241,13 +242,30 @@ impl Journal {
         inner.file.write_all(&lines).map_err(|e| failed(Errno::from_io(&e)))
     }
 
+    /// True if temporary files were, or will be, made in a directory.
+    pub fn has_dir(&self, rel: &[u8]) -> bool {
+        self.inner.lock().dirs.contains(rel)
+    }
+
     /// Notes, once, that temporary files will be made in a directory.
     pub fn note_dir(&self, rel: &[u8]) -> Outcome<()> {
+        self.note_dir_as(rel, false)
+    }
+
+    /// The same, on flash when this returns.
+    pub fn note_dir_synced(&self, rel: &[u8]) -> Outcome<()> {
+        self.note_dir_as(rel, true)
+    }
+
+    fn note_dir_as(&self, rel: &[u8], synced: bool) -> Outcome<()> {
         let mut inner = self.inner.lock();
         if inner.dirs.contains(rel) {
             return Ok(());
         }
         self.append_locked(&mut inner, &[Record::Dir(PathBytes::new(rel))])?;
+        if synced {
+            inner.file.sync_data().map_err(|e| failed(Errno::from_io(&e)))?;
+        }
         inner.dirs.insert(rel.to_vec());
         Ok(())
     }

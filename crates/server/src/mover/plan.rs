@@ -31,9 +31,19 @@ pub(super) struct PlanFile {
     pub token: u32,
     /// Seconds since 1970 when it was asked.
     started_s: u64,
+    /// Boot of the node in which it was asked.
+    boot_id: String,
+    /// It was read from flash: an earlier server began it.
+    #[serde(skip)]
+    pub is_resumed: bool,
 }
 
 impl PlanFile {
+    /// True if the node has booted since it was asked: what was not fsynced may be lost.
+    pub fn is_of_another_boot(&self) -> bool {
+        self.boot_id != forebay_net::node::boot_id()
+    }
+
     /// Version of the tree that a commit publishes: the time it was asked and the token.
     pub fn version(&self) -> String {
         format!("{:08x}{:08x}", self.started_s as u32, self.token)
@@ -50,7 +60,8 @@ impl PlanFile {
     /// What was asked now.
     pub fn new(plan: PlanId, token: u32, spec: &StageSpec, who: &Caller) -> PlanFile {
         let (spec, who) = (spec.clone(), who.clone());
-        PlanFile { format: FORMAT, plan, spec, who, token, started_s: now_s() }
+        let (started_s, boot_id) = (now_s(), forebay_net::node::boot_id());
+        PlanFile { format: FORMAT, plan, spec, who, token, started_s, boot_id, is_resumed: false }
     }
 }
 
@@ -121,7 +132,7 @@ impl PlanDir {
     pub fn read(&self) -> Result<Option<PlanFile>> {
         let Some(text) = self.text("plan.json")? else { return Ok(None) };
         match serde_json::from_slice::<PlanFile>(&text) {
-            Ok(file) if file.format == FORMAT => Ok(Some(file)),
+            Ok(file) if file.format == FORMAT => Ok(Some(PlanFile { is_resumed: true, ..file })),
             Ok(file) => {
                 tracing::warn!(path = %self.path.display(), format = file.format,
                     "plan of another format version is left alone");

@@ -91,6 +91,10 @@ pub(super) struct Run {
     pub abandoned: Mutex<Vec<ShardId>>,
     /// Set if this is another server's plan; see `share`.
     pub outbox: Option<Arc<Outbox>>,
+    /// An earlier server began it.
+    pub is_resumed: bool,
+    /// In an earlier boot of the node.
+    pub is_of_another_boot: bool,
     /// Set if the plan is a commit.
     pub commit: Option<Arc<Commit>>,
     /// Versions of earlier commits to the same place that are still beside it.

@@ -45,7 +45,8 @@ pub(super) struct Setup {
 impl Shared {
     /// A run; an error in words if this server cannot act as the requester.
     pub fn run_of(&self, setup: Setup) -> Result<Run, String> {
-        let PlanFile { plan, spec, who, token, .. } = setup.file;
+        let is_of_another_boot = setup.file.is_of_another_boot();
+        let PlanFile { plan, spec, who, token, is_resumed, .. } = setup.file;
         let identity = Identity::of(&who)?;
         let options = &self.options;
         let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
@@ -97,6 +98,8 @@ impl Shared {
             proof: Mutex::new(None),
             abandoned: Mutex::new(Vec::new()),
             outbox: setup.outbox,
+            is_resumed,
+            is_of_another_boot,
             commit: setup.commit,
             old_versions: setup.old_versions,
         })

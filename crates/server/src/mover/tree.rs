@@ -86,4 +86,8 @@ pub trait BufferTree: Send + Sync {
     /// Waits until all names made so far survive a power cut, and clients that believed otherwise
     /// have heard of them.
     fn sync(&self) -> Result<()>;
+    /// Waits until all that was written and made so far, by anybody, survives a power cut.
+    fn sync_all(&self) -> Result<()> {
+        self.sync()
+    }
 }

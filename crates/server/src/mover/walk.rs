@@ -202,7 +202,7 @@ impl<'a> Walker<'a> {
             }
             _ => None,
         };
-        self.note_dir(b"")?;
+        self.note_dir(b"", &dir)?;
         run.dirs.lock().push(DirDone {
             top: self.target_top.clone(),
             rel: Arc::from(&b""[..]),
@@ -212,11 +212,17 @@ impl<'a> Walker<'a> {
         Ok(dir)
     }
 
-    fn note_dir(&self, rel: &[u8]) -> Outcome<()> {
-        match self.run.spec.direction {
-            Direction::Out => self.run.journal.note_dir(rel),
-            Direction::In => Ok(()),
+    /// Journals that temporary files will be made in a target directory.
+    fn note_dir(&self, rel: &[u8], target: &Dir) -> Outcome<()> {
+        let run = self.run;
+        if run.spec.direction == Direction::In {
+            return Ok(());
         }
+        // A power cut may have lost the record, and left the files.
+        if run.is_resumed && !run.journal.has_dir(rel) {
+            run.target.sweep(target, &run.pfs.temp_prefix)?;
+        }
+        run.journal.note_dir(rel)
     }
 
     /// An object that the user named, into an open target directory.
@@ -333,7 +339,7 @@ impl<'a> Walker<'a> {
             // The path is held three times: here, for messages and by the journal.
             run.dir_records.take(size_of::<DirDone>() + 3 * (rel.len() + 64) + held_bytes)?;
             let target = run.target.make_dir(&frame.target, name)?;
-            self.note_dir(&rel)?;
+            self.note_dir(&rel, &target)?;
             run.remove_left(&join(&self.target_top, &rel, b""), &target);
             Ok((source, target, xattrs, names))
         });

@@ -350,7 +350,8 @@ impl<'a> Worker<'a> {
             (_, Some(afar)) => {
                 let buffer = Dir::Buffer(afar.buffer_dir);
                 if run.spec.direction == Direction::Out {
-                    run.journal.note_dir(&task.rel)?;
+                    // Nobody sweeps it who does not find it here.
+                    run.journal.note_dir_synced(&task.rel)?;
                 }
                 let key = (task.source_top.clone(), task.rel.clone());
                 let pfs = match &self.last_dir {

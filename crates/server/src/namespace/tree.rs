@@ -346,4 +346,8 @@ impl BufferTree for Namespace {
         self.wait_heard();
         Ok(())
     }
+
+    fn sync_all(&self) -> Result<()> {
+        self.op_sync_all()
+    }
 }

@@ -74,6 +74,7 @@ impl Namespace {
                 self.set_xattr(who, ino, name, value).map(|()| TreeReply::Done)
             }
             TreeQuestion::Sync => self.sync().map(|()| TreeReply::Done),
+            TreeQuestion::SyncAll => self.sync_all().map(|()| TreeReply::Done),
             TreeQuestion::Status { ino, path } => {
                 let status = self.status_of(&self.attributes(ino)?, path)?;
                 serde_json::to_vec(&status).map(TreeReply::Bytes).map_err(|_| Errno::EIO)

@@ -23,6 +23,7 @@ use super::journal::Record;
 use super::plan::PlanFile;
 use super::run::Run;
 use super::stop::StopReason;
+use super::tree::BufferTree;
 use crate::step::step;
 use forebay_proto::Errno;
 use forebay_proto::commit::{CommitPhase, CommitStatus, PublishedBy};
@@ -44,6 +45,8 @@ pub(super) const COMMIT_FILES_MAX: u64 = 4_000_000;
 /// How far a commit has come, as its journal has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum CommitStep {
+    /// All of the tree is on flash: it is the same after a power cut.
+    OnFlash,
     /// The tree is complete; from here on it may have its name.
     Publishing {
         /// How it gets it.
@@ -152,12 +155,31 @@ impl Run {
                     false => self.publish(commit)?,
                 }
             }
-            None => {
+            begun @ (None | Some(CommitStep::OnFlash)) => {
+                if begun.is_none() {
+                    self.put_source_on_flash()?;
+                }
                 self.copy_tree(commit)?;
                 self.publish(commit)?
             }
         };
         self.keep_published(commit, by, old)
+    }
+
+    /// What the application wrote may be in memory only, and a power cut would leave a part of it, which the next
+    /// server could not tell from the tree that was to be committed.
+    fn put_source_on_flash(&self) -> Outcome<()> {
+        let what = "put the tree on flash";
+        if self.is_of_another_boot {
+            let why = "the node went down before all of the tree was on its flash, and a part may \
+                       be missing; look at it, and commit it again";
+            return Err(Fault::of(Sort::Refused, Where::Source, what, why));
+        }
+        let synced = |_| self.tree.sync_all().map_err(Fault::source(what));
+        self.retrying(synced).map_err(|(fault, _)| fault)?;
+        self.journal.append_synced(Record::Commit(CommitStep::OnFlash))?;
+        step("the tree of a commit is on flash");
+        Ok(())
     }
 
     /// All files beside the place, sealed.

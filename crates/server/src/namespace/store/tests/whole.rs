@@ -280,7 +280,7 @@ fn a_second_opener_another_buffer_and_another_format_are_refused_by_name() {
         txn.commit().unwrap();
     }
     let text = LmdbStore::open(options(tmp.path())).err().unwrap().to_string();
-    assert!(text.contains("has flash format 99, this forebay reads format 5"), "{text}");
+    assert!(text.contains("has flash format 99, this forebay reads format 6"), "{text}");
     let text = verify(tmp.path()).unwrap_err().to_string();
     assert!(text.contains("has flash format 99"), "{text}");
 }
