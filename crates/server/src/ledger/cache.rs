@@ -314,40 +314,111 @@ fn answer(
 
 /// What two servers have of a tree.
 fn add_tree(all: &mut TreeState, part: TreeState) {
-    all.files += part.files;
-    all.draining += part.draining;
-    all.failed += part.failed;
-    all.conflicts += part.conflicts;
-    all.busy += part.busy;
-    all.dirty_bytes += part.dirty_bytes;
-    all.drained_bytes += part.drained_bytes;
-    all.rate_bytes_per_s += part.rate_bytes_per_s;
-    all.eta_s = match (all.eta_s, part.eta_s) {
+    // Each by its name: one that is new is not left out.
+    let TreeState {
+        files,
+        draining,
+        failed,
+        conflicts,
+        busy,
+        dirty_bytes,
+        drained_bytes,
+        rate_bytes_per_s,
+        eta_s,
+        problems,
+        pfs_error,
+        volatile,
+        policy,
+        file,
+    } = part;
+    all.files += files;
+    all.draining += draining;
+    all.failed += failed;
+    all.conflicts += conflicts;
+    all.busy += busy;
+    all.dirty_bytes += dirty_bytes;
+    all.drained_bytes += drained_bytes;
+    all.rate_bytes_per_s += rate_bytes_per_s;
+    all.eta_s = match (all.eta_s, eta_s) {
         (Some(a), Some(b)) => Some(a.max(b)),
         (a, b) => a.or(b),
     };
     let room = forebay_proto::cache::MAX_PROBLEMS.saturating_sub(all.problems.len());
-    all.problems.extend(part.problems.into_iter().take(room));
+    all.problems.extend(problems.into_iter().take(room));
+    all.pfs_error = all.pfs_error.take().or(pfs_error);
+    all.volatile |= volatile;
+    all.policy = all.policy.take().or(policy);
     // Of one file, the server that has most of it knows most.
-    let better = match (&all.file, &part.file) {
-        (Some(a), Some(b)) => {
-            (b.dirty_bytes, b.state != "clean", b.cached_bytes)
-                > (a.dirty_bytes, a.state != "clean", a.cached_bytes)
-        }
-        (None, Some(_)) => true,
-        _ => false,
+    let knows = |file: &CachedFile| (file.dirty_bytes, file.state != "clean", file.cached_bytes);
+    let better = match (&all.file, &file) {
+        (Some(a), Some(b)) => knows(b) > knows(a),
+        (a, b) => a.is_none() && b.is_some(),
     };
     if better {
-        all.file = part.file;
+        all.file = file;
     }
 }
 
 fn add_status(all: &mut CacheStatus, part: CacheStatus) {
-    all.pfs_error = all.pfs_error.take().or(part.pfs_error);
-    add_tree(&mut all.tree, part.tree);
-    all.hit_bytes += part.hit_bytes;
-    all.filled_bytes += part.filled_bytes;
-    all.written_bytes += part.written_bytes;
-    all.evicted_bytes += part.evicted_bytes;
-    all.rate_limit_bytes_per_s += part.rate_limit_bytes_per_s;
+    // Each by its name: one that is new is not left out.
+    let CacheStatus {
+        pfs: _,
+        pfs_error,
+        tree,
+        hit_bytes,
+        miss_bytes,
+        filled_bytes,
+        written_bytes,
+        evicted_bytes,
+        rate_limit_bytes_per_s,
+    } = part;
+    all.pfs_error = all.pfs_error.take().or(pfs_error);
+    add_tree(&mut all.tree, tree);
+    all.hit_bytes += hit_bytes;
+    all.miss_bytes += miss_bytes;
+    all.filled_bytes += filled_bytes;
+    all.written_bytes += written_bytes;
+    all.evicted_bytes += evicted_bytes;
+    all.rate_limit_bytes_per_s += rate_limit_bytes_per_s;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(of: u64, pfs_error: Option<&str>) -> CacheStatus {
+        let pfs_error = pfs_error.map(String::from);
+        CacheStatus {
+            pfs: PathBytes::new(b"/pfs"),
+            pfs_error: pfs_error.clone(),
+            tree: TreeState { files: of, dirty_bytes: of, pfs_error, ..TreeState::default() },
+            hit_bytes: of,
+            miss_bytes: of,
+            filled_bytes: of,
+            written_bytes: of,
+            evicted_bytes: of,
+            rate_limit_bytes_per_s: of,
+        }
+    }
+
+    #[test]
+    fn figures_of_all_servers_of_a_cache_add_up() {
+        let mut all = part(1, None);
+        add_status(&mut all, part(2, Some("ENODEV")));
+        let tree = &all.tree;
+        let sums = [
+            all.hit_bytes,
+            all.miss_bytes,
+            all.filled_bytes,
+            all.written_bytes,
+            all.evicted_bytes,
+            all.rate_limit_bytes_per_s,
+            tree.files,
+            tree.dirty_bytes,
+        ];
+        assert_eq!(sums, [3; 8]);
+        // One server without the PFS is enough to say so.
+        assert_eq!(all.pfs_error.as_deref(), Some("ENODEV"));
+        assert_eq!(tree.pfs_error.as_deref(), Some("ENODEV"));
+    }
 }
