@@ -124,6 +124,8 @@ impl CacheFs {
         if let Err(error) = self.flash.save_litter(&all) {
             tracing::error!(%error, "what is left on the PFS is not on record: it is known until the server ends");
         }
+        drop(all);
+        self.look_later();
     }
 
     /// Reads the list that the last server left, and tries it. After a power cut records may be
@@ -182,19 +184,21 @@ impl CacheFs {
     }
 
     /// Tries again to remove what is left on the PFS, if there is something and the last try was a
-    /// while ago.
-    pub(super) fn sweep_now_and_then(&self) {
+    /// while ago. In how long it is to be tried next, if it is.
+    pub(super) fn sweep_now_and_then(&self) -> Option<Duration> {
         if self.litter.all.lock().is_empty() {
-            return;
+            return None;
         }
         {
             let mut swept = self.litter.swept.lock();
-            if swept.is_some_and(|at| at.elapsed() < SWEEP_PAUSE) {
-                return;
+            let since = swept.map_or(SWEEP_PAUSE, |at| at.elapsed());
+            if since < SWEEP_PAUSE {
+                return Some(SWEEP_PAUSE - since);
             }
             *swept = Some(Instant::now());
         }
         self.sweep();
+        (!self.litter.all.lock().is_empty()).then_some(SWEEP_PAUSE)
     }
 
     /// Tries again to remove what is left on the PFS.

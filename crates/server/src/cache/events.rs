@@ -69,7 +69,10 @@ impl CacheFs {
         }
         let full = {
             let mut evicted = self.evictions.lock();
-            evicted.since.get_or_insert_with(Instant::now);
+            if evicted.since.is_none() {
+                evicted.since = Some(Instant::now());
+                self.look_later();
+            }
             evicted.bytes += bytes;
             if evicted.files.is_empty() {
                 evicted.path = state.record.path.as_bytes().to_vec();
@@ -77,20 +80,21 @@ impl CacheFs {
             evicted.files.insert(file.ino);
             evicted.files.len() >= EVICTED_FILES_MAX
         };
-        self.tell_evicted(full);
+        if full {
+            self.tell_evicted(true);
+        }
     }
 
-    /// Tells what was evicted, if it was a while ago or must be `now`.
-    pub(super) fn tell_evicted(&self, now: bool) {
-        let Some(events) = &self.events else { return };
+    /// Tells what was evicted, if it was a while ago or must be `now`; in how long it is to be told else.
+    pub(super) fn tell_evicted(&self, now: bool) -> Option<Duration> {
+        let events = self.events.as_ref()?;
         let told = {
             let mut evicted = self.evictions.lock();
-            match evicted.since {
-                Some(since) if now || since.elapsed() >= EVICTED_TELL_AFTER => {
-                    std::mem::take(&mut *evicted)
-                }
-                _ => return,
+            let left = EVICTED_TELL_AFTER.saturating_sub(evicted.since?.elapsed());
+            if !now && !left.is_zero() {
+                return Some(left);
             }
+            std::mem::take(&mut *evicted)
         };
         let files = told.files.len() as u64;
         let event = match files {
@@ -98,6 +102,7 @@ impl CacheFs {
             _ => Happened::of(EventKind::Evicted, events.owner_uid),
         };
         events.log.record(&[Happened { bytes: Some(told.bytes), files: Some(files), ..event }]);
+        None
     }
 
     /// A file could not be drained. Tries after the first that fail alike are not told again.

@@ -174,7 +174,7 @@ pub struct CacheFs {
     intents: Mutex<Vec<Intent>>,
     moves: Moves,
     litter: LitterList,
-    wishes: Sender<Wish>,
+    wishes: Sender<Option<Wish>>,
     /// Cached files that are in memory, by their inode on flash.
     loaded: Mutex<HashMap<Ino, Weak<CacheFile>>>,
     notify: RwLock<Option<Arc<dyn Notify>>>,
@@ -336,6 +336,7 @@ impl CacheFs {
     pub fn close(&self, wait: Duration) -> bool {
         self.drainer.stop();
         self.space.look_now();
+        self.read_ahead_ends();
         self.tell_evicted(true);
         let mut threads = std::mem::take(&mut *self.threads.lock());
         let until = std::time::Instant::now() + wait;

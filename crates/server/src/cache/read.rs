@@ -16,7 +16,6 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Most blocks of one fetch: what a PFS of 1 GB/s moves while a busy node wakes a thread.
 const FETCH_BLOCKS_MAX: u64 = 128;
@@ -25,9 +24,6 @@ const PIECE_BLOCKS: u64 = 8;
 /// How often a read looks for its blocks before it reads past the cache: they may be evicted
 /// again as fast as they come.
 const FETCH_TRIES: u32 = 4;
-
-/// How often a thread that has nothing to fetch looks whether it is to end.
-const STOP_LOOK: Duration = Duration::from_millis(200);
 
 /// Something to be fetched before it is asked for.
 pub(crate) struct Wish {
@@ -97,7 +93,7 @@ impl CacheFs {
             && first < from + window / 2
         {
             let wish = Wish { file: file.clone(), blocks: first..until };
-            if let Err(TrySendError::Disconnected(_)) = self.wishes.try_send(wish) {
+            if let Err(TrySendError::Disconnected(_)) = self.wishes.try_send(Some(wish)) {
                 tracing::debug!("no read-ahead: the buffer is being closed");
             }
         }
@@ -280,12 +276,17 @@ impl CacheFs {
         Ok(true)
     }
 
-    /// Serves read-ahead until the buffer is closed.
-    pub(super) fn read_ahead(&self, wishes: &Receiver<Wish>) {
+    /// Serves read-ahead until the buffer is closed, and does now and then what has no hurry. Sleeps while
+    /// there is neither.
+    pub(super) fn read_ahead(&self, wishes: &Receiver<Option<Wish>>) {
         while !self.drainer.is_stopping() {
-            self.tell_evicted(false);
-            self.sweep_now_and_then();
-            let Ok(Wish { file, blocks }) = wishes.recv_timeout(STOP_LOOK) else { continue };
+            let told_in = self.tell_evicted(false);
+            let swept_in = self.sweep_now_and_then();
+            let wish = match told_in.into_iter().chain(swept_in).min() {
+                Some(pause) => wishes.recv_timeout(pause).ok().flatten(),
+                None => wishes.recv().ok().flatten(),
+            };
+            let Some(Wish { file, blocks }) = wish else { continue };
             if file.state.lock().gone {
                 continue;
             }
@@ -294,6 +295,16 @@ impl CacheFs {
                 tracing::debug!(%error, "read-ahead failed");
             }
         }
+    }
+
+    /// Wakes a thread that waits for wishes: there is something to do later. If none waits, one comes by.
+    pub(super) fn look_later(&self) {
+        let _all_are_busy = self.wishes.try_send(None);
+    }
+
+    /// Wakes all of them: the buffer is being closed. Each takes one of what is in the queue, and ends.
+    pub(super) fn read_ahead_ends(&self) {
+        (0..super::READ_AHEAD_THREADS).for_each(|_| self.look_later());
     }
 
     /// Fetches all of a file that is missing. ENOSPC if it cannot be kept.

@@ -36,8 +36,6 @@ const LOOK_LEAST: Duration = Duration::from_millis(5);
 const LOOK_MOST: Duration = Duration::from_millis(100);
 /// The fastest flash, for that.
 const FLASH_BYTES_PER_S: u64 = 8 << 30;
-/// How often it is looked whether kernels write at all, if nobody tells.
-const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// Bytes that are written between two looks at the space.
 const CREDIT_SHARE: u64 = 128;
 /// How often who makes room waits for files that were just removed.
@@ -301,14 +299,18 @@ impl CacheFs {
     /// Keeps room while kernels write files themselves, until the buffer is closed.
     pub(super) fn keep_room_for_kernels(&self) {
         loop {
-            let writing = self.counters.kernel_writes() > 0;
-            let pause = if writing { self.space.keep_room(self) } else { LOOK_IDLE };
+            let pause = (self.counters.kernel_writes() > 0).then(|| self.space.keep_room(self));
             let mut waiting = self.space.waiting.lock();
             if self.drainer.is_stopping() {
                 return;
             }
-            if writing || self.counters.kernel_writes() == 0 {
-                self.space.kernel_writes.wait_for(&mut waiting, pause);
+            match pause {
+                Some(pause) => drop(self.space.kernel_writes.wait_for(&mut waiting, pause)),
+                // Who lets a kernel write counts it, and then tells with this lock held.
+                None if self.counters.kernel_writes() == 0 => {
+                    self.space.kernel_writes.wait(&mut waiting);
+                }
+                None => {}
             }
         }
     }
