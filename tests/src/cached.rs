@@ -2,7 +2,7 @@
 //! that a server serves, by a mount or by name.
 
 use crate::procs::{run, try_run_for};
-use crate::served::Served;
+use crate::served::{Options, Served, Store, Via};
 use crate::sys;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -52,4 +52,27 @@ pub fn state(served: &Served, path: &Path, limit: Duration) -> serde_json::Value
     let (ok, said) = ask(served, &["status", "--json"], path, limit);
     assert!(ok, "{said}");
     serde_json::from_str(&said).unwrap()
+}
+
+/// What is above this in a file's number says which server has its data.
+const HOME_SHIFT: u32 = 48;
+
+/// A cache over so many servers, with these arguments of `forebay buffer create`.
+pub fn cache(servers: usize, arguments: &[&str], mounts: &[Via]) -> Served {
+    Served::with(Options { servers, ..Options::cache(Store::Tmpfs, arguments) }, mounts)
+}
+
+/// The part of a cache over several servers that has a file's data.
+pub fn home(path: &Path) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap()) >> HOME_SHIFT
+}
+
+/// The first of some names whose file, made here, has its data at this server's part.
+pub fn name_at(served: &Served, mount: usize, part: u64, stem: &str) -> String {
+    let names = (0..64).map(|n| format!("{stem}{n}"));
+    let made = |name: &String| {
+        std::fs::write(served.root(mount).join(name), b"").unwrap();
+        home(&served.root(mount).join(name)) == part
+    };
+    names.into_iter().find(made).expect("files are spread")
 }

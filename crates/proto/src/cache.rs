@@ -123,7 +123,7 @@ pub struct CachedFile {
     pub opens: u64,
     /// True if it is not evicted.
     pub pinned: bool,
-    /// `written`, `on flash` or `durable`.
+    /// `written`, `on flash` or `durable`; `lost` with its server.
     pub grade: String,
     /// How its last drain was verified: `cache` or `medium`.
     pub verified: Option<String>,

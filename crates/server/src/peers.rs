@@ -10,6 +10,7 @@ use forebay_proto::net::servers::{
 use forebay_proto::{Result, ShardId};
 #[cfg(test)]
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reaches the servers of the other shards of one buffer.
 pub trait Peers: Send + Sync {
@@ -30,6 +31,10 @@ pub trait Peers: Send + Sync {
         payload: &[u8],
         room: &mut Vec<u8>,
     ) -> Result<Reply>;
+    /// The same with nothing but the question, for no longer than `limit`: who is asked may hang.
+    fn ask_within(&self, to: ShardId, question: &Question<'_>, _limit: Duration) -> Result<Reply> {
+        self.ask(to, question, &[], &mut Vec::new())
+    }
     /// True if the server of a shard is gone for good: somebody has said so.
     fn is_lost(&self, _shard: ShardId) -> bool {
         false

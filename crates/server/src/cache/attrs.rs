@@ -140,6 +140,7 @@ impl CacheFs {
 
     /// truncate(2) and ftruncate(2).
     fn resize(&self, who: &Who, ino: Ino, size: u64) -> Result<Arc<CacheFile>> {
+        let _writing = self.may_write(ino)?;
         let fd = self.open_node(ino, who)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
         let file = self.attach(ino, &stat, who)?;

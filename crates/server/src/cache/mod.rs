@@ -336,6 +336,7 @@ impl CacheFs {
     pub fn close(&self, wait: Duration) -> bool {
         self.drainer.stop();
         self.space.look_now();
+        self.look_at_others();
         self.read_ahead_ends();
         self.tell_evicted(true);
         let mut threads = std::mem::take(&mut *self.threads.lock());

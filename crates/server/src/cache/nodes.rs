@@ -13,6 +13,7 @@ mod shared;
 mod table;
 #[cfg(test)]
 mod tests;
+mod writing;
 
 pub(super) use shared::{Described, Whereabouts};
 

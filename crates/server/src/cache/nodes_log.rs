@@ -43,6 +43,8 @@ pub(super) enum Line {
     Settled { ino: Ino },
     /// Its last name was removed, and its home has not heard of it.
     Removed { ino: Ino, key: Key },
+    /// Its home is gone for good, and had nothing that anybody wants: its names get another number.
+    Left { ino: Ino },
 }
 
 /// The log.

@@ -50,6 +50,7 @@ impl CacheFs {
         want_local: bool,
     ) -> Result<Opened> {
         let who = Who::of(caller);
+        let _writing = if writes(flags) { Some(self.may_write(ino)?) } else { None };
         let (source, stat) = self.open_source(ino, &who, flags)?;
         let file = self.attach(ino, &stat, &who)?;
         let _meta = file.meta.lock();
@@ -476,6 +477,7 @@ impl CacheFs {
     /// Opens a file that the requester has just made by its name at another server.
     pub(crate) fn open_made(&self, caller: &Caller, ino: Ino, want_local: bool) -> Result<Opened> {
         let who = Who::of(caller);
+        let _writing = self.may_write(ino)?;
         let node = self.open_node_any(ino)?;
         let file = self.attach(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
         let _meta = file.meta.lock();
@@ -520,7 +522,15 @@ impl CacheFs {
         if state.record.is_dirty() {
             drop(state);
             self.drainer.closed(&file);
-        } else if state.record.kept_as.is_some() {
+            return;
+        }
+        drop(state);
+        self.is_clean_again(ino);
+        let state = file.state.lock();
+        if state.opens > 0 || state.record.is_dirty() {
+            return;
+        }
+        if state.record.kept_as.is_some() {
             drop(state);
             if let Err(error) = self.release_kept(&file) {
                 tracing::warn!(%error, "a name of ours stays on the PFS until the next start");

@@ -20,6 +20,7 @@ impl CacheFs {
     pub(crate) fn mounts_are_back(&self, away: &[ClientId]) {
         self.nodes.end_restoring(away);
         self.drainer.hold(false);
+        self.look_what_is_clean();
     }
 
     /// A mount's session has ended while it held these: it may come back for what has a name.
@@ -150,6 +151,10 @@ impl CacheFs {
         if known.kind != FileKind::File {
             return Err(Errno::ESTALE);
         }
+        // The mount has it open whatever the server of the names knows; at the next start all counts as written.
+        let _writing = self.may_write(ino).inspect_err(|error| {
+            tracing::warn!(%ino, %error, "the server of the names does not hear that a file may be written");
+        });
         let file = match known.file {
             Some(file) => file,
             None => {

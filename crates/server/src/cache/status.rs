@@ -183,6 +183,16 @@ impl CacheFs {
                 tree.problems.push(told);
             }
         }
+        for (lost, may_see) in self.lost_below(caller, &below) {
+            tree.files += 1;
+            tree.failed += 1;
+            if lost.path.as_bytes() == rooted(&below).as_bytes() {
+                tree.file = Some(lost.clone());
+            }
+            if may_see && tree.problems.len() < MAX_PROBLEMS {
+                tree.problems.push(lost);
+            }
+        }
         tree.drained_bytes = self.counters.bytes()[4];
         tree.rate_bytes_per_s = self.counters.drain_rate();
         if tree.rate_bytes_per_s > 0.0 {
@@ -200,6 +210,7 @@ impl CacheFs {
         }
         if let Some((path, stat)) = named
             && stat.kind() == FileKind::File
+            && tree.file.is_none()
         {
             tree.file = Some(match (files.first(), self.find(stat.key)?) {
                 (_, Some(file)) => self.describe(&file)?,
@@ -376,9 +387,12 @@ impl CacheFs {
         self.describe(&file)
     }
 
-    /// Ends a conflict.
+    /// Ends a conflict, or the wait for what was lost with a server.
     pub fn resolve(&self, caller: &Caller, path: &[u8], keep: Keep) -> Result<TreeState> {
         let below = below(path)?;
+        if keep == Keep::Theirs && self.give_up_lost(caller, &below)? {
+            return self.tree_state(caller, path);
+        }
         let files = self.listed_below(&below)?;
         let file = match &files[..] {
             [file] => file.clone(),

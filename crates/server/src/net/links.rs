@@ -329,4 +329,9 @@ impl Peers for BufferPeers {
         };
         self.links.ask(server, question, payload, room, limit)
     }
+
+    fn ask_within(&self, to: ShardId, question: &Question<'_>, limit: Duration) -> Result<Reply> {
+        let server = self.places.server(to).ok_or(Errno::EINVAL)?;
+        self.links.ask(server, question, &[], &mut Vec::new(), limit)
+    }
 }

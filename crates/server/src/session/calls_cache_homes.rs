@@ -52,7 +52,7 @@ impl At<'_> {
     }
 
     pub(super) fn cache_take(&self, cache: &Arc<CacheFs>, ino: Ino, after: Taking) -> Reply {
-        match self.cache_taken(cache, &[ino]).pop() {
+        match self.cache_taken(cache, &[ino], matches!(after, Taking::File { .. })).pop() {
             Some(Ok(attr)) => match after {
                 Taking::File { want_local } => self
                     .cache_take_open(cache, &attr, want_local)
@@ -67,13 +67,13 @@ impl At<'_> {
 
     pub(super) fn cache_take_all(&self, cache: &CacheFs, all: &[Ino]) -> Answer {
         let all = &all[..all.len().min(MAX_TAKEN)];
-        let taken = self.cache_taken(cache, all).into_iter();
+        let taken = self.cache_taken(cache, all, false).into_iter();
         let keep = |attr| self.sessions.keep(self.session, attr);
         Answer::Taken(taken.map(|attr| attr.ok().map(keep)).collect())
     }
 
-    fn cache_taken(&self, cache: &CacheFs, all: &[Ino]) -> Vec<Result<Attr>> {
-        let taken = cache.take(all, self.session.acts_as.as_ref());
+    fn cache_taken(&self, cache: &CacheFs, all: &[Ino], to_write: bool) -> Vec<Result<Attr>> {
+        let taken = cache.take(all, self.session.acts_as.as_ref(), to_write);
         for attr in taken.iter().flatten() {
             self.sessions.took(self.session, attr.ino);
         }

@@ -218,6 +218,11 @@ impl Drainer {
         self.wake.notify_all();
     }
 
+    /// True while nothing drains.
+    pub fn is_held(&self) -> bool {
+        self.list.lock().held
+    }
+
     /// Sets the limit of bytes per second; 0 = none.
     pub fn set_rate(&self, bytes_per_s: u64) {
         self.rate_bytes_per_s.store(bytes_per_s, Ordering::Release);
@@ -330,6 +335,7 @@ impl CacheFs {
         }
         drop(state);
         self.drainer.remove(file.ino);
+        self.is_clean_again(file.number());
         drop(self.nodes.unpin(file.number()));
     }
 
@@ -412,6 +418,7 @@ impl CacheFs {
                 self.drainer.remove(file.ino);
                 drop(state);
                 *file.inode.lock() = None;
+                self.is_clean_again(file.number());
                 drop(self.nodes.unpin(file.number()));
                 self.tell_inode(file.number());
             }

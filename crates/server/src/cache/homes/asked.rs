@@ -13,12 +13,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Asked {
     /// Of names, by a home: what are these? The home has them from now on, as of this number.
-    Describe { number: u64, inos: Vec<Ino> },
+    /// `to_write`: and somebody is about to write them.
+    Describe { number: u64, inos: Vec<Ino>, to_write: bool },
     /// Of names, by a home: it has no node of these any more, unless there is a description with a larger
     /// number.
     LetGo(Vec<(Ino, u64)>),
-    /// Of names, by a home that has started: it has these of what it had before, and after the last
-    /// message no others. Numbers of its descriptions begin at `start`.
+    /// Of names, by a home: this file may have, from this number on, what the PFS does not.
+    MayWrite(Ino, u64),
+    /// Of names, by a home: the PFS has all of these again, and nobody has them open.
+    Clean(Vec<(Ino, u64)>),
+    /// Of names, by a home that has started: it has these of what it had before, each perhaps dirty, and after
+    /// the last message no others. Numbers of its descriptions begin at `start`.
     Start { start: u64, inos: Vec<Ino>, last: bool },
     /// Of names, by a home: where are these now?
     Where(Vec<(Ino, Key)>),
@@ -30,7 +35,7 @@ pub(crate) enum Asked {
     Leaving(Ino),
     /// Of a home: a name was removed, made or moved.
     Left(Left),
-    /// Of a home: which of these does it not have?
+    /// Of a home: which of these does it not have, and which are clean?
     Unknown(Vec<Ino>),
     /// Of a home: policies of directories.
     Policies(Vec<(Key, String)>),
@@ -71,7 +76,7 @@ pub(crate) enum Told {
     /// To `Resolve`.
     Resolved(Ino, FileKind),
     /// To `Unknown`.
-    Unknown(Vec<Ino>),
+    Unknown { unknown: Vec<Ino>, clean: Vec<Ino> },
 }
 
 /// The home of a file.

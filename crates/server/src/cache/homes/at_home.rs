@@ -36,9 +36,14 @@ pub(crate) enum NowAt {
 
 impl CacheFs {
     /// Takes references to files that names led to, with their attributes now. `as_user`: only what this user
-    /// can reach.
-    pub(crate) fn take(&self, inos: &[Ino], as_user: Option<&Caller>) -> Vec<Result<Attr>> {
-        if let Err(error) = self.know(inos) {
+    /// can reach. `to_write`: they will be opened for writing.
+    pub(crate) fn take(
+        &self,
+        inos: &[Ino],
+        as_user: Option<&Caller>,
+        to_write: bool,
+    ) -> Vec<Result<Attr>> {
+        if let Err(error) = self.know(inos, to_write) {
             return inos.iter().map(|_| Err(error)).collect();
         }
         inos.iter().map(|ino| self.take_known(*ino, as_user)).collect()
@@ -67,7 +72,7 @@ impl CacheFs {
     }
 
     /// There are nodes of these files, as far as they have names.
-    fn know(&self, inos: &[Ino]) -> Result<()> {
+    fn know(&self, inos: &[Ino], to_write: bool) -> Result<()> {
         let Some(homes) = self.at_home() else { return Ok(()) };
         let unknown: Vec<Ino> =
             inos.iter().copied().filter(|ino| self.nodes.get(*ino).is_err()).collect();
@@ -79,12 +84,15 @@ impl CacheFs {
         }
         for some in unknown.chunks(FILES_MAX) {
             let number = homes.next();
-            let question = Asked::Describe { number, inos: some.to_vec() };
+            let question = Asked::Describe { number, inos: some.to_vec(), to_write };
             match homes.ask_patiently(NAMES, &question, PATIENCE) {
                 Ok(Told::Described(all)) => {
                     for (ino, described) in some.iter().zip(all) {
                         if let Some(described) = described {
                             self.nodes.adopt(*ino, described, number);
+                            if to_write {
+                                self.nodes.writing_told(*ino);
+                            }
                         }
                     }
                 }
@@ -123,20 +131,26 @@ impl CacheFs {
         }
         self.drainer.watch(self.policies.watch());
         *told = true;
+        if !self.drainer.is_held() {
+            // Mounts were back before this was told.
+            self.look_what_is_clean();
+        }
         true
     }
 
-    pub(super) fn tell_let_go(&self, homes: &Homes) {
+    /// True when all of it is told, or the server of the names is gone for good.
+    pub(super) fn tell_let_go(&self, homes: &Homes) -> bool {
         if !self.tell_start(homes, Duration::ZERO) {
-            return;
+            return homes.is_lost(NAMES);
         }
         loop {
             let list = self.nodes.take_let_go(FILES_MAX);
             if list.is_empty() {
-                return;
+                return true;
             }
             if homes.ask(NAMES, &Asked::LetGo(list.clone())).is_err() {
-                return self.nodes.put_let_go(list);
+                self.nodes.put_let_go(list);
+                return homes.is_lost(NAMES);
             }
         }
     }
@@ -265,7 +279,7 @@ impl CacheFs {
         let question = Asked::Resolve { path: path.to_vec(), who: who.clone() };
         match homes.ask_patiently(NAMES, &question, PATIENCE)? {
             Told::Resolved(ino, FileKind::File) if ino.shard() == homes.mine() => {
-                self.know(&[ino])?;
+                self.know(&[ino], false)?;
                 match self.nodes.reference(ino) {
                     true => Ok(Some(ino)),
                     false => Err(Errno::ESTALE),
@@ -288,7 +302,7 @@ impl CacheFs {
     /// A name of a file is about to go on the PFS: what is open of it, or has to drain, holds its inode.
     /// One that is not known may be taken by a mount before it goes.
     pub(super) fn keep_leaving(&self, homes: &Homes, ino: Ino) {
-        if self.know(&[ino]).is_err() {
+        if self.know(&[ino], false).is_err() {
             return;
         }
         let Ok(node) = self.open_node_any(ino) else { return };

@@ -7,12 +7,10 @@ use super::super::pfs::{Key, PfsStat};
 use super::super::record::Base;
 use super::asked::{Asked, Left, Told, home_of};
 use super::{FILES_MAX, Homes};
-use forebay_proto::Caller;
 use forebay_proto::attr::FileKind;
-use forebay_proto::control::PathBytes;
-use forebay_proto::net::lost::{LOST_PATHS_MAX, Lost, LostCursor, LostPage, LostPath};
 use forebay_proto::{Errno, Ino, Result, ShardId};
 use parking_lot::RwLockReadGuard;
+use std::collections::HashSet;
 use std::os::fd::AsFd;
 
 impl CacheFs {
@@ -30,7 +28,7 @@ impl CacheFs {
     /// Its home is to hold what must not go with a name of it. One that is away has nothing open.
     pub(in super::super) fn tell_leaving(&self, ino: Ino) {
         let Some(homes) = &self.homes else { return };
-        if let Err(error) = homes.ask(home_of(ino), &Asked::Leaving(ino)) {
+        if let Err(error) = homes.ask_about_change(home_of(ino), &Asked::Leaving(ino)) {
             tracing::debug!(%ino, %error, "its home does not hear that a name is going");
         }
     }
@@ -38,17 +36,27 @@ impl CacheFs {
     /// Its home hears what happened to its names. What it must hear, it hears later if it is away now.
     pub(in super::super) fn tell_left(&self, left: Left) {
         let Some(homes) = &self.homes else { return };
+        let ino = left.ino;
+        let heard = homes.ask_about_change(home_of(ino), &Asked::Left(left.clone()));
+        self.has_heard(&left, heard);
+    }
+
+    /// What came of telling a home; true if it has heard it.
+    fn has_heard(&self, left: &Left, heard: Result<Told>) -> bool {
         let (ino, removed) = (left.ino, left.removed);
-        match homes.ask(home_of(ino), &Asked::Left(left)) {
+        match heard {
             Ok(Told::Done) if removed => self.nodes.home_knows(ino),
             Ok(Told::Done) => {}
             Ok(told) => {
-                tracing::warn!(%ino, ?told, "its home cannot take up what happened to its names")
+                tracing::warn!(%ino, ?told, "its home cannot take up what happened to its names");
+                return false;
             }
             Err(error) => {
-                tracing::debug!(%ino, %error, "its home hears later what happened to its names")
+                tracing::debug!(%ino, %error, "its home hears later what happened to its names");
+                return false;
             }
         }
+        true
     }
 
     /// What a home is told of a name that was made or moved.
@@ -116,43 +124,27 @@ impl CacheFs {
         Some(self.touched(moved.client, node.ino, &moved.stat, after.as_ref(), None))
     }
 
-    /// Tells homes of files without a name of which they have not heard.
-    pub(super) fn tell_removed(&self, homes: &Homes) {
+    /// Tells homes of files without a name of which they have not heard. True when all have heard of all.
+    pub(super) fn tell_removed(&self, homes: &Homes) -> bool {
+        let mut deaf = HashSet::new();
         for (ino, key) in self.nodes.removed_unheard() {
-            if homes.peers.is_lost(home_of(ino)) {
+            let home = home_of(ino);
+            if homes.peers.is_lost(home) {
                 self.nodes.home_knows(ino);
                 continue;
             }
             let paths = Vec::new();
             let left = Left { ino, key, client: 0, gone: None, removed: true, change: None, paths };
-            self.tell_left(left);
-        }
-    }
-
-    /// What servers that are gone for good had of this cache: files that were dirty there, open, or known
-    /// to mounts. From a position on, as many as a page has, for who can reach them.
-    pub(crate) fn lost(&self, who: &Caller, from: Option<LostCursor>) -> Result<LostPage> {
-        let Some(homes) = self.homes.as_ref().filter(|_| self.has_names()) else {
-            return Ok(LostPage::default());
-        };
-        let lost = (0..homes.count()).map(ShardId).filter(|home| homes.is_lost(*home));
-        let mut paths: Vec<Vec<u8>> = lost.flat_map(|home| self.nodes.held_by(home)).collect();
-        paths.sort();
-        let who = Who::of(who);
-        let first = from.and_then(|from| from.after.first().copied()).unwrap_or(0) as usize;
-        let mut page = LostPage::default();
-        for path in paths.iter().skip(first).take(LOST_PATHS_MAX) {
-            let is_reached = who.act().is_ok_and(|_act| self.pfs.stat(path).is_ok());
-            if is_reached {
-                let path = PathBytes::new(&[&b"/"[..], path].concat());
-                page.paths.push(LostPath { path, lost: Lost::Data });
+            // One that does not answer is not asked about each file in turn.
+            if deaf.contains(&home) {
+                continue;
+            }
+            match self.has_heard(&left, homes.ask(home, &Asked::Left(left.clone()))) {
+                true => homes.answers(home),
+                false => drop(deaf.insert(home)),
             }
         }
-        let next = first + LOST_PATHS_MAX;
-        if next < paths.len() {
-            page.next = Some(LostCursor { after: vec![next as u64], ..LostCursor::default() });
-        }
-        Ok(page)
+        deaf.is_empty()
     }
 
     /// What the last server believed that a home has, it may not have. And it hears the policies. True when
@@ -164,9 +156,10 @@ impl CacheFs {
         for some in self.nodes.believed_held(home).chunks(FILES_MAX) {
             match homes.ask(home, &Asked::Unknown(some.to_vec())) {
                 // One that it got meanwhile has a larger number.
-                Ok(Told::Unknown(unknown)) => {
+                Ok(Told::Unknown { unknown, clean }) => {
                     let list: Vec<_> = unknown.into_iter().map(|ino| (ino, 0)).collect();
                     self.nodes.home_let_go(&list);
+                    self.nodes.home_has_clean(clean.into_iter().map(|ino| (ino, 0)));
                 }
                 _ => return false,
             }

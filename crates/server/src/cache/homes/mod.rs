@@ -18,9 +18,13 @@
 mod asked;
 mod at_home;
 mod at_names;
+mod bell;
+mod lost;
+mod writing;
 
 pub(crate) use asked::{Asked, Left, Told};
 pub(crate) use at_home::NowAt;
+pub(crate) use bell::Bell;
 
 use super::CacheFs;
 use super::nodes::Whereabouts;
@@ -41,8 +45,16 @@ const NAMES: ShardId = ShardId(0);
 const PATIENCE: Duration = Duration::from_secs(40);
 /// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(100);
-/// How often it is looked whether there is something to tell.
-const LOOK: Duration = Duration::from_millis(100);
+/// What comes within so long is told together.
+const GATHER: Duration = Duration::from_millis(100);
+/// Longest pause before a server that was away is told again what it did not hear, if it does not ask first.
+const RETRY_LONGEST: Duration = Duration::from_secs(5);
+/// How often it is looked whether a server is gone for good, while there is nothing to tell.
+const LOOK: Duration = Duration::from_secs(10);
+/// How long a change of a name waits for a home: one that hangs hears later of it.
+const CHANGE_LIMIT: Duration = Duration::from_secs(3);
+/// Then no change waits for it for so long.
+const HANG_PAUSE: Duration = Duration::from_secs(10);
 /// Most files in one message.
 const FILES_MAX: usize = 4096;
 
@@ -58,6 +70,8 @@ pub(crate) struct Homes {
     start_until: Instant,
     /// Of names: what homes that have started are saying that they have.
     starting: Mutex<HashMap<ShardId, (u64, HashSet<Ino>)>>,
+    /// Of names: homes that did not answer in time, and until when no change of a name waits for them.
+    hanging: Mutex<HashMap<ShardId, Instant>>,
     /// Of a home: inodes on the PFS of files that are about to lose a name.
     leaving: Mutex<HashMap<Ino, OwnedFd>>,
     /// Of names: held shared while a name is changed on the PFS and in the table of nodes, alone before a home
@@ -77,6 +91,7 @@ impl Homes {
             start,
             start_until: Instant::now() + at_home::START_PATIENCE,
             starting: Mutex::default(),
+            hanging: Mutex::default(),
             leaving: Mutex::default(),
             renaming: RwLock::new(()),
         }
@@ -98,14 +113,42 @@ impl Homes {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn others(&self) -> impl Iterator<Item = ShardId> {
+    fn all_others(&self) -> impl Iterator<Item = ShardId> + use<> {
         let mine = self.mine();
-        let all = (0..self.count()).map(ShardId).filter(move |shard| *shard != mine);
-        all.filter(|shard| !self.peers.is_lost(*shard))
+        (0..self.count()).map(ShardId).filter(move |shard| *shard != mine)
+    }
+
+    fn others(&self) -> impl Iterator<Item = ShardId> {
+        self.all_others().filter(|shard| !self.peers.is_lost(*shard))
     }
 
     /// Asks once. EIO if the server is gone for good.
     fn ask(&self, to: ShardId, asked: &Asked) -> Result<Told> {
+        self.ask_within(to, asked, None)
+    }
+
+    /// The same about a change of a name, which does not wait for a home that hangs.
+    fn ask_about_change(&self, to: ShardId, asked: &Asked) -> Result<Told> {
+        if self.hanging.lock().get(&to).is_some_and(|until| Instant::now() < *until) {
+            return Err(Errno::ETIMEDOUT);
+        }
+        let since = Instant::now();
+        let told = self.ask_within(to, asked, Some(CHANGE_LIMIT));
+        let hangs = matches!(told, Err(Errno::ETIMEDOUT)) && since.elapsed() >= CHANGE_LIMIT;
+        let mut hanging = self.hanging.lock();
+        match hangs {
+            true => drop(hanging.insert(to, Instant::now() + HANG_PAUSE)),
+            false => drop(hanging.remove(&to)),
+        }
+        told
+    }
+
+    /// A home that hung answers: changes of names wait for it again.
+    fn answers(&self, home: ShardId) {
+        self.hanging.lock().remove(&home);
+    }
+
+    fn ask_within(&self, to: ShardId, asked: &Asked, limit: Option<Duration>) -> Result<Told> {
         if self.peers.is_lost(to) {
             return Err(Errno::EIO);
         }
@@ -113,7 +156,10 @@ impl Homes {
         frame::encode(asked, &mut body).map_err(|_| Errno::EPROTO)?;
         let (buffer, from) = (self.peers.buffer(), self.mine());
         let question = Question::Cache { buffer, from, asked: &body };
-        let reply = self.peers.ask(to, &question, &[], &mut Vec::new());
+        let reply = match limit {
+            Some(limit) => self.peers.ask_within(to, &question, limit),
+            None => self.peers.ask(to, &question, &[], &mut Vec::new()),
+        };
         // Whatever it is, a server that is there later will answer.
         match reply.map_err(|e| if e == Errno::EIO { e } else { Errno::ETIMEDOUT })? {
             Reply::Cache(told) => frame::decode(&told).map_err(|_| Errno::EPROTO),
@@ -152,9 +198,9 @@ impl CacheFs {
     pub(crate) fn asked(&self, from: ShardId, asked: Asked) -> Result<Told> {
         let homes = self.homes.as_ref().ok_or(Errno::EPROTO)?;
         Ok(match asked {
-            Asked::Describe { number, inos } => {
+            Asked::Describe { number, inos, to_write } => {
                 let one = |ino: &Ino| match ino.shard() == from {
-                    true => self.nodes.describe(*ino, number),
+                    true => self.nodes.describe(*ino, number, to_write),
                     false => None,
                 };
                 Told::Described(inos.iter().map(one).collect())
@@ -163,8 +209,19 @@ impl CacheFs {
                 self.nodes.home_let_go(&list);
                 Told::Done
             }
+            Asked::MayWrite(ino, number) => {
+                self.nodes.may_be_dirty(ino, number);
+                Told::Done
+            }
+            Asked::Clean(list) => {
+                self.nodes.home_has_clean(list);
+                Told::Done
+            }
             Asked::Start { start, inos, last } => {
                 self.home_starts(homes, from, start, inos, last);
+                // It is back: what it did not hear it hears now.
+                homes.answers(from);
+                self.nodes.bell().ring();
                 Told::Policies(self.policies.list())
             }
             Asked::Where(list) => {
@@ -190,11 +247,15 @@ impl CacheFs {
                 Err(e) => Told::Failed(e.0),
             },
             Asked::Unknown(inos) => {
-                let unknown = |ino: &Ino| self.nodes.get(*ino).is_err();
-                Told::Unknown(inos.into_iter().filter(unknown).collect())
+                let clean = self.nodes.are_clean(&inos);
+                let is_unknown = |ino: &Ino| self.nodes.get(*ino).is_err();
+                let unknown = inos.into_iter().filter(is_unknown).collect();
+                Told::Unknown { unknown, clean }
             }
             Asked::Policies(list) => match self.policies.replace(&self.flash, list) {
                 Ok(()) => {
+                    // It may have been away.
+                    self.nodes.bell().ring();
                     self.policies_changed();
                     Told::Done
                 }
@@ -203,19 +264,35 @@ impl CacheFs {
         })
     }
 
-    /// A thread that tells the others what they have to know, until the server ends.
+    /// A thread that tells the others what they have to know, until the server ends. It sleeps while there is
+    /// nothing.
     pub(super) fn tell_others(&self) {
         let Some(homes) = &self.homes else { return };
+        let bell = self.nodes.bell();
         let mut to_settle: Vec<ShardId> = homes.others().collect();
+        let mut to_leave: Vec<ShardId> = homes.all_others().collect();
+        let mut pause = RETRY;
         while !self.drainer.is_stopping() {
-            match homes.mine() == NAMES {
+            let all_told = match homes.mine() == NAMES {
                 true => {
                     to_settle.retain(|home| !self.settle_with(homes, *home));
-                    self.tell_removed(homes);
+                    to_leave.retain(|home| !self.leave_if_lost(homes, *home));
+                    self.tell_removed(homes) && to_settle.is_empty()
                 }
-                false => self.tell_let_go(homes),
+                false => self.tell_let_go(homes) && self.tell_clean(homes),
+            };
+            let longest = if all_told { LOOK } else { pause };
+            pause = if all_told { RETRY } else { (pause * 2).min(RETRY_LONGEST) };
+            if bell.wait(longest) && !self.drainer.is_stopping() {
+                std::thread::sleep(GATHER);
             }
-            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Wakes who tells the others: there is something to do, or the server ends.
+    pub(super) fn look_at_others(&self) {
+        if self.homes.is_some() {
+            self.nodes.bell().ring();
         }
     }
 }

@@ -10,9 +10,11 @@
 //! Called by `cache::homes` and by the table.
 
 use super::super::act::Who;
+use super::super::homes::Bell;
 use super::super::nodes_log::Line;
 use super::super::pfs::Key;
 use super::table::Table;
+use super::writing::Writing;
 use super::{Node, Nodes};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Ino, Result, ShardId, layout};
@@ -44,7 +46,11 @@ pub(super) struct Shared {
     /// Another inode that the file may be at this moment.
     pub other_key: Option<Key>,
     /// Of names: its last name was removed, and its home has not heard of it.
-    removed: bool,
+    pub removed: bool,
+    /// Of names: its home may have what the PFS does not, as of this number; 0: since before this server started.
+    pub dirty: Option<u64>,
+    /// Of a home: what it tells of that.
+    pub writing: Writing,
 }
 
 impl Shared {
@@ -69,6 +75,10 @@ pub(super) struct Homes {
     moved: HashMap<Key, ShardId, foldhash::fast::RandomState>,
     given: VecDeque<Ino>,
     let_go: Vec<(Ino, u64)>,
+    /// Of a home: files of which the PFS has all, as of these numbers.
+    pub clean: Vec<(Ino, u64)>,
+    /// Rings when there is something to tell.
+    pub bell: Arc<Bell>,
     /// Files without a name whose homes have not heard of that.
     unheard: HashSet<Ino>,
     /// Files whose last name is being removed, or was when the last server ended.
@@ -101,7 +111,7 @@ impl Homes {
     }
 
     /// True if a server is gone for good.
-    fn is_lost(&self, shard: ShardId) -> bool {
+    pub fn is_lost(&self, shard: ShardId) -> bool {
         self.is_lost.as_ref().is_some_and(|lost| lost(shard))
     }
 
@@ -139,6 +149,7 @@ impl Table {
         }
         if self.shard != ShardId(0) {
             self.homes.let_go.push((ino, node.shared.described));
+            self.homes.bell.ring();
             return;
         }
         let home = ino.shard();
@@ -178,6 +189,7 @@ impl Table {
                 self.homes.unheard.insert(ino);
                 self.homes.removing.remove(&ino);
             }
+            Line::Left { ino } => drop(self.replaced(ino)),
             Line::Seen { .. } | Line::Unnamed { .. } | Line::Rekey { .. } | Line::Moving { .. } => {
             }
         }
@@ -192,6 +204,7 @@ impl Table {
             let is_something = node.shared.removed || !node.names.is_empty();
             if ino.shard() != self.shard && is_something {
                 node.shared.held = Some(0);
+                node.shared.dirty = Some(0);
             }
         }
     }
@@ -199,7 +212,8 @@ impl Table {
     /// True if a node went because its home is gone for good, and had nothing that the PFS has not: it gets
     /// another one.
     pub fn leaves_lost(&mut self, ino: Ino) -> bool {
-        let held = self.nodes.get(&ino).is_none_or(|node| node.shared.held.is_some());
+        let needed = |shared: &Shared| shared.removed || shared.is_held() && shared.dirty.is_some();
+        let held = self.nodes.get(&ino).is_none_or(|node| needed(&node.shared));
         let is_here = ino.shard() == self.shard || !self.homes.are_several();
         if held || is_here || !self.homes.is_lost(ino.shard()) {
             return false;
@@ -219,6 +233,7 @@ impl Table {
     fn let_go(&mut self, ino: Ino) {
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.shared.held = None;
+            node.shared.dirty = None;
         }
         drop(self.drop_unused(ino));
     }
@@ -250,8 +265,8 @@ impl Nodes {
         }
     }
 
-    /// Describes a file to its home, which holds it from now on.
-    pub fn describe(&self, ino: Ino, number: u64) -> Option<Described> {
+    /// Describes a file to its home, which holds it from now on; `to_write`: and lets somebody write it.
+    pub fn describe(&self, ino: Ino, number: u64, to_write: bool) -> Option<Described> {
         let paths = self.paths_newest_last(ino);
         let mut table = self.0.lock();
         let node = table.nodes.get_mut(&ino)?;
@@ -259,6 +274,9 @@ impl Nodes {
             return None;
         }
         node.shared.held = node.shared.held.max(Some(number));
+        if to_write {
+            node.shared.dirty = node.shared.dirty.max(Some(number));
+        }
         Some(Described { key: node.key, who: node.who.clone(), paths })
     }
 
@@ -279,7 +297,8 @@ impl Nodes {
         }
     }
 
-    /// A home that has started has these files, and none other that it got before `start`.
+    /// A home that has started has these files, any of which may be dirty, and none other that it got before
+    /// `start`.
     pub fn home_holds(&self, home: ShardId, start: u64, inos: &HashSet<Ino>) {
         let mut table = self.0.lock();
         let mut gone = Vec::new();
@@ -288,7 +307,10 @@ impl Nodes {
                 continue;
             }
             match inos.contains(ino) {
-                true => node.shared.held = node.shared.held.max(Some(start)),
+                true => {
+                    node.shared.held = node.shared.held.max(Some(start));
+                    node.shared.dirty = node.shared.dirty.max(Some(start));
+                }
                 false if node.shared.held.is_some_and(|held| held < start) => gone.push(*ino),
                 false => {}
             }
@@ -362,6 +384,7 @@ impl Nodes {
         let key = node.key;
         table.homes.removing.remove(&ino);
         table.homes.unheard.insert(ino);
+        table.homes.bell.ring();
         table.note(&Line::Removed { ino, key });
     }
 
@@ -427,22 +450,19 @@ impl Nodes {
         self.0.lock().homes.let_go.extend(list);
     }
 
-    /// Files that a home had, by their newest paths.
-    pub fn held_by(&self, home: ShardId) -> Vec<Vec<u8>> {
-        let table = self.0.lock();
-        let held = table.nodes.iter().filter(|(ino, node)| {
-            ino.shard() == home && node.shared.held.is_some() && !node.shared.removed
-        });
-        held.filter_map(|(ino, _)| table.path(*ino, 0).ok()).collect()
+    /// Rings for who tells the others what they have to know.
+    pub fn bell(&self) -> Arc<Bell> {
+        Arc::clone(&self.0.lock().homes.bell)
     }
 
-    /// At a home: the files that it has at its start, which count as described by this number.
+    /// At a home: the files that it has at its start, which count as described by this number, and as written.
     pub fn files_since(&self, start: u64) -> Vec<Ino> {
         let mut table = self.0.lock();
         let files = table.nodes.iter_mut().filter(|(_, node)| node.kind == FileKind::File);
         let mut all = Vec::new();
         for (ino, node) in files {
             node.shared.described = node.shared.described.max(start);
+            node.shared.writing.is_told();
             all.push(*ino);
         }
         all

@@ -220,9 +220,9 @@ fn a_file_that_its_home_holds_stays_known_until_the_home_lets_go() {
         )
     });
     let ino = all.into_iter().find(|ino| ino.shard() == ShardId(1)).unwrap();
-    assert!(nodes.describe(ino, 5).is_some());
+    assert!(nodes.describe(ino, 5, false).is_some());
     nodes.forget(ino, 1);
-    assert!(nodes.describe(ino, 7).is_some(), "asked for once more");
+    assert!(nodes.describe(ino, 7, false).is_some(), "asked for once more");
     nodes.home_let_go(&[(ino, 5)]);
     assert!(nodes.get(ino).is_ok(), "it has a later description");
     // A restart of the names, then one of the home.
@@ -256,7 +256,7 @@ fn what_is_done_to_names_is_known_to_homes_that_come_later() {
         .collect();
     let [removed, published, cut] = inos[..3] else { panic!("files are spread") };
     for ino in &inos {
-        assert!(nodes.describe(*ino, 5).is_some());
+        assert!(nodes.describe(*ino, 5, false).is_some());
     }
     let (gone, name) = (nodes.get(removed).unwrap().key, nodes.path(removed).unwrap());
     nodes.removing(removed);
@@ -288,4 +288,68 @@ fn what_is_done_to_names_is_known_to_homes_that_come_later() {
         inos.iter().all(|ino| (ino.0 << 16) < (young.0 << 16)),
         "numbers are never given again"
     );
+}
+
+#[test]
+fn what_was_clean_at_a_lost_home_gets_another_one_and_the_rest_waits_for_a_decision() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let dir = tempfile::tempdir().unwrap();
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let open = || {
+        let nodes = Nodes::new(key(100));
+        let lost = Arc::clone(&is_lost);
+        nodes.share(2, Arc::new(move |home| home == ShardId(1) && lost.load(Ordering::Relaxed)));
+        nodes.persist(dir.path(), ShardId(0)).unwrap();
+        nodes
+    };
+    let nodes = open();
+    let name = |n: u64| format!("f{n}").into_bytes();
+    let look =
+        |n| nodes.seen(Ino::ROOT, &name(n), key(200 + n), FileKind::File, &Who::default(), 1);
+    let files: Vec<(u64, Ino)> =
+        (0..12).map(|n| (n, look(n))).filter(|(_, ino)| ino.shard() == ShardId(1)).collect();
+    for (_, ino) in &files {
+        assert!(nodes.describe(*ino, 5, false).is_some());
+        nodes.forget(*ino, 1);
+    }
+    let [(clean, _), (dirty, at_dirty), (again, at_again), (made, at_made), (unseen, _)] =
+        files[..5]
+    else {
+        panic!("files are spread")
+    };
+    nodes.may_be_dirty(at_dirty, 7);
+    nodes.may_be_dirty(at_again, 8);
+    nodes.home_has_clean([(at_again, 9)]);
+    // What is told late is older.
+    nodes.may_be_dirty(at_dirty, 11);
+    nodes.home_has_clean([(at_dirty, 10)]);
+    assert!(nodes.describe(at_made, 12, true).is_some(), "for somebody who writes it");
+    is_lost.store(true, Ordering::Relaxed);
+    let home = |nodes: &Nodes, n: u64| seen(nodes, &name(n), key(200 + n)).shard();
+    assert_eq!(home(&nodes, clean), ShardId(0), "it is looked up");
+    let lost = |nodes: &Nodes| {
+        let mut lost: Vec<Vec<u8>> =
+            nodes.dirty_at(ShardId(1)).into_iter().map(|(path, _)| path).collect();
+        lost.sort();
+        lost
+    };
+    let mut wanted = vec![name(dirty), name(made)];
+    wanted.sort();
+    assert_eq!(lost(&nodes), wanted);
+    nodes.leave_clean(ShardId(1));
+    // The next server knows as much.
+    drop(nodes);
+    let nodes = open();
+    nodes.end_restoring(&[]);
+    assert_eq!(lost(&nodes), wanted);
+    for n in [clean, again, unseen] {
+        assert_eq!(home(&nodes, n), ShardId(0), "f{n}");
+    }
+    assert_eq!(home(&nodes, dirty), ShardId(1), "what the PFS has is not taken for it");
+    assert!(nodes.give_up(at_dirty) && !nodes.give_up(at_dirty));
+    assert_eq!(home(&nodes, dirty), ShardId(0));
+    drop(nodes);
+    let nodes = open();
+    nodes.end_restoring(&[]);
+    assert_eq!((lost(&nodes), home(&nodes, dirty)), (vec![name(made)], ShardId(0)));
 }

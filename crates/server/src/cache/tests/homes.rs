@@ -76,7 +76,7 @@ impl Shared {
                 return Ok(ino);
             }
             self.names().give_away(ino);
-            match self.home(ino).take(&[ino], None).pop().unwrap() {
+            match self.home(ino).take(&[ino], None, false).pop().unwrap() {
                 Err(Errno::ESTALE) => {}
                 other => return other.map(|attr| attr.ino),
             }
@@ -97,7 +97,7 @@ impl Shared {
                 let ino = made.0.attr.ino;
                 if ino.shard() != ShardId(0) {
                     self.names().give_away(ino);
-                    self.home(ino).take(&[ino], None).pop().unwrap().unwrap();
+                    self.home(ino).take(&[ino], None, false).pop().unwrap().unwrap();
                     self.home(ino).open_made(&root, ino, false).unwrap();
                 }
                 ino

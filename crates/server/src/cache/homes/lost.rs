@@ -1,0 +1,119 @@
+//! Homes that are gone for good: what they had of a cache that the PFS may not have.
+//!
+//! Invariants
+//! * What was clean there, and nobody had open for writing, gets another home: the PFS has it.
+//! * The rest is not taken for what the PFS has: its names lead to the lost home (EIO), it is listed, and whoever
+//!   waits for it hears of it, until its owner says that what the PFS has counts (`resolve --keep theirs`).
+//!
+//! The server of the names does it. Called by its thread, and for people.
+
+use super::super::CacheFs;
+use super::super::act::Who;
+use super::Homes;
+use forebay_proto::cache::{CacheError, CachedFile};
+use forebay_proto::control::PathBytes;
+use forebay_proto::net::lost::{LOST_PATHS_MAX, Lost, LostCursor, LostPage, LostPath};
+use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
+
+impl CacheFs {
+    /// A home that is gone for good had clean files: they get another one. True when that is done.
+    pub(super) fn leave_if_lost(&self, homes: &Homes, home: ShardId) -> bool {
+        let is_lost = homes.is_lost(home);
+        if is_lost {
+            self.nodes.leave_clean(home);
+        }
+        is_lost
+    }
+
+    /// Files of homes that are gone for good, sorted by path.
+    fn lost_files(&self) -> Vec<(Vec<u8>, Ino)> {
+        let Some(homes) = self.homes.as_ref().filter(|_| self.has_names()) else {
+            return Vec::new();
+        };
+        let lost = (0..homes.count()).map(ShardId).filter(|home| homes.is_lost(*home));
+        let mut files: Vec<_> = lost.flat_map(|home| self.nodes.dirty_at(home)).collect();
+        files.sort();
+        files
+    }
+
+    /// What servers that are gone for good had of this cache that the PFS may not have: files that were dirty
+    /// there, or open for writing. From a position on, as many as a page has, for who can reach them.
+    pub(crate) fn lost(&self, who: &Caller, from: Option<LostCursor>) -> Result<LostPage> {
+        let files = self.lost_files();
+        let first = from.and_then(|from| from.after.first().copied()).unwrap_or(0) as usize;
+        let mut page = LostPage::default();
+        for (path, _) in files.iter().skip(first).take(LOST_PATHS_MAX) {
+            if self.reaches(who, path) {
+                page.paths.push(LostPath { path: rooted(path), lost: Lost::Data });
+            }
+        }
+        let next = first + LOST_PATHS_MAX;
+        if next < files.len() {
+            page.next = Some(LostCursor { after: vec![next as u64], ..LostCursor::default() });
+        }
+        Ok(page)
+    }
+
+    fn reaches(&self, who: &Caller, path: &[u8]) -> bool {
+        Who::of(who).act().is_ok_and(|_act| self.pfs.stat(path).is_ok())
+    }
+
+    /// The same at or below a path, as files that failed; and whether the requester may hear of each.
+    pub(in super::super) fn lost_below(
+        &self,
+        who: &Caller,
+        path: &[u8],
+    ) -> Vec<(CachedFile, bool)> {
+        let is_below = |of: &[u8]| {
+            let rest = of.strip_prefix(path);
+            rest.is_some_and(|rest| path.is_empty() || rest.is_empty() || rest[0] == b'/')
+        };
+        let files = self.lost_files().into_iter().filter(|(of, _)| is_below(of));
+        files.map(|(of, _)| (lost_file(&of), self.reaches(who, &of))).collect()
+    }
+
+    /// What is lost of a file is not wanted any more: what the PFS has counts. False if there is none there. Errors:
+    /// EPERM for who does not own it.
+    pub(in super::super) fn give_up_lost(&self, who: &Caller, path: &[u8]) -> Result<bool> {
+        let found = self.lost_files().into_iter().find(|(of, _)| of == path);
+        let Some((_, ino)) = found else { return Ok(false) };
+        let stat = {
+            let who = Who::of(who);
+            let _act = who.act()?;
+            self.pfs.stat(path)?
+        };
+        if who.uid != 0 && who.uid != stat.uid {
+            return Err(Errno::EPERM);
+        }
+        Ok(self.nodes.give_up(ino))
+    }
+}
+
+fn rooted(path: &[u8]) -> PathBytes {
+    PathBytes::new(&[&b"/"[..], path].concat())
+}
+
+fn lost_file(path: &[u8]) -> CachedFile {
+    CachedFile {
+        path: rooted(path),
+        state: "failed".into(),
+        unverified: false,
+        size_bytes: 0,
+        cached_bytes: 0,
+        dirty_bytes: 0,
+        drained_bytes: 0,
+        drain_total_bytes: 0,
+        opens: 0,
+        pinned: false,
+        grade: "lost".into(),
+        verified: None,
+        error: Some(CacheError {
+            errno: Errno::EIO.0,
+            what: "its server is gone for good, with what the PFS may not have; \
+                   `forebay resolve --keep theirs` goes on with what the PFS has"
+                .into(),
+            tries: 0,
+            at_s: 0,
+        }),
+    }
+}

@@ -1,0 +1,164 @@
+//! Which nodes of a cache of several servers may have, at their homes, what the PFS does not
+//! (docs/internals/CACHE.md, "Several servers").
+//!
+//! Invariants
+//! * Of names: a file that a home has is clean there only if the home has said so to this server since it
+//!   started; of what the last server knew nothing is believed.
+//! * Of a home: what is told of one file has growing numbers.
+//!
+//! Called by `cache::homes`.
+
+use super::super::nodes_log::Line;
+use super::Nodes;
+use super::table::Table;
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Ino, ShardId};
+
+/// What a home knows of one file.
+#[derive(Default)]
+pub(super) struct Writing {
+    /// So many are about to open or cut it.
+    under_way: u32,
+    /// The server of the names knows that it may be dirty.
+    told: bool,
+}
+
+impl Writing {
+    /// The server of the names takes it for dirty.
+    pub fn is_told(&mut self) {
+        self.told = true;
+    }
+}
+
+impl Nodes {
+    /// At a home: somebody is about to open a file for writing, or to cut it. True if the server of the names
+    /// knows that it may be dirty; nothing if it is not known here.
+    pub fn writing_begins(&self, ino: Ino) -> Option<bool> {
+        let mut table = self.0.lock();
+        let writing = &mut table.nodes.get_mut(&ino)?.shared.writing;
+        writing.under_way += 1;
+        Some(writing.told)
+    }
+
+    /// At a home: the server of the names has heard of it.
+    pub fn writing_told(&self, ino: Ino) {
+        if let Some(node) = self.0.lock().nodes.get_mut(&ino) {
+            node.shared.writing.is_told();
+        }
+    }
+
+    /// At a home: it is open now, or is not going to be.
+    pub fn writing_ends(&self, ino: Ino) {
+        if let Some(node) = self.0.lock().nodes.get_mut(&ino) {
+            let writing = &mut node.shared.writing;
+            writing.under_way = writing.under_way.saturating_sub(1);
+        }
+    }
+
+    /// At a home: nobody has it open and nothing of it is dirty, as of this number.
+    pub fn clean_again(&self, ino: Ino, number: u64) {
+        let mut table = self.0.lock();
+        let Some(node) = table.nodes.get_mut(&ino) else { return };
+        let writing = &mut node.shared.writing;
+        if writing.under_way == 0 && std::mem::take(&mut writing.told) {
+            table.homes.clean.push((ino, number));
+            table.homes.bell.ring();
+        }
+    }
+
+    /// At a home: all that the server of the names takes for dirty.
+    pub fn told_to_be_written(&self) -> Vec<Ino> {
+        let table = self.0.lock();
+        let told = table.nodes.iter().filter(|(_, node)| node.shared.writing.told);
+        told.map(|(ino, _)| *ino).collect()
+    }
+
+    /// At a home: which of these are clean, as far as the server of the names has to know.
+    pub fn are_clean(&self, inos: &[Ino]) -> Vec<Ino> {
+        let table = self.0.lock();
+        let is_clean = |ino: &&Ino| {
+            let writing = table.nodes.get(ino).map(|node| &node.shared.writing);
+            writing.is_some_and(|writing| writing.under_way == 0 && !writing.told)
+        };
+        inos.iter().filter(is_clean).copied().collect()
+    }
+
+    /// At a home: files that are clean again, with the numbers of that.
+    pub fn take_clean(&self, most: usize) -> Vec<(Ino, u64)> {
+        let list = &mut self.0.lock().homes.clean;
+        let count = list.len().min(most);
+        list.drain(..count).collect()
+    }
+
+    /// At a home: the server of the names may not have heard this.
+    pub fn put_clean(&self, list: Vec<(Ino, u64)>) {
+        self.0.lock().homes.clean.extend(list);
+    }
+
+    /// Of names: a file may be dirty at its home, as of this number.
+    pub fn may_be_dirty(&self, ino: Ino, number: u64) {
+        if let Some(node) = self.0.lock().nodes.get_mut(&ino) {
+            node.shared.dirty = node.shared.dirty.max(Some(number));
+        }
+    }
+
+    /// Of names: files are clean at their homes, unless that is older than what is known.
+    pub fn home_has_clean(&self, list: impl IntoIterator<Item = (Ino, u64)>) {
+        let mut table = self.0.lock();
+        for (ino, number) in list {
+            let node = table.nodes.get_mut(&ino);
+            if let Some(node) = node.filter(|node| node.shared.dirty <= Some(number)) {
+                node.shared.dirty = None;
+            }
+        }
+    }
+
+    /// Of names: a home is gone for good. What was clean there gets another home when it is next looked up,
+    /// also after a restart of this server.
+    pub fn leave_clean(&self, home: ShardId) {
+        let mut table = self.0.lock();
+        let clean = table.nodes.iter().filter(|(ino, node)| {
+            let shared = &node.shared;
+            let is_there = ino.shard() == home && node.kind == FileKind::File;
+            is_there && shared.dirty.is_none() && !shared.removed
+        });
+        let clean: Vec<Ino> = clean.map(|(ino, _)| *ino).collect();
+        table.leave(&clean);
+    }
+
+    /// Of names: nobody wants what a home that is gone for good had of a file. False if it is not lost.
+    pub fn give_up(&self, ino: Ino) -> bool {
+        let mut table = self.0.lock();
+        let is_lost = table.is_lost_file(ino);
+        if is_lost {
+            table.leave(&[ino]);
+        }
+        is_lost
+    }
+
+    /// Of names: files of which a home has what the PFS may not have, with their newest paths.
+    pub fn dirty_at(&self, home: ShardId) -> Vec<(Vec<u8>, Ino)> {
+        let table = self.0.lock();
+        let dirty = table.nodes.iter().filter(|(ino, node)| {
+            let shared = &node.shared;
+            ino.shard() == home && shared.is_held() && shared.dirty.is_some() && !shared.removed
+        });
+        dirty.filter_map(|(ino, _)| Some((table.path(*ino, 0).ok()?, *ino))).collect()
+    }
+}
+
+impl Table {
+    fn is_lost_file(&self, ino: Ino) -> bool {
+        let node = self.nodes.get(&ino);
+        let is_dirty = node.is_some_and(|n| n.shared.is_held() && n.shared.dirty.is_some());
+        is_dirty && ino.shard() != self.shard && self.homes.is_lost(ino.shard())
+    }
+
+    /// Nodes go whose home is gone for good: the list on record, too, has them no more.
+    fn leave(&mut self, inos: &[Ino]) {
+        for ino in inos {
+            self.note(&Line::Left { ino: *ino });
+            self.replaced(*ino);
+        }
+    }
+}
