@@ -8,10 +8,15 @@ use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::frame::Kind;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::{Errno, ServerId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest wait for an answer; making a store may format an image.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long a server that has too many connections is asked again, and the first and longest pause between.
+pub const BUSY_PATIENCE: Duration = Duration::from_secs(60);
+const BUSY_PAUSE_FIRST: Duration = Duration::from_millis(10);
+const BUSY_PAUSE_LONGEST: Duration = Duration::from_millis(500);
 
 /// A connection to a ledger. One question at a time.
 #[derive(Debug)]
@@ -24,7 +29,8 @@ pub struct Ledger {
 impl Ledger {
     /// Connects and shows who asks.
     pub fn connect(address: &ServerAddress, credential: &Credential) -> Result<Ledger> {
-        let (link, _) = greet(address, credential, Purpose::Ledger)
+        let connect = || greet(address, credential, Purpose::Ledger);
+        let (link, _) = while_busy(BUSY_PATIENCE, connect)
             .map_err(|error| describe("connect to the server", address, error))?;
         Ok(Ledger { link, address: address.clone(), next_id: 0 })
     }
@@ -46,6 +52,26 @@ impl Ledger {
         match id == self.next_id {
             true => Ok(reply),
             false => Err(LinkError::Io(Errno::EPROTO.into())),
+        }
+    }
+}
+
+/// Does it, and again for as long as it ends with "try again later".
+pub(crate) fn while_busy<T>(
+    patience: Duration,
+    mut attempt: impl FnMut() -> std::result::Result<T, LinkError>,
+) -> std::result::Result<T, LinkError> {
+    let until = Instant::now() + patience;
+    let mut pause = BUSY_PAUSE_FIRST;
+    loop {
+        match attempt() {
+            Err(LinkError::Refused(refusal))
+                if refusal.errno == libc::EAGAIN && Instant::now() + pause < until =>
+            {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(BUSY_PAUSE_LONGEST);
+            }
+            ended => return ended,
         }
     }
 }

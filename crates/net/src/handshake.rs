@@ -12,6 +12,8 @@ use forebay_proto::net::auth::{
     Accepted, End, Hello, Key, PROOF_BYTES, Proof, Purpose, Refusal, Secret, Welcome,
 };
 use forebay_proto::net::frame::Kind;
+use serde::Serialize;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 /// Longest wait for one frame of the greeting.
@@ -88,6 +90,22 @@ fn agree(
     Ok(())
 }
 
+/// Sends a frame of the greeting. Where the server has closed already, the refusal that it may have left
+/// says why, and a broken pipe would not.
+fn say<T: Serialize>(link: &mut Link, kind: Kind, body: &T) -> Result<(), LinkError> {
+    match link.send(kind, 0, body, &[], None) {
+        Err(LinkError::Io(error))
+            if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+        {
+            match link.receive(&mut Vec::new()) {
+                Err(LinkError::Refused(refusal)) => Err(LinkError::Refused(refusal)),
+                _ => Err(LinkError::Io(error)),
+            }
+        }
+        sent => sent,
+    }
+}
+
 /// The client's part. Returns what the server said of itself.
 pub fn connect(
     link: &mut Link,
@@ -99,7 +117,7 @@ pub fn connect(
     let share = Share::new()?;
     let nonce = share.public;
     let hello = Hello { program: program.into(), purpose, key: credential.key(), nonce };
-    link.send(Kind::Hello, 0, &hello, &[], None)?;
+    say(link, Kind::Hello, &hello)?;
     let welcome: Welcome = link.receive_as(Kind::Welcome)?;
     let nothing = Proof { proof: [0; PROOF_BYTES], credential: None };
     let (proof, known) = match credential {
@@ -117,7 +135,7 @@ pub fn connect(
             (Proof { credential: Some(made), ..nothing }, Some((secret, stranger)))
         }
     };
-    link.send(Kind::Proof, 0, &proof, &[], None)?;
+    say(link, Kind::Proof, &proof)?;
     let accepted: Accepted = link.receive_as(Kind::Accepted)?;
     if let Some((secret, stranger)) = known
         && !secret.accepts(End::Server, &hello, &welcome, &accepted.proof)
@@ -309,6 +327,17 @@ mod tests {
         let (welcome, greeted) = greet_over(tcp_pair(), Credential::Peer);
         assert!(welcome.unwrap_err().to_string().contains("secret is needed"));
         assert!(greeted.is_err());
+    }
+
+    #[test]
+    fn a_refusal_is_heard_from_who_has_closed_already() {
+        for (mut client, mut server) in [unix_pair(), tcp_pair()] {
+            let why = "full".to_string();
+            server.refuse(&Refusal { errno: libc::EAGAIN, why, hint: None });
+            drop(server);
+            let told = connect(&mut client, "c", Purpose::Calls, &Credential::Peer);
+            assert!(matches!(&told, Err(LinkError::Refused(r)) if r.why == "full"), "{told:?}");
+        }
     }
 
     #[test]

@@ -22,6 +22,11 @@ pub fn identify(socket: impl AsFd) -> io::Result<Caller> {
     })
 }
 
+/// The user who connected, without a look at their groups.
+pub fn uid(socket: impl AsFd) -> io::Result<u32> {
+    Ok(socket_peercred(&socket)?.uid.as_raw())
+}
+
 fn peer_groups(socket: i32) -> io::Result<Vec<u32>> {
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
     loop {

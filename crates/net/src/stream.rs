@@ -94,6 +94,15 @@ impl Stream {
         };
     }
 
+    /// Nothing more is received: whoever waits for it wakes up, and can still be sent something.
+    pub fn shutdown_receive(&self) {
+        // Fails only if the peer has ended it already.
+        let _ = match self {
+            Stream::Unix(s) => s.shutdown(Shutdown::Read),
+            Stream::Tcp(s) => s.shutdown(Shutdown::Read),
+        };
+    }
+
     /// Another handle on the same socket, for ending it from another thread.
     pub fn try_clone(&self) -> io::Result<Stream> {
         Ok(match self {

@@ -17,6 +17,7 @@ use super::kept::{Kept, Mark};
 use super::locks::HeldLocks;
 use super::place::Expected;
 use super::refusal::Refusals;
+use crate::ledger::while_busy;
 use forebay_net::handshake::Credential;
 use forebay_net::node::{groups_of_process, host_name, this_node};
 use forebay_net::{Link, LinkError, ServerAddress, Stream};
@@ -204,9 +205,10 @@ impl Peer {
         }
     }
 
-    /// Begins the first session. Tried once: who mounts wants to know what is wrong.
+    /// Begins the first session. Tried once: who mounts wants to know what is wrong. A server that has
+    /// too many connections is nothing wrong: it says to try again later.
     pub(super) fn attach(&self) -> std::result::Result<Attached, LinkError> {
-        self.new_session(0)?;
+        while_busy(self.target.patience, || self.new_session(0))?;
         match &self.session.read().attached {
             Some(attached) => Ok(attached.clone()),
             None => Err(LinkError::Closed),

@@ -1,7 +1,7 @@
 //! One connection, from its greeting to its end.
 
 use super::follow::Follower;
-use super::{Backend, Connections, MAX_CONNECTIONS, MAX_GREETING, WRITE_TIMEOUT};
+use super::{Backend, Connections, MAX_CONNECTIONS, WRITE_TIMEOUT};
 use crate::session::{Session, Sessions};
 use forebay_net::handshake::{self, HANDSHAKE_TIMEOUT};
 use forebay_net::peer;
@@ -20,31 +20,34 @@ use std::sync::atomic::Ordering;
 struct Place {
     id: u64,
     connections: Arc<Connections>,
+    is_unix: bool,
     greeting: bool,
 }
 
 impl Place {
     fn take(connections: &Arc<Connections>, stream: &Stream) -> Option<Place> {
-        if connections.greeting.fetch_add(1, Ordering::AcqRel) >= MAX_GREETING {
-            connections.greeting.fetch_sub(1, Ordering::AcqRel);
-            return None;
-        }
         let id = connections.next.fetch_add(1, Ordering::Relaxed);
-        let place = Place { id, connections: Arc::clone(connections), greeting: true };
+        let is_unix = stream.is_unix();
         let mut open = connections.open.lock();
         if open.len() >= MAX_CONNECTIONS {
             return None;
         }
         // Without a second handle it could not be ended from outside.
         open.insert(id, stream.try_clone().ok()?);
+        if let Some(other) = connections.greeting.enter(id, stream)
+            && let Some(other) = open.get(&other)
+        {
+            // It hears nothing more, so that its thread wakes, and tells it why.
+            other.shutdown_receive();
+        }
         drop(open);
-        Some(place)
+        Some(Place { id, connections: Arc::clone(connections), is_unix, greeting: true })
     }
 
-    fn greeted(&mut self) {
-        if std::mem::replace(&mut self.greeting, false) {
-            self.connections.greeting.fetch_sub(1, Ordering::AcqRel);
-        }
+    /// It has proven who it is; false if it had to give way before that.
+    fn greeted(&mut self) -> bool {
+        let was_greeting = std::mem::replace(&mut self.greeting, false);
+        !was_greeting || self.connections.greeting.leave(self.id, self.is_unix)
     }
 }
 
@@ -55,17 +58,21 @@ impl Drop for Place {
     }
 }
 
+fn too_many() -> Refusal {
+    Refusal {
+        errno: libc::EAGAIN,
+        why: "the server has too many connections".into(),
+        hint: Some("try again later".into()),
+    }
+}
+
 /// Gives a new connection its thread, or says why not.
 pub(super) fn admit<B: Backend>(backend: &Arc<B>, connections: &Arc<Connections>, stream: Stream) {
     let Some(place) = Place::take(connections, &stream) else {
         let mut link = Link::new(stream);
         // Full: a peer that does not read this now gets a closed connection.
         if link.set_timeouts(None, Some(std::time::Duration::from_millis(100))).is_ok() {
-            link.refuse(&Refusal {
-                errno: libc::EAGAIN,
-                why: "the server has too many connections".into(),
-                hint: Some("try again later".into()),
-            });
+            link.refuse(&too_many());
         }
         return;
     };
@@ -74,7 +81,13 @@ pub(super) fn admit<B: Backend>(backend: &Arc<B>, connections: &Arc<Connections>
         let mut place = place;
         let name = stream.peer_name();
         let mut link = Link::new(stream);
-        match converse(&*backend, &mut link, &mut place) {
+        let conversed = converse(&*backend, &mut link, &mut place);
+        if place.greeting && !place.greeted() {
+            tracing::debug!(peer = name, "a connection gave way before it said who it is");
+            link.refuse(&too_many());
+            return;
+        }
+        match conversed {
             Ok(()) | Err(LinkError::Closed) => {}
             Err(LinkError::Frame(error)) => {
                 tracing::warn!(peer = name, %error, "a connection made no sense");
@@ -101,7 +114,9 @@ fn converse<B: Backend>(backend: &B, link: &mut Link, place: &mut Place) -> Resu
         false => None,
     };
     let who = backend.identify(&greeted, peer).map_err(LinkError::Refused)?;
-    place.greeted();
+    if !place.greeted() {
+        return Err(LinkError::Refused(too_many()));
+    }
     link.set_timeouts(None, Some(WRITE_TIMEOUT))?;
     match greeted.purpose {
         Purpose::Ledger => ledger(backend, &who, link),

@@ -2,7 +2,7 @@
 //! thread until it ends.
 //!
 //! Invariants: connections are bounded, all together and those that have not proven who they are
-//! ([`MAX_CONNECTIONS`], [`MAX_GREETING`]); a peer that is slow to read its answers loses its
+//! ([`MAX_CONNECTIONS`], `greeting`), and the latter keep nobody out; a peer that is slow to read its answers loses its
 //! connection ([`WRITE_TIMEOUT`]) and delays nobody else; nothing is allocated for what was only
 //! announced; what is not understood ends its own connection, with an error by name.
 //!
@@ -12,9 +12,12 @@
 
 mod conn;
 mod follow;
+mod greeting;
 pub mod links;
 #[cfg(test)]
 mod links_tests;
+
+pub use greeting::MAX_GREETING;
 
 use forebay_net::handshake::{Gate, Greeted};
 use forebay_net::{ServerAddress, Stream};
@@ -32,7 +35,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -40,8 +43,6 @@ use crate::session::Sessions;
 
 /// Most connections.
 pub const MAX_CONNECTIONS: usize = 4096;
-/// Most of them that have not proven yet who they are.
-pub const MAX_GREETING: usize = 128;
 /// Longest that a peer may take to take an answer.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after an error of accept (such as too many open files).
@@ -83,7 +84,7 @@ pub trait Backend: Gate + Send + Sync + 'static {
 struct Connections {
     open: Mutex<HashMap<u64, Stream>>,
     next: AtomicU64,
-    greeting: AtomicUsize,
+    greeting: greeting::Greetings,
     ending: AtomicBool,
 }
 
@@ -188,7 +189,7 @@ pub fn listen<B: Backend>(
     let connections = Arc::new(Connections {
         open: Mutex::default(),
         next: AtomicU64::new(0),
-        greeting: AtomicUsize::new(0),
+        greeting: greeting::Greetings::default(),
         ending: AtomicBool::new(false),
     });
     let mut listening = Listening {
