@@ -255,7 +255,11 @@ impl Ledger {
         };
         let told = self.metrics_of(&may_see);
         match name {
-            Some(name) if told.buffers.is_empty() => Err(absent("count what happens to", name)),
+            Some(name) if told.buffers.is_empty() => {
+                let what = "count what happens to";
+                self.owned(what, who, name)?;
+                Err(absent(what, name))
+            }
             _ => Ok(LedgerReply::Metrics(Box::new(told))),
         }
     }

@@ -70,16 +70,13 @@ impl Ledger {
         records.iter().map(|r| self.shown(r, &survey)).collect()
     }
 
-    /// One buffer. Another user's is as none.
+    /// One buffer. Another user's is refused as everywhere: that its name is taken is no secret.
     pub(super) fn status(
         &self,
         who: &Identity,
         name: &BufferName,
     ) -> Result<LedgerReply, ControlError> {
-        let found = self.state.lock().file.buffer(name).cloned();
-        let record = found
-            .filter(|r| who.owns(r.name(), r.owner_uid))
-            .ok_or_else(|| absent("find", name))?;
+        let record = self.owned("show", who, name)?.ok_or_else(|| absent("find", name))?;
         let survey = self.survey(record.servers.iter().copied());
         Ok(LedgerReply::Buffer(Box::new(self.shown(&record, &survey))))
     }

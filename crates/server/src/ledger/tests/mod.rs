@@ -209,7 +209,7 @@ fn everyone_has_their_own_and_nobody_else_s() {
     assert_eq!(list(&ledger, &ann), ["ann"]);
     assert_eq!(list(&ledger, &root()), ["ann", "bob"]);
     fails(make(&bob, "ann"), libc::EEXIST, "of this name already");
-    fails(status(&ledger, &bob, "ann"), libc::ENOENT, "none");
+    fails(status(&ledger, &bob, "ann"), libc::EPERM, "another user");
     let destroy = |who: &Identity| {
         ask(&ledger, who, LedgerRequest::Destroy { name: name("ann"), force: true, discard: false })
     };
@@ -223,7 +223,7 @@ fn everyone_has_their_own_and_nobody_else_s() {
     assert_eq!(served.secret.to_hex(), secret);
     let holder = Identity::Holder(name("ann"));
     assert_eq!(list(&ledger, &holder), ["ann"]);
-    fails(status(&ledger, &holder, "bob"), libc::ENOENT, "none");
+    fails(status(&ledger, &holder, "bob"), libc::EPERM, "another user");
     fails(make(&holder, "new"), libc::EPERM, "that buffer only");
     ask(&ledger, &holder, extend).unwrap();
     drop(served);

@@ -182,7 +182,7 @@ fn parts_go_where_the_most_room_is_and_rights_hold_everywhere() {
     ask(keeper, &holder, LedgerRequest::StageList { name: name("w") }).unwrap();
     let bob = user(4002);
     for node in &nodes {
-        fails(status(&node.ledger, &bob, "w"), libc::ENOENT, "none of this name");
+        fails(status(&node.ledger, &bob, "w"), libc::EPERM, "another user");
         let list = LedgerRequest::StageList { name: name("w") };
         fails(ask(&node.ledger, &bob, list), libc::EPERM, "another user");
         let taken = create_as(&node.ledger, &bob, "b", wide("w", MIB, 1));
