@@ -78,6 +78,8 @@ pub(crate) struct FileState {
     pub generation: u64,
     /// It is in the list of what has to drain, and its node is pinned.
     pub listed: bool,
+    /// It is read for checksums, not drained.
+    pub summing: bool,
     /// Bytes that the drain under way has written.
     pub drained_bytes: u64,
     /// Bytes that it has to write.
@@ -130,6 +132,7 @@ impl CacheFile {
             ahead: Ahead::default(),
             generation: 0,
             listed: false,
+            summing: false,
             drained_bytes: 0,
             drain_total_bytes: 0,
         };

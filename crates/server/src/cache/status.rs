@@ -42,7 +42,7 @@ impl CacheFs {
         let name = match r.state {
             State::Clean => "clean",
             State::Conflict => "conflict",
-            _ if draining => "draining",
+            _ if draining && !state.summing => "draining",
             State::Failed => "failed",
             State::Dirty => "dirty",
         };
@@ -58,11 +58,12 @@ impl CacheFs {
             _ if synced => "on flash",
             _ => "written",
         };
+        let lacks_sums = state.map.blocks().any(|(_, e)| e.has(bits::DIRTY | bits::OPEN));
         let here = if r.whole { size } else { (state.map.present() * BLOCK_BYTES).min(size) };
         Ok(CachedFile {
             path: rooted(&path),
             state: name.into(),
-            unverified: r.whole,
+            unverified: r.whole || lacks_sums,
             size_bytes: size,
             cached_bytes: here,
             dirty_bytes: state.dirty_bytes(size),
@@ -177,7 +178,9 @@ impl CacheFs {
             tree.draining += u64::from(told.state == "draining");
             tree.failed += u64::from(told.error.is_some() && told.state != "conflict");
             tree.conflicts += u64::from(told.state == "conflict");
-            tree.busy += u64::from(told.unverified && file.state.lock().locals > 0);
+            let state = file.state.lock();
+            tree.busy += u64::from(state.record.whole && state.locals > 0);
+            drop(state);
             let shown = told.error.is_some() && tree.problems.len() < MAX_PROBLEMS;
             if shown && self.may_see(caller, file) {
                 tree.problems.push(told);

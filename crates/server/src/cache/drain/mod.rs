@@ -15,6 +15,7 @@ mod publish;
 mod resolve;
 mod rights;
 mod settle;
+mod sums;
 
 use super::CacheFs;
 use super::file::{CacheFile, FileState};
@@ -376,6 +377,7 @@ impl CacheFs {
             };
             let now = Instant::now();
             if !asked && let Some(due) = self.not_before(&file, since, now) {
+                let due = self.sum_up_before(&file, due, now);
                 self.drainer.put_back(&file, due, false);
                 continue;
             }
@@ -547,17 +549,19 @@ impl CacheFs {
         let listed = self.drainer.files();
         let open = listed.iter().filter(|file| file.state.lock().locals > 0);
         for file in open.take(KERNEL_FILES_SEEN_MAX) {
-            let Ok(object) = self.flash.stat(file.ino) else { continue };
-            let now = forebay_proto::Timestamp::now();
-            let age = super::pfs::nanoseconds(now) - super::pfs::nanoseconds(object.mtime);
-            if age < -FUTURE_NS {
-                // The clock was set back since: it has not been written since then.
-                continue;
-            }
-            let age = Duration::from_nanos(age.clamp(0, i128::from(u32::MAX) * 1_000) as u64);
-            let at = Instant::now().checked_sub(age);
-            last = last.max(at);
+            let Some(ago) = self.written_ago(file) else { continue };
+            last = last.max(Instant::now().checked_sub(ago));
         }
         last
+    }
+
+    /// How long ago the data of a file was written, by its object.
+    fn written_ago(&self, file: &CacheFile) -> Option<Duration> {
+        let object = self.flash.stat(file.ino).ok()?;
+        let now = forebay_proto::Timestamp::now();
+        let age = super::pfs::nanoseconds(now) - super::pfs::nanoseconds(object.mtime);
+        // Else the clock was set back since: it has not been written since then.
+        (age >= -FUTURE_NS)
+            .then(|| Duration::from_nanos(age.clamp(0, i128::from(u32::MAX) * 1_000) as u64))
     }
 }

@@ -14,6 +14,7 @@ use super::super::paths::split;
 use super::super::pfs::{Key, PfsStat, errno, proc_path};
 use super::super::record::{Base, Draining, Record, State};
 use super::copy::Memory;
+use super::settle::Sums;
 use super::{Failed, failed};
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::{Errno, Timestamp};
@@ -63,7 +64,7 @@ impl CacheFs {
     /// Drains a file once. True if nothing is dirty any more.
     pub(super) fn publish(&self, file: &Arc<CacheFile>, memory: &mut Memory) -> Outcome<bool> {
         self.pfs.check().map_err(at("find the PFS (is it mounted?)"))?;
-        self.settle(file).map_err(at("read from flash"))?;
+        self.settle(file, Sums::LeftToDrain).map_err(at("read from flash"))?;
         if !file.is_dirty() {
             return Ok(true);
         }

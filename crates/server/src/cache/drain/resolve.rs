@@ -10,6 +10,7 @@ use super::super::map::{BLOCK_BYTES, bits};
 use super::super::paths::{joined, split};
 use super::super::pfs::{PfsStat, errno};
 use super::super::record::{Base, Draining, State};
+use super::settle::Sums;
 use forebay_proto::cache::Keep;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Result};
@@ -43,7 +44,7 @@ impl CacheFs {
             // Before anything is done: what is here of it goes.
             self.wait_closed(file, true)?;
         }
-        self.settle(file)?;
+        self.settle(file, Sums::LeftToDrain)?;
         let path = self.nodes.path(file.number());
         let path = path.unwrap_or_else(|_| file.state.lock().record.path.as_bytes().to_vec());
         let theirs = match self.pfs.stat(&path) {

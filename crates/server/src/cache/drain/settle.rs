@@ -1,5 +1,5 @@
 //! What a kernel wrote without asking: the file is read once, and its blocks get checksums. A file of
-//! which the PFS has nothing is not read for that: all of it drains, and is read then.
+//! which the PFS has nothing is not read for that if it drains now: all of it drains, and is read then.
 //!
 //! Invariant: a file stops being `whole` only if no kernel has it open any more, and it did not change
 //! while it was read. Blocks that are as the PFS has them (their CRC is that of the clean entry)
@@ -15,19 +15,28 @@ use std::sync::Arc;
 
 /// How often a file that changes while it is read is read again.
 const TRIES: u32 = 3;
+/// What becomes of blocks that have nothing on the PFS to be compared with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// They are about to drain: their checksums are made from that read.
+    LeftToDrain,
+    /// They are read for their checksums.
+    Made,
+}
+
 /// Entries that are written down at a time.
 const ENTRIES_AT_ONCE: usize = 512;
 
 impl CacheFs {
     /// Makes the map true again for a file that a kernel wrote. One that is still open stays
     /// `whole`: its map is then what it had at some moment.
-    pub(super) fn settle(&self, file: &Arc<CacheFile>) -> Result<()> {
+    pub(super) fn settle(&self, file: &Arc<CacheFile>, sums: Sums) -> Result<()> {
         for _ in 0..TRIES {
             if !file.state.lock().record.whole || self.is_untouched(file)? {
                 return Ok(());
             }
             let before = self.flash.stat(file.ino)?;
-            let entries = self.checksums(file, before.size_bytes)?;
+            let entries = self.checksums(file, before.size_bytes, sums)?;
             let _meta = file.meta.lock();
             let _gate = file.gate.write();
             let after = self.flash.stat(file.ino)?;
@@ -78,7 +87,12 @@ impl CacheFs {
     }
 
     /// The entries that differ from the map's, in runs.
-    fn checksums(&self, file: &Arc<CacheFile>, size: u64) -> Result<Vec<(u64, Vec<Entry>)>> {
+    fn checksums(
+        &self,
+        file: &Arc<CacheFile>,
+        size: u64,
+        sums: Sums,
+    ) -> Result<Vec<(u64, Vec<Entry>)>> {
         let mut runs: Vec<(u64, Vec<Entry>)> = Vec::new();
         let mut push = |block: u64, entry: Entry| match runs.last_mut() {
             Some((first, run))
@@ -93,7 +107,8 @@ impl CacheFs {
             (state.record.fetch_limit, state.record.base.size)
         };
         let on_pfs = limit.min(base_size);
-        let mut buffer = vec![0; if on_pfs > 0 { BLOCK_BYTES as usize } else { 0 }];
+        let is_read = on_pfs > 0 || sums == Sums::Made;
+        let mut buffer = vec![0; if is_read { BLOCK_BYTES as usize } else { 0 }];
         let mut block = 0;
         let mut turn = Turn::begin();
         while block * BLOCK_BYTES < size {
@@ -109,8 +124,7 @@ impl CacheFs {
                 block = block.max(until);
                 continue;
             }
-            if on_pfs == 0 {
-                // Nothing to compare with: its checksum is made when it is drained.
+            if !is_read {
                 push(block, Entry::default().with(bits::PRESENT | bits::DIRTY | bits::OPEN));
                 block += 1;
                 continue;

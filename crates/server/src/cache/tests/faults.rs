@@ -56,6 +56,56 @@ fn flash_that_cannot_be_read_costs_a_fetch_and_never_data() {
     cache.crash();
 }
 
+/// What is held back by its policy has its checksums after a while.
+fn wait_for_sums(cache: &Running, name: &str) {
+    let until = Instant::now() + Duration::from_secs(30);
+    while cache.fs.file_state(cache.lookup(name).unwrap()).unwrap().unverified {
+        assert!(Instant::now() < until, "{name} stays unverified");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn what_lies_long_on_flash_gets_its_checksums_however_it_was_written() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.options.policy = When::Never.into();
+    let cache = rig.open();
+    let data = pattern(3, 3 * BLOCK + 5_000);
+    // By a kernel, and by requests that never fill a block.
+    let by_kernel = cache.open("kernel", libc::O_CREAT | libc::O_RDWR, true).unwrap();
+    by_kernel.local.as_ref().unwrap().write_all_at(&data, 0).unwrap();
+    for (i, piece) in data.chunks(47_008).enumerate() {
+        cache.write("requests", 47_008 * i as u64, piece);
+    }
+    let told = |name| cache.fs.file_state(cache.lookup(name).unwrap()).unwrap();
+    assert!(told("kernel").unverified && told("requests").unverified);
+    assert_eq!(told("requests").state, "dirty");
+    drop(by_kernel);
+    for name in ["kernel", "requests"] {
+        wait_for_sums(&cache, name);
+        assert_eq!(
+            (told(name).state.as_str(), told(name).dirty_bytes),
+            ("dirty", data.len() as u64)
+        );
+        flip(&cache, name, 300_000);
+    }
+    let state = cache.flush("/");
+    assert_eq!((state.failed, errno_of(&state)), (2, libc::EIO), "{state:?}");
+    for name in ["kernel", "requests"] {
+        assert_eq!(rig.read_pfs(name), b"", "{name}: what is damaged does not get to the PFS");
+        flip(&cache, name, 300_000);
+    }
+    assert!(cache.flush("/").is_durable());
+    assert!(["kernel", "requests"].iter().all(|name| rig.read_pfs(name) == data));
+    // Written again after its checksums were made, it drains as it is now.
+    cache.write("requests", 10, b"again");
+    wait_for_sums(&cache, "requests");
+    cache.write("requests", 20, b"and again");
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(&rig.read_pfs("requests")[20..29], b"and again");
+    cache.crash();
+}
+
 #[test]
 fn a_flipped_bit_is_not_taken_along_by_a_write_beside_it() {
     let rig = Rig::new(64 * MIB);
