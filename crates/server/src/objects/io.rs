@@ -161,7 +161,8 @@ impl Objects {
                 .inspect_err(|_| acc.release(claim.taken_bytes))
         })?;
         if mode.sync {
-            rfs::fdatasync(file.as_fd()).map_err(err)?;
+            // With its name: a write may be the first of an object of a striped file.
+            self.fsync(id, true)?;
         }
         Ok(written)
     }

@@ -58,7 +58,14 @@ pub struct Objects {
     /// file system orders directory changes before a file's fsync (our own XFS images, tmpfs).
     dirty_dirs: Option<Box<[AtomicBool; FAN_OUT]>>,
     volatile: bool,
+    /// In tests of power cuts: hears what is on flash from now on.
+    #[cfg(test)]
+    on_sync: std::sync::OnceLock<SyncHook>,
 }
+
+/// Hears of an object, by its path below the objects' directory, that it is on flash; `None`: all are.
+#[cfg(test)]
+pub(crate) type SyncHook = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
 
 /// The name of an object below `data/`: `a7/00000000000012ab.0`, on the stack.
 pub(crate) struct ObjectName {
@@ -159,7 +166,28 @@ impl Objects {
         }
         let dirty_dirs =
             (sync_dirs && !volatile).then(|| Box::new([const { AtomicBool::new(false) }; FAN_OUT]));
-        Ok(Objects { dir, fds: FdCache::new(), accounting, dirty_dirs, volatile })
+        Ok(Objects {
+            dir,
+            fds: FdCache::new(),
+            accounting,
+            dirty_dirs,
+            volatile,
+            #[cfg(test)]
+            on_sync: Default::default(),
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_on_sync(&self, hook: SyncHook) {
+        assert!(self.on_sync.set(hook).is_ok(), "set once");
+    }
+
+    /// An object, or all (`None`), is on flash.
+    fn synced(&self, _id: Option<ObjectId>) {
+        #[cfg(test)]
+        if let Some(hook) = self.on_sync.get() {
+            hook(_id.map(ObjectName::new).as_ref().map(ObjectName::path));
+        }
     }
 
     /// The accounting of a store that counts space itself.
@@ -265,7 +293,9 @@ impl Objects {
             false => rfs::fsync(file.as_fd()),
         }
         .map_err(err)?;
-        self.sync_dir_of(id.ino)
+        self.sync_dir_of(id.ino)?;
+        self.synced(Some(id));
+        Ok(())
     }
 
     fn sync_dir_of(&self, ino: Ino) -> Result<()> {
@@ -289,7 +319,9 @@ impl Objects {
         if self.volatile {
             return Ok(());
         }
-        rfs::syncfs(&self.dir).map_err(err)
+        rfs::syncfs(&self.dir).map_err(err)?;
+        self.synced(None);
+        Ok(())
     }
 
     /// Calls `f` with every object on the store and its allocated bytes. For recovery and checks.

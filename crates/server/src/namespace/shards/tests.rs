@@ -2,12 +2,13 @@
 //! answered; and servers that are killed at any point of what they do. What is checked after each
 //! recovery: every call was done once or not at all and its answer says which, the tree is the
 //! model's, link counts and parents are right, nothing is left prepared or leaked. And power cuts
-//! ([`power`]): what was made durable is there, what was not is there as a whole or not at all.
+//! ([`power`], of what files hold [`power_data`]): what was made durable is there, what was not is there as a whole or not at all.
 
 mod costs;
 mod kills;
 mod lost;
 mod power;
+mod power_data;
 mod races;
 mod random;
 mod world;

@@ -80,6 +80,11 @@ impl Striped {
 }
 
 impl Striped {
+    #[cfg(test)]
+    pub(super) fn set_patience(&self, patience: Duration) {
+        *self.patience.write() = patience;
+    }
+
     /// The server ends: nobody is waited for any more.
     pub(super) fn give_up(&self) {
         *self.patience.write() = Duration::ZERO;

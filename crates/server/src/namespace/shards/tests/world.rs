@@ -1,8 +1,12 @@
-//! The servers, the client, and what is checked of them. [`cuts`]: their power can be cut.
+//! The servers and the client. [`check`]: what is checked of them; [`cuts`]: their power can be cut; [`data`]: with
+//! the data of files.
 
+mod check;
 mod cuts;
+mod data;
 
 pub use cuts::Cut;
+pub use data::BLOCK_BYTES;
 
 use super::BY_HAND;
 use crate::namespace::store::{LmdbStore, StoreOptions};
@@ -27,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const ARGS: CreateArgs = CreateArgs { mode: 0o755, umask: 0 };
 pub const SHARDS: u16 = 3;
@@ -90,7 +94,13 @@ impl Peers for Wire {
     fn is_lost(&self, shard: ShardId) -> bool {
         self.net.lost.read().contains(&shard.0)
     }
-    fn ask(&self, to: ShardId, q: &Question<'_>, _: &[u8], _: &mut Vec<u8>) -> Result<Reply> {
+    fn ask(
+        &self,
+        to: ShardId,
+        q: &Question<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+    ) -> Result<Reply> {
         self.net.asked.fetch_add(1, Ordering::Relaxed);
         if self.is_lost(to) {
             return Err(Errno::EIO);
@@ -105,11 +115,17 @@ impl Peers for Wire {
         };
         let mut body = Vec::new();
         frame::encode(q, &mut body).unwrap();
-        let Question::Names { from, question, .. } = frame::decode_borrowed(&body).unwrap() else {
-            panic!("{q:?}");
-        };
-        let answer = as_server(to.0, || asked.names(from, &question, &[], &mut Vec::new()));
-        answer.unwrap_or(Err(Errno::ETIMEDOUT)).map(Reply::Names)
+        room.clear();
+        let answer = as_server(to.0, || match frame::decode_borrowed(&body).unwrap() {
+            Question::Names { from, question, .. } => {
+                asked.names(from, &question, payload, room).map(Reply::Names)
+            }
+            Question::Objects { from, question, .. } => {
+                asked.objects(from, &question, payload, room).map(Reply::Objects)
+            }
+            other => panic!("{other:?}"),
+        });
+        answer.unwrap_or(Err(Errno::ETIMEDOUT))
     }
 }
 
@@ -120,22 +136,25 @@ pub struct World {
     seqs: RefCell<[u32; SHARDS as usize]>,
     held: RefCell<BTreeMap<Ino, u64>>,
     power: Option<Arc<parking_lot::Mutex<cuts::Power>>>,
+    /// What is not synced of files' data is lost with the power, too, and files may be striped.
+    has_data: bool,
 }
 
 impl World {
     pub fn new() -> World {
-        World::with(None)
+        World::with(None, false)
     }
 
     /// All on flash that survives a power cut; the power can be cut.
     pub fn with_power() -> World {
-        World::with(Some(Arc::default()))
+        World::with(Some(Arc::default()), false)
     }
 
-    fn with(power: Option<Arc<parking_lot::Mutex<cuts::Power>>>) -> World {
+    fn with(power: Option<Arc<parking_lot::Mutex<cuts::Power>>>, has_data: bool) -> World {
         BY_HAND.set(true);
         let world = World {
             dir: tempfile::tempdir().unwrap(),
+            has_data,
             net: Arc::default(),
             seqs: RefCell::default(),
             held: RefCell::default(),
@@ -154,7 +173,10 @@ impl World {
             Some(power) => self.open_powered(shard, &dir, power),
             None => LmdbStore::open(store_options(&dir)).unwrap(),
         });
-        let objects = Objects::open(&dir.join("data"), true, true, None).unwrap();
+        let objects = match self.has_data {
+            true => self.open_data(shard, &dir),
+            false => Objects::open(&dir.join("data"), true, true, None).unwrap(),
+        };
         let options = NamespaceOptions {
             shard: ShardId(shard),
             peers: Some(Arc::new(Wire { mine: ShardId(shard), net: self.net.clone() })),
@@ -169,6 +191,11 @@ impl World {
         let (namespace, _) =
             Namespace::open(store.clone(), Arc::new(objects), options, true).unwrap();
         namespace.shards.as_ref().unwrap().set_patience(Duration::ZERO);
+        if self.has_data {
+            let wire = Wire { mine: ShardId(shard), net: self.net.clone() };
+            namespace.striped.set_patience(Duration::ZERO);
+            namespace.join_servers(Arc::new(wire)).unwrap();
+        }
         let facts = BufferFacts {
             uuid: "7".into(),
             shard: ShardId(shard),
@@ -312,6 +339,10 @@ impl World {
 
     /// A call at a shard, repeated while its server is killed. What it gave is held.
     pub fn call(&self, shard: u16, call: Call<'_>) -> Answer {
+        self.call_with(shard, call, &[])
+    }
+
+    fn call_with(&self, shard: u16, call: Call<'_>, payload: &[u8]) -> Answer {
         let seq = {
             let mut seqs = self.seqs.borrow_mut();
             seqs[usize::from(shard)] += u32::from(call.is_once_only());
@@ -327,8 +358,9 @@ impl World {
                 (server.sessions.clone(), server.session.clone())
             };
             let request = request(&session, seq, call.clone());
+            let mut room = Vec::new();
             let reply =
-                as_server(shard, || sessions.call(&session, &request, &[], &mut Vec::new(), false));
+                as_server(shard, || sessions.call(&session, &request, payload, &mut room, false));
             drop((sessions, session));
             match reply {
                 Some(reply) => return self.note(reply.answer),
@@ -453,78 +485,6 @@ impl World {
             })
             .unwrap();
         all
-    }
-
-    /// Finishes everything, then looks at all that there is, on all shards.
-    pub fn check(&self) {
-        for _ in 0..3 {
-            for shard in 0..SHARDS {
-                let namespace = self.namespace(shard);
-                let shards = namespace.shards.as_ref().unwrap();
-                as_server(shard, || namespace.finish_round(shards)).unwrap().unwrap();
-            }
-        }
-        for shard in 0..SHARDS {
-            // The client goes on: no last answer keeps an inode.
-            self.done(shard, Call::Forget(Vec::new())).unwrap();
-            self.wait_reclaimed(shard);
-        }
-        let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
-        let mut dirs = vec![Ino::ROOT];
-        while let Some(dir) = dirs.pop() {
-            let mut subdirs = 0;
-            for (name, (ino, kind)) in self.entries(dir) {
-                let record = self.namespace(ino.shard().0).inode(ino);
-                let record = record.unwrap_or_else(|e| panic!("{dir}/{name} {ino}: {e}"));
-                assert_eq!(record.kind(), kind, "{dir}/{name}");
-                if kind == FileKind::Dir {
-                    assert_eq!(record.parent, dir, "{name}");
-                    subdirs += 1;
-                    dirs.push(ino);
-                }
-                *names.entry(ino).or_default() += 1;
-            }
-            assert_eq!(self.nlink(dir), 2 + subdirs, "{dir}");
-        }
-        for shard in 0..SHARDS {
-            let namespace = self.namespace(shard);
-            namespace
-                .store
-                .for_each_inode(&mut |ino, record| {
-                    let have = names.get(&ino).copied().unwrap_or(0);
-                    match record.kind() {
-                        FileKind::Dir if ino == Ino::ROOT => {}
-                        FileKind::Dir => assert_eq!(have, 1, "directory {ino}"),
-                        _ => assert_eq!(record.nlink, have, "{ino}"),
-                    }
-                    true
-                })
-                .unwrap();
-            let state = namespace.shards.as_ref().unwrap().state.lock();
-            assert!(state.intents.is_empty() && state.prepared.is_empty());
-            assert!(state.working.is_empty() && state.unsettled.is_empty());
-            drop(state);
-            assert!(namespace.shards.as_ref().unwrap().holds().is_empty());
-        }
-    }
-
-    /// Waits until all that has no name is gone: nobody holds any of it.
-    fn wait_reclaimed(&self, shard: u16) {
-        let namespace = self.namespace(shard);
-        let until = Instant::now() + Duration::from_secs(10);
-        loop {
-            let mut left = Vec::new();
-            let mut look = |ino, record: crate::namespace::record::InodeRecord| {
-                left.extend((record.nlink == 0).then_some(ino));
-                true
-            };
-            namespace.store.for_each_inode(&mut look).unwrap();
-            if left.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < until, "left without a name: {left:?}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 
     /// All servers end in order, and what they leave is right.

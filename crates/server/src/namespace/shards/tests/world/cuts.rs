@@ -1,6 +1,7 @@
 //! Power cuts of the servers of a [`World`]: what each has written is recorded, and who loses power
 //! starts with what was synced and any part of the rest. Called by the tests of power cuts.
 
+use super::data::OnFlash;
 use super::{Killed, Net, RUNNING, World, as_server, request, store_options};
 use crate::namespace::store::tests::power::{self, Images, Recorded};
 use crate::namespace::store::tests::sim::Fate;
@@ -20,6 +21,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct Power {
     pub(super) running: BTreeMap<u16, Recorded>,
     left: BTreeMap<u16, (PathBuf, Images)>,
+    /// The objects of each, and where the next start finds those of who has lost its power.
+    pub(super) data: BTreeMap<u16, Arc<OnFlash>>,
+    pub(super) left_data: BTreeMap<u16, PathBuf>,
     cuts: u32,
 }
 
@@ -40,6 +44,11 @@ impl Net {
             let to = dir.join(victim.to_string()).join(format!("meta{}", power.cuts));
             let images = power.running[victim].cut(&running.store, cut.fate, &mut cut.rng, &to);
             power.left.insert(*victim, (to, images));
+            if let Some(data) = power.data.get(victim).cloned() {
+                let to = dir.join(victim.to_string()).join(format!("data{}", power.cuts));
+                data.cut(cut.fate, &mut cut.rng, &to);
+                power.left_data.insert(*victim, to);
+            }
             self.dead.lock().push(running);
         }
     }
@@ -92,6 +101,15 @@ impl World {
 
     /// A call at a shard, made once; `None` if the server went meanwhile, and nobody answered.
     pub fn call_once(&self, shard: u16, call: Call<'_>) -> Option<Answer> {
+        self.call_once_with(shard, call, &[])
+    }
+
+    pub(super) fn call_once_with(
+        &self,
+        shard: u16,
+        call: Call<'_>,
+        payload: &[u8],
+    ) -> Option<Answer> {
         let seq = {
             let mut seqs = self.seqs.borrow_mut();
             seqs[usize::from(shard)] += u32::from(call.is_once_only());
@@ -103,8 +121,9 @@ impl World {
             (server.sessions.clone(), server.session.clone())
         };
         let request = request(&session, seq, call);
+        let mut room = Vec::new();
         let reply =
-            as_server(shard, || sessions.call(&session, &request, &[], &mut Vec::new(), false));
+            as_server(shard, || sessions.call(&session, &request, payload, &mut room, false));
         let there = self.net.servers.read().contains_key(&shard);
         reply.filter(|_| there).map(|reply| self.note(reply.answer))
     }
