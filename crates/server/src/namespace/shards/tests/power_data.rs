@@ -347,7 +347,8 @@ impl Run {
         };
         // An append or a new size of which the inode's server does not know any more that it was done is
         // settled as if it had been cut short.
-        let is_exact = !in_flight && !(victims.contains(&ino.shard().0) && file.is_resized);
+        let is_settled = victims.contains(&ino.shard().0) && file.is_resized;
+        let is_exact = !(in_flight || is_settled);
         for (block, stamp) in real.iter().enumerate() {
             let of = |state: &State| state.get(block).copied().unwrap_or(0);
             match is_exact && !victims.contains(&shard_of(block as u64).0) {
