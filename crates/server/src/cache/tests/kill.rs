@@ -1,6 +1,7 @@
 //! A server killed at each of its steps: no acknowledged byte is lost, what the PFS gets is what was
 //! written, and nothing is left beside it.
 
+use super::super::map::BLOCK_BYTES;
 use super::*;
 use crate::step::kill::{KILL_ONLY, at_each_point, run_killed};
 use std::io::Write;
@@ -134,6 +135,59 @@ fn a_cache_killed_anywhere_loses_nothing_acknowledged() {
         assert_eq!(cache.read("f").unwrap(), now, "{when}: the drain changed it");
         let there = std::fs::read_dir(base.join("pfs")).unwrap().count();
         assert_eq!(there, 1, "{when}: something is left on the PFS");
+        cache.crash();
+        killed
+    });
+}
+
+/// What is on the PFS, and what is written into blocks of it that the cache does not have: one in the middle, and
+/// the last one, beyond its end.
+fn not_here() -> (Vec<u8>, [(u64, Vec<u8>); 2]) {
+    let block = BLOCK_BYTES as usize;
+    let middle = (BLOCK_BYTES, pattern(7, block));
+    (pattern(6, 2 * block + 40_000), [middle, (2 * BLOCK_BYTES, pattern(8, block))])
+}
+
+/// The server that is killed while it writes blocks that it does not have.
+#[test]
+fn child_writing_what_is_not_here() {
+    let Ok(base) = std::env::var(CHILD_BASE) else { return };
+    let base = Path::new(&base);
+    let cache = open_at(base, CAPACITY, options(base));
+    for (offset, data) in &not_here().1 {
+        cache.write("f", *offset, data);
+    }
+    cache.crash();
+}
+
+#[test]
+fn a_kill_in_the_write_of_a_block_that_is_not_here_leaves_the_old_or_the_new_one() {
+    let (old, writes) = not_here();
+    let mut new = old.clone();
+    new.resize(3 * BLOCK_BYTES as usize, 0);
+    for (offset, data) in &writes {
+        new[*offset as usize..][..data.len()].copy_from_slice(data);
+    }
+    let wanted = ["blocks are open in the map", "dirty data is on flash"];
+    at_each_point(&wanted, |at, only| {
+        let rig = Rig::new(CAPACITY);
+        let base = rig.base.path();
+        rig.put("f", &old);
+        let variables =
+            [(CHILD_BASE, base.to_str().unwrap()), (KILL_ONLY, only.unwrap_or_default())];
+        let child = "cache::tests::kill::child_writing_what_is_not_here";
+        let killed = run_killed(child, &variables, at);
+        let when = format!("killed after {killed:?} ({at})");
+        let cache = rig.open();
+        let now = cache.read("f").unwrap();
+        assert!((old.len()..=new.len()).contains(&now.len()), "{when}: {} bytes", now.len());
+        let is_one = |i: usize| old.get(i).unwrap_or(&0) == &now[i] || new[i] == now[i];
+        let wrong = (0..now.len()).find(|i| !is_one(*i));
+        assert_eq!(wrong, None, "{when}: neither the old byte nor the new one");
+        let state = cache.flush("/");
+        assert!(state.is_durable(), "{when}: {state:?}");
+        assert!(rig.read_pfs("f") == now, "{when}: the PFS has something else");
+        assert!(cache.read("f").unwrap() == now, "{when}: the drain changed it");
         cache.crash();
         killed
     });
