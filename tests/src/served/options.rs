@@ -62,7 +62,7 @@ pub struct Options {
 impl Options {
     /// A buffer of 512 MiB on 127.0.0.1, over one server, or over as many as the environment
     /// variable FOREBAY_TEST_SERVERS says: so every test can be run over several by hand. In the tests of
-    /// `cached_shared`, and with FOREBAY_TEST_CACHE=1, it is a cache; in those of `cached_shared_striped`
+    /// `cached_shared` and `cached_traps`, and with FOREBAY_TEST_CACHE=1, it is a cache; in those of `cached_shared_striped`
     /// over two servers.
     pub fn new(store: Store) -> Options {
         let is_cache = runs_over_caches();
@@ -93,7 +93,9 @@ impl Options {
 /// True where the tests of shared buffers are to run over caches: in the second executable that they are built
 /// into.
 fn runs_over_caches() -> bool {
-    own_name().starts_with("cached_shared") || crate::env_u64("FOREBAY_TEST_CACHE", 0) > 0
+    let own = own_name();
+    ["cached_shared", "cached_traps"].iter().any(|name| own.starts_with(name))
+        || crate::env_u64("FOREBAY_TEST_CACHE", 0) > 0
 }
 
 fn default_servers() -> u64 {
