@@ -164,38 +164,8 @@ impl CacheFs {
         if below.is_empty() {
             tree.policy = Some(self.policy_of(Ino::ROOT).to_string());
         }
-        let mut on_pfs_bytes = 0;
-        for file in &files {
-            let told = self.describe(file)?;
-            if told.state == "clean" {
-                continue;
-            }
-            if told.state == "draining" {
-                on_pfs_bytes += told.drained_bytes.min(told.dirty_bytes);
-            }
-            tree.files += 1;
-            tree.dirty_bytes += told.dirty_bytes;
-            tree.draining += u64::from(told.state == "draining");
-            tree.failed += u64::from(told.error.is_some() && told.state != "conflict");
-            tree.conflicts += u64::from(told.state == "conflict");
-            let state = file.state.lock();
-            tree.busy += u64::from(state.record.whole && state.locals > 0);
-            drop(state);
-            let shown = told.error.is_some() && tree.problems.len() < MAX_PROBLEMS;
-            if shown && self.may_see(caller, file) {
-                tree.problems.push(told);
-            }
-        }
-        for (lost, may_see) in self.lost_below(caller, &below) {
-            tree.files += 1;
-            tree.failed += 1;
-            if lost.path.as_bytes() == rooted(&below).as_bytes() {
-                tree.file = Some(lost.clone());
-            }
-            if may_see && tree.problems.len() < MAX_PROBLEMS {
-                tree.problems.push(lost);
-            }
-        }
+        let on_pfs_bytes = self.add_listed(&mut tree, caller, &files)?;
+        self.add_lost(&mut tree, caller, &below);
         tree.drained_bytes = self.counters.bytes()[4];
         tree.rate_bytes_per_s = self.counters.drain_rate();
         if tree.rate_bytes_per_s > 0.0 {
@@ -222,6 +192,52 @@ impl CacheFs {
             });
         }
         Ok(tree)
+    }
+
+    /// Adds files that have something that the PFS does not; how many bytes of that drains under way have written.
+    fn add_listed(
+        &self,
+        tree: &mut TreeState,
+        caller: &Caller,
+        files: &[Arc<CacheFile>],
+    ) -> Result<u64> {
+        let mut on_pfs_bytes = 0;
+        for file in files {
+            let told = self.describe(file)?;
+            if told.state == "clean" {
+                continue;
+            }
+            if told.state == "draining" {
+                on_pfs_bytes += told.drained_bytes.min(told.dirty_bytes);
+            }
+            tree.files += 1;
+            tree.dirty_bytes += told.dirty_bytes;
+            tree.draining += u64::from(told.state == "draining");
+            tree.failed += u64::from(told.error.is_some() && told.state != "conflict");
+            tree.conflicts += u64::from(told.state == "conflict");
+            let state = file.state.lock();
+            tree.busy += u64::from(state.record.whole && state.locals > 0);
+            drop(state);
+            let shown = told.error.is_some() && tree.problems.len() < MAX_PROBLEMS;
+            if shown && self.may_see(caller, file) {
+                tree.problems.push(told);
+            }
+        }
+        Ok(on_pfs_bytes)
+    }
+
+    /// Adds files that are lost with their servers.
+    fn add_lost(&self, tree: &mut TreeState, caller: &Caller, below: &[u8]) {
+        for (lost, may_see) in self.lost_below(caller, below) {
+            tree.files += 1;
+            tree.failed += 1;
+            if lost.path.as_bytes() == rooted(below).as_bytes() {
+                tree.file = Some(lost.clone());
+            }
+            if may_see && tree.problems.len() < MAX_PROBLEMS {
+                tree.problems.push(lost);
+            }
+        }
     }
 
     /// The policy that counts for a path.
