@@ -264,38 +264,42 @@ impl Flash {
         if self.unreadable.load(Ordering::Relaxed) {
             return Err(Errno::EIO);
         }
-        self.objects().read(ObjectId::whole(ino), offset, buffer)
+        self.names.on_object(ino, self.objects().read(ObjectId::whole(ino), offset, buffer))
     }
 
     /// Writes data; short when space ran out.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
-        self.objects().write(ObjectId::whole(ino), offset, data, WriteMode::default())
+        self.names.on_object(
+            ino,
+            self.objects().write(ObjectId::whole(ino), offset, data, WriteMode::default()),
+        )
     }
 
     /// Writes at the end of the data, in one piece with whoever else does so.
     pub fn append(&self, ino: Ino, data: &[u8]) -> Result<usize> {
         let mode = WriteMode { append: true, ..WriteMode::default() };
-        self.objects().write(ObjectId::whole(ino), 0, data, mode)
+        self.names.on_object(ino, self.objects().write(ObjectId::whole(ino), 0, data, mode))
     }
 
     /// Sets the size of the data.
     pub fn truncate(&self, ino: Ino, size: u64) -> Result<()> {
-        self.objects().truncate(ObjectId::whole(ino), size)
+        self.names.on_object(ino, self.objects().truncate(ObjectId::whole(ino), size))
     }
 
     /// `fallocate` on the data.
     pub fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
-        self.objects().fallocate(ObjectId::whole(ino), mode, offset, length)
+        self.names
+            .on_object(ino, self.objects().fallocate(ObjectId::whole(ino), mode, offset, length))
     }
 
     /// SEEK_DATA and SEEK_HOLE on the data.
     pub fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
-        self.objects().seek(ObjectId::whole(ino), offset, whence)
+        self.names.on_object(ino, self.objects().seek(ObjectId::whole(ino), offset, whence))
     }
 
     /// Size, times and blocks of the data.
     pub fn stat(&self, ino: Ino) -> Result<ObjectStat> {
-        self.objects().stat(ObjectId::whole(ino))
+        self.names.on_object(ino, self.objects().stat(ObjectId::whole(ino)))
     }
 
     /// Sets times of the data.
@@ -305,17 +309,17 @@ impl Flash {
         atime: Option<forebay_proto::Timestamp>,
         mtime: Option<forebay_proto::Timestamp>,
     ) -> Result<()> {
-        self.objects().set_times(ObjectId::whole(ino), atime, mtime)
+        self.names.on_object(ino, self.objects().set_times(ObjectId::whole(ino), atime, mtime))
     }
 
     /// The object itself, for the kernel.
     pub fn open(&self, ino: Ino) -> Result<File> {
-        self.objects().open_object(ObjectId::whole(ino))
+        self.names.on_object(ino, self.objects().open_object(ObjectId::whole(ino)))
     }
 
     /// Data on flash.
     pub fn sync_data(&self, ino: Ino) -> Result<()> {
-        self.objects().fsync(ObjectId::whole(ino), false)
+        self.names.on_object(ino, self.objects().fsync(ObjectId::whole(ino), false))
     }
 
     /// Map on flash.

@@ -260,6 +260,7 @@ impl Ledger {
         };
         if let Some(served) = served {
             let namespace = served.server.namespace();
+            facts.fault = facts.fault.or_else(|| namespace.fault());
             facts.used_bytes = namespace.space().map_or(0, |(used, _)| used);
             facts.inodes = namespace.store().usage().inodes;
             facts.volatile = served.server.store().volatile();

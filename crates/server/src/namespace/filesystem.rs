@@ -8,6 +8,7 @@ use forebay_proto::api::{CreateArgs, DirEntry, FileSystem, Notify, Opened, StatF
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::{Caller, Cookie, Entry, Ino, Result};
 use std::sync::Arc;
+use std::time::Duration;
 
 impl FileSystem for Namespace {
     fn lookup(&self, _caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
@@ -197,6 +198,14 @@ impl FileSystem for Namespace {
 
     fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
         self.op_removexattr(caller, ino, name)
+    }
+
+    fn attr_ttl(&self, _ino: Ino) -> Duration {
+        // What a name leads to then may be without its size: `stat` has to ask, and hears EIO.
+        match self.objects.has_losses() {
+            true => Duration::ZERO,
+            false => Duration::MAX,
+        }
     }
 
     fn space_is_coming(&self) -> bool {

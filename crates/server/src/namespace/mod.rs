@@ -214,24 +214,54 @@ impl Namespace {
         }
     }
 
+    /// What was done to the object of a whole file. One that is not there although the file's record
+    /// says so is lost: EIO, and told.
+    pub(crate) fn on_object<T>(&self, ino: Ino, done: Result<T>) -> Result<T> {
+        match done {
+            Err(Errno::ENOENT) => Err(self.why_no_object(ino)),
+            other => other,
+        }
+    }
+
+    /// Asked after the object was found missing: a file that goes loses its record first.
+    fn why_no_object(&self, ino: Ino) -> Errno {
+        match self.inode(ino) {
+            Ok(record) if record.has(inode_flags::HAS_OBJECT) && !record.is_striped() => {
+                self.objects.missing(ObjectId::whole(ino))
+            }
+            Ok(_) => Errno::ENOENT,
+            Err(errno) => errno,
+        }
+    }
+
+    /// What is wrong with what is on flash, in words: it was removed, or could not be written.
+    pub fn fault(&self) -> Option<String> {
+        self.store.fault().or_else(|| self.objects.fault())
+    }
+
     /// The attributes shown for a record.
     fn attr_of(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
         if record.is_striped() {
             return self.striped_attr(ino, record);
         }
         let object = match record.has(inode_flags::HAS_OBJECT) {
-            true => Some(self.objects.stat(ObjectId::whole(ino))?),
+            true => Some(self.on_object(ino, self.objects.stat(ObjectId::whole(ino)))?),
             false => None,
         };
         Ok(merge(ino, record, object))
     }
 
-    /// Attributes of what a name leads to: exact, but for a striped file of which a server is away
-    /// ([`SIZE_UNKNOWN`]).
+    /// Attributes of what a name leads to: exact, but for a striped file of which a server is away, and
+    /// for one whose data is lost ([`SIZE_UNKNOWN`]): their names can be removed.
     fn attr_of_entry(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
         match record.is_striped() {
             true => self.striped_entry_attr(ino, record),
-            false => self.attr_of(ino, record),
+            false => match self.attr_of(ino, record) {
+                Err(Errno::EIO) if record.has(inode_flags::HAS_OBJECT) => {
+                    Ok(Attr { blksize_bytes: SIZE_UNKNOWN, ..merge(ino, record, None) })
+                }
+                known => known,
+            },
         }
     }
 

@@ -5,7 +5,7 @@ use super::store::{LmdbStore, StoreOptions};
 use super::{Namespace, NamespaceOptions, RecoveryReport};
 use crate::mover::tree::BufferTree;
 use crate::objects::Objects;
-use forebay_proto::api::{CreateArgs, FileSystem, rename_flags};
+use forebay_proto::api::{CreateArgs, FileSystem, WriteMode, rename_flags};
 use forebay_proto::attr::{FileKind, SetAttr};
 use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId};
 use std::os::unix::fs::FileExt;
@@ -15,6 +15,10 @@ use std::sync::Arc;
 const ARGS: CreateArgs = CreateArgs { mode: 0o755, umask: 0 };
 
 fn open(dir: &Path, unclean: bool) -> (Arc<Namespace>, RecoveryReport) {
+    open_on(dir, unclean, false)
+}
+
+fn open_on(dir: &Path, unclean: bool, volatile: bool) -> (Arc<Namespace>, RecoveryReport) {
     for sub in ["meta", "data"] {
         std::fs::create_dir_all(dir.join(sub)).unwrap();
     }
@@ -23,16 +27,16 @@ fn open(dir: &Path, unclean: bool) -> (Arc<Namespace>, RecoveryReport) {
         uuid: [7; 16],
         log_bytes: 8 << 20,
         map_bytes: 64 << 20,
-        volatile: false,
+        volatile,
         preallocate: false,
     })
     .unwrap();
-    let objects = Objects::open(&dir.join("data"), false, true, None).unwrap();
+    let objects = Objects::open(&dir.join("data"), volatile, true, None).unwrap();
     let options = NamespaceOptions {
         shard: forebay_proto::ShardId(0),
         peers: None,
         capacity_bytes: 1 << 30,
-        volatile: false,
+        volatile,
         root_uid: 0,
         root_gid: 0,
         hold_orphans: false,
@@ -248,4 +252,76 @@ fn acls_and_modes_stay_in_step() {
     assert_eq!(ns.getxattr(ino, b"user.forebay.stripe_count").unwrap(), b"1");
     assert_eq!(ns.setxattr(&root, ino, b"user.forebay.x", b"", 0, false), Err(Errno::EPERM));
     ns.close();
+}
+
+fn remove_object(dir: &Path, ino: Ino) {
+    let name = format!("{:016x}.0", ino.0);
+    let fans = std::fs::read_dir(dir.join("data")).unwrap();
+    let mut paths = fans.map(|fan| fan.unwrap().path().join(&name));
+    std::fs::remove_file(paths.find(|path| path.exists()).unwrap()).unwrap();
+}
+
+#[test]
+fn data_that_is_gone_is_an_error_and_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Caller::root();
+    let (ns, _) = open(dir.path(), false);
+    let make = |name: &[u8]| {
+        let (entry, opened) = ns.create(&root, Ino::ROOT, name, ARGS, true).unwrap();
+        opened.local.unwrap().write_all_at(b"data", 0).unwrap();
+        entry.attr.ino
+    };
+    let (gone, whole, open_here) = (make(b"gone"), make(b"whole"), make(b"open"));
+    let never = FileSystem::mknod(&*ns, &root, Ino::ROOT, b"never", FileKind::File, ARGS, 0);
+    let never = never.unwrap().attr.ino;
+    assert_eq!(ns.read(open_here, 0, &mut [0; 4]), Ok(4));
+    assert_eq!((ns.fault(), ns.attr_ttl(whole)), (None, std::time::Duration::MAX));
+
+    remove_object(dir.path(), gone);
+    let none = WriteMode::default();
+    let sized = SetAttr { size_bytes: Some(1), ..SetAttr::default() };
+    assert_eq!(ns.getattr(gone), Err(Errno::EIO));
+    assert_eq!(ns.open(&root, gone, 0, false, true).err(), Some(Errno::EIO));
+    assert_eq!(ns.open(&root, gone, libc::O_TRUNC as u32, false, false).err(), Some(Errno::EIO));
+    assert_eq!(ns.read(gone, 0, &mut [0; 4]), Err(Errno::EIO));
+    assert_eq!(ns.write(gone, 0, b"x", none), Err(Errno::EIO));
+    assert_eq!(ns.setattr(&root, gone, &sized), Err(Errno::EIO));
+    assert_eq!(ns.fsync(gone, false), Err(Errno::EIO));
+    assert_eq!(ns.fallocate(gone, 0, 0, 9), Err(Errno::EIO));
+    assert_eq!(ns.op_copy_range((whole, 0), (gone, 0), 4).err(), Some(Errno::EIO));
+    assert!(ns.fault().unwrap().contains(&format!("{:016x}.0", gone.0)));
+    // What is open is not said to be on flash either.
+    remove_object(dir.path(), open_here);
+    assert_eq!(ns.fsync(open_here, true), Err(Errno::EIO));
+    // The others are as before, and so is a file that never had data.
+    assert_eq!(ns.read(whole, 0, &mut [0; 4]), Ok(4));
+    assert_eq!(ns.read(never, 0, &mut [0; 4]), Ok(0));
+    // The name is there, is found without a size, and can be removed.
+    assert_eq!(ns.attr_ttl(gone), std::time::Duration::ZERO);
+    assert_eq!(ns.lookup(&root, Ino::ROOT, b"gone").unwrap().attr.blksize_bytes, 0);
+    ns.unlink(&root, Ino::ROOT, b"gone").unwrap();
+    assert_eq!(ns.lookup(&root, Ino::ROOT, b"gone").err(), Some(Errno::ENOENT));
+
+    // All of it: what is new has no place, and that is no "no such file" either.
+    std::fs::remove_dir_all(dir.path().join("data")).unwrap();
+    assert_eq!(ns.create(&root, Ino::ROOT, b"new", ARGS, true).err(), Some(Errno::EIO));
+    assert_eq!(ns.read(never, 0, &mut [0; 4]), Err(Errno::EIO));
+    ns.close();
+}
+
+#[test]
+fn nothing_is_said_to_be_on_flash_in_a_log_that_was_removed() {
+    for volatile in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Caller::root();
+        let (ns, _) = open_on(dir.path(), false, volatile);
+        let made = FileSystem::mkdir(&*ns, &root, Ino::ROOT, b"a", ARGS).unwrap().attr.ino;
+        ns.fsyncdir(made).unwrap();
+        std::fs::remove_dir_all(dir.path().join("meta")).unwrap();
+        assert_eq!(ns.fsyncdir(made), Err(Errno::EIO), "volatile: {volatile}");
+        let more = FileSystem::mkdir(&*ns, &root, Ino::ROOT, b"b", ARGS);
+        assert_eq!(more.err(), Some(Errno::EIO));
+        assert!(ns.fault().unwrap().contains("its log in"));
+        ns.close();
+    }
 }

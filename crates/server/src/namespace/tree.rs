@@ -242,9 +242,9 @@ impl BufferTree for Namespace {
         }
         let id = ObjectId::whole(ino);
         if let Some(acc) = self.objects.accounting() {
-            acc.settle_file(ino, self.objects.stat(id)?.blocks_512 * 512);
+            acc.settle_file(ino, self.on_object(ino, self.objects.stat(id))?.blocks_512 * 512);
         }
-        self.objects.fsync(id, false)
+        self.on_object(ino, self.objects.fsync(id, false))
     }
 
     fn publish(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {

@@ -6,23 +6,28 @@
 //! Invariants: an object is reached only through the data directory's descriptor and a name
 //! made from numbers, so no path leads out of it; no descriptor is held per inode (the cache
 //! of [`fds`] is bounded); an object is removed only after the record that took the inode's
-//! last name is durable (`namespace::reclaim`).
+//! last name is durable (`namespace::reclaim`). One that is missing all the same is a loss, and told
+//! ([`losses`]): ENOENT from here says only that there is no such object, not that there must be one.
 //!
 //! Called by `namespace` (operations) and, for offline checks, by `check`.
 
 mod account;
 mod fds;
 mod io;
+mod losses;
 
 pub use account::Accounting;
 
 use fds::FdCache;
 use forebay_proto::attr::Timestamp;
 use forebay_proto::{Errno, Ino, ObjectId, Result};
+use losses::Losses;
 use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, Timespec, Timestamps};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -52,6 +57,8 @@ pub struct ObjectStat {
 /// The objects of one buffer on one server.
 pub struct Objects {
     dir: OwnedFd,
+    path: PathBuf,
+    losses: Losses,
     fds: FdCache,
     accounting: Option<Accounting>,
     /// Fan-out directories that got or lost an object since their last fsync; `None` where the
@@ -168,6 +175,8 @@ impl Objects {
             (sync_dirs && !volatile).then(|| Box::new([const { AtomicBool::new(false) }; FAN_OUT]));
         Ok(Objects {
             dir,
+            path: data.to_path_buf(),
+            losses: Losses::default(),
             fds: FdCache::new(),
             accounting,
             dirty_dirs,
@@ -204,8 +213,39 @@ impl Objects {
     fn open_flags(&self, id: ObjectId, flags: OFlags) -> Result<File> {
         let name = ObjectName::new(id);
         let mode = Mode::from_raw_mode(0o600);
-        let fd = rfs::openat(&self.dir, name.path(), flags | OFlags::CLOEXEC, mode).map_err(err)?;
-        Ok(File::from(fd))
+        match rfs::openat(&self.dir, name.path(), flags | OFlags::CLOEXEC, mode) {
+            Ok(fd) => Ok(File::from(fd)),
+            Err(e) => Err(self.not_there(id, e)),
+        }
+    }
+
+    /// ENOENT for an object that is not there; EIO where not even its directory is.
+    fn not_there(&self, id: ObjectId, e: rustix::io::Errno) -> Errno {
+        if e != rustix::io::Errno::NOENT {
+            return err(e);
+        }
+        let fan = format!("{:02x}", fan_of(id.ino));
+        match rfs::statat(&self.dir, fan, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(rustix::io::Errno::NOENT) => self.missing(id),
+            _ => Errno::ENOENT,
+        }
+    }
+
+    /// An object that must be there is not: noted and told, and EIO.
+    pub fn missing(&self, id: ObjectId) -> Errno {
+        let name = ObjectName::new(id);
+        self.losses.note(id, &self.path.join(OsStr::from_bytes(name.path())));
+        Errno::EIO
+    }
+
+    /// True if some data is lost.
+    pub fn has_losses(&self) -> bool {
+        self.losses.some()
+    }
+
+    /// What is wrong with the data, if anything is.
+    pub fn fault(&self) -> Option<String> {
+        self.losses.told()
     }
 
     /// Makes an empty object, open for reading and writing.
@@ -235,8 +275,10 @@ impl Objects {
     /// Size, times and blocks.
     pub fn stat(&self, id: ObjectId) -> Result<ObjectStat> {
         let name = ObjectName::new(id);
-        let st = rfs::statat(&self.dir, name.path(), AtFlags::SYMLINK_NOFOLLOW).map_err(err)?;
-        Ok(object_stat(&st))
+        match rfs::statat(&self.dir, name.path(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(st) => Ok(object_stat(&st)),
+            Err(e) => Err(self.not_there(id, e)),
+        }
     }
 
     /// The same of an open object, which is cheaper.
@@ -257,7 +299,8 @@ impl Objects {
         };
         let times = Timestamps { last_access: spec(atime), last_modification: spec(mtime) };
         let name = ObjectName::new(id);
-        rfs::utimensat(&self.dir, name.path(), &times, AtFlags::SYMLINK_NOFOLLOW).map_err(err)
+        rfs::utimensat(&self.dir, name.path(), &times, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|e| self.not_there(id, e))
     }
 
     /// Removes an object; one that is already gone is no error.
@@ -282,12 +325,17 @@ impl Objects {
     }
 
     /// Waits until data (and with `!data_only` the times) of an object, and its existence,
-    /// survive a power cut. Nothing to do on a volatile store.
+    /// survive a power cut. On a volatile store there is only to see that it is there. ENOENT for one
+    /// that is open here and was removed: what has no name is not safe.
     pub fn fsync(&self, id: ObjectId, data_only: bool) -> Result<()> {
         if self.volatile {
-            return Ok(());
+            return self.stat(id).map(drop);
         }
         let file = self.shared(id)?;
+        if rfs::fstat(&*file).map_err(err)?.st_nlink == 0 {
+            self.fds.forget(id);
+            return Err(self.not_there(id, rustix::io::Errno::NOENT));
+        }
         match data_only {
             true => rfs::fdatasync(file.as_fd()),
             false => rfs::fsync(file.as_fd()),

@@ -274,6 +274,26 @@ fn one_user_cannot_have_all_buffers() {
     destroy(&ledger, "x1", false).unwrap();
 }
 
+#[test]
+fn flash_that_vanishes_under_a_server_is_told() {
+    let flash = tempfile::tempdir().unwrap();
+    let ledger = open(flash.path());
+    create(&ledger, "a", MIB).unwrap();
+    create(&ledger, "b", MIB).unwrap();
+    assert_eq!(status(&ledger, &root(), "a").unwrap().state, BufferState::Ready);
+    let store = ledger.buffer(&name("a")).unwrap().server.store().dir().to_path_buf();
+    for part in fs::read_dir(store).unwrap() {
+        let _ = fs::remove_dir_all(part.unwrap().path());
+    }
+    let told = status(&ledger, &root(), "a").unwrap();
+    assert_eq!(told.state, BufferState::Degraded);
+    let why = told.why.unwrap();
+    assert!(why.contains("is gone") && why.contains("nothing can be changed"), "{why}");
+    assert_eq!(status(&ledger, &root(), "b").unwrap().state, BufferState::Ready);
+    destroy(&ledger, "a", false).unwrap();
+    assert!(status(&ledger, &root(), "a").is_err());
+}
+
 struct Mounts(AtomicBool);
 
 impl BufferUser for Mounts {

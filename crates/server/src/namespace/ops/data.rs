@@ -28,7 +28,7 @@ impl Namespace {
             if kill_suid {
                 self.kill_for_write(ino, &record)?;
             }
-            self.objects.truncate(id, 0)?;
+            self.on_object(ino, self.objects.truncate(id, 0))?;
         }
         // O_SYNC writes by passthrough make data durable without asking us; the name must not
         // be the part that a power cut takes.
@@ -39,7 +39,7 @@ impl Namespace {
             self.wait_reclaimed_if_short();
         }
         let local = match want_local {
-            true => Some(Arc::new(self.objects.open_object(id)?)),
+            true => Some(Arc::new(self.on_object(ino, self.objects.open_object(id))?)),
             false => None,
         };
         Ok(Opened { local })
@@ -81,7 +81,7 @@ impl Namespace {
         match self.objects.read(ObjectId::whole(ino), offset, buffer) {
             // Made by mknod and never opened for writing: empty.
             Err(Errno::ENOENT) if !self.regular(ino)?.has(inode_flags::HAS_OBJECT) => Ok(0),
-            other => other,
+            other => self.on_object(ino, other),
         }
     }
 
@@ -103,7 +103,8 @@ impl Namespace {
             return Ok(written);
         }
         let id = ObjectId::whole(ino);
-        let written = self.with_reclaimed(|| self.objects.write(id, offset, data, mode))?;
+        let written = self.with_reclaimed(|| self.objects.write(id, offset, data, mode));
+        let written = self.on_object(ino, written)?;
         if mode.sync {
             self.store.sync()?;
         }
@@ -166,16 +167,16 @@ impl Namespace {
 
     /// Data, attributes and names of a file on flash.
     pub(crate) fn op_fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        let record = self.inode(ino)?;
+        if record.is_striped() && !self.volatile {
+            self.striped_sync(ino, &record.layout, data_only)?;
+        } else if record.has(inode_flags::HAS_OBJECT) {
+            self.on_object(ino, self.objects.fsync(ObjectId::whole(ino), data_only))?;
+        }
+        self.store.sync()?;
         if self.volatile {
             return Ok(());
         }
-        let record = self.inode(ino)?;
-        if record.is_striped() {
-            self.striped_sync(ino, &record.layout, data_only)?;
-        } else if record.has(inode_flags::HAS_OBJECT) {
-            self.objects.fsync(ObjectId::whole(ino), data_only)?;
-        }
-        self.store.sync()?;
         self.sync_names_elsewhere(ino)?;
         self.remember_fsync(ino);
         Ok(())
@@ -208,7 +209,9 @@ impl Namespace {
         if caller.uid != 0 {
             self.kill_for_write(ino, &record)?;
         }
-        self.with_reclaimed(|| self.objects.fallocate(ObjectId::whole(ino), mode, offset, length))
+        let id = ObjectId::whole(ino);
+        let done = self.with_reclaimed(|| self.objects.fallocate(id, mode, offset, length));
+        self.on_object(ino, done)
     }
 
     /// SEEK_DATA, SEEK_HOLE.
@@ -220,7 +223,7 @@ impl Namespace {
         if !record.has(inode_flags::HAS_OBJECT) {
             return Err(Errno::ENXIO);
         }
-        self.objects.seek(ObjectId::whole(ino), offset, whence)
+        self.on_object(ino, self.objects.seek(ObjectId::whole(ino), offset, whence))
     }
 
     /// copy_file_range inside the buffer.
@@ -241,7 +244,13 @@ impl Namespace {
         }
         self.ensure_object(target.0, &record)?;
         let (from, into) = (ObjectId::whole(source.0), ObjectId::whole(target.0));
-        self.with_reclaimed(|| self.objects.copy_range(from, source.1, into, target.1, length))
+        let copied =
+            self.with_reclaimed(|| self.objects.copy_range(from, source.1, into, target.1, length));
+        if copied == Err(Errno::ENOENT) {
+            self.on_object(source.0, self.objects.stat(from))?;
+            self.on_object(target.0, self.objects.stat(into))?;
+        }
+        copied
     }
 
     /// Capacity. Space that removed files are about to give back is waited for.

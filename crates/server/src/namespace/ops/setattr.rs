@@ -56,7 +56,7 @@ impl Namespace {
         }
         let only_size = change.mode.is_none() && !new_owner && !kills;
         if has_object && (atime.is_some() || mtime.is_some()) {
-            self.objects.set_times(ObjectId::whole(ino), atime, mtime)?;
+            self.on_object(ino, self.objects.set_times(ObjectId::whole(ino), atime, mtime))?;
         }
         // With an object, setting only size or times moves the object's own ctime. What a client
         // on the net asked for is answered once all the same.
@@ -81,7 +81,7 @@ impl Namespace {
             return self.striped_truncate(ino, &record.layout, size_bytes);
         }
         self.ensure_object(ino, record)?;
-        self.objects.truncate(ObjectId::whole(ino), size_bytes)
+        self.on_object(ino, self.objects.truncate(ObjectId::whole(ino), size_bytes))
     }
 
     /// Makes the object of a file made by mknod at its first use.

@@ -134,7 +134,7 @@ pub(super) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>, StoreError> {
 fn run(inner: &Inner) {
     lower_priority();
     while inner.control.wait(|| inner.applied_lsn.load(Ordering::Acquire)) {
-        if inner.check().is_err() {
+        if inner.look().is_err() {
             // Nothing may be written any more; go on only to be stopped.
             inner.control.state.lock().dirty_since = None;
             inner.control.state.lock().wanted_lsn = 0;

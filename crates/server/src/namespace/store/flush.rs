@@ -5,9 +5,10 @@
 //! leads the next. A failed sync ends the store: the kernel may have dropped the dirty pages,
 //! so a later sync that succeeds proves nothing.
 
-use super::lmdb::Inner;
+use super::lmdb::{Inner, Segment};
 use forebay_proto::{Errno, Lsn, Result};
 use parking_lot::{Condvar, Mutex};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// State of the flushes.
@@ -39,6 +40,7 @@ impl Inner {
     /// Waits until everything committed before the call is durable.
     pub fn sync(&self) -> Result<Lsn> {
         let target = self.last_lsn.load(Ordering::Acquire);
+        self.look()?;
         if self.options.volatile {
             self.check()?;
             return Ok(Lsn(target));
@@ -60,6 +62,35 @@ impl Inner {
         *self.flush.running.lock() = false;
         self.flush.done.notify_all();
         result
+    }
+
+    /// That the log is still where the next start looks for it; once it is not, nothing is accepted any
+    /// more. A look costs less than a microsecond.
+    pub fn look(&self) -> Result<()> {
+        self.check()?;
+        let is_there = |segment: &Segment| segment.file.is_there();
+        let gone = match self.segments.iter().map(is_there).collect::<io::Result<Vec<bool>>>() {
+            Ok(there) if there.iter().all(|there| *there) => return Ok(()),
+            Ok(_) => "it was removed".to_string(),
+            Err(error) => error.to_string(),
+        };
+        tracing::error!(
+            why = gone, dir = %self.options.dir.display(),
+            "the log of a buffer is gone: no more changes are accepted"
+        );
+        Err(self.fail(Errno::EIO))
+    }
+
+    /// Why nothing is accepted any more, in words.
+    pub fn fault(&self) -> Option<String> {
+        let dir = self.options.dir.display();
+        match self.look() {
+            Ok(()) | Err(Errno::ESHUTDOWN) => None,
+            Err(errno) => Some(format!(
+                "its log in {dir} is gone or could not be written ({}): nothing can be changed any more",
+                errno.name()
+            )),
+        }
     }
 
     /// Syncs both segments as far as they need it, the older one first.

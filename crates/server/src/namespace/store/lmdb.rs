@@ -358,6 +358,9 @@ impl NamespaceStore for LmdbStore {
             false => Lsn(self.inner.flush.durable()),
         }
     }
+    fn fault(&self) -> Option<String> {
+        self.inner.fault()
+    }
     fn usage(&self) -> StoreUsage {
         let i = &self.inner;
         let pages = i.data_pages.load(Ordering::Relaxed);

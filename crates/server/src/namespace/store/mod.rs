@@ -124,6 +124,10 @@ pub trait NamespaceStore: Send + Sync {
     fn sync(&self) -> Result<Lsn>;
     /// Everything up to here survives a power cut. On a volatile store: the last commit.
     fn durable_lsn(&self) -> Lsn;
+    /// Why nothing can be written any more, in words; `None` while it can.
+    fn fault(&self) -> Option<String> {
+        None
+    }
     /// How full it is.
     fn usage(&self) -> StoreUsage;
 }

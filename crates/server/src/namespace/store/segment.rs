@@ -50,6 +50,10 @@ pub trait LogFile: Send + Sync {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Returns when all written bytes survive a power cut.
     fn datasync(&self) -> io::Result<()>;
+    /// False once it has no name any more: what is written then is found by nobody.
+    fn is_there(&self) -> io::Result<bool> {
+        Ok(true)
+    }
 }
 
 impl LogFile for File {
@@ -66,6 +70,9 @@ impl LogFile for File {
     }
     fn datasync(&self) -> io::Result<()> {
         self.sync_data()
+    }
+    fn is_there(&self) -> io::Result<bool> {
+        Ok(rustix::fs::fstat(self)?.st_nlink > 0)
     }
 }
 
