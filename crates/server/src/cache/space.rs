@@ -66,9 +66,20 @@ impl Lifecycle<Segment, u64> for LetGo {
     }
 }
 
+type Policy = Cache<Segment, u64, Bytes, DefaultHashBuilder, LetGo>;
+
+/// This much of a segment is clean. Changed in place, where it is known: what an insertion replaces is let go of.
+fn put(policy: &mut Policy, segment: Segment, bytes: u64) {
+    if let Some(mut known) = policy.peek_mut(&segment) {
+        *known = bytes;
+        return;
+    }
+    policy.insert(segment, bytes);
+}
+
 /// The room of one cache.
 pub(crate) struct Space {
-    policy: Mutex<Cache<Segment, u64, Bytes, DefaultHashBuilder, LetGo>>,
+    policy: Mutex<Policy>,
     let_go: LetGo,
     capacity: AtomicU64,
     /// Bytes that may be written before the space is looked at again.
@@ -107,7 +118,7 @@ impl Space {
             let segment = (ino, at / SEGMENT_BYTES);
             let end = ((segment.1 + 1) * SEGMENT_BYTES).min(offset + bytes);
             let old = policy.peek(&segment).copied().unwrap_or(0);
-            policy.insert(segment, (old + end - at).min(SEGMENT_BYTES));
+            put(&mut policy, segment, (old + end - at).min(SEGMENT_BYTES));
             at = end;
         }
     }
@@ -227,7 +238,7 @@ impl Space {
         // Those may go another time.
         let mut policy = self.policy.lock();
         for segment in kept {
-            policy.insert(segment, SEGMENT_BYTES);
+            put(&mut policy, segment, SEGMENT_BYTES);
         }
         went
     }

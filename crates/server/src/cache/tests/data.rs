@@ -126,6 +126,25 @@ fn what_is_pinned_stays_and_a_scan_goes() {
 }
 
 #[test]
+fn what_is_needed_goes_and_no_more() {
+    let rig = Rig::new(64 * MIB);
+    for i in 0..7 {
+        rig.put(&format!("old{i}"), &pattern(9 + i, 8 * MIB as usize));
+    }
+    rig.put("new", &pattern(16, 16 * MIB as usize));
+    let cache = rig.open();
+    for i in 0..7 {
+        cache.read(&format!("old{i}")).unwrap();
+    }
+    let evicted = || cache.fs.counters.bytes()[3];
+    assert_eq!(evicted(), 0, "all of it has room");
+    cache.read("new").unwrap();
+    let went = evicted();
+    assert!((8 * MIB..=32 * MIB).contains(&went), "{went} bytes went for 16 MiB");
+    cache.crash();
+}
+
+#[test]
 fn a_flipped_bit_on_flash_never_reaches_the_pfs() {
     let rig = Rig::new(64 * MIB);
     let cache = rig.open();
