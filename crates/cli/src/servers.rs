@@ -1,7 +1,7 @@
 //! Commands that ask a `forebay serve`: which server, who asks, and plans of its buffers.
 
 use crate::args::ServerArgs;
-use crate::failure::Usage;
+use crate::failure::{Usage, as_control_error};
 use crate::secrets;
 use forebay_client::Ledger;
 use forebay_net::ServerAddress;
@@ -102,13 +102,27 @@ impl std::fmt::Display for BufferPath {
 /// Staging of one served buffer.
 pub struct ServedStaging {
     server: Server,
+    at: ServerArgs,
     name: BufferName,
 }
 
 impl ServedStaging {
     /// Connects to the server of a buffer.
     pub fn connect(args: &ServerArgs, name: &BufferName) -> anyhow::Result<ServedStaging> {
-        Ok(ServedStaging { server: Server::connect(args, Some(name))?, name: name.clone() })
+        let server = Server::connect(args, Some(name))?;
+        Ok(ServedStaging { server, at: args.clone(), name: name.clone() })
+    }
+
+    /// The same on a new connection, after the last one broke.
+    pub fn connect_again(&mut self) -> Result<(), ControlError> {
+        self.server = Server::connect(&self.at, Some(&self.name))
+            .map_err(|error| as_control_error(&error))?;
+        Ok(())
+    }
+
+    /// The server that is asked.
+    pub fn address(&self) -> &ServerAddress {
+        &self.server.address
     }
 
     /// How `forebay stage` commands name it.

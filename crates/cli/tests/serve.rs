@@ -312,3 +312,25 @@ fn in_the_background_it_returns_when_it_listens() {
     common::wait_for("the server's end", || fs::read_to_string(log).unwrap().contains("ending"));
     common::wait_for("its end", || !Path::new(&format!("/proc/{pid}")).exists());
 }
+
+#[test]
+fn a_command_that_follows_a_plan_waits_for_a_server_that_is_restarted() {
+    let mut served = Served::new(Flash::Disk);
+    let pfs = served.rig.base().join("big");
+    fs::write(&pfs, vec![7; 3 << 20]).unwrap();
+    served.done(&["buffer", "create", "a", "--capacity", "16MiB", "--store", "directory"]);
+    let source = pfs.to_str().unwrap().to_string();
+    let unix = served.unix.clone();
+    let copy = ["stage", "in", &source, "a:/big", "--rate", "1MiB", "--json", "--server", &unix];
+    let following =
+        served.command(&copy).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    common::wait_for("the plan", || served.done(&["stage", "status", "a:"]).contains("plan 1"));
+    served.end(libc::SIGKILL);
+    std::thread::sleep(Duration::from_millis(700));
+    served.start();
+    let ended = following.wait_with_output().unwrap();
+    let said = text(&ended.stderr);
+    assert!(ended.status.success(), "{said}");
+    assert_eq!(said.matches("waiting for the server unix:").count(), 1, "{said}");
+    assert!(text(&ended.stdout).lines().last().unwrap().contains("\"done\""));
+}

@@ -1,20 +1,37 @@
 //! The server that a `forebay stage` command speaks with: that of a mount, by its control socket,
 //! or a `forebay serve`, which needs no mount. A buffer served there is named `NAME:`.
+//!
+//! A plan outlives its server: one that is away while a command waits for the plan is waited for, as
+//! long as mounts wait ([`PATIENCE`]), and asked again.
 
 use super::which_buffer;
 use crate::args::ServerArgs;
 use crate::servers::ServedStaging;
+use forebay_client::remote::PATIENCE;
 use forebay_client::{Control, MountRef};
 use forebay_proto::PlanId;
 use forebay_proto::control::{ControlError, PlanStatus, StageSpec};
 use forebay_proto::net::ledger::BufferName;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between two looks at a plan of a served buffer: first, and at most.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_LONGEST: Duration = Duration::from_millis(250);
+/// Pause before a server that is away is asked again.
+const AWAY_PAUSE: Duration = Duration::from_millis(500);
+/// What asking a server that is away, or is just starting, ends with.
+const AWAY: [i32; 8] = [
+    libc::ECONNREFUSED,
+    libc::ECONNRESET,
+    libc::EPIPE,
+    libc::ETIMEDOUT,
+    libc::EHOSTUNREACH,
+    libc::ENETUNREACH,
+    libc::ENOTCONN,
+    libc::EAGAIN,
+];
 
 /// Where plans are.
 pub enum Stager {
@@ -93,6 +110,44 @@ impl Stager {
         plan: PlanId,
         mut progress: impl FnMut(&PlanStatus) -> bool,
     ) -> Result<PlanStatus, ControlError> {
+        let mut last = None;
+        let mut away_since = None;
+        loop {
+            let seen = self.wait_while_there(plan, |status| {
+                away_since = None;
+                last = Some(status.clone());
+                progress(status)
+            });
+            let error = match seen {
+                Err(error) if self.is_away(&error) => error,
+                other => return other,
+            };
+            if away_since.is_none() {
+                eprintln!("forebay: waiting for {}: {}", self.who(), error.why);
+            }
+            let since = *away_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= PATIENCE {
+                return Err(error);
+            }
+            if let Some(status) = last.take_if(|status| !progress(status)) {
+                return Ok(status);
+            }
+            std::thread::sleep(AWAY_PAUSE);
+            if let Stager::Served(served) = self
+                && let Err(error) = served.connect_again()
+            {
+                // Asking on the old connection fails, and is looked at above.
+                tracing::debug!(%error, "not there yet");
+            }
+        }
+    }
+
+    /// The same, as long as the server answers.
+    fn wait_while_there(
+        &mut self,
+        plan: PlanId,
+        mut progress: impl FnMut(&PlanStatus) -> bool,
+    ) -> Result<PlanStatus, ControlError> {
         if let Stager::Mounted(mount) = self {
             return mount.0.stage_wait(plan, progress);
         }
@@ -104,6 +159,24 @@ impl Stager {
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(LOOK_LONGEST);
+        }
+    }
+
+    /// Whether it is worth to ask again. The server of a private mount is its own process: that one does
+    /// not come back by itself.
+    fn is_away(&self, error: &ControlError) -> bool {
+        let away = error.errno.is_some_and(|errno| AWAY.contains(&errno));
+        away && match self {
+            Stager::Mounted(mount) => Control::connect_store(&mount.1.store_dir).is_ok(),
+            Stager::Served(_) => true,
+        }
+    }
+
+    /// Who is waited for.
+    fn who(&self) -> String {
+        match self {
+            Stager::Mounted(mount) => format!("the server of {}", mount.1.mount_point.display()),
+            Stager::Served(served) => format!("the server {}", served.address()),
         }
     }
 
