@@ -19,6 +19,32 @@ pub type Outcome = anyhow::Result<u8>;
 #[error("{0}")]
 pub struct Usage(pub String);
 
+/// From now on a reader of what this process prints that goes away (`| head`) ends it quietly, as it ends
+/// other commands. Not by the default of SIGPIPE: a socket, or a child's input, that closes is an error to
+/// be told. Not for what must not end with its reader: mounts, servers, jobs.
+pub fn end_with_the_reader() {
+    extern "C" fn broken_pipe(_: libc::c_int) {
+        let printed = |fd| libc::pollfd { fd, events: 0, revents: 0 };
+        let mut fds = [printed(libc::STDOUT_FILENO), printed(libc::STDERR_FILENO)];
+        // SAFETY: poll, signal and raise may be called in a handler; `fds` lives and has two.
+        unsafe {
+            let some = libc::poll(fds.as_mut_ptr(), 2, 0) > 0;
+            if some && fds.iter().any(|fd| fd.revents & libc::POLLERR != 0) {
+                libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+                libc::raise(libc::SIGPIPE);
+            }
+        }
+    }
+    // SAFETY: the handler calls only what it may; the action is a valid, zeroed struct with its
+    // handler and flags set.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = broken_pipe as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGPIPE, &raw const action, std::ptr::null_mut());
+    }
+}
+
 /// Prints the error of a command, if any, and gives the exit code.
 pub fn report(outcome: Outcome) -> ExitCode {
     match outcome {

@@ -19,7 +19,7 @@ mod secrets;
 mod servers;
 mod state_dir;
 
-use args::Cli;
+use args::{Cli, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
@@ -29,5 +29,8 @@ fn main() -> ExitCode {
         return failure::report(helper::run(arguments));
     }
     let cli = Cli::parse();
+    if !matches!(cli.command, Command::Mount(_) | Command::Serve(_) | Command::Run(_)) {
+        failure::end_with_the_reader();
+    }
     failure::report(commands::run(cli.command))
 }

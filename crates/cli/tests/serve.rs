@@ -334,3 +334,24 @@ fn a_command_that_follows_a_plan_waits_for_a_server_that_is_restarted() {
     assert_eq!(said.matches("waiting for the server unix:").count(), 1, "{said}");
     assert!(text(&ended.stdout).lines().last().unwrap().contains("\"done\""));
 }
+
+#[test]
+fn a_reader_that_goes_away_ends_a_command_quietly() {
+    use std::os::unix::process::ExitStatusExt;
+    let served = Served::new(Flash::Disk);
+    served.done(&["buffer", "create", "a", "--capacity", "16MiB", "--store", "directory"]);
+    for arguments in [vec!["buffer", "list"], vec!["buffer", "list", "--json"], vec!["status"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = served.command(&arguments);
+        command.env("FOREBAY_SERVER", &served.unix).stdout(writer).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        drop(command);
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.signal(), Some(libc::SIGPIPE), "{arguments:?}: {ended:?}");
+        assert_eq!(text(&ended.stderr), "");
+    }
+    // A server that closes is still an error in words.
+    let gone = failure(&served.at("unix:/none", &["buffer", "list"]), 1);
+    assert!(gone.contains("forebay serve"), "{gone}");
+}
