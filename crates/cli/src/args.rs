@@ -126,8 +126,7 @@ pub struct MountArgs {
     #[arg(value_name = "MNT")]
     pub mount_point: PathBuf,
     /// A scratch buffer of this capacity, such as 4GiB or 500MB, in this process.
-    #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes,
-          required_unless_present_any = ["buffer", "cache"])]
+    #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes)]
     pub scratch: Option<u64>,
     /// A transparent cache of a directory on the PFS, in this process.
     #[command(flatten)]

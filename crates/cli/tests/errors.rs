@@ -18,7 +18,8 @@ fn wrong_arguments_end_with_2_and_say_what_is_expected() {
     let rig = Rig::new(Flash::Disk);
     let mnt = rig.mnt.to_str().unwrap();
     for (arguments, said) in [
-        (vec!["mount", mnt], "--scratch"),
+        (vec!["mount", mnt], "--scratch CAPACITY, --cache PFSDIR or --buffer NAME"),
+        (vec!["mount", mnt, "--server", "unix:/x"], "--cache PFSDIR or --buffer NAME"),
         (vec!["mount", "--scratch", "4 GiB", mnt], "GiB"),
         (vec!["mount", "--scratch", "lots", mnt], "expected an integer and a unit"),
         (vec!["mount", "--scratch", "4GiB", "--store", "paper", mnt], "tmpfs"),

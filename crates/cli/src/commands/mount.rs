@@ -30,6 +30,10 @@ pub fn run(args: MountArgs) -> Outcome {
 
 /// Mounts with options that were parsed already.
 pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
+    if args.scratch.is_none() && args.buffer.is_none() && args.cached.cache.is_none() {
+        let what = "say what to mount: --scratch CAPACITY, --cache PFSDIR or --buffer NAME";
+        return Err(Usage(what.into()).into());
+    }
     let mount_point = canonical(&args.mount_point)?;
     // A mount made by root is for all users, with the permissions of its files.
     options.allow_other |= rustix::process::geteuid().is_root();
