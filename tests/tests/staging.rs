@@ -106,12 +106,8 @@ fn trees_there_and_back(buffer: &Buffer) {
 /// The newest plan of the buffer, as JSON.
 fn plan(buffer: &Buffer) -> serde_json::Value {
     let text = buffer.forebay(["stage", "status", "--json"], Some(&buffer.root()));
-    match serde_json::from_str(&text).unwrap() {
-        serde_json::Value::Array(plans) => {
-            plans.into_iter().max_by_key(|plan| plan["plan"].as_u64()).unwrap()
-        }
-        other => other,
-    }
+    let plans = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    plans.max_by_key(|plan: &serde_json::Value| plan["plan"].as_u64()).unwrap()
 }
 
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {

@@ -333,6 +333,12 @@ fn a_command_that_follows_a_plan_waits_for_a_server_that_is_restarted() {
     assert!(ended.status.success(), "{said}");
     assert_eq!(said.matches("waiting for the server unix:").count(), 1, "{said}");
     assert!(text(&ended.stdout).lines().last().unwrap().contains("\"done\""));
+    // As documented: one object a line, whatever is asked.
+    served.done(&["stage", "in", &source, "a:/again"]);
+    let plans = served.done(&["stage", "status", "a:", "--json"]);
+    let numbers =
+        plans.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["plan"].clone());
+    assert_eq!(numbers.collect::<Vec<_>>().len(), 2, "{plans}");
 }
 
 #[test]

@@ -122,10 +122,7 @@ fn status(args: &StageStatusArgs) -> Outcome {
         None => stager.list()?,
     };
     if args.json {
-        match plan {
-            Some(_) => plans.iter().try_for_each(print_json)?,
-            None => print_json(&plans)?,
-        }
+        plans.iter().try_for_each(print_json)?;
         return Ok(EXIT_OK);
     }
     for one in &plans {

@@ -102,7 +102,7 @@ impl Fault {
             Where::Target => target,
         };
         let why = match &self.why {
-            Some(why) => why.clone(),
+            Some(why) => with_name(why, self.errno),
             None => format!("{}{}", self.errno, hint(self.errno)),
         };
         FileError {
@@ -113,6 +113,15 @@ impl Fault {
             attempts,
             server: None,
         }
+    }
+}
+
+/// Every reason ends with, or has, the errno's name.
+fn with_name(why: &str, errno: Errno) -> String {
+    let name = errno.name();
+    match errno.0 != 0 && !why.contains(&name) {
+        true => format!("{why} ({name})"),
+        false => why.to_string(),
     }
 }
 
