@@ -39,8 +39,8 @@ pub struct RunServerArgs {
     /// Nodes that mount the buffer too. The script runs on this node, which always does.
     #[arg(long, value_name = "HOST,...", value_delimiter = ',', conflicts_with = "flash")]
     pub on: Vec<String>,
-    /// How a command is run on such a node: {host} stands for its name. It gets a shell's
-    /// commands on standard input.
+    /// How a shell is started on such a node: {host} stands for its name, `sh` is put behind it. Cut into
+    /// words as a shell does it, with '...', "..." and \. It gets the commands on standard input.
     #[arg(long, value_name = "COMMAND", default_value = forebay_jobs::run::nodes::DEFAULT_LAUNCH)]
     pub launch: String,
 }

@@ -12,6 +12,7 @@ use forebay_jobs::check;
 use forebay_jobs::run::nodes::{HOST_MARK, MAX_NODES, Node};
 use forebay_jobs::run::report::EXIT_NOT_STARTED;
 use forebay_jobs::run::served::refused_on_nodes;
+use forebay_jobs::run::words::words;
 use forebay_jobs::run::{self, Finished, Program, RunConfig, ServedConfig};
 use forebay_net::ServerAddress;
 use std::path::Path;
@@ -106,6 +107,7 @@ fn served(args: &RunArgs) -> anyhow::Result<Option<ServedConfig>> {
             "--launch has no {host}: it would start the same command for every node",
         ));
     }
+    words(&args.at.launch).map_err(|why| usage(&format!("--launch: {why}")))?;
     let named: Result<Vec<Node>, String> =
         args.at.on.iter().map(|host| Node::named(host)).collect();
     let nodes = named.map_err(|why| usage(&format!("--on: {why}")))?;

@@ -18,6 +18,7 @@ pub mod signals;
 pub mod staging;
 pub mod step;
 mod teardown;
+pub mod words;
 
 use crate::request::JobRequest;
 use console::Console;

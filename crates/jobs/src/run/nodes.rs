@@ -9,6 +9,7 @@
 use super::mount::reason;
 use super::report::shell_word;
 use super::signals::{Signals, with_clear_mask};
+use super::words::words;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -243,11 +244,9 @@ impl Launcher<'_> {
     }
 
     fn start(&self, node: &Node, script: &str) -> Result<Child, String> {
-        let words: Vec<String> = self
-            .launch
-            .split_whitespace()
-            .map(|word| word.replace(HOST_MARK, &node.host))
-            .collect();
+        let words = words(self.launch).map_err(|why| format!("the launch command: {why}"))?;
+        let words: Vec<String> =
+            words.iter().map(|word| word.replace(HOST_MARK, &node.host)).collect();
         let (program, args) = words.split_first().ok_or("the launch command is empty")?;
         let file = |what: &str| {
             let path = self.said(node, what);
