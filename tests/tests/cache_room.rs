@@ -2,9 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::cached::pattern;
-use forebay_tests::site::Site;
+use forebay_tests::procs::try_run_for;
+use forebay_tests::site::{LIMIT, Site};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -63,4 +65,53 @@ fn a_kernel_that_writes_meets_a_full_flash_only_when_what_is_there_is_dirty() {
     for i in 0..4 {
         assert!(std::fs::read(site.mnt(&format!("cold{i}"))).unwrap() == cold, "fetched again");
     }
+}
+
+#[test]
+fn many_files_are_written_read_and_drained_with_few_descriptors() {
+    let site = Site::new(64 * MIB, &["--drain", "end", "--writes", "served"]);
+    let mount = site.mount_command();
+    let limited = |limit: u32| {
+        let mut command = Command::new("sh");
+        command
+            .arg("-c")
+            .arg(format!("ulimit -Hn {limit} && ulimit -Sn {limit} && exec \"$0\" \"$@\""));
+        command.arg(mount.get_program()).args(mount.get_args());
+        for (name, value) in mount.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        try_run_for(&mut command, LIMIT)
+    };
+    let (ok, said) = limited(128);
+    assert!(!ok && said.contains("limit of open files is 128"), "{said}");
+    let (ok, said) = limited(256);
+    assert!(ok, "{said}");
+    let name = |n: u32| format!("f{n}");
+    for n in 0..1000 {
+        std::fs::write(site.mnt(&name(n)), n.to_string()).unwrap();
+    }
+    for n in 0..1000 {
+        assert_eq!(std::fs::read_to_string(site.mnt(&name(n))).unwrap(), n.to_string());
+    }
+    // Programs that have more open than there may be get an error; what is dirty drains beside them.
+    let mut held = Vec::new();
+    let refused = (0..1000).find_map(|n| match File::open(site.mnt(&name(n))) {
+        Ok(file) => {
+            held.push(file);
+            None
+        }
+        Err(error) => Some(error),
+    });
+    assert_eq!(refused.and_then(|error| error.raw_os_error()), Some(libc::ENFILE));
+    assert!(held.len() > 64, "{} could be open", held.len());
+    site.must_be_durable();
+    for n in 0..1000 {
+        assert_eq!(std::fs::read_to_string(site.pfs(&name(n))).unwrap(), n.to_string());
+    }
+    drop(held);
+    assert_eq!(std::fs::read_to_string(site.mnt(&name(999))).unwrap(), "999");
+    assert_eq!(site.umount(&[]), (true, String::new()));
 }

@@ -3,10 +3,11 @@
 //! Dependencies inside point one way: `flash` (where the files are) <- `namespace::store`
 //! (log and database) and `objects` (data files) <- `namespace` (operations) <- `mover`
 //! (staging, sees the buffer through [`mover::tree::BufferTree`]) <- `server` (joins them) <-
-//! `ledger` (the buffers that one process serves). `cache` has its data in a `namespace`. `locks` depends on none of them; `peers` is how
+//! `ledger` (the buffers that one process serves). `cache` has its data in a `namespace`. `locks` and `descriptors` depend on none of them; `peers` is how
 //! the servers of one buffer ask each other, `places` where they are.
 
 pub mod cache;
+pub mod descriptors;
 pub mod events;
 pub mod flash;
 #[doc(hidden)]

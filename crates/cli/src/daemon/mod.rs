@@ -25,6 +25,7 @@ use backing::{Backing, Place};
 use ending::Ending;
 use forebay_fuse::{FastPath, FastPathOff, MountOptions, Session};
 use forebay_proto::control::ControlError;
+use forebay_server::descriptors::MIN_DESCRIPTORS;
 use forebay_server::http::{Http, HttpListener};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::ffi::OsString;
@@ -77,7 +78,7 @@ pub struct Mount {
 /// Mounts, reports, serves until the end.
 pub fn serve(plan: MountPlan, mut report: Reporter) -> Result<(), ControlError> {
     signals::block();
-    raise_file_limit();
+    raise_file_limit()?;
     // Before anything is made: an address that is taken is told at once.
     let http = plan.http.map(HttpListener::bind).transpose()?;
     let place = Place::prepare(&plan)?;
@@ -221,12 +222,22 @@ fn run(
     finished
 }
 
-/// As many open files as this process may have: objects are kept open.
-fn raise_file_limit() {
+/// As many descriptors as this process may have: objects are kept open. An error if they are too few.
+fn raise_file_limit() -> Result<(), ControlError> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "the limit of open files stays as it is");
+        limit = getrlimit(Resource::Nofile);
+    }
+    match limit.current {
+        Some(now) if now < MIN_DESCRIPTORS => {
+            let why = format!(
+                "the limit of open files is {now} (ulimit -Hn), and at least {MIN_DESCRIPTORS} are needed: raise it"
+            );
+            Err(ControlError::new("start", None, &why))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -57,7 +57,7 @@ struct Up {
 /// Serves until a signal ends it.
 pub fn serve(plan: ServePlan, report: Reporter) -> Result<(), ControlError> {
     signals::block();
-    raise_file_limit();
+    raise_file_limit()?;
     // Opening the ledger makes its directory, where the log is by default.
     let default_log = || forebay_server::ledger::directory(&plan.ledger.flash).join(LOG_NAME);
     let log_file = plan.log_file.clone().or_else(|| (!plan.foreground).then(default_log));

@@ -12,6 +12,7 @@ use super::file::{CacheFile, FileState};
 use super::map::BLOCK_BYTES;
 use super::pfs::{PfsStat, proc_path};
 use super::record::{Base, Record, State};
+use crate::descriptors;
 use forebay_proto::api::{CreateArgs, FileSystem, Opened};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Entry, Errno, Ino, Result};
@@ -62,6 +63,9 @@ impl CacheFs {
             self.kill_capability(&file, ino, source.as_fd())?;
         }
         let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
+        if reads {
+            descriptors::for_a_program(&source)?;
+        }
         if reads || file.source().is_none() {
             file.set_source(reads.then(|| Arc::new(source)));
         }
@@ -255,8 +259,8 @@ impl CacheFs {
                 continue;
             }
             let source = Arc::new(source);
-            // Kept only while somebody has it open; else with the caller.
-            if state.opens > 0 {
+            // Kept only while somebody has it open; else, and where descriptors are few, with the caller.
+            if state.opens > 0 && descriptors::may_stay(&source) {
                 file.set_source(Some(source.clone()));
             }
             return Ok(source);
