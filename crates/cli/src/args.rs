@@ -19,8 +19,8 @@ pub use crate::args_cache::{
 pub use crate::args_commit::CommitArgs;
 pub use crate::args_servers::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
-    BufferListArgs, BufferLostArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolStatusArgs,
-    RunServerArgs, ServeArgs, ServerArgs, TypeArg,
+    BufferListArgs, BufferLostArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolKeeperArgs,
+    PoolStatusArgs, RunServerArgs, ServeArgs, ServerArgs, TypeArg,
 };
 pub use crate::args_watch::{EventsArgs, TopArgs};
 

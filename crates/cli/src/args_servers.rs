@@ -137,6 +137,8 @@ pub enum PoolCommand {
     Status(PoolStatusArgs),
     /// Give a server up that will not come back: its parts of buffers are lost.
     Forget(PoolForgetArgs),
+    /// Make a server the keeper of its pool, whose keeper will not come back.
+    Keeper(PoolKeeperArgs),
 }
 
 /// `forebay pool status`.
@@ -156,7 +158,8 @@ pub struct PoolStatusArgs {
 #[command(
     after_help = "A server that only does not answer is waited for: mounts of its buffers wait, then get errors, and go on when it is back. \
 Given up, its parts are lost at once and for good: what is in them answers EIO, the buffers are degraded and can be destroyed, files on other servers stay readable. \
-If it is started again all the same, it removes its parts and joins as a new server. A server that answers is not given up, nor the keeper.\n\n\
+If it is started again all the same, it removes its parts and joins as a new server. A server that answers is not given up. \
+For the keeper: `forebay pool keeper --take-over`.\n\n\
 Example:\n  forebay pool forget 0a4f8c1de3b2470f9f1c55d0c9b8e7a6 --server node9:4242"
 )]
 pub struct PoolForgetArgs {
@@ -167,6 +170,31 @@ pub struct PoolForgetArgs {
     #[arg(long)]
     pub json: bool,
     /// Any other server of the pool.
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `forebay pool keeper`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "A keeper that is only down is waited for: start it again. Given up, its parts are lost at once and for good, as with \
+`forebay pool forget`: what is in them answers EIO. The server that is asked keeps the ledger from then on; what the other servers have of buffers \
+tells it of them. A buffer that was on the old keeper alone is gone with it, and not listed any more. \
+Refused while the old keeper answers, here or at any other server of the pool, and while another server does not answer: start that one, or \
+give it up as well (--without). If the old keeper is started again all the same, the others refuse it; it removes its parts and joins as a new server.\n\n\
+Example:\n  forebay pool keeper --take-over --server node8:4242"
+)]
+pub struct PoolKeeperArgs {
+    /// Make the server that --server names the keeper. Done already if it is that.
+    #[arg(long, required = true)]
+    pub take_over: bool,
+    /// Another server that does not answer and is given up as well; may be repeated.
+    #[arg(long, value_name = "SERVER")]
+    pub without: Vec<ServerId>,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The server that is to be the keeper.
     #[command(flatten)]
     pub at: ServerArgs,
 }

@@ -75,6 +75,85 @@ fn a_server_gone_for_good_is_given_up() {
 }
 
 #[test]
+fn a_keeper_gone_for_good_is_replaced_and_what_it_had_is_listed() {
+    must_be_root();
+    // The least room: the keeper has the last part, not the root's.
+    let mut pool = Pool::new(&["64MiB", "128MiB", "128MiB"]);
+    let create = ["buffer", "create", "wide", "--capacity", "90MiB", "--servers", "3"];
+    pool.done(0, &[&create[..], &["--store", "directory"]].concat());
+    let mnt = pool.rig.mnt.clone();
+    pool.done(1, &["mount", "--buffer", "wide", mnt.to_str().unwrap()]);
+    let mut files = Vec::new();
+    for number in 0..40 {
+        let dir = mnt.join(format!("d{number}"));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("f"), vec![number; 1000]).unwrap();
+        files.push(dir.join("f"));
+    }
+    let old = pool.servers[0].id.clone();
+    let early = pool.ask(1, &["pool", "keeper", "--take-over"]);
+    assert!(failure(&early, 1).contains("answers"), "{}", failure(&early, 1));
+    pool.kill(0);
+    fs::remove_dir_all(pool.flash(0)).unwrap();
+    fs::create_dir(pool.flash(0)).unwrap();
+    let refused = pool.ask(2, &["buffer", "list"]);
+    let said = failure(&refused, 1);
+    assert!(said.contains("forebay pool keeper --take-over"), "{said}");
+    let told = pool.json(1, &["pool", "keeper", "--take-over"]);
+    assert_eq!(told["keeper"], pool.servers[1].id.as_str());
+
+    assert_eq!(pool.state(2, "wide"), "degraded");
+    let shown = pool.json(2, &["pool", "status"]);
+    let state = |id: &str| {
+        let servers = shown["servers"].as_array().unwrap();
+        servers.iter().find(|s| s["id"] == id).cloned().unwrap()
+    };
+    assert_eq!(
+        (state(&old)["lost"].clone(), state(&old)["keeper"].clone()),
+        (true.into(), false.into())
+    );
+    // At once: what it had answers EIO, and is what is listed; the rest is whole.
+    let lost: Vec<&PathBuf> = files
+        .iter()
+        .enumerate()
+        .filter(|(number, path)| match fs::read(path) {
+            Ok(data) => {
+                assert_eq!(data, vec![*number as u8; 1000]);
+                false
+            }
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::EIO), "{}", path.display());
+                true
+            }
+        })
+        .map(|(_, path)| path)
+        .collect();
+    assert!(!lost.is_empty() && lost.len() < files.len(), "{} of {}", lost.len(), files.len());
+    let listed = pool.done(2, &["buffer", "lost", "wide", "--json"]);
+    for path in &files {
+        let dir = format!("\"/{}\"", path.parent().unwrap().file_name().unwrap().to_str().unwrap());
+        let file = dir.replace('"', "") + "/f";
+        let is_listed = listed.contains(&dir) || listed.contains(&format!("\"{file}\""));
+        assert_eq!(is_listed, lost.contains(&path), "{file}: {listed}");
+    }
+
+    // Another server in its place, by way of a member; then all goes on.
+    pool.servers[0].tcp = "127.0.0.1:0".into();
+    let join = pool.servers[2].tcp.clone();
+    pool.start(0, Some(&join));
+    let ended = pool.command(&["umount", "--force", mnt.to_str().unwrap()]).output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    pool.done(2, &["buffer", "destroy", "wide"]);
+    assert!((0..3).all(|at| pool.stores(at).is_empty()));
+    pool.done(0, &["buffer", "create", "next", "--capacity", "90MiB", "--servers", "3"]);
+    // A keeper is a server like any other: this one is started again as it was, as a member.
+    pool.kill(1);
+    pool.start(1, Some(&format!("127.0.0.1:{}", 1)));
+    wait_for("the whole pool", || pool.state(2, "next") == "ready");
+    pool.done(2, &["buffer", "destroy", "next"]);
+}
+
+#[test]
 fn a_mount_may_name_any_server() {
     must_be_root();
     // The buffer goes to the server with the most room; the mount names the other one.

@@ -15,7 +15,7 @@ use forebay_proto::events::Event;
 use forebay_proto::net::auth::{Accepted, Hello, Key, Proof, Purpose, Refusal, Secret, Welcome};
 use forebay_proto::net::frame::{self, FrameHeader, HEADER_BYTES};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
-use forebay_proto::net::pool::{PoolQuestion, PoolReply};
+use forebay_proto::net::pool::{PoolAsked, PoolReply};
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::net::session::Recall;
 use forebay_proto::net::staging::{StagingQuestion, StagingReply};
@@ -59,7 +59,7 @@ pub fn message(data: &[u8]) {
     messages_of(data);
     json::<LedgerRequest>(data);
     json::<LedgerReply>(data);
-    json::<PoolQuestion>(data);
+    json::<PoolAsked>(data);
     json::<PoolReply>(data);
 }
 

@@ -89,6 +89,7 @@ fn wants_json(command: &Command) -> bool {
         },
         Command::Pool(P::Status(args)) => args.json,
         Command::Pool(P::Forget(args)) => args.json,
+        Command::Pool(P::Keeper(args)) => args.json,
         Command::Run(args) => args.json,
         Command::Validate(args) => args.json,
         Command::Status(args) => args.json,

@@ -1,6 +1,6 @@
-//! `forebay pool status|forget`: the servers that serve buffers together.
+//! `forebay pool status|forget|keeper`: the servers that serve buffers together.
 
-use crate::args::{PoolCommand, PoolForgetArgs, PoolStatusArgs};
+use crate::args::{PoolCommand, PoolForgetArgs, PoolKeeperArgs, PoolStatusArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::servers::Server;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest, PoolStatus, ServerStatus};
@@ -11,6 +11,7 @@ pub fn run(args: PoolCommand) -> Outcome {
     match args {
         PoolCommand::Status(args) => status(&args),
         PoolCommand::Forget(args) => forget(&args),
+        PoolCommand::Keeper(args) => take_over(&args),
     }
 }
 
@@ -31,6 +32,20 @@ fn forget(args: &PoolForgetArgs) -> Outcome {
     }
     if args.json {
         print_json(&serde_json::json!({ "forgotten": args.id }))?;
+    }
+    Ok(EXIT_OK)
+}
+
+fn take_over(args: &PoolKeeperArgs) -> Outcome {
+    let mut server = Server::connect(&args.at, None)?;
+    match server.ask(&LedgerRequest::TakeOver { without: args.without.clone() })? {
+        LedgerReply::Ok => (),
+        _ => return Err(server.unexpected().into()),
+    }
+    if args.json {
+        let pool = server.pool()?;
+        let keeper = pool.servers.iter().find(|server| server.keeper);
+        print_json(&serde_json::json!({ "keeper": keeper.map(|server| &server.id) }))?;
     }
     Ok(EXIT_OK)
 }

@@ -144,6 +144,11 @@ pub enum LedgerRequest {
         /// Which.
         server: ServerId,
     },
+    /// Makes the server that is asked the keeper of its pool, whose keeper is gone for good. Superusers only.
+    TakeOver {
+        /// Other servers that do not answer and are given up with it.
+        without: Vec<ServerId>,
+    },
     /// Where the parts of a buffer are.
     Places {
         /// Which.

@@ -4,7 +4,9 @@
 //! One server is the pool's keeper: it has the members and the buffers on record. Every question
 //! can be asked twice: what is done already is not done again. docs/internals/LEDGER.md.
 
-use super::ledger::{AccessMode, BufferName, CacheSpec, LedgerReply, LedgerRequest, MountedClient};
+use super::ledger::{
+    AccessMode, BufferName, CacheSpec, LedgerReply, LedgerRequest, MountedClient, Token,
+};
 use crate::cache::CacheRequest;
 use crate::caller::Caller;
 use crate::control::{ControlError, StoreKind};
@@ -31,7 +33,27 @@ pub struct PoolServer {
     pub lost: bool,
 }
 
-/// A part of a buffer that a server is to make, and what it must know to serve it alone.
+/// Which keeper a server goes by. Of one pool the later term is the greater one; terms of different
+/// pools say nothing of each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Term {
+    /// The pool: the first identity of the server that founded it.
+    pub pool: ServerId,
+    /// Counts the keepers that took over.
+    pub epoch: u64,
+    /// The keeper. Of two that took over at once the greater identity is it.
+    pub keeper: ServerId,
+}
+
+impl Term {
+    /// True if the pool has got another keeper since.
+    pub fn is_before(&self, other: &Term) -> bool {
+        self.pool == other.pool && (self.epoch, self.keeper) < (other.epoch, other.keeper)
+    }
+}
+
+/// A part of a buffer that a server is to make, and what it must know to serve it alone, and to
+/// tell a new keeper of the pool what the buffer is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PartSpec {
     /// The buffer's name.
@@ -57,6 +79,34 @@ pub struct PartSpec {
     /// What it caches, if it is a cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheSpec>,
+    /// Capacity of the buffer as it was asked for.
+    pub asked_bytes: u64,
+    /// Number of servers as it was asked for.
+    pub asked_servers: u16,
+    /// Of the request that made the buffer.
+    pub token: Token,
+    /// Seconds since 1970.
+    pub created_s: u64,
+}
+
+/// A part, told to a new keeper.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PartTold {
+    /// What it is; its capacity is what is taken for it now.
+    pub spec: PartSpec,
+    /// It is neither half made nor half gone.
+    pub whole: bool,
+    /// How its store holds the capacity, once it is made.
+    pub kind: Option<StoreKind>,
+}
+
+/// A question, with the keeper that who asks goes by.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PoolAsked {
+    /// Which keeper.
+    pub term: Term,
+    /// What.
+    pub question: PoolQuestion,
 }
 
 /// A text that is kept and sent, and never printed.
@@ -130,13 +180,17 @@ pub enum PoolQuestion {
         /// Identities of its parts' buffers.
         parts: Vec<String>,
     },
-    /// Keeper to member: the pool's servers are now these.
+    /// Keeper to member: the pool's servers are now these. A keeper that took over is followed from here on.
     Servers {
-        /// The keeper.
-        keeper: ServerId,
         /// All, the keeper too.
         servers: Vec<PoolServer>,
+        /// Answer with all parts: the keeper took over and does not know them yet.
+        tell: bool,
     },
+    /// A member that is to take over, to another one: do you hear the keeper?
+    Hears,
+    /// An old keeper to its members: it keeps the pool no more, this server does.
+    Follow(PoolServer),
     /// Keeper to member: how are you?
     Facts,
     /// Keeper to member: makes a part, or finds that it is there.
@@ -183,14 +237,24 @@ pub enum PoolReply {
     /// To `Announce`, by the keeper.
     Welcome {
         /// The keeper.
-        keeper: ServerId,
+        term: Term,
         /// All servers.
         servers: Vec<PoolServer>,
         /// Parts that no buffer on record has: to be removed.
         unknown: Vec<String>,
     },
-    /// To `Announce`, by another member: the keeper is elsewhere.
+    /// To `Announce`, by another member: the keeper is elsewhere. To a keeper's question: the pool has
+    /// another keeper by now.
     KeeperIs(PoolServer),
+    /// To `Servers`, if that asks for it.
+    Parts(Vec<PartTold>),
+    /// To `Hears`.
+    Heard {
+        /// The keeper answers there.
+        keeper: bool,
+        /// The servers that are known there, but itself.
+        servers: Vec<PoolServer>,
+    },
     /// To `Announce`, by the keeper: it was given up. Its parts are to be removed; it may come back
     /// as another server.
     Forgotten,

@@ -5,7 +5,7 @@ use super::record::BufferRecord;
 use super::show::Survey;
 use super::{Identity, Ledger};
 use forebay_proto::control::ControlError;
-use forebay_proto::net::pool::{PoolQuestion, PoolReply};
+use forebay_proto::net::pool::{PoolAsked, PoolQuestion, PoolReply};
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::{Errno, ServerId};
 use std::time::Duration;
@@ -14,6 +14,8 @@ use std::time::Duration;
 const CHANGE_LIMIT: Duration = Duration::from_secs(100);
 /// Longest wait for a server to tell how it is. One that takes longer is shown as not answering.
 const FACTS_LIMIT: Duration = Duration::from_secs(3);
+/// Longest wait for a server that tries to reach the keeper: some attempts to greet one that hangs.
+const HEARS_LIMIT: Duration = Duration::from_secs(40);
 /// Longest wait for anything else.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait for a question that is passed on; one that waits for a plan takes that long.
@@ -25,6 +27,7 @@ fn limit(question: &PoolQuestion) -> Duration {
         | PoolQuestion::GrowPart { .. }
         | PoolQuestion::RemovePart { .. } => CHANGE_LIMIT,
         PoolQuestion::Facts => FACTS_LIMIT,
+        PoolQuestion::Hears => HEARS_LIMIT,
         // A file may have to be fetched whole.
         PoolQuestion::CachePart { .. } => PASSED_ON_LIMIT,
         PoolQuestion::Ledger { .. } => PASSED_ON_LIMIT,
@@ -45,6 +48,12 @@ impl Ledger {
         };
         match reply {
             PoolReply::Failed(error) => Err(error),
+            PoolReply::KeeperIs(keeper) if !matches!(question, PoolQuestion::Announce { .. }) => {
+                let what = format!("ask server {}", self.host_of(server));
+                let why = format!("the pool has another keeper: {} on {}", keeper.id, keeper.host);
+                self.heard_of_keeper(&keeper);
+                Err(ControlError::new(&what, None, &why).errno(libc::ESTALE).hint("ask again"))
+            }
             reply => Ok(reply),
         }
     }
@@ -56,15 +65,19 @@ impl Ledger {
     ) -> Result<PoolReply, ControlError> {
         let what = format!("ask server {}", self.host_of(server));
         let failed = |why: &str, errno: Errno| ControlError::new(&what, None, why).errno(errno.0);
-        let json = serde_json::to_vec(question)
+        let asked = PoolAsked { term: self.term(), question: question.clone() };
+        let json = serde_json::to_vec(&asked)
             .map_err(|error| failed(&error.to_string(), Errno::EPROTO))?;
         let reply = self
             .links
             .ask(server, &Question::Pool(&json), &[], &mut Vec::new(), limit(question))
             .map_err(|errno| match errno {
-                Errno::EHOSTUNREACH => failed("it cannot be reached", errno).hint(
-                    "is `forebay serve` running there? `forebay pool status` shows the servers",
-                ),
+                Errno::EHOSTUNREACH => {
+                    let why = format!("it cannot be reached{}", self.at_addresses(server));
+                    failed(&why, errno).hint(
+                        "is `forebay serve` running there? `forebay pool status` shows the servers",
+                    )
+                }
                 Errno::ETIMEDOUT => failed("it gave no answer", errno),
                 Errno::EIO => failed("it is gone for good", errno),
                 errno => failed(&errno.to_string(), errno),
@@ -105,8 +118,17 @@ impl Ledger {
     pub(super) fn answer_pool(&self, question: PoolQuestion) -> PoolReply {
         let done = |result: Result<(), ControlError>| result.map(|()| PoolReply::Done);
         let answered = match question {
-            PoolQuestion::Announce { server, parts } => self.announced(server, &parts),
-            PoolQuestion::Servers { keeper, servers } => done(self.told_servers(keeper, servers)),
+            PoolQuestion::Announce { server, parts } => {
+                self.announced(server, &parts, &self.term())
+            }
+            PoolQuestion::Servers { servers, tell } => {
+                self.told_servers(self.term(), servers, tell)
+            }
+            PoolQuestion::Hears => Ok(self.hears()),
+            PoolQuestion::Follow(keeper) => {
+                self.heard_of_keeper(&keeper);
+                Ok(PoolReply::Done)
+            }
             PoolQuestion::Facts => Ok(PoolReply::Facts(self.facts())),
             PoolQuestion::MakePart(spec) => self.make_part(&spec).map(PoolReply::Part),
             PoolQuestion::GrowPart { uuid, capacity_bytes } => {
@@ -134,8 +156,18 @@ impl Ledger {
 
     /// The same as it comes from a connection.
     pub(super) fn answer_json(&self, json: &[u8]) -> Result<Vec<u8>, Errno> {
-        let question = serde_json::from_slice(json).map_err(|_| Errno::EPROTO)?;
-        serde_json::to_vec(&self.answer_pool(question)).map_err(|_| Errno::EPROTO)
+        let asked: PoolAsked = serde_json::from_slice(json).map_err(|_| Errno::EPROTO)?;
+        let reply = match (self.keeper_since(&asked), asked.question) {
+            (Some(keeper), _) => PoolReply::KeeperIs(keeper),
+            (None, PoolQuestion::Servers { servers, tell }) => {
+                self.told_servers(asked.term, servers, tell).unwrap_or_else(PoolReply::Failed)
+            }
+            (None, PoolQuestion::Announce { server, parts }) => {
+                self.announced(server, &parts, &asked.term).unwrap_or_else(PoolReply::Failed)
+            }
+            (None, question) => self.answer_pool(question),
+        };
+        serde_json::to_vec(&reply).map_err(|_| Errno::EPROTO)
     }
 
     /// What these servers tell of themselves now, asked all at once.

@@ -30,6 +30,7 @@ impl Ledger {
             return Err(of(WHAT, &spec.name, why, libc::EINVAL));
         }
         self.rounded(WHAT, &spec.name, spec.capacity_bytes)?;
+        self.all_have_told(&spec.name)?;
         let spec = self.checked_cache(who, spec)?;
         let _turn = self.turn(WHAT, Busy::Buffer(spec.name.clone()))?;
         let found = self.state.lock().file.buffer(&spec.name).cloned();
@@ -40,6 +41,18 @@ impl Ledger {
         let record = self.reserve(who, owner, token, spec, servers, part_bytes)?;
         step("a buffer and its servers are on record");
         self.make(&record)
+    }
+
+    /// After a take-over: a server that has not told yet what it has may have a buffer of this name.
+    fn all_have_told(&self, name: &BufferName) -> Result<(), ControlError> {
+        let Some(&untold) = self.state.lock().file.untold.first() else { return Ok(()) };
+        self.round_soon();
+        let why = format!(
+            "server {} has not told this new keeper of the pool yet what it has",
+            self.host_of(untold)
+        );
+        Err(of(WHAT, name, &why, libc::EAGAIN)
+            .hint("try again; start that server, or give it up (`forebay pool forget`)"))
     }
 
     /// A capacity rounded up to the granularity.
@@ -103,6 +116,7 @@ impl Ledger {
             servers,
             store_kind: None,
             created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            told_by: None,
             spec,
         };
         let mut state = self.state.lock();

@@ -190,7 +190,9 @@ impl Ledger {
     /// about a destroyed buffer whose record it has.
     pub(super) fn is_asked_itself(&self, request: &LedgerRequest) -> bool {
         match request {
-            LedgerRequest::Metrics { .. } | LedgerRequest::Events { name: None, .. } => true,
+            LedgerRequest::Metrics { .. }
+            | LedgerRequest::Events { name: None, .. }
+            | LedgerRequest::TakeOver { .. } => true,
             LedgerRequest::Events { name: Some(name), record: EventRecord::Buffer, .. } => {
                 let state = self.state.lock();
                 let gone = state.file.part(name).is_none() && state.file.buffer(name).is_none();

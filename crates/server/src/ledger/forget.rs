@@ -26,7 +26,7 @@ impl Ledger {
             return refuse("only who runs the servers may", libc::EPERM, hint);
         }
         if server == self.server_id() {
-            let hint = "end it; a pool cannot be without its keeper";
+            let hint = "if it is to go for good: end it, then `forebay pool keeper --take-over` at another server";
             return refuse("it is the keeper of the pool", libc::EINVAL, hint);
         }
         let Some(known) = self.state.lock().file.other(server).cloned() else {
@@ -43,9 +43,8 @@ impl Ledger {
         {
             let mut state = self.state.lock();
             self.commit_freeing(&mut state, |file| {
-                for other in file.servers.iter_mut().filter(|other| other.id == server) {
-                    other.lost = true;
-                }
+                file.give_up(server);
+                file.settle_adopted();
             })?;
         }
         step("a server is lost on record");

@@ -4,14 +4,16 @@
 //! A member announces itself at each start; that is how it joins, and how the others learn where
 //! it is now.
 
+use super::adopt::told_of;
 use super::record::new_server_id;
 use super::{Ledger, State};
 use crate::places::KnownServer;
+use crate::step::step;
 use forebay_net::node::host_name;
 use forebay_net::{LinkError, ServerAddress};
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
-use forebay_proto::net::pool::{MAX_SERVERS, PoolQuestion, PoolReply, PoolServer};
+use forebay_proto::net::pool::{MAX_SERVERS, PoolQuestion, PoolReply, PoolServer, Term};
 
 const WHAT: &str = "join the pool";
 /// Servers that are asked, one naming the next, to find the keeper.
@@ -63,10 +65,36 @@ impl Ledger {
         let host = match state.file.other(server) {
             _ if server == state.file.server => host_name(),
             Some(other) => other.host.clone(),
-            None => String::new(),
+            None => self.links.directory().get(server).unwrap_or_default().host,
         };
-        let digits = server.to_string();
-        format!("{host} ({})", &digits[..8])
+        let digits = &server.to_string()[..8];
+        match host.is_empty() {
+            true => digits.to_string(),
+            false => format!("{host} ({digits})"),
+        }
+    }
+
+    /// Where a server was last, for messages.
+    pub(super) fn at_addresses(&self, server: ServerId) -> String {
+        let known = self.links.directory().get(server).unwrap_or_default();
+        let all: Vec<String> = known.addresses.iter().map(ToString::to_string).collect();
+        match all.is_empty() {
+            true => String::new(),
+            false => format!(" at {}", all.join(", ")),
+        }
+    }
+
+    /// Another server said where this one is.
+    pub(super) fn note_server(&self, server: &PoolServer) {
+        self.links.directory().set(server.id, known(server));
+    }
+
+    /// The pool has another keeper by now: this server is to follow it.
+    pub(super) fn heard_of_keeper(&self, keeper: &PoolServer) {
+        if keeper.id != self.server_id() && keeper.id != self.keeper() {
+            self.note_server(keeper);
+            self.round.follow_soon(keeper.id);
+        }
     }
 
     /// True if it was given up.
@@ -97,19 +125,32 @@ impl Ledger {
         if !self.is_keeper() {
             // Announced when the keeper can be reached: this must not stop the start.
             return match self.links.who_is_at(address) {
-                Ok(found) if !self.is_of_pool(found) => Err(refuse(
-                    "this server is a member of another pool",
-                    libc::EEXIST,
-                    "start it without --join, or on another --flash",
-                )),
+                Ok(found) if !self.is_of_pool(found) && self.is_another_pools(found, address) => {
+                    Err(refuse(
+                        "this server is a member of another pool",
+                        libc::EEXIST,
+                        "start it without --join, or on another --flash",
+                    ))
+                }
                 _ => Ok(()),
             };
         }
-        let mut at = self.links.who_is_at(address).map_err(unreached)?;
+        let found = self.links.who_is_at(address);
+        if self.has_taken_over() && self.is_no_other_pool(&found) {
+            tracing::info!(%address, "this server keeps the pool: it joins none");
+            return Ok(());
+        }
+        let mut at = found.map_err(unreached)?;
         {
             let state = self.state.lock();
             if at == state.file.server {
                 return Err(refuse("that is this server itself", libc::EINVAL, "name another one"));
+            }
+            // Its own member: this one was the keeper, and may be it no more.
+            if state.file.other(at).is_some() {
+                drop(state);
+                self.follow(at);
+                return Ok(());
             }
             if !state.file.servers.is_empty() || !state.file.buffers.is_empty() {
                 return Err(refuse(
@@ -122,10 +163,10 @@ impl Ledger {
         let place = KnownServer { addresses: vec![address.clone()], ..KnownServer::default() };
         self.links.directory().set(at, place);
         for _ in 0..MAX_REFERRALS {
-            match self.announce_to(at)? {
+            match self.announce_to(at).map_err(|error| self.no_keeper(address, at, error))? {
                 None => return Ok(()),
                 Some(keeper) => {
-                    self.links.directory().set(keeper.id, known(&keeper));
+                    self.note_server(&keeper);
                     at = keeper.id;
                 }
             }
@@ -133,9 +174,88 @@ impl Ledger {
         Err(refuse("no server there is the keeper", libc::ELOOP, "name the keeper's address"))
     }
 
+    fn no_keeper(
+        &self,
+        address: &ServerAddress,
+        at: ServerId,
+        error: ControlError,
+    ) -> ControlError {
+        if error.errno != Some(libc::EHOSTUNREACH) {
+            return error;
+        }
+        let why = format!(
+            "its keeper, server {}, cannot be reached{}",
+            self.host_of(at),
+            self.at_addresses(at)
+        );
+        ControlError::new(&format!("{WHAT} of {address}"), None, &why).errno(libc::EHOSTUNREACH).hint(
+            "start it again; if it is gone for good: `forebay pool keeper --take-over` at another server of the pool",
+        )
+    }
+
+    /// Announces itself at a server, or where that one says that the keeper is. True if this server is a
+    /// member there now.
+    pub(super) fn follow(&self, server: ServerId) -> bool {
+        let mut at = server;
+        for _ in 0..MAX_REFERRALS {
+            match self.announce_to(at) {
+                Ok(None) => {
+                    self.round.is_announced();
+                    return true;
+                }
+                Ok(Some(other)) if other.id == self.server_id() => return false,
+                Ok(Some(other)) => {
+                    self.note_server(&other);
+                    at = other.id;
+                }
+                Err(error) => {
+                    tracing::debug!("not announced: {error}");
+                    return false;
+                }
+            }
+        }
+        false
+    }
+
     fn is_of_pool(&self, server: ServerId) -> bool {
         let state = self.state.lock();
-        state.file.keeper == Some(server) || state.file.other(server).is_some()
+        let file = &state.file;
+        file.keeper == Some(server)
+            || file.server == server
+            || file.other(server).is_some()
+            || file.given_up.contains(&server)
+    }
+
+    /// A server that is not known here says of which pool it is: it may have joined lately.
+    fn is_another_pools(&self, server: ServerId, address: &ServerAddress) -> bool {
+        let place = KnownServer { addresses: vec![address.clone()], ..KnownServer::default() };
+        self.links.directory().set(server, place);
+        match self.ask(server, &PoolQuestion::Hears) {
+            Ok(PoolReply::Heard { servers, .. }) => {
+                !servers.iter().any(|server| self.is_of_pool(server.id))
+            }
+            // It is of a later keeper, who is followed; or does not answer.
+            _ => false,
+        }
+    }
+
+    /// True if it was a member once. Then it may still be started with the address of the keeper that is gone.
+    fn has_taken_over(&self) -> bool {
+        let state = self.state.lock();
+        state.file.keeper.is_none() && state.file.epoch > 0
+    }
+
+    /// Nobody is where this server is to join, or one of its own pool, which may have yet another keeper.
+    fn is_no_other_pool(&self, found: &Result<ServerId, LinkError>) -> bool {
+        match *found {
+            Err(_) => true,
+            Ok(at) if !self.is_of_pool(at) => false,
+            Ok(at) if at == self.server_id() => true,
+            Ok(at) => {
+                self.follow(at);
+                true
+            }
+        }
     }
 
     /// Tells the keeper where this server is and what it has, and does what the keeper says.
@@ -147,8 +267,8 @@ impl Ledger {
             PoolQuestion::Announce { server: self.myself(&state), parts }
         };
         match self.ask(keeper, &question)? {
-            PoolReply::Welcome { keeper, servers, unknown } => {
-                self.take_servers(keeper, servers)?;
+            PoolReply::Welcome { term, servers, unknown } => {
+                self.take_servers(term, servers)?;
                 for uuid in unknown {
                     tracing::warn!(uuid, "the pool does not know this part: it is removed");
                     self.remove_part(&uuid)?;
@@ -157,7 +277,7 @@ impl Ledger {
             }
             PoolReply::KeeperIs(other) => Ok(Some(other)),
             PoolReply::Forgotten => {
-                self.start_over()?;
+                self.start_over(keeper)?;
                 Ok(self.state.lock().file.other(keeper).cloned())
             }
             _ => Err(self.nonsense(keeper)),
@@ -165,49 +285,83 @@ impl Ledger {
     }
 
     /// What the keeper says of the pool is on record from here on.
-    fn take_servers(
-        &self,
-        keeper: ServerId,
-        mut servers: Vec<PoolServer>,
-    ) -> Result<(), ControlError> {
+    fn take_servers(&self, term: Term, mut servers: Vec<PoolServer>) -> Result<(), ControlError> {
         let mut state = self.state.lock();
+        let mine = state.file.term();
+        if term.is_before(&mine) || term.keeper == state.file.server {
+            return Err(refuse(
+                "the pool has another keeper by now",
+                libc::ESTALE,
+                "`forebay pool status` shows it",
+            ));
+        }
         servers.retain(|server| server.id != state.file.server);
-        if state.file.keeper != Some(keeper) || state.file.servers != servers {
+        if mine != term || state.file.servers != servers {
             self.commit_freeing(&mut state, |file| {
-                file.keeper = Some(keeper);
+                (file.pool, file.epoch, file.keeper) = (term.pool, term.epoch, Some(term.keeper));
                 file.servers = servers;
+                file.keeps_no_more();
             })?;
         }
         drop(state);
+        if mine != term {
+            step("a server follows another keeper on record");
+        }
         self.note_servers();
         Ok(())
     }
 
-    /// The keeper tells of changes.
+    /// The keeper tells of changes, or that it took over; then it may want to know all parts.
     pub(super) fn told_servers(
         &self,
-        keeper: ServerId,
+        term: Term,
         servers: Vec<PoolServer>,
-    ) -> Result<(), ControlError> {
-        if self.state.lock().file.keeper != Some(keeper) {
-            return Err(refuse(
-                "it is not this server's keeper",
-                libc::EPERM,
-                "ask its own members",
-            ));
+        tell: bool,
+    ) -> Result<PoolReply, ControlError> {
+        {
+            let state = self.state.lock();
+            let (file, mine) = (&state.file, state.file.term());
+            let named = servers.iter().any(|server| server.id == file.server && !server.lost);
+            if term != mine && !(mine.is_before(&term) && named) {
+                return Err(refuse(
+                    "it is not this server's keeper",
+                    libc::EPERM,
+                    "ask its own members",
+                ));
+            }
         }
-        self.links.is_back(keeper);
-        self.take_servers(keeper, servers)
+        self.links.is_back(term.keeper);
+        self.take_servers(term, servers)?;
+        if !tell {
+            return Ok(PoolReply::Done);
+        }
+        Ok(PoolReply::Parts(self.state.lock().file.parts.iter().map(told_of).collect()))
     }
 
-    /// This server was given up, and what its parts held counts as lost: they are removed, and it
-    /// is another server from now on.
-    fn start_over(&self) -> Result<(), ControlError> {
-        tracing::warn!("this server was given up by the pool: its parts of buffers are removed");
-        let parts = self.state.lock().file.parts.clone();
+    /// This server was given up, as the keeper `by` says, and what its parts held counts as lost: they
+    /// are removed, and it is another server from now on. A keeper that was given up keeps nothing first, so
+    /// that a kill in between leaves a member, which is told again.
+    fn start_over(&self, by: ServerId) -> Result<(), ControlError> {
+        tracing::warn!(keeper = %by, "this server was given up by the pool: its parts of buffers are removed");
+        let parts = {
+            let mut state = self.state.lock();
+            if state.file.keeper != Some(by) {
+                let place = self.place_of(by);
+                self.commit_freeing(&mut state, |file| {
+                    file.keeper = Some(by);
+                    if file.other(by).is_none() {
+                        file.servers.push(place);
+                    }
+                    file.keeps_no_more();
+                })?;
+                step("an old keeper is a member on record");
+            }
+            state.file.parts.clone()
+        };
         for part in parts {
             self.remove_part(&part.spec.uuid)?;
         }
+        self.tell_who_keeps(by);
         let id = new_server_id()?;
         let mut state = self.state.lock();
         self.commit_freeing(&mut state, |file| file.server = id)?;
@@ -217,11 +371,39 @@ impl Ledger {
         Ok(())
     }
 
-    /// A server says where it is: it is a member from now on, unless it was given up.
+    /// Members may have found this server, when it was not told yet that it keeps the pool no more. One that
+    /// is away does not find it again, for it gets another identity.
+    fn tell_who_keeps(&self, keeper: ServerId) {
+        let question = PoolQuestion::Follow(self.place_of(keeper));
+        let others = self.servers().into_iter().filter(|other| !other.lost && other.id != keeper);
+        let others: Vec<ServerId> = others.map(|other| other.id).collect();
+        let mine = self.server_id();
+        std::thread::scope(|scope| {
+            for id in others.into_iter().filter(|id| *id != mine) {
+                let question = &question;
+                scope.spawn(move || {
+                    if let Err(error) = self.ask(id, question) {
+                        tracing::debug!(server = %id, "it is not told of the keeper: {error}");
+                    }
+                });
+            }
+        });
+    }
+
+    /// What is known of a server that is not on record.
+    fn place_of(&self, id: ServerId) -> PoolServer {
+        let known = self.links.directory().get(id).unwrap_or_default();
+        let addresses = known.addresses.iter().map(ToString::to_string).collect();
+        PoolServer { id, host: known.host, addresses, capacity_bytes: 0, lost: false }
+    }
+
+    /// A server says where it is: it is a member from now on, unless it was given up. `term` is the keeper that
+    /// it goes by.
     pub(super) fn announced(
         &self,
         server: PoolServer,
         parts: &[String],
+        term: &Term,
     ) -> Result<PoolReply, ControlError> {
         let mut state = self.state.lock();
         if let Some(keeper) = state.file.keeper {
@@ -233,12 +415,15 @@ impl Ledger {
         let earlier = state.file.other(server.id).cloned();
         match &earlier {
             Some(earlier) if earlier.lost => return Ok(PoolReply::Forgotten),
+            None if state.file.given_up.contains(&server.id) => return Ok(PoolReply::Forgotten),
             None if state.file.servers.len() + 1 >= MAX_SERVERS => {
                 let why = format!("the pool has {MAX_SERVERS} servers, the most");
                 return Err(refuse(&why, libc::EDQUOT, "forget one first"));
             }
             _ => (),
         }
+        // Of a member that only an earlier keeper knew the parts are to be learned.
+        let unheard = earlier.is_none() && !parts.is_empty() && *term != state.file.term();
         let server = PoolServer { lost: false, ..server };
         if earlier.as_ref() != Some(&server) {
             let (id, told) = (server.id, server.clone());
@@ -246,6 +431,9 @@ impl Ledger {
                 match file.servers.iter_mut().find(|other| other.id == id) {
                     Some(other) => *other = told,
                     None => file.servers.push(told),
+                }
+                if unheard {
+                    file.untold.push(id);
                 }
             })?;
             tracing::info!(%id, host = server.host, addresses = ?server.addresses, "member");
@@ -257,10 +445,13 @@ impl Ledger {
             let of_it = |b: &&super::record::BufferRecord| b.servers.contains(&server.id);
             !state.file.buffers.iter().filter(of_it).any(|buffer| buffer.uuid == **uuid)
         };
-        let unknown = parts.iter().filter(has).cloned().collect();
-        let keeper = state.file.server;
+        let unknown = match state.file.untold.contains(&server.id) {
+            true => Vec::new(),
+            false => parts.iter().filter(has).cloned().collect(),
+        };
+        let term = state.file.term();
         drop(state);
         self.round.soon();
-        Ok(PoolReply::Welcome { keeper, servers: self.servers(), unknown })
+        Ok(PoolReply::Welcome { term, servers: self.servers(), unknown })
     }
 }

@@ -14,6 +14,7 @@
 //! | `ask` | what servers ask each other |
 //! | `events` | the record of what was made and destroyed; what the server counts |
 //! | `members`, `forget` | the servers of the pool |
+//! | `take_over`, `adopt` | a new keeper for a pool whose keeper is gone, and what it learns from the others |
 //! | `round` | what is done when others can be reached: announcing, finishing |
 //! | `gate` | the listener's questions: secrets, identities, sessions |
 //!
@@ -23,6 +24,7 @@
 //! keeper has a buffer on record before any of its parts is made, and until all are gone.
 //! `forebay serve` opens it, sessions and the listener ask it. docs/internals/LEDGER.md.
 
+mod adopt;
 mod ask;
 mod cache;
 mod choose;
@@ -44,6 +46,7 @@ mod served;
 mod settle;
 mod show;
 mod stage;
+mod take_over;
 #[cfg(test)]
 mod tests;
 mod turn;

@@ -6,7 +6,7 @@
 use crate::flash::{StoreKey, new_uuid, replace_file};
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{BufferName, BufferSpec, Token};
-use forebay_proto::net::pool::{Hidden, PartSpec, PoolServer};
+use forebay_proto::net::pool::{Hidden, PartSpec, PoolServer, Term};
 use forebay_proto::{ServerId, ShardId};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -18,7 +18,7 @@ pub const DIR_NAME: &str = "forebay-server";
 const FILE_NAME: &str = "ledger.json";
 const FILE_TMP_NAME: &str = "ledger.json.tmp";
 /// Version of the file; another one is refused by name.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// Life of a buffer on record. What a kill leaves in each: docs/internals/LEDGER.md.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -57,6 +57,8 @@ pub struct BufferRecord {
     pub store_kind: Option<StoreKind>,
     /// Seconds since 1970.
     pub created_s: u64,
+    /// After a take-over, until all servers have told what they have: those that have a whole part.
+    pub told_by: Option<Vec<ServerId>>,
 }
 
 impl BufferRecord {
@@ -84,6 +86,10 @@ impl BufferRecord {
             owner_gid: self.owner_gid,
             secret: self.secret.clone(),
             cache: self.spec.cache.clone(),
+            asked_bytes: self.spec.capacity_bytes,
+            asked_servers: self.spec.servers,
+            token: self.token.clone(),
+            created_s: self.created_s,
         }
     }
 }
@@ -120,12 +126,20 @@ pub struct LedgerFile {
     pub server: ServerId,
     /// Counts its starts.
     pub incarnation: u64,
+    /// The pool: the first identity of the server that founded it.
+    pub pool: ServerId,
+    /// Counts the keepers that took over; as the keeper told last.
+    pub epoch: u64,
     /// The keeper of the pool that this server is a member of; none: it keeps its own.
     pub keeper: Option<ServerId>,
     /// The other servers of the pool. At a member as the keeper told last.
     pub servers: Vec<PoolServer>,
     /// Buffers of the pool, in order of creation; at its keeper only.
     pub buffers: Vec<BufferRecord>,
+    /// At a keeper that took over: the servers that have not told yet what they have.
+    pub untold: Vec<ServerId>,
+    /// At the keeper: the last servers that were given up; one that comes back starts over.
+    pub given_up: Vec<ServerId>,
     /// What this server has of them.
     pub parts: Vec<PartRecord>,
 }
@@ -144,13 +158,18 @@ impl LedgerFile {
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => {
+                let server = new_server_id()?;
                 return Ok(LedgerFile {
                     format: FORMAT,
-                    server: new_server_id()?,
+                    server,
                     incarnation: 0,
+                    pool: server,
+                    epoch: 0,
                     keeper: None,
                     servers: Vec::new(),
                     buffers: Vec::new(),
+                    untold: Vec::new(),
+                    given_up: Vec::new(),
                     parts: Vec::new(),
                 });
             }
@@ -217,6 +236,19 @@ impl LedgerFile {
         self.servers.iter().find(|other| other.id == server)
     }
 
+    /// A keeper is one no more.
+    pub fn keeps_no_more(&mut self) {
+        self.buffers.clear();
+        self.untold.clear();
+        self.given_up.clear();
+    }
+
+    /// Which keeper this server goes by.
+    pub fn term(&self) -> Term {
+        let keeper = self.keeper.unwrap_or(self.server);
+        Term { pool: self.pool, epoch: self.epoch, keeper }
+    }
+
     /// Capacity given away: whatever state a part is in, what it took is not to be had.
     pub fn reserved_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.spec.capacity_bytes).sum()
@@ -243,11 +275,11 @@ mod tests {
     fn a_torn_or_foreign_file_is_an_error_not_an_empty_ledger() {
         let dir = tempfile::tempdir().unwrap();
         for (text, said) in [
-            ("{\"format\": 2, \"ser", "not valid JSON"),
+            ("{\"format\": 3, \"ser", "not valid JSON"),
             ("{\"format\": 99}", "format 99"),
             ("{}", "format none"),
             (
-                "{\"format\":2,\"server\":\"x\",\"incarnation\":1,\"buffers\":[]}",
+                "{\"format\":3,\"server\":\"x\",\"incarnation\":1,\"buffers\":[]}",
                 "identity of a server",
             ),
         ] {

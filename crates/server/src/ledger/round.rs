@@ -21,6 +21,9 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 /// A member does not look for moved servers more often than this.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
 
+/// Other members that are asked in one round where the keeper is.
+const ASKED_OTHERS: usize = 3;
+
 /// What the thread waits for.
 #[derive(Default)]
 pub(super) struct Round {
@@ -35,6 +38,10 @@ struct RoundState {
     /// A member: the keeper knows where this server is.
     announced: bool,
     announced_at: Option<Instant>,
+    /// Who is said to be the keeper by now.
+    follow: Option<ServerId>,
+    /// Counts the other members that were asked for the keeper.
+    asked_others: usize,
     /// A keeper: counts changes of the servers, and which count each member was told.
     version: u64,
     told: HashMap<ServerId, u64>,
@@ -61,6 +68,19 @@ impl Round {
             state.soon = true;
             self.kicked.notify_all();
         }
+    }
+
+    /// The pool is said to have another keeper.
+    pub(super) fn follow_soon(&self, keeper: ServerId) {
+        let mut state = self.state.lock();
+        state.follow = Some(keeper);
+        state.soon = true;
+        self.kicked.notify_all();
+    }
+
+    /// A keeper knows where this server is.
+    pub(super) fn is_announced(&self) {
+        self.state.lock().announced = true;
     }
 
     /// No more rounds.
@@ -117,12 +137,17 @@ impl Ledger {
 
     /// True if nothing is left to do.
     fn round(&self) -> bool {
+        let follow = self.round.state.lock().follow.take();
+        if let Some(keeper) = follow {
+            self.follow(keeper);
+        }
         match self.is_keeper() {
             true => {
+                // First: one that is the keeper no more hears it so. All is tried, whatever comes of it.
+                let told = self.tell_members();
                 let settled = self.settle_buffers();
                 self.drop_lost();
-                // Both are tried, whatever came of the first.
-                self.tell_members() && settled
+                told && settled
             }
             false => self.announce(),
         }
@@ -136,31 +161,60 @@ impl Ledger {
             }
             state.announced_at = Some(Instant::now());
         }
-        match self.announce_to(self.keeper()) {
+        self.follow(self.keeper()) || self.ask_others()
+    }
+
+    /// The keeper cannot be reached: other members may have another one by now.
+    fn ask_others(&self) -> bool {
+        let (mine, keeper) = (self.server_id(), self.keeper());
+        let mut others: Vec<ServerId> = self
+            .servers()
+            .iter()
+            .filter(|s| s.id != mine && s.id != keeper && !s.lost)
+            .map(|s| s.id)
+            .collect();
+        if others.is_empty() {
+            return false;
+        }
+        {
+            let mut state = self.round.state.lock();
+            let first = state.asked_others % others.len();
+            others.rotate_left(first);
+            state.asked_others = state.asked_others.wrapping_add(ASKED_OTHERS);
+        }
+        others.truncate(ASKED_OTHERS);
+        others.into_iter().any(|other| match self.announce_to(other) {
             Ok(None) => {
-                self.round.state.lock().announced = true;
+                self.round.is_announced();
                 true
             }
-            Ok(Some(_)) => false,
-            Err(error) => {
-                tracing::debug!("not announced: {error}");
-                false
+            Ok(Some(named)) if named.id != keeper && named.id != mine => {
+                self.note_server(&named);
+                self.follow(named.id)
             }
-        }
+            _ => false,
+        })
     }
 
     /// True if all members that are not lost know the servers as they are now.
     pub(super) fn tell_members(&self) -> bool {
         let version = self.round.state.lock().version;
         let (keeper, servers) = (self.keeper(), self.servers());
-        let question = PoolQuestion::Servers { keeper, servers: servers.clone() };
+        let unheard = self.state.lock().file.untold.clone();
         let untold: Vec<ServerId> = {
             let state = self.round.state.lock();
             let others = servers.iter().filter(|s| s.id != keeper && !s.lost).map(|s| s.id);
             others.filter(|id| state.told.get(id) != Some(&version)).collect()
         };
         let told: Vec<(ServerId, bool)> = std::thread::scope(|scope| {
-            let ask = |id| (id, matches!(self.ask(id, &question), Ok(PoolReply::Done)));
+            let ask = |id| {
+                let tell = unheard.contains(&id);
+                match self.ask(id, &PoolQuestion::Servers { servers: servers.clone(), tell }) {
+                    Ok(PoolReply::Done) => (id, !tell),
+                    Ok(PoolReply::Parts(parts)) => (id, self.adopt(id, &parts)),
+                    _ => (id, false),
+                }
+            };
             let asking: Vec<_> = untold.iter().map(|&id| scope.spawn(move || ask(id))).collect();
             asking.into_iter().filter_map(|thread| thread.join().ok()).collect()
         });

@@ -26,6 +26,7 @@ fn files_of(request: &LedgerRequest) -> Option<&BufferName> {
         | Q::Events { name: Some(name), record: EventRecord::Buffer, .. } => Some(name),
         Q::Pool
         | Q::Forget { .. }
+        | Q::TakeOver { .. }
         | Q::Places { .. }
         | Q::Create { .. }
         | Q::List
@@ -84,7 +85,9 @@ impl Ledger {
             Ok(PoolReply::Ledger(reply)) => *reply,
             Ok(_) => LedgerReply::Error(self.nonsense(server)),
             Err(error) if server == self.keeper() => LedgerReply::Error(
-                error.hint("it keeps the ledger of the pool: start it again; mounts go on without"),
+                error.hint(
+                    "it keeps the ledger of the pool: start it again; mounts go on without. If it is gone for good: `forebay pool keeper --take-over`",
+                ),
             ),
             Err(error) => LedgerReply::Error(error),
         }
@@ -95,6 +98,7 @@ impl Ledger {
         let reply = match request {
             Q::Pool => Ok(LedgerReply::Pool(self.pool())),
             Q::Forget { server } => self.forget(who, server),
+            Q::TakeOver { without } => self.take_over(who, &without),
             Q::Places { name } => self.places(who, &name),
             Q::Create { token, spec } => self.create(who, token, spec),
             Q::List => Ok(LedgerReply::Buffers(self.list(who))),

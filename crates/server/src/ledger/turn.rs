@@ -86,10 +86,20 @@ impl Ledger {
         state: &mut State,
         change: impl FnOnce(&mut LedgerFile),
     ) -> Result<(), ControlError> {
+        self.commit_noted(state, None, change)
+    }
+
+    /// The same, with what is said of it in the record of events.
+    pub(super) fn commit_noted(
+        &self,
+        state: &mut State,
+        note: Option<&str>,
+        change: impl FnOnce(&mut LedgerFile),
+    ) -> Result<(), ControlError> {
         let mut file = state.file.clone();
         change(&mut file);
         reserve::save(&file, &self.dir)?;
-        self.told.tell(&file, None);
+        self.told.tell(&file, note);
         state.file = file;
         Ok(())
     }

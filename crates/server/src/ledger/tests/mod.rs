@@ -5,6 +5,8 @@
 mod kill;
 mod pool;
 mod pool_kill;
+mod take_over;
+mod take_over_kill;
 
 use super::record::LedgerFile;
 use super::*;

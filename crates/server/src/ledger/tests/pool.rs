@@ -19,7 +19,7 @@ pub(super) struct Node {
     listening: Option<Listening>,
 }
 
-fn socket(dir: &Path, number: usize) -> ServerAddress {
+pub(super) fn socket(dir: &Path, number: usize) -> ServerAddress {
     ServerAddress::Unix(dir.join(format!("{number}.sock")))
 }
 
@@ -91,7 +91,7 @@ pub(super) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn servers(ledger: &Ledger) -> Vec<(String, bool, bool)> {
+pub(super) fn servers(ledger: &Ledger) -> Vec<(String, bool, bool)> {
     let LedgerReply::Pool(pool) = ask(ledger, &root(), LedgerRequest::Pool).unwrap() else {
         panic!("no pool")
     };
@@ -105,7 +105,7 @@ fn places(ledger: &Ledger, text: &str) -> Vec<ShardPlace> {
     }
 }
 
-fn ping(node: &Node, text: &str, to: u16) -> Result<Reply, forebay_proto::Errno> {
+pub(super) fn ping(node: &Node, text: &str, to: u16) -> Result<Reply, forebay_proto::Errno> {
     let served = node.ledger.buffer(&name(text)).expect("no part here");
     let uuid = u128::from_str_radix(&served.uuid, 16).unwrap();
     let mine = served.server.namespace().shard();
@@ -276,7 +276,7 @@ fn a_server_gone_for_good_is_lost_and_comes_back_empty() {
     forget(&nodes[1], &root()).unwrap();
     forget(&nodes[0], &root()).unwrap();
     let keeper = LedgerRequest::Forget { server: nodes[0].id() };
-    fails(ask(&nodes[1].ledger, &root(), keeper), libc::EINVAL, "the keeper");
+    fails(ask(&nodes[1].ledger, &root(), keeper), libc::EINVAL, "pool keeper --take-over");
     let lost = made.parts.iter().find(|part| part.server == gone).unwrap().shard;
     let shown = status(&nodes[0].ledger, &root(), "w").unwrap();
     assert_eq!(shown.state, BufferState::Degraded);

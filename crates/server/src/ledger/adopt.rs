@@ -1,0 +1,170 @@
+//! What a keeper that took over learns of the pool's buffers: the old keeper's record is gone, and each
+//! other server tells of its parts. They are enough, for a buffer is on its keeper's record before any
+//! of its parts is made, and until all are gone: a part that is there is of a buffer that is there, and a
+//! buffer of which a living server has no part was being made or destroyed. A buffer that had parts on
+//! lost servers only is gone with them.
+//!
+//! Invariant: parts are told by a server that follows the new keeper on record, so the old one
+//! changes them no more. Nothing is made while one has not told.
+
+use super::Ledger;
+use super::record::{BufferRecord, LedgerFile, PartRecord, RecordState};
+use crate::step::step;
+use forebay_proto::ServerId;
+use forebay_proto::net::ledger::{BufferName, BufferSpec, BufferType};
+use forebay_proto::net::pool::{PartTold, PoolServer};
+
+/// Most identities of servers that were given up which are kept; the oldest give way.
+const MAX_GIVEN_UP: usize = 1024;
+/// Said of buffers in the record of events.
+pub(super) const TAKEN_OVER: &str = "taken over from a keeper that is gone for good";
+
+/// A part as a new keeper is told of it.
+pub(super) fn told_of(part: &PartRecord) -> PartTold {
+    PartTold { spec: part.spec.clone(), whole: part.state == RecordState::Ready, kind: part.kind }
+}
+
+/// A buffer as one of its parts tells of it.
+fn buffer_of(told: &PartTold) -> BufferRecord {
+    let spec = &told.spec;
+    BufferRecord {
+        spec: BufferSpec {
+            name: spec.name.clone(),
+            capacity_bytes: spec.asked_bytes,
+            buffer_type: match spec.cache {
+                Some(_) => BufferType::Cache,
+                None => BufferType::Scratch,
+            },
+            access: spec.access,
+            servers: spec.asked_servers,
+            store_kind: spec.store_kind,
+            cache: spec.cache.clone(),
+        },
+        uuid: spec.uuid.clone(),
+        owner_uid: spec.owner_uid,
+        owner_gid: spec.owner_gid,
+        secret: spec.secret.clone(),
+        state: RecordState::Ready,
+        token: spec.token.clone(),
+        part_bytes: spec.capacity_bytes,
+        servers: spec.servers.clone(),
+        store_kind: told.kind,
+        created_s: spec.created_s,
+        told_by: Some(Vec::new()),
+    }
+}
+
+impl LedgerFile {
+    /// A server is lost from here on.
+    pub fn give_up(&mut self, server: ServerId) {
+        for other in self.servers.iter_mut().filter(|other| other.id == server) {
+            other.lost = true;
+        }
+        self.untold.retain(|id| *id != server);
+        self.given_up.retain(|id| *id != server);
+        self.given_up.push(server);
+        let over = self.given_up.len().saturating_sub(MAX_GIVEN_UP);
+        self.given_up.drain(..over);
+    }
+
+    /// A server has told of all its parts. The names that another buffer has: as long as there are such, it
+    /// counts as one that has not told.
+    pub fn adopt(&mut self, server: ServerId, parts: &[PartTold]) -> Vec<BufferName> {
+        let mut taken = Vec::new();
+        for told in parts {
+            let spec = &told.spec;
+            let found = self.buffers.iter().position(|buffer| buffer.uuid == spec.uuid);
+            let at = match found {
+                Some(at) => at,
+                None if self.buffer(&spec.name).is_some() => {
+                    taken.push(spec.name.clone());
+                    continue;
+                }
+                None => {
+                    self.buffers.push(buffer_of(told));
+                    self.buffers.len() - 1
+                }
+            };
+            self.buffers[at].hear(server, told);
+            self.expect(&spec.servers);
+        }
+        if taken.is_empty() {
+            self.untold.retain(|id| *id != server);
+            self.settle_adopted();
+        }
+        taken
+    }
+
+    /// Servers of a buffer that only the old keeper knew have not told yet.
+    fn expect(&mut self, servers: &[ServerId]) {
+        for &id in servers {
+            if id != self.server && self.other(id).is_none() {
+                let (host, addresses) = (String::new(), Vec::new());
+                self.servers.push(PoolServer {
+                    id,
+                    host,
+                    addresses,
+                    capacity_bytes: 0,
+                    lost: false,
+                });
+                self.untold.push(id);
+            }
+        }
+    }
+
+    /// When all have told: a buffer of which a living server has no whole part is undone.
+    pub fn settle_adopted(&mut self) {
+        if !self.untold.is_empty() {
+            return;
+        }
+        let lost: Vec<ServerId> = self.servers.iter().filter(|s| s.lost).map(|s| s.id).collect();
+        for buffer in &mut self.buffers {
+            let Some(told_by) = buffer.told_by.take() else { continue };
+            let whole = buffer.servers.iter().all(|s| told_by.contains(s) || lost.contains(s));
+            if buffer.state == RecordState::Ready && !whole {
+                buffer.state = RecordState::Creating;
+            }
+        }
+        // In the order in which they were made, as the old keeper had them.
+        self.buffers.sort_by_key(|buffer| buffer.created_s);
+    }
+}
+
+impl BufferRecord {
+    fn hear(&mut self, server: ServerId, told: &PartTold) {
+        let Some(told_by) = &mut self.told_by else { return };
+        if told.whole {
+            told_by.push(server);
+            self.store_kind = self.store_kind.or(told.kind);
+        }
+        // An extension that has not reached all parts goes on.
+        self.part_bytes = self.part_bytes.max(told.spec.capacity_bytes);
+    }
+}
+
+impl Ledger {
+    /// A server that follows this keeper has told of all its parts: true if that is on record.
+    pub(super) fn adopt(&self, server: ServerId, parts: &[PartTold]) -> bool {
+        let mut taken = Vec::new();
+        let mut state = self.state.lock();
+        if !state.file.untold.contains(&server) {
+            return true;
+        }
+        let adopted = self.commit_noted(&mut state, Some(TAKEN_OVER), |file| {
+            taken = file.adopt(server, parts);
+        });
+        drop(state);
+        if let Err(error) = adopted {
+            tracing::warn!(%server, "its buffers are not on record yet: {error}");
+            return false;
+        }
+        step("a new keeper has a server's parts on record");
+        for name in &taken {
+            tracing::warn!(%server, buffer = %name,
+                "it has a buffer of the old keeper whose name another buffer has by now: destroy that one, or give the server up");
+        }
+        // Servers that it named are to be asked, and buffers that are not whole cleared.
+        self.round.servers_changed();
+        taken.is_empty()
+    }
+}

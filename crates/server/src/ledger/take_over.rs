@@ -1,0 +1,227 @@
+//! A keeper that is gone for good: another server of the pool takes its place, when it is told to.
+//!
+//! | step | killed after it |
+//! | --- | --- |
+//! | 1 nobody hears the old keeper, all others answer | nothing was changed |
+//! | 2 record of the new keeper: it is the keeper, with the next epoch; the old one is lost; its own parts' buffers; who has not told yet | its next start goes on with 3 |
+//! | 3 each other server: follows it on record, then tells of its parts | told again, tells again |
+//! | 4 record of the new keeper: those buffers (`adopt`) | the server is asked again |
+//!
+//! Fencing: each server keeps the greatest term on record that it was told; a keeper with an earlier one is
+//! told who keeps the pool, and nothing is done for it. The old keeper then starts over as a
+//! new member (`members`). docs/internals/LEDGER.md.
+
+use super::adopt::{TAKEN_OVER, told_of};
+use super::{Identity, Ledger};
+use crate::step::step;
+use forebay_proto::ServerId;
+use forebay_proto::control::ControlError;
+use forebay_proto::net::ledger::LedgerReply;
+use forebay_proto::net::pool::{PoolAsked, PoolQuestion, PoolReply, PoolServer, Term};
+use std::collections::{BTreeMap, BTreeSet};
+
+const WHAT: &str = "take the pool over";
+
+fn refuse(why: &str, errno: i32, hint: &str) -> ControlError {
+    ControlError::new(WHAT, None, why).errno(errno).hint(hint)
+}
+
+impl Ledger {
+    /// Which keeper this server goes by.
+    pub(super) fn term(&self) -> Term {
+        self.state.lock().file.term()
+    }
+
+    /// Makes this server the keeper. Done already if it is that.
+    pub(super) fn take_over(
+        &self,
+        who: &Identity,
+        without: &[ServerId],
+    ) -> Result<LedgerReply, ControlError> {
+        if !matches!(who, Identity::Superuser(_)) {
+            let hint = "ask with the servers' key, or as root on a server's Unix socket";
+            return Err(refuse("only who runs the servers may", libc::EPERM, hint));
+        }
+        let term = self.term();
+        if term.keeper != self.server_id() {
+            self.must_be_gone(term.keeper)?;
+            let servers = self.survivors(term.keeper, without)?;
+            self.keep_from_now(term, servers)?;
+        }
+        // Whoever does not answer now hears it later.
+        self.tell_members();
+        Ok(LedgerReply::Ok)
+    }
+
+    fn must_be_gone(&self, keeper: ServerId) -> Result<(), ControlError> {
+        self.links.is_back(keeper);
+        match self.ask(keeper, &PoolQuestion::Facts) {
+            Ok(_) => {
+                let why = format!("the keeper, {}, answers", self.host_of(keeper));
+                Err(refuse(&why, libc::EBUSY, "end it first, if what it has is to be given up"))
+            }
+            // It follows another one by now, and so will this server.
+            Err(error) if error.errno == Some(libc::ESTALE) => Err(error),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Asks all other servers, and those that they know. All servers but this one, with those that are
+    /// given up marked as lost.
+    fn survivors(
+        &self,
+        keeper: ServerId,
+        without: &[ServerId],
+    ) -> Result<Vec<PoolServer>, ControlError> {
+        let mut known: BTreeMap<ServerId, PoolServer> = BTreeMap::new();
+        note(&mut known, self.servers());
+        let mut asked = BTreeSet::from([self.server_id(), keeper]);
+        loop {
+            let next: Vec<ServerId> = known
+                .values()
+                .filter(|server| !server.lost && asked.insert(server.id))
+                .map(|server| server.id)
+                .collect();
+            if next.is_empty() {
+                break;
+            }
+            for (id, heard) in self.ask_who_hears(&next) {
+                let (given_up, host) = (without.contains(&id), self.host_of(id));
+                match heard {
+                    Ok(PoolReply::Heard { .. }) if given_up => {
+                        let why = format!("server {host}, which is to be given up, answers");
+                        return Err(refuse(&why, libc::EBUSY, "end it first, or do not name it"));
+                    }
+                    Ok(PoolReply::Heard { keeper: true, .. }) => {
+                        let why = format!("server {host} hears the keeper");
+                        return Err(refuse(&why, libc::EBUSY, "end the keeper first"));
+                    }
+                    Ok(PoolReply::Heard { servers, .. }) => {
+                        self.note_new(&known, &servers);
+                        note(&mut known, servers);
+                    }
+                    Ok(_) => return Err(self.nonsense(id)),
+                    Err(_) if given_up => {}
+                    Err(error) => {
+                        let why = format!("server {host} does not answer: {}", error.why);
+                        let hint = format!(
+                            "start it; or give it up as well, what it has is lost then: --without {id}"
+                        );
+                        return Err(refuse(&why, error.errno.unwrap_or(libc::EIO), &hint));
+                    }
+                }
+            }
+        }
+        if let Some(unknown) = without.iter().find(|id| !known.contains_key(id)) {
+            let why = format!("the pool has no server {unknown}");
+            return Err(refuse(
+                &why,
+                libc::ENOENT,
+                "give identities as the servers' logs say them",
+            ));
+        }
+        known.remove(&self.server_id());
+        for id in without.iter().chain([&keeper]) {
+            known.entry(*id).or_insert_with(|| nameless(*id)).lost = true;
+        }
+        Ok(known.into_values().collect())
+    }
+
+    /// Where servers are that only others knew.
+    fn note_new(&self, known: &BTreeMap<ServerId, PoolServer>, servers: &[PoolServer]) {
+        for server in servers.iter().filter(|server| !known.contains_key(&server.id)) {
+            self.note_server(server);
+        }
+    }
+
+    fn ask_who_hears(
+        &self,
+        servers: &[ServerId],
+    ) -> Vec<(ServerId, Result<PoolReply, ControlError>)> {
+        std::thread::scope(|scope| {
+            let ask = |id| {
+                self.links.is_back(id);
+                (id, self.ask(id, &PoolQuestion::Hears))
+            };
+            let asking: Vec<_> = servers.iter().map(|&id| scope.spawn(move || ask(id))).collect();
+            asking.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        })
+    }
+
+    /// To a server that is to take over.
+    pub(super) fn hears(&self) -> PoolReply {
+        let (mine, keeper) = (self.server_id(), self.keeper());
+        self.links.is_back(keeper);
+        let answers = keeper == mine || self.ask(keeper, &PoolQuestion::Facts).is_ok();
+        let servers = self.servers().into_iter().filter(|server| server.id != mine).collect();
+        PoolReply::Heard { keeper: answers, servers }
+    }
+
+    /// On record this server is the keeper from here on.
+    fn keep_from_now(&self, before: Term, servers: Vec<PoolServer>) -> Result<(), ControlError> {
+        let lost: Vec<ServerId> = servers.iter().filter(|s| s.lost).map(|s| s.id).collect();
+        let mut state = self.state.lock();
+        if state.file.term() != before {
+            let why = "the pool got another keeper at the same moment";
+            return Err(refuse(why, libc::EAGAIN, "`forebay pool status` shows it"));
+        }
+        self.commit_noted(&mut state, Some(TAKEN_OVER), |file| {
+            file.epoch += 1;
+            file.keeper = None;
+            file.untold = servers.iter().filter(|s| !s.lost).map(|s| s.id).collect();
+            file.servers = servers;
+            file.given_up.clear();
+            lost.iter().for_each(|id| file.give_up(*id));
+            let own: Vec<_> = file.parts.iter().map(told_of).collect();
+            file.adopt(file.server, &own);
+        })?;
+        drop(state);
+        step("a server is the keeper on record");
+        tracing::warn!(old = %before.keeper, epoch = before.epoch + 1, ?lost,
+            "this server keeps the ledger of the pool from now on; what the lost ones had is lost");
+        self.note_servers();
+        self.round.servers_changed();
+        Ok(())
+    }
+
+    /// The keeper that the pool has got since the one that asks, if that is a question of a keeper.
+    pub(super) fn keeper_since(&self, asked: &PoolAsked) -> Option<PoolServer> {
+        use PoolQuestion as Q;
+        let of_keeper = match &asked.question {
+            Q::Servers { .. }
+            | Q::Hears
+            | Q::Facts
+            | Q::MakePart(_)
+            | Q::GrowPart { .. }
+            | Q::RemovePart { .. } => true,
+            Q::Announce { .. }
+            | Q::Follow(_)
+            | Q::Ledger { .. }
+            | Q::CachePart { .. }
+            | Q::Secret(_) => false,
+        };
+        let mine = self.term();
+        if !of_keeper || !asked.term.is_before(&mine) {
+            return None;
+        }
+        tracing::warn!(old = %asked.term.keeper, keeper = %mine.keeper,
+            "a keeper that the pool has no more asks: it is told who keeps the pool");
+        let servers = self.servers();
+        let found = servers.into_iter().find(|server| server.id == mine.keeper);
+        Some(found.unwrap_or_else(|| nameless(mine.keeper)))
+    }
+}
+
+/// A server of which nothing but its identity is known.
+fn nameless(id: ServerId) -> PoolServer {
+    let (host, addresses) = (String::new(), Vec::new());
+    PoolServer { id, host, addresses, capacity_bytes: 0, lost: false }
+}
+
+/// Adds what a server knows of others. What one was told to be lost is lost.
+fn note(known: &mut BTreeMap<ServerId, PoolServer>, servers: Vec<PoolServer>) {
+    for server in servers {
+        let lost = server.lost;
+        known.entry(server.id).or_insert(server).lost |= lost;
+    }
+}
