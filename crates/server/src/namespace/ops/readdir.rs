@@ -87,8 +87,8 @@ impl Namespace {
         txn.use_reserve();
         txn.edit(ino)?.atime = now;
         match txn.commit() {
-            // A full store still lists.
-            Ok(_) | Err(Errno::ENOSPC) => Ok(()),
+            // A store that is full, or that takes no changes any more, still lists.
+            Ok(_) | Err(Errno::ENOSPC | Errno::EIO) => Ok(()),
             Err(e) => Err(e),
         }
     }
