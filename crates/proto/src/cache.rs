@@ -200,6 +200,9 @@ pub struct CacheStatus {
     pub pfs: PathBytes,
     /// Why the PFS cannot be used now, if it cannot.
     pub pfs_error: Option<String>,
+    /// Why writers find no room on flash though the capacity is not used up, if that is so.
+    #[serde(default)]
+    pub flash_error: Option<String>,
     /// What is not on the PFS.
     pub tree: TreeState,
     /// Bytes that requests read and that were on flash when they came.

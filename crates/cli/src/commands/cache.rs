@@ -439,6 +439,9 @@ pub fn print_cache(cache: &CacheStatus) {
     if let Some(error) = &cache.pfs_error {
         println!("pfs error   {error}");
     }
+    if let Some(error) = &cache.flash_error {
+        println!("flash full  {error}");
+    }
     println!("safety      {}", summary(&cache.tree));
     println!(
         "traffic     {} read from flash, {} fetched, {} written by requests, {} drained, {} evicted",

@@ -15,7 +15,7 @@ use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Blocks of a segment, the unit of eviction.
 const SEGMENT_BLOCKS: u64 = 64;
@@ -42,6 +42,11 @@ const CREDIT_SHARE: u64 = 128;
 const COMING_WAITS_MAX: u32 = 3;
 /// Longest time between two looks of a writer that waits.
 const WAIT: Duration = Duration::from_millis(100);
+/// What is said where the file system below has no room for what the capacity allows.
+const FULL: &str = "the file system that flash lies on is full, though the capacity is not used up: writers wait for drains, or get ENOSPC; remove what else lies there";
+/// How often it is logged, and how long it is shown after a write met it.
+const TELL_FULL_EVERY: Duration = Duration::from_secs(60);
+const FULL_FOR: Duration = Duration::from_secs(30);
 
 type Segment = (Ino, u64);
 
@@ -89,6 +94,8 @@ pub(crate) struct Space {
     more: Condvar,
     /// A kernel is about to write a file itself.
     kernel_writes: Condvar,
+    /// When a write last found what flash lies on full, and when that was last logged.
+    full: Mutex<Option<(Instant, Instant)>>,
 }
 
 impl Space {
@@ -107,6 +114,7 @@ impl Space {
             waiting: Mutex::new(()),
             more: Condvar::new(),
             kernel_writes: Condvar::new(),
+            full: Mutex::new(None),
         }
     }
 
@@ -280,9 +288,39 @@ impl Space {
         until_scarce.clamp(LOOK_LEAST, LOOK_MOST)
     }
 
-    /// A write found no room in spite of the count.
-    pub fn is_short(&self, _fs: &CacheFs) {
+    /// A write found no room in spite of the count, so many times in a row. The first time others may have been
+    /// faster; then what flash lies on is full of what is not ours: clean data goes, or drains are waited
+    /// for. An error if neither can make room.
+    pub fn is_short(&self, fs: &CacheFs, times: u32) -> Result<()> {
         self.credit.store(0, Ordering::Release);
+        if times == 1 || self.evict_any(fs).is_ok() {
+            return Ok(());
+        }
+        self.flash_is_full(fs);
+        fs.drainer.pressure(true);
+        if let Some(errno) = fs.is_hopeless() {
+            return Err(errno);
+        }
+        let mut waiting = self.waiting.lock();
+        self.more.wait_for(&mut waiting, WAIT);
+        Ok(())
+    }
+
+    fn flash_is_full(&self, fs: &CacheFs) {
+        let now = Instant::now();
+        let mut full = self.full.lock();
+        if full.is_none_or(|(_, told)| now - told >= TELL_FULL_EVERY) {
+            tracing::warn!(pfs = %fs.pfs_path().display(), "{FULL}");
+            *full = Some((now, now));
+        } else if let Some((last, _)) = &mut *full {
+            *last = now;
+        }
+    }
+
+    /// Why writers wait, or get ENOSPC, though the capacity is not used up; `None` if none did just now.
+    pub fn trouble(&self) -> Option<&'static str> {
+        let full = self.full.lock();
+        full.is_some_and(|(last, _)| last.elapsed() < FULL_FOR).then_some(FULL)
     }
 
     /// Waits until there is room for a write: at the pace of the drain, if all is dirty. An error

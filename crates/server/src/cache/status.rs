@@ -277,6 +277,7 @@ impl CacheFs {
         CacheStatus {
             pfs: PathBytes::new(self.pfs.path().as_os_str().as_bytes()),
             pfs_error: self.probe.trouble(&self.pfs),
+            flash_error: self.space.trouble().map(String::from),
             tree: self.tree_state(&Caller::root(), b"/").unwrap_or_default(),
             hit_bytes,
             miss_bytes,

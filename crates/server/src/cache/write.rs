@@ -49,7 +49,7 @@ impl CacheFs {
             .checked_add(data.len() as u64)
             .filter(|&e| e <= i64::MAX as u64)
             .ok_or(Errno::EFBIG)?;
-        let mut done = 0;
+        let (mut done, mut short) = (0, 0);
         while done < data.len() {
             let left = &data[done..];
             // With what has to be fetched for blocks that are written in part.
@@ -57,9 +57,15 @@ impl CacheFs {
             let room = left.len() as u64 + around * BLOCK_BYTES;
             self.space.wait_for_room(self, room)?;
             match self.write_once(file, offset + done as u64, &data[done..]) {
-                Ok(n) => done += n,
-                // Others were faster: room is waited for again.
-                Err(Errno::ENOSPC) => self.space.is_short(self),
+                Ok(n) => (done, short) = (done + n, 0),
+                Err(Errno::ENOSPC) => {
+                    short += 1;
+                    match self.space.is_short(self, short) {
+                        Err(e) if done == 0 => return Err(e),
+                        Err(_) => break,
+                        Ok(()) => {}
+                    }
+                }
                 Err(e) if done == 0 => return Err(e),
                 Err(_) => break,
             }

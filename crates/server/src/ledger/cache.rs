@@ -364,6 +364,7 @@ fn add_status(all: &mut CacheStatus, part: CacheStatus) {
     let CacheStatus {
         pfs: _,
         pfs_error,
+        flash_error,
         tree,
         hit_bytes,
         miss_bytes,
@@ -373,6 +374,7 @@ fn add_status(all: &mut CacheStatus, part: CacheStatus) {
         rate_limit_bytes_per_s,
     } = part;
     all.pfs_error = all.pfs_error.take().or(pfs_error);
+    all.flash_error = all.flash_error.take().or(flash_error);
     add_tree(&mut all.tree, tree);
     all.hit_bytes += hit_bytes;
     all.miss_bytes += miss_bytes;
@@ -391,6 +393,7 @@ mod tests {
         CacheStatus {
             pfs: PathBytes::new(b"/pfs"),
             pfs_error: pfs_error.clone(),
+            flash_error: None,
             tree: TreeState { files: of, dirty_bytes: of, pfs_error, ..TreeState::default() },
             hit_bytes: of,
             miss_bytes: of,
