@@ -370,6 +370,13 @@ fn a_destroyed_cache_over_two_servers_drains_all_of_them_first() {
 fn users_have_on_a_cache_over_two_servers_the_rights_that_they_have_on_the_pfs() {
     let served = cache(2, &["--drain", "close", "--pfs-ttl", "0"], &[Via::Tcp]);
     std::fs::set_permissions(served.pfs(""), PermissionsExt::from_mode(0o777)).unwrap();
+    // What each of them drained can be proven afterwards.
+    let (ok, said) = ask(&served, &["events"], Path::new("shared:"));
+    assert!(ok, "{said}");
+    for n in 0..6 {
+        let drained = |line: &&str| line.contains("drained") && line.contains(&format!("/f{n} "));
+        assert_eq!(said.lines().filter(drained).count(), 1, "f{n}: {said}");
+    }
     std::fs::set_permissions(served.pfs(".."), PermissionsExt::from_mode(0o755)).unwrap();
     let user = Cred::new(4242, 4242, &[4300]);
     for n in 0..4 {

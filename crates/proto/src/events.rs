@@ -6,7 +6,7 @@
 //! the clock was set back.
 
 use crate::control::{PathBytes, Verify};
-use crate::ids::PlanId;
+use crate::ids::{PlanId, ServerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -255,7 +255,7 @@ pub struct Event {
 }
 
 /// Whose record is asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventRecord {
     /// The buffer's own.
@@ -263,6 +263,13 @@ pub enum EventRecord {
     Buffer,
     /// The server's, of what it made and destroyed.
     Server,
+    /// What another server of the buffer has on record about its part ([`EventsPage::others`]).
+    Part {
+        /// Whose.
+        server: ServerId,
+        /// The buffer's identity: its name may be another one's by now.
+        uuid: String,
+    },
 }
 
 /// Which events are asked for.
@@ -287,6 +294,9 @@ pub struct EventsPage {
     pub more: bool,
     /// The number of the oldest event that is still kept.
     pub oldest: u64,
+    /// Where more of what happened to this buffer may be on record: servers that have, or had, parts of it.
+    #[serde(default)]
+    pub others: Vec<EventRecord>,
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::stager::served_name;
 use super::top::is_closed;
 use super::which_buffer;
 use crate::args::EventsArgs;
-use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use crate::servers::Server;
 use forebay_client::Control;
 use forebay_proto::Errno;
@@ -20,40 +20,59 @@ use std::io::{self, Write};
 pub fn run(args: EventsArgs) -> Outcome {
     let mut source = Source::connect(&args)?;
     let first = EventsQuery { since: args.since, ..EventsQuery::default() };
-    let records = source.records();
+    let mut records = source.records();
     let mut shown = Vec::new();
     let mut next = Vec::new();
-    for record in &records {
-        let mut query = first;
-        loop {
-            let page = source.read(*record, query)?;
-            if query.after == 0 && page.oldest > 1 && args.since.is_none() {
-                eprintln!(
-                    "forebay: events before number {} have given way to later ones",
-                    page.oldest
-                );
+    let mut code = EXIT_OK;
+    // A buffer's own record says where the others are.
+    while let Some(record) = records.get(next.len()).cloned() {
+        match read_all(&mut source, &record, first, &mut shown) {
+            Ok((query, others)) => {
+                next.push(query);
+                records.extend(others);
             }
-            query.after = page.next_after;
-            shown.extend(page.events);
-            if !page.more {
-                break;
+            // The others prove what they have.
+            Err(error) if matches!(record, EventRecord::Part { .. }) => {
+                eprintln!("forebay: events of one server are missing here: {error}");
+                code = EXIT_FAILED;
+                records.remove(next.len());
             }
+            Err(error) => return Err(error.into()),
         }
-        next.push(query);
     }
-    // Each record is in order; between them only the clock can tell.
+    // Each record is in order; between them only the clocks can tell.
     if records.len() > 1 {
         shown.sort_by_key(|event| event.time);
     }
     if let Done::Closed = print(&shown, args.json)? {
-        return Ok(EXIT_OK);
+        return Ok(code);
     }
     if shown.is_empty() && !args.follow && !args.json {
         eprintln!("forebay: no events");
     }
     match args.follow {
         true => follow(&mut source, &records, next, args.json),
-        false => Ok(EXIT_OK),
+        false => Ok(code),
+    }
+}
+
+/// Reads what a record has now: where to go on, and which other records there are.
+fn read_all(
+    source: &mut Source,
+    record: &EventRecord,
+    mut query: EventsQuery,
+    shown: &mut Vec<Event>,
+) -> Result<(EventsQuery, Vec<EventRecord>), ControlError> {
+    loop {
+        let page = source.read(record, query)?;
+        if query.after == 0 && page.oldest > 1 && query.since.is_none() {
+            eprintln!("forebay: events before number {} have given way to later ones", page.oldest);
+        }
+        query.after = page.next_after;
+        shown.extend(page.events);
+        if !page.more {
+            return Ok((query, page.others));
+        }
     }
 }
 
@@ -66,10 +85,10 @@ fn follow(
 ) -> Outcome {
     loop {
         for (record, query) in records.iter().zip(&mut next) {
-            // The last one waits, so that the others are looked at in between.
+            // One waits, so that the others are looked at in between.
             let waits = *record == EventRecord::Buffer || source.only_server();
             query.wait_ms = if waits { EVENTS_WAIT_MAX_MS } else { 0 };
-            let page = source.read(*record, *query)?;
+            let page = source.read(record, *query)?;
             query.after = page.next_after;
             if let Done::Closed = print(&page.events, json)? {
                 return Ok(EXIT_OK);
@@ -112,9 +131,10 @@ impl Source {
 
     fn read(
         &mut self,
-        record: EventRecord,
+        record: &EventRecord,
         query: EventsQuery,
     ) -> Result<EventsPage, ControlError> {
+        let record = record.clone();
         match self {
             Source::Mounted { control, .. } => control.events(record, query),
             Source::Server { server, name } => {

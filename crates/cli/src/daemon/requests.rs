@@ -82,7 +82,7 @@ fn of_watcher(
             let may_see = |event: &Event| all || event.happened.uid == caller.uid;
             server.events().read(&query, &may_see).map(Reply::Events)
         }
-        Request::Events { record: EventRecord::Server, .. } => {
+        Request::Events { record: EventRecord::Server | EventRecord::Part { .. }, .. } => {
             Err(ControlError::new("read events", None, "no server but the mount itself has it"))
         }
         Request::Metrics => Ok(Reply::Metrics(Box::new(mount.metrics_of(server)))),

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Directory of the record, in the ledger's.
 const EVENTS_NAME: &str = "events";
@@ -120,8 +121,8 @@ impl Told {
         }
     }
 
-    /// The kept record of the newest destroyed buffer of this name that `who` may see.
-    fn ended_of(&self, who: &Identity, name: &BufferName) -> Result<Option<PathBuf>, ControlError> {
+    /// The identity of the newest destroyed buffer of this name that `who` may see.
+    fn ended_of(&self, who: &Identity, name: &BufferName) -> Result<Option<String>, ControlError> {
         let mut query = EventsQuery::default();
         let mut found = None;
         let may_see = |event: &Event| {
@@ -132,9 +133,33 @@ impl Told {
             found = page.events.into_iter().filter_map(|e| e.happened.uuid).next_back().or(found);
             query.after = page.next_after;
             if !page.more {
-                let path = found.map(|uuid| self.ended.join(uuid));
-                return Ok(path.filter(|path| path.exists()));
+                return Ok(found);
             }
+        }
+    }
+
+    /// Where the record of a destroyed buffer is, if it is kept here.
+    fn kept(&self, uuid: &str) -> Option<PathBuf> {
+        Some(self.ended.join(uuid)).filter(|path| path.exists())
+    }
+
+    /// True if `who` may see what happened to the destroyed buffer of this identity.
+    fn may_see_ended(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+        uuid: &str,
+    ) -> Result<bool, ControlError> {
+        let mut query = EventsQuery::default();
+        let may_see = |event: &Event| {
+            event.happened.uuid.as_deref() == Some(uuid) && sees(who, Some(name), event)
+        };
+        loop {
+            let page = self.log.read(&query, &may_see)?;
+            if !page.events.is_empty() || !page.more {
+                return Ok(!page.events.is_empty());
+            }
+            query.after = page.next_after;
         }
     }
 }
@@ -198,7 +223,8 @@ impl Ledger {
                 let gone = state.file.part(name).is_none() && state.file.buffer(name).is_none();
                 drop(state);
                 let root = Identity::of_server_key();
-                gone && matches!(self.told.ended_of(&root, name), Ok(Some(_)))
+                let ended = || self.told.ended_of(&root, name).ok().flatten();
+                gone && ended().is_some_and(|uuid| self.told.kept(&uuid).is_some())
             }
             _ => false,
         }
@@ -217,7 +243,10 @@ impl Ledger {
                 self.told.log.read(query, &|event| sees(who, name, event))?
             }
             (EventRecord::Buffer, Some(name)) => self.events_of(who, name, query)?,
-            (EventRecord::Buffer, None) => {
+            (EventRecord::Part { uuid, .. }, Some(name)) => {
+                self.events_of_part(who, name, &uuid, query)?
+            }
+            (EventRecord::Buffer | EventRecord::Part { .. }, None) => {
                 let why = "which buffer is not said";
                 return Err(ControlError::new("read events", None, why).errno(libc::EINVAL));
             }
@@ -225,7 +254,7 @@ impl Ledger {
         Ok(LedgerReply::Events(page))
     }
 
-    /// The owner of a buffer sees all that happened to it.
+    /// The owner of a buffer sees all that happened to it. Each server has on record what it did itself.
     fn events_of(
         &self,
         who: &Identity,
@@ -233,17 +262,55 @@ impl Ledger {
         query: &EventsQuery,
     ) -> Result<EventsPage, ControlError> {
         let what = "read events of";
-        if self.owned_part(what, who, name)?.is_some() {
-            let served = self.buffer(name).ok_or_else(|| {
-                super::turn::of(what, name, "it is not served", libc::EIO)
-                    .hint("`forebay buffer status` tells why")
-            })?;
-            return served.server.events().read(query, &|_| true);
+        if let Some(part) = self.owned_part(what, who, name)? {
+            let page = self.serving(what, name)?.server.events().read(query, &|_| true)?;
+            let others = self.records_of(&part.spec.servers, &part.spec.uuid);
+            return Ok(EventsPage { others, ..page });
         }
-        match self.told.ended_of(who, name)? {
-            Some(path) => read_kept(&path, query, &|_| true),
+        let uuid = self.told.ended_of(who, name)?.ok_or_else(|| absent(what, name))?;
+        let servers: Vec<ServerId> = self.servers().into_iter().map(|server| server.id).collect();
+        let others = self.records_of(&servers, &uuid);
+        match self.told.kept(&uuid) {
+            Some(path) => Ok(EventsPage { others, ..read_kept(&path, query, &|_| true)? }),
+            // It had no part here, or the record has given way: others may have theirs.
+            None if !others.is_empty() => Ok(EventsPage { others, ..EventsPage::default() }),
             None => Err(absent(what, name)),
         }
+    }
+
+    /// What this server has on record of its part of a buffer; nothing, if it had none.
+    fn events_of_part(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+        uuid: &str,
+        query: &EventsQuery,
+    ) -> Result<EventsPage, ControlError> {
+        let what = "read events of";
+        let here = self.state.lock().file.part(name).is_some_and(|part| part.spec.uuid == uuid);
+        if here && self.owned_part(what, who, name)?.is_some() {
+            return self.serving(what, name)?.server.events().read(query, &|_| true);
+        }
+        match self.told.kept(uuid) {
+            Some(path) if self.told.may_see_ended(who, name, uuid)? => {
+                read_kept(&path, query, &|_| true)
+            }
+            _ => Ok(EventsPage::default()),
+        }
+    }
+
+    fn serving(&self, what: &str, name: &BufferName) -> Result<Arc<ServedBuffer>, ControlError> {
+        self.buffer(name).ok_or_else(|| {
+            super::turn::of(what, name, "it is not served", libc::EIO)
+                .hint("`forebay buffer status` tells why")
+        })
+    }
+
+    /// The records of these servers but this one; what is gone for good has none any more.
+    fn records_of(&self, servers: &[ServerId], uuid: &str) -> Vec<EventRecord> {
+        let mine = self.server_id();
+        let there = servers.iter().filter(|server| **server != mine && !self.is_lost(**server));
+        there.map(|server| EventRecord::Part { server: *server, uuid: uuid.into() }).collect()
     }
 
     /// What this server counts of the buffers that they may use.

@@ -62,6 +62,9 @@ impl Ledger {
         if self.is_asked_itself(request) {
             return mine;
         }
+        if let LedgerRequest::Events { record: EventRecord::Part { server, .. }, .. } = request {
+            return *server;
+        }
         let (name, files) = match (files_of(request), request) {
             (Some(name), _) => (name, true),
             (None, LedgerRequest::Places { name }) => (name, false),

@@ -6,6 +6,8 @@ use crate::net::{Listening, listen};
 use crate::peers::Peers;
 use forebay_net::ServerAddress;
 use forebay_proto::ShardId;
+use forebay_proto::control::PathBytes;
+use forebay_proto::events::{EventKind, EventRecord, EventsPage, EventsQuery, Happened};
 use forebay_proto::net::ledger::PartState;
 use forebay_proto::net::servers::{NamesQuestion, NamesReply, Question, Reply, ShardPlace};
 use std::time::Instant;
@@ -328,4 +330,68 @@ fn who_may_not_join_is_told_why() {
     third.join(&socket(dir.path(), 1)).unwrap();
     assert_eq!((third.keeper(), member.ledger.keeper()), (keeper.id(), keeper.id()));
     third.close().unwrap();
+}
+
+fn events_at(
+    ledger: &Ledger,
+    who: &Identity,
+    record: EventRecord,
+) -> Result<EventsPage, ControlError> {
+    let query = EventsQuery::default();
+    match ask(ledger, who, LedgerRequest::Events { name: Some(name("w")), record, query })? {
+        LedgerReply::Events(page) => Ok(page),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Paths that any record of `w` has, as one server finds them.
+fn evidence(ledger: &Ledger, who: &Identity) -> Vec<String> {
+    let first = events_at(ledger, who, EventRecord::Buffer).unwrap();
+    let parts = first.others.iter().map(|part| events_at(ledger, who, part.clone()).unwrap());
+    let all = parts.flat_map(|page| page.events).chain(first.events.iter().cloned());
+    let mut paths: Vec<String> =
+        all.filter_map(|event| Some(event.happened.path?.to_string())).collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn what_happened_at_each_server_of_a_buffer_is_told_by_any_of_them_also_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    let capacities = [64 * MIB, 256 * MIB, 256 * MIB];
+    let nodes: Vec<Node> =
+        (0..3).map(|n| Node::start_with(dir.path(), n, capacities[n]).unwrap()).collect();
+    let (ann, bob) = (user(4001), user(4002));
+    create_as(&nodes[1].ledger, &ann, "t", wide("w", 64 * MIB, 2)).unwrap();
+    for (n, node) in nodes.iter().enumerate().skip(1) {
+        let served = node.ledger.buffer(&name("w")).expect("the keeper has the least room");
+        let path = Some(PathBytes::new(format!("w:/f{n}").as_bytes()));
+        let drained = Happened { path, ..Happened::of(EventKind::Drained, 4001) };
+        served.server.events().record(&[drained]);
+    }
+    let other = events_at(&nodes[0].ledger, &ann, EventRecord::Buffer).unwrap().others;
+    let looks_at_both = |when: &str| {
+        for node in &nodes {
+            assert_eq!(evidence(&node.ledger, &ann), ["w:/f1", "w:/f2"], "{when}");
+            assert_eq!(evidence(&node.ledger, &root()), ["w:/f1", "w:/f2"], "{when}");
+            for record in [EventRecord::Buffer, other[0].clone()] {
+                let seen = events_at(&node.ledger, &bob, record);
+                assert!(seen.map_or(true, |page| page.events.is_empty()), "{when}");
+            }
+        }
+    };
+    assert_eq!(other.len(), 1, "one more than the first part's server");
+    let uuid = status(&nodes[0].ledger, &ann, "w").unwrap().uuid;
+    looks_at_both("served");
+    destroy(&nodes[0].ledger, "w", false).unwrap();
+    looks_at_both("destroyed");
+    // Another buffer of this name, at one server: what its record leads to is about itself.
+    create_as(&nodes[1].ledger, &ann, "u", wide("w", 64 * MIB, 1)).unwrap();
+    let page = events_at(&nodes[0].ledger, &ann, EventRecord::Buffer).unwrap();
+    assert!(page.events.is_empty() && page.others.is_empty(), "{page:?}");
+    for node in &nodes[1..] {
+        let of_old = EventRecord::Part { server: node.id(), uuid: uuid.clone() };
+        let page = events_at(&nodes[0].ledger, &ann, of_old).unwrap();
+        assert_eq!(page.events.len(), 1, "by its identity the old one's is there still");
+    }
 }
