@@ -114,10 +114,11 @@ class Plan:
         _library.plan_cancel(self.path, self.number)
 
 
-def begin_commit(directory, to, *, keep_old=False, verify="cache"):
+def begin_commit(directory, to, *, keep_old=False, replace=False, verify="cache"):
     """Begins to publish a directory of a buffer as `to`; returns its Plan at once. The directory
-    must not be written to until the plan has ended."""
-    return Plan(directory, _library.commit(directory, to, _flags(keep_old, verify)))
+    must not be written to until the plan has ended. What is at `to` and was made by no commit goes
+    only with `replace`."""
+    return Plan(directory, _library.commit(directory, to, _flags(keep_old, verify, replace)))
 
 
 def stage_in(pfs_path, path, *, verify="cache"):
@@ -131,16 +132,16 @@ def stage_out(path, pfs_path, *, verify="cache"):
     return Plan(path, _library.stage_out(path, pfs_path, _flags(False, verify)))
 
 
-def _flags(keep_old, verify):
+def _flags(keep_old, verify, replace=False):
     if verify not in ("cache", "medium"):
         raise ValueError(f"verify is 'cache' or 'medium', not {verify!r}")
-    return (1 if keep_old else 0) | (2 if verify == "medium" else 0)
+    return (1 if keep_old else 0) | (2 if verify == "medium" else 0) | (4 if replace else 0)
 
 
 class Commit:
     """See `commit`."""
 
-    def __init__(self, buffer, to, keep_old, verify, background):
+    def __init__(self, buffer, to, keep_old, replace, verify, background):
         self.to = os.fspath(to)
         """What the tree becomes on the PFS."""
         self.dir = None
@@ -148,7 +149,7 @@ class Commit:
         self.plan = None
         """The Plan, after the block."""
         self._buffer, self._background = buffer, background
-        self._how = {"keep_old": keep_old, "verify": verify}
+        self._how = {"keep_old": keep_old, "replace": replace, "verify": verify}
 
     def __enter__(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix=".commit-", dir=self._buffer))
@@ -185,11 +186,11 @@ class Commit:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
-def commit(buffer, to, *, keep_old=False, verify="cache", background=False):
+def commit(buffer, to, *, keep_old=False, replace=False, verify="cache", background=False):
     """A context manager: a fresh directory (`.dir`) in the buffer's directory `buffer`, published as
     `to` when the block ends without an exception. Returns from the block when it is published, or with
     `background` as soon as the commit is on record; call `.wait()` later then."""
-    return Commit(buffer, to, keep_old, verify, background)
+    return Commit(buffer, to, keep_old, replace, verify, background)
 
 
 def _umask():

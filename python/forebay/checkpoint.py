@@ -26,15 +26,15 @@ from .manifest import Manifest
 class CommitWriter(FileSystemWriter):
     """Writes to `path` (a directory in a mounted buffer) and commits it to `to` in the background.
 
-    Keyword arguments but `keep_old`, `verify` and `keep_flash` go to FileSystemWriter. `plan` is the
+    Keyword arguments but `keep_old`, `replace`, `verify` and `keep_flash` go to FileSystemWriter. `plan` is the
     commit, on the coordinator. Without `keep_flash`, `wait` removes what was published from flash.
     """
 
-    def __init__(self, path, to, *, keep_old=False, verify="cache", keep_flash=False, **options):
+    def __init__(self, path, to, *, keep_old=False, replace=False, verify="cache", keep_flash=False, **options):
         super().__init__(path, **options)
         self.to = os.fspath(to)
         self.plan = None
-        self._how = {"keep_old": keep_old, "verify": verify}
+        self._how = {"keep_old": keep_old, "replace": replace, "verify": verify}
         self._keep_flash = keep_flash
         self._committed = None
 

@@ -74,6 +74,7 @@ struct fb_plan_status {
 /* Flags. */
 #define FB_KEEP_OLD 1u       /* fb_commit: the displaced tree stays, as PFSDIR.before-VERSION */
 #define FB_VERIFY_MEDIUM 2u  /* read the copy back past the page cache */
+#define FB_REPLACE 4u        /* fb_commit: a directory that no commit made may go, too */
 
 /* What is known of a path. */
 int fb_state(const char *path, struct fb_state *state, size_t size);

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 const KEEP_OLD: c_uint = 1;
 const VERIFY_MEDIUM: c_uint = 2;
+const REPLACE: c_uint = 4;
 /// Retries per file, as the commands' default.
 const RETRIES: u32 = 5;
 /// A longer time limit is none.
@@ -106,7 +107,7 @@ struct Wanted {
 }
 
 fn begin(buffer: &Path, pfs: &Path, wanted: &Wanted) -> Answer<i64> {
-    if wanted.flags & !(KEEP_OLD | VERIFY_MEDIUM) != 0 {
+    if wanted.flags & !(KEEP_OLD | VERIFY_MEDIUM | REPLACE) != 0 {
         let error = ControlError::new("begin to copy", Some(buffer), "unknown flags");
         return Err(error.errno(libc::EINVAL));
     }
@@ -120,7 +121,8 @@ fn begin(buffer: &Path, pfs: &Path, wanted: &Wanted) -> Answer<i64> {
         0 => Verify::Cache,
         _ => Verify::Medium,
     };
-    let commit = CommitSpec { keep_old: wanted.flags & KEEP_OLD != 0 };
+    let commit =
+        CommitSpec { keep_old: wanted.flags & KEEP_OLD != 0, replace: wanted.flags & REPLACE != 0 };
     let started = Control::connect_store(&place.store_dir)?.stage_start(StageSpec {
         direction: wanted.direction,
         kind: wanted.kind,

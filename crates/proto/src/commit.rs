@@ -26,10 +26,13 @@ pub fn is_version(text: &[u8]) -> bool {
 }
 
 /// What makes a stage-out a commit.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitSpec {
     /// The tree that is displaced stays, under another name.
     pub keep_old: bool,
+    /// It may be a directory that no commit made.
+    #[serde(default)]
+    pub replace: bool,
 }
 
 /// How far a commit is.

@@ -47,7 +47,7 @@ fn commit(args: &CommitArgs, source: &Path, to: &Path) -> Outcome {
         keep_going: true,
         retries: args.retries,
         seen_at: None,
-        commit: Some(CommitSpec { keep_old: args.keep_old }),
+        commit: Some(CommitSpec { keep_old: args.keep_old, replace: args.replace }),
     })?;
     if args.background {
         match args.json {

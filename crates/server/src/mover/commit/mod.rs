@@ -72,6 +72,8 @@ pub(super) enum CommitStep {
 pub(super) struct Commit {
     pub place: Place,
     pub keep_old: bool,
+    /// A directory that no commit made may be removed.
+    pub replace: bool,
     status: Mutex<CommitStatus>,
     /// Directory that the place's symbolic link led to before.
     old_link: Mutex<Option<Vec<u8>>>,
@@ -91,6 +93,7 @@ impl Commit {
         Some(Commit {
             place,
             keep_old: spec.keep_old,
+            replace: spec.replace,
             status: Mutex::new(status),
             old_link: Mutex::new(None),
             exchanges: OnceLock::new(),

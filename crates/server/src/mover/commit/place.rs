@@ -6,8 +6,9 @@ use crate::mover::fault::{Fault, Outcome};
 use crate::mover::meta::{Dir, Meta};
 use crate::mover::pfs::{errno, fd, split};
 use crate::mover::run::{Run, join};
+use crate::mover::side::Source;
 use forebay_proto::attr::FileKind;
-use forebay_proto::commit::{PublishedBy, VERSION_PREFIX, is_version};
+use forebay_proto::commit::{MANIFEST_NAME, PublishedBy, VERSION_PREFIX, is_version};
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Result};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
@@ -130,7 +131,12 @@ impl Run {
             found => found.map_err(&fault)?,
         };
         match found.kind {
-            FileKind::Dir => Ok(There::Directory),
+            FileKind::Dir => {
+                if !(commit.replace || commit.keep_old) {
+                    self.must_be_of_a_commit(commit, parent)?;
+                }
+                Ok(There::Directory)
+            }
             FileKind::Symlink => {
                 let _acting = self.pfs.act("readlink", name).map_err(&fault)?;
                 let at = fd(parent).map_err(&fault)?;
@@ -148,6 +154,27 @@ impl Run {
                 Err(refused(Errno::ENOTDIR, what, why))
             }
         }
+    }
+
+    /// Refuses a directory with something in it that no commit made: a path that was meant to be longer must not
+    /// cost what is there. With the place's directory.
+    fn must_be_of_a_commit(&self, commit: &Commit, parent: &Dir) -> Outcome<()> {
+        let what = "look at the directory that is there";
+        let name = &commit.place.name;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        let opened = self.pfs.open_at(parent, name, flags, Mode::empty());
+        let there = Dir::Pfs(Arc::new(opened.map_err(Fault::target(what))?));
+        match self.pfs.stat_at(&there, MANIFEST_NAME.as_bytes()) {
+            Ok(meta) if meta.kind == FileKind::File => return Ok(()),
+            Ok(_) | Err(Errno::ENOENT) => {}
+            Err(e) => return Err(Fault::target(what)(e)),
+        }
+        if self.pfs.list(&there)?.is_empty() {
+            return Ok(());
+        }
+        let why = "there is a directory that no commit made, and it is not empty; name another place, \
+                   or let it go (--replace) or keep it under another name (--keep-old)";
+        Err(refused(Errno::ENOTEMPTY, what, why))
     }
 
     /// Makes the directory beside the place, private until it is complete, and finds out how the

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 pub fn commit_spec(site: &Site, buffer: &str, pfs: &str) -> StageSpec {
-    StageSpec { commit: Some(CommitSpec { keep_old: false }), ..site.stage_out(buffer, pfs) }
+    StageSpec { commit: Some(CommitSpec::default()), ..site.stage_out(buffer, pfs) }
 }
 
 fn of(status: &PlanStatus) -> CommitStatus {
@@ -142,7 +142,7 @@ fn a_displaced_tree_can_be_kept() {
     must(&site, commit_spec(&site, "/t", "ckpt"));
     make_tree(&site.buffer("t"), 2);
     let mut spec = commit_spec(&site, "/t", "ckpt");
-    spec.commit = Some(CommitSpec { keep_old: true });
+    spec.commit = Some(CommitSpec { keep_old: true, ..CommitSpec::default() });
     let second = must(&site, spec);
     let kept = site.pfs(&format!("ckpt.before-{}", second.version));
     assert_eq!(second.old.unwrap().as_bytes(), kept.as_os_str().as_bytes());
@@ -199,9 +199,40 @@ fn what_a_commit_may_not_replace_is_refused_before_anything_is_copied() {
     let root = Caller::root();
     let bad = |spec: StageSpec| site.mover.start(&root, spec).unwrap_err().why;
     let mut spec = site.stage_in("file", "/x");
-    spec.commit = Some(CommitSpec { keep_old: false });
+    spec.commit = Some(CommitSpec::default());
     assert!(bad(spec).contains("to the PFS"));
     assert!(bad(commit_spec(&site, "/t", "x/..")).contains("must end in the name"));
+}
+
+#[test]
+fn a_directory_that_no_commit_made_goes_only_if_that_is_said() {
+    let site = Site::new();
+    make_tree(&site.buffer("t"), 1);
+    std::fs::create_dir_all(site.pfs("run/ck")).unwrap();
+    std::fs::write(site.pfs("run/plain"), b"somebody's").unwrap();
+    let refused = site.run(commit_spec(&site, "/t", "run"));
+    assert_eq!(refused.state, PlanState::Failed);
+    assert!(refused.errors[0].why.contains("no commit made"), "{:?}", refused.errors);
+    assert_eq!((refused.bytes_done, of(&refused).phase), (0, CommitPhase::Undone));
+    assert_eq!(names(&site.pfs("")), ["run"]);
+    assert_eq!(names(&site.pfs("run")), ["ck", "plain"]);
+    // An empty one has nothing to lose, and what a commit made is replaced by the next.
+    for _ in 0..2 {
+        must(&site, commit_spec(&site, "/t", "run/ck"));
+    }
+    // Kept under another name nothing is lost.
+    let mut spec = commit_spec(&site, "/t", "run");
+    spec.commit = Some(CommitSpec { keep_old: true, ..CommitSpec::default() });
+    let kept = must(&site, spec).old.unwrap();
+    let kept = Path::new(std::ffi::OsStr::from_bytes(kept.as_bytes()));
+    assert_eq!(std::fs::read(kept.join("plain")).unwrap(), b"somebody's");
+    std::fs::remove_dir_all(site.pfs("run")).unwrap();
+    std::fs::rename(kept, site.pfs("run")).unwrap();
+    let mut spec = commit_spec(&site, "/t", "run");
+    spec.commit = Some(CommitSpec { replace: true, ..CommitSpec::default() });
+    must(&site, spec);
+    check_manifest(&site.pfs("run"));
+    assert!(!site.pfs("run/plain").exists());
 }
 
 /// Calls, and what they are to fail with.
