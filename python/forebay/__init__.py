@@ -27,7 +27,7 @@ from ._library import version
 from .manifest import Manifest
 
 __all__ = [
-    "Commit", "CommitError", "Manifest", "Plan", "State", "begin_commit", "commit", "stage_in", "stage_out",
+    "Commit", "CommitError", "Manifest", "Plan", "State", "begin_commit", "commit", "flush", "stage_in", "stage_out",
     "state", "version", "wait",
 ]
 
@@ -63,6 +63,11 @@ def state(path):
     return State(_GRADES.get(found.grade, "written"), bool(found.is_volatile), found.size_bytes,
                  found.dirty_bytes, found.draining_bytes, found.drain_errno,
                  _CACHE_STATES.get(found.state))
+
+
+def flush(path):
+    """Begins to drain what was written to a path of a cache, and returns at once (see fb_flush)."""
+    _library.flush(path)
 
 
 def wait(path, timeout=None):

@@ -41,6 +41,7 @@ _lib = _load()
 _text, _number, _size = ctypes.c_char_p, ctypes.c_int64, ctypes.c_size_t
 _SIGNATURES = {
     "fb_state": (ctypes.c_int, [_text, ctypes.c_void_p, _size]),
+    "fb_flush": (ctypes.c_int, [_text]),
     "fb_wait": (ctypes.c_int, [_text, ctypes.c_double]),
     "fb_commit": (_number, [_text, _text, ctypes.c_uint]),
     "fb_stage_in": (_number, [_text, _text, ctypes.c_uint]),
@@ -79,6 +80,10 @@ def state(path):
     found = FbState()
     _checked(_lib.fb_state(_path(path), ctypes.byref(found), ctypes.sizeof(found)), path)
     return found
+
+
+def flush(path):
+    _checked(_lib.fb_flush(_path(path)), path)
 
 
 def wait(path, timeout):

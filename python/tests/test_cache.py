@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import time
 import unittest
 
 import forebay
@@ -28,6 +29,22 @@ class Cache(unittest.TestCase):
             self.assertEqual(file.read(), b"x" * 300_000)
         forebay.wait(MOUNT, 30)
         self.assertEqual(forebay.state(MOUNT).grade, "on the PFS")
+
+    def test_a_flush_begins_a_drain_and_does_not_wait(self):
+        path = os.path.join(MOUNT, "flushed")
+        with open(path, "wb") as file:
+            file.write(b"y" * 300_000)
+        self.assertEqual(forebay.state(path).state, "dirty")
+        forebay.flush(path)
+        end = time.monotonic() + 30
+        while forebay.state(path).state != "clean":
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+        with open(os.path.join(PFS, "flushed"), "rb") as file:
+            self.assertEqual(file.read(), b"y" * 300_000)
+        with self.assertRaises(OSError) as caught:
+            forebay.flush(os.path.join(MOUNT, "absent"))
+        self.assertEqual(caught.exception.errno, errno.ENOENT)
 
     def test_what_others_changed_is_in_conflict(self):
         path = os.path.join(MOUNT, "both")

@@ -336,6 +336,12 @@ fn a_cache_over_two_servers_is_asked_by_its_mounts_and_by_name() {
     for n in [0u8, 1] {
         assert!(std::fs::read(served.pfs(&format!("slow{n}"))).unwrap() == pattern(n, 50_000));
     }
+    // It has no trees of its own to publish, and says so.
+    for from in [mnt("in"), named("in")] {
+        let to = served.pfs("published").display().to_string();
+        let (ok, said) = ask(&served, &["commit", "--to", &to], &from);
+        assert!(!ok && said.contains("it is a cache"), "{said}");
+    }
     // An unmount is a barrier, and so is the end.
     for n in 0..4 {
         std::fs::write(mnt(&format!("last{n}")), b"last").unwrap();
@@ -364,12 +370,6 @@ fn a_destroyed_cache_over_two_servers_drains_all_of_them_first() {
             "f{n}"
         );
     }
-}
-
-#[test]
-fn users_have_on_a_cache_over_two_servers_the_rights_that_they_have_on_the_pfs() {
-    let served = cache(2, &["--drain", "close", "--pfs-ttl", "0"], &[Via::Tcp]);
-    std::fs::set_permissions(served.pfs(""), PermissionsExt::from_mode(0o777)).unwrap();
     // What each of them drained can be proven afterwards.
     let (ok, said) = ask(&served, &["events"], Path::new("shared:"));
     assert!(ok, "{said}");
@@ -377,6 +377,12 @@ fn users_have_on_a_cache_over_two_servers_the_rights_that_they_have_on_the_pfs()
         let drained = |line: &&str| line.contains("drained") && line.contains(&format!("/f{n} "));
         assert_eq!(said.lines().filter(drained).count(), 1, "f{n}: {said}");
     }
+}
+
+#[test]
+fn users_have_on_a_cache_over_two_servers_the_rights_that_they_have_on_the_pfs() {
+    let served = cache(2, &["--drain", "close", "--pfs-ttl", "0"], &[Via::Tcp]);
+    std::fs::set_permissions(served.pfs(""), PermissionsExt::from_mode(0o777)).unwrap();
     std::fs::set_permissions(served.pfs(".."), PermissionsExt::from_mode(0o755)).unwrap();
     let user = Cred::new(4242, 4242, &[4300]);
     for n in 0..4 {

@@ -80,6 +80,12 @@ struct fb_plan_status {
 int fb_state(const char *path, struct fb_state *state, size_t size);
 
 /*
+ * Begins to drain what was written to a path of a cache, and returns at once, whatever the policy of its directory
+ * says; fb_state tells how far it is. EINVAL in a scratch buffer, which does not drain.
+ */
+int fb_flush(const char *path);
+
+/*
  * Waits until what was written to a path is on the PFS; timeout in seconds, negative for none
  * (ETIMEDOUT). A cache drains it now; if it cannot, errno says why (ESTALE: a conflict). In a scratch
  * buffer nothing goes there by itself: waits for the unfinished commits

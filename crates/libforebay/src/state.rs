@@ -1,4 +1,4 @@
-//! `fb_state` and `fb_wait`: how safe a path is, and waiting until it is on the PFS.
+//! `fb_state`, `fb_flush` and `fb_wait`: how safe a path is, beginning to drain it, and waiting until it is on the PFS.
 //!
 //! A cache drains: it is asked what it has that the PFS does not. A scratch buffer sends nothing to the
 //! PFS by itself: what is dirty is nothing, and what is waited for are the commits and stage-outs that
@@ -111,6 +111,21 @@ pub unsafe extern "C" fn fb_state(text: *const c_char, state: *mut c_void, size:
         };
         // SAFETY: the caller's promise; eight-byte fields and pairs of four leave no padding.
         unsafe { give(&found, state, size) }
+    });
+    if done.is_some() { 0 } else { -1 }
+}
+
+/// See include/forebay.h.
+///
+/// # Safety
+/// As there: `text` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_flush(text: *const c_char) -> c_int {
+    let done = answer(|| {
+        // SAFETY: the caller's promise.
+        let path = unsafe { path("flush", text) }?;
+        let (mut control, place) = Control::connect_path(&path)?;
+        control.cache_tree(CacheRequest::Flush { path: bytes_of(&place) }).map(drop)
     });
     if done.is_some() { 0 } else { -1 }
 }

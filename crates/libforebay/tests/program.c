@@ -57,6 +57,8 @@ int main(int argc, char **argv) {
     MUST(fb_state(NULL, &state, sizeof state) == -1 && errno == EINVAL);
     MUST(fb_state(file, NULL, sizeof state) == -1 && errno == EINVAL);
     MUST(fb_wait(file, 1) == -1 && errno == ENODATA);
+    MUST(fb_flush(file) == -1 && errno == EINVAL);
+    MUST(strstr(fb_error(), "cache"));
     MUST(fb_commit(dir, place, 1u << 31) == -1 && errno == EINVAL);
 
     int64_t number = fb_commit(dir, place, FB_VERIFY_MEDIUM);

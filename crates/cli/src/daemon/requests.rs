@@ -111,7 +111,7 @@ fn of_cache(
             return answer("look at", &path, state);
         }
         Request::StageList => return Ok(Reply::Plans(Vec::new())),
-        _ => return Err(no_staging(point)),
+        request => return Err(no_staging(point, &request)),
     };
     let bytes = PathBytes::as_bytes;
     match &request {
@@ -195,7 +195,7 @@ fn of_served_cache(
             of_owner(mount, caller)?;
             return ask_served(mount, served, request);
         }
-        _ => return Err(no_staging(mount.session.mount_point())),
+        request => return Err(no_staging(mount.session.mount_point(), &request)),
     };
     if matches!(request, Q::Discard | Q::Rate { .. }) {
         of_owner(mount, caller)?;
@@ -212,9 +212,16 @@ fn of_served_cache(
     }
 }
 
-fn no_staging(point: &Path) -> ControlError {
+/// What a cache answers to commands for scratch buffers.
+fn no_staging(point: &Path, request: &Request) -> ControlError {
+    if let Request::StageStart(StageSpec { commit: Some(_), .. }) = request {
+        let why = "it is a cache: its files reach the PFS one by one, under their own names";
+        return ControlError::new("commit from", Some(point), why).errno(libc::EINVAL).hint(
+            "commit from a scratch buffer; or write into a new directory of the cache, `forebay wait` for it, and rename it",
+        );
+    }
     let why = "it is a cache: what is on the PFS is in it already, and the other way round";
-    ControlError::new("stage with", Some(point), why)
+    ControlError::new("stage", Some(point), why)
         .errno(libc::EINVAL)
         .hint("`forebay warm` fetches ahead, `forebay flush` and `forebay wait` drain")
 }

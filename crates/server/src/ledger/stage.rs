@@ -24,6 +24,9 @@ impl Ledger {
         match request {
             Q::StageStart { name, spec } => {
                 let (served, caller) = self.stager(who, &name)?;
+                if served.server.cache().is_some() {
+                    return Err(no_staging(&name, spec.commit.is_some()));
+                }
                 served.server.mover().start(&caller, spec).map(LedgerReply::Plan)
             }
             Q::StageStatus { name, plan } => {
@@ -90,6 +93,18 @@ impl Ledger {
             of(WHAT, name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
         })?;
         Ok((served, who.stages_as(&part)))
+    }
+}
+
+/// A cache's names are the PFS's: its flash has none of its own to copy.
+fn no_staging(name: &BufferName, is_commit: bool) -> ControlError {
+    let why = "it is a cache: its files reach the PFS one by one, under their own names";
+    match is_commit {
+        true => of("commit from", name, why, libc::EINVAL).hint(
+            "commit from a scratch buffer; or write into a new directory of the cache, `forebay wait` for it, and rename it",
+        ),
+        false => of(WHAT, name, why, libc::EINVAL)
+            .hint("`forebay warm` fetches ahead, `forebay flush` and `forebay wait` drain"),
     }
 }
 
