@@ -11,8 +11,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// What the page may take to load and draw, in the browser's own time.
 const BUDGET_MS: &str = "9000";
@@ -149,6 +151,67 @@ fn the_page_shows_the_figures_of_metrics_and_asks_nobody_else() {
     let outside: Vec<_> = asked.iter().filter(|(_, asked)| !asked.starts_with(&url)).collect();
     assert!(outside.is_empty(), "{outside:?}");
     rig.umount(&[]);
+}
+
+/// What the charts of a page say that they show, by their titles.
+fn charts(dom: &str) -> BTreeMap<String, String> {
+    let charts = dom.split("<svg ").skip(1).filter_map(|svg| attribute(svg, "aria-label"));
+    let told = charts.filter_map(|label| {
+        let (title, said) = label.split_once(": ")?;
+        Some((title.to_string(), said.to_string()))
+    });
+    told.collect()
+}
+
+/// The most that a chart has shown, as it says below.
+fn highest(dom: &str, title: &str) -> String {
+    let chart =
+        dom.split("<figure>").find(|figure| figure.contains(&format!("<span>{title}</span>")));
+    let highest = chart.unwrap().split("highest ").nth(1).unwrap();
+    highest.split('<').next().unwrap().to_string()
+}
+
+#[test]
+fn the_page_of_a_cache_draws_hits_drain_and_how_long_it_takes() {
+    let rig = Rig::new(Flash::Memory);
+    let pfs = rig.base().join("pfs");
+    fs::create_dir(&pfs).unwrap();
+    fs::write(pfs.join("in"), vec![3; 2 << 20]).unwrap();
+    let mut mount = rig.forebay();
+    mount.args(["mount", "--cache"]).arg(&pfs).args(["--capacity", "64MiB", "--json"]);
+    mount.args(["--http", "127.0.0.1:0", "--no-fast-path", "--drain-rate", "1MiB"]);
+    let output = mount.arg(&rig.mnt).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let up: Value = serde_json::from_str(&text(&output.stdout)).unwrap();
+    let address = up["http"].as_str().unwrap().to_string();
+    // The second time all of it is on flash, and the kernel does not keep it.
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(2_500));
+        let file = fs::File::open(rig.mnt.join("in")).unwrap();
+        let mut all = Vec::new();
+        (&file).read_to_end(&mut all).unwrap();
+        assert_eq!(all.len(), 2 << 20);
+        // SAFETY: plain numbers.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    }
+    fs::write(rig.mnt.join("out"), vec![7; 24 << 20]).unwrap();
+    // Some of it has drained; the rest takes longer than the page.
+    common::wait_for("a drain", || {
+        let metrics = of_metrics(&get(&address, "/metrics"));
+        metrics[&("forebay_cache_drained_bytes_total".to_string(), String::new())] > 0.0
+    });
+    std::thread::sleep(Duration::from_secs(5));
+    let browser = Browser { profile: tempfile::tempdir().unwrap() };
+    let dom = browser.run(&["--dump-dom".into(), format!("http://{address}/")]);
+    let charts = charts(&dom);
+    for title in ["dirty", "drained", "clean in about", "hit ratio"] {
+        assert!(charts.contains_key(title), "{title}: {charts:?}");
+    }
+    assert!(highest(&dom, "drained").ends_with("iB/s"), "{}", highest(&dom, "drained"));
+    assert!(highest(&dom, "clean in about") != "0 s", "{charts:?}");
+    assert_eq!(highest(&dom, "hit ratio"), "100 %");
+    rig.umount(&["--force", "--discard-dirty"]);
+    assert!(!rig.is_mounted());
 }
 
 #[test]

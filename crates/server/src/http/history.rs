@@ -1,7 +1,7 @@
 //! What the page draws: samples of the last hour, taken one after the other, the oldest give way.
 
 use super::Shared;
-use forebay_proto::metrics::{BufferMetrics, ServerMetrics};
+use forebay_proto::metrics::{BufferMetrics, CacheMetrics, ServerMetrics};
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub const HISTORY_PERIOD: Duration = Duration::from_secs(2);
 /// Most samples: an hour.
 pub const HISTORY_SAMPLES_MAX: usize = 1_800;
-/// Most points (a buffer in a sample) of all samples together: 10 MiB. With many buffers the
+/// Most points (a buffer in a sample) of all samples together: some 20 MiB. With many buffers the
 /// time that is kept is shorter.
 pub const HISTORY_POINTS_MAX: usize = 100_000;
 
@@ -26,8 +26,31 @@ struct Point {
     calls: u64,
     errors: u64,
     backlog_bytes: u64,
+    #[serde(flatten)]
+    cache: Option<CachePoint>,
+}
+
+/// What a cache has besides.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+struct CachePoint {
+    dirty_bytes: u64,
+    hit_bytes: u64,
+    miss_bytes: u64,
+    drained_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    dirty_bytes: Option<u64>,
+    drain_eta_s: Option<f64>,
+}
+
+impl CachePoint {
+    fn of(cache: &CacheMetrics) -> CachePoint {
+        CachePoint {
+            dirty_bytes: cache.dirty_bytes,
+            hit_bytes: cache.hit_bytes,
+            miss_bytes: cache.miss_bytes,
+            drained_bytes: cache.drained_bytes,
+            drain_eta_s: cache.drain_eta_s,
+        }
+    }
 }
 
 impl Point {
@@ -41,7 +64,7 @@ impl Point {
             calls: buffer.call_count(),
             errors: buffer.error_count(),
             backlog_bytes: buffer.staging.backlog_bytes,
-            dirty_bytes: buffer.cache.as_ref().map(|cache| cache.dirty_bytes),
+            cache: buffer.cache.as_ref().map(CachePoint::of),
         }
     }
 }
