@@ -76,6 +76,10 @@ fn published(buffer: &Buffer) {
     run(compare.args(["-r", manifest]).arg(&second).arg(place.join(format!(".forebay-{version}"))));
     let (ok, said) = try_run(&mut commit(&from, Path::new("/proc/ckpt"), &[]));
     assert!(!ok && said.contains("not published"), "{said}");
+    // The list of all says why, too.
+    let mut list = Command::new(binary());
+    let list = run(list.args(["commit", "--status"]).arg(buffer.root()));
+    assert!(list.contains("failed: not published") && list.contains("why: /proc/ckpt: "), "{list}");
     let (ok, said) = try_run(&mut commit(&place, &pfs.join("x"), &[]));
     assert!(!ok && said.contains("not in a mounted buffer"), "{said}");
 }

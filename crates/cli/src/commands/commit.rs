@@ -71,9 +71,7 @@ fn status(args: &CommitArgs, asked: Option<&OsStr>) -> Outcome {
         commits.retain(|plan| plan.commit.is_some());
         match args.json {
             true => print_json(&commits)?,
-            false => {
-                commits.iter().for_each(|one| println!("{}", visible(&super::stage::line(one))))
-            }
+            false => commits.iter().for_each(|one| println!("{}", visible(&listed(one)))),
         }
         return Ok(EXIT_OK);
     };
@@ -86,6 +84,17 @@ fn status(args: &CommitArgs, asked: Option<&OsStr>) -> Outcome {
         }
     }
     Ok(EXIT_OK)
+}
+
+/// A commit in the list of all: what failed says why, as its first error has it.
+fn listed(status: &PlanStatus) -> String {
+    let line = super::stage::line(status);
+    match (status.state, status.errors.first()) {
+        (PlanState::Failed, Some(error)) => {
+            format!("{line}; why: {}", super::stage::error_text(error))
+        }
+        _ => line,
+    }
 }
 
 /// A commit on one line.

@@ -342,7 +342,7 @@ pub(super) fn print_errors(status: &PlanStatus, flags: &str) {
 }
 
 /// A file's error: path, what was done, why, with the name of the errno.
-fn error_text(error: &FileError) -> String {
+pub(super) fn error_text(error: &FileError) -> String {
     let name = Errno(error.errno).name();
     let mut text = format!("{}: {}: {}", error.path, error.what, error.why);
     if error.errno != 0 && !error.why.contains(&name) {
