@@ -125,10 +125,7 @@ impl CacheFs {
             let written = self.flash.write(file.ino, offset, data);
             crate::step::step("dirty data is on flash");
             let done = written.as_ref().map_or(&data[..0], |n| &data[..*n]);
-            // Ahead of the lock: it is the longest part.
-            let sums = sums_of(offset, done);
-            let until = offset + done.len() as u64;
-            end(&mut file.state.lock(), self, file, blocks, sums, until)?;
+            end(&mut file.state.lock(), self, file, blocks, offset, done)?;
             self.counters.written(done.len() as u64);
             return written;
         }
@@ -409,37 +406,35 @@ fn begin(state: &mut FileState, fs: &CacheFs, file: &CacheFile, blocks: Range<u6
     Ok(())
 }
 
-/// Checksums of the blocks that lie whole in bytes at an offset, in order from the first such block.
-fn sums_of(offset: u64, data: &[u8]) -> (u64, Vec<u32>) {
-    let first = offset.div_ceil(BLOCK_BYTES);
-    let whole = data.get((first * BLOCK_BYTES - offset) as usize..).unwrap_or_default();
-    (first, whole.chunks_exact(BLOCK_BYTES as usize).map(crc).collect())
-}
-
-/// Blocks were written up to an offset. One that a single request wrote whole gets its checksum.
+/// Blocks were written. One that a single request wrote from its start, with all that it has, gets
+/// its checksum.
 fn end(
     state: &mut FileState,
     fs: &CacheFs,
     file: &CacheFile,
     blocks: Range<u64>,
-    (first, sums): (u64, Vec<u32>),
-    until: u64,
+    offset: u64,
+    done: &[u8],
 ) -> Result<()> {
-    let mut entries = Vec::with_capacity((blocks.end - blocks.start) as usize);
+    let mut closed = Vec::new();
     for block in blocks.clone() {
-        let alone = state.writing.get(&block).is_some_and(|w| !w.shared);
-        let crc = block.checked_sub(first).and_then(|at| sums.get(at as usize));
+        let start = block * BLOCK_BYTES;
+        let known = start >= offset
+            && (start + BLOCK_BYTES) <= offset + done.len() as u64
+            && state.writing.get(&block).is_some_and(|w| !w.shared);
+        if known {
+            let from = (start - offset) as usize;
+            closed.push((block, crc(&done[from..from + BLOCK_BYTES as usize])));
+        }
         leave(state, block);
-        let entry = no_longer_fresh(state, block, until);
-        entries.push(match crc {
-            Some(&crc) if alone => {
-                Entry { crc, len: BLOCK_BYTES as u32, ..entry }.without(bits::OPEN)
-            }
-            _ => entry,
-        });
     }
+    for (block, crc) in closed {
+        let entry = Entry { crc, len: BLOCK_BYTES as u32, ..state.map.get(block) };
+        state.put(&fs.flash, file, block, &[entry.without(bits::OPEN | bits::FRESH)])?;
+    }
+    no_longer_fresh(state, fs, file, blocks, offset + done.len() as u64)?;
     state.last_write = Instant::now();
-    state.put(&fs.flash, file, blocks.start, &entries)
+    Ok(())
 }
 
 /// Blocks were changed up to an offset, by other means than bytes.
@@ -450,22 +445,32 @@ fn end_unknown(
     blocks: Range<u64>,
     until: u64,
 ) -> Result<()> {
-    blocks.clone().for_each(|block| leave(state, block));
+    for block in blocks.clone() {
+        leave(state, block);
+    }
     state.last_write = Instant::now();
-    let entries: Vec<Entry> =
-        blocks.clone().map(|block| no_longer_fresh(state, block, until)).collect();
-    state.put(&fs.flash, file, blocks.start, &entries)
+    no_longer_fresh(state, fs, file, blocks, until)
 }
 
-/// The entry of a block when a change has come up to an offset. If it was not here and the change, by an
-/// error, has not come into it, the PFS has what was there.
-fn no_longer_fresh(state: &FileState, block: u64, until: u64) -> Entry {
-    let entry = state.map.get(block);
-    let untouched = block * BLOCK_BYTES >= until && !state.writing.contains_key(&block);
-    match entry.has(bits::FRESH) && untouched {
-        true => Entry::default(),
-        false => entry.without(bits::FRESH),
+/// A change of blocks that were not here has come up to this offset. Behind it nothing came into them, by
+/// an error: the PFS has what was there.
+fn no_longer_fresh(
+    state: &mut FileState,
+    fs: &CacheFs,
+    file: &CacheFile,
+    blocks: Range<u64>,
+    until: u64,
+) -> Result<()> {
+    for block in blocks {
+        let entry = state.map.get(block);
+        if !entry.has(bits::FRESH) {
+            continue;
+        }
+        let untouched = block * BLOCK_BYTES >= until && !state.writing.contains_key(&block);
+        let entry = if untouched { Entry::default() } else { entry.without(bits::FRESH) };
+        state.put(&fs.flash, file, block, &[entry])?;
     }
+    Ok(())
 }
 
 fn leave(state: &mut FileState, block: u64) {
@@ -480,18 +485,6 @@ fn leave(state: &mut FileState, block: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn whole_blocks_have_sums() {
-        let data: Vec<u8> = (0..3 * BLOCK_BYTES).map(|i| (i % 251) as u8).collect();
-        let block = |from: usize| crc(&data[from..from + BLOCK_BYTES as usize]);
-        let b = BLOCK_BYTES as usize;
-        assert_eq!(sums_of(0, &data), (0, vec![block(0), block(b), block(2 * b)]));
-        assert_eq!(sums_of(BLOCK_BYTES - 10, &data[..b + 11]), (1, vec![block(10)]));
-        assert_eq!(sums_of(1, &data[..b]).1, [0u32; 0]);
-        assert_eq!(sums_of(1, &data[..5]).1, [0u32; 0]);
-        assert_eq!(sums_of(BLOCK_BYTES, &[]).1, [0u32; 0]);
-    }
 
     #[test]
     fn edges_are_what_is_written_in_part() {
