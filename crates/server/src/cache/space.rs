@@ -42,6 +42,8 @@ const CREDIT_SHARE: u64 = 128;
 const COMING_WAITS_MAX: u32 = 3;
 /// Longest time between two looks of a writer that waits.
 const WAIT: Duration = Duration::from_millis(100);
+/// How often in a row a write is refused, [`WAIT`] apart, before it fails where nothing can drain.
+const SHORT_TRIES: u32 = 20;
 /// What is said where the file system below has no room for what the capacity allows.
 const FULL: &str = "the file system that flash lies on is full, though the capacity is not used up: writers wait for drains, or get ENOSPC; remove what else lies there";
 /// How often it is logged, and how long it is shown after a write met it.
@@ -298,7 +300,10 @@ impl Space {
         }
         self.flash_is_full(fs);
         fs.drainer.pressure(true);
-        if let Some(errno) = fs.is_hopeless() {
+        // Fetches and other writers may have taken what was made: it comes back in a moment.
+        if times >= SHORT_TRIES
+            && let Some(errno) = fs.is_hopeless()
+        {
             return Err(errno);
         }
         let mut waiting = self.waiting.lock();
