@@ -4,6 +4,7 @@
 //!
 //! Used by the model over several servers.
 
+use forebay_proto::net::frame::{FrameHeader, HEADER_BYTES, PAYLOAD_SUM_BYTES};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{Read, Write};
@@ -11,10 +12,6 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-/// Bytes of a frame's header, and where the lengths of body and payload are in it (docs/internals/WIRE.md).
-const HEADER_BYTES: usize = 36;
-const BODY_LENGTH_AT: usize = 16;
-const PAYLOAD_LENGTH_AT: usize = 20;
 /// A connection breaks after so many frames of one direction at most.
 const MOST_FRAMES: u64 = 300;
 
@@ -96,12 +93,18 @@ fn serve(client: TcpStream, shared: &Arc<Shared>) {
 fn pump(mut from: &TcpStream, mut to: &TcpStream, shared: &Shared, limit: u64) {
     let mut passed = 0;
     loop {
-        let mut frame = vec![0; HEADER_BYTES];
-        if from.read_exact(&mut frame).is_err() {
+        let mut header = [0; HEADER_BYTES];
+        if from.read_exact(&mut header).is_err() {
             return;
         }
-        let length = |at: usize| u32::from_le_bytes(frame[at..at + 4].try_into().unwrap()) as usize;
-        let rest = length(BODY_LENGTH_AT) + length(PAYLOAD_LENGTH_AT);
+        let rest = match FrameHeader::parse(&header) {
+            Ok(header) => bytes_after(&header),
+            Err(error) => {
+                eprintln!("the proxy understands no frame: {error}");
+                return;
+            }
+        };
+        let mut frame = header.to_vec();
         frame.resize(HEADER_BYTES + rest, 0);
         if from.read_exact(&mut frame[HEADER_BYTES..]).is_err() {
             return;
@@ -117,4 +120,11 @@ fn pump(mut from: &TcpStream, mut to: &TcpStream, shared: &Shared, limit: u64) {
             return;
         }
     }
+}
+
+/// Body, payload and the payload's checksum.
+fn bytes_after(header: &FrameHeader) -> usize {
+    let payload = header.payload_bytes as usize;
+    let sum = if payload == 0 { 0 } else { PAYLOAD_SUM_BYTES };
+    header.body_bytes as usize + payload + sum
 }
