@@ -42,8 +42,8 @@ const CREDIT_SHARE: u64 = 128;
 const COMING_WAITS_MAX: u32 = 3;
 /// Longest time between two looks of a writer that waits.
 const WAIT: Duration = Duration::from_millis(100);
-/// How often in a row a write is refused, [`WAIT`] apart, before it fails where nothing can drain.
-const SHORT_TRIES: u32 = 20;
+/// How often in a row a writer sees, [`WAIT`] apart, that nothing can drain, before it gets an error.
+const HOPELESS_LOOKS: u32 = 20;
 /// What is said where the file system below has no room for what the capacity allows.
 const FULL: &str = "the file system that flash lies on is full, though the capacity is not used up: writers wait for drains, or get ENOSPC; remove what else lies there";
 /// How often it is logged, and how long it is shown after a write met it.
@@ -51,6 +51,15 @@ const TELL_FULL_EVERY: Duration = Duration::from_secs(60);
 const FULL_FOR: Duration = Duration::from_secs(30);
 
 type Segment = (Ino, u64);
+
+/// What somebody who waits for room has met so far.
+#[derive(Default, Debug)]
+pub(super) struct Met {
+    /// Flash had none, in spite of the count.
+    short: u32,
+    /// Nothing could drain, so many times in a row.
+    hopeless: u32,
+}
 
 #[derive(Clone)]
 struct Bytes;
@@ -290,21 +299,28 @@ impl Space {
         until_scarce.clamp(LOOK_LEAST, LOOK_MOST)
     }
 
-    /// A write found no room in spite of the count, so many times in a row. The first time others may have been
-    /// faster; then what flash lies on is full of what is not ours: clean data goes, or drains are waited
-    /// for. An error if neither can make room.
-    pub fn is_short(&self, fs: &CacheFs, times: u32) -> Result<()> {
+    /// A write found no room in spite of the count. The first time others may have been faster; then what flash
+    /// lies on is full of what is not ours: clean data goes, or drains are waited for. An error if neither can
+    /// make room.
+    pub fn is_short(&self, fs: &CacheFs, met: &mut Met) -> Result<()> {
         self.credit.store(0, Ordering::Release);
-        if times == 1 || self.evict_any(fs).is_ok() {
+        met.short += 1;
+        if met.short == 1 || self.evict_any(fs).is_ok() {
             return Ok(());
         }
         self.flash_is_full(fs);
+        self.wait_for_drains(fs, met)
+    }
+
+    /// Waits until a drain may have made something clean. An error if nothing can drain, and that at
+    /// [`HOPELESS_LOOKS`] looks in a row: a drain that has just ended, a fetch or another writer gives back in a
+    /// moment what it has taken.
+    pub fn wait_for_drains(&self, fs: &CacheFs, met: &mut Met) -> Result<()> {
         fs.drainer.pressure(true);
-        // Fetches and other writers may have taken what was made: it comes back in a moment.
-        if times >= SHORT_TRIES
-            && let Some(errno) = fs.is_hopeless()
-        {
-            return Err(errno);
+        match fs.is_hopeless() {
+            Some(errno) if met.hopeless + 1 >= HOPELESS_LOOKS => return Err(errno),
+            Some(_) => met.hopeless += 1,
+            None => met.hopeless = 0,
         }
         let mut waiting = self.waiting.lock();
         self.more.wait_for(&mut waiting, WAIT);
@@ -331,6 +347,7 @@ impl Space {
     /// Waits until there is room for a write: at the pace of the drain, if all is dirty. An error
     /// only if nothing can drain.
     pub fn wait_for_room(&self, fs: &CacheFs, bytes: u64) -> Result<()> {
+        let mut met = Met::default();
         loop {
             match self.make_room(fs, bytes) {
                 Err(Errno::ENOSPC) => {}
@@ -339,12 +356,7 @@ impl Space {
             if bytes > self.capacity() / 2 {
                 return Err(Errno::ENOSPC);
             }
-            fs.drainer.pressure(true);
-            if let Some(errno) = fs.is_hopeless() {
-                return Err(errno);
-            }
-            let mut waiting = self.waiting.lock();
-            self.more.wait_for(&mut waiting, WAIT);
+            self.wait_for_drains(fs, &mut met)?;
         }
     }
 }

@@ -9,6 +9,7 @@ use super::CacheFs;
 use super::file::{CacheFile, FileState};
 use super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
 use super::record::State;
+use super::space::Met;
 use forebay_proto::api::WriteMode;
 use forebay_proto::{Errno, Result};
 use std::ops::Range;
@@ -49,23 +50,24 @@ impl CacheFs {
             .checked_add(data.len() as u64)
             .filter(|&e| e <= i64::MAX as u64)
             .ok_or(Errno::EFBIG)?;
-        let (mut done, mut short) = (0, 0);
+        let (mut done, mut met) = (0, Met::default());
         while done < data.len() {
             let left = &data[done..];
             // With what has to be fetched for blocks that are written in part.
             let around = edges(offset + done as u64, left.len() as u64).count() as u64;
             let room = left.len() as u64 + around * BLOCK_BYTES;
-            self.space.wait_for_room(self, room)?;
+            match self.space.wait_for_room(self, room) {
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+                Ok(()) => {}
+            }
             match self.write_once(file, offset + done as u64, &data[done..]) {
-                Ok(n) => (done, short) = (done + n, 0),
-                Err(Errno::ENOSPC) => {
-                    short += 1;
-                    match self.space.is_short(self, short) {
-                        Err(e) if done == 0 => return Err(e),
-                        Err(_) => break,
-                        Ok(()) => {}
-                    }
-                }
+                Ok(n) => (done, met) = (done + n, Met::default()),
+                Err(Errno::ENOSPC) => match self.space.is_short(self, &mut met) {
+                    Err(e) if done == 0 => return Err(e),
+                    Err(_) => break,
+                    Ok(()) => {}
+                },
                 Err(e) if done == 0 => return Err(e),
                 Err(_) => break,
             }
