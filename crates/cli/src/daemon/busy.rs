@@ -17,9 +17,8 @@ pub fn describe(mount_point: &Path) -> String {
     seen(mount_point).unwrap_or_else(|| NOBODY_SEEN.into())
 }
 
-/// The same, `None` if nobody is seen: then it is most likely a moment's use, such as a process that
-/// is being started, which has its parent's files for some microseconds.
-pub fn seen(mount_point: &Path) -> Option<String> {
+/// The same, `None` if nobody is seen.
+fn seen(mount_point: &Path) -> Option<String> {
     let below = mounts_below(mount_point);
     if !below.is_empty() {
         return Some(format!("other file systems are mounted below it: {}", below.join(", ")));

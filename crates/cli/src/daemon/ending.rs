@@ -29,7 +29,8 @@ const SESSION_WAIT: Duration = Duration::from_secs(10);
 const FORCE_STAGING_WAIT: Duration = Duration::from_secs(2);
 /// How long a signalled mount that is in use waits for its users after it was detached.
 const SIGNAL_WAIT: Duration = Duration::from_secs(10);
-/// How long an unmount waits for a use of the mount by nobody who can be seen, and between looks.
+/// How long an unmount waits for the mount to be out of use, and between looks: a process that is being started
+/// has its parent's files for some microseconds, and may be seen with them.
 const MOMENT: Duration = Duration::from_millis(500);
 const MOMENT_PAUSE: Duration = Duration::from_millis(20);
 /// How long the process waits at its end for those who asked to have read their answer.
@@ -131,16 +132,15 @@ impl Mount {
     /// Unmounts if nobody uses the mount and staging can be stopped, which goes on if not.
     fn unmount_in_peace(&self) -> Result<(), ControlError> {
         let until = Instant::now() + MOMENT;
-        let passes = |mount: &Mount| {
-            let passes =
-                busy::seen(mount.session.mount_point()).is_none() && Instant::now() < until;
+        let passes = || {
+            let passes = Instant::now() < until;
             if passes {
                 std::thread::sleep(MOMENT_PAUSE);
             }
             passes
         };
         while self.is_busy() {
-            if !passes(self) {
+            if !passes() {
                 // No plan is stopped, and no big file copied again, for an unmount that cannot be.
                 return Err(self.busy());
             }
@@ -150,7 +150,7 @@ impl Mount {
         }
         loop {
             match self.unmount(false) {
-                Err(error) if error.errno == Some(libc::EBUSY) && passes(self) => {}
+                Err(error) if error.errno == Some(libc::EBUSY) && passes() => {}
                 done => return done,
             }
         }
