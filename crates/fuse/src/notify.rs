@@ -33,6 +33,8 @@ const LET_GO_AFTER: Duration = Duration::from_millis(50);
 /// Longest wait for the kernel to hear: a notification of a name waits for a request in its
 /// directory.
 const HEAR_MAX: Duration = Duration::from_secs(5);
+/// Longest wait of a recall for pages to go.
+const PAGES_MAX: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
 struct Waiting {
@@ -143,15 +145,31 @@ impl Notify for Notifier {
     }
 
     fn wait_heard(&self) {
-        let until = Instant::now() + HEAR_MAX;
+        if !self.heard_within(HEAR_MAX) {
+            tracing::warn!("the kernel has not heard yet of names that changed");
+        }
+    }
+
+    /// A notification of an inode makes the kernel ignore sizes in answers to what it asked before; SEEK_END and
+    /// reads near the end then go by the size that it knew. So it must not come after what changed the file returned.
+    fn wait_pages_gone(&self) {
+        // Longer only if a request that waits for somebody else holds pages.
+        self.heard_within(PAGES_MAX);
+    }
+}
+
+impl Notifier {
+    /// True when the kernel has heard all that waits now; false if that takes longer.
+    fn heard_within(&self, longest: Duration) -> bool {
+        let until = Instant::now() + longest;
         let mut waiting = self.waiting.lock();
         let batch = waiting.taken + u64::from(!waiting.is_empty());
         while waiting.heard < batch && !waiting.stop {
             if self.was_heard.wait_until(&mut waiting, until).timed_out() {
-                tracing::warn!("the kernel has not heard yet of names that changed");
-                return;
+                return false;
             }
         }
+        true
     }
 }
 

@@ -305,6 +305,10 @@ impl Notify for Translated {
         }
     }
 
+    fn wait_pages_gone(&self) {
+        self.inner.wait_pages_gone();
+    }
+
     fn not_kept(&self, ino: Ino) {
         if let Some(ino) = self.own(ino) {
             self.inner.not_kept(ino);

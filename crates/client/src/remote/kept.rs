@@ -249,6 +249,9 @@ impl Kept {
         for &ino in attrs {
             notify.attr_recalled(ino);
         }
+        if !attrs.is_empty() {
+            notify.wait_pages_gone();
+        }
     }
 
     /// These names were removed or replaced elsewhere: the kernel lets go what they led to.

@@ -341,6 +341,10 @@ impl Notify for RootedNotify {
         self.notify.attr_recalled(self.root.at_kernel(ino));
     }
 
+    fn wait_pages_gone(&self) {
+        self.notify.wait_pages_gone();
+    }
+
     fn not_kept(&self, ino: Ino) {
         self.notify.not_kept(self.root.at_kernel(ino));
     }
