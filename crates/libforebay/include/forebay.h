@@ -23,6 +23,7 @@ extern "C" {
 
 /* Grades of safety, see docs/SEMANTICS.md. */
 enum fb_grade {
+    FB_LOST = 0,     /* a file of a cache: what the PFS does not have is gone from flash */
     FB_WRITTEN = 1,  /* survives the death of the application, the mount and the server */
     FB_ON_FLASH = 2, /* survives a power cut */
     FB_ON_PFS = 3    /* survives the loss of the buffer */

@@ -27,6 +27,7 @@ struct State {
     state: u32,
 }
 
+const LOST: u32 = 0;
 const WRITTEN: u32 = 1;
 const ON_FLASH: u32 = 2;
 const ON_PFS: u32 = 3;
@@ -48,18 +49,13 @@ impl State {
                 match file.grade.as_str() {
                     "durable" => ON_PFS,
                     "on flash" => ON_FLASH,
+                    "lost" => LOST,
                     _ => WRITTEN,
                 },
                 file.error.as_ref(),
             ),
             None => (
-                match tree {
-                    tree if tree.is_durable() => "clean",
-                    tree if tree.conflicts > 0 => "conflict",
-                    tree if tree.failed > 0 => "failed",
-                    tree if tree.draining > 0 => "draining",
-                    _ => "dirty",
-                },
+                tree.worst(),
                 0,
                 tree.dirty_bytes,
                 0,

@@ -123,12 +123,26 @@ pub struct CachedFile {
     pub opens: u64,
     /// True if it is not evicted.
     pub pinned: bool,
-    /// `written`, `on flash` or `durable`; `lost` with its server.
+    /// `written`, `on flash` or `durable`; `lost`, with its server, or if what is not on the PFS is gone from flash.
     pub grade: String,
     /// How its last drain was verified: `cache` or `medium`.
     pub verified: Option<String>,
     /// Why it is `failed` or in `conflict`.
     pub error: Option<CacheError>,
+}
+
+impl CachedFile {
+    /// True if this is what somebody has to know first who asks for a path that both have.
+    pub fn is_worse_than(&self, other: &CachedFile) -> bool {
+        let rank = |file: &CachedFile| match file.state.as_str() {
+            "clean" => 0,
+            "conflict" => 3,
+            "failed" => 2,
+            _ => 1,
+        };
+        (rank(self), self.dirty_bytes, self.cached_bytes)
+            > (rank(other), other.dirty_bytes, other.cached_bytes)
+    }
 }
 
 /// What is not on the PFS of a file or a tree. Nothing, if `files` is 0.
@@ -171,6 +185,17 @@ impl TreeState {
     /// True if all of it is on the PFS, fsynced and verified.
     pub fn is_durable(&self) -> bool {
         self.files == 0
+    }
+
+    /// The worst state of what is in it.
+    pub fn worst(&self) -> &'static str {
+        match self {
+            tree if tree.is_durable() => "clean",
+            tree if tree.conflicts > 0 => "conflict",
+            tree if tree.failed > 0 => "failed",
+            tree if tree.draining > 0 => "draining",
+            _ => "dirty",
+        }
     }
 
     /// True if nothing more is to be expected without a decision, or before the next try.

@@ -355,7 +355,7 @@ impl Backing {
             Backing::Served(served) if !served.fs.attached().gives_objects => {
                 Some("the server's store is a plain directory".into())
             }
-            Backing::Served(_) => Some("the server is on another node".into()),
+            Backing::Served(served) => Some(served.fs.why_far().into()),
         }
     }
 

@@ -16,7 +16,7 @@ use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::session::node_directory;
 use forebay_proto::{Caller, Errno, Ino};
 use forebay_server::Server;
-use forebay_server::cache::CacheFs;
+use forebay_server::cache::{CacheFs, why_not_resolved};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -126,7 +126,9 @@ fn of_cache(
             answer("invalidate", path, cache.invalidate(caller, bytes(path)).map(one))
         }
         Q::Resolve { path, keep } => {
-            answer("resolve", path, cache.resolve(caller, bytes(path), *keep).map(tree))
+            let shown = join(point, path.as_bytes());
+            let resolved = cache.resolve(caller, bytes(path), *keep).map(tree);
+            resolved.map_err(|errno| why_not_resolved("resolve", &shown, errno))
         }
         Q::Discard | Q::Rate { .. } if caller.uid != 0 && caller.uid != mount.owner_uid() => {
             Err(ControlError::new("change the cache at", Some(point), "it is another user's")
@@ -270,7 +272,7 @@ fn of_mount(mount: &Mount, served: &Served, file: FileStatus) -> FileStatus {
     let on = matches!(mount.session.fast_path(), FastPath::On);
     let why = match (file.stripe_count, near, gives) {
         (2.., _, _) => Some("striped".into()),
-        (_, false, _) => Some("its server is on another node".into()),
+        (_, false, _) => Some(served.fs.why_far_of(Ino(file.ino)).into()),
         (_, true, false) => Some("its server's store is a plain directory".into()),
         (_, true, true) if !on => mount.fast_path_reason.clone(),
         _ => None,

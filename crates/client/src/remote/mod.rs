@@ -144,6 +144,16 @@ impl RemoteFs {
         Some((peer.is_near(), gives))
     }
 
+    /// Why the server that has an inode gives no files to this node's kernel, if it is not near.
+    pub fn why_far_of(&self, ino: Ino) -> &'static str {
+        self.servers.of(ino).map_or("its server is away", Peer::why_far)
+    }
+
+    /// The same of the server that this mount asked first.
+    pub fn why_far(&self) -> &'static str {
+        self.servers.of_locks().why_far()
+    }
+
     /// What the server said of the buffer.
     pub fn attached(&self) -> &Attached {
         &self.attached

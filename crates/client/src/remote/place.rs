@@ -22,6 +22,18 @@ pub(super) struct Expected {
     pub(super) uuid: Option<String>,
 }
 
+fn why_far(same_node: bool, has_socket: bool) -> &'static str {
+    match (same_node, has_socket) {
+        (false, _) => "its server is on another node",
+        (true, false) => {
+            "its server is on this node, but has no Unix socket, by which alone it gives files to mounts (`forebay serve --listen unix:PATH`)"
+        }
+        (true, true) => {
+            "its server is on this node, but its Unix socket cannot be reached from here"
+        }
+    }
+}
+
 impl Peer {
     /// Where it is now, and whether it is gone for good, as another server says.
     pub(super) fn moved(&self, place: &ShardPlace) {
@@ -47,6 +59,14 @@ impl Peer {
     /// It runs on this node.
     pub(super) fn is_near(&self) -> bool {
         self.near.load(Ordering::Relaxed)
+    }
+
+    /// Why it gives no files to the kernel, if it is not near: descriptors come by its Unix socket alone, which also
+    /// proves that it is the same node.
+    pub(super) fn why_far(&self) -> &'static str {
+        let session = self.session.read();
+        let Some(attached) = session.attached.as_ref() else { return "its server is away" };
+        why_far(attached.node == self.node, attached.unix_socket.is_some())
     }
 
     /// It did not answer when it was last asked, or is gone for good.
@@ -113,5 +133,20 @@ impl Peer {
             true => Ok(()),
             false => Err(LinkError::Io(Errno::ESTALE.into())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_on_the_servers_node_is_told_what_its_fast_path_needs() {
+        assert!(why_far(false, true).contains("another node"));
+        for has_socket in [false, true] {
+            let told = why_far(true, has_socket);
+            assert!(told.contains("on this node") && told.contains("Unix socket"), "{told}");
+        }
+        assert!(why_far(true, false).contains("--listen unix:"));
     }
 }

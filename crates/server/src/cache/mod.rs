@@ -46,6 +46,7 @@ mod write;
 mod tests;
 
 pub use drain::policy::{Policy, Watermark, When};
+pub use drain::resolve::why_not_resolved;
 
 use crate::flash::Store;
 use crate::namespace::Namespace;

@@ -11,7 +11,8 @@ use super::act::Who;
 use super::file::{CacheFile, FileState};
 use super::map::BLOCK_BYTES;
 use super::pfs::{PfsStat, proc_path};
-use super::record::{Base, Record, State};
+use super::record::{Base, Owner, Record, State};
+use super::space::Met;
 use crate::descriptors;
 use forebay_proto::api::{CreateArgs, FileSystem, Opened};
 use forebay_proto::attr::FileKind;
@@ -299,14 +300,17 @@ impl CacheFs {
 
     /// Makes the flash side of a file of this size.
     pub(super) fn make(&self, number: Ino, record: Record, size: u64) -> Result<Arc<CacheFile>> {
-        let mut tries = 0;
+        let (mut tries, mut met) = (0, Met::default());
         let made = loop {
             match self.flash.has_room_for_a_file().and_then(|()| self.flash.make(&record)) {
-                // Room for data, or for one more file: whole clean files go until there is.
+                // Room for data, or for one more file: whole clean files go until there is. If all are dirty
+                // the caller waits for drains, as a write does.
                 Err(Errno::ENOSPC) if tries < MAKE_TRIES => {
-                    tries += 1;
-                    self.space.make_room(self, BLOCK_BYTES)?;
-                    self.space.evict_any(self)?;
+                    self.space.wait_for_room(self, BLOCK_BYTES)?;
+                    match self.space.evict_any(self) {
+                        Ok(()) => tries += 1,
+                        Err(_) => self.space.wait_for_drains(self, &mut met)?,
+                    }
                 }
                 made => break made?,
             }
@@ -339,7 +343,10 @@ impl CacheFs {
         }
         if base.holds_data(stat) {
             let mut state = file.state.lock();
-            return state.save(&self.flash, file, |record| record.base.ctime = stat.ctime);
+            return state.save(&self.flash, file, |record| {
+                record.base.ctime = stat.ctime;
+                record.base.owner = Owner::of(stat);
+            });
         }
         // While we write it ourselves it changes.
         if state != State::Conflict && !draining {

@@ -65,6 +65,7 @@ impl CacheFs {
         state.save(&self.flash, file, |record| {
             record.base.mtime = after.mtime;
             record.base.ctime = after.ctime;
+            record.base.owner = after.owner;
         })
     }
 }

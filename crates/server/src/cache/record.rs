@@ -19,12 +19,31 @@ pub(crate) struct Base {
     pub ctime: Timestamp,
     /// It had been changed so shortly before that another write could have got the same times.
     pub young: bool,
+    /// Whose it was.
+    pub owner: Owner,
+}
+
+/// Who may do what with a PFS file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Owner {
+    /// Permissions, without the file's type.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Owner {
+    /// Of a file whose attributes these are.
+    pub fn of(stat: &PfsStat) -> Owner {
+        Owner { mode: stat.mode & 0o7777, uid: stat.uid, gid: stat.gid }
+    }
 }
 
 impl Base {
     /// Of a file whose attributes these are.
     pub fn of(stat: &PfsStat) -> Base {
-        Base { size: stat.size, mtime: stat.mtime, ctime: stat.ctime, young: false }
+        let owner = Owner::of(stat);
+        Base { size: stat.size, mtime: stat.mtime, ctime: stat.ctime, young: false, owner }
     }
 
     /// The same for a file that somebody else writes, with a look at the clocks.
@@ -106,6 +125,10 @@ pub(crate) struct Record {
     /// A truncation that may not have been done.
     pub truncating_to: Option<u64>,
     pub draining: Option<Draining>,
+    /// What has its name on the PFS is another file, which it replaces: it is to have this owner and mode, not
+    /// those of what it replaces.
+    #[serde(default)]
+    pub as_owner: Option<Owner>,
     /// It has lost its last name, by us; what a drain has beside it is all that is left to do.
     #[serde(default)]
     pub removed: bool,
@@ -138,6 +161,7 @@ impl Record {
             resized: false,
             truncating_to: None,
             draining: None,
+            as_owner: None,
             removed: false,
             kept_as: None,
             writer,

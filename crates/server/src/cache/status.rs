@@ -413,12 +413,7 @@ impl CacheFs {
         if keep == Keep::Theirs && self.give_up_lost(caller, &below)? {
             return self.tree_state(caller, path);
         }
-        let files = self.listed_below(&below)?;
-        let file = match &files[..] {
-            [file] => file.clone(),
-            [] => return Err(Errno::ENOENT),
-            _ => return Err(Errno::EISDIR),
-        };
+        let file = self.in_conflict(&below)?;
         let uid = file.state.lock().record.writer.uid;
         if caller.uid != 0 && caller.uid != uid {
             return Err(Errno::EPERM);
@@ -427,6 +422,23 @@ impl CacheFs {
         match self.tree_state(caller, path) {
             Err(Errno::ENOENT) => Ok(TreeState::default()),
             other => other,
+        }
+    }
+
+    /// The file in conflict at a path, or the only one below it. ENOENT: nothing there is dirty; EINVAL: nothing is
+    /// in conflict; ENOTEMPTY: several files are.
+    fn in_conflict(&self, below: &[u8]) -> Result<Arc<CacheFile>> {
+        let mut files = self.listed_below(below)?;
+        if files.is_empty() {
+            return Err(Errno::ENOENT);
+        }
+        files.retain(|file| file.state.lock().record.state == State::Conflict);
+        // A directory may have the name that the file had.
+        let is_it = |file: &&Arc<CacheFile>| file.state.lock().record.path.as_bytes() == below;
+        match &files[..] {
+            [] => Err(Errno::EINVAL),
+            [file] => Ok(file.clone()),
+            several => several.iter().find(is_it).cloned().ok_or(Errno::ENOTEMPTY),
         }
     }
 

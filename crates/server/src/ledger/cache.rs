@@ -8,7 +8,7 @@
 use super::served::shard_of;
 use super::turn::{absent, of};
 use super::{Identity, Ledger, ServedBuffer};
-use crate::cache::{CacheFs, CacheOptions, Policy};
+use crate::cache::{CacheFs, CacheOptions, Policy, why_not_resolved};
 use crate::mover::identity::Identity as Rights;
 use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
 use forebay_proto::control::{ControlError, PathBytes};
@@ -133,28 +133,9 @@ impl Ledger {
             }
             request => request,
         };
-        // A conflict is where the file was written: the other servers know of none.
-        let one_is_enough = matches!(request, CacheRequest::Resolve { .. });
-        let mut all: Option<LedgerReply> = None;
-        let mut failed = None;
-        for answered in self.ask_parts(&served, &caller, Some(request)) {
-            match (answered, &mut all) {
-                (Err(error), _) => failed = Some(error),
-                (Ok(reply), None) => all = Some(reply),
-                (Ok(LedgerReply::CacheTree(more)), Some(LedgerReply::CacheTree(tree))) => {
-                    add_tree(tree, *more);
-                }
-                (Ok(_), Some(_)) => {}
-            }
-        }
-        match (all, failed) {
-            (Some(reply), Some(error)) if one_is_enough && error.errno == Some(libc::ENOENT) => {
-                Ok(reply)
-            }
-            (_, Some(error)) => Err(error),
-            (Some(reply), None) => Ok(reply),
-            (None, None) => Err(absent(WHAT, name)),
-        }
+        let how = HowMany::of(&request);
+        let answers = self.ask_parts(&served, &caller, Some(request));
+        how.added(answers).unwrap_or_else(|| Err(absent(WHAT, name)))
     }
 
     /// State of a cache as a whole.
@@ -301,7 +282,10 @@ fn answer(
             told("invalidate", path, cache.invalidate(caller, path.as_bytes()).map(one))
         }
         Q::Resolve { path, keep } => {
-            told("resolve", path, cache.resolve(caller, path.as_bytes(), *keep).map(tree))
+            let resolved = cache.resolve(caller, path.as_bytes(), *keep).map(tree);
+            let shown = Path::new(OsStr::from_bytes(path.as_bytes()));
+            let what = format!("resolve, in buffer {name},");
+            resolved.map_err(|errno| why_not_resolved(&what, shown, errno))
         }
         Q::Discard => Err(of(WHAT, name, "only its end loses dirty data", libc::EINVAL)
             .hint("`forebay buffer destroy --discard-dirty`")),
@@ -310,6 +294,69 @@ fn answer(
             Ok(LedgerReply::Ok)
         }
     }
+}
+
+/// What it means that some servers of a cache know nothing of a path.
+enum HowMany {
+    /// Each that knows of the path adds what it has.
+    Some,
+    /// What is asked for is at one: the others know of none.
+    One,
+    /// All have to do it.
+    All,
+}
+
+impl HowMany {
+    fn of(request: &CacheRequest) -> HowMany {
+        match request {
+            // A file that is not on the PFS any more is known where it is dirty only.
+            CacheRequest::State { .. } | CacheRequest::Flush { .. } => HowMany::Some,
+            CacheRequest::Resolve { .. } => HowMany::One,
+            _ => HowMany::All,
+        }
+    }
+
+    /// How much an error says, if other servers have said something else.
+    fn weight(&self, error: &ControlError) -> u8 {
+        match (self, error.errno) {
+            (HowMany::Some | HowMany::One, Some(libc::ENOENT)) => 0,
+            (HowMany::One, Some(libc::EINVAL)) => 1,
+            _ => HowMany::COUNTS,
+        }
+    }
+
+    /// One answer of those of all servers that were asked; `None` if none was.
+    fn added(
+        &self,
+        answers: Vec<Result<LedgerReply, ControlError>>,
+    ) -> Option<Result<LedgerReply, ControlError>> {
+        let mut all: Option<LedgerReply> = None;
+        let mut failed: Option<ControlError> = None;
+        for answered in answers {
+            match (answered, &mut all) {
+                (Err(error), _) => {
+                    // Of several the one that says most.
+                    let says = |error: &ControlError| self.weight(error);
+                    if failed.as_ref().is_none_or(|known| says(known) < says(&error)) {
+                        failed = Some(error);
+                    }
+                }
+                (Ok(reply), None) => all = Some(reply),
+                (Ok(LedgerReply::CacheTree(more)), Some(LedgerReply::CacheTree(tree))) => {
+                    add_tree(tree, *more);
+                }
+                (Ok(_), Some(_)) => {}
+            }
+        }
+        match (all, failed) {
+            (Some(reply), Some(error)) if self.weight(&error) < HowMany::COUNTS => Some(Ok(reply)),
+            (_, Some(error)) => Some(Err(error)),
+            (all, None) => all.map(Ok),
+        }
+    }
+
+    /// An error that says so much counts whatever the others have answered.
+    const COUNTS: u8 = 2;
 }
 
 /// What two servers have of a tree.
@@ -348,10 +395,9 @@ fn add_tree(all: &mut TreeState, part: TreeState) {
     all.pfs_error = all.pfs_error.take().or(pfs_error);
     all.volatile |= volatile;
     all.policy = all.policy.take().or(policy);
-    // Of one file, the server that has most of it knows most.
-    let knows = |file: &CachedFile| (file.dirty_bytes, file.state != "clean", file.cached_bytes);
+    // Of one path, the server that has the worst of it, or most of it, knows most.
     let better = match (&all.file, &file) {
-        (Some(a), Some(b)) => knows(b) > knows(a),
+        (Some(a), Some(b)) => b.is_worse_than(a),
         (a, b) => a.is_none() && b.is_some(),
     };
     if better {
@@ -387,6 +433,7 @@ fn add_status(all: &mut CacheStatus, part: CacheStatus) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_proto::cache::Keep;
 
     fn part(of: u64, pfs_error: Option<&str>) -> CacheStatus {
         let pfs_error = pfs_error.map(String::from);
@@ -423,5 +470,43 @@ mod tests {
         // One server without the PFS is enough to say so.
         assert_eq!(all.pfs_error.as_deref(), Some("ENODEV"));
         assert_eq!(tree.pfs_error.as_deref(), Some("ENODEV"));
+    }
+
+    fn error(errno: i32) -> Result<LedgerReply, ControlError> {
+        Err(ControlError::new("ask", None, "why").errno(errno))
+    }
+
+    fn tree(conflicts: u64) -> Result<LedgerReply, ControlError> {
+        let state = TreeState { files: conflicts, conflicts, ..TreeState::default() };
+        Ok(LedgerReply::CacheTree(Box::new(state)))
+    }
+
+    #[test]
+    fn a_path_that_one_server_knows_is_known() {
+        let path = PathBytes::new(b"/f");
+        let (state, flush) = (
+            CacheRequest::State { path: path.clone() },
+            CacheRequest::Flush { path: path.clone() },
+        );
+        let resolve = CacheRequest::Resolve { path: path.clone(), keep: Keep::Ours };
+        let invalidate = CacheRequest::Invalidate { path };
+        let told = |request: &CacheRequest, answers| match HowMany::of(request).added(answers) {
+            Some(Ok(LedgerReply::CacheTree(tree))) => Ok(tree.conflicts),
+            Some(Err(error)) => Err(error.errno.unwrap()),
+            other => panic!("{other:?}"),
+        };
+        for request in [&state, &flush, &resolve] {
+            for answers in [[error(libc::ENOENT), tree(1)], [tree(1), error(libc::ENOENT)]] {
+                assert_eq!(told(request, answers.into()), Ok(1), "{request:?}");
+            }
+            let none = vec![error(libc::ENOENT), error(libc::ENOENT)];
+            assert_eq!(told(request, none), Err(libc::ENOENT), "{request:?}");
+            let away = vec![tree(1), error(libc::ETIMEDOUT), error(libc::ENOENT)];
+            assert_eq!(told(request, away), Err(libc::ETIMEDOUT), "it may have more: {request:?}");
+        }
+        assert_eq!(told(&resolve, vec![tree(0), error(libc::EINVAL)]), Ok(0));
+        let is_none = vec![error(libc::ENOENT), error(libc::EINVAL), error(libc::ENOENT)];
+        assert_eq!(told(&resolve, is_none), Err(libc::EINVAL));
+        assert_eq!(told(&invalidate, vec![tree(0), error(libc::ENOENT)]), Err(libc::ENOENT));
     }
 }

@@ -6,9 +6,10 @@
 
 use super::super::CacheFs;
 use super::super::file::CacheFile;
-use super::super::record::Draining;
+use super::super::record::{Base, Draining};
 use super::{Failed, failed};
 use forebay_proto::Errno;
+use forebay_proto::control::PathBytes;
 use rustix::fs::OFlags;
 use std::sync::Arc;
 
@@ -58,9 +59,32 @@ impl CacheFs {
         if matches!(file.state.lock().record.draining, Some(Draining::Temporary { .. })) {
             self.wait_for_names();
         }
-        if let Err(error) = self.clear_temporary(file) {
+        if let Err(error) = self.clear_temporary(file).and_then(|()| self.take_up_in_place(file)) {
             tracing::warn!(errno = %error.errno, what = error.what, "a drain that was cut short");
         }
+    }
+
+    /// What the PFS has of a file that was drained into is ours, as far as that came: what somebody else writes from
+    /// now on is a conflict again. What was written since the server ended cannot be told from it.
+    fn take_up_in_place(&self, file: &CacheFile) -> Outcome<()> {
+        let (key, paths) = {
+            let state = file.state.lock();
+            if state.record.draining != Some(Draining::InPlace) {
+                return Ok(());
+            }
+            let r = &state.record;
+            (r.key, [Some(r.path.clone()), r.was_at.clone()])
+        };
+        let is_it = |path: PathBytes| self.pfs.stat(path.as_bytes()).ok().filter(|s| s.key == key);
+        // By another name, or when the PFS is there, the next drain finds it.
+        let Some(stat) = paths.into_iter().flatten().find_map(is_it) else { return Ok(()) };
+        let mut state = file.state.lock();
+        state
+            .save(&self.flash, file, |record| {
+                record.base = Base::of(&stat);
+                record.draining = None;
+            })
+            .map_err(at("write the record on flash"))
     }
 
     /// Removes what a drain that was cut short left on the PFS. If its last step was done, the

@@ -12,7 +12,7 @@ mod foreground;
 mod leftover;
 pub(crate) mod policy;
 mod publish;
-mod resolve;
+pub(crate) mod resolve;
 mod rights;
 mod settle;
 mod sums;

@@ -83,8 +83,11 @@ impl CacheFs {
         }
         let job = self.begin_job(file)?;
         let named = found.inode.is_none();
+        let replaces = file.state.lock().record.as_owner.is_some();
         let whole = job.fetch_limit == 0 && found.stat.nlink == 1 && named && !self.in_parts(file);
-        let done = match whole {
+        let done = match whole || replaces {
+            // Nothing is written into what is another file.
+            true if replaces => self.by_temporary(file, &found, &job, memory),
             true => match self.by_temporary(file, &found, &job, memory) {
                 Err(Failed { in_place: true, .. }) => self.in_place(file, &found, &job, memory),
                 other => other,
@@ -468,6 +471,7 @@ impl CacheFs {
                 record.key = stat.key;
                 record.base = Base::of(stat);
                 record.draining = None;
+                record.as_owner = None;
             });
             saved.map_err(at("write the record on flash"))?;
             old

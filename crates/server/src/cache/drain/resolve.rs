@@ -2,7 +2,8 @@
 //!
 //! Invariant: no version is dropped before the one that is kept is where it belongs: `ours` only makes
 //! the file dirty again against what the PFS has now, `both` drops ours here only after it is whole,
-//! fsynced and verified beside theirs.
+//! fsynced and verified beside theirs. What is made for ours has the owner and mode that the file had, never those of
+//! what stands at its name.
 
 use super::super::CacheFs;
 use super::super::file::CacheFile;
@@ -11,13 +12,15 @@ use super::super::paths::{joined, split};
 use super::super::pfs::{PfsStat, errno};
 use super::super::record::{Base, Draining, State};
 use super::settle::Sums;
+use forebay_proto::attr::FileKind;
 use forebay_proto::cache::Keep;
-use forebay_proto::control::PathBytes;
+use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::{Errno, Result};
 use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, RenameFlags};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// What ours is called beside theirs.
@@ -25,9 +28,34 @@ const OURS: &[u8] = b".forebay-ours";
 /// Names that are tried for it: with a number from the second on.
 const NAMES_MAX: u32 = 1_000;
 
+/// Why a file's conflict was not ended, for people.
+pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
+    let (why, hint) = match errno {
+        Errno::EINVAL => ("it is not in conflict", "`forebay status PATH` tells its state"),
+        Errno::EISDIR => (
+            "the PFS has a directory of that name",
+            "move it away, or keep `theirs` or `both`: then ours goes beside it",
+        ),
+        Errno::ENOTEMPTY => ("there are several conflicts below it", "decide about each file"),
+        Errno::ENODATA => (
+            "parts of ours were only in the PFS file that is gone",
+            "`forebay resolve --keep theirs PATH` drops ours",
+        ),
+        Errno::EBUSY => {
+            ("it is open, or what has its name now was written here", "close it, then try again")
+        }
+        Errno::EPERM => ("it is another user's, or they may not", "who wrote it, or root, decides"),
+        other => {
+            let error = std::io::Error::from_raw_os_error(other.0);
+            return ControlError::io(what, Some(path), &error);
+        }
+    };
+    ControlError::new(what, Some(path), why).errno(errno.0).hint(hint)
+}
+
 impl CacheFs {
-    /// Ends it. EINVAL if there is none; ENODATA if our version has parts that only the lost
-    /// PFS file had.
+    /// Ends it. EINVAL if there is none; EISDIR if ours is to take the name of a directory; ENODATA if our version
+    /// has parts that only the lost PFS file had.
     pub(in super::super) fn end_conflict(&self, file: &Arc<CacheFile>, keep: Keep) -> Result<()> {
         let ended = self.end_conflict_undrained(file, keep);
         self.end_lost(file)?;
@@ -129,6 +157,10 @@ impl CacheFs {
         path: &[u8],
         theirs: Option<PfsStat>,
     ) -> Result<()> {
+        if theirs.is_some_and(|theirs| theirs.kind() == FileKind::Dir) {
+            // No drain takes a directory's name: a tree is not ours to remove.
+            return Err(Errno::EISDIR);
+        }
         if !file.state.lock().is_whole() {
             return Err(Errno::ENODATA);
         }
@@ -143,11 +175,19 @@ impl CacheFs {
             self.forget_ours(&other)?;
         }
         let _alone = self.publishing.write();
-        let stat = match theirs {
-            Some(stat) => stat,
-            None => self.make_as_writer(file, path)?.1,
+        let (old, owner) = {
+            let state = file.state.lock();
+            (state.record.key, state.record.as_owner.unwrap_or(state.record.base.owner))
         };
-        let old = file.state.lock().record.key;
+        let (stat, as_owner) = match theirs {
+            // The drain replaces it.
+            Some(stat) => (stat, Some(owner)),
+            None => {
+                let (_dir, made) = self.make_as_writer(file, path)?;
+                self.give_owner(&made, owner)?;
+                (self.pfs.stat_fd(made.as_fd())?, None)
+            }
+        };
         let size = self.flash.stat(file.ino)?.size_bytes;
         {
             let mut state = file.state.lock();
@@ -159,6 +199,7 @@ impl CacheFs {
             state.save(&self.flash, file, |record| {
                 record.key = stat.key;
                 record.base = Base::of(&stat);
+                record.as_owner = as_owner;
                 record.fetch_limit = 0;
                 record.whole = true;
                 record.resized = true;
@@ -176,16 +217,16 @@ impl CacheFs {
         Ok(())
     }
 
-    fn make_as_writer(&self, file: &CacheFile, path: &[u8]) -> Result<((OwnedFd, File), PfsStat)> {
+    /// An empty file that only who wrote it may use.
+    fn make_as_writer(&self, file: &CacheFile, path: &[u8]) -> Result<(OwnedFd, File)> {
         let writer = file.state.lock().record.writer.clone();
         let (dir, name) = split(path);
         let _act = writer.act()?;
         let dir = self.pfs.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(0o644);
+        let mode = Mode::from_raw_mode(0o600);
         let fd = rfs::openat(&dir, name, flags | OFlags::NOFOLLOW, mode).map_err(errno)?;
-        let stat = self.pfs.stat_fd(fd.as_fd())?;
-        Ok(((dir, File::from(fd)), stat))
+        Ok((dir, File::from(fd)))
     }
 
     /// Our version, whole, beside theirs.
@@ -207,8 +248,14 @@ impl CacheFs {
         let hidden = joined(dir_path, &temporary);
         // Of an earlier drain of this file, that could not remove it.
         self.drop_beside(file, dir_path, &temporary)?;
-        let (dir, target) = self.make_as_writer(file, &hidden)?.0;
+        let owner = {
+            let state = file.state.lock();
+            state.record.as_owner.unwrap_or(state.record.base.owner)
+        };
+        let (dir, target) = self.make_as_writer(file, &hidden)?;
         let made = self.copy_ours(file, &target).and_then(|()| {
+            self.give_owner(&target, owner)?;
+            target.sync_all()?;
             self.name_ours(&dir, &temporary, name)?;
             crate::step::step("ours is beside theirs");
             Ok(())

@@ -1,13 +1,14 @@
 //! Calls on the PFS that a drain makes with the rights of who wrote.
 //!
-//! Invariant: the writer is tried first: where the PFS refuses root (root_squash) nobody else may. Called
-//! by `publish`.
+//! Invariants: the writer is tried first: where the PFS refuses root (root_squash) nobody else may. What takes the
+//! place of another file never has that one's mode. Called by `publish` and `resolve`.
 
 use super::super::CacheFs;
 use super::super::act::Who;
 use super::super::attrs::grown;
 use super::super::file::CacheFile;
 use super::super::pfs::{PfsStat, errno, proc_path};
+use super::super::record::Owner;
 use super::publish::Found;
 use super::{Failed, failed};
 use forebay_proto::Errno;
@@ -60,6 +61,10 @@ impl CacheFs {
     ) -> Result<(), Failed> {
         let refused =
             |what: &'static str| move |e: Errno| Failed { in_place: true, ..failed(e, what) };
+        let as_owner = file.state.lock().record.as_owner;
+        if let Some(owner) = as_owner {
+            return self.give_owner(target, owner).map_err(told("give it its owner and mode"));
+        }
         let old = self.pfs.open_at(&found.path, OFlags::PATH | OFlags::NOFOLLOW);
         let old = old.map_err(told("look at the PFS file"))?;
         if (own.uid, own.gid) != (found.stat.uid, found.stat.gid) {
@@ -89,6 +94,28 @@ impl CacheFs {
         let mode = Mode::from_raw_mode(found.stat.mode & 0o7777);
         let set = || rfs::fchmod(target, mode).map_err(errno);
         self.as_writer(file, set).map_err(refused("give it its mode"))
+    }
+
+    /// What is made in the place of a file can be used by nobody who could not use that: where its owner or group
+    /// cannot be given it is for who wrote it alone. ACLs went with the file, and so does what the directory's
+    /// default ACL gave; no program gets anybody's rights by this.
+    pub(super) fn give_owner(&self, target: &File, owner: Owner) -> forebay_proto::Result<()> {
+        for name in xattrs_of(&proc_path(target.as_fd(), b""))? {
+            if name.starts_with(b"system.posix_acl") {
+                rfs::fremovexattr(target, &name[..]).map_err(errno)?;
+            }
+        }
+        let own = self.pfs.stat_fd(target.as_fd())?;
+        let is_its = (own.uid, own.gid) == (owner.uid, owner.gid) || {
+            let uid = Some(rfs::Uid::from_raw(owner.uid));
+            let gid = Some(rfs::Gid::from_raw(owner.gid));
+            rfs::fchown(target, uid, gid).is_ok()
+        };
+        let mode = match is_its {
+            true => owner.mode & 0o777,
+            false => owner.mode & 0o700,
+        };
+        rfs::fchmod(target, Mode::from_raw_mode(mode)).map_err(errno)
     }
 
     /// Waits until the PFS has it.

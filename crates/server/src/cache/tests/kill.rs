@@ -362,3 +362,41 @@ fn a_kill_between_names_and_records_makes_no_conflict() {
         killed
     });
 }
+
+/// The server that is killed while it drains into a file of which the PFS has parts that it has not.
+#[test]
+fn child_draining_in_place() {
+    let Ok(base) = std::env::var(CHILD_BASE) else { return };
+    let base = Path::new(&base);
+    let cache = open_at(base, CAPACITY, options(base));
+    cache.write("f", 70_000, b"ours");
+    cache.flush("/");
+    cache.crash();
+}
+
+#[test]
+fn what_somebody_writes_after_a_drain_that_was_cut_short_was_taken_up_is_a_conflict() {
+    let wanted = ["a drain in place is on record", "dirty data is on the PFS"];
+    let mut met = std::collections::BTreeSet::new();
+    for at in 1.. {
+        let rig = Rig::new(CAPACITY);
+        let base = rig.base.path();
+        rig.put("f", &pattern(1, 300_000));
+        let variables = [(CHILD_BASE, base.to_str().unwrap())];
+        let Some(place) = run_killed("cache::tests::kill::child_draining_in_place", &variables, at)
+        else {
+            break;
+        };
+        if !wanted.contains(&&place[..]) {
+            continue;
+        }
+        met.insert(place.clone());
+        let cache = open_at(base, CAPACITY, options(base));
+        rig.put("f", &pattern(2, 200_000));
+        let state = cache.flush("/");
+        assert_eq!((state.files, state.conflicts), (1, 1), "{place}: {state:?}");
+        assert!(rig.read_pfs("f") == pattern(2, 200_000), "{place}: theirs is changed");
+        cache.crash();
+    }
+    assert_eq!(met.len(), wanted.len(), "{met:?}");
+}

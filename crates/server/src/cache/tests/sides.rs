@@ -183,3 +183,84 @@ fn a_removed_file_is_read_on_by_who_has_it_open_and_never_drains() {
     assert_eq!(std::fs::read_dir(rig.base.path().join("pfs")).unwrap().count(), 0);
     cache.crash();
 }
+
+/// What a private file's name leads to on the PFS, after somebody changed it there.
+type Change = fn(&Rig);
+
+#[test]
+fn what_is_kept_of_a_conflict_has_the_mode_that_the_file_had() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let replaced: [(&str, Change); 4] = [
+        ("removed", |rig| std::fs::remove_file(rig.pfs("f")).unwrap()),
+        ("a link", |rig| {
+            std::fs::remove_file(rig.pfs("f")).unwrap();
+            symlink("/etc/hostname", rig.pfs("f")).unwrap();
+        }),
+        ("a file for all", |rig| {
+            std::fs::write(rig.pfs("g"), b"theirs").unwrap();
+            std::fs::set_permissions(rig.pfs("g"), PermissionsExt::from_mode(0o666)).unwrap();
+            std::fs::hard_link(rig.pfs("g"), rig.pfs("g2")).unwrap();
+            std::fs::rename(rig.pfs("g"), rig.pfs("f")).unwrap();
+        }),
+        ("written", |rig| std::fs::write(rig.pfs("f"), b"THEIRS, longer than it").unwrap()),
+    ];
+    for (what, replace) in replaced {
+        for keep in [Keep::Ours, Keep::Both] {
+            let rig = Rig::new(64 * MIB);
+            let cache = rig.open();
+            std::fs::write(rig.pfs("f"), b"both have this").unwrap();
+            std::fs::set_permissions(rig.pfs("f"), PermissionsExt::from_mode(0o600)).unwrap();
+            assert_eq!(cache.read("f").unwrap(), b"both have this");
+            cache.write("f", 0, b"OURS");
+            replace(&rig);
+            conflict(&cache);
+            cache.fs.resolve(&Caller::root(), b"/f", keep).unwrap();
+            assert!(cache.flush("/").is_durable(), "{what}, {keep:?}");
+            let kept = if keep == Keep::Both { "f.forebay-ours" } else { "f" };
+            let meta = std::fs::symlink_metadata(rig.pfs(kept)).unwrap();
+            assert!(meta.is_file(), "{what}, {keep:?}");
+            assert_eq!(meta.permissions().mode() & 0o7777, 0o600, "{what}, {keep:?}");
+            assert!(rig.read_pfs(kept).starts_with(b"OURS have this"), "{what}, {keep:?}");
+            assert!(cache.read(kept).unwrap().starts_with(b"OURS have this"), "{what}, {keep:?}");
+            let hidden = |entry: &std::fs::DirEntry| {
+                entry.file_name().to_string_lossy().starts_with(".forebay-drain")
+            };
+            let left =
+                std::fs::read_dir(rig.pfs("")).unwrap().filter(|e| hidden(e.as_ref().unwrap()));
+            assert_eq!(left.count(), 0, "{what}, {keep:?}: something of the drain is left");
+            if what == "a file for all" {
+                assert_eq!(rig.read_pfs("g2"), b"theirs", "its other name is not ours");
+            }
+            cache.crash();
+        }
+    }
+}
+
+#[test]
+fn a_directory_in_the_place_of_a_dirty_file_is_not_replaced_and_can_be_decided() {
+    for keep in [Keep::Theirs, Keep::Both] {
+        let rig = Rig::new(64 * MIB);
+        let cache = rig.open();
+        dirty(&rig, &cache);
+        std::fs::remove_file(rig.pfs("f")).unwrap();
+        std::fs::create_dir(rig.pfs("f")).unwrap();
+        std::fs::write(rig.pfs("f/theirs"), b"in it").unwrap();
+        // What is dirty below the directory does not make it unclear which file is meant.
+        let dir = cache.lookup("f").unwrap();
+        let made = cache.fs.create(&Caller::root(), dir, b"new", MODE, false).unwrap();
+        let made = made.0.attr.ino;
+        cache.fs.write(made, 0, b"below", WriteMode::default()).unwrap();
+        cache.fs.release(made, false);
+        let resolve = |keep| cache.fs.resolve(&Caller::root(), b"/f", keep).map(drop);
+        assert_eq!(cache.flush("/").conflicts, 1);
+        assert_eq!(resolve(Keep::Ours), Err(Errno::EISDIR));
+        assert_eq!(cache.state("/").conflicts, 1, "it is as it was");
+        resolve(keep).unwrap();
+        assert!(cache.flush("/").is_durable());
+        assert_eq!(rig.read_pfs("f/theirs"), b"in it");
+        assert_eq!(rig.read_pfs("f/new"), b"below");
+        assert_eq!(rig.pfs("f.forebay-ours").exists(), keep == Keep::Both);
+        assert_eq!(resolve(keep), Err(Errno::ENOENT), "it is not in conflict any more");
+        cache.crash();
+    }
+}

@@ -465,7 +465,15 @@ impl World<'_> {
 pub fn must_be_on_pfs(rig: &Rig, model: &Model) {
     for (name, id) in &model.names {
         let name = NAMES[*name];
-        assert!(rig.read_pfs(name) == model.files[id], "{name} is another one on the PFS");
+        let (there, wanted) = (rig.read_pfs(name), &model.files[id]);
+        let same = there.iter().zip(wanted).take_while(|(a, b)| a == b).count();
+        let differ = there.iter().zip(wanted).filter(|(a, b)| a != b).count();
+        assert!(
+            there == *wanted,
+            "{name} is another one on the PFS: {} bytes, wanted {}; the same up to {same}, {differ} bytes differ",
+            there.len(),
+            wanted.len()
+        );
     }
     let list = || {
         let mut there = Vec::new();
