@@ -56,6 +56,8 @@ pub(crate) struct FileState {
     pub opens: u64,
     /// Of them, those by which the kernel has the object itself.
     pub locals: u64,
+    /// Opens that are about to be with a kernel: like those, nothing is evicted.
+    pub giving: u32,
     /// One of those is for writing.
     pub kernel_writes: bool,
     /// It has lost its last name: nothing of it will be drained.
@@ -122,6 +124,7 @@ impl CacheFile {
             cut_to: None,
             opens: 0,
             locals: 0,
+            giving: 0,
             kernel_writes: false,
             gone: false,
             forgotten: false,

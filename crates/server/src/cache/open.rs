@@ -41,6 +41,28 @@ fn writes(flags: u32) -> bool {
     flags as i32 & libc::O_ACCMODE != libc::O_RDONLY || flags as i32 & libc::O_TRUNC != 0
 }
 
+/// As long as this lives nothing of a file that is all here is evicted: it is about to be given to a kernel, which
+/// would meet holes where blocks were.
+struct Giving<'a>(&'a CacheFile);
+
+impl Giving<'_> {
+    /// `None` if something of it is not here, perhaps no more.
+    fn of(file: &CacheFile) -> Option<Giving<'_>> {
+        let mut state = file.state.lock();
+        if !state.is_whole() {
+            return None;
+        }
+        state.giving += 1;
+        Some(Giving(file))
+    }
+}
+
+impl Drop for Giving<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().giving -= 1;
+    }
+}
+
 impl CacheFs {
     /// Opens a regular file.
     pub(super) fn open_data(
@@ -101,15 +123,16 @@ impl CacheFs {
             }
             self.truncate_data(file, 0)?;
         }
-        let local = match want_local {
+        let given = match want_local {
             true => self.local_object(file, writes(flags))?,
             false => None,
         };
-        let in_kernel = local.is_some() || file.state.lock().locals > 0;
+        let in_kernel = given.is_some() || file.state.lock().locals > 0;
         if writes(flags) && in_kernel {
             self.mark_whole(file)?;
         }
-        if local.is_some() {
+        let Some((local, giving)) = given else { return Ok(Opened { local: None }) };
+        {
             let mut state = file.state.lock();
             state.locals += 1;
             self.counters.kernel_opened();
@@ -117,7 +140,8 @@ impl CacheFs {
                 self.kernel_may_write(&mut state);
             }
         }
-        Ok(Opened { local })
+        drop(giving);
+        Ok(Opened { local: Some(local) })
     }
 
     /// A kernel has a file for writing, until it has given all of its opens back.
@@ -128,8 +152,12 @@ impl CacheFs {
         }
     }
 
-    /// The object for the kernel, if it may have it.
-    fn local_object(&self, file: &Arc<CacheFile>, write: bool) -> Result<Option<Arc<File>>> {
+    /// The object for the kernel, if it may have it; all of it stays here until the kernel counts as having it.
+    fn local_object<'a>(
+        &self,
+        file: &'a Arc<CacheFile>,
+        write: bool,
+    ) -> Result<Option<(Arc<File>, Giving<'a>)>> {
         if write && !(self.options.writes_by_kernel && self.space.has_headroom(self)) {
             return Ok(None);
         }
@@ -147,17 +175,14 @@ impl CacheFs {
             return Ok(None);
         }
         if missing > 0 {
-            match self.fetch_all(file) {
-                // Served, it will be told to who reads it.
-                Err(error) => {
-                    tracing::debug!(%error, "not fetched at open");
-                    return Ok(None);
-                }
-                Ok(()) if !file.state.lock().is_whole() => return Ok(None),
-                Ok(()) => {}
+            // Served, it will be told to who reads it.
+            if let Err(error) = self.fetch_all(file) {
+                tracing::debug!(%error, "not fetched at open");
+                return Ok(None);
             }
         }
-        Ok(Some(Arc::new(self.flash.open(file.ino)?)))
+        let Some(giving) = Giving::of(file) else { return Ok(None) };
+        Ok(Some((Arc::new(self.flash.open(file.ino)?), giving)))
     }
 
     /// Opens the PFS file as the requester, as they opened it in the mount (but for O_TRUNC), and

@@ -268,7 +268,8 @@ impl CacheFs {
     fn drop_unreadable(&self, file: &Arc<CacheFile>, offset: u64, length: u64) -> Result<bool> {
         let mut state = file.state.lock();
         let blocks = blocks_of(offset, length);
-        if state.record.whole || blocks.clone().any(|b| state.map.get(b).has(bits::DIRTY)) {
+        let in_kernel = state.record.whole || state.giving > 0;
+        if in_kernel || blocks.clone().any(|b| state.map.get(b).has(bits::DIRTY)) {
             return Ok(false);
         }
         tracing::warn!(path = %state.record.path, offset, "flash cannot read it: from the PFS again");

@@ -402,7 +402,8 @@ impl CacheFs {
         let Some(_gate) = file.gate.try_write_for(WAIT) else { return Ok(None) };
         let mut state = file.state.lock();
         let r = &state.record;
-        if r.whole || state.whole_on_flash || r.pinned || state.locals > 0 || state.gone {
+        let in_kernel = state.locals > 0 || state.giving > 0;
+        if r.whole || state.whole_on_flash || r.pinned || in_kernel || state.gone {
             return Ok(if state.gone { Some(0) } else { None });
         }
         let (mut bytes, mut kept) = (0, false);

@@ -192,3 +192,39 @@ fn holes_truncations_and_links_come_out_right() {
     assert!(cache.read("second").unwrap() == wanted);
     cache.crash();
 }
+
+#[test]
+fn a_file_that_a_kernel_gets_is_whole_however_much_is_evicted_meanwhile() {
+    let rig = Rig::new(64 * MIB);
+    let mut wanted = pattern(1, 700_000);
+    rig.put("f", &wanted);
+    let cache = rig.open();
+    let (working, ended) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let evicting = &cache;
+        scope.spawn(move || {
+            while matches!(ended.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
+                let _nothing_is_clean = evicting.fs.space.evict_any(&evicting.fs);
+            }
+        });
+        // Also if this panics.
+        let _working = working;
+        let mut given = 0;
+        for round in 0..1_000u32 {
+            let handle = cache.open("f", libc::O_RDWR, true).unwrap();
+            given += u32::from(handle.local.is_some());
+            if round % 10 == 0 {
+                handle.write(650_000, &round.to_le_bytes()).unwrap();
+                wanted[650_000..650_004].copy_from_slice(&round.to_le_bytes());
+            }
+            assert!(handle.read_all().unwrap() == wanted, "round {round}: something is not there");
+            drop(handle);
+            if round % 10 == 0 {
+                assert!(cache.flush("/").is_durable());
+                assert!(rig.read_pfs("f") == wanted, "round {round}: the PFS has something else");
+            }
+        }
+        assert!(given > 300, "a kernel got it only {given} times");
+    });
+    cache.crash();
+}

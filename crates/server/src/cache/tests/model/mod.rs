@@ -12,7 +12,7 @@ mod ops;
 
 use super::*;
 use crate::step::kill::run_killed;
-use ops::{FILE_MAX, Model, NAMES, Op, Outcome, World, choose, must_be_on_pfs};
+use ops::{FILE_MAX, Model, NAMES, Op, Outcome, World, choose, must_be, must_be_on_pfs};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::Write;
@@ -255,9 +255,14 @@ fn judge(rig: &Rig, model: &mut Model, pending: Option<&Op>, drain: bool) {
     if let Some(op) = pending {
         settle_content(&world, model, op);
     }
-    for name in 0..NAMES.len() {
+    for (name, shown) in NAMES.iter().enumerate() {
         assert!(model.get(name).is_none_or(|bytes| bytes.len() as u64 <= 2 * FILE_MAX));
         world.check(name, model.get(name));
+        if let Some(wanted) = model.get(name)
+            && cache.state(&format!("/{shown}")).is_durable()
+        {
+            must_be(shown, &rig.read_pfs(shown), wanted);
+        }
     }
     if drain {
         let state = cache.flush("/");

@@ -461,19 +461,22 @@ impl World<'_> {
     }
 }
 
+/// A file is on the PFS as it is in the model.
+pub fn must_be(name: &str, there: &[u8], wanted: &[u8]) {
+    let same = there.iter().zip(wanted).take_while(|(a, b)| a == b).count();
+    let differ = there.iter().zip(wanted).filter(|(a, b)| a != b).count();
+    assert!(
+        there == wanted,
+        "{name} is another one on the PFS: {} bytes, wanted {}; the same up to {same}, {differ} bytes differ",
+        there.len(),
+        wanted.len()
+    );
+}
+
 /// The PFS has what the model has, and nothing else.
 pub fn must_be_on_pfs(rig: &Rig, model: &Model) {
     for (name, id) in &model.names {
-        let name = NAMES[*name];
-        let (there, wanted) = (rig.read_pfs(name), &model.files[id]);
-        let same = there.iter().zip(wanted).take_while(|(a, b)| a == b).count();
-        let differ = there.iter().zip(wanted).filter(|(a, b)| a != b).count();
-        assert!(
-            there == *wanted,
-            "{name} is another one on the PFS: {} bytes, wanted {}; the same up to {same}, {differ} bytes differ",
-            there.len(),
-            wanted.len()
-        );
+        must_be(NAMES[*name], &rig.read_pfs(NAMES[*name]), &model.files[id]);
     }
     let list = || {
         let mut there = Vec::new();
