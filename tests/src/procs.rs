@@ -390,3 +390,20 @@ pub fn ended_by_ctrl_c(command: &mut std::process::Command) -> &mut std::process
         })
     }
 }
+
+/// Longest wait for SIGSTOP to reach all threads of a process.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Returns when SIGSTOP has reached each thread of a process: on a busy machine one may answer for a moment longer.
+pub fn wait_until_stopped(pid: i32) {
+    let is_stopped = |task: &std::path::Path| {
+        let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    };
+    let all = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let until = Instant::now() + STOP_LIMIT;
+    while !all().all(|task| is_stopped(&task.unwrap().path())) {
+        assert!(Instant::now() < until, "a thread of process {pid} does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

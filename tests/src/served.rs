@@ -410,10 +410,14 @@ impl Served {
         self.state.servers.lock().unwrap()[at].pid.expect("the server is not there")
     }
 
-    /// Stops a server (SIGSTOP), or lets it go on (SIGCONT).
+    /// Stops a server (SIGSTOP), or lets it go on (SIGCONT). Stopped it answers nothing any more.
     pub fn signal_server(&self, at: usize, signal: i32) {
+        let pid = self.server_pid(at);
         // SAFETY: plain numbers: our own daemon.
-        unsafe { libc::kill(self.server_pid(at), signal) };
+        unsafe { libc::kill(pid, signal) };
+        if signal == libc::SIGSTOP {
+            procs::wait_until_stopped(pid);
+        }
     }
 
     /// Kills all servers with -9 and waits until they are gone.
