@@ -475,7 +475,11 @@ fn no_longer_fresh(
     Ok(())
 }
 
+/// A drain that began after the write did may have read the block before its bytes came: it is not clean at the end of that.
 fn leave(state: &mut FileState, block: u64) {
+    if let Some(draining) = &mut state.draining {
+        draining.remove(&block);
+    }
     if let Some(writing) = state.writing.get_mut(&block) {
         writing.count -= 1;
         if writing.count == 0 {

@@ -512,7 +512,9 @@ impl CacheFs {
     ) -> Outcome<bool> {
         let _meta = file.meta.lock();
         let mut state = file.state.lock();
-        let clean = state.draining.take().unwrap_or_default();
+        let mut clean = state.draining.take().unwrap_or_default();
+        // A write that was under way when the drain began, and still is.
+        clean.retain(|block| !state.writing.contains_key(block));
         state.clean_unsynced = true;
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
         let limit = state.limit_after_drain(stat.size.min(object.size_bytes));

@@ -1,5 +1,6 @@
 //! Fills, writes, drains and room: one file at a time.
 
+use super::super::map::BLOCK_BYTES;
 use super::*;
 
 #[test]
@@ -225,6 +226,33 @@ fn a_file_that_a_kernel_gets_is_whole_however_much_is_evicted_meanwhile() {
             }
         }
         assert!(given > 300, "a kernel got it only {given} times");
+    });
+    cache.crash();
+}
+
+#[test]
+fn what_is_written_while_a_drain_begins_drains_too() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let (working, ended) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let draining = &cache;
+        scope.spawn(move || {
+            while matches!(ended.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
+                let _some_of_it = draining.fs.flush(&Caller::root(), b"/");
+            }
+        });
+        // Also if this panics.
+        let _working = working;
+        for round in 0..500u32 {
+            // Some whole blocks, and a part of one.
+            let wanted = pattern(round.into(), 4 * BLOCK_BYTES as usize + 500);
+            cache.write("f", 0, &wanted);
+            assert!(cache.flush("/").is_durable());
+            let there = rig.read_pfs("f");
+            let same = there.iter().zip(&wanted).take_while(|(a, b)| a == b).count();
+            assert!(there == wanted, "round {round}: the PFS has the same up to {same} only");
+        }
     });
     cache.crash();
 }
