@@ -34,6 +34,9 @@ const SOURCE_TRIES: u32 = 3;
 const CLOSE_TRIES: u32 = 100;
 const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 
+/// How often an open looks again for a file of which all was evicted just then.
+const FORGOTTEN_TRIES: u32 = 20;
+
 /// How often clean files go so that one more can be made.
 const MAKE_TRIES: u32 = 20;
 
@@ -66,6 +69,25 @@ impl Drop for Giving<'_> {
 impl CacheFs {
     /// Opens a regular file.
     pub(super) fn open_data(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        let mut tries = 0;
+        loop {
+            match self.open_once(caller, ino, flags, kill_suid, want_local) {
+                // The PFS has it, or this would be ESTALE: an eviction has just forgotten what was on flash.
+                Err(Errno::ENOENT) if tries < FORGOTTEN_TRIES => tries += 1,
+                other => return other,
+            }
+            std::thread::sleep(CLOSE_PAUSE);
+        }
+    }
+
+    fn open_once(
         &self,
         caller: &Caller,
         ino: Ino,
