@@ -247,6 +247,9 @@ fn a_file_cut_or_renamed_on_the_pfs_under_a_dirty_copy() {
     rig.put("f", &pattern(1, 2 * BLOCK));
     assert_eq!(cache.read("f").unwrap().len(), 2 * BLOCK);
     cache.write("f", 5, b"OURS");
+    // A file that is so new on the PFS was fetched anew by that open, and only where it was written: what is
+    // not here is theirs.
+    assert_eq!(cache.read("f").unwrap().len(), 2 * BLOCK);
     std::fs::File::options().write(true).open(rig.pfs("f")).unwrap().set_len(100).unwrap();
     must_conflict(&cache);
     assert_eq!(rig.read_pfs("f"), &pattern(1, 2 * BLOCK)[..100], "theirs stays");
