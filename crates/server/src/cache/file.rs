@@ -56,8 +56,8 @@ pub(crate) struct FileState {
     pub opens: u64,
     /// Of them, those by which the kernel has the object itself.
     pub locals: u64,
-    /// Opens that are about to be with a kernel: like those, nothing is evicted.
-    pub giving: u32,
+    /// Opens under way: nothing of it is evicted or forgotten.
+    pub opening: u32,
     /// One of those is for writing.
     pub kernel_writes: bool,
     /// It has lost its last name: nothing of it will be drained.
@@ -124,7 +124,7 @@ impl CacheFile {
             cut_to: None,
             opens: 0,
             locals: 0,
-            giving: 0,
+            opening: 0,
             kernel_writes: false,
             gone: false,
             forgotten: false,

@@ -11,6 +11,7 @@
 //! a session can serve it too.
 
 mod act;
+mod attach;
 mod attrs;
 mod ballast;
 mod beside;

@@ -11,13 +11,10 @@ use super::act::Who;
 use super::file::{CacheFile, FileState};
 use super::map::BLOCK_BYTES;
 use super::pfs::{PfsStat, proc_path};
-use super::record::{Base, Owner, Record, State};
-use super::space::Met;
 use crate::descriptors;
 use forebay_proto::api::{CreateArgs, FileSystem, Opened};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Entry, Errno, Ino, Result};
-use parking_lot::MutexGuard;
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -34,36 +31,8 @@ const SOURCE_TRIES: u32 = 3;
 const CLOSE_TRIES: u32 = 100;
 const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 
-/// How often an open looks again for a file of which all was evicted just then.
-const FORGOTTEN_TRIES: u32 = 20;
-
-/// How often clean files go so that one more can be made.
-const MAKE_TRIES: u32 = 20;
-
 fn writes(flags: u32) -> bool {
     flags as i32 & libc::O_ACCMODE != libc::O_RDONLY || flags as i32 & libc::O_TRUNC != 0
-}
-
-/// As long as this lives nothing of a file that is all here is evicted: it is about to be given to a kernel, which
-/// would meet holes where blocks were.
-struct Giving<'a>(&'a CacheFile);
-
-impl Giving<'_> {
-    /// `None` if something of it is not here, perhaps no more.
-    fn of(file: &CacheFile) -> Option<Giving<'_>> {
-        let mut state = file.state.lock();
-        if !state.is_whole() {
-            return None;
-        }
-        state.giving += 1;
-        Some(Giving(file))
-    }
-}
-
-impl Drop for Giving<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().giving -= 1;
-    }
 }
 
 impl CacheFs {
@@ -76,36 +45,18 @@ impl CacheFs {
         kill_suid: bool,
         want_local: bool,
     ) -> Result<Opened> {
-        let mut tries = 0;
-        loop {
-            match self.open_once(caller, ino, flags, kill_suid, want_local) {
-                // The PFS has it, or this would be ESTALE: an eviction has just forgotten what was on flash.
-                Err(Errno::ENOENT) if tries < FORGOTTEN_TRIES => tries += 1,
-                other => return other,
-            }
-            std::thread::sleep(CLOSE_PAUSE);
-        }
-    }
-
-    fn open_once(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        flags: u32,
-        kill_suid: bool,
-        want_local: bool,
-    ) -> Result<Opened> {
         let who = Who::of(caller);
         let _writing = if writes(flags) { Some(self.may_write(ino)?) } else { None };
         let (source, stat) = self.open_source(ino, &who, flags)?;
-        let file = self.attach(ino, &stat, &who)?;
+        let opening = self.attach_to_open(ino, &stat, &who)?;
+        let file = opening.file();
         let _meta = file.meta.lock();
         // A drain may have ended since, or its last name gone: what it left counts.
         let stat = self.pfs.stat_fd(source.as_fd())?;
         self.must_be(ino, &stat)?;
-        let is_lost = self.is_lost_or_valid(ino, &file, &stat)?;
+        let is_lost = self.is_lost_or_valid(ino, file, &stat)?;
         if writes(flags) {
-            self.kill_capability(&file, ino, source.as_fd())?;
+            self.kill_capability(file, ino, source.as_fd())?;
         }
         let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
         if reads {
@@ -124,7 +75,7 @@ impl CacheFs {
                 state.writer = who;
             }
         }
-        let opened = self.open_kind(&file, ino, flags, kill_suid, want_local);
+        let opened = self.open_kind(file, ino, flags, kill_suid, want_local);
         if opened.is_err() {
             file.state.lock().opens -= 1;
         }
@@ -145,16 +96,15 @@ impl CacheFs {
             }
             self.truncate_data(file, 0)?;
         }
-        let given = match want_local {
+        let local = match want_local {
             true => self.local_object(file, writes(flags))?,
             false => None,
         };
-        let in_kernel = given.is_some() || file.state.lock().locals > 0;
+        let in_kernel = local.is_some() || file.state.lock().locals > 0;
         if writes(flags) && in_kernel {
             self.mark_whole(file)?;
         }
-        let Some((local, giving)) = given else { return Ok(Opened { local: None }) };
-        {
+        if local.is_some() {
             let mut state = file.state.lock();
             state.locals += 1;
             self.counters.kernel_opened();
@@ -162,8 +112,7 @@ impl CacheFs {
                 self.kernel_may_write(&mut state);
             }
         }
-        drop(giving);
-        Ok(Opened { local: Some(local) })
+        Ok(Opened { local })
     }
 
     /// A kernel has a file for writing, until it has given all of its opens back.
@@ -174,12 +123,8 @@ impl CacheFs {
         }
     }
 
-    /// The object for the kernel, if it may have it; all of it stays here until the kernel counts as having it.
-    fn local_object<'a>(
-        &self,
-        file: &'a Arc<CacheFile>,
-        write: bool,
-    ) -> Result<Option<(Arc<File>, Giving<'a>)>> {
+    /// The object for the kernel, if it may have it. Nothing of the file is evicted while it is being opened.
+    fn local_object(&self, file: &Arc<CacheFile>, write: bool) -> Result<Option<Arc<File>>> {
         if write && !(self.options.writes_by_kernel && self.space.has_headroom(self)) {
             return Ok(None);
         }
@@ -197,14 +142,17 @@ impl CacheFs {
             return Ok(None);
         }
         if missing > 0 {
-            // Served, it will be told to who reads it.
-            if let Err(error) = self.fetch_all(file) {
-                tracing::debug!(%error, "not fetched at open");
-                return Ok(None);
+            match self.fetch_all(file) {
+                // Served, it will be told to who reads it.
+                Err(error) => {
+                    tracing::debug!(%error, "not fetched at open");
+                    return Ok(None);
+                }
+                Ok(()) if !file.state.lock().is_whole() => return Ok(None),
+                Ok(()) => {}
             }
         }
-        let Some(giving) = Giving::of(file) else { return Ok(None) };
-        Ok(Some((Arc::new(self.flash.open(file.ino)?), giving)))
+        Ok(Some(Arc::new(self.flash.open(file.ino)?)))
     }
 
     /// Opens the PFS file as the requester, as they opened it in the mount (but for O_TRUNC), and
@@ -316,140 +264,6 @@ impl CacheFs {
         Err(Errno::ESTALE)
     }
 
-    /// What is on flash of a node's file; made if there is nothing.
-    pub(super) fn attach(&self, ino: Ino, stat: &PfsStat, who: &Who) -> Result<Arc<CacheFile>> {
-        if stat.kind() != FileKind::File {
-            return Err(if stat.kind() == FileKind::Dir { Errno::EISDIR } else { Errno::EINVAL });
-        }
-        if let Some(file) = self.nodes.get(ino)?.file {
-            if file.is_forgotten() {
-                // Nothing of it is on flash any more, though its name is there.
-                self.nodes.detach(ino, &file);
-                return Err(Errno::ESTALE);
-            }
-            return Ok(file);
-        }
-        let path = self.nodes.path(ino).unwrap_or_default();
-        let file = match self.find(stat.key)? {
-            Some(file) => file,
-            None => match self.make(ino, self.new_record(stat, &path, who), stat.size) {
-                Err(Errno::EEXIST) => self.find(stat.key)?.ok_or(Errno::EAGAIN)?,
-                made => made?,
-            },
-        };
-        file.set_number(ino);
-        self.nodes.attach(ino, file)
-    }
-
-    fn new_record(&self, stat: &PfsStat, path: &[u8], who: &Who) -> Record {
-        Record::new(stat, path, who.clone(), &self.clocks)
-    }
-
-    /// Makes the flash side of a file of this size.
-    pub(super) fn make(&self, number: Ino, record: Record, size: u64) -> Result<Arc<CacheFile>> {
-        let (mut tries, mut met) = (0, Met::default());
-        let made = loop {
-            match self.flash.has_room_for_a_file().and_then(|()| self.flash.make(&record)) {
-                // Room for data, or for one more file: whole clean files go until there is. If all are dirty
-                // the caller waits for drains, as a write does.
-                Err(Errno::ENOSPC) if tries < MAKE_TRIES => {
-                    self.space.wait_for_room(self, BLOCK_BYTES)?;
-                    match self.space.evict_any(self) {
-                        Ok(()) => tries += 1,
-                        Err(_) => self.space.wait_for_drains(self, &mut met)?,
-                    }
-                }
-                made => break made?,
-            }
-        };
-        crate::step::step("a clean file is on record");
-        if size > 0
-            && let Err(e) = self.flash.truncate(made, size)
-        {
-            self.flash.remove(made, record.key)?;
-            self.flash.release(made);
-            return Err(e);
-        }
-        let file = self.load(made, number, record)?;
-        file.state.lock().clean_unsynced = false;
-        Ok(file)
-    }
-
-    /// Compares the PFS file with what is here of it.
-    pub(super) fn revalidate(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
-        let (base, dirty, state, draining) = {
-            let state = file.state.lock();
-            let r = &state.record;
-            (r.base, r.is_dirty(), r.state, r.draining.is_some())
-        };
-        if base.holds(stat) && (dirty || !base.young) {
-            return Ok(());
-        }
-        if !dirty {
-            return self.take_base(file, stat);
-        }
-        if base.holds_data(stat) {
-            let mut state = file.state.lock();
-            return state.save(&self.flash, file, |record| {
-                record.base.ctime = stat.ctime;
-                record.base.owner = Owner::of(stat);
-            });
-        }
-        // While we write it ourselves it changes.
-        if state != State::Conflict && !draining {
-            self.note_conflict(file, "changed on the PFS while there is data for it here")?;
-        }
-        Ok(())
-    }
-
-    /// Nothing of what is here counts any more; the file is what the PFS has now.
-    pub(super) fn take_base(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
-        let in_kernel = {
-            let _gate = file.gate.write();
-            let mut state = file.state.lock();
-            state.generation += 1;
-            let had = state.map.present() > 0;
-            let in_kernel = state.locals > 0;
-            if state.record.is_dirty() {
-                // Before the first of it goes: what a kill leaves is not taken for ours.
-                state.save(&self.flash, file, |record| {
-                    record.base = Base { young: true, ..Base::of(stat) };
-                    record.state = State::Clean;
-                    record.whole = false;
-                    record.resized = false;
-                })?;
-                crate::step::step("what is dropped is not dirty any more");
-                state.clean_unsynced = true;
-            }
-            state.sync_clean(&self.flash, file)?;
-            self.flash.clear_map(file.ino)?;
-            state.map.clear();
-            // A kernel that has the object reads on, and meets the new content in its place.
-            if !in_kernel && had {
-                self.flash.truncate(file.ino, 0)?;
-            }
-            crate::step::step("nothing is here of a file any more");
-            self.flash.truncate(file.ino, stat.size)?;
-            state.save(&self.flash, file, |record| {
-                record.base = Base::of_foreign(stat, &self.clocks);
-                record.fetch_limit = stat.size;
-                record.state = State::Clean;
-                record.whole = false;
-                record.resized = false;
-                record.draining = None;
-                record.failure = None;
-            })?;
-            in_kernel
-        };
-        self.space.dropped(file.ino);
-        file.set_source(None);
-        self.tell_inode(file.number());
-        match in_kernel {
-            true => self.fetch_all(file),
-            false => Ok(()),
-        }
-    }
-
     /// Makes a file on the PFS, and opens it here.
     pub(super) fn create_data(
         &self,
@@ -506,9 +320,10 @@ impl CacheFs {
         who: Who,
         want_local: bool,
     ) -> Result<(Arc<CacheFile>, Opened)> {
-        let file = self.attach(ino, stat, &who)?;
+        let opening = self.attach_to_open(ino, stat, &who)?;
+        let file = opening.file();
         let _meta = file.meta.lock();
-        let opened = self.open_attached(&file, ino, who, want_local)?;
+        let opened = self.open_attached(file, ino, who, want_local)?;
         Ok((file.clone(), opened))
     }
 
@@ -537,12 +352,13 @@ impl CacheFs {
         let who = Who::of(caller);
         let _writing = self.may_write(ino)?;
         let node = self.open_node_any(ino)?;
-        let file = self.attach(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
+        let opening = self.attach_to_open(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
+        let file = opening.file();
         let _meta = file.meta.lock();
         let stat = self.pfs.stat_fd(node.as_fd())?;
         self.must_be(ino, &stat)?;
-        self.revalidate(&file, &stat)?;
-        self.open_attached(&file, ino, who, want_local)
+        self.revalidate(file, &stat)?;
+        self.open_attached(file, ino, who, want_local)
     }
 
     /// Waits until nobody has a file open, or (`kernels`) no kernel has it itself. EBUSY if it stays open. Of a
@@ -596,31 +412,5 @@ impl CacheFs {
         } else if let Err(error) = self.forget_empty(&file, state) {
             tracing::warn!(%error, "what is known of a file with no data here stays on flash");
         }
-    }
-
-    /// Nothing is left to remember of a clean file that nobody has open and of which nothing is here.
-    /// Who comes next makes it anew.
-    pub(super) fn forget_empty(
-        &self,
-        file: &Arc<CacheFile>,
-        mut state: MutexGuard<'_, FileState>,
-    ) -> Result<()> {
-        let r = &state.record;
-        let empty = state.map.present() == 0
-            && state.opens == 0
-            && state.filling.is_empty()
-            && state.held.is_empty()
-            && r.state == State::Clean
-            && r.kept_as.is_none()
-            && !(r.pinned || state.listed || state.gone);
-        if empty {
-            let key = r.key;
-            state.gone = true;
-            state.forgotten = true;
-            drop(state);
-            self.nodes.detach(file.number(), file);
-            self.flash.remove(file.ino, key)?;
-        }
-        Ok(())
     }
 }

@@ -268,9 +268,12 @@ impl CacheFs {
     fn drop_unreadable(&self, file: &Arc<CacheFile>, offset: u64, length: u64) -> Result<bool> {
         let mut state = file.state.lock();
         let blocks = blocks_of(offset, length);
-        let in_kernel = state.record.whole || state.giving > 0;
-        if in_kernel || blocks.clone().any(|b| state.map.get(b).has(bits::DIRTY)) {
+        if state.record.whole || blocks.clone().any(|b| state.map.get(b).has(bits::DIRTY)) {
             return Ok(false);
+        }
+        if state.opening > 0 {
+            // It stays for who opens it: this reader gets it from the PFS.
+            return Ok(true);
         }
         tracing::warn!(path = %state.record.path, offset, "flash cannot read it: from the PFS again");
         state.drop_blocks(&self.flash, file, blocks)?;

@@ -402,8 +402,8 @@ impl CacheFs {
         let Some(_gate) = file.gate.try_write_for(WAIT) else { return Ok(None) };
         let mut state = file.state.lock();
         let r = &state.record;
-        let in_kernel = state.locals > 0 || state.giving > 0;
-        if r.whole || state.whole_on_flash || r.pinned || in_kernel || state.gone {
+        let in_use = state.locals > 0 || state.opening > 0;
+        if r.whole || state.whole_on_flash || r.pinned || in_use || state.gone {
             return Ok(if state.gone { Some(0) } else { None });
         }
         let (mut bytes, mut kept) = (0, false);
