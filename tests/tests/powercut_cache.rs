@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use forebay_tests::buffer::binary;
 use forebay_tests::cached::pattern;
 use forebay_tests::recorder::cached::{Cached, Program};
-use forebay_tests::recorder::pair::{Pair, PairCut, Power, Recording};
+use forebay_tests::recorder::pair::{Pair, PairCut, Power, Recording, try_all};
 use forebay_tests::recorder::rig::run_command;
 use forebay_tests::recorder::state::Builder;
 use forebay_tests::recorder::target::Lower;
@@ -326,7 +326,6 @@ fn judge_all(site: Site, usual_seed: u64) -> Result<()> {
     let cuts = run.recording.choose(power, &run.program.promises, states, seed);
     let disks = [run.site.pair.flash.disk.clone(), run.site.pair.pfs.disk.clone()];
     let mut builders = run.recording.builders(&disks)?;
-    let mut failures = Vec::new();
     let mut judge = Judge {
         site: &mut run.site,
         files: &run.program.files,
@@ -334,14 +333,7 @@ fn judge_all(site: Site, usual_seed: u64) -> Result<()> {
         conflicts: 0,
     };
     let started = Instant::now();
-    for (index, cut) in cuts.iter().enumerate() {
-        if let Err(error) = judge.try_cut(&mut builders, cut) {
-            failures.push(format!("state {index}, {cut}: {error:#}"));
-            if failures.len() >= 5 {
-                break;
-            }
-        }
-    }
+    let failures = try_all(&cuts, |cut| judge.try_cut(&mut builders, cut));
     eprintln!(
         "{} files, {} promises, {} and {} records; {} states in {:?}, {} conflicts, {} failed",
         run.program.files.len(),

@@ -11,7 +11,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_tests::buffer::binary;
-use forebay_tests::recorder::pair::{Pair, PairCut, Power, Recording};
+use forebay_tests::recorder::pair::{Pair, PairCut, Power, Recording, try_all};
 use forebay_tests::recorder::rig::run_command;
 use forebay_tests::recorder::state::Builder;
 use forebay_tests::recorder::target::Lower;
@@ -433,16 +433,8 @@ fn on_trial(name: &str, power: Power, usual: u64) -> Result<()> {
     let mut builders = recording.builders(&disks)?;
     let mut judge =
         Judge { site: &site, all: &all, recording: &recording, under_way: 0, went_on: 0 };
-    let mut failures = Vec::new();
     let started = Instant::now();
-    for (index, cut) in cuts.iter().enumerate() {
-        if let Err(error) = judge.try_cut(&mut builders, cut) {
-            failures.push(format!("state {index}, {cut}: {error:#}"));
-            if failures.len() >= 5 {
-                break;
-            }
-        }
-    }
+    let failures = try_all(&cuts, |cut| judge.try_cut(&mut builders, cut));
     let (under_way, went_on) = (judge.under_way, judge.went_on);
     eprintln!(
         "{} commits, {:?} records; {} states in {:?}: {under_way} with a commit under way, of which \

@@ -239,3 +239,20 @@ fn same_kind(cut: &Cut, at: u64) -> Cut {
         }
     }
 }
+
+/// Most states that fail before no more are tried.
+const FAILURES_MAX: usize = 5;
+
+/// Tries each state, and tells which failed.
+pub fn try_all(cuts: &[PairCut], mut try_cut: impl FnMut(&PairCut) -> Result<()>) -> Vec<String> {
+    let mut failures = Vec::new();
+    for (index, cut) in cuts.iter().enumerate() {
+        if let Err(error) = try_cut(cut) {
+            failures.push(format!("state {index}, {cut}: {error:#}"));
+            if failures.len() >= FAILURES_MAX {
+                break;
+            }
+        }
+    }
+    failures
+}

@@ -148,6 +148,11 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// Owner and mode that ours is to have on the PFS, whatever has its name there.
+    pub fn own_owner(&self) -> Owner {
+        self.as_owner.unwrap_or(self.base.owner)
+    }
+
     /// Of a PFS file of which nothing is here yet.
     pub fn new(stat: &PfsStat, path: &[u8], writer: Who, clocks: &Clocks) -> Record {
         Record {

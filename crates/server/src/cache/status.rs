@@ -9,6 +9,7 @@ use super::drain::policy::Policy;
 use super::file::CacheFile;
 use super::map::{BLOCK_BYTES, bits};
 use super::names::DRAIN_PREFIX;
+use super::paths::rooted;
 use super::pfs::{PfsStat, errno};
 use super::record::State;
 use forebay_proto::attr::FileKind;
@@ -99,7 +100,7 @@ impl CacheFs {
             }
             None => {
                 let stat = self.pfs.stat_fd(self.open_node(ino, &known.who)?.as_fd())?;
-                Ok(not_cached(&path, &stat))
+                Ok(not_cached(&path, stat.size))
             }
         }
     }
@@ -188,7 +189,7 @@ impl CacheFs {
             tree.file = Some(match (files.first(), self.find(stat.key)?) {
                 (_, Some(file)) => self.describe(&file)?,
                 (Some(file), None) => self.describe(file)?,
-                (None, None) => not_cached(&path, &stat),
+                (None, None) => not_cached(&path, stat.size),
             });
         }
         Ok(tree)
@@ -344,7 +345,7 @@ impl CacheFs {
             return Err(Errno::EPERM);
         }
         let Some(ino) = self.walk_to_file(&path, &who)? else {
-            return Ok(Err(not_cached(&path, &stat)));
+            return Ok(Err(not_cached(&path, stat.size)));
         };
         let file = self.attach(ino, &stat, &who);
         // Only while somebody else needs the node.
@@ -448,16 +449,13 @@ impl CacheFs {
     }
 }
 
-fn rooted(path: &[u8]) -> PathBytes {
-    PathBytes::new(&[b"/", path].concat())
-}
-
-fn not_cached(path: &[u8], stat: &PfsStat) -> CachedFile {
+/// A file of which nothing is on flash, and the PFS has all.
+pub(super) fn not_cached(path: &[u8], size_bytes: u64) -> CachedFile {
     CachedFile {
         path: rooted(path),
         state: "clean".into(),
         unverified: false,
-        size_bytes: stat.size,
+        size_bytes,
         cached_bytes: 0,
         dirty_bytes: 0,
         drained_bytes: 0,

@@ -24,6 +24,12 @@ pub(super) fn told_of(part: &PartRecord) -> PartTold {
     PartTold { spec: part.spec.clone(), whole: part.state == RecordState::Ready, kind: part.kind }
 }
 
+/// A server of which nothing but its identity is known.
+pub(super) fn nameless(id: ServerId) -> PoolServer {
+    let (host, addresses) = (String::new(), Vec::new());
+    PoolServer { id, host, addresses, capacity_bytes: 0, lost: false }
+}
+
 /// A buffer as one of its parts tells of it.
 fn buffer_of(told: &PartTold) -> BufferRecord {
     let spec = &told.spec;
@@ -99,14 +105,7 @@ impl LedgerFile {
     fn expect(&mut self, servers: &[ServerId]) {
         for &id in servers {
             if id != self.server && self.other(id).is_none() {
-                let (host, addresses) = (String::new(), Vec::new());
-                self.servers.push(PoolServer {
-                    id,
-                    host,
-                    addresses,
-                    capacity_bytes: 0,
-                    lost: false,
-                });
+                self.servers.push(nameless(id));
                 self.untold.push(id);
             }
         }

@@ -4,7 +4,7 @@
 //! A member announces itself at each start; that is how it joins, and how the others learn where
 //! it is now.
 
-use super::adopt::told_of;
+use super::adopt::{nameless, told_of};
 use super::record::new_server_id;
 use super::{Ledger, State};
 use crate::places::KnownServer;
@@ -394,7 +394,7 @@ impl Ledger {
     fn place_of(&self, id: ServerId) -> PoolServer {
         let known = self.links.directory().get(id).unwrap_or_default();
         let addresses = known.addresses.iter().map(ToString::to_string).collect();
-        PoolServer { id, host: known.host, addresses, capacity_bytes: 0, lost: false }
+        PoolServer { host: known.host, addresses, ..nameless(id) }
     }
 
     /// A server says where it is: it is a member from now on, unless it was given up. `term` is the keeper that

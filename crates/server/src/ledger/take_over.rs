@@ -11,7 +11,7 @@
 //! told who keeps the pool, and nothing is done for it. The old keeper then starts over as a
 //! new member (`members`). docs/internals/LEDGER.md.
 
-use super::adopt::{TAKEN_OVER, told_of};
+use super::adopt::{TAKEN_OVER, nameless, told_of};
 use super::{Identity, Ledger};
 use crate::step::step;
 use forebay_proto::ServerId;
@@ -210,12 +210,6 @@ impl Ledger {
         let found = servers.into_iter().find(|server| server.id == mine.keeper);
         Some(found.unwrap_or_else(|| nameless(mine.keeper)))
     }
-}
-
-/// A server of which nothing but its identity is known.
-fn nameless(id: ServerId) -> PoolServer {
-    let (host, addresses) = (String::new(), Vec::new());
-    PoolServer { id, host, addresses, capacity_bytes: 0, lost: false }
 }
 
 /// Adds what a server knows of others. What one was told to be lost is lost.

@@ -81,15 +81,19 @@ impl CacheFs {
                     .map_err(at("write the record on flash"))?;
             }
         }
-        let job = self.begin_job(file)?;
         let named = found.inode.is_none();
         let replaces = file.state.lock().record.as_owner.is_some();
+        if replaces && !named {
+            return Err(Failed::conflict("the file that it was to replace has no name any more"));
+        }
+        let job = self.begin_job(file)?;
         let whole = job.fetch_limit == 0 && found.stat.nlink == 1 && named && !self.in_parts(file);
         let done = match whole || replaces {
-            // Nothing is written into what is another file.
-            true if replaces => self.by_temporary(file, &found, &job, memory),
             true => match self.by_temporary(file, &found, &job, memory) {
-                Err(Failed { in_place: true, .. }) => self.in_place(file, &found, &job, memory),
+                // Nothing is written into what is another file.
+                Err(Failed { in_place: true, .. }) if !replaces => {
+                    self.in_place(file, &found, &job, memory)
+                }
                 other => other,
             },
             false => self.in_place(file, &found, &job, memory),

@@ -177,7 +177,7 @@ impl CacheFs {
         let _alone = self.publishing.write();
         let (old, owner) = {
             let state = file.state.lock();
-            (state.record.key, state.record.as_owner.unwrap_or(state.record.base.owner))
+            (state.record.key, state.record.own_owner())
         };
         let (stat, as_owner) = match theirs {
             // The drain replaces it.
@@ -248,10 +248,7 @@ impl CacheFs {
         let hidden = joined(dir_path, &temporary);
         // Of an earlier drain of this file, that could not remove it.
         self.drop_beside(file, dir_path, &temporary)?;
-        let owner = {
-            let state = file.state.lock();
-            state.record.as_owner.unwrap_or(state.record.base.owner)
-        };
+        let owner = file.state.lock().record.own_owner();
         let (dir, target) = self.make_as_writer(file, &hidden)?;
         let made = self.copy_ours(file, &target).and_then(|()| {
             self.give_owner(&target, owner)?;

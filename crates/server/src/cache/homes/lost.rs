@@ -9,9 +9,10 @@
 
 use super::super::CacheFs;
 use super::super::act::Who;
+use super::super::paths::rooted;
+use super::super::status::not_cached;
 use super::Homes;
 use forebay_proto::cache::{CacheError, CachedFile};
-use forebay_proto::control::PathBytes;
 use forebay_proto::net::lost::{LOST_PATHS_MAX, Lost, LostCursor, LostPage, LostPath};
 use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
 
@@ -89,24 +90,10 @@ impl CacheFs {
     }
 }
 
-fn rooted(path: &[u8]) -> PathBytes {
-    PathBytes::new(&[&b"/"[..], path].concat())
-}
-
 fn lost_file(path: &[u8]) -> CachedFile {
     CachedFile {
-        path: rooted(path),
         state: "failed".into(),
-        unverified: false,
-        size_bytes: 0,
-        cached_bytes: 0,
-        dirty_bytes: 0,
-        drained_bytes: 0,
-        drain_total_bytes: 0,
-        opens: 0,
-        pinned: false,
         grade: "lost".into(),
-        verified: None,
         error: Some(CacheError {
             errno: Errno::EIO.0,
             what: "its server is gone for good, with what the PFS may not have; \
@@ -115,5 +102,6 @@ fn lost_file(path: &[u8]) -> CachedFile {
             tries: 0,
             at_s: 0,
         }),
+        ..not_cached(path, 0)
     }
 }

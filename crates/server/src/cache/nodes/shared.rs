@@ -105,6 +105,11 @@ pub(crate) enum Whereabouts {
     Unknown,
 }
 
+/// Takes out the first of a list, so many at most.
+pub(super) fn first_of<T>(list: &mut Vec<T>, most: usize) -> Vec<T> {
+    list.drain(..list.len().min(most)).collect()
+}
+
 impl Homes {
     pub fn are_several(&self) -> bool {
         self.count > 1
@@ -440,9 +445,7 @@ impl Nodes {
 
     /// At a home: nodes that have gone here, with the numbers of their descriptions.
     pub fn take_let_go(&self, most: usize) -> Vec<(Ino, u64)> {
-        let list = &mut self.0.lock().homes.let_go;
-        let count = list.len().min(most);
-        list.drain(..count).collect()
+        first_of(&mut self.0.lock().homes.let_go, most)
     }
 
     /// At a home: the answer to this was lost, or the server of the names did not hear it.

@@ -10,6 +10,7 @@
 
 use super::super::nodes_log::Line;
 use super::Nodes;
+use super::shared::first_of;
 use super::table::Table;
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Ino, ShardId};
@@ -85,9 +86,7 @@ impl Nodes {
 
     /// At a home: files that are clean again, with the numbers of that.
     pub fn take_clean(&self, most: usize) -> Vec<(Ino, u64)> {
-        let list = &mut self.0.lock().homes.clean;
-        let count = list.len().min(most);
-        list.drain(..count).collect()
+        first_of(&mut self.0.lock().homes.clean, most)
     }
 
     /// At a home: the server of the names may not have heard this.

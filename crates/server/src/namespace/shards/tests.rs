@@ -19,3 +19,21 @@ thread_local! {
     /// The thread that finishes intents is not started: the test does its rounds.
     pub(super) static BY_HAND: Cell<bool> = const { Cell::new(false) };
 }
+
+/// A number that somebody set, to go on longer or to replay.
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Runs with FOREBAY_TEST_SHARDS_SEED, or with each of so many seeds.
+fn over_seeds(usual: u64, run: impl FnMut(u64)) {
+    match variable("FOREBAY_TEST_SHARDS_SEED") {
+        Some(seed) => std::iter::once(seed).for_each(run),
+        None => (1..=variable("FOREBAY_TEST_SHARDS_SEEDS").unwrap_or(usual)).for_each(run),
+    }
+}
+
+/// How often servers are cut in one run.
+fn lives() -> u64 {
+    variable("FOREBAY_TEST_SHARDS_LIVES").unwrap_or(6)
+}

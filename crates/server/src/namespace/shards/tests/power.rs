@@ -7,6 +7,7 @@
 //! that kept its power nothing that was answered is undone.
 
 use super::world::{ARGS, Cut, SHARDS, World};
+use super::{lives, over_seeds};
 use crate::namespace::store::tests::sim::Fate;
 use forebay_proto::api::rename_flags::EXCHANGE;
 use forebay_proto::net::{Answer, Call};
@@ -295,14 +296,10 @@ impl Run {
     }
 }
 
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 fn run(seed: u64) {
     println!("seed {seed}");
     let mut run = Run::new(seed);
-    for _ in 0..variable("FOREBAY_TEST_SHARDS_LIVES").unwrap_or(6) {
+    for _ in 0..lives() {
         run.life();
     }
     run.world.close();
@@ -310,8 +307,5 @@ fn run(seed: u64) {
 
 #[test]
 fn after_power_cuts_of_one_server_or_all_operations_over_shards_are_whole_or_not_there() {
-    match variable("FOREBAY_TEST_SHARDS_SEED") {
-        Some(seed) => run(seed),
-        None => (1..=variable("FOREBAY_TEST_SHARDS_SEEDS").unwrap_or(8)).for_each(run),
-    }
+    over_seeds(8, run);
 }

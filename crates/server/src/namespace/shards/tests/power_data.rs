@@ -8,6 +8,7 @@
 //! power is what was written last.
 
 use super::world::{ARGS, BLOCK_BYTES, Cut, SHARDS, World};
+use super::{lives, over_seeds};
 use crate::namespace::store::tests::sim::Fate;
 use forebay_proto::attr::SetAttr;
 use forebay_proto::layout::Layout;
@@ -365,14 +366,10 @@ impl Run {
     }
 }
 
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 fn run(seed: u64) {
     println!("seed {seed}");
     let mut run = Run::new(seed);
-    for _ in 0..variable("FOREBAY_TEST_SHARDS_LIVES").unwrap_or(6) {
+    for _ in 0..lives() {
         run.life();
     }
     run.world.close();
@@ -380,10 +377,7 @@ fn run(seed: u64) {
 
 #[test]
 fn after_power_cuts_of_one_server_or_all_files_hold_what_was_synced_and_nobody_else_s_bytes() {
-    match variable("FOREBAY_TEST_SHARDS_SEED") {
-        Some(seed) => run(seed),
-        None => (1..=variable("FOREBAY_TEST_SHARDS_SEEDS").unwrap_or(5)).for_each(run),
-    }
+    over_seeds(5, run);
 }
 
 /// What the calls of this test promise is what a mount's fsync promises: an error of any server is told.

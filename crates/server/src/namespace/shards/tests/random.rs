@@ -3,6 +3,7 @@
 //! `FOREBAY_TEST_SHARDS_SEED` replays one seed, `FOREBAY_TEST_SHARDS_STEPS` makes it longer.
 
 use super::world::{SHARDS, World};
+use super::{over_seeds, variable};
 use forebay_proto::api::rename_flags::{EXCHANGE, NOREPLACE};
 use forebay_proto::{Errno, FileKind, Ino, Result};
 use rand::rngs::StdRng;
@@ -217,10 +218,6 @@ impl Run {
     }
 }
 
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 fn run(seed: u64) {
     println!("seed {seed}");
     let dirs = BTreeMap::from([(Ino::ROOT, BTreeMap::new())]);
@@ -239,8 +236,5 @@ fn run(seed: u64) {
 
 #[test]
 fn random_operations_over_shards_agree_with_the_model_whoever_is_killed() {
-    match variable("FOREBAY_TEST_SHARDS_SEED") {
-        Some(seed) => run(seed),
-        None => (1..=4).for_each(run),
-    }
+    over_seeds(4, run);
 }
