@@ -30,6 +30,8 @@ const MAX_INODES: usize = 1 << 16;
 const PRUNE_AT_ONCE: usize = 256;
 /// A file that was closed is in use for a moment after its RELEASE.
 const LET_GO_AFTER: Duration = Duration::from_millis(50);
+/// A thread whose answer the kernel has runs by then, mostly.
+const TELL_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Longest wait for the kernel to hear: a notification of a name waits for a request in its
 /// directory.
 const HEAR_MAX: Duration = Duration::from_secs(5);
@@ -42,6 +44,8 @@ struct Waiting {
     inodes: HashSet<Ino>,
     /// To be let go of if unused, each from that moment on.
     unused: VecDeque<(Instant, Ino)>,
+    /// Attributes to be dropped once more, each from that moment on.
+    again: VecDeque<(Instant, Ino)>,
     overflow: bool,
     stop: bool,
     /// Counts the batches taken; the one under way is the last.
@@ -55,11 +59,16 @@ impl Waiting {
         self.names.is_empty() && self.inodes.is_empty() && !self.overflow
     }
 
-    /// Takes out what is to be let go of by now.
-    fn unused_now(&mut self) -> Vec<Ino> {
+    /// Takes out what is due by now.
+    fn due(&mut self) -> Due {
         let now = Instant::now();
-        let count = self.unused.iter().take_while(|(from, _)| *from <= now).count();
-        self.unused.drain(..count).map(|(_, ino)| ino).collect()
+        Due { unused: take_due(&mut self.unused, now), again: take_due(&mut self.again, now) }
+    }
+
+    /// When something will be due.
+    fn next_due(&self) -> Option<Instant> {
+        let of = |list: &VecDeque<(Instant, Ino)>| list.front().map(|(from, _)| *from);
+        of(&self.unused).into_iter().chain(of(&self.again)).min()
     }
 
     fn overflow(&mut self) {
@@ -67,6 +76,24 @@ impl Waiting {
         self.inodes.clear();
         self.overflow = true;
     }
+}
+
+/// What had to wait for its moment.
+#[derive(Default, PartialEq, Eq, Debug)]
+struct Due {
+    unused: Vec<Ino>,
+    again: Vec<Ino>,
+}
+
+impl Due {
+    fn is_empty(&self) -> bool {
+        self.unused.is_empty() && self.again.is_empty()
+    }
+}
+
+fn take_due(list: &mut VecDeque<(Instant, Ino)>, now: Instant) -> Vec<Ino> {
+    let count = list.iter().take_while(|(from, _)| *from <= now).count();
+    list.drain(..count).map(|(_, ino)| ino).collect()
 }
 
 /// Where changes are queued.
@@ -123,11 +150,18 @@ impl Notify for Notifier {
 
     /// First, answers under way that may still say that the attributes can be believed reach
     /// the kernel: later ones have asked the file system after the recall.
+    ///
+    /// Not known to the kernel may be known in a moment: it has the answer that brings the inode, but the
+    /// thread that asked takes it in when it runs next. Then no name that was asked for before now is believed, so
+    /// that each use of it asks anew, and a file that was opened by such a name is told of a little later.
     fn attr_recalled(&self, ino: Ino) {
         self.answers.wait();
-        let attributes_only = abi::NotifyInvalInodeOut { ino: ino.0, off: ATTRIBUTES_ONLY, len: 0 };
-        let parts = [attributes_only.as_bytes()];
-        report(send(&self.device, &mut Vec::new(), abi::NOTIFY_INVAL_INODE, &parts), "attributes");
+        let told = invalidate_attributes(&self.device, &mut Vec::new(), ino);
+        if told == Err(Errno::ENOENT) {
+            self.names_recalled();
+            self.tell_again(ino);
+        }
+        report(told, "attributes");
         self.inode_changed(ino);
         self.not_kept(ino);
     }
@@ -159,6 +193,16 @@ impl Notify for Notifier {
 }
 
 impl Notifier {
+    /// Attributes of what the kernel may have taken in meanwhile are dropped a little later.
+    fn tell_again(&self, ino: Ino) {
+        let mut waiting = self.waiting.lock();
+        match waiting.again.len() < MAX_INODES {
+            true => waiting.again.push_back((Instant::now() + TELL_AGAIN_AFTER, ino)),
+            false => waiting.overflow(),
+        }
+        self.wake.notify_one();
+    }
+
     /// True when the kernel has heard all that waits now; false if that takes longer.
     fn heard_within(&self, longest: Duration) -> bool {
         let until = Instant::now() + longest;
@@ -196,25 +240,26 @@ impl Notifier {
         self.was_heard.notify_all();
     }
 
-    /// What there is to tell, and which inodes are to be let go of; `None` after
+    /// What there is to tell, now and of what had to wait; `None` after
     /// [`Notifier::stop`].
-    fn next(&self) -> Option<(Waiting, Vec<Ino>)> {
+    fn next(&self) -> Option<(Waiting, Due)> {
         let mut waiting = self.waiting.lock();
         loop {
             if waiting.stop {
                 return None;
             }
-            let unused = waiting.unused_now();
-            if !waiting.is_empty() || !unused.is_empty() {
-                let later = std::mem::take(&mut waiting.unused);
+            let due = waiting.due();
+            if !waiting.is_empty() || !due.is_empty() {
+                let (unused, again) =
+                    (std::mem::take(&mut waiting.unused), std::mem::take(&mut waiting.again));
                 let (taken, heard) = (waiting.taken + 1, waiting.heard);
                 let batch = std::mem::replace(
                     &mut *waiting,
-                    Waiting { unused: later, taken, heard, ..Waiting::default() },
+                    Waiting { unused, again, taken, heard, ..Waiting::default() },
                 );
-                return Some((batch, unused));
+                return Some((batch, due));
             }
-            match waiting.unused.front().map(|(from, _)| *from) {
+            match waiting.next_due() {
                 Some(from) => drop(self.wake.wait_until(&mut waiting, from)),
                 None => self.wake.wait(&mut waiting),
             }
@@ -224,8 +269,11 @@ impl Notifier {
     /// What the thread does until [`Notifier::stop`].
     pub(crate) fn run(&self, cx: &Connection) {
         let mut message = Vec::new();
-        while let Some((batch, unused)) = self.next() {
-            report(let_go(&cx.device, &mut message, &unused), "unused inodes");
+        while let Some((batch, due)) = self.next() {
+            for ino in due.again {
+                report(invalidate_attributes(&cx.device, &mut message, ino), "attributes");
+            }
+            report(let_go(&cx.device, &mut message, &due.unused), "unused inodes");
             if batch.overflow {
                 drop_everything(cx, &mut message);
             } else {
@@ -279,6 +327,12 @@ fn invalidate_entry(
 ) -> Result<(), Errno> {
     let out = abi::NotifyInvalEntryOut { parent: parent.0, namelen: name.len() as u32, flags: 0 };
     send(device, message, abi::NOTIFY_INVAL_ENTRY, &[out.as_bytes(), name, b"\0"])
+}
+
+/// Drops attributes and no pages.
+fn invalidate_attributes(device: &Device, message: &mut Vec<u8>, ino: Ino) -> Result<(), Errno> {
+    let out = abi::NotifyInvalInodeOut { ino: ino.0, off: ATTRIBUTES_ONLY, len: 0 };
+    send(device, message, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()])
 }
 
 /// Drops attributes and all pages.
@@ -347,11 +401,11 @@ mod tests {
         let begun = Instant::now();
         n.not_kept(Ino(5));
         n.inode_changed(Ino(6));
-        let (batch, unused) = n.next().unwrap();
-        assert!(batch.inodes.contains(&Ino(6)) && unused.is_empty(), "changes do not wait for it");
-        let (batch, unused) = n.next().unwrap();
+        let (batch, due) = n.next().unwrap();
+        assert!(batch.inodes.contains(&Ino(6)) && due.is_empty(), "changes do not wait for it");
+        let (batch, due) = n.next().unwrap();
         assert!(batch.is_empty() && begun.elapsed() >= LET_GO_AFTER);
-        assert_eq!(unused, [Ino(5)]);
+        assert_eq!(due, Due { unused: vec![Ino(5)], again: Vec::new() });
         Notifier { has_prune: false, ..notifier() }.not_kept(Ino(5));
     }
 
