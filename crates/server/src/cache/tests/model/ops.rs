@@ -454,8 +454,9 @@ impl World<'_> {
         }
         if keep == Keep::Ours && !here {
             // A mixture that nobody can foretell: written anew.
-            let handle = self.cache.open(&path[1..], libc::O_RDWR | libc::O_TRUNC, false).unwrap();
-            handle.write(0, ours.unwrap()).unwrap();
+            let cut = libc::O_RDWR | libc::O_TRUNC;
+            let handle = self.again(|| self.cache.open(&path[1..], cut, false));
+            self.again(|| handle.write(0, ours.unwrap()));
         }
         if keep == Keep::Ours { Outcome::Ours } else { Outcome::Theirs }
     }
