@@ -391,10 +391,9 @@ impl Served {
         self.state.mounts.lock().unwrap()[at].pid = None;
     }
 
-    /// Stops mount `at` (SIGSTOP), or lets it go on (SIGCONT).
+    /// Stops mount `at` (SIGSTOP), or lets it go on (SIGCONT). Stopped it answers nothing any more.
     pub fn signal_mount(&self, at: usize, signal: i32) {
-        // SAFETY: plain numbers: our own daemon.
-        unsafe { libc::kill(self.mount_pid(at), signal) };
+        signal_daemon(self.mount_pid(at), signal);
     }
 
     /// Which server has this part of the buffer, and with it this shard of its names.
@@ -412,12 +411,7 @@ impl Served {
 
     /// Stops a server (SIGSTOP), or lets it go on (SIGCONT). Stopped it answers nothing any more.
     pub fn signal_server(&self, at: usize, signal: i32) {
-        let pid = self.server_pid(at);
-        // SAFETY: plain numbers: our own daemon.
-        unsafe { libc::kill(pid, signal) };
-        if signal == libc::SIGSTOP {
-            procs::wait_until_stopped(pid);
-        }
+        signal_daemon(self.server_pid(at), signal);
     }
 
     /// Kills all servers with -9 and waits until they are gone.
@@ -580,5 +574,13 @@ impl Served {
         }
         let _ = std::fs::remove_dir_all(&self.base);
         let _ = std::fs::remove_dir_all(&self.pfs);
+    }
+}
+
+fn signal_daemon(pid: i32, signal: i32) {
+    // SAFETY: plain numbers: our own daemon.
+    unsafe { libc::kill(pid, signal) };
+    if signal == libc::SIGSTOP {
+        procs::wait_until_stopped(pid);
     }
 }

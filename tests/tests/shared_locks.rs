@@ -341,3 +341,81 @@ fn locks_are_held_over_a_restart_of_the_server() {
         }
     });
 }
+
+/// Everything that uses a file's data through a descriptor.
+fn uses(fd: &OwnedFd, other: &OwnedFd) -> Vec<(&'static str, Result<(), Errno>)> {
+    vec![
+        ("read", sys::pread(fd, 0, 4).map(drop)),
+        ("write", sys::pwrite(fd, 0, b"late").map(drop)),
+        ("truncate", sys::ftruncate(fd, 3)),
+        ("fallocate", sys::fallocate(fd, 0, 0, 50)),
+        ("copy into", sys::copy_range(other, 0, fd, 0, 4).map(drop)),
+        ("copy from", sys::copy_range(fd, 0, other, 0, 4).map(drop)),
+    ]
+}
+
+#[test]
+fn who_lost_a_lock_while_its_mount_was_stopped_uses_the_file_no_more_until_it_unlocks() {
+    let served = three();
+    let path = |at: usize, kind: &str| served.path(at, kind);
+    let open_at = |at: usize, kind: &str| sys::open(path(at, kind), libc::O_RDWR, 0).unwrap();
+    std::fs::write(served.root(0).join("other"), "other").unwrap();
+    let other = open_at(2, "other");
+    let held = KINDS.map(|kind| {
+        std::fs::write(served.root(0).join(kind), "nobody's").unwrap();
+        let fd = open_at(2, kind);
+        take(&fd, kind, false).unwrap();
+        sys::pwrite(&fd, 0, b"mine").unwrap();
+        fd
+    });
+    served.signal_mount(2, libc::SIGSTOP);
+    // What is asked while the mount is stopped: by a copy of the descriptor, where the lock is the descriptor's.
+    let queued: Vec<Child> = KINDS
+        .into_iter()
+        .zip(&held)
+        .filter(|(kind, _)| *kind != "fcntl")
+        .map(|(_, fd)| {
+            Child::spawn("writer", move || {
+                assert_eq!(sys::pwrite(fd, 0, b"late"), Err(Errno(libc::EIO)));
+            })
+        })
+        .collect();
+    let taken = KINDS.map(|kind| {
+        let fd = open_at(0, kind);
+        take(&fd, kind, true).unwrap();
+        sys::pwrite(&fd, 0, b"theirs").unwrap();
+        fd
+    });
+    served.signal_mount(2, libc::SIGCONT);
+    for child in queued {
+        child.wait(Duration::from_secs(10)).unwrap();
+    }
+    for (kind, fd) in KINDS.into_iter().zip(&held) {
+        for (what, used) in uses(fd, &other) {
+            assert_eq!(used, Err(Errno(libc::EIO)), "{kind}: {what} without the lock that it had");
+        }
+        assert_eq!(take(fd, kind, false), Err(Errno(libc::EIO)), "{kind}: it does not know yet");
+        elsewhere(|| {
+            let fd = open_at(2, kind);
+            assert_eq!(sys::pread(&fd, 0, 8).unwrap(), b"theirs's", "{kind}: who had no lock");
+            sys::pwrite(&fd, 6, b"..").unwrap();
+        });
+    }
+    for (kind, fd) in KINDS.into_iter().zip(&held) {
+        let unlocked = match kind {
+            "flock" => flock(fd, libc::LOCK_UN),
+            "fcntl" => set(fd, libc::F_SETLK, NONE, 0, 0),
+            _ => set(fd, libc::F_OFD_SETLK, NONE, 0, 0),
+        };
+        unlocked.unwrap();
+        assert!(busy(take(fd, kind, false)), "{kind}: somebody else has it");
+    }
+    drop(taken);
+    for (kind, fd) in KINDS.into_iter().zip(&held) {
+        until(kind, SOON, || take(fd, kind, false).is_ok());
+        assert_eq!(sys::pread(fd, 0, 8).unwrap(), b"theirs..", "{kind}");
+        for (what, used) in uses(fd, &other) {
+            assert_eq!(used, Ok(()), "{kind}: {what} with a lock again");
+        }
+    }
+}

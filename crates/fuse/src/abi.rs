@@ -187,8 +187,10 @@ pub(crate) mod fattr {
     pub(crate) const SIZE: u32 = 1 << 3;
     pub(crate) const ATIME: u32 = 1 << 4;
     pub(crate) const MTIME: u32 = 1 << 5;
+    pub(crate) const FH: u32 = 1 << 6;
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
+    pub(crate) const LOCKOWNER: u32 = 1 << 9;
     pub(crate) const CTIME: u32 = 1 << 10;
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
@@ -205,6 +207,9 @@ pub(crate) mod fopen {
 pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// `WriteIn::write_flags`: from the page cache, so not an append whatever the file's flags.
 pub(crate) const WRITE_CACHE: u32 = 1 << 0;
+/// `ReadIn::read_flags`, `WriteIn::write_flags`: `lock_owner` is the process's.
+pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
+pub(crate) const WRITE_LOCKOWNER: u32 = 1 << 1;
 /// `WriteIn::write_flags`: take suid and sgid off.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// `ReleaseIn::release_flags`: flock was called on the file; `lock_owner` is the file's.

@@ -285,6 +285,15 @@ pub trait FileSystem: Send + Sync + 'static {
 /// Called once, with what came of a lock request that waited.
 pub type LockWaiter = Box<dyn FnOnce(Result<()>) + Send>;
 
+/// Who uses a file: the owners that its locks on it can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockUser {
+    /// The open file: what flock and OFD locks belong to.
+    pub handle: u64,
+    /// The process's table of descriptors: what POSIX locks belong to. `None` where it is not known.
+    pub process: Option<u64>,
+}
+
 /// flock, POSIX and OFD locks of a file system that several mounts share.
 ///
 /// A lock belongs to (mount, kind, owner). Deadlocks among waiting POSIX locks are EDEADLK.
@@ -301,6 +310,11 @@ pub trait Locks: Send + Sync {
     fn cancel(&self, ticket: Ticket);
     /// Unlocks all that an owner holds on an inode.
     fn drop_owner(&self, ino: Ino, kind: LockKind, owner: u64) -> Result<()>;
+    /// Asked before each use of a file's data: EIO for who had a lock on the file that somebody else has got
+    /// without its doing, until it has unlocked or closed what it lost.
+    fn may_use(&self, _ino: Ino, _user: LockUser) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// What a client that caches must hear. But for `names_recalled` and `attr_recalled`,

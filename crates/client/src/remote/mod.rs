@@ -12,7 +12,7 @@
 //! | `own_dirs` | the directories that go to this node's server |
 //! | `held` | references and opens, and giving them back |
 //! | `striped` | data of striped files, straight at the servers of their objects |
-//! | `locks` | lock requests that wait, locks held |
+//! | `locks`, `held_locks` | lock requests that wait; locks held and lost |
 //! | `fs`, `answers` | `FileSystem` |
 //! | `balanced` | the same by one of several servers that each have a copy |
 //! | `rooted` | the same where each node has a namespace of its own |
@@ -25,6 +25,7 @@ mod balanced;
 mod dirs;
 mod fs;
 mod held;
+mod held_locks;
 mod kept;
 mod locks;
 mod own_dirs;

@@ -13,8 +13,8 @@
 mod patience;
 
 use super::held::Held;
+use super::held_locks::HeldLocks;
 use super::kept::{Kept, Mark};
-use super::locks::HeldLocks;
 use super::place::Expected;
 use super::refusal::Refusals;
 use crate::ledger::while_busy;
@@ -33,6 +33,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use patience::{ANSWER_LIMIT, RETRY_FIRST, Waits};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -125,7 +126,7 @@ pub(super) struct Peer {
     is_cache: AtomicBool,
     pub(super) kept: Kept,
     pub(super) held: Held,
-    pub(super) held_locks: Mutex<HeldLocks>,
+    pub(super) held_locks: Arc<HeldLocks>,
 }
 
 /// A slot in use, given back at the end.
@@ -172,7 +173,12 @@ impl From<FrameError> for Failed {
 }
 
 impl Peer {
-    pub(super) fn new(target: Target, client: ClientId, expected: Expected) -> Peer {
+    pub(super) fn new(
+        target: Target,
+        client: ClientId,
+        expected: Expected,
+        held_locks: Arc<HeldLocks>,
+    ) -> Peer {
         let slots = (0..MAX_SLOTS)
             .map(|id| Slot { id: SlotId(id), seq: 0, link: None, body: Vec::new() })
             .collect();
@@ -201,7 +207,7 @@ impl Peer {
             is_cache: AtomicBool::new(false),
             kept: Kept::new(),
             held: Held::default(),
-            held_locks: Mutex::default(),
+            held_locks,
         }
     }
 
@@ -285,10 +291,16 @@ impl Peer {
         let mut carried_in = None;
         let mut pause = RETRY_FIRST;
         let begun = Instant::now();
+        let used = data_used_by(&request.call).map(|ino| (ino, self.held_locks.losses()));
+        let mut tried_before = false;
         loop {
             if self.is_closing() {
                 return Err(Errno::ENOTCONN);
             }
+            if let (true, Some((ino, losses))) = (tried_before, used) {
+                self.held_locks.may_use_again(self, ino, losses)?;
+            }
+            tried_before = true;
             if self.lost.load(Ordering::Acquire) || self.refusals.is_refused() {
                 return Err(Errno::EIO);
             }
@@ -478,7 +490,7 @@ impl Peer {
         };
         self.must_be_expected(&attached)?;
         self.near.store(attached.node == self.node, Ordering::Relaxed);
-        let locks = self.held_locks.lock().all();
+        let locks = self.held_locks.all();
         let (generation, parts) = self.held.for_new_session(&locks);
         for part in parts {
             let request = Request {
@@ -498,7 +510,7 @@ impl Peer {
                         ?lost,
                         "locks of this mount were given to others while it could not be heard"
                     );
-                    self.held_locks.lock().lost(&lost);
+                    self.held_locks.lose(&lost);
                 }
                 answer => return Err(refused(answer)),
             }
@@ -567,6 +579,17 @@ fn first_call(link: &mut Link, call: Call<'_>) -> std::result::Result<Answer, Li
 /// Calls that no program waits for.
 fn is_by_itself(call: &Call<'_>) -> bool {
     matches!(call, Call::Forget(_) | Call::Release(_) | Call::Renew | Call::Places)
+}
+
+/// The file whose data a call reads or changes; of a copy, the one that it changes.
+fn data_used_by(call: &Call<'_>) -> Option<Ino> {
+    match *call {
+        Call::Read { ino, .. } | Call::Write { ino, .. } | Call::Fallocate { ino, .. } => Some(ino),
+        Call::ReadObject { object, .. } | Call::WriteObject { object, .. } => Some(object.ino),
+        Call::CopyRange { target, .. } => Some(target),
+        Call::Setattr { ino, ref change } => change.size_bytes.map(|_| ino),
+        _ => None,
+    }
 }
 
 /// Directories of which it may change what `stat` shows; some are files.

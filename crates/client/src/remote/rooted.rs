@@ -3,7 +3,8 @@
 //! nothing else is different. There is no way above it: what is outside is never named.
 
 use forebay_proto::api::{
-    CreateArgs, DirEntry, FileSystem, LockWaiter, Locks, Notify, Opened, StatFs, WriteMode,
+    CreateArgs, DirEntry, FileSystem, LockUser, LockWaiter, Locks, Notify, Opened, StatFs,
+    WriteMode,
 };
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::net::session::{LockKind, LockSpec, Ticket};
@@ -322,6 +323,10 @@ impl Locks for RootedLocks {
     fn drop_owner(&self, ino: Ino, kind: LockKind, owner: u64) -> Result<()> {
         self.locks()?.drop_owner(self.root.at_server(ino), kind, owner)
     }
+
+    fn may_use(&self, ino: Ino, user: LockUser) -> Result<()> {
+        self.locks()?.may_use(self.root.at_server(ino), user)
+    }
 }
 
 impl Notify for RootedNotify {
@@ -347,5 +352,9 @@ impl Notify for RootedNotify {
 
     fn not_kept(&self, ino: Ino) {
         self.notify.not_kept(self.root.at_kernel(ino));
+    }
+
+    fn wait_heard(&self) {
+        self.notify.wait_heard();
     }
 }

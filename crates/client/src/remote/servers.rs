@@ -6,6 +6,7 @@
 //! of servers that moved, or that are gone for good, it learns from those that answer
 //! ([`Servers::keep_places`]).
 
+use super::held_locks::HeldLocks;
 use super::peer::{Peer, Room, Target};
 use super::place::Expected;
 use forebay_net::{LinkError, ServerAddress, random};
@@ -29,14 +30,15 @@ impl Servers {
     /// those that do not answer now are tried again by the first call that needs them.
     pub(super) fn attach(target: &Target) -> std::result::Result<(Servers, Attached), LinkError> {
         let client = ClientId(random::nonzero_u64().map_err(LinkError::Io)?);
-        let first = Peer::new(target.clone(), client, Expected::default());
+        let locks = Arc::new(HeldLocks::default());
+        let first = Peer::new(target.clone(), client, Expected::default(), Arc::clone(&locks));
         let attached = first.attach()?;
         let mut peers = Vec::with_capacity(attached.shards.len());
         let mut first = Some(Arc::new(first));
         for (shard, place) in (0u16..).zip(&attached.shards) {
             let peer = match ShardId(shard) == attached.shard {
                 true => first.take().ok_or(LinkError::Closed)?,
-                false => Arc::new(other(target, client, &attached, place)),
+                false => Arc::new(other(target, client, &attached, place, &locks)),
             };
             peers.push(peer);
         }
@@ -47,6 +49,7 @@ impl Servers {
             }
             peers.push(first);
         }
+        locks.set_keeper(&peers[0]);
         std::thread::scope(|scope| {
             for peer in peers.iter().filter(|peer| !peer.has_session()) {
                 scope.spawn(|| {
@@ -159,13 +162,19 @@ impl Servers {
 }
 
 /// The server of another part than the one that was asked first.
-fn other(target: &Target, client: ClientId, attached: &Attached, place: &ShardPlace) -> Peer {
+fn other(
+    target: &Target,
+    client: ClientId,
+    attached: &Attached,
+    place: &ShardPlace,
+    locks: &Arc<HeldLocks>,
+) -> Peer {
     let expected = Expected {
         server: Some(place.server),
         shard: Some(place.shard),
         uuid: Some(attached.uuid.clone()),
     };
-    let peer = Peer::new(target.clone(), client, expected);
+    let peer = Peer::new(target.clone(), client, expected, Arc::clone(locks));
     peer.moved(place);
     peer
 }

@@ -4,6 +4,7 @@ use crate::abi::{self, fattr};
 use crate::buffer::{Reply, take};
 use crate::connection::{Connection, Request};
 use crate::dispatch::Given;
+use crate::ops::data::may_use;
 use forebay_proto::api::NAME_MAX;
 use forebay_proto::{Result, SetAttr, SetTime, Timestamp};
 
@@ -25,6 +26,10 @@ pub(crate) fn statx(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
 pub(crate) fn setattr(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::SetattrIn = take(&mut rest)?;
+    let has = |bit: u32| arg.valid & bit != 0;
+    if has(fattr::SIZE) && has(fattr::FH) {
+        may_use(cx, rq.ino(), arg.fh, has(fattr::LOCKOWNER).then_some(arg.lock_owner))?;
+    }
     let attr = cx.fs.setattr(&rq.caller()?, rq.ino(), &change_of(&arg))?;
     cx.put_attr(reply, &attr);
     Ok(Given::Nothing)

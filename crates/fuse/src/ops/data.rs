@@ -5,12 +5,14 @@ use crate::abi;
 use crate::buffer::{Reply, take};
 use crate::connection::{Connection, Request};
 use crate::dispatch::Given;
-use forebay_proto::api::WriteMode;
+use forebay_proto::api::{LockUser, WriteMode};
 use forebay_proto::{Errno, Ino, Result};
 
 pub(crate) fn read(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::ReadIn = take(&mut rest)?;
+    let process = (arg.read_flags & abi::READ_LOCKOWNER != 0).then_some(arg.lock_owner);
+    may_use(cx, rq.ino(), arg.fh, process)?;
     reply.fill(arg.size as usize, |room| {
         let bytes = cx.fs.read(rq.ino(), arg.offset, room)?;
         cx.tally.read(bytes);
@@ -23,10 +25,23 @@ pub(crate) fn write(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     let mut rest = rq.body;
     let arg: abi::WriteIn = take(&mut rest)?;
     let data = rest.get(..arg.size as usize).ok_or(Errno::EINVAL)?;
+    // Pages of a mapping are nobody's: they come with any file that is open.
+    if arg.write_flags & abi::WRITE_CACHE == 0 {
+        let process = (arg.write_flags & abi::WRITE_LOCKOWNER != 0).then_some(arg.lock_owner);
+        may_use(cx, rq.ino(), arg.fh, process)?;
+    }
     let written = cx.fs.write(rq.ino(), arg.offset, data, write_mode(&arg))?;
     cx.tally.written(written.min(data.len()));
     reply.put(&abi::WriteOut { size: written.min(data.len()) as u32, padding: 0 });
     Ok(Given::Nothing)
+}
+
+/// Who has lost a lock on the file does nothing there any more.
+pub(super) fn may_use(cx: &Connection, ino: Ino, handle: u64, process: Option<u64>) -> Result<()> {
+    match cx.served_locks() {
+        Some(locks) => locks.may_use(ino, LockUser { handle, process }),
+        None => Ok(()),
+    }
 }
 
 /// With O_APPEND the offset is only the kernel's guess of the end. Pages written back from a
@@ -51,6 +66,7 @@ pub(crate) fn fsync(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
 pub(crate) fn fallocate(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::FallocateIn = take(&mut rest)?;
+    may_use(cx, rq.ino(), arg.fh, None)?;
     cx.fs.fallocate(rq.ino(), arg.mode, arg.offset, arg.length)?;
     Ok(Given::Nothing)
 }
@@ -93,6 +109,8 @@ fn copy(cx: &Connection, rq: &Request<'_>, limit: u64) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let (from, to) = (rq.ino(), Ino(arg.nodeid_out));
+    may_use(cx, from, arg.fh_in, None)?;
+    may_use(cx, to, arg.fh_out, None)?;
     cx.fs.copy_file_range(from, arg.off_in, to, arg.off_out, arg.len.min(limit))
 }
 
