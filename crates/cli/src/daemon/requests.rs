@@ -140,8 +140,10 @@ fn of_cache(
             Ok(Reply::Ok)
         }
         Q::Rate { bytes_per_s } => {
-            cache.set_rate(*bytes_per_s);
-            Ok(Reply::Ok)
+            let set = cache.set_rate(*bytes_per_s).map(|()| Reply::Ok);
+            set.map_err(|e| {
+                ControlError::new("limit drains of", Some(point), &e.to_string()).errno(e.0)
+            })
         }
     }
 }

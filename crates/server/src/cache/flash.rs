@@ -393,6 +393,9 @@ const LITTER: &[u8] = b"trusted.forebay.litter";
 /// The xattr of the namespace's root that holds the directories in which drains make files.
 const DRAIN_DIRS: &[u8] = b"trusted.forebay.drain-dirs";
 
+/// The xattr of the namespace's root that holds the limit of drains, where it was changed.
+const DRAIN_RATE: &[u8] = b"trusted.forebay.drain-rate";
+
 impl Flash {
     /// A list that an xattr of the namespace's root holds; EIO if `what` it is cannot be read.
     fn list<T: DeserializeOwned>(&self, name: &[u8], what: &str) -> Result<Vec<T>> {
@@ -440,6 +443,16 @@ impl Flash {
     /// Writes them.
     pub fn save_intents(&self, list: &[Intent]) -> Result<()> {
         self.save_list(INTENTS, list)
+    }
+
+    /// The limit of drains in bytes per second, if it was changed; 0 = none.
+    pub fn drain_rate(&self) -> Result<Option<u64>> {
+        Ok(self.list(DRAIN_RATE, "the limit of drains")?.first().copied())
+    }
+
+    /// Writes it.
+    pub fn save_drain_rate(&self, bytes_per_s: u64) -> Result<()> {
+        self.save_list(DRAIN_RATE, &[bytes_per_s])
     }
 
     /// Policies of directories.

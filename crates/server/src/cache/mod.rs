@@ -219,6 +219,11 @@ impl CacheFs {
         let (_, capacity) = flash.space().map_err(at("look at the space of"))?;
         let policies =
             Policies::load(&flash, options.policy).map_err(at("read the policies of"))?;
+        // That of a mount is said anew at each mount.
+        let changed_rate = match options.served {
+            Some(_) => flash.drain_rate().map_err(at("read the limit of drains of"))?,
+            None => None,
+        };
         let root = pfs.stat(b"").map_err(|e| {
             ControlError::new("look at the PFS", Some(pfs.path()), &e.to_string()).errno(e.0)
         })?;
@@ -226,7 +231,7 @@ impl CacheFs {
         let fs = Arc::new(CacheFs {
             nodes: Nodes::new(root.key),
             space: Space::new(capacity),
-            drainer: Drainer::new(options.rate_bytes_per_s),
+            drainer: Drainer::new(changed_rate.unwrap_or(options.rate_bytes_per_s)),
             counters: Counters::new(),
             clocks: Clocks::default(),
             evictions: Mutex::default(),

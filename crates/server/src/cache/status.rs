@@ -443,9 +443,13 @@ impl CacheFs {
         }
     }
 
-    /// Limits the drain. For who may end the mount.
-    pub fn set_rate(&self, bytes_per_s: u64) {
+    /// Limits the drain; 0 = not. At a server it stays so after a restart. For who may end the mount.
+    pub fn set_rate(&self, bytes_per_s: u64) -> Result<()> {
+        if self.options.served.is_some() {
+            self.flash.save_drain_rate(bytes_per_s)?;
+        }
         self.drainer.set_rate(bytes_per_s);
+        Ok(())
     }
 }
 

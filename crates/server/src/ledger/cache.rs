@@ -290,7 +290,8 @@ fn answer(
         Q::Discard => Err(of(WHAT, name, "only its end loses dirty data", libc::EINVAL)
             .hint("`forebay buffer destroy --discard-dirty`")),
         Q::Rate { bytes_per_s } => {
-            cache.set_rate(*bytes_per_s);
+            let set = cache.set_rate(*bytes_per_s);
+            set.map_err(|e| of("limit drains of", name, &e.to_string(), e.0))?;
             Ok(LedgerReply::Ok)
         }
     }

@@ -241,6 +241,20 @@ fn work(shared: &Shared, mut acknowledge: impl FnMut()) {
 
 /// Not a test by itself: the servers that are killed.
 #[test]
+fn a_changed_limit_of_drains_is_kept_over_a_restart() {
+    let base = tempfile::tempdir().unwrap();
+    std::fs::create_dir(base.path().join("pfs")).unwrap();
+    for (found, changed) in [(0, 5 << 20), (5 << 20, 0), (0, 1)] {
+        let shared = Shared::open(base.path());
+        for server in &shared.servers {
+            assert_eq!(server.fs.drainer.rate(), found);
+            server.fs.set_rate(changed).unwrap();
+        }
+        shared.crash();
+    }
+}
+
+#[test]
 fn child_homes() {
     let Ok(base) = std::env::var(CHILD_BASE) else { return };
     let base = Path::new(&base);
