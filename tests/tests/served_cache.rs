@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::cached::{self, everything, pattern, sums, xattr};
-use forebay_tests::procs::{Cred, as_user, try_run_for};
-use forebay_tests::served::{Options, Served, Store, Via};
+use forebay_tests::procs::{Child, Cred, Shared, as_user, try_run_for};
+use forebay_tests::served::{LEASE, Options, Served, Store, Via};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 /// How long a command may take.
@@ -401,4 +402,60 @@ fn a_served_cache_that_is_full_drains_and_its_writers_wait() {
     }
     let used = served.status()["used_bytes"].as_u64().unwrap();
     assert!(used > 70 << 20, "it uses what it was given: {used}");
+}
+
+#[test]
+fn what_the_kernel_of_a_mount_that_is_not_heard_has_open_is_not_evicted() {
+    let options = Options { capacity: 64 << 20, ..Options::cache(Store::Tmpfs, &[]) };
+    let served = Served::with(options, &[Via::Local, Via::Tcp, Via::Local]);
+    let wanted = pattern(1, 5 * MIB);
+    std::fs::write(served.pfs("open"), &wanted).unwrap();
+    // What the PFS got this moment is fetched anew by each open.
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(ask(&served, &["warm"], &served.root(1).join("open")).0);
+    let opened = [0, 2].map(|at| std::fs::File::open(served.root(at).join("open")).unwrap());
+    served.signal_mount(0, libc::SIGSTOP);
+    served.kill_mount(2);
+    std::thread::sleep(LEASE + Duration::from_secs(2));
+    // More than there is room for, again and again.
+    for i in 0..20u8 {
+        std::fs::write(served.pfs(&format!("f{i}")), pattern(i, 5 * MIB)).unwrap();
+    }
+    for i in (0..20u8).chain(0..20) {
+        let read = std::fs::read(served.root(1).join(format!("f{i}"))).unwrap();
+        assert!(read == pattern(i, 5 * MIB), "f{i}");
+    }
+    // By the kernels alone: in a process of its own, for one that asks the stopped mount would wait for it.
+    let same = Shared::new(1);
+    let reader = Child::spawn("reader", || {
+        let is_same = |file: &std::fs::File| {
+            let mut all = vec![0; wanted.len()];
+            file.read_exact_at(&mut all, 0).map(|()| all == wanted)
+        };
+        // That of a dead mount may refuse.
+        let right = is_same(&opened[0]).unwrap() && is_same(&opened[1]).unwrap_or(true);
+        same[0].store(1 + u64::from(right), SeqCst);
+    });
+    let asked = Instant::now();
+    while same[0].load(SeqCst) == 0 && asked.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let prompt = same[0].load(SeqCst) > 0;
+    // The reader's end tells the mount of its closes.
+    served.signal_mount(0, libc::SIGCONT);
+    reader.wait(Duration::from_secs(20)).unwrap();
+    assert!(prompt, "the kernel did not read by itself");
+    assert_eq!(same[0].load(SeqCst), 2, "what these kernels read is not what was opened");
+    drop(opened);
+    assert!(std::fs::read(served.root(0).join("open")).unwrap() == wanted);
+    // The dead mount's kernel lets go with its mount point.
+    assert!(std::process::Command::new("umount").arg(served.root(2)).status().unwrap().success());
+    let is_evicted = || {
+        (0..20u8).for_each(|i| drop(std::fs::read(served.root(1).join(format!("f{i}"))).unwrap()));
+        xattr(&served.root(1).join("open"), "cached_bytes") == "0"
+    };
+    let start = Instant::now();
+    while !is_evicted() {
+        assert!(start.elapsed() < LIMIT, "it stays for ever");
+    }
 }

@@ -155,7 +155,7 @@ impl CacheFs {
             let mut state = file.state.lock();
             state.generation += 1;
             let had = state.map.present() > 0;
-            let in_kernel = state.locals > 0;
+            let in_kernel = self.is_in_kernel(file, &mut state)?;
             if state.record.is_dirty() {
                 // Before the first of it goes: what a kill leaves is not taken for ours.
                 state.save(&self.flash, file, |record| {

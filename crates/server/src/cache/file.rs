@@ -58,6 +58,8 @@ pub(crate) struct FileState {
     pub locals: u64,
     /// Opens under way: nothing of it is evicted or forgotten.
     pub opening: u32,
+    /// A kernel may have it that is not counted: its mount is not heard any more, or was there before a restart.
+    pub maybe_in_kernel: bool,
     /// One of those is for writing.
     pub kernel_writes: bool,
     /// It has lost its last name: nothing of it will be drained.
@@ -125,6 +127,7 @@ impl CacheFile {
             opens: 0,
             locals: 0,
             opening: 0,
+            maybe_in_kernel: true,
             kernel_writes: false,
             gone: false,
             forgotten: false,

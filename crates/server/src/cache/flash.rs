@@ -292,6 +292,11 @@ impl Flash {
             .on_object(ino, self.objects().fallocate(ObjectId::whole(ino), mode, offset, length))
     }
 
+    /// True if anybody else has the data open itself.
+    pub fn is_open_elsewhere(&self, ino: Ino) -> Result<bool> {
+        self.names.on_object(ino, self.objects().is_open_elsewhere(ObjectId::whole(ino)))
+    }
+
     /// SEEK_DATA and SEEK_HOLE on the data.
     pub fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
         self.names.on_object(ino, self.objects().seek(ObjectId::whole(ino), offset, whence))

@@ -107,6 +107,7 @@ impl CacheFs {
         if local.is_some() {
             let mut state = file.state.lock();
             state.locals += 1;
+            state.maybe_in_kernel = true;
             self.counters.kernel_opened();
             if writes(flags) {
                 self.kernel_may_write(&mut state);

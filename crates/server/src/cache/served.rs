@@ -179,6 +179,7 @@ impl CacheFs {
         state.opens += count;
         if local {
             state.locals += count;
+            state.maybe_in_kernel = true;
             if may_have_written {
                 self.kernel_may_write(&mut state);
             }

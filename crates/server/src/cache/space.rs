@@ -396,6 +396,15 @@ impl CacheFs {
         self.punch(file, blocks)
     }
 
+    /// True if a kernel has the object itself, also one of which nothing is known here: it reads on by itself, and
+    /// must meet no holes.
+    pub(super) fn is_in_kernel(&self, file: &CacheFile, state: &mut FileState) -> Result<bool> {
+        if state.locals == 0 && state.maybe_in_kernel {
+            state.maybe_in_kernel = self.flash.is_open_elsewhere(file.ino)?;
+        }
+        Ok(state.locals > 0 || state.maybe_in_kernel)
+    }
+
     /// Evicts what is clean of a segment; the bytes that went, `None` if it has to stay.
     fn evict_segment(&self, ino: Ino, segment: u64) -> Result<Option<u64>> {
         let Some(file) = self.loaded_or_load(ino)? else { return Ok(Some(0)) };
@@ -403,8 +412,14 @@ impl CacheFs {
         let mut state = file.state.lock();
         let r = &state.record;
         let in_use = state.locals > 0 || state.opening > 0;
-        if r.whole || state.whole_on_flash || r.pinned || in_use || state.gone {
-            return Ok(if state.gone { Some(0) } else { None });
+        if state.gone {
+            return Ok(Some(0));
+        }
+        if r.whole || state.whole_on_flash || r.pinned || in_use {
+            return Ok(None);
+        }
+        if self.is_in_kernel(&file, &mut state)? {
+            return Ok(None);
         }
         let (mut bytes, mut kept) = (0, false);
         let blocks = segment * SEGMENT_BLOCKS..(segment + 1) * SEGMENT_BLOCKS;

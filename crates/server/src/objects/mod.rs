@@ -14,6 +14,7 @@
 mod account;
 mod fds;
 mod io;
+mod lease;
 mod losses;
 
 pub use account::Accounting;
