@@ -216,11 +216,20 @@ impl Served {
 
     /// Starts a server (again), on the addresses that it had.
     pub fn start_server_at(&self, at: usize) {
-        let (tcp, unix) = (self.tcp_at(at), self.unix_at(at));
+        self.start_server_on(at, &self.tcp_at(at));
+    }
+
+    /// Starts a server that was killed with another TCP address.
+    pub fn start_moved_server_at(&self, at: usize) {
+        self.start_server_on(at, &format!("{}:0", self.options.listen));
+    }
+
+    fn start_server_on(&self, at: usize, tcp: &str) {
+        let unix = self.unix_at(at);
         let flash = self.flash(at);
         let capacity = (2 * self.options.capacity).to_string();
         let mut command = self.forebay_at(at, &["serve", "--background", "--json", "--flash"]);
-        command.arg(flash).args(["--capacity", &capacity, "--listen", &tcp]);
+        command.arg(flash).args(["--capacity", &capacity, "--listen", tcp]);
         match self.options.hosts.get(at) {
             None => command.args(["--listen", &unix]),
             Some(Host::Behind(proxy)) => command.args(["--advertise", proxy.address()]),

@@ -243,6 +243,50 @@ fn a_killed_mount_loses_its_hold_and_the_others_go_on() {
 }
 
 #[test]
+fn a_server_that_comes_back_at_another_address_is_found_by_mounts_that_were_there() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Tcp]);
+    let names: Vec<String> = (0..8).map(|i| format!("d{i}")).collect();
+    for name in &names {
+        sys::mkdir(served.path(0, name), 0o755).unwrap();
+        std::fs::write(served.root(0).join(name).join("f"), name).unwrap();
+    }
+    let opened: Vec<OwnedFd> = names
+        .iter()
+        .map(|name| sys::open(served.path(0, format!("{name}/f")), libc::O_RDWR, 0).unwrap())
+        .collect();
+    let was = served.tcp_at(1);
+    served.kill_server_at(1);
+    served.start_moved_server_at(1);
+    assert_ne!(served.tcp_at(1), was);
+    within(SLACK * 2, "everything at both servers", || {
+        for (name, fd) in names.iter().zip(&opened) {
+            assert_eq!(sys::pread(fd, 0, 9).unwrap(), name.as_bytes());
+            std::fs::write(served.root(0).join(name).join("new"), "new").unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_end_of_a_mount_on_the_node_is_seen_by_each_server_of_its_buffer() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+    let names: Vec<String> = (0..8).map(|i| format!("d{i}")).collect();
+    for name in &names {
+        sys::mkdir(served.path(1, name), 0o755).unwrap();
+    }
+    for name in &names {
+        // Leases on names at both servers.
+        let _ = sys::stat(served.path(0, format!("{name}/absent")));
+        sys::list(served.path(0, name)).unwrap();
+    }
+    served.kill_mount(0);
+    within(SLACK, "changes of what the dead mount had cached", || {
+        for name in &names {
+            std::fs::write(served.root(1).join(name).join("absent"), "new").unwrap();
+        }
+    });
+}
+
+#[test]
 fn a_stopped_mount_is_waited_for_as_long_as_its_lease_and_shows_nothing_old_after_it() {
     let _alone = with_children();
     let served = Served::new(Store::Tmpfs, &[Via::Local, Via::Local, Via::Tcp]);

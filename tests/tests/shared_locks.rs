@@ -419,3 +419,35 @@ fn who_lost_a_lock_while_its_mount_was_stopped_uses_the_file_no_more_until_it_un
         }
     }
 }
+
+#[test]
+fn a_lock_that_somebody_had_while_its_mount_was_stopped_is_lost_though_it_is_free() {
+    let served = three();
+    let open_at =
+        |at: usize, kind: &str| sys::open(served.path(at, kind), libc::O_RDWR, 0).unwrap();
+    let held = KINDS.map(|kind| {
+        std::fs::write(served.root(0).join(kind), "nobody's").unwrap();
+        let fd = open_at(2, kind);
+        take(&fd, kind, false).unwrap();
+        fd
+    });
+    let untouched = {
+        std::fs::write(served.root(0).join("untouched"), "nobody's").unwrap();
+        let fd = open_at(2, "untouched");
+        take(&fd, "flock", false).unwrap();
+        fd
+    };
+    served.signal_mount(2, libc::SIGSTOP);
+    for kind in KINDS {
+        let fd = open_at(0, kind);
+        take(&fd, kind, true).unwrap();
+        sys::pwrite(&fd, 0, b"theirs").unwrap();
+    }
+    served.signal_mount(2, libc::SIGCONT);
+    for (kind, fd) in KINDS.into_iter().zip(&held) {
+        assert_eq!(sys::pwrite(fd, 0, b"late"), Err(Errno(libc::EIO)), "{kind}");
+        assert_eq!(std::fs::read(served.root(0).join(kind)).unwrap(), b"theirs's", "{kind}");
+    }
+    sys::pwrite(&untouched, 0, b"still").unwrap();
+    elsewhere(|| assert!(busy(take(&open_at(1, "untouched"), "flock", false)), "it is held"));
+}

@@ -91,6 +91,8 @@ pub(super) struct Session {
     pub(super) attached: Option<Attached>,
     /// Where connections for calls go: the server's Unix socket if this is its node.
     address: ServerAddress,
+    /// Where it was begun.
+    pub(super) begun_at: ServerAddress,
 }
 
 /// One server.
@@ -193,6 +195,7 @@ impl Peer {
                 generation: 0,
                 attached: None,
                 address: target.address.clone(),
+                begun_at: target.address.clone(),
             }),
             target,
             renewal: Mutex::new(()),
@@ -521,6 +524,7 @@ impl Peer {
         self.is_cache.store(attached.cache.is_some(), Ordering::Release);
         self.kept.set_longest(attached.cache.map_or(u64::MAX, |cache| cache.ttl_ms));
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
+        session.begun_at = asked.clone();
         session.address = self.best_address(&attached, asked);
         session.generation = generation;
         session.attached = Some(attached);

@@ -13,6 +13,11 @@ use forebay_proto::net::servers::ShardPlace;
 use forebay_proto::net::session::Attached;
 use forebay_proto::{Errno, ServerId, ShardId};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long a server is away before it is believed to have moved: where it listens, and how a mount names that, can be
+/// written in two ways.
+const MOVED_AFTER: Duration = Duration::from_secs(3);
 
 /// What a server must be, as far as it is known before it is asked.
 #[derive(Default)]
@@ -46,9 +51,18 @@ impl Peer {
         }
         let addresses: Vec<ServerAddress> =
             place.addresses.iter().filter_map(|text| text.parse().ok()).collect();
-        if !addresses.is_empty() {
-            *self.addresses.write() = addresses;
+        if addresses.is_empty() {
+            return;
         }
+        let away = self.lost_since.lock().is_some_and(|since| since.elapsed() >= MOVED_AFTER);
+        // One that is being asked now is looked at a moment later.
+        if away && let Some(mut session) = self.session.try_write() {
+            if session.attached.is_some() && !addresses.contains(&session.begun_at) {
+                tracing::warn!(from = %session.begun_at, "a server has moved: it is looked for where it is now");
+                session.attached = None;
+            }
+        }
+        *self.addresses.write() = addresses;
     }
 
     /// Where it is looked for first.

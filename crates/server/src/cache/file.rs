@@ -228,6 +228,11 @@ impl Drop for CacheFile {
 }
 
 impl FileState {
+    /// True while a kernel may be writing it: others that have it only read.
+    pub fn may_kernel_write(&self) -> bool {
+        self.record.whole && self.locals > 0
+    }
+
     /// True if a block need not be fetched.
     pub fn here(&self, block: u64) -> bool {
         self.record.whole

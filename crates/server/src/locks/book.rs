@@ -60,7 +60,7 @@ impl Range {
         }
     }
 
-    fn overlaps(&self, other: &Range) -> bool {
+    pub(super) fn overlaps(&self, other: &Range) -> bool {
         self.start <= other.end && other.start <= self.end
     }
 

@@ -20,6 +20,7 @@
 mod book;
 mod fair;
 mod graph;
+mod lapsed;
 mod session;
 mod state;
 #[cfg(test)]
@@ -30,7 +31,7 @@ pub use session::SessionLocks;
 use book::{Owner, Range};
 use fair::Timer;
 use forebay_proto::api::LockWaiter;
-use forebay_proto::net::session::{LockKind, LockSpec, LockState, SessionId, Ticket};
+use forebay_proto::net::session::{ClientId, LockKind, LockSpec, LockState, SessionId, Ticket};
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::Mutex;
 use state::{Ready, State};
@@ -170,15 +171,33 @@ impl LockTable {
         self.change(|state, ready| state.drop_session(session, ready));
     }
 
+    /// Ends a session without its client's doing. The client may come back, and finds what nobody else had meanwhile.
+    pub fn session_lapsed(&self, session: SessionId, client: ClientId) {
+        self.change(|state, ready| {
+            let held = state.held_by(session);
+            state.lapsed.add(client, &held);
+            state.drop_session(session, ready);
+        });
+    }
+
+    /// A client that had lapsed has said what it holds, or will not come back.
+    pub fn is_back(&self, client: ClientId) {
+        self.state.lock().lapsed.end(client);
+    }
+
     /// What a session holds, in no order: for a reclaim after the server's restart.
     pub fn held_by(&self, session: SessionId) -> Vec<LockSpec> {
         self.state.lock().held_by(session)
     }
 
-    /// Gives a session back what it held before the server's restart. EAGAIN if somebody else
-    /// has it already.
-    pub fn restore(&self, session: SessionId, spec: &LockSpec) -> Result<()> {
-        self.set(session, spec, None).map(|_| ())
+    /// Gives a session back what its client held before the server's restart, or before its session lapsed. EAGAIN
+    /// if somebody else has it, or had it in between.
+    pub fn restore(&self, session: SessionId, client: ClientId, spec: &LockSpec) -> Result<()> {
+        let range = Range::of(spec)?;
+        self.change(|state, ready| match state.lapsed.is_still_its(client, spec) {
+            true => state.set(session, spec, range, None, ready).map(|_| ()),
+            false => Err(Errno::EAGAIN),
+        })
     }
 
     /// How full it is.

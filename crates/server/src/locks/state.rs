@@ -9,6 +9,7 @@
 
 use super::book::{Book, Owner, Range};
 use super::fair::Patience;
+use super::lapsed::Lapsed;
 use super::{LockCounts, LockLimits, SESSION_ENDED};
 use forebay_proto::api::LockWaiter;
 use forebay_proto::net::session::{LockKind, LockSpec, LockState, SessionId, Ticket};
@@ -72,6 +73,7 @@ pub(super) struct State {
     next_arrival: Arrival,
     /// Requests that hold newcomers back.
     holding: BTreeSet<Arrival>,
+    pub(super) lapsed: Lapsed,
 }
 
 fn same_world(a: LockKind, b: LockKind) -> bool {
@@ -90,6 +92,7 @@ impl State {
             held: 0,
             next_arrival: 0,
             holding: BTreeSet::new(),
+            lapsed: Lapsed::default(),
         }
     }
 
@@ -207,6 +210,7 @@ impl State {
         arrival: Arrival,
         ready: &mut Ready,
     ) -> bool {
+        self.lapsed.granted(ino, &range);
         let file = self.files.entry(ino).or_default();
         let book = file.book_mut(range.kind);
         let before = book.of(owner).len();

@@ -190,7 +190,13 @@ fn enter<B: Backend>(
         }
         Call::Join { buffer, key } => {
             let sessions = backend.sessions(who, buffer).map_err(LinkError::Refused)?;
-            let entered = sessions.join(&key).map(|session| (session, Answer::Done));
+            let entered = sessions.join(&key).map(|session| {
+                // Attached over TCP, and the server turned out to be near.
+                if let Some(process) = process_of(link, session.pid()) {
+                    session.lives_with(process);
+                }
+                (session, Answer::Done)
+            });
             (sessions, entered)
         }
         _ => {

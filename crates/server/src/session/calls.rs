@@ -412,6 +412,7 @@ impl At<'_> {
         if part.last {
             let client = self.session.attach.client;
             self.sessions.grace.reclaimed(client);
+            self.sessions.locks.is_back(client);
             if let Some(cache) = &self.sessions.cache {
                 cache.mount_is_back(client);
             }

@@ -58,11 +58,12 @@ impl At<'_> {
     }
 
     /// Locks from before a restart of the server, or from before the session was ended; those
-    /// that somebody else has got meanwhile are lost.
+    /// that somebody else has, or had meanwhile, are lost.
     pub(super) fn restore_locks(&self, held: &[LockSpec]) -> Vec<LockSpec> {
         let (locks, session) = (&self.sessions.locks, self.session.id());
+        let client = self.session.attach.client;
         let restored = |spec: &LockSpec| {
-            self.must_know(spec.ino).and_then(|()| locks.restore(session, spec)).is_ok()
+            self.must_know(spec.ino).and_then(|()| locks.restore(session, client, spec)).is_ok()
         };
         held.iter().filter(|spec| !restored(spec)).copied().collect()
     }

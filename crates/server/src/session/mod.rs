@@ -158,9 +158,14 @@ impl Session {
         self.over.load(Ordering::Acquire)
     }
 
+    /// The client's process, as it says.
+    pub fn pid(&self) -> u32 {
+        self.attach.pid
+    }
+
     /// The client is over when this process is.
     pub fn lives_with(&self, process: Process) {
-        // A session is attached once.
+        // Each connection of a session is that of the same one.
         let _ = self.process.set(process);
     }
 
@@ -382,7 +387,10 @@ impl Sessions {
             // The server ends. Clients find what they hold at its next start.
             return;
         }
-        self.locks.drop_session(session.id);
+        match session.detached.load(Ordering::Acquire) {
+            true => self.locks.drop_session(session.id),
+            false => self.locks.session_lapsed(session.id, session.attach.client),
+        }
         self.end_opens(session);
         let held = std::mem::take(&mut *session.held.lock());
         if let Some(cache) = &self.cache

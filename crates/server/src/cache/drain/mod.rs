@@ -353,7 +353,7 @@ impl CacheFs {
                         false
                     }
                     // A kernel writes it: its space is not ours to give until it is closed.
-                    _ => !(state.record.whole && state.locals > 0),
+                    _ => !state.may_kernel_write(),
                 }
             };
             if may_drain && self.policy_of(file.number()).when != When::Never {
@@ -498,15 +498,15 @@ impl CacheFs {
 
     /// When a file may drain that nobody asked for; `None` = now.
     fn not_before(&self, file: &Arc<CacheFile>, since: Instant, now: Instant) -> Option<Instant> {
-        let (state, opens, last_write, locals) = {
+        let (state, opens, last_write, in_kernel) = {
             let state = file.state.lock();
-            (state.record.state, state.opens, state.last_write, state.locals)
+            (state.record.state, state.opens, state.last_write, state.may_kernel_write())
         };
         if state == State::Conflict {
             return Some(now + LOOK_AGAIN);
         }
         let policy = self.policy_of(file.number());
-        if self.drainer.is_pressed() && policy.when != When::Never && locals == 0 {
+        if self.drainer.is_pressed() && policy.when != When::Never && !in_kernel {
             return None;
         }
         let due = self.limit_of(&policy, since)?;
@@ -514,7 +514,7 @@ impl CacheFs {
             When::Never | When::End => Some(now + LOOK_AGAIN),
             When::Close if opens == 0 => None,
             When::Close => Some(now + LOOK_AGAIN),
-            When::Idle(quiet) => self.not_before_quiet(quiet, since, now, last_write, locals),
+            When::Idle(quiet) => self.not_before_quiet(quiet, since, now, last_write, in_kernel),
         }?;
         Some(due.map_or(at, |due| at.min(due)))
     }
@@ -526,9 +526,9 @@ impl CacheFs {
         since: Instant,
         now: Instant,
         last_write: Instant,
-        locals: u64,
+        in_kernel: bool,
     ) -> Option<Instant> {
-        if locals > 0 {
+        if in_kernel {
             // It would stay dirty: looked at again at its close.
             return Some(now + QUIET_WAIT_MAX);
         }

@@ -220,7 +220,7 @@ fn locks_are_given_back_after_a_restart() {
     let held = t.table.held_by(A);
     let after = Bench::new();
     for spec in &held {
-        after.table.restore(A, spec).unwrap();
+        after.table.restore(A, ClientId(1), spec).unwrap();
     }
     let sorted = |mut all: Vec<LockSpec>| {
         all.sort_unstable_by_key(|s| (s.ino, s.owner, s.start));
@@ -228,7 +228,7 @@ fn locks_are_given_back_after_a_restart() {
     };
     assert_eq!(sorted(after.table.held_by(A)), sorted(held.clone()));
     let stolen = held.iter().find(|s| s.kind == LockKind::Ofd).unwrap();
-    assert_eq!(after.table.restore(B, stolen), EAGAIN);
+    assert_eq!(after.table.restore(B, ClientId(2), stolen), EAGAIN);
 }
 
 #[test]

@@ -1,0 +1,166 @@
+//! Locks of mounts whose sessions have ended without their doing: a mount that was stopped or cut off comes back
+//! and believes that it still holds them. It may, if nobody else has had them in between, even for a moment: who
+//! had them may have changed what they guard.
+//!
+//! Invariant: from the end of a session to its client's return each grant to somebody else that is in the way of
+//! what the session held is noted. Bounded: of too many clients the oldest are forgotten; those
+//! that come back after that get what is free. Called by [`super::state`] under its lock.
+
+use super::book::Range;
+use forebay_proto::Ino;
+use forebay_proto::net::session::{ClientId, LockSpec};
+use std::collections::{BTreeMap, HashMap};
+
+/// Most clients, and most ranges of all of them, that are remembered.
+const MAX_CLIENTS: usize = 1 << 12;
+const MAX_RANGES: usize = 1 << 18;
+
+struct Lapse {
+    spec: LockSpec,
+    range: Range,
+    /// Somebody else had it since.
+    taken: bool,
+}
+
+#[derive(Default)]
+struct Client {
+    /// Counts ends of sessions: the lowest is the oldest.
+    order: u64,
+    /// More was held than can be remembered.
+    forgotten: bool,
+    by_inode: HashMap<Ino, Vec<Lapse>>,
+    ranges: usize,
+}
+
+/// All clients that have not come back.
+#[derive(Default)]
+pub(super) struct Lapsed {
+    clients: BTreeMap<u64, Client>,
+    ranges: usize,
+    next: u64,
+}
+
+impl Lapsed {
+    /// A session of this client has ended, and held these.
+    pub(super) fn add(&mut self, client: ClientId, held: &[LockSpec]) {
+        if held.is_empty() {
+            return;
+        }
+        while self.clients.len() >= MAX_CLIENTS {
+            let oldest = self.clients.iter().min_by_key(|(_, c)| c.order).map(|(id, _)| *id);
+            let Some(oldest) = oldest else { break };
+            self.end(ClientId(oldest));
+        }
+        self.next += 1;
+        let (order, room) = (self.next, MAX_RANGES.saturating_sub(self.ranges));
+        let entry = self.clients.entry(client.0).or_default();
+        entry.order = order;
+        entry.forgotten |= held.len() > room;
+        for spec in held.iter().take(room) {
+            let Ok(range) = Range::of(spec) else { continue };
+            let lapse = Lapse { spec: *spec, range, taken: false };
+            entry.by_inode.entry(spec.ino).or_default().push(lapse);
+            entry.ranges += 1;
+            self.ranges += 1;
+        }
+    }
+
+    /// Somebody gets this.
+    pub(super) fn granted(&mut self, ino: Ino, range: &Range) {
+        if self.ranges == 0 {
+            return;
+        }
+        let lapses = self.clients.values_mut().filter_map(|client| client.by_inode.get_mut(&ino));
+        for lapse in lapses.flatten() {
+            lapse.taken |= same_world(&lapse.range, range) && lapse.range.conflicts(range);
+        }
+    }
+
+    /// True if the client, which is back, may have what it had.
+    pub(super) fn is_still_its(&self, client: ClientId, spec: &LockSpec) -> bool {
+        let Some(found) = self.clients.get(&client.0) else { return true };
+        let Ok(range) = Range::of(spec) else { return false };
+        let lapses = found.by_inode.get(&spec.ino).into_iter().flatten();
+        let mut own = lapses.filter(|lapse| {
+            let same_owner = (lapse.spec.kind, lapse.spec.owner) == (spec.kind, spec.owner);
+            same_owner && lapse.range.overlaps(&range)
+        });
+        !found.forgotten && own.all(|lapse| !lapse.taken)
+    }
+
+    /// The client has said what it holds, or will not come back.
+    pub(super) fn end(&mut self, client: ClientId) {
+        if let Some(gone) = self.clients.remove(&client.0) {
+            self.ranges -= gone.ranges;
+        }
+    }
+}
+
+fn same_world(a: &Range, b: &Range) -> bool {
+    use forebay_proto::net::session::LockKind::Flock;
+    (a.kind == Flock) == (b.kind == Flock)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LockTable;
+    use super::*;
+    use forebay_proto::net::session::{LockKind, LockState, SessionId};
+    use forebay_proto::{Errno, Result};
+
+    const INO: Ino = Ino(7);
+    const CLIENT: ClientId = ClientId(42);
+
+    fn spec(kind: LockKind, start: u64, end: u64, exclusive: bool) -> LockSpec {
+        LockSpec { ino: INO, kind, owner: 1, pid: 0, start, end, exclusive }
+    }
+
+    /// What comes back after its session ended with `had` held, and `other` was had by another session meanwhile.
+    fn back(had: &LockSpec, other: &LockSpec) -> Result<()> {
+        let table = LockTable::new();
+        table.set(SessionId(1), had, None).unwrap();
+        table.session_lapsed(SessionId(1), CLIENT);
+        assert_eq!(table.set(SessionId(2), other, None), Ok(LockState::Free));
+        table.unset(SessionId(2), other).unwrap();
+        let restored = table.restore(SessionId(3), CLIENT, had);
+        table.is_back(CLIENT);
+        // Another mount of the same name of an owner never had it, and it is free.
+        assert!(restored.is_ok() || table.restore(SessionId(4), ClientId(43), had).is_ok());
+        restored
+    }
+
+    #[test]
+    fn a_lock_that_somebody_had_in_between_is_lost() {
+        use LockKind::{Flock, Ofd, Posix};
+        let posix = |start, end, exclusive| spec(Posix, start, end, exclusive);
+        let lost = Err(Errno::EAGAIN);
+        assert_eq!(back(&posix(0, 9, true), &posix(9, 20, false)), lost);
+        assert_eq!(back(&posix(0, 9, false), &spec(Ofd, 5, 5, true)), lost);
+        assert_eq!(back(&spec(Flock, 0, 0, true), &spec(Flock, 0, 0, true)), lost);
+        assert_eq!(back(&posix(0, 9, true), &posix(10, 20, true)), Ok(()));
+        assert_eq!(back(&posix(0, 9, false), &posix(0, 9, false)), Ok(()));
+        assert_eq!(back(&posix(0, 9, true), &spec(Flock, 0, 0, true)), Ok(()));
+    }
+
+    #[test]
+    fn a_waiter_that_gets_it_takes_it_too() {
+        let table = LockTable::new();
+        let had = spec(LockKind::Flock, 0, 0, true);
+        table.set(SessionId(1), &had, None).unwrap();
+        let waits = (forebay_proto::net::session::Ticket(1), Box::new(|_| ()) as _);
+        assert_eq!(table.set(SessionId(2), &had, Some(waits)), Ok(LockState::Waits));
+        table.session_lapsed(SessionId(1), CLIENT);
+        table.drop_session(SessionId(2));
+        assert_eq!(table.restore(SessionId(3), CLIENT, &had), Err(Errno::EAGAIN));
+    }
+
+    #[test]
+    fn of_too_many_the_oldest_go() {
+        let mut lapsed = Lapsed::default();
+        for client in 0..MAX_CLIENTS as u64 + 5 {
+            lapsed.add(ClientId(client), &[spec(LockKind::Flock, 0, 0, true)]);
+        }
+        assert_eq!((lapsed.clients.len(), lapsed.ranges), (MAX_CLIENTS, MAX_CLIENTS));
+        assert!(!lapsed.clients.contains_key(&4) && lapsed.clients.contains_key(&5));
+    }
+}
