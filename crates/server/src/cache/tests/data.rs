@@ -256,3 +256,33 @@ fn what_is_written_while_a_drain_begins_drains_too() {
     });
     cache.crash();
 }
+
+#[test]
+fn a_writer_does_not_wait_for_a_file_that_a_kernel_only_reads() {
+    let rig = Rig::new(24 * MIB);
+    let cache = rig.open();
+    let writer = cache.open("f", libc::O_RDWR | libc::O_CREAT, false).unwrap();
+    let data = pattern(1, MIB as usize);
+    writer.write(0, &data).unwrap();
+    let reader = cache.open("f", libc::O_RDONLY, true).unwrap();
+    assert!(reader.local.is_some());
+    let (ended, end) = std::sync::mpsc::channel();
+    let written = std::thread::scope(|scope| {
+        let (writer, data) = (&writer, &data);
+        scope.spawn(move || {
+            let done = (1..64).map_while(|at| writer.write(at * MIB, data).ok()).count() as u64;
+            ended.send(done).unwrap();
+        });
+        let written = end.recv_timeout(std::time::Duration::from_secs(60));
+        // Lets a writer go that waits for it.
+        drop(reader);
+        written
+    });
+    let written = written.expect("the writer waits for the reader's close");
+    assert!(written < 63, "there cannot be room for so much that a kernel reads");
+    drop(writer);
+    assert!(cache.flush("/").is_durable());
+    let all = rig.read_pfs("f");
+    assert!((0..=written).all(|at| all[(at * MIB) as usize..][..data.len()] == data));
+    cache.crash();
+}
