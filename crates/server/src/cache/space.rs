@@ -8,10 +8,12 @@
 use super::CacheFs;
 use super::file::{CacheFile, FileState};
 use super::map::{BLOCK_BYTES, Entry, bits};
+use super::record::State;
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
 use quick_cache::unsync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -44,6 +46,8 @@ const COMING_WAITS_MAX: u32 = 3;
 const WAIT: Duration = Duration::from_millis(100);
 /// How often in a row a writer sees, [`WAIT`] apart, that nothing can drain, before it gets an error.
 const HOPELESS_LOOKS: u32 = 20;
+/// Most files of which it is looked, at a time, whether the PFS still has them.
+const VOID_PINS_LOOKED_AT: usize = 64;
 /// What is said where the file system below has no room for what the capacity allows.
 const FULL: &str = "the file system that flash lies on is full, though the capacity is not used up: writers wait for drains, or get ENOSPC; remove what else lies there";
 /// How often it is logged, and how long it is shown after a write met it.
@@ -254,11 +258,42 @@ impl Space {
                 }
             }
         }
+        if went == 0 {
+            went = self.evict_void_pins(fs, &mut kept);
+        }
         // Those may go another time.
         let mut policy = self.policy.lock();
         for segment in kept {
             put(&mut policy, segment, SEGMENT_BYTES);
         }
+        went
+    }
+
+    /// Where nothing else goes: what is pinned, though the PFS has no such file any more.
+    fn evict_void_pins(&self, fs: &CacheFs, kept: &mut Vec<Segment>) -> u64 {
+        let inos: BTreeSet<Ino> = kept.iter().map(|segment| segment.0).collect();
+        let void: BTreeSet<Ino> = inos
+            .into_iter()
+            .take(VOID_PINS_LOOKED_AT)
+            .filter(|ino| {
+                fs.end_void_pin(*ino).unwrap_or_else(|error| {
+                    tracing::debug!(%ino, %error, "whether a pinned file is still on the PFS is not known");
+                    false
+                })
+            })
+            .collect();
+        let mut went = 0;
+        kept.retain(|segment| {
+            if !void.contains(&segment.0) {
+                return true;
+            }
+            match fs.evict_segment(segment.0, segment.1) {
+                Ok(Some(bytes)) => went += bytes,
+                Ok(None) => return true,
+                Err(error) => tracing::warn!(ino = %segment.0, %error, "cannot evict"),
+            }
+            false
+        });
         went
     }
 
@@ -379,6 +414,29 @@ impl CacheFs {
                 None => {}
             }
         }
+    }
+
+    /// Ends the pin of a clean file that the PFS does not have any more by any name that is known; true if it did.
+    fn end_void_pin(&self, ino: Ino) -> Result<bool> {
+        let Some(file) = self.loaded_or_load(ino)? else { return Ok(false) };
+        let (key, path) = {
+            let state = file.state.lock();
+            let r = &state.record;
+            if !r.pinned || r.state != State::Clean || state.opens > 0 || state.opening > 0 {
+                return Ok(false);
+            }
+            (r.key, r.path.as_bytes().to_vec())
+        };
+        for path in self.nodes.paths(file.number()).into_iter().chain([path]) {
+            match self.pfs.stat(&path) {
+                Ok(stat) if stat.key == key => return Ok(false),
+                Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        file.state.lock().save(&self.flash, &file, |record| record.pinned = false)?;
+        tracing::info!(%ino, "a pinned file is not on the PFS any more: it may be evicted");
+        Ok(true)
     }
 
     /// Evicts blocks that lie together.

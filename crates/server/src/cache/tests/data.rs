@@ -286,3 +286,25 @@ fn a_writer_does_not_wait_for_a_file_that_a_kernel_only_reads() {
     assert!((0..=written).all(|at| all[(at * MIB) as usize..][..data.len()] == data));
     cache.crash();
 }
+
+#[test]
+fn what_is_pinned_and_gone_from_the_pfs_makes_room() {
+    let rig = Rig::new(24 * MIB);
+    let cache = rig.open();
+    for (name, stays) in [("gone", false), ("replaced", false), ("stays", true)] {
+        rig.put(name, &pattern(1, 6 << 20));
+        cache.read(name).unwrap();
+        cache.fs.pin(&Caller::root(), format!("/{name}").as_bytes(), true).unwrap();
+        if !stays {
+            rig.put("other", &pattern(2, 10));
+            std::fs::rename(rig.pfs("other"), rig.pfs(name)).unwrap();
+        }
+    }
+    std::fs::remove_file(rig.pfs("gone")).unwrap();
+    let writer = cache.open("new", libc::O_RDWR | libc::O_CREAT, false).unwrap();
+    writer.write(0, &pattern(3, 12 << 20)).unwrap();
+    drop(writer);
+    assert!(cache.flush("/new").is_durable());
+    assert_eq!(cache.state_of("/stays").unwrap().cached_bytes, 6 << 20);
+    cache.crash();
+}

@@ -265,8 +265,36 @@ impl World<'_> {
             }
             // What is pinned has taken all.
             Err(Errno::ENOSPC) if self.unpin_all() => call().unwrap(),
-            done => done.unwrap(),
+            done => done
+                .unwrap_or_else(|error| panic!("{error}, where flash has {:#?}", self.on_flash())),
         }
+    }
+
+    /// What takes the room: of each file its name on flash, what is here, and why it may stay.
+    fn on_flash(&self) -> Vec<String> {
+        let fs = &self.cache.fs;
+        let describe = |(ino, record): (_, crate::cache::record::Record)| {
+            let path = String::from_utf8_lossy(record.path.as_bytes()).into_owned();
+            let pinned = if record.pinned { "pinned " } else { "" };
+            let Some(file) = fs.loaded_or_load(ino).ok().flatten() else {
+                return format!("{path}: not loaded");
+            };
+            let state = file.state.lock();
+            let (present, state_is) = (state.map.present(), state.record.state);
+            format!(
+                "{path}: {pinned}{state_is:?}, {present} blocks, opens {}, locals {}, opening {}, maybe in a kernel {}, listed {}, gone {}, whole {}",
+                state.opens,
+                state.locals,
+                state.opening,
+                state.maybe_in_kernel,
+                state.listed,
+                state.gone,
+                state.record.whole
+            )
+        };
+        let mut told: Vec<String> = fs.flash.all().unwrap().into_iter().map(describe).collect();
+        told.push(format!("used and capacity {:?}", fs.flash.space()));
+        told
     }
 
     /// Does a step; what `model` says is looked at.
