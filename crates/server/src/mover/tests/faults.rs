@@ -57,13 +57,22 @@ fn a_full_pfs_keeps_old_files_and_leaves_no_temporary() {
     let begun = Instant::now();
     let status = site.run(site.stage_out("/d", "full"));
     let big = site.pfs("full/big");
-    assert_eq!(only_error(&status), (big.display().to_string(), libc::ENOSPC));
-    assert!(status.errors[0].why.contains("ENOSPC"));
     assert!(begun.elapsed() < Duration::from_secs(2), "a full disk is not waited for");
+    assert!(status.errors.iter().any(|error| error.path.to_string() == big.display().to_string()));
+    for error in &status.errors {
+        assert!(error.errno == libc::ENOSPC && error.why.contains("ENOSPC"), "{error:?}");
+    }
     assert_eq!(std::fs::read(&big).unwrap(), b"old");
-    assert_eq!(std::fs::read(site.pfs("full/small")).unwrap(), noise(1_000, 1));
+    // Copied beside the big one it may have met a full disk, too: then it is told, and not there in part.
+    let small_failed = status.errors.len() > 1;
+    match std::fs::read(site.pfs("full/small")) {
+        Ok(there) => assert!(there == noise(1_000, 1) && !small_failed),
+        Err(error) => {
+            assert!(error.kind() == std::io::ErrorKind::NotFound && small_failed, "{error}");
+        }
+    }
     assert_eq!(leftovers(&mount.0), Vec::<PathBuf>::new());
-    assert_eq!(status.bytes_done, 1_000);
+    assert_eq!(status.bytes_done, if small_failed { 0 } else { 1_000 });
     // Re-runnable when there is room.
     assert!(
         Command::new("mount")
@@ -75,6 +84,7 @@ fn a_full_pfs_keeps_old_files_and_leaves_no_temporary() {
     );
     site.must(site.stage_out("/d", "full"));
     assert_eq!(std::fs::read(&big).unwrap(), noise(8 << 20, 1));
+    assert_eq!(std::fs::read(site.pfs("full/small")).unwrap(), noise(1_000, 1));
 }
 
 #[test]
