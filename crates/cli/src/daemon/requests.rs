@@ -141,9 +141,7 @@ fn of_cache(
         }
         Q::Rate { bytes_per_s } => {
             let set = cache.set_rate(*bytes_per_s).map(|()| Reply::Ok);
-            set.map_err(|e| {
-                ControlError::new("limit drains of", Some(point), &e.to_string()).errno(e.0)
-            })
+            set.map_err(|errno| of_errno("limit drains of", point, errno))
         }
     }
 }

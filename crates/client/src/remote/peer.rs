@@ -10,6 +10,7 @@
 //! Invariant: what a call's answer gives is noted before a new session can be told what is held
 //! (`session` is read-locked from the question to the note, and write-locked for a new session).
 
+mod about;
 mod patience;
 
 use super::held::Held;
@@ -18,6 +19,7 @@ use super::kept::{Kept, Mark};
 use super::place::Expected;
 use super::refusal::Refusals;
 use crate::ledger::while_busy;
+use about::{changes_attributes_of, data_used_by, is_by_itself};
 use forebay_net::handshake::Credential;
 use forebay_net::node::{groups_of_process, host_name, this_node};
 use forebay_net::{Link, LinkError, ServerAddress, Stream};
@@ -28,7 +30,7 @@ use forebay_proto::net::session::{
     Attach, Attached, ClientId, MAX_SLOTS, NodeId, Recall, SessionId, SlotId,
 };
 use forebay_proto::net::{Call, GivenBack, Request, Response};
-use forebay_proto::{Attr, Caller, Errno, Ino, Result};
+use forebay_proto::{Attr, Caller, Errno, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use patience::{ANSWER_LIMIT, RETRY_FIRST, Waits};
 use std::collections::{BTreeMap, VecDeque};
@@ -578,33 +580,6 @@ fn first_call(link: &mut Link, call: Call<'_>) -> std::result::Result<Answer, Li
     };
     link.send(Kind::Call, 0, &request, &[], None)?;
     Ok(link.receive_as::<Response>(Kind::Answer)?.answer)
-}
-
-/// Calls that no program waits for.
-fn is_by_itself(call: &Call<'_>) -> bool {
-    matches!(call, Call::Forget(_) | Call::Release(_) | Call::Renew | Call::Places)
-}
-
-/// The file whose data a call reads or changes; of a copy, the one that it changes.
-fn data_used_by(call: &Call<'_>) -> Option<Ino> {
-    match *call {
-        Call::Read { ino, .. } | Call::Write { ino, .. } | Call::Fallocate { ino, .. } => Some(ino),
-        Call::ReadObject { object, .. } | Call::WriteObject { object, .. } => Some(object.ino),
-        Call::CopyRange { target, .. } => Some(target),
-        Call::Setattr { ino, ref change } => change.size_bytes.map(|_| ino),
-        _ => None,
-    }
-}
-
-/// Directories of which it may change what `stat` shows; some are files.
-fn changes_attributes_of(call: &Call<'_>) -> [Option<Ino>; 2] {
-    match *call {
-        Call::Setattr { ino, .. }
-        | Call::Setxattr { ino, .. }
-        | Call::Removexattr { ino, .. }
-        | Call::List { ino, .. } => [Some(ino), None],
-        ref other => other.changed_dirs(),
-    }
 }
 
 fn refused(answer: Answer) -> LinkError {

@@ -117,7 +117,11 @@ impl CacheFs {
             return Err(e);
         }
         let file = self.load(made, number, record)?;
-        file.state.lock().clean_unsynced = false;
+        let mut state = file.state.lock();
+        state.clean_unsynced = false;
+        // Its object was made just now.
+        state.maybe_in_kernel = false;
+        drop(state);
         Ok(file)
     }
 

@@ -58,10 +58,10 @@ pub(crate) struct FileState {
     pub locals: u64,
     /// Opens under way: nothing of it is evicted or forgotten.
     pub opening: u32,
+    /// One of the opens by a kernel is for writing.
+    pub kernel_writes: bool,
     /// A kernel may have it that is not counted: its mount is not heard any more, or was there before a restart.
     pub maybe_in_kernel: bool,
-    /// One of those is for writing.
-    pub kernel_writes: bool,
     /// It has lost its last name: nothing of it will be drained.
     pub gone: bool,
     /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
@@ -127,8 +127,8 @@ impl CacheFile {
             opens: 0,
             locals: 0,
             opening: 0,
-            maybe_in_kernel: true,
             kernel_writes: false,
+            maybe_in_kernel: true,
             gone: false,
             forgotten: false,
             at_open: None,

@@ -97,6 +97,19 @@ fn put(policy: &mut Policy, segment: Segment, bytes: u64) {
     policy.insert(segment, bytes);
 }
 
+/// Evicts what is clean of these; what really went. Those that have to stay come to `kept`.
+fn evict_these(fs: &CacheFs, segments: Vec<Segment>, kept: &mut Vec<Segment>) -> u64 {
+    let mut went = 0;
+    for segment in segments {
+        match fs.evict_segment(segment.0, segment.1) {
+            Ok(Some(bytes)) => went += bytes,
+            Ok(None) => kept.push(segment),
+            Err(error) => tracing::warn!(ino = %segment.0, %error, "cannot evict"),
+        }
+    }
+    went
+}
+
 /// The room of one cache.
 pub(crate) struct Space {
     policy: Mutex<Policy>,
@@ -111,6 +124,8 @@ pub(crate) struct Space {
     kernel_writes: Condvar,
     /// When a write last found what flash lies on full, and when that was last logged.
     full: Mutex<Option<(Instant, Instant)>>,
+    /// Pinned files are looked at in turn, from this one.
+    pins_from: Mutex<Ino>,
 }
 
 impl Space {
@@ -130,6 +145,7 @@ impl Space {
             more: Condvar::new(),
             kernel_writes: Condvar::new(),
             full: Mutex::new(None),
+            pins_from: Mutex::new(Ino(0)),
         }
     }
 
@@ -250,16 +266,12 @@ impl Space {
                     break;
                 }
             }
-            for segment in segments {
-                match fs.evict_segment(segment.0, segment.1) {
-                    Ok(Some(bytes)) => went += bytes,
-                    Ok(None) => kept.push(segment),
-                    Err(error) => tracing::warn!(ino = %segment.0, %error, "cannot evict"),
-                }
-            }
+            went += evict_these(fs, segments, &mut kept);
         }
         if went == 0 {
-            went = self.evict_void_pins(fs, &mut kept);
+            let void = self.end_void_pins(fs, &kept);
+            let free = kept.extract_if(.., |segment| void.contains(&segment.0)).collect();
+            went = evict_these(fs, free, &mut kept);
         }
         // Those may go another time.
         let mut policy = self.policy.lock();
@@ -269,32 +281,23 @@ impl Space {
         went
     }
 
-    /// Where nothing else goes: what is pinned, though the PFS has no such file any more.
-    fn evict_void_pins(&self, fs: &CacheFs, kept: &mut Vec<Segment>) -> u64 {
+    /// Where nothing else goes: ends pins of files that the PFS does not have any more. Which.
+    fn end_void_pins(&self, fs: &CacheFs, kept: &[Segment]) -> BTreeSet<Ino> {
         let inos: BTreeSet<Ino> = kept.iter().map(|segment| segment.0).collect();
-        let void: BTreeSet<Ino> = inos
-            .into_iter()
-            .take(VOID_PINS_LOOKED_AT)
-            .filter(|ino| {
-                fs.end_void_pin(*ino).unwrap_or_else(|error| {
-                    tracing::debug!(%ino, %error, "whether a pinned file is still on the PFS is not known");
-                    false
-                })
+        let mut from = self.pins_from.lock();
+        let in_turn = inos.range(*from..).chain(inos.range(..*from)).copied();
+        let looked_at: Vec<Ino> = in_turn.take(VOID_PINS_LOOKED_AT).collect();
+        if let Some(last) = looked_at.last() {
+            *from = Ino(last.0.wrapping_add(1));
+        }
+        drop(from);
+        let is_void = |ino: &Ino| {
+            fs.end_void_pin(*ino).unwrap_or_else(|error| {
+                tracing::debug!(%ino, %error, "whether a pinned file is still on the PFS is not known");
+                false
             })
-            .collect();
-        let mut went = 0;
-        kept.retain(|segment| {
-            if !void.contains(&segment.0) {
-                return true;
-            }
-            match fs.evict_segment(segment.0, segment.1) {
-                Ok(Some(bytes)) => went += bytes,
-                Ok(None) => return true,
-                Err(error) => tracing::warn!(ino = %segment.0, %error, "cannot evict"),
-            }
-            false
-        });
-        went
+        };
+        looked_at.into_iter().filter(is_void).collect()
     }
 
     /// Evicts something though there is room for data: for the sake of the metadata. ENOSPC if

@@ -217,7 +217,7 @@ impl CacheFs {
             tree.failed += u64::from(told.error.is_some() && told.state != "conflict");
             tree.conflicts += u64::from(told.state == "conflict");
             let state = file.state.lock();
-            tree.busy += u64::from(state.record.whole && state.locals > 0);
+            tree.busy += u64::from(state.may_kernel_write());
             drop(state);
             let shown = told.error.is_some() && tree.problems.len() < MAX_PROBLEMS;
             if shown && self.may_see(caller, file) {

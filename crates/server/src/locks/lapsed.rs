@@ -7,6 +7,7 @@
 //! that come back after that get what is free. Called by [`super::state`] under its lock.
 
 use super::book::Range;
+use super::state::same_world;
 use forebay_proto::Ino;
 use forebay_proto::net::session::{ClientId, LockSpec};
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +17,8 @@ const MAX_CLIENTS: usize = 1 << 12;
 const MAX_RANGES: usize = 1 << 18;
 
 struct Lapse {
-    spec: LockSpec,
+    /// The owner's number in its session.
+    owner: u64,
     range: Range,
     /// Somebody else had it since.
     taken: bool,
@@ -58,7 +60,7 @@ impl Lapsed {
         entry.forgotten |= held.len() > room;
         for spec in held.iter().take(room) {
             let Ok(range) = Range::of(spec) else { continue };
-            let lapse = Lapse { spec: *spec, range, taken: false };
+            let lapse = Lapse { owner: spec.owner, range, taken: false };
             entry.by_inode.entry(spec.ino).or_default().push(lapse);
             entry.ranges += 1;
             self.ranges += 1;
@@ -72,7 +74,7 @@ impl Lapsed {
         }
         let lapses = self.clients.values_mut().filter_map(|client| client.by_inode.get_mut(&ino));
         for lapse in lapses.flatten() {
-            lapse.taken |= same_world(&lapse.range, range) && lapse.range.conflicts(range);
+            lapse.taken |= same_world(lapse.range.kind, range.kind) && lapse.range.conflicts(range);
         }
     }
 
@@ -82,7 +84,7 @@ impl Lapsed {
         let Ok(range) = Range::of(spec) else { return false };
         let lapses = found.by_inode.get(&spec.ino).into_iter().flatten();
         let mut own = lapses.filter(|lapse| {
-            let same_owner = (lapse.spec.kind, lapse.spec.owner) == (spec.kind, spec.owner);
+            let same_owner = (lapse.range.kind, lapse.owner) == (spec.kind, spec.owner);
             same_owner && lapse.range.overlaps(&range)
         });
         !found.forgotten && own.all(|lapse| !lapse.taken)
@@ -94,11 +96,6 @@ impl Lapsed {
             self.ranges -= gone.ranges;
         }
     }
-}
-
-fn same_world(a: &Range, b: &Range) -> bool {
-    use forebay_proto::net::session::LockKind::Flock;
-    (a.kind == Flock) == (b.kind == Flock)
 }
 
 #[cfg(test)]

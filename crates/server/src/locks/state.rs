@@ -76,7 +76,7 @@ pub(super) struct State {
     pub(super) lapsed: Lapsed,
 }
 
-fn same_world(a: LockKind, b: LockKind) -> bool {
+pub(super) fn same_world(a: LockKind, b: LockKind) -> bool {
     (a == LockKind::Flock) == (b == LockKind::Flock)
 }
 

@@ -158,10 +158,13 @@ fn servers<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(),
 }
 
 /// The process of a mount on this node, if it is the one that connected.
-fn process_of(link: &Link, pid: u32) -> Option<peer::Process> {
+fn watch_process(link: &Link, session: &Session) {
     let stream = link.stream();
+    let pid = session.pid();
     let connected = stream.is_unix() && peer::identify(stream).is_ok_and(|who| who.pid == pid);
-    connected.then(|| peer::Process::of(stream)).flatten()
+    if let Some(process) = connected.then(|| peer::Process::of(stream)).flatten() {
+        session.lives_with(process);
+    }
 }
 
 /// The first call of a connection says which session it belongs to.
@@ -179,11 +182,8 @@ fn enter<B: Backend>(
         Call::Attach(attach) => {
             let sessions = backend.sessions(who, &attach.buffer).map_err(LinkError::Refused)?;
             let acts_as = backend.acts_as(who, &attach.buffer).map_err(LinkError::Refused)?;
-            let pid = attach.pid;
             let entered = sessions.attach(attach, acts_as).map(|(session, attached)| {
-                if let Some(process) = process_of(link, pid) {
-                    session.lives_with(process);
-                }
+                watch_process(link, &session);
                 (session, Answer::Attached(Box::new(attached)))
             });
             (sessions, entered)
@@ -192,9 +192,7 @@ fn enter<B: Backend>(
             let sessions = backend.sessions(who, buffer).map_err(LinkError::Refused)?;
             let entered = sessions.join(&key).map(|session| {
                 // Attached over TCP, and the server turned out to be near.
-                if let Some(process) = process_of(link, session.pid()) {
-                    session.lives_with(process);
-                }
+                watch_process(link, &session);
                 (session, Answer::Done)
             });
             (sessions, entered)

@@ -498,7 +498,7 @@ impl CacheFs {
 
     /// When a file may drain that nobody asked for; `None` = now.
     fn not_before(&self, file: &Arc<CacheFile>, since: Instant, now: Instant) -> Option<Instant> {
-        let (state, opens, last_write, in_kernel) = {
+        let (state, opens, last_write, kernel_writes) = {
             let state = file.state.lock();
             (state.record.state, state.opens, state.last_write, state.may_kernel_write())
         };
@@ -506,7 +506,7 @@ impl CacheFs {
             return Some(now + LOOK_AGAIN);
         }
         let policy = self.policy_of(file.number());
-        if self.drainer.is_pressed() && policy.when != When::Never && !in_kernel {
+        if self.drainer.is_pressed() && policy.when != When::Never && !kernel_writes {
             return None;
         }
         let due = self.limit_of(&policy, since)?;
@@ -514,7 +514,9 @@ impl CacheFs {
             When::Never | When::End => Some(now + LOOK_AGAIN),
             When::Close if opens == 0 => None,
             When::Close => Some(now + LOOK_AGAIN),
-            When::Idle(quiet) => self.not_before_quiet(quiet, since, now, last_write, in_kernel),
+            When::Idle(quiet) => {
+                self.not_before_quiet(quiet, since, now, last_write, kernel_writes)
+            }
         }?;
         Some(due.map_or(at, |due| at.min(due)))
     }
@@ -526,9 +528,9 @@ impl CacheFs {
         since: Instant,
         now: Instant,
         last_write: Instant,
-        in_kernel: bool,
+        kernel_writes: bool,
     ) -> Option<Instant> {
-        if in_kernel {
+        if kernel_writes {
             // It would stay dirty: looked at again at its close.
             return Some(now + QUIET_WAIT_MAX);
         }

@@ -70,16 +70,11 @@ impl CacheFs {
         }
         self.clear_temporary(file)?;
         let found = self.find_unchanged(file)?;
-        {
-            let mut state = file.state.lock();
-            let cut_short = state.record.draining == Some(Draining::InPlace);
-            if cut_short {
-                // What the PFS has is ours, as far as a drain came that a kill cut: this one may go by
-                // a temporary, which replaces only what the base says.
-                state
-                    .save(&self.flash, file, |record| record.base = Base::of(&found.stat))
-                    .map_err(at("write the record on flash"))?;
-            }
+        let cut_short = file.state.lock().record.draining == Some(Draining::InPlace);
+        if cut_short {
+            // What the PFS has is ours, as far as a drain came that a kill cut: this one may go by
+            // a temporary, which replaces only what the base says.
+            self.save(file, |record| record.base = Base::of(&found.stat))?;
         }
         let named = found.inode.is_none();
         let replaces = file.state.lock().record.as_owner.is_some();
