@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::procs::{self, Child, Shared};
-use forebay_tests::served::{Served, Store, Via};
+use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
 use forebay_tests::{long, seed};
 use rand::rngs::StdRng;
@@ -349,5 +349,44 @@ fn a_directory_removed_on_another_mount_is_empty_and_usable() {
             }
             assert_eq!(sys::stat(".").unwrap().nlink, 0, "{a} to {b}");
         });
+    }
+}
+
+#[test]
+fn a_directory_moved_on_another_mount_can_be_used_and_moved_on_at_once() {
+    for shards in [1, 2] {
+        let vias = [Via::Local, Via::Local, Via::Tcp];
+        let served = Served::with(Options::over(shards, Store::Tmpfs), &vias);
+        for (a, b) in [(0, 1), (0, 2), (2, 0)] {
+            let at = |mount: usize, name: &str| served.path(mount, format!("m{a}{b}/{name}"));
+            sys::mkdir(served.path(a, format!("m{a}{b}")), 0o755).unwrap();
+            (0..3).for_each(|i| sys::mkdir(at(a, &format!("s{i}")), 0o755).unwrap());
+            for i in 0..rounds(12) {
+                let when = format!("{shards} servers, {a} to {b}, round {i}");
+                let (first, other) = (format!("s0/d{i}"), format!("s1/other{i}"));
+                for name in [&first, &other] {
+                    sys::mkdir(at(a, name), 0o755).unwrap();
+                    let made = sys::open(
+                        at(a, &format!("{name}/file")),
+                        libc::O_CREAT | libc::O_WRONLY,
+                        0o644,
+                    );
+                    drop(made.unwrap());
+                    // The other kernel has them under these names.
+                    sys::stat(at(b, &format!("{name}/file"))).unwrap();
+                }
+                sys::rename(at(a, &first), at(a, &format!("s1/d{i}"))).unwrap();
+                sys::rename(at(b, &format!("s1/d{i}")), at(b, &format!("s2/d{i}")))
+                    .unwrap_or_else(|error| panic!("{when}: moved on: {error:?}"));
+                sys::stat(at(a, &format!("s2/d{i}/file"))).unwrap();
+                sys::stat(at(b, &first)).unwrap_err();
+                let (d, other) = (at(a, &format!("s2/d{i}")), at(a, &other));
+                sys::rename2(&d, &other, libc::RENAME_EXCHANGE).unwrap();
+                for name in [format!("s1/other{i}"), format!("s2/d{i}")] {
+                    sys::rename(at(b, &name), at(b, &format!("s0/{}", name.replace('/', "_"))))
+                        .unwrap_or_else(|error| panic!("{when}: exchanged: {name}: {error:?}"));
+                }
+            }
+        }
     }
 }

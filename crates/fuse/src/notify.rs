@@ -35,8 +35,6 @@ const TELL_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Longest wait for the kernel to hear: a notification of a name waits for a request in its
 /// directory.
 const HEAR_MAX: Duration = Duration::from_secs(5);
-/// Longest wait of a recall for pages to go.
-const PAGES_MAX: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
 struct Waiting {
@@ -186,9 +184,8 @@ impl Notify for Notifier {
 
     /// A notification of an inode makes the kernel ignore sizes in answers to what it asked before; SEEK_END and
     /// reads near the end then go by the size that it knew. So it must not come after what changed the file returned.
-    fn wait_pages_gone(&self) {
-        // Longer only if a request that waits for somebody else holds pages.
-        self.heard_within(PAGES_MAX);
+    fn wait_heard_within(&self, longest: Duration) {
+        self.heard_within(longest);
     }
 }
 

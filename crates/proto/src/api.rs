@@ -336,9 +336,9 @@ pub trait Notify: Send + Sync {
     fn attr_recalled(&self, ino: Ino) {
         self.inode_changed(ino);
     }
-    /// Returns when the pages of what was recalled are gone, or after a short time. With no lock held that a
-    /// request may need.
-    fn wait_pages_gone(&self) {}
+    /// Returns when what was told before has been heard and pages of what was recalled are gone, or after so long.
+    /// With no lock held that a request may need.
+    fn wait_heard_within(&self, _longest: Duration) {}
     /// Nothing is believed about the inode, so the kernel has no use for it unless a file of it is
     /// open: it may let go of it, a little later. If somebody else removed it, this mount's
     /// reference is all that keeps its space.

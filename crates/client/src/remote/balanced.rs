@@ -305,8 +305,8 @@ impl Notify for Translated {
         }
     }
 
-    fn wait_pages_gone(&self) {
-        self.inner.wait_pages_gone();
+    fn wait_heard_within(&self, longest: Duration) {
+        self.inner.wait_heard_within(longest);
     }
 
     fn not_kept(&self, ino: Ino) {

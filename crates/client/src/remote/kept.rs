@@ -18,6 +18,11 @@ use std::time::{Duration, Instant};
 /// Most directories and most inodes kept. What does not fit is asked each time.
 const MAX_KEPT: usize = 1 << 18;
 
+/// Longest wait of a recall for pages to go.
+const PAGES_MAX: Duration = Duration::from_millis(20);
+/// Longest wait for the kernel to let the old names of moved directories go.
+const MOVED_MAX: Duration = Duration::from_millis(500);
+
 /// How many recalls had been handled when a question was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mark(u64);
@@ -249,8 +254,9 @@ impl Kept {
         for &ino in attrs {
             notify.attr_recalled(ino);
         }
+        // Longer only if a request that waits for somebody else holds pages.
         if !attrs.is_empty() {
-            notify.wait_pages_gone();
+            notify.wait_heard_within(PAGES_MAX);
         }
     }
 
@@ -259,6 +265,18 @@ impl Kept {
         let Some(notify) = self.notify.read().clone() else { return };
         for (dir, name) in names {
             notify.entry_changed(*dir, name);
+        }
+    }
+
+    /// Directories that had these names are elsewhere now: when it returns, the kernel does not have them there any
+    /// more, unless a request holds their old directory.
+    pub(super) fn moved(&self, names: &[(Ino, Vec<u8>)]) {
+        if names.is_empty() {
+            return;
+        }
+        self.gone(names);
+        if let Some(notify) = self.notify.read().clone() {
+            notify.wait_heard_within(MOVED_MAX);
         }
     }
 

@@ -229,6 +229,7 @@ fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>, keeps_locks: bool, stripe
         let heard = peer.hear_recalls(new_session, |recall| {
             peer.kept.recalled(&recall.names, &recall.attrs);
             peer.kept.gone(&recall.gone);
+            peer.kept.moved(&recall.moved);
             recall.attrs.iter().for_each(|ino| striped.attributes_changed(*ino));
             locks.heard(recall);
         });

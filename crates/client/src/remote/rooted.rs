@@ -346,8 +346,8 @@ impl Notify for RootedNotify {
         self.notify.attr_recalled(self.root.at_kernel(ino));
     }
 
-    fn wait_pages_gone(&self) {
-        self.notify.wait_pages_gone();
+    fn wait_heard_within(&self, longest: Duration) {
+        self.notify.wait_heard_within(longest);
     }
 
     fn not_kept(&self, ino: Ino) {

@@ -124,6 +124,9 @@ pub struct Recall {
     /// Names that others have removed or replaced: what they led to is to be let go, if nobody uses
     /// it, or its space would not come back. Not part of what is waited for.
     pub gone: Vec<(Ino, Vec<u8>)>,
+    /// Names that directories had before others moved them to another directory. A kernel puts a directory where it
+    /// is now only when it does not have it elsewhere any more.
+    pub moved: Vec<(Ino, Vec<u8>)>,
     /// Lock requests that were granted.
     pub granted: Vec<Ticket>,
     /// Lock requests that ended otherwise (deadlock found later, session's end): errno.

@@ -85,7 +85,12 @@ impl CacheFs {
 
     /// What a name leads to, if a mount may know it. Its number has this name from now on: a rename that
     /// a kill cut may have given it one that nobody noted.
-    pub(crate) fn peek(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
+    pub(crate) fn peek(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Option<(Ino, FileKind)>> {
         let who = Who::of(caller);
         let dir = self.open_parent(&who, parent, name)?;
         let _settled = self.publishing.read_recursive();
@@ -95,7 +100,9 @@ impl CacheFs {
         };
         match stat {
             Ok(stat) => {
-                Ok(self.nodes.number(stat.key).inspect(|ino| self.nodes.name(*ino, parent, name)))
+                let ino = self.nodes.number(stat.key);
+                let ino = ino.inspect(|ino| self.nodes.name(*ino, parent, name));
+                Ok(ino.map(|ino| (ino, stat.kind())))
             }
             Err(Errno::ENOENT) => Ok(None),
             Err(e) => Err(e),

@@ -6,6 +6,7 @@
 
 use super::calls::{At, Reply};
 use super::calls_cache_homes::is_of_names;
+use super::calls_names::dirs_that_left;
 use super::leases::Subject;
 use crate::cache::CacheFs;
 use crate::namespace::record::Answered;
@@ -216,7 +217,7 @@ impl At<'_> {
     ) -> Result<Answer> {
         let _turn = self.sessions.order.of(parent);
         let mut subjects = vec![Subject::Names(parent), Subject::Attrs(parent)];
-        let child = cache.peek(&self.caller, parent, name)?;
+        let child = cache.peek(&self.caller, parent, name)?.map(|(ino, _)| ino);
         subjects.extend(child.map(Subject::Attrs));
         let _changing = self.sessions.change(self.session, &subjects);
         self.noted(child.unwrap_or(NOTHING), remove, |()| NOTHING)?;
@@ -233,6 +234,18 @@ impl At<'_> {
         to: (Ino, &[u8]),
         flags: u32,
     ) -> Result<Answer> {
+        let moved = self.cache_renamed(cache, from, to, flags)?;
+        self.sessions.dirs_moved(self.session.id(), &moved);
+        Ok(Answer::Done)
+    }
+
+    fn cache_renamed<'n>(
+        &self,
+        cache: &CacheFs,
+        from: (Ino, &'n [u8]),
+        to: (Ino, &'n [u8]),
+        flags: u32,
+    ) -> Result<Vec<(Ino, &'n [u8])>> {
         let _turns = self.sessions.order.of_two(from.0, to.0);
         let mut subjects = vec![
             Subject::Names(from.0),
@@ -242,16 +255,16 @@ impl At<'_> {
         ];
         let moved = cache.peek(&self.caller, from.0, from.1)?;
         let replaced = cache.peek(&self.caller, to.0, to.1)?;
-        subjects.extend(moved.into_iter().chain(replaced).map(Subject::Attrs));
+        let inode = |(ino, _)| Subject::Attrs(ino);
+        subjects.extend(moved.into_iter().chain(replaced).map(inode));
         let _changing = self.sessions.change(self.session, &subjects);
         let rename = || cache.rename(&self.caller, from.0, from.1, to.0, to.1, flags);
-        self.noted(moved.unwrap_or(NOTHING), rename, |()| NOTHING)?;
-        if let Some(replaced) = replaced
-            && flags & rename_flags::EXCHANGE == 0
-        {
+        self.noted(moved.map_or(NOTHING, |(ino, _)| ino), rename, |()| NOTHING)?;
+        let exchange = flags & rename_flags::EXCHANGE != 0;
+        if let Some((replaced, _)) = replaced.filter(|_| !exchange) {
             self.sessions.name_gone(Some(self.session.id()), replaced, to.0, to.1);
         }
-        Ok(Answer::Done)
+        Ok(dirs_that_left(from, moved, to, replaced.filter(|_| exchange)))
     }
 
     pub(super) fn cache_setattr(

@@ -107,7 +107,8 @@ impl At<'_> {
         goes: Ino,
         room: &mut Vec<u8>,
     ) -> Result<Reply> {
-        let at = |dir, name| cache.peek(&self.caller, dir, name);
+        let at =
+            |dir, name| cache.peek(&self.caller, dir, name).map(|found| found.map(|(ino, _)| ino));
         let exists = |dir, name| cache.exists(&self.caller, dir, name);
         let done = match *call {
             Call::Mknod { parent, name, .. }

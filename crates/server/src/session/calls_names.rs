@@ -211,7 +211,7 @@ impl At<'_> {
     ) -> Result<Answer> {
         let _turn = self.sessions.order.of(parent);
         let mut subjects = vec![Subject::Names(parent), Subject::Attrs(parent)];
-        let child = self.namespace().peek(parent, name)?;
+        let child = self.namespace().peek(parent, name)?.map(|(ino, _)| ino);
         subjects.extend(child.map(Subject::Attrs));
         let _changing = self.sessions.change(self.session, &subjects);
         remove()?;
@@ -222,6 +222,18 @@ impl At<'_> {
     }
 
     fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<Answer> {
+        let moved = self.renamed(from, to, flags)?;
+        self.sessions.dirs_moved(self.session.id(), &moved);
+        Ok(Answer::Done)
+    }
+
+    /// Renames, and returns the names that directories had which are in another one now.
+    fn renamed<'n>(
+        &self,
+        from: (Ino, &'n [u8]),
+        to: (Ino, &'n [u8]),
+        flags: u32,
+    ) -> Result<Vec<(Ino, &'n [u8])>> {
         let ns = self.namespace();
         let _turns = self.sessions.order.of_two(from.0, to.0);
         let mut subjects = vec![
@@ -230,17 +242,19 @@ impl At<'_> {
             Subject::Names(to.0),
             Subject::Attrs(to.0),
         ];
-        subjects.extend(ns.peek(from.0, from.1)?.map(Subject::Attrs));
+        let inode = |(ino, _)| Subject::Attrs(ino);
+        subjects.extend(ns.peek(from.0, from.1)?.map(inode));
         let replaced = ns.peek(to.0, to.1)?;
-        subjects.extend(replaced.map(Subject::Attrs));
+        subjects.extend(replaced.map(inode));
         let _changing = self.sessions.change(self.session, &subjects);
         ns.rename(&self.caller, from.0, from.1, to.0, to.1, flags)?;
-        if let Some(replaced) = replaced
-            && flags & rename_flags::EXCHANGE == 0
-        {
+        let exchange = flags & rename_flags::EXCHANGE != 0;
+        if let Some((replaced, _)) = replaced.filter(|_| !exchange) {
             self.sessions.name_gone(Some(self.session.id()), replaced, to.0, to.1);
         }
-        Ok(Answer::Done)
+        // The new name is always here; the old one may be at another shard.
+        let moved = ns.peek(to.0, to.1).ok().flatten();
+        Ok(dirs_that_left(from, moved, to, replaced.filter(|_| exchange)))
     }
 
     pub(super) fn list(
@@ -284,4 +298,18 @@ impl At<'_> {
         }
         Ok(Answer::Listing { entries, keep_names })
     }
+}
+
+/// Of what a rename moved from `from`, and of what it exchanged from `to`: the names of directories that are in another
+/// directory now.
+pub(super) fn dirs_that_left<'n>(
+    from: (Ino, &'n [u8]),
+    moved: Option<(Ino, FileKind)>,
+    to: (Ino, &'n [u8]),
+    exchanged: Option<(Ino, FileKind)>,
+) -> Vec<(Ino, &'n [u8])> {
+    let is_dir =
+        |what: Option<(Ino, FileKind)>| what.is_some_and(|(_, kind)| kind == FileKind::Dir);
+    let left = [(from, moved), (to, exchanged)].into_iter().filter(|(_, what)| is_dir(*what));
+    left.filter(|_| from.0 != to.0).map(|(name, _)| name).collect()
 }

@@ -9,10 +9,12 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most files whose bytes have gone and that nobody was told of yet.
 const MAX_BYTES_GONE: usize = 4096;
+/// Longest that the move of a directory waits for other mounts to let its old name go.
+const MOVED_MAX: Duration = Duration::from_secs(1);
 /// Locks that the directories share.
 const ORDER_LOCKS: usize = 256;
 
@@ -136,6 +138,26 @@ impl Sessions {
             if other.held.lock().contains_key(&child) {
                 other.channel.gone(dir, name);
             }
+        }
+    }
+
+    /// Directories that had these names were moved to another directory. The kernels of others may still have them
+    /// there, and would answer ESTALE to who renames them where they are now: they let the old names go first, unless
+    /// that takes long (one may be busy there with a request that waits for this very change). With no turn held.
+    pub(super) fn dirs_moved(&self, by: SessionId, names: &[(Ino, &[u8])]) {
+        if names.is_empty() {
+            return;
+        }
+        let others: Vec<_> = {
+            let table = self.table.lock();
+            table.sessions.values().filter(|other| other.id != by).cloned().collect()
+        };
+        let until = Instant::now() + MOVED_MAX;
+        // The directory may be at another server, so who has it in its kernel is not known here.
+        let told: Vec<_> = others.iter().filter(|other| other.channel.is_connected()).collect();
+        let serials: Vec<_> = told.iter().map(|other| other.channel.moved(names)).collect();
+        for (other, serial) in told.iter().zip(serials) {
+            other.channel.wait(serial, until);
         }
     }
 

@@ -12,7 +12,7 @@ use super::leases::Subject;
 use super::sync::{Condvar, Mutex};
 
 /// Most things of a kind in one part: names of 255 bytes then fit a frame's body.
-const MAX_PART_ITEMS: usize = MAX_RECALL_ITEMS / 4;
+const MAX_PART_ITEMS: usize = MAX_RECALL_ITEMS / 8;
 
 #[derive(Default)]
 struct State {
@@ -100,6 +100,13 @@ impl Channel {
         self.push(|waiting| waiting.gone.push((dir, name.to_vec())));
     }
 
+    /// Directories that had these names were moved to another directory; the serial to wait for.
+    pub(crate) fn moved(&self, names: &[(Ino, &[u8])]) -> u64 {
+        self.push(|waiting| {
+            waiting.moved.extend(names.iter().map(|(dir, name)| (*dir, name.to_vec())));
+        })
+    }
+
     /// A lock request has ended.
     pub(crate) fn lock_ended(&self, ticket: Ticket, result: Result<(), i32>) {
         self.push(|waiting| match result {
@@ -181,6 +188,7 @@ impl State {
         message.names.extend(since.names);
         message.attrs.extend(since.attrs);
         message.gone.extend(since.gone);
+        message.moved.extend(since.moved);
         message.granted.extend(since.granted);
         message.refused.extend(since.refused);
         self.waiting = message;
@@ -191,6 +199,7 @@ fn is_empty(recall: &Recall) -> bool {
     recall.names.is_empty()
         && recall.attrs.is_empty()
         && recall.gone.is_empty()
+        && recall.moved.is_empty()
         && recall.granted.is_empty()
         && recall.refused.is_empty()
 }
@@ -203,6 +212,7 @@ pub(crate) fn in_parts(mut message: Recall) -> Vec<Recall> {
             names: take_front(&mut message.names),
             attrs: take_front(&mut message.attrs),
             gone: take_front(&mut message.gone),
+            moved: take_front(&mut message.moved),
             granted: take_front(&mut message.granted),
             refused: take_front(&mut message.refused),
         };

@@ -99,7 +99,7 @@ impl Rig {
 
     /// The file `f`.
     fn file(&self) -> Ino {
-        self.server.namespace().peek(Ino::ROOT, b"f").unwrap().unwrap()
+        self.server.namespace().peek(Ino::ROOT, b"f").unwrap().unwrap().0
     }
 
     fn content(&self, ino: Ino) -> Vec<u8> {

@@ -39,9 +39,9 @@ impl Namespace {
         }
     }
 
-    /// The inode of a name, without a reference to it; `None` if there is no such name.
-    pub(crate) fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
-        Ok(self.store.entry(parent, name)?.map(|entry| entry.ino))
+    /// The inode of a name and its type, without a reference to it; `None` if there is no such name.
+    pub(crate) fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
+        Ok(self.store.entry(parent, name)?.map(|entry| (entry.ino, entry.kind)))
     }
 
     /// The inode that a name leads to, `..` too, if it is at another shard. ERESTART while another
