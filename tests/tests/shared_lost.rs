@@ -314,3 +314,67 @@ fn a_long_list_comes_in_pages() {
     assert!((third - 1..=third + 1).contains(&files), "{files} of {third}");
     served.umount(0, &["--force"]).unwrap();
 }
+
+/// Names of lost files, links and directories are made free in each way.
+#[test]
+fn names_of_what_is_lost_can_be_removed_renamed_and_replaced() {
+    let served = Served::with(Options::over(3, Store::Directory), &[Via::Tcp, Via::Tcp]);
+    let root = served.root(0);
+    let made = fill(&root);
+    let (gone, _) = victim(&served);
+    served.lose_server(gone);
+    wait_until_heard(&root, &made);
+    wait_until_heard(&served.root(1), &made);
+
+    let listed_before = reachable(&served);
+    // Those in directories that are not lost themselves; the deepest first.
+    let mut there: Vec<&String> =
+        made.keys().filter(|path| listed_before.contains_key(&format!("/{path}"))).collect();
+    there.reverse();
+    let mut anew = Made::new();
+    for (i, path) in there.iter().enumerate() {
+        let (full, content) = (root.join(path), &made[*path]);
+        let is_dir = matches!(content, None if !path.ends_with("link"));
+        let free = || match is_dir {
+            true => fs::remove_dir(&full),
+            false => fs::remove_file(&full),
+        };
+        match i % 3 {
+            0 => free().unwrap_or_else(|error| panic!("removing {path}: {error}")),
+            1 => {
+                // Replaced from the other mount.
+                let other = served.root(1);
+                let fresh = other.join(format!("fresh.{i}"));
+                match is_dir {
+                    true => fs::create_dir(&fresh).unwrap(),
+                    false => fs::write(&fresh, b"anew").unwrap(),
+                }
+                fs::rename(&fresh, other.join(path))
+                    .unwrap_or_else(|error| panic!("replacing {path}: {error}"));
+                anew.insert((*path).clone(), (!is_dir).then(|| b"anew".to_vec()));
+            }
+            _ => {
+                // A kernel asks for the rights of a directory before it moves it elsewhere.
+                let aside = full.with_file_name(format!("aside.{i}"));
+                fs::rename(&full, &aside).unwrap_or_else(|error| panic!("{path} aside: {error}"));
+                assert_eq!(fs::read(&aside).unwrap_err().raw_os_error(), Some(libc::EIO));
+                fs::write(&full, b"anew").unwrap();
+                anew.insert((*path).clone(), Some(b"anew".to_vec()));
+            }
+        }
+    }
+    assert!(there.len() >= 6, "{there:?}");
+    let check = || {
+        for path in &there {
+            match anew.get(*path) {
+                Some(content) => assert!(!is_lost(&root, path, content), "{path} is not usable"),
+                None => assert!(!root.join(path).try_exists().unwrap(), "{path} is still there"),
+            }
+        }
+        let left: Vec<String> = reachable(&served).into_keys().collect();
+        assert!(left.iter().all(|path| path.contains("/aside.")), "{left:?}");
+    };
+    check();
+    (0..3).filter(|at| *at != gone).for_each(|at| served.kill_and_restart_server_at(at));
+    check();
+}

@@ -5,7 +5,7 @@
 
 use super::peer::{Done, Peer};
 use forebay_proto::api::Opened;
-use forebay_proto::attr::Attr;
+use forebay_proto::attr::{Attr, FileKind, Timestamp};
 use forebay_proto::net::Answer;
 use forebay_proto::net::answer::KeptAttr;
 use forebay_proto::{Entry, Errno, Ino, Result};
@@ -63,5 +63,27 @@ pub(super) fn given(peer: &Peer, parent: Option<Ino>, done: &mut Done) -> Result
             Ok((Entry { attr: note_attr(peer, attr, done) }, Opened { local }))
         }
         _ => Err(STRANGE),
+    }
+}
+
+/// What a kernel is told of a name whose inode was on a server that is gone for good, so that the name can be
+/// removed and replaced. It is believed for no time at all: who asks for attributes or data asks that server, EIO.
+pub(super) fn lost(ino: Ino, kind: FileKind) -> Attr {
+    let never = Timestamp::default();
+    Attr {
+        ino,
+        size_bytes: 0,
+        blocks_512: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+        btime: never,
+        // Nobody is told EACCES of what is not there.
+        mode: kind.mode_bits() | 0o777,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize_bytes: 4096,
     }
 }

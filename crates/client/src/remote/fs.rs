@@ -3,7 +3,7 @@
 //! where the inode is (`taking`).
 
 use super::RemoteFs;
-use super::answers::{STRANGE, given, is_done, note_attr, note_names};
+use super::answers::{STRANGE, given, is_done, lost, note_attr, note_names};
 use super::peer::{Done, Peer, Room};
 use forebay_proto::api::{
     CreateArgs, DirEntry, FileSystem, Locks, NAME_MAX, Notify, Opened, StatFs, WriteMode,
@@ -70,9 +70,14 @@ impl RemoteFs {
         let peer = self.of(parent)?;
         let mut done = peer.call(caller, call, &[], Room::None)?;
         match &done.answer {
-            Answer::Elsewhere { ino, keep_names } => {
+            Answer::Elsewhere { ino, kind, keep_names } => {
                 note_names(peer, parent, *keep_names, &done);
-                self.take(caller, *ino, after)
+                match (self.take(caller, *ino, after), kind) {
+                    (Err(Errno::EIO), Some(kind)) if self.of(*ino)?.is_gone() => {
+                        Ok((Entry { attr: lost(*ino, *kind) }, Opened { local: None }))
+                    }
+                    (taken, _) => taken,
+                }
             }
             Answer::Absent { keep_names } => {
                 note_names(peer, parent, *keep_names, &done);

@@ -83,6 +83,11 @@ impl Peer {
         why_far(attached.node == self.node, attached.unix_socket.is_some())
     }
 
+    /// It is gone for good.
+    pub(super) fn is_gone(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
     /// It did not answer when it was last asked, or is gone for good.
     pub(super) fn is_away(&self) -> bool {
         self.lost_since.lock().is_some() || self.lost.load(Ordering::Acquire)

@@ -99,6 +99,8 @@ pub enum Answer {
     Elsewhere {
         /// Inode.
         ino: Ino,
+        /// To `Lookup` in a scratch buffer: its type, which is all that is left to tell if its server is gone for good.
+        kind: Option<FileKind>,
         /// As in `Entry`.
         keep_names: bool,
     },

@@ -208,6 +208,11 @@ impl Ledger {
                     self.note_server(&other);
                     at = other.id;
                 }
+                Err(error) if error.errno == Some(libc::ENOTUNIQ) => {
+                    tracing::error!("{error}");
+                    self.round.is_refused(error);
+                    return false;
+                }
                 Err(error) => {
                     tracing::debug!("not announced: {error}");
                     return false;
@@ -397,6 +402,47 @@ impl Ledger {
         PoolServer { host: known.host, addresses, ..nameless(id) }
     }
 
+    /// ENOTUNIQ for a server where it is not known to be, while one of its identity answers where it is: one of the two
+    /// runs on a copy of the other's flash. The one that was first stays; who is to know which is the right one?
+    fn refuse_twin(&self, server: &PoolServer) -> Result<(), ControlError> {
+        let earlier = {
+            let state = self.state.lock();
+            if state.file.keeper.is_some() {
+                return Ok(());
+            }
+            if server.id == state.file.server {
+                Some(self.myself(&state))
+            } else {
+                state.file.other(server.id).cloned()
+            }
+        };
+        let Some(earlier) = earlier.filter(|earlier| !earlier.lost) else { return Ok(()) };
+        let of = |addresses: &[String]| addresses.iter().filter_map(|a| a.parse().ok()).collect();
+        let (old, new): (Vec<ServerAddress>, Vec<ServerAddress>) =
+            (of(&earlier.addresses), of(&server.addresses));
+        let start_at = |address: &ServerAddress| {
+            self.links.started_at(address).ok().filter(|start| start.server == server.id)
+        };
+        let mut elsewhere = old.iter().filter(|address| !new.contains(address));
+        let Some((place, first)) = elsewhere.find_map(|at| start_at(at).map(|start| (at, start)))
+        else {
+            return Ok(());
+        };
+        // It may be one that is reached by several addresses.
+        if new.iter().find_map(start_at).is_none_or(|second| second == first) {
+            return Ok(());
+        }
+        let why = format!(
+            "server {} of the pool, which has the same identity, runs at {place}: the flash of one is a copy of the other's",
+            self.host_of(server.id),
+        );
+        Err(refuse(
+            &why,
+            libc::ENOTUNIQ,
+            "end the one that is not to be used; a copy becomes a server of its own on an empty --flash",
+        ))
+    }
+
     /// A server says where it is: it is a member from now on, unless it was given up. `term` is the keeper that
     /// it goes by.
     pub(super) fn announced(
@@ -405,6 +451,7 @@ impl Ledger {
         parts: &[String],
         term: &Term,
     ) -> Result<PoolReply, ControlError> {
+        self.refuse_twin(&server)?;
         let mut state = self.state.lock();
         if let Some(keeper) = state.file.keeper {
             let found = state.file.other(keeper).cloned();

@@ -154,7 +154,7 @@ impl Ledger {
             Err(error) => return Err(error),
         };
         let mut file = LedgerFile::load(&dir)?;
-        file.incarnation += 1;
+        file.begin()?;
         reserve::save(&file, &dir)?;
         let state = State {
             file,
@@ -220,7 +220,7 @@ impl Ledger {
         self.state.lock().file.server
     }
 
-    /// Counts the server's starts.
+    /// Which of the server's starts this is; grows.
     pub fn incarnation(&self) -> u64 {
         self.state.lock().file.incarnation
     }

@@ -124,7 +124,7 @@ pub struct LedgerFile {
     format: u32,
     /// The server's identity, chosen at its first start.
     pub server: ServerId,
-    /// Counts its starts.
+    /// Which of its starts this is: see [`LedgerFile::begin`].
     pub incarnation: u64,
     /// The pool: the first identity of the server that founded it.
     pub pool: ServerId,
@@ -144,6 +144,9 @@ pub struct LedgerFile {
     pub parts: Vec<PartRecord>,
 }
 
+/// Bits of a start's number that are chosen at random.
+const RANDOM_BITS: u32 = 24;
+
 /// The identity of a server that is new to its pool.
 pub fn new_server_id() -> Result<ServerId, ControlError> {
     let failed = |why: &str| ControlError::new("choose the server's identity", None, why);
@@ -151,6 +154,14 @@ pub fn new_server_id() -> Result<ServerId, ControlError> {
 }
 
 impl LedgerFile {
+    /// The server starts: a larger number than ever, above its lowest [`RANDOM_BITS`] a count, and in these random,
+    /// so that a copy of the flash which is started has another one.
+    pub fn begin(&mut self) -> Result<(), ControlError> {
+        let random = (new_server_id()?.0 as u64) & ((1 << RANDOM_BITS) - 1);
+        self.incarnation = (((self.incarnation >> RANDOM_BITS) + 1) << RANDOM_BITS) | random;
+        Ok(())
+    }
+
     /// Reads the file in `dir`; a new server's if there is none.
     pub fn load(dir: &Path) -> Result<LedgerFile, ControlError> {
         let path = dir.join(FILE_NAME);

@@ -38,6 +38,8 @@ struct RoundState {
     /// A member: the keeper knows where this server is.
     announced: bool,
     announced_at: Option<Instant>,
+    /// What the keeper last said against this server.
+    refused: Option<ControlError>,
     /// Who is said to be the keeper by now.
     follow: Option<ServerId>,
     /// Counts the other members that were asked for the keeper.
@@ -83,6 +85,11 @@ impl Round {
         self.state.lock().announced = true;
     }
 
+    /// The keeper knows another server of this one's identity.
+    pub(super) fn is_refused(&self, error: ControlError) {
+        self.state.lock().refused = Some(error);
+    }
+
     /// No more rounds.
     pub(super) fn end(&self) {
         self.state.lock().over = true;
@@ -120,6 +127,9 @@ impl Ledger {
         }));
         self.round.servers_changed();
         if !self.is_keeper() && !self.announce() {
+            if let Some(error) = self.round.state.lock().refused.take() {
+                return Err(error);
+            }
             tracing::info!("the keeper of the pool does not answer: it is told later");
         }
         let weak = Arc::downgrade(self);

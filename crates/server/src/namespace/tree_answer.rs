@@ -111,7 +111,7 @@ impl Namespace {
 
     fn tree_child(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<TreeReply> {
         self.search(who, dir)?;
-        if let Some(ino) = self.leads_elsewhere(dir, name)? {
+        if let Some((ino, _)) = self.leads_elsewhere(dir, name)? {
             return Ok(TreeReply::Found(Found::Elsewhere(ino)));
         }
         let entry = self.store.entry(dir, name)?.ok_or(Errno::ENOENT)?;

@@ -85,10 +85,16 @@ pub struct Links {
 }
 
 /// Connects, and says who is there.
-fn greet(
-    key: &Secret,
-    address: &ServerAddress,
-) -> std::result::Result<(Link, ServerId), LinkError> {
+/// A server, as it runs: another start of it, or a copy of its flash that was started, is another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Start {
+    /// Who.
+    pub server: ServerId,
+    /// Chosen at the start.
+    pub incarnation: u64,
+}
+
+fn greet(key: &Secret, address: &ServerAddress) -> std::result::Result<(Link, Start), LinkError> {
     let stream = Stream::connect(address)?;
     let credential = match address {
         // The kernel tells the server who we are, and us who made the socket.
@@ -104,7 +110,7 @@ fn greet(
     let mut link = Link::new(stream);
     let program = env!("CARGO_PKG_VERSION");
     let welcome = handshake::connect(&mut link, program, Purpose::Servers, &credential)?;
-    Ok((link, ServerId(welcome.server)))
+    Ok((link, Start { server: ServerId(welcome.server), incarnation: welcome.incarnation }))
 }
 
 /// True if nothing came and the peer has not closed it. While nothing is asked nothing may come.
@@ -171,7 +177,12 @@ impl Links {
 
     /// Asks who serves at an address; nothing is kept of it.
     pub fn who_is_at(&self, address: &ServerAddress) -> std::result::Result<ServerId, LinkError> {
-        greet(&self.key, address).map(|(_, server)| server)
+        self.started_at(address).map(|start| start.server)
+    }
+
+    /// The same, and which of its starts it is.
+    pub fn started_at(&self, address: &ServerAddress) -> std::result::Result<Start, LinkError> {
+        greet(&self.key, address).map(|(_, start)| start)
     }
 
     /// A connection that nobody else uses.
@@ -227,9 +238,9 @@ impl Links {
         let (near, far): (Vec<_>, Vec<_>) = addresses.iter().partition(unix);
         for address in near.into_iter().chain(far) {
             match greet(&self.key, address) {
-                Ok((link, greeted)) if greeted == server => return Some(link),
-                Ok((_, greeted)) => {
-                    tracing::debug!(%server, %address, %greeted, "another server is there");
+                Ok((link, start)) if start.server == server => return Some(link),
+                Ok((_, Start { server: other, .. })) => {
+                    tracing::debug!(%server, %address, %other, "another server is there");
                 }
                 Err(error) => tracing::debug!(%server, %address, %error, "not reached"),
             }

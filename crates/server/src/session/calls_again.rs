@@ -99,7 +99,7 @@ impl At<'_> {
         let ns = self.namespace();
         if ino.shard() != ns.shard() {
             let keep_names = self.keep_names(parent);
-            return Ok(Reply::of(Answer::Elsewhere { ino, keep_names }));
+            return Ok(Reply::of(Answer::Elsewhere { ino, kind: None, keep_names }));
         }
         if !ns.take_reference(ino) {
             // Made, and removed by somebody else after its maker was given up.

@@ -121,7 +121,7 @@ impl At<'_> {
         let keep_names = self.keep_names(parent);
         match cache.lookup(&self.caller, parent, name) {
             Ok(entry) if self.is_elsewhere(cache, &entry.attr) => {
-                Ok(Answer::Elsewhere { ino: entry.attr.ino, keep_names })
+                Ok(Answer::Elsewhere { ino: entry.attr.ino, kind: None, keep_names })
             }
             Ok(entry) => {
                 self.sessions.took(self.session, entry.attr.ino);
@@ -172,7 +172,7 @@ impl At<'_> {
         };
         let keep_names = self.keep_names(parent);
         if elsewhere {
-            return Ok(Answer::Elsewhere { ino: entry.attr.ino, keep_names });
+            return Ok(Answer::Elsewhere { ino: entry.attr.ino, kind: None, keep_names });
         }
         Ok(self.entry(entry.attr, keep_names))
     }
@@ -194,7 +194,11 @@ impl At<'_> {
             let (entry, opened) = self.noted(NOTHING, create, |(entry, _)| entry.attr.ino)?;
             if self.is_elsewhere(cache, &entry.attr) {
                 let keep_names = self.keep_names(parent);
-                return Ok(Reply::of(Answer::Elsewhere { ino: entry.attr.ino, keep_names }));
+                return Ok(Reply::of(Answer::Elsewhere {
+                    ino: entry.attr.ino,
+                    kind: None,
+                    keep_names,
+                }));
             }
             self.sessions.took(self.session, entry.attr.ino);
             self.opened(entry.attr.ino, opened.local.is_some(), libc::O_RDWR as u32);

@@ -100,8 +100,8 @@ impl At<'_> {
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Answer> {
         let keep_names = self.keep_names(parent);
-        if let Some(ino) = self.namespace().leads_elsewhere(parent, name)? {
-            return Ok(Answer::Elsewhere { ino, keep_names });
+        if let Some((ino, kind)) = self.namespace().leads_elsewhere(parent, name)? {
+            return Ok(Answer::Elsewhere { ino, kind: Some(kind), keep_names });
         }
         match self.namespace().lookup(&self.caller, parent, name) {
             Ok(entry) => {
@@ -139,7 +139,7 @@ impl At<'_> {
         let keep_names = self.keep_names(parent);
         match named {
             Named::Here(entry, _) => self.entry(entry.attr, keep_names),
-            Named::Elsewhere(ino) => Answer::Elsewhere { ino, keep_names },
+            Named::Elsewhere(ino) => Answer::Elsewhere { ino, kind: None, keep_names },
         }
     }
 

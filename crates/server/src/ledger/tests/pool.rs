@@ -50,7 +50,7 @@ impl Node {
         if number > 0 {
             node.ledger.join(&socket(dir, 0))?;
         }
-        node.ledger.start_rounds().unwrap();
+        node.ledger.start_rounds()?;
         Ok(node)
     }
 
@@ -394,4 +394,36 @@ fn what_happened_at_each_server_of_a_buffer_is_told_by_any_of_them_also_afterwar
         let page = events_at(&nodes[0].ledger, &ann, of_old).unwrap();
         assert_eq!(page.events.len(), 1, "by its identity the old one's is there still");
     }
+}
+
+#[test]
+fn a_copy_of_a_servers_flash_does_not_take_its_place_while_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let keeper = Node::start(dir.path(), 0).unwrap();
+    let first = Node::start(dir.path(), 1).unwrap();
+    let id = first.ledger.server_id();
+    let copied = std::process::Command::new("cp")
+        .arg("-a")
+        .args([flash_of(dir.path(), 1), flash_of(dir.path(), 2)])
+        .status()
+        .unwrap();
+    assert!(copied.success());
+
+    let refused = Node::start(dir.path(), 2).err().expect("two servers with one identity");
+    assert_eq!(refused.errno, Some(libc::ENOTUNIQ), "{refused}");
+    let said = refused.to_string();
+    assert!(said.contains("1.sock") && said.contains("copy"), "{said}");
+    let known = |addresses: &[String]| {
+        let servers = keeper.ledger.servers();
+        servers.iter().any(|server| server.id == id && server.addresses == addresses)
+    };
+    assert!(known(&[socket(dir.path(), 1).to_string()]), "the first one stays");
+
+    // A server that has moved with its flash is where it is now.
+    first.stop();
+    let moved = Node::start(dir.path(), 2).unwrap();
+    assert_eq!(moved.ledger.server_id(), id);
+    assert!(known(&[socket(dir.path(), 2).to_string()]));
+    moved.stop();
+    keeper.stop();
 }

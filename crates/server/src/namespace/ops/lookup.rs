@@ -44,21 +44,25 @@ impl Namespace {
         Ok(self.store.entry(parent, name)?.map(|entry| (entry.ino, entry.kind)))
     }
 
-    /// The inode that a name leads to, `..` too, if it is at another shard. ERESTART while another
+    /// The inode that a name leads to, `..` too, and its type, if it is at another shard. ERESTART while another
     /// shard decides what it leads to.
-    pub(crate) fn leads_elsewhere(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
+    pub(crate) fn leads_elsewhere(
+        &self,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Option<(Ino, FileKind)>> {
         if self.is_alone() || name.len() > NAME_MAX {
             return Ok(None);
         }
         if let Some(shards) = &self.shards {
             shards.holds().may_look(parent, name)?;
         }
-        let ino = match name {
+        let led = match name {
             b"." => return Ok(None),
-            b".." => Some(self.directory(parent)?.parent),
-            _ => self.store.entry(parent, name)?.map(|entry| entry.ino),
+            b".." => Some((self.directory(parent)?.parent, FileKind::Dir)),
+            _ => self.peek(parent, name)?,
         };
-        Ok(ino.filter(|ino| ino.shard() != self.shard))
+        Ok(led.filter(|(ino, _)| ino.shard() != self.shard))
     }
 
     /// One more reference to an inode that a client held before; false if it is not there any

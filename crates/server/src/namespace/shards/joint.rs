@@ -68,8 +68,12 @@ impl Joint<'_> {
         self.shards.holds.take(HoldKey::Name(dir, name.to_vec()), self.txn, false)
     }
 
-    /// Has another shard prepare something.
+    /// Has another shard prepare something. A directory whose server is gone for good has nothing any more that a
+    /// name leads to, so its own name may go.
     pub(crate) fn prepare(&mut self, at: ShardId, wanted: Wanted<'_>) -> Result<NamesReply> {
+        if matches!(wanted, Wanted::EmptyDir(_)) && self.shards.is_lost(at) {
+            return Ok(NamesReply::Done);
+        }
         let question =
             NamesQuestion::Prepare { txn: self.txn, part: self.parts, client: self.client, wanted };
         self.parts += 1;
@@ -84,8 +88,11 @@ impl Joint<'_> {
         reply
     }
 
-    /// Adds what another shard has to do once this is decided.
+    /// Adds what another shard has to do once this is decided; nothing, if its server is gone for good.
     pub(crate) fn step(&mut self, at: ShardId, step: Step) {
+        if self.shards.is_lost(at) {
+            return;
+        }
         match self.steps.iter_mut().find(|(shard, _)| *shard == at) {
             Some((_, steps)) => steps.push(step),
             None => self.steps.push((at, vec![step])),
