@@ -7,6 +7,8 @@ use forebay_tests::cached::pattern;
 use forebay_tests::pfs::Air;
 use forebay_tests::procs::{Cred, as_user, ended_by_ctrl_c, try_run_for};
 use forebay_tests::site::{Kind, LIMIT, Site, stormy_as};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,6 +21,7 @@ forebay_tests::on_both_kinds!(
     a_pfs_that_refuses_root_gets_what_users_wrote_in_their_name,
     two_mounts_of_one_pfs_directory_never_write_over_one_another,
     limits_of_a_policy_are_set_by_an_xattr_and_shown,
+    who_waits_for_a_pfs_that_is_full_is_told_so_and_the_rest_goes_on_later,
 );
 
 const MIB: u64 = 1 << 20;
@@ -190,4 +193,56 @@ fn limits_of_a_policy_are_set_by_an_xattr_and_shown(kind: Kind) {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(std::fs::read(site.pfs("g")).unwrap(), b"");
+}
+
+/// A file that does not fit: each attempt writes what there is room for, and comes to nothing.
+fn who_waits_for_a_pfs_that_is_full_is_told_so_and_the_rest_goes_on_later(kind: Kind) {
+    let site = Site::of(kind, 64 * MIB, &["--drain", "end"]);
+    let pfs = site.base.join("pfs");
+    let point = CString::new(pfs.as_os_str().as_bytes()).unwrap();
+    let (tmpfs, size) = (c"tmpfs", c"size=12m");
+    let mounted = unsafe {
+        // SAFETY: strings that live over the call.
+        libc::mount(tmpfs.as_ptr(), point.as_ptr(), tmpfs.as_ptr(), 0, size.as_ptr().cast())
+    };
+    assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
+    site.mount();
+    let data = pattern(3, 20 << 20);
+    std::fs::write(site.mnt("big"), &data).unwrap();
+    let start = Instant::now();
+    let (ok, said) = site.forebay(&["wait"], &site.mnt("big"));
+    assert!(!ok && said.contains("ENOSPC") && said.contains("big"), "{said}");
+    assert!(start.elapsed() < LIMIT, "after {:?}", start.elapsed());
+    if kind == Kind::Own {
+        // An attempt may be under way.
+        let drained = || {
+            site.status(&site.base.join("mnt"))["cache"]["tree"]["drained_bytes"].as_u64().unwrap()
+        };
+        while drained() > 0 {
+            assert!(start.elapsed() < LIMIT, "{} bytes of what the PFS does not have", drained());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let (ok, said) = site.umount(&[]);
+        assert!(!ok && said.contains("ENOSPC"), "{said}");
+        assert!(is_mounted(&site.base.join("mnt")));
+    }
+    assert!(std::fs::read(site.mnt("big")).unwrap() == data);
+    // Room is made there.
+    let larger = c"size=64m";
+    let remounted = unsafe {
+        // SAFETY: strings that live over the call.
+        libc::mount(
+            tmpfs.as_ptr(),
+            point.as_ptr(),
+            tmpfs.as_ptr(),
+            libc::MS_REMOUNT,
+            larger.as_ptr().cast(),
+        )
+    };
+    assert_eq!(remounted, 0, "{}", std::io::Error::last_os_error());
+    site.must_be_durable();
+    assert!(std::fs::read(site.pfs("big")).unwrap() == data);
+    drop(site);
+    // SAFETY: a string that lives over the call.
+    unsafe { libc::umount2(point.as_ptr(), libc::MNT_DETACH) };
 }

@@ -245,3 +245,17 @@ fn check_says_what_it_is_not() {
     assert!(message.contains("no store.json"), "{message}");
     fs::remove_dir(&rest).unwrap();
 }
+
+#[test]
+fn a_cache_does_not_show_its_own_store() {
+    must_be_root();
+    let rig = Rig::new(Flash::Memory);
+    let inside = rig.mnt.parent().unwrap().join("pfs/tmp");
+    fs::create_dir_all(&inside).unwrap();
+    let (pfs, inside) = (inside.parent().unwrap().to_str().unwrap(), inside.to_str().unwrap());
+    let mnt = rig.mnt.to_str().unwrap();
+    let arguments = ["mount", "--cache", pfs, "--capacity", "64MiB", "--flash", inside, mnt];
+    let message = failure(&run(&rig, &arguments), 1);
+    assert!(message.contains("its own store") && message.contains("--flash"), "{message}");
+    assert_eq!(fs::read_dir(inside).unwrap().count(), 0, "nothing is left there");
+}

@@ -38,8 +38,9 @@ pub fn cache_wait(
     let mut took = started.elapsed();
     let (mut asked, mut moved) = (started, (started, 0, 0));
     loop {
-        if (state.drained_bytes, state.files) != (moved.1, moved.2) {
-            moved = (Instant::now(), state.drained_bytes, state.files);
+        // What a failed attempt had written is taken back, and comes again with the next one.
+        if state.drained_bytes > moved.1 || state.files != moved.2 {
+            moved = (Instant::now(), state.drained_bytes.max(moved.1), state.files);
         }
         // What failed is tried again by the server; who waits is told after a moment.
         let stuck = state.is_stuck() && moved.0.elapsed() > STUCK_AFTER;

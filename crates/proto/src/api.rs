@@ -73,6 +73,8 @@ pub struct StatFs {
     pub blocks_total: u64,
     /// Free.
     pub blocks_free: u64,
+    /// Free for who is not root, where a PFS keeps some for it.
+    pub blocks_available: u64,
     /// Inodes that the metadata store has room for.
     pub files_total: u64,
     /// Of them free.

@@ -29,6 +29,7 @@ const SHOWN_MAX: usize = 10;
 pub fn options(
     args: &CacheArgs,
     mount_point: &Path,
+    flash: &Path,
 ) -> Result<Option<(CacheOptions, u64)>, ControlError> {
     let (Some(pfs), Some(capacity_bytes)) = (&args.cache, args.capacity) else { return Ok(None) };
     let pfs = canonical(pfs)?;
@@ -38,6 +39,15 @@ pub fn options(
         return Err(ControlError::new("mount on", Some(mount_point), &why)
             .errno(libc::ELOOP)
             .hint("mount it outside of the PFS directory"));
+    }
+    if flash.starts_with(&pfs) {
+        let why = format!(
+            "FLASH ({}) lies below it: the cache would show, and cache, its own store",
+            flash.display()
+        );
+        return Err(ControlError::new("cache", Some(&pfs), &why)
+            .errno(libc::ELOOP)
+            .hint("name a --flash outside of the PFS directory"));
     }
     let options = CacheOptions {
         pfs,
@@ -165,7 +175,9 @@ pub fn done(state: &TreeState, path: &Path, what: &str) -> Result<(), ControlErr
         (1.., _) => "`forebay resolve --keep ours|theirs|both PATH` decides a conflict",
         (_, 1..) => "what failed is tried again by itself; `forebay status PATH` tells the errors",
         _ if state.pfs_error.is_some() => "it goes on by itself when the PFS answers",
-        _ if state.busy > 0 => "close the files that are open for writing, or wait longer",
+        _ if state.busy > 0 => {
+            "what a program has written and still has open (for reading, too) may change at any moment: it counts as on the PFS when it is closed"
+        }
         _ => "wait longer: it drains by itself",
     };
     Err(ControlError::new(what, Some(path), &summary(state)).errno(state.errno()).hint(hint))
@@ -195,7 +207,7 @@ fn summary(state: &TreeState) -> String {
         vec![format!("{} files, {} not on the PFS", state.files, format_bytes(state.dirty_bytes))];
     for (count, what) in [
         (state.draining, "draining"),
-        (state.busy, "open for writing"),
+        (state.busy, "still open"),
         (state.failed, "failed"),
         (state.conflicts, "in conflict"),
     ] {

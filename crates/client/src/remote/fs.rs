@@ -577,6 +577,7 @@ fn add(sum: Option<StatFs>, part: &StatFs) -> StatFs {
         block_bytes: sum.block_bytes,
         blocks_total: sum.blocks_total + scaled(part.blocks_total),
         blocks_free: sum.blocks_free + scaled(part.blocks_free),
+        blocks_available: sum.blocks_available + scaled(part.blocks_available),
         files_total: sum.files_total + part.files_total,
         files_free: sum.files_free + part.files_free,
     }

@@ -63,7 +63,7 @@ pub(crate) fn statfs(cx: &Connection, reply: &mut Reply) -> Result<Given> {
     reply.put(&abi::KStatfs {
         blocks: s.blocks_total,
         bfree: s.blocks_free,
-        bavail: s.blocks_free,
+        bavail: s.blocks_available,
         files: s.files_total,
         ffree: s.files_free,
         bsize: s.block_bytes,

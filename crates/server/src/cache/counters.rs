@@ -20,6 +20,10 @@ pub(crate) struct Counters {
     filled_bytes: AtomicU64,
     written_bytes: AtomicU64,
     evicted_bytes: AtomicU64,
+    /// Written by drains, also by those that failed.
+    sent_bytes: AtomicU64,
+    /// Of them, by those that failed.
+    wasted_bytes: AtomicU64,
     drained_bytes: AtomicU64,
     drained_files: AtomicU64,
     miss_bytes: AtomicU64,
@@ -33,7 +37,7 @@ pub(crate) struct Counters {
     kernel_opens: AtomicU64,
     /// Of them, those for writing.
     kernel_writes: AtomicU64,
-    /// Bytes drained so far at the begin of the drain and after each piece.
+    /// Bytes sent so far at the begin of the drain and after each piece.
     samples: Mutex<VecDeque<(Instant, u64)>>,
 }
 
@@ -46,6 +50,8 @@ impl Counters {
             filled_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
             evicted_bytes: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            wasted_bytes: AtomicU64::new(0),
             drained_bytes: AtomicU64::new(0),
             drained_files: AtomicU64::new(0),
             miss_bytes: AtomicU64::new(0),
@@ -120,12 +126,13 @@ impl Counters {
         let now = Instant::now();
         if rate_of(&samples, now).is_none_or(|rate| rate == 0.0) {
             samples.clear();
-            samples.push_back((now, self.drained_bytes.load(Ordering::Relaxed)));
+            samples.push_back((now, self.sent_bytes.load(Ordering::Relaxed)));
         }
     }
 
-    pub fn drained(&self, bytes: u64) {
-        let total = self.drained_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    /// A drain under way has written a piece.
+    pub fn sent(&self, bytes: u64) {
+        let total = self.sent_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let mut samples = self.samples.lock();
         let now = Instant::now();
         samples.push_back((now, total));
@@ -135,6 +142,22 @@ impl Counters {
         {
             samples.pop_front();
         }
+    }
+
+    /// What a drain has written is on the PFS.
+    pub fn drained(&self, bytes: u64) {
+        self.drained_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// What a drain has written counts for nothing: it failed, or the file was written meanwhile.
+    pub fn wasted(&self, bytes: u64) {
+        self.wasted_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are drained, or sent by drains under way.
+    pub fn on_their_way(&self) -> u64 {
+        let wasted = self.wasted_bytes.load(Ordering::Acquire);
+        self.sent_bytes.load(Ordering::Acquire).saturating_sub(wasted)
     }
 
     pub fn drained_file(&self) {
@@ -227,7 +250,7 @@ mod tests {
     fn a_drain_after_a_pause_does_not_count_the_pause() {
         let counters = Counters::new();
         counters.drain_begins();
-        counters.drained(1 << 20);
+        counters.sent(1 << 20);
         {
             // As if that had been an hour ago.
             let mut samples = counters.samples.lock();
@@ -237,7 +260,7 @@ mod tests {
         assert_eq!(counters.drain_rate(), 0.0);
         counters.drain_begins();
         std::thread::sleep(Duration::from_millis(20));
-        counters.drained(1 << 20);
+        counters.sent(1 << 20);
         assert!(counters.drain_rate() > 1e6, "{}", counters.drain_rate());
     }
 }

@@ -66,6 +66,8 @@ pub(crate) struct FileState {
     pub gone: bool,
     /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
     pub forgotten: bool,
+    /// The object as it was when it last drained while a kernel had it open.
+    pub drained_open: Option<DrainedOpen>,
     /// The object when it was given to a kernel for writing.
     pub at_open: Option<(u64, forebay_proto::Timestamp, forebay_proto::Timestamp)>,
     /// Something here is not dirty any more, and a power cut could make it so again: before its data goes, or
@@ -128,6 +130,7 @@ impl CacheFile {
             locals: 0,
             opening: 0,
             kernel_writes: false,
+            drained_open: None,
             maybe_in_kernel: true,
             gone: false,
             forgotten: false,
@@ -224,6 +227,22 @@ impl Drop for Held<'_> {
 impl Drop for CacheFile {
     fn drop(&mut self) {
         self.flash.release(self.ino);
+    }
+}
+
+/// What of an open file is on the PFS.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DrainedOpen {
+    pub size_bytes: u64,
+    pub mtime: forebay_proto::Timestamp,
+    /// All of it was read for that.
+    pub not_again_before: std::time::Instant,
+}
+
+impl DrainedOpen {
+    /// True if the object still is what it was, as far as its size and times tell.
+    pub fn has(&self, object: &crate::objects::ObjectStat) -> bool {
+        (self.size_bytes, self.mtime) == (object.size_bytes, object.mtime)
     }
 }
 

@@ -249,7 +249,8 @@ impl FileSystem for CacheFs {
         Ok(StatFs {
             block_bytes: u32::try_from(unit).unwrap_or(4096),
             blocks_total: pfs.f_blocks,
-            blocks_free: pfs.f_bavail,
+            blocks_free: pfs.f_bfree,
+            blocks_available: pfs.f_bavail,
             files_total: pfs.f_files,
             files_free: pfs.f_favail,
         })

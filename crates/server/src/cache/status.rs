@@ -167,7 +167,7 @@ impl CacheFs {
         }
         let on_pfs_bytes = self.add_listed(&mut tree, caller, &files)?;
         self.add_lost(&mut tree, caller, &below);
-        tree.drained_bytes = self.counters.bytes()[4];
+        tree.drained_bytes = self.counters.on_their_way();
         tree.rate_bytes_per_s = self.counters.drain_rate();
         if tree.rate_bytes_per_s > 0.0 {
             let left_bytes = tree.dirty_bytes.saturating_sub(on_pfs_bytes);

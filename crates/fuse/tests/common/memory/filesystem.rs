@@ -314,6 +314,7 @@ impl FileSystem for MemoryFs {
             block_bytes: 4096,
             blocks_total: 1000,
             blocks_free: 900,
+            blocks_available: 900,
             files_total: 500,
             files_free: 400,
         })

@@ -98,7 +98,7 @@ impl CacheFs {
                 .and_then(|()| target.write_all_at(data, offset).map_err(|e| Errno::from_io(&e)))
                 .map_err(|e| failed(e, "write to the PFS"))?;
             file.state.lock().drained_bytes += length as u64;
-            self.counters.drained(length as u64);
+            self.counters.sent(length as u64);
             at += run;
             if at < blocks.len() || !on_way.is_empty() {
                 let length = length as u64;

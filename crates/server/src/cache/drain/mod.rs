@@ -18,7 +18,7 @@ mod settle;
 mod sums;
 
 use super::CacheFs;
-use super::file::{CacheFile, FileState};
+use super::file::{CacheFile, DrainedOpen, FileState};
 use super::record::{Failure, State};
 use dirsync::DirSyncs;
 use forebay_proto::{Errno, Ino};
@@ -39,6 +39,10 @@ const RETRY_LONGEST: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_secs(3_600);
 /// Longest that a file waits for a quiet moment.
 const QUIET_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Shortest pause between two looks whether an open file was written.
+const OPEN_LOOK_MIN: Duration = Duration::from_secs(1);
+/// A drain of an open file, which reads all of it, is followed by a pause of so many times what it took.
+const OPEN_PAUSES: u32 = 20;
 /// Open files that are looked at to see whether kernels write.
 const KERNEL_FILES_SEEN_MAX: usize = 32;
 /// Times of writes so far in the future are of a clock that was set back since, in nanoseconds.
@@ -395,10 +399,15 @@ impl CacheFs {
             return;
         }
         let began = Instant::now();
+        let before = self.flash.stat(file.ino).ok();
         self.less_is_dirty(self.dirty_bytes_of(file));
         let published = self.publish(file, memory);
-        if published.is_ok() {
-            self.drainer.dirty_since(file, began);
+        match published {
+            Ok(_) => self.drainer.dirty_since(file, began),
+            Err(_) => {
+                let sent_bytes = std::mem::take(&mut file.state.lock().drained_bytes);
+                self.counters.wasted(sent_bytes);
+            }
         }
         match published {
             Ok(true) => {
@@ -425,7 +434,15 @@ impl CacheFs {
                 self.tell_inode(file.number());
             }
             Ok(false) => {
-                let asked = asked && file.state.lock().locals == 0;
+                let mut state = file.state.lock();
+                let asked = asked && state.locals == 0;
+                let not_again_before = Instant::now() + began.elapsed() * OPEN_PAUSES;
+                state.drained_open = before.map(|object| DrainedOpen {
+                    size_bytes: object.size_bytes,
+                    mtime: object.mtime,
+                    not_again_before,
+                });
+                drop(state);
                 self.drainer.put_back(file, Instant::now() + Duration::from_millis(200), asked);
             }
             Err(Failed { errno: Errno::ECANCELED | Errno::EAGAIN, .. }) => {
@@ -515,7 +532,7 @@ impl CacheFs {
             When::Close if opens == 0 => None,
             When::Close => Some(now + LOOK_AGAIN),
             When::Idle(quiet) => {
-                self.not_before_quiet(quiet, since, now, last_write, kernel_writes)
+                self.not_before_quiet(file, quiet, since, now, last_write, kernel_writes)
             }
         }?;
         Some(due.map_or(at, |due| at.min(due)))
@@ -524,15 +541,15 @@ impl CacheFs {
     /// The same for who waits for a quiet moment.
     fn not_before_quiet(
         &self,
+        file: &Arc<CacheFile>,
         quiet: Duration,
         since: Instant,
         now: Instant,
         last_write: Instant,
         kernel_writes: bool,
     ) -> Option<Instant> {
-        if kernel_writes {
-            // It would stay dirty: looked at again at its close.
-            return Some(now + QUIET_WAIT_MAX);
+        if kernel_writes && let Some(later) = self.not_before_open(file, quiet, now) {
+            return Some(later);
         }
         let own = last_write + quiet;
         if own > now {
@@ -543,6 +560,27 @@ impl CacheFs {
         }
         let busy = self.last_foreground_write()? + quiet;
         (busy > now).then_some(busy)
+    }
+
+    /// A file that a kernel has open for writing stays dirty, but what was written there is to be on the PFS all the
+    /// same: a log that is open for days. When it may drain; `None` = now.
+    fn not_before_open(
+        &self,
+        file: &Arc<CacheFile>,
+        quiet: Duration,
+        now: Instant,
+    ) -> Option<Instant> {
+        let Ok(object) = self.flash.stat(file.ino) else { return Some(now + QUIET_WAIT_MAX) };
+        let Some(ago) = self.written_ago(file) else { return Some(now + QUIET_WAIT_MAX) };
+        if ago < quiet {
+            return Some(now + (quiet - ago));
+        }
+        let state = file.state.lock();
+        let nothing_new = state.drained_open.is_some_and(|open| open.has(&object));
+        if nothing_new || state.is_untouched(&object) {
+            return Some(now + (ago / 8).clamp(quiet.max(OPEN_LOOK_MIN), QUIET_WAIT_MAX));
+        }
+        state.drained_open.map(|open| open.not_again_before).filter(|until| *until > now)
     }
 
     /// When the application wrote last, as far as it can be seen.

@@ -560,3 +560,32 @@ fn writers_on_a_flash_that_others_filled_go_on_at_the_pace_of_the_drain() {
     assert!(rig.read_pfs("a") == first && rig.read_pfs("b") == second);
     cache.crash();
 }
+
+#[test]
+fn what_a_kernel_writes_to_a_file_that_stays_open_is_on_the_pfs_when_it_is_quiet() {
+    let mut rig = Rig::new(64 * MIB);
+    rig.options.policy = Policy::parse(b"idle:1").unwrap();
+    let cache = rig.open();
+    let log = cache.open("log", libc::O_RDWR | libc::O_CREAT, true).unwrap();
+    let read = cache.open("untouched", libc::O_RDWR | libc::O_CREAT, true).unwrap();
+    let mut wanted = Vec::new();
+    for line in [b"one\n", b"two\n", b"six\n"] {
+        log.write(wanted.len() as u64, line).unwrap();
+        wanted.extend_from_slice(line);
+        let until = Instant::now() + Duration::from_secs(30);
+        while rig.read_pfs("log") != wanted {
+            assert!(Instant::now() < until, "the PFS has {:?}", rig.read_pfs("log"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!cache.state("/log").is_durable(), "it may be written at any moment");
+    }
+    // What was not written since is left alone.
+    let sent = || cache.state("/").drained_bytes;
+    let before = sent();
+    std::thread::sleep(Duration::from_millis(2_500));
+    assert_eq!(sent(), before);
+    drop((log, read));
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("log"), wanted);
+    cache.crash();
+}

@@ -264,6 +264,7 @@ impl Namespace {
             block_bytes: STATFS_BLOCK_BYTES,
             blocks_total: capacity / unit,
             blocks_free: capacity.saturating_sub(used) / unit,
+            blocks_available: capacity.saturating_sub(used) / unit,
             files_total: usage.inodes + usage.inodes_free,
             files_free: usage.inodes_free,
         })
