@@ -8,7 +8,7 @@ use crate::state_dir;
 use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts};
 use forebay_proto::control::ControlError;
 use forebay_server::flash::{self, Store, StoreKey};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Longest wait for a server that is just ending to give its store back.
@@ -17,6 +17,11 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// greets within milliseconds.
 const FORCE_GREETING_WAIT: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Of a cache whose flash directory was removed: longest time of looking for what is lost, most names that are
+/// looked at, and most that are told.
+const LOOK_WAIT: Duration = Duration::from_secs(10);
+const LOOKED_AT_MAX: u32 = 100_000;
+const SHOWN_MAX: usize = 10;
 
 /// Runs the command.
 pub fn run(args: UmountArgs) -> Outcome {
@@ -50,7 +55,7 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
             };
             return control.umount(args.keep, args.force, waiting);
         }
-        Err(error) if error.errno == Some(libc::ENOTCONN) => (),
+        Err(error) if error.errno == Some(libc::ENOTCONN) => lost_with_flash(mount, args)?,
         // A server that does not answer any more can be left behind, its buffer kept; those who
         // wait for its answers get an error instead.
         Err(error) if args.force && error.errno == Some(libc::ETIMEDOUT) => {
@@ -69,6 +74,66 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
         _ if state_dir::record(&mount.store_dir).is_some() => state_dir::remove(&mount.store_dir),
         true => Ok(()),
         false => discard(&mount.store_dir, args),
+    }
+}
+
+/// An error where a cache cannot be asked, since its flash directory was removed under it, and something is lost with
+/// that. The mount still tells by its xattrs.
+fn lost_with_flash(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
+    let is_gone = matches!(flash::load_record(&mount.store_dir), Ok(None))
+        && state_dir::record(&mount.store_dir).is_none();
+    if args.discard_dirty || !is_gone {
+        return Ok(());
+    }
+    let (told, wait) = std::sync::mpsc::channel();
+    let root = mount.mount_point.clone();
+    // A mount that hangs must not hang this.
+    std::thread::spawn(move || {
+        let mut left = LOOKED_AT_MAX;
+        let mut lost = Vec::new();
+        if !not_on_pfs(&root) || told.send(Vec::new()).is_err() {
+            return;
+        }
+        find_lost(&root, &mut left, &mut lost);
+        // Who waits may have given up.
+        let _names = told.send(lost);
+    });
+    if wait.recv_timeout(LOOK_WAIT).is_err() {
+        return Ok(());
+    }
+    for path in wait.recv_timeout(LOOK_WAIT).unwrap_or_default() {
+        let text = format!("{}: lost: its data is gone from flash", path.display());
+        eprintln!("forebay: {}", visible(&text));
+    }
+    let why = format!(
+        "its flash directory {} was removed, with data that the PFS does not have",
+        mount.store_dir.display()
+    );
+    Err(ControlError::new("unmount", Some(&mount.mount_point), &why)
+        .errno(libc::EIO)
+        .hint("it stays mounted; `--discard-dirty` unmounts it"))
+}
+
+/// Something at or below a path of a cache is not on the PFS.
+fn not_on_pfs(path: &Path) -> bool {
+    let mut state = [0; 16];
+    let got = rustix::fs::lgetxattr(path, "user.forebay.state", &mut state[..]);
+    got.is_ok_and(|length| &state[..length] != b"clean")
+}
+
+/// Finds the first files below a directory of a cache that are not on the PFS.
+fn find_lost(dir: &Path, left: &mut u32, lost: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if *left == 0 || lost.len() >= SHOWN_MAX {
+            return;
+        }
+        *left -= 1;
+        let path = entry.path();
+        match entry.file_type() {
+            Ok(kind) if kind.is_symlink() || !not_on_pfs(&path) => {}
+            Ok(kind) if kind.is_dir() => find_lost(&path, left, lost),
+            _ => lost.push(path),
+        }
     }
 }
 
