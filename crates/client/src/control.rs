@@ -331,6 +331,11 @@ fn open_socket(store_dir: &Path) -> io::Result<UnixStream> {
 fn not_reached(store_dir: &Path, error: &io::Error) -> ControlError {
     let what = "connect to the server of";
     match error.kind() {
+        ErrorKind::NotFound if !store_dir.exists() => {
+            ControlError::new(what, Some(store_dir), "somebody removed that directory")
+                .errno(libc::ENOTCONN)
+                .hint("`forebay umount` the mount: of a cache it tells what is lost")
+        }
         ErrorKind::ConnectionRefused | ErrorKind::NotFound => ControlError::new(
             what,
             Some(store_dir),

@@ -329,7 +329,7 @@ impl Flash {
         self.objects().make_anew(map_of(ino))
     }
 
-    /// Files of which the last server's start found no data where there must be some, and made it empty. Told once.
+    /// Files of which the start found no data where there must be some, and made it empty. Told once.
     pub fn take_made_empty(&self) -> HashSet<Ino> {
         self.names.take_made_empty()
     }

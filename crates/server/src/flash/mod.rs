@@ -252,6 +252,16 @@ impl Store {
         remove::remove_store(dir, &record).map(|()| true)
     }
 
+    /// Removes what is left of a store whose record somebody removed under its mount, which has ended. Error EBUSY
+    /// while a process uses it.
+    pub fn discard_remains(dir: &Path) -> Result<()> {
+        if !place::is_own_directory(dir)? || record::load(dir)?.is_some() {
+            return Ok(());
+        }
+        let Some(_lock) = StoreLock::acquire(dir)? else { return Ok(()) };
+        remove::remove_remains(dir)
+    }
+
     /// Why writes are served and not handed to the kernel, for a plain directory.
     pub fn served_reason(&self) -> Option<String> {
         self.inner.record.read().served_reason.clone()

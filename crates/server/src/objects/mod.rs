@@ -249,11 +249,15 @@ impl Objects {
         }
     }
 
-    /// An empty object in the place of one that is gone, or of what is there: who has that open keeps it. EIO where
-    /// there is no place for it.
+    /// An empty object in the place of one that is gone, perhaps with its directory, or of what is there: who has that
+    /// open keeps it. EIO where there is no place for it.
     pub fn make_anew(&self, id: ObjectId) -> Result<()> {
         // Of what is gone, perhaps.
         self.fds.forget(id);
+        match make_fan(&self.dir, fan_of(id.ino)) {
+            Err(Errno::ENOENT) => return Err(self.missing(id)),
+            made => made?,
+        }
         match self.create(id) {
             Err(Errno::EEXIST) => self.truncate(id, 0),
             made => made.map(drop),

@@ -201,6 +201,12 @@ fn clean_data_that_is_gone_from_flash_is_fetched_again() {
         assert_eq!(cache.state_of(name).unwrap().state, "clean", "{name}");
         assert!(cache.read(name).unwrap() == data, "{name}");
     }
+    // So it is with the directories of all objects gone.
+    let data_dir = rig.base.path().join("store/data");
+    for fan in std::fs::read_dir(data_dir).unwrap() {
+        std::fs::remove_dir_all(fan.unwrap().path()).unwrap();
+    }
+    names.iter().for_each(|name| assert!(cache.read(name).unwrap() == data, "{name}"));
     // It is written and drained as ever.
     drop((open, kernel));
     cache.write("gone", 70_000, b"ours");
