@@ -215,6 +215,10 @@ impl Store {
     /// Removes the store and gives all its space back. Nothing of it may be in use any more;
     /// data that a process still holds open goes when it closes.
     pub fn destroy(self) -> Result<()> {
+        if !place::is_own_directory(&self.inner.dir)? {
+            // Somebody has removed it with all that was in it.
+            return Ok(());
+        }
         let mut record = self.record();
         record.state = StoreState::Destroying;
         record::save_destroying(&self.inner.dir, &record)?;
