@@ -331,6 +331,13 @@ fn open_socket(store_dir: &Path) -> io::Result<UnixStream> {
 fn not_reached(store_dir: &Path, error: &io::Error) -> ControlError {
     let what = "connect to the server of";
     match error.kind() {
+        ErrorKind::NotFound if !store_dir.exists() => ControlError::new(
+            what,
+            Some(store_dir),
+            "it is not running, or its directory was removed",
+        )
+        .errno(libc::ENOTCONN)
+        .hint("`forebay umount` its mount, which tells what of a cache is lost; then mount again"),
         ErrorKind::ConnectionRefused | ErrorKind::NotFound => ControlError::new(
             what,
             Some(store_dir),

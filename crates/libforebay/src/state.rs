@@ -188,3 +188,35 @@ fn wait(path: &Path, deadline: Deadline) -> Answer<()> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::cache::{CacheError, CachedFile};
+
+    #[test]
+    fn what_is_lost_on_flash_is_told_to_programs() {
+        let what = "lost: its data is gone".into();
+        let file = CachedFile {
+            path: PathBytes::new(b"/f"),
+            state: "failed".into(),
+            unverified: false,
+            size_bytes: 9,
+            cached_bytes: 0,
+            dirty_bytes: 9,
+            drained_bytes: 0,
+            drain_total_bytes: 0,
+            opens: 0,
+            pinned: false,
+            grade: "lost".into(),
+            verified: None,
+            error: Some(CacheError { errno: libc::EIO, what, tries: 0, at_s: 0 }),
+        };
+        let problems = vec![file.clone()];
+        let tree = TreeState { files: 1, failed: 1, problems, ..TreeState::default() };
+        let dir = State::of_cache(&tree);
+        assert_eq!((dir.state, dir.drain_errno), (4, libc::EIO));
+        let told = State::of_cache(&TreeState { file: Some(file), ..tree });
+        assert_eq!((told.grade, told.state, told.drain_errno), (LOST, 4, libc::EIO));
+    }
+}

@@ -108,6 +108,10 @@ pub fn flush(args: CachePathArgs) -> Outcome {
         true => print_json(&state)?,
         false => println!("{}", summary(&state)),
     }
+    if has_lost(&state) {
+        // All else may drain yet; this never will.
+        done(&state, &args.path, "flush")?;
+    }
     Ok(EXIT_OK)
 }
 
@@ -172,6 +176,9 @@ pub fn done(state: &TreeState, path: &Path, what: &str) -> Result<(), ControlErr
         eprintln!("forebay: {}", visible(&describe_problem(problem)));
     }
     let hint = match (state.conflicts, state.failed) {
+        _ if has_lost(state) => {
+            "`forebay resolve --keep theirs PATH` goes on with what the PFS has of a lost file"
+        }
         (1.., _) => "`forebay resolve --keep ours|theirs|both PATH` decides a conflict",
         (_, 1..) => "what failed is tried again by itself; `forebay status PATH` tells the errors",
         _ if state.pfs_error.is_some() => "it goes on by itself when the PFS answers",
@@ -183,8 +190,14 @@ pub fn done(state: &TreeState, path: &Path, what: &str) -> Result<(), ControlErr
     Err(ControlError::new(what, Some(path), &summary(state)).errno(state.errno()).hint(hint))
 }
 
+/// Something can never drain.
+fn has_lost(state: &TreeState) -> bool {
+    state.problems.iter().any(|problem| problem.grade == "lost")
+}
+
 fn describe_problem(file: &CachedFile) -> String {
     match &file.error {
+        Some(error) if file.grade == "lost" => format!("{}: failed: {}", file.path, error.what),
         Some(error) if file.state == "conflict" => {
             format!("{}: conflict: {}", file.path, error.what)
         }

@@ -8,7 +8,8 @@ use crate::state_dir;
 use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts};
 use forebay_proto::control::ControlError;
 use forebay_server::flash::{self, Store, StoreKey};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Longest wait for a server that is just ending to give its store back.
@@ -17,6 +18,11 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// greets within milliseconds.
 const FORCE_GREETING_WAIT: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Of a cache whose flash directory was removed: longest time of looking for what is lost, most names that are
+/// looked at, and most that are told.
+const LOOK_WAIT: Duration = Duration::from_secs(10);
+const LOOKED_AT_MAX: u32 = 100_000;
+const SHOWN_MAX: usize = 10;
 
 /// Runs the command.
 pub fn run(args: UmountArgs) -> Outcome {
@@ -50,7 +56,7 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
             };
             return control.umount(args.keep, args.force, waiting);
         }
-        Err(error) if error.errno == Some(libc::ENOTCONN) => (),
+        Err(error) if error.errno == Some(libc::ENOTCONN) => lost_with_flash(mount, args)?,
         // A server that does not answer any more can be left behind, its buffer kept; those who
         // wait for its answers get an error instead.
         Err(error) if args.force && error.errno == Some(libc::ETIMEDOUT) => {
@@ -68,7 +74,77 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
         // A served buffer is not the mount's: what goes is the mount's own directory.
         _ if state_dir::record(&mount.store_dir).is_some() => state_dir::remove(&mount.store_dir),
         true => Ok(()),
+        // The directory is this mount's, whatever somebody has removed from it.
+        false if args.discard_dirty && was_removed(&mount.store_dir) => {
+            Store::discard_remains(&mount.store_dir)
+        }
         false => discard(&mount.store_dir, args),
+    }
+}
+
+/// True if the store of a mount says nothing of itself any more.
+fn was_removed(store_dir: &Path) -> bool {
+    matches!(flash::load_record(store_dir), Ok(None)) && state_dir::record(store_dir).is_none()
+}
+
+/// An error where a cache cannot be asked, since its flash directory was removed under it, and something is lost with
+/// that. The mount still tells by its xattrs.
+fn lost_with_flash(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
+    if args.discard_dirty || !was_removed(&mount.store_dir) {
+        return Ok(());
+    }
+    let (told, wait) = mpsc::channel();
+    let root = mount.mount_point.clone();
+    // A mount that hangs must not hang this.
+    std::thread::spawn(move || {
+        let mut left = LOOKED_AT_MAX;
+        let mut lost = Vec::new();
+        if not_on_pfs(&root).is_none() || told.send(Vec::new()).is_err() {
+            return;
+        }
+        find_lost(&root, &mut left, &mut lost);
+        // Who waits may have given up.
+        let _names = told.send(lost);
+    });
+    let with_what = match wait.recv_timeout(LOOK_WAIT) {
+        // No cache, or the PFS has all; or its server is dead, and nobody knows.
+        Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        Err(RecvTimeoutError::Timeout) if args.force => return Ok(()),
+        Err(RecvTimeoutError::Timeout) => "and the mount does not answer what is lost",
+        Ok(_) => "with data that the PFS does not have",
+    };
+    for (path, state) in wait.recv_timeout(LOOK_WAIT).unwrap_or_default() {
+        let text = format!("{}: {state}: lost with its flash directory", path.display());
+        eprintln!("forebay: {}", visible(&text));
+    }
+    let dir = mount.store_dir.display();
+    let why = format!("its flash directory {dir} was removed, {with_what}");
+    Err(ControlError::new("unmount", Some(&mount.mount_point), &why)
+        .errno(libc::EIO)
+        .hint("it stays mounted; `--discard-dirty` unmounts it"))
+}
+
+/// The state of a path of a cache, if it is not all on the PFS.
+fn not_on_pfs(path: &Path) -> Option<String> {
+    let mut state = [0; 16];
+    let length = rustix::fs::lgetxattr(path, "user.forebay.state", &mut state[..]).ok()?;
+    let state = String::from_utf8_lossy(&state[..length]).into_owned();
+    (state != "clean").then_some(state)
+}
+
+/// Finds the first files below a directory of a cache that are not on the PFS, with their states.
+fn find_lost(dir: &Path, left: &mut u32, lost: &mut Vec<(PathBuf, String)>) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if *left == 0 || lost.len() >= SHOWN_MAX {
+            return;
+        }
+        *left -= 1;
+        let path = entry.path();
+        let Some(state) = not_on_pfs(&path) else { continue };
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => find_lost(&path, left, lost),
+            _ => lost.push((path, state)),
+        }
     }
 }
 

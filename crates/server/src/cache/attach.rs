@@ -127,6 +127,10 @@ impl CacheFs {
 
     /// Compares the PFS file with what is here of it.
     pub(super) fn revalidate(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+        if self.data_is_lost(file)? {
+            // Whatever the PFS has now: it waits for a decision already.
+            return Ok(());
+        }
         let (base, dirty, state, draining) = {
             let state = file.state.lock();
             let r = &state.record;
@@ -179,7 +183,9 @@ impl CacheFs {
                 self.flash.truncate(file.ino, 0)?;
             }
             crate::step::step("nothing is here of a file any more");
+            state.seen_bytes = 0;
             self.flash.truncate(file.ino, stat.size)?;
+            state.seen_bytes = stat.size;
             state.save(&self.flash, file, |record| {
                 record.base = Base::of_foreign(stat, &self.clocks);
                 record.fetch_limit = stat.size;
@@ -188,6 +194,7 @@ impl CacheFs {
                 record.resized = false;
                 record.draining = None;
                 record.failure = None;
+                record.lost_bytes = None;
             })?;
             in_kernel
         };

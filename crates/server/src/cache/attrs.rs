@@ -8,6 +8,7 @@ use super::file::CacheFile;
 use super::pfs::{PfsStat, errno, proc_path};
 use forebay_proto::api::XATTR_VALUE_MAX;
 use forebay_proto::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
+use forebay_proto::cache::{CacheError, CachedFile, TreeState};
 use forebay_proto::{Caller, Errno, Ino, Result, acl};
 use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -81,7 +82,16 @@ impl CacheFs {
             attr.nlink = attr.nlink.saturating_sub(1).max(1);
         }
         if file.is_dirty() {
-            let object = self.flash.stat(file.ino)?;
+            let object = match self.flash.stat(file.ino) {
+                Ok(object) if !file.state.lock().is_lost() => object,
+                // It can be removed, and written anew: nobody opens it to read.
+                _ if self.data_is_lost(file)? => {
+                    let known = file.state.lock().record.lost_bytes.unwrap_or(0);
+                    attr.size_bytes = known.max(attr.size_bytes);
+                    return Ok(attr);
+                }
+                _ => self.flash.stat(file.ino)?,
+            };
             attr.size_bytes = object.size_bytes;
             attr.mtime = object.mtime;
             attr.ctime = attr.ctime.max(object.ctime);
@@ -131,7 +141,8 @@ impl CacheFs {
                 let _act = who.act()?;
                 set_on_pfs(&proc_path(fd.as_fd(), b""), change)
             })?;
-            if let Some(file) = file.as_ref().filter(|f| f.is_dirty()) {
+            let has_times = |f: &&Arc<CacheFile>| f.is_dirty() && !f.state.lock().is_lost();
+            if let Some(file) = file.as_ref().filter(has_times) {
                 self.flash.set_times(file.ino, at(change.atime), at(change.mtime))?;
             }
         }
@@ -144,6 +155,9 @@ impl CacheFs {
         let fd = self.open_node(ino, who)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
         let file = self.attach(ino, &stat, who)?;
+        if size == 0 {
+            self.wait_to_begin_anew(&file)?;
+        }
         {
             let _meta = file.meta.lock();
             // A drain may have ended since, or a name gone: what it left counts.
@@ -304,10 +318,32 @@ impl CacheFs {
         Ok(())
     }
 
+    /// The worst of what is below a directory. ENODATA where other servers have some of it: the commands ask them all.
+    fn own_xattr_of_dir(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        if self.homes.is_some() || !matches!(name, b"state" | b"dirty_bytes" | b"error") {
+            return Err(Errno::ENODATA);
+        }
+        let files = self.listed_below(&self.nodes.path(ino)?)?;
+        let mut tree = TreeState::default();
+        self.add_listed(&mut tree, &Caller::root(), &files)?;
+        let value = match name {
+            b"state" => tree.worst().into(),
+            b"dirty_bytes" => tree.dirty_bytes.to_string(),
+            _ => {
+                let is_it = |problem: &&CachedFile| problem.state == tree.worst();
+                in_words(tree.problems.iter().find(is_it).and_then(|p| p.error.as_ref()))?
+            }
+        };
+        Ok(value.into_bytes())
+    }
+
     fn own_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let known = self.nodes.get(ino)?;
         if name == b"drain" {
             return Ok(self.policy_of(ino).to_string().into_bytes());
+        }
+        if known.kind == FileKind::Dir {
+            return self.own_xattr_of_dir(ino, name);
         }
         if known.kind != FileKind::File {
             return Err(Errno::ENODATA);
@@ -319,12 +355,7 @@ impl CacheFs {
             b"cached_bytes" => status.cached_bytes.to_string(),
             b"progress" => format!("{}/{}", status.drained_bytes, status.drain_total_bytes),
             b"pinned" => if status.pinned { "yes" } else { "no" }.into(),
-            b"error" => match &status.error {
-                Some(error) => {
-                    format!("{} {}", forebay_proto::Errno(error.errno).name(), error.what)
-                }
-                None => return Err(Errno::ENODATA),
-            },
+            b"error" => in_words(status.error.as_ref())?,
             b"grade" => status.grade.clone(),
             b"verified" => match &status.verified {
                 Some(how) => how.clone(),
@@ -339,6 +370,12 @@ impl CacheFs {
         };
         Ok(value.into_bytes())
     }
+}
+
+/// Why something is not on the PFS. ENODATA if there is no reason.
+fn in_words(error: Option<&CacheError>) -> Result<String> {
+    let error = error.ok_or(Errno::ENODATA)?;
+    Ok(format!("{} {}", Errno(error.errno).name(), error.what))
 }
 
 fn at(time: Option<SetTime>) -> Option<Timestamp> {

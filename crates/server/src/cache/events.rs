@@ -5,6 +5,7 @@
 
 use super::CacheFs;
 use super::file::{CacheFile, FileState};
+use super::lost::LOST;
 use super::map::{BLOCK_BYTES, bits};
 use crate::events::EventLog;
 use forebay_proto::Ino;
@@ -121,12 +122,19 @@ impl CacheFs {
         }
     }
 
+    /// Data of a file is gone from flash that the PFS does not have.
+    pub(super) fn tell_lost(&self, path: &[u8]) {
+        let Some(events) = &self.events else { return };
+        let failed = events.of(EventKind::Failed, path);
+        let note = Some(LOST.into());
+        events.log.record(&[Happened { errno: Some(libc::EIO), note, ..failed }]);
+    }
+
     /// What is counted.
     pub fn metrics(&self) -> forebay_proto::metrics::CacheMetrics {
         let [hit_bytes, filled_bytes, _, evicted_bytes, drained_bytes] = self.counters.bytes();
         let [miss_bytes, hits, misses] = self.counters.reads();
-        let root = forebay_proto::Caller::root();
-        let tree = self.tree_state(&root, b"/").unwrap_or_default();
+        let tree = self.whole_tree();
         forebay_proto::metrics::CacheMetrics {
             dirty_bytes: tree.dirty_bytes,
             hit_bytes,

@@ -84,6 +84,12 @@ pub(crate) struct FileState {
     pub generation: u64,
     /// It is in the list of what has to drain, and its node is pinned.
     pub listed: bool,
+    /// The object has, or had, so many bytes: a shorter one was cut by somebody else.
+    pub seen_bytes: u64,
+    /// It is just being noted that its data is lost.
+    pub losing: bool,
+    /// Its map is gone from flash: which blocks are dirty nobody knows.
+    pub map_gone: bool,
     /// It is read for checksums, not drained.
     pub summing: bool,
     /// Bytes that the drain under way has written.
@@ -114,9 +120,19 @@ impl CacheFile {
     /// With what is on flash.
     /// The reference to `ino` is its own from now on, also if this fails.
     pub fn new(flash: &Arc<Flash>, ino: Ino, number: Ino, record: Record) -> Result<CacheFile> {
-        let matters = record.is_dirty() && !record.whole;
-        let map = BlockMap::load(|offset, buffer| flash.read_map(ino, offset, buffer, matters))
-            .inspect_err(|_| flash.release(ino))?;
+        let matters = record.is_dirty() && !record.whole && record.lost_bytes.is_none();
+        let map_gone = matters && flash.map_is_gone(ino);
+        let map = match map_gone {
+            true => BlockMap::default(),
+            false => BlockMap::load(|offset, buffer| flash.read_map(ino, offset, buffer, matters))
+                .inspect_err(|_| flash.release(ino))?,
+        };
+        let seen_bytes = match record.is_dirty() {
+            true => map.vouched_bytes(),
+            false => record.base.size,
+        };
+        // Perhaps done already.
+        let seen_bytes = record.truncating_to.map_or(seen_bytes, |size| seen_bytes.min(size));
         let state = FileState {
             writer: record.writer.clone(),
             record,
@@ -141,6 +157,9 @@ impl CacheFile {
             ahead: Ahead::default(),
             generation: 0,
             listed: false,
+            seen_bytes,
+            losing: false,
+            map_gone,
             summing: false,
             drained_bytes: 0,
             drain_total_bytes: 0,
@@ -385,6 +404,8 @@ impl FileState {
         match (self.record.whole, self.record.state) {
             (true, _) => size,
             (false, State::Clean) => 0,
+            // How long it was nobody knows.
+            (false, _) if self.is_lost() && size == 0 => self.map.dirty() * BLOCK_BYTES,
             (false, _) => (self.map.dirty() * BLOCK_BYTES).min(size),
         }
     }

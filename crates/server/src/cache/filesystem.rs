@@ -257,10 +257,11 @@ impl FileSystem for CacheFs {
     }
 
     fn sync_all(&self) -> Result<()> {
-        for file in self.drainer.files() {
-            self.sync_file(&file)?;
-        }
-        self.flash.sync()
+        // What cannot be synced, as it is lost, keeps nothing else from being.
+        let synced: Vec<Result<()>> =
+            self.drainer.files().iter().map(|file| self.sync_file(file)).collect();
+        self.flash.sync()?;
+        synced.into_iter().collect()
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {

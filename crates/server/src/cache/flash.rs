@@ -18,6 +18,7 @@ use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::HashSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -307,6 +308,32 @@ impl Flash {
         self.names.on_object(ino, self.objects().stat(ObjectId::whole(ino)))
     }
 
+    /// True if the data is gone though its file is on record, or shorter than this. What cannot be looked at is not.
+    pub fn is_gone_or_cut(&self, ino: Ino, least_bytes: u64) -> bool {
+        let id = ObjectId::whole(ino);
+        match self.objects().stat(id) {
+            Ok(object) => object.size_bytes < least_bytes,
+            Err(_) => self.objects().is_gone(id) == Ok(true),
+        }
+    }
+
+    /// True if the map is gone, but for a power cut.
+    pub fn map_is_gone(&self, ino: Ino) -> bool {
+        !self.maps_may_be_lost.load(Ordering::Acquire)
+            && self.objects().is_gone(map_of(ino)) == Ok(true)
+    }
+
+    /// Empty data and an empty map in the place of what is there, or is gone.
+    pub fn make_anew(&self, ino: Ino) -> Result<()> {
+        self.objects().make_anew(ObjectId::whole(ino))?;
+        self.objects().make_anew(map_of(ino))
+    }
+
+    /// Files of which the start found no data where there must be some, and made it empty. Told once.
+    pub fn take_made_empty(&self) -> HashSet<Ino> {
+        self.names.take_made_empty()
+    }
+
     /// Sets times of the data.
     pub fn set_times(
         &self,
@@ -374,9 +401,12 @@ impl Flash {
     }
 
     fn write_map_bytes(&self, ino: Ino, offset: u64, bytes: &[u8]) -> Result<()> {
-        match self.objects().write(map_of(ino), offset, bytes, WriteMode::default())? {
-            written if written == bytes.len() => Ok(()),
-            _ => Err(Errno::ENOSPC),
+        match self.objects().write(map_of(ino), offset, bytes, WriteMode::default()) {
+            Ok(written) if written == bytes.len() => Ok(()),
+            Ok(_) => Err(Errno::ENOSPC),
+            // No name is missing, but a part of flash.
+            Err(Errno::ENOENT) => Err(self.objects().missing(map_of(ino))),
+            Err(e) => Err(e),
         }
     }
 

@@ -163,6 +163,19 @@ impl BlockMap {
         })
     }
 
+    /// How long the object is at least, by the checksums.
+    pub fn vouched_bytes(&self) -> u64 {
+        let chunks = self.chunks.iter().rev();
+        let mut entries = chunks.flat_map(|(chunk, entries)| {
+            let first = chunk * CHUNK;
+            let entries = entries.iter().enumerate().rev();
+            entries.map(move |(i, raw)| (first + i as u64, Entry::unpack(*raw)))
+        });
+        // An earlier block ends where the last one begins, at the latest.
+        let last = entries.find(|(_, e)| e.has(bits::PRESENT) && !e.has(bits::OPEN));
+        last.map_or(0, |(block, entry)| block * BLOCK_BYTES + u64::from(entry.len))
+    }
+
     /// The blocks with an entry from `first` on, for dropping.
     pub fn blocks_from(&self, first: u64) -> Vec<u64> {
         let from = first / CHUNK;
@@ -228,6 +241,9 @@ mod tests {
         assert_eq!(back.blocks().collect::<Vec<_>>(), map.blocks().collect::<Vec<_>>());
         assert_eq!((back.present(), back.dirty()), (3, 1));
         assert_eq!(map.blocks_from(4), [CHUNK + 1, CHUNK * 2]);
+        assert_eq!(map.vouched_bytes(), CHUNK * 2 * BLOCK_BYTES + 9);
+        map.set(CHUNK * 2, dirty.with(bits::OPEN));
+        assert_eq!(map.vouched_bytes(), (CHUNK + 1) * BLOCK_BYTES + 9);
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod flash;
 mod homes;
 mod intents;
 mod listing;
+mod lost;
 mod map;
 mod moves;
 mod names;

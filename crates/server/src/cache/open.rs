@@ -50,6 +50,9 @@ impl CacheFs {
         let (source, stat) = self.open_source(ino, &who, flags)?;
         let opening = self.attach_to_open(ino, &stat, &who)?;
         let file = opening.file();
+        if flags as i32 & libc::O_TRUNC != 0 {
+            self.wait_to_begin_anew(file)?;
+        }
         let _meta = file.meta.lock();
         // A drain may have ended since, or its last name gone: what it left counts.
         let stat = self.pfs.stat_fd(source.as_fd())?;
@@ -69,6 +72,9 @@ impl CacheFs {
             let mut state = file.state.lock();
             if state.gone && !is_lost {
                 return Err(Errno::ESTALE);
+            }
+            if state.is_lost() && flags as i32 & libc::O_TRUNC == 0 {
+                return Err(Errno::EIO);
             }
             state.opens += 1;
             if writes(flags) {
@@ -387,6 +393,9 @@ impl CacheFs {
             self.counters.kernel_closed();
             if state.locals == 0 && std::mem::take(&mut state.kernel_writes) {
                 self.counters.kernel_writes_one_less();
+                if let Ok(object) = self.flash.stat(file.ino) {
+                    state.has_seen(object.size_bytes);
+                }
             }
         }
         if state.opens > 0 {

@@ -141,6 +141,10 @@ pub(crate) struct Record {
     #[serde(default)]
     pub dirty_since_s: Option<i64>,
     pub failure: Option<Failure>,
+    /// What the PFS does not have of it is gone from flash, which had so many bytes of it, as far as is known.
+    /// [`super::lost`] has the rules.
+    #[serde(default)]
+    pub lost_bytes: Option<u64>,
     /// Not to be evicted.
     pub pinned: bool,
     /// How the last drain was verified.
@@ -172,6 +176,7 @@ impl Record {
             writer,
             dirty_since_s: None,
             failure: None,
+            lost_bytes: None,
             pinned: false,
             verified: None,
         }

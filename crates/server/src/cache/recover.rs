@@ -101,6 +101,7 @@ impl CacheFs {
         }
         let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
         let intents = self.flash.intents()?;
+        let made_empty = self.flash.take_made_empty();
         self.settle_removals();
         let mut ours = HashSet::new();
         for (ino, record) in self.flash.all()? {
@@ -115,20 +116,7 @@ impl CacheFs {
             }
             ours.extend(names_on_record(&record));
             let file = self.load(ino, Ino(0), record)?;
-            {
-                let mut state = file.state.lock();
-                if let Some(size) = state.record.truncating_to {
-                    self.cut(&file, &mut state, size)?;
-                }
-            }
-            self.drop_fresh(&file)?;
-            if power_cut {
-                self.check_after_power_cut(&file)?;
-            }
-            self.count_clean(&file);
-            if !is_dirty {
-                self.repair_clean(&file)?;
-            }
+            self.take_up_data(&file, power_cut, made_empty.contains(&ino))?;
             let is_removed = is_dirty
                 && (file.state.lock().record.removed || self.take_up_names(&file, &intents)?);
             match is_dirty {
@@ -163,6 +151,47 @@ impl CacheFs {
             tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");
         }
         Ok(())
+    }
+
+    /// Settles what is on flash of a file. `made_empty`: its object was missing.
+    fn take_up_data(&self, file: &Arc<CacheFile>, power_cut: bool, made_empty: bool) -> Result<()> {
+        if power_cut {
+            // A power cut may have made it shorter.
+            file.state.lock().seen_bytes = 0;
+        }
+        if made_empty && self.is_taken_away(file, power_cut) {
+            self.note_lost(file);
+        }
+        if self.data_is_lost(file)? {
+            return Ok(());
+        }
+        {
+            let mut state = file.state.lock();
+            if let Some(size) = state.record.truncating_to {
+                self.cut(file, &mut state, size)?;
+            }
+        }
+        self.drop_fresh(file)?;
+        if power_cut {
+            self.check_after_power_cut(file)?;
+        }
+        self.count_clean(file);
+        if !file.is_dirty() {
+            self.repair_clean(file)?;
+        }
+        if power_cut {
+            let size = self.flash.stat(file.ino)?.size_bytes;
+            file.state.lock().has_seen(size);
+        }
+        Ok(())
+    }
+
+    /// A dirty file's object was not there. Before its first fsync a power cut may take it; all else is somebody's doing.
+    fn is_taken_away(&self, file: &CacheFile, power_cut: bool) -> bool {
+        let state = file.state.lock();
+        let is_synced = |(_, entry): (u64, Entry)| entry.has(bits::SYNCED);
+        let was_synced = state.record.whole || state.map.blocks().any(is_synced);
+        state.record.is_dirty() && (was_synced || !power_cut)
     }
 
     /// A dirty file of the last server: in the list, with a node if the PFS lets us find it.

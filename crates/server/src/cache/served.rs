@@ -177,7 +177,7 @@ impl CacheFs {
         if state.gone {
             return Err(Errno::ESTALE);
         }
-        if may_have_written {
+        if may_have_written && !state.is_lost() {
             // Read once at its close, as after any write by a kernel.
             self.mark_dirty(&file, &mut state)?;
             state.save(&self.flash, &file, |record| record.whole = true)?;
@@ -187,7 +187,7 @@ impl CacheFs {
         if local {
             state.locals += count;
             state.maybe_in_kernel = true;
-            if may_have_written {
+            if may_have_written && !state.is_lost() {
                 self.kernel_may_write(&mut state);
             }
         }

@@ -35,12 +35,16 @@ fn below(path: &[u8]) -> Result<Vec<u8>> {
 
 impl CacheFs {
     fn describe(&self, file: &Arc<CacheFile>) -> Result<CachedFile> {
-        let size = self.flash.stat(file.ino)?.size_bytes;
+        let is_lost = self.data_is_lost(file).unwrap_or(false);
+        let there = self.flash.stat(file.ino).ok().filter(|_| !is_lost);
         let draining = file.drain.is_locked();
         let path = self.nodes.path(file.number()).ok();
         let state = file.state.lock();
         let r = &state.record;
+        // What cannot be looked at is told all the same: it is not on the PFS.
+        let size = there.map_or(state.seen_bytes, |object| object.size_bytes);
         let name = match r.state {
+            _ if is_lost => "failed",
             State::Clean => "clean",
             State::Conflict => "conflict",
             _ if draining && !state.summing => "draining",
@@ -55,16 +59,21 @@ impl CacheFs {
                 .blocks()
                 .all(|(_, e)| !e.has(bits::DIRTY) || (e.has(bits::SYNCED) && !e.has(bits::OPEN)));
         let grade = match r.state {
+            _ if is_lost => "lost",
             State::Clean => "durable",
             _ if synced => "on flash",
             _ => "written",
         };
         let lacks_sums = state.map.blocks().any(|(_, e)| e.has(bits::DIRTY | bits::OPEN));
-        let here = if r.whole { size } else { (state.map.present() * BLOCK_BYTES).min(size) };
+        let here = match r.whole {
+            _ if is_lost => 0,
+            true => size,
+            false => (state.map.present() * BLOCK_BYTES).min(size),
+        };
         Ok(CachedFile {
             path: rooted(&path),
             state: name.into(),
-            unverified: r.whole || lacks_sums,
+            unverified: !is_lost && (r.whole || lacks_sums),
             size_bytes: size,
             cached_bytes: here,
             dirty_bytes: state.dirty_bytes(size),
@@ -196,7 +205,7 @@ impl CacheFs {
     }
 
     /// Adds files that have something that the PFS does not; how many bytes of that drains under way have written.
-    fn add_listed(
+    pub(super) fn add_listed(
         &self,
         tree: &mut TreeState,
         caller: &Caller,
@@ -279,7 +288,7 @@ impl CacheFs {
             pfs: PathBytes::new(self.pfs.path().as_os_str().as_bytes()),
             pfs_error: self.probe.trouble(&self.pfs),
             flash_error: self.space.trouble().map(String::from),
-            tree: self.tree_state(&Caller::root(), b"/").unwrap_or_default(),
+            tree: self.whole_tree(),
             hit_bytes,
             miss_bytes,
             filled_bytes,
@@ -287,6 +296,14 @@ impl CacheFs {
             evicted_bytes,
             rate_limit_bytes_per_s: self.drainer.rate(),
         }
+    }
+
+    /// What is not on the PFS of all; never less than is known.
+    pub(super) fn whole_tree(&self) -> TreeState {
+        self.tree_state(&Caller::root(), b"/").unwrap_or_else(|error| {
+            tracing::warn!(%error, "where all files are cannot be told");
+            TreeState { files: self.dirty_files(), ..TreeState::default() }
+        })
     }
 
     /// Names in a directory, for who may list it.
@@ -369,6 +386,9 @@ impl CacheFs {
                 self.pfs.open_file(&path, key, rustix::fs::OFlags::RDONLY)?.0
             };
             self.revalidate(&file, &stat)?;
+            if file.state.lock().is_lost() {
+                return Err(Errno::EIO);
+            }
             file.set_source(Some(Arc::new(source)));
         }
         let fetched = self.fetch_all(&file);
@@ -408,7 +428,7 @@ impl CacheFs {
         self.describe(&file)
     }
 
-    /// Ends a conflict, or the wait for what was lost with a server.
+    /// Ends a conflict, or the wait for what was lost: with a server, or on flash.
     pub fn resolve(&self, caller: &Caller, path: &[u8], keep: Keep) -> Result<TreeState> {
         let below = below(path)?;
         if keep == Keep::Theirs && self.give_up_lost(caller, &below)? {
@@ -426,14 +446,17 @@ impl CacheFs {
         }
     }
 
-    /// The file in conflict at a path, or the only one below it. ENOENT: nothing there is dirty; EINVAL: nothing is
-    /// in conflict; ENOTEMPTY: several files are.
+    /// The file in conflict or lost at a path, or the only one below it. ENOENT: nothing there is dirty; EINVAL: nothing is
+    /// in conflict or lost; ENOTEMPTY: several files are.
     fn in_conflict(&self, below: &[u8]) -> Result<Arc<CacheFile>> {
         let mut files = self.listed_below(below)?;
         if files.is_empty() {
             return Err(Errno::ENOENT);
         }
-        files.retain(|file| file.state.lock().record.state == State::Conflict);
+        files.retain(|file| {
+            let is_lost = self.data_is_lost(file).unwrap_or(false);
+            is_lost || file.state.lock().record.state == State::Conflict
+        });
         // A directory may have the name that the file had.
         let is_it = |file: &&Arc<CacheFile>| file.state.lock().record.path.as_bytes() == below;
         match &files[..] {

@@ -127,7 +127,12 @@ impl CacheFs {
             let written = self.flash.write(file.ino, offset, data);
             crate::step::step("dirty data is on flash");
             let done = written.as_ref().map_or(&data[..0], |n| &data[..*n]);
-            end(&mut file.state.lock(), self, file, blocks, offset, done)?;
+            let mut state = file.state.lock();
+            if !done.is_empty() {
+                state.has_seen(offset + done.len() as u64);
+            }
+            end(&mut state, self, file, blocks, offset, done)?;
+            drop(state);
             self.counters.written(done.len() as u64);
             return written;
         }
@@ -181,6 +186,9 @@ impl CacheFs {
 
     /// The file is dirty on record, and in the list of what has to drain.
     pub(super) fn mark_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) -> Result<()> {
+        if state.is_lost() {
+            return Err(Errno::EIO);
+        }
         if state.gone && state.opens == 0 {
             // Evicted in between: who comes by its name finds it anew.
             return Err(Errno::ESTALE);
@@ -242,11 +250,16 @@ impl CacheFs {
         let _append = file.append.lock();
         let _gate = file.gate.write();
         let mut state = file.state.lock();
+        if size == 0 && state.is_lost() {
+            self.begin_anew(file, &mut state)?;
+        }
         self.mark_dirty(file, &mut state)?;
         let old = self.flash.stat(file.ino)?.size_bytes;
         if size >= old {
             state.save(&self.flash, file, |record| record.resized = true)?;
-            return self.flash.truncate(file.ino, size);
+            self.flash.truncate(file.ino, size)?;
+            state.has_seen(size);
+            return Ok(());
         }
         let synced = state.map.blocks().any(|(_, e)| e.has(bits::DIRTY | bits::SYNCED))
             || state.record.whole
@@ -268,6 +281,7 @@ impl CacheFs {
 
     /// Does a truncation that is on record, and takes it off.
     pub(super) fn cut(&self, file: &CacheFile, state: &mut FileState, size: u64) -> Result<()> {
+        state.seen_bytes = state.seen_bytes.min(size);
         self.flash.truncate(file.ino, size)?;
         crate::step::step("a file is cut");
         for block in state.map.blocks_from(size.div_ceil(BLOCK_BYTES)) {
@@ -355,6 +369,9 @@ impl CacheFs {
 
     /// Data, map and record on flash.
     pub(super) fn sync_file(&self, file: &Arc<CacheFile>) -> Result<()> {
+        if file.is_dirty() && self.data_is_lost(file)? {
+            return Err(Errno::EIO);
+        }
         if self.flash.is_volatile() {
             return Ok(());
         }

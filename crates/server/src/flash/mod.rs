@@ -215,6 +215,10 @@ impl Store {
     /// Removes the store and gives all its space back. Nothing of it may be in use any more;
     /// data that a process still holds open goes when it closes.
     pub fn destroy(self) -> Result<()> {
+        if !place::is_own_directory(&self.inner.dir)? {
+            // Somebody has removed it with all that was in it.
+            return Ok(());
+        }
         let mut record = self.record();
         record.state = StoreState::Destroying;
         record::save_destroying(&self.inner.dir, &record)?;
@@ -250,6 +254,16 @@ impl Store {
         record.state = StoreState::Destroying;
         record::save_destroying(dir, &record)?;
         remove::remove_store(dir, &record).map(|()| true)
+    }
+
+    /// Removes what is left of a store whose record somebody removed under its mount, which has ended. Error EBUSY
+    /// while a process uses it.
+    pub fn discard_remains(dir: &Path) -> Result<()> {
+        if !place::is_own_directory(dir)? || record::load(dir)?.is_some() {
+            return Ok(());
+        }
+        let Some(_lock) = StoreLock::acquire(dir)? else { return Ok(()) };
+        remove::remove_remains(dir)
     }
 
     /// Why writes are served and not handed to the kernel, for a plain directory.

@@ -65,6 +65,18 @@ pub fn remove_unborn(dir: &Path) -> Result<()> {
     fs::remove_dir(dir).at(what, dir)
 }
 
+/// Removes what is left of a store whose record somebody removed: what is mounted for it, and empty directories. Anything
+/// else is refused.
+pub fn remove_remains(dir: &Path) -> Result<()> {
+    tmpfs::unmake(dir)?;
+    image::detach(dir)?;
+    for name in ["data", "meta", "plans", image::MOUNT_NAME] {
+        // What is not empty is told next.
+        let _left = fs::remove_dir(dir.join(name));
+    }
+    remove_unborn(dir)
+}
+
 const DIR_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -166,6 +178,19 @@ mod tests {
         empty_directory(handle.as_fd(), device, 0, &|_| false).unwrap();
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
         assert!(outside.path().join("precious").exists());
+    }
+
+    #[test]
+    fn of_a_store_without_its_record_only_what_is_empty_is_removed() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("forebay-1");
+        fs::create_dir_all(dir.join("data")).unwrap();
+        fs::create_dir_all(dir.join("meta/precious")).unwrap();
+        assert!(remove_remains(&dir).is_err());
+        assert!(dir.join("meta/precious").exists());
+        fs::remove_dir(dir.join("meta/precious")).unwrap();
+        remove_remains(&dir).unwrap();
+        assert!(!dir.exists());
     }
 
     #[test]

@@ -47,6 +47,12 @@ fn a_directory_store_is_made_found_and_destroyed() {
     assert_eq!(fs::read(found.data_dir().join("object")).unwrap(), b"x");
     found.destroy().unwrap();
     assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
+
+    // One that somebody has removed is not there any more either.
+    let removed = Store::find_or_create(&asked).unwrap();
+    fs::remove_dir_all(removed.dir()).unwrap();
+    removed.destroy().unwrap();
+    assert_eq!(fs::read_dir(flash.path()).unwrap().count(), 0);
 }
 
 #[test]

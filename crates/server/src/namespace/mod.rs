@@ -46,7 +46,7 @@ use forebay_proto::{Errno, Ino, ObjectId, Result};
 use parking_lot::{Mutex, RwLock};
 use record::{InodeRecord, inode_flags};
 use refs::Refs;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use store::NamespaceStore;
@@ -86,6 +86,8 @@ pub struct Namespace {
     striped: striped::Striped,
     /// Inodes without names that are kept for clients of the last server.
     held_orphans: Mutex<Vec<Ino>>,
+    /// Files that the start found without their data.
+    made_empty: Mutex<HashSet<Ino>>,
     /// Operations committed, for idleness checks.
     commits: AtomicU64,
 }
@@ -139,6 +141,7 @@ impl Namespace {
             hold_orphans: options.hold_orphans,
             striped: striped::Striped::new(),
             held_orphans: Mutex::default(),
+            made_empty: Mutex::default(),
             commits: AtomicU64::new(0),
         });
         if shard == Ino::ROOT.shard() && namespace.store.inode(Ino::ROOT)?.is_none() {

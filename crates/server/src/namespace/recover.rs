@@ -133,9 +133,17 @@ impl Namespace {
             true
         })?;
         for &ino in &missing {
-            tracing::warn!(%ino, "its data was never fsynced before the power cut: now empty");
+            tracing::warn!(%ino, "its data was never fsynced before a power cut, or was removed: now empty");
             self.objects.create(ObjectId::whole(ino))?;
         }
-        Ok(missing.len() as u64)
+        let count = missing.len() as u64;
+        self.made_empty.lock().extend(missing);
+        Ok(count)
+    }
+
+    /// Files whose object this start made, since it was missing: who keeps more about a file than the namespace can
+    /// tell what a power cut may take from what somebody removed. Handed out once.
+    pub(crate) fn take_made_empty(&self) -> HashSet<Ino> {
+        std::mem::take(&mut *self.made_empty.lock())
     }
 }

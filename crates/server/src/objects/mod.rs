@@ -239,6 +239,31 @@ impl Objects {
         Errno::EIO
     }
 
+    /// True if an object has no name, whoever has it open.
+    pub fn is_gone(&self, id: ObjectId) -> Result<bool> {
+        let name = ObjectName::new(id);
+        match rfs::statat(&self.dir, name.path(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(false),
+            Err(rustix::io::Errno::NOENT) => Ok(true),
+            Err(e) => Err(err(e)),
+        }
+    }
+
+    /// An empty object in the place of one that is gone, perhaps with its directory, or of what is there: who has that
+    /// open keeps it. EIO where there is no place for it.
+    pub fn make_anew(&self, id: ObjectId) -> Result<()> {
+        // Of what is gone, perhaps.
+        self.fds.forget(id);
+        match make_fan(&self.dir, fan_of(id.ino)) {
+            Err(Errno::ENOENT) => return Err(self.missing(id)),
+            made => made?,
+        }
+        match self.create(id) {
+            Err(Errno::EEXIST) => self.truncate(id, 0),
+            made => made.map(drop),
+        }
+    }
+
     /// True if some data is lost.
     pub fn has_losses(&self) -> bool {
         self.losses.some()

@@ -13,7 +13,7 @@ use super::super::CacheFs;
 use super::super::file::CacheFile;
 use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
 use super::foreground::Turn;
-use super::{Failed, failed};
+use super::{Failed, failed, lost};
 use forebay_proto::control::Verify;
 use forebay_proto::{Errno, Result};
 use rustix::fs::{self as rfs, Advice, Mode, OFlags};
@@ -148,7 +148,7 @@ impl CacheFs {
         data: &mut [u8],
         written: &mut Written,
     ) -> Result<(), Failed> {
-        {
+        let got = {
             let _gate = file.gate.read();
             let got = self
                 .flash
@@ -156,7 +156,8 @@ impl CacheFs {
                 .map_err(|e| failed(e, "read from flash"))?;
             // Cut meanwhile: what is behind the end is zeros.
             data[got..].fill(0);
-        }
+            got
+        };
         let sums: Vec<Entry> = data
             .chunks(BLOCK_BYTES as usize)
             .map(|bytes| Entry::present(crc(bytes), bytes.len() as u32))
@@ -172,6 +173,10 @@ impl CacheFs {
                     set.remove(&block);
                 }
                 continue;
+            }
+            if i * BLOCK_BYTES as usize + bytes.len() > got {
+                // Not by us: such a block is not drained any more.
+                return Err(lost());
             }
             let entry = entries[i];
             let sum = Entry { bits: entry.bits, ..*sum };

@@ -19,6 +19,7 @@ mod sums;
 
 use super::CacheFs;
 use super::file::{CacheFile, DrainedOpen, FileState};
+use super::lost::LOST;
 use super::record::{Failure, State};
 use dirsync::DirSyncs;
 use forebay_proto::{Errno, Ino};
@@ -68,6 +69,11 @@ impl Failed {
 
 fn failed(errno: Errno, what: &'static str) -> Failed {
     Failed { errno, what, conflict: false, in_place: false }
+}
+
+/// Somebody has cut or removed what was to drain.
+fn lost() -> Failed {
+    failed(Errno::EIO, LOST)
 }
 
 struct Listed {
@@ -352,6 +358,10 @@ impl CacheFs {
                 let state = file.state.lock();
                 match (&state.record.state, &state.record.failure) {
                     (State::Conflict, _) => false,
+                    _ if state.is_lost() => {
+                        last = Some(Errno::EIO);
+                        false
+                    }
                     (State::Failed, Some(failure)) if !Errno(failure.errno).is_transient() => {
                         last = Some(Errno(failure.errno));
                         false
@@ -396,6 +406,9 @@ impl CacheFs {
         let _one = file.drain.lock();
         if file.state.lock().gone {
             self.unlist(file);
+            return;
+        }
+        if self.must_wait_for_decision(file) {
             return;
         }
         let began = Instant::now();
@@ -448,6 +461,8 @@ impl CacheFs {
             Err(Failed { errno: Errno::ECANCELED | Errno::EAGAIN, .. }) => {
                 self.drainer.put_back(file, Instant::now() + Duration::from_millis(50), asked);
             }
+            // What it met is that, perhaps.
+            Err(_) if self.must_wait_for_decision(file) => {}
             Err(error) => self.drain_failed(file, &error),
         }
         if self.drainer.is_pressed() && !self.space.is_tight(self) {
@@ -456,6 +471,15 @@ impl CacheFs {
         self.restore_ballast();
         self.space.wake();
         self.look_at_watermarks();
+    }
+
+    /// True if its data is lost: nothing is drained until somebody decides.
+    fn must_wait_for_decision(&self, file: &Arc<CacheFile>) -> bool {
+        let is_lost = self.data_is_lost(file).unwrap_or(false);
+        if is_lost {
+            self.drainer.put_back(file, Instant::now() + LOOK_AGAIN, false);
+        }
+        is_lost
     }
 
     /// Bytes of a file that the PFS does not have.
@@ -515,11 +539,12 @@ impl CacheFs {
 
     /// When a file may drain that nobody asked for; `None` = now.
     fn not_before(&self, file: &Arc<CacheFile>, since: Instant, now: Instant) -> Option<Instant> {
-        let (state, opens, last_write, kernel_writes) = {
+        let (waits, opens, last_write, kernel_writes) = {
             let state = file.state.lock();
-            (state.record.state, state.opens, state.last_write, state.may_kernel_write())
+            let waits = state.record.state == State::Conflict || state.is_lost();
+            (waits, state.opens, state.last_write, state.may_kernel_write())
         };
-        if state == State::Conflict {
+        if waits {
             return Some(now + LOOK_AGAIN);
         }
         let policy = self.policy_of(file.number());

@@ -15,7 +15,7 @@ use super::super::pfs::{Key, PfsStat, errno, proc_path};
 use super::super::record::{Base, Draining, Record, State};
 use super::copy::Memory;
 use super::settle::Sums;
-use super::{Failed, failed};
+use super::{Failed, failed, lost};
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::{Errno, Timestamp};
 use rustix::fs::{self as rfs, Mode, OFlags, RenameFlags, Timespec, Timestamps};
@@ -111,6 +111,7 @@ impl CacheFs {
         let _gate = file.gate.read();
         let mut state = file.state.lock();
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
+        state.has_seen(object.size_bytes).then_some(()).ok_or_else(lost)?;
         let blocks: Vec<u64> =
             state.map.blocks().filter(|(_, e)| to_drain(e)).map(|(b, _)| b).collect();
         state.draining = Some(blocks.iter().copied().collect::<HashSet<u64>>());

@@ -38,7 +38,7 @@ pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
         ),
         Errno::ENOTEMPTY => ("there are several conflicts below it", "decide about each file"),
         Errno::ENODATA => (
-            "parts of ours were only in the PFS file that is gone",
+            "parts of ours are lost: they were only in the PFS file that is gone, or are gone from flash",
             "`forebay resolve --keep theirs PATH` drops ours",
         ),
         Errno::EBUSY => {
@@ -65,6 +65,12 @@ impl CacheFs {
     fn end_conflict_undrained(&self, file: &Arc<CacheFile>, keep: Keep) -> Result<()> {
         let _one = file.drain.lock();
         self.pfs.check()?;
+        if self.data_is_lost(file)? {
+            return match keep {
+                Keep::Theirs => self.give_up_data(file),
+                Keep::Ours | Keep::Both => Err(Errno::ENODATA),
+            };
+        }
         if file.state.lock().record.state != State::Conflict {
             return Err(Errno::EINVAL);
         }
@@ -106,7 +112,21 @@ impl CacheFs {
         Ok(())
     }
 
-    /// The PFS file that ours belongs to is gone.
+    /// What is lost of ours on flash is not wanted any more: what the PFS has counts.
+    fn give_up_data(&self, file: &Arc<CacheFile>) -> Result<()> {
+        self.wait_closed(file, true)?;
+        self.clear_temporary(file).map_err(|failed| failed.errno)?;
+        {
+            let _meta = file.meta.lock();
+            self.unlink_kept(file)?;
+        }
+        let number = file.number();
+        self.forget_ours(file)?;
+        self.tell_inode(number);
+        Ok(())
+    }
+
+    /// The PFS file that ours belongs to is gone, or nothing of ours is left.
     fn forget_ours(&self, file: &Arc<CacheFile>) -> Result<()> {
         let _meta = file.meta.lock();
         let key = {

@@ -54,6 +54,9 @@ impl CacheFs {
 
     fn sum_up(&self, file: &Arc<CacheFile>) -> Result<()> {
         let _one = file.drain.lock();
+        if self.data_is_lost(file)? {
+            return Ok(());
+        }
         let whole = {
             let mut state = file.state.lock();
             state.summing = true;

@@ -6,6 +6,7 @@ mod data;
 mod faults;
 mod homes;
 mod kill;
+mod lost;
 mod model;
 mod moves;
 mod sides;
