@@ -334,7 +334,7 @@ fn names_of_what_is_lost_can_be_removed_renamed_and_replaced() {
     let mut anew = Made::new();
     for (i, path) in there.iter().enumerate() {
         let (full, content) = (root.join(path), &made[*path]);
-        let is_dir = matches!(content, None if !path.ends_with("link"));
+        let is_dir = content.is_none() && !path.ends_with("link");
         let free = || match is_dir {
             true => fs::remove_dir(&full),
             false => fs::remove_file(&full),

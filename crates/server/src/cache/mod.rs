@@ -185,6 +185,8 @@ pub struct CacheFs {
     /// Makes names of temporaries ours.
     token: u64,
     discarding: AtomicBool,
+    /// There has been a conflict since the start, or from before it: until then nobody looks for one by its path.
+    had_conflict: AtomicBool,
     /// Held alone while a drain puts another inode under a name, shared while a name or a number
     /// is compared with a key: so that nobody meets the new inode under the old number.
     publishing: RwLock<()>,
@@ -252,6 +254,7 @@ impl CacheFs {
             wishes,
             token,
             discarding: AtomicBool::new(false),
+            had_conflict: AtomicBool::new(false),
             publishing: RwLock::new(()),
             homes: peers.filter(|peers| peers.count() > 1).map(Homes::new),
         });
@@ -408,6 +411,9 @@ impl CacheFs {
                 true => Err(Errno::ESTALE),
                 false => Ok(file.clone()),
             };
+        }
+        if record.state == record::State::Conflict {
+            self.had_conflict.store(true, Ordering::Release);
         }
         let file = Arc::new(CacheFile::new(&self.flash, ino, number, record)?);
         if loaded.len() == loaded.capacity() {

@@ -22,6 +22,7 @@ use rustix::fs::OFlags;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A path from the mount's root as one below the PFS directory. EINVAL for one with `..`.
 fn below(path: &[u8]) -> Result<Vec<u8>> {
@@ -95,8 +96,32 @@ impl CacheFs {
         })
     }
 
+    /// Ours, if what a path leads to on the PFS is not the file that it is in conflict with: theirs may have come by a
+    /// rename, and is a clean file by itself.
+    fn conflict_at(&self, path: &[u8]) -> Option<Arc<CacheFile>> {
+        if !self.had_conflict.load(Ordering::Acquire) {
+            return None;
+        }
+        let is_it = |file: &Arc<CacheFile>| {
+            let is_conflict = file.state.lock().record.state == State::Conflict;
+            is_conflict && self.is_at(file, path)
+        };
+        self.drainer.files().into_iter().find(is_it)
+    }
+
     /// State of a file by its number in the mount.
     pub(super) fn file_state(&self, ino: Ino) -> Result<CachedFile> {
+        let state = self.own_state(ino)?;
+        match state.state.as_str() {
+            "clean" => match self.nodes.path(ino).ok().and_then(|path| self.conflict_at(&path)) {
+                Some(ours) => self.describe(&ours),
+                None => Ok(state),
+            },
+            _ => Ok(state),
+        }
+    }
+
+    fn own_state(&self, ino: Ino) -> Result<CachedFile> {
         let known = self.nodes.get(ino)?;
         if let Some(file) = &known.file {
             return self.describe(file);
@@ -195,10 +220,11 @@ impl CacheFs {
             && stat.kind() == FileKind::File
             && tree.file.is_none()
         {
-            tree.file = Some(match (files.first(), self.find(stat.key)?) {
-                (_, Some(file)) => self.describe(&file)?,
-                (Some(file), None) => self.describe(file)?,
-                (None, None) => not_cached(&path, stat.size),
+            let ours = self.conflict_at(&below);
+            tree.file = Some(match (ours, files.first(), self.find(stat.key)?) {
+                (Some(file), ..) | (None, _, Some(file)) => self.describe(&file)?,
+                (None, Some(file), None) => self.describe(file)?,
+                (None, None, None) => not_cached(&path, stat.size),
             });
         }
         Ok(tree)
@@ -434,7 +460,12 @@ impl CacheFs {
         if keep == Keep::Theirs && self.give_up_lost(caller, &below)? {
             return self.tree_state(caller, path);
         }
-        let file = self.in_conflict(&below)?;
+        let file = match self.in_conflict(&below) {
+            Err(Errno::ENOENT) => {
+                return Err(self.named(caller, path).err().unwrap_or(Errno::EINVAL));
+            }
+            found => found?,
+        };
         let uid = file.state.lock().record.writer.uid;
         if caller.uid != 0 && caller.uid != uid {
             return Err(Errno::EPERM);

@@ -527,6 +527,7 @@ impl CacheFs {
         what: &'static str,
     ) -> forebay_proto::Result<()> {
         self.tell_not_drained(file, libc::ESTALE, what);
+        self.had_conflict.store(true, std::sync::atomic::Ordering::Release);
         let mut state = file.state.lock();
         tracing::warn!(path = %state.record.path, what, "conflict");
         let at_s = forebay_proto::Timestamp::now().sec;

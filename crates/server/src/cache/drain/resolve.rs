@@ -32,6 +32,10 @@ const NAMES_MAX: u32 = 1_000;
 pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
     let (why, hint) = match errno {
         Errno::EINVAL => ("it is not in conflict", "`forebay status PATH` tells its state"),
+        Errno::ENOENT => (
+            "nothing of that name is in conflict, or its directory is gone from the PFS",
+            "`forebay status DIRECTORY` lists conflicts; make a directory that is gone anew on the PFS",
+        ),
         Errno::EISDIR => (
             "the PFS has a directory of that name",
             "move it away, or keep `theirs` or `both`: then ours goes beside it",

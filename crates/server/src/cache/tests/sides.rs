@@ -89,6 +89,19 @@ fn a_dirty_file_removed_or_replaced_on_the_pfs_is_a_conflict() {
         }
         conflict(&cache);
         assert_eq!(rig.pfs("f").exists(), replaced);
+        if replaced {
+            // Theirs is a clean file by itself, once somebody has read it: whoever asks hears of the conflict.
+            for read_first in [false, true] {
+                if read_first {
+                    assert_eq!(cache.read("f").unwrap(), b"another file");
+                }
+                let told = cache.state("/f").file.unwrap();
+                assert_eq!(told.state, "conflict", "read first: {read_first}");
+                let ino = cache.lookup("f").unwrap();
+                let xattr = cache.fs.getxattr(ino, b"user.forebay.state").unwrap();
+                assert_eq!(xattr, b"conflict", "read first: {read_first}");
+            }
+        }
         cache.fs.resolve(&Caller::root(), b"/f", Keep::Ours).unwrap();
         assert!(cache.flush("/").is_durable());
         assert_eq!(rig.read_pfs("f"), b"OURS have this");
@@ -260,7 +273,9 @@ fn a_directory_in_the_place_of_a_dirty_file_is_not_replaced_and_can_be_decided()
         assert_eq!(rig.read_pfs("f/theirs"), b"in it");
         assert_eq!(rig.read_pfs("f/new"), b"below");
         assert_eq!(rig.pfs("f.forebay-ours").exists(), keep == Keep::Both);
-        assert_eq!(resolve(keep), Err(Errno::ENOENT), "it is not in conflict any more");
+        assert_eq!(resolve(keep), Err(Errno::EINVAL), "it is not in conflict any more");
+        let absent = cache.fs.resolve(&Caller::root(), b"/absent", keep).map(drop);
+        assert_eq!(absent, Err(Errno::ENOENT));
         cache.crash();
     }
 }
