@@ -145,7 +145,7 @@ impl CacheFs {
                 }
             }
         };
-        if missing > FETCH_AT_OPEN_MAX_BYTES {
+        if missing > FETCH_AT_OPEN_MAX_BYTES || (missing > 0 && !self.space.takes_fills()) {
             return Ok(None);
         }
         if missing > 0 {

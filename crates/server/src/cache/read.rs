@@ -60,6 +60,9 @@ impl CacheFs {
                     }
                 }
             }
+            if !self.space.takes_fills() {
+                break;
+            }
             match self.fetch(file, blocks_of(offset, length), window) {
                 Err(Errno::ENOSPC) => break,
                 fetched => fetched?,
@@ -92,7 +95,7 @@ impl CacheFs {
         };
         state.ahead.next = end;
         let window = state.ahead.window;
-        if window == 0 || state.record.whole {
+        if window == 0 || state.record.whole || !self.space.takes_fills() {
             return 0;
         }
         let limit = state.record.fetch_limit.div_ceil(BLOCK_BYTES);
@@ -209,8 +212,13 @@ impl CacheFs {
         };
         let usable = limit.saturating_sub(offset).min(length as u64) as usize;
         let data = &buffer[..usable];
-        if self.flash.write(file.ino, offset, data)? < data.len() {
-            return Err(Errno::ENOSPC);
+        match self.flash.write(file.ino, offset, data) {
+            Ok(written) if written == data.len() => {}
+            Ok(_) | Err(Errno::ENOSPC) => {
+                self.space.fill_is_short(self);
+                return Err(Errno::ENOSPC);
+            }
+            Err(e) => return Err(e),
         }
         crate::step::step("data of a fill is on flash");
         let entries: Vec<Entry> = data

@@ -50,6 +50,8 @@ const HOPELESS_LOOKS: u32 = 20;
 const VOID_PINS_LOOKED_AT: usize = 64;
 /// What is said where the file system below has no room for what the capacity allows.
 const FULL: &str = "the file system that flash lies on is full, though the capacity is not used up: writers wait for drains, or get ENOSPC; remove what else lies there";
+/// So long nothing is filled in that flash had no room for.
+const FILLS_PAUSE: Duration = Duration::from_secs(2);
 /// How often it is logged, and how long it is shown after a write met it.
 const TELL_FULL_EVERY: Duration = Duration::from_secs(60);
 const FULL_FOR: Duration = Duration::from_secs(30);
@@ -124,6 +126,8 @@ pub(crate) struct Space {
     kernel_writes: Condvar,
     /// When a write last found what flash lies on full, and when that was last logged.
     full: Mutex<Option<(Instant, Instant)>>,
+    /// When a fill last found no room in spite of the count, and how many did in a row.
+    short_fills: Mutex<Option<(Instant, u32)>>,
     /// Pinned files are looked at in turn, from this one.
     pins_from: Mutex<Ino>,
 }
@@ -145,6 +149,7 @@ impl Space {
             more: Condvar::new(),
             kernel_writes: Condvar::new(),
             full: Mutex::new(None),
+            short_fills: Mutex::new(None),
             pins_from: Mutex::new(Ino(0)),
         }
     }
@@ -363,6 +368,24 @@ impl Space {
         let mut waiting = self.waiting.lock();
         self.more.wait_for(&mut waiting, WAIT);
         Ok(())
+    }
+
+    /// A fill found no room in spite of the count. The first time others may have been faster.
+    pub fn fill_is_short(&self, fs: &CacheFs) {
+        let mut short = self.short_fills.lock();
+        let in_a_row =
+            short.filter(|(last, _)| last.elapsed() < FILLS_PAUSE * 2).map_or(0, |(_, n)| n);
+        *short = Some((Instant::now(), in_a_row + 1));
+        drop(short);
+        if in_a_row > 0 {
+            self.flash_is_full(fs);
+        }
+    }
+
+    /// False while what is read from the PFS could not be kept: then no more is read than somebody asks for.
+    pub fn takes_fills(&self) -> bool {
+        let short = self.short_fills.lock();
+        short.is_none_or(|(last, in_a_row)| in_a_row < 2 || last.elapsed() >= FILLS_PAUSE)
     }
 
     fn flash_is_full(&self, fs: &CacheFs) {

@@ -589,3 +589,20 @@ fn what_a_kernel_writes_to_a_file_that_stays_open_is_on_the_pfs_when_it_is_quiet
     assert_eq!(rig.read_pfs("log"), wanted);
     cache.crash();
 }
+
+#[test]
+fn a_flash_that_others_filled_does_not_make_the_pfs_be_read_again_and_again() {
+    let rig = Rig::new(64 * MIB);
+    let flash = SmallFlash::below(&rig);
+    let data = pattern(1, 20 << 20);
+    rig.put("big", &data);
+    let cache = rig.open();
+    flash.fill();
+    let before = cache.fs.cache_status();
+    assert!(cache.read("big").unwrap() == data);
+    let after = cache.fs.cache_status();
+    let fetched = after.filled_bytes - before.filled_bytes;
+    assert!(fetched <= 4 << 20, "{fetched} bytes were fetched and could not be kept");
+    assert!(after.flash_error.is_some(), "it is told");
+    cache.crash();
+}
