@@ -115,6 +115,12 @@ impl Acl {
         self.entries.iter_mut().find(|e| e.tag == tag).map(|e| &mut e.perm)
     }
 
+    /// What the owning group may (three bits), which a file's mode does not tell: its group bits are the mask.
+    pub fn owning_group(&self) -> u32 {
+        let group = self.perm(GROUP_OBJ).unwrap_or(0);
+        u32::from(self.perm(MASK).map_or(group, |mask| group & mask))
+    }
+
     /// The nine permission bits that stand for this ACL (the mask is the group class), and
     /// whether they say all of it, so that no xattr need be kept.
     pub fn equivalent_mode(&self) -> (u32, bool) {

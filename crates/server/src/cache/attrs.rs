@@ -165,6 +165,7 @@ impl CacheFs {
             self.must_be(ino, &stat)?;
             self.is_lost_or_valid(ino, &file, &stat)?;
             self.kill_capability(&file, ino, fd.as_fd())?;
+            self.note_acl(&file, fd.as_fd())?;
             let mut state = file.state.lock();
             if state.opens == 0 {
                 state.writer = who.clone();
@@ -227,6 +228,20 @@ impl CacheFs {
         }
     }
 
+    /// Keeps in mind what an ACL lets the owning group do, for when the PFS file is gone and ours is to take its place.
+    /// Before a file is written, and when its ACL was changed.
+    pub(super) fn note_acl(&self, file: &CacheFile, inode: BorrowedFd<'_>) -> Result<()> {
+        let path = proc_path(inode, b"");
+        let value = grown(|buffer| rfs::getxattr(&path[..], acl::ACCESS, buffer));
+        let list = value.ok().and_then(|value| acl::Acl::parse(&value).ok().flatten());
+        let group = list.map(|list| list.owning_group());
+        let mut state = file.state.lock();
+        if state.record.acl_group == group {
+            return Ok(());
+        }
+        state.save(&self.flash, file, |record| record.acl_group = group)
+    }
+
     /// readlink.
     pub(super) fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
         let fd = self.open_node_any(ino)?;
@@ -283,7 +298,11 @@ impl CacheFs {
             let _act = who.act()?;
             rfs::setxattr(&path[..], name, value, XattrFlags::from_bits_retain(flags))
                 .map_err(errno)
-        })
+        })?;
+        match known.file.filter(|_| name == acl::ACCESS) {
+            Some(file) => self.note_acl(&file, fd.as_fd()),
+            None => Ok(()),
+        }
     }
 
     /// removexattr.
@@ -298,7 +317,11 @@ impl CacheFs {
         self.own_change(known.file.as_ref(), ino, &who, || {
             let _act = who.act()?;
             rfs::removexattr(&path[..], name).map_err(errno)
-        })
+        })?;
+        match known.file.filter(|_| name == acl::ACCESS) {
+            Some(file) => self.note_acl(&file, fd.as_fd()),
+            None => Ok(()),
+        }
     }
 
     /// A directory's policy is its owner's and root's.

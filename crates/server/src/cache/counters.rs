@@ -24,6 +24,8 @@ pub(crate) struct Counters {
     sent_bytes: AtomicU64,
     /// Of them, by those that failed.
     wasted_bytes: AtomicU64,
+    /// Of these, what was not written again yet.
+    owed_bytes: AtomicU64,
     drained_bytes: AtomicU64,
     drained_files: AtomicU64,
     miss_bytes: AtomicU64,
@@ -52,6 +54,7 @@ impl Counters {
             evicted_bytes: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
             wasted_bytes: AtomicU64::new(0),
+            owed_bytes: AtomicU64::new(0),
             drained_bytes: AtomicU64::new(0),
             drained_files: AtomicU64::new(0),
             miss_bytes: AtomicU64::new(0),
@@ -130,9 +133,17 @@ impl Counters {
         }
     }
 
-    /// A drain under way has written a piece.
+    /// A drain under way has written a piece. What an attempt that failed had written comes again with the next one,
+    /// and is told as drained once.
     pub fn sent(&self, bytes: u64) {
         let total = self.sent_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let mut again = 0;
+        let pay = |owed: u64| {
+            again = owed.min(bytes);
+            Some(owed - again)
+        };
+        let _owed = self.owed_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
+        self.drained_bytes.fetch_add(bytes - again, Ordering::Relaxed);
         let mut samples = self.samples.lock();
         let now = Instant::now();
         samples.push_back((now, total));
@@ -144,14 +155,10 @@ impl Counters {
         }
     }
 
-    /// What a drain has written is on the PFS.
-    pub fn drained(&self, bytes: u64) {
-        self.drained_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
     /// What a drain has written counts for nothing: it failed, or the file was written meanwhile.
     pub fn wasted(&self, bytes: u64) {
-        self.wasted_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.wasted_bytes.fetch_add(bytes, Ordering::Release);
+        self.owed_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Bytes that are drained, or sent by drains under way.
@@ -262,5 +269,19 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         counters.sent(1 << 20);
         assert!(counters.drain_rate() > 1e6, "{}", counters.drain_rate());
+    }
+
+    #[test]
+    fn what_attempts_that_failed_wrote_is_told_as_drained_once() {
+        let counters = Counters::new();
+        for _ in 0..3 {
+            counters.sent(40);
+            assert_eq!((counters.bytes()[4], counters.on_their_way()), (40, 40));
+            counters.wasted(40);
+            assert_eq!((counters.bytes()[4], counters.on_their_way()), (40, 0));
+        }
+        counters.sent(30);
+        counters.sent(30);
+        assert_eq!((counters.bytes()[4], counters.on_their_way()), (60, 60));
     }
 }

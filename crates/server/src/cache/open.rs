@@ -60,6 +60,7 @@ impl CacheFs {
         let is_lost = self.is_lost_or_valid(ino, file, &stat)?;
         if writes(flags) {
             self.kill_capability(file, ino, source.as_fd())?;
+            self.note_acl(file, source.as_fd())?;
         }
         let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
         if reads {
@@ -281,14 +282,16 @@ impl CacheFs {
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
         let who = Who::of(caller);
-        let stat = {
+        let (fd, stat) = {
             let dir = self.open_parent(&who, parent, name)?;
             let _act = who.act()?;
             let mode = self.masked(dir.as_fd(), args);
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let flags = flags | OFlags::NOFOLLOW;
             let fd = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(mode));
-            self.pfs.stat_fd(fd.map_err(super::pfs::errno)?.as_fd())?
+            let fd = fd.map_err(super::pfs::errno)?;
+            let stat = self.pfs.stat_fd(fd.as_fd())?;
+            (fd, stat)
         };
         self.clocks.stamped(stat.ctime);
         let ino = self.nodes.seen(parent, name, stat.key, FileKind::File, &who, 1);
@@ -310,6 +313,8 @@ impl CacheFs {
         };
         match made {
             Ok((file, opened)) => {
+                // A default ACL of the directory.
+                self.note_acl(&file, fd.as_fd())?;
                 Ok((Entry { attr: self.attr_of(ino, &stat, Some(&file))? }, opened))
             }
             Err(e) => {

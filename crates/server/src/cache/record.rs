@@ -129,6 +129,9 @@ pub(crate) struct Record {
     /// those of what it replaces.
     #[serde(default)]
     pub as_owner: Option<Owner>,
+    /// What the owning group may (three bits), where an ACL of the PFS file says more than its mode.
+    #[serde(default)]
+    pub acl_group: Option<u32>,
     /// It has lost its last name, by us; what a drain has beside it is all that is left to do.
     #[serde(default)]
     pub removed: bool,
@@ -152,9 +155,12 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Owner and mode that ours is to have on the PFS, whatever has its name there.
+    /// Owner and mode that ours is to have on the PFS, whatever has its name there: without the ACL that it had,
+    /// whose mask the mode has for the group.
     pub fn own_owner(&self) -> Owner {
-        self.as_owner.unwrap_or(self.base.owner)
+        let base = self.base.owner;
+        let group = self.acl_group.map_or(0o070, |rights| rights << 3);
+        self.as_owner.unwrap_or(Owner { mode: base.mode & (!0o070 | group), ..base })
     }
 
     /// Of a PFS file of which nothing is here yet.
@@ -171,6 +177,7 @@ impl Record {
             truncating_to: None,
             draining: None,
             as_owner: None,
+            acl_group: None,
             removed: false,
             kept_as: None,
             writer,

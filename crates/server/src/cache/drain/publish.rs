@@ -524,7 +524,6 @@ impl CacheFs {
         let whole = whole
             .filter(|_| !resized && !state.record.whole && state.map.dirty() == clean.len() as u64);
         self.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how, whole);
-        self.counters.drained(state.drained_bytes);
         // Before the first block is clean: a drain that begins again must not cut the PFS file
         // to what counted before this one.
         state

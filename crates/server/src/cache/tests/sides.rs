@@ -279,3 +279,52 @@ fn a_directory_in_the_place_of_a_dirty_file_is_not_replaced_and_can_be_decided()
         cache.crash();
     }
 }
+
+#[test]
+fn what_is_kept_of_a_file_with_an_acl_gives_its_group_no_more_than_the_acl_did() {
+    use std::os::unix::fs::PermissionsExt;
+    let set = |path: &Path, acl: &str| {
+        let done = std::process::Command::new("setfacl").args(["-m", acl]).arg(path).status();
+        assert!(done.unwrap().success());
+    };
+    for keep in [Keep::Ours, Keep::Both] {
+        for when in ["before", "while dirty", "by the directory"] {
+            let rig = Rig::new(64 * MIB);
+            let cache = rig.open();
+            if when == "by the directory" {
+                set(&rig.pfs(""), "d:u::rwx,d:u:1002:rw,d:g::---,d:m::rwx,d:o::-");
+                let made = cache.fs.create(&Caller::root(), Ino::ROOT, b"f", MODE, false).unwrap();
+                cache.fs.release(made.0.attr.ino, false);
+            } else {
+                std::fs::write(rig.pfs("f"), b"both have this").unwrap();
+                std::fs::set_permissions(rig.pfs("f"), PermissionsExt::from_mode(0o600)).unwrap();
+            }
+            if when == "before" {
+                set(&rig.pfs("f"), "u:1002:rw");
+            }
+            cache.write("f", 0, b"OURS");
+            if when == "while dirty" {
+                // As a program sets it in the mount.
+                set(&rig.pfs("f"), "u:1002:rw");
+                let path = rig.pfs("f");
+                let mut value = vec![0; 256];
+                let name = "system.posix_acl_access";
+                let length = rustix::fs::getxattr(&path, name, &mut value[..]).unwrap();
+                rustix::fs::removexattr(&path, name).unwrap();
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+                let ino = cache.lookup("f").unwrap();
+                let (root, value) = (Caller::root(), &value[..length]);
+                cache.fs.setxattr(&root, ino, name.as_bytes(), value, 0, false).unwrap();
+            }
+            let mode = |name: &str| std::fs::metadata(rig.pfs(name)).unwrap().permissions().mode();
+            assert_ne!(mode("f") & 0o070, 0, "the mask");
+            std::fs::remove_file(rig.pfs("f")).unwrap();
+            conflict(&cache);
+            cache.fs.resolve(&Caller::root(), b"/f", keep).unwrap();
+            assert!(cache.flush("/").is_durable());
+            let kept = if keep == Keep::Both { "f.forebay-ours" } else { "f" };
+            assert_eq!(mode(kept) & 0o077, 0, "{keep:?}, {when}");
+            cache.crash();
+        }
+    }
+}
