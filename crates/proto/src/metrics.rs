@@ -259,10 +259,12 @@ impl BufferMetrics {
         self.calls.iter().map(|call| call.count).sum()
     }
 
-    /// Errors that tell of trouble: ENOENT and ENODATA are ordinary answers of a file system.
+    /// Errors that tell of trouble: ENOENT and ENODATA are ordinary answers of a file system, and so is ENOTTY: many
+    /// programs ask of each file that they open whether it is a terminal.
     pub fn error_count(&self) -> u64 {
         let ordinary = |e: &&ErrorCount| {
-            e.source == ErrorSource::Calls && [libc::ENOENT, libc::ENODATA].contains(&e.errno)
+            e.source == ErrorSource::Calls
+                && [libc::ENOENT, libc::ENODATA, libc::ENOTTY].contains(&e.errno)
         };
         let all = self.errors.iter().filter(|e| !ordinary(e));
         all.map(|e| e.count).sum()

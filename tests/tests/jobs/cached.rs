@@ -51,6 +51,20 @@ fn a_job_whose_cache_cannot_drain_keeps_it_until_that_is_decided() {
 }
 
 #[test]
+fn the_cache_of_a_job_that_cannot_drain_is_given_up_by_the_command_that_the_job_names() {
+    let place = Place::new();
+    fs::create_dir_all(place.pfs("project")).unwrap();
+    let body = "cd $DW_JOB_STRIPED_CACHE; echo ours > f; rm -f @PFS@/project/f; echo theirs > @PFS@/project/f";
+    let run = place.run(&place.script(&[&jobdw("striped")], body), &[]).expect(121);
+    let give_up = run.err.lines().find(|line| line.contains("&& rm -r")).unwrap();
+    let given_up = Command::new("sh").args(["-c", give_up]).output().unwrap();
+    assert!(given_up.status.success(), "{give_up}: {}", String::from_utf8_lossy(&given_up.stderr));
+    assert_eq!(fs::read_to_string(place.pfs("project/f")).unwrap(), "theirs\n");
+    fs::remove_dir(place.flash().join("forebay-jobs-0")).unwrap();
+    place.assert_clean();
+}
+
+#[test]
 fn nodes_of_a_job_share_a_cache_at_a_server() {
     let site = Site::new(1);
     let pfs = |name: &str| site.place.pfs(name);

@@ -208,12 +208,14 @@ pub fn kept_text(
         };
         text += &format!("  {program} stage out {kind}{flags}{from} {to}\n");
     }
+    // A cache is not given up with data that the PFS does not have, unless one says so.
+    let lose = if record.request.cache.is_some() { " --discard-dirty" } else { "" };
     let destroy = match &record.served {
         Some(job) => format!(
-            "{program} buffer destroy {} --force --server {} && {program} umount {mount}",
+            "{program} buffer destroy {} --force{lose} --server {} && {program} umount {mount}",
             job.buffer, job.server
         ),
-        None => format!("{program} umount {mount}"),
+        None => format!("{program} umount{lose} {mount}"),
     };
     text += &format!(
         "To give the buffer up with all that is in it:\n  {destroy} && rm -r {}\n",
