@@ -23,13 +23,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Problems that are printed.
-const SHOWN_MAX: usize = 10;
+pub(super) const SHOWN_MAX: usize = 10;
 
 /// The cache that a mount command asks for, and its capacity.
 pub fn options(
     args: &CacheArgs,
     mount_point: &Path,
-    flash: &Path,
 ) -> Result<Option<(CacheOptions, u64)>, ControlError> {
     let (Some(pfs), Some(capacity_bytes)) = (&args.cache, args.capacity) else { return Ok(None) };
     let pfs = canonical(pfs)?;
@@ -39,15 +38,6 @@ pub fn options(
         return Err(ControlError::new("mount on", Some(mount_point), &why)
             .errno(libc::ELOOP)
             .hint("mount it outside of the PFS directory"));
-    }
-    if flash.starts_with(&pfs) {
-        let why = format!(
-            "FLASH ({}) lies below it: the cache would show, and cache, its own store",
-            flash.display()
-        );
-        return Err(ControlError::new("cache", Some(&pfs), &why)
-            .errno(libc::ELOOP)
-            .hint("name a --flash outside of the PFS directory"));
     }
     let options = CacheOptions {
         pfs,
@@ -59,6 +49,19 @@ pub fn options(
         served: None,
     };
     Ok(Some((options, capacity_bytes)))
+}
+
+/// What a cache shows must not have its store in it. Both are resolved.
+pub fn must_not_show(pfs: &Path, flash: &Path) -> Result<(), ControlError> {
+    if !flash.starts_with(pfs) {
+        return Ok(());
+    }
+    let flash = flash.display();
+    let why =
+        format!("FLASH ({flash}) lies below it: the cache would show, and cache, its own store");
+    Err(ControlError::new("cache", Some(pfs), &why)
+        .errno(libc::ELOOP)
+        .hint("name a --flash outside of the PFS directory"))
 }
 
 fn connect(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, PathBuf)> {

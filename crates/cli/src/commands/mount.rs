@@ -98,15 +98,16 @@ fn backing(
         };
         return Ok((BackingPlan::Served(target), state_dir::of(mount_point)));
     }
-    let flash = flash::resolve_flash(args.flash.as_deref());
-    let nowhere = PathBuf::new();
-    let cache = cache::options(&args.cached, mount_point, flash.as_ref().unwrap_or(&nowhere))?;
+    let cache = cache::options(&args.cached, mount_point)?;
     let Some(capacity_bytes) = cache.as_ref().map(|(_, bytes)| *bytes).or(args.scratch) else {
         let what = "what to mount? Give --scratch CAPACITY, --cache PFSDIR or --buffer NAME";
         return Err(Usage(what.into()).into());
     };
-    let flash = flash?;
+    let flash = flash::resolve_flash(args.flash.as_deref())?;
     must_not_hide("FLASH", &flash, mount_point)?;
+    if let Some((cache, _)) = &cache {
+        cache::must_not_show(&cache.pfs, &flash)?;
+    }
     let key = StoreKey::mount(mount_point);
     let own_dir = flash::store_dir(&flash, &key);
     let kind = args.store.map(Into::into);

@@ -18,11 +18,10 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// greets within milliseconds.
 const FORCE_GREETING_WAIT: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
-/// Of a cache whose flash directory was removed: longest time of looking for what is lost, most names that are
-/// looked at, and most that are told.
+/// Of a cache whose flash directory was removed: longest time of looking for what is lost, and most names that are
+/// looked at.
 const LOOK_WAIT: Duration = Duration::from_secs(10);
 const LOOKED_AT_MAX: u32 = 100_000;
-const SHOWN_MAX: usize = 10;
 
 /// Runs the command.
 pub fn run(args: UmountArgs) -> Outcome {
@@ -135,7 +134,7 @@ fn not_on_pfs(path: &Path) -> Option<String> {
 /// Finds the first files below a directory of a cache that are not on the PFS, with their states.
 fn find_lost(dir: &Path, left: &mut u32, lost: &mut Vec<(PathBuf, String)>) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if *left == 0 || lost.len() >= SHOWN_MAX {
+        if *left == 0 || lost.len() >= cache::SHOWN_MAX {
             return;
         }
         *left -= 1;

@@ -82,15 +82,11 @@ impl CacheFs {
             attr.nlink = attr.nlink.saturating_sub(1).max(1);
         }
         if file.is_dirty() {
-            let object = match self.flash.stat(file.ino) {
-                Ok(object) if !file.state.lock().is_lost() => object,
+            let Some(object) = self.object_unless_lost(file)? else {
                 // It can be removed, and written anew: nobody opens it to read.
-                _ if self.data_is_lost(file)? => {
-                    let known = file.state.lock().record.lost_bytes.unwrap_or(0);
-                    attr.size_bytes = known.max(attr.size_bytes);
-                    return Ok(attr);
-                }
-                _ => self.flash.stat(file.ino)?,
+                let known = file.state.lock().record.lost_bytes.unwrap_or(0);
+                attr.size_bytes = known.max(attr.size_bytes);
+                return Ok(attr);
             };
             attr.size_bytes = object.size_bytes;
             attr.mtime = object.mtime;
@@ -242,6 +238,19 @@ impl CacheFs {
         state.save(&self.flash, file, |record| record.acl_group = group)
     }
 
+    /// An xattr was changed in the mount: of an ACL that is kept in mind.
+    fn acl_changed(
+        &self,
+        file: Option<&Arc<CacheFile>>,
+        name: &[u8],
+        inode: BorrowedFd<'_>,
+    ) -> Result<()> {
+        match file.filter(|_| name == acl::ACCESS) {
+            Some(file) => self.note_acl(file, inode),
+            None => Ok(()),
+        }
+    }
+
     /// readlink.
     pub(super) fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
         let fd = self.open_node_any(ino)?;
@@ -299,10 +308,7 @@ impl CacheFs {
             rfs::setxattr(&path[..], name, value, XattrFlags::from_bits_retain(flags))
                 .map_err(errno)
         })?;
-        match known.file.filter(|_| name == acl::ACCESS) {
-            Some(file) => self.note_acl(&file, fd.as_fd()),
-            None => Ok(()),
-        }
+        self.acl_changed(known.file.as_ref(), name, fd.as_fd())
     }
 
     /// removexattr.
@@ -318,10 +324,7 @@ impl CacheFs {
             let _act = who.act()?;
             rfs::removexattr(&path[..], name).map_err(errno)
         })?;
-        match known.file.filter(|_| name == acl::ACCESS) {
-            Some(file) => self.note_acl(&file, fd.as_fd()),
-            None => Ok(()),
-        }
+        self.acl_changed(known.file.as_ref(), name, fd.as_fd())
     }
 
     /// A directory's policy is its owner's and root's.

@@ -15,6 +15,7 @@
 use super::CacheFs;
 use super::file::{CacheFile, FileState};
 use super::record::{Failure, State};
+use crate::objects::ObjectStat;
 use forebay_proto::{Errno, Result, Timestamp};
 use std::sync::Arc;
 
@@ -58,6 +59,19 @@ impl CacheFs {
                 self.note_lost(file);
                 Ok(true)
             }
+        }
+    }
+
+    /// The object of a file; `None` if its data is lost. What is clean and gone has a new place then.
+    pub(super) fn object_unless_lost(&self, file: &Arc<CacheFile>) -> Result<Option<ObjectStat>> {
+        let (seen_bytes, is_suspect) = {
+            let state = file.state.lock();
+            (state.seen_bytes, state.is_lost() || state.map_gone)
+        };
+        match self.flash.stat(file.ino) {
+            Ok(object) if object.size_bytes >= seen_bytes && !is_suspect => Ok(Some(object)),
+            _ if self.data_is_lost(file)? => Ok(None),
+            _ => self.flash.stat(file.ino).map(Some),
         }
     }
 

@@ -17,7 +17,7 @@ use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Entry, Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -299,7 +299,7 @@ impl CacheFs {
             // It is opened there, by who takes it.
             return Ok((Entry { attr: stat.attr(ino) }, Opened { local: None }));
         }
-        let made = match self.open_new(ino, &stat, who, want_local) {
+        let made = match self.open_new(ino, fd.as_fd(), &stat, who, want_local) {
             // Somebody opened and closed it in between, and it was forgotten: as any other file.
             Err(Errno::ESTALE) => {
                 let flags = libc::O_RDWR as u32;
@@ -313,8 +313,6 @@ impl CacheFs {
         };
         match made {
             Ok((file, opened)) => {
-                // A default ACL of the directory.
-                self.note_acl(&file, fd.as_fd())?;
                 Ok((Entry { attr: self.attr_of(ino, &stat, Some(&file))? }, opened))
             }
             Err(e) => {
@@ -328,12 +326,15 @@ impl CacheFs {
     fn open_new(
         &self,
         ino: Ino,
+        made: BorrowedFd<'_>,
         stat: &PfsStat,
         who: Who,
         want_local: bool,
     ) -> Result<(Arc<CacheFile>, Opened)> {
         let opening = self.attach_to_open(ino, stat, &who)?;
         let file = opening.file();
+        // A default ACL of the directory.
+        self.note_acl(file, made)?;
         let _meta = file.meta.lock();
         let opened = self.open_attached(file, ino, who, want_local)?;
         Ok((file.clone(), opened))

@@ -39,7 +39,7 @@ impl CacheFs {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize> {
-        let size = self.size_to_read(file)?;
+        let size = self.object_unless_lost(file)?.ok_or(Errno::EIO)?.size_bytes;
         let length = size.saturating_sub(offset).min(buffer.len() as u64);
         let buffer = &mut buffer[..length as usize];
         if buffer.is_empty() {
@@ -69,19 +69,6 @@ impl CacheFs {
             }
         }
         self.read_past(file, offset, buffer)
-    }
-
-    /// EIO for what is lost; what is clean and gone is fetched again.
-    fn size_to_read(&self, file: &Arc<CacheFile>) -> Result<u64> {
-        let (seen, is_lost) = {
-            let state = file.state.lock();
-            (state.seen_bytes, state.is_lost())
-        };
-        match self.flash.stat(file.ino) {
-            Ok(object) if object.size_bytes >= seen && !is_lost => Ok(object.size_bytes),
-            _ if self.data_is_lost(file)? => Err(Errno::EIO),
-            _ => Ok(self.flash.stat(file.ino)?.size_bytes),
-        }
     }
 
     /// Sees whether a reader goes straight on, and asks ahead for what it will read.

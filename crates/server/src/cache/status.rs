@@ -36,8 +36,8 @@ fn below(path: &[u8]) -> Result<Vec<u8>> {
 
 impl CacheFs {
     fn describe(&self, file: &Arc<CacheFile>) -> Result<CachedFile> {
-        let is_lost = self.data_is_lost(file).unwrap_or(false);
-        let there = self.flash.stat(file.ino).ok().filter(|_| !is_lost);
+        let object = self.object_unless_lost(file);
+        let (is_lost, there) = (matches!(object, Ok(None)), object.ok().flatten());
         let draining = file.drain.is_locked();
         let path = self.nodes.path(file.number()).ok();
         let state = file.state.lock();

@@ -405,21 +405,12 @@ impl Ledger {
     /// ENOTUNIQ for a server where it is not known to be, while one of its identity answers where it is: one of the two
     /// runs on a copy of the other's flash. The one that was first stays; who is to know which is the right one?
     fn refuse_twin(&self, server: &PoolServer) -> Result<(), ControlError> {
-        let earlier = {
-            let state = self.state.lock();
-            if state.file.keeper.is_some() {
-                return Ok(());
-            }
-            if server.id == state.file.server {
-                Some(self.myself(&state))
-            } else {
-                state.file.other(server.id).cloned()
-            }
-        };
-        let Some(earlier) = earlier.filter(|earlier| !earlier.lost) else { return Ok(()) };
-        let of = |addresses: &[String]| addresses.iter().filter_map(|a| a.parse().ok()).collect();
-        let (old, new): (Vec<ServerAddress>, Vec<ServerAddress>) =
-            (of(&earlier.addresses), of(&server.addresses));
+        if !self.is_keeper() {
+            return Ok(());
+        }
+        let earlier = self.servers().into_iter().find(|known| known.id == server.id && !known.lost);
+        let Some(earlier) = earlier else { return Ok(()) };
+        let (old, new) = (known(&earlier).addresses, known(server).addresses);
         let start_at = |address: &ServerAddress| {
             self.links.started_at(address).ok().filter(|start| start.server == server.id)
         };

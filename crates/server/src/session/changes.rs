@@ -148,15 +148,12 @@ impl Sessions {
         if names.is_empty() {
             return;
         }
-        let others: Vec<_> = {
-            let table = self.table.lock();
-            table.sessions.values().filter(|other| other.id != by).cloned().collect()
-        };
-        let until = Instant::now() + MOVED_MAX;
         // The directory may be at another server, so who has it in its kernel is not known here.
-        let told: Vec<_> = others.iter().filter(|other| other.channel.is_connected()).collect();
-        let serials: Vec<_> = told.iter().map(|other| other.channel.moved(names)).collect();
-        for (other, serial) in told.iter().zip(serials) {
+        let hears = |other: &&Arc<Session>| other.id != by && other.channel.is_connected();
+        let others: Vec<_> = self.table.lock().sessions.values().filter(hears).cloned().collect();
+        let until = Instant::now() + MOVED_MAX;
+        let serials: Vec<_> = others.iter().map(|other| other.channel.moved(names)).collect();
+        for (other, serial) in others.iter().zip(serials) {
             other.channel.wait(serial, until);
         }
     }

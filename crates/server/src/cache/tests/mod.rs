@@ -4,6 +4,7 @@
 mod attributes;
 mod data;
 mod faults;
+mod full;
 mod homes;
 mod kill;
 mod lost;
