@@ -87,5 +87,8 @@ fn mounts_of_two_servers_agree_with_the_model_over_connections_that_break() {
     run_shared(&served, plan);
     proxies.iter().for_each(|proxy| proxy.breaks(false));
     let broken: Vec<u64> = proxies.iter().map(|proxy| proxy.broken()).collect();
-    assert!(broken.iter().all(|count| *count > 10), "connections broken: {broken:?}");
+    // Where chance puts nearly all directories on one server, the other is asked little: so not
+    // many of each, but many of both, and of each some.
+    let enough = broken.iter().sum::<u64>() > 50 && broken.iter().all(|count| *count > 0);
+    assert!(enough, "connections broken: {broken:?}");
 }
