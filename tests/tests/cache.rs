@@ -8,14 +8,18 @@ use forebay_tests::pfs::{Air, Pfs};
 use forebay_tests::procs::{Cred, as_user, run, try_run};
 use forebay_tests::site::{Kind, LIMIT, Site, stormy_as};
 use forebay_tests::sys;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 forebay_tests::on_both_kinds!(
     programs_work_on_the_cache_and_the_pfs_has_their_bytes,
     an_unmount_waits_for_the_drain_and_its_exit_code_tells,
     states_are_told_to_programs_and_passthrough_makes_no_request,
+    a_wait_ends_when_what_was_written_before_is_on_the_pfs_also_of_open_files,
     served_writers_of_more_than_the_buffer_wait_and_never_see_enospc,
     a_flash_that_kernels_filled_to_the_last_page_drains,
     users_have_on_the_cache_the_rights_that_they_have_on_the_pfs,
@@ -136,6 +140,64 @@ fn states_are_told_to_programs_and_passthrough_makes_no_request(kind: Kind) {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(std::fs::read(site.pfs("later")).unwrap(), b"");
+}
+
+/// A writer's mapping, a reader, and a program that never stops writing keep files open.
+fn a_wait_ends_when_what_was_written_before_is_on_the_pfs_also_of_open_files(kind: Kind) {
+    let site = Site::mounted_as(kind, 256 * MIB, &["--drain", "end"]);
+    let open = |name: &str| {
+        File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(site.mnt(name))
+            .unwrap()
+    };
+    let (log, read) = (open("log"), pattern(7, 3 << 20));
+    std::fs::write(site.mnt("read"), &read).unwrap();
+    let reader = File::open(site.mnt("read")).unwrap();
+    open("mapped").set_len(MIB).unwrap();
+    let script = "import mmap,sys\nf=open(sys.argv[1],'r+b')\nm=mmap.mmap(f.fileno(),0)\n\
+                  for n in sys.stdin:\n m[:100]=bytes([int(n)])*100\n print(n.strip(),flush=True)";
+    let mut maps = Command::new("python3")
+        .args(["-c", script])
+        .arg(site.mnt("mapped"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut says = BufReader::new(maps.stdout.take().unwrap()).lines();
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for line in 0_u64.. {
+                if ends.load(Relaxed) {
+                    return;
+                }
+                log.write_all_at(&[b'x'; 100], 4_096 + line * 100 % MIB).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        for round in 1..=3_u8 {
+            writeln!(maps.stdin.as_mut().unwrap(), "{round}").unwrap();
+            assert_eq!(says.next().unwrap().unwrap(), round.to_string());
+            log.write_all_at(&[round; 100], 0).unwrap();
+            let (ok, said) = site.forebay(&["wait", "--timeout", "40"], &site.mnt(""));
+            assert!(ok && said.contains("still open"), "{said}");
+            assert_eq!(std::fs::read(site.pfs("mapped")).unwrap()[..100], [round; 100]);
+            assert_eq!(std::fs::read(site.pfs("log")).unwrap()[..100], [round; 100]);
+            assert!(std::fs::read(site.pfs("read")).unwrap() == read);
+        }
+        ends.store(true, Relaxed);
+    });
+    assert_ne!(site.xattr("mapped", "state"), "clean", "it may be written at any moment");
+    let (ok, said) = site.forebay(&["wait", "--timeout", "5", "--no-flush"], &site.mnt(""));
+    assert!(!ok && said.contains("still open"), "nothing was drained since it began: {said}");
+    drop((maps.stdin.take(), reader, log));
+    assert!(maps.wait().unwrap().success());
+    site.must_be_durable();
+    assert_eq!(sums(&site.pfs("")), sums(&site.mnt("")));
 }
 
 fn served_writers_of_more_than_the_buffer_wait_and_never_see_enospc(kind: Kind) {

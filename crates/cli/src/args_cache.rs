@@ -85,7 +85,7 @@ pub struct CachePathArgs {
 /// `forebay wait`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Exit codes: 0 the PFS has all of it, fsynced and verified; 1 not: something failed or is in conflict, or the time was over (the message says what).\n\n\
+    after_help = "Exit codes: 0 the PFS has all that was written before, fsynced and verified, of files that are still open, too; 1 not: something failed or is in conflict, or the time was over (the message says what).\n\n\
 Example:\n  forebay wait --timeout 600 /mnt/fast/results && echo safe"
 )]
 pub struct CacheWaitArgs {

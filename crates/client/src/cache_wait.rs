@@ -19,6 +19,27 @@ const LOOK_COST: u32 = 32;
 const STUCK_AFTER: Duration = Duration::from_secs(3);
 /// Time after which a drain that is waited for is asked for again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Time after which a file that looks open is open: of a close the server hears a moment later, and then
+/// the file drains once more and is clean.
+const OPEN_AFTER: Duration = Duration::from_millis(1_500);
+
+/// What a wait is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WaitFor {
+    /// What was written before it began is on the PFS, of files that are still open and written, too.
+    WrittenBefore,
+    /// Nothing is dirty any more.
+    Clean,
+}
+
+/// How a wait ended.
+#[derive(Debug)]
+pub struct Waited {
+    /// What it was for is so.
+    pub is_done: bool,
+    /// What is left.
+    pub state: TreeState,
+}
 
 /// Waits until a path of a cache is on the PFS, or nothing more is to be expected, or `go_on`
 /// (told the state at each look) says no. With `flush` what is dirty is drained now; what was
@@ -26,9 +47,9 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 pub fn cache_wait(
     mut tree: impl FnMut(CacheRequest) -> Result<TreeState>,
     path: &PathBytes,
-    flush: bool,
+    (what, flush): (WaitFor, bool),
     mut go_on: impl FnMut(&TreeState) -> bool,
-) -> Result<TreeState> {
+) -> Result<Waited> {
     let ask = |flush: bool| match flush {
         true => CacheRequest::Flush { path: path.clone() },
         false => CacheRequest::State { path: path.clone() },
@@ -37,6 +58,7 @@ pub fn cache_wait(
     let mut state = tree(ask(flush))?;
     let mut took = started.elapsed();
     let (mut asked, mut moved) = (started, (started, 0, 0));
+    let mut before = Duration::ZERO;
     loop {
         // What a failed attempt had written is taken back, and comes again with the next one.
         if state.drained_bytes > moved.1 || state.files != moved.2 {
@@ -44,8 +66,14 @@ pub fn cache_wait(
         }
         // What failed is tried again by the server; who waits is told after a moment.
         let stuck = state.is_stuck() && moved.0.elapsed() > STUCK_AFTER;
-        if state.is_durable() || stuck || !go_on(&state) {
-            return Ok(state);
+        let is_done = match what {
+            WaitFor::Clean => state.is_durable(),
+            WaitFor::WrittenBefore => {
+                state.is_durable() || (before > OPEN_AFTER && state.has_all_before(before))
+            }
+        };
+        if is_done || stuck || !go_on(&state) {
+            return Ok(Waited { is_done, state });
         }
         let pause = (started.elapsed() / LOOK_SHARE).max(took * LOOK_COST);
         std::thread::sleep(pause.clamp(LOOK_FIRST, LOOK_LAST));
@@ -54,6 +82,7 @@ pub fn cache_wait(
             asked = Instant::now();
         }
         let look = Instant::now();
+        before = look - started;
         state = tree(ask(again))?;
         took = look.elapsed();
     }

@@ -1,7 +1,7 @@
 //! A connection to the control socket of a store.
 
 use crate::Result;
-use crate::cache_wait::cache_wait;
+use crate::cache_wait::{WaitFor, Waited, cache_wait};
 use crate::frame::{read_message, write_message};
 use crate::locate::{MountRef, locate};
 use forebay_proto::PlanId;
@@ -190,16 +190,15 @@ impl Control {
         }
     }
 
-    /// Waits until a path of a cache is on the PFS, or nothing more is to be expected, or `go_on`
-    /// (told the state at each look) says no. With `flush` what is dirty is drained now; what was
-    /// written again meanwhile too.
+    /// Waits until what was written to a path of a cache before is on the PFS, draining it now, or nothing
+    /// more is to be expected, or `go_on` (told the state at each look) says no.
     pub fn cache_wait(
         &mut self,
         path: &PathBytes,
-        flush: bool,
         go_on: impl FnMut(&TreeState) -> bool,
-    ) -> Result<TreeState> {
-        cache_wait(|request| self.cache_tree(request), path, flush, go_on)
+    ) -> Result<Waited> {
+        let what = (WaitFor::WrittenBefore, true);
+        cache_wait(|request| self.cache_tree(request), path, what, go_on)
     }
 
     /// Part of an event record.

@@ -13,7 +13,7 @@ pub mod locate;
 pub mod mountinfo;
 pub mod remote;
 
-pub use cache_wait::cache_wait;
+pub use cache_wait::{WaitFor, Waited, cache_wait};
 pub use control::{ANSWER_TIMEOUT, Control};
 pub use ledger::Ledger;
 pub use locate::{MountRef, canonical, locate, locate_source, mounts};

@@ -88,7 +88,8 @@ int fb_flush(const char *path);
 
 /*
  * Waits until what was written to a path is on the PFS; timeout in seconds, negative for none
- * (ETIMEDOUT). A cache drains it now; if it cannot, errno says why (ESTALE: a conflict). In a scratch
+ * (ETIMEDOUT). A cache drains it now, of files that are still open what was written to them before; if it
+ * cannot, errno says why (ESTALE: a conflict). In a scratch
  * buffer nothing goes there by itself: waits for the unfinished commits
  * and stage-outs that have the path in them, and succeeds if the newest of these ended well (EIO if
  * not, ENODATA if there is none). What was written after that began is not in it.

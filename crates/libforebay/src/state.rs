@@ -7,7 +7,7 @@
 use crate::error::answer;
 use crate::plans::Deadline;
 use crate::{Answer, give, path};
-use forebay_client::{Control, MountRef, locate};
+use forebay_client::{Control, MountRef, Waited, locate};
 use forebay_proto::cache::{CacheRequest, TreeState};
 use forebay_proto::control::{ControlError, Direction, PathBytes, PlanState, PlanStatus};
 use std::ffi::{OsStr, c_char, c_int, c_void};
@@ -140,12 +140,12 @@ pub unsafe extern "C" fn fb_wait(text: *const c_char, timeout_s: f64) -> c_int {
 fn wait(path: &Path, deadline: Deadline) -> Answer<()> {
     let place = locate(path)?;
     let mut control = Control::connect_store_until(&place.store_dir, deadline.end())?;
-    match control.cache_wait(&bytes_of(&place), true, |_| !deadline.is_over()) {
-        Ok(tree) if tree.is_durable() => return Ok(()),
-        Ok(tree) if tree.errno() == libc::ETIMEDOUT => {
+    match control.cache_wait(&bytes_of(&place), |_| !deadline.is_over()) {
+        Ok(waited) if waited.is_done => return Ok(()),
+        Ok(waited) if waited.state.errno() == libc::ETIMEDOUT => {
             return Err(deadline.passed("wait for", path));
         }
-        Ok(tree) => {
+        Ok(Waited { state: tree, .. }) => {
             let what = tree.problems.first().and_then(|problem| problem.error.as_ref());
             let why = what.map_or("it could not be drained", |error| error.what.as_str());
             return Err(ControlError::new("wait for", Some(path), why)

@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -55,12 +56,13 @@ impl LinkError {
 #[derive(Debug)]
 pub struct Link {
     stream: Stream,
-    /// Received, not yet used.
+    /// Room for what is received; of it, `ready` is received and not yet used.
     ahead: Vec<u8>,
+    ready: Range<usize>,
     /// Descriptor that came with the frame at hand.
     file: Option<File>,
-    /// Body being sent.
-    body: Vec<u8>,
+    /// Header and body being sent.
+    head: Vec<u8>,
     /// Longest body that is received.
     body_limit: u32,
     /// Keys for what is sealed; from the greeting.
@@ -74,9 +76,10 @@ impl Link {
     pub fn new(stream: Stream) -> Link {
         Link {
             stream,
-            ahead: Vec::with_capacity(CHUNK_BYTES),
+            ahead: vec![0; CHUNK_BYTES],
+            ready: 0..0,
             file: None,
-            body: Vec::new(),
+            head: Vec::new(),
             body_limit: MAX_BODY_BYTES,
             seals: None,
             longest_wait: None,
@@ -122,9 +125,15 @@ impl Link {
         payload: &[u8],
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<(), LinkError> {
-        self.body.clear();
-        frame::encode(body, &mut self.body)?;
+        self.begin_head();
+        frame::encode(body, &mut self.head)?;
         self.send_encoded(kind, id, payload, fd)
+    }
+
+    /// Room for the header; the body follows.
+    fn begin_head(&mut self) {
+        self.head.clear();
+        self.head.resize(HEADER_BYTES, 0);
     }
 
     /// The keys that the greeting agreed on.
@@ -152,7 +161,9 @@ impl Link {
         body: &T,
     ) -> Result<(), LinkError> {
         let plain = serde_json::to_vec(body).map_err(|e| FrameError::Body(e.to_string()))?;
-        self.body = self.seal(id, &plain)?;
+        let sealed = self.seal(id, &plain)?;
+        self.begin_head();
+        self.head.extend_from_slice(&sealed);
         self.send_encoded(kind, id, &[], None)
     }
 
@@ -174,41 +185,36 @@ impl Link {
         payload: &[u8],
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<(), LinkError> {
-        let header = FrameHeader::of(kind, id, &self.body, payload)?.to_bytes();
+        let header = FrameHeader::of(kind, id, &self.head[HEADER_BYTES..], payload)?;
+        self.head[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+        if payload.is_empty() {
+            self.stream.send_all(&[&self.head], fd)?;
+            return Ok(());
+        }
         let mut sum = PayloadSum::default();
-        let (mut first, mut fd): ([&[u8]; 2], _) = ([&header, &self.body], fd);
+        let (mut first, mut fd): (&[u8], _) = (&self.head, fd);
         let mut left = payload;
         while left.len() > SEND_STEP_BYTES {
             let (piece, rest) = left.split_at(SEND_STEP_BYTES);
             sum.add(piece);
-            let [head, body] = std::mem::take(&mut first);
-            self.stream.send_all(&[head, body, piece], fd.take())?;
+            self.stream.send_all(&[std::mem::take(&mut first), piece], fd.take())?;
             left = rest;
         }
         sum.add(left);
-        let sum = sum.to_bytes();
-        let behind = if payload.is_empty() { &[][..] } else { &sum[..] };
-        let [head, body] = first;
-        self.stream.send_all(&[head, body, left, behind], fd)?;
+        self.stream.send_all(&[first, left, &sum.to_bytes()], fd)?;
         Ok(())
     }
 
-    /// Receives until `ahead` has so many bytes. `Closed` only before the first byte of a frame.
+    /// Receives until so many bytes are ready. `Closed` only before the first byte of a frame.
     fn fill(&mut self, want: usize) -> Result<(), LinkError> {
-        while self.ahead.len() < want {
-            let have = self.ahead.len();
+        while self.ready.len() < want {
+            let have = self.ready.len();
             let room = (want - have).max(CHUNK_BYTES.saturating_sub(have));
-            self.ahead.resize(have + room, 0);
-            let got =
-                receive_some(&self.stream, self.longest_wait, &mut self.ahead[have..], &mut []);
-            let (count, file) = match got {
-                Ok(done) => done,
-                Err(error) => {
-                    self.ahead.truncate(have);
-                    return Err(error.into());
-                }
-            };
-            self.ahead.truncate(have + count);
+            self.make_room(room);
+            let end = self.ready.end;
+            let into = &mut self.ahead[end..end + room];
+            let (count, file) = receive_some(&self.stream, self.longest_wait, into, &mut [])?;
+            self.ready.end += count;
             if file.is_some() {
                 self.file = file;
             }
@@ -221,12 +227,24 @@ impl Link {
         Ok(())
     }
 
+    /// Room for so many bytes behind what is ready.
+    fn make_room(&mut self, room: usize) {
+        let have = self.ready.len();
+        if self.ready.end + room > self.ahead.len() {
+            self.ahead.copy_within(self.ready.clone(), 0);
+            self.ready = 0..have;
+        }
+        if have + room > self.ahead.len() {
+            self.ahead.resize(have + room, 0);
+        }
+    }
+
     /// Receives header and body; the payload is to be taken next, by one of the `payload`
     /// functions. A `Refused` frame is the error of that name.
     pub fn receive(&mut self, body: &mut Vec<u8>) -> Result<FrameHeader, LinkError> {
         self.fill(HEADER_BYTES)?;
         let mut head = [0u8; HEADER_BYTES];
-        head.copy_from_slice(&self.ahead[..HEADER_BYTES]);
+        head.copy_from_slice(&self.ahead[self.ready.clone()][..HEADER_BYTES]);
         let header = FrameHeader::parse(&head)?;
         if header.body_bytes > self.body_limit {
             let (bytes, limit) = (header.body_bytes, self.body_limit);
@@ -235,8 +253,8 @@ impl Link {
         let end = HEADER_BYTES + header.body_bytes as usize;
         self.fill(end)?;
         body.clear();
-        body.extend_from_slice(&self.ahead[HEADER_BYTES..end]);
-        self.ahead.drain(..end);
+        body.extend_from_slice(&self.ahead[self.ready.clone()][HEADER_BYTES..end]);
+        self.ready.start += end;
         header.check_body(body)?;
         if header.kind == Kind::Refused {
             return Err(LinkError::Refused(frame::decode(body)?));
@@ -293,7 +311,7 @@ impl Link {
         into: &mut Vec<u8>,
     ) -> Result<(), LinkError> {
         let want = header.payload_bytes as usize;
-        let ready = self.ahead.len().min(want);
+        let ready = self.ready.len().min(want);
         // What the last payload took is not filled with zeros again: a pass over memory less.
         into.truncate(want);
         if into.len() < ready {
@@ -312,17 +330,18 @@ impl Link {
 
     /// What of a payload came along with its frame's head.
     fn start(&mut self, coming: &mut Coming, into: &mut [u8]) {
-        let ready = self.ahead.len().min(coming.want);
-        into[..ready].copy_from_slice(&self.ahead[..ready]);
+        let ahead = &self.ahead[self.ready.clone()];
+        let ready = ahead.len().min(coming.want);
+        into[..ready].copy_from_slice(&ahead[..ready]);
         coming.took(into, ready);
         let behind = match coming.have < coming.want {
             true => 0,
-            false => (self.ahead.len() - ready).min(coming.behind()),
+            false => (ahead.len() - ready).min(coming.behind()),
         };
         let end = ready + behind;
         coming.sum_have = behind;
-        coming.sum_bytes[..behind].copy_from_slice(&self.ahead[ready..end]);
-        self.ahead.drain(..end);
+        coming.sum_bytes[..behind].copy_from_slice(&ahead[ready..end]);
+        self.ready.start += end;
     }
 
     /// Receives more of a payload, into `into` from where it ends so far.

@@ -153,6 +153,10 @@ impl Stream {
     }
 
     fn send_some(&self, slices: &[IoSlice<'_>], fd: Option<BorrowedFd<'_>>) -> io::Result<usize> {
+        if let (None, [one]) = (fd, slices) {
+            // Most frames; the kernel has less to read of it.
+            return Ok(rustix::net::send(self, one, SendFlags::NOSIGNAL)?);
+        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds = fd.map(|fd| [fd]);

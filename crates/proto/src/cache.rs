@@ -3,6 +3,7 @@
 
 use crate::control::PathBytes;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// Most files that are told of one by one in a [`TreeState`].
 pub const MAX_PROBLEMS: usize = 100;
@@ -158,6 +159,13 @@ pub struct TreeState {
     pub conflicts: u64,
     /// Of them open for writing by passthrough: they stay dirty until they are closed.
     pub busy: u64,
+    /// Of them drained whole since the server's start: what was written to them since then is missing, or they
+    /// are still open.
+    #[serde(default)]
+    pub drained_files: u64,
+    /// How long ago the first of the last drains of these began, rounded up.
+    #[serde(default)]
+    pub drained_ms: u64,
     /// Bytes that the PFS does not have.
     pub dirty_bytes: u64,
     /// Bytes that all drains have written since the start.
@@ -185,6 +193,13 @@ impl TreeState {
     /// True if all of it is on the PFS, fsynced and verified.
     pub fn is_durable(&self) -> bool {
         self.files == 0
+    }
+
+    /// True if all that was written longer ago than this is on the PFS, fsynced and verified, counted from when
+    /// the question was asked: what is written all the time, or open, is never the same as there.
+    pub fn has_all_before(&self, ago: Duration) -> bool {
+        let drained = self.failed + self.conflicts == 0 && self.drained_files == self.files;
+        drained && Duration::from_millis(self.drained_ms) <= ago
     }
 
     /// The worst state of what is in it.

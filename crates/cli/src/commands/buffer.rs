@@ -10,6 +10,7 @@ use crate::args::{
 use crate::failure::{EXIT_OK, Outcome, Usage, print_json, visible};
 use crate::secrets;
 use crate::servers::{BufferPath, Server};
+use forebay_client::WaitFor;
 use forebay_proto::control::{PathBytes, StoreKind};
 use forebay_proto::net::ledger::{
     AccessMode, BufferName, BufferPart, BufferSpec, BufferState, BufferType, CacheSpec,
@@ -249,8 +250,8 @@ fn is_cache(server: &mut Server, name: &BufferName) -> anyhow::Result<bool> {
 fn drain_first(name: &BufferName, args: &BufferDestroyArgs) -> anyhow::Result<()> {
     let root = PathBuf::from(format!("{name}:/"));
     let Some((mut cached, path)) = Cached::named(&root, &args.at)? else { return Ok(()) };
-    let state = cache::drain(&mut cached, &path, None, true, args.json)?;
-    cache::done(&state, &root, "destroy").map_err(|error| {
+    let waited = cache::drain(&mut cached, &path, None, (WaitFor::Clean, true), args.json)?;
+    cache::done(&waited.state, &root, "destroy").map_err(|error| {
         let hint = error.hint.clone().unwrap_or_default();
         error.hint(&format!("{hint}; --discard-dirty loses it"))
     })?;

@@ -11,7 +11,7 @@ use crate::args::{
     CacheWaitArgs, ServerArgs, UmountArgs, WritesArg,
 };
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
-use forebay_client::{Control, MountRef, cache_wait, canonical, mounts};
+use forebay_client::{Control, MountRef, WaitFor, Waited, cache_wait, canonical, mounts};
 use forebay_proto::Errno;
 use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
 use forebay_proto::control::{ControlError, PathBytes};
@@ -123,29 +123,38 @@ pub fn wait(args: CacheWaitArgs) -> Outcome {
     let timeout = args.timeout.map(Duration::from_secs);
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let (mut cached, path) = connect_until(&args.path, &args.at, until)?;
-    let state = drain(&mut cached, &path, timeout, !args.no_flush, args.json)?;
+    let what = (WaitFor::WrittenBefore, !args.no_flush);
+    let waited = drain(&mut cached, &path, timeout, what, args.json)?;
+    let state = &waited.state;
     if args.json {
-        print_json(&state)?;
+        print_json(state)?;
     }
-    done(&state, &args.path, "wait for")?;
+    if !waited.is_done {
+        done(state, &args.path, "wait for")?;
+    } else if !state.is_durable() && !args.json {
+        println!(
+            "all that was written before is on the PFS; {} files are still open or written",
+            state.files
+        );
+    }
     Ok(EXIT_OK)
 }
 
-/// Waits until nothing is left, nothing moves any more, or the time is over.
+/// Waits until that is so (draining now, with `true`), nothing moves any more, or the time is over.
 pub fn drain(
     cached: &mut Cached,
     path: &Path,
     timeout: Option<Duration>,
-    flush: bool,
+    what: (WaitFor, bool),
     quiet: bool,
-) -> Result<TreeState, ControlError> {
+) -> Result<Waited, ControlError> {
     let start = Instant::now();
     let bar = progress(quiet);
     let mut first = None;
-    let state = cache_wait(
+    let waited = cache_wait(
         |request| cached.tree(request),
         &bytes(path),
-        flush,
+        what,
         |state| {
             let first = *first.get_or_insert(state.drained_bytes);
             bar.set_length(state.drained_bytes - first + state.dirty_bytes);
@@ -155,7 +164,7 @@ pub fn drain(
         },
     );
     bar.finish_and_clear();
-    state
+    waited
 }
 
 fn progress(quiet: bool) -> ProgressBar {
@@ -390,8 +399,8 @@ fn drain_before(
     args: &UmountArgs,
 ) -> Result<(), ControlError> {
     let timeout = args.timeout.map(Duration::from_secs);
-    let state = drain(cached, Path::new("/"), timeout, true, args.json)?;
-    done(&state, mount_point, "unmount").map_err(|error| {
+    let waited = drain(cached, Path::new("/"), timeout, (WaitFor::Clean, true), args.json)?;
+    done(&waited.state, mount_point, "unmount").map_err(|error| {
         let hint = error.hint.clone().unwrap_or_default();
         error.hint(&format!(
             "{hint}; it stays mounted. `--keep --no-drain` unmounts and keeps it on flash, `--discard-dirty` loses it"

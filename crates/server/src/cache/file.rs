@@ -66,6 +66,8 @@ pub(crate) struct FileState {
     pub gone: bool,
     /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
     pub forgotten: bool,
+    /// When the last drain began that brought all that was dirty then to the PFS.
+    pub drained_from: Option<Instant>,
     /// The object as it was when it last drained while a kernel had it open.
     pub drained_open: Option<DrainedOpen>,
     /// The object when it was given to a kernel for writing.
@@ -146,6 +148,7 @@ impl CacheFile {
             locals: 0,
             opening: 0,
             kernel_writes: false,
+            drained_from: None,
             drained_open: None,
             maybe_in_kernel: true,
             gone: false,

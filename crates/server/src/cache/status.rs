@@ -253,6 +253,10 @@ impl CacheFs {
             tree.conflicts += u64::from(told.state == "conflict");
             let state = file.state.lock();
             tree.busy += u64::from(state.may_kernel_write());
+            if let Some(began) = state.drained_from {
+                tree.drained_files += 1;
+                tree.drained_ms = tree.drained_ms.max(began.elapsed().as_millis() as u64 + 1);
+            }
             drop(state);
             let shown = told.error.is_some() && tree.problems.len() < MAX_PROBLEMS;
             if shown && self.may_see(caller, file) {

@@ -369,6 +369,8 @@ fn add_tree(all: &mut TreeState, part: TreeState) {
         failed,
         conflicts,
         busy,
+        drained_files,
+        drained_ms,
         dirty_bytes,
         drained_bytes,
         rate_bytes_per_s,
@@ -384,6 +386,8 @@ fn add_tree(all: &mut TreeState, part: TreeState) {
     all.failed += failed;
     all.conflicts += conflicts;
     all.busy += busy;
+    all.drained_files += drained_files;
+    all.drained_ms = all.drained_ms.max(drained_ms);
     all.dirty_bytes += dirty_bytes;
     all.drained_bytes += drained_bytes;
     all.rate_bytes_per_s += rate_bytes_per_s;

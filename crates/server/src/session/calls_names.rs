@@ -210,7 +210,8 @@ impl At<'_> {
         remove: impl FnOnce() -> Result<()>,
     ) -> Result<Answer> {
         let _turn = self.sessions.order.of(parent);
-        let mut subjects = vec![Subject::Names(parent), Subject::Attrs(parent)];
+        let mut subjects = Vec::with_capacity(3);
+        subjects.extend([Subject::Names(parent), Subject::Attrs(parent)]);
         let child = self.namespace().peek(parent, name)?.map(|(ino, _)| ino);
         subjects.extend(child.map(Subject::Attrs));
         let _changing = self.sessions.change(self.session, &subjects);

@@ -58,11 +58,12 @@ struct Entry {
 }
 
 impl Entry {
-    fn is_idle(&self, now: Instant) -> bool {
+    fn is_idle(&self) -> bool {
         self.holders.is_empty()
             && self.changes == 0
             && self.local.is_empty()
-            && self.quiet_until.is_none_or(|until| until <= now)
+            // The clock is asked where it matters only: each call comes by here several times.
+            && self.quiet_until.is_none_or(|until| until <= Instant::now())
     }
 }
 
@@ -105,7 +106,7 @@ impl Leases {
             || quiet
             || self.count.load(Ordering::Relaxed) >= MAX_LEASES
         {
-            let idle = entry.is_idle(Instant::now());
+            let idle = entry.is_idle();
             if idle {
                 part.remove(&subject);
             }
@@ -138,7 +139,7 @@ impl Leases {
         let mut part = self.part(subject).lock();
         let Some(entry) = part.get_mut(&subject) else { return };
         entry.changes = entry.changes.saturating_sub(1);
-        if entry.is_idle(Instant::now()) {
+        if entry.is_idle() {
             part.remove(&subject);
         }
     }
@@ -176,7 +177,7 @@ impl Leases {
             open.1 = open.1.saturating_sub(count);
         }
         entry.local.retain(|(_, count)| *count > 0);
-        if entry.is_idle(Instant::now()) {
+        if entry.is_idle() {
             part.remove(&subject);
         }
     }
@@ -187,7 +188,7 @@ impl Leases {
             let mut part = self.part(subject).lock();
             let Some(entry) = part.get_mut(&subject) else { continue };
             self.take_from(entry, session);
-            if entry.is_idle(Instant::now()) {
+            if entry.is_idle() {
                 part.remove(&subject);
             }
         }
@@ -195,12 +196,11 @@ impl Leases {
 
     /// `session` is over.
     pub(crate) fn session_over(&self, session: SessionId) {
-        let now = Instant::now();
         for part in &self.parts {
             part.lock().retain(|_, entry| {
                 self.take_from(entry, session);
                 entry.local.retain(|(holder, _)| *holder != session);
-                !entry.is_idle(now)
+                !entry.is_idle()
             });
         }
     }

@@ -410,7 +410,10 @@ impl CacheFs {
         self.less_is_dirty(self.dirty_bytes_of(file));
         let published = self.publish(file, memory);
         match published {
-            Ok(_) => self.drainer.dirty_since(file, began),
+            Ok(_) => {
+                file.state.lock().drained_from = Some(began);
+                self.drainer.dirty_since(file, began);
+            }
             Err(_) => {
                 let sent_bytes = std::mem::take(&mut file.state.lock().drained_bytes);
                 self.counters.wasted(sent_bytes);
