@@ -9,6 +9,7 @@
 //! | `munge` | users of other nodes, where a site runs MUNGE |
 //! | `node` | which node this is |
 //! | `peer` | who is at the other end of a Unix socket |
+//! | `pipes` | short frames of a connection on one node |
 //! | `seal` | what both ends encrypt for each other |
 //!
 //! Everything blocks, with time limits. Used by `forebay-client` (who connects) and by
@@ -20,10 +21,12 @@ pub mod link;
 pub mod munge;
 pub mod node;
 pub mod peer;
+pub mod pipes;
 pub mod random;
 pub mod seal;
 pub mod stream;
 
 pub use address::ServerAddress;
 pub use link::{Link, LinkError};
+pub use pipes::Pipes;
 pub use stream::Stream;

@@ -3,6 +3,7 @@
 //! Invariants: what arrives is bounded before memory is taken for it, and its checksums are right
 //! before anything is used; after any error the link is of no use and must be dropped.
 
+use crate::pipes::{Pipes, Source};
 use crate::seal::Seals;
 use crate::stream::Stream;
 use forebay_proto::net::auth::Refusal;
@@ -56,6 +57,10 @@ impl LinkError {
 #[derive(Debug)]
 pub struct Link {
     stream: Stream,
+    /// For short frames, on one node.
+    pipes: Option<Pipes>,
+    /// Where the frame at hand comes from.
+    source: Source,
     /// Room for what is received; of it, `ready` is received and not yet used.
     ahead: Vec<u8>,
     ready: Range<usize>,
@@ -76,6 +81,8 @@ impl Link {
     pub fn new(stream: Stream) -> Link {
         Link {
             stream,
+            pipes: None,
+            source: Source::Socket,
             ahead: vec![0; CHUNK_BYTES],
             ready: 0..0,
             file: None,
@@ -89,6 +96,11 @@ impl Link {
     /// The stream.
     pub fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// From now on short frames go and come by these.
+    pub fn set_pipes(&mut self, pipes: Pipes) {
+        self.pipes = Some(pipes);
     }
 
     /// Longest body that is received from now on: little from who has not said who it is.
@@ -188,8 +200,17 @@ impl Link {
         let header = FrameHeader::of(kind, id, &self.head[HEADER_BYTES..], payload)?;
         self.head[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
         if payload.is_empty() {
-            self.stream.send_all(&[&self.head], fd)?;
+            match self.pipes_for(self.head.len(), fd) {
+                Some(pipes) => pipes.send(&[&self.head])?,
+                None => self.stream.send_all(&[&self.head], fd)?,
+            }
             return Ok(());
+        }
+        let total = self.head.len() + payload.len() + PAYLOAD_SUM_BYTES;
+        if let Some(pipes) = self.pipes_for(total, fd) {
+            let mut sum = PayloadSum::default();
+            sum.add(payload);
+            return Ok(pipes.send(&[&self.head, payload, &sum.to_bytes()])?);
         }
         let mut sum = PayloadSum::default();
         let (mut first, mut fd): (&[u8], _) = (&self.head, fd);
@@ -205,6 +226,11 @@ impl Link {
         Ok(())
     }
 
+    /// By which a frame of this length goes; `None`: by the socket.
+    fn pipes_for(&self, frame_bytes: usize, fd: Option<BorrowedFd<'_>>) -> Option<&Pipes> {
+        self.pipes.as_ref().filter(|pipes| fd.is_none() && pipes.takes(frame_bytes))
+    }
+
     /// Receives until so many bytes are ready. `Closed` only before the first byte of a frame.
     fn fill(&mut self, want: usize) -> Result<(), LinkError> {
         while self.ready.len() < want {
@@ -212,8 +238,10 @@ impl Link {
             let room = (want - have).max(CHUNK_BYTES.saturating_sub(have));
             self.make_room(room);
             let end = self.ready.end;
-            let into = &mut self.ahead[end..end + room];
-            let (count, file) = receive_some(&self.stream, self.longest_wait, into, &mut [])?;
+            let mut ahead = std::mem::take(&mut self.ahead);
+            let got = self.receive_some(&mut ahead[end..end + room], &mut [], have == 0);
+            self.ahead = ahead;
+            let (count, file) = got?;
             self.ready.end += count;
             if file.is_some() {
                 self.file = file;
@@ -353,13 +381,37 @@ impl Link {
         let room = &mut into[coming.have..end];
         let space = room.len();
         let behind = &mut coming.sum_bytes[coming.sum_have..][..behind];
-        let count = receive_some(&self.stream, self.longest_wait, room, behind)?.0;
+        let count = self.receive_some(room, behind, false)?.0;
         if count == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         coming.took(into, count.min(space));
         coming.sum_have += count.saturating_sub(space);
         Ok(())
+    }
+
+    /// Receives into `into`, and what comes after it into `behind`; a frame `begins` where something
+    /// comes first, and goes on there.
+    fn receive_some(
+        &mut self,
+        into: &mut [u8],
+        behind: &mut [u8],
+        begins: bool,
+    ) -> io::Result<(usize, Option<File>)> {
+        let limit = self.longest_wait;
+        let mut is_ready = false;
+        if let (Some(pipes), true) = (&self.pipes, begins) {
+            let source = pipes.wait(&self.stream, limit)?;
+            self.source = source.ok_or(io::ErrorKind::WouldBlock)?;
+            is_ready = true;
+        }
+        match (&self.pipes, self.source) {
+            (Some(pipes), Source::Pipe) => Ok((pipes.receive_some(into, behind)?, None)),
+            _ if is_ready || self.stream.wait_to_receive(limit)? => {
+                self.stream.receive_some(into, behind)
+            }
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
     }
 
     /// The descriptor that came with the frame at hand.
@@ -410,19 +462,6 @@ impl Coming {
 
     fn check(&self) -> Result<(), FrameError> {
         if self.want == 0 { Ok(()) } else { self.sum.check(self.sum_bytes) }
-    }
-}
-
-/// Receives into `into`, and what comes after it into `behind`.
-fn receive_some(
-    stream: &Stream,
-    longest_wait: Option<Duration>,
-    into: &mut [u8],
-    behind: &mut [u8],
-) -> io::Result<(usize, Option<File>)> {
-    match stream.wait_to_receive(longest_wait)? {
-        true => stream.receive_some(into, behind),
-        false => Err(io::ErrorKind::WouldBlock.into()),
     }
 }
 
@@ -529,6 +568,78 @@ mod tests {
                 assert!(matches!(error, LinkError::Frame(FrameError::Checksum("payload"))));
             }
         }
+    }
+
+    /// Server and mount, with pipes between them.
+    fn pair_with_pipes() -> (Link, Link) {
+        let (mut server, mut mount) = pair();
+        let (ours, theirs) = Pipes::pair().unwrap();
+        server.set_pipes(ours);
+        mount.set_pipes(Pipes::of(theirs).unwrap());
+        (server, mount)
+    }
+
+    #[test]
+    fn frames_of_any_length_go_by_pipe_or_socket_and_come_in_turn() {
+        let (mut server, mut mount) = pair_with_pipes();
+        let lengths = [0, 1, 900, 4_096, 16_000, 16_340, 16_384, 20_000, 700_000];
+        let data = |length: usize| (0..length).map(|i| i as u8).collect::<Vec<u8>>();
+        let answering = std::thread::spawn(move || {
+            let (mut body, mut got) = (Vec::new(), Vec::new());
+            for (n, length) in lengths.into_iter().enumerate() {
+                let header = server.receive(&mut body).unwrap();
+                server.payload_vec(&header, &mut got).unwrap();
+                assert!(got == data(length), "{length}");
+                let file = (n % 2 == 0).then(|| tempfile::tempfile().unwrap());
+                let fd = file.as_ref().map(|file| file.as_fd());
+                server.send(Kind::Answer, header.id, &vec![7u8; length], &got, fd).unwrap();
+            }
+            server
+        });
+        let (mut body, mut room) = (Vec::new(), vec![0; 700_000]);
+        for (n, length) in lengths.into_iter().enumerate() {
+            mount.send(Kind::Call, n as u64, &3u8, &data(length), None).unwrap();
+            let header = mount.receive(&mut body).unwrap();
+            assert_eq!(header.id, n as u64);
+            assert!(frame::decode::<Vec<u8>>(&body).unwrap() == vec![7; length]);
+            assert_eq!(mount.payload_into(&header, &mut room).unwrap(), length);
+            assert!(room[..length] == data(length));
+            assert_eq!(mount.take_file().is_some(), n % 2 == 0);
+        }
+        mount.wait_at_most(Duration::from_millis(30)).unwrap();
+        assert!(mount.receive(&mut body).unwrap_err().is_timeout());
+        mount.send(Kind::Call, 1, &3u8, &[], None).unwrap();
+        let mut server = answering.join().unwrap();
+        drop(mount);
+        assert_eq!(server.receive(&mut body).unwrap().id, 1, "what was sent before the end");
+        assert!(matches!(server.receive(&mut body), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn who_waits_at_pipes_wakes_when_the_socket_ends() {
+        let (mut server, mut mount) = pair_with_pipes();
+        let socket = mount.stream().try_clone().unwrap();
+        let (wakes, woke) = std::sync::mpsc::channel();
+        let other = wakes.clone();
+        let waiting = [
+            std::thread::spawn(move || wakes.send(server.receive(&mut Vec::new()).is_err())),
+            std::thread::spawn(move || other.send(mount.receive(&mut Vec::new()).is_err())),
+        ];
+        std::thread::sleep(Duration::from_millis(20));
+        socket.shutdown();
+        for thread in waiting {
+            assert_eq!(woke.recv_timeout(Duration::from_secs(10)), Ok(true));
+            thread.join().unwrap().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_from_its_pipe_holds_nobody_up() {
+        let (mut server, mount) = pair_with_pipes();
+        let sent = (0..100_000)
+            .take_while(|id| server.send(Kind::Answer, *id, &0u8, &[0; 1_000], None).is_ok());
+        assert!(sent.count() < 1_000, "a pipe has an end");
+        drop(mount);
     }
 
     #[test]

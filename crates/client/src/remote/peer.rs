@@ -22,7 +22,7 @@ use crate::ledger::while_busy;
 use about::{changes_attributes_of, data_used_by, is_by_itself};
 use forebay_net::handshake::Credential;
 use forebay_net::node::{groups_of_process, host_name, this_node};
-use forebay_net::{Link, LinkError, ServerAddress, Stream};
+use forebay_net::{Link, LinkError, Pipes, ServerAddress, Stream};
 use forebay_proto::net::answer::Answer;
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::frame::{self, FrameError, Kind};
@@ -35,6 +35,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use patience::{ANSWER_LIMIT, RETRY_FIRST, Waits};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -463,6 +464,13 @@ impl Peer {
         let call = Call::Join { buffer: &self.target.buffer, key: attached.key };
         match first_call(&mut link, call)? {
             Answer::Done => {
+                if let Some(out) = link.take_file() {
+                    // Another answer brings the other pipe.
+                    let _: Response = link.receive_as(Kind::Answer)?;
+                    let incoming = link.take_file().ok_or(LinkError::Closed)?;
+                    let ends = [out, incoming].map(OwnedFd::from);
+                    link.set_pipes(Pipes::of(ends).map_err(LinkError::Io)?);
+                }
                 link.set_timeouts(None, Some(ANSWER_LIMIT)).map_err(LinkError::Io)?;
                 Ok(link)
             }

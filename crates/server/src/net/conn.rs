@@ -5,14 +5,14 @@ use super::{Backend, Connections, MAX_CONNECTIONS, WRITE_TIMEOUT};
 use crate::session::{Session, Sessions};
 use forebay_net::handshake::{self, HANDSHAKE_TIMEOUT};
 use forebay_net::peer;
-use forebay_net::{Link, LinkError, Stream};
+use forebay_net::{Link, LinkError, Pipes, Stream};
 use forebay_proto::Errno;
 use forebay_proto::net::auth::{Purpose, Refusal};
 use forebay_proto::net::frame::{self, FrameError, FrameHeader, Kind};
 use forebay_proto::net::ledger::LedgerRequest;
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::net::{Answer, Call, Request, Response};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -167,6 +167,14 @@ fn watch_process(link: &Link, session: &Session) {
     }
 }
 
+/// Pipes for a connection of calls on this node. Without descriptors to spare it goes without.
+fn pipes_for(link: &Link, call: &Call<'_>) -> Option<(Pipes, [OwnedFd; 2])> {
+    match call {
+        Call::Join { .. } if link.stream().is_unix() => Pipes::pair().ok(),
+        _ => None,
+    }
+}
+
 /// The first call of a connection says which session it belongs to.
 fn enter<B: Backend>(
     backend: &B,
@@ -178,6 +186,7 @@ fn enter<B: Backend>(
     header.expect(Kind::Call)?;
     link.no_payload(header)?;
     let request: Request<'_> = frame::decode_borrowed(body)?;
+    let pipes = pipes_for(link, &request.call);
     let (sessions, entered) = match request.call {
         Call::Attach(attach) => {
             let sessions = backend.sessions(who, &attach.buffer).map_err(LinkError::Refused)?;
@@ -203,7 +212,16 @@ fn enter<B: Backend>(
     };
     match entered {
         Ok((session, answer)) => {
-            link.send(Kind::Answer, header.id, &Response::from(answer), &[], None)?;
+            let response = Response::from(answer);
+            match pipes {
+                None => link.send(Kind::Answer, header.id, &response, &[], None)?,
+                Some((ours, theirs)) => {
+                    for end in &theirs {
+                        link.send(Kind::Answer, header.id, &response, &[], Some(end.as_fd()))?;
+                    }
+                    link.set_pipes(ours);
+                }
+            }
             Ok((sessions, session))
         }
         Err(errno) => {
