@@ -20,6 +20,7 @@ forebay_tests::on_both_kinds!(
     an_unmount_waits_for_the_drain_and_its_exit_code_tells,
     states_are_told_to_programs_and_passthrough_makes_no_request,
     a_wait_ends_when_what_was_written_before_is_on_the_pfs_also_of_open_files,
+    warm_tells_what_is_on_flash_and_what_did_not_fit,
     served_writers_of_more_than_the_buffer_wait_and_never_see_enospc,
     a_flash_that_kernels_filled_to_the_last_page_drains,
     users_have_on_the_cache_the_rights_that_they_have_on_the_pfs,
@@ -198,6 +199,25 @@ fn a_wait_ends_when_what_was_written_before_is_on_the_pfs_also_of_open_files(kin
     assert!(maps.wait().unwrap().success());
     site.must_be_durable();
     assert_eq!(sums(&site.pfs("")), sums(&site.mnt("")));
+}
+
+fn warm_tells_what_is_on_flash_and_what_did_not_fit(kind: Kind) {
+    let site = Site::mounted_as(kind, 64 * MIB, &[]);
+    std::fs::create_dir(site.pfs("some")).unwrap();
+    for n in 0..3 {
+        std::fs::write(site.pfs(&format!("some/{n}")), pattern(n, 5 << 20)).unwrap();
+    }
+    std::fs::File::create(site.pfs("some/hole")).unwrap().set_len(MIB).unwrap();
+    std::os::unix::fs::symlink("0", site.pfs("some/link")).unwrap();
+    let (ok, said) = site.forebay(&["warm"], &site.mnt("some"));
+    assert!(ok && said.contains("4 files, 16.0 MiB on flash"), "{said}");
+    for n in 10..20 {
+        std::fs::write(site.pfs(&n.to_string()), pattern(n, 15 << 20)).unwrap();
+    }
+    let (ok, said) = site.forebay(&["warm"], &site.mnt(""));
+    assert!(!ok && said.contains("not all of it fits"), "{said}");
+    let data = std::fs::read(site.mnt("10")).unwrap();
+    assert!(data == pattern(10, 15 << 20), "read from the PFS all the same");
 }
 
 fn served_writers_of_more_than_the_buffer_wait_and_never_see_enospc(kind: Kind) {

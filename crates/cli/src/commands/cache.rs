@@ -7,8 +7,8 @@
 use super::cached::Cached;
 use super::mount::must_not_hide;
 use crate::args::{
-    CacheArgs, CachePathArgs, CachePathsArgs, CachePinArgs, CacheRateArgs, CacheResolveArgs,
-    CacheWaitArgs, ServerArgs, UmountArgs, WritesArg,
+    CacheArgs, CachePathArgs, CacheRateArgs, CacheResolveArgs, CacheWaitArgs, ServerArgs,
+    UmountArgs, WritesArg,
 };
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_client::{Control, MountRef, WaitFor, Waited, cache_wait, canonical, mounts};
@@ -64,7 +64,7 @@ pub fn must_not_show(pfs: &Path, flash: &Path) -> Result<(), ControlError> {
         .hint("name a --flash outside of the PFS directory"))
 }
 
-fn connect(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, PathBuf)> {
+pub(super) fn connect(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, PathBuf)> {
     connect_until(path, at, None)
 }
 
@@ -99,7 +99,7 @@ pub fn locate(path: &Path) -> Result<MountRef, ControlError> {
     Err(failed)
 }
 
-fn bytes(path: &Path) -> PathBytes {
+pub(super) fn bytes(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 
@@ -252,75 +252,6 @@ fn pace(state: &TreeState) -> impl Iterator<Item = String> {
     let rate = (rate > 0.0).then(|| format!(", {}/s", format_bytes(rate as u64)));
     let eta = state.eta_s.map(|eta| format!(", {eta:.0} s left"));
     rate.into_iter().chain(eta)
-}
-
-/// The files that a path stands for.
-fn files_of(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let meta = std::fs::symlink_metadata(path)
-        .map_err(|error| ControlError::io("look at", Some(path), &error))?;
-    if !meta.is_dir() {
-        return Ok(if meta.is_file() { vec![path.to_path_buf()] } else { Vec::new() });
-    }
-    let mut files = Vec::new();
-    let entries =
-        std::fs::read_dir(path).map_err(|error| ControlError::io("list", Some(path), &error))?;
-    for entry in entries {
-        let entry = entry.map_err(|error| ControlError::io("list", Some(path), &error))?;
-        files.extend(files_of(&entry.path())?);
-    }
-    Ok(files)
-}
-
-/// Asks about each file; the first error is told at the end, after all were tried.
-fn each(
-    paths: &[PathBuf],
-    at: &ServerArgs,
-    json: bool,
-    request: impl Fn(PathBytes) -> CacheRequest,
-) -> anyhow::Result<()> {
-    let mut failed = None;
-    for path in paths {
-        let (mut cached, top) = connect(path, at)?;
-        let files = match &mut cached {
-            Cached::Mounted(_) => {
-                let below = |file: PathBuf| locate(&file).map(|found| found.path_in_buffer);
-                files_of(path)?.into_iter().map(below).collect::<Result<_, _>>()?
-            }
-            Cached::Served(..) => cached.files_below(&top)?,
-        };
-        for file in files {
-            match cached.file(request(bytes(&file))) {
-                Ok(state) if json => print_json(&state)?,
-                Ok(_) => {}
-                Err(error) => {
-                    if failed.is_some() {
-                        eprintln!("forebay: {}", visible(&error.to_string()));
-                    }
-                    failed.get_or_insert(error);
-                }
-            }
-        }
-    }
-    failed.map_or(Ok(()), |error| Err(error.into()))
-}
-
-/// `forebay warm`.
-pub fn warm(args: CachePathsArgs) -> Outcome {
-    each(&args.paths, &args.at, args.json, |path| CacheRequest::Warm { path })?;
-    Ok(EXIT_OK)
-}
-
-/// `forebay pin`.
-pub fn pin(args: CachePinArgs) -> Outcome {
-    let on = !args.off;
-    each(&args.paths, &args.at, args.json, |path| CacheRequest::Pin { path, on })?;
-    Ok(EXIT_OK)
-}
-
-/// `forebay invalidate`.
-pub fn invalidate(args: CachePathsArgs) -> Outcome {
-    each(&args.paths, &args.at, args.json, |path| CacheRequest::Invalidate { path })?;
-    Ok(EXIT_OK)
 }
 
 /// `forebay resolve`.

@@ -3,6 +3,7 @@
 pub mod buffer;
 mod buffer_lost;
 mod cache;
+mod cache_files;
 mod cached;
 mod check;
 mod commit;
@@ -33,9 +34,9 @@ pub fn run(command: Command) -> Outcome {
         Command::Umount(args) => umount::run(args),
         Command::Flush(args) => cache::flush(args),
         Command::Wait(args) => cache::wait(args),
-        Command::Warm(args) => cache::warm(args),
-        Command::Pin(args) => cache::pin(args),
-        Command::Invalidate(args) => cache::invalidate(args),
+        Command::Warm(args) => cache_files::warm(args),
+        Command::Pin(args) => cache_files::pin(args),
+        Command::Invalidate(args) => cache_files::invalidate(args),
         Command::Resolve(args) => cache::resolve(args),
         Command::DrainRate(args) => cache::drain_rate(args),
         Command::Status(args) => status::run(args),

@@ -446,7 +446,14 @@ mod tests {
             pfs: PathBytes::new(b"/pfs"),
             pfs_error: pfs_error.clone(),
             flash_error: None,
-            tree: TreeState { files: of, dirty_bytes: of, pfs_error, ..TreeState::default() },
+            tree: TreeState {
+                files: of,
+                drained_files: of,
+                drained_ms: of,
+                dirty_bytes: of,
+                pfs_error,
+                ..TreeState::default()
+            },
             hit_bytes: of,
             miss_bytes: of,
             filled_bytes: of,
@@ -472,6 +479,7 @@ mod tests {
             tree.dirty_bytes,
         ];
         assert_eq!(sums, [3; 8]);
+        assert_eq!((tree.drained_files, tree.drained_ms), (3, 2), "the oldest counts");
         // One server without the PFS is enough to say so.
         assert_eq!(all.pfs_error.as_deref(), Some("ENODEV"));
         assert_eq!(tree.pfs_error.as_deref(), Some("ENODEV"));

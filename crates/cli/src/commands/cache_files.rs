@@ -1,0 +1,164 @@
+//! Commands that a cache is asked about each file of a tree: `forebay warm`, `pin`, `invalidate`.
+//!
+//! Invariant: all files are tried; the first error is the command's, others are told as they come.
+
+use super::cache::{bytes, connect, locate};
+use super::cached::Cached;
+use crate::args::{CachePathsArgs, CachePinArgs, ServerArgs};
+use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use forebay_proto::cache::{CacheRequest, CachedFile};
+use forebay_proto::control::{ControlError, PathBytes};
+use forebay_proto::size::format_bytes;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::{Path, PathBuf};
+
+/// The files that a path stands for.
+fn files_of(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let meta = std::fs::symlink_metadata(path)
+        .map_err(|error| ControlError::io("look at", Some(path), &error))?;
+    if !meta.is_dir() {
+        return Ok(if meta.is_file() { vec![path.to_path_buf()] } else { Vec::new() });
+    }
+    let mut files = Vec::new();
+    let entries =
+        std::fs::read_dir(path).map_err(|error| ControlError::io("list", Some(path), &error))?;
+    for entry in entries {
+        let entry = entry.map_err(|error| ControlError::io("list", Some(path), &error))?;
+        files.extend(files_of(&entry.path())?);
+    }
+    Ok(files)
+}
+
+/// Who is asked about a path, and the files that it stands for.
+fn asked(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, Vec<PathBytes>)> {
+    let (mut cached, top) = connect(path, at)?;
+    let files: Vec<PathBuf> = match &mut cached {
+        Cached::Mounted(_) => {
+            let below = |file: PathBuf| locate(&file).map(|found| found.path_in_buffer);
+            files_of(path)?.into_iter().map(below).collect::<Result<_, _>>()?
+        }
+        Cached::Served(..) => cached.files_below(&top)?,
+    };
+    Ok((cached, files.iter().map(|file| bytes(file)).collect()))
+}
+
+/// The first error is kept, others are told.
+#[derive(Default)]
+struct Failures(Option<ControlError>);
+
+impl Failures {
+    fn add(&mut self, error: ControlError) {
+        if self.0.is_some() {
+            eprintln!("forebay: {}", visible(&error.to_string()));
+        }
+        self.0.get_or_insert(error);
+    }
+
+    fn end(self) -> Outcome {
+        self.0.map_or(Ok(EXIT_OK), |error| Err(error.into()))
+    }
+}
+
+/// Asks about each file.
+fn each(
+    paths: &[PathBuf],
+    at: &ServerArgs,
+    json: bool,
+    request: impl Fn(PathBytes) -> CacheRequest,
+) -> Outcome {
+    let mut failures = Failures::default();
+    for path in paths {
+        let (mut cached, files) = asked(path, at)?;
+        for file in files {
+            match cached.file(request(file)) {
+                Ok(state) if json => print_json(&state)?,
+                Ok(_) => {}
+                Err(error) => failures.add(error),
+            }
+        }
+    }
+    failures.end()
+}
+
+/// `forebay warm`.
+pub fn warm(args: CachePathsArgs) -> Outcome {
+    let mut failures = Failures::default();
+    let (mut files, mut bytes_here) = (0u64, 0);
+    for path in &args.paths {
+        let (mut cached, names) = asked(path, &args.at)?;
+        let bar = progress(names.len() as u64, args.json);
+        let mut fetched: Vec<CachedFile> = Vec::with_capacity(names.len());
+        for name in names {
+            match cached.file(CacheRequest::Warm { path: name }) {
+                Ok(state) => {
+                    if args.json {
+                        print_json(&state)?;
+                    }
+                    bytes_here += state.cached_bytes;
+                    fetched.push(state);
+                }
+                Err(error) => bar.suspend(|| failures.add(error)),
+            }
+            bar.inc(1);
+            bar.set_message(format_bytes(bytes_here));
+        }
+        bar.finish_and_clear();
+        files += fetched.len() as u64;
+        if let Some(error) = no_longer_here(&mut cached, path, &fetched) {
+            failures.add(error);
+        }
+    }
+    if failures.0.is_none() && !args.json {
+        println!("{files} files, {} on flash", format_bytes(bytes_here));
+    }
+    failures.end()
+}
+
+/// What was fetched may have made room for what was fetched after it.
+fn no_longer_here(
+    cached: &mut Cached,
+    path: &Path,
+    fetched: &[CachedFile],
+) -> Option<ControlError> {
+    let (mut files, mut bytes) = (0, 0);
+    for file in fetched {
+        // One that cannot be asked for is another's to change now.
+        let Ok(tree) = cached.tree(CacheRequest::State { path: file.path.clone() }) else {
+            continue;
+        };
+        let here_bytes = tree.file.map_or(0, |now| now.cached_bytes);
+        if here_bytes < file.cached_bytes && tree.files == 0 {
+            files += 1;
+            bytes += file.cached_bytes - here_bytes;
+        }
+    }
+    let why = format!(
+        "not all of it fits: of {files} of {} files {} had to go again",
+        fetched.len(),
+        format_bytes(bytes)
+    );
+    let hint = "warm less, or use a cache with more --capacity";
+    (files > 0).then(|| ControlError::new("warm", Some(path), &why).errno(libc::ENOSPC).hint(hint))
+}
+
+fn progress(files: u64, quiet: bool) -> ProgressBar {
+    if quiet {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(files);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} files {wide_msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// `forebay pin`.
+pub fn pin(args: CachePinArgs) -> Outcome {
+    let on = !args.off;
+    each(&args.paths, &args.at, args.json, |path| CacheRequest::Pin { path, on })
+}
+
+/// `forebay invalidate`.
+pub fn invalidate(args: CachePathsArgs) -> Outcome {
+    each(&args.paths, &args.at, args.json, |path| CacheRequest::Invalidate { path })
+}
