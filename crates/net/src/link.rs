@@ -3,9 +3,9 @@
 //! Invariants: what arrives is bounded before memory is taken for it, and its checksums are right
 //! before anything is used; after any error the link is of no use and must be dropped.
 
-use crate::pipes::{Pipes, Source};
+use crate::pipes::{Pipes, Ready, Source};
 use crate::seal::Seals;
-use crate::stream::Stream;
+use crate::stream::{Files, MAX_FILES, Stream};
 use forebay_proto::net::auth::Refusal;
 use forebay_proto::net::frame::{
     self, FrameError, FrameHeader, HEADER_BYTES, Kind, MAX_BODY_BYTES, PAYLOAD_SUM_BYTES,
@@ -59,13 +59,16 @@ pub struct Link {
     stream: Stream,
     /// For short frames, on one node.
     pipes: Option<Pipes>,
+    /// This end asks, so it is the first to use the pipes; the other uses them for answers to what came by them. So a
+    /// relay of a socket, which loses descriptors, loses no frame.
+    asks: bool,
     /// Where the frame at hand comes from.
     source: Source,
     /// Room for what is received; of it, `ready` is received and not yet used.
     ahead: Vec<u8>,
     ready: Range<usize>,
-    /// Descriptor that came with the frame at hand.
-    file: Option<File>,
+    /// Descriptors that came with the frame at hand.
+    files: Files,
     /// Header and body being sent.
     head: Vec<u8>,
     /// Longest body that is received.
@@ -82,10 +85,11 @@ impl Link {
         Link {
             stream,
             pipes: None,
+            asks: false,
             source: Source::Socket,
             ahead: vec![0; CHUNK_BYTES],
             ready: 0..0,
-            file: None,
+            files: Files::default(),
             head: Vec::new(),
             body_limit: MAX_BODY_BYTES,
             seals: None,
@@ -98,9 +102,10 @@ impl Link {
         &self.stream
     }
 
-    /// From now on short frames go and come by these.
-    pub fn set_pipes(&mut self, pipes: Pipes) {
+    /// From now on short frames go by these: where this end `asks` all, else answers to those that came by them.
+    pub fn set_pipes(&mut self, pipes: Pipes, asks: bool) {
         self.pipes = Some(pipes);
+        self.asks = asks;
     }
 
     /// Longest body that is received from now on: little from who has not said who it is.
@@ -139,7 +144,20 @@ impl Link {
     ) -> Result<(), LinkError> {
         self.begin_head();
         frame::encode(body, &mut self.head)?;
-        self.send_encoded(kind, id, payload, fd)
+        self.send_encoded(kind, id, payload, fd.as_slice())
+    }
+
+    /// The same without a payload, with several descriptors.
+    pub fn send_with<T: Serialize>(
+        &mut self,
+        kind: Kind,
+        id: u64,
+        body: &T,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), LinkError> {
+        self.begin_head();
+        frame::encode(body, &mut self.head)?;
+        self.send_encoded(kind, id, &[], fds)
     }
 
     /// Room for the header; the body follows.
@@ -176,7 +194,7 @@ impl Link {
         let sealed = self.seal(id, &plain)?;
         self.begin_head();
         self.head.extend_from_slice(&sealed);
-        self.send_encoded(kind, id, &[], None)
+        self.send_encoded(kind, id, &[], &[])
     }
 
     /// Receives a frame of one kind with a sealed JSON body; its id.
@@ -195,40 +213,41 @@ impl Link {
         kind: Kind,
         id: u64,
         payload: &[u8],
-        fd: Option<BorrowedFd<'_>>,
+        fds: &[BorrowedFd<'_>],
     ) -> Result<(), LinkError> {
         let header = FrameHeader::of(kind, id, &self.head[HEADER_BYTES..], payload)?;
         self.head[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
         if payload.is_empty() {
-            match self.pipes_for(self.head.len(), fd) {
+            match self.pipes_for(self.head.len(), fds) {
                 Some(pipes) => pipes.send(&[&self.head])?,
-                None => self.stream.send_all(&[&self.head], fd)?,
+                None => self.stream.send_all(&[&self.head], fds)?,
             }
             return Ok(());
         }
         let total = self.head.len() + payload.len() + PAYLOAD_SUM_BYTES;
-        if let Some(pipes) = self.pipes_for(total, fd) {
+        if let Some(pipes) = self.pipes_for(total, fds) {
             let mut sum = PayloadSum::default();
             sum.add(payload);
             return Ok(pipes.send(&[&self.head, payload, &sum.to_bytes()])?);
         }
         let mut sum = PayloadSum::default();
-        let (mut first, mut fd): (&[u8], _) = (&self.head, fd);
+        let (mut first, mut fds): (&[u8], _) = (&self.head, fds);
         let mut left = payload;
         while left.len() > SEND_STEP_BYTES {
             let (piece, rest) = left.split_at(SEND_STEP_BYTES);
             sum.add(piece);
-            self.stream.send_all(&[std::mem::take(&mut first), piece], fd.take())?;
+            self.stream.send_all(&[std::mem::take(&mut first), piece], std::mem::take(&mut fds))?;
             left = rest;
         }
         sum.add(left);
-        self.stream.send_all(&[first, left, &sum.to_bytes()], fd)?;
+        self.stream.send_all(&[first, left, &sum.to_bytes()], fds)?;
         Ok(())
     }
 
     /// By which a frame of this length goes; `None`: by the socket.
-    fn pipes_for(&self, frame_bytes: usize, fd: Option<BorrowedFd<'_>>) -> Option<&Pipes> {
-        self.pipes.as_ref().filter(|pipes| fd.is_none() && pipes.takes(frame_bytes))
+    fn pipes_for(&self, frame_bytes: usize, fds: &[BorrowedFd<'_>]) -> Option<&Pipes> {
+        let by_pipe = fds.is_empty() && (self.asks || self.source == Source::Pipe);
+        self.pipes.as_ref().filter(|pipes| by_pipe && pipes.takes(frame_bytes))
     }
 
     /// Receives until so many bytes are ready. `Closed` only before the first byte of a frame.
@@ -241,10 +260,10 @@ impl Link {
             let mut ahead = std::mem::take(&mut self.ahead);
             let got = self.receive_some(&mut ahead[end..end + room], &mut [], have == 0);
             self.ahead = ahead;
-            let (count, file) = got?;
+            let (count, files) = got?;
             self.ready.end += count;
-            if file.is_some() {
-                self.file = file;
+            if files[0].is_some() {
+                self.files = files;
             }
             match (count, have) {
                 (0, 0) => return Err(LinkError::Closed),
@@ -397,16 +416,21 @@ impl Link {
         into: &mut [u8],
         behind: &mut [u8],
         begins: bool,
-    ) -> io::Result<(usize, Option<File>)> {
+    ) -> io::Result<(usize, Files)> {
         let limit = self.longest_wait;
         let mut is_ready = false;
         if let (Some(pipes), true) = (&self.pipes, begins) {
-            let source = pipes.wait(&self.stream, limit)?;
-            self.source = source.ok_or(io::ErrorKind::WouldBlock)?;
-            is_ready = true;
+            self.source = Source::Socket;
+            match pipes.wait(&self.stream, limit)? {
+                Ready::At(source) => (self.source, is_ready) = (source, true),
+                Ready::NoPipe => self.pipes = None,
+                Ready::Never => return Err(io::ErrorKind::WouldBlock.into()),
+            }
         }
         match (&self.pipes, self.source) {
-            (Some(pipes), Source::Pipe) => Ok((pipes.receive_some(into, behind)?, None)),
+            (Some(pipes), Source::Pipe) => {
+                Ok((pipes.receive_some(into, behind)?, Files::default()))
+            }
             _ if is_ready || self.stream.wait_to_receive(limit)? => {
                 self.stream.receive_some(into, behind)
             }
@@ -416,7 +440,15 @@ impl Link {
 
     /// The descriptor that came with the frame at hand.
     pub fn take_file(&mut self) -> Option<File> {
-        self.file.take()
+        self.files[0].take()
+    }
+
+    /// The descriptors that came with the frame at hand, if all that there can be did.
+    pub fn take_files(&mut self) -> Option<[File; MAX_FILES]> {
+        match std::mem::take(&mut self.files) {
+            [Some(a), Some(b)] => Some([a, b]),
+            _ => None,
+        }
     }
 
     /// Tells the peer why it ends here; nothing can be sent after it.
@@ -574,8 +606,11 @@ mod tests {
     fn pair_with_pipes() -> (Link, Link) {
         let (mut server, mut mount) = pair();
         let (ours, theirs) = Pipes::pair().unwrap();
-        server.set_pipes(ours);
-        mount.set_pipes(Pipes::of(theirs).unwrap());
+        server.send_with(Kind::Answer, 0, &0u8, &theirs.each_ref().map(|end| end.as_fd())).unwrap();
+        server.set_pipes(ours, false);
+        assert_eq!(mount.receive_as::<u8>(Kind::Answer).unwrap(), 0);
+        let ends = mount.take_files().unwrap().map(std::os::fd::OwnedFd::from);
+        mount.set_pipes(Pipes::of(ends).unwrap(), true);
         (server, mount)
     }
 
@@ -615,6 +650,25 @@ mod tests {
         assert!(matches!(server.receive(&mut body), Err(LinkError::Closed)));
     }
 
+    /// A relay of a Unix socket (ssh, socat) carries bytes only.
+    #[test]
+    fn pipes_that_did_not_arrive_are_not_used() {
+        let (mut server, mut mount) = pair();
+        let (ours, lost) = Pipes::pair().unwrap();
+        server.set_pipes(ours, false);
+        drop(lost);
+        for id in 0..3 {
+            mount.send(Kind::Call, id, &1u8, b"asked", None).unwrap();
+            let mut data = Vec::new();
+            let header = server.receive(&mut Vec::new()).unwrap();
+            server.payload_vec(&header, &mut data).unwrap();
+            server.send(Kind::Answer, id, &2u8, b"told", None).unwrap();
+            let header = mount.receive(&mut Vec::new()).unwrap();
+            mount.payload_vec(&header, &mut data).unwrap();
+            assert!(header.id == id && data == b"told");
+        }
+    }
+
     #[test]
     fn who_waits_at_pipes_wakes_when_the_socket_ends() {
         let (mut server, mut mount) = pair_with_pipes();
@@ -635,11 +689,11 @@ mod tests {
 
     #[test]
     fn a_peer_that_takes_nothing_from_its_pipe_holds_nobody_up() {
-        let (mut server, mount) = pair_with_pipes();
+        let (server, mut mount) = pair_with_pipes();
         let sent = (0..100_000)
-            .take_while(|id| server.send(Kind::Answer, *id, &0u8, &[0; 1_000], None).is_ok());
+            .take_while(|id| mount.send(Kind::Call, *id, &0u8, &[0; 1_000], None).is_ok());
         assert!(sent.count() < 1_000, "a pipe has an end");
-        drop(mount);
+        drop(server);
     }
 
     #[test]

@@ -31,6 +31,16 @@ pub(crate) enum Source {
     Pipe,
 }
 
+/// What waiting came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ready {
+    At(Source),
+    /// The peer does not have its end (any more); the connection goes on without.
+    NoPipe,
+    /// Time was over.
+    Never,
+}
+
 /// One end of both pipes.
 #[derive(Debug)]
 pub struct Pipes {
@@ -82,12 +92,8 @@ impl Pipes {
         if sent == total { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
-    /// Waits until something can be received by a pipe or the socket; `None` after `limit`.
-    pub(crate) fn wait(
-        &self,
-        socket: &Stream,
-        limit: Option<Duration>,
-    ) -> io::Result<Option<Source>> {
+    /// Waits until something can be received by a pipe or the socket.
+    pub(crate) fn wait(&self, socket: &Stream, limit: Option<Duration>) -> io::Result<Ready> {
         let limit = limit.map(|limit| Timespec {
             tv_sec: limit.as_secs() as i64,
             tv_nsec: limit.subsec_nanos().into(),
@@ -96,15 +102,17 @@ impl Pipes {
             [PollFd::new(&self.incoming, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
         loop {
             match poll(&mut wanted, limit.as_ref()) {
-                Err(Errno::INTR) => {}
-                other => {
-                    let ready = other?;
-                    // What was sent before the end comes before it.
-                    let by_pipe = !wanted[0].revents().is_empty();
-                    let source = if by_pipe { Source::Pipe } else { Source::Socket };
-                    return Ok((ready > 0).then_some(source));
-                }
-            }
+                Err(Errno::INTR) => continue,
+                other => other?,
+            };
+            let [by_pipe, by_socket] = [wanted[0].revents(), wanted[1].revents()];
+            // What was sent before the end comes before it.
+            return Ok(match () {
+                () if by_pipe.contains(PollFlags::IN) => Ready::At(Source::Pipe),
+                () if !by_socket.is_empty() => Ready::At(Source::Socket),
+                () if !by_pipe.is_empty() => Ready::NoPipe,
+                () => Ready::Never,
+            });
         }
     }
 

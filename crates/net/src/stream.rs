@@ -26,6 +26,12 @@ const KEEPALIVE_COUNT: u32 = 3;
 /// How long bytes may stay unacknowledged by the peer's kernel.
 const USER_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// Most descriptors that come along with a frame.
+pub const MAX_FILES: usize = 2;
+
+/// What came along with a frame.
+pub type Files = [Option<File>; MAX_FILES];
+
 /// A connected socket.
 #[derive(Debug)]
 pub enum Stream {
@@ -119,11 +125,11 @@ impl Stream {
         }
     }
 
-    /// Sends all of the parts; `fd` goes along with the first byte (Unix only).
-    pub fn send_all(&self, parts: &[&[u8]], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    /// Sends all of the parts; descriptors, at most [`MAX_FILES`], go along with the first byte (Unix only).
+    pub fn send_all(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let total: usize = parts.iter().map(|p| p.len()).sum();
         let mut sent = 0;
-        let mut fd = fd;
+        let mut fds = fds;
         while sent < total {
             let mut skip = sent;
             let mut slices = [IoSlice::new(&[]); 4];
@@ -139,11 +145,11 @@ impl Stream {
                 }
                 skip = 0;
             }
-            match self.send_some(&slices[..used], fd) {
+            match self.send_some(&slices[..used], fds) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
                     sent += count;
-                    fd = None;
+                    fds = &[];
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -152,16 +158,16 @@ impl Stream {
         Ok(())
     }
 
-    fn send_some(&self, slices: &[IoSlice<'_>], fd: Option<BorrowedFd<'_>>) -> io::Result<usize> {
-        if let (None, [one]) = (fd, slices) {
+    fn send_some(&self, slices: &[IoSlice<'_>], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        if let ([], [one]) = (fds, slices) {
             // Most frames; the kernel has less to read of it.
             return Ok(rustix::net::send(self, one, SendFlags::NOSIGNAL)?);
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = fd.map(|fd| [fd]);
-        if let (Some(fds), true) = (&fds, self.is_unix()) {
-            control.push(SendAncillaryMessage::ScmRights(fds));
+        if !fds.is_empty() && self.is_unix() && !control.push(SendAncillaryMessage::ScmRights(fds))
+        {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
         Ok(rustix::net::sendmsg(self, slices, &mut control, SendFlags::NOSIGNAL)?)
     }
@@ -184,18 +190,16 @@ impl Stream {
         }
     }
 
-    /// Receives some bytes into `into`, and what comes after them into `behind`; and the descriptor that
+    /// Receives some bytes into `into`, and what comes after them into `behind`; and the descriptors that
     /// may come along. 0 = the peer has closed.
-    pub fn receive_some(
-        &self,
-        into: &mut [u8],
-        behind: &mut [u8],
-    ) -> io::Result<(usize, Option<File>)> {
+    pub fn receive_some(&self, into: &mut [u8], behind: &mut [u8]) -> io::Result<(usize, Files)> {
         loop {
             let mut slices = [io::IoSliceMut::new(into), io::IoSliceMut::new(behind)];
             let done = match self {
-                Stream::Tcp(_) => rustix::io::readv(self, &mut slices).map(|count| (count, None)),
-                Stream::Unix(_) => self.receive_with_fd(&mut slices),
+                Stream::Tcp(_) => {
+                    rustix::io::readv(self, &mut slices).map(|count| (count, Files::default()))
+                }
+                Stream::Unix(_) => self.receive_with_fds(&mut slices),
             };
             match done {
                 Err(rustix::io::Errno::INTR) => {}
@@ -204,21 +208,21 @@ impl Stream {
         }
     }
 
-    fn receive_with_fd(
+    fn receive_with_fds(
         &self,
         slices: &mut [io::IoSliceMut<'_>],
-    ) -> rustix::io::Result<(usize, Option<File>)> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    ) -> rustix::io::Result<(usize, Files)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = rustix::net::recvmsg(self, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        let mut file = None;
+        let mut files = Files::default();
         for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                // Only one is ever sent; any other is closed here.
-                file = fds.map(|fd: OwnedFd| File::from(fd)).next();
+            if let RecvAncillaryMessage::ScmRights(mut fds) = message {
+                // For more there is no room; the kernel closes them.
+                files = std::array::from_fn(|_| fds.next().map(|fd: OwnedFd| File::from(fd)));
             }
         }
-        Ok((got.bytes, file))
+        Ok((got.bytes, files))
     }
 }
 

@@ -464,12 +464,9 @@ impl Peer {
         let call = Call::Join { buffer: &self.target.buffer, key: attached.key };
         match first_call(&mut link, call)? {
             Answer::Done => {
-                if let Some(out) = link.take_file() {
-                    // Another answer brings the other pipe.
-                    let _: Response = link.receive_as(Kind::Answer)?;
-                    let incoming = link.take_file().ok_or(LinkError::Closed)?;
-                    let ends = [out, incoming].map(OwnedFd::from);
-                    link.set_pipes(Pipes::of(ends).map_err(LinkError::Io)?);
+                if let Some(ends) = link.take_files() {
+                    let pipes = Pipes::of(ends.map(OwnedFd::from)).map_err(LinkError::Io)?;
+                    link.set_pipes(pipes, true);
                 }
                 link.set_timeouts(None, Some(ANSWER_LIMIT)).map_err(LinkError::Io)?;
                 Ok(link)

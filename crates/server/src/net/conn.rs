@@ -216,10 +216,9 @@ fn enter<B: Backend>(
             match pipes {
                 None => link.send(Kind::Answer, header.id, &response, &[], None)?,
                 Some((ours, theirs)) => {
-                    for end in &theirs {
-                        link.send(Kind::Answer, header.id, &response, &[], Some(end.as_fd()))?;
-                    }
-                    link.set_pipes(ours);
+                    let ends = theirs.each_ref().map(|end| end.as_fd());
+                    link.send_with(Kind::Answer, header.id, &response, &ends)?;
+                    link.set_pipes(ours, false);
                 }
             }
             Ok((sessions, session))
