@@ -214,3 +214,37 @@ fn clean_data_that_is_gone_from_flash_is_fetched_again() {
     assert_eq!(&rig.read_pfs("gone")[70_000..70_004], b"ours");
     cache.crash();
 }
+
+/// A drain reads a file that stays open for its checksums, and the program cuts it meanwhile.
+#[test]
+fn an_open_file_that_is_cut_while_its_checksums_are_made_is_not_lost() {
+    const SIZE: usize = 24 << 20;
+    let rig = Rig::new(128 * MIB);
+    let before = pattern(1, SIZE);
+    let after = pattern(2, 3 * BLOCK);
+    let cut = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+    for round in 0..12 {
+        let cache = rig.open();
+        let name = format!("f{round}");
+        rig.put(&name, &before);
+        assert!(cache.read(&name).unwrap() == before);
+        let open = cache.open(&name, libc::O_RDWR, true).unwrap();
+        open.local.as_ref().unwrap().write_all_at(b"new", 0).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| cache.fs.flush(&Caller::root(), format!("/{name}").as_bytes()));
+            std::thread::sleep(Duration::from_micros(500 * round));
+            cache.fs.setattr(&Caller::root(), open.ino, &cut).unwrap();
+            open.write(0, &after).unwrap();
+        });
+        drop(open);
+        // As a kill leaves it.
+        cache.crash();
+        let cache = rig.open();
+        assert!(cache.read(&name).is_ok_and(|now| now == after), "round {round}");
+        assert!(cache.flush(&format!("/{name}")).is_durable());
+        assert!(rig.read_pfs(&name) == after, "round {round}");
+        cache.fs.invalidate(&Caller::root(), format!("/{name}").as_bytes()).unwrap();
+        std::fs::remove_file(rig.pfs(&name)).unwrap();
+        cache.crash();
+    }
+}

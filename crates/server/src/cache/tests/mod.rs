@@ -212,17 +212,22 @@ impl Running {
 
     /// Drains, and waits until all is durable or nothing more is to be expected.
     fn flush(&self, path: &str) -> TreeState {
+        self.try_flush(path).unwrap()
+    }
+
+    /// The same. ENOENT: neither the PFS has the path nor anything is here for it.
+    fn try_flush(&self, path: &str) -> Result<TreeState> {
         let start = Instant::now();
         let until = start + Duration::from_secs(30);
-        self.fs.flush(&Self::root(), path.as_bytes()).unwrap();
+        self.fs.flush(&Self::root(), path.as_bytes())?;
         loop {
-            let state = self.state(path);
+            let state = self.fs.tree_state(&Self::root(), path.as_bytes())?;
             let tried = start.elapsed() > STUCK;
             // A conflict waits for a decision, whatever comes.
             let stuck = state.conflicts == state.files
                 || (state.conflicts + state.failed == state.files && tried);
             if state.is_durable() || stuck {
-                return state;
+                return Ok(state);
             }
             assert!(Instant::now() < until, "not drained: {state:?}");
             std::thread::sleep(Duration::from_millis(5));

@@ -426,6 +426,12 @@ impl World<'_> {
         let file = self.cache.lookup(NAMES[name]).ok();
         let file = file.and_then(|ino| self.cache.fs.nodes.get(ino).ok()?.file);
         let no_drain = file.as_ref().map(|file| file.drain.lock());
+        let had_all = std::fs::read(&on_pfs).is_ok_and(|had| Some(&had) == model.get(name));
+        let is_gone = || {
+            // A file that was opened for writing and not written, for instance, is not told of any more.
+            assert!(had_all, "{path}: what the PFS did not have is gone without a word");
+            Outcome::Theirs
+        };
         match how {
             Theirs::Write => std::fs::write(&on_pfs, &data).unwrap(),
             Theirs::Replace => {
@@ -439,13 +445,16 @@ impl World<'_> {
         }
         drop(no_drain);
         let state = match self.cache.fs.tree_state(&Caller::root(), path.as_bytes()) {
-            Err(Errno::ENOENT) => return Outcome::Theirs,
+            Err(Errno::ENOENT) => return is_gone(),
             state => state.unwrap(),
         };
         if state.is_durable() {
             return Outcome::Theirs;
         }
-        let state = self.cache.flush(&path);
+        let state = match self.cache.try_flush(&path) {
+            Err(Errno::ENOENT) => return is_gone(),
+            state => state.unwrap(),
+        };
         if state.is_durable() {
             // It had been drained before.
             return Outcome::Theirs;
