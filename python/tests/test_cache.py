@@ -46,6 +46,19 @@ class Cache(unittest.TestCase):
             forebay.flush(os.path.join(MOUNT, "absent"))
         self.assertEqual(caught.exception.errno, errno.ENOENT)
 
+    def test_a_wait_needs_no_close(self):
+        path = os.path.join(MOUNT, "log")
+        with open(path, "wb") as file:
+            for n in range(2):
+                file.write(b"%d" % n * 100_000)
+                file.flush()
+                forebay.wait(path, 30)
+                with open(os.path.join(PFS, "log"), "rb") as there:
+                    self.assertEqual(there.read(), b"0" * 100_000 + b"1" * 100_000 * n)
+            self.assertNotEqual(forebay.state(path).state, "clean")
+        forebay.wait(path, 30)
+        self.assertEqual(forebay.state(path).state, "clean")
+
     def test_what_others_changed_is_in_conflict(self):
         path = os.path.join(MOUNT, "both")
         with open(path, "wb") as file:
