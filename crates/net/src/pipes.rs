@@ -13,8 +13,8 @@
 //!
 //! Made by the server for a mount that joins a session (`server::net::conn`), used by `link`.
 
-use crate::stream::Stream;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::stream::{Stream, wait_for};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, pipe_with};
 use std::io;
@@ -94,26 +94,18 @@ impl Pipes {
 
     /// Waits until something can be received by a pipe or the socket.
     pub(crate) fn wait(&self, socket: &Stream, limit: Option<Duration>) -> io::Result<Ready> {
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: limit.subsec_nanos().into(),
-        });
         let mut wanted =
             [PollFd::new(&self.incoming, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
-        loop {
-            match poll(&mut wanted, limit.as_ref()) {
-                Err(Errno::INTR) => continue,
-                other => other?,
-            };
-            let [by_pipe, by_socket] = [wanted[0].revents(), wanted[1].revents()];
-            // What was sent before the end comes before it.
-            return Ok(match () {
-                () if by_pipe.contains(PollFlags::IN) => Ready::At(Source::Pipe),
-                () if !by_socket.is_empty() => Ready::At(Source::Socket),
-                () if !by_pipe.is_empty() => Ready::NoPipe,
-                () => Ready::Never,
-            });
+        if !wait_for(&mut wanted, limit)? {
+            return Ok(Ready::Never);
         }
+        let [by_pipe, by_socket] = [wanted[0].revents(), wanted[1].revents()];
+        // What was sent before the end comes before it.
+        Ok(match () {
+            () if by_pipe.contains(PollFlags::IN) => Ready::At(Source::Pipe),
+            () if !by_socket.is_empty() => Ready::At(Source::Socket),
+            () => Ready::NoPipe,
+        })
     }
 
     /// Receives what is there, into `into` and then `behind`. 0 = the peer has closed.

@@ -32,6 +32,20 @@ pub const MAX_FILES: usize = 2;
 /// What came along with a frame.
 pub type Files = [Option<File>; MAX_FILES];
 
+/// Waits until there is something at one of them: false after `limit`.
+pub(crate) fn wait_for(wanted: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<bool> {
+    let limit = limit.map(|limit| Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    loop {
+        match poll(wanted, limit.as_ref()) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return Ok(other? > 0),
+        }
+    }
+}
+
 /// A connected socket.
 #[derive(Debug)]
 pub enum Stream {
@@ -177,17 +191,7 @@ impl Stream {
     /// frame and for nothing; poll(2) wakes for what it was asked to.
     pub(crate) fn wait_to_receive(&self, limit: Option<Duration>) -> io::Result<bool> {
         let Stream::Unix(socket) = self else { return Ok(true) };
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: limit.subsec_nanos().into(),
-        });
-        let mut wanted = [PollFd::new(socket, PollFlags::IN)];
-        loop {
-            match poll(&mut wanted, limit.as_ref()) {
-                Err(rustix::io::Errno::INTR) => {}
-                other => return Ok(other? > 0),
-            }
-        }
+        wait_for(&mut [PollFd::new(socket, PollFlags::IN)], limit)
     }
 
     /// Receives some bytes into `into`, and what comes after them into `behind`; and the descriptors that

@@ -140,7 +140,7 @@ pub fn wait(args: CacheWaitArgs) -> Outcome {
     Ok(EXIT_OK)
 }
 
-/// Waits until that is so (draining now, with `true`), nothing moves any more, or the time is over.
+/// Waits for that (`true`: draining now), until nothing moves any more, or the time is over.
 pub fn drain(
     cached: &mut Cached,
     path: &Path,
@@ -149,7 +149,8 @@ pub fn drain(
     quiet: bool,
 ) -> Result<Waited, ControlError> {
     let start = Instant::now();
-    let bar = progress(quiet);
+    let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
+    let bar = progress(0, style, quiet);
     let mut first = None;
     let waited = cache_wait(
         |request| cached.tree(request),
@@ -167,12 +168,11 @@ pub fn drain(
     waited
 }
 
-fn progress(quiet: bool) -> ProgressBar {
+pub(super) fn progress(length: u64, style: &str, quiet: bool) -> ProgressBar {
     if quiet {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new(0);
-    let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
+    let bar = ProgressBar::new(length);
     if let Ok(style) = ProgressStyle::with_template(style) {
         bar.set_style(style);
     }

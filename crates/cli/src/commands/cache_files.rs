@@ -2,14 +2,13 @@
 //!
 //! Invariant: all files are tried; the first error is the command's, others are told as they come.
 
-use super::cache::{bytes, connect, locate};
+use super::cache::{bytes, connect, locate, progress};
 use super::cached::Cached;
 use crate::args::{CachePathsArgs, CachePinArgs, ServerArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_proto::cache::{CacheRequest, CachedFile};
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::size::format_bytes;
-use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
 
 /// The files that a path stands for.
@@ -86,7 +85,7 @@ pub fn warm(args: CachePathsArgs) -> Outcome {
     let (mut files, mut bytes_here) = (0u64, 0);
     for path in &args.paths {
         let (mut cached, names) = asked(path, &args.at)?;
-        let bar = progress(names.len() as u64, args.json);
+        let bar = progress(names.len() as u64, "{bar:30} {pos}/{len} files {wide_msg}", args.json);
         let mut fetched: Vec<CachedFile> = Vec::with_capacity(names.len());
         for name in names {
             match cached.file(CacheRequest::Warm { path: name }) {
@@ -139,17 +138,6 @@ fn no_longer_here(
     );
     let hint = "warm less, or use a cache with more --capacity";
     (files > 0).then(|| ControlError::new("warm", Some(path), &why).errno(libc::ENOSPC).hint(hint))
-}
-
-fn progress(files: u64, quiet: bool) -> ProgressBar {
-    if quiet {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(files);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} files {wide_msg}") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 /// `forebay pin`.

@@ -431,8 +431,10 @@ impl World<'_> {
         let is_gone = |asked: &str| {
             // A file that was opened for writing and not written, for instance, is not told of any more.
             // OPEN: on a machine short of processors this was met three times in an hour by files of which the
-            // PFS did not have all; whether the cache or this comparison is wrong is not known. Runs by hand tell.
-            if !had_all && super::number("FOREBAY_CACHE_MODEL_S", 10) > super::SHORT_S {
+            // PFS did not have all; whether the cache or this comparison is wrong is not known. The first question is
+            // looked at in runs by hand, the second always.
+            let by_hand = super::number("FOREBAY_CACHE_MODEL_S", 10) > super::SHORT_S;
+            if !had_all && (by_hand || asked == "flush") {
                 for (ino, record) in self.cache.fs.flash.all().unwrap_or_default() {
                     let size = self.cache.fs.flash.stat(ino).map(|object| object.size_bytes);
                     eprintln!("on record: inode {ino}, {size:?} bytes, {record:?}");
