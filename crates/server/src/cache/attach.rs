@@ -102,7 +102,13 @@ impl CacheFs {
                     self.space.wait_for_room(self, BLOCK_BYTES)?;
                     match self.space.evict_any(self) {
                         Ok(()) => tries += 1,
-                        Err(_) => self.space.wait_for_drains(self, &mut met)?,
+                        // Nothing goes and nothing drains: the count may be the worst case of what is gone.
+                        Err(_) => match self.space.wait_for_drains(self, &mut met) {
+                            Err(_) if self.flash.recount_files()? => {
+                                (tries, met) = (tries + 1, Met::default());
+                            }
+                            waited => waited?,
+                        },
                     }
                 }
                 made => break made?,

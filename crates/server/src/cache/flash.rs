@@ -83,6 +83,11 @@ impl Flash {
         Ok((used.saturating_sub(self.ballast_bytes.load(Ordering::Acquire)), capacity))
     }
 
+    /// Bytes that the file system has free that flash lies on, whatever the count says.
+    pub fn free_below(&self) -> Result<u64> {
+        self.objects().file_system_space().map(|(_, free_bytes)| free_bytes)
+    }
+
     /// Waits for the room of what was removed, if some is on its way; false if none is.
     pub fn wait_for_coming_room(&self) -> bool {
         self.names.wait_for_coming_room()
@@ -162,6 +167,12 @@ impl Flash {
             true => Ok(()),
             false => Err(Errno::ENOSPC),
         }
+    }
+
+    /// Where [`Flash::has_room_for_a_file`] says no: true if another look is worth it, since the count was a guess. Only
+    /// where nothing is dirty that could drain: a store that is filled up to the true count drains slowly.
+    pub fn recount_files(&self) -> Result<bool> {
+        self.names.settle_inodes()
     }
 
     /// Makes the files of a new record.

@@ -19,6 +19,7 @@ mod clock;
 mod counters;
 mod drain;
 mod events;
+mod evict;
 mod file;
 mod filesystem;
 mod flash;

@@ -154,9 +154,19 @@ impl CacheFs {
         let mut at = run.start;
         while at < run.end {
             let piece = at..(at + PIECE_BLOCKS).min(run.end);
-            self.space.make_room(self, (piece.end - piece.start) * BLOCK_BYTES)?;
-            if !self.fetch_piece(file, &source, piece.clone(), generation, &mut buffer)? {
-                return Ok(());
+            let bytes = (piece.end - piece.start) * BLOCK_BYTES;
+            let room = self.space.room_to_fill(self, bytes)?;
+            let filled = self.fetch_piece(file, &source, piece.clone(), generation, &mut buffer);
+            drop(room);
+            match filled {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    if error == Errno::ENOSPC {
+                        self.space.fill_is_short(self, bytes);
+                    }
+                    return Err(error);
+                }
             }
             advise(&piece, Advice::DontNeed);
             let mut state = file.state.lock();
@@ -201,10 +211,7 @@ impl CacheFs {
         let data = &buffer[..usable];
         match self.flash.write(file.ino, offset, data) {
             Ok(written) if written == data.len() => {}
-            Ok(_) | Err(Errno::ENOSPC) => {
-                self.space.fill_is_short(self);
-                return Err(Errno::ENOSPC);
-            }
+            Ok(_) => return Err(Errno::ENOSPC),
             Err(e) => return Err(e),
         }
         crate::step::step("data of a fill is on flash");

@@ -283,12 +283,26 @@ impl CacheFs {
         Ok(())
     }
 
+    /// A kill in a fill or an eviction leaves data that is on no map: nothing would ever evict it.
+    fn give_back_what_is_not_here(&self, file: &CacheFile) -> Result<()> {
+        let state = file.state.lock();
+        let allocated = self.flash.stat(file.ino)?.blocks_512 * 512;
+        match allocated > state.map.present() * BLOCK_BYTES {
+            true => self.punch_what_is_not_here(file, &state),
+            false => Ok(()),
+        }
+    }
+
     /// A kill can have come between the record of a clean file and its size here; a name of ours
     /// that it had while it was dirty may be left.
     fn repair_clean(&self, file: &Arc<CacheFile>) -> Result<()> {
         let size = file.state.lock().record.base.size;
         if self.flash.stat(file.ino)?.size_bytes != size {
             self.flash.truncate(file.ino, size)?;
+        }
+        let is_whole = { file.state.lock().record.whole };
+        if !is_whole {
+            self.give_back_what_is_not_here(file)?;
         }
         if let Err(error) = self.release_kept(file) {
             tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS");

@@ -1,27 +1,26 @@
-//! Room on flash: what is evicted when it is needed, and who waits.
+//! Room on flash: what is evicted when it is needed ([`super::evict`] does it), and who waits.
 //!
-//! Invariants: only blocks that are PRESENT and not DIRTY go, looked at under the file's locks in the
-//! moment when they go; nothing of a file that a kernel has open itself, that is pinned or whole
-//! dirty goes. Which clean segment goes is decided by `quick_cache` (S3-FIFO like: one pass over
-//! much data does not push out what is used again and again).
+//! Invariants: room that a fill was given is nobody else's until it is used. Which clean segment goes is decided by
+//! `quick_cache` (S3-FIFO like: one pass over much data does not push out what is used again and again).
 
 use super::CacheFs;
-use super::file::{CacheFile, FileState};
-use super::map::{BLOCK_BYTES, Entry, bits};
+use super::map::BLOCK_BYTES;
 use super::record::State;
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
 use quick_cache::unsync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Blocks of a segment, the unit of eviction.
-const SEGMENT_BLOCKS: u64 = 64;
+pub(super) const SEGMENT_BLOCKS: u64 = 64;
 const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS * BLOCK_BYTES;
+/// What a store in memory may take for whatever is written: the rest of such a page is on no map, until it is written
+/// or evicted. A segment is whole ones.
+const LARGE_PAGE_BYTES: u64 = 2 << 20;
 /// Least that is evicted at a time, so that not every write has to.
 const EVICT_MIN_BYTES: u64 = 8 << 20;
 /// Part of the capacity that is kept free for maps and for writes by kernels.
@@ -43,7 +42,7 @@ const CREDIT_SHARE: u64 = 128;
 /// How often who makes room waits for files that were just removed.
 const COMING_WAITS_MAX: u32 = 3;
 /// Longest time between two looks of a writer that waits.
-const WAIT: Duration = Duration::from_millis(100);
+pub(super) const WAIT: Duration = Duration::from_millis(100);
 /// How often in a row a writer sees, [`WAIT`] apart, that nothing can drain, before it gets an error.
 const HOPELESS_LOOKS: u32 = 20;
 /// Most files of which it is looked, at a time, whether the PFS still has them.
@@ -112,6 +111,19 @@ fn evict_these(fs: &CacheFs, segments: Vec<Segment>, kept: &mut Vec<Segment>) ->
     went
 }
 
+/// Room that a fill was given, until what it fetched is on flash: meanwhile nobody else is given it.
+#[must_use]
+pub(super) struct Room<'a> {
+    space: &'a Space,
+    bytes: u64,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.space.promised_bytes.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
 /// The room of one cache.
 pub(crate) struct Space {
     policy: Mutex<Policy>,
@@ -119,6 +131,8 @@ pub(crate) struct Space {
     capacity: AtomicU64,
     /// Bytes that may be written before the space is looked at again.
     credit: AtomicI64,
+    /// Room that fills were given and have not used yet, in bytes.
+    promised_bytes: AtomicU64,
     turn: Mutex<()>,
     waiting: Mutex<()>,
     more: Condvar,
@@ -144,6 +158,7 @@ impl Space {
             let_go,
             capacity: AtomicU64::new(capacity),
             credit: AtomicI64::new(0),
+            promised_bytes: AtomicU64::new(0),
             turn: Mutex::new(()),
             waiting: Mutex::new(()),
             more: Condvar::new(),
@@ -207,7 +222,8 @@ impl Space {
 
     fn free(&self, fs: &CacheFs) -> Result<u64> {
         let (used, capacity) = fs.flash.space()?;
-        Ok(capacity.saturating_sub(used).saturating_sub(self.reserve_bytes()))
+        let kept = self.reserve_bytes() + self.promised_bytes.load(Ordering::Acquire);
+        Ok(capacity.saturating_sub(used).saturating_sub(kept))
     }
 
     /// True if enough is free or clean that a kernel may write without asking.
@@ -229,8 +245,13 @@ impl Space {
 
     /// Makes room for `bytes` by evicting clean data; ENOSPC if there is not enough of it.
     pub fn make_room(&self, fs: &CacheFs, bytes: u64) -> Result<()> {
+        self.make_room_and(fs, bytes, || ())
+    }
+
+    /// The same; `taken` is called before anybody else looks at the room that is left.
+    fn make_room_and<T>(&self, fs: &CacheFs, bytes: u64, taken: impl Fn() -> T) -> Result<T> {
         if self.credit.fetch_sub(bytes as i64, Ordering::AcqRel) >= bytes as i64 {
-            return Ok(());
+            return Ok(taken());
         }
         let _turn = self.turn.lock();
         let mut free = self.free(fs)?;
@@ -248,7 +269,18 @@ impl Space {
         }
         let credit = (free - bytes).min(self.capacity() / CREDIT_SHARE) / 2;
         self.credit.store(credit as i64, Ordering::Release);
-        Ok(())
+        Ok(taken())
+    }
+
+    /// Room for a fill. A PFS answers late, and several fills that saw the same room would not all find it. ENOSPC as of
+    /// [`Space::make_room`].
+    pub fn room_to_fill(&self, fs: &CacheFs, bytes: u64) -> Result<Room<'_>> {
+        let bytes =
+            if fs.flash.is_volatile() { bytes.next_multiple_of(LARGE_PAGE_BYTES) } else { bytes };
+        self.make_room_and(fs, bytes, || {
+            self.promised_bytes.fetch_add(bytes, Ordering::AcqRel);
+            Room { space: self, bytes }
+        })
     }
 
     /// Evicts about this much; what really went.
@@ -370,8 +402,15 @@ impl Space {
         Ok(())
     }
 
-    /// A fill found no room in spite of the count. The first time others may have been faster.
-    pub fn fill_is_short(&self, fs: &CacheFs) {
+    /// A fill of so many bytes found no room in spite of the count: writers were faster, or what flash lies on has less
+    /// than the capacity. Clean data goes for the next one; where none can, fills pause. Not with a file's gate held.
+    pub fn fill_is_short(&self, fs: &CacheFs, bytes: u64) {
+        self.credit.store(0, Ordering::Release);
+        // Of the file system itself: another fill may just have evicted what there was.
+        let has_some = || fs.flash.free_below().is_ok_and(|free| free >= bytes);
+        if self.evict_any(fs).is_ok() || fs.flash.wait_for_coming_room() || has_some() {
+            return;
+        }
         let mut short = self.short_fills.lock();
         let in_a_row =
             short.filter(|(last, _)| last.elapsed() < FILLS_PAUSE * 2).map_or(0, |(_, n)| n);
@@ -463,72 +502,5 @@ impl CacheFs {
         file.state.lock().save(&self.flash, &file, |record| record.pinned = false)?;
         tracing::info!(%ino, "a pinned file is not on the PFS any more: it may be evicted");
         Ok(true)
-    }
-
-    /// Evicts blocks that lie together.
-    fn evict_run(
-        &self,
-        file: &CacheFile,
-        state: &mut FileState,
-        blocks: &Range<u64>,
-    ) -> Result<()> {
-        state.sync_clean(&self.flash, file)?;
-        let count = (blocks.end - blocks.start) as usize;
-        // The entries first: a kill in between leaves data that nobody believes.
-        state.put(&self.flash, file, blocks.start, &vec![Entry::default(); count])?;
-        crate::step::step("a block is off the map");
-        self.punch(file, blocks)
-    }
-
-    /// True if a kernel has the object itself, also one of which nothing is known here: it reads on by itself, and
-    /// must meet no holes.
-    pub(super) fn is_in_kernel(&self, file: &CacheFile, state: &mut FileState) -> Result<bool> {
-        if state.locals == 0 && state.maybe_in_kernel {
-            state.maybe_in_kernel = self.flash.is_open_elsewhere(file.ino)?;
-        }
-        Ok(state.locals > 0 || state.maybe_in_kernel)
-    }
-
-    /// Evicts what is clean of a segment; the bytes that went, `None` if it has to stay.
-    fn evict_segment(&self, ino: Ino, segment: u64) -> Result<Option<u64>> {
-        let Some(file) = self.loaded_or_load(ino)? else { return Ok(Some(0)) };
-        let Some(_gate) = file.gate.try_write_for(WAIT) else { return Ok(None) };
-        let mut state = file.state.lock();
-        let r = &state.record;
-        let in_use = state.locals > 0 || state.opening > 0;
-        if state.gone {
-            return Ok(Some(0));
-        }
-        if r.whole || state.whole_on_flash || r.pinned || in_use {
-            return Ok(None);
-        }
-        if self.is_in_kernel(&file, &mut state)? {
-            return Ok(None);
-        }
-        let (mut bytes, mut kept) = (0, false);
-        let blocks = segment * SEGMENT_BLOCKS..(segment + 1) * SEGMENT_BLOCKS;
-        let mut run = blocks.start..blocks.start;
-        for block in blocks.clone() {
-            let entry = state.map.get(block);
-            let clean = entry.has(bits::PRESENT) && !entry.has(bits::DIRTY);
-            let used = state.filling.contains(&block)
-                || state.writing.contains_key(&block)
-                || state.held.contains_key(&block);
-            if clean && !used {
-                run = if run.end == block { run.start..block + 1 } else { block..block + 1 };
-                bytes += u64::from(entry.len);
-            } else {
-                kept |= clean;
-            }
-            if !run.is_empty() && (run.end <= block || run.end == blocks.end) {
-                self.evict_run(&file, &mut state, &run)?;
-                run = block + 1..block + 1;
-            }
-        }
-        self.counters.evicted(bytes);
-        self.note_evicted(&file, &state, bytes);
-        self.forget_empty(&file, state)?;
-        // What was in use may go another time.
-        Ok(if bytes == 0 && kept { None } else { Some(bytes) })
     }
 }

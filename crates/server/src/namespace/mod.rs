@@ -299,6 +299,12 @@ impl Namespace {
         (usage.inodes_free, usage.inodes + usage.inodes_free)
     }
 
+    /// Has [`Namespace::inodes`] count what is there, not the worst case of what was written and removed lately. False
+    /// if it does already. Takes a checkpoint: for who would refuse something otherwise.
+    pub fn settle_inodes(&self) -> Result<bool> {
+        self.store.settle_usage()
+    }
+
     /// The store has grown to this capacity.
     pub fn set_capacity(&self, bytes: u64) {
         self.capacity_bytes.store(bytes, Ordering::Release);

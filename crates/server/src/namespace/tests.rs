@@ -19,6 +19,15 @@ fn open(dir: &Path, unclean: bool) -> (Arc<Namespace>, RecoveryReport) {
 }
 
 fn open_on(dir: &Path, unclean: bool, volatile: bool) -> (Arc<Namespace>, RecoveryReport) {
+    open_with(dir, unclean, volatile, 64 << 20)
+}
+
+fn open_with(
+    dir: &Path,
+    unclean: bool,
+    volatile: bool,
+    map_bytes: u64,
+) -> (Arc<Namespace>, RecoveryReport) {
     for sub in ["meta", "data"] {
         std::fs::create_dir_all(dir.join(sub)).unwrap();
     }
@@ -26,7 +35,7 @@ fn open_on(dir: &Path, unclean: bool, volatile: bool) -> (Arc<Namespace>, Recove
         dir: dir.join("meta"),
         uuid: [7; 16],
         log_bytes: 8 << 20,
-        map_bytes: 64 << 20,
+        map_bytes,
         volatile,
         preallocate: false,
     })
@@ -100,6 +109,26 @@ fn a_record_whose_object_a_power_cut_took_is_an_empty_file() {
     let (ns, report) = open(dir.path(), true);
     assert_eq!(report.empty_objects_made, 1);
     assert_eq!(ns.lookup(&root, Ino::ROOT, b"f").unwrap().attr.size_bytes, 0);
+    ns.close();
+}
+
+#[test]
+fn what_is_written_anew_counts_once_after_a_look() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Caller::root();
+    let (ns, _) = open_with(dir.path(), false, true, 16 << 20);
+    let free_at_first = ns.statfs().unwrap().files_free;
+    let dir = FileSystem::mkdir(&*ns, &root, Ino::ROOT, b"d", ARGS).unwrap().attr.ino;
+    // Each time the worst case is counted, until a checkpoint.
+    let value = vec![7; 2_000];
+    let scarce = (0..100_000).any(|_| {
+        FileSystem::setxattr(&*ns, &root, dir, b"user.again", &value, 0, false).unwrap();
+        ns.inodes().0 < free_at_first / 5
+    });
+    assert!(scarce, "nothing was counted");
+    assert!(ns.settle_inodes().unwrap());
+    let free = ns.statfs().unwrap().files_free;
+    assert!(free > free_at_first * 9 / 10, "{free} of {free_at_first}");
     ns.close();
 }
 

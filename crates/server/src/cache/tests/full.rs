@@ -9,8 +9,14 @@ impl SmallFlash {
     fn below(rig: &Rig) -> SmallFlash {
         let dir = rig.base.path().join("store/data");
         let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("flash", &dir, "tmpfs", flags, Some(c"size=48m,mode=700")).unwrap();
+        let options = c"size=48m,mode=700,huge=within_size";
+        rustix::mount::mount("flash", &dir, "tmpfs", flags, Some(options)).unwrap();
         SmallFlash(dir)
+    }
+
+    fn used_bytes(&self) -> u64 {
+        let st = rustix::fs::statvfs(&self.0).unwrap();
+        (st.f_blocks - st.f_bfree) * st.f_frsize
     }
 
     /// Takes all the room that is left.
@@ -112,4 +118,69 @@ fn a_flash_that_others_filled_does_not_make_the_pfs_be_read_again_and_again() {
     assert!(fetched <= 4 << 20, "{fetched} bytes were fetched and could not be kept");
     assert!(after.flash_error.is_some(), "it is told");
     cache.crash();
+}
+
+/// A cache with every second MiB of a large file, and what its flash uses without it.
+fn half_of_a_file(rig: &Rig, flash: &SmallFlash) -> (Running, u64) {
+    rig.put("big", &pattern(1, 24 << 20));
+    let cache = rig.open();
+    let ino = cache.lookup("big").unwrap();
+    let before = flash.used_bytes();
+    let mut piece = vec![0; 1 << 20];
+    let opened = cache.fs.open(&Running::root(), ino, libc::O_RDONLY as u32, false, false);
+    drop(opened.unwrap());
+    for at in (0..24u64).step_by(2) {
+        assert_eq!(cache.fs.read(ino, at << 20, &mut piece).unwrap(), piece.len());
+    }
+    assert!(flash.used_bytes() >= before + (12 << 20), "nothing was filled in");
+    (cache, before)
+}
+
+#[test]
+fn what_is_evicted_leaves_nothing_on_flash_that_nobody_knows() {
+    let rig = Rig::new(48 * MIB);
+    let flash = SmallFlash::below(&rig);
+    let (cache, before) = half_of_a_file(&rig, &flash);
+    while cache.fs.space.evict_any(&cache.fs).is_ok() {}
+    let left = flash.used_bytes() - before;
+    assert!(left < MIB, "{left} bytes stay");
+    assert!(cache.read("big").unwrap() == pattern(1, 24 << 20));
+    cache.crash();
+}
+
+#[test]
+fn a_restart_gives_back_what_a_kill_left_on_no_map() {
+    let rig = Rig::new(48 * MIB);
+    let flash = SmallFlash::below(&rig);
+    let (cache, before) = half_of_a_file(&rig, &flash);
+    cache.crash();
+    // As fills do that are killed before the map is written.
+    let object = objects_of(&flash.0).into_iter().find(|(_, size)| *size == 24 << 20).unwrap().0;
+    let object = std::fs::File::options().read(true).write(true).open(object).unwrap();
+    let mut there = vec![0; 1 << 20];
+    for at in (1..24).step_by(2) {
+        object.read_exact_at(&mut there, at << 20).unwrap();
+        // Not where something was read ahead.
+        if there.iter().all(|byte| *byte == 0) {
+            object.write_all_at(&[3; 1 << 20], at << 20).unwrap();
+        }
+    }
+    drop(object);
+    assert!(flash.used_bytes() >= before + (24 << 20));
+    let cache = rig.open();
+    let used = flash.used_bytes() - before;
+    assert!(
+        used < 16 * MIB,
+        "{used} bytes stay, of 12 MiB that are known and a piece that was read ahead"
+    );
+    assert!(cache.read("big").unwrap() == pattern(1, 24 << 20));
+    cache.crash();
+}
+
+/// Files below a directory of directories, and their sizes.
+fn objects_of(dir: &Path) -> Vec<(PathBuf, u64)> {
+    let below = |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let dirs = below(dir).filter(|path| path.is_dir()).collect::<Vec<_>>();
+    let files = dirs.iter().flat_map(|dir| below(dir));
+    files.map(|path| (path.clone(), path.metadata().unwrap().len())).collect()
 }

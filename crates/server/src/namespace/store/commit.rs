@@ -17,9 +17,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// A commit that does not fit by the estimate waits for a checkpoint if at least so many bytes of it
-/// are estimates, or if anything was removed: the database then tells the truth.
-const ESTIMATE_WORTH_CHECKING_BYTES: u64 = 256 << 10;
 /// How long a commit that waits for a free segment goes without looking for a failure.
 const RECHECK: Duration = Duration::from_millis(200);
 /// Rounds of that; each at least halves the estimate's share.
@@ -82,8 +79,7 @@ impl Inner {
             if self.space.fits(self.data_pages.load(Ordering::Relaxed), pending, growth) {
                 return Ok(waited);
             }
-            let removals = self.removals.load(Ordering::Relaxed);
-            if pending < ESTIMATE_WORTH_CHECKING_BYTES && removals == 0 {
+            if !self.may_settle() {
                 break;
             }
             waited = true;

@@ -31,6 +31,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+/// Where the estimate leaves too little, a checkpoint is waited for if at least so many bytes of it are estimates, or
+/// if anything was removed: the database then tells the truth.
+const ESTIMATE_WORTH_CHECKING_BYTES: u64 = 256 << 10;
+
 /// The store. Dropping it without [`LmdbStore::close`] leaves the log to be replayed.
 pub struct LmdbStore {
     pub(super) inner: Arc<Inner>,
@@ -263,6 +267,12 @@ impl Inner {
         e
     }
 
+    /// True if a checkpoint may show that more fits than it seems.
+    pub(super) fn may_settle(&self) -> bool {
+        self.pending_bytes.load(Ordering::Relaxed) >= ESTIMATE_WORTH_CHECKING_BYTES
+            || self.removals.load(Ordering::Relaxed) > 0
+    }
+
     pub(super) fn checkpoint(&self) -> Result<()> {
         let target = self.last_lsn.load(Ordering::Acquire);
         self.control.force(target, || {
@@ -368,5 +378,12 @@ impl NamespaceStore for LmdbStore {
             inodes: i.inodes.load(Ordering::Relaxed),
             inodes_free: i.space.files_free(pages, i.pending_bytes.load(Ordering::Relaxed)),
         }
+    }
+    fn settle_usage(&self) -> Result<bool> {
+        let may = self.inner.may_settle();
+        if may {
+            self.inner.checkpoint()?;
+        }
+        Ok(may)
     }
 }

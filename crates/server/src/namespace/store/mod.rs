@@ -128,6 +128,9 @@ pub trait NamespaceStore: Send + Sync {
     fn fault(&self) -> Option<String> {
         None
     }
-    /// How full it is.
+    /// How full it is, at once and in the worst case: what was removed or written anew since the last checkpoint may
+    /// count as used.
     fn usage(&self) -> StoreUsage;
+    /// Has [`NamespaceStore::usage`] tell the truth, by a checkpoint if that can change it. False if it cannot.
+    fn settle_usage(&self) -> Result<bool>;
 }
