@@ -35,7 +35,10 @@ impl CacheFs {
             if !file.state.lock().record.whole || self.is_untouched(file)? {
                 return Ok(());
             }
+            let was_open = file.state.lock().locals > 0;
             let before = self.flash.stat(file.ino)?;
+            // Else what is written now could get the times that it has already, where the kernel's grain is coarse.
+            let would_show = !was_open || self.clocks.has_passed(before.mtime);
             let entries = self.checksums(file, before.size_bytes, sums)?;
             let _meta = file.meta.lock();
             let _gate = file.gate.write();
@@ -46,7 +49,7 @@ impl CacheFs {
             let closed = state.locals == 0;
             // One that was cut meanwhile: checksums of what is gone would vouch for it.
             let is_cut = after.size_bytes < before.size_bytes;
-            if is_cut || (!same && closed) {
+            if is_cut || (closed && !(same && would_show)) {
                 continue;
             }
             for (first, run) in entries {
