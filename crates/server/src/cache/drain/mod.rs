@@ -337,8 +337,9 @@ impl CacheFs {
         if !std::mem::take(&mut state.listed) {
             return;
         }
-        drop(state);
+        // With its lock: who dirties it next is listed after this, not before.
         self.drainer.remove(file.ino);
+        drop(state);
         self.is_clean_again(file.number());
         drop(self.nodes.unpin(file.number()));
     }
