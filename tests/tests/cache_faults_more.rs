@@ -5,7 +5,6 @@
 use forebay_tests::cached::pattern;
 use forebay_tests::site::{Kind, Site};
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -119,9 +118,7 @@ fn a_bit_that_flips_on_flash_stays_there(kind: Kind) {
 /// Has the kernel forget what it has of a file.
 fn drop_pages(path: &Path) {
     let file = File::open(path).unwrap();
-    // SAFETY: plain numbers about a file that is open.
-    let said = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    assert_eq!(said, 0, "{}", path.display());
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
 fn kills_in_fills_and_evictions_lose_nothing(kind: Kind) {

@@ -158,15 +158,11 @@ impl CacheFs {
             let room = self.space.room_to_fill(self, bytes)?;
             let filled = self.fetch_piece(file, &source, piece.clone(), generation, &mut buffer);
             drop(room);
-            match filled {
-                Ok(true) => {}
-                Ok(false) => return Ok(()),
-                Err(error) => {
-                    if error == Errno::ENOSPC {
-                        self.space.fill_is_short(self, bytes);
-                    }
-                    return Err(error);
-                }
+            if filled == Err(Errno::ENOSPC) {
+                self.space.fill_is_short(self, bytes);
+            }
+            if !filled? {
+                return Ok(());
             }
             advise(&piece, Advice::DontNeed);
             let mut state = file.state.lock();

@@ -267,8 +267,8 @@ impl CacheFs {
         self.flash.fallocate(file.ino, punch, blocks.start * BLOCK_BYTES, length)
     }
 
-    /// A power cut can have left data of writes of which the map has nothing any more, or never had: what is
-    /// not here, and not on the PFS, is zeros.
+    /// Gives back what is on no map. A power cut can have left data of writes of which the map has nothing any more, or
+    /// never had: what is not here, and not on the PFS, is zeros.
     fn punch_what_is_not_here(&self, file: &CacheFile, state: &FileState) -> Result<()> {
         let size = self.flash.stat(file.ino)?.size_bytes;
         let end = size.div_ceil(BLOCK_BYTES);
@@ -283,27 +283,21 @@ impl CacheFs {
         Ok(())
     }
 
-    /// A kill in a fill or an eviction leaves data that is on no map: nothing would ever evict it.
-    fn give_back_what_is_not_here(&self, file: &CacheFile) -> Result<()> {
-        let state = file.state.lock();
-        let allocated = self.flash.stat(file.ino)?.blocks_512 * 512;
-        match allocated > state.map.present() * BLOCK_BYTES {
-            true => self.punch_what_is_not_here(file, &state),
-            false => Ok(()),
-        }
-    }
-
     /// A kill can have come between the record of a clean file and its size here; a name of ours
     /// that it had while it was dirty may be left.
     fn repair_clean(&self, file: &Arc<CacheFile>) -> Result<()> {
         let size = file.state.lock().record.base.size;
-        if self.flash.stat(file.ino)?.size_bytes != size {
+        let object = self.flash.stat(file.ino)?;
+        if object.size_bytes != size {
             self.flash.truncate(file.ino, size)?;
         }
-        let is_whole = { file.state.lock().record.whole };
-        if !is_whole {
-            self.give_back_what_is_not_here(file)?;
+        let state = file.state.lock();
+        // A kill in a fill or an eviction leaves data that is on no map: nothing would ever evict it.
+        let has_more = object.blocks_512 * 512 > state.map.present() * BLOCK_BYTES;
+        if has_more && !state.record.whole {
+            self.punch_what_is_not_here(file, &state)?;
         }
+        drop(state);
         if let Err(error) = self.release_kept(file) {
             tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS");
         }
