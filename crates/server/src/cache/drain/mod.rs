@@ -10,6 +10,7 @@ mod copy;
 mod dirsync;
 mod due;
 mod foreground;
+pub(crate) mod instead;
 mod leftover;
 pub(crate) mod policy;
 mod publish;

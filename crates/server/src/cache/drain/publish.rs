@@ -77,7 +77,7 @@ impl CacheFs {
             self.save(file, |record| record.base = Base::of(&found.stat))?;
         }
         let named = found.inode.is_none();
-        let replaces = file.state.lock().record.as_owner.is_some();
+        let replaces = file.replaces();
         if replaces && !named {
             return Err(Failed::conflict("the file that it was to replace has no name any more"));
         }
@@ -162,7 +162,12 @@ impl CacheFs {
         let key = {
             let state = file.state.lock();
             let recorded = [Some(&state.record.path), state.record.was_at.as_ref()];
-            paths.extend(recorded.into_iter().flatten().map(|path| path.as_bytes().to_vec()));
+            let recorded = recorded.into_iter().flatten().map(|path| path.as_bytes().to_vec());
+            match state.record.as_owner.is_some() {
+                // Other names are of the file that it replaces: they stay that one's.
+                true => paths.splice(..0, recorded).for_each(drop),
+                false => paths.extend(recorded),
+            }
             state.record.key
         };
         match self.find_by(file, key, paths) {

@@ -222,6 +222,7 @@ impl CacheFs {
             }
             state.save(&self.flash, file, |record| {
                 record.key = stat.key;
+                record.path = PathBytes::new(path);
                 record.base = Base::of(&stat);
                 record.as_owner = as_owner;
                 record.fetch_limit = 0;

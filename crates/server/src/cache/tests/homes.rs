@@ -239,7 +239,45 @@ fn work(shared: &Shared, mut acknowledge: impl FnMut()) {
     acknowledge();
 }
 
-/// Not a test by itself: the servers that are killed.
+#[test]
+fn a_file_elsewhere_that_is_to_replace_another_one_is_linked_in_its_place_only() {
+    let base = tempfile::tempdir().unwrap();
+    let (pfs, root) = (base.path().join("pfs"), Caller::root());
+    std::fs::create_dir(&pfs).unwrap();
+    let shared = Shared::open(base.path());
+    // Numbered names take turns: of each four, two have their home at each server.
+    for name in (0..4).map(|n| format!("a{n}")) {
+        shared.write(&name, &data(1));
+        shared.flush("before");
+        shared.write(&name, &data(2));
+        std::fs::write(pfs.join("theirs"), b"theirs").unwrap();
+        std::fs::rename(pfs.join("theirs"), pfs.join(&name)).unwrap();
+        let path = format!("/{name}").into_bytes();
+        let home = shared.servers.iter().map(|server| &server.fs);
+        let home =
+            home.max_by_key(|fs| fs.flush(&root, &path).map_or(0, |tree| tree.files)).unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while home.tree_state(&root, &path).unwrap().conflicts == 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        home.pfs.foul.store(libc::ENOSPC, Ordering::Relaxed);
+        home.resolve(&root, &path, forebay_proto::cache::Keep::Ours).unwrap();
+        let ino = shared.lookup(&name).unwrap();
+        let linked = format!("l{name}");
+        let link = || shared.names().link(&root, ino, Ino::ROOT, linked.as_bytes()).map(drop);
+        assert!(matches!(link(), Err(Errno::ENOSPC | Errno::EIO)), "{name}");
+        assert_eq!(std::fs::read(pfs.join(&name)).unwrap(), b"theirs", "{name}");
+        home.pfs.foul.store(0, Ordering::Relaxed);
+        link().unwrap();
+        shared.flush("after");
+        for name in [&name, &linked] {
+            assert!(std::fs::read(pfs.join(name)).unwrap() == data(2), "{name}");
+        }
+        shared.home(ino).forget(ino, 1);
+    }
+    shared.crash();
+}
+
 #[test]
 fn a_changed_limit_of_drains_is_kept_over_a_restart() {
     let base = tempfile::tempdir().unwrap();
@@ -254,6 +292,7 @@ fn a_changed_limit_of_drains_is_kept_over_a_restart() {
     }
 }
 
+/// Not a test by itself: the servers that are killed.
 #[test]
 fn child_homes() {
     let Ok(base) = std::env::var(CHILD_BASE) else { return };

@@ -328,3 +328,101 @@ fn what_is_kept_of_a_file_with_an_acl_gives_its_group_no_more_than_the_acl_did()
         }
     }
 }
+
+/// A dirty file whose name has another file on the PFS, which ours is to replace: the drain has not done it yet, for
+/// the PFS fails.
+fn to_replace(rig: &Rig, cache: &Running) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(rig.pfs("f"), b"both have this").unwrap();
+    std::fs::set_permissions(rig.pfs("f"), PermissionsExt::from_mode(0o4755)).unwrap();
+    assert_eq!(cache.read("f").unwrap(), b"both have this");
+    cache.write("f", 0, b"OURS");
+    std::fs::write(rig.pfs("g"), b"another file").unwrap();
+    std::fs::hard_link(rig.pfs("g"), rig.pfs("g2")).unwrap();
+    std::fs::rename(rig.pfs("g"), rig.pfs("f")).unwrap();
+    conflict(cache);
+    cache.fs.pfs.foul.store(libc::EIO, Ordering::Relaxed);
+    cache.fs.resolve(&Caller::root(), b"/f", Keep::Ours).unwrap();
+}
+
+#[test]
+fn what_is_to_replace_another_file_is_linked_and_changed_in_its_place_only() {
+    use std::os::unix::fs::MetadataExt;
+    let (rig, root) = (Rig::new(64 * MIB), Caller::root());
+    let cache = rig.open();
+    to_replace(&rig, &cache);
+    let fs = &cache.fs;
+    let ino = cache.lookup("f").unwrap();
+    let mode = forebay_proto::SetAttr { mode: Some(0o640), ..Default::default() };
+    let name = b"user.of-ours";
+    // Theirs stays as it is.
+    let before = std::fs::metadata(rig.pfs("g2")).unwrap();
+    assert_eq!(fs.link(&root, ino, Ino::ROOT, b"l").map(drop), Err(Errno::EIO));
+    assert_eq!(fs.setattr(&root, ino, &mode).map(drop), Err(Errno::EIO));
+    assert_eq!(fs.setxattr(&root, ino, name, b"yes", 0, false), Err(Errno::EIO));
+    let after = std::fs::metadata(rig.pfs("g2")).unwrap();
+    assert_eq!((before.mode(), before.nlink()), (after.mode(), after.nlink()));
+    // A write by somebody else takes rights off ours.
+    let kill = forebay_proto::SetAttr { kill_suid: true, ..Default::default() };
+    fs.setattr(&root, ino, &kill).unwrap();
+    fs.pfs.foul.store(0, Ordering::Relaxed);
+    fs.link(&root, ino, Ino::ROOT, b"l").unwrap();
+    assert_eq!(std::fs::metadata(rig.pfs("f")).unwrap().mode() & 0o7777, 0o755);
+    fs.setattr(&root, ino, &mode).unwrap();
+    fs.setxattr(&root, ino, name, b"yes", 0, false).unwrap();
+    assert!(cache.flush("/").is_durable());
+    let (file, link) = ["f", "l"].map(|name| std::fs::metadata(rig.pfs(name)).unwrap()).into();
+    assert_eq!((file.ino(), file.mode() & 0o7777), (link.ino(), 0o640));
+    assert_eq!(fs.getxattr(ino, name).unwrap(), b"yes");
+    assert_eq!(rig.read_pfs("l"), b"OURS have this");
+    assert_eq!(rig.read_pfs("g2"), b"another file");
+    cache.crash();
+}
+
+#[test]
+fn other_names_of_a_file_that_is_to_be_replaced_stay_that_ones() {
+    let (rig, root) = (Rig::new(64 * MIB), Caller::root());
+    for removed in [false, true] {
+        let cache = rig.open();
+        to_replace(&rig, &cache);
+        // Known, and looked up last.
+        cache.lookup("g2").unwrap();
+        if removed {
+            assert_eq!(cache.fs.unlink(&root, Ino::ROOT, b"f"), Err(Errno::EIO));
+        }
+        cache.fs.pfs.foul.store(0, Ordering::Relaxed);
+        match removed {
+            true => cache.fs.unlink(&root, Ino::ROOT, b"f").unwrap(),
+            false => assert!(cache.flush("/").is_durable()),
+        }
+        assert!(cache.flush("/").is_durable());
+        assert_eq!(std::fs::read(rig.pfs("f")).ok(), (!removed).then(|| b"OURS have this".into()));
+        assert_eq!(rig.read_pfs("g2"), b"another file");
+        cache.crash();
+        std::fs::remove_file(rig.pfs("g2")).unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_was_to_be_replaced_and_is_kept_after_all_drains_in_place() {
+    let rig = Rig::new(64 * MIB);
+    for keep in [Keep::Theirs, Keep::Both] {
+        let cache = rig.open();
+        to_replace(&rig, &cache);
+        let mut theirs = pattern(1, 300_000);
+        std::fs::write(rig.pfs("f"), &theirs).unwrap();
+        cache.fs.pfs.foul.store(0, Ordering::Relaxed);
+        conflict(&cache);
+        cache.fs.resolve(&Caller::root(), b"/f", keep).unwrap();
+        assert_eq!(cache.read("f").unwrap(), theirs);
+        cache.write("f", 299_999, b"and more");
+        assert!(cache.flush("/").is_durable());
+        theirs.truncate(299_999);
+        theirs.extend_from_slice(b"and more");
+        assert!(rig.read_pfs("f") == theirs, "{keep:?}: with all of theirs");
+        cache.crash();
+        for name in ["f", "g2", "f.forebay-ours"] {
+            let _not_of_each = std::fs::remove_file(rig.pfs(name));
+        }
+    }
+}

@@ -23,8 +23,6 @@ const CHILD: &str = "cache::tests::model::child_model";
 /// Small enough that files are evicted, and writers wait.
 const CAPACITY: u64 = 10 * MIB;
 const STEPS_MAX: usize = 60;
-/// Longest run of a test suite; longer ones are by hand.
-const SHORT_S: u64 = 60;
 /// Points of one round at which it may be killed.
 const KILL_AT_MAX: u64 = 120;
 
