@@ -132,9 +132,7 @@ impl CacheFs {
             || change.atime.is_some()
             || change.mtime.is_some();
         if through {
-            if change.mode.is_some() || change.uid.is_some() || change.gid.is_some() {
-                self.must_be_in_place(file.as_ref())?;
-            }
+            self.must_be_in_place(file.as_ref())?;
             let fd = self.open_node(ino, &who)?;
             self.own_change(file.as_ref(), ino, &who, || {
                 let _act = who.act()?;

@@ -1,7 +1,7 @@
 //! Files that wait to take the place of somebody else's: `resolve --keep ours` where the PFS has another file of that
 //! name. Until the drain has put ours there (`as_owner` on record), what is done to the PFS file by its name is done to theirs.
 //!
-//! Invariant: nothing that is meant for ours (a hard link, owner, mode, xattrs) is done to theirs: it waits until ours has the
+//! Invariant: nothing that is meant for ours (a hard link, owner, mode, times, xattrs) is done to theirs: it waits until ours has the
 //! name, or is refused. Called by `names` and `attrs`, and for links of files elsewhere by `homes`.
 
 use super::super::CacheFs;
