@@ -23,12 +23,13 @@ const FORGOTTEN_TRIES: u32 = 20;
 /// How often clean files go so that one more can be made.
 const MAKE_TRIES: u32 = 20;
 
-/// A file that is being opened: a kernel that gets it must meet no holes where blocks were.
+/// A file that is being opened, or decided about: nothing of it is evicted, for a kernel that gets it must meet no holes
+/// where blocks were, and what was all here of a conflict must stay so.
 pub(super) struct Opening(Arc<CacheFile>);
 
 impl Opening {
     /// `None` if it was forgotten.
-    fn of(file: Arc<CacheFile>) -> Option<Opening> {
+    pub(super) fn of(file: Arc<CacheFile>) -> Option<Opening> {
         let mut state = file.state.lock();
         if state.forgotten {
             return None;

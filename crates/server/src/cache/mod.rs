@@ -22,6 +22,7 @@ mod events;
 mod evict;
 mod file;
 mod filesystem;
+mod filling;
 mod flash;
 mod homes;
 mod intents;

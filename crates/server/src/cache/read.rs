@@ -7,6 +7,7 @@
 
 use super::CacheFs;
 use super::file::CacheFile;
+use super::filling::Filling;
 use super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
 use crossbeam_channel::{Receiver, TrySendError};
 use forebay_proto::{Errno, Result};
@@ -111,7 +112,7 @@ impl CacheFs {
         blocks: Range<u64>,
         window: u64,
     ) -> Result<()> {
-        let (run, generation) = {
+        let (filling, generation) = {
             let mut state = file.state.lock();
             let missing = |b: &u64| !state.here(*b);
             let Some(first) = blocks.clone().find(|b| missing(b) && !state.filling.contains(b))
@@ -126,19 +127,18 @@ impl CacheFs {
             let end = (first..until)
                 .find(|b| state.here(*b) || state.filling.contains(b))
                 .unwrap_or(until);
-            state.filling.extend(first..end);
-            (first..end, state.generation)
+            (Filling::begin(file, &mut state, first..end), state.generation)
         };
-        let result = self.fetch_run(file, run.clone(), generation);
-        let mut state = file.state.lock();
-        for block in run {
-            state.filling.remove(&block);
-        }
-        file.filled.notify_all();
-        result
+        self.fetch_run(file, filling, generation)
     }
 
-    fn fetch_run(&self, file: &Arc<CacheFile>, run: Range<u64>, generation: u64) -> Result<()> {
+    fn fetch_run(
+        &self,
+        file: &Arc<CacheFile>,
+        mut filling: Filling<'_>,
+        generation: u64,
+    ) -> Result<()> {
+        let run = filling.left();
         let source = self.source_of(file)?;
         // All of the run is asked for at once, so that the PFS works while a piece is put on flash.
         // What is on flash then need not be in the page cache too. Only speed depends on either.
@@ -165,11 +165,7 @@ impl CacheFs {
                 return Ok(());
             }
             advise(&piece, Advice::DontNeed);
-            let mut state = file.state.lock();
-            for block in piece.clone() {
-                state.filling.remove(&block);
-            }
-            file.filled.notify_all();
+            filling.came(piece.end);
             at = piece.end;
         }
         Ok(())
@@ -194,6 +190,7 @@ impl CacheFs {
             read => read?,
         }
         self.counters.filled(length as u64);
+        crate::step::step("a fill has read the PFS");
         let _gate = file.gate.read();
         // A truncation cannot come in between now; one that came before counts.
         let limit = {

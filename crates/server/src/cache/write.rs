@@ -334,6 +334,8 @@ impl CacheFs {
             return Err(Errno::EAGAIN);
         }
         self.mark_dirty(file, &mut state)?;
+        // What is being fetched of it would come over it.
+        state.generation += 1;
         let size = self.flash.stat(file.ino)?.size_bytes;
         let reach = if mode & keep == 0 { end } else { end.min(size) };
         let blocks = blocks_of(offset, reach.saturating_sub(offset));

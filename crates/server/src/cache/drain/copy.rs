@@ -183,11 +183,11 @@ impl CacheFs {
             if entry.has(bits::OPEN) {
                 entries[i] = sum.without(bits::OPEN);
                 written.blocks.push((block, entries[i]));
-            } else if (entry.crc, entry.len) == (sum.crc, sum.len)
-                || is_content(&entry, bytes)
-                // A kernel writes it at this moment.
-                || state.record.whole
-            {
+            } else if (entry.crc, entry.len) == (sum.crc, sum.len) || is_content(&entry, bytes) {
+                written.blocks.push((block, sum));
+            } else if state.record.whole {
+                // A kernel writes it at this moment. What the PFS has is this, not what it had before.
+                entries[i] = sum;
                 written.blocks.push((block, sum));
             } else {
                 tracing::error!(path = %state.record.path, block, "damaged on flash: its checksum is another");

@@ -6,6 +6,7 @@
 //! what stands at its name.
 
 use super::super::CacheFs;
+use super::super::attach::Opening;
 use super::super::file::CacheFile;
 use super::super::map::{BLOCK_BYTES, bits};
 use super::super::paths::{joined, split};
@@ -68,6 +69,8 @@ impl CacheFs {
 
     fn end_conflict_undrained(&self, file: &Arc<CacheFile>, keep: Keep) -> Result<()> {
         let _one = file.drain.lock();
+        // All that is here stays until it is dirty again, or where it belongs.
+        let _stays = Opening::of(file.clone());
         self.pfs.check()?;
         if self.data_is_lost(file)? {
             return match keep {
@@ -214,7 +217,9 @@ impl CacheFs {
         };
         let size = self.flash.stat(file.ino)?.size_bytes;
         {
+            let _gate = file.gate.write();
             let mut state = file.state.lock();
+            state.generation += 1;
             // All of it is dirty, and nothing of theirs counts.
             let here: Vec<_> = state.map.blocks().filter(|(_, e)| e.has(bits::PRESENT)).collect();
             for (block, entry) in here {

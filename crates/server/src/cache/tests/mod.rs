@@ -4,6 +4,7 @@
 mod attributes;
 mod data;
 mod faults;
+mod fills;
 mod full;
 mod homes;
 mod kill;
