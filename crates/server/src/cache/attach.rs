@@ -178,7 +178,6 @@ impl CacheFs {
                     record.state = State::Clean;
                     record.whole = false;
                     record.resized = false;
-                    record.as_owner = None;
                 })?;
                 crate::step::step("what is dropped is not dirty any more");
                 state.clean_unsynced = true;
@@ -201,8 +200,6 @@ impl CacheFs {
                 record.whole = false;
                 record.resized = false;
                 record.draining = None;
-                // It is no other file any more that ours was to replace.
-                record.as_owner = None;
                 record.failure = None;
                 record.lost_bytes = None;
             })?;

@@ -132,7 +132,6 @@ impl CacheFs {
             || change.atime.is_some()
             || change.mtime.is_some();
         if through {
-            self.must_be_in_place(file.as_ref())?;
             let fd = self.open_node(ino, &who)?;
             self.own_change(file.as_ref(), ino, &who, || {
                 let _act = who.act()?;
@@ -187,17 +186,12 @@ impl CacheFs {
     /// The same with the file's `meta` locked, if it has data here.
     pub(super) fn kill_suid_locked(&self, ino: Ino) -> Result<()> {
         let known = self.nodes.get(ino)?;
-        if let Some(file) = &known.file {
-            // Where it has still to be put in theirs' place.
-            file.state.lock().save(&self.flash, file, |record| {
-                if let Some(owner) = &mut record.as_owner {
-                    owner.mode &= !suid_of(owner.mode);
-                }
-            })?;
-        }
         let fd = self.open_node_any(ino)?;
         let mode = self.pfs.stat_fd(fd.as_fd())?.mode;
-        let kill = suid_of(mode);
+        let mut kill = mode & libc::S_ISUID;
+        if mode & libc::S_IXGRP != 0 {
+            kill |= mode & libc::S_ISGID;
+        }
         if kill == 0 {
             return Ok(());
         }
@@ -307,7 +301,6 @@ impl CacheFs {
         if name.starts_with(OWN) {
             return Err(Errno::EPERM);
         }
-        self.must_be_in_place(known.file.as_ref())?;
         let fd = self.open_node(ino, &who)?;
         let path = proc_path(fd.as_fd(), b"");
         self.own_change(known.file.as_ref(), ino, &who, || {
@@ -325,7 +318,6 @@ impl CacheFs {
         if name == DRAIN_POLICY {
             return self.set_policy(&who, ino, None);
         }
-        self.must_be_in_place(known.file.as_ref())?;
         let fd = self.open_node(ino, &who)?;
         let path = proc_path(fd.as_fd(), b"");
         self.own_change(known.file.as_ref(), ino, &who, || {
@@ -403,14 +395,6 @@ impl CacheFs {
             _ => return Err(Errno::ENODATA),
         };
         Ok(value.into_bytes())
-    }
-}
-
-/// What of a mode a write takes off: suid, and sgid of what the group may execute.
-fn suid_of(mode: u32) -> u32 {
-    match mode & libc::S_IXGRP != 0 {
-        true => mode & (libc::S_ISUID | libc::S_ISGID),
-        false => mode & libc::S_ISUID,
     }
 }
 

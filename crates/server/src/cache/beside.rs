@@ -12,7 +12,7 @@
 use super::CacheFs;
 use super::act::Who;
 use super::file::CacheFile;
-use super::names::DRAIN_PREFIX;
+use super::names::{At, DRAIN_PREFIX};
 use super::paths::{joined, split};
 use super::pfs::{Key, PfsStat, errno};
 use super::record::{Base, Draining, Record};
@@ -278,6 +278,21 @@ impl CacheFs {
             },
         };
         file.state.lock().save(&self.flash, file, |record| record.path = other)
+    }
+
+    /// A name leads to a file: if it had none that was known but ours, this is where it is from now on. Should somebody remove
+    /// that one on the PFS, what is dirty is in conflict, and does not drain to a name of ours.
+    pub(super) fn found_again(&self, file: &CacheFile, at: At<'_>) -> Result<()> {
+        let is_ours = |record: &Record| record.kept_as.as_ref() == Some(&record.path);
+        if !is_ours(&file.state.lock().record) {
+            return Ok(());
+        }
+        let path = PathBytes::new(&self.path_below(at)?);
+        file.state.lock().save(&self.flash, file, |record| {
+            if is_ours(record) {
+                record.path = path;
+            }
+        })
     }
 
     /// Gives a file a name of ours in the directory of one that it has.

@@ -207,11 +207,6 @@ impl CacheFile {
         self.state.lock().forgotten
     }
 
-    /// True if what has its name on the PFS is another file, in whose place the drain is to put it.
-    pub fn replaces(&self) -> bool {
-        self.state.lock().record.as_owner.is_some()
-    }
-
     /// True if the object shows size and times of the file, not the PFS.
     pub fn is_dirty(&self) -> bool {
         self.state.lock().record.is_dirty()

@@ -5,7 +5,6 @@
 
 use super::CacheFs;
 use super::act::Who;
-use super::drain::instead::{self, until_in_place};
 use super::file::CacheFile;
 use super::homes::Left;
 use super::own_change::lock_metas;
@@ -119,6 +118,9 @@ impl CacheFs {
             (None, FileKind::File) => self.dirty_by_key(ino, stat.key)?,
             (file, _) => file,
         };
+        if let Some(file) = &file {
+            self.found_again(file, (parent, name))?;
+        }
         Ok(Entry { attr: self.attr_of(ino, stat, file.as_ref())? })
     }
 
@@ -186,17 +188,11 @@ impl CacheFs {
             return Err(Errno::EPERM);
         }
         let dir = self.open_parent(&who, parent, name)?;
-        let linked = || {
+        let (before, stat) = self.moves.follow(|| {
             let known = self.nodes.get(ino)?;
-            let link = || self.link_one_of(&who, ino, (dir.as_fd(), name));
-            self.own_change(known.file.as_ref(), ino, &who, link)
-        };
-        let (before, stat) = until_in_place(instead::LOOK, |_| {
-            match self.is_elsewhere(ino, known.kind) {
-                true => self.must_be_in_place_at_home(ino)?,
-                false => self.must_be_in_place(self.nodes.get(ino)?.file.as_ref())?,
-            }
-            self.moves.follow(linked)
+            self.own_change(known.file.as_ref(), ino, &who, || {
+                self.link_one_of(&who, ino, (dir.as_fd(), name))
+            })
         })?;
         let entry = self.entry(parent, name, &stat, &who)?;
         if self.is_elsewhere(ino, known.kind) {
@@ -226,10 +222,6 @@ impl CacheFs {
             };
             // A drain puts another inode under a name, and its key on the node.
             let _settled = self.publishing.read_recursive();
-            if self.nodes.get(ino)?.file.is_some_and(|file| file.replaces()) {
-                // Since it was looked: theirs would get the name.
-                return Err(Errno::EAGAIN);
-            }
             let _act = who.act()?;
             let before = match self.pfs.stat_at(old_dir.as_fd(), old_name) {
                 Ok(stat) if self.nodes.number(stat.key) == Some(ino) => stat,
@@ -274,28 +266,11 @@ impl CacheFs {
         goes: bool,
         caller: &Caller,
     ) -> Result<Leaving<'_>> {
-        let mut leaving = self.leaving_here(who, dir, at, goes)?;
-        if leaving.stat.nlink > 1 && self.was_put_in_place(&leaving)? {
-            leaving = self.leaving_here(who, dir, at, goes)?;
-        }
+        let leaving = self.leaving_here(who, dir, at, goes)?;
         if let (true, Some(node)) = (leaving.is_elsewhere(), &leaving.node) {
             self.tell_leaving(node.ino);
         }
         Ok(Leaving { client: caller.request.client, ..leaving })
-    }
-
-    /// Of a file with several names, one of them moves or goes: they must be its own, not those of another file, in the
-    /// place of which it is still to be put. True if that was so: then it has another inode.
-    fn was_put_in_place(&self, leaving: &Leaving<'_>) -> Result<bool> {
-        match (&leaving.node, &leaving.file) {
-            (Some(node), None)
-                if leaving.is_elsewhere() && leaving.stat.kind() == FileKind::File =>
-            {
-                self.must_be_in_place_at_home(node.ino).map(|()| true)
-            }
-            (_, Some(file)) if file.replaces() => self.must_be_in_place(Some(file)).map(|()| true),
-            _ => Ok(false),
-        }
     }
 
     fn leaving_here(

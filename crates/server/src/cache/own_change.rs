@@ -1,6 +1,6 @@
 //! Changes of PFS files by us, after which they still are what the base says.
 //!
-//! Invariant: the base follows a change only if the file was as it says right before; what somebody else did
+//! Invariant: the base's times follow a change only if the file was as it says right before; what somebody else did
 //! in between is seen by the next open. Called by `names`, `attrs`, and for names at another server by `homes`.
 
 use super::CacheFs;
@@ -60,7 +60,11 @@ impl CacheFs {
         let same_data = (base.size, base.mtime) == (before.size, before.mtime);
         let held = same_data && (base.ctime == before.ctime || state.record.is_dirty());
         if !held || base.size != after.size {
-            return Ok(());
+            // Its data is somebody else's; whose it is we have said.
+            return match before.owner == after.owner {
+                true => Ok(()),
+                false => state.save(&self.flash, file, |record| record.base.owner = after.owner),
+            };
         }
         state.save(&self.flash, file, |record| {
             record.base.mtime = after.mtime;

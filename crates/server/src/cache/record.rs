@@ -125,10 +125,6 @@ pub(crate) struct Record {
     /// A truncation that may not have been done.
     pub truncating_to: Option<u64>,
     pub draining: Option<Draining>,
-    /// What has its name on the PFS is another file, which it replaces: it is to have this owner and mode, not
-    /// those of what it replaces.
-    #[serde(default)]
-    pub as_owner: Option<Owner>,
     /// What the owning group may (three bits), where an ACL of the PFS file says more than its mode.
     #[serde(default)]
     pub acl_group: Option<u32>,
@@ -160,7 +156,7 @@ impl Record {
     pub fn own_owner(&self) -> Owner {
         let base = self.base.owner;
         let group = self.acl_group.map_or(0o070, |rights| rights << 3);
-        self.as_owner.unwrap_or(Owner { mode: base.mode & (!0o070 | group), ..base })
+        Owner { mode: base.mode & (!0o070 | group), ..base }
     }
 
     /// Of a PFS file of which nothing is here yet.
@@ -176,7 +172,6 @@ impl Record {
             resized: false,
             truncating_to: None,
             draining: None,
-            as_owner: None,
             acl_group: None,
             removed: false,
             kept_as: None,

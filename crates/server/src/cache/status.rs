@@ -10,7 +10,7 @@ use super::file::CacheFile;
 use super::map::{BLOCK_BYTES, bits};
 use super::names::DRAIN_PREFIX;
 use super::paths::rooted;
-use super::pfs::{PfsStat, errno};
+use super::pfs::{Key, PfsStat, errno};
 use super::record::State;
 use forebay_proto::attr::FileKind;
 use forebay_proto::cache::{
@@ -148,6 +148,15 @@ impl CacheFs {
         Ok((path, stat))
     }
 
+    /// What a path leads to, if that may be a file which is known here by other names only.
+    fn key_of_a_name(&self, path: &[u8]) -> Option<Key> {
+        if path.is_empty() || self.probe.is_silent() {
+            return None;
+        }
+        let stat = self.pfs.stat(path).ok()?;
+        (stat.kind() == FileKind::File && stat.nlink > 1).then_some(stat.key)
+    }
+
     /// Listed files at or below a path.
     pub(super) fn listed_below(&self, path: &[u8]) -> Result<Vec<Arc<CacheFile>>> {
         let is_below = |of: &[u8]| {
@@ -158,7 +167,11 @@ impl CacheFs {
         if !path.is_empty() {
             self.look_where(&files)?;
         }
+        let named = self.key_of_a_name(path);
         files.retain(|file| {
+            if named.is_some_and(|key| file.state.lock().record.key == key) {
+                return true;
+            }
             let paths = self.nodes.paths(file.number());
             match paths.is_empty() {
                 // It has no name on the PFS any more that is known.
@@ -474,7 +487,7 @@ impl CacheFs {
         if caller.uid != 0 && caller.uid != uid {
             return Err(Errno::EPERM);
         }
-        self.end_conflict(&file, keep)?;
+        self.end_conflict(&file, keep, &below)?;
         match self.tree_state(caller, path) {
             Err(Errno::ENOENT) => Ok(TreeState::default()),
             other => other,

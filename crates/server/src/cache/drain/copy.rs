@@ -12,6 +12,7 @@
 use super::super::CacheFs;
 use super::super::file::CacheFile;
 use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::super::record::State;
 use super::foreground::Turn;
 use super::{Failed, failed, lost};
 use forebay_proto::control::Verify;
@@ -76,6 +77,8 @@ impl CacheFs {
         let mut on_way: VecDeque<Sent> = VecDeque::new();
         let mut at = 0;
         let mut turn = Turn::begin();
+        // A person has decided about a conflict, and waits.
+        let is_waited_for = file.state.lock().record.state == State::Conflict;
         while at < blocks.len() {
             let most = (PIECE_BYTES / BLOCK_BYTES) as usize;
             let run = blocks[at..]
@@ -92,7 +95,9 @@ impl CacheFs {
             if self.drainer.is_stopping() || file.state.lock().gone {
                 return Err(failed(Errno::ECANCELED, "drain"));
             }
-            self.drainer.pace(length as u64);
+            if !is_waited_for {
+                self.drainer.pace(length as u64);
+            }
             self.pfs
                 .weather()
                 .and_then(|()| target.write_all_at(data, offset).map_err(|e| Errno::from_io(&e)))

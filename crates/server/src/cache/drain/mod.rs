@@ -10,7 +10,6 @@ mod copy;
 mod dirsync;
 mod due;
 mod foreground;
-pub(crate) mod instead;
 mod leftover;
 pub(crate) mod policy;
 mod publish;

@@ -12,7 +12,7 @@ use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::names::DRAIN_PREFIX;
 use super::super::paths::split;
 use super::super::pfs::{Key, PfsStat, errno, proc_path};
-use super::super::record::{Base, Draining, Record, State};
+use super::super::record::{Base, Draining, Owner, Record, State};
 use super::copy::Memory;
 use super::settle::Sums;
 use super::{Failed, failed, lost};
@@ -31,6 +31,8 @@ pub(super) struct Found {
     pub stat: PfsStat,
     /// It has no name that is known any more.
     pub inode: Option<Arc<OwnedFd>>,
+    /// It is another file, which ours replaces: that is to have this owner and mode.
+    pub instead_as: Option<Owner>,
 }
 
 /// What is to be done for one file, fixed at the start of its drain.
@@ -77,24 +79,43 @@ impl CacheFs {
             self.save(file, |record| record.base = Base::of(&found.stat))?;
         }
         let named = found.inode.is_none();
-        let replaces = file.replaces();
-        if replaces && !named {
-            return Err(Failed::conflict("the file that it was to replace has no name any more"));
-        }
         let job = self.begin_job(file)?;
         let whole = job.fetch_limit == 0 && found.stat.nlink == 1 && named && !self.in_parts(file);
-        let done = match whole || replaces {
+        let done = match whole {
             true => match self.by_temporary(file, &found, &job, memory) {
-                // Nothing is written into what is another file.
-                Err(Failed { in_place: true, .. }) if !replaces => {
-                    self.in_place(file, &found, &job, memory)
-                }
+                Err(Failed { in_place: true, .. }) => self.in_place(file, &found, &job, memory),
                 other => other,
             },
             false => self.in_place(file, &found, &job, memory),
         };
+        self.end_or_give_up(file, &job, done)
+    }
+
+    /// Puts a file in the place of another one, with an owner and mode of its own; all of it is dirty. EAGAIN: that one
+    /// has other attributes by now.
+    pub(super) fn publish_instead(
+        &self,
+        file: &Arc<CacheFile>,
+        (path, theirs): (&[u8], &PfsStat),
+        owner: Owner,
+        memory: &mut Memory,
+    ) -> Outcome<bool> {
+        self.clear_temporary(file)?;
+        let found =
+            Found { path: path.to_vec(), stat: *theirs, inode: None, instead_as: Some(owner) };
+        let job = self.begin_job(file)?;
+        let done = self.by_temporary(file, &found, &job, memory);
+        self.end_or_give_up(file, &job, done)
+    }
+
+    fn end_or_give_up(
+        &self,
+        file: &Arc<CacheFile>,
+        job: &Job,
+        done: Outcome<(PfsStat, Option<Verify>)>,
+    ) -> Outcome<bool> {
         match done {
-            Ok((stat, how)) => self.end_job(file, &job, &stat, how),
+            Ok((stat, how)) => self.end_job(file, job, &stat, how),
             Err(error) => {
                 file.state.lock().draining = None;
                 Err(error)
@@ -162,12 +183,7 @@ impl CacheFs {
         let key = {
             let state = file.state.lock();
             let recorded = [Some(&state.record.path), state.record.was_at.as_ref()];
-            let recorded = recorded.into_iter().flatten().map(|path| path.as_bytes().to_vec());
-            match state.record.as_owner.is_some() {
-                // Other names are of the file that it replaces: they stay that one's.
-                true => paths.splice(..0, recorded).for_each(drop),
-                false => paths.extend(recorded),
-            }
+            paths.extend(recorded.into_iter().flatten().map(|path| path.as_bytes().to_vec()));
             state.record.key
         };
         match self.find_by(file, key, paths) {
@@ -187,7 +203,9 @@ impl CacheFs {
         let mut gone = "it was removed on the PFS, or renamed";
         for path in paths {
             match self.pfs.stat(&path) {
-                Ok(stat) if stat.key == key => return Ok(Found { path, stat, inode: None }),
+                Ok(stat) if stat.key == key => {
+                    return Ok(Found { path, stat, inode: None, instead_as: None });
+                }
                 Ok(_) => gone = "another file has its name on the PFS",
                 Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
                 Err(e) => return Err(failed(e, "look at the PFS file")),
@@ -196,7 +214,7 @@ impl CacheFs {
         let inode = file.inode.lock().clone();
         match inode.as_ref().map(|inode| self.pfs.stat_fd(inode.as_fd())) {
             Some(Ok(stat)) if stat.key == key && stat.nlink > 0 => {
-                Ok(Found { path: Vec::new(), stat, inode })
+                Ok(Found { path: Vec::new(), stat, inode, instead_as: None })
             }
             _ if self.moves.are_none_since(moves) => Err(Failed::conflict(gone)),
             _ => Err(failed(Errno::EAGAIN, "follow a rename")),
@@ -345,7 +363,8 @@ impl CacheFs {
             let key = self.pfs.stat_fd(target.as_fd()).ok().map(|stat| stat.key);
             let is_it = self.nodes.get(file.number()).is_ok_and(|known| Some(known.key) == key);
             // Its inode number may be another file's as soon as it is gone.
-            if !is_it && self.tell_keys(file, found.stat.key, None).is_ok() {
+            let was = file.state.lock().record.key;
+            if !is_it && self.tell_keys(file, was, None).is_ok() {
                 self.drop_temporary(file, &dir, (dir_path, &temporary), key);
             }
         }
@@ -393,7 +412,10 @@ impl CacheFs {
         // A rename or chmod by us came in between: everything once more with what is so now.
         let moved = || failed(Errno::EAGAIN, "follow a rename");
         let now = self.pfs.stat_at(dir.as_fd(), name).map_err(|_| moved())?;
-        let base = file.state.lock().record.base;
+        let base = match found.instead_as {
+            Some(_) => Base::of(&found.stat),
+            None => file.state.lock().record.base,
+        };
         let attributes = |s: &PfsStat| (s.mode, s.uid, s.gid, s.ctime);
         if now.key != found.stat.key || attributes(&now) != attributes(&found.stat) {
             return Err(moved());
@@ -423,7 +445,8 @@ impl CacheFs {
         let flags = RenameFlags::EXCHANGE;
         let key = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?.key;
         let both = "tell the server of the names what it will be";
-        self.tell_keys(file, found.stat.key, Some(key)).map_err(at(both))?;
+        let was = file.state.lock().record.key;
+        self.tell_keys(file, was, Some(key)).map_err(at(both))?;
         crate::step::step("both inodes are the file where the names are");
         let now_is = at("tell the server of the names what it is");
         let _alone = self.publishing.write();
@@ -476,7 +499,11 @@ impl CacheFs {
                 record.key = stat.key;
                 record.base = Base::of(stat);
                 record.draining = None;
-                record.as_owner = None;
+                if record.state == State::Conflict {
+                    // Ours has taken the place of theirs, as it was decided.
+                    record.state = State::Dirty;
+                    record.failure = None;
+                }
             });
             saved.map_err(at("write the record on flash"))?;
             old

@@ -1,8 +1,8 @@
 //! Ending a conflict: which of two versions counts is decided by a person.
 //!
-//! Invariant: no version is dropped before the one that is kept is where it belongs: `ours` only makes
-//! the file dirty again against what the PFS has now, `both` drops ours here only after it is whole,
-//! fsynced and verified beside theirs. What is made for ours has the owner and mode that the file had, never those of
+//! Invariant: no version is dropped before the one that is kept is where it belongs: `ours` makes the file dirty
+//! again against what the PFS has now of the same inode, or, where another file has its name, is drained into that one's
+//! place before the command ends; `both` drops ours here only after it is whole, fsynced and verified beside theirs. What is made for ours has the owner and mode that the file had, never those of
 //! what stands at its name.
 
 use super::super::CacheFs;
@@ -12,6 +12,7 @@ use super::super::map::{BLOCK_BYTES, bits};
 use super::super::paths::{joined, split};
 use super::super::pfs::{PfsStat, errno};
 use super::super::record::{Base, Draining, State};
+use super::copy::Memory;
 use super::settle::Sums;
 use forebay_proto::attr::FileKind;
 use forebay_proto::cache::Keep;
@@ -28,6 +29,8 @@ use std::sync::Arc;
 const OURS: &[u8] = b".forebay-ours";
 /// Names that are tried for it: with a number from the second on.
 const NAMES_MAX: u32 = 1_000;
+/// How often ours is put in theirs' place again whose attributes were changed meanwhile.
+const REPLACE_TRIES: u32 = 3;
 
 /// Why a file's conflict was not ended, for people.
 pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
@@ -49,6 +52,9 @@ pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
         Errno::EBUSY => {
             ("it is open, or what has its name now was written here", "close it, then try again")
         }
+        Errno::ESTALE | Errno::EAGAIN => {
+            ("what has its name was changed in this moment", "look at it, then decide again")
+        }
         Errno::EPERM => ("it is another user's, or they may not", "who wrote it, or root, decides"),
         other => {
             let error = std::io::Error::from_raw_os_error(other.0);
@@ -61,13 +67,24 @@ pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
 impl CacheFs {
     /// Ends it. EINVAL if there is none; EISDIR if ours is to take the name of a directory; ENODATA if our version
     /// has parts that only the lost PFS file had.
-    pub(in super::super) fn end_conflict(&self, file: &Arc<CacheFile>, keep: Keep) -> Result<()> {
-        let ended = self.end_conflict_undrained(file, keep);
+    /// `named`: the path that was asked for.
+    pub(in super::super) fn end_conflict(
+        &self,
+        file: &Arc<CacheFile>,
+        keep: Keep,
+        named: &[u8],
+    ) -> Result<()> {
+        let ended = self.end_conflict_undrained(file, keep, named);
         self.end_lost(file)?;
         ended
     }
 
-    fn end_conflict_undrained(&self, file: &Arc<CacheFile>, keep: Keep) -> Result<()> {
+    fn end_conflict_undrained(
+        &self,
+        file: &Arc<CacheFile>,
+        keep: Keep,
+        named: &[u8],
+    ) -> Result<()> {
         let _one = file.drain.lock();
         // All that is here stays until it is dirty again, or where it belongs.
         let _stays = Opening::of(file.clone());
@@ -86,8 +103,11 @@ impl CacheFs {
             self.wait_closed(file, true)?;
         }
         self.settle(file, Sums::LeftToDrain)?;
-        let path = self.nodes.path(file.number());
-        let path = path.unwrap_or_else(|_| file.state.lock().record.path.as_bytes().to_vec());
+        let mut paths = self.nodes.paths(file.number());
+        paths.push(file.state.lock().record.path.as_bytes().to_vec());
+        // Of several names the one that was asked for.
+        let asked_for = paths.iter().position(|path| path == named).unwrap_or(0);
+        let path = paths.swap_remove(asked_for);
         let theirs = match self.pfs.stat(&path) {
             Ok(stat) => Some(stat),
             Err(Errno::ENOENT) => None,
@@ -136,6 +156,10 @@ impl CacheFs {
     /// The PFS file that ours belongs to is gone, or nothing of ours is left.
     fn forget_ours(&self, file: &Arc<CacheFile>) -> Result<()> {
         let _meta = file.meta.lock();
+        if file.state.lock().locals > 0 {
+            return Err(Errno::EBUSY);
+        }
+        self.unlink_kept(file)?;
         let key = {
             let mut state = file.state.lock();
             if state.locals > 0 {
@@ -184,16 +208,28 @@ impl CacheFs {
         path: &[u8],
         theirs: Option<PfsStat>,
     ) -> Result<()> {
-        if theirs.is_some_and(|theirs| theirs.kind() == FileKind::Dir) {
-            // No drain takes a directory's name: a tree is not ours to remove.
-            return Err(Errno::EISDIR);
-        }
         if !file.state.lock().is_whole() {
             return Err(Errno::ENODATA);
         }
-        if let Some(theirs) = &theirs
-            && let Some(other) = self.find(theirs.key)?
-        {
+        match theirs {
+            // No drain takes a directory's name: a tree is not ours to remove.
+            Some(theirs) if theirs.kind() == FileKind::Dir => return Err(Errno::EISDIR),
+            Some(theirs) => self.replace_theirs(file, path, theirs)?,
+            None => self.make_anew(file, path)?,
+        }
+        self.drainer.ask(std::slice::from_ref(file));
+        Ok(())
+    }
+
+    /// Ours takes the name of another file, whole and at once: as long as that one had the name, what is meant for
+    /// ours would be done to it, and to its other names.
+    fn replace_theirs(
+        &self,
+        file: &Arc<CacheFile>,
+        path: &[u8],
+        mut theirs: PfsStat,
+    ) -> Result<()> {
+        if let Some(other) = self.find(theirs.key)? {
             // What is here of theirs goes; not if it has something of its own.
             if other.is_dirty() {
                 return Err(Errno::EBUSY);
@@ -201,49 +237,72 @@ impl CacheFs {
             self.wait_closed(&other, false)?;
             self.forget_ours(&other)?;
         }
+        let owner = file.state.lock().record.own_owner();
+        self.all_is_dirty(file, |record| record.path = PathBytes::new(path))?;
+        crate::step::step("all of ours is dirty");
+        let mut memory = Memory::new();
+        let mut tries = 0;
+        loop {
+            match self.publish_instead(file, (path, &theirs), owner, &mut memory) {
+                Ok(_) => return Ok(()),
+                Err(failed) if failed.errno == Errno::EAGAIN && tries < REPLACE_TRIES => {
+                    // Its attributes were changed. Another file, or other data, is not what was decided about.
+                    let now = self.pfs.stat(path)?;
+                    if now.key != theirs.key || !Base::of(&theirs).holds_data(&now) {
+                        return Err(Errno::ESTALE);
+                    }
+                    (theirs, tries) = (now, tries + 1);
+                }
+                Err(failed) => return Err(failed.errno),
+            }
+        }
+    }
+
+    /// Nothing has the name: an empty file gets it, to be drained into.
+    fn make_anew(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
         let _alone = self.publishing.write();
         let (old, owner) = {
             let state = file.state.lock();
             (state.record.key, state.record.own_owner())
         };
-        let (stat, as_owner) = match theirs {
-            // The drain replaces it.
-            Some(stat) => (stat, Some(owner)),
-            None => {
-                let (_dir, made) = self.make_as_writer(file, path)?;
-                self.give_owner(&made, owner)?;
-                (self.pfs.stat_fd(made.as_fd())?, None)
-            }
-        };
-        let size = self.flash.stat(file.ino)?.size_bytes;
-        {
-            let _gate = file.gate.write();
-            let mut state = file.state.lock();
-            state.generation += 1;
-            // All of it is dirty, and nothing of theirs counts.
-            let here: Vec<_> = state.map.blocks().filter(|(_, e)| e.has(bits::PRESENT)).collect();
-            for (block, entry) in here {
-                state.put(&self.flash, file, block, &[entry.with(bits::DIRTY)])?;
-            }
-            state.save(&self.flash, file, |record| {
-                record.key = stat.key;
-                record.path = PathBytes::new(path);
-                record.base = Base::of(&stat);
-                record.as_owner = as_owner;
-                record.fetch_limit = 0;
-                record.whole = true;
-                record.resized = true;
-                record.state = State::Dirty;
-                record.failure = None;
-                record.draining = None;
-            })?;
-        }
-        tracing::debug!(size, "ours goes to the PFS as a new file");
+        let (_dir, made) = self.make_as_writer(file, path)?;
+        self.give_owner(&made, owner)?;
+        let stat = self.pfs.stat_fd(made.as_fd())?;
+        self.all_is_dirty(file, |record| {
+            record.key = stat.key;
+            record.path = PathBytes::new(path);
+            record.base = Base::of(&stat);
+            record.whole = true;
+            record.state = State::Dirty;
+            record.failure = None;
+            record.draining = None;
+        })?;
         crate::step::step("ours is the file on record");
         self.flash.rekey(old, stat.key)?;
         self.nodes.rekey(file.number(), stat.key);
-        self.tell_keys(file, stat.key, None)?;
-        self.drainer.ask(std::slice::from_ref(file));
+        self.tell_keys(file, stat.key, None)
+    }
+
+    /// All of ours is dirty from now on, and nothing of theirs counts.
+    fn all_is_dirty(
+        &self,
+        file: &CacheFile,
+        change: impl FnOnce(&mut super::super::record::Record),
+    ) -> Result<()> {
+        let _gate = file.gate.write();
+        let mut state = file.state.lock();
+        state.generation += 1;
+        let here: Vec<_> = state.map.blocks().filter(|(_, e)| e.has(bits::PRESENT)).collect();
+        for (block, entry) in here {
+            state.put(&self.flash, file, block, &[entry.with(bits::DIRTY)])?;
+        }
+        state.save(&self.flash, file, |record| {
+            record.fetch_limit = 0;
+            record.resized = true;
+            change(record);
+        })?;
+        drop(state);
+        self.space.dropped(file.ino);
         Ok(())
     }
 

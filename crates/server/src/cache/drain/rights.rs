@@ -61,8 +61,7 @@ impl CacheFs {
     ) -> Result<(), Failed> {
         let refused =
             |what: &'static str| move |e: Errno| Failed { in_place: true, ..failed(e, what) };
-        let as_owner = file.state.lock().record.as_owner;
-        if let Some(owner) = as_owner {
+        if let Some(owner) = found.instead_as {
             return self.give_owner(target, owner).map_err(told("give it its owner and mode"));
         }
         let old = self.pfs.open_at(&found.path, OFlags::PATH | OFlags::NOFOLLOW);

@@ -39,9 +39,6 @@ pub(crate) enum Asked {
     Unknown(Vec<Ino>),
     /// Of a home: policies of directories.
     Policies(Vec<(Key, String)>),
-    /// Of a home: this is about to get another name. EAGAIN as long as another file has its name on the PFS, in whose place
-    /// it has still to be put; `again`: asked so before.
-    Linking { ino: Ino, again: bool },
 }
 
 /// What happened to names of a file.

@@ -317,12 +317,6 @@ impl CacheFs {
         leaving.insert(ino, held);
     }
 
-    /// A file is about to get another name: EAGAIN until it is what has its name on the PFS.
-    pub(super) fn may_be_linked(&self, ino: Ino, again: bool) -> Result<()> {
-        let file = self.nodes.get(ino).ok().and_then(|known| known.file);
-        file.map_or(Ok(()), |file| self.is_in_place(&file, again))
-    }
-
     /// Something happened to names of a file.
     pub(crate) fn left(&self, left: &Left) -> Result<()> {
         let Some(homes) = self.at_home() else { return Err(Errno::EPROTO) };

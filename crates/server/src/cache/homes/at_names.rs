@@ -2,12 +2,11 @@
 
 use super::super::CacheFs;
 use super::super::act::Who;
-use super::super::drain::instead::until_in_place;
 use super::super::names::{At, Leaving};
 use super::super::pfs::{Key, PfsStat};
 use super::super::record::Base;
 use super::asked::{Asked, Left, Told, home_of};
-use super::{FILES_MAX, Homes, RETRY};
+use super::{FILES_MAX, Homes};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Ino, Result, ShardId};
 use parking_lot::RwLockReadGuard;
@@ -32,22 +31,6 @@ impl CacheFs {
         if let Err(error) = homes.ask_about_change(home_of(ino), &Asked::Leaving(ino)) {
             tracing::debug!(%ino, %error, "its home does not hear that a name is going");
         }
-    }
-
-    /// A file is about to get another name: it has to be what has its name on the PFS, which its home knows. One that is
-    /// away puts nothing in its place meanwhile.
-    pub(in super::super) fn must_be_in_place_at_home(&self, ino: Ino) -> Result<()> {
-        let Some(homes) = &self.homes else { return Ok(()) };
-        until_in_place(RETRY, |again| {
-            match homes.ask_about_change(home_of(ino), &Asked::Linking { ino, again }) {
-                Ok(Told::Failed(errno)) => Err(Errno(errno)),
-                Ok(_) => Ok(()),
-                Err(error) => {
-                    tracing::debug!(%ino, %error, "its home is not asked whether it replaces another file");
-                    Ok(())
-                }
-            }
-        })
     }
 
     /// Its home hears what happened to its names. What it must hear, it hears later if it is away now.

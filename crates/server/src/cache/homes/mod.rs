@@ -242,10 +242,6 @@ impl CacheFs {
                 self.keep_leaving(homes, ino);
                 Told::Done
             }
-            Asked::Linking { ino, again } => match self.may_be_linked(ino, again) {
-                Ok(()) => Told::Done,
-                Err(e) => Told::Failed(e.0),
-            },
             Asked::Left(left) => match self.left(&left) {
                 Ok(()) => Told::Done,
                 Err(e) => Told::Failed(e.0),

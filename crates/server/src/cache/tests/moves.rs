@@ -53,6 +53,45 @@ fn settled_names_on_pfs(rig: &Rig) -> Vec<String> {
     }
 }
 
+#[test]
+fn a_name_that_nobody_looked_up_yet_tells_of_its_file() {
+    use forebay_proto::cache::Keep;
+    for keep in [None, Some(Keep::Ours), Some(Keep::Theirs)] {
+        let (rig, root) = (Rig::new(CAPACITY), Caller::root());
+        rig.put("f", b"both have this");
+        std::fs::hard_link(rig.pfs("f"), rig.pfs("e")).unwrap();
+        let cache = rig.open();
+        cache.write("f", 0, b"OURS");
+        let told = cache.state("/e");
+        assert_eq!((told.is_durable(), told.files), (false, 1), "{told:?}");
+        cache.fs.unlink(&root, Ino::ROOT, b"f").unwrap();
+        let told = cache.state("/e");
+        assert_eq!((told.is_durable(), told.files), (false, 1), "{told:?}");
+        let Some(keep) = keep else {
+            assert!(cache.flush("/e").is_durable());
+            assert_eq!(rig.read_pfs("e"), b"OURS have this");
+            assert_eq!(settled_names_on_pfs(&rig), ["e"]);
+            cache.crash();
+            continue;
+        };
+        // Known by now, and removed by somebody else with what the PFS does not have.
+        assert_eq!(cache.read("e").unwrap(), b"OURS have this");
+        std::fs::remove_file(rig.pfs("e")).unwrap();
+        let told = cache.flush("/e");
+        assert_eq!((told.files, told.conflicts), (1, 1), "{told:?}");
+        assert_eq!(told.problems[0].path.to_string(), "/e");
+        cache.fs.resolve(&root, b"/e", keep).unwrap();
+        assert!(cache.flush("/").is_durable());
+        match keep {
+            Keep::Ours => assert_eq!(rig.read_pfs("e"), b"OURS have this"),
+            _ => assert!(!rig.pfs("e").exists()),
+        }
+        let names: &[&str] = if keep == Keep::Ours { &["e"] } else { &[] };
+        assert_eq!(settled_names_on_pfs(&rig), names);
+        cache.crash();
+    }
+}
+
 /// Not a test by itself: the server that is killed while it takes a file up, and drops it.
 #[test]
 fn child_dropping() {

@@ -329,78 +329,61 @@ fn what_is_kept_of_a_file_with_an_acl_gives_its_group_no_more_than_the_acl_did()
     }
 }
 
-/// A dirty file whose name has another file on the PFS, which ours is to replace: the drain has not done it yet, for
-/// the PFS fails.
-fn to_replace(rig: &Rig, cache: &Running) {
+/// A dirty file in conflict: its name has another file on the PFS, which has a second name.
+fn replaced(rig: &Rig, cache: &Running) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::write(rig.pfs("f"), b"both have this").unwrap();
-    std::fs::set_permissions(rig.pfs("f"), PermissionsExt::from_mode(0o4755)).unwrap();
+    std::fs::set_permissions(rig.pfs("f"), PermissionsExt::from_mode(0o640)).unwrap();
     assert_eq!(cache.read("f").unwrap(), b"both have this");
     cache.write("f", 0, b"OURS");
     std::fs::write(rig.pfs("g"), b"another file").unwrap();
     std::fs::hard_link(rig.pfs("g"), rig.pfs("g2")).unwrap();
     std::fs::rename(rig.pfs("g"), rig.pfs("f")).unwrap();
     conflict(cache);
-    cache.fs.pfs.foul.store(libc::EIO, Ordering::Relaxed);
-    cache.fs.resolve(&Caller::root(), b"/f", Keep::Ours).unwrap();
 }
 
 #[test]
-fn what_is_to_replace_another_file_is_linked_and_changed_in_its_place_only() {
+fn what_is_kept_in_the_place_of_another_file_is_there_when_the_command_ends() {
     use std::os::unix::fs::MetadataExt;
     let (rig, root) = (Rig::new(64 * MIB), Caller::root());
     let cache = rig.open();
-    to_replace(&rig, &cache);
+    replaced(&rig, &cache);
     let fs = &cache.fs;
-    let ino = cache.lookup("f").unwrap();
-    let mode = forebay_proto::SetAttr { mode: Some(0o640), ..Default::default() };
-    let name = b"user.of-ours";
-    // Theirs stays as it is.
-    let before = std::fs::metadata(rig.pfs("g2")).unwrap();
-    assert_eq!(fs.link(&root, ino, Ino::ROOT, b"l").map(drop), Err(Errno::EIO));
-    assert_eq!(fs.setattr(&root, ino, &mode).map(drop), Err(Errno::EIO));
-    assert_eq!(fs.setxattr(&root, ino, name, b"yes", 0, false), Err(Errno::EIO));
-    let after = std::fs::metadata(rig.pfs("g2")).unwrap();
-    assert_eq!((before.mode(), before.nlink()), (after.mode(), after.nlink()));
-    // A write by somebody else takes rights off ours.
-    let kill = forebay_proto::SetAttr { kill_suid: true, ..Default::default() };
-    fs.setattr(&root, ino, &kill).unwrap();
+    let look = |name: &str| {
+        let meta = std::fs::symlink_metadata(rig.pfs(name)).unwrap();
+        (meta.ino(), meta.mode() & 0o7777, meta.nlink(), meta.mtime(), meta.mtime_nsec())
+    };
+    let theirs = look("g2");
+    // While the PFS fails nothing is decided, and nothing of theirs is changed.
+    fs.pfs.foul.store(libc::EIO, Ordering::Relaxed);
+    assert_eq!(fs.resolve(&root, b"/f", Keep::Ours).map(drop), Err(Errno::EIO));
+    assert_eq!((cache.state("/").conflicts, look("f"), look("g2")), (1, theirs, theirs));
     fs.pfs.foul.store(0, Ordering::Relaxed);
-    fs.link(&root, ino, Ino::ROOT, b"l").unwrap();
-    assert_eq!(std::fs::metadata(rig.pfs("f")).unwrap().mode() & 0o7777, 0o755);
-    fs.setattr(&root, ino, &mode).unwrap();
-    fs.setxattr(&root, ino, name, b"yes", 0, false).unwrap();
+    // Looked up last.
+    cache.lookup("g2").unwrap();
+    fs.resolve(&root, b"/f", Keep::Ours).unwrap();
+    assert_eq!(rig.read_pfs("f"), b"OURS have this", "with no drain after it");
+    assert_eq!(look("f").1, 0o640);
+    // What is done to it from here on is done to it alone.
+    let (ours, other) = (cache.lookup("f").unwrap(), cache.lookup("g2").unwrap());
+    assert_ne!(ours, other);
+    fs.link(&root, ours, Ino::ROOT, b"l").unwrap();
+    let change = forebay_proto::SetAttr { mode: Some(0o600), ..Default::default() };
+    fs.setattr(&root, ours, &change).unwrap();
+    fs.setxattr(&root, ours, b"user.of-ours", b"yes", 0, false).unwrap();
+    cache.write("l", 14, b" and more");
     assert!(cache.flush("/").is_durable());
-    let (file, link) = ["f", "l"].map(|name| std::fs::metadata(rig.pfs(name)).unwrap()).into();
-    assert_eq!((file.ino(), file.mode() & 0o7777), (link.ino(), 0o640));
-    assert_eq!(fs.getxattr(ino, name).unwrap(), b"yes");
-    assert_eq!(rig.read_pfs("l"), b"OURS have this");
+    assert_eq!(rig.read_pfs("f"), b"OURS have this and more");
+    assert_eq!((look("f").0, look("f").1, look("f").2), (look("l").0, 0o600, 2));
     assert_eq!(rig.read_pfs("g2"), b"another file");
+    assert_eq!(look("g2"), (theirs.0, theirs.1, 1, theirs.3, theirs.4));
+    cache.write("g2", 0, b"ANOTHER");
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("g2"), b"ANOTHER file");
+    assert_eq!(rig.read_pfs("f"), b"OURS have this and more");
+    let names = std::fs::read_dir(rig.pfs("")).unwrap().count();
+    assert_eq!(names, 3, "nothing of the drain is left");
     cache.crash();
-}
-
-#[test]
-fn other_names_of_a_file_that_is_to_be_replaced_stay_that_ones() {
-    let (rig, root) = (Rig::new(64 * MIB), Caller::root());
-    for removed in [false, true] {
-        let cache = rig.open();
-        to_replace(&rig, &cache);
-        // Known, and looked up last.
-        cache.lookup("g2").unwrap();
-        if removed {
-            assert_eq!(cache.fs.unlink(&root, Ino::ROOT, b"f"), Err(Errno::EIO));
-        }
-        cache.fs.pfs.foul.store(0, Ordering::Relaxed);
-        match removed {
-            true => cache.fs.unlink(&root, Ino::ROOT, b"f").unwrap(),
-            false => assert!(cache.flush("/").is_durable()),
-        }
-        assert!(cache.flush("/").is_durable());
-        assert_eq!(std::fs::read(rig.pfs("f")).ok(), (!removed).then(|| b"OURS have this".into()));
-        assert_eq!(rig.read_pfs("g2"), b"another file");
-        cache.crash();
-        std::fs::remove_file(rig.pfs("g2")).unwrap();
-    }
 }
 
 #[test]
@@ -408,11 +391,13 @@ fn a_file_that_was_to_be_replaced_and_is_kept_after_all_drains_in_place() {
     let rig = Rig::new(64 * MIB);
     for keep in [Keep::Theirs, Keep::Both] {
         let cache = rig.open();
-        to_replace(&rig, &cache);
+        replaced(&rig, &cache);
+        cache.fs.pfs.foul.store(libc::ENOSPC, Ordering::Relaxed);
+        let tried = cache.fs.resolve(&Caller::root(), b"/f", Keep::Ours).map(drop);
+        assert_eq!(tried, Err(Errno::ENOSPC));
+        cache.fs.pfs.foul.store(0, Ordering::Relaxed);
         let mut theirs = pattern(1, 300_000);
         std::fs::write(rig.pfs("f"), &theirs).unwrap();
-        cache.fs.pfs.foul.store(0, Ordering::Relaxed);
-        conflict(&cache);
         cache.fs.resolve(&Caller::root(), b"/f", keep).unwrap();
         assert_eq!(cache.read("f").unwrap(), theirs);
         cache.write("f", 299_999, b"and more");
@@ -424,5 +409,56 @@ fn a_file_that_was_to_be_replaced_and_is_kept_after_all_drains_in_place() {
         for name in ["f", "g2", "f.forebay-ours"] {
             let _not_of_each = std::fs::remove_file(rig.pfs(name));
         }
+    }
+}
+
+#[test]
+fn a_mode_given_after_theirs_was_written_goes_with_ours() {
+    use std::os::unix::fs::PermissionsExt;
+    for told in [false, true] {
+        let rig = Rig::new(64 * MIB);
+        let cache = rig.open();
+        dirty(&rig, &cache);
+        std::fs::write(rig.pfs("f"), b"THEIRS, which is longer").unwrap();
+        if told {
+            conflict(&cache);
+        }
+        let ino = cache.lookup("f").unwrap();
+        let change = forebay_proto::SetAttr { mode: Some(0o600), ..Default::default() };
+        cache.fs.setattr(&Caller::root(), ino, &change).unwrap();
+        if !told {
+            conflict(&cache);
+        }
+        cache.fs.resolve(&Caller::root(), b"/f", Keep::Both).unwrap();
+        let ours = std::fs::metadata(rig.pfs("f.forebay-ours")).unwrap();
+        assert_eq!(ours.permissions().mode() & 0o7777, 0o600, "told before: {told}");
+        cache.crash();
+    }
+}
+
+#[test]
+fn of_several_names_the_one_that_was_decided_about_gets_ours() {
+    for decided in ["f", "l"] {
+        let rig = Rig::new(64 * MIB);
+        let cache = rig.open();
+        std::fs::write(rig.pfs("f"), b"both have this").unwrap();
+        std::fs::hard_link(rig.pfs("f"), rig.pfs("l")).unwrap();
+        assert_eq!(cache.read("f").unwrap(), cache.read("l").unwrap());
+        cache.write("l", 0, b"OURS");
+        std::fs::write(rig.pfs("t"), b"theirs").unwrap();
+        for name in ["f", "l"] {
+            std::fs::hard_link(rig.pfs("t"), rig.pfs("new")).unwrap();
+            std::fs::remove_file(rig.pfs(name)).unwrap();
+            std::fs::rename(rig.pfs("new"), rig.pfs(name)).unwrap();
+        }
+        conflict(&cache);
+        let path = format!("/{decided}").into_bytes();
+        cache.fs.resolve(&Caller::root(), &path, Keep::Ours).unwrap();
+        assert!(cache.flush("/").is_durable());
+        for name in ["f", "l"] {
+            let wanted: &[u8] = if name == decided { b"OURS have this" } else { b"theirs" };
+            assert_eq!(rig.read_pfs(name), wanted, "{name}, decided about {decided}");
+        }
+        cache.crash();
     }
 }
