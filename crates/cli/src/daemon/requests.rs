@@ -16,7 +16,7 @@ use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::session::node_directory;
 use forebay_proto::{Caller, Errno, Ino};
 use forebay_server::Server;
-use forebay_server::cache::{CacheFs, why_not_resolved};
+use forebay_server::cache::{CacheFs, why_not_invalidated, why_not_resolved};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -123,7 +123,9 @@ fn of_cache(
         Q::Warm { path } => answer("fetch", path, cache.warm(caller, bytes(path)).map(one)),
         Q::Pin { path, on } => answer("pin", path, cache.pin(caller, bytes(path), *on).map(one)),
         Q::Invalidate { path } => {
-            answer("invalidate", path, cache.invalidate(caller, bytes(path)).map(one))
+            let shown = join(point, path.as_bytes());
+            let forgotten = cache.invalidate(caller, bytes(path)).map(one);
+            forgotten.map_err(|errno| why_not_invalidated("invalidate", &shown, errno))
         }
         Q::Resolve { path, keep } => {
             let shown = join(point, path.as_bytes());

@@ -51,6 +51,7 @@ mod tests;
 
 pub use drain::policy::{Policy, Watermark, When};
 pub use drain::resolve::why_not_resolved;
+pub use status::why_not_invalidated;
 
 use crate::flash::Store;
 use crate::namespace::Namespace;

@@ -16,11 +16,12 @@ use forebay_proto::attr::FileKind;
 use forebay_proto::cache::{
     CacheError, CacheList, CacheStatus, CachedFile, Keep, MAX_LISTED, MAX_PROBLEMS, TreeState,
 };
-use forebay_proto::control::{PathBytes, Verify};
+use forebay_proto::control::{ControlError, PathBytes, Verify};
 use forebay_proto::{Caller, Errno, Ino, Result};
 use rustix::fs::OFlags;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,6 +33,17 @@ fn below(path: &[u8]) -> Result<Vec<u8>> {
         true => Err(Errno::EINVAL),
         false => Ok(parts.join(&b'/')),
     }
+}
+
+/// Why what is clean of a file was not forgotten, for people.
+pub fn why_not_invalidated(what: &str, path: &Path, errno: Errno) -> ControlError {
+    if errno == Errno::EBUSY {
+        let why = "it has what the PFS does not have, or a program has it open";
+        return ControlError::new(what, Some(path), why)
+            .errno(errno.0)
+            .hint("`forebay wait PATH` waits until the PFS has it; close it, then try again");
+    }
+    ControlError::io(what, Some(path), &std::io::Error::from_raw_os_error(errno.0))
 }
 
 impl CacheFs {

@@ -8,7 +8,7 @@
 use super::served::shard_of;
 use super::turn::{absent, of};
 use super::{Identity, Ledger, ServedBuffer};
-use crate::cache::{CacheFs, CacheOptions, Policy, why_not_resolved};
+use crate::cache::{CacheFs, CacheOptions, Policy, why_not_invalidated, why_not_resolved};
 use crate::mover::identity::Identity as Rights;
 use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
 use forebay_proto::control::{ControlError, PathBytes};
@@ -279,7 +279,10 @@ fn answer(
         Q::Warm { path } => told("fetch", path, cache.warm(caller, path.as_bytes()).map(one)),
         Q::Pin { path, on } => told("pin", path, cache.pin(caller, path.as_bytes(), *on).map(one)),
         Q::Invalidate { path } => {
-            told("invalidate", path, cache.invalidate(caller, path.as_bytes()).map(one))
+            let shown = Path::new(OsStr::from_bytes(path.as_bytes()));
+            let what = format!("invalidate, in buffer {name},");
+            let forgotten = cache.invalidate(caller, path.as_bytes()).map(one);
+            forgotten.map_err(|errno| why_not_invalidated(&what, shown, errno))
         }
         Q::Resolve { path, keep } => {
             let resolved = cache.resolve(caller, path.as_bytes(), *keep).map(tree);

@@ -56,9 +56,18 @@ pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
             ("what has its name was changed in this moment", "look at it, then decide again")
         }
         Errno::EPERM => ("it is another user's, or they may not", "who wrote it, or root, decides"),
+        Errno::ENAMETOOLONG => (
+            "with `.forebay-ours` its name is too long",
+            "keep `ours` or `theirs`, or give it a shorter name in the mount first",
+        ),
+        Errno::ENOTDIR => (
+            "a directory above it is a file on the PFS now",
+            "move that away and make the directory anew on the PFS, then decide",
+        ),
         other => {
             let error = std::io::Error::from_raw_os_error(other.0);
-            return ControlError::io(what, Some(path), &error);
+            return ControlError::io(what, Some(path), &error)
+                .hint("both versions stay: decide again when the PFS takes it");
         }
     };
     ControlError::new(what, Some(path), why).errno(errno.0).hint(hint)
