@@ -212,8 +212,10 @@ impl CacheFs {
             }
         }
         let inode = file.inode.lock().clone();
+        // A name of ours counts for nobody.
+        let of_ours = u32::from(file.state.lock().record.kept_as.is_some());
         match inode.as_ref().map(|inode| self.pfs.stat_fd(inode.as_fd())) {
-            Some(Ok(stat)) if stat.key == key && stat.nlink > 0 => {
+            Some(Ok(stat)) if stat.key == key && stat.nlink > of_ours => {
                 Ok(Found { path: Vec::new(), stat, inode, instead_as: None })
             }
             _ if self.moves.are_none_since(moves) => Err(Failed::conflict(gone)),

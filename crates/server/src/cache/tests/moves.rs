@@ -56,14 +56,23 @@ fn settled_names_on_pfs(rig: &Rig) -> Vec<String> {
 #[test]
 fn a_name_that_nobody_looked_up_yet_tells_of_its_file() {
     use forebay_proto::cache::Keep;
-    for keep in [None, Some(Keep::Ours), Some(Keep::Theirs)] {
+    for (keep, opened) in [
+        (None, false),
+        (Some(Keep::Ours), false),
+        (Some(Keep::Ours), true),
+        (Some(Keep::Theirs), false),
+        (Some(Keep::Theirs), true),
+    ] {
         let (rig, root) = (Rig::new(CAPACITY), Caller::root());
         rig.put("f", b"both have this");
         std::fs::hard_link(rig.pfs("f"), rig.pfs("e")).unwrap();
         let cache = rig.open();
         cache.write("f", 0, b"OURS");
-        let told = cache.state("/e");
-        assert_eq!((told.is_durable(), told.files), (false, 1), "{told:?}");
+        if opened {
+            // Asked for its state a name is known: then the file needs none of ours.
+            let told = cache.state("/e");
+            assert_eq!((told.is_durable(), told.files), (false, 1), "{told:?}");
+        }
         cache.fs.unlink(&root, Ino::ROOT, b"f").unwrap();
         let told = cache.state("/e");
         assert_eq!((told.is_durable(), told.files), (false, 1), "{told:?}");
@@ -75,7 +84,10 @@ fn a_name_that_nobody_looked_up_yet_tells_of_its_file() {
             continue;
         };
         // Known by now, and removed by somebody else with what the PFS does not have.
-        assert_eq!(cache.read("e").unwrap(), b"OURS have this");
+        match opened {
+            true => assert_eq!(cache.read("e").unwrap(), b"OURS have this"),
+            false => drop(cache.lookup("e").unwrap()),
+        }
         std::fs::remove_file(rig.pfs("e")).unwrap();
         let told = cache.flush("/e");
         assert_eq!((told.files, told.conflicts), (1, 1), "{told:?}");
