@@ -66,6 +66,11 @@ pub(super) fn names_on_record(record: &Record) -> impl Iterator<Item = PathBytes
     temporary.into_iter().chain(record.kept_as.clone())
 }
 
+/// True if a name of ours is the only one that is known of a file.
+fn is_nowhere_else(record: &Record) -> bool {
+    record.kept_as.as_ref() == Some(&record.path)
+}
+
 impl CacheFs {
     /// Removes a name of ours in an open directory, whose path is `dir_path`; as who made it, or as the
     /// server. What cannot be done now is remembered.
@@ -283,16 +288,25 @@ impl CacheFs {
     /// A name leads to a file: if it had none that was known but ours, this is where it is from now on. Should somebody remove
     /// that one on the PFS, what is dirty is in conflict, and does not drain to a name of ours.
     pub(super) fn found_again(&self, file: &CacheFile, at: At<'_>) -> Result<()> {
-        let is_ours = |record: &Record| record.kept_as.as_ref() == Some(&record.path);
-        if !is_ours(&file.state.lock().record) {
-            return Ok(());
+        if is_nowhere_else(&file.state.lock().record) {
+            self.is_also_at(file, &self.path_below(at)?);
         }
-        let path = PathBytes::new(&self.path_below(at)?);
-        file.state.lock().save(&self.flash, file, |record| {
-            if is_ours(record) {
+        Ok(())
+    }
+
+    /// The same for who has the path.
+    pub(super) fn is_also_at(&self, file: &CacheFile, path: &[u8]) {
+        let path = PathBytes::new(path);
+        let mut state = file.state.lock();
+        let saved = state.save(&self.flash, file, |record| {
+            if is_nowhere_else(record) {
                 record.path = path;
             }
-        })
+        });
+        if let Err(error) = saved {
+            // It is found by the name of ours, as before.
+            tracing::warn!(%error, "a name that a file has is not on record");
+        }
     }
 
     /// Gives a file a name of ours in the directory of one that it has.

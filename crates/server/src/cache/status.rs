@@ -182,6 +182,7 @@ impl CacheFs {
         let named = self.key_of_a_name(path);
         files.retain(|file| {
             if named.is_some_and(|key| file.state.lock().record.key == key) {
+                self.is_also_at(file, path);
                 return true;
             }
             let paths = self.nodes.paths(file.number());
@@ -517,8 +518,11 @@ impl CacheFs {
             let is_lost = self.data_is_lost(file).unwrap_or(false);
             is_lost || file.state.lock().record.state == State::Conflict
         });
-        // A directory may have the name that the file had.
-        let is_it = |file: &&Arc<CacheFile>| file.state.lock().record.path.as_bytes() == below;
+        // A directory may have the name that the file had; and several files may have had it: one after the other.
+        let is_it = |file: &&Arc<CacheFile>| {
+            let recorded = file.state.lock().record.path.as_bytes() == below;
+            recorded || self.nodes.paths(file.number()).iter().any(|path| path == below)
+        };
         match &files[..] {
             [] => Err(Errno::EINVAL),
             [file] => Ok(file.clone()),

@@ -397,6 +397,12 @@ impl CacheFs {
         Ok(Some(how))
     }
 
+    /// True if a PFS file is open here, or has something that the PFS does not.
+    fn is_used(&self, key: Key) -> Outcome<bool> {
+        let other = self.find(key).map_err(at("look at the record on flash"))?;
+        Ok(other.is_some_and(|other| other.is_dirty() || other.state.lock().opens > 0))
+    }
+
     /// Puts the temporary in the file's place, if what is there still is what it replaces.
     fn exchange(
         &self,
@@ -408,6 +414,9 @@ impl CacheFs {
         let _meta = file.meta.lock();
         if file.state.lock().gone {
             return Err(failed(Errno::ECANCELED, "drain"));
+        }
+        if found.instead_as.is_some() && self.is_used(found.stat.key)? {
+            return Err(failed(Errno::EBUSY, "replace a file that is written here"));
         }
         let Beside { dir, name, .. } = beside;
         let changed = || Failed::conflict("the PFS file was changed by somebody else");

@@ -12,6 +12,7 @@ use super::super::map::{BLOCK_BYTES, bits};
 use super::super::paths::{joined, split};
 use super::super::pfs::{PfsStat, errno};
 use super::super::record::{Base, Draining, State};
+use super::Failed;
 use super::copy::Memory;
 use super::settle::Sums;
 use forebay_proto::attr::FileKind;
@@ -144,6 +145,7 @@ impl CacheFs {
             return Err(Errno::EBUSY);
         }
         self.take_base(file, stat)?;
+        self.unlink_kept(file)?;
         self.unlist(file);
         Ok(())
     }
@@ -256,12 +258,14 @@ impl CacheFs {
                 Ok(_) => return Ok(()),
                 Err(failed) if failed.errno == Errno::EAGAIN && tries < REPLACE_TRIES => {
                     // Its attributes were changed. Another file, or other data, is not what was decided about.
-                    let now = self.pfs.stat(path)?;
+                    let now = self.pfs.stat(path).map_err(|_| Errno::ESTALE)?;
                     if now.key != theirs.key || !Base::of(&theirs).holds_data(&now) {
                         return Err(Errno::ESTALE);
                     }
                     (theirs, tries) = (now, tries + 1);
                 }
+                // It was removed or renamed in this moment.
+                Err(Failed { errno: Errno::ENOENT, .. }) => return Err(Errno::ESTALE),
                 Err(failed) => return Err(failed.errno),
             }
         }

@@ -104,6 +104,27 @@ fn a_name_that_nobody_looked_up_yet_tells_of_its_file() {
     }
 }
 
+#[test]
+fn a_conflict_of_a_file_without_a_known_name_is_that_of_the_name_that_was_asked_for() {
+    use forebay_proto::cache::Keep;
+    let (rig, root) = (Rig::new(CAPACITY), Caller::root());
+    rig.put("f", b"both have this");
+    std::fs::hard_link(rig.pfs("f"), rig.pfs("e")).unwrap();
+    let cache = rig.open();
+    cache.write("f", 0, b"OURS");
+    cache.fs.unlink(&root, Ino::ROOT, b"f").unwrap();
+    std::fs::write(rig.pfs("e"), b"THEIRS, which is longer").unwrap();
+    let told = cache.flush("/e");
+    assert_eq!((told.files, told.conflicts), (1, 1), "{told:?}");
+    assert_eq!(told.problems[0].path.to_string(), "/e");
+    cache.fs.resolve(&root, b"/e", Keep::Both).unwrap();
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("e"), b"THEIRS, which is longer");
+    assert_eq!(rig.read_pfs("e.forebay-ours"), b"OURS have this");
+    assert_eq!(settled_names_on_pfs(&rig), ["e", "e.forebay-ours"]);
+    cache.crash();
+}
+
 /// Not a test by itself: the server that is killed while it takes a file up, and drops it.
 #[test]
 fn child_dropping() {

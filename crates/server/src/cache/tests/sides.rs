@@ -462,3 +462,45 @@ fn of_several_names_the_one_that_was_decided_about_gets_ours() {
         cache.crash();
     }
 }
+
+#[test]
+fn several_conflicts_at_one_path_are_decided_one_after_the_other() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    for round in 1..=2 {
+        std::fs::write(rig.pfs("f"), b"both have this").unwrap();
+        assert_eq!(cache.read("f").unwrap(), b"both have this");
+        cache.write("f", 0, b"OURS");
+        // To a name that the other one has had, too.
+        std::fs::rename(rig.pfs("f"), rig.pfs("g")).unwrap();
+        assert!(cache.read("g").unwrap().starts_with(b"OURS"));
+        std::fs::remove_file(rig.pfs("g")).unwrap();
+        assert_eq!(cache.flush("/").conflicts, round);
+    }
+    for left in [1, 0] {
+        cache.fs.resolve(&Caller::root(), b"/g", Keep::Theirs).unwrap();
+        assert_eq!(cache.flush("/").conflicts, left);
+    }
+    assert!(cache.flush("/").is_durable());
+    cache.crash();
+}
+
+#[test]
+fn a_file_that_is_used_here_is_not_replaced_by_a_decision() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    replaced(&rig, &cache);
+    let theirs = cache.open("f", libc::O_RDWR, false).unwrap();
+    let resolve = || cache.fs.resolve(&Caller::root(), b"/f", Keep::Ours).map(drop);
+    assert_eq!(resolve(), Err(Errno::EBUSY), "open");
+    theirs.write(0, b"ANOTHER").unwrap();
+    drop(theirs);
+    assert_eq!(resolve(), Err(Errno::EBUSY), "dirty");
+    assert_eq!(cache.flush("/g2").files, 0);
+    assert_eq!(rig.read_pfs("g2"), b"ANOTHER file");
+    resolve().unwrap();
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("f"), b"OURS have this");
+    assert_eq!(rig.read_pfs("g2"), b"ANOTHER file");
+    cache.crash();
+}
