@@ -7,17 +7,11 @@
 use super::super::CacheFs;
 use super::super::file::CacheFile;
 use super::super::record::{Base, Draining};
-use super::{Failed, failed};
+use super::{Outcome, at};
 use forebay_proto::Errno;
 use forebay_proto::control::PathBytes;
 use rustix::fs::OFlags;
 use std::sync::Arc;
-
-type Outcome<T> = std::result::Result<T, Failed>;
-
-fn at(what: &'static str) -> impl Fn(Errno) -> Failed {
-    move |errno| failed(errno, what)
-}
 
 impl CacheFs {
     /// Ends a file that was removed while a drain had something beside it. One that is still under way

@@ -9,6 +9,7 @@
 mod copy;
 mod dirsync;
 mod due;
+mod find;
 mod foreground;
 mod leftover;
 pub(crate) mod policy;
@@ -58,6 +59,12 @@ impl Failed {
     fn conflict(what: &'static str) -> Failed {
         Failed { errno: Errno::ESTALE, what, conflict: true, in_place: false }
     }
+}
+
+type Outcome<T> = std::result::Result<T, Failed>;
+
+fn at(what: &'static str) -> impl Fn(Errno) -> Failed {
+    move |errno| failed(errno, what)
 }
 
 fn failed(errno: Errno, what: &'static str) -> Failed {

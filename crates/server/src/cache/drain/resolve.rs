@@ -2,8 +2,8 @@
 //!
 //! Invariant: no version is dropped before the one that is kept is where it belongs: `ours` makes the file dirty
 //! again against what the PFS has now of the same inode, or, where another file has its name, is drained into that one's
-//! place before the command ends; `both` drops ours here only after it is whole, fsynced and verified beside theirs. What is made for ours has the owner and mode that the file had, never those of
-//! what stands at its name.
+//! place before the command ends; `both` drops ours here only after it is whole, fsynced and verified beside theirs. What
+//! is made for ours has the owner and mode that the file had, never those of what stands at its name.
 
 use super::super::CacheFs;
 use super::super::attach::Opening;

@@ -9,7 +9,7 @@ use super::super::attrs::grown;
 use super::super::file::CacheFile;
 use super::super::pfs::{PfsStat, errno, proc_path};
 use super::super::record::Owner;
-use super::publish::Found;
+use super::find::Found;
 use super::{Failed, failed};
 use forebay_proto::Errno;
 use rustix::fs::{self as rfs, Mode, OFlags, XattrFlags};
