@@ -11,7 +11,7 @@ use super::super::file::CacheFile;
 use super::super::map::{BLOCK_BYTES, bits};
 use super::super::paths::{joined, split};
 use super::super::pfs::{PfsStat, errno};
-use super::super::record::{Base, Draining, State};
+use super::super::record::{Base, Draining, Record, State};
 use super::Failed;
 use super::copy::Memory;
 use super::settle::Sums;
@@ -154,10 +154,6 @@ impl CacheFs {
     fn give_up_data(&self, file: &Arc<CacheFile>) -> Result<()> {
         self.wait_closed(file, true)?;
         self.clear_temporary(file).map_err(|failed| failed.errno)?;
-        {
-            let _meta = file.meta.lock();
-            self.unlink_kept(file)?;
-        }
         let number = file.number();
         self.forget_ours(file)?;
         self.tell_inode(number);
@@ -188,26 +184,14 @@ impl CacheFs {
 
     /// What is here goes over what the PFS has now. Blocks that are not here are theirs.
     fn go_over(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
-        let _gate = file.gate.write();
-        let mut state = file.state.lock();
-        // What is being fetched is theirs: it is no clean block of ours.
-        state.generation += 1;
-        let here: Vec<_> = state.map.blocks().filter(|(_, e)| e.has(bits::PRESENT)).collect();
-        for (block, entry) in here {
-            // Clean it was as the PFS had it, which has something else now.
-            state.put(&self.flash, file, block, &[entry.with(bits::DIRTY)])?;
-        }
-        state.save(&self.flash, file, |record| {
+        self.here_is_dirty(file, |record| {
             record.base = Base { young: false, ..Base::of(stat) };
             record.fetch_limit = record.fetch_limit.min(stat.size);
-            record.resized = true;
             record.state = State::Dirty;
             record.failure = None;
             record.draining = None;
         })?;
-        drop(state);
         crate::step::step("ours is dirty over theirs");
-        self.space.dropped(file.ino);
         self.drainer.ask(std::slice::from_ref(file));
         Ok(())
     }
@@ -249,7 +233,10 @@ impl CacheFs {
             self.forget_ours(&other)?;
         }
         let owner = file.state.lock().record.own_owner();
-        self.all_is_dirty(file, |record| record.path = PathBytes::new(path))?;
+        self.here_is_dirty(file, |record| {
+            record.path = PathBytes::new(path);
+            record.fetch_limit = 0;
+        })?;
         crate::step::step("all of ours is dirty");
         let mut memory = Memory::new();
         let mut tries = 0;
@@ -281,10 +268,11 @@ impl CacheFs {
         let (_dir, made) = self.make_as_writer(file, path)?;
         self.give_owner(&made, owner)?;
         let stat = self.pfs.stat_fd(made.as_fd())?;
-        self.all_is_dirty(file, |record| {
+        self.here_is_dirty(file, |record| {
             record.key = stat.key;
             record.path = PathBytes::new(path);
             record.base = Base::of(&stat);
+            record.fetch_limit = 0;
             record.whole = true;
             record.state = State::Dirty;
             record.failure = None;
@@ -296,21 +284,18 @@ impl CacheFs {
         self.tell_keys(file, stat.key, None)
     }
 
-    /// All of ours is dirty from now on, and nothing of theirs counts.
-    fn all_is_dirty(
-        &self,
-        file: &CacheFile,
-        change: impl FnOnce(&mut super::super::record::Record),
-    ) -> Result<()> {
+    /// All that is here of ours is dirty from now on, and the record changes with it.
+    fn here_is_dirty(&self, file: &CacheFile, change: impl FnOnce(&mut Record)) -> Result<()> {
         let _gate = file.gate.write();
         let mut state = file.state.lock();
+        // What is being fetched is theirs: it is no clean block of ours.
         state.generation += 1;
         let here: Vec<_> = state.map.blocks().filter(|(_, e)| e.has(bits::PRESENT)).collect();
         for (block, entry) in here {
+            // Clean it was as the PFS had it, which has something else now.
             state.put(&self.flash, file, block, &[entry.with(bits::DIRTY)])?;
         }
         state.save(&self.flash, file, |record| {
-            record.fetch_limit = 0;
             record.resized = true;
             change(record);
         })?;
@@ -367,11 +352,7 @@ impl CacheFs {
         self.change(file, |record| record.draining = None)
     }
 
-    fn change(
-        &self,
-        file: &CacheFile,
-        change: impl FnOnce(&mut super::super::record::Record),
-    ) -> Result<()> {
+    fn change(&self, file: &CacheFile, change: impl FnOnce(&mut Record)) -> Result<()> {
         file.state.lock().save(&self.flash, file, change)
     }
 
