@@ -54,6 +54,8 @@ struct LineState {
     /// Idle and in use.
     open: usize,
     away_until: Option<Instant>,
+    /// Counts how often it has been heard of: an attempt from before says nothing of it any more.
+    heard: u64,
 }
 
 /// A place among a line's connections; dropped with its connection unless that is given back.
@@ -70,6 +72,31 @@ impl Drop for InUse<'_> {
             _ => state.open -= 1,
         }
         self.line.freed.notify_one();
+    }
+}
+
+impl Line {
+    /// A connection that is idle, or a place for a new one.
+    fn place(&self, deadline: Instant) -> Result<InUse<'_>> {
+        let mut state = self.state.lock();
+        loop {
+            while let Some(open) = state.idle.pop() {
+                if is_quiet(&open.link) {
+                    return Ok(InUse { line: self, open: Some(open) });
+                }
+                state.open -= 1;
+            }
+            if state.away_until.is_some_and(|until| Instant::now() < until) {
+                return Err(Errno::EHOSTUNREACH);
+            }
+            if state.open < MAX_LINKS {
+                state.open += 1;
+                return Ok(InUse { line: self, open: None });
+            }
+            if self.freed.wait_until(&mut state, deadline).timed_out() {
+                return Err(Errno::EHOSTUNREACH);
+            }
+        }
     }
 }
 
@@ -146,12 +173,9 @@ impl Links {
         room: &mut Vec<u8>,
         limit: Duration,
     ) -> Result<Reply> {
-        let known = self.directory.get(server).ok_or(Errno::EHOSTUNREACH)?;
-        if known.lost {
-            return Err(Errno::EIO);
-        }
+        self.addresses(server)?;
         let line = Arc::clone(self.lines.lock().entry(server).or_default());
-        let mut used = self.take(&line, server, &known.addresses, limit)?;
+        let mut used = self.take(&line, server, limit)?;
         let Some(mut open) = used.open.take() else { return Err(Errno::EHOSTUNREACH) };
         match open.exchange(question, payload, room, limit) {
             Ok(reply) => {
@@ -171,7 +195,9 @@ impl Links {
     /// A server has been heard of: it is tried again at once.
     pub fn is_back(&self, server: ServerId) {
         if let Some(line) = self.lines.lock().get(&server) {
-            line.state.lock().away_until = None;
+            let mut state = line.state.lock();
+            state.away_until = None;
+            state.heard = state.heard.wrapping_add(1);
         }
     }
 
@@ -185,49 +211,39 @@ impl Links {
         greet(&self.key, address).map(|(_, start)| start)
     }
 
+    /// Where a server is, as far as is known now.
+    fn addresses(&self, server: ServerId) -> Result<Vec<ServerAddress>> {
+        let known = self.directory.get(server).ok_or(Errno::EHOSTUNREACH)?;
+        if known.lost { Err(Errno::EIO) } else { Ok(known.addresses) }
+    }
+
     /// A connection that nobody else uses.
-    fn take<'a>(
-        &self,
-        line: &'a Line,
-        server: ServerId,
-        addresses: &[ServerAddress],
-        limit: Duration,
-    ) -> Result<InUse<'a>> {
+    fn take<'a>(&self, line: &'a Line, server: ServerId, limit: Duration) -> Result<InUse<'a>> {
         let deadline = Instant::now() + limit;
-        let mut state = line.state.lock();
-        loop {
-            while let Some(open) = state.idle.pop() {
-                if is_quiet(&open.link) {
-                    return Ok(InUse { line, open: Some(open) });
-                }
-                state.open -= 1;
-            }
-            if state.away_until.is_some_and(|until| Instant::now() < until) {
-                return Err(Errno::EHOSTUNREACH);
-            }
-            if state.open < MAX_LINKS {
-                break;
-            }
-            if line.freed.wait_until(&mut state, deadline).timed_out() {
-                return Err(Errno::EHOSTUNREACH);
-            }
+        let mut used = line.place(deadline)?;
+        if used.open.is_some() {
+            return Ok(used);
         }
-        state.open += 1;
-        drop(state);
-        let mut used = InUse { line, open: None };
-        match self.connect(server, addresses) {
-            Some(link) => {
-                line.state.lock().away_until = None;
+        loop {
+            let heard = line.state.lock().heard;
+            let connected = self.connect(server, &self.addresses(server)?);
+            let mut state = line.state.lock();
+            if let Some(link) = connected {
+                state.away_until = None;
+                drop(state);
                 used.open = Some(Open { link, limit: None, next_id: 0 });
-                Ok(used)
+                return Ok(used);
             }
-            None => {
-                line.state.lock().away_until = Some(Instant::now() + AWAY_PAUSE);
-                if let Some(tell) = &*self.unreached.lock() {
-                    tell(server);
-                }
-                Err(Errno::EHOSTUNREACH)
+            // It was heard of after this attempt had begun: that says more than the failure does.
+            if state.heard != heard && Instant::now() < deadline {
+                continue;
             }
+            state.away_until = Some(Instant::now() + AWAY_PAUSE);
+            drop(state);
+            if let Some(tell) = &*self.unreached.lock() {
+                tell(server);
+            }
+            return Err(Errno::EHOSTUNREACH);
         }
     }
 

@@ -145,6 +145,27 @@ fn errors_say_whether_it_may_have_been_done() {
     listening.stop();
 }
 
+/// A server that starts while it is asked is not passed over for an attempt that began before it was there.
+#[test]
+fn a_server_that_is_heard_of_while_an_attempt_fails_is_tried_again() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let before = nobody.local_addr().unwrap().to_string().parse().unwrap();
+    let links = links(&[before]);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            links.ask(SERVER, &about(NamesQuestion::Ping), b"", &mut Vec::new(), 5 * SECOND)
+        });
+        let (begun, _) = nobody.accept().unwrap();
+        let (_, listening) = served("127.0.0.1:0");
+        let addresses = listening.addresses().to_vec();
+        links.directory().set(SERVER, KnownServer { addresses, ..KnownServer::default() });
+        links.is_back(SERVER);
+        drop(begun);
+        assert_eq!(asked.join().unwrap(), Ok(Reply::Names(NamesReply::Shard(ShardId(3)))));
+        listening.stop();
+    });
+}
+
 #[test]
 fn connections_to_one_server_are_bounded() {
     let (answers, listening) = served("127.0.0.1:0");
