@@ -12,7 +12,7 @@
 //! | `lifetime` | how long the kernel may believe what it is told |
 //! | `locks`, `locked`, `fcntl` | requests for locks that wait; whose locks are whose |
 //! | `follow` | keeps a reader on its client's CPU |
-//! | `turns` | one reader at a time, others when it is stuck |
+//! | `turns` | one reader at a time, some for large blocks, others when it is stuck |
 //! | `notify` | what changed behind the mount |
 //!
 //! Data of whole local files does not pass here: the kernel reads and writes the objects itself
@@ -43,6 +43,6 @@ mod turns;
 mod workers;
 
 pub use mount::{FILE_SYSTEM_TYPE, MountError, UnmountError, abort, remount, unmount};
-pub use options::{FastPath, FastPathOff, MountBy, MountFlags, MountOptions};
+pub use options::{FastPath, FastPathOff, MountBy, MountFlags, MountOptions, readers_abreast};
 pub use session::Session;
 pub use tally::Served;

@@ -6,7 +6,9 @@ use std::fs::File;
 use std::time::Duration;
 
 /// Most reader threads.
-pub(crate) const MAX_READERS: usize = 8;
+pub(crate) const MAX_READERS: usize = 16;
+/// Most of them that move large blocks at once.
+const MAX_ABREAST: usize = 8;
 /// Most worker threads.
 pub(crate) const MAX_WORKERS: usize = 64;
 /// Fewest worker threads by default: they mostly sleep in fsync, and what sleeps together is
@@ -65,14 +67,14 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Who calls mount(2).
     pub by: MountBy,
-    /// Threads that read requests, 1 to 8; `None`: half the CPUs.
+    /// Threads that read requests, 1 to 16; `None`: half the CPUs.
     pub readers: Option<usize>,
     /// Threads for requests that take long, 1 to 64; `None`: half the CPUs, at least 4.
     pub workers: Option<usize>,
     /// Keep a reader on the CPU of a client that asks many times in a row.
     pub follow_client: bool,
-    /// One of the readers reads at a time, the others when it is stuck: for a file system whose
-    /// answers may take long.
+    /// One of the readers reads at a time ([`readers_abreast`] of them where several threads move large
+    /// blocks), the others when it is stuck: for a file system whose answers may take long.
     pub standby: bool,
     /// How long the kernel may believe a name without asking. Changes made behind the mount
     /// are told by [`forebay_proto::Notify`]. At most 1 s is used on kernels before 6.16,
@@ -119,6 +121,12 @@ impl Default for MountOptions {
 
 fn half_the_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get() / 2)
+}
+
+/// How many readers of a mount move large blocks at once where the others stand by
+/// ([`MountOptions::standby`]): half the CPUs, the programs that ask have the rest, but 2 to 8.
+pub fn readers_abreast() -> usize {
+    half_the_cpus().clamp(2, MAX_ABREAST)
 }
 
 impl MountOptions {

@@ -12,7 +12,7 @@ use crate::follow::Follower;
 use crate::init::{self, InitError};
 use crate::mount::{self, MountError, Mounted, UnmountError};
 use crate::notify::Notifier;
-use crate::options::{FastPath, MountOptions};
+use crate::options::{FastPath, MountOptions, readers_abreast};
 use crate::tally::Served;
 use crate::turns::Turns;
 use crate::{abi, buffer, dispatch, workers};
@@ -174,8 +174,8 @@ fn spawn_threads(
     }
     let (cx, notifier) = (Arc::clone(&session.connection), Arc::clone(&session.notifier));
     spawn("fuse-notify".into(), Box::new(move || notifier.run(&cx)))?;
-    let turns =
-        (session.standby && channels.len() > 1).then(|| Arc::new(Turns::new(channels.len())));
+    let turns = (session.standby && channels.len() > 1)
+        .then(|| Arc::new(Turns::new(channels.len(), readers_abreast())));
     if let Some(turns) = turns.clone() {
         spawn("fuse-turns".into(), Box::new(move || turns.monitor()))?;
     }
@@ -265,11 +265,7 @@ impl Reader {
             self.counters.count(request.head.opcode);
             forebay_awake::request();
             follower.request_of(request.head.pid);
-            // A large write of who asks alone: handing it over would only move it to another processor,
-            // and where others stand by, one of them reads as soon as it takes long.
-            let here = request.head.opcode == abi::op::WRITE
-                && self.turns.is_some()
-                && follower.asks_alone();
+            let here = self.serves_in_place(&request, &follower);
             let long = workers::takes_long(&request) && !here;
             if long || workers::waits_for_space(cx, &request) {
                 let head = request.head;
@@ -280,9 +276,26 @@ impl Reader {
                 }
             }
             if let Ok(request) = Request::parse(buffer.filled(len)) {
-                dispatch::serve(cx, &self.device, &request, &mut reply);
+                match here {
+                    true => workers::serve_in_place(cx, &self.device, &request, &mut reply),
+                    false => dispatch::serve(cx, &self.device, &request, &mut reply),
+                }
             }
         }
+    }
+
+    /// Whether a large block is served by who read it. Handing it over would move it to another
+    /// processor, which a thread that asks alone gains nothing by, and costs a turn, which several
+    /// that ask in turn do not get back. Where others stand by, one of them reads as soon as it takes
+    /// long; the last of them serves nothing that may.
+    fn serves_in_place(&self, request: &Request<'_>, follower: &Follower) -> bool {
+        let Some(turns) = &self.turns else { return false };
+        let large = workers::is_large(request);
+        // 0 is the kernel itself (releases, forgets).
+        let several = request.head.pid != 0 && turns.asks(request.head.pid, large);
+        let is_write = request.head.opcode == abi::op::WRITE;
+        let gains = several || (is_write && follower.asks_alone());
+        large && gains && turns.is_relieved(self.number)
     }
 
     /// Answers a request that makes no sense, if at least its number can be read.

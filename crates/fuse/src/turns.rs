@@ -6,17 +6,29 @@
 //! when all readers at work were at the same request before, it lets another one read. A reader
 //! that has answered stands by again if another one reads.
 //!
+//! While several threads move large blocks ([`Turns::asks`]) it is the other way round: handing each
+//! over to a worker costs more than the turns. So some readers read abreast and serve what they read. No
+//! more serve at once than that: for requests that may wait for each other the same number is left as before.
+//!
 //! Invariant: unless all readers serve, at least one reads: a reader stands by only under the
 //! lock, while another one is seen reading, and who reads goes on to serve without it.
 
 use parking_lot::{Condvar, Mutex};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How often the monitor looks.
 const LOOK: Duration = Duration::from_millis(1);
 /// Looks without any request after which it sleeps until one comes.
 const IDLE_LOOKS: u32 = 200;
+
+/// How sure it gets that large blocks of several threads come: so much surer with each that is of another
+/// thread than the one before, one less with any other request. From the one on readers read abreast, until
+/// it is down at the other.
+const SURER: u32 = 2;
+const SURE_MAX: u32 = 16;
+const SURE_IT_BEGAN: u32 = 12;
+const SURE_IT_ENDED: u32 = 4;
 
 /// What a reader does; the number above it counts what it has served.
 const STANDS_BY: u64 = 0;
@@ -35,11 +47,20 @@ pub(crate) struct Turns {
     look: Condvar,
     monitor_sleeps: AtomicBool,
     over: AtomicBool,
+    /// How many may read at once.
+    may: AtomicUsize,
+    /// How many may while several threads move large blocks.
+    abreast: usize,
+    /// How sure it is that blocks are large, and of several threads.
+    sure: AtomicU32,
+    /// Who asked for the last one.
+    last_tid: AtomicU32,
 }
 
 impl Turns {
-    /// The first of `count` readers reads, the others stand by.
-    pub(crate) fn new(count: usize) -> Turns {
+    /// The first of `count` readers reads, the others stand by; for large blocks `abreast` read, of more than
+    /// one reader one less than all at most.
+    pub(crate) fn new(count: usize, abreast: usize) -> Turns {
         let readers: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(STANDS_BY)).collect();
         if let Some(first) = readers.first() {
             first.store(READS, Ordering::SeqCst);
@@ -51,6 +72,10 @@ impl Turns {
             look: Condvar::new(),
             monitor_sleeps: AtomicBool::new(false),
             over: AtomicBool::new(false),
+            may: AtomicUsize::new(1),
+            abreast: abreast.min(count.saturating_sub(1)).max(1),
+            sure: AtomicU32::new(0),
+            last_tid: AtomicU32::new(0),
         }
     }
 
@@ -63,15 +88,53 @@ impl Turns {
         self.readers[reader].store((now & !WHAT) | what, Ordering::SeqCst);
     }
 
-    fn another_reads(&self, reader: usize) -> bool {
-        (0..self.readers.len()).any(|other| other != reader && self.what(other) == READS)
+    fn others(&self, reader: usize) -> impl Iterator<Item = u64> + '_ {
+        (0..self.readers.len()).filter(move |other| *other != reader).map(|other| self.what(other))
+    }
+
+    /// As many others read as may.
+    fn others_read(&self, reader: usize) -> bool {
+        let reading = self.others(reader).filter(|what| *what == READS).count();
+        reading >= self.may.load(Ordering::SeqCst)
+    }
+
+    /// Few enough others serve that this one may, too, for as long as it takes.
+    pub(crate) fn is_relieved(&self, reader: usize) -> bool {
+        let serving = self.others(reader).filter(|what| *what == SERVES).count();
+        serving < self.abreast
+    }
+
+    /// A thread asked for something, a large block or not. True while several threads ask for one large block
+    /// after the other. Readers that count at once may lose a step: it is a guess.
+    pub(crate) fn asks(&self, tid: u32, is_large: bool) -> bool {
+        let before = self.sure.load(Ordering::Relaxed);
+        let changes = is_large && self.last_tid.swap(tid, Ordering::Relaxed) != tid;
+        let sure = match changes {
+            true => (before + SURER).min(SURE_MAX),
+            false => before.saturating_sub(1),
+        };
+        if sure != before {
+            self.sure.store(sure, Ordering::Relaxed);
+        }
+        let several = self.may.load(Ordering::SeqCst) > 1;
+        if sure >= SURE_IT_BEGAN && !several && self.abreast > 1 {
+            let _lock = self.lock.lock();
+            self.may.store(self.abreast, Ordering::SeqCst);
+            for _ in 1..self.abreast {
+                self.let_another_read();
+            }
+        } else if sure <= SURE_IT_ENDED && several {
+            // Who is one too many stands by after its next request.
+            self.may.store(1, Ordering::SeqCst);
+        }
+        several
     }
 
     /// Before it reads, each time: returns when it is to read.
     pub(crate) fn wait_to_read(&self, reader: usize) {
         if self.what(reader) == SERVES {
             let now = self.readers[reader].load(Ordering::SeqCst);
-            if !self.another_reads(reader) {
+            if !self.others_read(reader) {
                 self.readers[reader].store(now - SERVES + READS + ONE_MORE, Ordering::SeqCst);
                 return;
             }
@@ -80,8 +143,8 @@ impl Turns {
         }
         let mut lock = self.lock.lock();
         if self.what(reader) == SERVES {
-            // Still another one? It may have begun to serve meanwhile.
-            let keeps = !self.another_reads(reader);
+            // Still? One may have begun to serve meanwhile.
+            let keeps = !self.others_read(reader);
             self.become_(reader, if keeps { READS } else { STANDS_BY });
         }
         while self.what(reader) == STANDS_BY && !self.over.load(Ordering::SeqCst) {
@@ -158,7 +221,7 @@ mod tests {
 
     #[test]
     fn one_reads_until_it_is_stuck() {
-        let turns = Arc::new(Turns::new(2));
+        let turns = Arc::new(Turns::new(2, 2));
         let monitor = Arc::clone(&turns);
         let monitoring = std::thread::spawn(move || monitor.monitor());
         let (began, begun) = channel();
@@ -185,9 +248,62 @@ mod tests {
         monitoring.join().unwrap();
     }
 
+    /// Readers 1 and 2 of four, each telling when it may read.
+    fn stand_by(turns: &Arc<Turns>) -> std::sync::mpsc::Receiver<usize> {
+        let (may, may_read) = channel();
+        for reader in [1, 2] {
+            let (turns, may) = (Arc::clone(turns), may.clone());
+            std::thread::spawn(move || {
+                turns.wait_to_read(reader);
+                // After the end nobody may listen any more.
+                let _ = may.send(reader);
+            });
+        }
+        may_read
+    }
+
+    #[test]
+    fn large_blocks_of_several_threads_are_read_abreast_until_they_end() {
+        let turns = Arc::new(Turns::new(4, 2));
+        let may_read = stand_by(&turns);
+        for tid in [7, 8].into_iter().cycle().take((SURE_IT_BEGAN / SURER) as usize) {
+            assert!(!turns.asks(tid, true));
+        }
+        let second = may_read.recv_timeout(Duration::from_secs(10)).expect("it reads, too");
+        assert!(may_read.recv_timeout(LOOK * 20).is_err(), "two are enough");
+        assert!(turns.asks(7, true));
+        // Both serve: nobody else serves for long, or names would wait.
+        turns.serves(0);
+        assert!(turns.is_relieved(0));
+        turns.serves(second);
+        assert!(turns.is_relieved(second), "one beside it");
+        assert!(!turns.is_relieved(3), "two beside it");
+        turns.wait_to_read(0);
+        turns.wait_to_read(second);
+        for _ in 0..SURE_MAX {
+            turns.asks(9, false);
+        }
+        assert!(!turns.asks(9, false));
+        turns.serves(0);
+        turns.wait_to_read_or_not(0);
+        turns.end();
+    }
+
+    #[test]
+    fn large_blocks_of_one_thread_are_read_by_one() {
+        let turns = Arc::new(Turns::new(4, 2));
+        let may_read = stand_by(&turns);
+        for at in 0..200 {
+            // Another one comes by now and then.
+            assert!(!turns.asks(if at % 8 == 0 { 8 } else { 7 }, true));
+        }
+        assert!(may_read.recv_timeout(LOOK * 20).is_err(), "the first one reads");
+        turns.end();
+    }
+
     #[test]
     fn the_end_wakes_who_stands_by() {
-        let turns = Arc::new(Turns::new(3));
+        let turns = Arc::new(Turns::new(3, 2));
         let waiting: Vec<_> = (1..3)
             .map(|reader| {
                 let turns = Arc::clone(&turns);

@@ -102,15 +102,20 @@ impl Workers {
         }
         let mut bytes = [0; SHORT_BYTES];
         bytes[..len].copy_from_slice(buffer.filled(len));
-        if can_be_abandoned(head.opcode) {
-            let waiting = Waiting { device: Arc::clone(&device), tid: head.pid };
-            self.waiting.lock().insert(head.unique, waiting);
-        }
+        self.can_be_let_go(&device, head);
         let taken = self.jobs.0.try_send(Job::Short { device, bytes, len }).is_ok();
         if !taken {
             self.waiting.lock().remove(&head.unique);
         }
         (buffer, taken)
+    }
+
+    /// Its caller need not wait for the end if it is killed.
+    fn can_be_let_go(&self, device: &Arc<Device>, head: &abi::InHeader) {
+        if can_be_abandoned(head.opcode) {
+            let waiting = Waiting { device: Arc::clone(device), tid: head.pid };
+            self.waiting.lock().insert(head.unique, waiting);
+        }
     }
 
     fn give_back(&self, buffer: PageBuffer) {
@@ -138,6 +143,13 @@ pub(crate) fn takes_long(rq: &Request<'_>) -> bool {
             let mut rest = rq.body;
             take::<abi::CreateIn>(&mut rest).is_ok_and(|arg| is_synchronous(arg.flags))
         }
+        _ => is_large(rq),
+    }
+}
+
+/// Whether a request moves a large block.
+pub(crate) fn is_large(rq: &Request<'_>) -> bool {
+    match rq.head.opcode {
         op::WRITE => rq.head.len as usize >= LARGE_BYTES + REQUEST_LEAD_BYTES,
         op::READ => {
             let mut rest = rq.body;
@@ -187,10 +199,26 @@ pub(crate) fn run(cx: &Connection) {
     }
 }
 
+/// A long request is served by its reader, like a worker would.
+pub(crate) fn serve_in_place(
+    cx: &Connection,
+    device: &Arc<Device>,
+    rq: &Request<'_>,
+    reply: &mut Reply,
+) {
+    cx.workers.can_be_let_go(device, &rq.head);
+    serve_long(cx, device, rq, reply);
+}
+
 fn serve(cx: &Connection, device: &Arc<Device>, bytes: &[u8], reply: &mut Reply) {
     // The reader parsed the same bytes.
-    let Ok(rq) = Request::parse(bytes) else { return };
-    let result = dispatch::call_guarded(cx, device, &rq, reply);
+    if let Ok(rq) = Request::parse(bytes) {
+        serve_long(cx, device, &rq, reply);
+    }
+}
+
+fn serve_long(cx: &Connection, device: &Arc<Device>, rq: &Request<'_>, reply: &mut Reply) {
+    let result = dispatch::call_guarded(cx, device, rq, reply);
     let abandoned = can_be_abandoned(rq.head.opcode)
         && cx.workers.waiting.lock().remove(&rq.head.unique).is_none();
     if !abandoned {

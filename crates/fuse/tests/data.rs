@@ -383,6 +383,84 @@ fn metadata_does_not_wait_for_fsync() {
     });
 }
 
+/// Threads that move large blocks: more than there are readers.
+const MOVERS: u64 = 8;
+
+/// A mount as that of a served buffer, after so many threads have written and read `BLOCKS` blocks each.
+fn large_blocks_of_several_threads() -> Mount {
+    const BLOCKS: u64 = 32;
+    let m = Mount::with(|o| {
+        o.fast_path = false;
+        o.standby = true;
+        o.readers = Some(4 + forebay_fuse::readers_abreast());
+    });
+    let block = |thread: u64, at: u64| vec![(thread * BLOCKS + at) as u8; 1 << 20];
+    std::thread::scope(|scope| {
+        for thread in 0..MOVERS {
+            let m = &m;
+            scope.spawn(move || {
+                let file = create(m, &format!("f{thread}"));
+                for at in 0..BLOCKS {
+                    file.write_all_at(&block(thread, at), at << 20).unwrap();
+                }
+                let mut read = vec![0; 1 << 20];
+                for at in 0..BLOCKS {
+                    file.read_exact_at(&mut read, at << 20).unwrap();
+                    assert!(read == block(thread, at), "thread {thread}, block {at}");
+                }
+            });
+        }
+    });
+    let in_place = m.fs.blocks_in_place.load(Ordering::Relaxed);
+    assert!(in_place > BLOCKS, "only {in_place} were served by who read them");
+    m
+}
+
+#[test]
+fn names_do_not_wait_for_large_blocks_of_several_threads() {
+    let m = large_blocks_of_several_threads();
+    let before = m.counts()["WRITE"];
+    m.fs.block_ms.store(3000, Ordering::Relaxed);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..MOVERS {
+            let file = OpenOptions::new().write(true).open(m.at(&format!("f{thread}"))).unwrap();
+            let done = &done;
+            scope.spawn(move || {
+                file.write_all_at(&vec![1; 1 << 20], 0).unwrap();
+                done.store(true, Ordering::Relaxed);
+            });
+        }
+        eventually("all write", || m.counts()["WRITE"] == before + MOVERS);
+        for i in 0..50 {
+            fs::write(m.at(&format!("g{i}")), b"x").unwrap();
+        }
+        assert!(!done.load(Ordering::Relaxed), "50 files were made meanwhile");
+    });
+}
+
+#[test]
+fn a_killed_reader_of_a_large_block_ends_at_once() {
+    let m = large_blocks_of_several_threads();
+    let before = m.counts()["READ"];
+    m.fs.block_ms.store(6000, Ordering::Relaxed);
+    let began = Instant::now();
+    let mut readers: Vec<_> = (0..MOVERS)
+        .map(|thread| {
+            let from = format!("if={}", m.at(&format!("f{thread}")).display());
+            let arguments = [from.as_str(), "of=/dev/null", "bs=1M", "count=1", "iflag=direct"];
+            std::process::Command::new("dd").args(arguments).spawn().unwrap()
+        })
+        .collect();
+    eventually("all read", || m.counts()["READ"] == before + MOVERS);
+    for reader in &mut readers {
+        reader.kill().unwrap();
+        assert!(!reader.wait().unwrap().success());
+    }
+    assert!(began.elapsed() < Duration::from_secs(4), "it took {:?}", began.elapsed());
+    m.fs.block_ms.store(0, Ordering::Relaxed);
+}
+
 #[test]
 fn a_killed_waiter_ends_at_once() {
     let m = Mount::new();

@@ -23,7 +23,7 @@ pub use spawn::{Reporter, run_in_background};
 use crate::mount_options::MountOptionSet;
 use backing::{Backing, Place};
 use ending::Ending;
-use forebay_fuse::{FastPath, FastPathOff, MountOptions, Session};
+use forebay_fuse::{FastPath, FastPathOff, MountOptions, Session, readers_abreast};
 use forebay_proto::control::ControlError;
 use forebay_server::descriptors::MIN_DESCRIPTORS;
 use forebay_server::http::{Http, HttpListener};
@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Threads that take requests of a served buffer's mount.
+/// Threads that take requests of a served buffer's mount, beside those that move large blocks.
 const READERS_OF_SERVED: usize = 4;
 /// The same for a cache's mount.
 const READERS_OF_CACHE: usize = 8;
@@ -137,9 +137,9 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
     let readers = match backing {
         Backing::Own { server, .. } if server.cache().is_none() => plan.threads,
         // A request may have to wait for the PFS.
-        Backing::Own { .. } => plan.threads.or(Some(READERS_OF_CACHE)),
+        Backing::Own { .. } => plan.threads.or(Some(READERS_OF_CACHE + readers_abreast())),
         // A request may have to wait for another mount: the others must not wait for it.
-        Backing::Served(_) => plan.threads.or(Some(READERS_OF_SERVED)),
+        Backing::Served(_) => plan.threads.or(Some(READERS_OF_SERVED + readers_abreast())),
     };
     let options = MountOptions {
         source,

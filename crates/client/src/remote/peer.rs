@@ -42,6 +42,9 @@ use std::time::{Duration, Instant};
 
 /// How long a server that does not answer is waited for, unless a mount is told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Slots among which one of the same processor is looked for, those used last: as many as calls are
+/// under way at once on a node of few processors.
+const SLOTS_LOOKED_AT: usize = 8;
 
 /// Which buffer, where, as whom.
 #[derive(Clone, Debug)]
@@ -83,6 +86,8 @@ pub(super) struct Done {
 struct Slot {
     id: SlotId,
     seq: u32,
+    /// The processor that a program's call was last made from.
+    cpu: Option<u16>,
     link: Option<(Link, u64)>,
     body: Vec<u8>,
 }
@@ -113,7 +118,7 @@ pub(super) struct Peer {
     pub(super) session: RwLock<Session>,
     /// Who makes a new session.
     renewal: Mutex<()>,
-    /// The one used last is at the front. What the mount does by itself uses the one at the back, so that
+    /// The one used last is at the front; see [`take_near`]. What the mount does by itself uses the one at the back, so that
     /// it does not come between two calls of a program: their thread at the server would then change.
     slots: Mutex<VecDeque<Slot>>,
     slot_free: Condvar,
@@ -185,7 +190,7 @@ impl Peer {
         held_locks: Arc<HeldLocks>,
     ) -> Peer {
         let slots = (0..MAX_SLOTS)
-            .map(|id| Slot { id: SlotId(id), seq: 0, link: None, body: Vec::new() })
+            .map(|id| Slot { id: SlotId(id), seq: 0, cpu: None, link: None, body: Vec::new() })
             .collect();
         Peer {
             client,
@@ -234,7 +239,10 @@ impl Peer {
     fn take_slot(&self, by_itself: bool) -> InUse<'_> {
         let mut slots = self.slots.lock();
         loop {
-            let slot = if by_itself { slots.pop_back() } else { slots.pop_front() };
+            let slot = match by_itself {
+                true => slots.pop_back(),
+                false => take_near(&mut slots),
+            };
             if slot.is_some() {
                 return InUse { peer: self, slot, by_itself };
             }
@@ -592,6 +600,16 @@ fn refused(answer: Answer) -> LinkError {
         Answer::Failed(errno) => LinkError::Io(std::io::Error::from_raw_os_error(errno)),
         _ => LinkError::Closed,
     }
+}
+
+/// The slot that was last asked from this processor: its thread at a server of this node is there, too,
+/// and what the call moves need not cross to another one. If there is none, the one used last.
+fn take_near(slots: &mut VecDeque<Slot>) -> Option<Slot> {
+    let cpu = this_cpu();
+    let near = slots.iter().take(SLOTS_LOOKED_AT).position(|slot| slot.cpu == cpu);
+    let mut slot = slots.remove(near.unwrap_or(0))?;
+    slot.cpu = cpu;
+    Some(slot)
 }
 
 /// The processor that this thread runs on now.

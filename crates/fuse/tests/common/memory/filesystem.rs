@@ -171,6 +171,7 @@ impl FileSystem for MemoryFs {
     }
 
     fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.moves_block(buffer.len());
         let data = self.data(ino)?;
         let mut done = 0;
         while done < buffer.len() {
@@ -183,6 +184,7 @@ impl FileSystem for MemoryFs {
     }
 
     fn write(&self, ino: Ino, offset: u64, bytes: &[u8], mode: WriteMode) -> Result<usize> {
+        self.moves_block(bytes.len());
         let data = self.data(ino)?;
         if mode.append {
             let _one_at_a_time = self.lock();

@@ -53,6 +53,10 @@ pub struct MemoryFs {
     notify: Mutex<Option<Arc<dyn Notify>>>,
     /// Milliseconds that fsync takes.
     pub fsync_ms: AtomicU64,
+    /// Milliseconds that a large block takes, written or read.
+    pub block_ms: AtomicU64,
+    /// Large blocks that were served by the thread which reads requests.
+    pub blocks_in_place: AtomicU64,
     /// Milliseconds that a lookup takes.
     pub lookup_ms: AtomicU64,
     /// Opens that asked for the local file.
@@ -78,6 +82,8 @@ impl MemoryFs {
             store: store.to_path_buf(),
             notify: Mutex::new(None),
             fsync_ms: AtomicU64::new(0),
+            block_ms: AtomicU64::new(0),
+            blocks_in_place: AtomicU64::new(0),
             lookup_ms: AtomicU64::new(0),
             local_opens: AtomicU64::new(0),
             panic_once: AtomicBool::new(false),
@@ -91,6 +97,16 @@ impl MemoryFs {
         let root = new_node(Ino::ROOT, Ino::ROOT, libc::S_IFDIR | 0o1777, &Caller::root());
         fs.lock().nodes.insert(Ino::ROOT, root);
         fs
+    }
+
+    fn moves_block(&self, bytes: usize) {
+        if bytes < 64 << 10 {
+            return;
+        }
+        if std::thread::current().name().is_some_and(|name| name.starts_with("fuse-read")) {
+            self.blocks_in_place.fetch_add(1, Ordering::Relaxed);
+        }
+        std::thread::sleep(Duration::from_millis(self.block_ms.load(Ordering::Relaxed)));
     }
 
     /// A file to try passthrough with.
