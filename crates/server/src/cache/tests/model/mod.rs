@@ -92,6 +92,7 @@ fn child_model() {
     let cache = rig.open();
     let world = World { rig: &rig, cache: &cache };
     let show = std::env::var_os("FOREBAY_SHOW_STEPS").is_some();
+    let told = ToldOnPanic(&cache);
     for op in steps(seed, !killed) {
         crate::step::kill::trace(&format!("{op:?}"));
         if show {
@@ -103,6 +104,7 @@ fn child_model() {
         let line = serde_json::to_string(&outcome).unwrap();
         journal.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
+    drop(told);
     cache.fs.pfs.foul.store(0, Ordering::Relaxed);
     cache.crash();
 }
@@ -201,7 +203,13 @@ fn cache_is_what_the_model_says() {
         save(&model, &base.join("model"));
         let variables =
             [(CHILD_BASE, base.to_str().unwrap()), (CHILD_SEED, &round_seed.to_string())];
-        let killed = run_killed(CHILD, &variables, at);
+        let ran = std::panic::catch_unwind(|| run_killed(CHILD, &variables, at));
+        let killed = ran.unwrap_or_else(|why| {
+            let (done, _) = replay(&base, round_seed, at == 0, &mut model);
+            eprintln!("round {} (seed {round_seed}), to be killed at {at}; its steps:", rounds + 1);
+            tell_steps(round_seed, at == 0, done);
+            std::panic::resume_unwind(why)
+        });
         let (done, pending) = replay(&base, round_seed, at == 0, &mut model);
         count += done;
         rounds += 1;
@@ -216,14 +224,19 @@ fn cache_is_what_the_model_says() {
         }));
         if let Err(why) = judged {
             eprintln!("{when}, in {pending:?}; its steps:");
-            for op in steps(round_seed, at == 0).take(done + 1) {
-                eprintln!("  {op:?}");
-            }
+            tell_steps(round_seed, at == 0, done);
             std::panic::resume_unwind(why);
         }
     }
     judge(&rig, &mut model, None, true);
     eprintln!("{count} steps in {rounds} rounds, {kills} kills, seed {seed}");
+}
+
+/// Shows the steps of a round that were done, and the one that was under way.
+fn tell_steps(seed: u64, foreign: bool, done: usize) {
+    for op in steps(seed, foreign).take(done + 1) {
+        eprintln!("  {op:?}");
+    }
 }
 
 /// Shows what is on record when a check fails.
@@ -238,6 +251,10 @@ impl Drop for ToldOnPanic<'_> {
             let size = self.0.fs.flash.stat(ino).map(|object| object.size_bytes);
             eprintln!("on record: inode {ino}, {size:?} bytes, {record:?}");
         }
+        for file in self.0.fs.drainer.files() {
+            eprintln!("to be drained: inode {}, {} opens", file.ino, file.state.lock().opens);
+        }
+        eprintln!("to be removed from the PFS: {:?}", self.0.fs.flash.litter());
         for name in NAMES {
             eprintln!("on the PFS: {name}: {:?}", self.0.fs.pfs.stat(name.as_bytes()));
         }
