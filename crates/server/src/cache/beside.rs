@@ -133,21 +133,21 @@ impl CacheFs {
         self.look_later();
     }
 
-    /// Reads the list that the last server left, and tries it. After a power cut records may be
-    /// missing of what was made on the PFS: then whatever is ours and on no record goes too.
-    pub(super) fn take_up_litter(
-        &self,
-        power_cut: bool,
-        on_record: &HashSet<PathBytes>,
-    ) -> Result<()> {
+    /// Reads the list that the last server left: before anything is added to it.
+    pub(super) fn load_litter(&self) -> Result<()> {
         *self.litter.all.lock() = self.flash.litter()?;
         *self.litter.dirs.lock() = self.flash.drain_dirs()?;
+        Ok(())
+    }
+
+    /// Tries what is on the list. After a power cut records may be missing of what was made on the PFS: then
+    /// whatever is ours and on no record goes too.
+    pub(super) fn take_up_litter(&self, power_cut: bool, on_record: &HashSet<PathBytes>) {
         if power_cut {
             let dirs = self.litter.dirs.lock().clone();
             dirs.iter().for_each(|dir| self.remove_unknown(dir.as_bytes(), on_record));
         }
         self.sweep();
-        Ok(())
     }
 
     /// Something of ours is about to be made in a directory. On flash that survives a power cut that is
@@ -391,7 +391,11 @@ impl CacheFs {
                 after.filter(|stat| stat.key == key)
             }
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => None,
-            Err(e) => return Err(e),
+            Err(error) => {
+                tracing::warn!(%error, path = %kept, "a name of ours cannot be removed from the PFS: tried again later");
+                self.remember(Litter { path: kept.clone(), key: None, who: writer });
+                None
+            }
         };
         crate::step::step("a name of ours is gone");
         file.state.lock().save(&self.flash, file, |record| record.kept_as = None)?;

@@ -99,6 +99,7 @@ impl CacheFs {
         if power_cut {
             self.flash.expect_lost_maps();
         }
+        self.load_litter()?;
         let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
         let intents = self.flash.intents()?;
         let made_empty = self.flash.take_made_empty();
@@ -122,6 +123,9 @@ impl CacheFs {
             match is_dirty {
                 false => clean += 1,
                 true if is_removed => {
+                    if let Err(error) = self.unlink_kept(&file) {
+                        tracing::warn!(%ino, %error, "a name of ours that a removed file had");
+                    }
                     {
                         let mut state = file.state.lock();
                         state.save(&self.flash, &file, |record| record.removed = true)?;
@@ -146,7 +150,7 @@ impl CacheFs {
         if !intents.is_empty() {
             self.flash.save_intents(&[])?;
         }
-        self.take_up_litter(power_cut, &ours)?;
+        self.take_up_litter(power_cut, &ours);
         if dirty + clean + dropped > 0 {
             tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");
         }
