@@ -13,9 +13,9 @@ use super::CacheFs;
 use super::act::Who;
 use super::file::{CacheFile, FileState};
 use super::map::bits;
-use super::pfs::Key;
+use super::record::Draining;
 use forebay_proto::control::PathBytes;
-use forebay_proto::{Errno, Result};
+use forebay_proto::{Errno, Ino, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -25,8 +25,10 @@ const INTENTS_MAX: usize = 256;
 /// One change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Intent {
-    /// The file that loses its last name by it.
-    pub removed: Option<Key>,
+    /// The file that loses its last name by it, by its number on flash: its PFS inode may become another one by
+    /// a drain that ends in between.
+    #[serde(rename = "removed_file", default)]
+    pub removed: Option<Ino>,
     /// Old and new path of what is moved.
     pub moved: Option<(PathBytes, PathBytes)>,
     /// They are exchanged.
@@ -91,10 +93,13 @@ impl CacheFs {
 
     /// The intent of removing a name, if something of its file would be left here that drains.
     pub(super) fn intent_to_remove(&self, file: Option<&Arc<CacheFile>>) -> Option<Intent> {
-        let state = file?.state.lock();
-        let removed = state.record.is_dirty().then_some(state.record.key)?;
+        let file = file?;
+        let state = file.state.lock();
+        if !state.record.is_dirty() {
+            return None;
+        }
         let is_synced = self.is_promised(&state);
-        Some(Intent { removed: Some(removed), moved: None, exchange: false, is_synced })
+        Some(Intent { removed: Some(file.ino), moved: None, exchange: false, is_synced })
     }
 
     /// True if something of a file is to survive a power cut that the PFS does not have.
@@ -155,10 +160,15 @@ impl CacheFs {
     /// At the start: what of a dirty file's name was being changed when the last server ended? Its
     /// record gets the path where it is. True if it was removed, and nothing of it is to be kept.
     pub(super) fn take_up_names(&self, file: &CacheFile, intents: &[Intent]) -> Result<bool> {
-        let (key, path, writer) = {
+        let (keys, path, writer) = {
             let state = file.state.lock();
             let r = &state.record;
-            (r.key, r.path.as_bytes().to_vec(), r.writer.clone())
+            // What a drain that was cut short has put in its place is the file, too.
+            let drained = match &r.draining {
+                Some(Draining::Temporary { key, .. }) => *key,
+                _ => None,
+            };
+            ([Some(r.key), drained], r.path.as_bytes().to_vec(), r.writer.clone())
         };
         let is_at = |path: &[u8]| {
             let look = |who: Who| {
@@ -166,7 +176,7 @@ impl CacheFs {
                 self.pfs.stat(path)
             };
             match look(Who::server()).or_else(|_| look(writer.clone())) {
-                Ok(stat) => Some(stat.key == key),
+                Ok(stat) => Some(keys.contains(&Some(stat.key))),
                 Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => Some(false),
                 // Not known: nothing is concluded.
                 Err(_) => None,
@@ -185,7 +195,7 @@ impl CacheFs {
                 return Ok(false);
             }
         }
-        Ok(intents.iter().any(|intent| intent.removed == Some(key)))
+        Ok(intents.iter().any(|intent| intent.removed == Some(file.ino)))
     }
 }
 

@@ -244,6 +244,7 @@ impl CacheFs {
             rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
         };
         let intent = leaving.last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
+        crate::step::step("a name is about to be removed");
         let left = {
             let _changing = self.changing_names();
             self.with_intent(intent, || {

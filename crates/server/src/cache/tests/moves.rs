@@ -292,6 +292,46 @@ fn a_name_of_ours_goes_with_the_last_one_also_by_a_kill() {
     );
 }
 
+/// The server that is killed while it removes a file which drains, and is written again, at the same time.
+#[test]
+fn child_unlinking_what_drains() {
+    let Ok(base) = std::env::var(CHILD_BASE) else { return };
+    let cache = open_at(Path::new(&base), CAPACITY, options(Path::new(&base)));
+    let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, false).unwrap();
+    handle.write(0, &pattern(1, SMALL)).unwrap();
+    let (fs, ino) = (cache.fs.clone(), handle.ino);
+    HOOK.set(Some(Box::new(move |step| {
+        if step == "a name is about to be removed" {
+            fs.flush(&Caller::root(), b"/").unwrap();
+            let until = Instant::now() + Duration::from_secs(10);
+            while !fs.tree_state(&Caller::root(), b"/").unwrap().is_durable() {
+                assert!(Instant::now() < until, "it is not drained");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // By another thread: this one's hook is in use.
+            let fs = fs.clone();
+            let write = move || fs.write(ino, 0, b"again", WriteMode::default());
+            std::thread::spawn(write).join().unwrap().unwrap();
+        }
+    })));
+    cache.fs.unlink(&Caller::root(), Ino::ROOT, b"f").unwrap();
+}
+
+#[test]
+fn a_file_that_was_removed_while_it_drained_is_no_conflict_after_a_kill() {
+    let rig = Rig::new(CAPACITY);
+    let lost = "a dirty file has lost its name on the PFS";
+    let base = rig.base.path().to_str().unwrap();
+    let variables = [(CHILD_BASE, base), (KILL_ONLY, lost)];
+    let child = "cache::tests::moves::child_unlinking_what_drains";
+    assert_eq!(run_killed(child, &variables, 1).as_deref(), Some(lost));
+    let cache = rig.open();
+    let state = cache.state("/");
+    assert!(state.is_durable() && state.conflicts == 0, "{state:?}");
+    assert_eq!(settled_names_on_pfs(&rig), [""; 0]);
+    cache.crash();
+}
+
 #[test]
 fn a_name_of_ours_shows_nowhere_and_goes_with_the_last_one() {
     let rig = Rig::new(CAPACITY);
