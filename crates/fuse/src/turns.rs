@@ -7,8 +7,8 @@
 //! that has answered stands by again if another one reads.
 //!
 //! While several threads move large blocks ([`Turns::asks`]) it is the other way round: handing each
-//! over to a worker costs more than the turns. So some readers read abreast and serve what they read. No
-//! more serve at once than that: for requests that may wait for each other the same number is left as before.
+//! over to a worker costs more than the turns. So some readers read abreast and serve what they read, but
+//! no more of them at once: the others are left for requests that may have to wait for each other.
 //!
 //! Invariant: unless all readers serve, at least one reads: a reader stands by only under the
 //! lock, while another one is seen reading, and who reads goes on to serve without it.
@@ -58,8 +58,8 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// The first of `count` readers reads, the others stand by; for large blocks `abreast` read, of more than
-    /// one reader one less than all at most.
+    /// The first of `count` readers reads, the others stand by; of large blocks `abreast` do, or all but
+    /// one if that is less.
     pub(crate) fn new(count: usize, abreast: usize) -> Turns {
         let readers: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(STANDS_BY)).collect();
         if let Some(first) = readers.first() {

@@ -12,6 +12,7 @@
 
 mod about;
 mod patience;
+mod slots;
 
 use super::held::Held;
 use super::held_locks::HeldLocks;
@@ -33,6 +34,7 @@ use forebay_proto::net::{Call, GivenBack, Request, Response};
 use forebay_proto::{Attr, Caller, Errno, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use patience::{ANSWER_LIMIT, RETRY_FIRST, Waits};
+use slots::{Slot, this_cpu};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -42,9 +44,6 @@ use std::time::{Duration, Instant};
 
 /// How long a server that does not answer is waited for, unless a mount is told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Slots among which one of the same processor is looked for, those used last: as many as calls are
-/// under way at once on a node of few processors.
-const SLOTS_LOOKED_AT: usize = 8;
 
 /// Which buffer, where, as whom.
 #[derive(Clone, Debug)]
@@ -83,15 +82,6 @@ pub(super) struct Done {
     dirs: [Option<Attr>; 2],
 }
 
-struct Slot {
-    id: SlotId,
-    seq: u32,
-    /// The processor that a program's call was last made from.
-    cpu: Option<u16>,
-    link: Option<(Link, u64)>,
-    body: Vec<u8>,
-}
-
 /// The session at the server.
 pub(super) struct Session {
     /// Which of this mount's sessions there (see [`Held::for_new_session`]); 0 = none yet.
@@ -118,8 +108,7 @@ pub(super) struct Peer {
     pub(super) session: RwLock<Session>,
     /// Who makes a new session.
     renewal: Mutex<()>,
-    /// The one used last is at the front; see [`take_near`]. What the mount does by itself uses the one at the back, so that
-    /// it does not come between two calls of a program: their thread at the server would then change.
+    /// The one used last is at the front (see `slots`).
     slots: Mutex<VecDeque<Slot>>,
     slot_free: Condvar,
     /// Calls under way for which a program waits.
@@ -137,27 +126,6 @@ pub(super) struct Peer {
     pub(super) kept: Kept,
     pub(super) held: Held,
     pub(super) held_locks: Arc<HeldLocks>,
-}
-
-/// A slot in use, given back at the end.
-struct InUse<'a> {
-    peer: &'a Peer,
-    slot: Option<Slot>,
-    by_itself: bool,
-}
-
-impl Drop for InUse<'_> {
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            let mut slots = self.peer.slots.lock();
-            match self.by_itself {
-                true => slots.push_back(slot),
-                false => slots.push_front(slot),
-            }
-            drop(slots);
-            self.peer.slot_free.notify_one();
-        }
-    }
 }
 
 /// Why an attempt failed.
@@ -189,9 +157,7 @@ impl Peer {
         expected: Expected,
         held_locks: Arc<HeldLocks>,
     ) -> Peer {
-        let slots = (0..MAX_SLOTS)
-            .map(|id| Slot { id: SlotId(id), seq: 0, cpu: None, link: None, body: Vec::new() })
-            .collect();
+        let slots = (0..MAX_SLOTS).map(Slot::new).collect();
         Peer {
             client,
             expected,
@@ -234,20 +200,6 @@ impl Peer {
 
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
-    }
-
-    fn take_slot(&self, by_itself: bool) -> InUse<'_> {
-        let mut slots = self.slots.lock();
-        loop {
-            let slot = match by_itself {
-                true => slots.pop_back(),
-                false => take_near(&mut slots),
-            };
-            if slot.is_some() {
-                return InUse { peer: self, slot, by_itself };
-            }
-            self.slot_free.wait(&mut slots);
-        }
     }
 
     /// Does a call, however often the connection breaks.
@@ -600,19 +552,4 @@ fn refused(answer: Answer) -> LinkError {
         Answer::Failed(errno) => LinkError::Io(std::io::Error::from_raw_os_error(errno)),
         _ => LinkError::Closed,
     }
-}
-
-/// The slot that was last asked from this processor: its thread at a server of this node is there, too,
-/// and what the call moves need not cross to another one. If there is none, the one used last.
-fn take_near(slots: &mut VecDeque<Slot>) -> Option<Slot> {
-    let cpu = this_cpu();
-    let near = slots.iter().take(SLOTS_LOOKED_AT).position(|slot| slot.cpu == cpu);
-    let mut slot = slots.remove(near.unwrap_or(0))?;
-    slot.cpu = cpu;
-    Some(slot)
-}
-
-/// The processor that this thread runs on now.
-fn this_cpu() -> Option<u16> {
-    u16::try_from(rustix::thread::sched_getcpu()).ok()
 }

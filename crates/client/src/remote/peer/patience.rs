@@ -2,7 +2,8 @@
 //! hangs: by a sign of life; and the end, which waits for nobody. Called by the calls of [`Peer`] when an attempt has
 //! failed, and by the mount's end.
 
-use super::{InUse, Peer, Room, Slot};
+use super::slots::{InUse, Slot};
+use super::{Peer, Room};
 use forebay_net::LinkError;
 use forebay_proto::net::session::{MAX_SLOTS, SessionId};
 use forebay_proto::net::{Call, GivenBack, Request};
