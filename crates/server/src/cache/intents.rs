@@ -13,7 +13,6 @@ use super::CacheFs;
 use super::act::Who;
 use super::file::{CacheFile, FileState};
 use super::map::bits;
-use super::record::Draining;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Ino, Result};
 use serde::{Deserialize, Serialize};
@@ -164,11 +163,7 @@ impl CacheFs {
             let state = file.state.lock();
             let r = &state.record;
             // What a drain that was cut short has put in its place is the file, too.
-            let drained = match &r.draining {
-                Some(Draining::Temporary { key, .. }) => *key,
-                _ => None,
-            };
-            ([Some(r.key), drained], r.path.as_bytes().to_vec(), r.writer.clone())
+            ([Some(r.key), r.drained_key()], r.path.as_bytes().to_vec(), r.writer.clone())
         };
         let is_at = |path: &[u8]| {
             let look = |who: Who| {

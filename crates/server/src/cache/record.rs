@@ -184,6 +184,14 @@ impl Record {
         }
     }
 
+    /// The PFS inode of the file that a drain has beside it, or has put in its place just before a kill.
+    pub fn drained_key(&self) -> Option<Key> {
+        match &self.draining {
+            Some(Draining::Temporary { key, .. }) => *key,
+            _ => None,
+        }
+    }
+
     /// True if something here is not on the PFS.
     pub fn is_dirty(&self) -> bool {
         self.state != State::Clean

@@ -8,7 +8,6 @@ use super::beside::names_on_record;
 use super::file::{CacheFile, FileState};
 use super::map::{BLOCK_BYTES, Entry, bits, crc};
 use super::pfs::Pfs;
-use super::record::Draining;
 use super::{CONFIG_NAME, CacheFs, CacheOptions, Config, DRAINED_NAME};
 use crate::flash::replace_file;
 use forebay_proto::control::ControlError;
@@ -234,12 +233,8 @@ impl CacheFs {
             return None;
         }
         let state = file.state.lock();
-        let published = match &state.record.draining {
-            Some(Draining::Temporary { key, .. }) => *key,
-            _ => None,
-        };
         let number = self.nodes.number(state.record.key);
-        number.or_else(|| self.nodes.number(published?))
+        number.or_else(|| self.nodes.number(state.record.drained_key()?))
     }
 
     /// The same where names are at another server: by its number, which this one has on record.
