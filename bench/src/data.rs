@@ -33,6 +33,8 @@ pub struct Case {
     pub shared: bool,
     /// Past the page cache.
     pub direct: bool,
+    /// What was written is fsynced at the end of a sample.
+    pub synced: bool,
 }
 
 impl Case {
@@ -58,7 +60,8 @@ impl Case {
             (n, true) => format!("{n} processes, one file"),
         };
         let direct = if self.direct { ", O_DIRECT" } else { "" };
-        format!("{pattern} {op} {size}, {who}{direct}")
+        let synced = if self.synced { ", fsync" } else { "" };
+        format!("{pattern} {op} {size}, {who}{direct}{synced}")
     }
 
     /// 0.85 of raw; 0.78 at 4 KiB. Two writers of one file have no target.
@@ -83,6 +86,7 @@ impl Case {
                 step: 1,
                 seed: seed + u64::from(worker),
                 direct: self.direct,
+                synced: self.synced,
                 tcp: None,
             })
             .collect()
@@ -104,6 +108,7 @@ pub fn cases(direct: bool) -> Vec<Case> {
                         processes,
                         shared: false,
                         direct: false,
+                        synced: false,
                     };
                     cases.push(case);
                     if processes == 2 && pattern == Pattern::Random && op != Op::Fresh {

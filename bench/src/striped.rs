@@ -115,6 +115,7 @@ pub fn measure(
                 step: 1,
                 seed,
                 direct: false,
+                synced: false,
                 tcp: port.filter(|_| side == 0),
             };
             let jobs = |side, seed| (0..2).map(|worker| job(side, worker, seed)).collect();
@@ -159,6 +160,7 @@ fn strided(
                 step: 2,
                 seed,
                 direct: false,
+                synced: false,
                 tcp: None,
             };
             (0..2).map(job).collect()

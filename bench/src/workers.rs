@@ -60,6 +60,8 @@ pub struct Job {
     pub seed: u64,
     /// Past the page cache (O_DIRECT).
     pub direct: bool,
+    /// What was written is on the device at the end (fsync).
+    pub synced: bool,
     /// Not a file: as many bytes by a plain TCP connection to this port (see `striped`).
     pub tcp: Option<u16>,
 }
@@ -365,6 +367,9 @@ fn by_file(file: &File, job: &Job, order: &[u32], buffer: &mut [u8]) -> Result<(
             Op::Read => file.read_exact_at(buffer, offset)?,
             Op::Overwrite | Op::Fresh => file.write_all_at(buffer, offset)?,
         }
+    }
+    if job.synced {
+        file.sync_all()?;
     }
     Ok(())
 }

@@ -9,15 +9,18 @@ use crate::data::{self, Case, Points};
 use crate::report::{Row, Target};
 use crate::workers::{Op, Pattern, Workers};
 use anyhow::Result;
+use std::path::Path;
 
 /// What the processors may spend in the daemon on hits.
 const HIT_CPU_S_PER_GIB: f64 = 0.05;
 
 const NOTE: &str = "cache, reads and writes: raw is a plain directory in the store; hits are of whole clean \
     files, after their drain; fresh writes are of new files with room to spare, and with served all \
-    of them are requests.";
+    of them are requests. Flash on the disk: the store is an XFS on the disk, so that raw is a device, not \
+    memory; each sample ends with an fsync.";
 
-fn case(op: Op, (block_bytes, sample_bytes): (u32, u64)) -> Case {
+/// One process that goes through a file from its start.
+pub fn case(op: Op, (block_bytes, sample_bytes): (u32, u64)) -> Case {
     Case {
         op,
         pattern: Pattern::Sequential,
@@ -26,6 +29,7 @@ fn case(op: Op, (block_bytes, sample_bytes): (u32, u64)) -> Case {
         processes: 1,
         shared: false,
         direct: false,
+        synced: false,
     }
 }
 
@@ -70,7 +74,30 @@ pub fn measure(
         workers.forget()?;
         mounted.umount()?;
     }
+    on_disk(setting, &pfs, workers, keep)?;
     let target = Target::SecondsPerGibAtMost(HIT_CPU_S_PER_GIB);
     keep(figure("cache hit: CPU of the daemon".into(), target, &hit_cpu, "")?);
     Ok(())
+}
+
+/// Served writes to flash that is a device: what a burst costs until it survives a power cut.
+fn on_disk(
+    setting: &Setting<'_>,
+    pfs: &Path,
+    workers: &mut Workers,
+    keep: &mut impl FnMut(Row),
+) -> Result<()> {
+    let flash = setting.disk.dir("flash.data")?;
+    let setting = Setting { flash: &flash, ..*setting };
+    let mounted = Mounted::new(&setting, pfs, &["--drain", "end", "--writes", "served"])?;
+    for size in data::SIZES {
+        let case = Case { synced: true, ..case(Op::Fresh, size) };
+        let (pairs, points) =
+            data::collect(&case, &mounted.sides, workers, setting.pairs, || Ok(()))?;
+        let name = format!("cache, served, flash on the disk: {}", case.name());
+        let target = Some(Target::RatioAtLeast(served_target(case.block_bytes)));
+        keep(data::bandwidth_row("cache", name, target, NOTE, &pairs, &points)?);
+    }
+    workers.forget()?;
+    mounted.umount()
 }

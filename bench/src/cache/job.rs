@@ -6,10 +6,10 @@
 //! which nothing ever drains.
 
 use super::{Mounted, SLOW_BYTES_PER_S, Setting, Times, timed};
-use crate::data::{self, Case, Points};
+use crate::data::{self, Points};
 use crate::report::{Row, Target};
 use crate::stats::Pairs;
-use crate::workers::{Op, Pattern, Workers};
+use crate::workers::{Op, Workers};
 use crate::{machine, staging};
 use anyhow::{Context, Result, bail};
 use forebay_tests::slow_disk::SlowDisk;
@@ -160,15 +160,7 @@ fn measure_foreground(
     let backlog = mounted.mount_point.join("backlog");
     std::fs::create_dir(&backlog)?;
     let mut backlogs = 0;
-    let case = Case {
-        op: Op::Fresh,
-        pattern: Pattern::Sequential,
-        block_bytes: 1 << 20,
-        sample_bytes: 64 << 20,
-        processes: 1,
-        shared: false,
-        direct: false,
-    };
+    let case = super::data::case(Op::Fresh, (1 << 20, 64 << 20));
     let mut sides = mounted.sides.clone();
     sides.raw = mounted.mount_point.join("foreground");
     sides.buffer = sides.raw.clone();

@@ -11,33 +11,69 @@ use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::size::format_bytes;
 use std::path::{Path, PathBuf};
 
-/// The files that a path stands for.
-fn files_of(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+/// The files that a path stands for. What below it cannot be looked at is one failure, and the others go on.
+fn files_of(path: &Path, failures: &mut Failures) -> anyhow::Result<Vec<PathBuf>> {
     let meta = std::fs::symlink_metadata(path)
         .map_err(|error| ControlError::io("look at", Some(path), &error))?;
-    if !meta.is_dir() {
-        return Ok(if meta.is_file() { vec![path.to_path_buf()] } else { Vec::new() });
-    }
     let mut files = Vec::new();
-    let entries =
-        std::fs::read_dir(path).map_err(|error| ControlError::io("list", Some(path), &error))?;
-    for entry in entries {
-        let entry = entry.map_err(|error| ControlError::io("list", Some(path), &error))?;
-        files.extend(files_of(&entry.path())?);
+    if meta.is_file() {
+        files.push(path.to_path_buf());
+    }
+    if meta.is_dir() {
+        add_files_below(path, &mut files, failures)
+            .map_err(|error| ControlError::io("list", Some(path), &error))?;
     }
     Ok(files)
 }
 
-/// Who is asked about a path, and the files that it stands for.
-fn asked(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, Vec<PathBytes>)> {
-    let (mut cached, top) = connect(path, at)?;
-    let files: Vec<PathBuf> = match &mut cached {
-        Cached::Mounted(_) => {
-            let below = |file: PathBuf| locate(&file).map(|found| found.path_in_buffer);
-            files_of(path)?.into_iter().map(below).collect::<Result<_, _>>()?
+fn add_files_below(
+    dir: &Path,
+    files: &mut Vec<PathBuf>,
+    failures: &mut Failures,
+) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let path = entry.path();
+        let added = entry.file_type().and_then(|kind| {
+            if kind.is_dir() {
+                return add_files_below(&path, files, failures);
+            }
+            if kind.is_file() {
+                // Its path may be longer than a system call takes.
+                std::fs::symlink_metadata(&path)?;
+                files.push(path.clone());
+            }
+            Ok(())
+        });
+        match added {
+            // Removed since.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => failures.add(ControlError::io("look at", Some(&path), &error)),
+            Ok(()) => {}
         }
-        Cached::Served(..) => cached.files_below(&top)?,
-    };
+    }
+    Ok(())
+}
+
+/// Who is asked about a path, and the files that it stands for.
+fn asked(
+    path: &Path,
+    at: &ServerArgs,
+    failures: &mut Failures,
+) -> anyhow::Result<(Cached, Vec<PathBytes>)> {
+    let (mut cached, top) = connect(path, at)?;
+    let mut files = Vec::new();
+    match &mut cached {
+        Cached::Mounted(_) => {
+            for file in files_of(path, failures)? {
+                match locate(&file) {
+                    Ok(found) => files.push(found.path_in_buffer),
+                    Err(error) => failures.add(error),
+                }
+            }
+        }
+        Cached::Served(..) => files = cached.files_below(&top)?,
+    }
     Ok((cached, files.iter().map(|file| bytes(file)).collect()))
 }
 
@@ -67,7 +103,7 @@ fn each(
 ) -> Outcome {
     let mut failures = Failures::default();
     for path in paths {
-        let (mut cached, files) = asked(path, at)?;
+        let (mut cached, files) = asked(path, at, &mut failures)?;
         for file in files {
             match cached.file(request(file)) {
                 Ok(state) if json => print_json(&state)?,
@@ -84,7 +120,7 @@ pub fn warm(args: CachePathsArgs) -> Outcome {
     let mut failures = Failures::default();
     let (mut files, mut bytes_here) = (0u64, 0);
     for path in &args.paths {
-        let (mut cached, names) = asked(path, &args.at)?;
+        let (mut cached, names) = asked(path, &args.at, &mut failures)?;
         let bar = progress(names.len() as u64, "{bar:30} {pos}/{len} files {wide_msg}", args.json);
         let mut fetched: Vec<CachedFile> = Vec::with_capacity(names.len());
         for name in names {
@@ -149,4 +185,32 @@ pub fn pin(args: CachePinArgs) -> Outcome {
 /// `forebay invalidate`.
 pub fn invalidate(args: CachePathsArgs) -> Outcome {
     each(&args.paths, &args.at, args.json, |path| CacheRequest::Invalidate { path })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{Mode, OFlags};
+
+    #[test]
+    fn what_is_too_deep_to_be_named_is_one_failure_and_the_others_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "z"] {
+            std::fs::write(dir.path().join(name), b"data").unwrap();
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let mut at = rustix::fs::open(dir.path(), flags, Mode::empty()).unwrap();
+        for _ in 0..120 {
+            let name = "deep".repeat(10);
+            rustix::fs::mkdirat(&at, &name, Mode::from_raw_mode(0o700)).unwrap();
+            at = rustix::fs::openat(&at, &name, flags, Mode::empty()).unwrap();
+        }
+        let made = OFlags::CREATE | OFlags::WRONLY;
+        rustix::fs::openat(&at, "file", made, Mode::from_raw_mode(0o600)).unwrap();
+        let mut failures = Failures::default();
+        let mut files = files_of(dir.path(), &mut failures).unwrap();
+        files.sort();
+        assert_eq!(files, ["a", "z"].map(|name| dir.path().join(name)));
+        assert_eq!(failures.0.and_then(|error| error.errno), Some(libc::ENAMETOOLONG));
+    }
 }

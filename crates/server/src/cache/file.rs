@@ -88,6 +88,8 @@ pub(crate) struct FileState {
     pub listed: bool,
     /// The object has, or had, so many bytes: a shorter one was cut by somebody else.
     pub seen_bytes: u64,
+    /// Up to where room was taken behind the end; 0: none was ([`super::room_ahead`]).
+    pub room_until: u64,
     /// It is just being noted that its data is lost.
     pub losing: bool,
     /// Its map is gone from flash: which blocks are dirty nobody knows.
@@ -161,6 +163,7 @@ impl CacheFile {
             generation: 0,
             listed: false,
             seen_bytes,
+            room_until: 0,
             losing: false,
             map_gone,
             summing: false,

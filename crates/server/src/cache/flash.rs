@@ -72,6 +72,16 @@ impl Flash {
         self.names.is_volatile()
     }
 
+    /// True if others may take room where flash lies: its capacity is counted, not held by a file system of its own.
+    pub fn is_shared(&self) -> bool {
+        self.objects().accounting().is_some()
+    }
+
+    /// What is wrong with it, in words.
+    pub fn fault(&self) -> Option<String> {
+        self.names.fault()
+    }
+
     /// Whether files can go by passthrough, and if not why.
     pub fn fast_path(&self) -> crate::namespace::FastPath {
         self.names.fast_path()
@@ -167,6 +177,11 @@ impl Flash {
             true => Ok(()),
             false => Err(Errno::ENOSPC),
         }
+    }
+
+    /// How many files there could be, those that are there included.
+    pub fn files_in_all(&self) -> u64 {
+        self.names.inodes().1
     }
 
     /// Where [`Flash::has_room_for_a_file`] says no: true if another look is worth it, since the count was a guess. Only

@@ -41,6 +41,7 @@ mod probe;
 mod read;
 mod record;
 mod recover;
+mod room_ahead;
 mod served;
 mod space;
 mod status;
@@ -79,6 +80,7 @@ use pfs::{Identity, Key, Pfs};
 use probe::Probe;
 use read::Wish;
 use record::Record;
+use room_ahead::RoomAhead;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use space::Space;
@@ -171,6 +173,7 @@ pub struct CacheFs {
     nodes: Nodes,
     options: CacheOptions,
     space: Space,
+    room_ahead: RoomAhead,
     drainer: Drainer,
     policies: Policies,
     counters: Counters,
@@ -237,6 +240,7 @@ impl CacheFs {
         let fs = Arc::new(CacheFs {
             nodes: Nodes::new(root.key),
             space: Space::new(capacity),
+            room_ahead: RoomAhead::new(&flash),
             drainer: Drainer::new(changed_rate.unwrap_or(options.rate_bytes_per_s)),
             counters: Counters::new(),
             clocks: Clocks::default(),

@@ -409,6 +409,14 @@ impl CacheFs {
         }
         file.set_source(None);
         state.last_write = std::time::Instant::now();
+        drop(state);
+        if let Err(error) = self.give_room_back(&file) {
+            tracing::warn!(%error, "room behind the end of a file stays taken until the next start");
+        }
+        let state = file.state.lock();
+        if state.opens > 0 {
+            return;
+        }
         if state.record.is_dirty() {
             drop(state);
             self.drainer.closed(&file);

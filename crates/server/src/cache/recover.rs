@@ -186,7 +186,7 @@ impl CacheFs {
             let size = self.flash.stat(file.ino)?.size_bytes;
             file.state.lock().has_seen(size);
         }
-        Ok(())
+        self.give_old_room_back(file)
     }
 
     /// A dirty file's object was not there. Before its first fsync a power cut may take it; all else is somebody's doing.

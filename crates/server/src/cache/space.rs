@@ -29,7 +29,7 @@ pub(super) const RESERVE_SHARE: u64 = 64;
 const HEADROOM_SHARE: u64 = 4;
 /// Parts of the capacity (one in so many) between which room is kept while kernels write files themselves,
 /// which wait for nobody: when less is free clean data goes, until more is.
-const LOW_SHARE: u64 = 8;
+pub(super) const LOW_SHARE: u64 = 8;
 const HIGH_SHARE: u64 = HEADROOM_SHARE;
 /// Pauses between two looks at the room while kernels write: what the fastest flash could write
 /// meanwhile is a small part of what is kept.
@@ -240,7 +240,12 @@ impl Space {
     /// True if writers would have to wait soon.
     pub fn is_tight(&self, fs: &CacheFs) -> bool {
         let free = self.free(fs).unwrap_or(0);
-        free + self.clean_bytes() < self.capacity() / HEADROOM_SHARE
+        if free + self.clean_bytes() < self.capacity() / HEADROOM_SHARE {
+            return true;
+        }
+        // The same of files: all but those that are dirty are free, or can go.
+        let files = fs.flash.files_in_all();
+        files.saturating_sub(fs.drainer.count()) < files / HEADROOM_SHARE
     }
 
     /// Makes room for `bytes` by evicting clean data; ENOSPC if there is not enough of it.
@@ -304,6 +309,9 @@ impl Space {
                 }
             }
             went += evict_these(fs, segments, &mut kept);
+        }
+        if went == 0 {
+            went = fs.give_all_room_back();
         }
         if went == 0 {
             let void = self.end_void_pins(fs, &kept);
@@ -428,6 +436,10 @@ impl Space {
     }
 
     fn flash_is_full(&self, fs: &CacheFs) {
+        if !fs.flash.is_shared() {
+            // Of nobody else, so it is full of what has to drain.
+            return;
+        }
         let now = Instant::now();
         let mut full = self.full.lock();
         if full.is_none_or(|(_, told)| now - told >= TELL_FULL_EVERY) {

@@ -229,7 +229,8 @@ impl CacheFs {
         self.add_lost(&mut tree, caller, &below);
         tree.drained_bytes = self.counters.on_their_way();
         tree.rate_bytes_per_s = self.counters.drain_rate();
-        if tree.rate_bytes_per_s > 0.0 {
+        // Of what waits for a policy, a decision or another try nobody knows.
+        if tree.rate_bytes_per_s > 0.0 && tree.draining > 0 {
             let left_bytes = tree.dirty_bytes.saturating_sub(on_pfs_bytes);
             tree.eta_s = Some(left_bytes as f64 / tree.rate_bytes_per_s);
         }
@@ -343,7 +344,7 @@ impl CacheFs {
         CacheStatus {
             pfs: PathBytes::new(self.pfs.path().as_os_str().as_bytes()),
             pfs_error: self.probe.trouble(&self.pfs),
-            flash_error: self.space.trouble().map(String::from),
+            flash_error: self.flash_error(),
             tree: self.whole_tree(),
             hit_bytes,
             miss_bytes,
@@ -352,6 +353,11 @@ impl CacheFs {
             evicted_bytes,
             rate_limit_bytes_per_s: self.drainer.rate(),
         }
+    }
+
+    /// What is wrong with flash, in words: it takes no changes any more, or others fill it.
+    fn flash_error(&self) -> Option<String> {
+        self.flash.fault().or_else(|| self.space.trouble().map(String::from))
     }
 
     /// What is not on the PFS of all; never less than is known.

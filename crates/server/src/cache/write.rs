@@ -123,6 +123,7 @@ impl CacheFs {
             self.mark_dirty(file, &mut state)?;
             crate::step::step("a file is dirty on record");
             begin(&mut state, self, file, blocks.clone())?;
+            self.take_room_ahead(file, &mut state, offset, length);
             drop(state);
             let written = self.flash.write(file.ino, offset, data);
             crate::step::step("dirty data is on flash");
@@ -215,6 +216,7 @@ impl CacheFs {
     /// All of the file is dirty from now on: a kernel is about to get it for writing. On flash
     /// that survives a power cut this, and what it has, is synced.
     pub(super) fn mark_whole(&self, file: &Arc<CacheFile>) -> Result<()> {
+        self.give_room_back(file)?;
         let mut state = file.state.lock();
         if state.record.whole {
             self.mark_dirty(file, &mut state)?;
@@ -283,6 +285,8 @@ impl CacheFs {
     pub(super) fn cut(&self, file: &CacheFile, state: &mut FileState, size: u64) -> Result<()> {
         state.seen_bytes = state.seen_bytes.min(size);
         self.flash.truncate(file.ino, size)?;
+        // That went along.
+        state.room_until = 0;
         crate::step::step("a file is cut");
         for block in state.map.blocks_from(size.div_ceil(BLOCK_BYTES)) {
             state.put(&self.flash, file, block, &[Entry::default()])?;

@@ -14,6 +14,7 @@
 mod account;
 mod fds;
 mod io;
+mod large_pages;
 mod lease;
 mod losses;
 

@@ -188,6 +188,11 @@ impl Drainer {
         self.wake.notify_all();
     }
 
+    /// How many files are listed.
+    pub fn count(&self) -> u64 {
+        self.list.lock().files.len() as u64
+    }
+
     /// All that is listed.
     pub fn files(&self) -> Vec<Arc<CacheFile>> {
         self.list.lock().files.values().map(|listed| listed.file.clone()).collect()

@@ -189,30 +189,48 @@ fn the_room_of_a_file_that_was_just_removed_is_waited_for() {
     cache.crash();
 }
 
+/// Makes files with long names, so that metadata is what is full first; those that were made, and the error.
+fn fill_with_names(cache: &Running, most: usize, data: &[u8]) -> (Vec<String>, Option<Errno>) {
+    let long = "x".repeat(150);
+    let mut kept = Vec::new();
+    for i in 0..most {
+        let name = format!("{long}-{i}");
+        let made = cache.open(&name, libc::O_RDWR | libc::O_CREAT, false);
+        match made.and_then(|handle| handle.write(0, data)) {
+            Ok(()) => kept.push(name),
+            Err(e) => return (kept, Some(e)),
+        }
+    }
+    (kept, None)
+}
+
 #[test]
-fn a_full_metadata_store_evicts_what_is_clean_and_refuses_the_rest() {
+fn a_full_metadata_store_refuses_what_cannot_drain() {
+    let mut rig = Rig { map_bytes: 16 << 20, ..Rig::new(256 * MIB) };
+    rig.options.policy = When::Never.into();
+    let cache = rig.open();
+    let data = pattern(1, 100);
+    let (kept, refused) = fill_with_names(&cache, 30_000, &data);
+    assert_eq!(refused, Some(Errno::ENOSPC), "{} files", kept.len());
+    for name in kept.iter().step_by(100) {
+        assert_eq!(cache.read(name).unwrap(), data, "{name}");
+    }
+    cache.crash();
+}
+
+#[test]
+fn a_full_metadata_store_evicts_what_is_clean_and_its_writers_wait_for_drains() {
     let rig = Rig { map_bytes: 16 << 20, ..Rig::new(256 * MIB) };
     let cache = rig.open();
     let data = pattern(1, 100);
-    let long = "x".repeat(150);
-    let mut refused = None;
-    let mut kept = Vec::new();
-    for i in 0..30_000 {
-        let name = format!("{long}-{i}");
-        let made = cache.open(&name, libc::O_RDWR | libc::O_CREAT, false);
-        match made.and_then(|handle| handle.write(0, &data)) {
-            Ok(()) => kept.push(name),
-            Err(e) => {
-                refused = Some(e);
-                break;
-            }
-        }
-    }
-    assert_eq!(refused, Some(Errno::ENOSPC), "{} files", kept.len());
+    let (kept, refused) = fill_with_names(&cache, 8_000, &data);
+    assert_eq!(refused, None, "{} files", kept.len());
     assert!(cache.flush("/").is_durable());
     for name in &kept {
         assert_eq!(rig.read_pfs(name), data, "{name}");
     }
+    let [.., evicted, _] = cache.fs.counters.bytes();
+    assert!(evicted > 0, "all of it fitted");
     // Clean ones give way, as many as it takes.
     for i in 0..200 {
         let name = format!("again-{i}");
@@ -220,6 +238,29 @@ fn a_full_metadata_store_evicts_what_is_clean_and_refuses_the_rest() {
         assert!(cache.flush(&format!("/{name}")).is_durable());
         assert_eq!(rig.read_pfs(&name), data);
     }
+    cache.crash();
+}
+
+#[test]
+fn drains_that_make_room_for_files_go_on_until_there_is_some() {
+    let rig = Rig { map_bytes: 16 << 20, ..Rig::new(256 * MIB) };
+    let cache = rig.open();
+    let few = || cache.fs.flash.has_room_for_a_file().is_err();
+    let made = (0..30_000).take_while(|i| {
+        cache.write(&format!("file-{i}"), 0, &pattern(*i, 100));
+        !few()
+    });
+    let made = made.count();
+    assert!(few(), "{made} files are not enough");
+    let all = cache.fs.drainer.count();
+    // One writer who waits, and no more than one.
+    cache.write("one-more", 0, b"data");
+    let until = Instant::now() + Duration::from_secs(20);
+    while cache.fs.space.is_tight(&cache.fs) {
+        assert!(Instant::now() < until, "{} of {all} are still dirty", cache.fs.drainer.count());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(cache.fs.drainer.count() > 0, "policies count again");
     cache.crash();
 }
 

@@ -3,37 +3,27 @@
 use super::*;
 
 /// A file system of its own for the data of a store, which others may fill.
-struct SmallFlash(PathBuf);
+struct SmallFlash(MountedFlash);
 
 impl SmallFlash {
     fn below(rig: &Rig) -> SmallFlash {
-        let dir = rig.base.path().join("store/data");
-        let flags = rustix::mount::MountFlags::empty();
-        let options = c"size=48m,mode=700,huge=within_size";
-        rustix::mount::mount("flash", &dir, "tmpfs", flags, Some(options)).unwrap();
-        SmallFlash(dir)
+        SmallFlash(MountedFlash::mount(rig.base.path().join("store/data"), "size=48m"))
     }
 
     fn used_bytes(&self) -> u64 {
-        let st = rustix::fs::statvfs(&self.0).unwrap();
+        let st = rustix::fs::statvfs(&self.0.0).unwrap();
         (st.f_blocks - st.f_bfree) * st.f_frsize
     }
 
     /// Takes all the room that is left.
     fn fill(&self) {
-        let mut file = std::fs::File::create(self.0.join("others")).unwrap();
+        let mut file = std::fs::File::create(self.0.0.join("others")).unwrap();
         let piece = vec![0; 4096];
         while std::io::Write::write_all(&mut file, &piece).is_ok() {}
     }
 
     fn give_back(&self) {
-        std::fs::remove_file(self.0.join("others")).unwrap();
-    }
-}
-
-impl Drop for SmallFlash {
-    fn drop(&mut self) {
-        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).unwrap();
+        std::fs::remove_file(self.0.0.join("others")).unwrap();
     }
 }
 
@@ -155,7 +145,7 @@ fn a_restart_gives_back_what_a_kill_left_on_no_map() {
     let (cache, before) = half_of_a_file(&rig, &flash);
     cache.crash();
     // As fills do that are killed before the map is written.
-    let object = objects_of(&flash.0).into_iter().find(|(_, size)| *size == 24 << 20).unwrap().0;
+    let object = objects_of(&flash.0.0).into_iter().find(|(_, size)| *size == 24 << 20).unwrap().0;
     let object = std::fs::File::options().read(true).write(true).open(object).unwrap();
     let mut there = vec![0; 1 << 20];
     for at in (1..24).step_by(2) {

@@ -11,6 +11,7 @@ mod kill;
 mod lost;
 mod model;
 mod moves;
+mod room;
 mod sides;
 
 use super::*;
@@ -26,6 +27,8 @@ use std::time::Instant;
 
 const MODE: CreateArgs = CreateArgs { mode: 0o644, umask: 0 };
 const MIB: u64 = 1 << 20;
+/// A block as simulations write them.
+const PIECE: usize = 47_008;
 /// After so long a drain that was asked for has been tried.
 const STUCK: Duration = Duration::from_secs(1);
 
@@ -43,15 +46,39 @@ const MAP_BYTES: u64 = 64 << 20;
 /// Where it is; removed by who made it.
 enum Base {
     Own(tempfile::TempDir),
+    /// With a file system of its own for the data, which goes first.
+    OnMount {
+        _flash: MountedFlash,
+        dir: tempfile::TempDir,
+    },
     Of(PathBuf),
 }
 
 impl Base {
     fn path(&self) -> &Path {
         match self {
-            Base::Own(dir) => dir.path(),
+            Base::Own(dir) | Base::OnMount { dir, .. } => dir.path(),
             Base::Of(path) => path,
         }
+    }
+}
+
+/// A file system in memory for the data of a store, as Forebay mounts it.
+struct MountedFlash(PathBuf);
+
+impl MountedFlash {
+    /// `options` besides the size of pages.
+    fn mount(dir: PathBuf, options: &str) -> MountedFlash {
+        let flags = rustix::mount::MountFlags::empty();
+        let options = std::ffi::CString::new(format!("{options},mode=700,huge=within_size"));
+        rustix::mount::mount("flash", &dir, "tmpfs", flags, options.unwrap().as_c_str()).unwrap();
+        MountedFlash(dir)
+    }
+}
+
+impl Drop for MountedFlash {
+    fn drop(&mut self) {
+        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 }
 
@@ -80,6 +107,15 @@ impl Rig {
             served: None,
         };
         Rig { base: Base::Own(base), capacity, map_bytes: MAP_BYTES, options }
+    }
+
+    /// With flash in large pages.
+    fn in_large_pages(capacity: u64) -> Rig {
+        let rig = Rig::new(capacity);
+        let Base::Own(dir) = rig.base else { return rig };
+        let data = dir.path().join("store/data");
+        let flash = MountedFlash::mount(data, &format!("nr_inodes=0,size={capacity}"));
+        Rig { base: Base::OnMount { _flash: flash, dir }, ..rig }
     }
 
     /// On what is there.
@@ -137,8 +173,12 @@ fn open_shared(
     })
     .unwrap();
     let store = Arc::new(store);
-    let account = Some(Accounting::new(capacity));
-    let objects = Objects::open(&dir.join("data"), true, true, account).unwrap();
+    let data = dir.join("data");
+    // A file system that was made for it holds the capacity itself.
+    let below = rustix::fs::statvfs(&data).unwrap();
+    let is_its_own = below.f_blocks * below.f_frsize == capacity;
+    let account = (!is_its_own).then(|| Accounting::new(capacity));
+    let objects = Objects::open(&data, true, true, account).unwrap();
     let names = NamespaceOptions {
         shard: ShardId(0),
         capacity_bytes: capacity,
@@ -252,6 +292,16 @@ impl Handle<'_> {
         while done < data.len() {
             let at = offset + done as u64;
             done += self.running.fs.write(self.ino, at, &data[done..], WriteMode::default())?;
+        }
+        Ok(())
+    }
+
+    /// One write after the other, as programs do.
+    fn write_in_pieces(&self, offset: u64, data: &[u8], piece_bytes: usize) -> Result<()> {
+        let mut at = offset;
+        for piece in data.chunks(piece_bytes) {
+            self.write(at, piece)?;
+            at += piece.len() as u64;
         }
         Ok(())
     }

@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 
 /// A change is in the database at most about so long after it was made, also when little happens.
 const IDLE_DELAY: Duration = Duration::from_secs(3);
+/// How long a checkpoint that found no room waits for the next try.
+const RETRY: Duration = Duration::from_millis(500);
+/// What must be free besides the worst case of the changes: branch pages, and what a file system needs for itself.
+const ROOM_SPARE_BYTES: u64 = 1 << 20;
 /// Niceness of the thread.
 const NICE: i32 = 10;
 
@@ -59,6 +63,16 @@ impl Control {
             s.dirty_since = Some(Instant::now());
             self.work.notify_one();
         }
+    }
+
+    /// Work that could not be done is due again in a while, or when the thread is to stop. Who asked for it has been told.
+    fn again_after(&self, pause: Duration) {
+        let mut s = self.state.lock();
+        s.wanted_lsn = 0;
+        if !s.stop {
+            let _ = self.work.wait_for(&mut s, pause);
+        }
+        s.frozen = true;
     }
 
     /// Ends the thread.
@@ -140,11 +154,63 @@ fn run(inner: &Inner) {
             inner.control.state.lock().wanted_lsn = 0;
             continue;
         }
-        if let Err(e) = once(inner) {
-            tracing::error!(error = %e, "checkpoint failed: no more changes are accepted");
-            inner.fail(e.into());
+        match has_room(inner).and_then(|()| once(inner)) {
+            Ok(()) => found_room(inner),
+            // Where nothing is synced a write that failed left nothing behind; else `has_room` said so, before any.
+            Err(e) if e.is_no_space() && (inner.options.volatile || is_only_short(&e)) => {
+                is_short(inner, &e);
+            }
+            Err(e) => {
+                tracing::error!(error = %e, "checkpoint failed: no more changes are accepted");
+                inner.fail(e.into());
+            }
         }
         inner.control.wake_all();
+    }
+}
+
+/// What [`has_room`] answers where there is none.
+const NO_ROOM: &str = "find room for the database of";
+
+fn is_only_short(e: &StoreError) -> bool {
+    matches!(e, StoreError::Io { what: NO_ROOM, .. })
+}
+
+/// Looks whether the database could grow by the worst case of what is to be written. A commit that finds out by itself, in
+/// the middle of its syncs, would be the store's end.
+fn has_room(inner: &Inner) -> Result<(), StoreError> {
+    let options = &inner.options;
+    if options.volatile || options.preallocate {
+        return Ok(());
+    }
+    let path = options.dir.join("namespace/data.mdb");
+    let fail = |source: rustix::io::Errno| StoreError::io(NO_ROOM, &path)(source.into());
+    let file = rustix::fs::stat(&path).map_err(fail)?;
+    let below = rustix::fs::statvfs(&options.dir).map_err(fail)?;
+    let missing = options.map_bytes.saturating_sub(file.st_blocks as u64 * 512);
+    let wanted = (inner.pending_bytes.load(Ordering::Relaxed) + ROOM_SPARE_BYTES).min(missing);
+    match below.f_bavail * below.f_frsize >= wanted {
+        true => Ok(()),
+        false => Err(fail(rustix::io::Errno::NOSPC)),
+    }
+}
+
+/// The file system below is full, by others: told once, and tried again.
+fn is_short(inner: &Inner, error: &StoreError) {
+    if !inner.short.swap(true, Ordering::AcqRel) {
+        tracing::warn!(
+            %error,
+            "no room for metadata: others fill what the buffer lies on; changes go to the log until that is full"
+        );
+    }
+    inner.segment_free.notify_all();
+    inner.control.wake_all();
+    inner.control.again_after(RETRY);
+}
+
+fn found_room(inner: &Inner) {
+    if inner.short.swap(false, Ordering::AcqRel) {
+        tracing::info!(dir = %inner.options.dir.display(), "there is room for metadata again");
     }
 }
 

@@ -107,6 +107,9 @@ impl Inner {
         let mut waited = false;
         while w.offset + bytes > self.options.log_bytes {
             self.check()?;
+            if w.frozen && self.short.load(Ordering::Acquire) {
+                return Err(Errno::ENOSPC);
+            }
             if w.frozen {
                 waited = true;
                 // The time limit covers a failure that is told between the check and the wait.

@@ -97,6 +97,16 @@ impl StoreError {
         StoreError::Damaged { path: path.to_path_buf(), reason: reason.into() }
     }
 
+    /// True if the file system below had no room, for which nothing is to be blamed here.
+    pub(crate) fn is_no_space(&self) -> bool {
+        let source = match self {
+            StoreError::Io { source, .. } => source,
+            StoreError::Database { source: heed::Error::Io(source), .. } => source,
+            _ => return false,
+        };
+        source.raw_os_error() == Some(libc::ENOSPC)
+    }
+
     /// True if the database had no page left.
     pub(crate) fn is_map_full(&self) -> bool {
         matches!(

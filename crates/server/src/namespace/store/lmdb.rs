@@ -9,7 +9,8 @@
 //! * The frozen overlay is exactly the records of the inactive segment; that segment is
 //!   written again only when the database durably has them.
 //! * After a failed write, sync or checkpoint nothing is accepted any more (`failed`): a second fsync
-//!   after a failed one would claim what it does not know.
+//!   after a failed one would claim what it does not know. But a checkpoint that only finds no room, because others filled
+//!   what the store lies on, is tried again (`short`): the log has all, and takes changes until it is full.
 //!
 //! Lock order: `writer`, then `layers` or `control` or `flush` (never two of the last three).
 
@@ -28,7 +29,7 @@ use forebay_proto::version::FLASH_FORMAT;
 use forebay_proto::{Cookie, Errno, Ino, Lsn, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 /// Where the estimate leaves too little, a checkpoint is waited for if at least so many bytes of it are estimates, or
@@ -65,6 +66,8 @@ pub(super) struct Inner {
     pub removals: AtomicU64,
     pub flush: Flush,
     pub control: Control,
+    /// What the store lies on has no room for the database just now (others filled it): checkpoints wait for it.
+    pub short: AtomicBool,
     /// 0, or the errno that ended this store.
     failed: AtomicI32,
     _lock: files::Lock,
@@ -188,6 +191,7 @@ impl LmdbStore {
             removals: AtomicU64::new(0),
             flush: Flush::new(state.applied_lsn),
             control: Control::default(),
+            short: AtomicBool::new(false),
             failed: AtomicI32::new(0),
             view: View { layers: RwLock::new(Layers::default()), db },
             options,
@@ -277,7 +281,11 @@ impl Inner {
         let target = self.last_lsn.load(Ordering::Acquire);
         self.control.force(target, || {
             self.check()?;
-            Ok(self.applied_lsn.load(Ordering::Acquire) >= target)
+            match self.applied_lsn.load(Ordering::Acquire) >= target {
+                true => Ok(true),
+                false if self.short.load(Ordering::Acquire) => Err(Errno::ENOSPC),
+                false => Ok(false),
+            }
         })
     }
 }

@@ -192,7 +192,7 @@ fn cache_is_what_the_model_says() {
     eprintln!("replay with FOREBAY_SEED={seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     let until = Instant::now() + Duration::from_secs(seconds);
-    let mut rig = Rig::new(CAPACITY);
+    let mut rig = Rig::in_large_pages(CAPACITY);
     let base = rig.base.path().to_path_buf();
     std::fs::create_dir(rig.pfs("d")).unwrap();
     let mut model = Model::default();

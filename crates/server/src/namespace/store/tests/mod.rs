@@ -2,6 +2,7 @@
 
 mod crash;
 mod model;
+mod short;
 
 pub(in crate::namespace) mod power;
 pub(in crate::namespace) mod sim;
