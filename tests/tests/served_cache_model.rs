@@ -19,6 +19,8 @@ const LIMIT: Duration = Duration::from_secs(90);
 const FILES: u64 = 12;
 const DIRS: u64 = 3;
 const OPEN_MAX: usize = 6;
+/// All names are compared each so many steps, so the fault is in one of the last so many; told of each.
+const COMPARE_EVERY: usize = 100;
 /// Largest offset and longest write: files of some blocks.
 const OFFSET_MAX: u64 = 700_000;
 const WRITE_MAX: usize = 200_000;
@@ -224,7 +226,7 @@ fn agree(name: &str, servers: usize, arguments: &[&str], mounts: &[Via], kill_ev
                 run.compare_all();
                 return format!("{said}; server {at} was killed");
             }
-            if step % 100 == 0 {
+            if step % COMPARE_EVERY as u64 == 0 {
                 run.compare_all();
             }
             said
@@ -232,7 +234,7 @@ fn agree(name: &str, servers: usize, arguments: &[&str], mounts: &[Via], kill_ev
         match done {
             Ok(said) => trace.push(said),
             Err(_) => {
-                let last = trace[trace.len().saturating_sub(25)..].join("\n  ");
+                let last = trace[trace.len().saturating_sub(COMPARE_EVERY)..].join("\n  ");
                 panic!("step {step} of FOREBAY_SEED={seed}; steps before:\n  {last}");
             }
         }

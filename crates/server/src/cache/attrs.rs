@@ -75,6 +75,23 @@ impl CacheFs {
         stat: &PfsStat,
         file: Option<&Arc<CacheFile>>,
     ) -> Result<Attr> {
+        match file {
+            Some(file) if is_overtaken(file, stat) => {
+                // Looked at while it was dirty, and believed now that it is clean, it would have the size from before
+                // its drain. If it is gone, or somebody else changed it, the first look is as good.
+                let again = self.open_node_any(ino).and_then(|fd| self.pfs.stat_fd(fd.as_fd()));
+                self.attr_as_looked_at(ino, again.as_ref().unwrap_or(stat), Some(file))
+            }
+            file => self.attr_as_looked_at(ino, stat, file),
+        }
+    }
+
+    fn attr_as_looked_at(
+        &self,
+        ino: Ino,
+        stat: &PfsStat,
+        file: Option<&Arc<CacheFile>>,
+    ) -> Result<Attr> {
         let mut attr = stat.attr(ino);
         let Some(file) = file else { return Ok(attr) };
         if file.state.lock().record.kept_as.is_some() {
@@ -396,6 +413,13 @@ impl CacheFs {
         };
         Ok(value.into_bytes())
     }
+}
+
+/// True if a drain may have ended since this look at the PFS: what was looked at has been displaced, or the file is clean
+/// and has other data.
+fn is_overtaken(file: &CacheFile, stat: &PfsStat) -> bool {
+    let state = file.state.lock();
+    stat.nlink == 0 || !state.record.is_dirty() && !state.record.base.holds_data(stat)
 }
 
 /// Why something is not on the PFS. ENODATA if there is no reason.

@@ -190,8 +190,10 @@ impl CacheFs {
         let dir = self.open_parent(&who, parent, name)?;
         let (before, stat) = self.moves.follow(|| {
             let known = self.nodes.get(ino)?;
-            self.own_change(known.file.as_ref(), ino, &who, || {
-                self.link_one_of(&who, ino, (dir.as_fd(), name))
+            self.while_one_inode(ino, known.kind, || {
+                self.own_change(known.file.as_ref(), ino, &who, || {
+                    self.link_one_of(&who, ino, (dir.as_fd(), name))
+                })
             })
         })?;
         let entry = self.entry(parent, name, &stat, &who)?;

@@ -320,6 +320,12 @@ impl CacheFs {
             return Err(failed(Errno::EBUSY, "replace a file that is written here"));
         }
         let Beside { dir, name, .. } = beside;
+        let key = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?.key;
+        let was = file.state.lock().record.key;
+        let both = at("tell the server of the names what it will be");
+        // From here on it makes no other name of the file; one made before is seen below.
+        self.tell_keys(file, was, Some(key)).map_err(both)?;
+        crate::step::step("both inodes are the file where the names are");
         let changed = || Failed::conflict("the PFS file was changed by somebody else");
         // A rename or chmod by us came in between: everything once more with what is so now.
         let moved = || failed(Errno::EAGAIN, "follow a rename");
@@ -336,7 +342,7 @@ impl CacheFs {
             tracing::warn!(?base, ?now, "changed while it was drained");
             return Err(changed());
         }
-        self.put_in_place(file, found, beside, target, &base)?;
+        self.put_in_place(file, found, beside, (target, key), &base)?;
         self.drainer.dirs.sync(dir).map_err(at("fsync the directory on the PFS"))?;
         let stat = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?;
         self.adopt(file, &stat)?;
@@ -350,16 +356,11 @@ impl CacheFs {
         file: &CacheFile,
         found: &Found,
         beside: &Beside<'_>,
-        target: &File,
+        (target, key): (&File, Key),
         base: &Base,
     ) -> Outcome<()> {
         let Beside { dir, dir_path, temporary, name } = *beside;
         let flags = RenameFlags::EXCHANGE;
-        let key = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?.key;
-        let both = "tell the server of the names what it will be";
-        let was = file.state.lock().record.key;
-        self.tell_keys(file, was, Some(key)).map_err(at(both))?;
-        crate::step::step("both inodes are the file where the names are");
         let now_is = at("tell the server of the names what it is");
         let _alone = self.publishing.write();
         let exchange = || rfs::renameat_with(dir, temporary, dir, name, flags).map_err(errno);
@@ -367,12 +368,13 @@ impl CacheFs {
             Ok(()) => {
                 let displaced = self.pfs.stat_at(dir.as_fd(), temporary);
                 let is_ours = |s: &PfsStat| s.key == found.stat.key && base.holds_data(s);
-                if !displaced.as_ref().is_ok_and(is_ours) {
+                let is_linked = |s: &PfsStat| s.nlink > found.stat.nlink;
+                if !displaced.as_ref().is_ok_and(|s| is_ours(s) && !is_linked(s)) {
                     tracing::warn!(?base, ?displaced, "changed in the moment of the exchange");
                     self.as_writer(file, exchange)
                         .map_err(at("give the PFS file its name back"))?;
-                    if !self.has_names() {
-                        // A rename by a mount may have come in between: looked at again.
+                    if !self.has_names() || displaced.as_ref().is_ok_and(is_ours) {
+                        // A rename by a mount may have come in between, or another name: looked at again.
                         return Err(failed(Errno::EAGAIN, "follow a rename"));
                     }
                     return Err(Failed::conflict("the PFS file was changed by somebody else"));

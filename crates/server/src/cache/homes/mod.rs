@@ -229,11 +229,18 @@ impl CacheFs {
                 let find = |(ino, key): &(Ino, _)| self.nodes.whereabouts(*ino, *key);
                 Told::Where(list.iter().map(find).collect())
             }
-            Asked::Keys { ino, keep, also } => match self.nodes.set_keys(ino, keep, also) {
-                // Lost in a power cut: nobody there takes it for another file.
-                Ok(()) | Err(Errno::ESTALE) => Told::Done,
-                Err(e) => Told::Failed(e.0),
-            },
+            Asked::Keys { ino, keep, also } => {
+                let set = self.nodes.set_keys(ino, keep, also);
+                if also.is_some() {
+                    // A name of it that is being made now is on the PFS when the home looks.
+                    drop(homes.renaming.write());
+                }
+                match set {
+                    // Lost in a power cut: nobody there takes it for another file.
+                    Ok(()) | Err(Errno::ESTALE) => Told::Done,
+                    Err(e) => Told::Failed(e.0),
+                }
+            }
             Asked::Resolve { path, who } => match self.resolve_for(&path, &who) {
                 Ok((ino, kind)) => Told::Resolved(ino, kind),
                 Err(e) => Told::Failed(e.0),

@@ -362,6 +362,11 @@ impl Nodes {
         Ok(())
     }
 
+    /// True while its home puts another inode under its name.
+    pub fn is_perhaps_another(&self, ino: Ino) -> bool {
+        self.0.lock().nodes.get(&ino).is_some_and(|node| node.shared.other_key.is_some())
+    }
+
     /// Its last name is about to be removed.
     pub fn removing(&self, ino: Ino) {
         let mut table = self.0.lock();

@@ -31,11 +31,36 @@ fn ask(all: &Mutex<Vec<Weak<CacheFs>>>, to: ShardId, question: &Question<'_>) ->
 /// All servers.
 struct Shared {
     servers: Vec<Running>,
+    overheard: Overheard,
+}
+
+/// Hears each question before it is asked (true) and after it is answered.
+type Listener = Arc<dyn Fn(&Asked, bool) + Send + Sync>;
+type Overheard = Arc<Mutex<Option<Listener>>>;
+
+/// Asks, overheard by the test.
+fn ask_overheard(
+    overheard: &Mutex<Option<Listener>>,
+    all: &Mutex<Vec<Weak<CacheFs>>>,
+    to: ShardId,
+    question: &Question<'_>,
+) -> Result<Reply> {
+    let Question::Cache { asked, .. } = question else { return Err(Errno::EPROTO) };
+    let hear = |before| {
+        let listener = overheard.lock().clone();
+        if let Some(listener) = listener {
+            listener(&frame::decode(asked).unwrap(), before);
+        }
+    };
+    hear(true);
+    let reply = ask(all, to, question);
+    hear(false);
+    reply
 }
 
 impl Shared {
     fn open(base: &Path) -> Shared {
-        let all = Arc::new(Mutex::new(Vec::new()));
+        let (all, overheard) = (Arc::new(Mutex::new(Vec::new())), Overheard::default());
         let servers = (0..SERVERS).map(ShardId).map(|mine| {
             let dir = base.join(format!("store{}", mine.0));
             std::fs::create_dir_all(dir.join("meta")).unwrap();
@@ -49,15 +74,16 @@ impl Shared {
                 rate_bytes_per_s: 0,
                 served: Some(mine),
             };
-            let asked = Arc::clone(&all);
-            let peers =
-                asking(mine, SERVERS, 7, move |to, question, _, _| ask(&asked, to, question));
+            let (others, hears) = (Arc::clone(&all), Arc::clone(&overheard));
+            let peers = asking(mine, SERVERS, 7, move |to, question, _, _| {
+                ask_overheard(&hears, &others, to, question)
+            });
             let running = open_shared(&dir, CAPACITY, MAP_BYTES, options, Some(peers));
             all.lock().push(Arc::downgrade(&running.fs));
             running.fs.mounts_are_back(&[]);
             running
         });
-        Shared { servers: servers.collect() }
+        Shared { servers: servers.collect(), overheard }
     }
 
     fn names(&self) -> &CacheFs {
@@ -272,6 +298,61 @@ fn a_file_at_any_home_is_in_the_place_of_another_one_when_the_command_ends() {
         shared.home(ino).forget(ino, 1);
     }
     shared.crash();
+}
+
+/// A link by another mount in the moment in which a drain puts a new inode under the file's name: before the
+/// server of the names hears of that, or after.
+#[test]
+fn a_name_that_is_made_while_its_file_drains_leads_to_the_same_file() {
+    for before in [true, false] {
+        let base = tempfile::tempdir().unwrap();
+        let pfs = base.path().join("pfs");
+        std::fs::create_dir(&pfs).unwrap();
+        let shared = Shared::open(base.path());
+        for n in 0..4 {
+            shared.write(&format!("a{n}"), &data(n));
+        }
+        let elsewhere: Vec<Ino> = (0..4).map(|n| shared.lookup(&format!("a{n}")).unwrap()).collect();
+        let at = elsewhere.iter().position(|ino| ino.shard() != ShardId(0)).unwrap();
+        let (ino, names) = (elsewhere[at], Arc::clone(&shared.servers[0].fs));
+        let (tell, linked) = std::sync::mpsc::channel();
+        let other = pfs.join("other name");
+        *shared.overheard.lock() = Some(Arc::new(move |asked, is_before| {
+            let is_it = matches!(asked, Asked::Keys { ino: of, also: Some(_), .. } if *of == ino);
+            if !is_it || is_before != before {
+                return;
+            }
+            let (names, tell) = (Arc::clone(&names), tell.clone());
+            std::thread::spawn(move || {
+                let made = names.link(&Caller::root(), ino, Ino::ROOT, b"other name");
+                tell.send(made.map(|entry| entry.attr.nlink)).unwrap();
+            });
+            // Before: it is on the PFS, and the home has not heard of it. After: it has the time to be made too early.
+            let is_made = || other.exists() && before;
+            let until = Instant::now() + Duration::from_millis(if before { 10_000 } else { 100 });
+            while !is_made() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }));
+        shared.flush("with a link");
+        assert_eq!(linked.recv_timeout(Duration::from_secs(20)), Ok(Ok(2)), "{before}");
+        *shared.overheard.lock() = None;
+        let name = format!("a{at}");
+        for (mount, data) in [(false, &data(at as u64)), (true, &data(90))] {
+            if mount {
+                shared.write("other name", data);
+                shared.flush("by its other name");
+            }
+            for name in [name.as_str(), "other name"] {
+                assert!(shared.read(name).as_ref() == Some(data), "{name}, {before}");
+                assert!(std::fs::read(pfs.join(name)).unwrap() == *data, "{name}, {before}");
+            }
+        }
+        for ino in elsewhere {
+            shared.home(ino).forget(ino, 1);
+        }
+        shared.crash();
+    }
 }
 
 #[test]
