@@ -189,11 +189,35 @@ impl Run<'_> {
                 assert_eq!(meta.len(), want.len() as u64, "mount {mount}: size of {name}");
                 assert_eq!(meta.nlink(), self.model.links(*id), "mount {mount}: links of {name}");
                 let got = std::fs::read(&path).unwrap();
-                if let Some(at) = (0..want.len()).find(|at| got.get(*at) != want.get(*at)) {
-                    panic!("mount {mount}: {name} differs at byte {at} of {}", want.len());
+                if got != *want {
+                    panic!("mount {mount}: {}", self.difference(name, want, &got));
                 }
             }
         }
+    }
+
+    /// Where a file differs, and who else sees it so.
+    fn difference(&self, name: &str, want: &[u8], got: &[u8]) -> String {
+        let differs = |got: &[u8]| (0..want.len()).find(|at| got.get(*at) != want.get(*at));
+        let first = differs(got).unwrap_or(want.len());
+        let wrong = &got[first.min(got.len())..];
+        let zeros = wrong.iter().take_while(|byte| **byte == 0).count();
+        let mut places: Vec<_> =
+            (0..self.served.mount_count()).map(|at| self.path(at, name)).collect();
+        places.push(self.served.pfs(name));
+        let told = places.iter().map(|path| match std::fs::read(path) {
+            Ok(now) => {
+                format!("{}: {} bytes, differs at {:?}", path.display(), now.len(), differs(&now))
+            }
+            Err(error) => format!("{}: {error}", path.display()),
+        });
+        let told: Vec<String> = told.collect();
+        let (length, wanted) = (got.len(), want.len());
+        format!(
+            "{name}: {length} bytes, of {wanted}; differs at {first} by {:?}, {zeros} zeros; a moment later:\n{}",
+            wrong.first(),
+            told.join("\n")
+        )
     }
 
     fn compare_all(&self) {

@@ -329,6 +329,40 @@ fn a_listing_while_another_mount_removes_names_has_each_other_one_once() {
     }
 }
 
+/// The mount that moves a name may keep names of the directory where it was, and not of the one where it is now.
+#[test]
+fn a_name_that_was_moved_on_one_mount_and_removed_on_the_other_has_gone() {
+    let vias = [Via::Local, Via::Local, Via::Tcp, Via::Tcp];
+    for options in [Options::new(Store::Tmpfs), Options::over(2, Store::Tmpfs)] {
+        let served = Served::with(options, &vias);
+        for (round, (a, b)) in PAIRS.into_iter().flat_map(|pair| [pair; 5]).enumerate() {
+            for exchange in [false, true] {
+                let dir = |kind: &str| format!("{kind}{round}{exchange}");
+                let at = |mount, kind, name: &str| served.path(mount, dir(kind) + "/" + name);
+                let make =
+                    |path| drop(sys::open(path, libc::O_CREAT | libc::O_WRONLY, 0o644).unwrap());
+                sys::mkdir(served.path(a, dir("own")), 0o755).unwrap();
+                sys::mkdir(served.path(a, dir("both")), 0o755).unwrap();
+                make(at(a, "own", "x"));
+                make(at(a, "both", "there"));
+                sys::stat(at(a, "own", "x")).unwrap();
+                sys::stat(at(a, "both", "there")).unwrap();
+                // From here on the first mount is given no names to keep of this directory for a while.
+                make(at(b, "both", "theirs"));
+                let (to, flags) = match exchange {
+                    true => ("there", libc::RENAME_EXCHANGE),
+                    false => ("y", 0),
+                };
+                sys::rename2(at(a, "own", "x"), at(a, "both", to), flags).unwrap();
+                sys::unlink(at(b, "both", to)).unwrap();
+                let when = format!("{a} to {b}, exchange {exchange}");
+                let seen = sys::stat(at(a, "both", to)).map(drop);
+                assert_eq!(seen, Err(Errno(libc::ENOENT)), "{when}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_directory_removed_on_another_mount_is_empty_and_usable() {
     let served = four();

@@ -153,6 +153,19 @@ impl RemoteFs {
         }
     }
 
+    /// The kernel believes a name that it moves for as long as it was leased where it was. Where it is now it may not be
+    /// leased, so nobody would recall it: no name is believed then until it is asked for again.
+    fn name_moves(&self, from: Ino, to: Ino) {
+        let is_leased = |dir| !self.entry_ttl(dir).is_zero();
+        if from != to
+            && is_leased(from)
+            && !is_leased(to)
+            && let Ok(peer) = self.of(from)
+        {
+            peer.kept.ask_for_names();
+        }
+    }
+
     /// The server of `dir` was asked for a change that may have changed a directory of another one.
     fn changed_elsewhere(&self, dir: Ino) {
         let asked = usize::from(dir.shard().0);
@@ -315,6 +328,12 @@ impl FileSystem for RemoteFs {
         let call = Call::Rename { parent, name, new_parent, new_name, flags };
         let done = self.done(new_parent, caller, call);
         self.changed_elsewhere(new_parent);
+        if done.is_ok() {
+            self.name_moves(parent, new_parent);
+            if flags & rename_flags::EXCHANGE != 0 {
+                self.name_moves(new_parent, parent);
+            }
+        }
         done
     }
 

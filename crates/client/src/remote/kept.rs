@@ -260,6 +260,13 @@ impl Kept {
         }
     }
 
+    /// The kernel is to ask for each name that it has, leased or not.
+    pub(super) fn ask_for_names(&self) {
+        if let Some(notify) = self.notify.read().clone() {
+            notify.names_recalled();
+        }
+    }
+
     /// These names were removed or replaced elsewhere: the kernel lets go what they led to.
     pub(super) fn gone(&self, names: &[(Ino, Vec<u8>)]) {
         let Some(notify) = self.notify.read().clone() else { return };

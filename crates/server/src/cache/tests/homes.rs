@@ -312,7 +312,8 @@ fn a_name_that_is_made_while_its_file_drains_leads_to_the_same_file() {
         for n in 0..4 {
             shared.write(&format!("a{n}"), &data(n));
         }
-        let elsewhere: Vec<Ino> = (0..4).map(|n| shared.lookup(&format!("a{n}")).unwrap()).collect();
+        let elsewhere: Vec<Ino> =
+            (0..4).map(|n| shared.lookup(&format!("a{n}")).unwrap()).collect();
         let at = elsewhere.iter().position(|ino| ino.shard() != ShardId(0)).unwrap();
         let (ino, names) = (elsewhere[at], Arc::clone(&shared.servers[0].fs));
         let (tell, linked) = std::sync::mpsc::channel();
