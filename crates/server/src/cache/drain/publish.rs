@@ -363,6 +363,7 @@ impl CacheFs {
         let flags = RenameFlags::EXCHANGE;
         let now_is = at("tell the server of the names what it is");
         let _alone = self.publishing.write();
+        crate::step::step("the new file is about to get the name on the PFS");
         let exchange = || rfs::renameat_with(dir, temporary, dir, name, flags).map_err(errno);
         match self.as_writer(file, exchange) {
             Ok(()) => {

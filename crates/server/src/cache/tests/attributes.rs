@@ -54,3 +54,30 @@ fn a_drained_file_keeps_its_xattrs_and_acl_and_inherits_none() {
     assert_eq!(xattr(&rig.pfs("d/as-made"), b"user.color"), Some(b"blue".to_vec()));
     cache.crash();
 }
+
+#[test]
+fn attributes_looked_at_before_the_end_of_a_drain_are_not_those_from_before_it() {
+    let rig = Rig::new(64 * MIB);
+    std::fs::write(rig.pfs("linked"), b"").unwrap();
+    std::fs::hard_link(rig.pfs("linked"), rig.pfs("other")).unwrap();
+    let cache = rig.open();
+    // One drain exchanges the inode, the other one writes in place.
+    for name in ["new", "linked"] {
+        if name == "new" {
+            let root = Caller::root();
+            let made = cache.fs.create(&root, Ino::ROOT, name.as_bytes(), MODE, false).unwrap();
+            cache.fs.release(made.0.attr.ino, made.1.local.is_some());
+        }
+        let handle = cache.open(name, libc::O_RDWR, false).unwrap();
+        let before = cache.fs.pfs.stat(name.as_bytes()).unwrap();
+        handle.write(0, &pattern(3, 5000)).unwrap();
+        let file = cache.fs.nodes.get(handle.ino).unwrap().file.unwrap();
+        assert_eq!(cache.fs.attr_of(handle.ino, &before, Some(&file)).unwrap().size_bytes, 5000);
+        assert!(cache.flush("/").is_durable());
+        let attr = cache.fs.attr_of(handle.ino, &before, Some(&file)).unwrap();
+        let now = std::fs::metadata(rig.pfs(name)).unwrap();
+        assert_eq!((attr.size_bytes, attr.nlink), (5000, now.nlink() as u32), "{name}");
+        assert_eq!((attr.mtime.sec, i64::from(attr.mtime.nsec)), (now.mtime(), now.mtime_nsec()));
+    }
+    cache.crash();
+}

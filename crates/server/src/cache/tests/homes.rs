@@ -4,7 +4,7 @@
 use super::*;
 use crate::cache::Asked;
 use crate::peers::asking;
-use crate::step::kill::{KILL_ONLY, at_each_point, run_killed};
+use crate::step::kill::{HOOK, KILL_ONLY, at_each_point, run_killed};
 use forebay_proto::api::rename_flags;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
@@ -354,6 +354,40 @@ fn a_name_that_is_made_while_its_file_drains_leads_to_the_same_file() {
         }
         shared.crash();
     }
+}
+
+/// The same by a program on the PFS, which nobody hears of, between the last look and the exchange.
+#[test]
+fn a_name_that_others_make_in_the_moment_of_an_exchange_leads_to_the_same_file() {
+    let base = tempfile::tempdir().unwrap();
+    let pfs = base.path().join("pfs");
+    std::fs::create_dir(&pfs).unwrap();
+    let shared = Shared::open(base.path());
+    let names: Vec<String> = (0..4).map(|n| format!("a{n}")).collect();
+    for (n, name) in names.iter().enumerate() {
+        shared.write(name, &data(n as u64));
+    }
+    let of_a_home =
+        names.iter().position(|name| shared.lookup(name).unwrap().shard() != ShardId(0)).unwrap();
+    let (from, to) = (pfs.join(&names[of_a_home]), pfs.join("theirs"));
+    let ino = shared.lookup(&names[of_a_home]).unwrap();
+    *shared.overheard.lock() = Some(Arc::new(move |asked, is_before| {
+        if is_before || !matches!(asked, Asked::Keys { ino: of, also: Some(_), .. } if *of == ino) {
+            return;
+        }
+        // This is the thread that drains.
+        let (from, to) = (from.clone(), to.clone());
+        HOOK.set(Some(Box::new(move |what| {
+            if what == "the new file is about to get the name on the PFS" && !to.exists() {
+                std::fs::hard_link(&from, &to).unwrap();
+            }
+        })));
+    }));
+    shared.flush("with a link by others");
+    for name in [names[of_a_home].as_str(), "theirs"] {
+        assert!(std::fs::read(pfs.join(name)).unwrap() == data(of_a_home as u64), "{name}");
+    }
+    shared.crash();
 }
 
 #[test]
