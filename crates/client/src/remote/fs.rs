@@ -157,12 +157,8 @@ impl RemoteFs {
     /// leased, so nobody would recall it: no name is believed then until it is asked for again.
     fn name_moves(&self, from: Ino, to: Ino) {
         let is_leased = |dir| !self.entry_ttl(dir).is_zero();
-        if from != to
-            && is_leased(from)
-            && !is_leased(to)
-            && let Ok(peer) = self.of(from)
-        {
-            peer.kept.ask_for_names();
+        if is_leased(from) && !is_leased(to) {
+            self.of(from).iter().for_each(|peer| peer.kept.ask_for_names());
         }
     }
 
