@@ -6,16 +6,12 @@ use super::super::names::{At, Leaving};
 use super::super::pfs::{Key, PfsStat};
 use super::super::record::Base;
 use super::asked::{Asked, Left, Told, home_of};
-use super::{FILES_MAX, Homes, PATIENCE};
+use super::{FILES_MAX, Homes};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Ino, Result, ShardId};
 use parking_lot::RwLockReadGuard;
 use std::collections::HashSet;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
-
-/// Between two looks whether a home has exchanged a file's inode: that takes some calls of the PFS.
-const EXCHANGE_PAUSE: Duration = Duration::from_millis(2);
 
 impl CacheFs {
     /// True if another server is the file's home.
@@ -88,33 +84,6 @@ impl CacheFs {
     /// While names are changed on the PFS and in the table of nodes, homes are not told where files are.
     pub(in super::super) fn changing_names(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.homes.as_ref().map(|homes| homes.renaming.read_recursive())
-    }
-
-    /// Makes a name of a file, but not while its home puts another inode under the names that it knows: this one would
-    /// lead to the old inode for ever. ETIMEDOUT if the home, perhaps killed, does not say what came of it.
-    pub(in super::super) fn while_one_inode<T>(
-        &self,
-        ino: Ino,
-        kind: FileKind,
-        make: impl Fn() -> Result<T>,
-    ) -> Result<T> {
-        let Some(homes) = self.homes.as_ref().filter(|_| self.is_elsewhere(ino, kind)) else {
-            return make();
-        };
-        let until = Instant::now() + PATIENCE;
-        loop {
-            {
-                // The home looks at the file when this is over, if it is not told of first.
-                let _changing = self.changing_names();
-                if !self.nodes.is_perhaps_another(ino) || homes.is_lost(home_of(ino)) {
-                    return make();
-                }
-            }
-            if Instant::now() >= until {
-                return Err(Errno::ETIMEDOUT);
-            }
-            std::thread::sleep(EXCHANGE_PAUSE);
-        }
     }
 
     /// Removes a name of a file whose home is another server; what that one is to hear of it.

@@ -19,6 +19,7 @@ mod asked;
 mod at_home;
 mod at_names;
 mod bell;
+mod links;
 mod lost;
 mod writing;
 
@@ -26,6 +27,7 @@ pub(crate) use asked::{Asked, Left, Told};
 pub(crate) use at_home::NowAt;
 pub(crate) use bell::Bell;
 
+use self::links::Links;
 use super::CacheFs;
 use super::nodes::Whereabouts;
 use crate::peers::Peers;
@@ -77,6 +79,8 @@ pub(crate) struct Homes {
     /// Of names: held shared while a name is changed on the PFS and in the table of nodes, alone before a home
     /// is told where a file is.
     pub renaming: RwLock<()>,
+    /// Of names: names that are being made of files elsewhere.
+    links: Links,
 }
 
 impl Homes {
@@ -94,6 +98,7 @@ impl Homes {
             hanging: Mutex::default(),
             leaving: Mutex::default(),
             renaming: RwLock::new(()),
+            links: Links::default(),
         }
     }
 
@@ -232,8 +237,8 @@ impl CacheFs {
             Asked::Keys { ino, keep, also } => {
                 let set = self.nodes.set_keys(ino, keep, also);
                 if also.is_some() {
-                    // A name of it that is being made now is on the PFS when the home looks.
-                    drop(homes.renaming.write());
+                    // A name that is being made is on the PFS when the home looks.
+                    homes.links.wait_for_none(ino);
                 }
                 match set {
                     // Lost in a power cut: nobody there takes it for another file.

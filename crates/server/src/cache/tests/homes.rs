@@ -138,6 +138,28 @@ impl Shared {
         self.home(ino).forget(ino, 1);
     }
 
+    /// A dirty file that another server than that of the names has: its name, and its number with a reference.
+    fn write_some_at_a_home(&self) -> (String, Ino) {
+        // Numbered names take turns.
+        let write = |n: u64| {
+            let name = format!("a{n}");
+            self.write(&name, &data(0));
+            let ino = self.lookup(&name).unwrap();
+            (name, ino)
+        };
+        (0..4).map(write).find(|(_, ino)| ino.shard() != ShardId(0)).unwrap()
+    }
+
+    /// Hears when the server of the names is about to be told that this file may be another inode, and when it has been:
+    /// in the thread that drains.
+    fn listen_to_drain_of(&self, ino: Ino, hear: impl Fn(bool) + Send + Sync + 'static) {
+        *self.overheard.lock() = Some(Arc::new(move |asked, is_before| {
+            if matches!(asked, Asked::Keys { ino: of, also: Some(_), .. } if *of == ino) {
+                hear(is_before);
+            }
+        }));
+    }
+
     fn read(&self, name: &str) -> Option<Vec<u8>> {
         let ino = match self.lookup(name) {
             Ok(ino) => ino,
@@ -300,8 +322,11 @@ fn a_file_at_any_home_is_in_the_place_of_another_one_when_the_command_ends() {
     shared.crash();
 }
 
+/// The drain's last step before its file has the name.
+const ABOUT_TO_EXCHANGE: &str = "the new file is about to get the name on the PFS";
+
 /// A link by another mount in the moment in which a drain puts a new inode under the file's name: before the
-/// server of the names hears of that, or after.
+/// server of the names hears of that, or between the drain's last look and the exchange.
 #[test]
 fn a_name_that_is_made_while_its_file_drains_leads_to_the_same_file() {
     for before in [true, false] {
@@ -309,38 +334,40 @@ fn a_name_that_is_made_while_its_file_drains_leads_to_the_same_file() {
         let pfs = base.path().join("pfs");
         std::fs::create_dir(&pfs).unwrap();
         let shared = Shared::open(base.path());
-        for n in 0..4 {
-            shared.write(&format!("a{n}"), &data(n));
-        }
-        let elsewhere: Vec<Ino> =
-            (0..4).map(|n| shared.lookup(&format!("a{n}")).unwrap()).collect();
-        let at = elsewhere.iter().position(|ino| ino.shard() != ShardId(0)).unwrap();
-        let (ino, names) = (elsewhere[at], Arc::clone(&shared.servers[0].fs));
+        let (name, ino) = shared.write_some_at_a_home();
+        let names = Arc::clone(&shared.servers[0].fs);
         let (tell, linked) = std::sync::mpsc::channel();
         let other = pfs.join("other name");
-        *shared.overheard.lock() = Some(Arc::new(move |asked, is_before| {
-            let is_it = matches!(asked, Asked::Keys { ino: of, also: Some(_), .. } if *of == ino);
-            if !is_it || is_before != before {
-                return;
-            }
+        // True if it is made within so long.
+        let link = move |limit: Duration| {
             let (names, tell) = (Arc::clone(&names), tell.clone());
             std::thread::spawn(move || {
                 let made = names.link(&Caller::root(), ino, Ino::ROOT, b"other name");
                 tell.send(made.map(|entry| entry.attr.nlink)).unwrap();
             });
-            // Before: it is on the PFS, and the home has not heard of it. After: it has the time to be made too early.
-            let is_made = || other.exists() && before;
-            let until = Instant::now() + Duration::from_millis(if before { 10_000 } else { 100 });
-            while !is_made() && Instant::now() < until {
+            let until = Instant::now() + limit;
+            while !other.exists() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(1));
             }
-        }));
+            other.exists()
+        };
+        shared.listen_to_drain_of(ino, move |is_before| match (before, is_before) {
+            (true, true) => assert!(link(Duration::from_secs(10)), "nothing keeps it"),
+            (false, false) => {
+                let link = link.clone();
+                HOOK.set(Some(Box::new(move |what| {
+                    if what == ABOUT_TO_EXCHANGE {
+                        assert!(!link(Duration::from_millis(100)), "it leads to the old inode");
+                    }
+                })));
+            }
+            _ => {}
+        });
         shared.flush("with a link");
         assert_eq!(linked.recv_timeout(Duration::from_secs(20)), Ok(Ok(2)), "{before}");
         *shared.overheard.lock() = None;
-        let name = format!("a{at}");
-        for (mount, data) in [(false, &data(at as u64)), (true, &data(90))] {
-            if mount {
+        for (again, data) in [(false, &data(0)), (true, &data(90))] {
+            if again {
                 shared.write("other name", data);
                 shared.flush("by its other name");
             }
@@ -349,9 +376,7 @@ fn a_name_that_is_made_while_its_file_drains_leads_to_the_same_file() {
                 assert!(std::fs::read(pfs.join(name)).unwrap() == *data, "{name}, {before}");
             }
         }
-        for ino in elsewhere {
-            shared.home(ino).forget(ino, 1);
-        }
+        shared.home(ino).forget(ino, 1);
         shared.crash();
     }
 }
@@ -363,29 +388,22 @@ fn a_name_that_others_make_in_the_moment_of_an_exchange_leads_to_the_same_file()
     let pfs = base.path().join("pfs");
     std::fs::create_dir(&pfs).unwrap();
     let shared = Shared::open(base.path());
-    let names: Vec<String> = (0..4).map(|n| format!("a{n}")).collect();
-    for (n, name) in names.iter().enumerate() {
-        shared.write(name, &data(n as u64));
-    }
-    let of_a_home =
-        names.iter().position(|name| shared.lookup(name).unwrap().shard() != ShardId(0)).unwrap();
-    let (from, to) = (pfs.join(&names[of_a_home]), pfs.join("theirs"));
-    let ino = shared.lookup(&names[of_a_home]).unwrap();
-    *shared.overheard.lock() = Some(Arc::new(move |asked, is_before| {
-        if is_before || !matches!(asked, Asked::Keys { ino: of, also: Some(_), .. } if *of == ino) {
-            return;
-        }
-        // This is the thread that drains.
+    let (name, ino) = shared.write_some_at_a_home();
+    let (from, to) = (pfs.join(&name), pfs.join("theirs"));
+    shared.listen_to_drain_of(ino, move |is_before| {
         let (from, to) = (from.clone(), to.clone());
-        HOOK.set(Some(Box::new(move |what| {
-            if what == "the new file is about to get the name on the PFS" && !to.exists() {
+        let link = move |what: &str| {
+            if what == ABOUT_TO_EXCHANGE && !to.exists() {
                 std::fs::hard_link(&from, &to).unwrap();
             }
-        })));
-    }));
+        };
+        if !is_before {
+            HOOK.set(Some(Box::new(link)));
+        }
+    });
     shared.flush("with a link by others");
-    for name in [names[of_a_home].as_str(), "theirs"] {
-        assert!(std::fs::read(pfs.join(name)).unwrap() == data(of_a_home as u64), "{name}");
+    for name in [name.as_str(), "theirs"] {
+        assert!(std::fs::read(pfs.join(name)).unwrap() == data(0), "{name}");
     }
     shared.crash();
 }
