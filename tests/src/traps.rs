@@ -1,7 +1,10 @@
 //! What the traps of POSIX are laid with both on one mount (`posix_traps`) and over two (`shared_traps`).
 
+use crate::procs::try_run;
 use crate::sys::{self, Dirent};
 use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Command;
 
 /// HDF5 with one writer at the first path and a reader that follows it at the second: the same file, on
 /// the same mount or on another.
@@ -76,4 +79,24 @@ pub fn positions_hold(fd: &OwnedFd, remove: impl Fn(&str), add: impl FnOnce(&str
     let mut found = false;
     rest_of_listing(fd, 4096, |some| found |= some.iter().any(|entry| entry.name == b"99999"));
     assert!(found, "what was made since is not listed");
+}
+
+/// Runs dbench below a directory, for so many seconds of its load by so many clients, and wants no error in what it says.
+pub fn dbench(below: &Path, seconds: u32, clients: u32) {
+    use_semaphore_zero();
+    let mut command = Command::new("dbench");
+    command.arg("-D").arg(below).args(["-t", &seconds.to_string(), &clients.to_string()]);
+    let (ok, said) = try_run(&mut command);
+    assert!(ok && said.contains("Throughput") && !said.contains("failed"), "{said}");
+}
+
+/// Takes the first semaphore that a kernel gives after its start, and gives it back: dbench takes its number, 0, for
+/// an error, and says that it failed.
+fn use_semaphore_zero() {
+    // SAFETY: plain numbers; the set is new, and nobody else's.
+    let set = unsafe { libc::semget(libc::IPC_PRIVATE, 1, libc::IPC_CREAT | 0o600) };
+    assert!(set >= 0, "{:?}", std::io::Error::last_os_error());
+    // SAFETY: the set from above, which is not used after it.
+    let removed = unsafe { libc::semctl(set, 0, libc::IPC_RMID) };
+    assert_eq!(removed, 0, "{:?}", std::io::Error::last_os_error());
 }

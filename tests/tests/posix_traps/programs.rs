@@ -2,7 +2,7 @@
 //! HDF5, dbench. What they need is in `tests/apt-packages.txt`.
 
 use forebay_tests::buffer::Buffer;
-use forebay_tests::procs::{run, try_run};
+use forebay_tests::procs::run;
 use forebay_tests::{long, sys, traps};
 use std::path::Path;
 use std::process::Command;
@@ -249,22 +249,6 @@ pub fn t20_netcdf(buffer: &Buffer) {
     assert!(bytes("back.nc") == bytes("classic.nc"), "there and back is another file");
 }
 
-/// Takes the first semaphore that a kernel gives after its start, and gives it back: dbench takes its number, 0, for
-/// an error, and says that it failed.
-fn use_semaphore_zero() {
-    // SAFETY: plain numbers; the set is new, and nobody else's.
-    let set = unsafe { libc::semget(libc::IPC_PRIVATE, 1, libc::IPC_CREAT | 0o600) };
-    assert!(set >= 0, "{:?}", std::io::Error::last_os_error());
-    // SAFETY: the set from above, which is not used after it.
-    let removed = unsafe { libc::semctl(set, 0, libc::IPC_RMID) };
-    assert_eq!(removed, 0, "{:?}", std::io::Error::last_os_error());
-}
-
 pub fn t20_dbench(buffer: &Buffer) {
-    use_semaphore_zero();
-    let seconds = if long() { "60" } else { "5" };
-    let mut command = Command::new("dbench");
-    command.args(["-D"]).arg(buffer.root()).args(["-t", seconds, "4"]);
-    let (ok, said) = try_run(&mut command);
-    assert!(ok && said.contains("Throughput") && !said.contains("failed"), "{said}");
+    traps::dbench(&buffer.root(), if long() { 60 } else { 5 }, 4);
 }

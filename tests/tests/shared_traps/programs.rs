@@ -2,7 +2,7 @@
 //! other; SQLite, HDF5 and dbench on both at once. What they need is in `tests/apt-packages.txt`.
 
 use crate::place::Two;
-use forebay_tests::procs::{run, try_run};
+use forebay_tests::procs::run;
 use forebay_tests::traps;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -253,18 +253,14 @@ pub fn pair20_builds(two: &Two) {
 }
 
 pub fn pair20_dbench(two: &Two) {
-    let seconds = if forebay_tests::long() { "30" } else { "2" };
+    let seconds = if forebay_tests::long() { 30 } else { 2 };
     let (here, there) = places(two, "dbench");
     std::thread::scope(|scope| {
         let runs = [("one", &here), ("two", &there)].map(|(name, root)| {
             scope.spawn(move || {
                 let own = root.join(name);
                 std::fs::create_dir(&own).unwrap();
-                let mut command = Command::new("dbench");
-                command.arg("-D").arg(own).args(["-t", seconds, "2"]);
-                let (ok, said) = try_run(&mut command);
-                let fine = ok && said.contains("Throughput") && !said.contains("failed");
-                assert!(fine, "{said}");
+                traps::dbench(&own, seconds, 2);
             })
         });
         runs.into_iter().for_each(|run| run.join().unwrap());
