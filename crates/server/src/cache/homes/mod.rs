@@ -12,8 +12,8 @@
 //!   has heard it. What it may hear (a name was moved) it finds out by asking.
 //! * A server that is away delays no change of names; it hears of it when it is back, before it drains.
 //!
-//! `asked` is what they say to each other, `at_names` and `at_home` the two sides. Made by `CacheFs::open_told`,
-//! asked by `session::calls_cache_homes` for the other servers.
+//! `asked` is what they say to each other, `at_names` and `at_home` the two sides, `links` what keeps links and drains
+//! apart. Made by `CacheFs::open_told`, asked by `session::calls_cache_homes` for the other servers.
 
 mod asked;
 mod at_home;
