@@ -75,23 +75,12 @@ impl CacheFs {
         stat: &PfsStat,
         file: Option<&Arc<CacheFile>>,
     ) -> Result<Attr> {
-        match file {
-            Some(file) if is_overtaken(file, stat) => {
-                // Looked at while it was dirty, and believed now that it is clean, it would have the size from before
-                // its drain. If it is gone, or somebody else changed it, the first look is as good.
-                let again = self.open_node_any(ino).and_then(|fd| self.pfs.stat_fd(fd.as_fd()));
-                self.attr_as_looked_at(ino, again.as_ref().unwrap_or(stat), Some(file))
-            }
-            file => self.attr_as_looked_at(ino, stat, file),
-        }
-    }
-
-    fn attr_as_looked_at(
-        &self,
-        ino: Ino,
-        stat: &PfsStat,
-        file: Option<&Arc<CacheFile>>,
-    ) -> Result<Attr> {
+        // Looked at while it was dirty, and believed now that it is clean, it would have the size from before its drain.
+        // If it is gone, or somebody else changed it, the first look is as good.
+        let again = file
+            .filter(|file| is_overtaken(file, stat))
+            .and_then(|_| self.open_node_any(ino).and_then(|fd| self.pfs.stat_fd(fd.as_fd())).ok());
+        let stat = again.as_ref().unwrap_or(stat);
         let mut attr = stat.attr(ino);
         let Some(file) = file else { return Ok(attr) };
         if file.state.lock().record.kept_as.is_some() {

@@ -12,7 +12,7 @@
 
 use super::super::CacheFs;
 use super::asked::home_of;
-use super::{Homes, PATIENCE};
+use super::{CHANGE_LIMIT, Homes, PATIENCE};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
@@ -55,12 +55,16 @@ impl Links {
         Some(Making { links: self, ino })
     }
 
-    /// Waits until no name of this file is being made.
-    pub fn wait_for_none(&self, ino: Ino) {
+    /// Waits until no name of this file is being made. ETIMEDOUT where that takes long: the PFS hangs.
+    pub fn wait_for_none(&self, ino: Ino) -> Result<()> {
+        let until = Instant::now() + CHANGE_LIMIT;
         let mut made = self.made.lock();
         while made.contains(&ino) {
-            self.ended.wait(&mut made);
+            if self.ended.wait_until(&mut made, until).timed_out() {
+                return Err(Errno::ETIMEDOUT);
+            }
         }
+        Ok(())
     }
 }
 

@@ -235,12 +235,9 @@ impl CacheFs {
                 Told::Where(list.iter().map(find).collect())
             }
             Asked::Keys { ino, keep, also } => {
-                let set = self.nodes.set_keys(ino, keep, also);
-                if also.is_some() {
-                    // A name that is being made is on the PFS when the home looks.
-                    homes.links.wait_for_none(ino);
-                }
-                match set {
+                // A name that is being made is on the PFS when the home looks.
+                let settle = |()| also.map_or(Ok(()), |_| homes.links.wait_for_none(ino));
+                match self.nodes.set_keys(ino, keep, also).and_then(settle) {
                     // Lost in a power cut: nobody there takes it for another file.
                     Ok(()) | Err(Errno::ESTALE) => Told::Done,
                     Err(e) => Told::Failed(e.0),
