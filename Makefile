@@ -12,30 +12,39 @@ SBINDIR ?= /sbin
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 FOREBAY := $(TARGET_DIR)/release/forebay
 TORCH_VENV := $(TARGET_DIR)/torch-venv
+TRACE_VENV := $(TARGET_DIR)/trace-venv
 # cargo-deny is not packaged by Debian; `make deny` builds it once into this directory.
 TOOLS := $(TARGET_DIR)/tools
 CARGO_DENY_VERSION := 0.20.2
 CARGO_FUZZ_VERSION := 0.13.1
+MDBOOK_VERSION := 0.5.4
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
-# System tests mount, kill and fill things: more at once than this only makes them wait for each other.
-TEST_THREADS ?= 2
+# Tests that run at once, beside those that tests/tiers.conf says to wait most of the time.
+TEST_JOBS ?= 4
+# More for tests/runner: parts of names of tests (TEST_ARGS=served_cache::), --verbose, --repeat N.
 TEST_ARGS ?=
-# How long the random test of the cache runs in `make test`, and in `make model`.
-TEST_MODEL_SECONDS := 60
+# How long the random test of the cache runs in `make test`, `make test-full`, and `make model`.
+TEST_MODEL_SECONDS := 15
+FULL_MODEL_SECONDS := 60
 MODEL_SECONDS ?= 3600
 BENCH_ARGS ?=
+# For demo/run: DEMO_ARGS=--slurm submits the job to a Slurm of its own.
+DEMO_ARGS ?=
 
 INSTALL_PACKAGES := scripts/install-packages
 
-.PHONY: help build test torch model demo bench install uninstall lint fmt clippy deny fuzz clean \
-	packages-build packages-test packages-demo packages-bench
+.PHONY: help build docs check test test-full test-slurm torch trace-readers model demo bench install uninstall lint lint-quick fmt clippy deny fuzz clean \
+	packages-build packages-docs packages-test packages-demo packages-bench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' Makefile
 
 packages-build:
 	@$(INSTALL_PACKAGES) scripts/apt-packages-build.txt
+
+packages-docs:
+	@$(INSTALL_PACKAGES) scripts/apt-packages-build.txt docs/apt-packages.txt
 
 packages-test:
 	@$(INSTALL_PACKAGES) scripts/apt-packages-build.txt scripts/apt-packages-run.txt tests/apt-packages.txt
@@ -46,45 +55,75 @@ packages-demo:
 packages-bench:
 	@$(INSTALL_PACKAGES) scripts/apt-packages-build.txt scripts/apt-packages-run.txt bench/apt-packages.txt
 
-build: packages-build ## Build the executable: target/release/forebay
-	$(CARGO) build --release --locked -p forebay -p libforebay
+build: packages-build ## Build the executable and the library: target/release/forebay, libforebay.so
+	$(CARGO) build --release --locked -p forebay -p libforebay -p forebay-preload-trace -p forebay-preload
 	@echo "built $(FOREBAY)"
 
-# The system tests run the release executable: what is tested is what is installed.
-test: packages-test build torch ## Install what the tests need, check format and lints, run all tests
-	$(CARGO) fmt --all -- --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+# mdBook is not packaged by Debian; it is built once below target/, which takes some minutes.
+docs: packages-docs ## Build the documents as a book: target/docs/book/index.html
+	$(CARGO) build --locked -p forebay
+	scripts/docs --version $(MDBOOK_VERSION) "$(TARGET_DIR)/debug/forebay" "$(TOOLS)" "$(TARGET_DIR)/docs"
+
+# How the tests are chosen and run: tests/runner, tests/tiers.conf, CONTRIBUTING.md. All are built with one
+# profile, and so is the executable that the system tests of `make test` run.
+CLIPPY = $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+TEST_RUNNER = $(CARGO) run --quiet --locked -p forebay-test-runner -- --jobs $(TEST_JOBS)
+
+check: packages-docs lint-quick ## Format, lints, and the unit tests that need no root: before each commit
+	$(TEST_RUNNER) --tier check
+
+# torch (540 MB) and the readers of exported traces (900 MB) are fetched once, while cargo compiles. clippy compiles all
+# of it once more: it has the processors while tests wait.
+test: packages-test fmt ## Format, lints, and each promise of docs/SEMANTICS.md at least once: before a change is sent
 	scripts/check-semantics
+	scripts/check-links
 	scripts/deny --if-installed "$(TOOLS)"
-	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) \
-	FOREBAY_BIN="$(FOREBAY)" FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" $(CARGO) test --workspace --locked --no-fail-fast $(TEST_ARGS) \
-		-- --test-threads=$(TEST_THREADS)
+	{ scripts/torch-venv "$(TORCH_VENV)" && scripts/trace-venv "$(TRACE_VENV)"; } & venvs=$$!; \
+	  $(CARGO) test --workspace --locked --no-run && wait $$venvs
+	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
+	  FOREBAY_TRACE_PYTHON="$(TRACE_VENV)/bin/python" $(TEST_RUNNER) --tier test --beside "$(CLIPPY)" $(TEST_ARGS)
+
+# What is tested here is what is installed: the release executable.
+test-full: packages-test build torch trace-readers lint-quick ## All tests, on all kinds of store, by the release executable: before a release
+	scripts/deny --if-installed "$(TOOLS)"
+	FOREBAY_CACHE_MODEL_S=$(FULL_MODEL_SECONDS) FOREBAY_BIN="$(FOREBAY)" FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
+	  FOREBAY_TRACE_PYTHON="$(TRACE_VENV)/bin/python" $(TEST_RUNNER) --tier full $(TEST_ARGS)
 	# The lease code under random schedules of all its steps: some seconds, the same number each time.
-	$(CARGO) test -p forebay-server --features shuttle --lib --locked schedules
+	$(CARGO) test -p forebay-lease --features shuttle --lib --locked schedules
+
+lint-quick: fmt clippy
+	scripts/check-semantics
+	scripts/check-links
 
 # Real torch for the checkpoint writer's tests: 540 MB once, kept below target/.
 torch: packages-test
 	scripts/torch-venv "$(TORCH_VENV)"
 
-model: packages-build ## Run the random test of the cache for MODEL_SECONDS (FOREBAY_SEED replays a run)
-	FOREBAY_CACHE_MODEL_S=$(MODEL_SECONDS) $(CARGO) test -p forebay-server --lib --locked \
-		-- --exact cache::tests::model::cache_is_what_the_model_says --nocapture
+# PyDarshan, pandas, FTIO and Perfetto's trace processor for the tests of exported traces: 900 MB once, kept below target/.
+trace-readers: packages-test
+	scripts/trace-venv "$(TRACE_VENV)"
 
-demo: packages-demo build ## The main job: LAMMPS, killed and restarted, with and without a buffer
-	FOREBAY_BIN="$(FOREBAY)" demo/run
+test-slurm: packages-test ## The tests of jobs under Slurm alone
+	$(TEST_RUNNER) --tier test system::slurm $(TEST_ARGS)
+
+model: packages-build ## Run the random test of the cache for MODEL_SECONDS (FOREBAY_SEED replays a run)
+	FOREBAY_CACHE_MODEL_S=$(MODEL_SECONDS) $(CARGO) test -p forebay-cache --lib --locked \
+		-- --exact tests::model::cache_is_what_the_model_says --nocapture
+
+demo: packages-demo build ## The main job: LAMMPS, killed and restarted, with and without a buffer (DEMO_ARGS=--slurm: under Slurm)
+	FOREBAY_BIN="$(FOREBAY)" demo/run $(DEMO_ARGS)
 
 bench: packages-bench build ## Print every speed as a ratio to the raw device (BENCH_ARGS=--quick)
 	$(CARGO) build --release --locked -p forebay-bench
 	"$(TARGET_DIR)/release/forebay-bench" --forebay "$(FOREBAY)" $(BENCH_ARGS)
 
-lint: fmt clippy deny ## Format check, clippy and cargo deny
-	scripts/check-semantics
+lint: packages-docs lint-quick deny ## Format check, clippy and cargo deny
 
 fmt:
 	$(CARGO) fmt --all -- --check
 
 clippy: packages-build
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CLIPPY)
 
 fuzz: packages-build ## Run the fuzz targets, FUZZ_SECONDS each (nightly Rust; cargo-fuzz is built once below target/)
 	scripts/fuzz --version $(CARGO_FUZZ_VERSION) --seconds $(FUZZ_SECONDS) "$(TOOLS)"
@@ -92,7 +131,8 @@ fuzz: packages-build ## Run the fuzz targets, FUZZ_SECONDS each (nightly Rust; c
 deny:
 	scripts/deny --version $(CARGO_DENY_VERSION) "$(TOOLS)"
 
-install: build ## Install below PREFIX: executable, library and header, man pages, completions, mount helper
+# Builds nothing: what was built is installed, also by a root that has no cargo.
+install: ## Install what was built below PREFIX: executable, library, man pages, completions, units, documents
 	scripts/install-files "$(FOREBAY)" "$(DESTDIR)" "$(PREFIX)" "$(SBINDIR)"
 
 uninstall: ## Remove what install put there

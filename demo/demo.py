@@ -3,7 +3,8 @@
 Three runs of the same simulation: checkpoints straight to a slow PFS; `forebay run` of a #DW
 script with checkpoints in a buffer on flash; the same once more, with the application killed in
 the middle and restarted from the buffer's last checkpoint. The results of all three are
-compared. Prints a table and leaves a picture in demo/out/.
+compared. Prints a table and what the trace of the first run says, and leaves a picture and a page of the traces in
+demo/out/.
 """
 
 import argparse
@@ -105,6 +106,25 @@ class Demo:
         words = {"from": start, "ck": checkpoints, "out": out, "every": every, "last": last}
         return [word for key, value in words.items() for word in ("-var", key, str(value))]
 
+    def tracer(self, name):
+        """What stands before a command whose calls for I/O are recorded. A restart adds to the trace."""
+        return [self.forebay, "trace", "--quiet", "--append", "-o", self.trace(name), "--"]
+
+    def trace(self, name):
+        return os.path.join(self.dir, f"trace-{name}")
+
+    def report(self):
+        """What the traces of the first two runs say: in words of the first, and a page of both."""
+        found = subprocess.run([self.forebay, "report", self.trace("direct")], check=True, capture_output=True, text=True)
+        # The head, what stands out, and the buffer that it asks for; the page has the rest.
+        say("\n".join("   " + line for line in found.stdout.split("\nPHASES")[0].splitlines()))
+        page = os.path.join(OUT, "report.html")
+        subprocess.run(
+            [self.forebay, "report", "--html", page, self.trace("direct"), "--against", self.trace("buffered")],
+            check=True, stdout=subprocess.DEVNULL,
+        )
+        return page
+
     # ---- the three runs
 
     def without_buffer(self):
@@ -123,6 +143,7 @@ class Demo:
             ["-in", "../in.run", "-log", "results/log.1"]
             + self.variables("../start.restart", "ck", "results", EVERY, self.steps),
         )
+        command = [*self.tracer("direct"), *command]
         try:
             code = self.start(command, cwd=directory).wait()
             ended = time.time()
@@ -185,7 +206,8 @@ class Demo:
             text = file.read()
         count = self.steps // EVERY + 3
         capacity = (count * self.checkpoint_bytes >> 20) + 256
-        values = {"CAPACITY": f"{capacity}MiB", "PFS": self.pfs.path, "RESULTS": name}
+        tracer = " ".join(self.tracer(name))
+        values = {"CAPACITY": f"{capacity}MiB", "PFS": self.pfs.path, "RESULTS": name, "TRACE": tracer}
         for key, value in values.items():
             text = text.replace(f"@{key}@", value)
         path = os.path.join(self.dir, f"job-{name}.sh")
@@ -398,9 +420,11 @@ def main():
         table(runs)
         target = os.path.join(OUT, "timeline.png")
         picture.draw(runs, demo.pfs.label, target)
+        heading("what forebay report says of the run without a buffer")
+        page = demo.report()
         with open(os.path.join(OUT, "runs.json"), "w") as file:
             json.dump(runs, file, indent=1)
-        say(f"\n   picture: {target}\n   took {time.monotonic() - begun:.0f} s")
+        say(f"\n   picture: {target}\n   page of both runs, for a browser: {page}\n   took {time.monotonic() - begun:.0f} s")
         if not same:
             say("demo: the results DIFFER")
         return 0 if same else 1

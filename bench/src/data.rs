@@ -7,8 +7,8 @@ use crate::machine;
 use crate::report::{Cpu, Row, Target};
 use crate::sides::Sides;
 use crate::stats::{Pairs, Summary};
-use crate::workers::{Job, Op, Pattern, Workers};
 use anyhow::{Context, Result};
+use forebay_loadgen::held::{Job, Op, Pattern, Workers};
 use std::path::Path;
 
 /// Block sizes of the table, in bytes, with the bytes that one worker moves in a sample.

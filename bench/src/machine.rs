@@ -4,20 +4,9 @@
 //! with other things must say so.
 
 use anyhow::{Context, Result, bail};
+pub use forebay_loadgen::clocks::{now_ns as monotonic_ns, own_cpu_ns, own_waited_ns};
 use serde::Serialize;
 use std::path::Path;
-
-/// Nanoseconds of CLOCK_MONOTONIC; comparable between processes.
-pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// CPU time of the calling process so far, in nanoseconds.
-pub fn own_cpu_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
 
 /// CPU time of all ended children so far (and of theirs), in nanoseconds.
 pub fn children_cpu_ns() -> u64 {
@@ -28,13 +17,6 @@ pub fn children_cpu_ns() -> u64 {
     let micros =
         |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
     (micros(usage.ru_utime) + micros(usage.ru_stime)) * 1_000
-}
-
-/// How long the calling thread has waited for a processor so far, in nanoseconds
-/// (the second number of /proc/thread-self/schedstat); 0 where the kernel does not say.
-pub fn own_waited_ns() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
 /// How long the threads of another process have waited for a processor so far, in nanoseconds;

@@ -4,8 +4,10 @@
 //! sample in turn with the buffer. Rows named `control` compare raw with raw: what they deviate
 //! from 1.00 is what the other rows may deviate by chance. See docs/BENCHMARKS.md.
 
+mod beside;
 mod cache;
 mod data;
+mod full;
 mod idle;
 mod lifetime;
 mod machine;
@@ -16,18 +18,17 @@ mod report;
 mod served;
 mod sides;
 mod staging;
-mod stats;
 mod striped;
-mod workers;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use forebay_ensemble::paired as stats;
+use forebay_loadgen::held::{Op, Pattern, Workers};
 use machine::CpuTotals;
 use report::{Results, Row};
 use sides::{Buffer, Scratch, Sides};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use workers::{Op, Pattern, Workers};
 
 /// Measures a buffer against the plain directory beside it.
 #[derive(Debug, Parser)]
@@ -53,8 +54,8 @@ struct Args {
     self_check: bool,
     /// Only rows of these parts.
     #[arg(long, value_name = "PART", value_delimiter = ',',
-          value_parser = ["control", "data", "names", "staging", "served", "nodes",
-                          "striped", "cache", "lifetime"])]
+          value_parser = ["control", "data", "names", "beside", "staging", "served", "nodes",
+                          "striped", "cache", "lifetime", "full"])]
     only: Vec<String>,
     /// Pairs of samples per row of data and names.
     #[arg(long, value_name = "N")]
@@ -79,12 +80,15 @@ impl Args {
     }
 }
 
-/// Processes of the data rows.
+/// Processes of the rows of data and names.
 const WORKERS: usize = 2;
 /// Files of the destroyed buffer, and of the sustained create.
 const MANY_FILES: usize = 100_000;
 
 fn main() -> ExitCode {
+    if let Some(ended) = beside::worker() {
+        return ended;
+    }
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -180,6 +184,10 @@ fn measure_buffer(
     report::print_head();
     measure_control(args, raw_scratch.path(), workers, rows)?;
     measure_sides(args, &sides, workers, rows)?;
+    if args.wants("beside") {
+        let library = args.forebay.with_file_name("libforebay_preload.so");
+        beside::measure(&sides, &library, args.pairs(), |row| keep(rows, row))?;
+    }
     let staging = staging::Staging {
         forebay: &args.forebay,
         disk: disk.path(),
@@ -203,7 +211,7 @@ fn measure_buffer(
     if args.wants("nodes") {
         let bytes = (args.capacity_mib << 20) / 8;
         let keep = |row| keep(rows, row);
-        nodes::measure(&args.forebay, &args.flash, disk, bytes, args.pairs(), keep)?;
+        nodes::measure(&args.forebay, &args.flash, disk, bytes, workers, args.pairs(), keep)?;
     }
     if args.wants("striped") {
         measure_striped(args, disk, workers, rows)?;
@@ -222,6 +230,11 @@ fn measure_buffer(
     }
     if args.wants("staging") && store_kind == "tmpfs" {
         measure_disk_store(args, disk, &staging, rows)?;
+    }
+    if args.wants("full") {
+        for row in full::measure(&place, disk, if args.quick { 5 } else { 15 })? {
+            keep(rows, row);
+        }
     }
     if args.wants("lifetime") {
         for row in lifetime::measure(&place, if args.quick { 3 } else { 9 })? {
@@ -245,7 +258,7 @@ fn measure_striped(
     let raw = Scratch::named(Path::new("/dev/shm"), "striped.raw")?;
     let keep = |row| keep(rows, row);
     striped::measure(&servers, raw.path(), workers, args.pairs(), keep)?;
-    workers.forget()
+    Ok(workers.forget()?)
 }
 
 /// Staging into a store on the disk.
@@ -293,10 +306,10 @@ fn measure_sides(
             sides.raw = shared_memory.dir("raw")?;
             sides.mounts[0] = None;
         }
-        for row in names::measure(&sides, args.pairs())? {
+        for row in names::measure(&sides, workers, args.pairs())? {
             keep(rows, row);
         }
-        keep(rows, names::measure_sustained(&sides, MANY_FILES)?);
+        keep(rows, names::measure_sustained(&sides, workers, MANY_FILES)?);
     }
     Ok(())
 }
@@ -321,7 +334,7 @@ fn measure_control(
     for case in data::cases(false).into_iter().filter(wanted) {
         keep(rows, as_control(data::measure(&case, &sides, workers, args.pairs())?));
     }
-    for row in names::measure(&sides, args.pairs())?.into_iter().take(1) {
+    for row in names::measure(&sides, workers, args.pairs())?.into_iter().take(1) {
         keep(rows, as_control(row));
     }
     Ok(())

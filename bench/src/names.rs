@@ -1,4 +1,4 @@
-//! Rates of operations on names: create, open, unlink, stat, by one client.
+//! Rates of operations on names: create, open, unlink, stat, by one process of the load generator.
 //!
 //! "Cold" means that the kernel knows nothing of the name: for a create, the name was never
 //! looked up; for open and unlink, the cached names of that one mount are dropped before (see
@@ -11,32 +11,21 @@ use crate::report::{Cpu, Row, Target};
 use crate::sides::Sides;
 use crate::stats::{Pairs, Summary};
 use anyhow::{Context, Result};
-use rustix::fs::{AtFlags, Mode, OFlags};
-use std::ffi::CString;
-use std::os::fd::OwnedFd;
+use forebay_loadgen::held::{Act, NamesJob, Sample, Workers};
 use std::path::{Path, PathBuf};
 
 /// Rounds of `stat` over all names in a sample.
-const STAT_ROUNDS: usize = 5;
+const STAT_ROUNDS: u32 = 5;
 /// Names per sample.
-const NAMES: usize = 1_000;
+const NAMES: u32 = 1_000;
 /// Names of the sustained case: per slice, and slices.
-const SLICE_NAMES: usize = 5_000;
+const SLICE_NAMES: u32 = 5_000;
 
 const COLD_NOTE: &str = "cold: the names cached for that mount were dropped before the sample \
     (a reconfiguration of the mount that changes nothing), and the daemon was idle again; \
     known: the name was used just before. CPU of the daemon includes what it does until it is idle.";
 const SUSTAINED_NOTE: &str = "sustained: slices of 5,000 names in turn on both sides, the daemon \
     never left to become idle; what it does late for one slice it does in the next.";
-
-/// What a sample does with each name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Act {
-    Create,
-    Open,
-    Stat,
-    Unlink,
-}
 
 /// Targets: the issue's rates over the rates of raw tmpfs that they were set against.
 fn target(act: Act) -> f64 {
@@ -99,56 +88,37 @@ impl Series {
 
 /// The directory of one side, for one pair.
 struct Side<'a> {
-    dir: OwnedFd,
+    dir: PathBuf,
     mount: Option<&'a Path>,
     daemon: Option<u32>,
 }
 
-fn names(count: usize) -> Vec<CString> {
-    // No interior NUL: the text is digits and letters.
-    (0..count).filter_map(|index| CString::new(format!("f{index:07}")).ok()).collect()
+/// Some of the names: the first one's number, and how many.
+type Names = (u32, u32);
+
+impl Side<'_> {
+    /// Lets a worker do it to each of the names.
+    fn act(&self, workers: &mut Workers, act: Act, (first, count): Names) -> Result<Sample> {
+        let rounds = if act == Act::Stat { STAT_ROUNDS } else { 1 };
+        let job = NamesJob { dir: self.dir.clone(), act, first, count, rounds };
+        workers.prepare_names(&[job])?;
+        let samples = workers.run(1)?;
+        samples.into_iter().next().context("no sample")
+    }
 }
 
-fn act(dir: &OwnedFd, names: &[CString], act: Act) -> Result<()> {
-    let failed = |name: &CString| format!("{act:?} {}", name.to_string_lossy());
-    match act {
-        Act::Create => {
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            for name in names {
-                let fd = rustix::fs::openat(dir, name.as_c_str(), flags, Mode::from(0o644));
-                drop(fd.with_context(|| failed(name))?);
-            }
-        }
-        Act::Open => {
-            for name in names {
-                let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-                let fd = rustix::fs::openat(dir, name.as_c_str(), flags, Mode::empty());
-                drop(fd.with_context(|| failed(name))?);
-            }
-        }
-        Act::Stat => {
-            for _ in 0..STAT_ROUNDS {
-                for name in names {
-                    rustix::fs::statat(dir, name.as_c_str(), AtFlags::empty())
-                        .with_context(|| failed(name))?;
-                }
-            }
-        }
-        Act::Unlink => {
-            for name in names {
-                rustix::fs::unlinkat(dir, name.as_c_str(), AtFlags::empty())
-                    .with_context(|| failed(name))?;
-            }
-        }
-    }
-    Ok(())
+/// Rate in operations a second, and elapsed time.
+fn rate(sample: &Sample) -> (f64, u64) {
+    let elapsed_ns = (sample.end_ns - sample.start_ns).max(1);
+    (sample.operations as f64 * 1e9 / elapsed_ns as f64, elapsed_ns)
 }
 
 /// Measures one sample on both sides, in the order that `pair` says.
 fn sample(
     series: &mut Series,
     sides: &[Side<'_>; 2],
-    names: &[CString],
+    workers: &mut Workers,
+    names: Names,
     pair: usize,
     cold: bool,
 ) -> Result<()> {
@@ -164,17 +134,13 @@ fn sample(
             machine::wait_until_idle(pid)?;
         }
         let daemon_before = side.daemon.map_or(Ok(0), machine::process_cpu_ns)?;
-        let (waited_before, cpu_before) = (machine::own_waited_ns(), machine::own_cpu_ns());
-        let begin = machine::monotonic_ns();
-        act(&side.dir, names, series.act)?;
-        let elapsed_ns = (machine::monotonic_ns() - begin).max(1);
-        let cpu_ns = machine::own_cpu_ns() - cpu_before;
-        waits[index] = (machine::own_waited_ns() - waited_before, elapsed_ns);
-        let rounds = if series.act == Act::Stat { STAT_ROUNDS } else { 1 };
-        let ops = (names.len() * rounds) as f64;
-        rates[index] = ops * 1e9 / elapsed_ns as f64;
-        series.rates[index].push(rates[index]);
-        series.client_us[index].push(cpu_ns as f64 / 1e3 / ops);
+        let one = side.act(workers, series.act, names)?;
+        let (per_s, elapsed_ns) = rate(&one);
+        waits[index] = (one.waited_ns, elapsed_ns);
+        let ops = one.operations as f64;
+        rates[index] = per_s;
+        series.rates[index].push(per_s);
+        series.client_us[index].push(one.cpu_ns as f64 / 1e3 / ops);
         if let Some(pid) = side.daemon {
             machine::wait_until_idle(pid)?;
             let daemon_ns = machine::process_cpu_ns(pid)? - daemon_before;
@@ -190,10 +156,7 @@ fn make_dirs<'a>(sides: &'a Sides, name: &str) -> Result<[Side<'a>; 2]> {
     let open = |parent: &Path, mount: &'a Option<PathBuf>, daemon| -> Result<Side<'a>> {
         let path = parent.join(name);
         std::fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(&path, flags, Mode::empty())
-            .with_context(|| format!("open {}", path.display()))?;
-        Ok(Side { dir, mount: mount.as_deref(), daemon })
+        Ok(Side { dir: path, mount: mount.as_deref(), daemon })
     };
     Ok([
         open(&sides.raw, &sides.mounts[0], None)?,
@@ -210,7 +173,7 @@ fn remove_dirs(sides: &Sides, name: &str) -> Result<()> {
 }
 
 /// All rows for names.
-pub fn measure(sides: &Sides, pairs: usize) -> Result<Vec<Row>> {
+pub fn measure(sides: &Sides, workers: &mut Workers, pairs: usize) -> Result<Vec<Row>> {
     let new = |case, act, with_target| Series::new(case, act, with_target, pairs);
     let mut create = new("create+close, new name", Act::Create, true);
     let mut stat = new("stat, repeated", Act::Stat, true);
@@ -218,21 +181,21 @@ pub fn measure(sides: &Sides, pairs: usize) -> Result<Vec<Row>> {
     let mut open_cold = new("open+close, name cold", Act::Open, true);
     let mut unlink_known = new("unlink, name known", Act::Unlink, false);
     let mut unlink_cold = new("unlink, name cold", Act::Unlink, true);
-    let names = names(NAMES);
+    let names = (0, NAMES);
     // A round is one pair of each; rounds go on while the rows with a target lack pairs.
     let mut pair = 0;
     while create.pairs.more() || open_cold.pairs.more() || unlink_cold.pairs.more() {
         let dir_name = format!("names.{pair}");
         let dirs = make_dirs(sides, &dir_name)?;
-        sample(&mut create, &dirs, &names, pair, false)?;
+        sample(&mut create, &dirs, workers, names, pair, false)?;
         for side in &dirs {
-            act(&side.dir, &names, Act::Stat)?;
+            side.act(workers, Act::Stat, names)?;
         }
-        sample(&mut stat, &dirs, &names, pair, false)?;
-        sample(&mut open_known, &dirs, &names, pair, false)?;
-        sample(&mut open_cold, &dirs, &names, pair, true)?;
-        sample(&mut unlink_known, &dirs, &names[..NAMES / 2], pair, false)?;
-        sample(&mut unlink_cold, &dirs, &names[NAMES / 2..], pair, true)?;
+        sample(&mut stat, &dirs, workers, names, pair, false)?;
+        sample(&mut open_known, &dirs, workers, names, pair, false)?;
+        sample(&mut open_cold, &dirs, workers, names, pair, true)?;
+        sample(&mut unlink_known, &dirs, workers, (0, NAMES / 2), pair, false)?;
+        sample(&mut unlink_cold, &dirs, workers, (NAMES / 2, NAMES / 2), pair, true)?;
         drop(dirs);
         remove_dirs(sides, &dir_name)?;
         pair += 1;
@@ -244,25 +207,22 @@ pub fn measure(sides: &Sides, pairs: usize) -> Result<Vec<Row>> {
 }
 
 /// Creates `count` files in a row on both sides, in slices; leaves them there.
-pub fn measure_sustained(sides: &Sides, count: usize) -> Result<Row> {
+pub fn measure_sustained(sides: &Sides, workers: &mut Workers, count: usize) -> Result<Row> {
     let case = "create+close, sustained over 100,000 names";
-    let mut series = Series::new(case, Act::Create, true, count / SLICE_NAMES);
-    for slice in 0..count / SLICE_NAMES {
+    let slices = count / SLICE_NAMES as usize;
+    let mut series = Series::new(case, Act::Create, true, slices);
+    for slice in 0..slices {
         let dirs = make_dirs(sides, &format!("sustained.{slice}"))?;
-        let names = names(SLICE_NAMES);
         let mut rates = [0.0; 2];
         for turn in 0..2 {
             let index = (turn + slice) % 2;
             let daemon = dirs[index].daemon;
             let daemon_before = daemon.map_or(Ok(0), machine::process_cpu_ns)?;
-            let cpu_before = machine::own_cpu_ns();
-            let begin = machine::monotonic_ns();
-            act(&dirs[index].dir, &names, Act::Create)?;
-            let elapsed_ns = (machine::monotonic_ns() - begin).max(1) as f64;
-            rates[index] = SLICE_NAMES as f64 * 1e9 / elapsed_ns;
+            let one = dirs[index].act(workers, Act::Create, (0, SLICE_NAMES))?;
+            rates[index] = rate(&one).0;
             series.rates[index].push(rates[index]);
-            let ops = SLICE_NAMES as f64 * 1e3;
-            series.client_us[index].push((machine::own_cpu_ns() - cpu_before) as f64 / ops);
+            let ops = f64::from(SLICE_NAMES) * 1e3;
+            series.client_us[index].push(one.cpu_ns as f64 / ops);
             if let Some(pid) = daemon {
                 let daemon_ns = machine::process_cpu_ns(pid)? - daemon_before;
                 series.daemon_us.push(daemon_ns as f64 / ops);

@@ -9,9 +9,7 @@ use crate::sides::Scratch;
 use crate::stats::{Pairs, Summary};
 use crate::{idle, machine};
 use anyhow::{Context, Result, bail};
-use rustix::fs::{Mode, OFlags};
-use std::ffi::CString;
-use std::os::fd::OwnedFd;
+use forebay_loadgen::held::{self, Act, NamesJob, Workers};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -20,7 +18,7 @@ const ONE: &str = "nodes-one";
 const TWO: &str = "nodes-two";
 const SERVERS: usize = 2;
 /// Names of each node in a sample.
-const NAMES: usize = 2_000;
+const NAMES: u32 = 2_000;
 /// CPU seconds that two servers and three mounts may take in a minute: signs of life alone.
 const IDLE_TARGET_S: f64 = 0.1;
 /// Directories that are tried until one lies on a given server.
@@ -89,13 +87,12 @@ pub fn measure(
     flash: &Path,
     disk: &Scratch,
     bytes: u64,
+    workers: &mut Workers,
     pairs: usize,
     mut keep: impl FnMut(Row),
 ) -> Result<()> {
     let nodes = Nodes::start(forebay, flash, disk, bytes)?;
     let daemons = nodes.daemons()?;
-    let names: Vec<CString> =
-        (0..NAMES).filter_map(|at| CString::new(format!("f{at:07}")).ok()).collect();
     let mut samples: [Vec<Sample>; 2] = [Vec::new(), Vec::new()];
     let (mut rates, mut cpu) = (Pairs::new(pairs), Pairs::new(pairs));
     while rates.more() {
@@ -107,7 +104,7 @@ pub fn measure(
             let dirs = points.iter().enumerate();
             let dirs: Vec<PathBuf> =
                 dirs.map(|(server, point)| own_dir(point, pair, server)).collect::<Result<_>>()?;
-            now[side] = sample(&dirs, &names, &daemons)?;
+            now[side] = sample(&dirs, workers, &daemons)?;
             for dir in &dirs {
                 std::fs::remove_dir_all(dir)
                     .with_context(|| format!("remove {}", dir.display()))?;
@@ -174,50 +171,34 @@ fn own_dir(point: &Path, pair: usize, server: usize) -> Result<PathBuf> {
     bail!("no directory of {} lies on server {server}", point.display())
 }
 
-/// Creates all names in each directory, each by a thread of its own.
-fn sample(dirs: &[PathBuf], names: &[CString], daemons: &[u32]) -> Result<Sample> {
-    let open = |dir: &PathBuf| {
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        rustix::fs::open(dir, flags, Mode::empty())
-            .with_context(|| format!("open {}", dir.display()))
+/// Creates all names in each directory, each by a worker of its own.
+fn sample(dirs: &[PathBuf], workers: &mut Workers, daemons: &[u32]) -> Result<Sample> {
+    let job = |dir: &PathBuf| NamesJob {
+        dir: dir.clone(),
+        act: Act::Create,
+        first: 0,
+        count: NAMES,
+        rounds: 1,
     };
-    let opened: Vec<OwnedFd> = dirs.iter().map(open).collect::<Result<_>>()?;
+    workers.prepare_names(&dirs.iter().map(job).collect::<Vec<NamesJob>>())?;
     for pid in daemons {
         machine::wait_until_idle(*pid)?;
     }
     let cpu = || daemons.iter().map(|pid| machine::process_cpu_ns(*pid)).sum::<Result<u64>>();
-    let (daemons_before, own_before) = (cpu()?, machine::own_cpu_ns());
-    let begin = machine::monotonic_ns();
-    let waited = std::thread::scope(|scope| -> Result<u64> {
-        let threads: Vec<_> =
-            opened.iter().map(|dir| scope.spawn(move || create_all(dir, names))).collect();
-        let joined = threads.into_iter().map(|thread| match thread.join() {
-            Ok(waited) => waited,
-            Err(_) => bail!("a thread that creates files panicked"),
-        });
-        joined.sum()
-    })?;
-    let elapsed_ns = (machine::monotonic_ns() - begin).max(1);
-    let own_ns = machine::own_cpu_ns() - own_before;
+    let daemons_before = cpu()?;
+    let done = workers.run(dirs.len())?;
     for pid in daemons {
         machine::wait_until_idle(*pid)?;
     }
-    let ops = (names.len() * dirs.len()) as f64;
+    let begin = done.iter().map(|one| one.start_ns).min().context("no worker")?;
+    let end = done.iter().map(|one| one.end_ns).max().context("no worker")?;
+    let elapsed_ns = (end - begin).max(1);
+    let sum = |of: fn(&held::Sample) -> u64| done.iter().map(of).sum::<u64>();
+    let ops = sum(|one| one.operations) as f64;
     Ok(Sample {
         rate: ops * 1e9 / elapsed_ns as f64,
-        client_us: own_ns as f64 / 1e3 / ops,
+        client_us: sum(|one| one.cpu_ns) as f64 / 1e3 / ops,
         daemons_us: (cpu()? - daemons_before) as f64 / 1e3 / ops,
-        waits: (waited, elapsed_ns * dirs.len() as u64),
+        waits: (sum(|one| one.waited_ns), elapsed_ns * dirs.len() as u64),
     })
-}
-
-/// How long it waited for a processor, in nanoseconds.
-fn create_all(dir: &OwnedFd, names: &[CString]) -> Result<u64> {
-    let waited_before = machine::own_waited_ns();
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    for name in names {
-        let fd = rustix::fs::openat(dir, name.as_c_str(), flags, Mode::from(0o644));
-        drop(fd.with_context(|| format!("create {}", name.to_string_lossy()))?);
-    }
-    Ok(machine::own_waited_ns() - waited_before)
 }

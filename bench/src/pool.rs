@@ -48,8 +48,8 @@ impl<'a> Pool<'a> {
             .env("FOREBAY_CONFIG_DIR", &self.config)
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        if let Some((_, keeper)) = self.servers.first() {
-            command.args(["--join", keeper]);
+        if let Some((_, leader)) = self.servers.first() {
+            command.args(["--join", leader]);
         }
         let mut child = command.spawn().context("start forebay serve")?;
         let mut line = String::new();
@@ -62,9 +62,9 @@ impl<'a> Pool<'a> {
     }
 
     fn ask(&self, arguments: &[&str]) -> Result<()> {
-        let (_, keeper) = self.servers.first().context("no server")?;
+        let (_, leader) = self.servers.first().context("no server")?;
         let mut command = Command::new(self.forebay);
-        command.args(arguments).args(["--server", keeper]);
+        command.args(arguments).args(["--server", leader]);
         let output = command.env("FOREBAY_CONFIG_DIR", &self.config).output()?;
         if !output.status.success() {
             bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -35,14 +35,14 @@ impl Target {
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Part of the table: `control`, `data`, `names`, `staging`, `served`, `nodes`, `striped`,
-    /// `cache`, `lifetime`.
+    /// Part of the table: `control`, `data`, `names`, `beside`, `staging`, `served`, `nodes`, `striped`,
+    /// `cache`, `lifetime`, `full`.
     pub part: &'static str,
     /// What was done.
     pub case: String,
     /// What it has to reach, if anything.
     pub target: Option<Target>,
-    /// Ratios of the pairs (speed of the buffer / speed of raw), or seconds.
+    /// Ratios of the pairs (speed of the buffer / speed of raw; of `full` time / time), or seconds.
     pub value: Summary,
     /// Pairs that were run; `value.count` of them are used.
     pub pairs_run: usize,

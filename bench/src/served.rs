@@ -8,9 +8,9 @@
 use crate::names;
 use crate::report::{Row, Target};
 use crate::sides::{self, Buffer, Scratch, Sides, run};
-use crate::workers::{Op, Pattern, Workers};
 use crate::{data, idle};
 use anyhow::{Context, Result, bail};
+use forebay_loadgen::held::{Op, Pattern, Workers};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -195,7 +195,7 @@ pub fn measure(
     ] {
         let point = &mount.as_ref().unwrap_or(&near).point;
         let daemon = mount.as_ref().unwrap_or(&near).daemon()?;
-        for row in on_names(alone, point, daemon, how, least, pairs)? {
+        for row in on_names((alone, point, daemon), how, least, workers, pairs)? {
             keep(row);
         }
     }
@@ -206,11 +206,10 @@ pub fn measure(
 
 /// Create, stat and unlink of one mount in its own directory.
 fn on_names(
-    alone: &Buffer,
-    point: &Path,
-    daemon: u32,
+    (alone, point, daemon): (&Buffer, &Path, u32),
     how: &str,
     least: f64,
+    workers: &mut Workers,
     pairs: usize,
 ) -> Result<Vec<Row>> {
     let sides = Sides {
@@ -223,7 +222,7 @@ fn on_names(
         std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
     }
     let wanted = ["create+close, new name", "stat, repeated", "unlink, name known"];
-    let rows = names::measure(&sides, pairs)?;
+    let rows = names::measure(&sides, workers, pairs)?;
     Ok(rows
         .into_iter()
         .filter(|row| wanted.contains(&row.case.as_str()))

@@ -9,8 +9,8 @@ use crate::pool::{self, Pool};
 use crate::report::{Row, Target};
 use crate::sides::{Scratch, run};
 use crate::stats::Pairs;
-use crate::workers::{Job, Op, Pattern, Workers};
 use anyhow::{Context, Result};
+use forebay_loadgen::held::{Job, Op, Pattern, TO_WORKER, Workers};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -28,6 +28,8 @@ const PAIRS_PER_FILE: usize = 5;
 const NOTE: &str = "striped: CPU of the daemon is that of both mounts and both servers.";
 const STRIDED_NOTE: &str = "strided: each of two processes, each on a mount of its own, writes or reads every other \
     block of one file; raw is one directory.";
+
+const LOGS_NOTE: &str = "log layout: raw is not tmpfs but the same two mounts, served, each with a whole file of its own.";
 
 /// Two servers with a buffer over both, and two mounts of it.
 pub struct Striped<'a> {
@@ -55,9 +57,16 @@ impl<'a> Striped<'a> {
         }
         let dir = striped.mounts[0].join("striped");
         std::fs::create_dir(&dir).context("make a directory in the buffer")?;
-        let set = ["stripe", "set", "--count", "all", "--size", "1MiB"].map(std::ffi::OsStr::new);
-        let arguments: Vec<_> = set.into_iter().chain([dir.as_os_str()]).collect();
-        run(forebay, &arguments)?;
+        let logs = striped.mounts[0].join("logs");
+        for dir in [&logs, &striped.mounts[0].join("own")] {
+            std::fs::create_dir(dir).context("make a directory in the buffer")?;
+        }
+        let all = ["--count", "all", "--size", "1MiB"].as_slice();
+        for (values, dir) in [(all, &dir), (["--layout", "log"].as_slice(), &logs)] {
+            let set = ["stripe", "set"].iter().chain(values).map(std::ffi::OsStr::new);
+            let arguments: Vec<_> = set.chain([dir.as_os_str()]).collect();
+            run(forebay, &arguments)?;
+        }
         Ok(striped)
     }
 
@@ -88,7 +97,7 @@ struct Case<'a> {
     jobs: &'a dyn Fn(usize, u64) -> Vec<Job>,
     /// Files there are on each side, and their bytes.
     files: [Vec<PathBuf>; 2],
-    file_bytes: u64,
+    file_bytes: [u64; 2],
 }
 
 /// All rows.
@@ -126,12 +135,65 @@ pub fn measure(
                 note: NOTE,
                 jobs: &jobs,
                 files: if port.is_some() { [Vec::new(), files(1)] } else { [files(0), files(1)] },
-                file_bytes: SAMPLE_BYTES,
+                file_bytes: [SAMPLE_BYTES; 2],
             };
             keep(case.measure(&daemons, workers, pairs)?);
         }
     }
-    strided(striped, raw, &daemons, workers, pairs, &mut keep)
+    strided(striped, raw, &daemons, workers, pairs, &mut keep)?;
+    in_logs(striped, &daemons, workers, pairs, &mut keep)
+}
+
+/// One file in logs, its blocks by turns from two mounts, to what the same mounts do with a file each.
+fn in_logs(
+    striped: &Striped<'_>,
+    daemons: &[u32],
+    workers: &mut Workers,
+    pairs: usize,
+    keep: &mut dyn FnMut(Row),
+) -> Result<()> {
+    let half = SAMPLE_BYTES / 2;
+    let path = |side: usize, worker: u32| match side {
+        0 => striped.mounts[worker as usize].join(format!("own/data.{worker}")),
+        _ => striped.mounts[worker as usize].join("logs/shared"),
+    };
+    for (op, verb, least) in [(Op::Overwrite, "overwrite", 0.9), (Op::Read, "read", 0.5)] {
+        let jobs = |side: usize, seed| {
+            let job = |worker| {
+                let (block_bytes, first_block, step) = match side {
+                    0 => (1 << 20, 0, 1),
+                    _ => (STRIDED_BLOCK_BYTES, worker, 2),
+                };
+                Job {
+                    path: path(side, worker),
+                    op,
+                    pattern: Pattern::Sequential,
+                    block_bytes,
+                    first_block,
+                    blocks: (half / u64::from(block_bytes)) as u32,
+                    step,
+                    seed,
+                    direct: false,
+                    synced: false,
+                    tcp: None,
+                }
+            };
+            (0..2).map(job).collect()
+        };
+        let blocks = 2 * (half / u64::from(STRIDED_BLOCK_BYTES));
+        let case = Case {
+            name: format!(
+                "log layout: strided {verb} 47008 B of one file, 2 mounts, to a file each, 1 MiB"
+            ),
+            target: Some(Target::RatioAtLeast(least)),
+            note: LOGS_NOTE,
+            jobs: &jobs,
+            files: [vec![path(0, 0), path(0, 1)], vec![path(1, 0)]],
+            file_bytes: [half, blocks * u64::from(STRIDED_BLOCK_BYTES)],
+        };
+        keep(case.measure(daemons, workers, pairs)?);
+    }
+    Ok(())
 }
 
 /// One file, its blocks by turns from two mounts.
@@ -171,7 +233,7 @@ fn strided(
             note: STRIDED_NOTE,
             jobs: &jobs,
             files: [vec![path(0, 0)], vec![path(1, 0)]],
-            file_bytes: u64::from(2 * blocks) * u64::from(STRIDED_BLOCK_BYTES),
+            file_bytes: [u64::from(2 * blocks) * u64::from(STRIDED_BLOCK_BYTES); 2],
         };
         keep(case.measure(daemons, workers, pairs)?);
     }
@@ -200,8 +262,9 @@ impl Case<'_> {
             collected.take(rates[1] / rates[0], waits);
         }
         workers.forget()?;
-        for file in self.files.iter().flatten() {
-            workers.verify(file.clone(), self.file_bytes)?;
+        let all = self.files.iter().zip(self.file_bytes);
+        for (file, bytes) in all.flat_map(|(files, bytes)| files.iter().map(move |f| (f, bytes))) {
+            workers.verify(file.clone(), bytes)?;
             std::fs::remove_file(file).with_context(|| format!("remove {}", file.display()))?;
         }
         let name = self.name.clone();
@@ -269,6 +332,3 @@ fn exchange(mut stream: TcpStream) -> std::io::Result<()> {
         }
     }
 }
-
-/// In the head of an exchange: the bytes go to the worker.
-pub const TO_WORKER: u64 = 1 << 63;

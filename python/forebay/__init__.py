@@ -11,9 +11,9 @@
     manifest = forebay.Manifest("/pfs/run1/ckpt")    # what a reader reads by
     manifest.path("rank.0")                          # this version's file, or it is not there
 
-Needs libforebay.so (`make install`, or its path in $FOREBAY_LIB). `forebay.checkpoint` has the
-writer and reader for torch.distributed.checkpoint. Errors are OSError with the errno of
-include/forebay.h.
+Needs libforebay.so (`make install`, or its path in $FOREBAY_LIB); the first call loads it. `forebay.memory` has files as memory,
+`forebay.checkpoint` the writer and reader for torch.distributed.checkpoint. `forebay.trace` reads what `forebay trace`
+recorded, with numpy and pandas and without the library. Errors are OSError with the errno of include/forebay.h.
 """
 
 import dataclasses
@@ -132,9 +132,12 @@ def stage_in(pfs_path, path, *, verify="cache"):
                 _library.stage_in(pfs_path, path, _flags(False, verify)))
 
 
-def stage_out(path, pfs_path, *, verify="cache"):
-    """Begins to copy a file or tree out of a buffer."""
-    return Plan(path, _library.stage_out(path, pfs_path, _flags(False, verify)))
+def stage_out(path, pfs_path, *, verify="cache", parents=False, no_clobber=False):
+    """Begins to copy a file or tree out of a buffer. The directory that it goes into must exist, unless
+    `parents` lets it be made. With `no_clobber` what is there stays as it is: names that are taken are
+    not copied."""
+    flags = _flags(False, verify) | (8 if parents else 0) | (16 if no_clobber else 0)
+    return Plan(path, _library.stage_out(path, pfs_path, flags))
 
 
 def _flags(keep_old, verify, replace=False):

@@ -7,6 +7,7 @@ import sys
 import unittest
 
 import forebay
+from forebay import files
 
 BUFFER, PFS = sys.argv[1:3]
 
@@ -74,6 +75,21 @@ class Package(unittest.TestCase):
         with self.assertRaises(ValueError):
             forebay.commit(BUFFER, "/x", verify="hope").__enter__().__exit__(None, None, None)
 
+    def test_parents_and_what_is_there(self):
+        source, place = os.path.join(BUFFER, "result"), self.place("no/such/result")
+        with open(source, "w", encoding="ascii") as file:
+            file.write("ours")
+        with self.assertRaises(OSError) as caught:
+            forebay.stage_out(source, place).wait(60)
+        self.assertEqual(caught.exception.errno, errno.ENOENT)
+        self.assertFalse(os.path.exists(self.place("no")))
+        forebay.stage_out(source, place, parents=True).wait(60)
+        with open(place, "w", encoding="ascii") as file:
+            file.write("theirs")
+        forebay.stage_out(source, place, no_clobber=True).wait(60)
+        with open(place, encoding="ascii") as file:
+            self.assertEqual(file.read(), "theirs")
+
     def test_copies_and_odd_names(self):
         name = os.fsdecode(b"odd \xff\nname")
         with open(os.path.join(BUFFER, name), "w", encoding="ascii") as file:
@@ -106,6 +122,49 @@ class Package(unittest.TestCase):
             with self.assertRaises(ValueError):
                 forebay.Manifest(place)
 
+    def test_files_one_and_many(self):
+        top = os.path.join(BUFFER, "files")
+        files.mkdir(top, 0o755)
+        names = [os.path.join(top, f"f{number}") for number in range(300)]
+        names[7] = os.path.join(top, "no", "such")
+        for name, made in zip(names, files.create_many(names, 0o640)):
+            if name == names[7]:
+                self.assertEqual((made.errno, made.filename), (errno.ENOENT, name))
+                continue
+            with made:
+                made.write(b"x" * 10)
+                self.assertEqual(files.fstat(made.fileno()).size_bytes, 10)
+                files.fsync(made.fileno())
+        again = files.create_many(names[:3])
+        self.assertEqual([error.errno for error in again], [errno.EEXIST] * 3)
+        for name, found in zip(names, files.stat_many(names)):
+            if name == names[7]:
+                self.assertEqual(found.errno, errno.ENOENT)
+                continue
+            kernel = os.stat(name)
+            self.assertEqual((found.ino, found.size_bytes, found.mode), (kernel.st_ino, 10, kernel.st_mode))
+            self.assertEqual((found.mode & 0o777, found.mtime_ns), (0o640, kernel.st_mtime_ns))
+        listed = files.list_directory(top)
+        self.assertEqual(sorted(listed), sorted(os.listdir(top)))
+        self.assertEqual(listed["f0"], files.stat(names[0]))
+        files.publish(names[1])
+        files.publish(names[1], final=True)
+        with self.assertRaises(PermissionError):
+            open(names[1], "r+b")
+        os.chmod(names[1], 0o640)
+        with self.assertRaises(FileNotFoundError):
+            files.publish(names[7])
+        descriptor = files.open_descriptor(names[0])
+        self.assertEqual(os.read(descriptor, 100), b"x" * 10)
+        os.close(descriptor)
+        files.rename(names[0], names[0] + ".new")
+        files.unlink(names[0] + ".new")
+        gone = files.unlink_many(names)
+        self.assertEqual([number for number, error in enumerate(gone) if error], [0, 7])
+        self.assertEqual(os.listdir(top), [])
+        with self.assertRaises(FileNotFoundError):
+            files.stat(names[1])
+
     def test_after_fork(self):
         forebay.state(BUFFER)
         child = os.fork()
@@ -114,9 +173,9 @@ class Package(unittest.TestCase):
             os._exit(0)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
 
-    def test_without_the_library_the_import_says_what_to_do(self):
+    def test_without_the_library_the_first_call_says_what_to_do(self):
         environment = dict(os.environ, FOREBAY_LIB="/nonexistent.so")
-        done = subprocess.run([sys.executable, "-c", "import forebay"], env=environment,
+        done = subprocess.run([sys.executable, "-c", "import forebay; forebay.version()"], env=environment,
                               capture_output=True, text=True, check=False)
         self.assertIn("$FOREBAY_LIB", done.stderr)
 

@@ -4,11 +4,12 @@
  *
  * Each rank writes TRANSFERS pieces of 47008 bytes, by the pattern; its neighbour, on another
  * mount, reads all of them back by MPI-IO and by pread(2), in every round. Nothing but a barrier
- * stands between writing and reading: a write that returned is to be seen everywhere.
+ * stands between writing and reading, or calls of MPI_File_sync (ranks.h).
  *
  * Patterns: `own` (a file a rank, N-N), `segmented` (one file, each rank its part of it, N-1),
  * `strided` (one file, the ranks' pieces in turn), `collective` (the same by a file view and
- * collective calls), `ordered` (one file by the shared file pointer), `atomic` (all ranks write
+ * collective calls), `sieved` (the same by a file view and independent calls: ROMIO reads, changes and writes ranges with
+ * pieces of other ranks, under locks), `ordered` (one file by the shared file pointer), `atomic` (all ranks write
  * the same pieces in atomic mode: each piece is one rank's). Prints `checked N bytes`. */
 
 #include "ranks.h"
@@ -19,8 +20,9 @@
 /* Bytes of a transfer: a multiple of 8 and of no power of two above 32. */
 #define TRANSFER 47008
 
-enum pattern { OWN, SEGMENTED, STRIDED, COLLECTIVE, ORDERED, ATOMIC, PATTERNS };
-static const char *const NAMES[] = {"own", "segmented", "strided", "collective", "ordered", "atomic"};
+enum pattern { OWN, SEGMENTED, STRIDED, COLLECTIVE, SIEVED, ORDERED, ATOMIC, PATTERNS };
+static const char *const NAMES[] = {"own", "segmented", "strided", "collective",
+                                    "sieved", "ordered", "atomic"};
 
 static enum pattern pattern;
 static int transfers;
@@ -34,6 +36,7 @@ static uint64_t place(int who, int i)
         return ((uint64_t)who * transfers + i) * TRANSFER;
     case STRIDED:
     case COLLECTIVE:
+    case SIEVED:
     case ORDERED:
         return ((uint64_t)i * ranks + who) * TRANSFER;
     default:
@@ -66,7 +69,7 @@ static void set_view(MPI_File file, int who, MPI_Datatype *type)
     MUST(MPI_File_set_view(file, from, MPI_BYTE, *type, "native", MPI_INFO_NULL));
 }
 
-static void write_collective(MPI_File file, int round)
+static void write_view(MPI_File file, int round)
 {
     size_t bytes = (size_t)transfers * TRANSFER;
     char *all = malloc(bytes);
@@ -74,18 +77,24 @@ static void write_collective(MPI_File file, int round)
         fill(all + (size_t)i * TRANSFER, place(rank, i), TRANSFER, rank, round);
     MPI_Datatype type;
     set_view(file, rank, &type);
-    MUST(MPI_File_write_at_all(file, 0, all, (int)bytes, MPI_BYTE, MPI_STATUS_IGNORE));
+    if (pattern == SIEVED)
+        MUST(MPI_File_write_at(file, 0, all, (int)bytes, MPI_BYTE, MPI_STATUS_IGNORE));
+    else
+        MUST(MPI_File_write_at_all(file, 0, all, (int)bytes, MPI_BYTE, MPI_STATUS_IGNORE));
     MUST(MPI_Type_free(&type));
     free(all);
 }
 
-static void read_collective(MPI_File file, int round)
+static void read_view(MPI_File file, int round)
 {
     size_t bytes = (size_t)transfers * TRANSFER;
     char *all = calloc(1, bytes);
     MPI_Datatype type;
     set_view(file, neighbour, &type);
-    MUST(MPI_File_read_at_all(file, 0, all, (int)bytes, MPI_BYTE, MPI_STATUS_IGNORE));
+    if (pattern == SIEVED)
+        MUST(MPI_File_read_at(file, 0, all, (int)bytes, MPI_BYTE, MPI_STATUS_IGNORE));
+    else
+        MUST(MPI_File_read_at_all(file, 0, all, (int)bytes, MPI_BYTE, MPI_STATUS_IGNORE));
     for (int i = 0; i < transfers; i++)
         check(all + (size_t)i * TRANSFER, place(neighbour, i), TRANSFER, neighbour, round);
     MUST(MPI_Type_free(&type));
@@ -94,8 +103,8 @@ static void read_collective(MPI_File file, int round)
 
 static void write_all(MPI_File file, int round)
 {
-    if (pattern == COLLECTIVE) {
-        write_collective(file, round);
+    if (pattern == COLLECTIVE || pattern == SIEVED) {
+        write_view(file, round);
         return;
     }
     if (pattern == ORDERED)
@@ -132,8 +141,8 @@ static void check_piece(uint64_t at, int round)
 
 static void read_all(MPI_File file, const char *path, int round)
 {
-    if (pattern == COLLECTIVE) {
-        read_collective(file, round);
+    if (pattern == COLLECTIVE || pattern == SIEVED) {
+        read_view(file, round);
     } else {
         for (int i = 0; i < transfers; i++) {
             uint64_t at = place(neighbour, i);
@@ -170,7 +179,11 @@ static void one_round(const char *mount, int round)
         MUST(MPI_File_set_size(file, 0));
     MUST(MPI_Barrier(MPI_COMM_WORLD));
     write_all(file, round);
+    if (syncs)
+        MUST(MPI_File_sync(file));
     MUST(MPI_Barrier(MPI_COMM_WORLD));
+    if (syncs)
+        MUST(MPI_File_sync(file));
     if (pattern == OWN) {
         MPI_File other;
         open_file(mount, neighbour, MPI_MODE_RDONLY, &other, path);

@@ -1,5 +1,5 @@
 /* What the MPI programs of the tests have in common: which mount a rank works on, the bytes that
- * it writes, and how they are checked. Included by mpi_files.c and mpi_hdf5.c.
+ * it writes, and how they are checked. Included by mpi_files.c, mpi_hdf5.c and mpi_netcdf.c.
  *
  * Ranks stand for nodes: rank r has its files below mount r % mounts. The number of ranks is a
  * multiple of the number of mounts, and a rank checks what its neighbour (r + 1) % ranks wrote:
@@ -21,6 +21,9 @@
 #define PATH_BYTES 4096
 
 static int rank, ranks, neighbour;
+/* Ranks call MPI_File_sync on both sides of the barrier between writing and reading, as the standard of MPI wants it: the
+ * environment variable RANKS_SYNC is set. Without, a write that returned is to be seen everywhere. */
+static int syncs;
 /* Bytes that this rank found right. */
 static uint64_t checked;
 
@@ -60,6 +63,7 @@ static const char *begin(int *count, char ***arguments, int first)
     if (mounts < 1 || ranks % mounts != 0)
         fail("%d ranks on %d mounts", ranks, mounts);
     neighbour = (rank + 1) % ranks;
+    syncs = getenv("RANKS_SYNC") != NULL;
     return (*arguments)[first + rank % mounts];
 }
 

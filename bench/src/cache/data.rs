@@ -7,8 +7,8 @@
 use super::{Mounted, Setting, figure};
 use crate::data::{self, Case, Points};
 use crate::report::{Row, Target};
-use crate::workers::{Op, Pattern, Workers};
 use anyhow::Result;
+use forebay_loadgen::held::{Op, Pattern, Workers};
 use std::path::Path;
 
 /// What the processors may spend in the daemon on hits.

@@ -6,7 +6,7 @@ use super::{Mounted, SLOW_BYTES_PER_S, Setting, Times, timed};
 use crate::report::{Row, Target};
 use crate::staging;
 use anyhow::{Context, Result, bail};
-use forebay_tests::slow_disk::SlowDisk;
+use forebay_testkit::slow_disk::SlowDisk;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;

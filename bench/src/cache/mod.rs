@@ -3,7 +3,7 @@
 //! lose while the cache drains.
 //!
 //! The PFS is a directory on the disk where its speed is not to count, and a disk of 100 MB/s
-//! (`forebay_tests::slow_disk`) where it is. Each row mounts a cache of its own, so that nothing of
+//! (`forebay_testkit::slow_disk`) where it is. Each row mounts a cache of its own, so that nothing of
 //! one is in the next.
 
 mod data;
@@ -15,9 +15,9 @@ use crate::machine;
 use crate::report::{Cpu, Row, Target};
 use crate::sides::{Buffer, Scratch, Sides};
 use crate::stats::Summary;
-use crate::workers::Workers;
 use anyhow::{Context, Result};
-use forebay_tests::slow_disk::SlowDisk;
+use forebay_loadgen::held::Workers;
+use forebay_testkit::slow_disk::SlowDisk;
 use std::path::{Path, PathBuf};
 
 /// Speed of the slow PFS.

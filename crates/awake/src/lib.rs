@@ -14,7 +14,10 @@
 //!
 //! Called for each request by the readers of a mount (`fuse`) and the connections of a server.
 
+mod follow;
 mod limit;
+
+pub use follow::Follower;
 
 use limit::Limit;
 use parking_lot::{Condvar, Mutex};

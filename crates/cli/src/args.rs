@@ -5,26 +5,35 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_proto::PlanId;
-use forebay_proto::control::{StageKind, Verify};
+use forebay_proto::control::{StageKind, StageOptions, Verify};
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::parse_bytes;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use crate::args_bench::BenchCommand;
 pub use crate::args_cache::{
     CacheArgs, CacheHowArgs, CachePathArgs, CachePathsArgs, CachePinArgs, CacheRateArgs,
     CacheResolveArgs, CacheWaitArgs, WritesArg,
 };
-pub use crate::args_commit::CommitArgs;
+pub use crate::args_commit::{CommitArgs, VerifyArgs};
+pub use crate::args_scheduler::{AgentArgs, ReconcileArgs, RescueArgs};
 pub use crate::args_servers::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
-    BufferListArgs, BufferLostArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolKeeperArgs,
+    BufferListArgs, BufferLostArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolLeaderArgs,
     PoolStatusArgs, RunServerArgs, ServeArgs, ServerArgs, TypeArg,
+};
+pub use crate::args_sim::SimCommand;
+pub use crate::args_trace::{
+    ExecArgs, ExportFormat, ReportArgs, TraceArgs, TraceCommand, TraceExportArgs,
 };
 pub use crate::args_watch::{EventsArgs, TopArgs};
 
-pub use crate::args_stripe::{PlacementArg, StripeArgs, StripeCommand, StripeCount, StripeSetArgs};
+pub use crate::args_stripe::{
+    ConsistencyArg, LayoutArg, PlacementArg, PublishArgs, StripeArgs, StripeCommand, StripeCount,
+    StripeSetArgs,
+};
 
 /// A burst buffer in user space.
 ///
@@ -54,37 +63,47 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make a buffer on flash and mount it, mount again one that a crash or --keep left, or mount
+    /// Make a buffer on flash and mount it, mount a buffer again after a crash or --keep, or mount
     /// a buffer of a server.
     Mount(MountArgs),
-    /// Drain what a cache has of a file or tree to the PFS now.
+    /// Drain a file or tree of a cache to the PFS now.
     Flush(CachePathArgs),
-    /// Drain it, and wait until the PFS has all of it, fsynced and verified.
+    /// Drain a file or tree, and wait until the PFS has all of it, fsynced and verified.
     Wait(CacheWaitArgs),
     /// Fetch files into a cache before they are read.
     Warm(CachePathsArgs),
     /// Keep files of a cache from being evicted.
     Pin(CachePinArgs),
-    /// Forget what a cache has of files, so that they are fetched again.
+    /// Drop files from a cache, so that they are fetched again.
     Invalidate(CachePathsArgs),
-    /// Decide a conflict: a file that was changed in a cache and on the PFS.
+    /// Decide a conflict: a file that both the cache and the PFS have changed.
     Resolve(CacheResolveArgs),
     /// Limit how fast a cache drains.
     DrainRate(CacheRateArgs),
-    /// Unmount a buffer, and destroy it if it is the mount's own.
+    /// Unmount a buffer, and destroy it if the mount made it.
     Umount(UmountArgs),
-    /// Copy files between the PFS and a buffer, in the server.
+    /// Copy files between the PFS and a buffer, by the buffer's server.
     #[command(subcommand)]
     Stage(StageCommand),
     /// Publish a directory of a buffer on the PFS, all files at once.
     Commit(CommitArgs),
-    /// Give flash of this node away as buffers that many nodes can mount.
+    /// Compare a committed directory of the PFS with its manifest.
+    Verify(VerifyArgs),
+    /// Serve flash of this node as buffers that many nodes can mount.
     Serve(ServeArgs),
+    /// Mount the buffers of jobs on this node, for a scheduler.
+    Agent(AgentArgs),
+    /// Show jobs whose results did not all reach the PFS, and bring them there.
+    Rescue(RescueArgs),
+    /// Tear down the buffers of jobs that the scheduler has forgotten.
+    Reconcile(ReconcileArgs),
     /// Make, show, extend and destroy the buffers of a server.
     #[command(subcommand)]
     Buffer(BufferCommand),
     /// Show and set how files are spread over the servers of a buffer.
     Stripe(StripeArgs),
+    /// Let all nodes see now what was written to files, and make files read-only for good.
+    Publish(PublishArgs),
     /// Show the servers of a pool, or give one up.
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -94,12 +113,24 @@ pub enum Command {
     Validate(ValidateArgs),
     /// Show buffers, or where a file is and how safe it is.
     Status(StatusArgs),
-    /// Show what happened to a buffer, or at a server: what was staged, verified, failed, destroyed.
+    /// Show the event record of a buffer or server: what was staged, verified, failed, destroyed.
     Events(EventsArgs),
-    /// Show what buffers do now: space, traffic, staging, errors.
+    /// Show the present activity of buffers: space, traffic, staging, errors.
     Top(TopArgs),
+    /// Run a program that asks mounts beside the kernel: opens, looks and removals cost less, data is the kernel's own.
+    Exec(ExecArgs),
+    /// Run a program and record its I/O calls: file, offset, size, duration.
+    Trace(TraceArgs),
+    /// Analyse a trace: where the time went, distributions, findings, what to try.
+    Report(ReportArgs),
     /// Verify a buffer that is not mounted.
     Check(CheckArgs),
+    /// Measure the I/O of any directory.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Predict what a burst buffer brings: simulate a workload on a described machine.
+    #[command(subcommand)]
+    Sim(SimCommand),
     /// Print a completion script for a shell.
     #[command(hide = true)]
     Completions(CompletionsArgs),
@@ -112,7 +143,7 @@ pub enum Command {
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "One of --scratch, --cache and --buffer says what is mounted. A buffer or cache of the mount's own lives in one directory below FLASH, \
-which is --flash, $FOREBAY_FLASH or $TMPDIR, the first that is set. \
+which is --flash, $FOREBAY_FLASH, `flash` in the site's configuration (/etc/forebay/forebay.conf) or $TMPDIR, the first that is set. \
 After a crash the same command finds it again: every acknowledged operation is there. A buffer of a server is made by `forebay buffer create`.\n\n\
 Examples:\n  \
 forebay mount --scratch 4GiB --flash /dev/shm /mnt/fb\n  \
@@ -138,19 +169,26 @@ pub struct MountArgs {
     /// Which server.
     #[command(flatten)]
     pub at: ServerArgs,
-    /// Directory on fast local storage that holds the buffer; by default $FOREBAY_FLASH or $TMPDIR.
+    /// Directory on fast local storage that holds the buffer; by default $FOREBAY_FLASH, the site's or $TMPDIR.
     /// Not with --buffer.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,
+    /// No file may become larger through this mount: EFBIG. Reads and writes are served then.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub max_file_size: Option<u64>,
+    /// No more files may be made through this mount: EDQUOT. One that is removed counts still.
+    #[arg(long, value_name = "N")]
+    pub max_files_created: Option<u64>,
     /// How the capacity is held; by default the best that FLASH and the caller's rights give.
     #[arg(long, value_enum, value_name = "KIND")]
     pub store: Option<StoreChoice>,
-    /// Mount options, separated by commas: ro, nosuid, nodev, noexec, noatime, allow_other (let
-    /// other users in; always on for a mount made by root).
+    /// Mount options, separated by commas: ro, nosuid, nodev, noexec, noatime, nodiratime, strictatime,
+    /// lazytime, sync, dirsync, nosymfollow, silent (all as in mount(8)), allow_other (let other users in;
+    /// always on for a mount made by root).
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<OsString>,
-    /// Threads that read kernel requests; by default one for two processors, of a cache 8, with
-    /// --buffer 4.
+    /// Threads that read kernel requests. By default one for two processors; a cache has 8, a mount
+    /// with --buffer 4.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     pub threads: Option<u16>,
     /// Processors while requests come.
@@ -161,15 +199,16 @@ pub struct MountArgs {
     /// socket.
     #[arg(long)]
     pub no_fast_path: bool,
-    /// How long a server that cannot be reached is waited for before calls fail (ETIMEDOUT), in
-    /// seconds. Only with --buffer.
+    /// Seconds for which calls wait for a server that cannot be reached, before they fail (ETIMEDOUT).
+    /// Only with --buffer.
     #[arg(long, value_name = "SECONDS", env = "FOREBAY_PATIENCE", hide_env_values = true,
           default_value_t = 60,
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub patience: u32,
-    /// Show metrics, and a page with the same over time, by HTTP there: 127.0.0.1:9420, port 0 for
-    /// any. Whoever reaches that address may read them. Not with --buffer: its server shows them.
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "buffer")]
+    /// Serve metrics, and a page that draws them, by HTTP at this address: 127.0.0.1:9420, port 0 for
+    /// any. Whoever reaches the address may read them. With --buffer they cover this mount; its servers
+    /// cover the buffer.
+    #[arg(long, value_name = "ADDR:PORT")]
     pub http: Option<SocketAddr>,
     /// Stay in the foreground; messages go to standard error unless --log-file is given.
     #[arg(long, short = 'f')]
@@ -178,7 +217,7 @@ pub struct MountArgs {
     /// names.
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Least severe messages that are logged: error, warn, info, debug, trace.
+    /// Least severe messages to log: error, warn, info, debug, trace.
     #[arg(long, value_name = "LEVEL", default_value = "info",
           value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub log_level: String,
@@ -190,8 +229,8 @@ pub struct MountArgs {
 /// What a mount or server may do to the processors of its node.
 #[derive(Debug, Clone, Args)]
 pub struct CpuArgs {
-    /// Whether processors that have nothing to do may sleep deeply while requests come fast. Waking
-    /// one takes longer than most requests; keeping them awake takes power. Needs root.
+    /// Whether idle processors may sleep deeply while requests come fast. Waking a processor takes
+    /// longer than most requests; keeping it awake takes power. Needs root.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = CpuSleep::Prevent)]
     pub cpu_sleep: CpuSleep,
 }
@@ -208,7 +247,7 @@ impl CpuArgs {
 pub enum CpuSleep {
     /// They stay awake, or sleep lightly, until 12 ms after the last burst of requests.
     Prevent,
-    /// As the system has it.
+    /// The system decides.
     Allow,
 }
 
@@ -228,10 +267,14 @@ pub enum StoreChoice {
 #[command(
     after_help = "A buffer of a server (`forebay mount --buffer`) is only unmounted: `forebay buffer destroy` destroys it. \
 Plain umount and `fusermount3 -u` unmount too, but keep the buffer on flash.\n\n\
+The command waits for staging plans and commits that have not ended, and shows progress; a cache drains. If a PFS does not answer, or results of a \
+plan that failed are in the buffer only, the buffer stays mounted and the exit code is 1. Ctrl-C leaves the mount as it is.\n\n\
+A buffer with files whose server is dead, or that was kept, is destroyed only with --destroy or --force: \
+the command first says how many files and bytes there are.\n\n\
 Examples:\n  \
-forebay umount /mnt/fb           unmount, destroy the buffer and give its space back\n  \
-forebay umount --keep /mnt/fb    the same mount command finds it again\n\n\
-A cache is drained first, with progress; if something cannot be drained it stays mounted and the exit code is 1."
+forebay umount /mnt/fb             wait for plans, unmount, destroy the buffer and give its space back\n  \
+forebay umount --keep /mnt/fb      the same mount command finds it again, and plans go on\n  \
+forebay umount --destroy /mnt/fb   give up everything that only the buffer has"
 )]
 pub struct UmountArgs {
     /// The mount.
@@ -240,12 +283,22 @@ pub struct UmountArgs {
     /// Keep the buffer on flash.
     #[arg(long)]
     pub keep: bool,
-    /// Detach even while files are open; their users then get errors.
+    /// Detach even while files are open (programs that use them get errors), wait for no plan, and
+    /// destroy what only the buffer has, as --destroy does.
     #[arg(long)]
     pub force: bool,
-    /// Of a cache: wait for the drain no longer than so many seconds; what is left then stays
-    /// mounted. Without it, as long as it takes; Ctrl-C leaves the mount as it is.
-    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["force", "no_drain", "discard_dirty"])]
+    /// Destroy data that only the buffer has: files of a buffer whose server is dead or that was kept,
+    /// results of plans that have not ended or have failed. For what a cache has not drained use
+    /// --discard-dirty.
+    #[arg(long, conflicts_with = "keep")]
+    pub destroy: bool,
+    /// Do not wait: while plans have not ended or a cache is not drained, refuse and name them.
+    #[arg(long, conflicts_with_all = ["force", "destroy", "keep", "timeout", "discard_dirty"])]
+    pub no_wait: bool,
+    /// Wait at most this many seconds for plans or the drain of a cache; then the buffer stays mounted.
+    /// Without it, wait as long as it takes; Ctrl-C leaves the mount as it is.
+    #[arg(long, value_name = "SECONDS",
+          conflicts_with_all = ["force", "destroy", "no_drain", "discard_dirty"])]
     pub timeout: Option<u64>,
     /// Of a cache: do not drain first. What the PFS does not have stays on flash.
     #[arg(long, requires = "keep")]
@@ -253,7 +306,8 @@ pub struct UmountArgs {
     /// Of a cache: do not drain, and destroy what the PFS does not have.
     #[arg(long, conflicts_with_all = ["keep", "no_drain"])]
     pub discard_dirty: bool,
-    /// Directory on flash where a buffer that is not mounted any more is looked for.
+    /// Flash directory in which to look for a buffer that is no longer mounted; by default the
+    /// places that `forebay status` lists.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,
     /// Print the result as JSON.
@@ -269,8 +323,8 @@ pub enum StageCommand {
     In(StageCopyArgs),
     /// Copy from a buffer to the PFS.
     #[command(after_help = STAGE_HELP)]
-    Out(StageCopyArgs),
-    /// Show one plan, or all plans of a buffer.
+    Out(StageOutArgs),
+    /// Show one plan, all plans of a buffer, or all of yours.
     Status(StageStatusArgs),
     /// Stop a plan; what it had published stays.
     Cancel(StagePlanArgs),
@@ -281,7 +335,7 @@ pub enum StageCommand {
 }
 
 const STAGE_HELP: &str = "\"Done\" means: written, fsynced, and size and checksum verified at the destination. \
-Whole new files appear by rename. The copy is done by the mount's server: it goes on when this command is gone, \
+Whole new files appear by rename. The mount's server copies: the copy goes on when this command ends, \
 and resumes after a crash when the buffer is mounted again.\n\n\
 Examples:\n  \
 forebay stage in /pfs/input.h5 /mnt/fb/input.h5\n  \
@@ -292,8 +346,8 @@ forebay stage in /pfs/input run7:/input --server node9:4242";
 /// `forebay stage in|out`.
 #[derive(Debug, Clone, Args)]
 pub struct StageCopyArgs {
-    /// Source. Into a buffer: a PFS path. Out of one: a path in a mounted buffer, or
-    /// BUFFER:/path for one that a server has (mounted or not).
+    /// Source. For stage in, a PFS path; for stage out, a path in a mounted buffer, or BUFFER:/path
+    /// for a buffer of a server (mounted or not).
     #[arg(value_name = "SRC")]
     pub source: PathBuf,
     /// Destination on the other side.
@@ -308,16 +362,20 @@ pub struct StageCopyArgs {
     /// Most bytes per second, such as 200MiB; without it, no limit.
     #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
     pub rate: Option<u64>,
-    /// Return as soon as the plan is journaled.
+    /// Return when the plan has found its first file, or after 1 s, and report what was refused by then.
     #[arg(long)]
     pub no_wait: bool,
-    /// Go on after the error of one file (the default); the exit code is 1 all the same.
+    /// Copy nothing; show what would be copied, overwritten and made, in counts and bytes. With
+    /// --json also the names that are taken.
+    #[arg(long, conflicts_with = "no_wait")]
+    pub dry_run: bool,
+    /// Continue after the error of one file (the default); the exit code is 1 all the same.
     #[arg(long, overrides_with = "stop_on_error")]
     pub keep_going: bool,
     /// Stop at the first error of a file.
     #[arg(long, overrides_with = "keep_going")]
     pub stop_on_error: bool,
-    /// Retries per file of an error that may pass, with growing pauses.
+    /// Retries per file after a transient error, with growing pauses.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub retries: u32,
     /// Print progress and result as JSON, one object a line.
@@ -328,15 +386,43 @@ pub struct StageCopyArgs {
     pub at: ServerArgs,
 }
 
+/// `forebay stage out`.
+#[derive(Debug, Clone, Args)]
+pub struct StageOutArgs {
+    /// Arguments of both directions.
+    #[command(flatten)]
+    pub copy: StageCopyArgs,
+    /// Make the missing directories on the way to DST, by your umask. Without it the directory that
+    /// DST goes into must exist: if not, the path is mistyped or the PFS is not mounted.
+    #[arg(long)]
+    pub parents: bool,
+    /// Leave what is at DST as it is: files whose names are taken are not copied (as with cp -n and
+    /// rsync --ignore-existing), directories keep their attributes. The result says how many.
+    #[arg(long)]
+    pub no_clobber: bool,
+    /// Files in logs are written in pieces of so much, each at a multiple of it: a power of two from 64KiB to 4MiB, such as
+    /// the stripe size of the PFS. 1MiB by default.
+    #[arg(long, value_name = "SIZE", value_parser = parse_align)]
+    pub align: Option<u64>,
+}
+
+fn parse_align(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
+    match StageOptions::is_align(bytes) {
+        true => Ok(bytes),
+        false => Err("expected a power of two from 64KiB to 4MiB".into()),
+    }
+}
+
 /// `forebay stage status`.
 #[derive(Debug, Clone, Args)]
 pub struct StageStatusArgs {
     /// A plan (as `stage in --no-wait` printed it), or a path in a buffer, or BUFFER: with
-    /// --server, for all its plans that you may see; without it, those of the mounted buffer.
+    /// --server, for all its plans that you may see; without it, those of all mounted buffers.
     #[arg(value_name = "PLAN|PATH")]
     pub target: Option<OsString>,
-    /// The buffer: its mount or any path in it, or its name and a colon with --server. Without
-    /// it, that of the current directory, or the only mounted one that has the plan.
+    /// The buffer: its mount or any path in it, or its name and a colon with --server. Without it,
+    /// all mounted ones; for a plan, that of the current directory, or the only one that has it.
     #[arg(long, value_name = "PATH|BUFFER:")]
     pub buffer: Option<PathBuf>,
     /// Print as JSON.
@@ -391,21 +477,24 @@ pub struct StageRateArgs {
 #[command(
     after_help = "The script's `#DW jobdw`, `#DW stage_in` and `#DW stage_out` lines say what it needs; \
 the job finds its buffer in $DW_JOB_STRIPED or $DW_JOB_PRIVATE. SIGINT, SIGTERM and SIGHUP are passed to the script; \
-its results are staged out also when it failed or was interrupted. If stage-out fails, the buffer is kept and the message says how to get the data.\n\n\
+its results are staged out also when it failed or was interrupted. If stage-out fails, the buffer is kept and the message says how to get the data. \
+A result that a failed script did not write is no failure, unless the buffer holds files that nothing else has.\n\n\
 Exit codes: that of the script (128 and the signal's number if a signal ended it), or 120 the job did not start, \
 121 stage-out failed and the buffer is kept, 122 the buffer could not be removed, or not unmounted on all nodes, \
-123 the script's exit code is not known (after --resume), 2 wrong usage.\n\n\
+123 the script's exit code is not known (after --resume), 2 wrong usage. A script may end with 120 to 123 too: the last line on standard error \
+says whose the code is, and so does `outcome` of --json: done (the script's), not-started, results-missing, not-removed, exit-unknown.\n\n\
 Examples:\n  \
 forebay run --flash /dev/shm job.sh\n  \
 forebay run job.sh input.lmp 100\n  \
 forebay run --server node1:4242 --on node2,node3 --launch 'ssh {host}' job.sh\n  \
-forebay run --resume /nvme/forebay-jobs-1000/job-1732230000-4711/job.json"
+forebay run --resume /nvme/forebay-jobs-1000/job-1732230000-4711/job.json\n  \
+forebay run --discard /nvme/forebay-jobs-1000/job-1732230000-4711/job.json"
 )]
 pub struct RunArgs {
-    /// Directory on fast local storage that holds the buffer; by default $FOREBAY_FLASH or $TMPDIR.
+    /// Directory on fast local storage that holds the buffer; by default $FOREBAY_FLASH, the site's or $TMPDIR.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,
-    /// Have the buffer at servers, and mounted on this node and those of --on.
+    /// A buffer at servers, mounted on this node and those of --on.
     #[command(flatten)]
     pub at: RunServerArgs,
     /// Where the buffer is mounted; by default a directory made for the job.
@@ -424,15 +513,20 @@ pub struct RunArgs {
     /// How staged files are verified.
     #[arg(long, value_enum, value_name = "HOW", default_value = "cache")]
     pub verify: VerifyArg,
-    /// Go on with a job whose `forebay run` was killed, or whose stage-out failed: its record.
+    /// Continue a job whose `forebay run` was killed, or whose stage-out failed: its record.
+    #[arg(long, value_name = "RECORD", conflicts_with_all = ["script", "flash", "mount_dir", "work_dir", "store", "keep", "verify",
+          "server", "secret_file", "servers", "on", "launch", "discard"])]
+    pub resume: Option<PathBuf>,
+    /// Give up a job that was kept or left: its record. The command says what the buffer holds, destroys
+    /// it, and removes the record. Files that only the buffer has are lost.
     #[arg(long, value_name = "RECORD", conflicts_with_all = ["script", "flash", "mount_dir", "work_dir", "store", "keep", "verify",
           "server", "secret_file", "servers", "on", "launch"])]
-    pub resume: Option<PathBuf>,
+    pub discard: Option<PathBuf>,
     /// Print the summary as JSON, as the last line of standard output.
     #[arg(long)]
     pub json: bool,
     /// The job script.
-    #[arg(value_name = "SCRIPT", required_unless_present = "resume")]
+    #[arg(value_name = "SCRIPT", required_unless_present_any = ["resume", "discard"])]
     pub script: Option<PathBuf>,
     /// Arguments for the script.
     #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
@@ -443,13 +537,17 @@ pub struct RunArgs {
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Nothing is changed. Exit code 0: the job can start; 1: it was refused, with line, word and what was expected, or something that it names is missing.\n\n\
-Example:\n  forebay validate job.sh"
+Examples:\n  forebay validate job.sh\n  forebay validate --slurm job.sh"
 )]
 pub struct ValidateArgs {
     /// Flash directory whose free space is compared with the capacity asked for; by default
-    /// $FOREBAY_FLASH or $TMPDIR.
+    /// $FOREBAY_FLASH, the site's or $TMPDIR.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,
+    /// Read the script as Slurm does at submission: with persistent buffers (#BB lines) and the pools of the site
+    /// (/etc/forebay/forebay.conf, or $FOREBAY_CONF), and say what would be allocated. Paths are not checked.
+    #[arg(long, conflicts_with = "flash")]
+    pub slurm: bool,
     /// The job script.
     #[arg(value_name = "SCRIPT")]
     pub script: PathBuf,
@@ -461,7 +559,8 @@ pub struct ValidateArgs {
 /// `forebay status`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Without a path: all mounted buffers of this machine, also dead ones, and the ones kept on flash.\n\n\
+    after_help = "Without a path: all mounted buffers of this machine, also dead and stopped ones, and those kept on flash: below --flash, or without it \
+below $FOREBAY_FLASH, the site's flash, $TMPDIR, /dev/shm, /tmp, /var/tmp and the flash of what is mounted.\n\n\
 Examples:\n  \
 forebay status /mnt/fb             the buffer: kind, capacity, fast path or why not\n  \
 forebay status /mnt/fb/ckpt.0001   one file: fast path or why not, layout, grade of safety\n  \
@@ -471,7 +570,7 @@ pub struct StatusArgs {
     /// A mount, or a file or directory in one; of a server's buffer NAME or NAME:/PATH.
     #[arg(value_name = "PATH")]
     pub path: Option<PathBuf>,
-    /// Directory on flash to look for kept buffers in.
+    /// Flash directory in which to look for kept buffers, instead of the usual ones.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,
     /// Print as JSON.
@@ -516,6 +615,9 @@ pub struct ManArgs {
     /// Directory to write one page per command to; without it, forebay(1) goes to standard output.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Write Markdown for the book of the documents instead of manual pages.
+    #[arg(long, requires = "out")]
+    pub markdown: bool,
 }
 
 /// [`StageKind`] on the command line.

@@ -3,15 +3,15 @@
 
 use crate::args_servers::ServerArgs;
 use clap::{Args, ValueEnum};
+use forebay_cache::Policy;
 use forebay_proto::cache::Keep;
 use forebay_proto::size::parse_bytes;
-use forebay_server::cache::Policy;
 use std::path::PathBuf;
 
 /// The cache of a mount.
 #[derive(Debug, Clone, Args)]
 pub struct CacheArgs {
-    /// A transparent cache of this directory on the PFS: names are the PFS's, reads are kept on
+    /// A transparent cache of this directory on the PFS: names come from the PFS, reads stay on
     /// flash, writes go to flash and drain to the PFS later.
     #[arg(long, value_name = "PFSDIR", conflicts_with = "scratch", requires = "capacity")]
     pub cache: Option<PathBuf>,
@@ -26,16 +26,16 @@ pub struct CacheArgs {
 /// How a cache works.
 #[derive(Debug, Clone, Args)]
 pub struct CacheHowArgs {
-    /// Of a cache: how long names and attributes may be believed without asking the PFS, in seconds; 0 asks
+    /// Of a cache: seconds for which names and attributes are cached without asking the PFS; 0 asks
     /// each time.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_ttl)]
     pub pfs_ttl: f64,
-    /// Of a cache: how files are written: by the kernel itself where there is room to spare (auto), or
-    /// always by requests that wait for room and never see ENOSPC (served).
+    /// Of a cache: how files are written: by the kernel itself while space is plentiful (auto), or
+    /// always by requests, which wait for space instead of failing with ENOSPC (served).
     #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
     pub writes: WritesArg,
     /// Of a cache: when files drain: close, idle, idle:SECONDS, end (at unmount), never (only when asked).
-    /// Limits behind commas, or alone: deadline=10m (nothing stays dirty for longer),
+    /// Limits follow after commas, or stand alone: deadline=10m (nothing stays dirty for longer),
     /// watermark=60:30 (when 60 % of the capacity is dirty, drain until 30 % is). Directories can
     /// have their own by `setfattr -n user.forebay.drain -v POLICY DIR`.
     #[arg(long, value_name = "POLICY", default_value = "idle", value_parser = parse_policy)]
@@ -51,7 +51,7 @@ pub struct CacheHowArgs {
 /// How files of a cache are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WritesArg {
-    /// By passthrough where it can be.
+    /// By passthrough where possible.
     Auto,
     /// By requests.
     Served,
@@ -85,17 +85,17 @@ pub struct CachePathArgs {
 /// `forebay wait`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Exit codes: 0 the PFS has all that was written before, fsynced and verified, of files that are still open, too; 1 not: something failed or is in conflict, or the time was over (the message says what).\n\n\
+    after_help = "Exit codes: 0 the PFS has everything that was written before, fsynced and verified, also of files that are still open; 1 it has not: a drain failed, a file is in conflict, or the time was over (the message says which).\n\n\
 Example:\n  forebay wait --timeout 600 /mnt/fast/results && echo safe"
 )]
 pub struct CacheWaitArgs {
     /// A file or directory in the mount, or NAME:/PATH in a buffer of --server.
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Give up after so many seconds; without it, wait as long as it takes.
+    /// Give up after this many seconds; without it, wait as long as it takes.
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
-    /// Do not start the drain: wait for what the policies do.
+    /// Do not start the drain; wait for the policies to do it.
     #[arg(long)]
     pub no_flush: bool,
     /// Print the state as JSON.
@@ -126,7 +126,7 @@ pub struct CachePinArgs {
     /// Files in the mount, or NAME:/PATH of --server; directories stand for all files below them.
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<PathBuf>,
-    /// Let them be evicted again.
+    /// Allow eviction again.
     #[arg(long)]
     pub off: bool,
     /// Print each file as JSON, one object a line.
@@ -140,14 +140,14 @@ pub struct CachePinArgs {
 /// `forebay resolve`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "ours: the cache's version goes over the PFS's. theirs: the cache's version is dropped. \
-both: the cache's version goes beside the PFS's, as NAME.forebay-ours."
+    after_help = "ours: the cache's version replaces the PFS's. theirs: the cache drops its version. \
+both: the cache's version is put beside the PFS's, as NAME.forebay-ours."
 )]
 pub struct CacheResolveArgs {
     /// The file in the mount, or NAME:/PATH in a buffer of --server.
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Which version counts.
+    /// Which version to keep.
     #[arg(long, value_enum, value_name = "WHICH")]
     pub keep: KeepArg,
     /// Print the state as JSON.
@@ -167,6 +167,9 @@ pub struct CacheRateArgs {
     /// Most bytes per second, such as 200MiB; 0 for no limit.
     #[arg(value_name = "BYTES", value_parser = parse_bytes)]
     pub bytes_per_s: u64,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
     /// Server of a buffer that is named as NAME:/PATH.
     #[command(flatten)]
     pub at: ServerArgs,

@@ -3,6 +3,7 @@
 
 use crate::args::{CpuArgs, StoreChoice};
 use crate::args_cache::CacheHowArgs;
+use crate::args_stripe::{ConsistencyArg, LayoutArg};
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_net::ServerAddress;
 use forebay_proto::ServerId;
@@ -11,10 +12,10 @@ use forebay_proto::size::parse_bytes;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Where a server is, and as whom it is asked.
+/// Where a server is, and the identity that a command shows it.
 #[derive(Debug, Clone, Args)]
 pub struct ServerArgs {
-    /// The server: HOST:PORT or unix:/PATH.
+    /// The server: HOST:PORT or unix:/PATH. By default one of the default pool in the site's configuration.
     #[arg(long, value_name = "ADDR", env = "FOREBAY_SERVER", hide_env_values = true)]
     pub server: Option<ServerAddress>,
     /// Secret to show: the server's key or a buffer's secret. By default over TCP the buffer's
@@ -26,7 +27,7 @@ pub struct ServerArgs {
 /// Where a job has its buffer, if not in a flash directory of this node.
 #[derive(Debug, Clone, Args)]
 pub struct RunServerArgs {
-    /// Have the buffer at the servers that this one belongs to: HOST:PORT or unix:/PATH. By
+    /// Make the buffer at the pool that this server belongs to: HOST:PORT or unix:/PATH. By
     /// default, if there is no --flash, $FOREBAY_SERVER.
     #[arg(long, value_name = "ADDR", conflicts_with = "flash")]
     pub server: Option<ServerAddress>,
@@ -36,11 +37,11 @@ pub struct RunServerArgs {
     /// Servers to spread the buffer over; 0 for all.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub servers: u16,
-    /// Nodes that mount the buffer too. The script runs on this node, which always does.
+    /// Further nodes that mount the buffer. The script runs on this node, which always mounts it.
     #[arg(long, value_name = "HOST,...", value_delimiter = ',', conflicts_with = "flash")]
     pub on: Vec<String>,
-    /// How a shell is started on such a node: {host} stands for its name, `sh` is put behind it. Cut into
-    /// words as a shell does it, with '...', "..." and \. It gets the commands on standard input.
+    /// Command that starts a shell on such a node: {host} stands for its name, and `sh` is appended. It is split into
+    /// words as a shell does, with '...', "..." and \. It gets the commands on standard input.
     #[arg(long, value_name = "COMMAND", default_value = forebay_jobs::run::nodes::DEFAULT_LAUNCH)]
     pub launch: String,
 }
@@ -49,62 +50,67 @@ pub struct RunServerArgs {
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "The server stays in the foreground until a signal ends it, or goes to the --background. \
-Buffers survive the server: ended by a signal or killed, the same command serves them again, and mounts of them wait meanwhile. \
-Who knows the server's key (server.key, made at the first start) may do everything over TCP; on the Unix socket root and the server's user may, and other users with buffers of their own. \
+Buffers survive the server: after a signal or a kill the same command serves them again, and their mounts wait meanwhile. \
+The holder of the server's key (server.key, made at the first start) may do everything over TCP. On the Unix socket root and the server's user may do everything, and other users have buffers of their own. \
 Secrets are in $FOREBAY_CONFIG_DIR, else /etc/forebay for root, else $XDG_CONFIG_HOME/forebay or ~/.config/forebay. \
-File data crosses the network as it is, not encrypted: serve on a network that you trust.\n\n\
-Servers with the same key form a pool: the first one keeps its ledger, the others are started with --join. \
-Any of them can be asked about all buffers of the pool.\n\n\
+File data crosses the network unencrypted: serve on a network that you trust.\n\n\
+Servers with the same key form a pool: the first one (the leader) holds its ledger, start the others with --join. \
+Any server answers for all buffers of the pool.\n\n\
 Examples:\n  \
 forebay serve --flash /nvme --capacity 1TiB --listen 0.0.0.0:4242 --listen unix:/run/forebay.sock\n  \
 forebay serve --flash /nvme --capacity 1TiB --listen 0.0.0.0:4242 --join node1:4242\n  \
 forebay serve --flash /dev/shm --capacity 8GiB --listen 127.0.0.1:4242 --background"
 )]
 pub struct ServeArgs {
-    /// Directory on fast local storage that holds the buffers; by default $FOREBAY_FLASH or $TMPDIR.
+    /// Directory on fast local storage that holds the buffers; by default $FOREBAY_FLASH, the site's or $TMPDIR.
     #[arg(long, value_name = "DIR")]
     pub flash: Option<PathBuf>,
-    /// What all buffers may take together, such as 1TiB. Metadata takes room beside it: 64 MiB
-    /// a buffer and 1/32 of its capacity.
+    /// Capacity of all buffers together, such as 1TiB. Metadata takes space beside it: 64 MiB
+    /// for each buffer and 1/32 of its capacity.
     #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes)]
     pub capacity: u64,
     /// Where to listen: ADDR:PORT or unix:/PATH; can be given several times. Port 0: any.
     #[arg(long, value_name = "ADDR", required = true)]
     pub listen: Vec<ServerAddress>,
-    /// A server of the pool to join: its keeper, or any member. Needed at the first start only:
+    /// Listen on no Unix socket except those of --listen. Without this, and without `--listen unix:`, the server
+    /// makes one in the flash directory, for root and its own user: mounts on its node find it by
+    /// themselves, and use the fast path.
+    #[arg(long)]
+    pub no_own_socket: bool,
+    /// A server of the pool to join: its leader, or any member. Needed at the first start only:
     /// the server stays a member, and announces itself at each start.
     #[arg(long, value_name = "ADDR")]
     pub join: Option<ServerAddress>,
-    /// Where other nodes reach this server, told to the pool and to mounts; can be given several
-    /// times. By default where it listens, with the host's name for 0.0.0.0 and [::].
+    /// Address under which other nodes reach this server, for the pool and for mounts; can be given several
+    /// times. By default the addresses of --listen, with the host's name for 0.0.0.0 and [::].
     #[arg(long, value_name = "ADDR")]
     pub advertise: Vec<ServerAddress>,
-    /// Show metrics, and a page with the same over time, by HTTP there: 127.0.0.1:9420, port 0 for
-    /// any. Whoever reaches that address may read the names of all buffers and what they do.
+    /// Serve metrics, and a page that draws them, by HTTP at this address: 127.0.0.1:9420, port 0 for
+    /// any. Whoever reaches the address may read the names of all buffers and what they do.
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Option<SocketAddr>,
-    /// Capacities of buffers are rounded up to multiples of this; that of the pool's keeper counts.
+    /// Capacities of buffers are rounded up to multiples of this; the value of the pool's leader counts.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16MiB")]
     pub granularity: u64,
-    /// Stage and cache only below this directory of the PFS; can be given several times. By default
-    /// wherever who asks may.
+    /// Stage and cache only below this directory of the PFS; can be given several times. By default below those of
+    /// the site's configuration; where it names none, wherever the requester may.
     #[arg(long, value_name = "DIR")]
     pub pfs_root: Vec<PathBuf>,
-    /// File with the server's key, made if there is none; by default server.key in the directory of
+    /// File with the server's key, which the server makes if there is none; by default server.key in the directory of
     /// secrets (see below).
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
     /// Processors while requests come.
     #[command(flatten)]
     pub cpu: CpuArgs,
-    /// Return when it listens; the server goes on in the background.
+    /// Return when the server listens; it goes on in the background.
     #[arg(long)]
     pub background: bool,
     /// Log file; by default standard error, or in the background `forebay-server/forebay.log` in
     /// the flash directory.
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Least severe messages that are logged: error, warn, info, debug, trace.
+    /// Least severe messages to log: error, warn, info, debug, trace.
     #[arg(long, value_name = "LEVEL", default_value = "info",
           value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub log_level: String,
@@ -137,8 +143,8 @@ pub enum PoolCommand {
     Status(PoolStatusArgs),
     /// Give a server up that will not come back: its parts of buffers are lost.
     Forget(PoolForgetArgs),
-    /// Make a server the keeper of its pool, whose keeper will not come back.
-    Keeper(PoolKeeperArgs),
+    /// Make a server the leader of its pool, whose leader will not come back.
+    Leader(PoolLeaderArgs),
 }
 
 /// `forebay pool status`.
@@ -159,7 +165,7 @@ pub struct PoolStatusArgs {
     after_help = "A server that only does not answer is waited for: mounts of its buffers wait, then get errors, and go on when it is back. \
 Given up, its parts are lost at once and for good: what is in them answers EIO, the buffers are degraded and can be destroyed, files on other servers stay readable. \
 If it is started again all the same, it removes its parts and joins as a new server. A server that answers is not given up. \
-For the keeper: `forebay pool keeper --take-over`.\n\n\
+For the leader: `forebay pool leader --take-over`.\n\n\
 Example:\n  forebay pool forget 0a4f8c1de3b2470f9f1c55d0c9b8e7a6 --server node9:4242"
 )]
 pub struct PoolForgetArgs {
@@ -174,18 +180,18 @@ pub struct PoolForgetArgs {
     pub at: ServerArgs,
 }
 
-/// `forebay pool keeper`.
+/// `forebay pool leader`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "A keeper that is only down is waited for: start it again. Given up, its parts are lost at once and for good, as with \
+    after_help = "A leader that is only down is waited for: start it again. Given up, its parts are lost at once and for good, as with \
 `forebay pool forget`: what is in them answers EIO. The server that is asked keeps the ledger from then on; what the other servers have of buffers \
-tells it of them. A buffer that was on the old keeper alone is gone with it, and not listed any more. \
-Refused while the old keeper answers, here or at any other server of the pool, and while another server does not answer: start that one, or \
-give it up as well (--without). If the old keeper is started again all the same, the others refuse it; it removes its parts and joins as a new server.\n\n\
-Example:\n  forebay pool keeper --take-over --server node8:4242"
+tells it of them. A buffer that was on the old leader alone is gone with it, and not listed any more. \
+Refused while the old leader answers, here or at any other server of the pool, and while another server does not answer: start that one, or \
+give it up as well (--without). If the old leader is started again all the same, the others refuse it; it removes its parts and joins as a new server.\n\n\
+Example:\n  forebay pool leader --take-over --server node8:4242"
 )]
-pub struct PoolKeeperArgs {
-    /// Make the server that --server names the keeper. Done already if it is that.
+pub struct PoolLeaderArgs {
+    /// Make the server that --server names the leader. Done already if it is that.
     #[arg(long, required = true)]
     pub take_over: bool,
     /// Another server that does not answer and is given up as well; may be repeated.
@@ -194,7 +200,7 @@ pub struct PoolKeeperArgs {
     /// Print as JSON.
     #[arg(long)]
     pub json: bool,
-    /// The server that is to be the keeper.
+    /// The server that is to be the leader.
     #[command(flatten)]
     pub at: ServerArgs,
 }
@@ -218,15 +224,18 @@ pub enum TypeArg {
     Scratch,
     /// A transparent cache of a directory on the PFS.
     Cache,
+    /// A scratch buffer whose files are in logs: the same as `--type scratch --layout log`.
+    Log,
 }
 
 /// `forebay buffer create`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "The buffer belongs to who asks: on a Unix socket that user, with the server's key the server's user. \
-Its secret is written to buffers/NAME.secret in the directory of secrets (see `forebay serve`); who has that file may mount, stage, extend and destroy the buffer as its owner.\n\n\
+    after_help = "The buffer belongs to the requester: on a Unix socket to that user, with the server's key to the server's user. \
+The command writes its secret to buffers/NAME.secret in the directory of secrets (see `forebay serve`). The holder of that file may mount, stage, extend and destroy the buffer as its owner.\n\n\
 Examples:\n  \
 forebay buffer create run7 --capacity 200GiB --server node9:4242\n  \
+forebay buffer create ckpt --type log --capacity 200GiB --server node9:4242\n  \
 forebay buffer create proj --type cache --pfs /pfs/project --capacity 200GiB --server node9:4242\n  \
 FOREBAY_SERVER=unix:/run/forebay.sock forebay buffer create run7 --capacity 4GiB"
 )]
@@ -250,13 +259,19 @@ pub struct BufferCreateArgs {
     /// How nodes see it.
     #[arg(long, value_enum, value_name = "MODE", default_value = "striped")]
     pub access: AccessArg,
-    /// Servers to spread it over, those with the most room first; 0 for all that answer.
+    /// Servers to spread the buffer over, those with the most space first; 0 for all that answer.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub servers: u16,
     /// How the capacity is held; by default the best that the server's flash and rights give.
     #[arg(long, value_enum, value_name = "KIND")]
     pub store: Option<StoreChoice>,
-    /// Makes the command repeatable: with the same token and values it gives the same buffer.
+    /// How new files are written, unless `forebay stripe set` says otherwise for their directory.
+    #[arg(long, value_enum, value_name = "LAYOUT", default_value = "plain")]
+    pub layout: LayoutArg,
+    /// What other mounts see of files in logs: what was published, or all that was written.
+    #[arg(long, value_enum, value_name = "CONSISTENCY")]
+    pub consistency: Option<ConsistencyArg>,
+    /// Makes the command repeatable: the same token and values give the same buffer.
     #[arg(long, value_name = "TEXT")]
     pub token: Option<String>,
     /// Print the result as JSON.
@@ -297,8 +312,8 @@ pub struct BufferStatusArgs {
 /// `forebay buffer lost`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "After `forebay pool forget`: one path a line, with what is lost of it. `data`: the file answers EIO. \
-`names`: the directory answers EIO, and what was below it is gone with it. `unseen`: a directory that you may not look into. \
+    after_help = "After `forebay pool forget`: one path on each line, with what is lost of it. `data`: the file answers EIO. \
+`names`: the directory answers EIO, and everything below it is lost with it. `unseen`: a directory that you may not look into. \
 Files that are not listed are whole. With --json each line is one object.\n\n\
 Example:\n  forebay buffer lost run7 --server node9:4242"
 )]
@@ -317,14 +332,14 @@ pub struct BufferLostArgs {
 /// `forebay buffer extend`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "A buffer never gets smaller. Room for metadata (how many files it can hold) stays that of the capacity it was made with.\n\n\
+    after_help = "A buffer never gets smaller. The space for metadata (how many files it can hold) stays that of its first capacity.\n\n\
 Example:\n  forebay buffer extend run7 --capacity 400GiB --server node9:4242"
 )]
 pub struct BufferExtendArgs {
     /// The buffer.
     #[arg(value_name = "NAME")]
     pub name: BufferName,
-    /// New capacity; to what it has already, nothing is done.
+    /// New capacity. The capacity that the buffer has already changes nothing.
     #[arg(long, value_name = "CAPACITY", value_parser = parse_bytes)]
     pub capacity: u64,
     /// Print the result as JSON.
@@ -338,14 +353,15 @@ pub struct BufferExtendArgs {
 /// `forebay buffer destroy`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Of a buffer that is not there, nothing is done. One that is mounted or staged is refused.\n\n\
+    after_help = "Destroying a buffer that does not exist is no error. One that is mounted is refused, and one with plans that have not ended, or with results that a failed plan did not bring to the PFS: the message names them.\n\n\
 Example:\n  forebay buffer destroy run7 --server node9:4242"
 )]
 pub struct BufferDestroyArgs {
     /// The buffer.
     #[arg(value_name = "NAME")]
     pub name: BufferName,
-    /// Also while it is mounted or staged: programs that use it then get errors.
+    /// Destroy the buffer even while it is mounted or staged (programs that use it then get errors), and with
+    /// results that a failed plan has left in it.
     #[arg(long)]
     pub force: bool,
     /// Of a cache: lose what the PFS does not have. Without it the buffer is drained first.

@@ -20,11 +20,11 @@ pub struct EventsArgs {
     /// the record of --server, or the buffer of the current directory or the only mounted one.
     #[arg(value_name = "PATH|NAME:")]
     pub target: Option<PathBuf>,
-    /// Only events of this time (UTC) and later, or of so long ago: 2026-11-22T05:10:33Z,
+    /// Only events since this time (UTC), or since so long ago: 2026-11-22T05:10:33Z,
     /// 2026-11-22, 90s, 10m, 2h, 3d.
     #[arg(long, value_name = "TIME", value_parser = parse_since)]
     pub since: Option<UtcTime>,
-    /// Go on, and print events as they happen.
+    /// Continue, and print events as they happen.
     #[arg(long, short = 'f')]
     pub follow: bool,
     /// Print as JSON, one object a line.
@@ -38,10 +38,10 @@ pub struct EventsArgs {
 /// `forebay top`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Rates are those of the last interval; with --once, of one second. IN/S and OUT/S count what servers and mounts moved themselves: bytes that the kernel reads and writes on the fast path are not seen, but USED and USED/S (its change) have what was written by any way. ERRORS leaves out that a name or an attribute is not there, which is an ordinary answer.\n\n\
+    after_help = "Rates are those of the last interval; with --once, of one second. IN/S and OUT/S count what servers and mounts moved themselves: bytes that the kernel reads and writes on the fast path are not seen, but USED and USED/S (its change) have what was written by any way. ERRORS leaves out ordinary answers, such as that a name is not there. A buffer is one line, the sum of its parts on all servers, wherever it is mounted here.\n\n\
 Examples:\n  \
 forebay top                       the buffers mounted on this machine\n  \
-forebay top --server node9:4242   those of a server that you may use\n  \
+forebay top --server node9:4242   those of a pool that you may use\n  \
 forebay top --once --json         for a script"
 )]
 pub struct TopArgs {
@@ -51,11 +51,11 @@ pub struct TopArgs {
     /// Print once and end.
     #[arg(long)]
     pub once: bool,
-    /// Seconds between two looks.
+    /// Seconds between two samples.
     #[arg(long, value_name = "SECONDS", default_value_t = 2,
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
-    /// Print as JSON, one object for each look.
+    /// Print as JSON, one object for each sample.
     #[arg(long)]
     pub json: bool,
     /// Server.

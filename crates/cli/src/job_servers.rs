@@ -70,6 +70,7 @@ impl Servers for JobServers {
             access: access(record),
             servers: job.servers,
             store_kind: record.store.as_deref().and_then(store_kind),
+            log: record.request.log,
         };
         let token = Token(job.token.clone());
         let (made, secret) = buffer::ask_until_answered(&at(job)?, &token, &spec)
@@ -82,9 +83,8 @@ impl Servers for JobServers {
         connect(job).map(drop)
     }
 
-    fn destroy(&self, job: &ServedJob) -> Result<(), ControlError> {
-        let request =
-            LedgerRequest::Destroy { name: job.buffer.clone(), force: true, discard: false };
+    fn destroy(&self, job: &ServedJob, discard: bool) -> Result<(), ControlError> {
+        let request = LedgerRequest::Destroy { name: job.buffer.clone(), force: true, discard };
         let begun = Instant::now();
         loop {
             let answer = connect(job).and_then(|mut server| match server.ask(&request)? {

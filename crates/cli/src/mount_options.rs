@@ -37,6 +37,12 @@ const NOTHING_TO_DO: &[&str] = &[
     "exec",
     "atime",
     "relatime",
+    "norelatime",
+    "nostrictatime",
+    "diratime",
+    "nolazytime",
+    "symfollow",
+    "loud",
     "async",
     "default_permissions",
 ];
@@ -61,7 +67,18 @@ pub fn add(
             ("nosuid", None) => set.flags.nosuid = true,
             ("nodev", None) => set.flags.nodev = true,
             ("noexec", None) => set.flags.noexec = true,
-            ("noatime", None) => set.flags.noatime = true,
+            ("noatime", None) => {
+                (set.flags.noatime, set.flags.strictatime) = (true, false);
+            }
+            ("strictatime", None) => {
+                (set.flags.noatime, set.flags.strictatime) = (false, true);
+            }
+            ("nodiratime", None) => set.flags.nodiratime = true,
+            ("lazytime", None) => set.flags.lazytime = true,
+            ("sync", None) => set.flags.sync = true,
+            ("dirsync", None) => set.flags.dirsync = true,
+            ("nosymfollow", None) => set.flags.nosymfollow = true,
+            ("silent", None) => set.flags.silent = true,
             ("allow_other", None) => set.allow_other = true,
             ("remount", None) => set.remount = true,
             (name, None) if NOTHING_TO_DO.contains(&name) => undo(&mut set.flags, name),
@@ -86,7 +103,14 @@ fn undo(flags: &mut MountFlags, name: &str) {
         "suid" => flags.nosuid = false,
         "dev" => flags.nodev = false,
         "exec" => flags.noexec = false,
-        "atime" | "relatime" => flags.noatime = false,
+        "atime" => flags.noatime = false,
+        "relatime" => (flags.noatime, flags.strictatime) = (false, false),
+        "nostrictatime" => flags.strictatime = false,
+        "diratime" => flags.nodiratime = false,
+        "nolazytime" => flags.lazytime = false,
+        "symfollow" => flags.nosymfollow = false,
+        "loud" => flags.silent = false,
+        "async" => flags.sync = false,
         _ => (),
     }
 }
@@ -105,6 +129,17 @@ mod tests {
         let set = parse("ro,nosuid,nodev,rw,,defaults,x-systemd.automount").unwrap();
         assert_eq!(set.flags.names(), ["nosuid", "nodev"]);
         assert!(parse("remount,ro").unwrap().remount);
+    }
+
+    #[test]
+    fn what_mount_8_passes_is_known() {
+        let all = "ro,nosuid,nodev,noexec,nodiratime,strictatime,lazytime,sync,dirsync,nosymfollow,silent";
+        assert_eq!(parse(all).unwrap().flags.names().join(","), all);
+        let back = "rw,suid,dev,exec,diratime,relatime,nolazytime,async,symfollow,loud";
+        let flags = parse(&format!("{all},{back}")).unwrap().flags;
+        assert_eq!(flags.names(), ["dirsync"], "it has no opposite");
+        assert_eq!(parse("noatime,strictatime").unwrap().flags.names(), ["strictatime"]);
+        assert_eq!(parse("strictatime,noatime").unwrap().flags.names(), ["noatime"]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! `buffer NAME HEX`. Directories have mode 0700 and files 0600; files that others may read are
 //! refused.
 
+use forebay_net::ServerAddress;
 use forebay_net::handshake::Credential;
 use forebay_net::munge;
 use forebay_proto::control::ControlError;
@@ -135,6 +136,20 @@ pub fn server_key(path: &Path) -> Result<Secret, ControlError> {
     }
     let why = "it disappears as soon as it is made";
     Err(ControlError::new("make the server's key", Some(path), why))
+}
+
+/// Which file is to be copied so that this node has the key of the pool that the server at `join` is of.
+pub fn where_the_key_is(join: Option<&ServerAddress>, here: &Path) -> String {
+    let from = match join {
+        Some(ServerAddress::Tcp { host, .. }) => format!("{host}:"),
+        Some(ServerAddress::Unix(_)) => String::new(),
+        None => "another server's node: ".to_string(),
+    };
+    format!(
+        "copy {from}/etc/forebay/{SERVER_KEY_NAME} (or the key file that the server there printed when it started) to {}, with \
+         mode 0600; --secret-file names another file",
+        here.display()
+    )
 }
 
 /// Keeps a buffer's secret.

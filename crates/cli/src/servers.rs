@@ -2,7 +2,7 @@
 
 use crate::args::ServerArgs;
 use crate::failure::{Usage, as_control_error};
-use crate::secrets;
+use crate::{secrets, site};
 use forebay_client::Ledger;
 use forebay_net::ServerAddress;
 use forebay_proto::PlanId;
@@ -13,12 +13,16 @@ use forebay_proto::net::ledger::{
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// The server that was named.
+/// The server that was named; else one of the site's default pool.
 pub fn address(args: &ServerArgs) -> anyhow::Result<ServerAddress> {
-    args.server.clone().ok_or_else(|| {
-        let text = "which server? Give --server HOST:PORT or unix:PATH, or set FOREBAY_SERVER";
-        Usage(text.into()).into()
-    })
+    match args.server.clone().map_or_else(site::server, |server| Ok(Some(server)))? {
+        Some(server) => Ok(server),
+        None => {
+            let text = "which server? Give --server HOST:PORT or unix:PATH, set FOREBAY_SERVER, or name a pool in the \
+                        site's configuration";
+            Err(Usage(text.into()).into())
+        }
+    }
 }
 
 /// A connection to a server's ledger.

@@ -4,12 +4,12 @@
 //! what a killed one left, which the next mount or umount of the mount point clears away.
 
 use forebay_proto::control::{ControlError, PathBytes, SOCKET_NAME};
-use forebay_server::flash::{self, StoreKey};
+use forebay_store::flash::{self, StoreKey};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The record in it.
@@ -104,7 +104,12 @@ impl StateDir {
             .map_err(|error| ControlError::new(what, Some(&dir), &error.to_string()))?;
         let path = dir.join(RECORD_NAME);
         // A file of its own: by it a mount that comes to its end late knows what is not its own any more.
-        let written = fs::write(dir.join(NEW_RECORD_NAME), text)
+        // Others may read it, and nobody else may write it, whatever the umask is.
+        let mut fresh = fs::OpenOptions::new();
+        fresh.write(true).create(true).truncate(true).mode(0o644);
+        let written = fresh
+            .open(dir.join(NEW_RECORD_NAME))
+            .and_then(|mut file| file.write_all(&text))
             .and_then(|()| fs::rename(dir.join(NEW_RECORD_NAME), &path))
             .and_then(|()| record_id(&dir));
         let record_id = match written {

@@ -4,21 +4,22 @@ use crate::Result;
 use crate::cache_wait::{WaitFor, Waited, cache_wait};
 use crate::frame::{read_message, write_message};
 use crate::locate::{MountRef, locate};
-use forebay_proto::PlanId;
+use crate::server_process::{self, is_stopped};
+use forebay_net::socket_path::with_short_path;
+use forebay_proto::activity::ActivityPage;
 use forebay_proto::cache::{CacheRequest, CachedFile, TreeState};
 use forebay_proto::control::{
     BufferStatus, ControlError, FileStatus, Hello, PathBytes, PlanStatus, Reply, Request,
     SOCKET_NAME, StageSpec, Welcome,
 };
 use forebay_proto::events::{EventRecord, EventsPage, EventsQuery};
-use forebay_proto::metrics::ServerMetrics;
+use forebay_proto::metrics::PoolMetrics;
 use forebay_proto::version::CONTROL_PROTOCOL;
+use forebay_proto::{PlanId, ServerId};
 use serde::de::DeserializeOwned;
-use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -33,8 +34,8 @@ pub const UMOUNT_TIMEOUT: Duration = Duration::from_secs(600);
 const WARM_TIMEOUT: Duration = Duration::from_secs(86_400);
 /// Longest wait for the end of a server that has answered that its work is done.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest path that a Unix socket's address holds, without the final NUL.
-const SOCKET_PATH_MAX: usize = 107;
+/// Time between two looks whether a silent server is stopped; the second one tells.
+const STOPPED_LOOK: Duration = Duration::from_secs(1);
 /// Time between two looks at a plan that is waited for, in milliseconds: its end is told at once.
 const LOOK_EVERY_MS: u64 = 250;
 
@@ -77,12 +78,15 @@ impl Control {
     /// The same, waiting so long for the server's greeting: ETIMEDOUT then.
     pub fn connect_store_within(store_dir: &Path, timeout: Duration) -> Result<Control> {
         let stream = open_socket(store_dir).map_err(|error| not_reached(store_dir, &error))?;
+        must_be_the_owners(&stream, store_dir)?;
         let control = Control { stream, store_dir: store_dir.to_path_buf(), until: None };
         control.set_timeout(timeout)?;
+        // A stopped one accepts too: the kernel does.
         // A server that is just dying may still accept, and then close without a greeting.
         // One that has no place for us says so and closes without having read: what it said is
         // there even if our greeting could not be sent.
         let sent = write_message(&control.stream, &Hello { protocol: CONTROL_PROTOCOL });
+        control.wait_for_message("hear from")?;
         let greeting = match (read_message::<Greeting>(&control.stream), sent) {
             (Ok(Some(greeting)), _) => greeting,
             (Err(error), Ok(())) if error.kind() != ErrorKind::ConnectionReset => {
@@ -168,6 +172,19 @@ impl Control {
         self.plan(&Request::StageRate { plan, bytes_per_s })
     }
 
+    /// Lets a plan begin that waits for its release.
+    pub fn stage_release(&mut self, plan: PlanId) -> Result<PlanStatus> {
+        self.plan(&Request::StageRelease { plan })
+    }
+
+    /// Asks for so many plans to run at once, a hint that the server may cap.
+    pub fn stage_concurrency(&mut self, plans: u32) -> Result<()> {
+        match self.request(&Request::StageConcurrency { plans }, ANSWER_TIMEOUT)? {
+            Reply::Ok => Ok(()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
     /// Waits until a plan has ended, and calls `progress` with each state seen, the last
     /// included. `progress` returns false to stop waiting (the plan goes on).
     pub fn stage_wait(
@@ -209,6 +226,19 @@ impl Control {
         }
     }
 
+    /// What the buffer does with files, after the event of this number: by the mount's process, or by one of the
+    /// buffer's servers.
+    pub fn activity(
+        &mut self,
+        server: Option<ServerId>,
+        after: Option<u64>,
+    ) -> Result<ActivityPage> {
+        match self.request(&Request::Activity { server, after }, ANSWER_TIMEOUT)? {
+            Reply::Activity(page) => Ok(page),
+            _ => Err(self.unexpected()),
+        }
+    }
+
     /// Asks a cache about one file; warming a big one takes as long as reading it.
     pub fn cache_file(&mut self, request: CacheRequest) -> Result<CachedFile> {
         match self.request(&Request::Cache(request), WARM_TIMEOUT)? {
@@ -226,17 +256,22 @@ impl Control {
     }
 
     /// Counters of the buffer and its server.
-    pub fn metrics(&mut self) -> Result<ServerMetrics> {
+    pub fn metrics(&mut self) -> Result<PoolMetrics> {
         match self.request(&Request::Metrics, ANSWER_TIMEOUT)? {
-            Reply::Metrics(metrics) => Ok(*metrics),
+            Reply::Metrics(metrics) => Ok(metrics),
             _ => Err(self.unexpected()),
         }
     }
 
     /// Unmounts; returns when the mount is gone and the buffer destroyed (or kept). What it waits for
-    /// meanwhile is told to `waiting`.
-    pub fn umount(&mut self, keep: bool, force: bool, mut waiting: impl FnMut(&str)) -> Result<()> {
-        let mut reply = self.request(&Request::Umount { keep, force }, UMOUNT_TIMEOUT)?;
+    /// meanwhile is told to `waiting`. A buffer whose plans go on is not destroyed: EINPROGRESS, unless
+    /// `force` or `destroy` says so.
+    pub fn umount(
+        &mut self,
+        (keep, force, destroy): (bool, bool, bool),
+        mut waiting: impl FnMut(&str),
+    ) -> Result<()> {
+        let mut reply = self.request(&Request::Umount { keep, force, destroy }, UMOUNT_TIMEOUT)?;
         loop {
             match reply {
                 Reply::Ok => return self.wait_for_end(),
@@ -252,6 +287,7 @@ impl Control {
     /// it held (flash, the store's lock) is free.
     fn wait_for_end(&mut self) -> Result<()> {
         self.set_timeout(END_TIMEOUT)?;
+        self.wait_for_message("wait for the end of")?;
         match read_message::<Reply>(&self.stream) {
             Ok(None) => Ok(()),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
@@ -283,7 +319,37 @@ impl Control {
         write_message(&self.stream, message).map_err(|error| self.failed("ask", &error))
     }
 
+    /// Waits until the server says something, or closes the connection, within the time limit. A process
+    /// that is stopped will not: that is told at once.
+    fn wait_for_message(&self, what: &str) -> Result<()> {
+        let timeout = self.stream.read_timeout().map_err(|error| self.failed(what, &error))?;
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut stopped_before = false;
+        loop {
+            let left =
+                end.map_or(STOPPED_LOOK, |end| end.saturating_duration_since(Instant::now()));
+            match server_process::wait_readable(&self.stream, left.min(STOPPED_LOOK)) {
+                Ok(true) => return Ok(()),
+                Ok(false) if left.is_zero() => {
+                    return Err(self.failed(what, &ErrorKind::TimedOut.into()));
+                }
+                Ok(false) => {}
+                Err(error) => return Err(self.failed(what, &error)),
+            }
+            // Once may be by chance: somebody looks at it with a debugger.
+            let stopped = server_process::id(&self.stream).filter(|pid| is_stopped(*pid));
+            match stopped {
+                Some(pid) if stopped_before => {
+                    let what = format!("{what} the server of");
+                    return Err(server_process::stopped(&what, &self.store_dir, pid));
+                }
+                stopped => stopped_before = stopped.is_some(),
+            }
+        }
+    }
+
     fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
+        self.wait_for_message("hear from")?;
         match read_message(&self.stream) {
             Ok(Some(message)) => Ok(message),
             Ok(None) => Err(self.broken("it closed the connection: it has ended, or was killed")),
@@ -295,9 +361,14 @@ impl Control {
         let what = format!("{what} the server of");
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                ControlError::new(&what, Some(&self.store_dir), "no answer within the time limit")
+                let who = match server_process::id(&self.stream) {
+                    Some(pid) => format!("its process {pid}"),
+                    None => "its process".into(),
+                };
+                let why = format!("{who} has not answered within the time limit");
+                ControlError::new(&what, Some(&self.store_dir), &why)
                     .errno(libc::ETIMEDOUT)
-                    .hint("its log file may tell why")
+                    .hint("its log file may tell why; `forebay umount --force` of its mount does not wait for it")
             }
             _ => ControlError::io(&what, Some(&self.store_dir), error),
         }
@@ -314,17 +385,31 @@ impl Control {
     }
 }
 
-/// A socket's address holds few bytes: a longer path goes through an open directory.
-fn open_socket(store_dir: &Path) -> io::Result<UnixStream> {
-    let path = store_dir.join(SOCKET_NAME);
-    if path.as_os_str().len() <= SOCKET_PATH_MAX {
-        return UnixStream::connect(path);
+/// Error if the process at the other end is not of the user whose directory that is, or if others may
+/// write there: then anybody may have put the socket there.
+fn must_be_the_owners(stream: &UnixStream, store_dir: &Path) -> Result<()> {
+    let what = "speak with the server of";
+    let failed = |error: io::Error| ControlError::io(what, Some(store_dir), &error);
+    let meta = std::fs::symlink_metadata(store_dir).map_err(failed)?;
+    let peer =
+        rustix::net::sockopt::socket_peercred(stream).map_err(|error| failed(error.into()))?;
+    let refuse = |why: &str| {
+        Err(ControlError::new(what, Some(store_dir), why)
+            .errno(libc::EPERM)
+            .hint("do not use that mount: its socket may be planted"))
+    };
+    if !meta.is_dir() || meta.mode() & 0o022 != 0 {
+        return refuse("it is not a directory that only its owner may write to");
     }
-    let dir = File::options()
-        .read(true)
-        .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC)
-        .open(store_dir)?;
-    UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET_NAME}", dir.as_raw_fd()))
+    let (peer, owner) = (peer.uid.as_raw(), meta.uid());
+    if peer != owner {
+        return refuse(&format!("user {peer} answers there, the directory is of user {owner}"));
+    }
+    Ok(())
+}
+
+pub(crate) fn open_socket(store_dir: &Path) -> io::Result<UnixStream> {
+    with_short_path(&store_dir.join(SOCKET_NAME), |path| UnixStream::connect(path))
 }
 
 fn not_reached(store_dir: &Path, error: &io::Error) -> ControlError {
@@ -343,7 +428,11 @@ fn not_reached(store_dir: &Path, error: &io::Error) -> ControlError {
             "it is not running",
         )
         .errno(libc::ENOTCONN)
-        .hint("mount again with the same command to recover the buffer, or `forebay umount` it"),
+        .hint(
+            "mount again with the same command: it recovers the buffer with every file, and plans go on. \
+             `forebay umount --keep` of the mount only detaches it; `forebay umount --destroy` DESTROYS the \
+             buffer with all files in it",
+        ),
         ErrorKind::PermissionDenied => ControlError::io(what, Some(store_dir), error)
             .hint("only its owner, root, and with -o allow_other the other users may ask it"),
         _ => ControlError::io(what, Some(store_dir), error),
@@ -391,6 +480,20 @@ mod tests {
         let server = serve(dir.path(), CONTROL_PROTOCOL, Reply::Error(error.clone()));
         assert_eq!(Control::connect_store(dir.path()).unwrap().stage_list().unwrap_err(), error);
         server.join().unwrap();
+    }
+
+    #[test]
+    fn a_socket_in_a_directory_of_another_user_is_not_spoken_with() {
+        assert!(rustix::process::geteuid().is_root(), "this test needs root");
+        for (uid, mode) in [(4242, 0o755), (0, 0o777)] {
+            let dir = tempfile::tempdir().unwrap();
+            let _listener = UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap();
+            std::os::unix::fs::chown(dir.path(), Some(uid), None).unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(dir.path(), mode).unwrap();
+            let error = Control::connect_store(dir.path()).unwrap_err();
+            assert_eq!(error.errno, Some(libc::EPERM), "{error}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use forebay_net::handshake::{self, Credential};
-use forebay_net::{Link, LinkError, ServerAddress, Stream};
+use forebay_net::{Link, LinkError, ServerAddress, Stream, peer};
 use forebay_proto::control::ControlError;
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::frame::Kind;
@@ -29,8 +29,20 @@ pub struct Ledger {
 impl Ledger {
     /// Connects and shows who asks.
     pub fn connect(address: &ServerAddress, credential: &Credential) -> Result<Ledger> {
-        let connect = || greet(address, credential, Purpose::Ledger);
-        let (link, _) = while_busy(BUSY_PATIENCE, connect)
+        Ledger::connect_by(address, || greet(address, credential, Purpose::Ledger))
+    }
+
+    /// The same, at an address that another server told.
+    pub fn connect_told(address: &ServerAddress, credential: &Credential) -> Result<Ledger> {
+        let greet = || greet_told(address, credential, Purpose::Ledger, None, None);
+        Ledger::connect_by(address, greet)
+    }
+
+    fn connect_by(
+        address: &ServerAddress,
+        greet: impl FnMut() -> std::result::Result<(Link, u64), LinkError>,
+    ) -> Result<Ledger> {
+        let (link, _) = while_busy(BUSY_PATIENCE, greet)
             .map_err(|error| describe("connect to the server", address, error))?;
         Ok(Ledger { link, address: address.clone(), next_id: 0 })
     }
@@ -93,7 +105,35 @@ pub(crate) fn greet_as(
     purpose: Purpose,
     server: Option<ServerId>,
 ) -> std::result::Result<(Link, u64), LinkError> {
-    let mut link = Link::new(Stream::connect(address)?);
+    greet_on(Stream::connect(address)?, credential, purpose, server)
+}
+
+/// The same, at an address that a server told: a socket there must be root's, this user's, or that of user `also`.
+/// EACCES if it is not: somebody else may have put it there, and pass on what the server says.
+pub(crate) fn greet_told(
+    address: &ServerAddress,
+    credential: &Credential,
+    purpose: Purpose,
+    server: Option<ServerId>,
+    also: Option<u32>,
+) -> std::result::Result<(Link, u64), LinkError> {
+    let stream = Stream::connect(address)?;
+    match peer::is_made_by_trusted(&stream, also)? {
+        true => greet_on(stream, credential, purpose, server),
+        false => {
+            tracing::warn!(%address, "another user made this socket: it is not used");
+            Err(LinkError::Io(Errno::EACCES.into()))
+        }
+    }
+}
+
+fn greet_on(
+    stream: Stream,
+    credential: &Credential,
+    purpose: Purpose,
+    server: Option<ServerId>,
+) -> std::result::Result<(Link, u64), LinkError> {
+    let mut link = Link::new(stream);
     let welcome = handshake::connect(&mut link, env!("CARGO_PKG_VERSION"), purpose, credential)?;
     match server.is_none_or(|server| server.0 == welcome.server) {
         true => Ok((link, welcome.incarnation)),

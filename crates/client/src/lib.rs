@@ -11,12 +11,16 @@ pub mod frame;
 pub mod ledger;
 pub mod locate;
 pub mod mountinfo;
+pub mod node;
 pub mod remote;
+pub mod server_process;
+mod umask;
 
 pub use cache_wait::{WaitFor, Waited, cache_wait};
 pub use control::{ANSWER_TIMEOUT, Control};
 pub use ledger::Ledger;
-pub use locate::{MountRef, canonical, locate, locate_source, mounts};
+pub use locate::{MountRef, canonical, locate, locate_source, mounts, publish};
+pub use umask::umask;
 
 /// Result of this crate: the error says what failed, on which path, why, and what to do.
 pub type Result<T> = std::result::Result<T, forebay_proto::control::ControlError>;

@@ -2,10 +2,13 @@
 //! whose server is dead: below a mount point of Forebay a failing look is not an error.
 
 use crate::mountinfo::{self, MountEntry};
+use crate::server_process::must_run;
 use forebay_proto::control::ControlError;
+use forebay_proto::layout::publish_xattr;
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Most symbolic links followed on one path, as in the kernel.
@@ -22,22 +25,45 @@ pub struct MountRef {
     pub path_in_buffer: PathBuf,
     /// Who mounted it.
     pub owner_uid: Option<u32>,
+    /// The mount's device, as `stat` shows it for its files.
+    pub device: u64,
 }
 
-/// All mounts of Forebay that this process sees.
+/// The owner of the store's directory, if that is not who mounted: any user may mount FUSE with any
+/// source, so such a mount is none of that store's.
+fn whose_else(entry: &MountEntry) -> Option<u32> {
+    // A directory that is gone, or that cannot be looked at, is none that could be taken for another's.
+    let owner = std::fs::symlink_metadata(entry.store_dir()?).ok()?.uid();
+    (entry.owner_uid()? != owner).then_some(owner)
+}
+
+/// All mounts of Forebay that this process sees, but for those that name a store of somebody else than
+/// who mounted.
 pub fn mounts() -> crate::Result<Vec<MountRef>> {
     let table = mountinfo::read()?;
     Ok(table
         .iter()
+        .filter(|entry| whose_else(entry).is_none())
         .filter_map(|entry| {
             Some(MountRef {
                 mount_point: entry.point.clone(),
                 store_dir: entry.store_dir()?,
                 path_in_buffer: entry.root.clone(),
                 owner_uid: entry.owner_uid(),
+                device: entry.device,
             })
         })
         .collect())
+}
+
+/// Publishes a file of a buffer: all mounts see what was written to it; and nobody writes it any more, if it `is_final`.
+///
+/// # Errors
+/// Those of `setxattr(2)`: the kernel decides who may, as for any change of the file.
+pub fn publish(path: &Path, is_final: bool) -> std::io::Result<()> {
+    let value = if is_final { publish_xattr::FINAL } else { publish_xattr::NOW };
+    let none = rustix::fs::XattrFlags::empty();
+    Ok(rustix::fs::setxattr(path, publish_xattr::NAME, value, none)?)
 }
 
 /// Where `path` is. Symbolic links on the way are followed, with the rights of the caller; one
@@ -46,6 +72,13 @@ pub fn locate(path: &Path) -> crate::Result<MountRef> {
     let table = mountinfo::read()?;
     let absolute = std::path::absolute(path)
         .map_err(|error| ControlError::io("look for the buffer of", Some(path), &error))?;
+    // What follows looks into the mount.
+    if let Some(store_dir) = covering(&absolute, &table)
+        .filter(|entry| entry.point != absolute)
+        .and_then(MountEntry::store_dir)
+    {
+        must_run("ask the server of", &store_dir)?;
+    }
     let resolved = resolve(&absolute, &table)?;
     let not_in_a_buffer = || {
         ControlError::new("look for the buffer of", Some(path), "it is not in a mounted buffer")
@@ -54,6 +87,15 @@ pub fn locate(path: &Path) -> crate::Result<MountRef> {
     };
     let entry = covering(&resolved, &table).ok_or_else(not_in_a_buffer)?;
     let store_dir = entry.store_dir().ok_or_else(not_in_a_buffer)?;
+    if let (Some(owner), Some(mounter)) = (whose_else(entry), entry.owner_uid()) {
+        let why = format!(
+            "user {mounter} mounted it, its store {} belongs to user {owner}",
+            store_dir.display()
+        );
+        return Err(ControlError::new("look for the buffer of", Some(path), &why)
+            .errno(libc::EPERM)
+            .hint("do not use that mount: Forebay did not make it"));
+    }
     let below = resolved.strip_prefix(&entry.point).map_err(|_| not_in_a_buffer())?;
     let mut path_in_buffer = entry.root.clone();
     if !below.as_os_str().is_empty() {
@@ -64,6 +106,7 @@ pub fn locate(path: &Path) -> crate::Result<MountRef> {
         store_dir,
         path_in_buffer,
         owner_uid: entry.owner_uid(),
+        device: entry.device,
     })
 }
 
@@ -162,6 +205,7 @@ mod tests {
 
     fn entry(point: &str, kind: &str, source: &str, root: &str) -> MountEntry {
         MountEntry {
+            device: 0,
             root: root.into(),
             point: point.into(),
             options: "rw".into(),

@@ -15,6 +15,8 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
+    /// Its device, as `stat` shows it for the files there; 0 if the table says something strange.
+    pub device: u64,
     /// Which directory of the file system is mounted (not `/` for a bind mount of a part).
     pub root: PathBuf,
     /// Where.
@@ -58,7 +60,8 @@ pub fn read() -> crate::Result<Vec<MountEntry>> {
 /// `36 35 98:0 /root /point options [tags]... - type source super-options`
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let root = fields.by_ref().nth(3)?;
+    let device = fields.by_ref().nth(2).and_then(device_of).unwrap_or(0);
+    let root = fields.next()?;
     let point = fields.next()?;
     let options = fields.next()?;
     fields.by_ref().find(|field| *field == b"-")?;
@@ -66,6 +69,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let super_options = fields.next().unwrap_or_default();
     let path = |raw: &[u8]| PathBuf::from(OsString::from_vec(unescape(raw)));
     Some(MountEntry {
+        device,
         root: path(root),
         point: path(point),
         options: String::from_utf8_lossy(options).into_owned(),
@@ -73,6 +77,12 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
         source: unescape(source),
         super_options: String::from_utf8_lossy(super_options).into_owned(),
     })
+}
+
+/// `MAJOR:MINOR`
+fn device_of(field: &[u8]) -> Option<u64> {
+    let (major, minor) = std::str::from_utf8(field).ok()?.split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn unescape(raw: &[u8]) -> Vec<u8> {
@@ -105,7 +115,7 @@ mod tests {
         let entry = parse_line(line).unwrap();
         assert_eq!(entry.point.as_os_str().as_bytes(), b"/mnt/a b\nc\\");
         assert_eq!(entry.store_dir().unwrap(), PathBuf::from("/dev/shm/x y"));
-        assert_eq!(entry.owner_uid(), Some(1000));
+        assert_eq!((entry.owner_uid(), entry.device), (Some(1000), 45));
         let plain = parse_line(b"22 1 254:0 / / rw - ext4 /dev/vda rw").unwrap();
         assert_eq!((plain.store_dir(), plain.options.as_str()), (None, "rw"));
         assert_eq!(parse_line(b""), None);

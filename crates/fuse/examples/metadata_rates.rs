@@ -5,7 +5,7 @@
 //! and the requests that each made per file.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/integration/common/mod.rs"]
 mod common;
 
 use common::Mount;

@@ -2,17 +2,25 @@
 //! and those of `forebay-proto`.
 
 use crate::abi::{self, init};
+use crate::beside::Beside;
 use crate::buffer::{Believed, Reply};
 use crate::device::Device;
 use crate::dirs::DirHandles;
 use crate::init::Agreed;
 use crate::lifetime::Lifetimes;
+use crate::limits::Within;
 use crate::locks::LockRequests;
+use crate::lone_sgid::LoneSgid;
 use crate::opens::{OpenTable, Releases};
-use crate::options::{FastPath, MountOptions};
+use crate::options::{FastPath, MountFlags, MountOptions};
+use crate::root::Root;
 use crate::tally::Tally;
+use crate::tries::Tries;
+use crate::waits::Waits;
 use crate::workers::Workers;
-use forebay_proto::api::Locks;
+use forebay_activity::{Activity, Begun};
+use forebay_proto::activity::ActivityKind;
+use forebay_proto::api::{LocalFiles, Locks, SharedNames};
 use forebay_proto::{Attr, Caller, Errno, FileSystem, Ino, Timestamp};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,15 +31,29 @@ pub(crate) struct Connection {
     /// For registrations and notifications, which belong to no request.
     pub(crate) device: Arc<Device>,
     pub(crate) opens: OpenTable,
+    /// What programs do beside the kernel.
+    pub(crate) beside: Beside,
     pub(crate) dirs: DirHandles,
     pub(crate) workers: Workers,
+    pub(crate) waits: Waits,
     pub(crate) fast_path: FastPath,
     pub(crate) agreed: Agreed,
     pub(crate) lifetimes: Lifetimes,
     /// Requests for locks that wait, and who locked what through which file.
     pub(crate) locks: Arc<LockRequests>,
+    /// Those of them that wait only for a moment.
+    pub(crate) tries: Tries,
     /// What went through.
     pub(crate) tally: Tally,
+    /// What is done with files, for who watches.
+    pub(crate) activity: Arc<Activity>,
+    reads_are_hits: bool,
+    /// Flags of the mount.
+    pub(crate) flags: MountFlags,
+    /// Limits of what is made and written.
+    pub(crate) within: Within,
+    /// Files whose sgid a write may have to take off.
+    pub(crate) lone_sgid: LoneSgid,
     next_handle: AtomicU64,
 }
 
@@ -44,17 +66,33 @@ impl Connection {
         fast_path: FastPath,
     ) -> Connection {
         Connection {
+            waits: Waits::new(fs.may_hang()),
             fs,
             device,
             opens: OpenTable::new(),
+            beside: Beside::new(),
             dirs: DirHandles::new(),
             workers: Workers::new(options.worker_count()),
             fast_path,
             agreed,
             lifetimes: Lifetimes::new(options, agreed),
             locks: Arc::new(LockRequests::new()),
+            tries: Tries::default(),
             tally: Tally::new(),
+            activity: options.activity.clone(),
+            reads_are_hits: options.reads_are_hits,
+            flags: options.flags,
+            within: Within::new(options.limits),
+            lone_sgid: LoneSgid::default(),
             next_handle: AtomicU64::new(1),
+        }
+    }
+
+    /// Bytes were served from flash or to it.
+    pub(crate) fn moved(&self, begun: Begun, kind: ActivityKind, ino: Ino, at: u64, bytes: usize) {
+        if self.reads_are_hits {
+            let place = (at, bytes as u64);
+            self.activity.end(begun, kind, ino, place, bytes as i64);
         }
     }
 
@@ -78,8 +116,26 @@ impl Connection {
         (0..releases.local).for_each(|_| self.fs.release(ino, true));
     }
 
+    /// After a change of names in a directory: with `sync` or `dirsync` it is on flash when the call returns.
+    pub(crate) fn names_changed(&self, dir: Ino) -> Result<(), Errno> {
+        match self.flags.syncs_names() {
+            true => self.fs.fsyncdir(dir),
+            false => Ok(()),
+        }
+    }
+
     pub(crate) fn wants_local(&self) -> bool {
-        self.fast_path == FastPath::On
+        self.fast_path == FastPath::On && self.within.let_objects_go()
+    }
+
+    /// The files that programs may have themselves.
+    pub(crate) fn local_files(&self) -> Option<&dyn LocalFiles> {
+        if self.within.let_objects_go() { self.fs.local_files() } else { None }
+    }
+
+    /// The names that are shared with them.
+    pub(crate) fn shared_names(&self) -> Option<&dyn SharedNames> {
+        self.local_files()?.shared_names()
     }
 
     pub(crate) fn has_setxattr_ext(&self) -> bool {
@@ -89,8 +145,10 @@ impl Connection {
     /// Answers with an entry of a directory.
     pub(crate) fn put_entry(&self, reply: &mut Reply, parent: Ino, attr: &Attr) {
         reply.believe(Believed::Entry { at: reply.len(), parent, ino: attr.ino });
-        let attr_out = raw_attr(attr);
-        reply.put(&abi::EntryOut { nodeid: attr.ino.0, attr: attr_out, ..Default::default() });
+        self.beside.told(attr.ino);
+        self.lone_sgid.seen(attr);
+        let attr_out = self.raw_attr(attr);
+        reply.put(&abi::EntryOut { nodeid: attr_out.ino, attr: attr_out, ..Default::default() });
     }
 
     /// Answers "there is no such name", to be remembered.
@@ -101,7 +159,8 @@ impl Connection {
 
     pub(crate) fn put_attr(&self, reply: &mut Reply, attr: &Attr) {
         reply.believe(Believed::Attr { at: reply.len(), ino: attr.ino });
-        reply.put(&abi::AttrOut { attr: raw_attr(attr), ..Default::default() });
+        self.lone_sgid.seen(attr);
+        reply.put(&abi::AttrOut { attr: self.raw_attr(attr), ..Default::default() });
     }
 
     pub(crate) fn put_statx(&self, reply: &mut Reply, attr: &Attr) {
@@ -116,7 +175,7 @@ impl Connection {
             uid: attr.uid,
             gid: attr.gid,
             mode: attr.mode as u16,
-            ino: attr.ino.0,
+            ino: self.device.root().node_of(attr.ino),
             size: attr.size_bytes,
             blocks: attr.blocks_512,
             atime: sx_time(attr.atime),
@@ -128,6 +187,10 @@ impl Connection {
             ..Default::default()
         };
         reply.put(&abi::StatxOut { stat, ..Default::default() });
+    }
+
+    fn raw_attr(&self, attr: &Attr) -> abi::RawAttr {
+        abi::RawAttr { ino: self.device.root().node_of(attr.ino), ..raw_attr(attr) }
     }
 }
 
@@ -164,11 +227,12 @@ pub(crate) struct Request<'a> {
     pub(crate) body: &'a [u8],
     /// Extensions.
     extensions: &'a [u8],
+    root: Root,
 }
 
 impl<'a> Request<'a> {
     /// EINVAL if the lengths do not fit what was read.
-    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Errno> {
+    pub(crate) fn parse(bytes: &'a [u8], root: Root) -> Result<Request<'a>, Errno> {
         let mut rest = bytes;
         let head: abi::InHeader = crate::buffer::take(&mut rest)?;
         let extensions = usize::from(head.total_extlen_8) * 8;
@@ -176,11 +240,16 @@ impl<'a> Request<'a> {
             return Err(Errno::EINVAL);
         }
         let (body, extensions) = rest.split_at(rest.len() - extensions);
-        Ok(Request { head, body, extensions })
+        Ok(Request { head, body, extensions, root })
     }
 
     pub(crate) fn ino(&self) -> Ino {
-        Ino(self.head.nodeid)
+        self.root.ino_of(self.head.nodeid)
+    }
+
+    /// Another inode that it names.
+    pub(crate) fn other(&self, node: u64) -> Ino {
+        self.root.ino_of(node)
     }
 
     /// Who asks, with the supplementary groups that the kernel sends with a creation.
@@ -222,6 +291,10 @@ mod tests {
     use super::*;
     use zerocopy::IntoBytes;
 
+    fn parse(bytes: &[u8]) -> Result<Request<'_>, Errno> {
+        Request::parse(bytes, Root::new(Ino::ROOT))
+    }
+
     fn request(body: &[u8], extension: &[u32]) -> Vec<u8> {
         let head = abi::InHeader {
             len: (40 + body.len() + 4 * extension.len()) as u32,
@@ -235,7 +308,7 @@ mod tests {
     #[test]
     fn groups_are_read_from_the_extension() {
         let bytes = request(b"name\0", &[16, abi::EXT_GROUPS, 1, 4711]);
-        let parsed = Request::parse(&bytes).unwrap();
+        let parsed = parse(&bytes).unwrap();
         assert_eq!(parsed.body, b"name\0");
         assert_eq!(parsed.caller().unwrap().groups, [4711]);
     }
@@ -244,12 +317,12 @@ mod tests {
     fn wrong_lengths_are_refused() {
         for extension in [&[16, abi::EXT_GROUPS, 9, 1][..], &[64, 32, 0, 0], &[0, 32, 0, 0]] {
             let bytes = request(b"", extension);
-            assert_eq!(Request::parse(&bytes).unwrap().caller(), Err(Errno::EINVAL));
+            assert_eq!(parse(&bytes).unwrap().caller(), Err(Errno::EINVAL));
         }
         let bytes = request(b"", &[]);
-        assert!(Request::parse(&bytes[..39]).is_err());
+        assert!(parse(&bytes[..39]).is_err());
         let mut longer = bytes.clone();
         longer.push(0);
-        assert!(Request::parse(&longer).is_err());
+        assert!(parse(&longer).is_err());
     }
 }

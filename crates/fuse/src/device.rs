@@ -4,9 +4,13 @@
 //! files belong to the mount, whichever channel made them.
 
 use crate::abi;
-use forebay_proto::Errno;
+use crate::root::Root;
+use forebay_proto::api::AccessTimes;
+use forebay_proto::{Errno, Ino};
+use rustix::mount::{OpenTreeFlags, open_tree};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where the kernel's FUSE is opened.
 pub(crate) const DEVICE_PATH: &str = "/dev/fuse";
@@ -21,12 +25,34 @@ pub(crate) struct BackingId(pub(crate) i32);
 /// One channel.
 pub(crate) struct Device {
     fd: OwnedFd,
+    /// What the kernel's node 1 is.
+    root: Root,
+    /// When reads by the kernel itself store access times.
+    access_times: AccessTimes,
+    /// That the store's file system does not let this be chosen has been said.
+    told: AtomicBool,
 }
 
 impl Device {
     /// Takes over an fd that a mount was made with.
     pub(crate) fn new(fd: OwnedFd) -> Device {
-        Device { fd }
+        let root = Root::new(Ino::ROOT);
+        Device { fd, root, access_times: AccessTimes::Relative, told: AtomicBool::new(false) }
+    }
+
+    /// The same, where reads of the files that are registered store access times like this.
+    pub(crate) fn with_access_times(self, access_times: AccessTimes) -> Device {
+        Device { access_times, ..self }
+    }
+
+    /// The same, of a mount that shows what is below this directory.
+    pub(crate) fn with_root(self, ino: Ino) -> Device {
+        Device { root: Root::new(ino), ..self }
+    }
+
+    /// What the kernel's node 1 is.
+    pub(crate) fn root(&self) -> Root {
+        self.root
     }
 
     /// Opens `/dev/fuse`, belonging to no mount yet.
@@ -44,7 +70,7 @@ impl Device {
         if rc < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        Ok(Device { fd })
+        Ok(Device { root: self.root, access_times: self.access_times, ..Device::new(fd) })
     }
 
     /// Waits for one request and reads it. ENODEV when the file system is unmounted; ENOENT
@@ -67,6 +93,19 @@ impl Device {
     /// Registers a file, so that opens can be answered with it. EPERM without CAP_SYS_ADMIN in
     /// the initial user namespace; ELOOP if its file system is stacked too deep.
     pub(crate) fn backing_open(&self, file: &File) -> Result<BackingId, Errno> {
+        let by_itself = match self.access_times {
+            AccessTimes::Relative => None,
+            chosen => match reopened(file, chosen) {
+                Ok(file) => Some(file),
+                Err(error) => {
+                    if !self.told.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(%error, "access times of files on the fast path go by the store's own mount");
+                    }
+                    None
+                }
+            },
+        };
+        let file = by_itself.as_ref().unwrap_or(file);
         let mut map = abi::BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: the ioctl reads one BackingMap, which lives until it returns.
         let rc =
@@ -82,4 +121,51 @@ impl Device {
             unsafe { libc::ioctl(self.fd.as_raw_fd(), abi::DEV_IOC_BACKING_CLOSE, &raw mut id) };
         if rc < 0 { Err(Errno::last()) } else { Ok(()) }
     }
+}
+
+/// `struct mount_attr` of linux/mount.h.
+#[repr(C)]
+#[derive(Default)]
+struct MountAttr {
+    attr_set: u64,
+    attr_clr: u64,
+    propagation: u64,
+    userns_fd: u64,
+}
+
+const MOUNT_ATTR_ATIME: u64 = 0x70;
+const MOUNT_ATTR_NOATIME: u64 = 0x10;
+const MOUNT_ATTR_STRICTATIME: u64 = 0x20;
+
+/// The file, opened by a mount of its own that is attached nowhere. The kernel opens a registered file anew for each
+/// program, with the program's flags, so O_NOATIME on this descriptor would say nothing; the mount goes along.
+fn reopened(file: &File, access_times: AccessTimes) -> std::io::Result<File> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = open_tree(file, "", flags)?;
+    let attr = MountAttr {
+        attr_set: match access_times {
+            AccessTimes::Never => MOUNT_ATTR_NOATIME,
+            AccessTimes::Always => MOUNT_ATTR_STRICTATIME,
+            AccessTimes::Relative => 0,
+        },
+        attr_clr: MOUNT_ATTR_ATIME,
+        ..MountAttr::default()
+    };
+    // SAFETY: the call reads a MountAttr of the size given and the empty name; both live until it returns.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<MountAttr>(),
+        )
+    };
+    if rc < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    File::options().read(true).write(true).open(format!("/proc/self/fd/{}", tree.as_raw_fd()))
 }

@@ -12,6 +12,7 @@ use crate::ops::{attrs, data, files, listing, locks, names, xattrs};
 use forebay_proto::{Errno, Ino};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What an answer gave to the kernel, to be taken back if it cannot be delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +34,7 @@ pub(crate) enum Given {
 }
 
 /// Whether the kernel waits for an answer.
-fn is_answered(opcode: u32) -> bool {
+pub(crate) fn is_answered(opcode: u32) -> bool {
     !matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::NOTIFY_REPLY)
 }
 
@@ -58,7 +59,12 @@ pub(crate) fn call_guarded(
     reply: &mut Reply,
 ) -> Result<Given, Errno> {
     reply.clear();
-    catch_unwind(AssertUnwindSafe(|| call(cx, device, request, reply))).unwrap_or_else(|panic| {
+    let began = Instant::now();
+    let result = catch_unwind(AssertUnwindSafe(|| call(cx, device, request, reply)));
+    if !matches!(result, Ok(Ok(Given::Later))) {
+        cx.tally.took(request.head.opcode, began.elapsed());
+    }
+    result.unwrap_or_else(|panic| {
         let opcode = abi::opcode_name(request.head.opcode).unwrap_or("UNKNOWN");
         let text = panic_text(panic.as_ref());
         tracing::error!(opcode, ino = request.head.nodeid, text, "a request panicked");
@@ -90,7 +96,7 @@ pub(crate) fn answer(
         }
     };
     let sent = match error {
-        None => cx.lifetimes.send(&*cx.fs, device, unique, reply),
+        None => cx.lifetimes.send(&*cx.fs, (&cx.opens, &cx.beside), device, unique, reply),
         Some(_) => device.send(reply.message(unique, error)),
     };
     let Err(send_error) = sent else { return };
@@ -170,14 +176,14 @@ fn call(
         op::REMOVEXATTR => xattrs::removexattr(cx, request),
 
         op::GETLK => locks::getlk(cx, request, reply),
-        op::SETLK => locks::setlk(cx, request),
+        op::SETLK => locks::setlk(cx, device, request),
         op::SETLKW => locks::setlkw(cx, device, request),
         // A write that returned is at the server already.
         op::FLUSH => locks::flush(cx, request),
 
         op::INTERRUPT => {
             locks::interrupt(cx, request)?;
-            crate::workers::interrupt(cx, request)
+            crate::waits::interrupt(cx, request)
         }
         op::DESTROY => Ok(Given::Nothing),
         // No file attributes of chattr(1), no device commands.
@@ -190,7 +196,7 @@ fn call(
 
 #[cfg(test)]
 #[allow(dead_code, missing_docs, clippy::unwrap_used)]
-#[path = "../tests/common/memory/mod.rs"]
+#[path = "../tests/integration/common/memory/mod.rs"]
 mod memory;
 
 #[cfg(test)]
@@ -227,7 +233,7 @@ mod tests {
                 let len = (size_of::<abi::InHeader>() + body.len()) as u32;
                 let head = abi::InHeader { len, opcode, nodeid, ..Default::default() };
                 let bytes = [head.as_bytes(), &body].concat();
-                let request = Request::parse(&bytes).unwrap();
+                let request = Request::parse(&bytes, cx.device.root()).unwrap();
                 reply.clear();
                 let _ = call(&cx, &cx.device, &request, &mut reply);
             }
@@ -242,7 +248,7 @@ mod tests {
         for opcode in [op::OPEN, op::CREATE, op::WRITE, op::SETATTR, op::RENAME2, op::LOOKUP] {
             let head = abi::InHeader { len: 44, opcode, nodeid: 1, ..Default::default() };
             let bytes = [head.as_bytes(), b"abcd"].concat();
-            let request = Request::parse(&bytes).unwrap();
+            let request = Request::parse(&bytes, cx.device.root()).unwrap();
             assert_eq!(call_guarded(&cx, &cx.device, &request, &mut reply), Err(Errno::EINVAL));
         }
     }
@@ -267,7 +273,7 @@ mod tests {
             ..Default::default()
         };
         let bytes = [head.as_bytes(), read.as_bytes()].concat();
-        let request = Request::parse(&bytes).unwrap();
+        let request = Request::parse(&bytes, cx.device.root()).unwrap();
         assert_eq!(call_guarded(&cx, &cx.device, &request, &mut reply), Ok(Given::Listing));
         let held = references(&reply);
         assert_eq!(held.len(), 3);

@@ -8,6 +8,7 @@
 //! | `init` | the first exchange with the kernel, the trial of passthrough |
 //! | `session` | threads: readers, workers, the notifier |
 //! | `connection`, `dispatch`, `ops` | from a request to its answer |
+//! | `beside` | programs that ask this process instead of the kernel, and what the kernel must then hear |
 //! | `opens` | which inodes are open, and how |
 //! | `lifetime` | how long the kernel may believe what it is told |
 //! | `locks`, `locked`, `fcntl` | requests for locks that wait; whose locks are whose |
@@ -20,6 +21,7 @@
 //! on the thread that read them, from buffers made once, with one write(2).
 
 mod abi;
+mod beside;
 mod buffer;
 mod connection;
 mod counters;
@@ -30,18 +32,25 @@ mod fcntl;
 mod follow;
 mod init;
 mod lifetime;
+mod limits;
 mod locked;
 mod locks;
+mod lone_sgid;
 mod mount;
 mod notify;
 mod opens;
 mod ops;
 mod options;
+mod root;
 mod session;
 mod tally;
+mod tries;
 mod turns;
+mod waits;
 mod workers;
 
+pub use beside::Door;
+pub use limits::Limits;
 pub use mount::{FILE_SYSTEM_TYPE, MountError, UnmountError, abort, remount, unmount};
 pub use options::{FastPath, FastPathOff, MountBy, MountFlags, MountOptions, readers_abreast};
 pub use session::Session;

@@ -8,10 +8,13 @@
 //! are under way, then tells the kernel; so no old word can come after it.
 
 use crate::abi;
+use crate::beside::Beside;
 use crate::buffer::{Believed, Reply};
 use crate::device::Device;
 use crate::init::Agreed;
+use crate::opens::OpenTable;
 use crate::options::MountOptions;
+use forebay_proto::api::LocalFiles;
 use forebay_proto::{Errno, FileSystem, Ino};
 use parking_lot::RwLock;
 use std::mem::offset_of;
@@ -21,7 +24,7 @@ use zerocopy::IntoBytes;
 
 /// Longest lifetime on kernels that cannot drop all names at once: an invalidation that had to
 /// be given up (see [`crate::notify`]) is then made good by time.
-const TTL_WITHOUT_EPOCH: Duration = Duration::from_secs(1);
+pub(crate) const TTL_WITHOUT_EPOCH: Duration = Duration::from_secs(1);
 
 /// Held shared by who sends an answer, for the time of a few memory accesses and one write(2)
 /// that waits for nobody.
@@ -63,6 +66,7 @@ impl Lifetimes {
     pub(crate) fn send(
         &self,
         fs: &dyn FileSystem,
+        (opens, beside): (&OpenTable, &Beside),
         device: &Device,
         unique: u64,
         reply: &mut Reply,
@@ -71,33 +75,43 @@ impl Lifetimes {
             return device.send(reply.message(unique, None));
         }
         let _under_way = self.answers.0.read();
-        self.fill_in(fs, reply);
+        self.fill_in(fs, opens, beside, reply);
         device.send(reply.message(unique, None))
     }
 
-    fn fill_in(&self, fs: &dyn FileSystem, reply: &mut Reply) {
+    fn fill_in(&self, fs: &dyn FileSystem, opens: &OpenTable, beside: &Beside, reply: &mut Reply) {
         use abi::{AttrOut, EntryOut};
         // A listing is of one directory.
         let mut last: Option<(Ino, Duration)> = None;
         let mut of_names = |parent: Ino| match last {
             Some((known, ttl)) if known == parent => ttl,
             _ => {
-                let ttl = fs.entry_ttl(parent);
+                let ttl = fs.entry_ttl(parent).min(beside.entry_limit(parent));
                 last = Some((parent, ttl));
                 ttl
             }
+        };
+        let names = fs.local_files().and_then(LocalFiles::shared_names);
+        let of_attr = |ino| {
+            let beside = match beside.attr_limit(ino) {
+                limit if limit.is_zero() => limit,
+                // A program may have it open that asked nobody.
+                _ if names.is_some_and(|names| !names.may_be_believed(ino)) => Duration::ZERO,
+                limit => limit,
+            };
+            self.attr.min(fs.attr_ttl(ino)).min(opens.attr_limit(ino)).min(beside)
         };
         for i in 0..reply.believed().len() {
             let (at, name, attr) = match reply.believed()[i] {
                 Believed::Entry { at, parent, ino } => {
                     let name = self.entry.min(of_names(parent));
-                    (at, Some(name), self.attr.min(fs.attr_ttl(ino)))
+                    (at, Some(name), of_attr(ino))
                 }
                 Believed::Negative { at, parent } => {
                     (at, Some(self.negative.min(of_names(parent))), Duration::ZERO)
                 }
                 // A statx answer begins in the same way.
-                Believed::Attr { at, ino } => (at, None, self.attr.min(fs.attr_ttl(ino))),
+                Believed::Attr { at, ino } => (at, None, of_attr(ino)),
             };
             if let Some(name) = name {
                 put(reply, at + offset_of!(EntryOut, entry_valid), name.as_secs());

@@ -28,6 +28,8 @@ struct Waiting {
     through: Option<Through>,
     ticket: Option<Ticket>,
     interrupted: bool,
+    /// It was only tried, and nobody will let go in time: EAGAIN.
+    given_up: bool,
 }
 
 #[derive(Default)]
@@ -59,7 +61,10 @@ impl LockRequests {
         let early = inner.early_interrupts.iter().position(|&u| u == unique);
         let interrupted = early.and_then(|i| inner.early_interrupts.remove(i)).is_some();
         let device = Arc::clone(device);
-        inner.waiting.insert(unique, Waiting { device, through, ticket: None, interrupted });
+        inner.waiting.insert(
+            unique,
+            Waiting { device, through, ticket: None, interrupted, given_up: false },
+        );
         Ok(())
     }
 
@@ -78,10 +83,13 @@ impl LockRequests {
     }
 
     /// What came of a request that waited: answers it.
-    pub(crate) fn finish(&self, unique: u64, result: Result<()>) {
+    pub(crate) fn finish(&self, unique: u64, mut result: Result<()>) {
         let device = {
             let mut inner = self.0.lock();
             let Some(waiting) = inner.waiting.remove(&unique) else { return };
+            if waiting.given_up && !waiting.interrupted && result == Err(Errno::EINTR) {
+                result = Err(Errno::EAGAIN);
+            }
             if let (Ok(()), Some(through)) = (result, waiting.through) {
                 inner.locked.set(through);
             }
@@ -113,6 +121,14 @@ impl LockRequests {
         }
         inner.early_interrupts.push_back(unique);
         None
+    }
+
+    /// The request has waited long enough. The ticket to cancel, if it waits.
+    pub(crate) fn give_up(&self, unique: u64) -> Option<Ticket> {
+        let mut inner = self.0.lock();
+        let waiting = inner.waiting.get_mut(&unique)?;
+        waiting.given_up = true;
+        waiting.ticket
     }
 
     /// The mount has ended: tickets of all that wait, to be cancelled.

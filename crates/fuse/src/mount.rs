@@ -156,6 +156,9 @@ fn check_mount_point(path: &Path) -> Result<PathBuf, MountError> {
     Ok(full)
 }
 
+/// `MS_NOSYMFOLLOW` of linux/mount.h, since Linux 5.10.
+const MS_NOSYMFOLLOW: sys::MountFlags = sys::MountFlags::from_bits_retain(1 << 8);
+
 fn system_flags(flags: MountFlags) -> sys::MountFlags {
     let mut out = sys::MountFlags::empty();
     out.set(sys::MountFlags::RDONLY, flags.read_only);
@@ -163,6 +166,13 @@ fn system_flags(flags: MountFlags) -> sys::MountFlags {
     out.set(sys::MountFlags::NODEV, flags.nodev);
     out.set(sys::MountFlags::NOEXEC, flags.noexec);
     out.set(sys::MountFlags::NOATIME, flags.noatime);
+    out.set(sys::MountFlags::NODIRATIME, flags.nodiratime);
+    out.set(sys::MountFlags::STRICTATIME, flags.strictatime);
+    out.set(sys::MountFlags::LAZYTIME, flags.lazytime);
+    out.set(sys::MountFlags::SYNCHRONOUS, flags.sync);
+    out.set(sys::MountFlags::DIRSYNC, flags.dirsync);
+    out.set(MS_NOSYMFOLLOW, flags.nosymfollow);
+    out.set(sys::MountFlags::SILENT, flags.silent);
     out
 }
 
@@ -207,7 +217,7 @@ fn mount_by_helper(path: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
     if options.allow_other {
         list.push(",allow_other");
     }
-    for name in options.flags.names() {
+    for name in options.flags.names_for_helper() {
         list.push(",");
         list.push(name);
     }

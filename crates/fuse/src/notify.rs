@@ -322,19 +322,35 @@ fn invalidate_entry(
     parent: Ino,
     name: &[u8],
 ) -> Result<(), Errno> {
-    let out = abi::NotifyInvalEntryOut { parent: parent.0, namelen: name.len() as u32, flags: 0 };
+    let parent = device.root().node_of(parent);
+    let out = abi::NotifyInvalEntryOut { parent, namelen: name.len() as u32, flags: 0 };
     send(device, message, abi::NOTIFY_INVAL_ENTRY, &[out.as_bytes(), name, b"\0"])
 }
 
 /// Drops attributes and no pages.
 fn invalidate_attributes(device: &Device, message: &mut Vec<u8>, ino: Ino) -> Result<(), Errno> {
-    let out = abi::NotifyInvalInodeOut { ino: ino.0, off: ATTRIBUTES_ONLY, len: 0 };
+    let out =
+        abi::NotifyInvalInodeOut { ino: device.root().node_of(ino), off: ATTRIBUTES_ONLY, len: 0 };
     send(device, message, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()])
+}
+
+/// These may have been changed by a request whose caller was told that it failed: the kernel believes nothing of them, nor
+/// any name, before it has asked.
+pub(crate) fn changed_unseen(cx: &Connection, inodes: [Option<Ino>; 2]) {
+    if cx.agreed.minor >= abi::MINOR_INC_EPOCH {
+        report(send(&cx.device, &mut Vec::new(), abi::NOTIFY_INC_EPOCH, &[]), "all names");
+    }
+    inodes.into_iter().flatten().for_each(|ino| attributes_unknown(&cx.device, ino));
+}
+
+/// The kernel asks for attributes of an inode before it believes any; of one that it does not know there are none.
+pub(crate) fn attributes_unknown(device: &Device, ino: Ino) {
+    report(invalidate_attributes(device, &mut Vec::new(), ino), "attributes");
 }
 
 /// Drops attributes and all pages.
 fn invalidate_inode(device: &Device, message: &mut Vec<u8>, ino: Ino) -> Result<(), Errno> {
-    let out = abi::NotifyInvalInodeOut { ino: ino.0, off: 0, len: 0 };
+    let out = abi::NotifyInvalInodeOut { ino: device.root().node_of(ino), off: 0, len: 0 };
     send(device, message, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()])
 }
 
@@ -342,7 +358,8 @@ fn invalidate_inode(device: &Device, message: &mut Vec<u8>, ino: Ino) -> Result<
 fn let_go(device: &Device, message: &mut Vec<u8>, inodes: &[Ino]) -> Result<(), Errno> {
     for some in inodes.chunks(PRUNE_AT_ONCE) {
         let out = abi::NotifyPruneOut { count: some.len() as u32, padding: 0, spare: 0 };
-        let list: Vec<u8> = some.iter().flat_map(|ino| ino.0.to_ne_bytes()).collect();
+        let list: Vec<u8> =
+            some.iter().flat_map(|ino| device.root().node_of(*ino).to_ne_bytes()).collect();
         send(device, message, abi::NOTIFY_PRUNE, &[out.as_bytes(), &list])?;
     }
     Ok(())

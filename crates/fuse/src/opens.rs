@@ -9,6 +9,8 @@
 //!   that names it is under way;
 //! * the kernel ends its own use of an id before it sends RELEASE, so giving the id back when
 //!   the count reaches zero can never pull it from under an open file;
+//! * what the kernel may store into by a mapping without anybody noticing is known ([`OpenTable::attr_limit`]):
+//!   a mapping goes to the object itself, so it can outlive the file's close, but not the kernel's inode;
 //! * the file system hears of the end of each of its opens once ([`Releases`]): as often
 //!   with `local` as opens came with a local file, the last time not before the kernel has ended
 //!   its use of it.
@@ -16,14 +18,22 @@
 use crate::device::{BackingId, Device};
 use forebay_proto::{Errno, Ino};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Locks that the table is spread over.
 const SHARDS: usize = 64;
 /// Most inodes open at once in one shard; ENFILE beyond. The kernel's own limits of open files
 /// are far below this, so it bounds memory if it ever sent opens without releases.
 const MAX_OPEN_PER_SHARD: usize = 1 << 16;
+
+/// Most inodes in one shard that were mapped and may still be; beyond, attributes of all are believed for
+/// [`TTL_AFTER_MAPPING`] at most.
+const MAX_MAPPED_PER_SHARD: usize = 1 << 10;
+/// How long the kernel may believe attributes of a file that it may have mapped for writing though it is closed.
+const TTL_AFTER_MAPPING: Duration = Duration::from_secs(1);
 
 /// How an open inode is accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,11 +64,21 @@ struct Open {
     locals: u64,
     /// Opens that have ended and were not released.
     ended: u64,
+    /// The kernel may have it mapped for writing.
+    maps: bool,
+}
+
+/// One part of the table.
+#[derive(Default)]
+struct Shard {
+    open: HashMap<Ino, Open>,
+    /// Not open any more; they may still be mapped for writing, until the kernel forgets them.
+    mapped: HashSet<Ino>,
 }
 
 impl Open {
     fn first(access: Access, local: bool) -> Open {
-        Open { access, granted: 1, asked: 0, locals: u64::from(local), ended: 0 }
+        Open { access, granted: 1, asked: 0, locals: u64::from(local), ended: 0, maps: false }
     }
 
     /// Which ended opens can be released now. The last local file goes with the last open,
@@ -84,15 +104,60 @@ impl Open {
 
 /// The table.
 pub(crate) struct OpenTable {
-    shards: [Mutex<HashMap<Ino, Open>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
+    /// Inodes that are mapped for writing, or were: most mounts have none, and look no further.
+    may_be_mapped: AtomicUsize,
+    /// There were too many to know them.
+    too_many: AtomicBool,
 }
 
 impl OpenTable {
     pub(crate) fn new() -> OpenTable {
-        OpenTable { shards: std::array::from_fn(|_| Mutex::new(HashMap::new())) }
+        OpenTable {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            may_be_mapped: AtomicUsize::new(0),
+            too_many: AtomicBool::new(false),
+        }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Open>> {
+    /// An open for reading and writing by passthrough was counted, and is about to be answered: from now on the kernel
+    /// may store into a mapping. True if that is news.
+    pub(crate) fn may_map(&self, ino: Ino) -> bool {
+        let mut shard = self.shard(ino).lock();
+        let known = shard.mapped.remove(&ino);
+        let Some(open) = shard.open.get_mut(&ino) else { return false };
+        let news = !std::mem::replace(&mut open.maps, true);
+        if news && !known {
+            self.may_be_mapped.fetch_add(1, Ordering::AcqRel);
+        }
+        news
+    }
+
+    /// How long the kernel may believe attributes of an inode, as far as mappings are concerned: stores into one change
+    /// mtime, ctime and blocks of the object, and neither the kernel's FUSE nor this process hears of it.
+    pub(crate) fn attr_limit(&self, ino: Ino) -> Duration {
+        if self.may_be_mapped.load(Ordering::Acquire) == 0 {
+            return Duration::MAX;
+        }
+        let shard = self.shard(ino).lock();
+        match shard.open.get(&ino) {
+            Some(open) if open.maps => Duration::ZERO,
+            _ if shard.mapped.contains(&ino) => TTL_AFTER_MAPPING,
+            _ if self.too_many.load(Ordering::Relaxed) => TTL_AFTER_MAPPING,
+            _ => Duration::MAX,
+        }
+    }
+
+    /// The kernel has given references back. It keeps an inode as long as one is mapped.
+    pub(crate) fn forgotten(&self, ino: Ino) {
+        if self.may_be_mapped.load(Ordering::Acquire) > 0
+            && self.shard(ino).lock().mapped.remove(&ino)
+        {
+            self.may_be_mapped.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
         &self.shards[(ino.0 ^ (ino.0 >> 48)) as usize % SHARDS]
     }
 
@@ -100,7 +165,7 @@ impl OpenTable {
     /// already. [`OpenTable::granted`] or [`OpenTable::refused`] follows.
     pub(crate) fn join(&self, ino: Ino) -> Option<Access> {
         let mut shard = self.shard(ino).lock();
-        let open = shard.get_mut(&ino)?;
+        let open = shard.open.get_mut(&ino)?;
         open.asked += 1;
         Some(open.access)
     }
@@ -108,7 +173,7 @@ impl OpenTable {
     /// An open that joined was granted, with a local file or without.
     pub(crate) fn granted(&self, ino: Ino, local: bool) -> Releases {
         let mut shard = self.shard(ino).lock();
-        let Some(open) = shard.get_mut(&ino) else { return Releases::default() };
+        let Some(open) = shard.open.get_mut(&ino) else { return Releases::default() };
         open.asked -= 1;
         open.granted += 1;
         open.locals += u64::from(local);
@@ -129,12 +194,12 @@ impl OpenTable {
         device: &Device,
     ) -> Result<Access, Errno> {
         let mut shard = self.shard(ino).lock();
-        if let Some(open) = shard.get_mut(&ino) {
+        if let Some(open) = shard.open.get_mut(&ino) {
             open.granted += 1;
             open.locals += u64::from(local.is_some());
             return Ok(open.access);
         }
-        if shard.len() >= MAX_OPEN_PER_SHARD {
+        if shard.open.len() >= MAX_OPEN_PER_SHARD {
             return Err(Errno::ENFILE);
         }
         let access = match local.map(|file| device.backing_open(file)) {
@@ -145,7 +210,7 @@ impl OpenTable {
             }
             None => Access::Served,
         };
-        shard.insert(ino, Open::first(access, local.is_some()));
+        shard.open.insert(ino, Open::first(access, local.is_some()));
         Ok(access)
     }
 
@@ -160,13 +225,17 @@ impl OpenTable {
     fn less(&self, ino: Ino, device: &Device, less: impl FnOnce(&mut Open)) -> Releases {
         let (releases, access) = {
             let mut shard = self.shard(ino).lock();
-            let Some(open) = shard.get_mut(&ino) else { return Releases::default() };
+            let Some(open) = shard.open.get_mut(&ino) else { return Releases::default() };
             less(open);
             let releases = open.settle();
             if open.granted + open.asked > 0 {
                 return releases;
             }
-            (releases, shard.remove(&ino).map(|open| open.access))
+            let ended = shard.open.remove(&ino);
+            if ended.as_ref().is_some_and(|open| open.maps) {
+                self.was_mapped(&mut shard, ino);
+            }
+            (releases, ended.map(|open| open.access))
         };
         if let Some(Access::Passthrough(id)) = access {
             if let Err(error) = device.backing_close(id) {
@@ -176,14 +245,23 @@ impl OpenTable {
         releases
     }
 
+    /// The last file is closed; a mapping may be left.
+    fn was_mapped(&self, shard: &mut Shard, ino: Ino) {
+        match shard.mapped.len() < MAX_MAPPED_PER_SHARD {
+            true => drop(shard.mapped.insert(ino)),
+            // It stays counted, so that what is not known is believed for a short time only.
+            false => self.too_many.store(true, Ordering::Relaxed),
+        }
+    }
+
     /// The inodes open now.
     pub(crate) fn open_inodes(&self) -> Vec<Ino> {
-        self.shards.iter().flat_map(|s| s.lock().keys().copied().collect::<Vec<_>>()).collect()
+        self.shards.iter().flat_map(|s| s.lock().open.keys().copied().collect::<Vec<_>>()).collect()
     }
 
     /// How the inode is open, `None` if it is not.
     pub(crate) fn access(&self, ino: Ino) -> Option<Access> {
-        self.shard(ino).lock().get(&ino).map(|open| open.access)
+        self.shard(ino).lock().open.get(&ino).map(|open| open.access)
     }
 }
 
@@ -229,6 +307,27 @@ mod tests {
             }
             assert_eq!(table.access(ino), None);
         }
+    }
+
+    #[test]
+    fn what_may_be_mapped_is_known_until_the_kernel_forgets_it() {
+        let (table, device, file) = setup();
+        let ino = Ino(7);
+        table.join_or_decide(ino, Some(&file), &device).unwrap();
+        assert_eq!(table.attr_limit(ino), Duration::MAX);
+        assert!(table.may_map(ino) && !table.may_map(ino), "told once");
+        assert_eq!(
+            (table.attr_limit(ino), table.attr_limit(Ino(8))),
+            (Duration::ZERO, Duration::MAX)
+        );
+        assert_eq!(table.leave(ino, &device), LOCAL);
+        assert_eq!(table.attr_limit(ino), TTL_AFTER_MAPPING, "the mapping may be left");
+        table.join_or_decide(ino, Some(&file), &device).unwrap();
+        assert!(table.may_map(ino));
+        assert_eq!(table.leave(ino, &device), LOCAL);
+        table.forgotten(ino);
+        assert_eq!(table.attr_limit(ino), Duration::MAX);
+        assert_eq!(table.may_be_mapped.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! What a mount is asked for, and what it then is.
 
+use crate::limits::Limits;
+use forebay_activity::Activity;
+use forebay_proto::api::AccessTimes;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most reader threads.
@@ -28,6 +32,20 @@ pub struct MountFlags {
     pub noexec: bool,
     /// `noatime`
     pub noatime: bool,
+    /// `nodiratime`
+    pub nodiratime: bool,
+    /// `strictatime`
+    pub strictatime: bool,
+    /// `lazytime`
+    pub lazytime: bool,
+    /// `sync`
+    pub sync: bool,
+    /// `dirsync`
+    pub dirsync: bool,
+    /// `nosymfollow`
+    pub nosymfollow: bool,
+    /// `silent`
+    pub silent: bool,
 }
 
 impl MountFlags {
@@ -39,8 +57,41 @@ impl MountFlags {
             (self.nodev, "nodev"),
             (self.noexec, "noexec"),
             (self.noatime, "noatime"),
+            (self.nodiratime, "nodiratime"),
+            (self.strictatime, "strictatime"),
+            (self.lazytime, "lazytime"),
+            (self.sync, "sync"),
+            (self.dirsync, "dirsync"),
+            (self.nosymfollow, "nosymfollow"),
+            (self.silent, "silent"),
         ];
         all.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect()
+    }
+
+    /// Those that `fusermount3` is given. It refuses the names of the others. Access times are stored by this
+    /// process in any case, as the kernel leaves them to a FUSE file system.
+    pub(crate) fn names_for_helper(self) -> Vec<&'static str> {
+        let (nodiratime, strictatime, lazytime, silent) = (false, false, false, false);
+        MountFlags { nodiratime, strictatime, lazytime, silent, ..self }.names()
+    }
+
+    /// Whether each change of names is on flash when its call returns: `sync` says so of all that changes.
+    pub(crate) fn syncs_names(self) -> bool {
+        self.sync || self.dirsync
+    }
+
+    /// When reads of files store access times.
+    pub(crate) fn access_times(self) -> AccessTimes {
+        match () {
+            () if self.noatime => AccessTimes::Never,
+            () if self.strictatime => AccessTimes::Always,
+            () => AccessTimes::Relative,
+        }
+    }
+
+    /// When listings of directories do.
+    pub(crate) fn access_times_of_dirs(self) -> AccessTimes {
+        if self.nodiratime { AccessTimes::Never } else { self.access_times() }
     }
 }
 
@@ -93,6 +144,12 @@ pub struct MountOptions {
     /// overlay or on another passthrough mount (nothing can then be stacked on this one).
     /// `None`: by the type of the probe's file system.
     pub max_stack_depth: Option<u32>,
+    /// Where it is told, while somebody watches, which files the kernel has itself, and what is served.
+    pub activity: Arc<Activity>,
+    /// What is served is on flash: reads are hits. Not so for a cache, which tells by itself.
+    pub reads_are_hits: bool,
+    /// Limits of sizes and numbers of files.
+    pub limits: Limits,
 }
 
 /// One day: the kernel is told of what changes behind it.
@@ -115,6 +172,9 @@ impl Default for MountOptions {
             fast_path: true,
             probe: None,
             max_stack_depth: None,
+            activity: Arc::default(),
+            reads_are_hits: true,
+            limits: Limits::default(),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! [`Session::wait`] returns. Requests never outlive that: releases and forgets of files that
 //! were open when the mount ended are not sent by the kernel.
 
+use crate::beside::{Door, Parts};
 use crate::connection::{Connection, Request};
 use crate::counters::Counters;
 use crate::device::{Device, ECONNABORTED};
@@ -12,10 +13,12 @@ use crate::follow::Follower;
 use crate::init::{self, InitError};
 use crate::mount::{self, MountError, Mounted, UnmountError};
 use crate::notify::Notifier;
-use crate::options::{FastPath, MountOptions, readers_abreast};
+use crate::options::{FastPath, MountFlags, MountOptions, readers_abreast};
 use crate::tally::Served;
 use crate::turns::Turns;
+use crate::waits::{self, Serving};
 use crate::{abi, buffer, dispatch, workers};
+use forebay_proto::latency::Latency;
 use forebay_proto::{Errno, FileSystem, Ino, Notify};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
@@ -34,6 +37,8 @@ pub struct Session {
     counters: Vec<Arc<Counters>>,
     path: PathBuf,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Readers that were started because all others waited.
+    more: Arc<Mutex<Vec<JoinHandle<()>>>>,
     live_readers: Arc<AtomicUsize>,
     standby: bool,
 }
@@ -59,7 +64,10 @@ impl Session {
     /// Waits until the file system is unmounted and all threads have ended.
     pub fn wait(&self) {
         let mut threads = self.threads.lock();
-        for thread in threads.drain(..) {
+        let more = || std::mem::take(&mut *self.more.lock());
+        // The last of them may be started while the others are waited for.
+        for thread in threads.drain(..).chain(std::iter::from_fn(|| Some(more())).take(2).flatten())
+        {
             // A thread that panicked said so on the panic hook; the mount is over in any case.
             if thread.join().is_err() {
                 tracing::error!("a thread of the mount had panicked");
@@ -94,9 +102,36 @@ impl Session {
         Counters::sum(self.counters.iter().map(|c| &**c))
     }
 
+    /// How long requests took here so far, by the kernel's names of them. Locks that had to be waited for are left out.
+    pub fn request_latency(&self) -> Vec<(&'static str, Latency)> {
+        self.connection.tally.latency()
+    }
+
     /// Bytes and errors that went through the daemon so far.
     pub fn served(&self) -> Served {
         self.connection.tally.sum()
+    }
+
+    /// The way in for programs that ask this process beside the kernel, with the thread that goes with it; `None` where
+    /// there is nothing to give them: no local files, or flags of the mount that only the kernel can honour.
+    pub fn door(&self) -> std::io::Result<Option<Arc<Door>>> {
+        let flags = self.connection.flags;
+        let usual =
+            MountFlags { read_only: false, nosuid: false, nodev: false, silent: false, ..flags };
+        if self.connection.local_files().is_none() || usual != MountFlags::default() {
+            return Ok(None);
+        }
+        let parts =
+            Parts { cx: Arc::clone(&self.connection), notifier: Arc::clone(&self.notifier) };
+        let door = Arc::new(Door::new(parts, self.path.clone())?);
+        let lingers = Arc::clone(&door);
+        let thread = std::thread::Builder::new().name("fuse-lingers".into());
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        self.threads.lock().push(thread.spawn(move || lingers.run_lingers(&ready))?);
+        // A program that came before the names are shared would be without them for its life. An error: the thread has
+        // ended, and programs ask for all.
+        let _ended = is_ready.recv();
+        Ok(Some(door))
     }
 
     /// Where it is mounted.
@@ -123,6 +158,9 @@ fn start(
     path: &Path,
     options: &MountOptions,
 ) -> Result<Session, MountError> {
+    let flags = options.flags;
+    let device = device.with_access_times(flags.access_times()).with_root(fs.root());
+    fs.set_access_times(flags.access_times(), flags.access_times_of_dirs());
     let agreed = init::handshake(&device, options, fs.locks().is_some()).map_err(|e| match e {
         InitError::Protocol { major, minor } => {
             MountError::Protocol { path: path.into(), major, minor }
@@ -149,6 +187,7 @@ fn start(
         counters: channels.iter().map(|_| Arc::new(Counters::new())).collect(),
         path: path.to_path_buf(),
         threads: Mutex::new(Vec::new()),
+        more: Arc::default(),
         live_readers: Arc::new(AtomicUsize::new(channels.len())),
         standby: options.standby,
     };
@@ -172,11 +211,17 @@ fn spawn_threads(
         let cx = Arc::clone(&session.connection);
         spawn(format!("fuse-work-{number}"), Box::new(move || workers::run(&cx)))?;
     }
+    if session.connection.served_locks().is_some() {
+        let cx = Arc::clone(&session.connection);
+        spawn("fuse-tries".into(), Box::new(move || cx.tries.run(&cx)))?;
+    }
     let (cx, notifier) = (Arc::clone(&session.connection), Arc::clone(&session.notifier));
     spawn("fuse-notify".into(), Box::new(move || notifier.run(&cx)))?;
-    let turns = (session.standby && channels.len() > 1)
-        .then(|| Arc::new(Turns::new(channels.len(), readers_abreast())));
+    let cx = Arc::clone(&session.connection);
+    spawn("fuse-waits".into(), Box::new(move || cx.waits.run(&cx)))?;
+    let turns = session.standby.then(|| Arc::new(Turns::new(channels.len(), readers_abreast())));
     if let Some(turns) = turns.clone() {
+        turns.start_more_by(more_readers(session, &turns, follow_client));
         spawn("fuse-turns".into(), Box::new(move || turns.monitor()))?;
     }
     for (number, device) in channels.into_iter().enumerate() {
@@ -196,6 +241,46 @@ fn spawn_threads(
     Ok(())
 }
 
+/// Starts one more reader where all wait, for servers or a PFS: somebody has to read that they are interrupted.
+fn more_readers(
+    session: &Session,
+    turns: &Arc<Turns>,
+    follow_client: bool,
+) -> impl Fn(usize) -> bool + Send + Sync + 'static {
+    let turns = Arc::downgrade(turns);
+    let (connection, notifier) = (Arc::clone(&session.connection), Arc::clone(&session.notifier));
+    let (counters, path) = (Arc::clone(&session.counters[0]), session.path.clone());
+    let (live_readers, more) = (Arc::clone(&session.live_readers), Arc::clone(&session.more));
+    move |number| {
+        let Some(turns) = turns.upgrade() else { return false };
+        let reader = Reader {
+            number,
+            turns: Some(turns),
+            connection: Arc::clone(&connection),
+            notifier: Arc::clone(&notifier),
+            counters: Arc::clone(&counters),
+            live_readers: Arc::clone(&live_readers),
+            path: path.clone(),
+            device: Arc::clone(&connection.device),
+            follow_client,
+        };
+        // Counted before it could end. None is started when all have ended: the monitor ends with them.
+        live_readers.fetch_add(1, Ordering::AcqRel);
+        let name = format!("fuse-read-{number}");
+        match std::thread::Builder::new().name(name).spawn(move || reader.run()) {
+            Ok(thread) => {
+                more.lock().push(thread);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot start a thread that reads requests");
+                live_readers.fetch_sub(1, Ordering::AcqRel);
+                false
+            }
+        }
+    }
+}
+
 struct Reader {
     number: usize,
     /// One reads at a time.
@@ -211,7 +296,9 @@ struct Reader {
 
 impl Reader {
     fn run(self) {
-        let end = self.read_until_the_end();
+        let serving = self.connection.waits.serving();
+        let end = self.read_until_the_end(&serving);
+        self.connection.waits.served(&serving);
         if let Some(turns) = &self.turns {
             turns.end();
         }
@@ -226,11 +313,14 @@ impl Reader {
             }
         }
         self.notifier.stop();
+        self.connection.waits.end();
         self.connection.workers.stop();
+        self.connection.tries.stop();
+        self.connection.beside.stop();
         crate::ops::locks::end_of_mount(&self.connection);
     }
 
-    fn read_until_the_end(&self) -> Result<(), Errno> {
+    fn read_until_the_end(&self, serving: &Serving) -> Result<(), Errno> {
         let cx = &*self.connection;
         let mut buffer = buffer::PageBuffer::for_requests();
         let mut reply = buffer::Reply::new();
@@ -255,7 +345,7 @@ impl Reader {
             if let Some(turns) = &self.turns {
                 turns.serves(self.number);
             }
-            let request = match Request::parse(buffer.filled(len)) {
+            let request = match Request::parse(buffer.filled(len), self.device.root()) {
                 Ok(request) => request,
                 Err(e) => {
                     self.refuse(buffer.filled(len), e, &mut reply);
@@ -266,20 +356,17 @@ impl Reader {
             forebay_awake::request();
             follower.request_of(request.head.pid);
             let here = self.serves_in_place(&request, &follower);
-            let long = workers::takes_long(&request) && !here;
+            let syncs = cx.flags.syncs_names() && workers::takes_space(request.head.opcode);
+            let long = (syncs || workers::takes_long(&request)) && !here;
             if long || workers::waits_for_space(cx, &request) {
-                let head = request.head;
-                let (next, taken) = cx.workers.hand_over(&self.device, buffer, len, &head);
+                let (next, taken) = cx.workers.hand_over(&cx.waits, &self.device, buffer, len);
                 buffer = next;
                 if taken {
                     continue;
                 }
             }
-            if let Ok(request) = Request::parse(buffer.filled(len)) {
-                match here {
-                    true => workers::serve_in_place(cx, &self.device, &request, &mut reply),
-                    false => dispatch::serve(cx, &self.device, &request, &mut reply),
-                }
+            if let Ok(request) = Request::parse(buffer.filled(len), self.device.root()) {
+                waits::serve(cx, &self.device, &request, &mut reply, serving);
             }
         }
     }

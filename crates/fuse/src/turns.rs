@@ -14,6 +14,7 @@
 //! lock, while another one is seen reading, and who reads goes on to serve without it.
 
 use parking_lot::{Condvar, Mutex};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -30,6 +31,14 @@ const SURE_MAX: u32 = 16;
 const SURE_IT_BEGAN: u32 = 12;
 const SURE_IT_ENDED: u32 = 4;
 
+/// Looks at which all wait for the same before more readers are started: not for calls that are only slow.
+const LONG_LOOKS: u32 = 50;
+/// Most readers: so many requests may wait for somebody else before nobody reads that they are interrupted.
+const MOST: usize = 256;
+
+/// Starts a reader with this number; false if that cannot be.
+type Start = Box<dyn Fn(usize) -> bool + Send + Sync>;
+
 /// What a reader does; the number above it counts what it has served.
 const STANDS_BY: u64 = 0;
 const READS: u64 = 1;
@@ -40,6 +49,10 @@ const ONE_MORE: u64 = 4;
 /// The readers of one mount.
 pub(crate) struct Turns {
     readers: Vec<AtomicU64>,
+    /// So many of them there are, from the front.
+    started: AtomicUsize,
+    /// Starts more, when all are stuck.
+    start: OnceLock<Start>,
     lock: Mutex<()>,
     /// Signalled when a reader may read, or the mount is over.
     may_read: Condvar,
@@ -61,12 +74,15 @@ impl Turns {
     /// The first of `count` readers reads, the others stand by; of large blocks `abreast` do, or all but
     /// one if that is less.
     pub(crate) fn new(count: usize, abreast: usize) -> Turns {
-        let readers: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(STANDS_BY)).collect();
+        let most = count.max(MOST);
+        let readers: Vec<AtomicU64> = (0..most).map(|_| AtomicU64::new(STANDS_BY)).collect();
         if let Some(first) = readers.first() {
             first.store(READS, Ordering::SeqCst);
         }
         Turns {
             readers,
+            started: AtomicUsize::new(count),
+            start: OnceLock::new(),
             lock: Mutex::new(()),
             may_read: Condvar::new(),
             look: Condvar::new(),
@@ -79,6 +95,16 @@ impl Turns {
         }
     }
 
+    /// Who starts more readers when all are stuck; once.
+    pub(crate) fn start_more_by(&self, start: impl Fn(usize) -> bool + Send + Sync + 'static) {
+        // A second one would be the same.
+        let _first = self.start.set(Box::new(start));
+    }
+
+    fn count(&self) -> usize {
+        self.started.load(Ordering::SeqCst)
+    }
+
     fn what(&self, reader: usize) -> u64 {
         self.readers[reader].load(Ordering::SeqCst) & WHAT
     }
@@ -89,7 +115,7 @@ impl Turns {
     }
 
     fn others(&self, reader: usize) -> impl Iterator<Item = u64> + '_ {
-        (0..self.readers.len()).filter(move |other| *other != reader).map(|other| self.what(other))
+        (0..self.count()).filter(move |other| *other != reader).map(|other| self.what(other))
     }
 
     /// As many others read as may.
@@ -121,7 +147,7 @@ impl Turns {
             let _lock = self.lock.lock();
             self.may.store(self.abreast, Ordering::SeqCst);
             for _ in 1..self.abreast {
-                self.let_another_read();
+                let _all_read = self.let_another_read();
             }
         } else if sure <= SURE_IT_ENDED && several {
             // Who is one too many stands by after its next request.
@@ -172,13 +198,15 @@ impl Turns {
     }
 
     fn seen(&self) -> Vec<u64> {
-        self.readers.iter().map(|reader| reader.load(Ordering::SeqCst)).collect()
+        self.readers[..self.count()].iter().map(|reader| reader.load(Ordering::SeqCst)).collect()
     }
 
     /// What the monitor's thread does until the end.
     pub(crate) fn monitor(&self) {
         let mut last = self.seen();
         let mut idle = 0;
+        // What all did when nobody stood by, and how often they were seen at just that.
+        let mut stall: Option<(Vec<u64>, u32)> = None;
         while !self.over.load(Ordering::SeqCst) {
             let mut lock = self.lock.lock();
             if idle >= IDLE_LOOKS {
@@ -194,8 +222,16 @@ impl Turns {
             }
             let now = self.seen();
             let stuck = now == last && !now.iter().any(|reader| reader & WHAT == READS);
-            if stuck {
-                self.let_another_read();
+            if stuck && !self.let_another_read() {
+                match &mut stall {
+                    Some((since, looks)) if now.starts_with(since) => {
+                        *looks += 1;
+                        if *looks >= LONG_LOOKS {
+                            self.start_another();
+                        }
+                    }
+                    _ => stall = Some((now.clone(), 0)),
+                }
             }
             // Readers that only stand by or read are idle; one that serves is looked after.
             let at_work = now.iter().any(|reader| reader & WHAT == SERVES);
@@ -204,11 +240,25 @@ impl Turns {
         }
     }
 
-    /// Under the lock.
-    fn let_another_read(&self) {
-        if let Some(next) = (0..self.readers.len()).find(|reader| self.what(*reader) == STANDS_BY) {
+    /// Under the lock. False if nobody stands by.
+    fn let_another_read(&self) -> bool {
+        let Some(next) = (0..self.count()).find(|reader| self.what(*reader) == STANDS_BY) else {
+            return false;
+        };
+        self.become_(next, READS);
+        self.may_read.notify_all();
+        true
+    }
+
+    /// Under the lock: all wait for somebody.
+    fn start_another(&self) {
+        let (next, Some(start)) = (self.count(), self.start.get()) else { return };
+        if next < self.readers.len() && !self.over.load(Ordering::SeqCst) {
             self.become_(next, READS);
-            self.may_read.notify_all();
+            self.started.store(next + 1, Ordering::SeqCst);
+            if !start(next) {
+                self.started.store(next, Ordering::SeqCst);
+            }
         }
     }
 }
@@ -327,7 +377,8 @@ mod tests {
             let (back, came_back) = channel();
             std::thread::spawn(move || {
                 turns.wait_to_read(reader);
-                back.send(()).unwrap();
+                // The test may have ended by now.
+                let _ = back.send(());
             });
             assert!(came_back.recv_timeout(LOOK * 20).is_err(), "the other one reads");
         }

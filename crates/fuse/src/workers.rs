@@ -5,20 +5,15 @@
 //! request. A large write hands its buffer over and the reader takes another one from a bounded
 //! pool; the other requests are short and are copied. When queue or pool is exhausted the
 //! reader serves the request itself: slower for the others, never lost and never unbounded.
-//!
-//! A process that is killed while it waits for such a request is let go at once where nothing
-//! depends on the answer ([`can_be_abandoned`]); the kernel waits for all others.
+//! Who waits for one that waits here may be let go ([`crate::waits`]).
 
 use crate::abi::{self, op};
 use crate::buffer::{PageBuffer, REQUEST_LEAD_BYTES, Reply, take};
 use crate::connection::{Connection, Request};
 use crate::device::Device;
-use crate::dispatch::{self, Given};
 use crate::ops::files::is_synchronous;
+use crate::waits::{self, Serving, Waits};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use forebay_proto::Result;
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Most requests waiting for a worker.
@@ -37,18 +32,11 @@ enum Job {
     Stop,
 }
 
-/// A request under way whose caller may be let go.
-struct Waiting {
-    device: Arc<Device>,
-    tid: u32,
-}
-
-/// The queue, the buffers and the requests under way.
+/// The queue and the buffers.
 pub(crate) struct Workers {
     count: usize,
     jobs: (Sender<Job>, Receiver<Job>),
     spare: (Sender<PageBuffer>, Receiver<PageBuffer>),
-    waiting: Mutex<HashMap<u64, Waiting>>,
 }
 
 impl Workers {
@@ -58,7 +46,7 @@ impl Workers {
             // The channel has exactly this capacity, so this cannot fail.
             let _ = spare.0.try_send(PageBuffer::for_requests());
         }
-        Workers { count, jobs: bounded(MAX_QUEUED), spare, waiting: Mutex::new(HashMap::new()) }
+        Workers { count, jobs: bounded(MAX_QUEUED), spare }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -77,13 +65,35 @@ impl Workers {
     /// whether the request was taken; if not, it is still in the buffer.
     pub(crate) fn hand_over(
         &self,
+        waits: &Waits,
         device: &Arc<Device>,
         buffer: PageBuffer,
         len: usize,
-        head: &abi::InHeader,
     ) -> (PageBuffer, bool) {
-        let device = Arc::clone(device);
-        if head.opcode == op::WRITE {
+        let Ok(rq) = Request::parse(buffer.filled(len), device.root()) else {
+            return (buffer, false);
+        };
+        let (unique, is_write) = (rq.head.unique, rq.head.opcode == op::WRITE);
+        if !is_write && len > SHORT_BYTES {
+            return (buffer, false);
+        }
+        waits.enqueue(device, &rq);
+        let (buffer, taken) = self.give(Arc::clone(device), buffer, len, is_write);
+        if !taken {
+            // It was answered in that moment: then there is nothing more to do for it.
+            return (buffer, !waits.dequeue(unique));
+        }
+        (buffer, true)
+    }
+
+    fn give(
+        &self,
+        device: Arc<Device>,
+        buffer: PageBuffer,
+        len: usize,
+        is_write: bool,
+    ) -> (PageBuffer, bool) {
+        if is_write {
             let Ok(next) = self.spare.1.try_recv() else { return (buffer, false) };
             return match self.jobs.0.try_send(Job::Write { device, buffer, len }) {
                 Ok(()) => (next, true),
@@ -97,25 +107,9 @@ impl Workers {
                 }
             };
         }
-        if len > SHORT_BYTES {
-            return (buffer, false);
-        }
         let mut bytes = [0; SHORT_BYTES];
         bytes[..len].copy_from_slice(buffer.filled(len));
-        self.can_be_let_go(&device, head);
-        let taken = self.jobs.0.try_send(Job::Short { device, bytes, len }).is_ok();
-        if !taken {
-            self.waiting.lock().remove(&head.unique);
-        }
-        (buffer, taken)
-    }
-
-    /// Its caller need not wait for the end if it is killed.
-    fn can_be_let_go(&self, device: &Arc<Device>, head: &abi::InHeader) {
-        if can_be_abandoned(head.opcode) {
-            let waiting = Waiting { device: Arc::clone(device), tid: head.pid };
-            self.waiting.lock().insert(head.unique, waiting);
-        }
+        (buffer, self.jobs.0.try_send(Job::Short { device, bytes, len }).is_ok())
     }
 
     fn give_back(&self, buffer: PageBuffer) {
@@ -162,8 +156,13 @@ pub(crate) fn is_large(rq: &Request<'_>) -> bool {
 /// Whether a request may wait for space that is on its way back. What it waits for is mostly a
 /// FORGET behind it, so the reader must go on reading.
 pub(crate) fn waits_for_space(cx: &Connection, rq: &Request<'_>) -> bool {
-    let takes_space = matches!(
-        rq.head.opcode,
+    takes_space(rq.head.opcode) && cx.fs.space_is_coming()
+}
+
+/// Whether a request takes space, of data or of names.
+pub(crate) fn takes_space(opcode: u32) -> bool {
+    matches!(
+        opcode,
         op::CREATE
             | op::OPEN
             | op::TMPFILE
@@ -174,90 +173,39 @@ pub(crate) fn waits_for_space(cx: &Connection, rq: &Request<'_>) -> bool {
             | op::LINK
             | op::RENAME
             | op::RENAME2
-    );
-    takes_space && cx.fs.space_is_coming()
-}
-
-/// Requests after which a killed caller need not wait for the end: they change nothing that the
-/// answer would tell.
-fn can_be_abandoned(opcode: u32) -> bool {
-    matches!(opcode, op::FSYNC | op::FSYNCDIR | op::SYNCFS | op::STATFS | op::READ)
+    )
 }
 
 /// What a worker thread does until [`Workers::stop`].
 pub(crate) fn run(cx: &Connection) {
     let mut reply = Reply::new();
+    let serving = cx.waits.serving();
     while let Ok(job) = cx.workers.jobs.1.recv() {
         match job {
-            Job::Short { device, bytes, len } => serve(cx, &device, &bytes[..len], &mut reply),
+            Job::Short { device, bytes, len } => {
+                serve(cx, &device, &bytes[..len], &mut reply, &serving);
+            }
             Job::Write { device, buffer, len } => {
-                serve(cx, &device, buffer.filled(len), &mut reply);
+                serve(cx, &device, buffer.filled(len), &mut reply, &serving);
                 cx.workers.give_back(buffer);
             }
-            Job::Stop => return,
+            Job::Stop => break,
         }
     }
+    cx.waits.served(&serving);
 }
 
-/// A long request is served by its reader, like a worker would.
-pub(crate) fn serve_in_place(
+fn serve(
     cx: &Connection,
     device: &Arc<Device>,
-    rq: &Request<'_>,
+    bytes: &[u8],
     reply: &mut Reply,
+    serving: &Serving,
 ) {
-    cx.workers.can_be_let_go(device, &rq.head);
-    serve_long(cx, device, rq, reply);
-}
-
-fn serve(cx: &Connection, device: &Arc<Device>, bytes: &[u8], reply: &mut Reply) {
     // The reader parsed the same bytes.
-    if let Ok(rq) = Request::parse(bytes) {
-        serve_long(cx, device, &rq, reply);
+    if let Ok(rq) = Request::parse(bytes, device.root())
+        && cx.waits.dequeue(rq.head.unique)
+    {
+        waits::serve(cx, device, &rq, reply, serving);
     }
-}
-
-fn serve_long(cx: &Connection, device: &Arc<Device>, rq: &Request<'_>, reply: &mut Reply) {
-    let result = dispatch::call_guarded(cx, device, rq, reply);
-    let abandoned = can_be_abandoned(rq.head.opcode)
-        && cx.workers.waiting.lock().remove(&rq.head.unique).is_none();
-    if !abandoned {
-        dispatch::answer(cx, device, rq.head.unique, result, reply);
-    }
-}
-
-/// INTERRUPT: a signal reached somebody who waits. If it is a deadly one, answers in place of
-/// the worker. Other signals change nothing: fsync of a local file is not interrupted either.
-/// (The kernel tells of the first signal only; a later SIGKILL waits for the answer.)
-pub(crate) fn interrupt(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
-    let mut rest = rq.body;
-    let arg: abi::InterruptIn = take(&mut rest)?;
-    let waits = |w: &Waiting| w.tid != 0 && is_being_killed(w.tid);
-    let waiting = {
-        let mut map = cx.workers.waiting.lock();
-        if !map.get(&arg.unique).is_some_and(waits) {
-            return Ok(Given::Nothing);
-        }
-        map.remove(&arg.unique)
-    };
-    if let Some(waiting) = waiting {
-        let message = abi::OutHeader {
-            len: size_of::<abi::OutHeader>() as u32,
-            error: -libc::EINTR,
-            unique: arg.unique,
-        };
-        // ENOENT: gone meanwhile. Nothing was given that would have to be taken back.
-        if let Err(error) = waiting.device.send(zerocopy::IntoBytes::as_bytes(&message)) {
-            tracing::debug!(%error, "nobody waits for an interrupted request");
-        }
-    }
-    Ok(Given::Nothing)
-}
-
-/// Whether SIGKILL (into which the kernel turns every deadly signal) is pending for a thread.
-fn is_being_killed(tid: u32) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{tid}/status")) else { return false };
-    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
-    let bits = pending.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-    bits.is_some_and(|bits| bits & (1 << (libc::SIGKILL - 1)) != 0)
 }

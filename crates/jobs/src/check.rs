@@ -2,7 +2,8 @@
 //! can the results be put where they are to go, has the flash the capacity.
 //!
 //! Nothing is changed. A source may still vanish afterwards: stage-in says so then. Directories
-//! are walked up to [`MAX_WALKED_ENTRIES`]; a larger one is not sized, and a note says so.
+//! are walked up to [`MAX_WALKED_ENTRIES`]; a larger one is not sized, and a note says so. What counts of a
+//! source is what the store will take for it ([`StoreRoom`]): blocks, not bytes, and names.
 //! Called by `forebay validate`, and by `forebay run` as its first step.
 
 use crate::problem::printable_bytes;
@@ -47,6 +48,57 @@ impl std::fmt::Display for Finding {
     }
 }
 
+/// What the store of a job's buffer takes for files: given by the caller, who knows stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreRoom {
+    /// Bytes that the flash directory must have free for it.
+    pub flash_bytes: u64,
+    /// Bytes of the capacity that it needs itself.
+    pub own_bytes: u64,
+    /// Data of a file takes whole blocks of so many bytes.
+    pub block_bytes: u64,
+    /// Each file takes so many bytes beside its blocks.
+    pub file_bytes: u64,
+    /// Bytes for names and inodes, outside the capacity.
+    pub metadata_bytes: u64,
+    /// Of these, what a file, directory or link takes.
+    pub entry_bytes: u64,
+    /// And each byte of its name.
+    pub name_byte_bytes: u64,
+}
+
+impl StoreRoom {
+    /// The least that any store takes: of one that is not known, such as those of servers.
+    pub fn unknown(capacity_bytes: u64) -> StoreRoom {
+        StoreRoom {
+            flash_bytes: capacity_bytes,
+            own_bytes: 0,
+            block_bytes: 4096,
+            file_bytes: 0,
+            metadata_bytes: u64::MAX,
+            entry_bytes: 0,
+            name_byte_bytes: 0,
+        }
+    }
+
+    /// What a file with so much data takes.
+    fn data_bytes(&self, held_bytes: u64) -> u64 {
+        held_bytes.next_multiple_of(self.block_bytes) + self.file_bytes
+    }
+}
+
+/// The largest file whose data is counted though nothing is allocated for it: file systems keep small
+/// data in the inode.
+const INODE_DATA_BYTES: u64 = 4096;
+
+/// Bytes of data of a file. Holes stay holes in the buffer: what counts is what is allocated.
+fn held_bytes(meta: &Metadata) -> u64 {
+    match meta.blocks() {
+        0 if meta.len() <= INODE_DATA_BYTES => meta.len(),
+        blocks => meta.len().min(blocks * 512),
+    }
+}
+
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -56,7 +108,11 @@ pub struct Report {
     pub stage_in_entries: u64,
     /// Bytes of them.
     pub stage_in_bytes: u64,
-    /// False if a source was too large to be walked: the two sums are lower bounds.
+    /// What the store takes of its capacity for them: blocks, and the inodes of a store that has these inside.
+    pub stage_in_store_bytes: u64,
+    /// What their names and inodes take of the store's room for metadata, which is outside the capacity.
+    pub stage_in_metadata_bytes: u64,
+    /// False if a source was too large to be walked: the sums are lower bounds.
     pub stage_in_complete: bool,
     /// The flash directory.
     pub flash: Option<PathBuf>,
@@ -87,9 +143,11 @@ pub fn flash_dir(given: Option<&Path>) -> Option<PathBuf> {
     })
 }
 
-/// Looks at everything that a job names, and at the flash directory that is to hold its buffer.
-pub fn check(job: &JobRequest, flash: Option<&Path>) -> Report {
-    let mut report = check_named(job);
+/// Looks at everything that a job names, and at the flash directory that is to hold its buffer; `room`: what
+/// the store takes there, as far as it is known.
+pub fn check(job: &JobRequest, flash: Option<&Path>, room: Option<StoreRoom>) -> Report {
+    let room = room.unwrap_or(StoreRoom::unknown(job.capacity_bytes));
+    let mut report = check_sources(job, &room);
     if let Some(pfs) = &job.cache {
         // Of a buffer at servers they say it.
         let dir = Path::new(OsStr::from_bytes(pfs.as_bytes()));
@@ -97,13 +155,17 @@ pub fn check(job: &JobRequest, flash: Option<&Path>) -> Report {
             report.find(1, dir, reason(&error), "name a directory that you may list");
         }
     }
-    check_flash(job, flash, &mut report);
+    check_flash(job, flash, &room, &mut report);
     report
 }
 
 /// Looks at everything that a job names. What room servers have they say when they are asked for
 /// the buffer.
 pub fn check_named(job: &JobRequest) -> Report {
+    check_sources(job, &StoreRoom::unknown(job.capacity_bytes))
+}
+
+fn check_sources(job: &JobRequest, room: &StoreRoom) -> Report {
     let mut report = Report { stage_in_complete: true, ..Report::default() };
     if let Some(line) = &job.interpreter {
         let program = Path::new(line.split([' ', '\t']).next().unwrap_or(line));
@@ -112,22 +174,44 @@ pub fn check_named(job: &JobRequest) -> Report {
         }
     }
     for stage in &job.stage_in {
-        check_source(stage, &mut report);
+        check_source(stage, room, &mut report);
     }
     for stage in &job.stage_out {
         check_destination(stage, &mut report);
     }
-    if report.stage_in_bytes > job.capacity_bytes {
-        let line = job.stage_in[0].line;
+    check_room(job, room, &mut report);
+    report
+}
+
+/// Compares what the sources take with what the store has.
+fn check_room(job: &JobRequest, room: &StoreRoom, report: &mut Report) {
+    let Some(first) = job.stage_in.first() else { return };
+    let line = first.line;
+    let entries = report.stage_in_entries;
+    let all = Path::new("all stage_in lines");
+    let capacity_bytes = job.capacity_bytes.next_multiple_of(room.block_bytes);
+    let for_files = capacity_bytes.saturating_sub(room.own_bytes);
+    if report.stage_in_store_bytes > for_files {
         let what = format!(
-            "stage-in brings {}, the capacity is {}",
+            "stage-in brings {} in {entries} files and directories, which take {} on flash (blocks of {}), the \
+             capacity is {}",
             format_bytes(report.stage_in_bytes),
+            format_bytes(report.stage_in_store_bytes),
+            format_bytes(room.block_bytes),
             format_bytes(job.capacity_bytes)
         );
-        let hint = "ask for a larger capacity= in the jobdw line";
-        report.find(line, Path::new("all stage_in lines"), what, hint);
+        report.find(line, all, what, "ask for a larger capacity= in the jobdw line");
+    } else if report.stage_in_metadata_bytes > room.metadata_bytes {
+        let what = format!(
+            "stage-in brings {entries} files and directories, whose names and inodes take about {}; a buffer of \
+             {} has {} for these",
+            format_bytes(report.stage_in_metadata_bytes),
+            format_bytes(job.capacity_bytes),
+            format_bytes(room.metadata_bytes)
+        );
+        let hint = "ask for a larger capacity= in the jobdw line: this room grows with it";
+        report.find(line, all, what, hint);
     }
-    report
 }
 
 fn as_path(bytes: &[u8]) -> &Path {
@@ -148,7 +232,7 @@ fn may(path: &Path, access: Access) -> io::Result<()> {
     Ok(rustix::fs::accessat(CWD, path, access, AtFlags::EACCESS)?)
 }
 
-fn check_source(stage: &StageRequest, report: &mut Report) {
+fn check_source(stage: &StageRequest, room: &StoreRoom, report: &mut Report) {
     let path = as_path(stage.pfs_path.as_bytes());
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,
@@ -160,30 +244,38 @@ fn check_source(stage: &StageRequest, report: &mut Report) {
         StageKind::Directory if !meta.is_dir() => {
             report.find(stage.line, path, "it is not a directory", "use type=file");
         }
-        StageKind::Directory => walk(stage.line, path, report),
+        StageKind::Directory => walk(stage.line, path, room, report),
         _ if meta.is_dir() => {
             report.find(stage.line, path, "it is a directory", "use type=directory");
         }
         _ if !meta.is_file() => {
             report.find(stage.line, path, "it is not a regular file", "give a regular file");
         }
-        StageKind::List => check_list(stage, path, report),
-        _ => count_file(stage.line, path, &meta, report),
+        StageKind::List => check_list(stage, path, room, report),
+        _ => count_file(stage.line, path, &meta, room, report),
     }
 }
 
-/// Counts a regular file and looks whether it may be read.
-fn count_file(line: u32, path: &Path, meta: &Metadata, report: &mut Report) {
+/// Counts a file, directory or link.
+fn count(path: &Path, room: &StoreRoom, report: &mut Report) {
     report.stage_in_entries += 1;
-    // Holes stay holes in the buffer: what counts is what is allocated.
-    report.stage_in_bytes += meta.len().min(meta.blocks() * 512);
+    let name_bytes = path.file_name().map_or(0, OsStr::len) as u64;
+    report.stage_in_metadata_bytes += room.entry_bytes + name_bytes * room.name_byte_bytes;
+}
+
+/// Counts a regular file and looks whether it may be read.
+fn count_file(line: u32, path: &Path, meta: &Metadata, room: &StoreRoom, report: &mut Report) {
+    count(path, room, report);
+    let held = held_bytes(meta);
+    report.stage_in_bytes += held;
+    report.stage_in_store_bytes += room.data_bytes(held);
     if let Err(error) = may(path, Access::READ_OK) {
         report.find(line, path, reason(&error), "make it readable, or leave it out");
     }
 }
 
 /// Walks a directory without following links.
-fn walk(line: u32, top: &Path, report: &mut Report) {
+fn walk(line: u32, top: &Path, room: &StoreRoom, report: &mut Report) {
     let mut pending = vec![top.to_path_buf()];
     while let Some(dir) = pending.pop() {
         let entries = match fs::read_dir(&dir) {
@@ -203,19 +295,19 @@ fn walk(line: u32, top: &Path, report: &mut Report) {
             let Ok(meta) = entry.metadata() else { continue };
             let path = entry.path();
             if meta.is_dir() {
-                report.stage_in_entries += 1;
+                count(&path, room, report);
                 pending.push(path);
             } else if meta.is_file() {
-                count_file(line, &path, &meta, report);
+                count_file(line, &path, &meta, room, report);
             } else {
-                report.stage_in_entries += 1;
+                count(&path, room, report);
             }
         }
     }
 }
 
 /// Looks at the files that a list names.
-fn check_list(stage: &StageRequest, path: &Path, report: &mut Report) {
+fn check_list(stage: &StageRequest, path: &Path, room: &StoreRoom, report: &mut Report) {
     let mut text = Vec::new();
     let read =
         fs::File::open(path).and_then(|file| file.take(MAX_LIST_BYTES + 1).read_to_end(&mut text));
@@ -245,8 +337,8 @@ fn check_list(stage: &StageRequest, path: &Path, report: &mut Report) {
             continue;
         }
         match fs::metadata(&named) {
-            Ok(meta) if meta.is_file() => count_file(stage.line, &named, &meta, report),
-            Ok(meta) if meta.is_dir() => walk(stage.line, &named, report),
+            Ok(meta) if meta.is_file() => count_file(stage.line, &named, &meta, room, report),
+            Ok(meta) if meta.is_dir() => walk(stage.line, &named, room, report),
             Ok(_) => report.find(stage.line, &named, "it is no file or directory", hint),
             Err(error) => report.find(stage.line, &named, reason(&error), hint),
         }
@@ -282,16 +374,22 @@ fn check_destination(stage: &StageRequest, report: &mut Report) {
     }
 }
 
-fn check_flash(job: &JobRequest, flash: Option<&Path>, report: &mut Report) {
+fn check_flash(job: &JobRequest, flash: Option<&Path>, room: &StoreRoom, report: &mut Report) {
     let Some(flash) = flash_dir(flash) else { return };
     let line = 1;
     match rustix::fs::statvfs(&flash) {
         Ok(stat) => {
             let free = stat.f_bavail.saturating_mul(stat.f_frsize);
             report.flash_free_bytes = Some(free);
-            if free < job.capacity_bytes {
+            if free < room.flash_bytes {
+                let takes = match room.flash_bytes > job.capacity_bytes {
+                    true => {
+                        format!(", for which its store takes {}", format_bytes(room.flash_bytes))
+                    }
+                    false => String::new(),
+                };
                 let what = format!(
-                    "the job asks for {}, free on this flash directory are {}",
+                    "the job asks for {}{takes}, free on this flash directory are {}",
                     format_bytes(job.capacity_bytes),
                     format_bytes(free)
                 );

@@ -5,9 +5,13 @@
 //! here, not that it is a typing error. Called by [`crate::script`].
 
 use crate::problem::{Problems, printable_bytes};
-use crate::request::{AccessMode, JobRequest, Note, StageRequest};
-use crate::stage_path;
+use crate::request::{
+    AccessMode, FileLimits, JobRequest, Note, PersistentCreate, PersistentUse, StageRequest,
+};
+use crate::script::Dialect;
+use crate::stage_path::{self, NO_PERSISTENT};
 use forebay_proto::control::{Direction, PathBytes, StageKind};
+use forebay_proto::layout::{COMMIT, LOG, Logs, PLAIN, STRICT};
 use forebay_proto::size::parse_bytes;
 
 /// A word of a directive and where it stands.
@@ -24,19 +28,34 @@ impl Word {
     fn shown(&self) -> String {
         printable_bytes(&self.bytes)
     }
+
+    fn copy(&self) -> Word {
+        Word { line: self.line, start: self.start, bytes: self.bytes.clone() }
+    }
 }
 
 /// A directive, continuations joined, without its `#DW`.
 pub(crate) struct Directive {
     /// First line, from 0.
     pub(crate) line: usize,
+    /// It is a `#BB` line.
+    pub(crate) is_bb: bool,
     /// The command and its arguments.
     pub(crate) words: Vec<Word>,
 }
 
 /// Keys of `jobdw`; the first three are required.
-const JOBDW_KEYS: &[&str] =
-    &["type", "capacity", "access_mode", "pool", "optimization_strategy", "max_mds", "pfs"];
+const JOBDW_KEYS: &[&str] = &[
+    "type",
+    "capacity",
+    "access_mode",
+    "pool",
+    "optimization_strategy",
+    "max_mds",
+    "pfs",
+    "layout",
+    "consistency",
+];
 const JOBDW_REQUIRED: usize = 3;
 
 /// Keys of `stage_in` and `stage_out`; the first three are required.
@@ -45,16 +64,19 @@ const STAGE_REQUIRED: usize = 3;
 
 /// Commands of DataWarp and its relatives that this version's server does not offer.
 const NOT_OFFERED_COMMANDS: &[(&str, &str)] = &[
-    ("persistentdw", "persistent buffers are"),
-    ("create_persistent", "persistent buffers are"),
-    ("destroy_persistent", "persistent buffers are"),
-    ("swap", "swap is"),
     ("copy_in", "copy_in (HPE Rabbit) is"),
     ("copy_out", "copy_out (HPE Rabbit) is"),
     ("tier_in", "tier_in (ClusterStor) is"),
     ("tier_out", "tier_out (ClusterStor) is"),
     ("container", "containers (HPE Rabbit) are"),
 ];
+
+/// Commands about persistent buffers, which a scheduler counts.
+const PERSISTENT_COMMANDS: &[&str] = &["persistentdw", "create_persistent", "destroy_persistent"];
+
+/// Keys of `#BB create_persistent`; the first two are required. `access` is another word for `access_mode`.
+const CREATE_KEYS: &[&str] = &["name", "capacity", "access_mode", "access", "type", "pool", "pfs"];
+const CREATE_REQUIRED: usize = 2;
 
 /// Keys of `jobdw` that exist elsewhere and are not offered here.
 const NOT_OFFERED_KEYS: &[(&str, &str)] = &[
@@ -71,7 +93,8 @@ const NOT_OFFERED_KEYS: &[(&str, &str)] = &[
 
 /// True if the word is a command of DataWarp or a relative.
 pub(crate) fn is_command(word: &[u8]) -> bool {
-    matches!(word, b"jobdw" | b"stage_in" | b"stage_out")
+    matches!(word, b"jobdw" | b"stage_in" | b"stage_out" | b"swap")
+        || PERSISTENT_COMMANDS.iter().any(|name| name.as_bytes() == word)
         || NOT_OFFERED_COMMANDS.iter().any(|(name, _)| name.as_bytes() == word)
 }
 
@@ -97,6 +120,7 @@ impl<'d> Value<'d> {
 
 /// Makes the request of all directives; `None` if something essential is missing.
 pub(crate) fn interpret(
+    dialect: Dialect,
     directives: &[Directive],
     interpreter: Option<String>,
     notes: Vec<Note>,
@@ -106,8 +130,14 @@ pub(crate) fn interpret(
         interpreter,
         capacity_bytes: 0,
         access_modes: Vec::new(),
+        limits: FileLimits::default(),
+        swap_bytes_per_node: 0,
         pool: None,
         cache: None,
+        log: Logs::Off,
+        persistent: Vec::new(),
+        create_persistent: Vec::new(),
+        destroy_persistent: Vec::new(),
         stage_in: Vec::new(),
         stage_out: Vec::new(),
         notes,
@@ -116,18 +146,44 @@ pub(crate) fn interpret(
     for directive in directives {
         let Some(command) = directive.words.first() else {
             let what = "the directive has no command";
-            problems.add(directive.line, 0, 3, what, "jobdw, stage_in or stage_out");
+            problems.add(directive.line, 0, 3, what, commands(dialect, directive.is_bb));
             continue;
         };
-        match command.bytes.as_slice() {
-            b"jobdw" => {
+        match (directive.is_bb, command.bytes.as_slice()) {
+            (false, b"jobdw") => {
                 jobdw_seen = true;
-                jobdw(directive, &mut request, problems);
+                jobdw(dialect, directive, &mut request, problems);
             }
-            b"stage_in" => stage(Direction::In, directive, &mut request, problems),
-            b"stage_out" => stage(Direction::Out, directive, &mut request, problems),
-            _ => unknown_command(command, problems),
+            (false, b"stage_in") => {
+                stage(dialect, Direction::In, directive, &mut request, problems)
+            }
+            (false, b"stage_out") => {
+                stage(dialect, Direction::Out, directive, &mut request, problems)
+            }
+            (false, b"persistentdw") if dialect == Dialect::Scheduler => {
+                request.persistent.extend(persistent(directive, &["name"], problems));
+            }
+            (false, b"swap") if dialect == Dialect::Scheduler => {
+                swap(directive, &mut request, problems);
+            }
+            (true, b"create_persistent") => create_persistent(directive, &mut request, problems),
+            (true, b"destroy_persistent") => {
+                request.destroy_persistent.extend(persistent(directive, &["name"], problems));
+            }
+            _ => unknown_command(dialect, directive.is_bb, command, problems),
         }
+    }
+    let without_own_buffer = dialect == Dialect::Scheduler
+        && !jobdw_seen
+        && !(request.persistent.is_empty()
+            && request.create_persistent.is_empty()
+            && request.destroy_persistent.is_empty()
+            && request.swap_bytes_per_node == 0);
+    if without_own_buffer {
+        check_modes(directives, &request, problems);
+        check_targets(directives, &request, problems);
+        check_persistent(directives, &request, problems);
+        return Some(request);
     }
     if directives.is_empty() && problems.is_empty() {
         problems.add(
@@ -148,22 +204,54 @@ pub(crate) fn interpret(
         check_cache(directives, &request, problems);
         check_modes(directives, &request, problems);
         check_targets(directives, &request, problems);
+        check_persistent(directives, &request, problems);
+        if dialect == Dialect::Scheduler {
+            check_private(directives, &request, problems);
+        }
     }
     (jobdw_seen && !request.access_modes.is_empty()).then_some(request)
 }
 
-fn unknown_command(command: &Word, problems: &mut Problems<'_>) {
-    const EXPECTED: &str = "jobdw, stage_in or stage_out";
+/// The commands that there are.
+fn commands(dialect: Dialect, is_bb: bool) -> &'static str {
+    match (dialect, is_bb) {
+        (_, true) => "create_persistent or destroy_persistent",
+        (Dialect::Run, _) => "jobdw, stage_in or stage_out",
+        (Dialect::Scheduler, _) => "jobdw, persistentdw, swap, stage_in or stage_out",
+    }
+}
+
+fn unknown_command(dialect: Dialect, is_bb: bool, command: &Word, problems: &mut Problems<'_>) {
+    let expected = commands(dialect, is_bb);
     let shown = command.shown();
     let len = command.bytes.len();
+    if PERSISTENT_COMMANDS.contains(&shown.as_str()) {
+        let what = match (dialect, is_bb) {
+            (Dialect::Run, _) => NO_PERSISTENT.to_string(),
+            (Dialect::Scheduler, true) => format!("{shown} stands in a #DW line"),
+            (Dialect::Scheduler, false) => format!("{shown} stands in a #BB line"),
+        };
+        problems.add(command.line, command.start, len, what, expected);
+        return;
+    }
+    if shown == "swap" && dialect == Dialect::Run {
+        let what = "swap needs a scheduler, and agents on its nodes";
+        problems.add(command.line, command.start, len, what, expected);
+        return;
+    }
     let offered = NOT_OFFERED_COMMANDS.iter().find(|(name, _)| *name == shown);
     let what = match offered {
         Some((_, what)) => format!("{what} not offered by this version's server"),
         None => format!("unknown command {shown:?}"),
     };
-    let expected = match closest(&shown, &["jobdw", "stage_in", "stage_out"]) {
-        Some(near) if offered.is_none() => format!("{EXPECTED}; did you mean {near}?"),
-        _ => EXPECTED.to_string(),
+    let known: &[&str] = match (dialect, is_bb) {
+        (_, true) => &["create_persistent", "destroy_persistent"],
+        (Dialect::Run, _) => &["jobdw", "stage_in", "stage_out"],
+        (Dialect::Scheduler, _) => &["jobdw", "persistentdw", "swap", "stage_in", "stage_out"],
+    };
+    let expected = match closest(&shown, known) {
+        Some(near) if offered.is_none() => format!("{expected}; did you mean {near}?"),
+        _ => expected.to_string(),
     };
     problems.add(command.line, command.start, len, what, expected);
 }
@@ -209,10 +297,13 @@ fn keys<'d>(
 
 fn key_help(key: &str, command: &[u8]) -> &'static str {
     match (key, command) {
+        ("name", _) => "letters, digits and _, not beginning with a digit",
         ("type", b"jobdw") => "scratch or cache",
         ("type", _) => "file, directory or list",
         ("capacity", _) => "an integer and a unit, such as 100GiB",
         ("access_mode", _) => "striped, private or striped,private; of a cache also ldbalance",
+        ("layout", _) => "plain or log",
+        ("consistency", _) => "commit or strict",
         ("pfs", _) => "an absolute path on the parallel file system",
         ("source", b"stage_in") => "an absolute path on the parallel file system",
         ("source", _) => "$DW_JOB_STRIPED/PATH or $DW_JOB_PRIVATE/PATH",
@@ -250,25 +341,199 @@ fn refuse_word(
     problems.add(word.line, word.start, len.min(word.bytes.len()), what, expected);
 }
 
-fn jobdw(directive: &Directive, request: &mut JobRequest, problems: &mut Problems<'_>) {
+/// A persistent buffer's name: it is part of a variable's.
+fn read_name(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<String> {
+    let name = value.shown();
+    let good = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && name.bytes().next().is_some_and(|b| !b.is_ascii_digit())
+        && name.len() <= forebay_proto::net::ledger::BUFFER_NAME_MAX
+        // A buffer's name begins with a letter or digit.
+        && !name.starts_with('_');
+    if !good {
+        let what = format!("{name:?} is no name of a persistent buffer");
+        value.refuse(problems, what, "letters, digits and _, beginning with a letter");
+    }
+    good.then_some(name)
+}
+
+/// `persistentdw` and `destroy_persistent`.
+fn persistent(
+    directive: &Directive,
+    table: &[&str],
+    problems: &mut Problems<'_>,
+) -> Option<PersistentUse> {
+    // Slurm reads the word by itself.
+    let words = directive.words.iter().filter(|word| word.bytes != b"hurry" || !directive.is_bb);
+    let plain = Directive {
+        line: directive.line,
+        is_bb: directive.is_bb,
+        words: words.map(Word::copy).collect(),
+    };
+    let values = keys(&plain, table, 1, problems);
+    let name = read_name(values.first()?.as_ref()?, problems)?;
+    Some(PersistentUse { line: directive.line as u32 + 1, name })
+}
+
+fn create_persistent(directive: &Directive, request: &mut JobRequest, problems: &mut Problems<'_>) {
+    let values = keys(directive, CREATE_KEYS, CREATE_REQUIRED, problems);
+    let [name, capacity, mode, access, kind, pool, pfs] = &values[..] else { return };
+    if let Some(kind) = kind {
+        one_of(kind, &["scratch", "cache"], "a type of persistent buffer", problems);
+    }
+    let is_cache = kind.as_ref().is_some_and(|kind| kind.bytes() == b"cache");
+    let modes: &[&str] = if is_cache { &["striped", "ldbalance"] } else { &["striped"] };
+    let mut shared = AccessMode::Striped;
+    for mode in [mode, access].into_iter().flatten() {
+        one_of(mode, modes, "an access mode of a persistent buffer", problems);
+        if mode.bytes() == b"ldbalance" {
+            shared = AccessMode::Ldbalance;
+        }
+    }
+    let cache = read_pfs(directive, is_cache, kind.is_some(), pfs.as_ref(), problems);
+    let pool = pool.as_ref().and_then(|pool| read_pool_name(pool, problems));
+    let name = name.as_ref().and_then(|name| read_name(name, problems));
+    let capacity_bytes = capacity.as_ref().and_then(|value| read_capacity(value, problems));
+    if let (Some(name), Some(capacity_bytes)) = (name, capacity_bytes) {
+        let line = directive.line as u32 + 1;
+        let made = PersistentCreate { line, name, capacity_bytes, pool, cache, access: shared };
+        request.create_persistent.push(made);
+    }
+}
+
+/// `swap SIZE [pool=NAME]`: space for each node, which lies on the node's own flash.
+fn swap(directive: &Directive, request: &mut JobRequest, problems: &mut Problems<'_>) {
+    let command = &directive.words[0];
+    let size = directive.words.get(1).filter(|word| !word.bytes.contains(&b'='));
+    let Some(size) = size else {
+        let help = "swap SIZE, of each node, such as 3GiB";
+        problems.add(command.line, command.start, command.bytes.len(), "swap has no size", help);
+        return;
+    };
+    let words = std::iter::once(command).chain(&directive.words[2..]);
+    let keyed = Directive {
+        line: directive.line,
+        is_bb: directive.is_bb,
+        words: words.map(Word::copy).collect(),
+    };
+    if let [Some(pool)] = &keys(&keyed, &["pool"], 0, problems)[..]
+        && read_pool_name(pool, problems).is_some()
+    {
+        note(
+            request,
+            directive.line,
+            "pool= has no effect: swap lies on the flash of the job's nodes",
+        );
+    }
+    let value = Value { word: size, at: 0 };
+    let Some(bytes) = read_size(&value, "swap ", problems) else { return };
+    if request.swap_bytes_per_node > 0 {
+        value.refuse(problems, "two swap lines in one script".into(), "one swap line");
+    }
+    request.swap_bytes_per_node = bytes;
+}
+
+/// A persistent buffer is named once by each kind of line, and stages name those that the job uses.
+fn check_persistent(directives: &[Directive], request: &JobRequest, problems: &mut Problems<'_>) {
+    let uses: Vec<(u32, &str)> =
+        request.persistent.iter().map(|one| (one.line, one.name.as_str())).collect();
+    let made: Vec<(u32, &str)> =
+        request.create_persistent.iter().map(|one| (one.line, one.name.as_str())).collect();
+    let destroyed: Vec<(u32, &str)> =
+        request.destroy_persistent.iter().map(|one| (one.line, one.name.as_str())).collect();
+    for list in [&uses, &made, &destroyed] {
+        for (at, (line, name)) in list.iter().enumerate() {
+            let Some((first, _)) = list[..at].iter().find(|(_, other)| other == name) else {
+                continue;
+            };
+            if let Some((line, start, len)) = key_word(directives, *line, "name") {
+                let what = format!("line {first} already names {name}");
+                problems.add(line, start, len, what, "each name once");
+            }
+        }
+    }
+    for (line, name) in &destroyed {
+        let other = uses.iter().chain(&made).find(|(_, other)| other == name);
+        if let (Some((other, _)), Some((line, start, len))) =
+            (other, key_word(directives, *line, "name"))
+        {
+            let what = format!("line {other} needs the buffer that this line destroys");
+            problems.add(line, start, len, what, "destroy it in a later job");
+        }
+    }
+    let sides = [(&request.stage_in, "destination"), (&request.stage_out, "source")];
+    for (stages, key) in sides {
+        for stage in stages {
+            let Some(name) = &stage.persistent else { continue };
+            if uses.iter().all(|(_, used)| used != name)
+                && let Some((line, start, len)) = key_word(directives, stage.line, key)
+            {
+                let what = format!("no line says #DW persistentdw name={name}");
+                problems.add(line, start, len, what, format!("#DW persistentdw name={name}"));
+            }
+        }
+    }
+}
+
+/// Under a scheduler input is copied before the nodes are known.
+fn check_private(directives: &[Directive], request: &JobRequest, problems: &mut Problems<'_>) {
+    for stage in request.stage_in.iter().filter(|stage| stage.mode == AccessMode::Private) {
+        if let Some((line, start, len)) = key_word(directives, stage.line, "destination") {
+            let what = "under a scheduler input is staged before the job's nodes are known";
+            problems.add(line, start, len, what, "$DW_JOB_STRIPED/PATH");
+        }
+    }
+    let private = |stage: &&StageRequest| {
+        stage.mode == AccessMode::Private && stage.kind != StageKind::Directory
+    };
+    for stage in request.stage_out.iter().filter(private) {
+        if let Some((line, start, len)) = key_word(directives, stage.line, "type") {
+            let what =
+                "each node has its own $DW_JOB_PRIVATE: results go into a directory of its name";
+            problems.add(line, start, len, what, "type=directory");
+        }
+    }
+}
+
+fn jobdw(
+    dialect: Dialect,
+    directive: &Directive,
+    request: &mut JobRequest,
+    problems: &mut Problems<'_>,
+) {
     let values = keys(directive, JOBDW_KEYS, JOBDW_REQUIRED, problems);
-    let [kind, capacity, modes, pool, strategy, max_mds, pfs] = &values[..] else { return };
+    let [kind, capacity, modes, pool, strategy, max_mds, pfs, layout, consistency] = &values[..]
+    else {
+        return;
+    };
     let is_cache = kind.as_ref().is_some_and(|kind| check_type(kind, problems));
-    match (is_cache, pfs) {
-        (true, Some(pfs)) => match stage_path::pfs_side(pfs.bytes()) {
-            Ok(path) => request.cache = Some(path),
-            Err((what, expected)) => pfs.refuse(problems, what, expected),
-        },
-        (true, None) => {
-            let (command, help) =
-                (&directive.words[0], "pfs= (an absolute path on the parallel file system)");
-            let what = "a cache has no pfs=".to_string();
-            problems.add(command.line, command.start, command.bytes.len(), what, help);
+    if let Some(path) = read_pfs(directive, is_cache, kind.is_some(), pfs.as_ref(), problems) {
+        request.cache = Some(path);
+    }
+    if let Some(layout) = layout
+        && one_of(layout, &[PLAIN, LOG], "a layout", problems)
+        && layout.bytes() == LOG.as_bytes()
+    {
+        match is_cache {
+            true => layout.refuse(
+                problems,
+                "layout= belongs to type=scratch".into(),
+                "type=scratch, or no layout=",
+            ),
+            false => request.log = Logs::Commit,
         }
-        (false, Some(pfs)) if kind.is_some() => {
-            pfs.refuse(problems, "pfs= belongs to type=cache".into(), "type=cache, or no pfs=");
+    }
+    if let Some(consistency) = consistency
+        && one_of(consistency, &[COMMIT, STRICT], "a consistency", problems)
+    {
+        match request.log {
+            Logs::Off => consistency.refuse(
+                problems,
+                "consistency= belongs to layout=log".into(),
+                "layout=log, or no consistency=",
+            ),
+            _ if consistency.bytes() == STRICT.as_bytes() => request.log = Logs::Strict,
+            _ => {}
         }
-        (false, _) => {}
     }
     if let Some(capacity) = capacity
         && let Some(bytes) = read_capacity(capacity, problems)
@@ -286,7 +551,7 @@ fn jobdw(directive: &Directive, request: &mut JobRequest, problems: &mut Problem
         read_modes(modes, is_cache, request, problems);
     }
     if let Some(pool) = pool {
-        read_pool(pool, directive.line, request, problems);
+        read_pool(dialect, pool, directive.line, request, problems);
     }
     if let Some(value) = strategy
         && one_of(value, &["bandwidth", "interference", "wear"], "a strategy", problems)
@@ -298,6 +563,34 @@ fn jobdw(directive: &Directive, request: &mut JobRequest, problems: &mut Problem
     {
         note(request, directive.line, "max_mds= has no effect with one server");
     }
+}
+
+/// The directory that a cache caches: `pfs=` belongs to each cache, and to nothing else.
+fn read_pfs(
+    directive: &Directive,
+    is_cache: bool,
+    has_type: bool,
+    pfs: Option<&Value<'_>>,
+    problems: &mut Problems<'_>,
+) -> Option<PathBytes> {
+    match (is_cache, pfs) {
+        (true, Some(pfs)) => match stage_path::pfs_side(pfs.bytes()) {
+            Ok(path) => return Some(path),
+            Err((what, expected)) => pfs.refuse(problems, what, expected),
+        },
+        (true, None) => {
+            let (command, help) =
+                (&directive.words[0], "pfs= (an absolute path on the parallel file system)");
+            let what = "a cache has no pfs=".to_string();
+            problems.add(command.line, command.start, command.bytes.len(), what, help);
+        }
+        // Without type= a persistent buffer is scratch.
+        (false, Some(pfs)) if has_type || directive.is_bb => {
+            pfs.refuse(problems, "pfs= belongs to type=cache".into(), "type=cache, or no pfs=");
+        }
+        (false, _) => {}
+    }
+    None
 }
 
 fn note(request: &mut JobRequest, line: usize, text: &str) {
@@ -319,7 +612,8 @@ fn check_type(value: &Value<'_>, problems: &mut Problems<'_>) -> bool {
     let what = match value.bytes() {
         b"scratch" => return false,
         b"cache" => return true,
-        b"swap" | b"log" => {
+        b"log" => "type=log is written type=scratch layout=log here".to_string(),
+        b"swap" => {
             format!("type={} is not offered by this version's server", value.shown())
         }
         b"raw" | b"xfs" | b"gfs2" | b"lustre" => {
@@ -332,19 +626,24 @@ fn check_type(value: &Value<'_>, problems: &mut Problems<'_>) -> bool {
 }
 
 fn read_capacity(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<u64> {
+    read_size(value, "capacity=", problems)
+}
+
+/// A size; `before` is what stands before it in the script.
+fn read_size(value: &Value<'_>, before: &str, problems: &mut Problems<'_>) -> Option<u64> {
     const EXPECTED: &str = "an integer and KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 100GiB";
     let text = value.shown();
     let digits = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let what = if !text.is_empty() && digits.is_empty() {
         // A bare number is bytes to Slurm, and hardly ever what is meant.
-        format!("capacity={text} has no unit")
+        format!("{before}{text} has no unit")
     } else if matches!(digits, "K" | "M" | "G" | "T" | "P") {
         format!("the unit {digits} can be read as {digits}iB or as {digits}B")
     } else if matches!(digits.to_ascii_lowercase().as_str(), "n" | "node" | "nodes") {
-        "capacity by the node is not offered by this version's server".to_string()
+        "a size by the node is not offered by this version's server".to_string()
     } else {
         match parse_bytes(&text) {
-            Ok(0) => "the capacity is 0".to_string(),
+            Ok(0) => "the size is 0".to_string(),
             Ok(bytes) => return Some(bytes),
             Err(error) => {
                 // parse_bytes names its own units; the caret's line repeats ours.
@@ -365,17 +664,18 @@ fn read_modes(
 ) {
     const EXPECTED: &str = "striped, private or striped,private";
     const OF_CACHE: &str = "one of striped, private and ldbalance";
+    let expected = if is_cache { OF_CACHE } else { EXPECTED };
     let mut offset = value.at;
-    for part in value.bytes().split(|&b| b == b',') {
-        let shown = printable_bytes(part);
-        let mode = match part {
+    let mut limits = Vec::new();
+    for part in outside_parentheses(value.bytes()) {
+        let name_len = part.iter().position(|b| *b == b'(').unwrap_or(part.len());
+        let (name, modifiers) = part.split_at(name_len);
+        let shown = printable_bytes(name);
+        let mode = match name {
             b"striped" => Ok(AccessMode::Striped),
             b"private" => Ok(AccessMode::Private),
             b"ldbalance" if is_cache => Ok(AccessMode::Ldbalance),
             b"ldbalance" => Err("ldbalance belongs to type=cache".to_string()),
-            _ if shown.contains(['(', ')']) => Err(format!(
-                "{shown:?} sets limits in parentheses, which this version's server does not keep"
-            )),
             _ => Err(format!("{shown:?} is not an access mode")),
         };
         let what = match mode {
@@ -389,40 +689,133 @@ fn read_modes(
             Err(what) => Err(what),
         };
         match what {
-            Ok(mode) => request.access_modes.push(mode),
+            Ok(mode) => {
+                request.access_modes.push(mode);
+                let at = value.word.start + offset + name_len;
+                match read_modifiers(modifiers, mode) {
+                    Ok((found, has_client_cache)) => {
+                        limits.push(found);
+                        if has_client_cache {
+                            note(request, value.word.line, "client_cache= has no effect");
+                        }
+                    }
+                    Err((what, expected)) => {
+                        problems.add(value.word.line, at, modifiers.len(), what, expected);
+                    }
+                }
+            }
             Err(what) => {
                 let (line, start) = (value.word.line, value.word.start + offset);
-                let expected = if is_cache { OF_CACHE } else { EXPECTED };
-                problems.add(line, start, part.len().max(1), what, expected);
+                problems.add(line, start, name_len.max(1), what, expected);
             }
         }
         offset += part.len() + 1;
     }
+    // Of two jobdw lines, one for each mode, the other one's limits stand in the request.
+    let other_line = (request.access_modes.len() > limits.len()).then_some(request.limits);
+    if let Some(first) = limits.first() {
+        if limits.iter().chain(&other_line).any(|one| one != first) {
+            let what = "the two modes share one buffer, and have other limits".to_string();
+            value.refuse(problems, what, "the same limits for both, or one mode");
+        }
+        request.limits = *first;
+    }
     request.access_modes.sort();
 }
 
-fn read_pool(
-    value: &Value<'_>,
-    line: usize,
-    request: &mut JobRequest,
-    problems: &mut Problems<'_>,
-) {
+/// Divides a value at its commas, but for those in parentheses.
+fn outside_parentheses(value: &[u8]) -> Vec<&[u8]> {
+    let mut depth = 0_usize;
+    value
+        .split(|byte| {
+            match byte {
+                b'(' => depth += 1,
+                b')' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            *byte == b',' && depth == 0
+        })
+        .collect()
+}
+
+/// What stands behind an access mode in parentheses: `(MFS=SIZE,MFC=COUNT,client_cache=no)`. The limits, and whether
+/// `client_cache=` is named.
+fn read_modifiers(
+    text: &[u8],
+    mode: AccessMode,
+) -> Result<(FileLimits, bool), (String, &'static str)> {
+    const EXPECTED: &str = "(MFS=SIZE), of private also (MFC=COUNT), divided by commas";
+    let mut limits = FileLimits::default();
+    let mut has_client_cache = false;
+    if text.is_empty() {
+        return Ok((limits, has_client_cache));
+    }
+    let inner = text.strip_prefix(b"(").and_then(|rest| rest.strip_suffix(b")"));
+    let Some(inner) = inner else {
+        return Err(("the parentheses are not closed".into(), EXPECTED));
+    };
+    for part in inner.split(|byte| *byte == b',') {
+        let shown = printable_bytes(part);
+        let (key, value) = shown.split_once('=').unwrap_or((&shown, ""));
+        match key {
+            "MFS" if mode != AccessMode::Ldbalance => {
+                let bytes = parse_bytes(value).ok().filter(|bytes| *bytes > 0);
+                let has_unit = value.ends_with('B');
+                match bytes.filter(|_| has_unit) {
+                    Some(bytes) => limits.max_file_bytes = Some(bytes),
+                    None => {
+                        return Err((
+                            format!("{shown:?} is no size"),
+                            "MFS=SIZE, such as MFS=1GiB",
+                        ));
+                    }
+                }
+            }
+            "MFC" if mode == AccessMode::Private => match value.parse() {
+                Ok(files) => limits.max_files = Some(files),
+                Err(_) => return Err((format!("{shown:?} is no number of files"), "MFC=COUNT")),
+            },
+            "MFC" => return Err(("MFC= belongs to private".into(), EXPECTED)),
+            "client_cache" if matches!(value, "yes" | "no") => has_client_cache = true,
+            _ => return Err((format!("{shown:?} is no limit"), EXPECTED)),
+        }
+    }
+    Ok((limits, has_client_cache))
+}
+
+fn read_pool_name(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<String> {
     let name = value.shown();
     let good = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || !name.chars().all(good) {
         let what = format!("{name:?} is not a pool's name");
         value.refuse(problems, what, "letters, digits, _ - .");
-    } else if request.pool.as_ref().is_some_and(|pool| *pool != name) {
+        return None;
+    }
+    Some(name)
+}
+
+fn read_pool(
+    dialect: Dialect,
+    value: &Value<'_>,
+    line: usize,
+    request: &mut JobRequest,
+    problems: &mut Problems<'_>,
+) {
+    let Some(name) = read_pool_name(value, problems) else { return };
+    if request.pool.as_ref().is_some_and(|pool| *pool != name) {
         let what = "two pools for one job".to_string();
         value.refuse(problems, what, "one pool: this version's buffer lies in one");
     } else {
         let text = format!("pool={name}: without a scheduler the flash directory is the pool");
-        note(request, line, &text);
+        if dialect == Dialect::Run {
+            note(request, line, &text);
+        }
         request.pool = Some(name);
     }
 }
 
 fn stage(
+    dialect: Dialect,
     direction: Direction,
     directive: &Directive,
     request: &mut JobRequest,
@@ -436,7 +829,7 @@ fn stage(
         Direction::Out => (source, destination),
     };
     let buffer_side = buffer.as_ref().and_then(|value| {
-        stage_path::buffer_side(value.bytes())
+        stage_path::buffer_side(value.bytes(), dialect)
             .map_err(|(what, expected)| value.refuse(problems, what, expected))
             .ok()
     });
@@ -451,17 +844,16 @@ fn stage(
         }
         None => false,
     };
-    let (Some(kind), Some((mode, buffer_path)), Some(pfs_path)) = (kind, buffer_side, pfs_path)
-    else {
-        return;
-    };
+    let (Some(kind), Some(side), Some(pfs_path)) = (kind, buffer_side, pfs_path) else { return };
+    let (mode, persistent, buffer_path) = (side.mode, side.persistent, side.path);
     if kind == StageKind::File {
         for (value, path) in [(buffer, &buffer_path), (pfs, &pfs_path)] {
             refuse_directory_name(value.as_ref(), path, problems);
         }
     }
     let line = directive.line as u32 + 1;
-    let stage = StageRequest { line, kind, mode, buffer_path, pfs_path, tolerate_errors };
+    let stage =
+        StageRequest { line, kind, mode, persistent, buffer_path, pfs_path, tolerate_errors };
     match direction {
         Direction::In => request.stage_in.push(stage),
         Direction::Out => request.stage_out.push(stage),
@@ -526,10 +918,17 @@ fn check_modes(directives: &[Directive], request: &JobRequest, problems: &mut Pr
         request.access_modes.iter().map(|m| format!("${}", m.variable())).collect();
     let both = [(&request.stage_in, "destination"), (&request.stage_out, "source")];
     for (stages, key) in both {
-        for stage in stages.iter().filter(|s| !request.access_modes.contains(&s.mode)) {
+        for stage in stages
+            .iter()
+            .filter(|s| s.persistent.is_none() && !request.access_modes.contains(&s.mode))
+        {
             let Some((line, start, len)) = key_word(directives, stage.line, key) else { continue };
             let what = format!("no jobdw line asks for access_mode={}", stage.mode.word());
-            problems.add(line, start, len, what, offered.join(" or "));
+            let offered = match offered.is_empty() {
+                true => "$DW_PERSISTENT_STRIPED_NAME/PATH".to_string(),
+                false => offered.join(" or "),
+            };
+            problems.add(line, start, len, what, offered);
         }
     }
 }
@@ -537,7 +936,10 @@ fn check_modes(directives: &[Directive], request: &JobRequest, problems: &mut Pr
 /// No two stages of type file write the same file: which one wins would be chance.
 fn check_targets(directives: &[Directive], request: &JobRequest, problems: &mut Problems<'_>) {
     let mut seen = std::collections::HashMap::new();
-    let ins = request.stage_in.iter().map(|s| (s, (Some(s.mode), s.buffer_path.clone())));
+    let ins = request
+        .stage_in
+        .iter()
+        .map(|s| (s, (Some((s.mode, s.persistent.clone())), s.buffer_path.clone())));
     let outs = request.stage_out.iter().map(|s| (s, (None, s.pfs_path.clone())));
     for (stage, target) in ins.chain(outs).filter(|(s, _)| s.kind == StageKind::File) {
         let Some(first) = seen.insert(target, stage.line) else { continue };

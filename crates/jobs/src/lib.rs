@@ -5,16 +5,18 @@
 //! sources exist, has the flash the capacity) before anything starts. Called by
 //! `forebay validate` and `forebay run`; the scheduler front ends use the same two.
 //!
-//! [`run`] takes a job through the steps.
+//! [`hooks`] are the steps as schedulers call them. [`run`] takes a job through the steps.
 //!
 //! Invariants: a line that can be misread is refused, never guessed at; no shell and no
 //! environment takes part in reading a directive.
 
 pub mod check;
+pub mod hooks;
 pub mod problem;
 pub mod request;
 pub mod run;
 pub mod script;
 
 mod directive;
+mod record_file;
 mod stage_path;

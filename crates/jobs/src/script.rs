@@ -23,11 +23,28 @@ pub const MAX_DIRECTIVES: usize = 4_096;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 const ELF_MAGIC: &[u8] = b"\x7fELF";
 
-/// Reads a script. `name` is what error messages call it.
+/// For whom a script is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `forebay run`: one job, whose buffer is its own.
+    Run,
+    /// A scheduler: there are persistent buffers (`#DW persistentdw`, `#BB`), and pools with names.
+    Scheduler,
+}
+
+/// Reads a script for `forebay run`. `name` is what error messages call it.
 ///
 /// # Errors
 /// Everything that is wrong with its directives, up to a bound.
 pub fn parse(name: &str, script: &[u8]) -> Result<JobRequest, Refused> {
+    parse_for(Dialect::Run, name, script)
+}
+
+/// Reads a script.
+///
+/// # Errors
+/// Everything that is wrong with its directives, up to a bound.
+pub fn parse_for(dialect: Dialect, name: &str, script: &[u8]) -> Result<JobRequest, Refused> {
     // Slurm hands hooks the script with a NUL byte after it.
     let script = script.strip_suffix(b"\0").unwrap_or(script);
     let lines: Vec<&[u8]> = script.split(|&byte| byte == b'\n').collect();
@@ -43,8 +60,8 @@ pub fn parse(name: &str, script: &[u8]) -> Result<JobRequest, Refused> {
         // Anything said about further lines would be a consequence of this.
         return Err(problems.into_refused(name));
     }
-    let directives = scan(&lines, &mut problems);
-    let request = directive::interpret(&directives, interpreter, notes, &mut problems);
+    let directives = scan(&lines, dialect, &mut problems);
+    let request = directive::interpret(dialect, &directives, interpreter, notes, &mut problems);
     match request {
         Some(request) if problems.is_empty() => Ok(request),
         _ => {
@@ -110,7 +127,7 @@ fn is_blank(byte: u8) -> bool {
 }
 
 /// Divides a script into directives.
-fn scan(lines: &[&[u8]], problems: &mut Problems<'_>) -> Vec<Directive> {
+fn scan(lines: &[&[u8]], dialect: Dialect, problems: &mut Problems<'_>) -> Vec<Directive> {
     let mut directives: Vec<Directive> = Vec::new();
     let mut block_end: Option<usize> = None;
     // Line whose trailing `\` waits for its continuation.
@@ -125,7 +142,7 @@ fn scan(lines: &[&[u8]], problems: &mut Problems<'_>) -> Vec<Directive> {
             report_late(number, line, end, problems);
             continue;
         }
-        let kind = classify(number, line, problems);
+        let kind = classify(number, line, dialect, problems);
         if let (Some(from), false) = (continues, matches!(kind, LineKind::Directive)) {
             let end = lines[from].trim_ascii_end().len();
             problems.add(
@@ -148,9 +165,17 @@ fn scan(lines: &[&[u8]], problems: &mut Problems<'_>) -> Vec<Directive> {
                     problems.add(number, 0, 3, what, "fewer: stage directories or lists");
                     return directives;
                 }
+                let is_bb = line.starts_with(b"#BB");
                 match directives.last_mut() {
-                    Some(last) if continues.is_some() => last.words.extend(words),
-                    _ => directives.push(Directive { line: number, words }),
+                    Some(last) if continues.is_some() => {
+                        if last.is_bb != is_bb {
+                            let what = "a line of another kind continues the directive";
+                            let expected = if last.is_bb { "#BB" } else { "#DW" };
+                            problems.add(number, 0, 3, what, expected);
+                        }
+                        last.words.extend(words);
+                    }
+                    _ => directives.push(Directive { line: number, is_bb, words }),
                 }
                 continues = more.then_some(number);
             }
@@ -200,7 +225,7 @@ fn report_late(number: usize, line: &[u8], end: usize, problems: &mut Problems<'
 }
 
 /// Tells what a line of the leading block is, and refuses what only looks like a directive.
-fn classify(number: usize, line: &[u8], problems: &mut Problems<'_>) -> LineKind {
+fn classify(number: usize, line: &[u8], dialect: Dialect, problems: &mut Problems<'_>) -> LineKind {
     let body = line.trim_ascii_start();
     if body.is_empty() {
         return LineKind::Blank;
@@ -217,12 +242,13 @@ fn classify(number: usize, line: &[u8], problems: &mut Problems<'_>) -> LineKind
     }
     match word {
         b"#DW" => return LineKind::Directive,
+        b"#BB" if dialect == Dialect::Scheduler => return LineKind::Directive,
         b"#BB" => {
             problems.add(
                 number,
                 0,
                 3,
-                "#BB lines (persistent buffers) are not offered by this version's server",
+                "#BB lines (persistent buffers) need a scheduler",
                 "#DW jobdw type=scratch, a buffer that lives as long as the job",
             );
             return LineKind::Comment;

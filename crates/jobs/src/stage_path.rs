@@ -5,6 +5,7 @@
 //! characters. Called by [`crate::directive`].
 
 use crate::request::AccessMode;
+use crate::script::Dialect;
 use forebay_proto::control::PathBytes;
 
 /// Longest path, in bytes, as the kernel has it (PATH_MAX without the NUL).
@@ -20,15 +21,39 @@ fn fault<T>(what: &str, expected: &str) -> Result<T, Fault> {
     Err((what.to_string(), expected.to_string()))
 }
 
+/// Why `forebay run` has none.
+pub(crate) const NO_PERSISTENT: &str = "persistent buffers need a scheduler";
+
+/// The buffer's side of a stage.
+pub(crate) struct BufferSide {
+    /// Namespace.
+    pub(crate) mode: AccessMode,
+    /// The persistent buffer that it lies in, if it is not the job's own.
+    pub(crate) persistent: Option<String>,
+    /// Path from that namespace's root.
+    pub(crate) path: PathBytes,
+}
+
 /// Reads the buffer's side: its namespace and the path from that namespace's root.
-pub(crate) fn buffer_side(value: &[u8]) -> Result<(AccessMode, PathBytes), Fault> {
+pub(crate) fn buffer_side(value: &[u8], dialect: Dialect) -> Result<BufferSide, Fault> {
     const EXPECTED: &str = "$DW_JOB_STRIPED/PATH or $DW_JOB_PRIVATE/PATH, literally";
     common(value)?;
+    if let Some(rest) = value.strip_prefix(b"$DW_PERSISTENT_STRIPED_")
+        && dialect == Dialect::Scheduler
+    {
+        let end = rest.iter().position(|&b| b == b'/').unwrap_or(rest.len());
+        let name = String::from_utf8_lossy(&rest[..end]).into_owned();
+        let path = normalize(&rest[end..])?;
+        return Ok(BufferSide { mode: AccessMode::Striped, persistent: Some(name), path });
+    }
     if value.starts_with(b"$DW_PERSISTENT_") {
-        return fault(
-            "persistent buffers are not offered by this version's server",
-            "$DW_JOB_STRIPED/PATH or $DW_JOB_PRIVATE/PATH",
-        );
+        return match dialect {
+            Dialect::Run => fault(NO_PERSISTENT, "$DW_JOB_STRIPED/PATH or $DW_JOB_PRIVATE/PATH"),
+            Dialect::Scheduler => fault(
+                "a persistent buffer is striped",
+                "$DW_PERSISTENT_STRIPED_NAME/PATH, literally",
+            ),
+        };
     }
     for mode in [AccessMode::Striped, AccessMode::Private] {
         let Some(rest) =
@@ -39,7 +64,7 @@ pub(crate) fn buffer_side(value: &[u8]) -> Result<(AccessMode, PathBytes), Fault
         if !rest.is_empty() && rest[0] != b'/' {
             return fault("the variable's name does not end there", EXPECTED);
         }
-        return Ok((mode, normalize(rest)?));
+        return Ok(BufferSide { mode, persistent: None, path: normalize(rest)? });
     }
     if value.starts_with(b"${") || value.starts_with(b"$(") {
         return fault("no shell reads this line", EXPECTED);

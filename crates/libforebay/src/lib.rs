@@ -1,10 +1,16 @@
-//! `libforebay.so`: the C interface of include/forebay.h over `forebay-client`.
+//! `libforebay.so`: the C interface of include/forebay.h over `forebay-client`, `forebay-files` and `forebay-map`, and that of
+//! include/datawarp.h, for which it is installed as `libdatawarp.so` too.
 //!
-//! Invariants: no state but the thread's last message, so calls are right after fork and from any
-//! thread; no panic crosses to C; what C passes is checked for NULL before it is read.
+//! Invariants: no state but the thread's own (its last message, and what `forebay-files` keeps), which stages this process
+//! has begun for DataWarp's calls, and a table without locks of what it has mapped; so calls are right after fork and from any thread; no panic crosses to C; what C passes is
+//! checked for NULL before it is read.
 //! Called by C programs and by the Python package.
 
+mod datawarp;
+mod datawarp_state;
 mod error;
+mod files;
+mod memory;
 mod plans;
 mod state;
 

@@ -6,7 +6,8 @@ use forebay_client::{Control, locate, locate_source};
 use forebay_proto::PlanId;
 use forebay_proto::commit::{CommitPhase, CommitSpec};
 use forebay_proto::control::{
-    ControlError, Direction, PathBytes, PlanState, PlanStatus, StageKind, StageSpec, Verify,
+    ControlError, Direction, PathBytes, PlanState, PlanStatus, StageKind, StageOptions, StageSpec,
+    Verify,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 const KEEP_OLD: c_uint = 1;
 const VERIFY_MEDIUM: c_uint = 2;
 const REPLACE: c_uint = 4;
+const PARENTS: c_uint = 8;
+const NO_CLOBBER: c_uint = 16;
 /// Retries per file, as the commands' default.
 const RETRIES: u32 = 5;
 /// A longer time limit is none.
@@ -107,8 +110,13 @@ struct Wanted {
 }
 
 fn begin(buffer: &Path, pfs: &Path, wanted: &Wanted) -> Answer<i64> {
-    if wanted.flags & !(KEEP_OLD | VERIFY_MEDIUM | REPLACE) != 0 {
-        let error = ControlError::new("begin to copy", Some(buffer), "unknown flags");
+    let known = match (wanted.is_commit, wanted.direction) {
+        (true, _) => KEEP_OLD | VERIFY_MEDIUM | REPLACE,
+        (false, Direction::In) => VERIFY_MEDIUM,
+        (false, Direction::Out) => VERIFY_MEDIUM | PARENTS | NO_CLOBBER,
+    };
+    if wanted.flags & !known != 0 {
+        let error = ControlError::new("begin to copy", Some(buffer), "flags that it does not have");
         return Err(error.errno(libc::EINVAL));
     }
     let place = match wanted.direction {
@@ -134,6 +142,14 @@ fn begin(buffer: &Path, pfs: &Path, wanted: &Wanted) -> Answer<i64> {
         retries: RETRIES,
         seen_at: None,
         commit: wanted.is_commit.then_some(commit),
+        options: StageOptions {
+            parents: wanted.flags & PARENTS != 0,
+            no_clobber: wanted.flags & NO_CLOBBER != 0,
+            dry_run: false,
+            deferred: false,
+            align_bytes: None,
+            umask: forebay_client::umask(),
+        },
     })?;
     Ok(started.plan.0 as i64)
 }

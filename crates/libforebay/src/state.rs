@@ -137,7 +137,8 @@ pub unsafe extern "C" fn fb_wait(text: *const c_char, timeout_s: f64) -> c_int {
     if done.is_some() { 0 } else { -1 }
 }
 
-fn wait(path: &Path, deadline: Deadline) -> Answer<()> {
+/// Waits until what is at `path` is on the PFS.
+pub(crate) fn wait(path: &Path, deadline: Deadline) -> Answer<()> {
     let place = locate(path)?;
     let mut control = Control::connect_store_until(&place.store_dir, deadline.end())?;
     match control.cache_wait(&bytes_of(&place), |_| !deadline.is_over()) {
@@ -158,7 +159,9 @@ fn wait(path: &Path, deadline: Deadline) -> Answer<()> {
     }
     let covers = |plan: &PlanStatus| {
         let source = Path::new(OsStr::from_bytes(plan.spec.buffer_path.as_bytes()));
-        plan.spec.direction == Direction::Out && place.path_in_buffer.starts_with(source)
+        plan.spec.direction == Direction::Out
+            && !plan.is_deferred()
+            && place.path_in_buffer.starts_with(source)
     };
     let mut newest = None;
     for plan in control.stage_list()?.into_iter().filter(covers) {

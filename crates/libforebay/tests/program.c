@@ -80,6 +80,18 @@ int main(int argc, char **argv) {
     MUST(strstr(fb_error(), "does not exist"));
     MUST(fb_wait(file, 1) == -1 && errno == EIO);
 
+    snprintf(place, sizeof place, "%s/no/such", argv[2]);
+    MUST(fb_stage_out(file, place, FB_REPLACE) == -1 && errno == EINVAL);
+    number = fb_stage_out(file, place, 0);
+    MUST(number > 0 && fb_commit_wait(file, number, 60, &status, sizeof status) == 0);
+    MUST(status.state == FB_FAILED && status.first_errno == ENOENT);
+    number = fb_stage_out(file, place, FB_PARENTS | FB_NO_CLOBBER);
+    MUST(number > 0 && fb_commit_wait(file, number, 60, &status, sizeof status) == 0);
+    MUST(status.state == FB_DONE && status.files_done == 1);
+    number = fb_stage_out(file, place, FB_NO_CLOBBER);
+    MUST(number > 0 && fb_commit_wait(file, number, 60, &status, sizeof status) == 0);
+    MUST(status.state == FB_DONE && status.files_done == 0);
+
     number = fb_stage_out(file, argv[2], 0);
     MUST(number > 0 && fb_commit_wait(file, number, 60, NULL, 0) == 0);
     snprintf(place, sizeof place, "%s/data", argv[2]);

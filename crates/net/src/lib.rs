@@ -9,6 +9,7 @@
 //! | `munge` | users of other nodes, where a site runs MUNGE |
 //! | `node` | which node this is |
 //! | `peer` | who is at the other end of a Unix socket |
+//! | `socket_path` | sockets with long paths |
 //! | `pipes` | short frames of a connection on one node |
 //! | `seal` | what both ends encrypt for each other |
 //!
@@ -24,6 +25,7 @@ pub mod peer;
 pub mod pipes;
 pub mod random;
 pub mod seal;
+pub mod socket_path;
 pub mod stream;
 
 pub use address::ServerAddress;

@@ -5,7 +5,7 @@
 
 use crate::pipes::{Pipes, Ready, Source};
 use crate::seal::Seals;
-use crate::stream::{Files, MAX_FILES, Stream};
+use crate::stream::{Files, MAX_FILES, Steps, Stream};
 use forebay_proto::net::auth::Refusal;
 use forebay_proto::net::frame::{
     self, FrameError, FrameHeader, HEADER_BYTES, Kind, MAX_BODY_BYTES, PAYLOAD_SUM_BYTES,
@@ -46,6 +46,12 @@ pub enum LinkError {
 }
 
 impl LinkError {
+    /// True if nobody waits any more for what was waited for ([`forebay_proto::asked`]). The link is as it was before, if
+    /// the head of a frame was waited for.
+    pub fn is_given_up(&self) -> bool {
+        matches!(self, LinkError::Io(e) if e.kind() == io::ErrorKind::Interrupted)
+    }
+
     /// True if nothing came within the time limit.
     pub fn is_timeout(&self) -> bool {
         matches!(self, LinkError::Io(e)
@@ -77,6 +83,8 @@ pub struct Link {
     seals: Option<Seals>,
     /// Set last for a wait; a system call less for each frame.
     longest_wait: Option<Duration>,
+    /// Longest wait for the peer to take something.
+    longest_send: Option<Duration>,
 }
 
 impl Link {
@@ -94,6 +102,7 @@ impl Link {
             body_limit: MAX_BODY_BYTES,
             seals: None,
             longest_wait: None,
+            longest_send: None,
         }
     }
 
@@ -120,14 +129,15 @@ impl Link {
         write: Option<Duration>,
     ) -> io::Result<()> {
         self.longest_wait = read;
-        self.stream.set_read_timeout(read)?;
-        self.stream.set_write_timeout(write)
+        self.longest_send = write;
+        self.stream.set_read_step(read)?;
+        self.stream.set_write_step(write)
     }
 
     /// Longest wait for what is received from now on.
     pub fn wait_at_most(&mut self, limit: Duration) -> io::Result<()> {
         if self.longest_wait != Some(limit) {
-            self.stream.set_read_timeout(Some(limit))?;
+            self.stream.set_read_step(Some(limit))?;
             self.longest_wait = Some(limit);
         }
         Ok(())
@@ -220,7 +230,7 @@ impl Link {
         if payload.is_empty() {
             match self.pipes_for(self.head.len(), fds) {
                 Some(pipes) => pipes.send(&[&self.head])?,
-                None => self.stream.send_all(&[&self.head], fds)?,
+                None => self.stream.send_all(&[&self.head], fds, self.longest_send)?,
             }
             return Ok(());
         }
@@ -236,11 +246,12 @@ impl Link {
         while left.len() > SEND_STEP_BYTES {
             let (piece, rest) = left.split_at(SEND_STEP_BYTES);
             sum.add(piece);
-            self.stream.send_all(&[std::mem::take(&mut first), piece], std::mem::take(&mut fds))?;
+            let parts = [std::mem::take(&mut first), piece];
+            self.stream.send_all(&parts, std::mem::take(&mut fds), self.longest_send)?;
             left = rest;
         }
         sum.add(left);
-        self.stream.send_all(&[first, left, &sum.to_bytes()], fds)?;
+        self.stream.send_all(&[first, left, &sum.to_bytes()], fds, self.longest_send)?;
         Ok(())
     }
 
@@ -286,7 +297,7 @@ impl Link {
         }
     }
 
-    /// Receives header and body; the payload is to be taken next, by one of the `payload`
+    /// Receives header and body, and goes on where a wait for them ended that nobody waited for any more; the payload is to be taken next, by one of the `payload`
     /// functions. A `Refused` frame is the error of that name.
     pub fn receive(&mut self, body: &mut Vec<u8>) -> Result<FrameHeader, LinkError> {
         self.fill(HEADER_BYTES)?;
@@ -427,13 +438,18 @@ impl Link {
                 Ready::Never => return Err(io::ErrorKind::WouldBlock.into()),
             }
         }
+        let mut steps = Steps::new(limit);
         match (&self.pipes, self.source) {
             (Some(pipes), Source::Pipe) => {
                 Ok((pipes.receive_some(into, behind)?, Files::default()))
             }
-            _ if is_ready || self.stream.wait_to_receive(limit)? => {
-                self.stream.receive_some(into, behind)
-            }
+            _ if is_ready || self.stream.wait_to_receive(limit)? => loop {
+                match self.stream.receive_some(into, behind) {
+                    // A step of the wait for a TCP connection.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock && steps.go_on()? => {}
+                    done => return done,
+                }
+            },
             _ => Err(io::ErrorKind::WouldBlock.into()),
         }
     }

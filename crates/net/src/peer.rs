@@ -1,5 +1,6 @@
 //! Who is at the other end of a Unix socket, as the kernel noted it when they connected.
 
+use crate::stream::Stream;
 use forebay_proto::Caller;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -22,9 +23,18 @@ pub fn identify(socket: impl AsFd) -> io::Result<Caller> {
     })
 }
 
-/// The user who connected, without a look at their groups.
+/// The user at the other end: who connected, or who made the socket; without a look at their groups.
 pub fn uid(socket: impl AsFd) -> io::Result<u32> {
     Ok(socket_peercred(&socket)?.uid.as_raw())
+}
+
+/// Was the Unix socket that this one is connected to made by root, by this process's user, or by `also`? The path of a
+/// socket that somebody told may be another user's by now: what that one answers is not to be believed. A TCP
+/// connection is proven by a secret.
+pub fn is_made_by_trusted(stream: &Stream, also: Option<u32>) -> io::Result<bool> {
+    let Stream::Unix(socket) = stream else { return Ok(true) };
+    let maker = uid(socket)?;
+    Ok(maker == 0 || maker == rustix::process::geteuid().as_raw() || also == Some(maker))
 }
 
 fn peer_groups(socket: i32) -> io::Result<Vec<u32>> {

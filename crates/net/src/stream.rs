@@ -2,6 +2,8 @@
 //! along with bytes (Unix only), and for TCP keep-alive, so that a peer that vanished is noticed.
 
 use crate::address::ServerAddress;
+use crate::socket_path::with_short_path;
+use forebay_proto::asked::{LOOK, is_given_up};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::IoSlice;
 use rustix::net::{
@@ -32,15 +34,48 @@ pub const MAX_FILES: usize = 2;
 /// What came along with a frame.
 pub type Files = [Option<File>; MAX_FILES];
 
+/// Why a wait ended of which nobody waits for the end any more ([`forebay_proto::asked`]).
+pub(crate) fn given_up() -> io::Error {
+    io::ErrorKind::Interrupted.into()
+}
+
+/// A wait in steps, that ends with its limit or when nobody waits for it any more.
+pub(crate) struct Steps {
+    limit: Option<Duration>,
+    waited: Duration,
+}
+
+impl Steps {
+    pub(crate) fn new(limit: Option<Duration>) -> Steps {
+        Steps { limit, waited: Duration::ZERO }
+    }
+
+    /// The next step; `None`: as long as it takes.
+    fn next(&self) -> Option<Duration> {
+        self.limit.map(|limit| limit.saturating_sub(self.waited).min(LOOK))
+    }
+
+    /// A step is over. False with the limit; an error of kind `Interrupted` if nobody waits any more.
+    pub(crate) fn go_on(&mut self) -> io::Result<bool> {
+        if is_given_up() {
+            return Err(given_up());
+        }
+        self.waited += LOOK;
+        Ok(self.limit.is_none_or(|limit| self.waited < limit))
+    }
+}
+
 /// Waits until there is something at one of them: false after `limit`.
 pub(crate) fn wait_for(wanted: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<bool> {
-    let limit = limit.map(|limit| Timespec {
-        tv_sec: limit.as_secs() as i64,
-        tv_nsec: limit.subsec_nanos().into(),
-    });
+    let mut steps = Steps::new(limit);
     loop {
-        match poll(wanted, limit.as_ref()) {
+        let step = steps.next().map(|step| Timespec {
+            tv_sec: step.as_secs() as i64,
+            tv_nsec: step.subsec_nanos().into(),
+        });
+        match poll(wanted, step.as_ref()) {
             Err(rustix::io::Errno::INTR) => {}
+            Ok(0) if steps.go_on()? => {}
             other => return Ok(other? > 0),
         }
     }
@@ -59,7 +94,9 @@ impl Stream {
     /// Connects.
     pub fn connect(address: &ServerAddress) -> io::Result<Stream> {
         match address {
-            ServerAddress::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path)?)),
+            ServerAddress::Unix(path) => {
+                with_short_path(path, |path| UnixStream::connect(path)).map(Stream::Unix)
+            }
             ServerAddress::Tcp { host, port } => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
                 for address in (host.as_str(), *port).to_socket_addrs()? {
@@ -89,16 +126,18 @@ impl Stream {
         matches!(self, Stream::Unix(_))
     }
 
-    /// Longest wait for bytes to come; `None` = as long as it takes.
-    pub fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+    /// Longest step of a wait for bytes to come; `None` = as long as it takes.
+    pub(crate) fn set_read_step(&self, limit: Option<Duration>) -> io::Result<()> {
+        let limit = limit.map(|limit| limit.min(LOOK));
         match self {
             Stream::Unix(s) => s.set_read_timeout(limit),
             Stream::Tcp(s) => s.set_read_timeout(limit),
         }
     }
 
-    /// Longest wait for the peer to take bytes.
-    pub fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+    /// Longest step of a wait for the peer to take bytes.
+    pub(crate) fn set_write_step(&self, limit: Option<Duration>) -> io::Result<()> {
+        let limit = limit.map(|limit| limit.min(LOOK));
         match self {
             Stream::Unix(s) => s.set_write_timeout(limit),
             Stream::Tcp(s) => s.set_write_timeout(limit),
@@ -139,8 +178,15 @@ impl Stream {
         }
     }
 
-    /// Sends all of the parts; descriptors, at most [`MAX_FILES`], go along with the first byte (Unix only).
-    pub fn send_all(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    /// Sends all of the parts; descriptors, at most [`MAX_FILES`], go along with the first byte (Unix only). The peer is
+    /// waited for `limit` each time that it takes nothing.
+    pub(crate) fn send_all(
+        &self,
+        parts: &[&[u8]],
+        fds: &[BorrowedFd<'_>],
+        limit: Option<Duration>,
+    ) -> io::Result<()> {
+        let mut steps = Steps::new(limit);
         let total: usize = parts.iter().map(|p| p.len()).sum();
         let mut sent = 0;
         let mut fds = fds;
@@ -164,8 +210,10 @@ impl Stream {
                 Ok(count) => {
                     sent += count;
                     fds = &[];
+                    steps = Steps::new(limit);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && steps.go_on()? => {}
                 Err(error) => return Err(error),
             }
         }

@@ -1,7 +1,7 @@
 //! The file-system calls of a buffer: what a mount asks of the servers.
 //!
-//! `forebay-server` implements [`FileSystem`] in-process; a later transport
-//! implements it by sending frames. `forebay-fuse` calls it for kernel requests.
+//! [`FileSystem`] is four traits in one: names, attributes, data, xattrs. `forebay-namespace` and `forebay-cache` implement them
+//! on flash, `forebay-client` by asking servers. `forebay-fuse` calls them for requests of a kernel, sessions for those of mounts.
 //!
 //! Contract shared by all calls:
 //! * The caller's right to do the thing was already decided by who calls (the kernel with
@@ -10,7 +10,7 @@
 //! * A call that returned `Ok` survives a kill -9 of the server.
 //! * Each [`Entry`] returned (also each one handed to a `readdir_plus` sink that accepted it,
 //!   but for `.` and `..`) counts as one reference of the client to that inode, given back by
-//!   [`FileSystem::forget`]. An inode without names lives as long as it is referenced.
+//!   [`NameOps::forget`]. An inode without names lives as long as it is referenced.
 //! * Names are raw bytes without `/` and NUL; longer than 255 bytes is ENAMETOOLONG.
 
 use crate::attr::{Attr, FileKind, SetAttr, Timestamp};
@@ -120,19 +120,19 @@ pub struct CreateArgs {
     pub umask: u32,
 }
 
-/// The file-system calls. See the module's contract.
-pub trait FileSystem: Send + Sync + 'static {
+/// The traits of a file system, for who calls one: `use forebay_proto::api::ops::*`.
+pub mod ops {
+    pub use super::{AttrOps, DataOps, FileSystem, NameOps, XattrOps};
+}
+
+/// Names: what is in directories. See the module's contract.
+pub trait NameOps: Send + Sync {
     /// Looks a name up. `.` and `..` are allowed.
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry>;
     /// Gives back `count` references to `ino`.
     fn forget(&self, ino: Ino, count: u64);
-    /// Attributes; exact also while the object is written by passthrough.
-    fn getattr(&self, ino: Ino) -> Result<Attr>;
-    /// Changes attributes and returns the new ones.
-    fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr>;
     /// Target of a symbolic link.
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
-
     /// Makes a file (regular, fifo, socket, device) without opening it.
     fn mknod(
         &self,
@@ -163,7 +163,6 @@ pub trait FileSystem: Send + Sync + 'static {
         new_name: &[u8],
         flags: u32,
     ) -> Result<()>;
-
     /// Creates and opens a regular file (EEXIST if the name exists: the caller looked it up).
     fn create(
         &self,
@@ -173,6 +172,18 @@ pub trait FileSystem: Send + Sync + 'static {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)>;
+    /// The same, with its object opened by these flags of `open(2)` (access mode, O_APPEND, O_NONBLOCK) for who gets
+    /// the descriptor itself; `None`: it is still to be opened. Of the attributes those are not certain that only the object knows.
+    fn create_for(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+        _open_flags: u32,
+    ) -> Result<(Entry, Option<File>)> {
+        self.create(caller, parent, name, args, false).map(|(entry, _)| (entry, None))
+    }
     /// Creates and opens a regular file without a name (O_TMPFILE).
     fn tmpfile(
         &self,
@@ -181,38 +192,8 @@ pub trait FileSystem: Send + Sync + 'static {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)>;
-    /// Opens a regular file. `open_flags` are those of `open(2)`; O_TRUNC is honoured
-    /// (and, with `kill_suid`, takes suid off).
-    fn open(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        open_flags: u32,
-        kill_suid: bool,
-        want_local: bool,
-    ) -> Result<Opened>;
-    /// Reads at an offset; fewer bytes than asked for only at the end of the file.
-    fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize>;
-    /// Writes; returns the count written, less than asked only when space ran out in between.
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
-    /// Waits until data (and attributes) of the file, and its names, are on flash.
-    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()>;
     /// Waits until all changes of names made before are on flash.
     fn fsyncdir(&self, ino: Ino) -> Result<()>;
-    /// `fallocate(2)`; `mode` has its flags.
-    fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()>;
-    /// SEEK_DATA and SEEK_HOLE.
-    fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64>;
-    /// Copies within the buffer, sharing blocks where the flash can.
-    fn copy_file_range(
-        &self,
-        source: Ino,
-        source_offset: u64,
-        target: Ino,
-        target_offset: u64,
-        length: u64,
-    ) -> Result<u64>;
-
     /// The highest cookie of the directory now: a listing that started now ends there, so that
     /// a loop which renames what it lists comes to an end.
     fn dir_limit(&self, ino: Ino) -> Result<Cookie>;
@@ -233,7 +214,76 @@ pub trait FileSystem: Send + Sync + 'static {
         limit: Cookie,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()>;
+    /// How long names of a directory, present or absent, may be believed from now on without
+    /// asking. Looked up after the answer that it concerns.
+    fn entry_ttl(&self, _parent: Ino) -> Duration {
+        Duration::MAX
+    }
+}
 
+/// Attributes.
+pub trait AttrOps: Send + Sync {
+    /// Attributes; exact also while the object is written by passthrough.
+    fn getattr(&self, ino: Ino) -> Result<Attr>;
+    /// Changes attributes and returns the new ones.
+    fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr>;
+    /// The same for attributes of an inode.
+    fn attr_ttl(&self, _ino: Ino) -> Duration {
+        Duration::MAX
+    }
+}
+
+/// Data of regular files.
+pub trait DataOps: Send + Sync {
+    /// Opens a regular file. `open_flags` are those of `open(2)`; O_TRUNC is honoured
+    /// (and, with `kill_suid`, takes suid off).
+    fn open(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        open_flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened>;
+    /// A descriptor of the file is closed: what was written is for others to see now. Called before its locks go.
+    fn flush(&self, ino: Ino) -> Result<()>;
+    /// Reads at an offset; fewer bytes than asked for only at the end of the file.
+    fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize>;
+    /// Writes; returns the count written, less than asked only when space ran out in between.
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
+    /// Waits until data (and attributes) of the file, and its names, are on flash.
+    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()>;
+    /// `fallocate(2)`; `mode` has its flags.
+    fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()>;
+    /// SEEK_DATA and SEEK_HOLE.
+    fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64>;
+    /// Copies within the buffer, sharing blocks where the flash can.
+    fn copy_file_range(
+        &self,
+        source: Ino,
+        source_offset: u64,
+        target: Ino,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64>;
+    /// One open of the file, given out by `open`, `create` or `tmpfile`, is over. `local` is told
+    /// as often as opens came with [`Opened::local`], the last time when no open of the file uses
+    /// it any more (the kernel may write without asking until then). Opens that came without
+    /// share it, so which open is told with `local` is not which one brought it.
+    fn release(&self, _ino: Ino, _local: bool) {}
+    /// The files of this node that may be given to programs, if there are any.
+    fn local_files(&self) -> Option<&dyn LocalFiles> {
+        None
+    }
+    /// True if little space (of data, or of names) is free and some is about to come back from
+    /// removed files, which opens, writes and new names then wait for: serve them where that keeps no `forget` waiting.
+    fn space_is_coming(&self) -> bool {
+        false
+    }
+}
+
+/// Extended attributes.
+pub trait XattrOps: Send + Sync {
     /// Value of an xattr, ENODATA without it. `user.forebay.*` answer from the server's state.
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
     /// Names, each ended by NUL. Never lists `user.forebay.*`.
@@ -251,37 +301,109 @@ pub trait FileSystem: Send + Sync + 'static {
     ) -> Result<()>;
     /// Removes an xattr, ENODATA without it.
     fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()>;
+}
 
-    /// How long names of a directory, present or absent, may be believed from now on without
-    /// asking. Looked up after the answer that it concerns.
-    fn entry_ttl(&self, _parent: Ino) -> Duration {
-        Duration::MAX
+/// All calls of a file system, and what concerns it as a whole. See the module's contract.
+pub trait FileSystem: NameOps + AttrOps + DataOps + XattrOps + 'static {
+    /// The directory that a mount shows as its root: that of the buffer, or of a node's own part of it.
+    fn root(&self) -> Ino {
+        Ino::ROOT
     }
-    /// The same for attributes of an inode.
-    fn attr_ttl(&self, _ino: Ino) -> Duration {
-        Duration::MAX
-    }
-    /// One open of the file, given out by `open`, `create` or `tmpfile`, is over. `local` is told
-    /// as often as opens came with [`Opened::local`], the last time when no open of the file uses
-    /// it any more (the kernel may write without asking until then). Opens that came without
-    /// share it, so which open is told with `local` is not which one brought it.
-    fn release(&self, _ino: Ino, _local: bool) {}
     /// Locks, if they are not to be left to the kernel of this mount alone.
     fn locks(&self) -> Option<&dyn Locks> {
         None
-    }
-
-    /// True if little space (of data, or of names) is free and some is about to come back from
-    /// removed files, which opens, writes and new names then wait for: serve them where that keeps no `forget` waiting.
-    fn space_is_coming(&self) -> bool {
-        false
     }
     /// Capacity.
     fn statfs(&self) -> Result<StatFs>;
     /// Everything on flash.
     fn sync_all(&self) -> Result<()>;
+    /// True if a call may have to wait for somebody else for long, a server or a PFS: then signals end it. Calls on
+    /// flash alone are waited for, as on any local file system.
+    fn may_hang(&self) -> bool {
+        false
+    }
+    /// False if somebody whose answer calls wait for is known to be silent: then signals end also calls that may take
+    /// their time, such as `fsync`.
+    fn is_answering(&self) -> bool {
+        true
+    }
+    /// Says when reads of files and listings of directories store access times, where this file system stores them itself.
+    fn set_access_times(&self, _files: AccessTimes, _dirs: AccessTimes) {}
     /// Tells who wants to hear of changes that did not come through this client.
     fn set_notify(&self, notify: Arc<dyn Notify>);
+}
+
+/// Whole local objects as files that a program may have itself, beside the mount: the kernel reads and writes them
+/// as it does by passthrough. Only of a store whose own file system holds the capacity.
+pub trait LocalFiles: Send + Sync {
+    /// The object of a regular file, opened anew with these flags of `open(2)` (access mode, O_APPEND, O_NONBLOCK).
+    /// Not O_TRUNC, O_CREAT: [`DataOps::open`] and [`NameOps::create`] come first.
+    fn open_local(&self, ino: Ino, open_flags: u32) -> Result<File>;
+    /// What a name leads to, with one more reference, as [`NameOps::lookup`] gives it, but for what only the object
+    /// itself knows: size, blocks and times of a file.
+    fn lookup_without_object(&self, parent: Ino, name: &[u8]) -> Result<Entry>;
+    /// Which inode an object is of that [`LocalFiles::open_local`] gave. EBADF for what is no object of this store.
+    fn inode_of(&self, file: &File) -> Result<Ino>;
+    /// True if a process has the object open or mapped, this one's cached descriptor left out. True also if that
+    /// cannot be told.
+    fn is_in_use(&self, ino: Ino) -> bool;
+    /// `st_dev` of the objects: of nothing else on this node.
+    fn device(&self) -> u64;
+    /// What programs of this process's user may read in shared memory; `None` where nothing is told there.
+    fn shared_names(&self) -> Option<&dyn SharedNames> {
+        None
+    }
+}
+
+/// Names and rights in shared memory, by which a program opens an object by itself for reading. Nobody tells of such an open:
+/// the file system asks the kernel where it matters.
+pub trait SharedNames: Send + Sync {
+    /// The memory, for reading; `None` if there is none, or before [`SharedNames::keep_by_this_thread`].
+    fn table(&self) -> Option<&File>;
+    /// Makes the memory if need be, and ends its use with the calling thread, however that ends.
+    fn keep_by_this_thread(&self);
+    /// Whether programs may open files by it from now on. Before the first time nothing is told there.
+    fn set_open(&self, yes: bool);
+    /// True if it was ever open.
+    fn is_active(&self) -> bool;
+    /// Tells what a name leads to. `free`: no kernel believes attributes of the file, so that programs may open it; this
+    /// holds while the call lasts.
+    fn put_name(&self, dir: Ino, name: &[u8], ino: Ino, free: bool);
+    /// Tells what an inode grants.
+    fn put_inode(&self, ino: Ino);
+    /// A kernel is about to be told attributes of an inode: whether it may believe them. If so, who wants to open the file
+    /// asks from now on.
+    fn may_be_believed(&self, ino: Ino) -> bool;
+    /// A file has lost its last name, and a program may have it that nobody keeps account of from now on: true if the file
+    /// system does, and keeps the file as long as the program has it.
+    fn is_unseen(&self, ino: Ino) -> bool;
+    /// Whether a program has a file without a name that is kept for it so.
+    fn has_unseen(&self) -> bool;
+    /// The directory and the name by which a file was told of, if it is known still.
+    fn name_of(&self, ino: Ino) -> Option<(Ino, Vec<u8>)>;
+}
+
+/// When reading stores an access time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AccessTimes {
+    /// By the rule of [`relatime_needs_update`].
+    #[default]
+    Relative,
+    /// Each time (`strictatime`).
+    Always,
+    /// Not at all (`noatime`).
+    Never,
+}
+
+impl AccessTimes {
+    /// Whether what has these attributes gets a new access time if it is read now.
+    pub fn need_update(self, attr: &Attr, now: Timestamp) -> bool {
+        match self {
+            AccessTimes::Relative => relatime_needs_update(attr, now),
+            AccessTimes::Always => true,
+            AccessTimes::Never => false,
+        }
+    }
 }
 
 /// Called once, with what came of a lock request that waited.

@@ -5,10 +5,11 @@
 //! `forebay-client` sends these, the mount process in `forebay` (cli) answers them; the
 //! requester's identity comes from the socket (SO_PEERCRED, SO_PEERGROUPS), never from a message.
 
+use crate::activity::ActivityPage;
 use crate::commit::{CommitSpec, CommitStatus};
 use crate::events::{EventRecord, EventsPage, EventsQuery};
-use crate::ids::PlanId;
-use crate::metrics::ServerMetrics;
+use crate::ids::{PlanId, ServerId};
+use crate::metrics::{Counts, PoolMetrics};
 use serde::{Deserialize, Serialize};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -62,6 +63,15 @@ impl PathBytes {
         let prefix = prefix.strip_suffix(b"/").unwrap_or(prefix);
         let path = if path.is_empty() { b"/" } else { path };
         PathBytes::new(&[prefix, path].concat())
+    }
+    /// As a shell takes it for one word.
+    pub fn shell_word(&self) -> String {
+        let text = self.to_string();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:=@%".contains(c);
+        match !text.is_empty() && text.chars().all(plain) {
+            true => text,
+            false => format!("'{}'", text.replace('\'', r"'\''")),
+        }
     }
     /// The raw bytes.
     pub fn as_bytes(&self) -> &[u8] {
@@ -125,6 +135,16 @@ pub enum Request {
         /// Bytes per second.
         bytes_per_s: u64,
     },
+    /// Lets a plan begin that waits for its release ([`StageOptions::deferred`]).
+    StageRelease {
+        /// Which.
+        plan: PlanId,
+    },
+    /// How many plans of the buffer run at once, from now on; a hint that the server may cap.
+    StageConcurrency {
+        /// Plans.
+        plans: u32,
+    },
     /// About the cache that the buffer is.
     Cache(crate::cache::CacheRequest),
     /// Events of the buffer: those of the requester, all for the superuser and the mount's owner.
@@ -134,14 +154,25 @@ pub enum Request {
         /// Which.
         query: EventsQuery,
     },
-    /// Counters of the buffer, and of the process that serves it.
+    /// Counters of the buffer, of all servers that have parts of it.
     Metrics,
+    /// What the buffer does with files, for the superuser and the mount's owner. Kept only while somebody asks.
+    Activity {
+        /// Of this server of the buffer; `None`: of the mount itself.
+        server: Option<ServerId>,
+        /// Number of the last event that the asker has; without one nothing is answered but a number.
+        after: Option<u64>,
+    },
     /// Unmounts. With `keep` the buffer stays on flash, else it is destroyed.
     Umount {
         /// Keep the buffer.
         keep: bool,
-        /// Detach even while files are open.
+        /// Detach even while files are open, and give up plans that have not ended.
         force: bool,
+        /// Destroy the buffer although plans have not ended or have failed. Without this, `force` and
+        /// `keep` such a request is refused: EINPROGRESS while plans go on, EIO after one has failed.
+        #[serde(default)]
+        destroy: bool,
     },
 }
 
@@ -159,7 +190,7 @@ pub enum Reply {
     Buffer(BufferStatus),
     /// To `FileStatus`.
     File(FileStatus),
-    /// To `StageStart`, `StageStatus`, `StageWait`, `StageCancel`, `StageRate`.
+    /// To `StageStart`, `StageStatus`, `StageWait`, `StageCancel`, `StageRate`, `StageRelease`.
     Plan(PlanStatus),
     /// To `StageList`.
     Plans(Vec<PlanStatus>),
@@ -170,7 +201,9 @@ pub enum Reply {
     /// To `Events`.
     Events(EventsPage),
     /// To `Metrics`.
-    Metrics(Box<ServerMetrics>),
+    Metrics(PoolMetrics),
+    /// To `Activity`.
+    Activity(ActivityPage),
     /// It failed.
     Error(ControlError),
 }
@@ -257,8 +290,8 @@ pub struct BufferStatus {
     /// Its name, if `forebay serve` serves it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buffer: Option<String>,
-    /// The server by which it is mounted, if it is served.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The address of the server by which it is mounted, if it is served.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "server_address")]
     pub server: Option<String>,
     /// Mount point.
     pub mount_point: PathBytes,
@@ -291,7 +324,24 @@ pub struct BufferStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Box<crate::cache::CacheStatus>>,
     /// Requests that the kernel sent since the start, by name.
-    pub requests: Vec<(String, u64)>,
+    pub requests: Counts,
+}
+
+/// What a file has in logs, as far as it is published.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct InLogs {
+    /// `commit` or `strict`.
+    pub consistency: String,
+    /// `final` if nobody writes it any more, else `open`.
+    pub publish: String,
+    /// Logs, with those of mounts that have gone.
+    pub log_count: u64,
+    /// Bytes of them.
+    pub log_bytes: u64,
+    /// Of these what counts; the rest was written over, and goes when logs are brought together.
+    pub live_bytes: u64,
+    /// Pieces in which that lies.
+    pub extent_count: u64,
 }
 
 /// State of one file.
@@ -311,6 +361,12 @@ pub struct FileStatus {
     pub fast_path_reason: Option<String>,
     /// Objects of its layout.
     pub stripe_count: u16,
+    /// `log` where each mount appends to a log of its own, else `plain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<String>,
+    /// Of a file in logs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_logs: Option<InLogs>,
     /// Of a served buffer: host of the server that has the inode, and the data of a whole file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
@@ -384,7 +440,92 @@ pub struct StageSpec {
     /// Publish all at once: a stage-out of a tree that replaces `pfs_path` in one step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<CommitSpec>,
+    /// What the plan may make and replace at its target.
+    #[serde(default = "StageOptions::of_older_plans")]
+    pub options: StageOptions,
 }
+
+/// What a plan may make and replace at its target. The default is the safe choice.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageOptions {
+    /// Make the missing directories on the way to a target on the PFS. Without it a plan whose
+    /// target's directory is missing is refused: the path is mistyped, or the PFS is not mounted.
+    /// In a buffer they are made in any case.
+    #[serde(default)]
+    pub parents: bool,
+    /// Leave everything that is at the target as it is: existing names are not copied. Of a
+    /// stage-out only.
+    #[serde(default)]
+    pub no_clobber: bool,
+    /// Only look: nothing is made or copied, and the status tells what would be ([`DryRun`]).
+    #[serde(default)]
+    pub dry_run: bool,
+    /// Wait for the release of the plan, which the end of a job is: what is copied is what is there then. Of a
+    /// stage-out only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deferred: bool,
+    /// What is read through servers, as files in logs are, is written to the PFS in pieces of so much, each at a multiple of it;
+    /// `None`: [`StageOptions::ALIGN_BYTES`]. Of a stage-out only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub align_bytes: Option<u64>,
+    /// The requester's umask, for directories on the way to the target; `None` if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub umask: Option<u32>,
+}
+
+impl StageOptions {
+    /// Pieces in which files in logs are written to the PFS: a stripe, or a block, of most parallel file systems.
+    pub const ALIGN_BYTES: u64 = 1 << 20;
+    /// Least and most of [`StageOptions::align_bytes`], which is a power of two.
+    pub const ALIGN_RANGE_BYTES: std::ops::RangeInclusive<u64> = (64 << 10)..=(4 << 20);
+
+    /// True if files in logs can be written in pieces of so much.
+    pub fn is_align(bytes: u64) -> bool {
+        bytes.is_power_of_two() && StageOptions::ALIGN_RANGE_BYTES.contains(&bytes)
+    }
+
+    /// The alignment that holds.
+    pub fn align(&self) -> u64 {
+        let asked = self.align_bytes.filter(|bytes| StageOptions::is_align(*bytes));
+        asked.unwrap_or(StageOptions::ALIGN_BYTES)
+    }
+
+    /// The umask of a requester who did not tell it.
+    pub const UNKNOWN_UMASK: u32 = 0o022;
+
+    /// What plans had that were taken before there were options: parents were always made.
+    fn of_older_plans() -> StageOptions {
+        StageOptions { parents: true, ..StageOptions::default() }
+    }
+
+    /// Mode of a directory that is made for the requester on the way to the target.
+    pub fn dir_mode(&self) -> u32 {
+        0o777 & !self.umask.unwrap_or(StageOptions::UNKNOWN_UMASK)
+    }
+}
+
+/// What a plan with `dry_run` found that it would do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DryRun {
+    /// Files, links and special files that would be made under names that nothing has.
+    pub files_new: u64,
+    /// Bytes of them.
+    pub bytes_new: u64,
+    /// Those that would replace something.
+    pub files_overwritten: u64,
+    /// Bytes that would be copied for them.
+    pub bytes_overwritten: u64,
+    /// Directories that would be made, those on the way included.
+    pub directories_made: u64,
+    /// Missing directories on the way to the target that would be made, the first one first.
+    pub parents: Vec<PathBytes>,
+    /// The first [`MAX_REPORTED_PATHS`] paths of the target that would be replaced; with
+    /// `no_clobber` those that would be left as they are.
+    pub existing: Vec<PathBytes>,
+}
+
+/// Most paths kept in a [`DryRun`].
+pub const MAX_REPORTED_PATHS: usize = 1_000;
 
 /// State of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -423,7 +564,7 @@ pub struct FileError {
     /// Attempts made.
     pub attempts: u32,
     /// The server on which it failed, where a plan is the work of several.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "host", alias = "server")]
     pub server: Option<String>,
 }
 
@@ -447,6 +588,7 @@ pub struct PlanPart {
     /// Which part of the buffer it serves.
     pub shard: u16,
     /// The server, as people know it.
+    #[serde(rename = "host", alias = "server")]
     pub server: String,
     /// What it is doing.
     pub state: PartState,
@@ -484,6 +626,10 @@ pub struct PlanStatus {
     pub files_failed: u64,
     /// Of them found unchanged at the destination from before (resume).
     pub files_skipped: u64,
+    /// Items that were not copied because their name is taken, with `no_clobber`. They are in none
+    /// of the other counts.
+    #[serde(default)]
+    pub files_existing: u64,
     /// Bytes of data found.
     pub bytes_total: u64,
     /// Of them copied and verified.
@@ -494,6 +640,9 @@ pub struct PlanStatus {
     pub eta_s: Option<f64>,
     /// Seconds since the start (of work, not counting time when no server ran).
     pub elapsed_s: f64,
+    /// Seconds for which a running plan has waited for a call on the PFS, if it is more than some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silent_s: Option<f64>,
     /// The first [`MAX_REPORTED_ERRORS`] errors.
     pub errors: Vec<FileError>,
     /// How it was verified, when done.
@@ -504,6 +653,29 @@ pub struct PlanStatus {
     /// How far it is, if it is a commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<Box<CommitStatus>>,
+    /// What it would do, if it only looks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dry_run: Option<Box<DryRun>>,
+}
+
+impl PlanStatus {
+    /// True if it waits for its release, as a rule the end of a job.
+    pub fn is_deferred(&self) -> bool {
+        !self.state.is_final() && self.spec.options.deferred
+    }
+
+    /// What the plan does, in words: `stage out /mnt/fb/results -> /pfs/run17`; of a commit only from
+    /// where to where.
+    pub fn action(&self) -> String {
+        let pfs = &self.spec.pfs_path;
+        let prefix = self.buffer_prefix.as_bytes();
+        let buffer = PathBytes::in_buffer(prefix, self.spec.buffer_path.as_bytes());
+        match self.spec.direction {
+            _ if self.spec.commit.is_some() => format!("{buffer} -> {pfs}"),
+            Direction::In => format!("stage in {pfs} -> {buffer}"),
+            Direction::Out => format!("stage out {buffer} -> {pfs}"),
+        }
+    }
 }
 
 /// Most per-file errors kept in a status; `files_failed` counts all, the log has all.
@@ -522,6 +694,21 @@ mod tests {
         assert_eq!(shown("/mnt/b/", "/"), "/mnt/b/");
         assert_eq!(shown("", "/a"), "/a");
         assert_eq!(shown("job7:", "/a"), "job7:/a");
+    }
+
+    #[test]
+    fn directories_on_the_way_have_the_requesters_umask_or_the_usual_one() {
+        let of = |umask| StageOptions { umask, ..StageOptions::default() }.dir_mode();
+        assert_eq!([of(None), of(Some(0)), of(Some(0o077))], [0o755, 0o777, 0o700]);
+    }
+
+    #[test]
+    fn paths_in_hints_are_one_word_of_a_shell() {
+        let word = |path: &str| PathBytes::new(path.as_bytes()).shell_word();
+        assert_eq!(word("/mnt/fb"), "/mnt/fb");
+        assert_eq!(word("run7:"), "run7:");
+        assert_eq!(word("/mnt/my b'x"), r"'/mnt/my b'\''x'");
+        assert_eq!(word(""), "''");
     }
 
     #[test]

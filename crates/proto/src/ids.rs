@@ -88,7 +88,7 @@ impl fmt::Display for Ino {
 pub struct ObjectId {
     /// The file.
     pub ino: Ino,
-    /// Index of the object in the file's layout; 0 for a whole local file.
+    /// Index of the object in the file's layout; 0 for a whole local file. Logs and their index have numbers of their own.
     pub stripe: u32,
 }
 
@@ -97,7 +97,33 @@ impl ObjectId {
     pub const fn whole(ino: Ino) -> ObjectId {
         ObjectId { ino, stripe: 0 }
     }
+
+    /// One of the two places of the index of a file that is written as logs.
+    pub const fn log_index(ino: Ino, number: u64) -> ObjectId {
+        ObjectId { ino, stripe: LOG_OBJECTS + (number % 2) as u32 }
+    }
+
+    /// A log of such a file; `None` for a number that cannot be.
+    pub const fn log(ino: Ino, log: u32) -> Option<ObjectId> {
+        match log {
+            1..LOGS_MAX => Some(ObjectId { ino, stripe: LOG_OBJECTS + 1 + log }),
+            _ => None,
+        }
+    }
+
+    /// The number of the log that it is, if it is one.
+    pub const fn as_log(self) -> Option<u32> {
+        match self.stripe.checked_sub(LOG_OBJECTS + 1) {
+            Some(log @ 1..LOGS_MAX) => Some(log),
+            _ => None,
+        }
+    }
 }
+
+/// Objects from this one on are those of logs: two places for the index, then the logs. Stripes are far below.
+const LOG_OBJECTS: u32 = 1 << 31;
+/// Numbers of logs are below this.
+const LOGS_MAX: u32 = 1 << 30;
 
 /// A position in a directory listing. Cookies of real entries grow in order of
 /// insertion and are never reused in a directory, so a listing that runs while

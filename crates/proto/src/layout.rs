@@ -7,6 +7,16 @@
 use crate::ids::{Ino, ShardId};
 use serde::{Deserialize, Serialize};
 
+/// The attribute by which a file is published.
+pub mod publish_xattr {
+    /// Its name.
+    pub const NAME: &[u8] = b"user.forebay.publish";
+    /// Its value where all mounts are to see what was written.
+    pub const NOW: &[u8] = b"now";
+    /// Its value where, besides, nobody is to write any more.
+    pub const FINAL: &[u8] = b"final";
+}
+
 /// How many directories of placement [`Placement::Auto`] a mount makes on its own node's server before
 /// they take turns: a node's own directories are where its names cost one message, and a node that makes
 /// the directories of all others still spreads them.
@@ -84,6 +94,26 @@ pub const STRIPE_SIZE_UNIT_BYTES: u32 = 4096;
 /// Largest stripe size.
 pub const STRIPE_SIZE_MAX_BYTES: u32 = 1 << 30;
 
+/// The word for files that each mount writes as a log of its own ([`Layout::log`]), in commands, jobs and answers.
+pub const LOG: &str = "log";
+/// The word for other files.
+pub const PLAIN: &str = "plain";
+
+/// [`LOG`] or [`PLAIN`].
+pub const fn log_or_plain(log: bool) -> &'static str {
+    if log { LOG } else { PLAIN }
+}
+
+/// The word for files in logs of which other mounts see what was published ([`Layout::strict`]).
+pub const COMMIT: &str = "commit";
+/// The word for those of which others see all that was written.
+pub const STRICT: &str = "strict";
+
+/// [`STRICT`] or [`COMMIT`].
+pub const fn commit_or_strict(strict: bool) -> &'static str {
+    if strict { STRICT } else { COMMIT }
+}
+
 /// A piece of a file that lies in one piece in one object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
@@ -107,6 +137,26 @@ pub struct Part {
     pub bytes: u64,
 }
 
+/// How new files of a buffer are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Logs {
+    /// Straight to their objects.
+    #[default]
+    Off,
+    /// As logs; other mounts see what was published.
+    Commit,
+    /// As logs; other mounts see all that was written.
+    Strict,
+}
+
+impl Logs {
+    /// Straight to their objects.
+    pub const fn is_off(&self) -> bool {
+        matches!(self, Logs::Off)
+    }
+}
+
 /// Layout of one file; of a directory, what new files in it get.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
@@ -119,6 +169,11 @@ pub struct Layout {
     pub first: ShardId,
     /// Of a directory: where new files go.
     pub placement: Placement,
+    /// Each mount appends what it writes to a log of its own; the objects have what was brought together since. A file
+    /// of such a layout has several objects, so that no kernel has it to itself.
+    pub log: bool,
+    /// Of such a layout: who reads asks those who write, and waits until what they wrote is published.
+    pub strict: bool,
 }
 
 impl Layout {
@@ -128,6 +183,8 @@ impl Layout {
         stripe_count: 1,
         first: ShardId(0),
         placement: Placement::Auto,
+        log: false,
+        strict: false,
     };
 
     /// True if the kernel can be given the object itself (passthrough).
@@ -146,6 +203,17 @@ impl Layout {
             0 => shards,
             count if count > shards => shards,
             count => count,
+        }
+    }
+
+    /// The layout of a file, in a buffer of so many servers: one that is written as logs has two objects at least, and
+    /// with one server there is nothing to gain: that has the file whole.
+    pub const fn of_file(self, shards: u16) -> Layout {
+        match (self.log, shards) {
+            (false, _) => self,
+            (true, 0 | 1) => Layout { log: false, strict: false, ..self },
+            (true, _) if self.stripe_count < 2 => Layout { stripe_count: shards, ..self },
+            (true, _) => self,
         }
     }
 
@@ -168,6 +236,8 @@ impl Layout {
         }
         match best {
             (0, _) => self,
+            // What is left of a file in logs is whole.
+            (1, first) => Layout { stripe_count: 1, first, log: false, strict: false, ..self },
             (stripe_count, first) => Layout { stripe_count, first, ..self },
         }
     }
@@ -345,6 +415,18 @@ mod tests {
         assert_eq!(without(&[1], 4, 0), (3, 2), "as many as there are");
         assert_eq!(without(&[0, 2], 2, 1), (1, 1));
         assert_eq!(without(&[0, 1, 2, 3], 2, 1), (2, 1), "nothing is better than anything");
+    }
+
+    #[test]
+    fn a_file_in_logs_has_several_objects_or_is_whole() {
+        let logs = |stripe_count| Layout { stripe_count, log: true, ..Layout::WHOLE_LOCAL };
+        let kind = |layout: Layout| (layout.stripe_count, layout.log);
+        assert_eq!(kind(logs(1).of_file(1)), (1, false));
+        assert_eq!(kind(logs(1).of_file(3)), (3, true));
+        assert_eq!(kind(logs(2).of_file(3)), (2, true));
+        assert_eq!(kind(Layout::WHOLE_LOCAL.of_file(3)), (1, false));
+        assert_eq!(kind(logs(3).avoiding(3, |shard| shard.0 == 1)), (2, true));
+        assert_eq!(kind(logs(2).avoiding(2, |shard| shard.0 == 1)), (1, false));
     }
 
     #[test]

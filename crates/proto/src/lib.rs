@@ -8,19 +8,25 @@
 //! (see [`version`]); ids are newtypes; names are bytes, never strings.
 
 pub mod acl;
+pub mod activity;
 pub mod api;
+pub mod asked;
+pub mod at_risk;
 pub mod attr;
 pub mod cache;
 pub mod caller;
 pub mod commit;
 pub mod control;
+pub mod count;
 pub mod errno;
 pub mod events;
 pub mod ids;
+pub mod latency;
 pub mod layout;
 pub mod metrics;
 pub mod net;
 pub mod size;
+pub mod timing;
 pub mod version;
 
 pub use api::{DirEntry, Entry, FileSystem, Notify, Opened};
@@ -28,3 +34,4 @@ pub use attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 pub use caller::{Caller, RequestId};
 pub use errno::{Errno, Result};
 pub use ids::{Cookie, Ino, Lsn, ObjectId, PlanId, ServerId, ShardId};
+pub use timing::Timing;

@@ -5,10 +5,8 @@
 //! Invariants: a function neither panics nor takes long nor much memory, whatever the bytes are; and
 //! where something was read, it is written and read again as the same.
 
-use crate::journal_line;
 use crate::ledger::fuzzed as ledger;
-use crate::mover::fuzzed as mover;
-use crate::namespace::store::fuzzed as store;
+use forebay_mover::fuzzed as mover;
 use forebay_net::handshake::{self, Credential, Gate, Vouched};
 use forebay_net::{Link, Stream};
 use forebay_proto::events::Event;
@@ -21,6 +19,8 @@ use forebay_proto::net::session::Recall;
 use forebay_proto::net::staging::{StagingQuestion, StagingReply};
 use forebay_proto::net::tree::{TreeAsked, TreeReply};
 use forebay_proto::net::{Answer, Request};
+use forebay_store::journal_line;
+use forebay_store::metadata::fuzzed as store;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::Write;

@@ -11,8 +11,8 @@
 //! is looked up with the requester's rights, also where a page goes on: in a stray with those that it asks
 //! for itself, for what was above it is gone. Called by [`crate::Server::lost`].
 
-use crate::mover::tree::BufferTree;
-use crate::over_tree::OverTree;
+use forebay_interfaces::tree::BufferTree;
+use forebay_namespace::OverTree;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::PathBytes;
 use forebay_proto::net::lost::{

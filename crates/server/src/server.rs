@@ -7,24 +7,26 @@
 //!
 //! Made by the mount command (`forebay` crate), and by the ledger for the buffers it serves.
 
-use crate::cache::{self, CacheEvents, CacheFs, CacheOptions};
-use crate::events::EventLog;
-use crate::flash::{Store, StoreKey};
 use crate::lost;
-use crate::mover::tree::BufferTree;
-use crate::mover::{Mover, MoverOptions, STAGING_WAIT_MAX, Servers};
-use crate::namespace::store::{LmdbStore, StoreOptions};
-use crate::namespace::{Namespace, NamespaceOptions, RecoveryReport};
-use crate::objects::{Accounting, Objects};
-use crate::over_tree::OverTree;
-use crate::peers::Peers;
-use forebay_proto::api::FileSystem;
+use forebay_activity::Activity;
+use forebay_cache::{CacheEvents, CacheFs, CacheOptions};
+use forebay_interfaces::peers::Peers;
+use forebay_interfaces::tree::BufferTree;
+use forebay_mover::{Mover, MoverOptions, STAGING_WAIT_MAX, Servers};
+use forebay_namespace::OverTree;
+use forebay_namespace::{Namespace, NamespaceOptions, RecoveryReport};
+use forebay_proto::activity::ActivityPage;
+use forebay_proto::api::ops::*;
 use forebay_proto::control::{ControlError, FileStatus, PathBytes, StoreKind};
 use forebay_proto::events::{EventKind, Happened};
 use forebay_proto::ids::ShardId;
 use forebay_proto::net::frame;
 use forebay_proto::net::lost::{LostCursor, LostPage};
-use forebay_proto::{Caller, Errno};
+use forebay_proto::{Caller, Errno, Ino};
+use forebay_store::events::EventLog;
+use forebay_store::flash::{Store, StoreKey};
+use forebay_store::metadata::{LmdbStore, StoreOptions};
+use forebay_store::objects::{Accounting, Objects};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -46,6 +48,8 @@ pub struct ServerOptions {
     pub hold_orphans: bool,
     /// User and group that the root directory of a new buffer belongs to; `None` = this process's.
     pub root_owner: Option<(u32, u32)>,
+    /// New files of a new buffer are written as logs.
+    pub log: forebay_proto::layout::Logs,
     /// The buffer is a cache of this PFS directory.
     pub cache: Option<CacheOptions>,
     /// The servers of the buffer's other parts; `None` for a buffer that has one part.
@@ -83,12 +87,17 @@ pub struct Server {
     mover: Arc<Mover>,
     cache: Option<Arc<CacheFs>>,
     events: Arc<EventLog>,
+    activity: Arc<Activity>,
     recovery: RecoveryReport,
 }
 
 /// What to do about metadata that cannot be read.
-const DAMAGED_HINT: &str = "`forebay check` tells what is damaged; `forebay umount` of the mount \
-                            point destroys the buffer";
+const DAMAGED_HINT: &str = "`forebay check` tells what is damaged; `forebay umount --destroy` of the \
+                            mount point gives the buffer up with all files in it";
+
+/// What to do when the file system below has no room for what a start writes.
+const NO_ROOM_HINT: &str =
+    "nothing is damaged: free space on the flash directory's file system and do the same again";
 
 fn failed(what: &str, path: &Path, why: impl ToString, errno: Option<i32>) -> ControlError {
     ControlError {
@@ -102,7 +111,11 @@ fn failed(what: &str, path: &Path, why: impl ToString, errno: Option<i32>) -> Co
 
 /// Metadata of a buffer that was found, not made, are damaged.
 fn hinted(store: &Store, error: ControlError) -> ControlError {
-    if store.created() { error } else { error.hint(DAMAGED_HINT) }
+    match error.errno {
+        _ if store.created() => error,
+        Some(libc::ENOSPC) => error.hint(NO_ROOM_HINT),
+        _ => error.hint(DAMAGED_HINT),
+    }
 }
 
 impl Server {
@@ -111,7 +124,7 @@ impl Server {
     pub fn open(store: Store, options: ServerOptions) -> Result<Arc<Server>, ControlError> {
         crate::metrics::started();
         let meta = store.meta_dir();
-        cache::check_type(&store, options.cache.is_some())?;
+        forebay_cache::check_type(&store, options.cache.is_some())?;
         let at =
             |what: &'static str, path: PathBuf| move |e: Errno| failed(what, &path, e, Some(e.0));
         let clean = take_clean_marker(&meta)
@@ -134,6 +147,7 @@ impl Server {
             volatile: store.volatile(),
             root_uid,
             root_gid,
+            log: options.log,
             hold_orphans: options.hold_orphans,
         };
         let (namespace, recovery) =
@@ -150,12 +164,14 @@ impl Server {
         }
         let several = options.peers.filter(|peers| peers.count() > 1);
         let events = Arc::new(open_events(&store, root_uid)?);
+        let activity = Arc::new(Activity::default());
         let mover_options = MoverOptions {
             pfs_roots: options.pfs_roots,
             mount_point: store.record().key.mount_point().map(Path::to_path_buf),
             buffer_prefix: prefix(&store.record().key),
             servers: several.clone().map(Servers::new),
             events: Some(events.clone()),
+            activity: activity.clone(),
             ..MoverOptions::default()
         };
         let over = several.map(|peers| Arc::new(OverTree::new(namespace.clone(), peers)));
@@ -170,6 +186,7 @@ impl Server {
                     log: events.clone(),
                     prefix: prefix(&store.record().key),
                     owner_uid: root_uid,
+                    activity: activity.clone(),
                 };
                 Some(CacheFs::open_told(
                     store.dir(),
@@ -181,8 +198,13 @@ impl Server {
             }
             None => None,
         };
+        if store.kind() == StoreKind::Tmpfs && cache.is_none() {
+            namespace.objects().manage_pages(store.capacity_bytes());
+        }
         mover.resume();
-        Ok(Arc::new(Server { store, names, namespace, over, mover, events, cache, recovery }))
+        let server =
+            Server { store, names, namespace, over, mover, events, activity, cache, recovery };
+        Ok(Arc::new(server))
     }
 
     /// The file system that a mount serves.
@@ -211,6 +233,21 @@ impl Server {
     /// Its event record.
     pub fn events(&self) -> &Arc<EventLog> {
         &self.events
+    }
+
+    /// What it does with files, while somebody watches.
+    pub fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
+    /// Part of that, with the names of the files.
+    pub fn activity_page(&self, after: Option<u64>) -> ActivityPage {
+        let mut page = self.activity.read(after);
+        if let Some(cache) = &self.cache {
+            page.names = cache.names_of(page.rows.iter().map(|row| Ino(row.1)));
+        }
+        forebay_activity::stamp(&mut page, forebay_net::node::host_name());
+        page
     }
 
     /// The store.
@@ -349,8 +386,11 @@ fn open_names(store: &Store, meta: &Path) -> Result<LmdbStore, ControlError> {
         volatile: store.volatile(),
         preallocate: budget.preallocate,
     };
-    LmdbStore::open(options)
-        .map_err(|e| hinted(store, failed("open the namespace in", meta, e, None)))
+    LmdbStore::open(options).map_err(|e| {
+        let is_no_space = e.is_no_space();
+        let error = failed("open the namespace in", meta, e, is_no_space.then_some(libc::ENOSPC));
+        hinted(store, error)
+    })
 }
 
 /// Removes the marker, durably; true if it was there.
@@ -388,7 +428,7 @@ pub fn check(store: &Store) -> Result<Vec<String>, ControlError> {
     let names = open_names(store, &meta)?;
     let data = store.data_dir();
     problems.extend(
-        crate::namespace::check_objects(&names, &data, clean)
+        forebay_namespace::check_objects(&names, &data, clean)
             .map_err(|e| failed("check the objects in", &data, e, Some(e.0)))?,
     );
     names.close().map_err(|e| failed("close the namespace in", &meta, e, None))?;

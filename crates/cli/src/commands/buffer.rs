@@ -5,18 +5,23 @@ use super::cached::Cached;
 use super::{cache, pool};
 use crate::args::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
-    BufferListArgs, BufferStatusArgs, CacheHowArgs, ServerArgs, TypeArg, WritesArg,
+    BufferListArgs, BufferStatusArgs, CacheHowArgs, ConsistencyArg, LayoutArg, ServerArgs, TypeArg,
+    WritesArg,
 };
 use crate::failure::{EXIT_OK, Outcome, Usage, print_json, visible};
+use crate::json;
 use crate::secrets;
 use crate::servers::{BufferPath, Server};
 use forebay_client::WaitFor;
-use forebay_proto::control::{PathBytes, StoreKind};
+use forebay_proto::at_risk;
+use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StoreKind};
+use forebay_proto::layout::Logs;
 use forebay_proto::net::ledger::{
     AccessMode, BufferName, BufferPart, BufferSpec, BufferState, BufferType, CacheSpec,
     LedgerReply, LedgerRequest, MountedClient, PartState, ServedBuffer, Token,
 };
 use forebay_proto::size::format_bytes;
+use serde_json::json;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -62,6 +67,7 @@ fn create(args: &BufferCreateArgs) -> Outcome {
         access: args.access.into(),
         servers: args.servers,
         store_kind: args.store.map(Into::into),
+        log: logs(args)?,
         cache: cache_spec(args)?,
     };
     // Before the buffer is made: it must be possible to keep its secret.
@@ -73,7 +79,9 @@ fn create(args: &BufferCreateArgs) -> Outcome {
         return Err(error.hint(&kept).into());
     }
     if args.json {
-        print_json(&serde_json::json!({ "buffer": buffer, "secret_file": path }))?;
+        let mut made = json::buffer(&buffer)?;
+        made["secret_file"] = json!(PathBytes::new(path.as_os_str().as_bytes()));
+        print_json(&made)?;
         return Ok(EXIT_OK);
     }
     println!(
@@ -90,17 +98,34 @@ fn create(args: &BufferCreateArgs) -> Outcome {
 impl From<TypeArg> for BufferType {
     fn from(kind: TypeArg) -> BufferType {
         match kind {
-            TypeArg::Scratch => BufferType::Scratch,
+            TypeArg::Scratch | TypeArg::Log => BufferType::Scratch,
             TypeArg::Cache => BufferType::Cache,
         }
+    }
+}
+
+/// How new files are written.
+fn logs(args: &BufferCreateArgs) -> anyhow::Result<Logs> {
+    let layout = if args.kind == TypeArg::Log { LayoutArg::Log } else { args.layout };
+    match (layout, args.consistency, args.kind) {
+        (LayoutArg::Log, _, TypeArg::Cache) => {
+            Err(Usage("files of a cache have no layout: --layout log is for --type scratch".into())
+                .into())
+        }
+        (LayoutArg::Plain, Some(_), _) => {
+            Err(Usage("--consistency is for files in logs: give --type log too".into()).into())
+        }
+        (LayoutArg::Plain, None, _) => Ok(Logs::Off),
+        (LayoutArg::Log, Some(ConsistencyArg::Strict), _) => Ok(Logs::Strict),
+        (LayoutArg::Log, _, _) => Ok(Logs::Commit),
     }
 }
 
 /// What a cache is to show.
 fn cache_spec(args: &BufferCreateArgs) -> anyhow::Result<Option<CacheSpec>> {
     match (args.kind, &args.pfs) {
-        (TypeArg::Scratch, None) => Ok(None),
-        (TypeArg::Scratch, Some(_)) => {
+        (TypeArg::Scratch | TypeArg::Log, None) => Ok(None),
+        (TypeArg::Scratch | TypeArg::Log, Some(_)) => {
             Err(Usage("--pfs is what a cache shows: give --type cache".into()).into())
         }
         (TypeArg::Cache, None) => {
@@ -164,7 +189,8 @@ fn list(args: &BufferListArgs) -> Outcome {
     };
     let pool = server.pool()?;
     if args.json {
-        print_json(&serde_json::json!({ "buffers": buffers, "pool": pool }))?;
+        let buffers: Vec<_> = buffers.iter().map(json::buffer).collect::<Result<_, _>>()?;
+        print_json(&json!({ "buffers": buffers, "pool": json::pool(&pool)? }))?;
         return Ok(EXIT_OK);
     }
     print!("{}", table(&buffers));
@@ -176,7 +202,7 @@ fn status(args: &BufferStatusArgs) -> Outcome {
     let mut server = Server::connect(&args.at, Some(&args.name))?;
     let buffer = server.buffer(&LedgerRequest::Status { name: args.name.clone() })?;
     match args.json {
-        true => print_json(&buffer)?,
+        true => print_json(&json::buffer(&buffer)?)?,
         false => print!("{}", describe(&buffer)),
     }
     Ok(EXIT_OK)
@@ -188,7 +214,7 @@ pub fn status_of(at: &ServerArgs, of: &BufferPath, json: bool) -> anyhow::Result
     if of.path.as_bytes() == b"/" {
         let buffer = server.buffer(&LedgerRequest::Status { name: of.name.clone() })?;
         match json {
-            true => print_json(&buffer)?,
+            true => print_json(&json::buffer(&buffer)?)?,
             false => print!("{}", describe(&buffer)),
         }
         return Ok(());
@@ -210,7 +236,7 @@ fn extend(args: &BufferExtendArgs) -> Outcome {
         capacity_bytes: args.capacity,
     })?;
     match args.json {
-        true => print_json(&buffer)?,
+        true => print_json(&json::buffer(&buffer)?)?,
         false => println!("buffer {}: {}", args.name, format_bytes(buffer.capacity_bytes)),
     }
     Ok(EXIT_OK)
@@ -220,6 +246,9 @@ fn destroy(args: &BufferDestroyArgs) -> Outcome {
     let mut server = Server::connect(&args.at, Some(&args.name))?;
     if !args.discard_dirty && is_cache(&mut server, &args.name)? {
         drain_first(&args.name, args)?;
+    }
+    if !args.force {
+        must_lose_nothing(&mut server, args)?;
     }
     let request = LedgerRequest::Destroy {
         name: args.name.clone(),
@@ -232,9 +261,49 @@ fn destroy(args: &BufferDestroyArgs) -> Outcome {
     }
     secrets::forget_buffer(&args.name)?;
     if args.json {
-        print_json(&serde_json::json!({ "destroyed": args.name }))?;
+        print_json(&json!({ "buffer": args.name, "state": "destroyed" }))?;
     }
     Ok(EXIT_OK)
+}
+
+/// Refused by name are plans that have not ended, and failed ones whose results may be in the buffer only.
+fn must_lose_nothing(server: &mut Server, args: &BufferDestroyArgs) -> Result<(), ControlError> {
+    let name = &args.name;
+    // A buffer that is not served, or is not there, has its own answer to the destruction.
+    let Ok(LedgerReply::Plans(plans)) =
+        server.ask(&LedgerRequest::StageList { name: name.clone() })
+    else {
+        return Ok(());
+    };
+    let flags = match &args.at.server {
+        Some(server) => format!("--buffer {name}: --server {server}"),
+        None => format!("--buffer {name}:"),
+    };
+    let refused = |plans: &[&PlanStatus], errno, hint: &str| {
+        let numbers = at_risk::numbers(plans);
+        let error = ControlError::new("destroy the buffer", None, &at_risk::describe_all(plans));
+        let hint = hint.replace("{plans}", &format!("{numbers} {flags}"));
+        Err(error.errno(errno).hint(&hint))
+    };
+    let unfinished = at_risk::unfinished(&plans);
+    if !unfinished.is_empty() {
+        let hint = "wait for it: `forebay stage wait {plans}`, or give it up: `forebay stage cancel {plans}`; \
+                    --force loses what is not copied";
+        return refused(&unfinished, libc::EBUSY, hint);
+    }
+    let failed = at_risk::failed(&plans, |path| {
+        let request = LedgerRequest::FileStatus { name: name.clone(), path: path.clone() };
+        server.ask(&request).err().and_then(|error| error.errno) != Some(libc::ENOENT)
+    });
+    match failed.first() {
+        None => Ok(()),
+        Some(first) => {
+            let hint = "the PFS may not have it, and the buffer would go with it. `forebay stage status {plans}` tells \
+                        why; stage it out again; --force loses it";
+            let hint = hint.replace("{plans}", &format!("{} {flags}", first.plan));
+            refused(&failed, libc::EIO, &hint)
+        }
+    }
 }
 
 /// A buffer that is not there is none.
@@ -398,6 +467,7 @@ mod tests {
                 access: AccessMode::Striped,
                 servers: 1,
                 store_kind: None,
+                log: Logs::Off,
                 cache: None,
             },
             uuid: "0123456789abcdef0123456789abcdef".into(),
@@ -453,7 +523,7 @@ mod tests {
                 addresses: vec!["node9:4242".into()],
                 host: "node9".into(),
                 alive: true,
-                keeper: true,
+                leader: true,
                 lost: false,
                 capacity_bytes: 16 << 30,
                 reserved_bytes: 8 << 30,

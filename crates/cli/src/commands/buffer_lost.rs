@@ -81,14 +81,14 @@ impl Sum {
         }
         let nameless = self.links.saturating_sub(self.names_seen);
         if self.unseen > 0 {
-            text += &format!("; {} directories may not be looked into by you", self.unseen);
+            text += &format!("; you may not look into {} directories", self.unseen);
         } else if nameless > 0 {
             text += &format!(
-                "; {nameless} more names, of files whose data is there, were in lost directories: which, nobody knows"
+                "; {nameless} more names of files whose data is there were in lost directories, and are unknown"
             );
         }
         if self.names > 0 {
-            text += "; what else was in those directories, on the servers that are lost, cannot be known";
+            text += "; other content of those directories, on the lost servers, is unknown";
         }
         text
     }
@@ -108,9 +108,9 @@ mod tests {
             String::from_utf8(out).unwrap()
         };
         assert_eq!(line(false), "data   /a\\nb\n");
-        assert_eq!(line(true), "{\"path\":\"/a\\nb\",\"lost\":\"data\"}\n");
+        assert_eq!(line(true), "{\"path\":\"/a\\nb\",\"lost_kind\":\"data\"}\n");
         let sum = Sum { data: 2, unseen: 1, links: 9, ..Sum::default() };
-        assert_eq!(sum.in_words(), "lost: 2 files; 1 directories may not be looked into by you");
+        assert_eq!(sum.in_words(), "lost: 2 files; you may not look into 1 directories");
         assert_eq!(Sum::default().in_words(), "nothing is lost");
         let sum = Sum { names: 1, paths: 4, links: 7, names_seen: 5, ..Sum::default() };
         let words = sum.in_words();

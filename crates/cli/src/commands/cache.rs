@@ -6,17 +6,18 @@
 
 use super::cached::Cached;
 use super::mount::must_not_hide;
+use super::stage::verified_text;
 use crate::args::{
     CacheArgs, CachePathArgs, CacheRateArgs, CacheResolveArgs, CacheWaitArgs, ServerArgs,
     UmountArgs, WritesArg,
 };
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use forebay_cache::CacheOptions;
 use forebay_client::{Control, MountRef, WaitFor, Waited, cache_wait, canonical, mounts};
 use forebay_proto::Errno;
 use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
-use forebay_proto::control::{ControlError, PathBytes};
+use forebay_proto::control::{ControlError, PathBytes, Verify};
 use forebay_proto::size::format_bytes;
-use forebay_server::cache::CacheOptions;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -150,7 +151,7 @@ pub fn drain(
 ) -> Result<Waited, ControlError> {
     let start = Instant::now();
     let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
-    let bar = progress(0, style, quiet);
+    let bar = progress(u64::MAX, style, quiet);
     let mut first = None;
     let waited = cache_wait(
         |request| cached.tree(request),
@@ -158,8 +159,10 @@ pub fn drain(
         what,
         |state| {
             let first = *first.get_or_insert(state.drained_bytes);
-            bar.set_length(state.drained_bytes - first + state.dirty_bytes);
-            bar.set_position(state.drained_bytes - first);
+            // Less than at first when data that was drained is lost meanwhile.
+            let drained = state.drained_bytes.saturating_sub(first);
+            bar.set_length(drained + state.dirty_bytes);
+            bar.set_position(drained);
             bar.set_message(summary(state));
             timeout.is_none_or(|timeout| start.elapsed() < timeout)
         },
@@ -189,7 +192,7 @@ pub fn done(state: &TreeState, path: &Path, what: &str) -> Result<(), ControlErr
     }
     let hint = match (state.conflicts, state.failed) {
         _ if has_lost(state) => {
-            "`forebay resolve --keep theirs PATH` goes on with what the PFS has of a lost file"
+            "`forebay resolve --keep theirs PATH` continues with what the PFS has of a lost file"
         }
         (1.., _) => "`forebay resolve --keep ours|theirs|both PATH` decides a conflict",
         (_, 1..) => "what failed is tried again by itself; `forebay status PATH` tells the errors",
@@ -289,6 +292,10 @@ fn connect_by_name(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, Path
 pub fn drain_rate(args: CacheRateArgs) -> Outcome {
     let (mut cached, _) = connect(&args.path, &args.at)?;
     cached.tell(CacheRequest::Rate { bytes_per_s: args.bytes_per_s })?;
+    if args.json {
+        let path = PathBytes::new(args.path.as_os_str().as_bytes());
+        print_json(&serde_json::json!({ "path": path, "rate_bytes_per_s": args.bytes_per_s }))?;
+    }
     Ok(EXIT_OK)
 }
 
@@ -329,7 +336,9 @@ fn drain_before(
     mount_point: &Path,
     args: &UmountArgs,
 ) -> Result<(), ControlError> {
-    let timeout = args.timeout.map(Duration::from_secs);
+    // With --no-wait, what is not on the PFS at the first look is refused.
+    let timeout = if args.no_wait { Some(0) } else { args.timeout };
+    let timeout = timeout.map(Duration::from_secs);
     let waited = drain(cached, Path::new("/"), timeout, (WaitFor::Clean, true), args.json)?;
     done(&waited.state, mount_point, "unmount").map_err(|error| {
         let hint = error.hint.clone().unwrap_or_default();
@@ -385,7 +394,11 @@ fn print_file(path: &str, file: &CachedFile, tree: &TreeState) {
     let verified = file
         .verified
         .as_ref()
-        .map(|how| format!(", last drain verified: {how}"))
+        .map(|how| match how.as_str() {
+            "cache" => format!(", last drain {}", verified_text(Verify::Cache)),
+            "medium" => format!(", last drain {}", verified_text(Verify::Medium)),
+            other => format!(", last drain verified: {other}"),
+        })
         .unwrap_or_default();
     let unverified = if file.unverified { ", unverified" } else { "" };
     let mut drains = String::new();

@@ -5,9 +5,10 @@
 
 use crate::args::CheckArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
+use crate::site;
 use forebay_client::{canonical, mounts};
 use forebay_proto::control::{ControlError, PathBytes};
-use forebay_server::flash::{self, Store, StoreKey};
+use forebay_store::flash::{self, Store, StoreKey};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -133,15 +134,17 @@ fn store_of(args: &CheckArgs) -> Result<PathBuf, ControlError> {
             .errno(libc::ENOENT)
             .hint("it is no store, or what is left of one"));
     }
-    let flash = flash::resolve_flash(args.flash.as_deref()).map_err(|error| {
-        let why = "it is no store; to check the one of a mount point, its FLASH must be known";
-        match args.flash {
-            Some(_) => error,
-            None => ControlError::new("check", Some(&target), why)
-                .errno(libc::ENOENT)
-                .hint("name it with --flash"),
-        }
-    })?;
+    let flash = site::flash(args.flash.as_deref())
+        .and_then(|flash| flash::resolve_flash(flash.as_deref()))
+        .map_err(|error| {
+            let why = "it is no store; to check the one of a mount point, its FLASH must be known";
+            match args.flash {
+                Some(_) => error,
+                None => ControlError::new("check", Some(&target), why)
+                    .errno(libc::ENOENT)
+                    .hint("name it with --flash"),
+            }
+        })?;
     let dir = flash::store_dir(&flash, &StoreKey::mount(&target));
     if dir.is_dir() {
         return Ok(dir);

@@ -3,7 +3,10 @@
 //! A commit is a staging plan: `stage` has what follows one, and `forebay stage wait|cancel|rate`
 //! take its number too. The exit code is 0 only for a tree that is published.
 
-use super::stage::{duration_text, follow, in_mount, path_bytes, print_errors, progress_text};
+use super::stage::{
+    catch_interrupt, duration_text, follow, in_mount, of_all_buffers, path_bytes, print_errors,
+    progress_text, verified_text,
+};
 use super::stager::Stager;
 use crate::args::CommitArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
@@ -12,7 +15,7 @@ use anyhow::Context;
 use forebay_proto::PlanId;
 use forebay_proto::commit::{CommitPhase, CommitSpec, CommitStatus, PublishedBy};
 use forebay_proto::control::{
-    Direction, PathBytes, PlanState, PlanStatus, StageKind, StageSpec, Verify,
+    Direction, PlanState, PlanStatus, StageKind, StageOptions, StageSpec,
 };
 use forebay_proto::size::format_bytes;
 use std::ffi::OsStr;
@@ -37,6 +40,9 @@ fn commit(args: &CommitArgs, source: &Path, to: &Path) -> Outcome {
         None => in_mount(Direction::Out, to, source)?,
     };
     let absolute = std::path::absolute(to).context("find the current directory")?;
+    if !args.background {
+        catch_interrupt();
+    }
     let started = stager.start(StageSpec {
         direction: Direction::Out,
         kind: StageKind::Directory,
@@ -48,6 +54,7 @@ fn commit(args: &CommitArgs, source: &Path, to: &Path) -> Outcome {
         retries: args.retries,
         seen_at: None,
         commit: Some(CommitSpec { keep_old: args.keep_old, replace: args.replace }),
+        options: StageOptions::default(),
     })?;
     if args.background {
         match args.json {
@@ -61,20 +68,24 @@ fn commit(args: &CommitArgs, source: &Path, to: &Path) -> Outcome {
 
 fn status(args: &CommitArgs, asked: Option<&OsStr>) -> Outcome {
     let plan = asked.and_then(|asked| asked.to_str()?.parse().ok()).map(PlanId);
+    let named = args.buffer.as_deref().or(args.source.as_deref());
     let path = match plan {
-        None => asked.map(Path::new).or(args.source.as_deref()),
-        Some(_) => args.source.as_deref(),
+        None => asked.map(Path::new).or(named),
+        Some(_) => named,
     };
-    let mut stager = Stager::connect(path, &args.at, plan.as_slice())?;
     let Some(plan) = plan else {
-        let mut commits = stager.list()?;
+        let mut commits = match path {
+            Some(_) => Stager::connect(path, &args.at, &[])?.list()?,
+            None => of_all_buffers(|plan| plan.commit.is_some())?,
+        };
         commits.retain(|plan| plan.commit.is_some());
         match args.json {
-            true => print_json(&commits)?,
+            true => commits.iter().try_for_each(print_json)?,
             false => commits.iter().for_each(|one| println!("{}", visible(&listed(one)))),
         }
         return Ok(EXIT_OK);
     };
+    let mut stager = Stager::connect(path, &args.at, &[plan])?;
     let one = stager.status(plan)?;
     match args.json {
         true => print_json(&one)?,
@@ -99,9 +110,7 @@ fn listed(status: &PlanStatus) -> String {
 
 /// A commit on one line.
 pub fn line(status: &PlanStatus, commit: &CommitStatus) -> String {
-    let from =
-        PathBytes::in_buffer(status.buffer_prefix.as_bytes(), status.spec.buffer_path.as_bytes());
-    let head = format!("commit {} {from} -> {}", status.plan, status.spec.pfs_path);
+    let head = format!("commit {} {}", status.plan, status.action());
     let text = match (status.state, commit.phase) {
         (PlanState::Queued, _) => "queued".to_string(),
         (PlanState::Running, CommitPhase::Copying) => progress_text(status),
@@ -135,11 +144,7 @@ fn published(status: &PlanStatus, commit: &CommitStatus) -> String {
         Some(PublishedBy::Symlink) => " by symbolic link",
         None => "",
     };
-    let how = match status.verified {
-        Some(Verify::Cache) => ", verified: cache",
-        Some(Verify::Medium) => ", verified: medium",
-        None => "",
-    };
+    let how = status.verified.map(|how| format!(", {}", verified_text(how))).unwrap_or_default();
     format!(
         "published{by}: {} {}, {} in {}{how}, version {}",
         status.files_done,

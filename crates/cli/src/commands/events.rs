@@ -5,10 +5,11 @@ use super::top::is_closed;
 use super::which_buffer;
 use crate::args::EventsArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
+use crate::json;
 use crate::servers::Server;
 use forebay_client::Control;
 use forebay_proto::Errno;
-use forebay_proto::control::{ControlError, Verify};
+use forebay_proto::control::ControlError;
 use forebay_proto::events::{
     EVENTS_WAIT_MAX_MS, Event, EventKind, EventRecord, EventsPage, EventsQuery,
 };
@@ -156,7 +157,7 @@ enum Done {
 fn print(events: &[Event], json: bool) -> anyhow::Result<Done> {
     for event in events {
         let printed = match json {
-            true => print_json(event),
+            true => print_json(&json::event(event)?),
             false => writeln!(io::stdout(), "{}", line(event)).map_err(Into::into),
         };
         match printed {
@@ -197,10 +198,8 @@ fn line(event: &Event) -> String {
     if let Some(crc) = happened.crc32c {
         add(format!("crc32c {crc:08x}"));
     }
-    match happened.verified {
-        Some(Verify::Cache) => add("verified: cache".into()),
-        Some(Verify::Medium) => add("verified: medium".into()),
-        None => {}
+    if let Some(how) = happened.verified {
+        add(super::stage::verified_text(how).into());
     }
     if let Some(errno) = happened.errno {
         add(Errno(errno).to_string());
@@ -216,7 +215,7 @@ fn line(event: &Event) -> String {
 mod tests {
     use super::*;
     use forebay_proto::PlanId;
-    use forebay_proto::control::PathBytes;
+    use forebay_proto::control::{PathBytes, Verify};
     use forebay_proto::events::{Happened, UtcTime};
 
     #[test]
@@ -238,7 +237,7 @@ mod tests {
             "/pfs/a",
             "5242880 bytes (5.00 MiB)",
             "crc32c 00000abc",
-            "verified: medium",
+            "verified: read back from the medium",
             "user 1000",
         ] {
             assert!(text.contains(part), "{text}");

@@ -1,6 +1,8 @@
 //! `forebay man [--out DIR]`: manual pages, generated from the flags. The examples of a
-//! command's help become a section whose lines are left as they are.
+//! command's help become a section whose lines are left as they are. With `--markdown` the same as pages of a
+//! book (`man_markdown`).
 
+use super::man_markdown;
 use crate::args::{Cli, ManArgs};
 use crate::failure::{EXIT_OK, Outcome};
 use anyhow::Context;
@@ -16,7 +18,11 @@ pub fn run(args: ManArgs) -> Outcome {
     match args.out {
         Some(dir) => {
             std::fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
-            write_pages(&command, &dir)?;
+            if args.markdown {
+                man_markdown::write_pages(&command, &dir)?;
+            } else {
+                write_pages(&command, &dir)?;
+            }
         }
         None => std::io::stdout().write_all(&page(&command)?)?,
     }
@@ -46,10 +52,7 @@ fn page(command: &Command) -> anyhow::Result<Vec<u8>> {
         man.render_subcommands_section(&mut page)?;
     }
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let (notes, examples) = after
-        .split_once("Examples:\n")
-        .or_else(|| after.split_once("Example:\n"))
-        .unwrap_or((after.as_str(), ""));
+    let (notes, examples) = notes_and_examples(&after);
     if !notes.trim().is_empty() {
         writeln!(page, ".SH NOTES")?;
         write_text(&mut page, notes)?;
@@ -63,6 +66,14 @@ fn page(command: &Command) -> anyhow::Result<Vec<u8>> {
         man.render_version_section(&mut page)?;
     }
     Ok(page)
+}
+
+/// What stands after the flags of a command's help: text, and lines that can be copied.
+pub fn notes_and_examples(after_help: &str) -> (&str, &str) {
+    after_help
+        .split_once("Examples:\n")
+        .or_else(|| after_help.split_once("Example:\n"))
+        .unwrap_or((after_help, ""))
 }
 
 /// Text in which no line is taken for a request, nor a hyphen for a dash.

@@ -5,12 +5,13 @@ use crate::args::{MountArgs, StoreChoice};
 use crate::daemon::{self, BackingPlan, MountPlan, Reporter};
 use crate::failure::{EXIT_OK, Outcome, Usage, visible};
 use crate::mount_options::{self, MountOptionSet};
-use crate::{secrets, servers, state_dir};
+use crate::{secrets, servers, site, state_dir};
 use forebay_client::remote::Target;
 use forebay_client::{Control, canonical, mounts};
+use forebay_fuse::Limits;
 use forebay_net::ServerAddress;
 use forebay_proto::control::{ControlError, StoreKind};
-use forebay_server::flash::{self, StoreKey, StoreOptions};
+use forebay_store::flash::{self, StoreKey, StoreOptions};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -49,7 +50,8 @@ pub fn mount(args: MountArgs, mut options: MountOptionSet) -> Outcome {
         mount_point,
         options,
         threads: args.threads.map(usize::from),
-        fast_path: !args.no_fast_path,
+        fast_path: !args.no_fast_path && args.max_file_size.is_none(),
+        limits: Limits { file_bytes: args.max_file_size, files: args.max_files_created },
         http: args.http,
         log_file,
         log_level: args.log_level,
@@ -94,6 +96,8 @@ fn backing(
             over_tcp,
             buffer: name.to_string(),
             by_given_address: args.no_fast_path,
+            is_told: false,
+            activity: std::sync::Arc::default(),
             patience: Duration::from_secs(args.patience.into()),
         };
         return Ok((BackingPlan::Served(target), state_dir::of(mount_point)));
@@ -103,7 +107,7 @@ fn backing(
         let what = "what to mount? Give --scratch CAPACITY, --cache PFSDIR or --buffer NAME";
         return Err(Usage(what.into()).into());
     };
-    let flash = flash::resolve_flash(args.flash.as_deref())?;
+    let flash = flash::resolve_flash(site::flash(args.flash.as_deref())?.as_deref())?;
     must_not_hide("FLASH", &flash, mount_point)?;
     if let Some((cache, _)) = &cache {
         cache::must_not_show(&cache.pfs, &flash)?;
@@ -178,7 +182,7 @@ fn connect(store_dir: &Path) -> Result<Control, ControlError> {
 
 /// Whether a failed connection says something about the server: dead, or not ours.
 fn tells_state(errno: Option<i32>) -> bool {
-    matches!(errno, Some(libc::ENOTCONN | libc::EACCES))
+    matches!(errno, Some(libc::ENOTCONN | libc::EACCES | libc::ETIMEDOUT))
 }
 
 /// Detaches what a dead server of this same buffer left; refuses a live mount, and a dead one
@@ -198,17 +202,20 @@ fn clear_dead_mounts(own_dir: &Path, mount_point: &Path) -> Result<(), ControlEr
                     "mount elsewhere",
                 );
             }
+            // Stopped, or stuck: its own words say what to do.
+            Err(error) if error.errno == Some(libc::ETIMEDOUT) => return Err(error),
             Ok(_) | Err(_) => {
                 return refuse(
                     "a buffer is mounted there already",
                     libc::EBUSY,
-                    "`forebay status` tells which; `forebay umount` ends it",
+                    "`forebay status` tells which; `forebay umount` waits for its plans and ends it",
                 );
             }
         }
         if mount.store_dir != own_dir {
             let why = format!("a dead mount of {} is there", mount.store_dir.display());
-            let hint = "`forebay umount --keep` detaches it and keeps its buffer";
+            let hint =
+                "`forebay umount --keep` detaches it and keeps its buffer, with every file in it";
             return refuse(&why, libc::EBUSY, hint);
         }
         forebay_fuse::unmount(mount_point, true).map_err(|error| {

@@ -1,24 +1,26 @@
-//! `forebay pool status|forget|keeper`: the servers that serve buffers together.
+//! `forebay pool status|forget|leader`: the servers that serve buffers together.
 
-use crate::args::{PoolCommand, PoolForgetArgs, PoolKeeperArgs, PoolStatusArgs};
+use crate::args::{PoolCommand, PoolForgetArgs, PoolLeaderArgs, PoolStatusArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use crate::json;
 use crate::servers::Server;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest, PoolStatus, ServerStatus};
 use forebay_proto::size::format_bytes;
+use serde_json::json;
 
 /// Runs the command.
 pub fn run(args: PoolCommand) -> Outcome {
     match args {
         PoolCommand::Status(args) => status(&args),
         PoolCommand::Forget(args) => forget(&args),
-        PoolCommand::Keeper(args) => take_over(&args),
+        PoolCommand::Leader(args) => take_over(&args),
     }
 }
 
 fn status(args: &PoolStatusArgs) -> Outcome {
     let pool = Server::connect(&args.at, None)?.pool()?;
     match args.json {
-        true => print_json(&pool)?,
+        true => print_json(&json::pool(&pool)?)?,
         false => print!("{}", table(&pool)),
     }
     Ok(EXIT_OK)
@@ -31,12 +33,12 @@ fn forget(args: &PoolForgetArgs) -> Outcome {
         _ => return Err(server.unexpected().into()),
     }
     if args.json {
-        print_json(&serde_json::json!({ "forgotten": args.id }))?;
+        print_json(&json!({ "server": args.id, "state": "lost" }))?;
     }
     Ok(EXIT_OK)
 }
 
-fn take_over(args: &PoolKeeperArgs) -> Outcome {
+fn take_over(args: &PoolLeaderArgs) -> Outcome {
     let mut server = Server::connect(&args.at, None)?;
     match server.ask(&LedgerRequest::TakeOver { without: args.without.clone() })? {
         LedgerReply::Ok => (),
@@ -44,8 +46,8 @@ fn take_over(args: &PoolKeeperArgs) -> Outcome {
     }
     if args.json {
         let pool = server.pool()?;
-        let keeper = pool.servers.iter().find(|server| server.keeper);
-        print_json(&serde_json::json!({ "keeper": keeper.map(|server| &server.id) }))?;
+        let leader = pool.servers.iter().find(|server| server.leader);
+        print_json(&json!({ "server": leader.map(|server| &server.id), "state": "leader" }))?;
     }
     Ok(EXIT_OK)
 }
@@ -54,7 +56,7 @@ fn state(server: &ServerStatus) -> &'static str {
     match server {
         ServerStatus { lost: true, .. } => "lost",
         ServerStatus { alive: false, .. } => "does not answer",
-        ServerStatus { keeper: true, .. } => "keeper",
+        ServerStatus { leader: true, .. } => "leader",
         _ => "member",
     }
 }
@@ -110,12 +112,12 @@ mod tests {
 
     #[test]
     fn servers_are_shown_with_their_state() {
-        let server = |digit: &str, alive, keeper, lost| ServerStatus {
+        let server = |digit: &str, alive, leader, lost| ServerStatus {
             id: digit.repeat(32),
             addresses: vec![format!("node{digit}:4242")],
             host: format!("node{digit}"),
             alive,
-            keeper,
+            leader,
             lost,
             capacity_bytes: 16 << 30,
             reserved_bytes: 4 << 30,

@@ -1,19 +1,20 @@
-//! `forebay run SCRIPT [ARGS]` and `forebay run --resume RECORD`: a job through its steps on
-//! this machine. The steps are in `forebay_jobs::run`; here is what comes before the first and
+//! `forebay run SCRIPT [ARGS]`, `forebay run --resume RECORD` and `--discard RECORD`: a job through
+//! its steps on this machine, to its end, or given up. The steps are in `forebay_jobs::run`; here is what comes before the first and
 //! after the last.
 
 use super::validate;
 use crate::args::RunArgs;
 use crate::failure::{Outcome, Usage, print_json};
 use crate::job_servers::JobServers;
+use crate::site;
 use anyhow::Context;
 use clap::ValueEnum;
 use forebay_jobs::check;
 use forebay_jobs::run::nodes::{HOST_MARK, MAX_NODES, Node};
-use forebay_jobs::run::report::EXIT_NOT_STARTED;
+use forebay_jobs::run::report::{EXIT_NOT_STARTED, Outcome as JobOutcome};
 use forebay_jobs::run::served::refused_on_nodes;
 use forebay_jobs::run::words::words;
-use forebay_jobs::run::{self, Finished, Program, RunConfig, ServedConfig};
+use forebay_jobs::run::{self, Finished, Program, RunConfig, ServedConfig, discard};
 use forebay_net::ServerAddress;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,11 +23,23 @@ use std::time::Instant;
 /// Runs the command.
 pub fn run(args: RunArgs) -> Outcome {
     let json = args.json;
+    if let Some(record) = &args.discard {
+        let discarded = discard::discard(record, &program()?)?;
+        if json {
+            print_json(&discarded)?;
+        }
+        return Ok(discarded.exit_code);
+    }
     let finished = match (&args.resume, &args.script) {
         (Some(record), _) => run::resume(record, program()?)?,
         (None, Some(script)) => match start(&args, script)? {
             Some(finished) => finished,
-            None => return Ok(EXIT_NOT_STARTED),
+            None => {
+                if let Some(text) = JobOutcome::NotStarted.exit_text(None) {
+                    eprintln!("forebay: {text}");
+                }
+                return Ok(EXIT_NOT_STARTED);
+            }
         },
         (None, None) => return Err(Usage("SCRIPT is missing".into()).into()),
     };
@@ -48,7 +61,8 @@ fn start(args: &RunArgs, script: &Path) -> anyhow::Result<Option<Finished>> {
         }
     };
     let served = served(args)?;
-    let (flash, report) = match (&served, check::flash_dir(args.flash.as_deref())) {
+    let flash = site::flash(args.flash.as_deref())?;
+    let (flash, report) = match (&served, check::flash_dir(flash.as_deref())) {
         (Some(served), found) => {
             if let Some(why) = refused_on_nodes(&request, served.nodes.len()) {
                 return Err(Usage(why).into());
@@ -56,9 +70,13 @@ fn start(args: &RunArgs, script: &Path) -> anyhow::Result<Option<Finished>> {
             // It holds the job's record and mount point, no data.
             (found.unwrap_or_else(std::env::temp_dir), check::check_named(&request))
         }
-        (None, Some(flash)) => (flash.clone(), check::check(&request, Some(&flash))),
+        (None, Some(flash)) => {
+            let room = validate::store_room(&request, Some(&flash), args.store.map(Into::into));
+            let report = check::check(&request, Some(&flash), room);
+            (flash, report)
+        }
         (None, None) => {
-            let text = "no flash directory: give --flash DIR, or set FOREBAY_FLASH";
+            let text = "no flash directory: give --flash DIR, set FOREBAY_FLASH, or name it in the site's configuration";
             return Err(Usage(text.into()).into());
         }
     };
@@ -96,9 +114,13 @@ fn served(args: &RunArgs) -> anyhow::Result<Option<ServedConfig>> {
         (None, Some(_)) => return Ok(None),
         (None, None) => match by_environment() {
             Some(text) => text.parse::<ServerAddress>()?.to_string(),
-            None if !args.at.on.is_empty() => {
-                return Err(usage("--on needs --server: other nodes mount what servers have"));
-            }
+            // Other nodes mount only what servers have.
+            None if !args.at.on.is_empty() => match site::server()? {
+                Some(server) => server.to_string(),
+                None => {
+                    return Err(usage("--on needs --server: other nodes mount what servers have"));
+                }
+            },
             None => return Ok(None),
         },
     };

@@ -5,7 +5,9 @@
 //! to standard error as a bar on a terminal, or with `--json` to standard output, one
 //! `PlanStatus` a line each second and at the end. The exit code is 1 unless the plan is done.
 
+use super::stage_options::{begun, dry_run_line, kept_text, print_existing};
 use super::stager::Stager;
+use super::which_buffer;
 use crate::args::{StageCommand, StageCopyArgs, StagePlanArgs, StageRateArgs, StageStatusArgs};
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use crate::servers::{BufferPath, ServedStaging};
@@ -13,7 +15,7 @@ use anyhow::Context;
 use forebay_client::{Control, MountRef, locate, locate_source};
 use forebay_proto::control::{
     ControlError, Direction, FileError, PartState, PathBytes, PlanPart, PlanState, PlanStatus,
-    StageSpec, Verify,
+    StageOptions, StageSpec, Verify,
 };
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::format_bytes;
@@ -36,8 +38,14 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// Runs the command.
 pub fn run(args: StageCommand) -> Outcome {
     match args {
-        StageCommand::In(args) => copy(Direction::In, &args),
-        StageCommand::Out(args) => copy(Direction::Out, &args),
+        StageCommand::In(args) => copy(Direction::In, &args, StageOptions::default()),
+        StageCommand::Out(args) => {
+            let (parents, no_clobber) = (args.parents, args.no_clobber);
+            let align_bytes = args.align;
+            let options =
+                StageOptions { parents, no_clobber, align_bytes, ..StageOptions::default() };
+            copy(Direction::Out, &args.copy, options)
+        }
         StageCommand::Status(args) => status(&args),
         StageCommand::Cancel(args) => cancel(&args),
         StageCommand::Wait(args) => wait(&args),
@@ -45,7 +53,7 @@ pub fn run(args: StageCommand) -> Outcome {
     }
 }
 
-fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
+fn copy(direction: Direction, args: &StageCopyArgs, options: StageOptions) -> Outcome {
     let (pfs, buffer) = match direction {
         Direction::In => (&args.source, &args.destination),
         Direction::Out => (&args.destination, &args.source),
@@ -68,14 +76,24 @@ fn copy(direction: Direction, args: &StageCopyArgs) -> Outcome {
         retries: args.retries,
         seen_at: None,
         commit: None,
+        options: StageOptions { dry_run: args.dry_run, umask: forebay_client::umask(), ..options },
     };
+    if !args.no_wait {
+        // From the start: the plan goes on whenever Ctrl-C comes, and the command says so.
+        catch_interrupt();
+    }
     let started = stager.start(spec)?;
     if args.no_wait {
+        let begun = begun(&mut stager, started);
         match args.json {
-            true => print_json(&started)?,
-            false => println!("{}", started.plan),
+            true => print_json(&begun)?,
+            false => println!("{}", begun.plan),
         }
-        return Ok(EXIT_OK);
+        if begun.state != PlanState::Failed {
+            return Ok(EXIT_OK);
+        }
+        print_errors(&begun, &stager.flags());
+        return Ok(EXIT_FAILED);
     }
     follow(&mut stager, &[started.plan], args.json)
 }
@@ -116,24 +134,28 @@ fn status(args: &StageStatusArgs) -> Outcome {
         (Some(target), None) => Some(PathBuf::from(target)),
         _ => args.buffer.clone(),
     };
-    let mut stager = Stager::connect(path.as_deref(), &args.at, plan.as_slice())?;
-    let plans = match plan {
-        Some(plan) => vec![stager.status(plan)?],
-        None => stager.list()?,
+    let Some(plan) = plan else {
+        let plans = match &path {
+            Some(_) => Stager::connect(path.as_deref(), &args.at, &[])?.list()?,
+            None => of_all_buffers(|_| true)?,
+        };
+        match args.json {
+            true => plans.iter().try_for_each(print_json)?,
+            false => plans.iter().for_each(|one| println!("{}", visible(&line(one)))),
+        }
+        return Ok(EXIT_OK);
     };
+    let mut stager = Stager::connect(path.as_deref(), &args.at, &[plan])?;
+    let one = stager.status(plan)?;
     if args.json {
-        plans.iter().try_for_each(print_json)?;
+        print_json(&one)?;
         return Ok(EXIT_OK);
     }
-    for one in &plans {
-        println!("{}", visible(&line(one)));
-        if plan.is_some() {
-            for part in &one.parts {
-                println!("{}", visible(&part_line(part)));
-            }
-            print_errors(one, &stager.flags());
-        }
+    println!("{}", visible(&line(&one)));
+    for part in &one.parts {
+        println!("{}", visible(&part_line(part)));
     }
+    print_errors(&one, &stager.flags());
     Ok(EXIT_OK)
 }
 
@@ -174,7 +196,7 @@ pub(super) fn follow(stager: &mut Stager, plans: &[PlanId], json: bool) -> Outco
             view.show(status);
             !INTERRUPTED.load(Relaxed)
         });
-        view.bar.finish_and_clear();
+        view.clear();
         let last = last.map_err(|error| stager.lost(*plan, error))?;
         let flags = stager.flags();
         if !last.state.is_final() {
@@ -194,7 +216,7 @@ pub(super) fn follow(stager: &mut Stager, plans: &[PlanId], json: bool) -> Outco
 }
 
 /// How the progress of one plan is shown.
-struct View {
+pub(super) struct View {
     json: bool,
     bar: ProgressBar,
     last_line: Option<Instant>,
@@ -202,16 +224,22 @@ struct View {
 
 impl View {
     fn new(json: bool) -> View {
-        let hidden = json || !std::io::stderr().is_terminal();
+        View { json, ..View::bar(json) }
+    }
+
+    /// Only a bar, on a terminal; `hidden`: not even that.
+    pub(super) fn bar(hidden: bool) -> View {
+        let hidden = hidden || !std::io::stderr().is_terminal();
         let target = match hidden {
             true => ProgressDrawTarget::hidden(),
             false => ProgressDrawTarget::stderr(),
         };
-        let bar = ProgressBar::with_draw_target(Some(0), target);
+        // Of nothing a bar would be full.
+        let bar = ProgressBar::with_draw_target(Some(u64::MAX), target);
         // The template is ours: should it not parse, the default bar is shown.
         let style = ProgressStyle::with_template("{percent:>3}% {bar:16} {wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        View { json, bar, last_line: None }
+        View { json: false, bar, last_line: None }
     }
 
     fn show(&mut self, status: &PlanStatus) {
@@ -224,12 +252,23 @@ impl View {
             }
             return;
         }
+        self.show_bar(status);
+    }
+
+    /// The state as a bar.
+    pub(super) fn show_bar(&self, status: &PlanStatus) {
         // The text first: each of the two draws, and they should not differ.
         self.bar.set_message(progress_text(status));
+        let (at, of) = position(status);
         self.bar.update(|bar| {
-            bar.set_len(status.bytes_total);
-            bar.set_pos(status.bytes_done);
+            bar.set_len(of);
+            bar.set_pos(at);
         });
+    }
+
+    /// Takes the bar off the terminal.
+    pub(super) fn clear(&self) {
+        self.bar.finish_and_clear();
     }
 
     fn finish(&self, last: &PlanStatus, flags: &str) -> anyhow::Result<()> {
@@ -237,10 +276,26 @@ impl View {
             print_json(last)?;
         } else {
             println!("{}", visible(&line(last)));
+            print_existing(last);
         }
         print_errors(last, flags);
         Ok(())
     }
+}
+
+/// How far a plan is, and of what, for a bar that is full only at the end: in bytes, in files where none
+/// have any, and of what is not known yet nothing.
+fn position(status: &PlanStatus) -> (u64, u64) {
+    let (done, total) = match (status.bytes_total, status.scanned) {
+        (0, true) => (status.files_done, status.files_total),
+        _ => (status.bytes_done, status.bytes_total),
+    };
+    if status.state == PlanState::Done {
+        return (1, 1);
+    }
+    // While the source is walked, what was found so far may all be copied.
+    let total = if status.scanned { total } else { total.max(2 * done) };
+    (done, total.max(done + 1))
 }
 
 /// What stands beside the bar.
@@ -259,6 +314,9 @@ pub(super) fn progress_text(status: &PlanStatus) -> String {
     }
     if status.files_failed > 0 {
         text.push_str(&format!(", {} failed", status.files_failed));
+    }
+    if let Some(silent_s) = status.silent_s {
+        text.push_str(&format!(", the PFS has not answered for {silent_s:.0} s"));
     }
     for part in status.parts.iter().filter(|part| part.state == PartState::Waiting) {
         text.push_str(&format!(", waiting for {}", part.server));
@@ -280,19 +338,20 @@ fn part_line(part: &PlanPart) -> String {
     format!("  {}: {} files, {bytes}{doing}", part.server, part.files_done)
 }
 
+/// Which plan, and from where to where it copies.
+pub(super) fn head(status: &PlanStatus) -> String {
+    format!("plan {} {}", status.plan, status.action())
+}
+
 /// A plan on one line.
 pub(super) fn line(status: &PlanStatus) -> String {
     if let Some(commit) = &status.commit {
         return super::commit::line(status, commit);
     }
-    let pfs = &status.spec.pfs_path;
-    let prefix = status.buffer_prefix.as_bytes();
-    let buffer = &PathBytes::in_buffer(prefix, status.spec.buffer_path.as_bytes());
-    let (verb, from, to) = match status.spec.direction {
-        Direction::In => ("in", pfs, buffer),
-        Direction::Out => ("out", buffer, pfs),
-    };
-    let head = format!("plan {} stage {verb} {from} -> {to}", status.plan);
+    if let Some(found) = &status.dry_run {
+        return dry_run_line(status, found);
+    }
+    let head = head(status);
     let moved = || {
         let rate = status.bytes_done as f64 / status.elapsed_s.max(0.001);
         let skipped = match status.files_skipped {
@@ -300,29 +359,37 @@ pub(super) fn line(status: &PlanStatus) -> String {
             count => format!(" ({count} from before)"),
         };
         format!(
-            "{} {}{skipped}, {} in {} ({}/s)",
+            "{} {}{skipped}, {} in {} ({}/s){}",
             status.files_done,
             if status.files_done == 1 { "file" } else { "files" },
             format_bytes(status.bytes_done),
             duration_text(status.elapsed_s),
             format_bytes(rate as u64),
+            kept_text(status),
         )
     };
     match status.state {
+        PlanState::Queued if status.is_deferred() => {
+            format!("{head}: waits for the end of the job")
+        }
         PlanState::Queued => format!("{head}: queued"),
         PlanState::Running => format!("{head}: {}", progress_text(status)),
         PlanState::Done => {
-            let how = match status.verified {
-                Some(Verify::Cache) => ", verified: cache",
-                Some(Verify::Medium) => ", verified: medium",
-                None => "",
-            };
-            format!("{head}: done: {}{how}", moved())
+            let how = status.verified.map(|how| format!(", {}", verified_text(how)));
+            format!("{head}: done: {}{}", moved(), how.unwrap_or_default())
         }
         PlanState::Failed => {
             format!("{head}: failed: {} failed; {}", status.files_failed, moved())
         }
         PlanState::Cancelled => format!("{head}: cancelled: {}", moved()),
+    }
+}
+
+/// How what was copied was verified, in words.
+pub(super) fn verified_text(verified: Verify) -> &'static str {
+    match verified {
+        Verify::Cache => "verified: read back through the page cache",
+        Verify::Medium => "verified: read back from the medium, past the page cache",
     }
 }
 
@@ -397,8 +464,28 @@ pub(super) fn path_bytes(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 
+/// The plans of all buffers of the caller that are mounted here and answer, or what `of` picks of them.
+pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result<Vec<PlanStatus>> {
+    let mut plans = Vec::new();
+    for (mut control, place) in which_buffer::all()? {
+        match control.stage_list() {
+            Ok(more) => plans.extend(more.into_iter().filter(&of)),
+            // A mount of another user's.
+            Err(error) if matches!(error.errno, Some(libc::EPERM | libc::EACCES)) => {}
+            Err(error) => {
+                let text = format!("{}: not asked: {error}", place.mount_point.display());
+                eprintln!("forebay: {}", visible(&text));
+            }
+        }
+    }
+    Ok(plans)
+}
+
 /// From now on Ctrl-C only sets [`INTERRUPTED`]; a second one ends the command at once.
-fn catch_interrupt() {
+pub(super) fn catch_interrupt() {
+    if INTERRUPTED.load(Relaxed) {
+        return;
+    }
     extern "C" fn note(_: libc::c_int) {
         INTERRUPTED.store(true, Relaxed);
     }
@@ -435,6 +522,33 @@ mod tests {
             error_text(&there),
             "/pfs/x: open target: it is a directory (EISDIR), on node2:7070"
         );
+    }
+
+    fn status(scanned: bool, bytes: (u64, u64), files: (u64, u64)) -> PlanStatus {
+        serde_json::from_value(serde_json::json!({
+            "plan": 1, "state": "running", "uid": 0, "scanned": scanned,
+            "spec": {"direction": "out", "kind": "auto", "pfs_path": "/p", "buffer_path": "/b",
+                     "verify": "cache", "rate_bytes_per_s": 0, "keep_going": true, "retries": 0},
+            "files_total": files.1, "files_done": files.0, "files_failed": 0, "files_skipped": 0,
+            "bytes_total": bytes.1, "bytes_done": bytes.0, "rate_bytes_per_s": 0.0,
+            "eta_s": null, "elapsed_s": 0.0, "errors": [], "verified": null,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_bar_is_full_only_at_the_end() {
+        let percent = |status: &PlanStatus| {
+            let (at, of) = position(status);
+            at * 100 / of
+        };
+        assert_eq!(percent(&status(false, (0, 0), (0, 0))), 0, "nothing is known yet");
+        assert!(percent(&status(false, (10 << 20, 10 << 20), (3, 3))) <= 50, "more may be found");
+        assert_eq!(percent(&status(true, (1 << 20, 4 << 20), (1, 4))), 25);
+        assert_eq!(percent(&status(true, (0, 0), (1, 4))), 25, "of files without bytes");
+        assert_eq!(percent(&status(true, (4 << 20, 4 << 20), (4, 4))), 99, "it is being finished");
+        let done = PlanStatus { state: PlanState::Done, ..status(true, (0, 0), (0, 0)) };
+        assert_eq!(percent(&done), 100);
     }
 
     #[test]

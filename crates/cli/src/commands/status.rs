@@ -4,16 +4,17 @@ use super::cached::Cached;
 use crate::args::{ServerArgs, StatusArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::servers::BufferPath;
-use crate::state_dir;
-use forebay_client::{Control, MountRef, mounts};
+use crate::{site, state_dir};
+use forebay_client::{Control, MountRef, mounts, server_process};
 use forebay_jobs::run::record::{RECORD_NAME, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
+use forebay_proto::layout::LOG;
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::format_bytes;
-use forebay_server::flash::{self, FoundStore, StoreKey};
+use forebay_store::flash::{self, FoundStore, StoreKey};
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// One line of the list.
@@ -25,10 +26,10 @@ struct Listed {
     #[serde(skip_serializing_if = "Option::is_none")]
     buffer: Option<BufferName>,
     /// Where a mount's buffer is served, if it is none of its own.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", rename = "server_address")]
     server: Option<String>,
     store: PathBytes,
-    /// `live`, `dead`, `kept`, `in use`, `served`, `hidden` (another user's).
+    /// `live`, `dead`, `silent` (it does not answer), `stopped`, `kept`, `in use`, `served`, `hidden` (another user's).
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity_bytes: Option<u64>,
@@ -156,9 +157,23 @@ pub fn print_file(path: &str, status: &FileStatus) -> anyhow::Result<()> {
         "layout      {}",
         match status.stripe_count {
             0 | 1 => format!("whole, {}", place(status)),
+            n if status.layout.as_deref() == Some(LOG) => {
+                format!("in logs, one for each mount, brought together over {n} objects")
+            }
             n => format!("striped over {n} objects"),
         }
     );
+    if let Some(logs) = &status.in_logs {
+        println!(
+            "logs        {} of {}, {} of it counts, in {} pieces; consistency {}{}",
+            logs.log_count,
+            format_bytes(logs.log_bytes),
+            format_bytes(logs.live_bytes),
+            logs.extent_count,
+            logs.consistency,
+            if logs.publish == "final" { "; final: nobody writes it any more" } else { "" }
+        );
+    }
     println!(
         "safety      {}{}",
         status.grade,
@@ -179,15 +194,16 @@ fn place(status: &FileStatus) -> String {
 fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let mounted = mounts()?;
     let mut listed: Vec<Listed> = mounted.iter().map(list_mounted).collect();
-    for found in kept_stores(flash)? {
+    let places = places(flash, &mounted)?;
+    for found in kept_stores(flash.is_some(), &places)? {
         let is_mounted = mounted.iter().any(|mount| mount.store_dir == found.dir);
         if !is_mounted {
             listed.push(list_kept(&found));
         }
     }
-    name_left_jobs(flash, &mut listed);
+    name_left_jobs(&places, &mut listed);
     if json {
-        return print_json(&listed);
+        return print_json(&serde_json::json!({ "buffers": listed }));
     }
     if listed.is_empty() {
         println!("no buffers");
@@ -210,7 +226,7 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
             (Some(name), Some(server)) => format!("buffer {name} at {server}"),
             _ => format!("store {}", entry.store),
         };
-        let text = format!("{:<6} {what}  {on}{size}{why}", entry.state);
+        let text = format!("{:<7} {what}  {on}{size}{why}", entry.state);
         println!("{}", visible(&text));
         if let Some(record) = &entry.resume {
             let text = format!("       its job is not finished: forebay run --resume {record}");
@@ -221,10 +237,9 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
 }
 
 /// Finds the jobs on the flash whose runner is gone, and names them with their buffers.
-fn name_left_jobs(flash: Option<&Path>, listed: &mut [Listed]) {
-    let Ok(dir) = flash::resolve_flash(flash) else { return };
+fn name_left_jobs(places: &[PathBuf], listed: &mut [Listed]) {
     // What cannot be listed holds no job of this user.
-    for job in left_over(&dir).unwrap_or_default() {
+    for job in places.iter().flat_map(|dir| left_over(dir).unwrap_or_default()) {
         let of_job =
             listed.iter_mut().find(|e| e.mount_point.as_ref() == Some(&job.record.mount_point));
         if let Some(entry) = of_job {
@@ -233,13 +248,36 @@ fn name_left_jobs(flash: Option<&Path>, listed: &mut [Listed]) {
     }
 }
 
-/// Stores on the flash that is named or set, if one is: without any, there is nothing to list.
-fn kept_stores(flash: Option<&Path>) -> Result<Vec<FoundStore>, ControlError> {
-    match (flash, flash::resolve_flash(flash)) {
-        (_, Ok(dir)) => flash::list(&dir),
-        (Some(_), Err(error)) => Err(error),
-        (None, Err(_)) => Ok(Vec::new()),
+/// Where stores are looked for: in the flash that is named, else in the usual places and beside the stores
+/// of mounts.
+fn places(flash: Option<&Path>, mounted: &[MountRef]) -> Result<Vec<PathBuf>, ControlError> {
+    if flash.is_some() {
+        return Ok(vec![flash::resolve_flash(flash)?]);
     }
+    let mut places = site::usual_places();
+    let own = mounted.iter().filter(|mount| state_dir::record(&mount.store_dir).is_none());
+    for dir in own.filter_map(|mount| mount.store_dir.parent()) {
+        if !places.iter().any(|place| place == dir) {
+            places.push(dir.to_path_buf());
+        }
+    }
+    Ok(places)
+}
+
+/// Stores there that this user may have; of the superuser, all. A place that cannot be listed is an error
+/// only where it was named.
+fn kept_stores(named: bool, places: &[PathBuf]) -> Result<Vec<FoundStore>, ControlError> {
+    let mut all = Vec::new();
+    for place in places {
+        match flash::list(place) {
+            Ok(found) => all.extend(found),
+            Err(error) if named => return Err(error),
+            Err(error) => tracing::debug!(%error, "not listed"),
+        }
+    }
+    let is_root = rustix::process::geteuid().is_root();
+    all.retain(|found: &FoundStore| found.own || is_root);
+    Ok(all)
 }
 
 fn bytes_of(path: &Path) -> PathBytes {
@@ -259,6 +297,12 @@ fn list_mounted(mount: &MountRef) -> Listed {
         why: None,
         resume: None,
     };
+    if let Some(pid) = server_process::stopped_server(&mount.store_dir) {
+        listed.state = "stopped";
+        listed.why =
+            Some(format!("its process {pid} is stopped: `kill -CONT {pid}` lets it go on"));
+        return listed;
+    }
     // One that is stopped or hangs keeps the others waiting for a moment only.
     let control = Control::connect_store_until(&mount.store_dir, Some(Instant::now()));
     match control.and_then(|mut control| control.buffer_status()) {
@@ -268,7 +312,8 @@ fn list_mounted(mount: &MountRef) -> Listed {
         }
         Err(error) if error.errno == Some(libc::EACCES) => listed.state = "hidden",
         Err(error) => {
-            listed.state = "dead";
+            let is_dead = error.errno == Some(libc::ENOTCONN);
+            listed.state = if is_dead { "dead" } else { "silent" };
             listed.why = Some(error.why);
         }
     }

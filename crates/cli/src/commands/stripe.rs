@@ -6,7 +6,7 @@ use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use anyhow::bail;
 use forebay_client::locate;
 use forebay_proto::control::{ControlError, PathBytes};
-use forebay_proto::layout::{STRIPE_SIZE_MAX_BYTES, STRIPE_SIZE_UNIT_BYTES};
+use forebay_proto::layout::{LOG, STRICT, STRIPE_SIZE_MAX_BYTES, STRIPE_SIZE_UNIT_BYTES};
 use forebay_proto::size::format_bytes;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 use rustix::io::Errno;
@@ -22,6 +22,11 @@ const VALUE_BYTES: usize = 4096;
 #[derive(Serialize)]
 struct Shown {
     path: PathBytes,
+    /// "log" where each mount appends to a log of its own, else "plain".
+    layout: String,
+    /// Of that layout: "commit" or "strict".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    consistency: Option<String>,
     /// Objects of a file; of a directory what new files get. A number, or "all".
     stripe_count: serde_json::Value,
     stripe_size_bytes: u64,
@@ -30,7 +35,7 @@ struct Shown {
     placement: Option<String>,
     /// Parts of the buffer that a file has objects on, in their order; of a directory the one that
     /// it is on.
-    servers: Vec<u16>,
+    shards: Vec<u16>,
     /// Servers of the buffer.
     server_count: u16,
 }
@@ -54,7 +59,7 @@ fn show_all(args: &StripeArgs) -> Outcome {
         }
     }
     match args.json {
-        true => print_json(&shown)?,
+        true => shown.iter().try_for_each(print_json)?,
         false => shown.iter().for_each(print),
     }
     let Some(last) = failed.pop() else { return Ok(EXIT_OK) };
@@ -100,10 +105,12 @@ fn show(path: &Path) -> anyhow::Result<Shown> {
     let servers = text("servers")?.unwrap_or_default();
     Ok(Shown {
         path: PathBytes::new(path.as_os_str().as_bytes()),
+        layout: text("layout")?.unwrap_or_default(),
+        consistency: text("consistency")?,
         stripe_count: count.parse::<u64>().map_or(count.into(), Into::into),
         stripe_size_bytes: number("stripe_size_bytes")?,
         placement: text("placement")?,
-        servers: servers.split(',').filter_map(|server| server.parse().ok()).collect(),
+        shards: servers.split(',').filter_map(|server| server.parse().ok()).collect(),
         server_count,
     })
 }
@@ -111,27 +118,39 @@ fn show(path: &Path) -> anyhow::Result<Shown> {
 fn print(shown: &Shown) {
     let path = shown.path.to_string();
     let path = visible(&path);
-    let servers: Vec<String> = shown.servers.iter().map(u16::to_string).collect();
+    let servers: Vec<String> = shown.shards.iter().map(u16::to_string).collect();
     let on = format!("{} of {} servers", servers.join(","), shown.server_count);
     let size = format_bytes(shown.stripe_size_bytes);
+    let logs = shown.layout == LOG;
+    let strict = match shown.consistency.as_deref() == Some(STRICT) {
+        true => ", consistency strict",
+        false => "",
+    };
     match (&shown.placement, &shown.stripe_count) {
         (Some(placement), count) => {
             let count = count.as_str().map_or_else(|| count.to_string(), String::from);
+            let layout = if logs { format!("layout log{strict}, ") } else { String::new() };
             println!(
-                "{path}  directory, new files: count {count}, size {size}, placement {placement}"
+                "{path}  directory, new files: {layout}count {count}, size {size}, placement {placement}"
             );
         }
         (None, count) if count.as_u64() == Some(1) => println!("{path}  whole, on {on}"),
+        (None, count) if logs => {
+            println!(
+                "{path}  in logs{strict}, brought together over {count}, size {size}, on {on}"
+            );
+        }
         (None, count) => println!("{path}  striped over {count}, size {size}, on {on}"),
     }
 }
 
 fn set(args: &StripeSetArgs) -> anyhow::Result<()> {
-    if args.count.is_none() && args.size.is_none() && args.placement.is_none() {
+    let nothing = args.count.is_none() && args.size.is_none() && args.placement.is_none();
+    if nothing && args.layout.is_none() && args.consistency.is_none() {
         bail!(
             ControlError::new("set the layout of", Some(&args.path), "nothing to set was given")
                 .errno(libc::EINVAL)
-                .hint("give --count, --size or --placement")
+                .hint("give --layout, --consistency, --count, --size or --placement")
         );
     }
     locate(&args.path)?;
@@ -206,6 +225,12 @@ fn set_values(args: &StripeSetArgs) -> Result<(), ControlError> {
         let plural = if servers == "1" { "server" } else { "servers" };
         put("stripe_count", text, &format!("the buffer has {servers} {plural}"))?;
     }
+    if let Some(layout) = args.layout {
+        put("layout", layout.name().into(), "")?;
+    }
+    if let Some(consistency) = args.consistency {
+        put("consistency", consistency.name().into(), "")?;
+    }
     match args.placement.map(PlacementArg::placement) {
         Some(placement) => put("placement", placement.name().into(), ""),
         None => Ok(()),
@@ -224,6 +249,10 @@ fn explained(path: &Path, errno: Errno, range: &str) -> ControlError {
         Errno::EXIST => because(
             "the file has data, so its layout is fixed",
             "make a new file with the layout and copy the data into it",
+        ),
+        Errno::OPNOTSUPP => because(
+            "only files in logs have a consistency of their own; others see all that was written at once",
+            "give --layout log too (a buffer of one server has no such files)",
         ),
         Errno::BUSY => because("a program has the file open", "set it before the file is opened"),
         Errno::NOTDIR => because(

@@ -1,12 +1,12 @@
-//! `forebay top`: what buffers do now, one line each, again and again. A buffer of several servers is
-//! one line: the sum of what its servers tell.
+//! `forebay top`: what buffers do now, one line each, again and again. A buffer is one line, however many servers have
+//! parts of it and wherever it is mounted here: the sum of what its servers tell.
 
 mod asked;
 
 use crate::args::TopArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
-use asked::Asked;
-use forebay_proto::metrics::{BufferMetrics, ServerMetrics};
+use asked::{Asked, Look};
+use forebay_proto::metrics::{BufferMetrics, LogMetrics, ServerMetrics};
 use forebay_proto::size::format_bytes;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -25,10 +25,10 @@ pub fn run(args: TopArgs) -> Outcome {
     loop {
         std::thread::sleep(interval);
         let now = asked.look()?;
-        let lines = whole_buffers(rates(&before, &now), asked.is_pool());
+        let shown = Shown::of(&before, &now);
         let printed = match args.json {
-            true => print_json(&lines),
-            false => print(&lines, &asked.unheard, terminal && !args.once),
+            true => print_json(&shown),
+            false => print(&shown, terminal && !args.once),
         };
         match printed {
             // Nobody reads any more, as after `| head`.
@@ -47,11 +47,29 @@ pub fn is_closed(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// What one look shows.
+#[derive(serde::Serialize)]
+struct Shown {
+    buffers: Vec<Line>,
+    /// Mounts and servers that did not answer.
+    unheard: Vec<Unheard>,
+}
+
+/// Who did not answer.
+#[derive(serde::Serialize, PartialEq)]
+struct Unheard {
+    /// A mount point, or a server's host.
+    who: String,
+    why: String,
+}
+
 /// One buffer with its rates.
 #[derive(serde::Serialize)]
 struct Line {
     /// Servers that told of it.
-    servers: u32,
+    server_count: u32,
+    /// Where it is mounted, of the mounts that told of it.
+    mount_points: Vec<String>,
     /// Bytes per second; `None` if it was not there before.
     read_bytes_per_s: Option<f64>,
     written_bytes_per_s: Option<f64>,
@@ -62,62 +80,99 @@ struct Line {
     now: BufferMetrics,
 }
 
-fn rates(before: &[ServerMetrics], now: &[ServerMetrics]) -> Vec<Line> {
-    let mut lines = Vec::new();
-    for server in now {
-        for buffer in &server.buffers {
-            let earlier = before.iter().filter(|b| b.pid == server.pid && b.host == server.host);
-            let found = earlier
-                .filter_map(|s| Some((s, s.buffers.iter().find(|b| b.uuid == buffer.uuid)?)))
-                .next();
-            let per_s = |of: &dyn Fn(&BufferMetrics) -> u64| {
-                let (server_then, then) = found?;
-                let seconds = server.time.0.checked_sub(server_then.time.0)? as f64 / 1e9;
-                (seconds > 0.0).then(|| (of(buffer) as f64 - of(then) as f64) / seconds)
-            };
-            lines.push(Line {
-                servers: 1,
-                read_bytes_per_s: per_s(&|b| b.read_bytes),
-                written_bytes_per_s: per_s(&|b| b.written_bytes),
-                used_bytes_per_s: per_s(&|b| b.used_bytes),
-                calls_per_s: per_s(&BufferMetrics::call_count),
-                now: buffer.clone(),
-            });
+impl Shown {
+    fn of(before: &Look, now: &Look) -> Shown {
+        let earlier: Vec<&ServerMetrics> =
+            before.told.iter().flat_map(|told| &told.metrics.servers).collect();
+        let mut shown = Shown { buffers: Vec::new(), unheard: Vec::new() };
+        // Each mount of a buffer tells of the same parts.
+        let mut seen = std::collections::HashSet::new();
+        for told in &now.told {
+            for server in &told.metrics.servers {
+                for buffer in &server.buffers {
+                    let is_new = seen.insert((&server.host, server.pid, &buffer.uuid));
+                    let line = is_new.then(|| rates(&earlier, server, buffer));
+                    shown.add(&buffer.uuid, line, told.mount.as_ref());
+                }
+            }
+            for unheard in &told.metrics.unheard {
+                shown.not_heard(&unheard.host, &unheard.why);
+            }
+        }
+        for (mount, why) in &now.unheard {
+            shown.not_heard(mount, why);
+        }
+        shown
+    }
+
+    fn not_heard(&mut self, who: &str, why: &str) {
+        let unheard = Unheard { who: who.into(), why: why.into() };
+        if !self.unheard.contains(&unheard) {
+            self.unheard.push(unheard);
         }
     }
-    lines
-}
 
-/// The parts of a buffer on the servers of one pool, where its name means it, are one line.
-fn whole_buffers(lines: Vec<Line>, pool: bool) -> Vec<Line> {
-    if !pool {
-        return lines;
-    }
-    let mut whole: Vec<Line> = Vec::new();
-    for line in lines {
-        let Some(found) = whole.iter_mut().find(|w| w.now.buffer == line.now.buffer) else {
-            whole.push(line);
-            continue;
+    /// A part of a buffer that was not there yet, and where it is mounted.
+    fn add(&mut self, uuid: &str, part: Option<Line>, mount: Option<&String>) {
+        let at = self.buffers.iter().position(|line| line.now.uuid == uuid);
+        let line = match (at, part) {
+            (Some(at), None) => &mut self.buffers[at],
+            (Some(at), Some(part)) => {
+                let whole = &mut self.buffers[at];
+                let sum = |a: &mut Option<f64>, b: Option<f64>| *a = a.zip(b).map(|(a, b)| a + b);
+                sum(&mut whole.read_bytes_per_s, part.read_bytes_per_s);
+                sum(&mut whole.written_bytes_per_s, part.written_bytes_per_s);
+                sum(&mut whole.used_bytes_per_s, part.used_bytes_per_s);
+                sum(&mut whole.calls_per_s, part.calls_per_s);
+                whole.server_count += part.server_count;
+                whole.now.add(&part.now);
+                whole
+            }
+            (None, Some(part)) => {
+                self.buffers.push(part);
+                let last = self.buffers.len() - 1;
+                &mut self.buffers[last]
+            }
+            (None, None) => return,
         };
-        let sum = |a: &mut Option<f64>, b: Option<f64>| *a = a.zip(b).map(|(a, b)| a + b);
-        sum(&mut found.read_bytes_per_s, line.read_bytes_per_s);
-        sum(&mut found.written_bytes_per_s, line.written_bytes_per_s);
-        sum(&mut found.used_bytes_per_s, line.used_bytes_per_s);
-        sum(&mut found.calls_per_s, line.calls_per_s);
-        found.servers += line.servers;
-        found.now.add(&line.now);
+        if let Some(mount) = mount
+            && !line.mount_points.contains(mount)
+        {
+            line.mount_points.push(mount.clone());
+        }
     }
-    whole
 }
 
-fn print(lines: &[Line], unheard: &[String], refresh: bool) -> anyhow::Result<()> {
+/// One server's part of a buffer.
+fn rates(before: &[&ServerMetrics], server: &ServerMetrics, buffer: &BufferMetrics) -> Line {
+    let found = before
+        .iter()
+        .filter(|b| b.pid == server.pid && b.host == server.host)
+        .find_map(|s| Some((s, s.buffers.iter().find(|b| b.uuid == buffer.uuid)?)));
+    let per_s = |of: &dyn Fn(&BufferMetrics) -> u64| {
+        let (server_then, then) = found?;
+        let seconds = server.time.0.checked_sub(server_then.time.0)? as f64 / 1e9;
+        (seconds > 0.0).then(|| (of(buffer) as f64 - of(then) as f64) / seconds)
+    };
+    Line {
+        server_count: 1,
+        mount_points: Vec::new(),
+        read_bytes_per_s: per_s(&|b| b.read_bytes),
+        written_bytes_per_s: per_s(&|b| b.written_bytes),
+        used_bytes_per_s: per_s(&|b| b.used_bytes),
+        calls_per_s: per_s(&BufferMetrics::call_count),
+        now: buffer.clone(),
+    }
+}
+
+fn print(shown: &Shown, refresh: bool) -> anyhow::Result<()> {
     let mut text = String::new();
     if refresh {
         text.push_str(CLEAR);
     }
-    text += &table(lines);
-    for why in unheard {
-        text += &visible(&format!("not heard: {why}"));
+    text += &table(&shown.buffers);
+    for unheard in &shown.unheard {
+        text += &visible(&format!("not heard: {}: {}", unheard.who, unheard.why));
         text.push('\n');
     }
     let mut out = io::stdout().lock();
@@ -128,7 +183,11 @@ fn print(lines: &[Line], unheard: &[String], refresh: bool) -> anyhow::Result<()
 
 fn table(lines: &[Line]) -> String {
     let any_cache = lines.iter().any(|line| line.now.cache.is_some());
+    let any_logs = lines.iter().any(|line| line.now.logs.is_some());
     let mut head = vec!["BUFFER", "USED", "OF", "USED/S"];
+    if any_logs {
+        head.extend(["IN LOGS", "LOGS", "TOGETHER"]);
+    }
     if any_cache {
         head.extend(["DIRTY", "HITS"]);
     }
@@ -137,9 +196,21 @@ fn table(lines: &[Line]) -> String {
         head.extend(["DRAIN/S", "CLEAN IN"]);
     }
     head.push("ERRORS");
+    let any_mount = lines.iter().any(Line::is_mounted_elsewhere);
+    if any_mount {
+        head.push("MOUNTED AT");
+    }
     let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
-    rows.extend(lines.iter().map(|line| row(line, any_cache)));
     let columns = rows[0].len();
+    rows.extend(lines.iter().map(|line| {
+        let mut row = row(line, any_cache, any_logs);
+        if any_mount {
+            row.resize(columns - 1, String::new());
+            row.push(visible(&line.mount_points.join(" ")).into_owned());
+        }
+        row.resize(columns, String::new());
+        row
+    }));
     let widths: Vec<usize> = (0..columns)
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();
@@ -147,6 +218,7 @@ fn table(lines: &[Line]) -> String {
         let cells = row.iter().zip(&widths).enumerate();
         let cells = cells.map(|(column, (cell, &width))| match column {
             0 => format!("{cell:<width$}"),
+            last if any_mount && last == columns - 1 => cell.clone(),
             _ => format!("{cell:>width$}"),
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
@@ -154,13 +226,18 @@ fn table(lines: &[Line]) -> String {
     rows.iter().map(aligned).collect()
 }
 
-fn row(line: &Line, any_cache: bool) -> Vec<String> {
+impl Line {
+    /// Its name does not say where it is mounted.
+    fn is_mounted_elsewhere(&self) -> bool {
+        self.mount_points.iter().any(|mount| *mount != self.now.buffer)
+    }
+}
+
+fn row(line: &Line, any_cache: bool, any_logs: bool) -> Vec<String> {
     let b = &line.now;
     let name = visible(&b.buffer).into_owned();
     if !b.up {
-        let mut row = vec![name, "not served".into()];
-        row.resize(if any_cache { 15 } else { 11 }, String::new());
-        return row;
+        return vec![name, "not served".into()];
     }
     let mut row = vec![
         name,
@@ -168,6 +245,12 @@ fn row(line: &Line, any_cache: bool) -> Vec<String> {
         format_bytes(b.capacity_bytes),
         rate(line.used_bytes_per_s),
     ];
+    if any_logs {
+        let of = |bytes: &dyn Fn(&LogMetrics) -> String| b.logs.as_ref().map_or("-".into(), bytes);
+        row.push(of(&|logs| format_bytes(logs.log_bytes)));
+        row.push(of(&|logs| logs.log_count.to_string()));
+        row.push(of(&|logs| format_bytes(logs.together_bytes)));
+    }
     if any_cache {
         row.push(b.cache.as_ref().map_or("-".into(), |c| format_bytes(c.dirty_bytes)));
         let ratio = b.cache.as_ref().and_then(|c| c.hit_ratio());
@@ -222,24 +305,34 @@ fn seconds(seconds: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use asked::Told;
+    use forebay_proto::Errno;
     use forebay_proto::events::UtcTime;
-    use forebay_proto::metrics::{
-        CacheMetrics, CallCount, ErrorCount, ErrorSource, StagingMetrics,
-    };
+    use forebay_proto::metrics::{self, CacheMetrics, PoolMetrics, StagingMetrics};
 
     fn buffer(name: &str, used_bytes: u64, written_bytes: u64) -> BufferMetrics {
-        let error = |errno, count| ErrorCount { source: ErrorSource::Calls, errno, count };
-        BufferMetrics {
+        let mut told = BufferMetrics {
             buffer: name.into(),
             uuid: name.into(),
             up: true,
             capacity_bytes: 4 << 30,
             used_bytes,
             written_bytes,
-            calls: vec![CallCount { kind: "write".into(), count: written_bytes >> 20 }],
-            errors: vec![error(libc::ENOENT, 50), error(libc::EIO, 2)],
+            calls: [("write".to_string(), written_bytes >> 20)].into(),
             ..BufferMetrics::default()
-        }
+        };
+        told.answered(Errno::ENOENT, 50);
+        told.answered(Errno::EIO, 2);
+        told
+    }
+
+    /// Of one mount, or of a server.
+    fn look(mounts: &[Option<&str>], servers: &[ServerMetrics]) -> Look {
+        let told = |mount: &Option<&str>| Told {
+            mount: mount.map(Into::into),
+            metrics: PoolMetrics { servers: servers.to_vec(), unheard: Vec::new() },
+        };
+        Look { told: mounts.iter().map(told).collect(), unheard: Vec::new() }
     }
 
     fn server(seconds: u64, buffers: Vec<BufferMetrics>) -> ServerMetrics {
@@ -247,6 +340,7 @@ mod tests {
             time: UtcTime(seconds * 1_000_000_000),
             program: "1".into(),
             host: "node1".into(),
+            server: None,
             pid: 7,
             uptime_s: 1.0,
             cpu_s: 1.0,
@@ -254,6 +348,7 @@ mod tests {
             capacity_bytes: None,
             reserved_bytes: None,
             buffers,
+            mount: None,
         }
     }
 
@@ -271,7 +366,8 @@ mod tests {
         let gone = BufferMetrics { buffer: "broken".into(), ..BufferMetrics::default() };
         let before = server(10, vec![buffer("/mnt/b", 3 << 30, 0), buffer("run7", 0, 0)]);
         let now = server(12, vec![staged, buffer("run7", 4096, 0), buffer("new", 1, 1), gone]);
-        insta::assert_snapshot!(table(&rates(&[before], &[now])));
+        let shown = Shown::of(&look(&[None], &[before]), &look(&[None], &[now]));
+        insta::assert_snapshot!(table(&shown.buffers));
     }
 
     #[test]
@@ -286,16 +382,24 @@ mod tests {
             on("a", 12, vec![part(3 << 20, 4 << 20), buffer("one", 1, 1)]),
             on("b", 22, vec![part(1 << 20, 2 << 20)]),
         ];
-        let lines = whole_buffers(rates(&before, &now), true);
+        // Two mounts of this machine, whose servers tell each the same.
+        let at = [Some("/mnt/a"), Some("/mnt/b")];
+        let mut now = look(&at, &now);
+        let unheard =
+            metrics::Unheard { server: "s3".into(), host: "c".into(), why: "away".into() };
+        now.told.iter_mut().for_each(|told| told.metrics.unheard.push(unheard.clone()));
+        let shown = Shown::of(&look(&at, &before), &now);
+        let lines = &shown.buffers;
         assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0].mount_points, ["/mnt/a", "/mnt/b"]);
+        assert!(table(lines).lines().nth(1).unwrap().ends_with("  4  /mnt/a /mnt/b"));
+        assert_eq!((shown.unheard.len(), shown.unheard[0].who.as_str()), (1, "c"));
         let whole = &lines[0];
-        assert_eq!((whole.servers, whole.now.capacity_bytes), (2, 8 << 30));
+        assert_eq!((whole.server_count, whole.now.capacity_bytes), (2, 8 << 30));
         assert_eq!(whole.now.used_bytes, 4 << 20);
         assert_eq!(whole.written_bytes_per_s, Some(3.0 * f64::from(1 << 20)));
         assert_eq!(whole.used_bytes_per_s, Some(1.5 * f64::from(1 << 20)));
         assert_eq!((whole.now.call_count(), whole.now.error_count()), (6, 4));
-        // Mounts of one name on one machine are different buffers.
-        assert_eq!(whole_buffers(rates(&before, &now), false).len(), 3);
     }
 
     #[test]
@@ -310,6 +414,7 @@ mod tests {
             ..CacheMetrics::default()
         });
         let now = [server(1, vec![cached, buffer("/mnt/b", 0, 0)])];
-        insta::assert_snapshot!(table(&rates(&now, &now)));
+        let now = look(&[None], &now);
+        insta::assert_snapshot!(table(&Shown::of(&now, &now).buffers));
     }
 }

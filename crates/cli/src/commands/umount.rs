@@ -1,23 +1,25 @@
-//! `forebay umount`: ends a mount and destroys its buffer (or keeps it), whether its server
-//! lives, is dead, or the buffer was only kept on flash.
+//! `forebay umount`: ends a mount and destroys its buffer (or keeps it), whether its server lives
+//! (`umount_live`), is dead, or the buffer was only kept on flash (`umount_kept`).
+//!
+//! Invariant: what only the buffer has goes without a word from the user in no case: plans that go on are
+//! waited for, and results of failed ones, data of a cache that is not drained, and files of a buffer
+//! whose server is gone need an option that says so.
 
-use super::cache;
+use super::umount_live::{self, Lost};
+use super::{cache, umount_kept};
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::state_dir;
 use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts};
 use forebay_proto::control::ControlError;
-use forebay_server::flash::{self, Store, StoreKey};
+use forebay_store::flash::{self, Store};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Longest wait for a server that is just ending to give its store back.
-const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait with --force for the greeting of a server that may be stopped or stuck; a live one
 /// greets within milliseconds.
 const FORCE_GREETING_WAIT: Duration = Duration::from_secs(3);
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Of a cache whose flash directory was removed: longest time of looking for what is lost, and most names that are
 /// looked at.
 const LOOK_WAIT: Duration = Duration::from_secs(10);
@@ -28,32 +30,30 @@ pub fn run(args: UmountArgs) -> Outcome {
     let mount_point = canonical(&args.mount_point)?;
     // The last of several mounts on one point is the one that is seen.
     let mounted = mounts()?.into_iter().rev().find(|mount| mount.mount_point == mount_point);
-    match mounted {
+    let lost = match mounted {
         Some(mount) => end_mount(&mount, &args)?,
-        None => end_kept(&mount_point, &args)?,
-    }
+        None => umount_kept::end(&mount_point, &args)?,
+    };
     if args.json {
         let mount_point = forebay_proto::control::PathBytes::new(
             std::os::unix::ffi::OsStrExt::as_bytes(mount_point.as_os_str()),
         );
-        print_json(&serde_json::json!({ "mount_point": mount_point, "kept": args.keep }))?;
+        print_json(&serde_json::json!({
+            "mount_point": mount_point, "kept": args.keep, "lost": lost,
+        }))?;
     }
     Ok(EXIT_OK)
 }
 
-fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
+fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> {
     // Called from a directory in the mount, this process would keep it busy.
     rustix::process::chdir("/")
         .map_err(|error| ControlError::io("go to /", None, &error.into()))?;
     let wait = if args.force { FORCE_GREETING_WAIT } else { ANSWER_TIMEOUT };
     match Control::connect_store_within(&mount.store_dir, wait) {
         Ok(control) => {
-            let mut control = cache::before_umount(control, &mount.mount_point, args)?;
-            let waiting = |what: &str| {
-                let text = format!("{}: waiting for {what}", mount.mount_point.display());
-                eprintln!("forebay: {}", visible(&text));
-            };
-            return control.umount(args.keep, args.force, waiting);
+            let control = cache::before_umount(control, &mount.mount_point, args)?;
+            return umount_live::end(control, mount, args);
         }
         Err(error) if error.errno == Some(libc::ENOTCONN) => lost_with_flash(mount, args)?,
         // A server that does not answer any more can be left behind, its buffer kept; those who
@@ -62,23 +62,36 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<(), ControlError> {
             forebay_fuse::abort(&mount.mount_point).map_err(|error| {
                 ControlError::new("unmount", Some(&mount.mount_point), &error.to_string())
             })?;
-            return Err(
-                error.hint("the mount is detached; its process still runs and holds the buffer")
-            );
+            let hint = "the mount is detached, and the buffer kept; its process still holds that: when the process \
+                        has ended (`kill -9`), the same mount command finds the buffer";
+            return Err(error.hint(hint));
         }
         Err(error) => return Err(error),
     }
-    detach(&mount.mount_point)?;
-    match args.keep {
-        // A served buffer is not the mount's: what goes is the mount's own directory.
-        _ if state_dir::record(&mount.store_dir).is_some() => state_dir::remove(&mount.store_dir),
-        true => Ok(()),
-        // The directory is this mount's, whatever somebody has removed from it.
-        false if args.discard_dirty && was_removed(&mount.store_dir) => {
-            Store::discard_remains(&mount.store_dir)
-        }
-        false => discard(&mount.store_dir, args),
+    let dir = &mount.store_dir;
+    // A served buffer is not the mount's: what goes is the mount's own directory.
+    if state_dir::record(dir).is_some() {
+        detach(&mount.mount_point)?;
+        return state_dir::remove(dir).map(|()| Lost::default());
     }
+    if !args.keep {
+        // Before anything is taken away: the next steps remove what is in it.
+        flash::is_own_directory(dir)?;
+    }
+    // The directory is this mount's, whatever somebody has removed from it.
+    if !args.keep && args.discard_dirty && was_removed(dir) {
+        detach(&mount.mount_point)?;
+        return Store::discard_remains(dir).map(|()| Lost::default());
+    }
+    if args.keep {
+        return detach(&mount.mount_point).map(|()| Lost::default());
+    }
+    // Before the mount goes: what is refused leaves all as it is.
+    let lost = umount_kept::to_be_lost(dir, &mount.mount_point, args)?;
+    detach(&mount.mount_point)?;
+    umount_kept::discard(dir, args)?;
+    lost.tell(&mount.mount_point, args.json);
+    Ok(lost)
 }
 
 /// True if the store of a mount says nothing of itself any more.
@@ -151,56 +164,4 @@ fn find_lost(dir: &Path, left: &mut u32, lost: &mut Vec<(PathBuf, String)>) {
 fn detach(mount_point: &Path) -> Result<(), ControlError> {
     forebay_fuse::unmount(mount_point, true)
         .map_err(|error| ControlError::new("unmount", Some(mount_point), &error.to_string()))
-}
-
-/// Nothing is mounted: the buffer may still be on flash.
-fn end_kept(mount_point: &Path, args: &UmountArgs) -> Result<(), ControlError> {
-    let not_mounted = |hint: &str| {
-        ControlError::new("unmount", Some(mount_point), "no buffer is mounted there")
-            .errno(libc::EINVAL)
-            .hint(hint)
-    };
-    if let Some(error) = served(mount_point) {
-        return Err(error);
-    }
-    let Ok(flash) = flash::resolve_flash(args.flash.as_deref()) else {
-        return Err(not_mounted("to destroy one that was kept, name its FLASH with --flash"));
-    };
-    let dir = flash::store_dir(&flash, &StoreKey::mount(mount_point));
-    if args.keep || !dir.exists() {
-        return Err(not_mounted("`forebay status` lists the buffers"));
-    }
-    discard(&dir, args)
-}
-
-/// The error for what is no mount but the store of a buffer of `forebay serve`.
-fn served(dir: &Path) -> Option<ControlError> {
-    let record = flash::load_record(dir).ok()??;
-    let name = record.key.buffer()?;
-    let why = format!("it is no mount but the store of {}", record.key);
-    Some(
-        ControlError::new("unmount", Some(dir), &why)
-            .errno(libc::EINVAL)
-            .hint(&format!("`forebay buffer destroy {name} --server ADDR` destroys the buffer")),
-    )
-}
-
-/// Destroys a store that no server uses; one that is just ending is waited for.
-fn discard(dir: &Path, args: &UmountArgs) -> Result<(), ControlError> {
-    if forebay_server::cache::may_be_dirty(dir) && !args.discard_dirty {
-        let why = "it is a cache that may have data which the PFS does not have";
-        return Err(ControlError::new("destroy", Some(dir), why)
-            .errno(libc::EBUSY)
-            .hint("mount it again: it then drains; or lose that data with --discard-dirty"));
-    }
-    let deadline = Instant::now() + LOCK_WAIT;
-    loop {
-        match Store::discard_dir(dir) {
-            Ok(_) => return Ok(()),
-            Err(error) if error.errno == Some(libc::EBUSY) && Instant::now() < deadline => {
-                std::thread::sleep(LOCK_PAUSE);
-            }
-            Err(error) => return Err(error),
-        }
-    }
 }

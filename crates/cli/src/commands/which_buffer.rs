@@ -4,11 +4,40 @@
 //! Plan numbers begin at 1 in every buffer, so a buffer is never guessed: other users' buffers
 //! and those without the plan are left out, and of what remains there must be one.
 
-use crate::failure::Usage;
+use crate::failure::{Usage, visible};
 use forebay_client::{Control, MountRef, locate, mounts};
 use forebay_proto::PlanId;
 use forebay_proto::control::ControlError;
 use std::path::Path;
+use std::time::Instant;
+
+/// Connects to the servers of all mounted buffers that the caller may ask and that answer soon.
+///
+/// # Errors
+/// If there is none.
+pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
+    let mut asked = Vec::new();
+    for place in mounts()? {
+        match Control::connect_store_until(&place.store_dir, Some(Instant::now())) {
+            Ok(control) => asked.push((control, place)),
+            Err(error) if error.errno == Some(libc::EACCES) => {}
+            Err(error) => {
+                let text = format!("{}: not asked: {error}", place.mount_point.display());
+                eprintln!("forebay: {}", visible(&text));
+            }
+        }
+    }
+    match asked.is_empty() {
+        true => Err(none().into()),
+        false => Ok(asked),
+    }
+}
+
+fn none() -> ControlError {
+    ControlError::new("find the buffer", None, "no buffer of yours is mounted")
+        .errno(libc::ENOENT)
+        .hint("`forebay status` lists the buffers")
+}
 
 /// Connects to the server of the buffer that `path` lies in; without a path, of the one that is
 /// meant. `plans` are those that the command acts on.
@@ -38,10 +67,7 @@ pub fn connect(path: Option<&Path>, plans: &[PlanId]) -> anyhow::Result<(Control
         }
     }
     match asked.len() {
-        0 => Err(ControlError::new("find the buffer", None, "no buffer of yours is mounted")
-            .errno(libc::ENOENT)
-            .hint("`forebay status` lists the buffers")
-            .into()),
+        0 => Err(none().into()),
         1 => Ok(asked.remove(0)),
         _ => {
             let names: Vec<_> = asked

@@ -3,23 +3,25 @@
 
 use super::MountPlan;
 use crate::state_dir::{self, MountRecord, StateDir};
+use forebay_activity::Activity;
+use forebay_cache::CacheOptions;
 use forebay_client::Ledger;
 use forebay_client::remote::{Balanced, RemoteFs, SERVER_PATIENCE, Target};
+use forebay_mover::Stuck;
 use forebay_net::ServerAddress;
 use forebay_net::handshake::Credential;
 use forebay_net::node::host_name;
-use forebay_proto::api::{CreateArgs, FileSystem};
+use forebay_proto::api::CreateArgs;
+use forebay_proto::api::ops::*;
 use forebay_proto::cache::CacheStatus;
-use forebay_proto::control::{ControlError, StoreKind};
+use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StoreKind};
 use forebay_proto::net::ledger::{
     AccessMode, BufferName, LedgerReply, LedgerRequest, ServedBuffer,
 };
 use forebay_proto::net::servers::ShardPlace;
-use forebay_proto::{Caller, Ino};
-use forebay_server::cache::CacheOptions;
-use forebay_server::flash::{Store, StoreOptions};
-use forebay_server::mover::Stuck;
+use forebay_proto::{Caller, Errno};
 use forebay_server::{Server, ServerOptions};
+use forebay_store::flash::{Store, StoreOptions};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -165,7 +167,8 @@ fn there(target: &Target, address: &str) -> Option<Target> {
         (false, Credential::Peer, Some(over_tcp)) => (**over_tcp).clone(),
         (_, credential, _) => credential.clone(),
     };
-    Some(Target { address, credential, ..target.clone() })
+    let is_told = address != target.address;
+    Some(Target { address, credential, is_told, ..target.clone() })
 }
 
 /// Of a cache that each node uses by one server: the one on this node, else one by the node's name, so
@@ -258,7 +261,7 @@ impl Served {
             Err(error) => error,
         };
         for other in &self.others {
-            match Ledger::connect(&other.address, &other.credential) {
+            match Ledger::connect_told(&other.address, &other.credential) {
                 Ok(mut ledger) => return ledger.ask(request),
                 Err(error) => failed = error,
             }
@@ -286,6 +289,13 @@ impl Served {
                  Ctrl-C leaves the mount to end by itself, --force does not wait"
             )
         })
+    }
+
+    /// Which of its servers are known not to answer, in words.
+    pub fn away(&self) -> Option<String> {
+        let away = self.remote().servers_away();
+        let list = away.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        (!away.is_empty()).then(|| format!("no answer from {list}"))
     }
 
     /// The buffer's name.
@@ -336,6 +346,22 @@ impl Backing {
         }
     }
 
+    /// What is done with files, for who watches.
+    pub fn activity(&self) -> Arc<Activity> {
+        match self {
+            Backing::Own { server, .. } => Arc::clone(server.activity()),
+            Backing::Served(served) => Arc::clone(&served.target.activity),
+        }
+    }
+
+    /// True if not all that is served is on flash: a cache knows by itself what was a hit.
+    pub fn may_miss(&self) -> bool {
+        match self {
+            Backing::Own { server, .. } => server.cache().is_some(),
+            Backing::Served(served) => served.fs.attached().cache.is_some(),
+        }
+    }
+
     /// A file like the objects, to try passthrough with; `None` where there is no hope.
     pub fn probe(&self) -> Result<Option<File>, ControlError> {
         match self {
@@ -364,11 +390,29 @@ impl Backing {
         matches!(self, Backing::Own { store, .. } if store.created())
     }
 
-    /// The buffer is to be destroyed: refused while a commit is unfinished, which `force` gives up.
-    pub fn end_commits(&self, force: bool) -> Result<(), ControlError> {
+    /// The buffer is to be destroyed although plans have not ended: commits are undone first.
+    pub fn give_up_commits(&self) {
+        if let Backing::Own { server, .. } = self {
+            server.mover().give_up_commits();
+        }
+    }
+
+    /// All plans of a buffer that goes with its mount.
+    pub fn plans(&self) -> Vec<PlanStatus> {
         match self {
-            Backing::Own { server, .. } => server.mover().end_commits(force),
-            Backing::Served(_) => Ok(()),
+            Backing::Own { server, .. } => server.mover().list(&Caller::root()),
+            Backing::Served(_) => Vec::new(),
+        }
+    }
+
+    /// False if there is certainly nothing of this path in the buffer.
+    pub fn has(&self, path: &PathBytes) -> bool {
+        match self {
+            Backing::Own { server, .. } => {
+                let found = server.file_status(&Caller::root(), path.as_bytes());
+                found.err() != Some(Errno::ENOENT)
+            }
+            Backing::Served(_) => true,
         }
     }
 
@@ -437,12 +481,13 @@ fn probe_of(fs: &RemoteFs) -> Option<File> {
         return fs.probe().ok();
     }
     let args = CreateArgs { mode: 0o600, umask: 0 };
-    let (entry, opened) = fs.tmpfile(&Caller::root(), Ino::ROOT, args, true).ok()?;
+    let (entry, opened) = fs.tmpfile(&Caller::root(), fs.root(), args, true).ok()?;
     let ino = entry.attr.ino;
     let file = opened.local.as_deref().and_then(|file| file.try_clone().ok());
     fs.release(ino, opened.local.is_some());
     fs.forget(ino, 1);
-    file
+    // New files in the root may have several objects; others of the buffer may be whole.
+    file.or_else(|| fs.probe().ok())
 }
 
 /// Closes the server and keeps or destroys the store. A session that is not over may still

@@ -13,12 +13,13 @@ const MAX_NAMED: usize = 20;
 const NOBODY_SEEN: &str = "files are open there, by processes that you may not see";
 
 /// A text that names them; without the right to look at other users' processes, only one's own.
-pub fn describe(mount_point: &Path) -> String {
-    seen(mount_point).unwrap_or_else(|| NOBODY_SEEN.into())
+/// A file that was given out beside the mount lies below `store`; this process has others of its there.
+pub fn describe(mount_point: &Path, store: &Path) -> String {
+    seen(mount_point, store).unwrap_or_else(|| NOBODY_SEEN.into())
 }
 
 /// The same, `None` if nobody is seen.
-fn seen(mount_point: &Path) -> Option<String> {
+fn seen(mount_point: &Path, store: &Path) -> Option<String> {
     let below = mounts_below(mount_point);
     if !below.is_empty() {
         return Some(format!("other file systems are mounted below it: {}", below.join(", ")));
@@ -28,7 +29,8 @@ fn seen(mount_point: &Path) -> Option<String> {
     for entry in entries {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if let Some(how) = use_of(&entry.path(), mount_point) {
+        let beside = || (pid != std::process::id()).then(|| use_of(&entry.path(), store)).flatten();
+        if let Some(how) = use_of(&entry.path(), mount_point).or_else(beside) {
             let program = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             users.push(format!("{pid} ({}: {how})", program.trim()));
         }
@@ -41,6 +43,15 @@ fn seen(mount_point: &Path) -> Option<String> {
         }
         _ => Some(format!("in use by process {}", users.join(", "))),
     }
+}
+
+/// Whether a process other than this one has a file below this directory open or mapped, as far as may be seen.
+pub fn is_open(dir: &Path) -> bool {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        pid.is_some_and(|pid| pid != std::process::id()) && use_of(&entry.path(), dir).is_some()
+    })
 }
 
 /// Mount points below, at most [`MAX_NAMED`]; none if the table cannot be read.
@@ -88,9 +99,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let base = fs::canonicalize(dir.path()).unwrap();
         let _file = fs::File::create(base.join("held")).unwrap();
-        let text = describe(&base);
+        let text = describe(&base, Path::new("/no/store"));
         assert!(text.contains(&std::process::id().to_string()), "{text}");
         assert!(text.contains("open file"), "{text}");
-        assert!(describe(&base.join("elsewhere")).contains("may not see"));
+        assert!(describe(&base.join("elsewhere"), Path::new("/no/store")).contains("may not see"));
     }
 }

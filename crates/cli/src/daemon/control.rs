@@ -5,16 +5,17 @@
 //! or hostile client takes a place of its own user, nothing else. Who asks comes from the
 //! socket (SO_PEERCRED, SO_PEERGROUPS).
 
+use super::ending::Unmounting;
 use super::{Mount, requests};
 use forebay_client::frame::{read_message, write_message};
 use forebay_net::peer;
+use forebay_net::socket_path::with_short_path;
 use forebay_proto::Caller;
 use forebay_proto::control::{ControlError, Hello, Reply, Request, SOCKET_NAME, Welcome};
 use forebay_proto::version::CONTROL_PROTOCOL;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -34,8 +35,6 @@ const WAITING_AFTER: Duration = Duration::from_secs(2);
 const WAITING_LOOK: Duration = Duration::from_secs(1);
 /// Pause after an error of accept (such as too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Longest path in a Unix socket's address, without the final NUL.
-const SOCKET_PATH_MAX: usize = 107;
 
 /// Connections by user.
 type Table = Arc<Mutex<HashMap<u32, usize>>>;
@@ -50,19 +49,10 @@ pub fn listen(dir: &Path, shared: bool) -> Result<UnixListener, ControlError> {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
         _ => (),
     }
-    let listener = bind(dir, &path).map_err(failed)?;
+    let listener = with_short_path(&path, |path| UnixListener::bind(path)).map_err(failed)?;
     let mode = if shared { 0o666 } else { 0o600 };
     fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(failed)?;
     Ok(listener)
-}
-
-/// A path too long for an address goes through an open directory.
-fn bind(dir: &Path, path: &Path) -> io::Result<UnixListener> {
-    if path.as_os_str().len() <= SOCKET_PATH_MAX {
-        return UnixListener::bind(path);
-    }
-    let dir = fs::File::open(dir)?;
-    UnixListener::bind(format!("/proc/self/fd/{}/{SOCKET_NAME}", dir.as_raw_fd()))
 }
 
 /// Starts the thread that accepts.
@@ -90,7 +80,7 @@ pub fn start(mount: Arc<Mount>, listener: UnixListener) -> Result<(), ControlErr
 fn admit(mount: &Arc<Mount>, table: &Table, stream: UnixStream) {
     let caller = match peer::identify(&stream) {
         Ok(caller) => caller,
-        Err(error) => return tracing::warn!(%error, "cannot tell who asks"),
+        Err(error) => return tracing::warn!(%error, "cannot tell which user calls"),
     };
     let place = Place { uid: caller.uid, table: Arc::clone(table) };
     if !take_place(table, caller.uid, mount.owner_uid()) {
@@ -163,9 +153,9 @@ fn converse(mount: &Arc<Mount>, stream: &UnixStream, caller: &Caller) -> io::Res
     stream.set_read_timeout(None)?;
     loop {
         match read_message::<Request>(stream) {
-            Ok(Some(Request::Umount { keep, force })) => {
-                let reply =
-                    tell_waiting(mount, stream, || requests::umount(mount, caller, keep, force));
+            Ok(Some(Request::Umount { keep, force, destroy })) => {
+                let asked = Unmounting { keep, force, destroy };
+                let reply = tell_waiting(mount, stream, || requests::umount(mount, caller, asked));
                 let sent = write_message(stream, &reply.reply);
                 if reply.counted {
                     mount.answered();
@@ -195,7 +185,7 @@ fn tell_waiting<T>(mount: &Mount, stream: &UnixStream, work: impl FnOnce() -> T)
                 told.clone_from(&what);
                 let what = what.unwrap_or_default();
                 if let Err(error) = write_message(stream, &Reply::Waiting { what }) {
-                    return tracing::debug!(%error, "who asked to unmount does not listen any more");
+                    return tracing::debug!(%error, "the command that asked to unmount has ended");
                 }
             }
         });

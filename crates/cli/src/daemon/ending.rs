@@ -5,6 +5,10 @@
 //! the server and keeps or destroys the store, then wakes those who asked, so that their answer
 //! is the outcome.
 //!
+//! A buffer is destroyed only when no plan of it has to go on and none has failed to bring its results to the
+//! PFS, unless the request gives them up: who waits for plans is the command, and what is checked here is that
+//! they have ended, at the moment from which no other can begin.
+//!
 //! No wait here is without end. Staging that hangs on its PFS refuses a plain `forebay umount`
 //! after [`STAGING_WAIT_MAX`]; by force, a signal or anybody's umount(8) its threads are left
 //! behind (`leave`), and a kept buffer is recovered by the next mount.
@@ -12,8 +16,9 @@
 use super::backing::Backing;
 use super::{Mount, busy, leave};
 use forebay_fuse::UnmountError;
-use forebay_proto::control::ControlError;
-use forebay_server::mover::{STAGING_WAIT_MAX, Stuck};
+use forebay_mover::{STAGING_WAIT_MAX, Stuck};
+use forebay_proto::at_risk;
+use forebay_proto::control::{ControlError, PathBytes};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{UnmountFlags, unmount};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -63,6 +68,17 @@ struct State {
     waiting: u32,
 }
 
+/// What `forebay umount` asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Unmounting {
+    /// Keep the buffer.
+    pub keep: bool,
+    /// Detach even while files are open, and give up plans.
+    pub force: bool,
+    /// Give up plans.
+    pub destroy: bool,
+}
+
 impl Ending {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -77,9 +93,10 @@ impl Ending {
 impl Mount {
     /// `forebay umount`: unmounts and waits for the outcome. The caller sends the answer and
     /// then calls [`Mount::answered`], whatever this returned.
-    pub fn end_by_request(&self, keep: bool, force: bool) -> Result<(), ControlError> {
+    pub fn end_by_request(&self, asked: Unmounting) -> Result<(), ControlError> {
+        let Unmounting { keep, force, .. } = asked;
         self.ending.change(|state| state.waiting += 1);
-        self.unmount_once(keep, force)?;
+        self.unmount_once(asked)?;
         if force || self.backing.is_cache() {
             // Nobody uses the mount any more, but a request of a cache may hang in a call on its PFS, and
             // one of a served buffer waits for its server.
@@ -104,13 +121,14 @@ impl Mount {
 
     /// Unmounts, one request at a time; who comes after a success finds it done. What is to be
     /// done with the buffer is set before, since the session may end at once.
-    fn unmount_once(&self, keep: bool, force: bool) -> Result<(), ControlError> {
+    fn unmount_once(&self, asked: Unmounting) -> Result<(), ControlError> {
+        let Unmounting { keep, force, .. } = asked;
         let _turn = self.ending.turn.lock().unwrap_or_else(PoisonError::into_inner);
         if self.ending.lock().keep.is_some() {
             return Ok(());
         }
-        if !keep {
-            self.backing.end_commits(force)?;
+        if !keep && force {
+            self.backing.give_up_commits();
         }
         // Before it: the session may end at once.
         self.ending.change(|state| (state.keep, state.force) = (Some(keep), force));
@@ -120,7 +138,7 @@ impl Mount {
                 self.backing.hold_staging(Duration::ZERO);
                 self.unmount(true)
             }
-            false => self.unmount_in_peace(),
+            false => self.unmount_in_peace(asked),
         };
         if done.is_err() {
             self.ending.change(|state| (state.keep, state.force) = (None, false));
@@ -130,7 +148,7 @@ impl Mount {
     }
 
     /// Unmounts if nobody uses the mount and staging can be stopped, which goes on if not.
-    fn unmount_in_peace(&self) -> Result<(), ControlError> {
+    fn unmount_in_peace(&self, asked: Unmounting) -> Result<(), ControlError> {
         let until = Instant::now() + MOMENT;
         let passes = || {
             let passes = Instant::now() < until;
@@ -145,8 +163,24 @@ impl Mount {
                 return Err(self.busy());
             }
         }
+        if !asked.keep {
+            match asked.destroy {
+                true => self.backing.give_up_commits(),
+                false => self.must_lose_nothing()?,
+            }
+        }
         if let Some(stuck) = self.backing.hold_staging(STAGING_WAIT_MAX).first() {
             return Err(self.hanging(stuck));
+        }
+        // Staging has no file of it open any more.
+        while self.is_held_beside() {
+            if !passes() {
+                return Err(self.busy());
+            }
+        }
+        if !asked.keep && !asked.destroy {
+            // From here on no plan begins; one may have begun since.
+            self.must_lose_nothing()?;
         }
         loop {
             match self.unmount(false) {
@@ -154,6 +188,13 @@ impl Mount {
                 done => return done,
             }
         }
+    }
+
+    /// Whether a program has a file of the mount that it got beside the kernel, which knows nothing of it.
+    fn is_held_beside(&self) -> bool {
+        self.door.get().is_some_and(|door| {
+            door.is_in_use() || (door.has_unseen() && busy::is_open(self.backing.dir()))
+        })
     }
 
     /// What the kernel says without unmounting; only root can ask it.
@@ -168,11 +209,41 @@ impl Mount {
         asked == Err(rustix::io::Errno::BUSY)
     }
 
+    /// An error while the buffer has what would be lost with it, by its plans.
+    fn must_lose_nothing(&self) -> Result<(), ControlError> {
+        let point = self.session.mount_point();
+        let plans = self.backing.plans();
+        let flag = format!("--buffer {}", PathBytes::new(self.mount_point_bytes()).shell_word());
+        let unfinished = at_risk::unfinished(&plans);
+        if !unfinished.is_empty() {
+            let numbers = at_risk::numbers(&unfinished);
+            let hint = format!(
+                "without --no-wait this command waits for it; `forebay stage wait {numbers} {flag}` follows it, \
+                 `forebay stage cancel {numbers} {flag}` gives it up; --keep keeps the buffer, and it goes on at the \
+                 next mount; --destroy and --force lose what is not copied"
+            );
+            let why = at_risk::describe_all(&unfinished);
+            return Err(ControlError::new("unmount", Some(point), &why)
+                .errno(libc::EINPROGRESS)
+                .hint(&hint));
+        }
+        let failed = at_risk::failed(&plans, |path| self.backing.has(path));
+        let Some(first) = failed.first() else { return Ok(()) };
+        let hint = format!(
+            "the PFS may not have it, and the buffer would go with it. `forebay stage status {} {flag}` tells why; \
+             stage it out again, or --keep the buffer; --destroy and --force lose it",
+            first.plan
+        );
+        let why = at_risk::describe_all(&failed);
+        Err(ControlError::new("unmount", Some(point), &why).errno(libc::EIO).hint(&hint))
+    }
+
     fn hanging(&self, stuck: &Stuck) -> ControlError {
         let hint = format!(
             "it goes on when the PFS answers; --force leaves it and unmounts, `forebay stage \
-             cancel {}` gives it up",
-            stuck.plan
+             cancel {} --buffer {}` gives it up",
+            stuck.plan,
+            PathBytes::new(self.mount_point_bytes()).shell_word()
         );
         ControlError::new("unmount", Some(self.session.mount_point()), &stuck.to_string())
             .errno(libc::ETIMEDOUT)
@@ -181,7 +252,8 @@ impl Mount {
 
     fn busy(&self) -> ControlError {
         let point = self.session.mount_point();
-        ControlError::new("unmount", Some(point), &busy::describe(point)).errno(libc::EBUSY).hint(
+        let why = busy::describe(point, self.backing.dir());
+        ControlError::new("unmount", Some(point), &why).errno(libc::EBUSY).hint(
             "end what uses it and try again, or detach it with --force: its users then get errors",
         )
     }
@@ -192,8 +264,8 @@ impl Mount {
             return Ok(());
         }
         let why = match kept {
-            Some(false) => "somebody destroyed the buffer at the same moment",
-            _ => "somebody unmounted it at the same moment, and the buffer was kept",
+            Some(false) => "another command destroyed the buffer at the same time",
+            _ => "another command unmounted it at the same time, and the buffer was kept",
         };
         Err(ControlError::new("unmount", Some(self.session.mount_point()), why)
             .hint("run the command again"))
@@ -228,7 +300,8 @@ impl Mount {
         match self.session.unmount(false) {
             Ok(()) | Err(UnmountError::NotMounted(_)) => (),
             Err(error) => {
-                tracing::warn!("{error}: {}", busy::describe(self.session.mount_point()));
+                let (point, store) = (self.session.mount_point(), self.backing.dir());
+                tracing::warn!("{error}: {}", busy::describe(point, store));
                 if let Err(error) = self.session.unmount(true) {
                     tracing::error!(%error, "the mount could not be detached");
                 }

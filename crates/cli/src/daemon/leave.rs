@@ -7,7 +7,7 @@
 //! hanging which PFS still answers: what is surely not on one is closed first, the rest by a
 //! thread that is not waited for long. Called by `ending`, at the very end.
 
-use forebay_server::flash::Store;
+use forebay_store::flash::Store;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::collections::HashSet;

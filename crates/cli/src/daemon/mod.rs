@@ -5,12 +5,15 @@
 //! for), by anybody's umount(8) or a signal (the buffer is kept). Killed, it leaves a store that
 //! the same mount command recovers.
 
+pub mod agent;
+pub mod agent_swap;
 mod backing;
 mod busy;
 mod control;
 mod ending;
 mod leave;
 mod logging;
+mod preload;
 mod requests;
 pub mod serve;
 mod signals;
@@ -23,17 +26,17 @@ pub use spawn::{Reporter, run_in_background};
 use crate::mount_options::MountOptionSet;
 use backing::{Backing, Place};
 use ending::Ending;
-use forebay_fuse::{FastPath, FastPathOff, MountOptions, Session, readers_abreast};
+use forebay_fuse::{Door, FastPath, FastPathOff, Limits, MountOptions, Session, readers_abreast};
 use forebay_proto::control::ControlError;
-use forebay_server::descriptors::MIN_DESCRIPTORS;
 use forebay_server::http::{Http, HttpListener};
+use forebay_store::descriptors::MIN_DESCRIPTORS;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 /// Threads that take requests of a served buffer's mount, beside those that move large blocks.
@@ -52,6 +55,8 @@ pub struct MountPlan {
     pub options: MountOptionSet,
     /// Threads for requests.
     pub threads: Option<usize>,
+    /// What the files are limited to.
+    pub limits: Limits,
     /// Whether passthrough may be used.
     pub fast_path: bool,
     /// Where metrics are shown, if they are.
@@ -73,6 +78,10 @@ pub struct Mount {
     fast_path_reason: Option<String>,
     http: Mutex<Option<Http>>,
     started: Instant,
+    /// Other users may use the mount.
+    shared: bool,
+    /// Where programs ask beside the kernel, if they can.
+    door: OnceLock<Arc<Door>>,
 }
 
 /// Mounts, reports, serves until the end.
@@ -112,6 +121,8 @@ fn mount(plan: &MountPlan, place: &Place, report: &mut Reporter) -> Result<Mount
                 fast_path_reason,
                 http: Mutex::default(),
                 started: Instant::now(),
+                shared: plan.options.allow_other,
+                door: OnceLock::new(),
             })
         }
         Err(error) => {
@@ -152,6 +163,9 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
         },
         fast_path: plan.fast_path,
         probe: backing.probe()?,
+        activity: backing.activity(),
+        reads_are_hits: !backing.may_miss(),
+        limits: plan.limits,
         ..MountOptions::default()
     };
     Session::mount(backing.file_system()?, point, options).map_err(|error| {
@@ -198,6 +212,7 @@ fn run(
         .and_then(|()| signals::start(Arc::clone(&mount)))
         .and_then(|()| mount.show(http))
         .and_then(|()| {
+            preload::start(&mount);
             let recovery = match &mount.backing {
                 Backing::Own { server, .. } => Some(server.recovery()),
                 Backing::Served(_) => None,

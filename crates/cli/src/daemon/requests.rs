@@ -4,6 +4,8 @@
 
 use super::Mount;
 use super::backing::{Backing, Served};
+use super::ending::Unmounting;
+use forebay_cache::{CacheFs, why_not_invalidated, why_not_resolved};
 use forebay_fuse::FastPath;
 use forebay_net::node::host_name;
 use forebay_proto::cache::{CachedFile, TreeState};
@@ -12,11 +14,12 @@ use forebay_proto::control::{
     StageSpec, StoreKind,
 };
 use forebay_proto::events::{Event, EventRecord};
-use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use forebay_proto::layout::LOG;
+use forebay_proto::metrics::PoolMetrics;
+use forebay_proto::net::ledger::{LedgerReply, LedgerRequest, ON_BEHALF};
 use forebay_proto::net::session::node_directory;
-use forebay_proto::{Caller, Errno, Ino};
+use forebay_proto::{Caller, Errno, Ino, ServerId};
 use forebay_server::Server;
-use forebay_server::cache::{CacheFs, why_not_invalidated, why_not_resolved};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -29,6 +32,7 @@ pub fn answer(mount: &Mount, caller: &Caller, request: Request) -> Reply {
             Err(ControlError::new("unmount", None, "asked for in the wrong place"))
         }
         (_, Request::BufferStatus) => Ok(Reply::Buffer(mount.status())),
+        (_, Request::Activity { server, after }) => activity(mount, caller, server, after),
         (Backing::Own { server, .. }, request) => of_own(mount, server, caller, request),
         (Backing::Served(served), request) => of_served(mount, served, caller, request),
     };
@@ -61,12 +65,53 @@ fn of_own(
         Request::StageRate { plan, bytes_per_s } => {
             mover.set_rate(caller, plan, bytes_per_s).map(Reply::Plan)
         }
+        Request::StageRelease { plan } => mover.release(caller, plan).map(Reply::Plan),
+        Request::StageConcurrency { .. } if caller.uid != 0 && caller.uid != mount.owner_uid() => {
+            Err(of_owner(mount, caller).err().unwrap_or_else(strange))
+        }
+        Request::StageConcurrency { plans } => {
+            mover.set_concurrency(plans);
+            Ok(Reply::Ok)
+        }
         Request::Cache(_) => Err(no_cache(mount)),
         Request::Events { .. }
         | Request::Metrics
+        | Request::Activity { .. }
         | Request::BufferStatus
         | Request::Umount { .. } => Err(strange()),
     }
+}
+
+/// What is done with files: by this process, or by a server of the buffer.
+fn activity(
+    mount: &Mount,
+    caller: &Caller,
+    server: Option<ServerId>,
+    after: Option<u64>,
+) -> Result<Reply, ControlError> {
+    of_owner(mount, caller)?;
+    let ask = |served: &Served, server| {
+        let request = LedgerRequest::Activity { name: served.name()?, server, after };
+        match served.ask(&request)? {
+            LedgerReply::Activity(page) => Ok(page),
+            LedgerReply::Error(error) => Err(error),
+            _ => Err(strange()),
+        }
+    };
+    let page = match (&mount.backing, server) {
+        (Backing::Own { server, .. }, _) => server.activity_page(after),
+        (Backing::Served(served), Some(server)) => ask(served, Some(server))?,
+        (Backing::Served(served), None) => {
+            let mut page = served.target.activity.read(after);
+            forebay_activity::stamp(&mut page, host_name());
+            if after.is_none() {
+                // Servers that do not answer now tell nothing; the mount itself does.
+                page.others = ask(served, None).map(|first| first.others).unwrap_or_default();
+            }
+            page
+        }
+    };
+    Ok(Reply::Activity(page))
 }
 
 /// What happened and what is counted, of any buffer that this process serves.
@@ -85,7 +130,10 @@ fn of_watcher(
         Request::Events { record: EventRecord::Server | EventRecord::Part { .. }, .. } => {
             Err(ControlError::new("read events", None, "no server but the mount itself has it"))
         }
-        Request::Metrics => Ok(Reply::Metrics(Box::new(mount.metrics_of(server)))),
+        Request::Metrics => {
+            let servers = vec![mount.metrics_of(server)];
+            Ok(Reply::Metrics(PoolMetrics { servers, ..PoolMetrics::default() }))
+        }
         _ => Err(strange()),
     }
 }
@@ -154,8 +202,9 @@ fn no_cache(mount: &Mount) -> ControlError {
         .hint("files of a scratch buffer reach the PFS by `forebay stage out`")
 }
 
-/// The server acts for who has the buffer's secret, so only the mount's owner and root may ask
-/// it by this mount: others ask it themselves.
+/// The server acts for who has the secret that the mount was made with. The mount's owner and root ask as these. Others
+/// ask by a mount that may ask for any user, as an agent's mount of a job's buffer does; else they ask the server
+/// themselves.
 fn of_served(
     mount: &Mount,
     served: &Served,
@@ -165,8 +214,14 @@ fn of_served(
     if served.fs.attached().cache.is_some() {
         return of_served_cache(mount, served, caller, request);
     }
-    of_owner(mount, caller)?;
-    ask_served(mount, served, request)
+    match of_owner(mount, caller) {
+        Ok(()) => ask_served(mount, served, None, request),
+        Err(not_theirs) => match ask_served(mount, served, Some(caller), request) {
+            // The secret that the mount was made with does not allow that.
+            Err(error) if error.what == ON_BEHALF => Err(not_theirs),
+            answer => answer,
+        },
+    }
 }
 
 fn of_owner(mount: &Mount, caller: &Caller) -> Result<(), ControlError> {
@@ -178,7 +233,7 @@ fn of_owner(mount: &Mount, caller: &Caller) -> Result<(), ControlError> {
             &why,
         )
         .errno(libc::EPERM)
-        .hint("name the buffer (BUFFER:/PATH) and --server, and show who you are yourself"));
+        .hint("name the buffer (BUFFER:/PATH) with --server, and use a secret of your own"));
     }
     Ok(())
 }
@@ -197,7 +252,7 @@ fn of_served_cache(
         Request::StageList => return Ok(Reply::Plans(Vec::new())),
         request @ (Request::Events { .. } | Request::Metrics) => {
             of_owner(mount, caller)?;
-            return ask_served(mount, served, request);
+            return ask_served(mount, served, None, request);
         }
         request => return Err(no_staging(mount.session.mount_point(), &request)),
     };
@@ -230,8 +285,13 @@ fn no_staging(point: &Path, request: &Request) -> ControlError {
         .hint("`forebay warm` fetches ahead, `forebay flush` and `forebay wait` drain")
 }
 
-/// A question that the server is asked as the mount's owner.
-fn ask_served(mount: &Mount, served: &Served, request: Request) -> Result<Reply, ControlError> {
+/// A question that the server is asked as the mount's owner, or for another user.
+fn ask_served(
+    mount: &Mount,
+    served: &Served,
+    user: Option<&Caller>,
+    request: Request,
+) -> Result<Reply, ControlError> {
     let name = served.name()?;
     let request = match request {
         Request::FileStatus { path } => {
@@ -250,19 +310,28 @@ fn ask_served(mount: &Mount, served: &Served, request: Request) -> Result<Reply,
         Request::StageRate { plan, bytes_per_s } => {
             LedgerRequest::StageRate { name, plan, bytes_per_s }
         }
+        Request::StageRelease { plan } => LedgerRequest::StageRelease { name, plan },
+        Request::StageConcurrency { plans } => LedgerRequest::StageConcurrency { name, plans },
         Request::Cache(_) => return Err(no_cache(mount)),
         Request::Events { record, query } => {
             LedgerRequest::Events { name: Some(name), record, query }
         }
-        Request::Metrics => LedgerRequest::Metrics { name: Some(name) },
-        Request::BufferStatus | Request::Umount { .. } => return Err(strange()),
+        Request::Metrics => LedgerRequest::Metrics { name: Some(name), pool: true },
+        Request::Activity { .. } | Request::BufferStatus | Request::Umount { .. } => {
+            return Err(strange());
+        }
+    };
+    let request = match user {
+        Some(user) => LedgerRequest::OnBehalf { user: user.clone(), request: Box::new(request) },
+        None => request,
     };
     match served.ask(&request)? {
+        LedgerReply::Ok => Ok(Reply::Ok),
         LedgerReply::File(file) => Ok(Reply::File(of_mount(mount, served, file))),
         LedgerReply::Plan(plan) => Ok(Reply::Plan(plan)),
         LedgerReply::Plans(plans) => Ok(Reply::Plans(plans)),
         LedgerReply::Events(page) => Ok(Reply::Events(page)),
-        LedgerReply::Metrics(metrics) => Ok(Reply::Metrics(metrics)),
+        LedgerReply::PoolMetrics(metrics) => Ok(Reply::Metrics(metrics)),
         LedgerReply::Error(error) => Err(error),
         _ => Err(strange()),
     }
@@ -273,6 +342,7 @@ fn of_mount(mount: &Mount, served: &Served, file: FileStatus) -> FileStatus {
     let (near, gives) = served.fs.at_server_of(Ino(file.ino)).unwrap_or((false, false));
     let on = matches!(mount.session.fast_path(), FastPath::On);
     let why = match (file.stripe_count, near, gives) {
+        (2.., _, _) if file.layout.as_deref() == Some(LOG) => Some("in logs".into()),
         (2.., _, _) => Some("striped".into()),
         (_, false, _) => Some(served.fs.why_far_of(Ino(file.ino)).into()),
         (_, true, false) => Some("its server's store is a plain directory".into()),
@@ -311,7 +381,7 @@ pub struct UmountReply {
 }
 
 /// Unmounts for who may.
-pub fn umount(mount: &Mount, caller: &Caller, keep: bool, force: bool) -> UmountReply {
+pub fn umount(mount: &Mount, caller: &Caller, asked: Unmounting) -> UmountReply {
     if caller.uid != 0 && caller.uid != mount.owner_uid() {
         let why = format!("you are user {}, it belongs to user {}", caller.uid, mount.owner_uid());
         let error = ControlError::new("unmount", Some(mount.session.mount_point()), &why)
@@ -319,7 +389,7 @@ pub fn umount(mount: &Mount, caller: &Caller, keep: bool, force: bool) -> Umount
             .hint("only its owner and root may");
         return UmountReply { reply: Reply::Error(error), counted: false };
     }
-    let reply = match mount.end_by_request(keep, force) {
+    let reply = match mount.end_by_request(asked) {
         Ok(()) => Reply::Ok,
         Err(error) => Reply::Error(error),
     };

@@ -2,14 +2,15 @@
 //! until a signal ends it. Killed, it leaves what the next start settles (the ledger's promise).
 
 use super::{Reporter, logging, raise_file_limit, signals};
+use crate::secrets;
 use forebay_net::ServerAddress;
 use forebay_net::node::host_name;
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::size::format_bytes;
-use forebay_server::flash::LOG_NAME;
 use forebay_server::http::{Http, HttpListener, Watched};
-use forebay_server::ledger::{Door, Ledger, LedgerOptions};
-use forebay_server::net::listen;
+use forebay_server::ledger::{Door, Ledger, LedgerOptions, own_socket};
+use forebay_server::net::listen_also;
+use forebay_store::flash::LOG_NAME;
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
@@ -24,6 +25,8 @@ pub struct ServePlan {
     pub key_file: PathBuf,
     /// Where it listens; at least one.
     pub addresses: Vec<ServerAddress>,
+    /// If none of them is a Unix socket, also on one of its own.
+    pub own_socket: bool,
     /// Where others reach it; empty: where it listens.
     pub advertise: Vec<ServerAddress>,
     /// A server of the pool to join.
@@ -41,10 +44,13 @@ pub struct ServePlan {
 /// What `--json` prints when it is up.
 #[derive(Serialize)]
 struct Up {
-    id: String,
+    /// Its identity.
+    server: String,
     incarnation: u64,
     pid: u32,
     addresses: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    own_socket: Option<PathBytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
     http: Option<SocketAddr>,
     flash: PathBytes,
@@ -81,8 +87,11 @@ fn run(plan: &ServePlan, log_file: Option<&Path>, report: Reporter) -> Result<()
         ServerAddress::Unix(path) => Some(path.clone()),
         ServerAddress::Tcp { .. } => None,
     });
-    let door = Door::open(Arc::clone(&ledger), unix_socket);
-    let listening = door.and_then(|door| listen(Arc::new(door), &plan.addresses));
+    let own_socket =
+        (plan.own_socket && unix_socket.is_none()).then(|| own_socket(&plan.ledger.flash));
+    let door = Door::open(Arc::clone(&ledger), unix_socket.or_else(|| own_socket.clone()));
+    let listening =
+        door.and_then(|door| listen_also(Arc::new(door), &plan.addresses, own_socket.as_deref()));
     let listening = match listening {
         Ok(listening) => listening,
         Err(error) => {
@@ -93,10 +102,12 @@ fn run(plan: &ServePlan, log_file: Option<&Path>, report: Reporter) -> Result<()
         }
     };
     let addresses: Vec<String> = listening.addresses().iter().map(ToString::to_string).collect();
+    let own_socket = own_socket.filter(|_| listening.has_own_socket());
     let joined = take_part(plan, &ledger, listening.addresses());
     tracing::info!(?addresses, incarnation = ledger.incarnation(), "serving");
     let shown_at = http.as_ref().map(HttpListener::address);
-    let (up, text) = describe(plan, &ledger, addresses, shown_at, log_file);
+    let (mut up, text) = describe(plan, &ledger, addresses, shown_at, log_file);
+    up.own_socket = own_socket.map(|path| PathBytes::new(path.as_os_str().as_bytes()));
     let shown = joined.and_then(|()| http.map(|bound| show(bound, &ledger)).transpose());
     let (shown, told) = match shown {
         Ok(shown) => (shown, report.ready(&up, Some(&text), log_file)),
@@ -127,7 +138,12 @@ fn take_part(
         false => plan.advertise.clone(),
     });
     if let Some(address) = &plan.join {
-        ledger.join(address)?;
+        ledger.join(address).map_err(|error| match error.errno {
+            Some(libc::EACCES) => {
+                error.hint(&secrets::where_the_key_is(Some(address), &plan.key_file))
+            }
+            _ => error,
+        })?;
     }
     ledger.start_rounds()
 }
@@ -163,10 +179,11 @@ fn describe(
         plan.key_file.display(),
     );
     let up = Up {
-        id: ledger.server_id().to_string(),
+        server: ledger.server_id().to_string(),
         incarnation: ledger.incarnation(),
         pid: std::process::id(),
         addresses,
+        own_socket: None,
         http,
         flash: bytes(&options.flash),
         capacity_bytes: options.capacity_bytes,

@@ -1,30 +1,60 @@
-//! What a mount that serves its own buffer counts: the buffer's figures, and the kernel's requests.
-//! Asked by the control socket and by HTTP.
+//! What a mount counts: the kernel's requests, and of a buffer of its own the buffer's figures. Asked by the control
+//! socket and by HTTP.
 
 use super::Mount;
 use super::backing::Backing;
+use forebay_fuse::FastPath;
+use forebay_proto::Errno;
 use forebay_proto::control::ControlError;
-use forebay_proto::metrics::{BufferMetrics, CallCount, ErrorCount, ErrorSource, ServerMetrics};
+use forebay_proto::metrics::{BufferMetrics, MountMetrics, ServerMetrics};
 use forebay_server::http::{Http, HttpListener, Watched};
 use forebay_server::{Server, metrics};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, Weak};
 
 impl Mount {
     /// All figures of the process.
+    fn metrics(&self) -> ServerMetrics {
+        let mount = Some(self.mount_metrics());
+        match &self.backing {
+            Backing::Own { server, .. } => self.metrics_of(server),
+            Backing::Served(_) => ServerMetrics { mount, ..metrics::process() },
+        }
+    }
+
+    /// The same of a mount that serves its own buffer.
     pub fn metrics_of(&self, server: &Server) -> ServerMetrics {
-        let point = self.session.mount_point().display().to_string();
-        let mut buffer: BufferMetrics = metrics::of_server(server, point);
-        let counts = self.session.request_counts().into_iter().filter(|(_, count)| *count > 0);
-        buffer.calls =
-            counts.map(|(kind, count)| CallCount { kind: kind.to_lowercase(), count }).collect();
-        let served = self.session.served();
-        buffer.read_bytes = served.read_bytes;
-        buffer.written_bytes = served.written_bytes;
-        let error = |(errno, count)| ErrorCount { source: ErrorSource::Calls, errno, count };
-        buffer.errors.extend(served.errors.into_iter().map(error));
+        let mount = self.mount_metrics();
+        let mut buffer: BufferMetrics = metrics::of_server(server, mount.mount_point.clone());
+        buffer.calls = mount.requests.clone();
+        buffer.latency = mount.latency.clone();
+        (buffer.read_bytes, buffer.written_bytes) = (mount.read_bytes, mount.written_bytes);
+        buffer.error_counts.calls = mount.error_counts.clone();
+        buffer.answer_counts = mount.answer_counts.clone();
         buffer.sessions = 1;
-        ServerMetrics { buffers: vec![buffer], ..metrics::process() }
+        ServerMetrics { buffers: vec![buffer], mount: Some(mount), ..metrics::process() }
+    }
+
+    fn mount_metrics(&self) -> MountMetrics {
+        let requests = self.session.request_counts().into_iter().filter(|(_, count)| *count > 0);
+        let latency = self.session.request_latency().into_iter();
+        let served = self.session.served();
+        let mut told = MountMetrics {
+            mount_point: self.session.mount_point().display().to_string(),
+            buffer: match &self.backing {
+                Backing::Own { .. } => String::new(),
+                Backing::Served(served) => served.target.buffer.clone(),
+            },
+            fast_path: matches!(self.session.fast_path(), FastPath::On),
+            requests: requests.map(|(kind, count)| (kind.to_lowercase(), count)).collect(),
+            latency: latency.map(|(kind, took)| (kind.to_lowercase(), took)).collect(),
+            read_bytes: served.read_bytes,
+            written_bytes: served.written_bytes,
+            ..MountMetrics::default()
+        };
+        served.errors.iter().for_each(|(errno, count)| told.answered(Errno(*errno), *count));
+        told
     }
 
     /// Shows the figures by HTTP, until [`Mount::stop_http`].
@@ -56,12 +86,16 @@ struct Shown(Weak<Mount>);
 
 impl Watched for Shown {
     fn metrics(&self) -> ServerMetrics {
-        match self.0.upgrade() {
-            Some(mount) => match &mount.backing {
-                Backing::Own { server, .. } => mount.metrics_of(server),
-                Backing::Served(_) => metrics::process(),
-            },
-            None => metrics::process(),
-        }
+        self.0.upgrade().map_or_else(metrics::process, |mount| mount.metrics())
+    }
+
+    fn troubled(&self) -> BTreeMap<String, String> {
+        let Some(mount) = self.0.upgrade() else { return BTreeMap::new() };
+        let trouble = match &mount.backing {
+            Backing::Own { server, .. } => server.namespace().fault(),
+            Backing::Served(served) => served.away(),
+        };
+        let name = mount.session.mount_point().display().to_string();
+        trouble.into_iter().map(|why| (name.clone(), format!("degraded: {why}"))).collect()
     }
 }

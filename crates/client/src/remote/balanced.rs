@@ -11,7 +11,9 @@ mod table;
 
 use super::RemoteFs;
 use super::peer::Target;
-use forebay_proto::api::{CreateArgs, DirEntry, FileSystem, Notify, Opened, StatFs, WriteMode};
+use forebay_proto::api::ops::*;
+use forebay_proto::api::{CreateArgs, DirEntry, Notify, Opened, StatFs, WriteMode};
+use forebay_proto::asked::{self, LOOK};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, Result};
 use parking_lot::{Mutex, RwLock};
@@ -78,7 +80,7 @@ impl Balanced {
         loop {
             let current = self.current.read().clone();
             match call(&current.fs, current.generation) {
-                Err(error) if current.fs.is_away() => {
+                Err(error) if current.fs.is_away() && !asked::is_given_up() => {
                     if start.elapsed() >= self.patience {
                         return Err(error);
                     }
@@ -91,7 +93,13 @@ impl Balanced {
 
     /// To the next server that answers, if nobody has done it since `from`.
     fn move_on(&self, from: &Current) {
-        let _moving = self.moving.lock();
+        let _moving = loop {
+            match self.moving.try_lock_for(LOOK) {
+                Some(moving) => break moving,
+                None if asked::is_given_up() => return,
+                None => {}
+            }
+        };
         if self.current.read().generation != from.generation {
             return;
         }
@@ -319,7 +327,7 @@ impl Notify for Translated {
 /// What changes anything: the buffer is read-only.
 const READ_ONLY: Errno = Errno::EROFS;
 
-impl FileSystem for Balanced {
+impl NameOps for Balanced {
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
         if name == b"." || name == b".." {
             // Names that lead to no new file would give a number a second parent.
@@ -348,17 +356,6 @@ impl FileSystem for Balanced {
         if let Some(there) = told.filter(|there| there.generation == current.generation) {
             current.fs.forget(there.ino, there.references);
         }
-    }
-
-    fn getattr(&self, own: Ino) -> Result<Attr> {
-        self.on(|fs, generation| {
-            let there = self.there(fs, generation, own)?;
-            Ok(self.attr(own, fs.getattr(there)?))
-        })
-    }
-
-    fn setattr(&self, _: &Caller, _: Ino, _: &SetAttr) -> Result<Attr> {
-        Err(READ_ONLY)
     }
 
     fn readlink(&self, own: Ino) -> Result<Vec<u8>> {
@@ -416,58 +413,8 @@ impl FileSystem for Balanced {
         Err(READ_ONLY)
     }
 
-    fn open(
-        &self,
-        caller: &Caller,
-        own: Ino,
-        open_flags: u32,
-        kill_suid: bool,
-        want_local: bool,
-    ) -> Result<Opened> {
-        self.on(|fs, generation| {
-            let there = self.there(fs, generation, own)?;
-            let opened = fs.open(caller, there, open_flags, kill_suid, want_local)?;
-            let mut table = self.table.lock();
-            if let Some(known) = table.known.get_mut(&own) {
-                known.opens += 1;
-                if let Some(there) = known.there.as_mut().filter(|t| t.generation == generation) {
-                    there.opens += 1;
-                }
-            }
-            Ok(opened)
-        })
-    }
-
-    fn read(&self, own: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        let buffer = std::cell::RefCell::new(buffer);
-        self.on(|fs, generation| {
-            let there = self.there(fs, generation, own)?;
-            fs.read(there, offset, &mut buffer.borrow_mut())
-        })
-    }
-
-    fn write(&self, _: Ino, _: u64, _: &[u8], _: WriteMode) -> Result<usize> {
-        Err(READ_ONLY)
-    }
-
-    fn fsync(&self, _: Ino, _: bool) -> Result<()> {
-        Ok(())
-    }
-
     fn fsyncdir(&self, _: Ino) -> Result<()> {
         Ok(())
-    }
-
-    fn fallocate(&self, _: Ino, _: u32, _: u64, _: u64) -> Result<()> {
-        Err(READ_ONLY)
-    }
-
-    fn seek(&self, own: Ino, offset: u64, whence: u32) -> Result<u64> {
-        self.on(|fs, generation| fs.seek(self.there(fs, generation, own)?, offset, whence))
-    }
-
-    fn copy_file_range(&self, _: Ino, _: u64, _: Ino, _: u64, _: u64) -> Result<u64> {
-        Err(READ_ONLY)
     }
 
     fn dir_limit(&self, own: Ino) -> Result<Cookie> {
@@ -494,32 +441,85 @@ impl FileSystem for Balanced {
         self.list(own, (after, limit), true, sink)
     }
 
-    fn getxattr(&self, own: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.on(|fs, generation| fs.getxattr(self.there(fs, generation, own)?, name))
-    }
-
-    fn listxattr(&self, own: Ino) -> Result<Vec<u8>> {
-        self.on(|fs, generation| fs.listxattr(self.there(fs, generation, own)?))
-    }
-
-    fn setxattr(&self, _: &Caller, _: Ino, _: &[u8], _: &[u8], _: u32, _: bool) -> Result<()> {
-        Err(READ_ONLY)
-    }
-
-    fn removexattr(&self, _: &Caller, _: Ino, _: &[u8]) -> Result<()> {
-        Err(READ_ONLY)
-    }
-
     fn entry_ttl(&self, parent: Ino) -> Duration {
         let current = self.current.read().clone();
         let there = self.known_there(current.generation, parent);
         there.map_or(Duration::ZERO, |there| current.fs.entry_ttl(there))
+    }
+}
+
+impl AttrOps for Balanced {
+    fn getattr(&self, own: Ino) -> Result<Attr> {
+        self.on(|fs, generation| {
+            let there = self.there(fs, generation, own)?;
+            Ok(self.attr(own, fs.getattr(there)?))
+        })
+    }
+
+    fn setattr(&self, _: &Caller, _: Ino, _: &SetAttr) -> Result<Attr> {
+        Err(READ_ONLY)
     }
 
     fn attr_ttl(&self, own: Ino) -> Duration {
         let current = self.current.read().clone();
         let there = self.known_there(current.generation, own);
         there.map_or(Duration::ZERO, |there| current.fs.attr_ttl(there))
+    }
+}
+
+impl DataOps for Balanced {
+    fn open(
+        &self,
+        caller: &Caller,
+        own: Ino,
+        open_flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        self.on(|fs, generation| {
+            let there = self.there(fs, generation, own)?;
+            let opened = fs.open(caller, there, open_flags, kill_suid, want_local)?;
+            let mut table = self.table.lock();
+            if let Some(known) = table.known.get_mut(&own) {
+                known.opens += 1;
+                if let Some(there) = known.there.as_mut().filter(|t| t.generation == generation) {
+                    there.opens += 1;
+                }
+            }
+            Ok(opened)
+        })
+    }
+
+    fn flush(&self, _ino: Ino) -> Result<()> {
+        Ok(())
+    }
+
+    fn read(&self, own: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let buffer = std::cell::RefCell::new(buffer);
+        self.on(|fs, generation| {
+            let there = self.there(fs, generation, own)?;
+            fs.read(there, offset, &mut buffer.borrow_mut())
+        })
+    }
+
+    fn write(&self, _: Ino, _: u64, _: &[u8], _: WriteMode) -> Result<usize> {
+        Err(READ_ONLY)
+    }
+
+    fn fsync(&self, _: Ino, _: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn fallocate(&self, _: Ino, _: u32, _: u64, _: u64) -> Result<()> {
+        Err(READ_ONLY)
+    }
+
+    fn seek(&self, own: Ino, offset: u64, whence: u32) -> Result<u64> {
+        self.on(|fs, generation| fs.seek(self.there(fs, generation, own)?, offset, whence))
+    }
+
+    fn copy_file_range(&self, _: Ino, _: u64, _: Ino, _: u64, _: u64) -> Result<u64> {
+        Err(READ_ONLY)
     }
 
     fn release(&self, own: Ino, local: bool) {
@@ -542,13 +542,42 @@ impl FileSystem for Balanced {
             current.fs.forget(there.ino, there.references);
         }
     }
+}
 
+impl XattrOps for Balanced {
+    fn getxattr(&self, own: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.on(|fs, generation| fs.getxattr(self.there(fs, generation, own)?, name))
+    }
+
+    fn listxattr(&self, own: Ino) -> Result<Vec<u8>> {
+        self.on(|fs, generation| fs.listxattr(self.there(fs, generation, own)?))
+    }
+
+    fn setxattr(&self, _: &Caller, _: Ino, _: &[u8], _: &[u8], _: u32, _: bool) -> Result<()> {
+        Err(READ_ONLY)
+    }
+
+    fn removexattr(&self, _: &Caller, _: Ino, _: &[u8]) -> Result<()> {
+        Err(READ_ONLY)
+    }
+}
+
+impl FileSystem for Balanced {
     fn statfs(&self) -> Result<StatFs> {
         self.on(|fs, _| fs.statfs())
     }
 
     fn sync_all(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn may_hang(&self) -> bool {
+        true
+    }
+
+    fn is_answering(&self) -> bool {
+        let current = self.current.read().clone();
+        current.fs.is_answering()
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {

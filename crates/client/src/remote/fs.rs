@@ -4,12 +4,15 @@
 
 use super::RemoteFs;
 use super::answers::{STRANGE, given, is_done, lost, note_attr, note_names};
+use super::logged::Logs;
 use super::peer::{Done, Peer, Room};
+use forebay_proto::api::ops::*;
 use forebay_proto::api::{
-    CreateArgs, DirEntry, FileSystem, Locks, NAME_MAX, Notify, Opened, StatFs, WriteMode,
-    rename_flags,
+    CreateArgs, DirEntry, Locks, NAME_MAX, Notify, Opened, StatFs, WriteMode, rename_flags,
 };
+use forebay_proto::asked;
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
+use forebay_proto::layout::publish_xattr;
 use forebay_proto::net::answer::{KeptAttr, ListedEntry};
 use forebay_proto::net::call::{MAX_LISTING_BYTES, Taking};
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
@@ -18,6 +21,8 @@ use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Most times that attributes are asked for because this mount published meanwhile.
+const OVERTAKEN_TRIES: u32 = 8;
 /// How often a name is looked up whose inode has gone when it is asked for.
 const MAX_LOOKUPS: u32 = 16;
 
@@ -52,11 +57,30 @@ impl RemoteFs {
 
     fn attr(&self, ino: Ino, caller: &Caller, call: Call<'_>) -> Result<Attr> {
         let peer = self.of(ino)?;
+        let mark = Logs::mark();
         let done = peer.call(caller, call, &[], Room::None)?;
         match &done.answer {
-            Answer::Attr(kept) => Ok(note_attr(peer, kept, &done)),
+            Answer::Attr(kept) => Ok(self.shown(note_attr(peer, kept, &done), mark)),
             _ => Err(STRANGE),
         }
+    }
+
+    /// What programs of this mount see of attributes that were asked for after `mark`. Where this mount published since,
+    /// they are asked for once more, and where nobody answers they are shown as they came.
+    fn shown(&self, attr: Attr, mut mark: u64) -> Attr {
+        let mut shown = self.logs.shown(attr);
+        for _ in 0..OVERTAKEN_TRIES {
+            if !self.logs.is_overtaken(attr.ino, mark) {
+                break;
+            }
+            mark = Logs::mark();
+            let Ok(peer) = self.of(attr.ino) else { break };
+            let call = Call::Getattr(attr.ino);
+            let Ok(done) = peer.call(&Caller::root(), call, &[], Room::None) else { break };
+            let Answer::Attr(kept) = &done.answer else { break };
+            shown = self.logs.shown(note_attr(peer, kept, &done));
+        }
+        shown
     }
 
     /// A call that makes a name below `parent`, and gives a reference to what it leads to.
@@ -91,7 +115,9 @@ impl RemoteFs {
     }
 
     fn named(&self, caller: &Caller, parent: Ino, call: Call<'_>) -> Result<Entry> {
-        Ok(self.entry(caller, parent, Taking::Name, call)?.0)
+        let mark = Logs::mark();
+        let (entry, _) = self.entry(caller, parent, Taking::Name, call)?;
+        Ok(Entry { attr: self.shown(entry.attr, mark) })
     }
 
     /// A reference at the shard of an inode that is not its name's.
@@ -147,7 +173,10 @@ impl RemoteFs {
     /// Notes an open of a striped file, if the answer is one: its data is at other servers.
     fn note_striped(&self, answer: &Answer, ino: Ino) {
         match answer {
-            Answer::OpenedStriped(open) => self.striped.opened(ino, open),
+            Answer::OpenedStriped(open) => {
+                self.striped.opened(ino, open);
+                self.logs.opened(ino);
+            }
             Answer::CreatedStriped { attr, open, .. } => self.striped.opened(attr.attr.ino, open),
             _ => {}
         }
@@ -183,6 +212,7 @@ impl RemoteFs {
         loop {
             let call = Call::List { ino: dir, after, limit, max_bytes, plus };
             let peer = self.of(dir)?;
+            let mark = Logs::mark();
             let mut done = peer.call(&Caller::root(), call, &[], Room::None)?;
             let answer = std::mem::replace(&mut done.answer, Answer::Done);
             let Answer::Listing { mut entries, keep_names } = answer else {
@@ -195,8 +225,8 @@ impl RemoteFs {
             let mut full = false;
             for entry in &entries {
                 let attr = entry.attr.as_ref().map(|kept| match entry.ino.shard() == dir.shard() {
-                    true => note_attr(peer, kept, &done),
-                    false => kept.attr,
+                    true => self.shown(note_attr(peer, kept, &done), mark),
+                    false => self.shown(kept.attr, mark),
                 });
                 full = full
                     || !sink(&DirEntry {
@@ -219,7 +249,7 @@ impl RemoteFs {
     }
 }
 
-impl FileSystem for RemoteFs {
+impl NameOps for RemoteFs {
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
         // A name that is too long is no absent name: the server says so.
         let is_dots = name == b"." || name == b"..";
@@ -243,18 +273,6 @@ impl FileSystem for RemoteFs {
         if peer.held.forget(ino, count) {
             peer.kept.forgotten(ino);
         }
-    }
-
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
-        if let Some(attr) = self.of(ino)?.kept.take_changed(ino) {
-            return Ok(attr);
-        }
-        self.attr(ino, &Caller::root(), Call::Getattr(ino))
-    }
-
-    fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
-        self.striped.attributes_changed(ino);
-        self.attr(ino, caller, Call::Setattr { ino, change: *change })
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -358,113 +376,8 @@ impl FileSystem for RemoteFs {
         self.entry(caller, parent, Taking::File { want_local }, call)
     }
 
-    fn open(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        open_flags: u32,
-        kill_suid: bool,
-        want_local: bool,
-    ) -> Result<Opened> {
-        let peer = self.of(ino)?;
-        let call = Call::Open { ino, open_flags, kill_suid, want_local };
-        let mut done = peer.call(caller, call, &[], Room::None)?;
-        self.note_striped(&done.answer, ino);
-        match done.answer {
-            Answer::OpenedStriped(_) => Ok(Opened { local: None }),
-            Answer::Opened { local } => {
-                let file = done.file.take().map(Arc::new);
-                if local && file.is_none() {
-                    peer.held.release(ino);
-                }
-                Ok(Opened { local: file })
-            }
-            _ => Err(STRANGE),
-        }
-    }
-
-    fn release(&self, ino: Ino, local: bool) {
-        let Ok(peer) = self.of(ino) else { return };
-        peer.kept.closed(ino);
-        match local {
-            true => peer.held.release(ino),
-            // Of a buffer that is no cache there are none.
-            false => drop(peer.held.close_served(ino)),
-        }
-        for _ in 0..self.striped.released(ino) {
-            peer.held.release(ino);
-        }
-    }
-
-    fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        match self.striped.layout(ino) {
-            Some(layout) => self.read_striped(ino, &layout, offset, buffer),
-            None => self.read_at_inode(ino, offset, buffer),
-        }
-    }
-
-    fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
-        if let (false, Some(layout)) = (mode.append, self.striped.layout(ino)) {
-            return self.write_striped(ino, &layout, offset, data, mode);
-        }
-        // An append must arrive in one piece, and a longer one than the kernel's longest request
-        // cannot come; anything else is written piece by piece.
-        let limit = MAX_PAYLOAD_BYTES as usize;
-        let mut have = 0;
-        loop {
-            let piece = &data[have..data.len().min(have + limit)];
-            let call = Call::Write {
-                ino,
-                offset: offset + have as u64,
-                append: mode.append,
-                kill_suid: mode.kill_suid,
-                sync: mode.sync,
-            };
-            match self.count(ino, &Caller::root(), call, piece) {
-                Ok(count) => have += count as usize,
-                Err(_) if have > 0 => return Ok(have),
-                Err(errno) => return Err(errno),
-            }
-            if have >= data.len() || have % limit != 0 {
-                return Ok(have);
-            }
-        }
-    }
-
-    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        if let Some(layout) = self.striped.layout(ino) {
-            self.sync_striped(ino, &layout, data_only)?;
-        }
-        self.done(ino, &Caller::root(), Call::Fsync { ino, data_only })
-    }
-
     fn fsyncdir(&self, ino: Ino) -> Result<()> {
         self.done(ino, &Caller::root(), Call::Fsyncdir(ino))
-    }
-
-    fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
-        self.done(ino, &Caller::root(), Call::Fallocate { ino, mode, offset, length })
-    }
-
-    fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
-        self.count(ino, &Caller::root(), Call::Seek { ino, offset, whence }, &[])
-    }
-
-    fn copy_file_range(
-        &self,
-        source: Ino,
-        source_offset: u64,
-        target: Ino,
-        target_offset: u64,
-        length: u64,
-    ) -> Result<u64> {
-        let striped = |ino| self.striped.layout(ino).is_some();
-        if source.shard() != target.shard() || striped(source) || striped(target) {
-            // The kernel then reads and writes.
-            return Err(Errno::EXDEV);
-        }
-        let call = Call::CopyRange { source, source_offset, target, target_offset, length };
-        self.count(target, &Caller::root(), call, &[])
     }
 
     fn dir_limit(&self, ino: Ino) -> Result<Cookie> {
@@ -494,6 +407,169 @@ impl FileSystem for RemoteFs {
         self.list(ino, after, limit, true, sink)
     }
 
+    fn entry_ttl(&self, parent: Ino) -> Duration {
+        self.of(parent).map_or(Duration::ZERO, |peer| peer.kept.names_ttl(parent))
+    }
+}
+
+impl AttrOps for RemoteFs {
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        if let Some(attr) = self.of(ino)?.kept.take_changed(ino) {
+            return Ok(self.logs.shown(attr));
+        }
+        self.attr(ino, &Caller::root(), Call::Getattr(ino))
+    }
+
+    fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
+        self.striped.attributes_changed(ino);
+        // What was written comes before: it is cut off, or gets another time.
+        self.logs.publish(ino, false)?;
+        let set = self.attr(ino, caller, Call::Setattr { ino, change: *change });
+        self.logs.forget_map(ino);
+        set
+    }
+
+    fn attr_ttl(&self, ino: Ino) -> Duration {
+        self.of(ino).map_or(Duration::ZERO, |peer| peer.kept.attr_ttl(ino))
+    }
+}
+
+impl DataOps for RemoteFs {
+    fn open(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        open_flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        let peer = self.of(ino)?;
+        if open_flags & libc::O_TRUNC as u32 != 0 {
+            // What was written comes before: it is cut off.
+            self.logs.publish(ino, false)?;
+        }
+        let call = Call::Open { ino, open_flags, kill_suid, want_local };
+        let mut done = peer.call(caller, call, &[], Room::None)?;
+        if open_flags & libc::O_TRUNC as u32 != 0 {
+            self.logs.forget_map(ino);
+        }
+        self.note_striped(&done.answer, ino);
+        match done.answer {
+            Answer::OpenedStriped(_) => Ok(Opened { local: None }),
+            Answer::Opened { local } => {
+                let file = done.file.take().map(Arc::new);
+                if local && file.is_none() {
+                    peer.held.release(ino);
+                }
+                Ok(Opened { local: file })
+            }
+            _ => Err(STRANGE),
+        }
+    }
+
+    fn release(&self, ino: Ino, local: bool) {
+        let Ok(peer) = self.of(ino) else { return };
+        peer.kept.closed(ino);
+        match local {
+            true => peer.held.release(ino),
+            // Of a buffer that is no cache there are none.
+            false => drop(peer.held.close_served(ino)),
+        }
+        for _ in 0..self.striped.released(ino) {
+            peer.held.release(ino);
+        }
+        if self.striped.layout(ino).is_none() {
+            self.logs.closed(ino);
+        }
+    }
+
+    fn flush(&self, ino: Ino) -> Result<()> {
+        self.logs.publish(ino, false)
+    }
+
+    fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        match self.striped.layout(ino) {
+            Some(layout) if layout.log => self.read_logged(ino, &layout, offset, buffer),
+            Some(layout) => self.read_striped(ino, &layout, offset, buffer),
+            None => self.read_at_inode(ino, offset, buffer),
+        }
+    }
+
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+        match self.striped.layout(ino) {
+            Some(layout) if layout.log && mode.append => self.logs.publish(ino, false)?,
+            Some(layout) if layout.log => return self.write_logged(ino, offset, data, mode),
+            Some(layout) if !mode.append => {
+                return self.write_striped(ino, &layout, offset, data, mode);
+            }
+            _ => {}
+        }
+        // An append must arrive in one piece, and a longer one than the kernel's longest request
+        // cannot come; anything else is written piece by piece.
+        let limit = MAX_PAYLOAD_BYTES as usize;
+        let mut have = 0;
+        loop {
+            let piece = &data[have..data.len().min(have + limit)];
+            let call = Call::Write {
+                ino,
+                offset: offset + have as u64,
+                append: mode.append,
+                kill_suid: mode.kill_suid,
+                sync: mode.sync,
+            };
+            let count = self.count(ino, &Caller::root(), call, piece);
+            self.logs.forget_map(ino);
+            match count {
+                Ok(count) => have += count as usize,
+                Err(_) if have > 0 => return Ok(have),
+                Err(errno) => return Err(errno),
+            }
+            if have >= data.len() || have % limit != 0 {
+                return Ok(have);
+            }
+        }
+    }
+
+    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        match self.striped.layout(ino) {
+            Some(layout) if layout.log => self.logs.publish(ino, true)?,
+            Some(layout) => self.sync_striped(ino, &layout, data_only)?,
+            None => {}
+        }
+        self.done(ino, &Caller::root(), Call::Fsync { ino, data_only })
+    }
+
+    fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
+        self.logs.publish(ino, false)?;
+        let done = self.done(ino, &Caller::root(), Call::Fallocate { ino, mode, offset, length });
+        self.logs.forget_map(ino);
+        done
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
+        self.logs.publish(ino, false)?;
+        self.count(ino, &Caller::root(), Call::Seek { ino, offset, whence }, &[])
+    }
+
+    fn copy_file_range(
+        &self,
+        source: Ino,
+        source_offset: u64,
+        target: Ino,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        let striped = |ino| self.striped.layout(ino).is_some();
+        if source.shard() != target.shard() || striped(source) || striped(target) {
+            // The kernel then reads and writes.
+            return Err(Errno::EXDEV);
+        }
+        let call = Call::CopyRange { source, source_offset, target, target_offset, length };
+        self.count(target, &Caller::root(), call, &[])
+    }
+}
+
+impl XattrOps for RemoteFs {
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.bytes(ino, Call::Getxattr { ino, name })
     }
@@ -512,6 +588,9 @@ impl FileSystem for RemoteFs {
         kill_sgid: bool,
     ) -> Result<()> {
         self.striped.attributes_changed(ino);
+        if name == publish_xattr::NAME {
+            self.logs.publish(ino, false)?;
+        }
         let call = Call::Setxattr { ino, name, flags, kill_sgid };
         is_done(self.of(ino)?.call(caller, call, value, Room::None)?)
     }
@@ -519,13 +598,11 @@ impl FileSystem for RemoteFs {
     fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
         self.done(ino, caller, Call::Removexattr { ino, name })
     }
+}
 
-    fn entry_ttl(&self, parent: Ino) -> Duration {
-        self.of(parent).map_or(Duration::ZERO, |peer| peer.kept.names_ttl(parent))
-    }
-
-    fn attr_ttl(&self, ino: Ino) -> Duration {
-        self.of(ino).map_or(Duration::ZERO, |peer| peer.kept.attr_ttl(ino))
+impl FileSystem for RemoteFs {
+    fn root(&self) -> Ino {
+        self.root.get().copied().unwrap_or(Ino::ROOT)
     }
 
     fn locks(&self) -> Option<&dyn Locks> {
@@ -559,20 +636,33 @@ impl FileSystem for RemoteFs {
     }
 
     fn sync_all(&self) -> Result<()> {
+        self.logs.sync_all()?;
         let sync = |peer: &Peer| {
             peer.call(&Caller::root(), Call::SyncAll, &[], Room::None).and_then(is_done)
         };
         let (first, others) = self.servers.all().split_first().ok_or(STRANGE)?;
         // At once: one that does not answer is waited for, and so only once.
         std::thread::scope(|scope| {
-            let started: Vec<_> =
-                others.iter().map(|peer| scope.spawn(move || sync(peer))).collect();
+            let here = asked::here();
+            let ask = |peer| {
+                let here = here.clone();
+                scope.spawn(move || asked::part(here, || sync(peer)))
+            };
+            let started: Vec<_> = others.iter().map(|peer| &**peer).map(ask).collect();
             let result = sync(first);
             let join = |at: std::thread::ScopedJoinHandle<'_, Result<()>>| {
                 at.join().unwrap_or(Err(Errno::EIO))
             };
             started.into_iter().map(join).fold(result, Result::and)
         })
+    }
+
+    fn may_hang(&self) -> bool {
+        true
+    }
+
+    fn is_answering(&self) -> bool {
+        !self.servers.all().iter().any(|peer| peer.is_silent_now())
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {

@@ -145,6 +145,22 @@ impl Held {
         }
     }
 
+    /// A call that was to carry this was not sent.
+    pub(super) fn not_carried(&self, given_back: &Carried, generation: u64) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        // A new session was not told that these are held.
+        if state.generation != generation || given_back.is_empty() {
+            return;
+        }
+        let back = |map: &mut HashMap<Ino, u64>, list: &[(Ino, u64)]| {
+            list.iter().for_each(|(ino, count)| *map.entry(*ino).or_insert(0) += count);
+        };
+        back(&mut state.forgets, &given_back.forgets);
+        back(&mut state.releases, &given_back.releases);
+        self.given_back.notify_one();
+    }
+
     /// Waits for something to tell that no call carries; `None` after [`Held::end`].
     pub(super) fn next_given_back(&self) -> Option<GivenBack> {
         let mut state = self.state.lock();
@@ -291,6 +307,11 @@ mod tests {
         let carried = held.carry(first);
         assert_eq!((carried.forgets, carried.releases), (vec![(Ino(5), 1)], vec![(Ino(5), 1)]));
         assert!(held.carry(first).is_empty());
+        let again = Carried { forgets: vec![(Ino(5), 1)], releases: vec![(Ino(5), 1)] };
+        held.not_carried(&again, first + 1);
+        assert!(held.carry(first).is_empty(), "it went with its session");
+        held.not_carried(&again, first);
+        assert_eq!(held.carry(first).releases, [(Ino(5), 1)]);
         for ino in 0..=MAX_CARRIED as u64 {
             held.took(Ino(ino), false);
             held.forget(Ino(ino), 1);

@@ -131,6 +131,23 @@ impl HeldLocks {
         })
     }
 
+    /// Of a range: what its owner holds there, and what it does not.
+    pub(super) fn within(&self, spec: &LockSpec) -> (Vec<LockSpec>, Vec<LockSpec>) {
+        let state = self.state.lock();
+        let of = state.held.get(&Owner::of(spec)).map_or(&[][..], Vec::as_slice);
+        let meets = of.iter().filter(|held| held.start <= spec.end && spec.start <= held.end);
+        let held: Vec<LockSpec> = meets
+            .map(|held| LockSpec {
+                start: held.start.max(spec.start),
+                end: held.end.min(spec.end),
+                ..*held
+            })
+            .collect();
+        let mut gaps = vec![*spec];
+        held.iter().for_each(|held| cut(&mut gaps, held));
+        (held, gaps)
+    }
+
     pub(super) fn all(&self) -> Vec<LockSpec> {
         self.state.lock().held.values().flatten().copied().collect()
     }
@@ -249,6 +266,20 @@ mod tests {
         assert!(!held.drop_owner(Owner { kind: LockKind::Flock, ..owner }));
         assert!(held.drop_owner(owner));
         assert!(held.all().is_empty() && held.has_none());
+    }
+
+    #[test]
+    fn a_range_is_what_is_held_there_and_what_is_not() {
+        let held = HeldLocks::default();
+        held.set(&posix(10, 19));
+        held.set(&LockSpec { exclusive: false, ..posix(30, 99) });
+        let (there, not) = held.within(&posix(15, 39));
+        let mut there: Vec<_> = there.iter().map(|s| (s.start, s.end, s.exclusive)).collect();
+        there.sort_unstable();
+        assert_eq!(there, [(15, 19, true), (30, 39, false)]);
+        assert_eq!(not.iter().map(|s| (s.start, s.end)).collect::<Vec<_>>(), [(20, 29)]);
+        let (there, not) = held.within(&spec(LockKind::Flock, 1, 0, u64::MAX));
+        assert_eq!((there.len(), not.len()), (0, 1));
     }
 
     #[test]

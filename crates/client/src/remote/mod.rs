@@ -12,10 +12,11 @@
 //! | `own_dirs` | the directories that go to this node's server |
 //! | `held` | references and opens, and giving them back |
 //! | `striped` | data of striped files, straight at the servers of their objects |
+//! | `logged` | files that are written as logs |
+//! | `objects` | reading and writing one object |
 //! | `locks`, `held_locks` | lock requests that wait; locks held and lost |
 //! | `fs`, `answers` | `FileSystem` |
 //! | `balanced` | the same by one of several servers that each have a copy |
-//! | `rooted` | the same where each node has a namespace of its own |
 //!
 //! Threads of a mount, for each server: one that hears recalls, one that gives references back, one
 //! that keeps the session alive when nothing else does. Made by `forebay mount --buffer`.
@@ -28,11 +29,12 @@ mod held;
 mod held_locks;
 mod kept;
 mod locks;
+mod logged;
+mod objects;
 mod own_dirs;
 mod peer;
 mod place;
 mod refusal;
-mod rooted;
 mod servers;
 mod striped;
 
@@ -42,18 +44,18 @@ pub use peer::{PATIENCE, Target};
 use crate::Result;
 use crate::ledger::describe;
 use forebay_net::{LinkError, ServerAddress};
-use forebay_proto::api::FileSystem;
+use forebay_proto::api::ops::*;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::Call;
 use forebay_proto::net::call::Taking;
 use forebay_proto::net::session::Attached;
 use forebay_proto::{Caller, Errno, Ino};
 use locks::RemoteLocks;
+use logged::Logs;
 use own_dirs::OwnDirs;
 use peer::{Peer, Room};
-use rooted::Rooted;
 use servers::Servers;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use striped::StripedFiles;
 
@@ -70,7 +72,10 @@ pub struct RemoteFs {
     servers: Arc<Servers>,
     locks: Arc<RemoteLocks>,
     attached: Attached,
+    /// Where each node has a namespace of its own: its directory.
+    root: OnceLock<Ino>,
     striped: Arc<StripedFiles>,
+    logs: Arc<Logs>,
     own_dirs: OwnDirs,
 }
 
@@ -82,26 +87,33 @@ impl RemoteFs {
         let failed = |error: LinkError| describe(&what, &address, error);
         let (servers, attached) = Servers::attach(&target).map_err(failed)?;
         let servers = Arc::new(servers);
-        let locks = Arc::new(RemoteLocks::new(Arc::clone(servers.of_locks())));
+        let logs = Arc::new(Logs::new(Arc::clone(&servers)));
+        let locks = RemoteLocks::new(Arc::clone(servers.of_locks()), Arc::clone(&logs));
         let striped = Arc::new(StripedFiles::default());
         let fs = RemoteFs {
             servers: Arc::clone(&servers),
             locks: Arc::clone(&locks),
             attached,
+            root: OnceLock::new(),
             striped: Arc::clone(&striped),
+            logs: Arc::clone(&logs),
             own_dirs: OwnDirs::default(),
         };
         for peer in servers.all() {
             let locks = Arc::clone(&locks);
             let keeps_locks = Arc::ptr_eq(peer, servers.of_locks());
-            let striped = Arc::clone(&striped);
-            let hear = move |peer: &Peer| hear_recalls(peer, &locks, keeps_locks, &striped);
+            let (striped, logs) = (Arc::clone(&striped), Arc::clone(&logs));
+            let hear = move |peer: &Peer| {
+                hear_recalls(peer, &locks, keeps_locks, (&striped, &logs));
+            };
             start("recalls", peer, hear)?;
             start("give-back", peer, give_back)?;
             start("alive", peer, keep_alive)?;
         }
         if !servers.is_one() {
             start("places", &servers, Servers::keep_places)?;
+            start("logs", &logs, Logs::end_closed)?;
+            start("publish", &logs, Logs::publish_asked)?;
         }
         Ok(Arc::new(fs))
     }
@@ -115,11 +127,15 @@ impl RemoteFs {
         }
         let first = self.servers.of_locks();
         let root = first.session.read().attached.as_ref().map(|attached| attached.root);
+        let below = |root| {
+            let _same = self.root.set(root);
+            Ok(fs)
+        };
         match root {
-            Some(root) if root.shard() == Ino::ROOT.shard() => Ok(Arc::new(Rooted::new(fs, root))),
+            Some(root) if root.shard() == Ino::ROOT.shard() => below(root),
             // Held until the mount ends, and held again in each new session.
             Some(root) => match self.take(&Caller::root(), root, Taking::Directory) {
-                Ok(_) => Ok(Arc::new(Rooted::new(fs, root))),
+                Ok(_) => below(root),
                 Err(errno) => {
                     let what = "find this node's namespace in the buffer";
                     let why = format!("the server of part {} has it: {errno}", root.shard().0);
@@ -170,7 +186,7 @@ impl RemoteFs {
         self.servers.of_locks().is_near()
     }
 
-    /// A file like the objects of a cache on this node's server. EOPNOTSUPP where there is none.
+    /// A file like the objects on this node's server. EOPNOTSUPP where there is none.
     pub fn probe(&self) -> std::result::Result<std::fs::File, Errno> {
         let near = self.servers.all().iter().find(|peer| peer.is_near());
         let first = near.unwrap_or(self.servers.of_locks());
@@ -180,12 +196,19 @@ impl RemoteFs {
 
     /// Tells the servers that this mount is over; calls fail from now on.
     pub fn close(&self) {
+        self.logs.close();
         self.servers.close(CLOSE_LIMIT);
     }
 
     /// The same for who is in a hurry: a server that does not answer within `limit` is not told.
     pub fn close_within(&self, limit: Duration) {
+        self.logs.leave();
         self.servers.close(limit);
+    }
+
+    /// The servers that did not answer when they were last asked, or are gone for good.
+    pub fn servers_away(&self) -> Vec<ServerAddress> {
+        self.servers.away()
     }
 
     /// The servers whose answers programs wait for now, and whether they are known to be away.
@@ -213,7 +236,12 @@ fn start<T: Send + Sync + 'static>(
         .map_err(|error| ControlError::io("start a thread", None, &error))
 }
 
-fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>, keeps_locks: bool, striped: &StripedFiles) {
+fn hear_recalls(
+    peer: &Peer,
+    locks: &Arc<RemoteLocks>,
+    keeps_locks: bool,
+    (striped, logs): (&StripedFiles, &Logs),
+) {
     let (mut heard_in, mut pause) = (1, RECONNECT_PAUSE);
     while !peer.is_closing() {
         let new_session = |generation| {
@@ -231,6 +259,8 @@ fn hear_recalls(peer: &Peer, locks: &Arc<RemoteLocks>, keeps_locks: bool, stripe
             peer.kept.gone(&recall.gone);
             peer.kept.moved(&recall.moved);
             recall.attrs.iter().for_each(|ino| striped.attributes_changed(*ino));
+            recall.attrs.iter().for_each(|ino| logs.forget_map(*ino));
+            logs.asked(&recall.publish);
             locks.heard(recall);
         });
         if let Err(error) = heard {

@@ -11,6 +11,7 @@
 //! (`session` is read-locked from the question to the note, and write-locked for a new session).
 
 mod about;
+mod left;
 mod patience;
 mod slots;
 
@@ -21,9 +22,12 @@ use super::place::Expected;
 use super::refusal::Refusals;
 use crate::ledger::while_busy;
 use about::{changes_attributes_of, data_used_by, is_by_itself};
+use forebay_activity::{Activity, Begun};
 use forebay_net::handshake::Credential;
 use forebay_net::node::{groups_of_process, host_name, this_node};
 use forebay_net::{Link, LinkError, Pipes, ServerAddress, Stream};
+use forebay_proto::activity::{ActivityKind, Stall};
+use forebay_proto::asked::{self, LOOK};
 use forebay_proto::net::answer::Answer;
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::frame::{self, FrameError, Kind};
@@ -31,15 +35,17 @@ use forebay_proto::net::session::{
     Attach, Attached, ClientId, MAX_SLOTS, NodeId, Recall, SessionId, SlotId,
 };
 use forebay_proto::net::{Call, GivenBack, Request, Response};
-use forebay_proto::{Attr, Caller, Errno, Result};
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use forebay_proto::{Attr, Caller, Errno, Ino, Result};
+pub(super) use left::Then;
+use left::{Left, Touched, WhenLeft};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use patience::{ANSWER_LIMIT, RETRY_FIRST, Waits};
 use slots::{Slot, this_cpu};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a server that does not answer is waited for, unless a mount is told otherwise.
@@ -59,8 +65,29 @@ pub struct Target {
     pub buffer: String,
     /// Never by another address than the given one, even where that is faster.
     pub by_given_address: bool,
+    /// A server told the address, not the user: a Unix socket there must be root's or this user's.
+    pub is_told: bool,
     /// How long the server is waited for when it does not answer; see [`PATIENCE`].
     pub patience: Duration,
+    /// Where it is told, while somebody watches, that a call waited for a server.
+    pub activity: Arc<Activity>,
+}
+
+/// A call that may have to wait for a server; if it did, that is told when it ends.
+struct Waited<'a> {
+    activity: &'a Activity,
+    begun: Begun,
+    ino: Ino,
+    did: bool,
+}
+
+impl Drop for Waited<'_> {
+    fn drop(&mut self) {
+        if self.did {
+            let (kind, why) = (ActivityKind::Stall, Stall::Server as i64);
+            self.activity.end(self.begun, kind, self.ino, (0, 0), why);
+        }
+    }
 }
 
 /// Where the payload of an answer goes.
@@ -121,6 +148,14 @@ pub(super) struct Peer {
     silent: AtomicBool,
     refusals: Refusals,
     closing: AtomicBool,
+    /// Calls that were left, by slot, with what they may change; and how many.
+    left: Mutex<Vec<(u16, Touched)>>,
+    lefts: AtomicUsize,
+    settled: Condvar,
+    /// For threads that settle calls.
+    pub(super) me: OnceLock<Weak<Peer>>,
+    /// See [`Peer::lease`].
+    lease_ms: AtomicU64,
     /// Calls are made on a PFS as who asks.
     is_cache: AtomicBool,
     pub(super) kept: Kept,
@@ -136,17 +171,34 @@ enum Failed {
     SessionOver,
     /// Asked for too late: the session is another one.
     OtherSession,
+    /// Nobody waits for it any more.
+    GivenUp,
 }
 
 impl From<LinkError> for Failed {
     fn from(error: LinkError) -> Failed {
-        Failed::Link(error)
+        match error.is_given_up() {
+            true => Failed::GivenUp,
+            false => Failed::Link(error),
+        }
     }
 }
 
 impl From<FrameError> for Failed {
     fn from(error: FrameError) -> Failed {
         Failed::Link(error.into())
+    }
+}
+
+/// True for calls whose effect on sgid depends on the caller's groups.
+fn takes_sgid_off(call: &Call<'_>) -> bool {
+    match call {
+        Call::Setattr { change, .. } => {
+            change.kill_suid || change.uid.is_some() || change.gid.is_some()
+        }
+        Call::Open { kill_suid, .. } => *kill_suid,
+        Call::Fallocate { .. } => true,
+        _ => false,
     }
 }
 
@@ -181,6 +233,11 @@ impl Peer {
             silent: AtomicBool::new(false),
             refusals: Refusals::default(),
             closing: AtomicBool::new(false),
+            left: Mutex::default(),
+            lefts: AtomicUsize::new(0),
+            settled: Condvar::new(),
+            me: OnceLock::new(),
+            lease_ms: AtomicU64::new(0),
             is_cache: AtomicBool::new(false),
             kept: Kept::new(),
             held: Held::default(),
@@ -222,11 +279,35 @@ impl Peer {
         payload: &[u8],
         room: Room<'_>,
     ) -> Result<Done> {
+        self.call_or_leave(generation, caller, call, payload, room, None)
+    }
+
+    /// The same; if the call is left ([`left`]), `when_left` is told before this returns, and what it gives is done
+    /// when the call is settled.
+    pub(super) fn call_or_leave(
+        &self,
+        generation: Option<u64>,
+        caller: &Caller,
+        call: Call<'_>,
+        payload: &[u8],
+        room: Room<'_>,
+        when_left: Option<WhenLeft<'_>>,
+    ) -> Result<Done> {
+        self.wait_settled(&left::touched(&call))?;
         let others_too = matches!(call, Call::Rename { .. } | Call::Rmdir { .. });
         let changing = self.kept.begin(changes_attributes_of(&call), others_too);
-        let done = self.call_until_answered(generation, caller, call, payload, room);
-        let brought = done.as_ref().ok().map(|done| (done.dirs, done.mark));
-        self.kept.end(changing, brought);
+        let mut left = None;
+        let done = self.call_until_answered(generation, caller, call, payload, room, &mut left);
+        match left {
+            None => {
+                let brought = done.as_ref().ok().map(|done| (done.dirs, done.mark));
+                self.kept.end(changing, brought);
+            }
+            Some(left) => {
+                let then = when_left.map(|when_left| when_left());
+                self.leave(Left { then, ..left }, changing);
+            }
+        }
         done
     }
 
@@ -237,10 +318,11 @@ impl Peer {
         call: Call<'_>,
         payload: &[u8],
         mut room: Room<'_>,
+        left: &mut Option<Left>,
     ) -> Result<Done> {
         let by_itself = is_by_itself(&call);
         let _waits = (!by_itself).then(|| Waits::new(&self.programs_wait));
-        let mut in_use = self.take_slot(by_itself);
+        let mut in_use = self.take_slot(by_itself)?;
         let Some(slot) = in_use.slot.as_mut() else { return Err(Errno::EIO) };
         if call.is_once_only() {
             slot.seq = slot.seq.wrapping_add(1);
@@ -249,7 +331,7 @@ impl Peer {
             session: SessionId(0),
             slot: slot.id,
             slot_seq: slot.seq,
-            caller: self.with_groups(caller),
+            caller: self.with_groups(caller, &call),
             cpu: None,
             given_back: GivenBack::default(),
             call,
@@ -259,9 +341,22 @@ impl Peer {
         let begun = Instant::now();
         let used = data_used_by(&request.call).map(|ino| (ino, self.held_locks.losses()));
         let mut tried_before = false;
+        let mut waited = Waited {
+            activity: &self.target.activity,
+            begun: self.target.activity.begin(),
+            ino: used.as_ref().map_or(Ino(0), |used| used.0),
+            did: false,
+        };
+        // Whether a server may have heard it; and whether its answer may come on the slot's connection.
+        let mut may_be_heard = false;
+        let answer_comes;
         loop {
             if self.is_closing() {
                 return Err(Errno::ENOTCONN);
+            }
+            if asked::is_given_up() {
+                answer_comes = false;
+                break;
             }
             if let (true, Some((ino, losses))) = (tried_before, used) {
                 self.held_locks.may_use_again(self, ino, losses)?;
@@ -276,7 +371,10 @@ impl Peer {
             if !is_sign && self.silent.load(Ordering::Relaxed) && self.is_given_up() {
                 return Err(Errno::ETIMEDOUT);
             }
-            let seen = self.session.read().generation;
+            let Some(seen) = self.session_read().map(|session| session.generation) else {
+                continue;
+            };
+            slot.sent = false;
             let carried = &mut carried_in;
             let tried = self.attempt(slot, generation, &mut request, carried, payload, &mut room);
             let failed = match tried {
@@ -288,6 +386,12 @@ impl Peer {
                 }
                 Err(failed) => failed,
             };
+            may_be_heard |= slot.sent;
+            waited.did |= !by_itself && matches!(failed, Failed::Link(_) | Failed::SessionOver);
+            if matches!(failed, Failed::GivenUp) {
+                answer_comes = slot.sent;
+                break;
+            }
             slot.link = None;
             if !is_sign
                 && matches!(&failed, Failed::Link(error) if error.is_timeout())
@@ -300,19 +404,54 @@ impl Peer {
                 Failed::OtherSession => return Err(Errno::ECANCELED),
                 Failed::SessionOver => match self.new_session(seen) {
                     Ok(()) => continue,
+                    Err(error) if error.is_given_up() => continue,
                     Err(error) => self.bear(error, begun, &mut pause)?,
                 },
                 Failed::Link(error) => self.bear(error, begun, &mut pause)?,
+                Failed::GivenUp => {}
+            }
+        }
+        let is_once = request.call.is_once_only();
+        let worth_it = may_be_heard && (is_once || left::gives(&request.call));
+        if !answer_comes || !worth_it {
+            // Nothing may be asked where another answer is still to come.
+            slot.link = None;
+        }
+        if let (false, Some(generation)) = (may_be_heard, carried_in) {
+            self.held.not_carried(&request.given_back, generation);
+        }
+        if worth_it && let Some(slot) = in_use.slot.take() {
+            *left = Some(Left {
+                slot,
+                is_once,
+                opens: left::opened_by(&request.call),
+                changes: left::touched(&request.call),
+                given_back: request.given_back,
+                carried_in,
+                then: None,
+            });
+        }
+        Err(Errno::EINTR)
+    }
+
+    /// The session, for a call; `None` if nobody waits for the call any more.
+    fn session_read(&self) -> Option<RwLockReadGuard<'_, Session>> {
+        loop {
+            if let Some(session) = self.session.try_read_for(LOOK) {
+                return Some(session);
+            }
+            if asked::is_given_up() {
+                return None;
             }
         }
     }
 
-    /// Who asks. The kernel tells no supplementary groups: a cache's server needs them, and only this
-    /// node knows the process.
-    fn with_groups(&self, caller: &Caller) -> Caller {
+    /// Who asks. The kernel tells no supplementary groups: a cache's server needs them, and so does who
+    /// is to take sgid off; only this node knows the process.
+    fn with_groups(&self, caller: &Caller, call: &Call<'_>) -> Caller {
         let mut caller = caller.clone();
         let unknown = caller.groups.is_empty() && caller.uid != 0 && caller.pid != 0;
-        if unknown && self.is_cache.load(Ordering::Acquire) {
+        if unknown && (self.is_cache.load(Ordering::Acquire) || takes_sgid_off(call)) {
             caller.groups = groups_of_process(caller.pid);
         }
         caller
@@ -327,7 +466,7 @@ impl Peer {
         payload: &[u8],
         room: &mut Room<'_>,
     ) -> std::result::Result<Done, Failed> {
-        let session = self.session.read();
+        let session = self.session_read().ok_or(Failed::GivenUp)?;
         let Some(attached) = &session.attached else { return Err(Failed::SessionOver) };
         if generation.is_some_and(|wanted| wanted != session.generation) {
             return Err(Failed::OtherSession);
@@ -346,7 +485,13 @@ impl Peer {
         let mark = self.kept.mark();
         let sent = Instant::now();
         let id = u64::from(slot.seq);
+        if asked::is_given_up() {
+            // A connection may have taken long to make: what nobody waits for any more is not begun.
+            return Err(Failed::GivenUp);
+        }
+        // A part of a frame does nothing there, but nothing else can follow it.
         link.send(Kind::Call, id, request, payload, None)?;
+        slot.sent = true;
         let header = link.receive(&mut slot.body)?;
         header.expect(Kind::Answer)?;
         let bytes = match room {
@@ -366,26 +511,7 @@ impl Peer {
         }
         let file = link.take_file();
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
-        self.held.note(&answer);
-        if let (Call::Open { ino, .. }, Answer::Opened { local: true }) = (&request.call, &answer) {
-            self.held.opened(*ino);
-        }
-        if attached.cache.is_some() {
-            match (&request.call, &answer) {
-                (Call::Open { ino, .. }, Answer::Opened { local: false }) => {
-                    self.held.opened_served(*ino);
-                }
-                (_, Answer::Created { attr, local: false, .. }) => {
-                    self.held.opened_served(attr.attr.ino);
-                }
-                _ => {}
-            }
-        }
-        if let (Call::Open { ino, .. }, Answer::OpenedStriped(open)) = (&request.call, &answer)
-            && open.writes
-        {
-            self.held.opened(*ino);
-        }
+        self.note_given(left::opened_by(&request.call), attached.cache.is_some(), &answer);
         Ok(Done { answer, bytes, file, mark, dirs })
     }
 
@@ -417,7 +543,7 @@ impl Peer {
         attached: &Attached,
         purpose: Purpose,
     ) -> std::result::Result<Link, Failed> {
-        let (mut link, incarnation) = self.greet(&session.address, purpose)?;
+        let (mut link, incarnation) = self.greet(&session.address, purpose, Some(attached.uid))?;
         if incarnation != attached.incarnation {
             return Err(Failed::SessionOver);
         }
@@ -437,15 +563,28 @@ impl Peer {
 
     /// Makes a new session, if the one of generation `seen` is still the last.
     fn new_session(&self, seen: u64) -> std::result::Result<(), LinkError> {
-        let _renewal: MutexGuard<'_, ()> = self.renewal.lock();
-        if self.session.read().generation != seen {
+        let given_up = || LinkError::Io(std::io::ErrorKind::Interrupted.into());
+        let _renewal: MutexGuard<'_, ()> = loop {
+            match self.renewal.try_lock_for(LOOK) {
+                Some(renewal) => break renewal,
+                None if asked::is_given_up() => return Err(given_up()),
+                None => {}
+            }
+        };
+        if self.session_read().ok_or_else(given_up)?.generation != seen {
             return Ok(());
         }
         // Whoever has an answer notes first what it gave.
-        let mut session = self.session.write();
+        let mut session = loop {
+            match self.session.try_write_for(LOOK) {
+                Some(session) => break session,
+                None if asked::is_given_up() => return Err(given_up()),
+                None => {}
+            }
+        };
         self.kept.all_recalled();
         session.attached = None;
-        let (mut link, asked) = self.greet_anywhere()?;
+        let (mut link, server) = self.greet_anywhere()?;
         let sent = Instant::now();
         let attach = Attach {
             buffer: self.target.buffer.clone(),
@@ -486,22 +625,27 @@ impl Peer {
             }
         }
         if seen > 0 {
-            tracing::warn!(server = %asked, "a new session with the server");
+            tracing::warn!(%server, "a new session with the server");
         }
         self.is_cache.store(attached.cache.is_some(), Ordering::Release);
         self.kept.set_longest(attached.cache.map_or(u64::MAX, |cache| cache.ttl_ms));
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
-        session.begun_at = asked.clone();
-        session.address = self.best_address(&attached, asked);
+        session.begun_at = server.clone();
+        session.address = self.best_address(&attached, server);
         session.generation = generation;
+        self.lease_ms.store(attached.lease_ms.into(), Ordering::Relaxed);
         session.attached = Some(attached);
         Ok(())
     }
 
+    /// Which of this mount's sessions at the server it is.
+    pub(super) fn generation(&self) -> u64 {
+        self.session.read().generation
+    }
+
     /// How long a session lives unheard.
     pub(super) fn lease(&self) -> Duration {
-        let lease_ms = self.session.read().attached.as_ref().map_or(0, |a| a.lease_ms);
-        Duration::from_millis(lease_ms.into())
+        Duration::from_millis(self.lease_ms.load(Ordering::Relaxed))
     }
 
     /// Hears recalls on one connection until it breaks or the mount ends; each is done by `done`

@@ -5,7 +5,7 @@
 //! `servers`, which learns from one server where another one is.
 
 use super::peer::Peer;
-use crate::ledger::greet_as;
+use crate::ledger::{greet_as, greet_told};
 use forebay_net::handshake::Credential;
 use forebay_net::{Link, LinkError, ServerAddress};
 use forebay_proto::net::auth::Purpose;
@@ -31,10 +31,10 @@ fn why_far(same_node: bool, has_socket: bool) -> &'static str {
     match (same_node, has_socket) {
         (false, _) => "its server is on another node",
         (true, false) => {
-            "its server is on this node, but has no Unix socket, by which alone it gives files to mounts (`forebay serve --listen unix:PATH`)"
+            "its server is on this node, but has no Unix socket, by which alone it gives files to mounts (start it without --no-own-socket, or with --listen unix:PATH)"
         }
         (true, true) => {
-            "its server is on this node, but its Unix socket cannot be reached from here"
+            "its server is on this node, but its Unix socket cannot be reached from here (its own socket is for root and the server's user; --listen unix:PATH makes one for all)"
         }
     }
 }
@@ -108,24 +108,29 @@ impl Peer {
         use std::os::unix::ffi::OsStrExt;
         let path = std::ffi::OsStr::from_bytes(path).into();
         let local = ServerAddress::Unix(path);
-        match self.greet(&local, Purpose::Calls) {
+        match self.greet(&local, Purpose::Calls, Some(attached.uid)) {
             Ok((_, incarnation)) if incarnation == attached.incarnation => local,
             _ => asked,
         }
     }
 
     /// A connection to the server, and its incarnation. Nothing is said to another server than the
-    /// one that is expected.
+    /// one that is expected. A socket that the user did not name must be root's, this user's, or that of `server_uid`, as
+    /// which the server said that it runs.
     pub(super) fn greet(
         &self,
         address: &ServerAddress,
         purpose: Purpose,
+        server_uid: Option<u32>,
     ) -> std::result::Result<(Link, u64), LinkError> {
         let credential = match (&self.target.credential, address, &self.target.over_tcp) {
             (Credential::Peer, ServerAddress::Tcp { .. }, Some(over_tcp)) => &**over_tcp,
             (credential, _, _) => credential,
         };
-        greet_as(address, credential, purpose, self.expected.server)
+        match *address == self.target.address && !self.target.is_told {
+            true => greet_as(address, credential, purpose, self.expected.server),
+            false => greet_told(address, credential, purpose, self.expected.server, server_uid),
+        }
     }
 
     /// A connection by the first of the addresses that answers; that address.
@@ -133,7 +138,7 @@ impl Peer {
         let addresses = self.addresses.read().clone();
         let mut failed = LinkError::Closed;
         for address in addresses {
-            match self.greet(&address, Purpose::Calls) {
+            match self.greet(&address, Purpose::Calls, None) {
                 Ok((link, _)) => return Ok((link, address)),
                 Err(error) => failed = error,
             }

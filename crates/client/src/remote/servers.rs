@@ -50,6 +50,10 @@ impl Servers {
             peers.push(first);
         }
         locks.set_keeper(&peers[0]);
+        for peer in &peers {
+            // Once for each.
+            let _new = peer.me.set(Arc::downgrade(peer));
+        }
         std::thread::scope(|scope| {
             for peer in peers.iter().filter(|peer| !peer.has_session()) {
                 scope.spawn(|| {
@@ -122,6 +126,11 @@ impl Servers {
         drop(all_told);
         // Nothing is sent: it ends when the last of them has, or with the limit.
         let _ended = told.recv_timeout(until.saturating_duration_since(Instant::now()));
+    }
+
+    /// The servers that are known to be away.
+    pub(super) fn away(&self) -> Vec<ServerAddress> {
+        self.peers.iter().filter(|peer| peer.is_away()).map(|peer| peer.address()).collect()
     }
 
     /// The servers whose answers programs wait for, and whether they are known to be away.

@@ -13,12 +13,13 @@
 //! Sizes, appends and allocation are the inode server's, as for any file. Called by `fs`.
 
 use super::RemoteFs;
+use super::objects::{self, Moved};
 use super::peer::{Peer, Room};
 use forebay_proto::api::WriteMode;
+use forebay_proto::asked;
 use forebay_proto::layout::{Layout, Part};
+use forebay_proto::net::Call;
 use forebay_proto::net::answer::StripedOpen;
-use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
-use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -85,16 +86,18 @@ impl StripedFiles {
     }
 }
 
-/// What one part of a request came to: bytes from its front, and why not all.
-type Came = (u64, Option<Errno>);
-
 /// Does the parts of a request, all but the first on threads of their own.
-fn at_once<T: Send>(work: Vec<T>, run: impl Fn(T) -> Came + Sync) -> Vec<Came> {
+fn at_once<T: Send>(work: Vec<T>, run: impl Fn(T) -> Moved + Sync) -> Vec<Moved> {
     let mut work = work.into_iter();
     let Some(first) = work.next() else { return Vec::new() };
     let run = &run;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = work.map(|part| scope.spawn(move || run(part))).collect();
+        let here = asked::here();
+        let spawn = |part| {
+            let here = here.clone();
+            scope.spawn(move || asked::part(here, || run(part)))
+        };
+        let threads: Vec<_> = work.map(spawn).collect();
         let mut came = vec![run(first)];
         let panicked = || (0, Some(Errno::EIO));
         came.extend(threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())));
@@ -104,7 +107,7 @@ fn at_once<T: Send>(work: Vec<T>, run: impl Fn(T) -> Came + Sync) -> Vec<Came> {
 
 /// The first byte of the file that is missing after these parts came to so much, and why; `None` if
 /// nothing is.
-fn first_missing(layout: &Layout, parts: &[Part], came: &[Came]) -> Option<(u64, Option<Errno>)> {
+fn first_missing(layout: &Layout, parts: &[Part], came: &[Moved]) -> Option<(u64, Option<Errno>)> {
     let missing = parts.iter().zip(came).filter(|(part, (bytes, _))| *bytes < part.bytes);
     let at = missing.filter_map(|(part, (bytes, why))| {
         Some((layout.file_offset(part.stripe, part.offset + bytes)?, *why))
@@ -120,27 +123,6 @@ impl RemoteFs {
         all.get(usize::from(shard.0)).map(|peer| &**peer).ok_or(Errno::EIO)
     }
 
-    /// Reads from one object until `into` is full or the object ends.
-    fn read_object(&self, object: ObjectId, peer: &Peer, offset: u64, into: &mut [u8]) -> Came {
-        let mut have = 0;
-        while have < into.len() {
-            let want = (into.len() - have).min(MAX_PAYLOAD_BYTES as usize);
-            let call =
-                Call::ReadObject { object, offset: offset + have as u64, bytes: want as u32 };
-            let room = Room::Slice(&mut into[have..have + want]);
-            match peer.call(&Caller::root(), call, &[], room) {
-                Ok(done) => {
-                    have += done.bytes;
-                    if done.bytes < want {
-                        break;
-                    }
-                }
-                Err(errno) => return (have as u64, Some(errno)),
-            }
-        }
-        (have as u64, None)
-    }
-
     /// Reads; fewer bytes than asked for only at the end of the file.
     pub(super) fn read_striped(
         &self,
@@ -152,7 +134,7 @@ impl RemoteFs {
         let parts = layout.parts(offset, buffer.len() as u64);
         let read = |(part, into): (Part, &mut [u8])| match self.of_object(layout, part.stripe) {
             Ok(peer) => {
-                self.read_object(ObjectId { ino, stripe: part.stripe }, peer, part.offset, into)
+                objects::read(peer, ObjectId { ino, stripe: part.stripe }, part.offset, into)
             }
             Err(errno) => (0, Some(errno)),
         };
@@ -202,11 +184,7 @@ impl RemoteFs {
         data: &[u8],
         mode: WriteMode,
     ) -> Result<usize> {
-        let end = offset.checked_add(data.len() as u64);
-        if end.is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Errno::EFBIG);
-        }
-        self.may_write(ino, mode)?;
+        self.may_write(ino, offset, data.len(), mode)?;
         let parts = layout.parts(offset, data.len() as u64);
         let came =
             at_once(parts.clone(), |part| self.write_part(ino, layout, offset, data, mode, part));
@@ -217,8 +195,19 @@ impl RemoteFs {
         }
     }
 
-    /// Before a write: this mount is still known to write, and what a write takes off is off.
-    fn may_write(&self, ino: Ino, mode: WriteMode) -> Result<()> {
+    /// Before a write of so many bytes: a file can be as large, this mount is still known to write, and what a write takes off
+    /// is off.
+    pub(super) fn may_write(
+        &self,
+        ino: Ino,
+        offset: u64,
+        bytes: usize,
+        mode: WriteMode,
+    ) -> Result<()> {
+        let end = offset.checked_add(bytes as u64);
+        if end.is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Errno::EFBIG);
+        }
         let peer = self.servers.of(ino)?;
         if peer.kept.lease_left().is_zero() {
             peer.call(&Caller::root(), Call::Renew, &[], Room::None)?;
@@ -244,7 +233,7 @@ impl RemoteFs {
         data: &[u8],
         mode: WriteMode,
         part: Part,
-    ) -> Came {
+    ) -> Moved {
         let peer = match self.of_object(layout, part.stripe) {
             Ok(peer) => peer,
             Err(errno) => return (0, Some(errno)),
@@ -268,21 +257,7 @@ impl RemoteFs {
             }
         };
         let object = ObjectId { ino, stripe: part.stripe };
-        let mut have = 0;
-        for piece in bytes.chunks(MAX_PAYLOAD_BYTES as usize) {
-            let call = Call::WriteObject { object, offset: part.offset + have, sync: mode.sync };
-            match peer.call(&Caller::root(), call, piece, Room::None).map(|done| done.answer) {
-                Ok(Answer::Count(count)) => {
-                    have += count;
-                    if count < piece.len() as u64 {
-                        return (have, Some(Errno::ENOSPC));
-                    }
-                }
-                Ok(_) => return (have, Some(Errno::EPROTO)),
-                Err(errno) => return (have, Some(errno)),
-            }
-        }
-        (have, None)
+        objects::write(peer, object, part.offset, bytes, mode.sync)
     }
 
     /// All objects on flash; the inode's server is asked after that.
@@ -330,7 +305,7 @@ mod tests {
     #[test]
     fn what_is_missing_counts_from_the_first_byte_of_the_file() {
         let parts = LAYOUT.parts(1000, 3 * 4096);
-        let full: Vec<Came> = parts.iter().map(|part| (part.bytes, None)).collect();
+        let full: Vec<Moved> = parts.iter().map(|part| (part.bytes, None)).collect();
         assert_eq!(first_missing(&LAYOUT, &parts, &full), None);
         let mut short = full.clone();
         short[1] = (10, Some(Errno::ENOSPC));

@@ -6,9 +6,10 @@ use crate::connection::{Connection, Request};
 use crate::dispatch::Given;
 use crate::ops::data::may_use;
 use forebay_proto::api::NAME_MAX;
-use forebay_proto::{Result, SetAttr, SetTime, Timestamp};
+use forebay_proto::{FileKind, Result, SetAttr, SetTime, Timestamp};
 
 pub(crate) fn getattr(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
+    cx.beside.asked(cx, rq.ino());
     let attr = cx.fs.getattr(rq.ino())?;
     cx.put_attr(reply, &attr);
     Ok(Given::Nothing)
@@ -18,6 +19,7 @@ pub(crate) fn getattr(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> R
 pub(crate) fn statx(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let mut rest = rq.body;
     let _arg: abi::StatxIn = take(&mut rest)?;
+    cx.beside.asked(cx, rq.ino());
     let attr = cx.fs.getattr(rq.ino())?;
     cx.put_statx(reply, &attr);
     Ok(Given::Nothing)
@@ -30,7 +32,16 @@ pub(crate) fn setattr(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> R
     if has(fattr::SIZE) && has(fattr::FH) {
         may_use(cx, rq.ino(), arg.fh, has(fattr::LOCKOWNER).then_some(arg.lock_owner))?;
     }
+    if has(fattr::SIZE) {
+        cx.within.must_fit(arg.size)?;
+    }
     let attr = cx.fs.setattr(&rq.caller()?, rq.ino(), &change_of(&arg))?;
+    if cx.flags.sync {
+        match FileKind::from_mode(attr.mode) {
+            Some(FileKind::File) => cx.fs.fsync(rq.ino(), false)?,
+            _ => cx.fs.fsyncdir(rq.ino())?,
+        }
+    }
     cx.put_attr(reply, &attr);
     Ok(Given::Nothing)
 }

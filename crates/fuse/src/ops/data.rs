@@ -5,8 +5,9 @@ use crate::abi;
 use crate::buffer::{Reply, take};
 use crate::connection::{Connection, Request};
 use crate::dispatch::Given;
+use forebay_proto::activity::ActivityKind;
 use forebay_proto::api::{LockUser, WriteMode};
-use forebay_proto::{Errno, Ino, Result};
+use forebay_proto::{Errno, Ino, Result, SetAttr};
 
 pub(crate) fn read(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let mut rest = rq.body;
@@ -14,8 +15,10 @@ pub(crate) fn read(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Resu
     let process = (arg.read_flags & abi::READ_LOCKOWNER != 0).then_some(arg.lock_owner);
     may_use(cx, rq.ino(), arg.fh, process)?;
     reply.fill(arg.size as usize, |room| {
+        let begun = cx.activity.begin();
         let bytes = cx.fs.read(rq.ino(), arg.offset, room)?;
         cx.tally.read(bytes);
+        cx.moved(begun, ActivityKind::Hit, rq.ino(), arg.offset, bytes);
         Ok(bytes)
     })?;
     Ok(Given::Nothing)
@@ -30,8 +33,17 @@ pub(crate) fn write(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
         let process = (arg.write_flags & abi::WRITE_LOCKOWNER != 0).then_some(arg.lock_owner);
         may_use(cx, rq.ino(), arg.fh, process)?;
     }
-    let written = cx.fs.write(rq.ino(), arg.offset, data, write_mode(&arg))?;
+    let mode = write_mode(&arg);
+    if mode.kill_suid && cx.lone_sgid.is_one(rq.ino()) {
+        let change = SetAttr { kill_suid: true, ..SetAttr::default() };
+        let attr = cx.fs.setattr(&rq.caller()?, rq.ino(), &change)?;
+        cx.lone_sgid.seen(&attr);
+    }
+    let begun = cx.activity.begin();
+    let data = &data[..cx.within.part_of_write(&*cx.fs, rq.ino(), &arg, mode.append)?];
+    let written = cx.fs.write(rq.ino(), arg.offset, data, mode)?;
     cx.tally.written(written.min(data.len()));
+    cx.moved(begun, ActivityKind::Absorb, rq.ino(), arg.offset, written.min(data.len()));
     reply.put(&abi::WriteOut { size: written.min(data.len()) as u32, padding: 0 });
     Ok(Given::Nothing)
 }
@@ -67,6 +79,7 @@ pub(crate) fn fallocate(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::FallocateIn = take(&mut rest)?;
     may_use(cx, rq.ino(), arg.fh, None)?;
+    cx.within.must_fit_allocated(&*cx.fs, rq.ino(), &arg)?;
     cx.fs.fallocate(rq.ino(), arg.mode, arg.offset, arg.length)?;
     Ok(Given::Nothing)
 }
@@ -108,10 +121,11 @@ fn copy(cx: &Connection, rq: &Request<'_>, limit: u64) -> Result<u64> {
     if arg.flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let (from, to) = (rq.ino(), Ino(arg.nodeid_out));
+    let (from, to) = (rq.ino(), rq.other(arg.nodeid_out));
     may_use(cx, from, arg.fh_in, None)?;
     may_use(cx, to, arg.fh_out, None)?;
-    cx.fs.copy_file_range(from, arg.off_in, to, arg.off_out, arg.len.min(limit))
+    let length = cx.within.part_of(arg.off_out, arg.len.min(limit))?;
+    cx.fs.copy_file_range(from, arg.off_in, to, arg.off_out, length)
 }
 
 #[cfg(test)]

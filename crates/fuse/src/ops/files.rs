@@ -8,6 +8,7 @@ use crate::buffer::{Reply, take, take_name};
 use crate::connection::{Connection, Request};
 use crate::dispatch::Given;
 use crate::opens::Access;
+use forebay_proto::activity::ActivityKind;
 use forebay_proto::api::CreateArgs;
 use forebay_proto::{Entry, Errno, Ino, Opened, Result};
 
@@ -71,15 +72,30 @@ pub(crate) fn open(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Resu
         Some(joined) => joined.keep(&opened),
         None => decide(cx, ino, &opened)?,
     };
+    may_map(cx, ino, access, arg.flags);
     reply.put(&open_out(cx, access));
     Ok(Given::Open(ino))
+}
+
+/// A file that the kernel itself reads and writes can be mapped, and no request tells of stores into the mapping. What
+/// the kernel believes of its times is dropped before the open is answered, and from then on it asks.
+fn may_map(cx: &Connection, ino: Ino, access: Access, open_flags: u32) {
+    let by_kernel = matches!(access, Access::Passthrough(_));
+    if by_kernel {
+        cx.activity.happened(ActivityKind::Kernel, ino, (0, 0), 0);
+    }
+    let both_ways = open_flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32;
+    if by_kernel && both_ways && cx.opens.may_map(ino) {
+        cx.lifetimes.answers_under_way().wait();
+        crate::notify::attributes_unknown(&cx.device, ino);
+    }
 }
 
 /// O_SYNC and O_DSYNC promise that what a write returned for can be read after a power cut. By
 /// passthrough the kernel syncs the object alone and no request tells of it, so the names that
 /// lead to it go to flash before such a file is handed out.
 fn sync_names_for(cx: &Connection, ino: Ino, open_flags: u32) -> Result<()> {
-    match is_synchronous(open_flags) {
+    match cx.flags.sync || is_synchronous(open_flags) {
         true => cx.fs.fsyncdir(ino),
         false => Ok(()),
     }
@@ -95,13 +111,16 @@ pub(crate) fn create(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Re
     let arg: abi::CreateIn = take(&mut rest)?;
     let name = take_name(&mut rest)?;
     let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
-    match cx.fs.create(&rq.caller()?, rq.ino(), name, args, cx.wants_local()) {
+    let caller = rq.caller()?;
+    let make = || cx.fs.create(&caller, rq.ino(), name, args, cx.wants_local());
+    match cx.within.make(make) {
         Ok(made) => {
-            sync_names_for(cx, rq.ino(), arg.flags).inspect_err(|_| {
+            let synced = cx.names_changed(rq.ino());
+            synced.and_then(|()| sync_names_for(cx, rq.ino(), arg.flags)).inspect_err(|_| {
                 cx.fs.release(made.0.attr.ino, made.1.local.is_some());
                 cx.fs.forget(made.0.attr.ino, 1);
             })?;
-            put_created(cx, rq.ino(), reply, made)
+            put_created(cx, rq.ino(), arg.flags, reply, made)
         }
         // The kernel believed the name absent, and it was made behind the mount. ESTALE makes
         // the kernel look again and open what is there, with its permission checks.
@@ -114,18 +133,21 @@ pub(crate) fn tmpfile(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> R
     let mut rest = rq.body;
     let arg: abi::CreateIn = take(&mut rest)?;
     let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
-    let made = cx.fs.tmpfile(&rq.caller()?, rq.ino(), args, cx.wants_local())?;
-    put_created(cx, rq.ino(), reply, made)
+    let caller = rq.caller()?;
+    let made = cx.within.make(|| cx.fs.tmpfile(&caller, rq.ino(), args, cx.wants_local()))?;
+    put_created(cx, rq.ino(), arg.flags, reply, made)
 }
 
 fn put_created(
     cx: &Connection,
     parent: Ino,
+    open_flags: u32,
     reply: &mut Reply,
     (entry, opened): (Entry, Opened),
 ) -> Result<Given> {
     let ino = entry.attr.ino;
     let access = decide(cx, ino, &opened).inspect_err(|_| cx.fs.forget(ino, 1))?;
+    may_map(cx, ino, access, open_flags);
     cx.put_entry(reply, parent, &entry.attr);
     reply.put(&open_out(cx, access));
     Ok(Given::EntryAndOpen(ino))

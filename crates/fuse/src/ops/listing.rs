@@ -7,7 +7,7 @@ use crate::abi;
 use crate::buffer::{MAX_PAYLOAD_BYTES, Reply, take};
 use crate::connection::{Connection, Request};
 use crate::dispatch::{Given, take_back};
-use forebay_proto::{Cookie, DirEntry, Ino, Result};
+use forebay_proto::{Cookie, DirEntry, Result};
 
 pub(crate) fn opendir(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let handle = cx.dirs.add(cx.fs.dir_limit(rq.ino())?)?;
@@ -34,9 +34,9 @@ fn begin(cx: &Connection, rq: &Request<'_>) -> Result<(abi::ReadIn, Cookie)> {
     Ok((arg, limit))
 }
 
-fn put_dirent(reply: &mut Reply, entry: &DirEntry<'_>) {
+fn put_dirent(cx: &Connection, reply: &mut Reply, entry: &DirEntry<'_>) {
     reply.put(&abi::Dirent {
-        ino: entry.ino.0,
+        ino: cx.device.root().node_of(entry.ino),
         off: entry.cookie.0,
         namelen: entry.name.len() as u32,
         kind: entry.kind.dirent_type(),
@@ -55,7 +55,7 @@ pub(crate) fn readdir(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> R
     cx.fs.readdir(rq.ino(), Cookie(arg.offset), limit, &mut |entry| {
         let fits = reply.len() + dirent_bytes(entry.name.len()) <= room;
         if fits {
-            put_dirent(reply, entry);
+            put_dirent(cx, reply, entry);
         }
         fits
     })?;
@@ -74,7 +74,7 @@ pub(crate) fn readdirplus(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) 
                 Some(attr) => cx.put_entry(reply, rq.ino(), attr),
                 None => reply.put(&abi::EntryOut::default()),
             }
-            put_dirent(reply, entry);
+            put_dirent(cx, reply, entry);
         }
         fits
     });
@@ -91,7 +91,7 @@ pub(crate) fn forget_entries(cx: &Connection, mut payload: &[u8]) {
         let mut after_head = payload;
         let Ok(dirent) = take::<abi::Dirent>(&mut after_head) else { return };
         if entry.nodeid != 0 {
-            cx.fs.forget(Ino(entry.nodeid), 1);
+            cx.fs.forget(cx.device.root().ino_of(entry.nodeid), 1);
         }
         let size = dirent_bytes(dirent.namelen as usize);
         payload = payload.get(size..).unwrap_or_default();

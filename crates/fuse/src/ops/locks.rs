@@ -88,15 +88,28 @@ pub(crate) fn getlk(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     Ok(Given::Nothing)
 }
 
-pub(crate) fn setlk(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
+/// Locks, or answers EAGAIN: for an open file's lock after a moment only, in which its holder may turn out to have
+/// been closed ([`crate::tries`]).
+pub(crate) fn setlk(cx: &Connection, device: &Arc<Device>, rq: &Request<'_>) -> Result<Given> {
     let asked = asked(cx, rq)?;
     if asked.unlock {
         return unlock(cx, &asked);
     }
     check_room(cx, &asked)?;
-    asked.locks.set(&asked.spec, None)?;
-    note(cx, &asked);
-    Ok(Given::Nothing)
+    match asked.locks.set(&asked.spec, None) {
+        Ok(_) => {
+            note(cx, &asked);
+            Ok(Given::Nothing)
+        }
+        Err(Errno::EAGAIN) if asked.spec.kind != LockKind::Posix && cx.tries.has_room() => {
+            // A table that is full of requests that wait does not change the answer.
+            match wait(cx, device, rq, &asked, true) {
+                Err(Errno::ENOLCK) => Err(Errno::EAGAIN),
+                other => other,
+            }
+        }
+        Err(e) => Err(e),
+    }
 }
 
 fn unlock(cx: &Connection, asked: &Asked<'_>) -> Result<Given> {
@@ -126,6 +139,17 @@ pub(crate) fn setlkw(cx: &Connection, device: &Arc<Device>, rq: &Request<'_>) ->
         return unlock(cx, &asked);
     }
     check_room(cx, &asked)?;
+    wait(cx, device, rq, &asked, false)
+}
+
+/// Makes a request that may wait; `briefly`: as [`crate::tries`] has it.
+fn wait(
+    cx: &Connection,
+    device: &Arc<Device>,
+    rq: &Request<'_>,
+    asked: &Asked<'_>,
+    briefly: bool,
+) -> Result<Given> {
     let unique = rq.head.unique;
     cx.locks.begin(unique, device, asked.through)?;
     let requests = Arc::clone(&cx.locks);
@@ -134,12 +158,14 @@ pub(crate) fn setlkw(cx: &Connection, device: &Arc<Device>, rq: &Request<'_>) ->
         Ok(Some(ticket)) => {
             if cx.locks.waits(unique, ticket) {
                 asked.locks.cancel(ticket);
+            } else if briefly {
+                cx.tries.add(unique);
             }
             Ok(Given::Later)
         }
         Ok(None) => {
             cx.locks.did_not_wait(unique);
-            note(cx, &asked);
+            note(cx, asked);
             Ok(Given::Nothing)
         }
         Err(e) => {
@@ -156,13 +182,15 @@ pub(crate) fn flush(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::FlushIn = take(&mut rest)?;
     let (ino, owner) = (rq.ino(), arg.lock_owner);
+    // First, so that who gets a lock next sees what was written under it.
+    let flushed = cx.fs.flush(ino);
     if cx.locks.note(|locked| locked.forget_owner(ino, owner)) {
         locks.drop_owner(ino, LockKind::Posix, owner).inspect_err(|_| {
             // It may still hold locks: its next close tries again.
             cx.locks.note(|locked| locked.may_hold(ino, arg.fh, owner));
         })?;
     }
-    Ok(Given::Nothing)
+    flushed.map(|()| Given::Nothing)
 }
 
 /// A file was closed for the last time: its flock and its OFD locks go. Nobody waits for the

@@ -14,6 +14,12 @@ fn put_entry(cx: &Connection, rq: &Request<'_>, reply: &mut Reply, entry: &Entry
     Given::Entry(entry.attr.ino)
 }
 
+/// The same of a name that was made.
+fn put_made(cx: &Connection, rq: &Request<'_>, reply: &mut Reply, entry: &Entry) -> Result<Given> {
+    cx.names_changed(rq.ino()).inspect_err(|_| cx.fs.forget(entry.attr.ino, 1))?;
+    Ok(put_entry(cx, rq, reply, entry))
+}
+
 pub(crate) fn lookup(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let mut rest = rq.body;
     let name = take_name(&mut rest)?;
@@ -30,8 +36,14 @@ pub(crate) fn lookup(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Re
 pub(crate) fn forget(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::ForgetIn = take(&mut rest)?;
-    cx.fs.forget(rq.ino(), arg.nlookup);
+    forget_one(cx, rq.ino(), arg.nlookup);
     Ok(Given::Nothing)
+}
+
+fn forget_one(cx: &Connection, ino: Ino, count: u64) {
+    cx.opens.forgotten(ino);
+    cx.fs.forget(ino, count);
+    cx.beside.forgotten(cx, ino);
 }
 
 pub(crate) fn batch_forget(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
@@ -39,7 +51,7 @@ pub(crate) fn batch_forget(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let head: abi::BatchForgetIn = take(&mut rest)?;
     for _ in 0..head.count {
         let one: abi::ForgetOne = take(&mut rest)?;
-        cx.fs.forget(Ino(one.nodeid), one.nlookup);
+        forget_one(cx, rq.other(one.nodeid), one.nlookup);
     }
     Ok(Given::Nothing)
 }
@@ -58,7 +70,7 @@ pub(crate) fn symlink(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> R
     let name = take_name(&mut rest)?;
     let target = take_name(&mut rest)?;
     let entry = cx.fs.symlink(&rq.caller()?, rq.ino(), name, target)?;
-    Ok(put_entry(cx, rq, reply, &entry))
+    put_made(cx, rq, reply, &entry)
 }
 
 pub(crate) fn mknod(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
@@ -67,8 +79,10 @@ pub(crate) fn mknod(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     let name = take_name(&mut rest)?;
     let kind = FileKind::from_mode(arg.mode).ok_or(Errno::EINVAL)?;
     let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
-    let entry = cx.fs.mknod(&rq.caller()?, rq.ino(), name, kind, args, arg.rdev)?;
-    Ok(put_entry(cx, rq, reply, &entry))
+    let caller = rq.caller()?;
+    let make = || cx.fs.mknod(&caller, rq.ino(), name, kind, args, arg.rdev);
+    let entry = if kind == FileKind::File { cx.within.make(make) } else { make() }?;
+    put_made(cx, rq, reply, &entry)
 }
 
 pub(crate) fn mkdir(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
@@ -77,13 +91,14 @@ pub(crate) fn mkdir(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     let name = take_name(&mut rest)?;
     let args = CreateArgs { mode: arg.mode & 0o7777, umask: arg.umask };
     let entry = cx.fs.mkdir(&rq.caller()?, rq.ino(), name, args)?;
-    Ok(put_entry(cx, rq, reply, &entry))
+    put_made(cx, rq, reply, &entry)
 }
 
 pub(crate) fn unlink(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let mut rest = rq.body;
     let name = take_name(&mut rest)?;
     cx.fs.unlink(&rq.caller()?, rq.ino(), name)?;
+    cx.names_changed(rq.ino())?;
     Ok(Given::Nothing)
 }
 
@@ -91,19 +106,20 @@ pub(crate) fn rmdir(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let mut rest = rq.body;
     let name = take_name(&mut rest)?;
     cx.fs.rmdir(&rq.caller()?, rq.ino(), name)?;
+    cx.names_changed(rq.ino())?;
     Ok(Given::Nothing)
 }
 
 pub(crate) fn rename(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::RenameIn = take(&mut rest)?;
-    rename_names(cx, rq, rest, Ino(arg.newdir), 0)
+    rename_names(cx, rq, rest, rq.other(arg.newdir), 0)
 }
 
 pub(crate) fn rename2(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let mut rest = rq.body;
     let arg: abi::Rename2In = take(&mut rest)?;
-    rename_names(cx, rq, rest, Ino(arg.newdir), arg.flags)
+    rename_names(cx, rq, rest, rq.other(arg.newdir), arg.flags)
 }
 
 fn rename_names(
@@ -116,6 +132,10 @@ fn rename_names(
     let old = take_name(&mut names)?;
     let new = take_name(&mut names)?;
     cx.fs.rename(&rq.caller()?, rq.ino(), old, new_parent, new, flags)?;
+    cx.names_changed(rq.ino())?;
+    if new_parent != rq.ino() {
+        cx.names_changed(new_parent)?;
+    }
     Ok(Given::Nothing)
 }
 
@@ -123,6 +143,6 @@ pub(crate) fn link(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Resu
     let mut rest = rq.body;
     let arg: abi::LinkIn = take(&mut rest)?;
     let name = take_name(&mut rest)?;
-    let entry = cx.fs.link(&rq.caller()?, Ino(arg.oldnodeid), rq.ino(), name)?;
-    Ok(put_entry(cx, rq, reply, &entry))
+    let entry = cx.fs.link(&rq.caller()?, rq.other(arg.oldnodeid), rq.ino(), name)?;
+    put_made(cx, rq, reply, &entry)
 }

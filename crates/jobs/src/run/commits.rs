@@ -1,52 +1,73 @@
-//! Commits that the job's script began in the background and did not wait for: a teardown waits for
-//! them, and tells what became of them. Without that they would be given up with the buffer.
+//! Commits and stage-outs that the job's script began in the background and did not wait for, or put off to the end of
+//! the job: a teardown waits for them, and tells what became of them. Without that they would be given up with the buffer.
 //!
-//! Invariant: no buffer is destroyed while a commit of it makes way, or after one that was not published,
-//! unless a later one to the same place was. One that makes no way for [`SILENCE_MAX`] (its PFS hangs)
+//! Invariant: no buffer is destroyed while one of them makes way, or after one that failed, unless a later
+//! one has made it good (`forebay_proto::at_risk`). One that makes no way for [`SILENCE_MAX`] (its PFS hangs)
 //! is told and keeps the buffer. Called by [`super`].
 
 use super::record::JobRecord;
 use super::signals::{Signals, signal_name};
 use crate::problem::printable;
 use forebay_client::Control;
-use forebay_proto::control::{ControlError, PlanState, PlanStatus};
+use forebay_proto::at_risk;
+use forebay_proto::control::{ControlError, Direction, PathBytes, PlanState, PlanStatus};
 use rustix::process::Signal;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Longest that a commit is waited for which makes no way.
+/// Longest that a plan is waited for which makes no way.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Time between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The commits of a buffer, in the order in which they were begun.
-fn commits(record: &JobRecord) -> Result<Vec<PlanStatus>, ControlError> {
+/// The plans of a buffer that bring results to the PFS, in the order in which they were begun.
+fn plans(record: &JobRecord) -> Result<Vec<PlanStatus>, ControlError> {
     let (mut control, _) = Control::connect_path(record.mount_point())?;
     let mut plans = control.stage_list()?;
-    plans.retain(|plan| plan.spec.commit.is_some());
+    // Errors of a line that says tolerate_errors=yes are no reason to keep the buffer.
+    let tolerated = |plan: &PlanStatus| {
+        let started = record.plans.iter().find(|started| started.plan == plan.plan);
+        let mut lines = record.request.stage_out.iter();
+        started.is_some_and(|started| {
+            lines.any(|stage| stage.line == started.line && stage.tolerate_errors)
+        })
+    };
+    plans.retain(|plan| plan.spec.direction == Direction::Out && !tolerated(plan));
     plans.sort_by_key(|plan| plan.plan);
     Ok(plans)
 }
 
-fn place(plan: &PlanStatus) -> String {
-    printable(&plan.spec.pfs_path.to_string())
+/// A plan as messages name it.
+fn name(plan: &PlanStatus) -> String {
+    let noun = if plan.spec.commit.is_some() { "commit" } else { "stage-out" };
+    format!("the {noun} to {}", printable(&plan.spec.pfs_path.to_string()))
 }
 
-/// Waits for all; says with `say` for which. What was not published, in words.
+/// Waits for all; says with `say` for which. What did not reach the PFS, in words.
 ///
 /// # Errors
 /// Why the buffer has to be kept.
 pub fn wait(record: &JobRecord, signals: &Signals, say: &dyn Fn(&str)) -> Result<(), String> {
     // A buffer whose server does not answer is ended by force, as before.
-    let Ok(first) = commits(record) else { return Ok(()) };
+    let Ok(first) = plans(record) else { return Ok(()) };
+    for plan in first.iter().filter(|plan| plan.is_deferred()) {
+        Control::connect_path(record.mount_point())
+            .and_then(|(mut control, _)| control.stage_release(plan.plan))
+            .map_err(|error| {
+                format!("{} was put off to the end of the job: {error}", name(plan))
+            })?;
+    }
     let mut told = false;
     let mut moved = (Instant::now(), 0);
     let all = loop {
-        let Ok(all) = commits(record) else { return Ok(()) };
-        let running: Vec<&PlanStatus> = all.iter().filter(|p| !p.state.is_final()).collect();
+        let Ok(all) = plans(record) else { return Ok(()) };
+        let running = at_risk::unfinished(&all);
         let Some(plan) = running.first() else { break all };
         if !told {
-            let places: Vec<String> = running.iter().map(|plan| place(plan)).collect();
-            say(&format!("waiting for the commit to {}", places.join(", ")));
+            let names: Vec<String> = running.iter().map(|plan| name(plan)).collect();
+            say(&format!("waiting for {}", names.join(", ")));
             told = true;
         }
         let done: u64 = all.iter().map(|p| p.files_done + p.bytes_done).sum();
@@ -55,15 +76,14 @@ pub fn wait(record: &JobRecord, signals: &Signals, say: &dyn Fn(&str)) -> Result
         }
         if moved.0.elapsed() > SILENCE_MAX {
             return Err(format!(
-                "the commit to {} makes no way (does the PFS answer?); the buffer is kept",
-                place(plan)
+                "{} makes no way (does the PFS answer?); the buffer is kept",
+                name(plan)
             ));
         }
         match signals.wait(LOOK_INTERVAL) {
             Ok(None | Some(Signal::CHILD)) => {}
             Ok(Some(signal)) => {
-                let name = signal_name(signal);
-                return Err(format!("{name}: the commit to {} is not over", place(plan)));
+                return Err(format!("{}: {} is not over", signal_name(signal), name(plan)));
             }
             Err(error) => return Err(error.to_string()),
         }
@@ -71,28 +91,18 @@ pub fn wait(record: &JobRecord, signals: &Signals, say: &dyn Fn(&str)) -> Result
     // What the script has seen to itself needs no word.
     let begun: Vec<_> = first.iter().filter(|p| !p.state.is_final()).map(|p| p.plan).collect();
     for plan in all.iter().filter(|p| begun.contains(&p.plan) && p.state == PlanState::Done) {
-        say(&format!("{} is committed", place(plan)));
+        say(&format!("{} is done", name(plan)));
     }
-    match all.iter().enumerate().find(|(at, plan)| is_missing(&all[at + 1..], plan)) {
-        None => Ok(()),
-        Some((_, plan)) => {
-            let why = plan
-                .errors
-                .first()
-                .map(|error| format!(": {}: {}", printable(&error.path.to_string()), error.why));
-            Err(format!(
-                "the commit to {} was not published{}; the buffer is kept",
-                place(plan),
-                why.unwrap_or_default()
-            ))
-        }
-    }
-}
-
-/// True for a commit that failed and that no later one has made good.
-fn is_missing(later: &[PlanStatus], plan: &PlanStatus) -> bool {
-    let good = |other: &PlanStatus| {
-        other.state == PlanState::Done && other.spec.pfs_path == plan.spec.pfs_path
+    let mut control = Control::connect_path(record.mount_point()).map(|(control, _)| control);
+    let is_there = |path: &PathBytes| {
+        let path = Path::new(OsStr::from_bytes(path.as_bytes()));
+        let found = control.as_mut().map(|control| control.file_status(path));
+        !matches!(found, Ok(Err(error)) if error.errno == Some(libc::ENOENT))
     };
-    plan.state == PlanState::Failed && !later.iter().any(good)
+    let Some(plan) = at_risk::failed(&all, is_there).first().copied() else { return Ok(()) };
+    let why = plan
+        .errors
+        .first()
+        .map(|error| format!(": {}: {}", printable(&error.path.to_string()), error.why));
+    Err(format!("{} has failed{}; the buffer is kept", name(plan), why.unwrap_or_default()))
 }

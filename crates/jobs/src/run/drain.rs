@@ -33,6 +33,11 @@ fn ask(mount_point: &Path, flush: bool) -> Result<TreeState, ControlError> {
     })
 }
 
+/// What of a cache is not on the PFS.
+pub(super) fn state(mount_point: &Path) -> Result<TreeState, ControlError> {
+    ask(mount_point, false)
+}
+
 fn text(state: &TreeState) -> String {
     let mut text =
         format!("{} files, {} not on the PFS yet", state.files, format_bytes(state.dirty_bytes));

@@ -7,7 +7,9 @@
 
 mod commits;
 pub mod console;
+pub mod discard;
 mod drain;
+pub mod left;
 pub mod mount;
 pub mod nodes;
 pub mod process;
@@ -27,7 +29,7 @@ use forebay_proto::control::{Direction, Verify};
 use forebay_proto::size::format_bytes;
 use process::Script;
 use record::{JobRecord, ProcessRef, RECORD_FORMAT, RECORD_NAME, ScriptExit, as_bytes, as_path};
-use report::Held;
+use report::{Held, Outcome};
 use rustix::process::Signal;
 use serde::Serialize;
 use served::Servers;
@@ -122,13 +124,15 @@ impl RunError {
 pub struct Finished {
     /// Its name.
     pub job: String,
+    /// How it ended. The script's exit code may be one of the runner's: this tells.
+    pub outcome: Outcome,
     /// The code that the command is to end with.
     pub exit_code: u8,
     /// How the script ended; `None` if it never began.
     pub script_exit: Option<ScriptExit>,
     /// What each step did.
     pub steps: Vec<StepSummary>,
-    /// The record of a job whose buffer is kept, or could not be removed.
+    /// The record of a job whose buffer is kept, or of which something is left.
     pub resume: Option<PathBuf>,
     /// Where a kept buffer is mounted.
     pub mount_point: Option<PathBuf>,
@@ -202,6 +206,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
         job: None,
         step: Step::Setup,
         exit: None,
+        outcome: None,
         done: vec![validated],
         plans: Vec::new(),
     };
@@ -513,9 +518,16 @@ impl Machine {
     }
 
     /// Says how it went.
-    fn finish(self) -> Finished {
-        let exit_code = report::exit_code(&self.record);
-        let kept = exit_code == report::EXIT_STAGE_OUT;
+    fn finish(mut self) -> Finished {
+        let outcome = Outcome::of(&self.record);
+        self.record.outcome = Some(outcome);
+        let exit_code = outcome.exit_code(self.record.exit);
+        let kept = outcome == Outcome::ResultsMissing;
+        let record_path = self.dir.join(RECORD_NAME);
+        let left = record_path.exists();
+        if left {
+            self.save();
+        }
         self.console.say(&report::table(&self.record));
         let called = &self.program.called;
         if kept {
@@ -527,13 +539,18 @@ impl Machine {
             let held = self.held();
             let text = report::kept_text(&self.record, dir, &self.failures, held.as_ref(), called);
             self.console.say(&text);
+        } else if left {
+            let why = self.record.done.last().map_or("", |summary| &summary.detail);
+            self.console.say(&report::left_text(&self.dir, why, called));
         } else if self.record.keep {
             self.console.say(&report::keep_text(&self.record, called));
         }
-        let record_path = self.dir.join(RECORD_NAME);
-        let left = record_path.exists() && (kept || exit_code == report::EXIT_TEARDOWN);
+        if let Some(text) = outcome.exit_text(self.record.exit) {
+            self.console.say(&format!("forebay: {text}"));
+        }
         Finished {
             job: self.record.id.clone(),
+            outcome,
             exit_code,
             script_exit: self.record.exit,
             steps: self.record.done.clone(),

@@ -81,6 +81,7 @@ pub fn mount(
             args.extend(store);
         }
     }
+    args.extend(record.request.limits.flags().into_iter().map(OsString::from));
     args.push("--".into());
     args.push(record.mount_point().into());
     run(program, &args, dir, MOUNT_LIMIT, signals)
@@ -149,14 +150,21 @@ pub fn end_late(
         }
         match mount(program, record, dir, signals) {
             Ok(()) => {}
-            Err(refusal) if refusal.errno != Some(libc::EBUSY) => return Ok(()),
+            // What it mounted just now gives errors of its own to whoever looks at the mount point: they say nothing
+            // about the buffer.
+            Err(refusal)
+                if refusal.errno != Some(libc::EBUSY) && !is_mounted(record.mount_point()) =>
+            {
+                return Ok(());
+            }
             Err(refusal) if begun.elapsed() >= OTHERS_LIMIT => return Err(refusal.why),
             Err(_) => std::thread::sleep(OTHERS_PAUSE),
         }
     }
 }
 
-/// Unmounts a job's buffer; without `keep` it is destroyed.
+/// Unmounts a job's buffer; without `keep` it is destroyed, also if its server is dead: a teardown comes when
+/// all that is to be kept is on the PFS.
 ///
 /// # Errors
 /// Why not, as the command said it.
@@ -168,15 +176,47 @@ pub fn umount(
     signals: &Signals,
 ) -> Result<(), String> {
     let mut args: Vec<OsString> = vec!["umount".into()];
-    if record.keep {
-        args.push("--keep".into());
-    }
+    args.push(if record.keep { "--keep" } else { "--destroy" }.into());
     if force {
         args.push("--force".into());
     }
     args.push("--".into());
     args.push(record.mount_point().into());
     run(program, &args, dir, UMOUNT_LIMIT, signals).map_err(|refusal| refusal.why)
+}
+
+/// Unmounts a job's buffer by force and destroys it with all that is in it, mounted or only kept on
+/// flash. Of nothing: done.
+///
+/// # Errors
+/// Why not, as the command said it.
+pub fn give_up(
+    program: &Path,
+    record: &JobRecord,
+    dir: &Path,
+    signals: &Signals,
+) -> Result<(), String> {
+    let mut args: Vec<OsString> = vec!["umount".into(), "--json".into(), "--force".into()];
+    if record.request.cache.is_some() {
+        args.push("--discard-dirty".into());
+    }
+    if !is_mounted(record.mount_point()) {
+        // Given back at the servers, or not there any more.
+        if record.served.is_some() || !record.mount_point().exists() {
+            return Ok(());
+        }
+        args.extend(["--flash".into(), as_path(&record.flash).into()]);
+    }
+    args.extend(["--".into(), record.mount_point().into()]);
+    match run(program, &args, dir, UMOUNT_LIMIT, signals) {
+        // No buffer is mounted there, and none is on flash.
+        Err(refusal)
+            if refusal.errno == Some(libc::EINVAL) && !is_mounted(record.mount_point()) =>
+        {
+            Ok(())
+        }
+        ended => ended.map_err(|refusal| refusal.why),
+    }
 }
 
 /// Why a command failed.
@@ -257,16 +297,19 @@ fn errno_in(told: &Path) -> Option<i32> {
     i32::try_from(value["error"]["errno"].as_i64()?).ok()
 }
 
-/// What a command said last, without its own name before it.
+/// What a command said last, into the file `said`.
 pub(super) fn reason(said: &Path) -> Option<String> {
-    let text = fs::read(said).ok()?;
-    let tail = &text[text.len().saturating_sub(MAX_MESSAGE_BYTES)..];
-    let text = String::from_utf8_lossy(tail);
-    let mut lines: Vec<&str> =
-        text.lines().map(|line| line.trim().trim_start_matches("forebay: ")).collect();
+    last_words(&fs::read(said).ok()?, MAX_MESSAGE_BYTES)
+}
+
+/// The end of what a `forebay` command printed, at most `most_bytes` of it: its lines as one, without the command's own name
+/// before them. `None` if it said nothing.
+pub fn last_words(said: &[u8], most_bytes: usize) -> Option<String> {
+    let text = String::from_utf8_lossy(&said[said.len().saturating_sub(most_bytes)..]);
+    let lines = text.lines().map(|line| line.trim().trim_start_matches("forebay: "));
+    let mut lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
     // A server that fails to start says so, and the command that started it repeats it.
     lines.dedup();
-    lines.retain(|line| !line.is_empty());
     (!lines.is_empty()).then(|| lines.join("; "))
 }
 

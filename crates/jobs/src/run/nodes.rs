@@ -10,6 +10,7 @@ use super::mount::reason;
 use super::report::shell_word;
 use super::signals::{Signals, with_clear_mask};
 use super::words::words;
+use crate::request::FileLimits;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -35,6 +36,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_HOST_BYTES: usize = 253;
 /// Before the name that a node gives itself, in what the script prints.
 const NAME_MARK: &str = "forebay-node ";
+/// What every script prints first: where it is missing, no shell has run.
+const SHELL_MARK: &str = "forebay-shell";
 
 /// Another node of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +46,28 @@ pub struct Node {
     pub host: String,
     /// Its own name (`uname -n`), once it has told.
     pub name: Option<String>,
+    /// The launch command ended before a shell ran there: nothing of the job was ever made on it.
+    #[serde(default)]
+    pub untouched: bool,
+}
+
+/// Why a node did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeFailure {
+    /// In words.
+    pub why: String,
+    /// A shell ran there, or may have: something may be left on the node.
+    pub touched: bool,
+}
+
+impl NodeFailure {
+    fn untouched(why: impl Into<String>) -> NodeFailure {
+        NodeFailure { why: why.into(), touched: false }
+    }
+
+    fn touched(why: impl Into<String>) -> NodeFailure {
+        NodeFailure { why: why.into(), touched: true }
+    }
 }
 
 impl Node {
@@ -57,7 +82,7 @@ impl Node {
             && !host.starts_with('-')
             && host.bytes().all(plain);
         match good {
-            true => Ok(Node { host: host.to_string(), name: None }),
+            true => Ok(Node { host: host.to_string(), name: None, untouched: false }),
             false => Err(format!("{host:?} is no name of a host")),
         }
     }
@@ -87,7 +112,7 @@ impl Place<'_> {
             ("mnt", self.mount_point),
             ("above", above),
         ];
-        let mut text = String::from("set -u\numask 077\n");
+        let mut text = format!("echo {SHELL_MARK}\nset -u\numask 077\n");
         for (name, path) in names {
             text += &format!("{name}={}\n", shell_word(path));
         }
@@ -103,6 +128,7 @@ impl Place<'_> {
         server: &str,
         secret: Option<&str>,
         own_of: Option<&str>,
+        limits: &FileLimits,
     ) -> String {
         let mut text = self.head();
         text += "mkdir -p -- \"$jobs\" || exit 1\nlock\nmkdir -p -- \"$dir\" \"$mnt\" || exit 1\nset --\n";
@@ -116,11 +142,12 @@ impl Place<'_> {
         }
         text += &format!(
             "if mounted; then run umount --force -- \"$mnt\"; fi\n\
-             run mount --json --buffer {} --server {} \"$@\" --log-file \"$log\" -- \"$mnt\"\n\
+             run mount --json --buffer {} --server {} \"$@\"{} --log-file \"$log\" -- \"$mnt\"\n\
              code=$?\nrm -f -- \"$dir/secret\"\n\
              if [ \"$code\" -ne 0 ]; then clear; exit \"$code\"; fi\n",
             shell_word(Path::new(buffer)),
             shell_word(Path::new(server)),
+            limits.flags().iter().map(|flag| format!(" {flag}")).collect::<String>(),
         );
         if let Some(own_of) = own_of {
             text += &format!(
@@ -202,25 +229,25 @@ struct Running {
 
 impl Launcher<'_> {
     /// Runs a script on each node to its end: what it printed, or why it failed.
-    pub fn run(&self, nodes: &[Node], script: &str) -> Vec<Result<String, String>> {
-        let mut results: Vec<Option<Result<String, String>>> = vec![None; nodes.len()];
+    pub fn run(&self, nodes: &[&Node], script: &str) -> Vec<Result<String, NodeFailure>> {
+        let mut results: Vec<Option<Result<String, NodeFailure>>> = vec![None; nodes.len()];
         let mut running: Vec<Running> = Vec::new();
         let mut next = 0;
         let mut signalled = None;
         while next < nodes.len() || !running.is_empty() {
             while next < nodes.len() && running.len() < MAX_LAUNCHED {
-                match self.start(&nodes[next], script) {
+                match self.start(nodes[next], script) {
                     Ok(child) => running.push(Running {
                         at: next,
                         child,
                         until: Instant::now() + NODE_LIMIT,
                     }),
-                    Err(why) => results[next] = Some(Err(why)),
+                    Err(why) => results[next] = Some(Err(NodeFailure::untouched(why))),
                 }
                 next += 1;
             }
             running.retain_mut(|launched| {
-                let ended = self.look(launched, &nodes[launched.at]);
+                let ended = self.look(launched, nodes[launched.at]);
                 let goes_on = ended.is_none();
                 if let Some(ended) = ended {
                     results[launched.at] = Some(ended);
@@ -236,7 +263,8 @@ impl Launcher<'_> {
         if let Some(signal) = signalled {
             self.signals.hold(signal);
         }
-        results.into_iter().map(|result| result.unwrap_or(Err("not asked".into()))).collect()
+        let not_asked = || Err(NodeFailure::untouched("not asked"));
+        results.into_iter().map(|result| result.unwrap_or_else(not_asked)).collect()
     }
 
     fn said(&self, node: &Node, what: &str) -> PathBuf {
@@ -267,24 +295,30 @@ impl Launcher<'_> {
     }
 
     /// How a launch command ended, if it has.
-    fn look(&self, launched: &mut Running, node: &Node) -> Option<Result<String, String>> {
+    fn look(&self, launched: &mut Running, node: &Node) -> Option<Result<String, NodeFailure>> {
+        let printed = || {
+            let text = fs::read(self.said(node, "stdout")).unwrap_or_default();
+            String::from_utf8_lossy(&text).into_owned()
+        };
         match launched.child.try_wait() {
-            Ok(Some(status)) if status.success() => {
-                let text = fs::read(self.said(node, "stdout")).unwrap_or_default();
-                Some(Ok(String::from_utf8_lossy(&text).into_owned()))
-            }
+            Ok(Some(status)) if status.success() => Some(Ok(printed())),
             Ok(Some(status)) => {
                 let said = reason(&self.said(node, "stderr"));
-                Some(Err(said.unwrap_or(format!("its launch command ended: {status}"))))
+                let why = said.unwrap_or(format!("its launch command ended: {status}"));
+                let touched = printed().lines().any(|line| line.trim() == SHELL_MARK);
+                Some(Err(NodeFailure { why, touched }))
             }
             Ok(None) if Instant::now() < launched.until => None,
             Ok(None) => {
                 // Both fail only if it has ended just now.
                 let _ = launched.child.kill();
                 let _ = launched.child.wait();
-                Some(Err(format!("it did not answer within {} s", NODE_LIMIT.as_secs())))
+                let why = format!("it did not answer within {} s", NODE_LIMIT.as_secs());
+                Some(Err(NodeFailure::touched(why)))
             }
-            Err(error) => Some(Err(format!("wait for its launch command: {error}"))),
+            Err(error) => {
+                Some(Err(NodeFailure::touched(format!("wait for its launch command: {error}"))))
+            }
         }
     }
 }
@@ -327,7 +361,13 @@ mod tests {
             mount_point: Path::new("/tmp/it's/job-1/mnt"),
         };
         let scripts = [
-            place.mount("job-1", "node9:4242", Some("buffer job-1 00ff\n"), Some("private")),
+            place.mount(
+                "job-1",
+                "node9:4242",
+                Some("buffer job-1 00ff\n"),
+                Some("private"),
+                &FileLimits::default(),
+            ),
             place.make_directory(Path::new("in/deep")),
             place.umount(),
         ];

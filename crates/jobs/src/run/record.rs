@@ -5,15 +5,17 @@
 //! point: it lives as long as the buffer's flash. Invariants: a step is recorded before it
 //! begins; the file is always a whole record (written beside, fsynced, renamed).
 
+use super::report::Outcome;
 use super::served::{self, ServedJob};
 use super::step::{Step, StepSummary};
+use crate::record_file;
 use crate::request::{AccessMode, JobRequest};
 use forebay_proto::PlanId;
 use forebay_proto::control::{PathBytes, Verify};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -114,6 +116,9 @@ pub struct JobRecord {
     pub step: Step,
     /// How the script ended.
     pub exit: Option<ScriptExit>,
+    /// How the job ended, once it has: of a job whose buffer is kept, or could not be removed.
+    #[serde(default)]
+    pub outcome: Option<Outcome>,
     /// What the steps did so far.
     pub done: Vec<StepSummary>,
     /// Stage-out plans that were started.
@@ -124,6 +129,12 @@ impl JobRecord {
     /// Mount point.
     pub fn mount_point(&self) -> &Path {
         as_path(&self.mount_point)
+    }
+
+    /// True if the script is known to have failed, or was ended by a signal.
+    pub fn script_failed(&self) -> bool {
+        matches!(self.exit, Some(ScriptExit::Signal(_)))
+            || matches!(self.exit, Some(ScriptExit::Code(code)) if code != 0)
     }
 
     /// Where the script finds a mode's namespace; `dir` is the job's directory.
@@ -145,7 +156,14 @@ impl JobRecord {
     /// If it cannot be read, is no record, or one of another format.
     pub fn load(path: &Path) -> io::Result<(JobRecord, PathBuf)> {
         let path = if path.is_dir() { path.join(RECORD_NAME) } else { path.to_path_buf() };
-        let size = fs::metadata(&path)?.len();
+        // What it says is run: nobody else may have written it, or put another in its place.
+        own_dir(path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")))?;
+        let meta = fs::symlink_metadata(&path)?;
+        if !meta.is_file() || meta.uid() != rustix::process::geteuid().as_raw() {
+            let text = format!("{} is not a file of your own", path.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
+        let size = meta.len();
         if size > MAX_RECORD_BYTES {
             return Err(io::Error::other(format!("{size} bytes are too many for a record")));
         }
@@ -172,12 +190,7 @@ impl JobRecord {
     /// # Errors
     /// Those of the file system.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
-        let beside = dir.join(NEW_RECORD_NAME);
-        let mut file = fs::File::create(&beside)?;
-        file.write_all(&serde_json::to_vec_pretty(self).map_err(io::Error::other)?)?;
-        file.sync_all()?;
-        fs::rename(&beside, dir.join(RECORD_NAME))?;
-        fs::File::open(dir)?.sync_all()
+        record_file::replace(&dir.join(RECORD_NAME), &dir.join(NEW_RECORD_NAME), self)
     }
 }
 
@@ -254,7 +267,7 @@ const MAX_LISTED_JOBS: usize = 10_000;
 /// Those of listing the directory; none if there is no such directory. What is no readable
 /// record is passed over.
 pub fn left_over(flash: &Path) -> io::Result<Vec<LeftOver>> {
-    let entries = match fs::read_dir(jobs_dir(flash)) {
+    let entries = match own_dir(&jobs_dir(flash)).and_then(fs::read_dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),

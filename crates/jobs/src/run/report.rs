@@ -8,9 +8,10 @@ use crate::problem::printable_bytes;
 use forebay_proto::control::{PathBytes, StageKind};
 use forebay_proto::size::format_bytes;
 use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The job could not start: refused, no buffer, or stage-in failed. Nothing is left.
+/// The job could not start: refused, no buffer, or stage-in failed.
 pub const EXIT_NOT_STARTED: u8 = 120;
 /// The job ran, but not all results are on the PFS; the buffer is kept.
 pub const EXIT_STAGE_OUT: u8 = 121;
@@ -18,6 +19,73 @@ pub const EXIT_STAGE_OUT: u8 = 121;
 pub const EXIT_TEARDOWN: u8 = 122;
 /// Results are on the PFS; how the script ended is not known, its runner having been killed.
 pub const EXIT_UNKNOWN: u8 = 123;
+
+/// How a job ended. A script may end with any exit code, those of the runner included: this tells
+/// them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// All steps were done: the exit code is the script's.
+    Done,
+    /// The script was not started.
+    NotStarted,
+    /// Results are missing on the PFS; the buffer is kept.
+    ResultsMissing,
+    /// Results are on the PFS; the buffer could not be removed, or not unmounted on all nodes.
+    NotRemoved,
+    /// All steps were done; the script's exit code is not known.
+    ExitUnknown,
+}
+
+impl Outcome {
+    /// That of a job which has taken its last step.
+    pub fn of(record: &JobRecord) -> Outcome {
+        let ended = |step: Step| record.done.iter().rev().find(|s| s.step == step).map(|s| s.ended);
+        let failed = |step: Step| ended(step).is_some_and(|ended| ended != Ended::Ok);
+        match record.exit {
+            _ if failed(Step::DataOut) => Outcome::ResultsMissing,
+            None => Outcome::NotStarted,
+            Some(_) if failed(Step::Teardown) => Outcome::NotRemoved,
+            Some(ScriptExit::Unknown) => Outcome::ExitUnknown,
+            Some(_) => Outcome::Done,
+        }
+    }
+
+    /// The code that `forebay run` ends with, given how the script ended.
+    pub fn exit_code(self, exit: Option<ScriptExit>) -> u8 {
+        match (self, exit) {
+            (Outcome::NotStarted, _) => EXIT_NOT_STARTED,
+            (Outcome::ResultsMissing, _) => EXIT_STAGE_OUT,
+            (Outcome::NotRemoved, _) => EXIT_TEARDOWN,
+            (Outcome::Done, Some(ScriptExit::Code(code))) => u8::try_from(code).unwrap_or(1),
+            // As a shell has it.
+            (Outcome::Done, Some(ScriptExit::Signal(number))) => {
+                u8::try_from(128 + number).unwrap_or(255)
+            }
+            (Outcome::Done | Outcome::ExitUnknown, _) => EXIT_UNKNOWN,
+        }
+    }
+
+    /// What the exit code means, where it could be read as something else; the last line of a run.
+    pub fn exit_text(self, exit: Option<ScriptExit>) -> Option<String> {
+        let code = self.exit_code(exit);
+        let why = match self {
+            Outcome::Done if !(EXIT_NOT_STARTED..=EXIT_UNKNOWN).contains(&code) => return None,
+            Outcome::Done => "it is the script's own, all steps were done",
+            Outcome::NotStarted => "the script was not started",
+            Outcome::ResultsMissing => "results are missing on the PFS, the buffer is kept",
+            Outcome::NotRemoved => "results are on the PFS, but not everything could be removed",
+            Outcome::ExitUnknown => "results are on the PFS, the script's exit code is not known",
+        };
+        let script = match (self, exit) {
+            (Outcome::ResultsMissing | Outcome::NotRemoved, Some(exit)) => {
+                format!(" (the script: {})", exit_text(exit))
+            }
+            _ => String::new(),
+        };
+        Some(format!("exit code {code}: {why}{script}"))
+    }
+}
 
 /// How the script ended, in words.
 pub fn exit_text(exit: ScriptExit) -> String {
@@ -28,22 +96,6 @@ pub fn exit_text(exit: ScriptExit) -> String {
             None => format!("ended by signal {number}"),
         },
         ScriptExit::Unknown => "exit code not known".to_string(),
-    }
-}
-
-/// The code that `forebay run` ends with.
-pub fn exit_code(record: &JobRecord) -> u8 {
-    let ended = |step: Step| record.done.iter().rev().find(|s| s.step == step).map(|s| s.ended);
-    if ended(Step::DataOut).is_some_and(|ended| ended != Ended::Ok) {
-        return EXIT_STAGE_OUT;
-    }
-    match record.exit {
-        None => EXIT_NOT_STARTED,
-        Some(_) if ended(Step::Teardown).is_some_and(|e| e != Ended::Ok) => EXIT_TEARDOWN,
-        Some(ScriptExit::Code(code)) => u8::try_from(code).unwrap_or(1),
-        // As a shell has it.
-        Some(ScriptExit::Signal(number)) => u8::try_from(128 + number).unwrap_or(255),
-        Some(ScriptExit::Unknown) => EXIT_UNKNOWN,
     }
 }
 
@@ -187,11 +239,12 @@ pub fn kept_text(
         "When the cause is removed, finish the job (stage-out, then teardown):\n  \
          {program} run --resume {resume}\n"
     );
-    text += match record.request.cache {
-        Some(_) => "Or copy what you want elsewhere from the mount.\n",
-        None => "Or copy what you want elsewhere:\n",
+    let not_staged = || failures.iter().filter(|failure| !failure.unwritten);
+    text += match record.request.cache.is_some() || not_staged().next().is_none() {
+        true => "Or copy what you want elsewhere from the mount.\n",
+        false => "Or copy what you want elsewhere:\n",
     };
-    for failure in failures {
+    for failure in not_staged() {
         let stage = &failure.stage;
         let kind = match stage.kind {
             StageKind::List => "--type list ",
@@ -208,28 +261,28 @@ pub fn kept_text(
         };
         text += &format!("  {program} stage out {kind}{flags}{from} {to}\n");
     }
-    // A cache is not given up with data that the PFS does not have, unless one says so.
-    let lose = if record.request.cache.is_some() { " --discard-dirty" } else { "" };
-    let destroy = match &record.served {
-        Some(job) => format!(
-            "{program} buffer destroy {} --force{lose} --server {} && {program} umount {mount}",
-            job.buffer, job.server
-        ),
-        None => format!("{program} umount{lose} {mount}"),
-    };
     text += &format!(
-        "To give the buffer up with all that is in it:\n  {destroy} && rm -r {}\n",
-        shell_word(dir)
+        "To give the buffer up with all that is in it:\n  {program} run --discard {resume}\n"
     );
     text
+}
+
+/// What to say when the last step left something: `why` names it.
+pub fn left_text(dir: &Path, why: &str, program: &str) -> String {
+    let record = shell_word(&dir.join(RECORD_NAME));
+    format!(
+        "Something of the job is left: {why}\nWhen the cause is removed, finish the job:\n  {program} \
+         run --resume {record}\nTo give up what is left:\n  {program} run --discard {record}\n"
+    )
 }
 
 /// What to say of a job that an earlier runner left.
 pub fn left_over_text(record: &JobRecord, dir: &Path, program: &str) -> String {
     format!(
-        "an earlier job is left in step {} ({}); to finish it: {program} run --resume {}",
+        "an earlier job is left in step {} ({}); to finish it: {program} run --resume {path}; to give it \
+         up: {program} run --discard {path}",
         record.step,
         printable_bytes(record.script.as_bytes()),
-        shell_word(&dir.join(RECORD_NAME))
+        path = shell_word(&dir.join(RECORD_NAME))
     )
 }

@@ -7,7 +7,7 @@
 //! with errors and holds nothing. Called by [`super`]; asking servers is the command line's
 //! ([`Servers`]), which knows where secrets are.
 
-use super::nodes::{Launcher, Node, Place, name_in};
+use super::nodes::{Launcher, Node, NodeFailure, Place, name_in};
 use super::record::JobRecord;
 use super::signals::Signals;
 use crate::request::{AccessMode, StageRequest};
@@ -74,11 +74,12 @@ pub trait Servers: std::fmt::Debug {
     /// Why not.
     fn reach(&self, job: &ServedJob) -> Result<(), ControlError>;
 
-    /// Destroys it, also while something is mounted. Of nothing: done.
+    /// Destroys it, also while something is mounted; with `discard` also a cache that holds what the
+    /// PFS does not have. Of nothing: done.
     ///
     /// # Errors
     /// Why not.
-    fn destroy(&self, job: &ServedJob) -> Result<(), ControlError>;
+    fn destroy(&self, job: &ServedJob, discard: bool) -> Result<(), ControlError>;
 
     /// Its state.
     ///
@@ -262,21 +263,25 @@ pub fn mount_nodes(
     let own_of = has_own_link(record)
         .then(|| record.request.mode_root(AccessMode::Private).trim_matches('/').to_string());
     let mount_point = record.mount_point().to_path_buf();
+    let limits = record.request.limits;
     let Some(job) = record.served.as_mut().filter(|job| !job.nodes.is_empty()) else {
         return Ok(());
     };
     let secret = program.servers.secret(job).map_err(|error| error.to_string())?;
     let place = Place { program: &program.path, dir, mount_point: &mount_point };
-    let script =
-        place.mount(job.buffer.as_str(), &job.server, secret.as_deref(), own_of.as_deref());
+    let (buffer, own_of) = (job.buffer.as_str(), own_of.as_deref());
+    let script = place.mount(buffer, &job.server, secret.as_deref(), own_of, &limits);
     let launcher = Launcher { launch: &job.launch, dir, signals };
-    let results = launcher.run(&job.nodes, &script);
+    let results = launcher.run(&job.nodes.iter().collect::<Vec<_>>(), &script);
     let mut failed = Vec::new();
     for (node, result) in job.nodes.iter_mut().zip(results) {
         match result.map(|said| name_in(&said)) {
             Ok(Some(name)) => node.name = Some(name),
             Ok(None) => failed.push(format!("node {}: it did not tell its name", node.host)),
-            Err(why) => failed.push(format!("node {}: {why}", node.host)),
+            Err(failure) => {
+                node.untouched = !failure.touched;
+                failed.push(format!("node {}: {}", node.host, failure.why));
+            }
         }
     }
     if !failed.is_empty() {
@@ -304,10 +309,13 @@ pub fn make_on_nodes(
     let Some(job) = &record.served else { return Ok(()) };
     let place = Place { program: &program.path, dir, mount_point: record.mount_point() };
     let launcher = Launcher { launch: &job.launch, dir, signals };
-    all(job, launcher.run(&job.nodes, &place.make_directory(path)))
+    let nodes: Vec<&Node> = job.nodes.iter().collect();
+    let results = launcher.run(&nodes, &place.make_directory(path));
+    all(&nodes, results)
 }
 
-/// Ends the mounts on the other nodes. Where there is none, nothing is done.
+/// Ends the mounts on the other nodes. Where there is none, nothing is done; a node on which nothing
+/// was ever made is not asked.
 ///
 /// # Errors
 /// Which nodes failed, and why; the others are done all the same.
@@ -317,23 +325,22 @@ pub fn umount_nodes(
     dir: &Path,
     signals: &Signals,
 ) -> Result<(), String> {
-    let Some(job) = record.served.as_ref().filter(|job| !job.nodes.is_empty()) else {
-        return Ok(());
-    };
+    let Some(job) = &record.served else { return Ok(()) };
+    let nodes: Vec<&Node> = job.nodes.iter().filter(|node| !node.untouched).collect();
     let place = Place { program: &program.path, dir, mount_point: record.mount_point() };
     let launcher = Launcher { launch: &job.launch, dir, signals };
-    all(job, launcher.run(&job.nodes, &place.umount()))
+    let results = launcher.run(&nodes, &place.umount());
+    all(&nodes, results)
 }
 
 /// Most nodes that a message names.
 const MAX_NODES_SHOWN: usize = 5;
 
-fn all(job: &ServedJob, results: Vec<Result<String, String>>) -> Result<(), String> {
-    let failed: Vec<String> = job
-        .nodes
+fn all(nodes: &[&Node], results: Vec<Result<String, NodeFailure>>) -> Result<(), String> {
+    let failed: Vec<String> = nodes
         .iter()
         .zip(results)
-        .filter_map(|(node, result)| Some(format!("node {}: {}", node.host, result.err()?)))
+        .filter_map(|(node, result)| Some(format!("node {}: {}", node.host, result.err()?.why)))
         .collect();
     match failed.len() {
         0 => Ok(()),

@@ -3,10 +3,13 @@
 //!
 //! The server copies; here it is asked, watched and reported. Invariant: a stage counts as done
 //! only if the server says so of all its files (written, fsynced, verified), or the line says
-//! `tolerate_errors=yes`. Called by [`super`].
+//! `tolerate_errors=yes`. A result that a failed script did not write fails its line only if the
+//! buffer holds files that nothing else has ([`super::left`]). Called by [`super`].
 
 use super::Program;
 use super::console::Console;
+use super::left::{self, Files};
+use super::mount;
 use super::record::{JobRecord, StartedPlan, as_bytes, as_path};
 use super::served::{self, Copy, Plans};
 use super::signals::{Signals, signal_name};
@@ -16,8 +19,9 @@ use crate::request::{StageRequest, script_path};
 use forebay_client::{Control, locate_source};
 use forebay_proto::PlanId;
 use forebay_proto::control::{
-    ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec,
+    ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageOptions, StageSpec,
 };
+use forebay_proto::size::format_bytes;
 use rustix::process::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,6 +49,8 @@ pub struct StageFailure {
     pub stage: StageRequest,
     /// Why, as lines of text.
     pub why: Vec<String>,
+    /// The script failed before it wrote the result: there is nothing to copy from.
+    pub unwritten: bool,
 }
 
 /// A step of staging, ended.
@@ -59,6 +65,8 @@ pub struct Staged {
 /// How one line ended.
 enum LineEnd {
     Done(PlanStatus),
+    /// The script failed before it wrote the result, of at least one node.
+    Unwritten(Option<PlanStatus>),
     Failed(Vec<String>, Option<PlanStatus>),
     Interrupted(Option<PlanStatus>),
 }
@@ -86,6 +94,9 @@ impl LineEnd {
             (LineEnd::Failed(why, _), _, sum) | (_, LineEnd::Failed(why, _), sum) => {
                 LineEnd::Failed(why, sum)
             }
+            (LineEnd::Unwritten(_), _, sum) | (_, LineEnd::Unwritten(_), sum) => {
+                LineEnd::Unwritten(sum)
+            }
             (_, _, Some(sum)) => LineEnd::Done(sum),
             (_, end, None) => end,
         }
@@ -94,7 +105,9 @@ impl LineEnd {
     fn status(&self) -> Option<&PlanStatus> {
         match self {
             LineEnd::Done(status) => Some(status),
-            LineEnd::Failed(_, status) | LineEnd::Interrupted(status) => status.as_ref(),
+            LineEnd::Failed(_, status)
+            | LineEnd::Interrupted(status)
+            | LineEnd::Unwritten(status) => status.as_ref(),
         }
     }
 }
@@ -137,6 +150,7 @@ impl Stager<'_> {
         self.console.begin_progress();
         let mut summary = StepSummary::new(step);
         let mut failures = Vec::new();
+        let (mut staged, mut unwritten) = (Vec::new(), Vec::new());
         for stage in stages {
             let end = self.line(record, direction, step, &stage);
             self.console.end_progress();
@@ -147,11 +161,12 @@ impl Stager<'_> {
                 summary.bytes += status.bytes_done;
             }
             match end {
-                LineEnd::Done(_) => {}
+                LineEnd::Done(_) => staged.push(stage),
+                LineEnd::Unwritten(_) => unwritten.push(stage),
                 LineEnd::Failed(why, _) => {
                     let tolerated = stage.tolerate_errors;
                     let line = stage.line;
-                    failures.push(StageFailure { stage, why });
+                    failures.push(StageFailure { stage, why, unwritten: false });
                     if tolerated {
                         continue;
                     }
@@ -162,7 +177,7 @@ impl Stager<'_> {
                 }
                 LineEnd::Interrupted(_) => {
                     let why = vec!["you interrupted it".to_string()];
-                    failures.push(StageFailure { stage, why });
+                    failures.push(StageFailure { stage, why, unwritten: false });
                     summary = summary.ending(Ended::Interrupted, "interrupted");
                     break;
                 }
@@ -171,8 +186,85 @@ impl Stager<'_> {
         if summary.ended == Ended::Ok && !failures.is_empty() {
             summary.detail = format!("{} lines with tolerated errors", failures.len());
         }
+        if !unwritten.is_empty() {
+            summary = self.judge_unwritten(record, &staged, unwritten, summary, &mut failures);
+        }
         summary.elapsed_s = begun.elapsed().as_secs_f64();
         Staged { summary, failures }
+    }
+
+    /// Results that a failed script did not write: they fail the step only if the buffer holds
+    /// files that would be lost with it.
+    fn judge_unwritten(
+        &self,
+        record: &JobRecord,
+        staged: &[StageRequest],
+        unwritten: Vec<StageRequest>,
+        mut summary: StepSummary,
+        failures: &mut Vec<StageFailure>,
+    ) -> StepSummary {
+        let lines: Vec<String> = unwritten.iter().map(|stage| stage.line.to_string()).collect();
+        let lines = lines.join(", ");
+        let why = match self.unsaved(record, staged) {
+            Ok(files) if files.count == 0 => {
+                let text = format!("line {lines}: the script failed before it wrote this result");
+                if summary.detail.is_empty() {
+                    summary.detail = text;
+                } else {
+                    summary.detail += &format!("; {text}");
+                }
+                return summary;
+            }
+            Ok(files) => format!(
+                "the buffer holds files that no stage_out line brought to the PFS, such as {} ({} in \
+                 all, {})",
+                files.example.unwrap_or_default(),
+                files.count,
+                format_bytes(files.bytes)
+            ),
+            Err(error) => format!("what else the buffer holds cannot be told: {error}"),
+        };
+        let why = vec!["the script failed before it wrote this result".to_string(), why];
+        failures.extend(unwritten.into_iter().map(|stage| StageFailure {
+            stage,
+            why: why.clone(),
+            unwritten: true,
+        }));
+        match summary.ended {
+            Ended::Ok => summary.ending(Ended::Failed, format!("line {lines} failed")),
+            _ => summary,
+        }
+    }
+
+    /// What only the buffer has.
+    fn unsaved(&self, record: &JobRecord, staged: &[StageRequest]) -> std::io::Result<Files> {
+        match &record.served {
+            // Names of other nodes cannot be seen from here, but the servers know of their data.
+            Some(job) if !left::is_seen_here(record) => {
+                let status = self.program.servers.status(job).map_err(std::io::Error::other)?;
+                match status.used_bytes {
+                    0 => Ok(Files::default()),
+                    used => Err(std::io::Error::other(format!(
+                        "each node sees only its own files; together they take {}",
+                        format_bytes(used)
+                    ))),
+                }
+            }
+            _ => left::unsaved(record, staged),
+        }
+    }
+
+    /// True if the script has failed and left a line nothing to stage out. Of namespaces of several
+    /// nodes the plan tells.
+    fn is_unwritten(&self, record: &JobRecord, stage: &StageRequest) -> bool {
+        let path = path_in_mount(record, self.dir, stage);
+        record.script_failed()
+            && !stage.tolerate_errors
+            && !served::is_per_node(record, stage.mode)
+            && fs::symlink_metadata(path)
+                .is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+            // Without a mount there is nothing at all at that path.
+            && mount::answers(record.mount_point())
     }
 
     /// Does one line: all its copies are started, then each is waited for.
@@ -189,6 +281,9 @@ impl Stager<'_> {
             Direction::In => format!("{pfs} to {buffer}"),
             Direction::Out => format!("{buffer} to {pfs}"),
         };
+        if direction == Direction::Out && self.is_unwritten(record, stage) {
+            return LineEnd::Unwritten(None);
+        }
         let prepared = match direction {
             Direction::In => self.make_parents(record, stage),
             Direction::Out => make_destinations(record, stage),
@@ -228,7 +323,12 @@ impl Stager<'_> {
                 Some(node) => format!("{name} ({node})"),
                 None => name.clone(),
             };
-            let next = self.wait(plans.as_mut(), *plan, step, &name);
+            let mut next = self.wait(plans.as_mut(), *plan, step, &name);
+            let per_node = direction == Direction::Out && copy.node.is_some();
+            if per_node && record.script_failed() && !stage.tolerate_errors && found_nothing(&next)
+            {
+                next = LineEnd::Unwritten(None);
+            }
             end = Some(match end {
                 Some(before) => before.and(next),
                 None => next,
@@ -285,6 +385,7 @@ impl Stager<'_> {
             retries: RETRIES,
             seen_at: record.served.as_ref().map(|_| as_bytes(record.mount_point())),
             commit: None,
+            options: StageOptions { umask: forebay_client::umask(), ..StageOptions::default() },
         };
         let begun = Instant::now();
         let status = loop {
@@ -353,6 +454,16 @@ impl Stager<'_> {
             return LineEnd::Interrupted(plans.cancel(plan).ok().or(last));
         }
     }
+}
+
+/// True if a plan ended because its source is not there.
+fn found_nothing(end: &LineEnd) -> bool {
+    let LineEnd::Failed(_, Some(status)) = end else { return false };
+    // The source is opened first: nothing was found below it, and nothing else has failed.
+    status.files_total == 0
+        && status.files_failed == 1
+        && matches!(status.errors.as_slice(), [only] if only.errno == libc::ENOENT
+            && only.path.as_bytes().ends_with(status.spec.buffer_path.as_bytes()))
 }
 
 /// Makes the directory that results of several nodes go into, each into one of its own.

@@ -43,7 +43,7 @@ impl Machine {
         let nodes = served::umount_nodes(&self.program, &self.record, &self.dir, &self.signals);
         let gone = match self.record.keep || self.unasked {
             true => Ok(()),
-            false => self.program.servers.destroy(job).map_err(|error| error.to_string()),
+            false => self.program.servers.destroy(job, false).map_err(|error| error.to_string()),
         };
         let late = match self.resumed && !self.record.keep && gone.is_ok() {
             true => mount::end_late(&self.program.path, &self.record, &self.dir, &self.signals)

@@ -131,6 +131,34 @@ pub enum Answer {
     },
     /// To `Open`: the file is striped.
     OpenedStriped(StripedOpen),
+    /// To `LogBegin`.
+    LogBegun {
+        /// Number of the log.
+        log: u32,
+        /// The latest time in the index: what is written into the log gets later ones.
+        newest_ns: u64,
+    },
+    /// To `LogPublish`.
+    LogPublished {
+        /// How much of the log is published.
+        published: u64,
+        /// The log has ended, or is to end: what comes next goes into another one.
+        ended: bool,
+        /// As in `LogBegun`, for what is written from now on.
+        newest_ns: u64,
+    },
+    /// To `LogMap`. The payload has the extents in logs (`forebay_log`), in the order of the file, then for each of them the shard
+    /// (16 bits) whose server has the log.
+    LogMap {
+        /// Size of the file.
+        size_bytes: u64,
+        /// So many of them its own objects show: behind that, what is in no log is a hole.
+        objects_bytes: u64,
+        /// How many extents.
+        extents: u32,
+        /// There are more in the range, behind the last one.
+        more: bool,
+    },
     /// To `Getattr`, `Setattr`.
     Attr(KeptAttr),
     /// To `Readlink`, `Getxattr`, `Listxattr`: the payload. To `Read` too.

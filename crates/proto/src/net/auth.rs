@@ -138,6 +138,8 @@ pub enum Purpose {
     Recalls = 3,
     /// One server to another.
     Servers = 4,
+    /// Questions to the agent of a node.
+    Node = 5,
 }
 
 /// First frame of who connects.

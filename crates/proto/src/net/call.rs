@@ -6,7 +6,7 @@
 
 use super::session::{Attach, LockCall, Reclaim, SessionId, SessionKey, SlotId};
 use crate::api::CreateArgs;
-use crate::attr::{FileKind, SetAttr};
+use crate::attr::{FileKind, SetAttr, Timestamp};
 use crate::caller::Caller;
 use crate::ids::{Cookie, Ino, ObjectId, ShardId};
 use serde::{Deserialize, Serialize};
@@ -269,6 +269,53 @@ pub enum Call<'a> {
         /// Only data.
         data_only: bool,
     },
+    /// Begins a log of this mount for a file that is written as logs, at the server of a shard. Answered with its number
+    /// (`Count`). An earlier log of this mount for the file ends: it is read to its end first.
+    LogBegin {
+        /// The file.
+        ino: Ino,
+        /// Whose server has the log.
+        shard: ShardId,
+    },
+    /// Asked of the server that has a log: a descriptor of it. Answered `Opened`.
+    LogOpen {
+        /// Which.
+        object: ObjectId,
+        /// It is to be made: it was just begun.
+        make: bool,
+    },
+    /// What a log has up to an offset of it is published: the payload has extents (`forebay_log`). Answered
+    /// `LogPublished`. One that comes again, or late, changes nothing. ENOENT for a log that has gone: all that it had was
+    /// published.
+    LogPublish {
+        /// The file.
+        ino: Ino,
+        /// Which log.
+        log: u32,
+        /// What was published before.
+        from: u64,
+        /// What is from now on; `from` where more extents of the same part follow.
+        to: u64,
+        /// When it was written.
+        mtime: Timestamp,
+        /// The index is on flash before the answer.
+        sync: bool,
+        /// The log ends.
+        ends: bool,
+        /// Grows with each of these calls about a log.
+        turn: u64,
+        /// Nothing is in the log beyond that, and the mount asks (by this call, without `clean`) before it writes again.
+        clean: bool,
+    },
+    /// Where a range of a file is that is written as logs. Answered `LogMap`.
+    LogMap {
+        /// The file.
+        ino: Ino,
+        /// From.
+        offset: u64,
+        /// How much.
+        bytes: u32,
+    },
     /// `fsync`.
     Fsync {
         /// Inode.
@@ -353,7 +400,7 @@ pub enum Call<'a> {
         /// Name.
         name: &'a [u8],
     },
-    /// A descriptor of a file without a name beside the objects of a cache: with it a mount finds out
+    /// A descriptor of a file without a name beside the objects of the store: with it a mount finds out
     /// whether its kernel takes them. Answered `Opened`, and nothing is open then.
     Probe,
     /// `statfs`.

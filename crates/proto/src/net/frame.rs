@@ -62,12 +62,16 @@ pub enum Kind {
     Server = 12,
     /// Its answer: [`super::servers::Reply`], with a payload for data.
     ServerReply = 13,
+    /// A question to the agent of a node, JSON: [`super::node::NodeRequest`].
+    Node = 14,
+    /// Its answer, JSON: [`super::node::NodeReply`].
+    NodeReply = 15,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Kind> {
         use Kind::*;
-        const ALL: [Kind; 13] = [
+        const ALL: [Kind; 15] = [
             Hello,
             Welcome,
             Proof,
@@ -81,6 +85,8 @@ impl Kind {
             Refused,
             Server,
             ServerReply,
+            Node,
+            NodeReply,
         ];
         ALL.into_iter().find(|kind| *kind as u8 == byte)
     }

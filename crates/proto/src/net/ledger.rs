@@ -5,6 +5,7 @@
 
 use super::lost::{LostCursor, LostPage};
 use super::servers::ShardPlace;
+use crate::activity::ActivityPage;
 use crate::cache::{CacheList, CacheRequest, CacheStatus, CachedFile, TreeState};
 use crate::caller::Caller;
 use crate::control::{
@@ -12,9 +13,12 @@ use crate::control::{
 };
 use crate::events::{EventRecord, EventsPage, EventsQuery};
 use crate::ids::{PlanId, ServerId, ShardId};
-use crate::metrics::ServerMetrics;
+use crate::layout::Logs;
+use crate::metrics::{PoolMetrics, ServerMetrics};
 use serde::{Deserialize, Serialize};
 
+/// What errors are about whose asker may not ask for another user.
+pub const ON_BEHALF: &str = "ask as another user";
 /// Longest name of a buffer.
 pub const BUFFER_NAME_MAX: usize = 64;
 
@@ -125,6 +129,9 @@ pub struct BufferSpec {
     pub servers: u16,
     /// How the capacity is held on each, if not the best that works there.
     pub store_kind: Option<StoreKind>,
+    /// Of a scratch buffer: new files are written as logs, unless their directory gets another layout.
+    #[serde(default, skip_serializing_if = "Logs::is_off")]
+    pub log: Logs,
     /// What it caches; given for a cache, and only for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheSpec>,
@@ -144,7 +151,7 @@ pub enum LedgerRequest {
         /// Which.
         server: ServerId,
     },
-    /// Makes the server that is asked the keeper of its pool, whose keeper is gone for good. Superusers only.
+    /// Makes the server that is asked the leader of its pool, whose leader is gone for good. Superusers only.
     TakeOver {
         /// Other servers that do not answer and are given up with it.
         without: Vec<ServerId>,
@@ -245,6 +252,20 @@ pub enum LedgerRequest {
         /// Bytes per second.
         bytes_per_s: u64,
     },
+    /// Lets a plan begin that waits for its release.
+    StageRelease {
+        /// Buffer.
+        name: BufferName,
+        /// Which.
+        plan: PlanId,
+    },
+    /// How many plans of a buffer run at once; a hint that the server may cap.
+    StageConcurrency {
+        /// Buffer.
+        name: BufferName,
+        /// Plans.
+        plans: u32,
+    },
     /// Events that the requester may see: their own, for who may everything all.
     Events {
         /// Of this buffer, also one that was destroyed; `None`: of all, in the server's record.
@@ -258,6 +279,17 @@ pub enum LedgerRequest {
     Metrics {
         /// Of this buffer; `None`: of all that the requester may use.
         name: Option<BufferName>,
+        /// Of all servers of the pool that answer.
+        pool: bool,
+    },
+    /// What a server does with files of a buffer; for its owner. Kept only while somebody asks.
+    Activity {
+        /// Buffer.
+        name: BufferName,
+        /// Which server of it; `None`: that of the first part, which names the others.
+        server: Option<ServerId>,
+        /// See [`crate::control::Request::Activity`].
+        after: Option<u64>,
     },
     /// What was lost with servers that are gone for good.
     Lost {
@@ -265,6 +297,13 @@ pub enum LedgerRequest {
         name: BufferName,
         /// Where the last page ended; `None`: from the beginning.
         from: Option<LostCursor>,
+    },
+    /// Any of these as another user would ask it. Superusers only: for who acts for users, such as a scheduler.
+    OnBehalf {
+        /// The user, with the groups that they have.
+        user: Caller,
+        /// What; not again such a one.
+        request: Box<LedgerRequest>,
     },
     /// State of a file.
     FileStatus {
@@ -277,6 +316,7 @@ pub enum LedgerRequest {
 
 /// What comes of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "made once for an answer, and never kept")]
 pub enum LedgerReply {
     /// Done.
     Ok,
@@ -295,14 +335,18 @@ pub enum LedgerReply {
     Buffer(Box<ServedBuffer>),
     /// To `List`.
     Buffers(Vec<ServedBuffer>),
-    /// To `StageStart`, `StageStatus`, `StageWait`, `StageCancel`, `StageRate`.
+    /// To `StageStart`, `StageStatus`, `StageWait`, `StageCancel`, `StageRate`, `StageRelease`.
     Plan(PlanStatus),
     /// To `StageList`.
     Plans(Vec<PlanStatus>),
     /// To `Events`.
     Events(EventsPage),
-    /// To `Metrics`.
+    /// To `Metrics`, of one server.
     Metrics(Box<ServerMetrics>),
+    /// To `Metrics`, of the pool.
+    PoolMetrics(PoolMetrics),
+    /// To `Activity`.
+    Activity(ActivityPage),
     /// To `Lost`.
     Lost(LostPage),
     /// To `FileStatus`.
@@ -331,7 +375,7 @@ pub struct ServerStatus {
     /// False if it does not answer now.
     pub alive: bool,
     /// It has the pool's record.
-    pub keeper: bool,
+    pub leader: bool,
     /// It was given up with `forebay pool forget`.
     pub lost: bool,
     /// What it gives in all.

@@ -72,6 +72,7 @@ pub struct LostPath {
     /// directory, and the path from there.
     pub path: PathBytes,
     /// What of it.
+    #[serde(rename = "lost_kind")]
     pub lost: Lost,
 }
 

@@ -1,6 +1,6 @@
 //! What crosses a connection between machines or processes: frames ([`frame`]), how both ends
 //! prove who they are ([`auth`]), the file-system calls and their answers ([`call`], [`answer`]), sessions
-//! and leases ([`session`]), the ledger's questions ([`ledger`]), and what servers ask each other
+//! and leases ([`session`]), the ledger's questions ([`ledger`]), those to the agents of nodes ([`node`]), and what servers ask each other
 //! ([`servers`], [`pool`], [`staging`], [`stripes`], [`tree`]).
 //!
 //! Format: docs/internals/WIRE.md. Bodies of calls are `postcard`, those of the ledger JSON.
@@ -12,6 +12,7 @@ pub mod call;
 pub mod frame;
 pub mod ledger;
 pub mod lost;
+pub mod node;
 pub mod pool;
 pub mod servers;
 pub mod session;

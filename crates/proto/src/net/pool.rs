@@ -1,7 +1,7 @@
 //! What the servers of a pool ask each other about the pool: members, parts of buffers, and ledger
 //! questions that one passes on. JSON, inside [`super::servers::Question::Pool`].
 //!
-//! One server is the pool's keeper: it has the members and the buffers on record. Every question
+//! One server is the pool's leader: it has the members and the buffers on record. Every question
 //! can be asked twice: what is done already is not done again. docs/internals/LEDGER.md.
 
 use super::ledger::{
@@ -11,6 +11,7 @@ use crate::cache::CacheRequest;
 use crate::caller::Caller;
 use crate::control::{ControlError, StoreKind};
 use crate::ids::{ServerId, ShardId};
+use crate::layout::Logs;
 use serde::{Deserialize, Serialize};
 
 /// Most servers of a pool.
@@ -33,27 +34,27 @@ pub struct PoolServer {
     pub lost: bool,
 }
 
-/// Which keeper a server goes by. Of one pool the later term is the greater one; terms of different
+/// Which leader a server goes by. Of one pool the later term is the greater one; terms of different
 /// pools say nothing of each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Term {
     /// The pool: the first identity of the server that founded it.
     pub pool: ServerId,
-    /// Counts the keepers that took over.
+    /// Counts the leaders that took over.
     pub epoch: u64,
-    /// The keeper. Of two that took over at once the greater identity is it.
-    pub keeper: ServerId,
+    /// The leader. Of two that took over at once the greater identity is it.
+    pub leader: ServerId,
 }
 
 impl Term {
-    /// True if the pool has got another keeper since.
+    /// True if the pool has got another leader since.
     pub fn is_before(&self, other: &Term) -> bool {
-        self.pool == other.pool && (self.epoch, self.keeper) < (other.epoch, other.keeper)
+        self.pool == other.pool && (self.epoch, self.leader) < (other.epoch, other.leader)
     }
 }
 
 /// A part of a buffer that a server is to make, and what it must know to serve it alone, and to
-/// tell a new keeper of the pool what the buffer is.
+/// tell a new leader of the pool what the buffer is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PartSpec {
     /// The buffer's name.
@@ -76,6 +77,9 @@ pub struct PartSpec {
     pub owner_gid: u32,
     /// The buffer's secret, 64 hex digits.
     pub secret: Hidden,
+    /// New files are written as logs.
+    #[serde(default, skip_serializing_if = "Logs::is_off")]
+    pub log: Logs,
     /// What it caches, if it is a cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheSpec>,
@@ -89,7 +93,7 @@ pub struct PartSpec {
     pub created_s: u64,
 }
 
-/// A part, told to a new keeper.
+/// A part, told to a new leader.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PartTold {
     /// What it is; its capacity is what is taken for it now.
@@ -100,10 +104,10 @@ pub struct PartTold {
     pub kind: Option<StoreKind>,
 }
 
-/// A question, with the keeper that who asks goes by.
+/// A question, with the leader that who asks goes by.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PoolAsked {
-    /// Which keeper.
+    /// Which leader.
     pub term: Term,
     /// What.
     pub question: PoolQuestion,
@@ -173,36 +177,36 @@ pub enum Asker {
 /// What is asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum PoolQuestion {
-    /// Member to keeper: I am here, and these parts are on my record. Makes it a member.
+    /// Member to leader: I am here, and these parts are on my record. Makes it a member.
     Announce {
         /// It.
         server: PoolServer,
         /// Identities of its parts' buffers.
         parts: Vec<String>,
     },
-    /// Keeper to member: the pool's servers are now these. A keeper that took over is followed from here on.
+    /// Leader to member: the pool's servers are now these. A leader that took over is followed from here on.
     Servers {
-        /// All, the keeper too.
+        /// All, the leader too.
         servers: Vec<PoolServer>,
-        /// Answer with all parts: the keeper took over and does not know them yet.
+        /// Answer with all parts: the leader took over and does not know them yet.
         tell: bool,
     },
-    /// A member that is to take over, to another one: do you hear the keeper?
+    /// A member that is to take over, to another one: do you hear the leader?
     Hears,
-    /// An old keeper to its members: it keeps the pool no more, this server does.
+    /// An old leader to its members: it keeps the pool no more, this server does.
     Follow(PoolServer),
-    /// Keeper to member: how are you?
+    /// Leader to member: how are you?
     Facts,
-    /// Keeper to member: makes a part, or finds that it is there.
+    /// Leader to member: makes a part, or finds that it is there.
     MakePart(PartSpec),
-    /// Keeper to member: a part has this capacity from now on, if it had less.
+    /// Leader to member: a part has this capacity from now on, if it had less.
     GrowPart {
         /// The buffer's identity.
         uuid: String,
         /// New capacity.
         capacity_bytes: u64,
     },
-    /// Keeper to member: removes a part. Of nothing: done.
+    /// Leader to member: removes a part. Of nothing: done.
     RemovePart {
         /// The buffer's identity.
         uuid: String,
@@ -223,7 +227,7 @@ pub enum PoolQuestion {
         /// What; `None`: the state of its part as a whole.
         request: Option<CacheRequest>,
     },
-    /// Any server to the keeper: the secret of a buffer, to let in who shows it.
+    /// Any server to the leader: the secret of a buffer, to let in who shows it.
     Secret(BufferName),
 }
 
@@ -234,28 +238,28 @@ pub enum PoolReply {
     Done,
     /// It failed.
     Failed(ControlError),
-    /// To `Announce`, by the keeper.
+    /// To `Announce`, by the leader.
     Welcome {
-        /// The keeper.
+        /// The leader.
         term: Term,
         /// All servers.
         servers: Vec<PoolServer>,
         /// Parts that no buffer on record has: to be removed.
         unknown: Vec<String>,
     },
-    /// To `Announce`, by another member: the keeper is elsewhere. To a keeper's question: the pool has
-    /// another keeper by now.
-    KeeperIs(PoolServer),
+    /// To `Announce`, by another member: the leader is elsewhere. To a leader's question: the pool has
+    /// another leader by now.
+    LeaderIs(PoolServer),
     /// To `Servers`, if that asks for it.
     Parts(Vec<PartTold>),
     /// To `Hears`.
     Heard {
-        /// The keeper answers there.
-        keeper: bool,
+        /// The leader answers there.
+        leader: bool,
         /// The servers that are known there, but itself.
         servers: Vec<PoolServer>,
     },
-    /// To `Announce`, by the keeper: it was given up. Its parts are to be removed; it may come back
+    /// To `Announce`, by the leader: it was given up. Its parts are to be removed; it may come back
     /// as another server.
     Forgotten,
     /// To `Facts`.

@@ -247,8 +247,8 @@ pub enum Step {
     },
 }
 
-/// About objects of striped files. All but [`ObjectsQuestion::MayMake`] and
-/// [`ObjectsQuestion::Known`] are asked by the server of the file's inode, of the server that has the
+/// About objects of striped files. All but [`ObjectsQuestion::MayMake`], [`ObjectsQuestion::Known`] and
+/// [`ObjectsQuestion::LogsGone`] are asked by the server of the file's inode, of the server that has the
 /// object. An object that was never written is not there: it has no bytes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ObjectsQuestion {
@@ -296,10 +296,24 @@ pub enum ObjectsQuestion {
     },
     /// The asking server may have lost records of files that have objects here: look which, soon.
     Sweep,
+    /// What the records of a log say from an offset on: extents (`forebay_log`) as payload, [`MAX_FOUND`] at most.
+    LogScan {
+        /// Which.
+        object: ObjectId,
+        /// From.
+        from: u64,
+    },
+    /// Of the inode's server: which of these logs of files that are there are needed no more?
+    LogsGone {
+        /// Logs, at most [`MAX_OBJECTS`].
+        logs: Vec<ObjectId>,
+    },
 }
 
 /// Most things in one question about objects.
 pub const MAX_OBJECTS: usize = 4096;
+/// Most extents in one answer about a log.
+pub const MAX_FOUND: usize = 16_384;
 
 /// Orders the changes that one server asks for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
@@ -446,4 +460,11 @@ pub enum ObjectsReply {
     Stat(Option<ObjectFacts>),
     /// To `Read`: the payload. To a `Write` and `Seek`: a count or an offset.
     Count(u64),
+    /// To `LogScan`: where the last record ends that was looked at, and whether there is more.
+    Found {
+        /// Offset in the log.
+        end: u64,
+        /// Ask on from there.
+        more: bool,
+    },
 }

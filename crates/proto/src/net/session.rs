@@ -67,6 +67,8 @@ pub struct Attached {
     pub node: NodeId,
     /// Path of its Unix socket, if it has one: a mount on the same node gets descriptors there.
     pub unix_socket: Option<Vec<u8>>,
+    /// User that the server runs as: a socket at that path that another user made is not the server's.
+    pub uid: u32,
     /// A power cut or restart of the server's node loses everything.
     pub volatile: bool,
     /// Objects are in a file system that holds the capacity itself, so descriptors of them may
@@ -114,6 +116,11 @@ pub struct Reclaim {
 /// Most things in one `Reclaim`.
 pub const MAX_RECLAIM_ITEMS: usize = 4096;
 
+/// Number of a log of a file.
+pub type LogNumber = u32;
+/// Grows with each call by which a mount says something of a log (`LogPublish`). [`LogTurn::MAX`]: nothing is known of them.
+pub type LogTurn = u64;
+
 /// What a client must stop to believe, or may now have. Done when it answers.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Recall {
@@ -127,6 +134,10 @@ pub struct Recall {
     /// Names that directories had before others moved them to another directory. A kernel puts a directory where it
     /// is now only when it does not have it elsewhere any more.
     pub moved: Vec<(Ino, Vec<u8>)>,
+    /// Logs of this mount of which all is to be published, soon, and the turn of what was heard of each last: if the mount has said
+    /// so since, it need not again. Not part of what is waited for: the mount says
+    /// so by `LogPublish`.
+    pub publish: Vec<(Ino, LogNumber, LogTurn)>,
     /// Lock requests that were granted.
     pub granted: Vec<Ticket>,
     /// Lock requests that ended otherwise (deadlock found later, session's end): errno.

@@ -84,8 +84,8 @@ pub(super) fn to(shared: &Shared, target: &str) -> Answer {
         "/healthz" => health(shared),
         "/history.json" => match after(query) {
             Some(after) => {
-                let now = shared.watched.metrics();
-                match serde_json::to_vec(&shared.history.told(after, &now)) {
+                let (now, others) = (shared.watched.metrics(), shared.watched.others());
+                match serde_json::to_vec(&shared.history.told(after, &now, &others)) {
                     Ok(body) => Answer::of("application/json", body),
                     Err(error) => Answer::failed(500, &format!("it cannot be written: {error}\n")),
                 }
@@ -104,12 +104,12 @@ fn after(query: &str) -> Option<u64> {
     }
 }
 
+/// Buffers of the whole pool that are not well, one a line.
 fn health(shared: &Shared) -> Answer {
-    let metrics = shared.watched.metrics();
-    let mut down = metrics.buffers.iter().filter(|buffer| !buffer.up).peekable();
-    if down.peek().is_none() {
+    let troubled = shared.watched.troubled();
+    if troubled.is_empty() {
         return Answer::text(200, "ok\n");
     }
-    let names: Vec<_> = down.map(|buffer| buffer.buffer.as_str()).collect();
-    Answer::failed(503, &format!("not served: {}\n", names.join(", ")))
+    let lines = troubled.iter().map(|(buffer, why)| format!("{buffer}: {why}\n"));
+    Answer::failed(503, &lines.collect::<String>())
 }

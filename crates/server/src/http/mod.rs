@@ -17,12 +17,15 @@ mod prometheus;
 #[cfg(test)]
 mod tests;
 
-pub use history::{HISTORY_PERIOD, HISTORY_POINTS_MAX, HISTORY_SAMPLES_MAX};
+pub use history::{
+    HISTORY_PERIOD, HISTORY_PERIOD_PER_SERVER, HISTORY_POINTS_MAX, HISTORY_SAMPLES_MAX,
+};
 
 use answer::Answer;
 use forebay_proto::control::ControlError;
-use forebay_proto::metrics::ServerMetrics;
+use forebay_proto::metrics::{PoolMetrics, ServerMetrics};
 use history::History;
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -45,8 +48,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What is shown.
 pub trait Watched: Send + Sync + 'static {
-    /// Now.
+    /// What this process counts now.
     fn metrics(&self) -> ServerMetrics;
+    /// Asks the other servers of the pool what they count, and keeps it.
+    fn look(&self) {}
+    /// What the last look found.
+    fn others(&self) -> PoolMetrics {
+        PoolMetrics::default()
+    }
+    /// Buffers that are not served, or not whole: by name, in words.
+    fn troubled(&self) -> BTreeMap<String, String>;
 }
 
 struct Shared {

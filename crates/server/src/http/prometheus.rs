@@ -1,24 +1,28 @@
 //! The figures as OpenMetrics text, which Prometheus reads. Each name stands in docs/METRICS.md,
 //! and a test compares the two.
 
-use forebay_proto::Errno;
-use forebay_proto::metrics::{BufferMetrics, CacheMetrics, ServerMetrics};
+use forebay_proto::latency::{LATENCY_BOUNDS_NS, Latency};
+use forebay_proto::metrics::{
+    BufferMetrics, CacheMetrics, Counts, DeviceMetrics, LogMetrics, MountMetrics, ServerMetrics,
+};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text::encode};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Of the text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// A value. A counter's name gets `_total` behind it.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Value {
     Gauge(f64),
     Bytes(u64),
     Count(u64),
     Seconds(f64),
+    Histogram(Latency),
 }
 
 type Labels = Vec<(&'static str, String)>;
@@ -68,6 +72,11 @@ fn cache(m: &ServerMetrics, value: impl Fn(&CacheMetrics) -> Option<Value>) -> V
     })
 }
 
+/// One value of each buffer with files in logs.
+fn logs(m: &ServerMetrics, value: impl Fn(&LogMetrics) -> Value) -> Values {
+    many(m, |b| b.logs.iter().map(|logs| (Vec::new(), value(logs))).collect())
+}
+
 fn eta(seconds: Option<f64>) -> Values {
     seconds.map(|seconds| (Vec::new(), Value::Gauge(seconds))).into_iter().collect()
 }
@@ -79,24 +88,48 @@ fn up(m: &ServerMetrics) -> Values {
     m.buffers.iter().map(of).collect()
 }
 
-fn calls(b: &BufferMetrics) -> Values {
-    let of = |call: &forebay_proto::metrics::CallCount| {
-        (vec![("kind", call.kind.clone())], Value::Count(call.count))
+fn degraded(m: &ServerMetrics) -> Values {
+    each(m, |b| Gauge(f64::from(u8::from(b.why.is_some()))))
+}
+
+/// A counter for each name.
+fn counted(label: &'static str, counts: &Counts) -> Values {
+    counts.iter().map(|(name, count)| (vec![(label, name.clone())], Count(*count))).collect()
+}
+
+fn latency(of: &BTreeMap<String, Latency>) -> Values {
+    let one = |(kind, latency): (&String, &Latency)| {
+        (vec![("kind", kind.clone())], Histogram(latency.clone()))
     };
-    b.calls.iter().map(of).collect()
+    of.iter().map(one).collect()
 }
 
 fn errors(b: &BufferMetrics) -> Values {
-    let of = |error: &forebay_proto::metrics::ErrorCount| {
-        let errno = Errno(error.errno).name();
-        let labels = vec![("source", error.source.name().to_string()), ("errno", errno)];
-        (labels, Value::Count(error.count))
+    let of = |source: &'static str, counts: &Counts| {
+        let mut values = counted("errno", counts);
+        values.iter_mut().for_each(|(labels, _)| labels.insert(0, ("source", source.into())));
+        values
     };
-    b.errors.iter().map(of).collect()
+    [of("calls", &b.error_counts.calls), of("staging", &b.error_counts.staging)].concat()
+}
+
+fn device(m: &ServerMetrics, bytes: impl Fn(&DeviceMetrics) -> u64) -> Values {
+    many(m, |b| b.device.iter().map(|device| (Vec::new(), Count(bytes(device)))).collect())
+}
+
+/// Values of the mount that the process is, if it is one.
+fn mount(m: &ServerMetrics, values: impl Fn(&MountMetrics) -> Values) -> Values {
+    let Some(mount) = &m.mount else { return Vec::new() };
+    let mut all = values(mount);
+    for (labels, _) in &mut all {
+        labels.insert(0, ("mount", mount.mount_point.clone()));
+        labels.insert(1, ("buffer", mount.buffer.clone()));
+    }
+    all
 }
 
 fn labelled(label: &'static str, values: &[(&str, Value)]) -> Values {
-    values.iter().map(|(name, value)| (vec![(label, (*name).to_string())], *value)).collect()
+    values.iter().map(|(name, value)| (vec![(label, (*name).to_string())], value.clone())).collect()
 }
 
 fn plans(b: &BufferMetrics) -> Values {
@@ -116,7 +149,7 @@ fn staged(b: &BufferMetrics) -> Values {
     labelled("direction", &values)
 }
 
-use Value::{Bytes, Count, Gauge, Seconds};
+use Value::{Bytes, Count, Gauge, Histogram, Seconds};
 
 /// All names, in the order of the text.
 const FAMILIES: &[Family] = &[
@@ -145,7 +178,22 @@ const FAMILIES: &[Family] = &[
         each(m, |b| Bytes(b.used_bytes))
     }),
     family("forebay_buffer_inodes", "Inodes in use", |m| each(m, |b| Bytes(b.inodes))),
-    family("forebay_buffer_calls", "Calls answered, by kind", |m| many(m, calls)),
+    family("forebay_buffer_degraded", "1 if a part of it is not served", degraded),
+    family("forebay_buffer_calls", "Calls answered, by kind", |m| {
+        many(m, |b| counted("kind", &b.calls))
+    }),
+    family("forebay_buffer_call_seconds", "How long calls took, by kind", |m| {
+        many(m, |b| latency(&b.latency))
+    }),
+    family("forebay_buffer_answers", "Ordinary answers that were no success, by errno", |m| {
+        many(m, |b| counted("errno", &b.answer_counts))
+    }),
+    family("forebay_buffer_device_read_bytes", "Bytes read from the device below it", |m| {
+        device(m, |device| device.read_bytes)
+    }),
+    family("forebay_buffer_device_written_bytes", "Bytes written to the device below it", |m| {
+        device(m, |device| device.written_bytes)
+    }),
     family("forebay_buffer_read_bytes", "Bytes read for callers by this process", |m| {
         each(m, |b| Count(b.read_bytes))
     }),
@@ -179,6 +227,25 @@ const FAMILIES: &[Family] = &[
     }),
     family("forebay_buffer_events_lost", "Events that could not be written", |m| {
         each(m, |b| Count(b.events_lost))
+    }),
+    family("forebay_log_files", "Files in logs", |m| logs(m, |l| Bytes(l.files))),
+    family("forebay_log_logs", "Logs of files", |m| logs(m, |l| Bytes(l.log_count))),
+    family("forebay_log_bytes", "Bytes published in logs", |m| logs(m, |l| Bytes(l.log_bytes))),
+    family("forebay_log_live_bytes", "Of these what counts", |m| logs(m, |l| Bytes(l.live_bytes))),
+    family("forebay_log_extents", "Pieces of files in logs", |m| logs(m, |l| Bytes(l.extents))),
+    family("forebay_log_begun", "Logs that were begun", |m| logs(m, |l| Count(l.begun))),
+    family("forebay_log_publications", "Publications by mounts", |m| {
+        logs(m, |l| Count(l.publications))
+    }),
+    family("forebay_log_records", "Records that were published", |m| logs(m, |l| Count(l.records))),
+    family("forebay_log_published_bytes", "Bytes of logs that were published", |m| {
+        logs(m, |l| Count(l.published_bytes))
+    }),
+    family("forebay_log_read_logs", "Logs read to their ends for mounts that had gone", |m| {
+        logs(m, |l| Count(l.read_logs))
+    }),
+    family("forebay_log_together_bytes", "Bytes brought together into the files' objects", |m| {
+        logs(m, |l| Count(l.together_bytes))
     }),
     family("forebay_cache_dirty_bytes", "Bytes that the PFS does not have yet", |m| {
         cache(m, |c| Some(Bytes(c.dirty_bytes)))
@@ -216,6 +283,27 @@ const FAMILIES: &[Family] = &[
     family("forebay_cache_drain_eta_seconds", "Until nothing is dirty, if it can be told", |m| {
         cache(m, |c| c.drain_eta_s.map(Gauge))
     }),
+    family("forebay_mount_fast_path", "1 if the kernel reads and writes files itself", |m| {
+        mount(m, |m| vec![(Vec::new(), Gauge(f64::from(u8::from(m.fast_path))))])
+    }),
+    family("forebay_mount_requests", "Requests of the kernel, by kind", |m| {
+        mount(m, |m| counted("kind", &m.requests))
+    }),
+    family("forebay_mount_request_seconds", "How long they took in the mount process", |m| {
+        mount(m, |m| latency(&m.latency))
+    }),
+    family("forebay_mount_read_bytes", "Bytes read for programs by the mount process", |m| {
+        mount(m, |m| vec![(Vec::new(), Count(m.read_bytes))])
+    }),
+    family("forebay_mount_written_bytes", "Bytes written for programs by the mount process", |m| {
+        mount(m, |m| vec![(Vec::new(), Count(m.written_bytes))])
+    }),
+    family("forebay_mount_errors", "Errors that programs got, by errno", |m| {
+        mount(m, |m| counted("errno", &m.error_counts))
+    }),
+    family("forebay_mount_answers", "Ordinary answers that were no success, by errno", |m| {
+        mount(m, |m| counted("errno", &m.answer_counts))
+    }),
 ];
 
 /// The figures as a collector of the library.
@@ -230,12 +318,13 @@ impl Collector for Snapshot {
             let kind = match first {
                 Gauge(_) | Bytes(_) => MetricType::Gauge,
                 Count(_) | Seconds(_) => MetricType::Counter,
+                Histogram(_) => MetricType::Histogram,
             };
             let mut metric = encoder.encode_descriptor(family.name, family.help, None, kind)?;
             for (labels, value) in &values {
                 match labels.is_empty() {
-                    true => put(&mut metric, *value)?,
-                    false => put(&mut metric.encode_family(labels)?, *value)?,
+                    true => put(&mut metric, value)?,
+                    false => put(&mut metric.encode_family(labels)?, value)?,
                 }
             }
         }
@@ -243,12 +332,19 @@ impl Collector for Snapshot {
     }
 }
 
-fn put(encoder: &mut MetricEncoder<'_>, value: Value) -> Result<(), fmt::Error> {
+fn put(encoder: &mut MetricEncoder<'_>, value: &Value) -> Result<(), fmt::Error> {
     match value {
-        Gauge(value) => encoder.encode_gauge(&value),
-        Bytes(value) => encoder.encode_gauge(&value),
-        Count(value) => encoder.encode_counter::<NoLabelSet, _, u64>(&value, None),
-        Seconds(value) => encoder.encode_counter::<NoLabelSet, _, f64>(&value, None),
+        Gauge(value) => encoder.encode_gauge(value),
+        Bytes(value) => encoder.encode_gauge(value),
+        Count(value) => encoder.encode_counter::<NoLabelSet, _, u64>(value, None),
+        Seconds(value) => encoder.encode_counter::<NoLabelSet, _, f64>(value, None),
+        Histogram(latency) => {
+            let bounds = LATENCY_BOUNDS_NS.iter().map(|bound_ns| *bound_ns as f64 / 1e9);
+            let bounds = bounds.chain([f64::INFINITY]);
+            let buckets: Vec<_> = bounds.zip(latency.buckets.iter().copied()).collect();
+            let count = latency.count();
+            encoder.encode_histogram::<NoLabelSet>(latency.sum_s, count, &buckets, None)
+        }
     }
 }
 
@@ -269,6 +365,7 @@ pub(super) fn names(metrics: &ServerMetrics) -> Vec<(String, &'static str)> {
         match values.first()?.1 {
             Gauge(_) | Bytes(_) => Some((family.name.to_string(), "gauge")),
             Count(_) | Seconds(_) => Some((format!("{}_total", family.name), "counter")),
+            Histogram(_) => Some((family.name.to_string(), "histogram")),
         }
     };
     FAMILIES.iter().filter_map(named).collect()

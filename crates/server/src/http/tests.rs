@@ -4,10 +4,24 @@
 
 use super::*;
 use forebay_proto::events::UtcTime;
+use forebay_proto::latency::Latency;
+use forebay_proto::metrics::Unheard;
 use forebay_proto::metrics::{
-    BufferMetrics, CacheMetrics, CallCount, ErrorCount, ErrorSource, StagingMetrics,
+    BufferMetrics, CacheMetrics, Counts, DeviceMetrics, Errors, LogMetrics, MountMetrics,
+    StagingMetrics,
 };
 use std::collections::BTreeMap;
+
+fn counts(name: &str, count: u64) -> Counts {
+    Counts::from([(name.to_string(), count)])
+}
+
+/// Three reads: two of up to 10 us, one of up to 1 s.
+fn latency() -> BTreeMap<String, Latency> {
+    let mut took = Latency { sum_s: 0.5, ..Latency::default() };
+    (took.buckets[1], took.buckets[11]) = (2, 1);
+    [("read".to_string(), took)].into()
+}
 
 /// A sample that has a value for every name.
 fn full() -> ServerMetrics {
@@ -17,10 +31,14 @@ fn full() -> ServerMetrics {
         up: true,
         capacity_bytes: 1 << 62,
         used_bytes: 77,
-        calls: vec![CallCount { kind: "read".into(), count: 3 }],
-        errors: vec![ErrorCount { source: ErrorSource::Staging, errno: libc::ENOSPC, count: 2 }],
+        calls: counts("read", 3),
+        latency: latency(),
+        device: Some(DeviceMetrics { read_bytes: 4096, written_bytes: 512 }),
+        error_counts: Errors { staging: counts("ENOSPC", 2), ..Errors::default() },
+        answer_counts: counts("ENODATA", 9),
         staging: StagingMetrics { eta_s: Some(1.5), ..StagingMetrics::default() },
         cache: Some(CacheMetrics { drain_eta_s: Some(2.0), ..CacheMetrics::default() }),
+        logs: Some(LogMetrics::default()),
         ..BufferMetrics::default()
     };
     ServerMetrics {
@@ -28,21 +46,46 @@ fn full() -> ServerMetrics {
         capacity_bytes: Some(9),
         reserved_bytes: Some(8),
         buffers: vec![buffer],
+        mount: Some(MountMetrics {
+            mount_point: "/mnt/<b>".into(),
+            requests: counts("read", 3),
+            latency: latency(),
+            error_counts: counts("EIO", 1),
+            answer_counts: counts("ENOENT", 1),
+            ..MountMetrics::default()
+        }),
         ..crate::metrics::process()
     }
 }
 
-struct Fixed(ServerMetrics);
+#[derive(Default)]
+struct Fixed {
+    mine: Option<ServerMetrics>,
+    others: PoolMetrics,
+    troubled: BTreeMap<String, String>,
+}
 
 impl Watched for Fixed {
     fn metrics(&self) -> ServerMetrics {
-        self.0.clone()
+        self.mine.clone().unwrap()
+    }
+
+    fn others(&self) -> PoolMetrics {
+        self.others.clone()
+    }
+
+    fn troubled(&self) -> BTreeMap<String, String> {
+        self.troubled.clone()
     }
 }
 
 fn start(metrics: ServerMetrics) -> Http {
+    start_of(Fixed { mine: Some(metrics), ..Fixed::default() })
+}
+
+fn start_of(fixed: Fixed) -> Http {
     let bound = HttpListener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    Http::start(bound, Arc::new(Fixed(metrics))).unwrap()
+    Http::start(bound, Arc::new(fixed)).unwrap()
 }
 
 /// Sends bytes; all that comes back.
@@ -75,6 +118,11 @@ fn each_path_gives_what_it_is_for() {
         "forebay_buffer_capacity_bytes{buffer=\"run\\\"7\\\\\\n\"} 4611686018427387904",
         "forebay_buffer_calls_total{buffer=\"run\\\"7\\\\\\n\",kind=\"read\"} 3",
         "errno=\"ENOSPC\"} 2",
+        "forebay_buffer_answers_total{buffer=\"run\\\"7\\\\\\n\",errno=\"ENODATA\"} 9",
+        "# TYPE forebay_buffer_call_seconds histogram",
+        "forebay_buffer_call_seconds_bucket{le=\"0.00001\",buffer=\"run\\\"7\\\\\\n\",kind=\"read\"} 2",
+        "forebay_buffer_call_seconds_bucket{le=\"+Inf\",buffer=\"run\\\"7\\\\\\n\",kind=\"read\"} 3",
+        "forebay_mount_request_seconds_count{mount=\"/mnt/<b>\",buffer=\"\",kind=\"read\"} 3",
         "forebay_capacity_bytes 9",
         "# EOF",
     ] {
@@ -95,15 +143,44 @@ fn each_path_gives_what_it_is_for() {
 }
 
 #[test]
-fn a_buffer_that_is_not_served_is_no_good_health() {
+fn a_buffer_that_is_not_served_or_not_whole_is_no_good_health() {
     let mut metrics = full();
     metrics.buffers.push(BufferMetrics { buffer: "lost".into(), ..BufferMetrics::default() });
-    let http = start(metrics);
+    metrics.buffers[0].why = Some("its part on n2 is lost".into());
+    let troubled =
+        [("lost", "not served: store gone"), ("run7", "degraded: its part on n2 is lost")];
+    let troubled = troubled.map(|(name, why)| (name.to_string(), why.to_string())).into();
+    let http = start_of(Fixed { mine: Some(metrics), troubled, ..Fixed::default() });
     let (status, _, body) = get(&http, "/healthz");
-    assert_eq!((status, body.as_str()), (503, "not served: lost\n"));
+    let wanted = "lost: not served: store gone\nrun7: degraded: its part on n2 is lost\n";
+    assert_eq!((status, body.as_str()), (503, wanted));
     let (_, _, body) = get(&http, "/metrics");
     assert!(body.contains("forebay_buffer_up{buffer=\"lost\"} 0"), "{body}");
     assert!(!body.contains("forebay_buffer_used_bytes{buffer=\"lost\"}"), "{body}");
+    assert!(body.contains("forebay_buffer_degraded{buffer=\"run\\\"7\\\\\\n\"} 1"), "{body}");
+}
+
+#[test]
+fn the_page_of_a_pool_has_the_parts_of_all_servers() {
+    let mut other = full();
+    other.host = "n2".into();
+    other.server = Some("s2".into());
+    (other.buffers[0].used_bytes, other.mount) = (23, None);
+    let unheard = Unheard { server: "s3".into(), host: "n3".into(), why: "away".into() };
+    let others = PoolMetrics { servers: vec![other], unheard: vec![unheard] };
+    let http = start_of(Fixed { mine: Some(full()), others, ..Fixed::default() });
+    let (_, _, history) = get(&http, "/history.json");
+    let told: serde_json::Value = serde_json::from_str(&history).unwrap();
+    let buffers = told["buffers"].as_array().unwrap();
+    assert_eq!((buffers.len(), &buffers[0]["used_bytes"]), (1, &100.into()), "{told}");
+    assert_eq!(buffers[0]["parts"][1]["host"], "n2");
+    assert_eq!(told["unheard"][0]["host"], "n3");
+    // /metrics stays that of this server: each is scraped by itself.
+    assert!(
+        get(&http, "/metrics")
+            .2
+            .contains("forebay_buffer_used_bytes{buffer=\"run\\\"7\\\\\\n\"} 77")
+    );
 }
 
 #[test]
@@ -160,12 +237,12 @@ fn samples_are_bounded() {
     let history = History::default();
     let mut metrics = full();
     for _ in 0..HISTORY_SAMPLES_MAX + 5 {
-        history.take(&metrics);
+        history.take(&metrics, &PoolMetrics::default());
     }
     assert_eq!(history.len(), (HISTORY_SAMPLES_MAX, HISTORY_SAMPLES_MAX));
     metrics.buffers = vec![metrics.buffers[0].clone(); 1_000];
     for _ in 0..HISTORY_POINTS_MAX / 1_000 + 5 {
-        history.take(&metrics);
+        history.take(&metrics, &PoolMetrics::default());
     }
     let (_, points) = history.len();
     assert!(points <= HISTORY_POINTS_MAX && points > HISTORY_POINTS_MAX - 2_000, "{points}");
@@ -193,8 +270,13 @@ fn the_names_are_those_of_the_document() {
     // And those of the text are these.
     let text = prometheus::text(metrics).unwrap();
     let samples = text.lines().filter(|line| !line.starts_with('#'));
-    let names: std::collections::BTreeSet<_> =
-        samples.map(|line| line.split(['{', ' ']).next().unwrap().to_string()).collect();
+    let of = |sample: &str| {
+        let name = sample.split(['{', ' ']).next().unwrap();
+        let parts = ["_bucket", "_sum", "_count"].into_iter();
+        let histogram = parts.filter_map(|part| name.strip_suffix(part)).next();
+        histogram.filter(|name| told.contains_key(*name)).unwrap_or(name).to_string()
+    };
+    let names: std::collections::BTreeSet<_> = samples.map(of).collect();
     assert_eq!(names, told.keys().cloned().collect());
 }
 

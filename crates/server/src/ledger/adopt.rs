@@ -1,15 +1,15 @@
-//! What a keeper that took over learns of the pool's buffers: the old keeper's record is gone, and each
-//! other server tells of its parts. They are enough, for a buffer is on its keeper's record before any
+//! What a leader that took over learns of the pool's buffers: the old leader's record is gone, and each
+//! other server tells of its parts. They are enough, for a buffer is on its leader's record before any
 //! of its parts is made, and until all are gone: a part that is there is of a buffer that is there, and a
 //! buffer of which a living server has no part was being made or destroyed. A buffer that had parts on
 //! lost servers only is gone with them.
 //!
-//! Invariant: parts are told by a server that follows the new keeper on record, so the old one
+//! Invariant: parts are told by a server that follows the new leader on record, so the old one
 //! changes them no more. Nothing is made while one has not told.
 
 use super::Ledger;
 use super::record::{BufferRecord, LedgerFile, PartRecord, RecordState};
-use crate::step::step;
+use forebay_failpoint::step;
 use forebay_proto::ServerId;
 use forebay_proto::net::ledger::{BufferName, BufferSpec, BufferType};
 use forebay_proto::net::pool::{PartTold, PoolServer};
@@ -17,9 +17,9 @@ use forebay_proto::net::pool::{PartTold, PoolServer};
 /// Most identities of servers that were given up which are kept; the oldest give way.
 const MAX_GIVEN_UP: usize = 1024;
 /// Said of buffers in the record of events.
-pub(super) const TAKEN_OVER: &str = "taken over from a keeper that is gone for good";
+pub(super) const TAKEN_OVER: &str = "taken over from a leader that is gone for good";
 
-/// A part as a new keeper is told of it.
+/// A part as a new leader is told of it.
 pub(super) fn told_of(part: &PartRecord) -> PartTold {
     PartTold { spec: part.spec.clone(), whole: part.state == RecordState::Ready, kind: part.kind }
 }
@@ -44,6 +44,7 @@ fn buffer_of(told: &PartTold) -> BufferRecord {
             access: spec.access,
             servers: spec.asked_servers,
             store_kind: spec.store_kind,
+            log: spec.log,
             cache: spec.cache.clone(),
         },
         uuid: spec.uuid.clone(),
@@ -101,7 +102,7 @@ impl LedgerFile {
         taken
     }
 
-    /// Servers of a buffer that only the old keeper knew have not told yet.
+    /// Servers of a buffer that only the old leader knew have not told yet.
     fn expect(&mut self, servers: &[ServerId]) {
         for &id in servers {
             if id != self.server && self.other(id).is_none() {
@@ -124,7 +125,7 @@ impl LedgerFile {
                 buffer.state = RecordState::Creating;
             }
         }
-        // In the order in which they were made, as the old keeper had them.
+        // In the order in which they were made, as the old leader had them.
         self.buffers.sort_by_key(|buffer| buffer.created_s);
     }
 }
@@ -142,7 +143,7 @@ impl BufferRecord {
 }
 
 impl Ledger {
-    /// A server that follows this keeper has told of all its parts: true if that is on record.
+    /// A server that follows this leader has told of all its parts: true if that is on record.
     pub(super) fn adopt(&self, server: ServerId, parts: &[PartTold]) -> bool {
         let mut taken = Vec::new();
         let mut state = self.state.lock();
@@ -157,10 +158,10 @@ impl Ledger {
             tracing::warn!(%server, "its buffers are not on record yet: {error}");
             return false;
         }
-        step("a new keeper has a server's parts on record");
+        step("a new leader has a server's parts on record");
         for name in &taken {
             tracing::warn!(%server, buffer = %name,
-                "it has a buffer of the old keeper whose name another buffer has by now: destroy that one, or give the server up");
+                "it has a buffer of the old leader whose name another buffer has by now: destroy that one, or give the server up");
         }
         // Servers that it named are to be asked, and buffers that are not whole cleared.
         self.round.servers_changed();

@@ -5,6 +5,7 @@ use super::record::BufferRecord;
 use super::show::Survey;
 use super::{Identity, Ledger};
 use forebay_proto::control::ControlError;
+use forebay_proto::net::ledger::LedgerRequest;
 use forebay_proto::net::pool::{PoolAsked, PoolQuestion, PoolReply};
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::{Errno, ServerId};
@@ -14,7 +15,7 @@ use std::time::Duration;
 const CHANGE_LIMIT: Duration = Duration::from_secs(100);
 /// Longest wait for a server to tell how it is. One that takes longer is shown as not answering.
 const FACTS_LIMIT: Duration = Duration::from_secs(3);
-/// Longest wait for a server that tries to reach the keeper: some attempts to greet one that hangs.
+/// Longest wait for a server that tries to reach the leader: some attempts to greet one that hangs.
 const HEARS_LIMIT: Duration = Duration::from_secs(40);
 /// Longest wait for anything else.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -30,6 +31,7 @@ fn limit(question: &PoolQuestion) -> Duration {
         PoolQuestion::Hears => HEARS_LIMIT,
         // A file may have to be fetched whole.
         PoolQuestion::CachePart { .. } => PASSED_ON_LIMIT,
+        PoolQuestion::Ledger { request: LedgerRequest::Metrics { .. }, .. } => FACTS_LIMIT,
         PoolQuestion::Ledger { .. } => PASSED_ON_LIMIT,
         _ => LIMIT,
     }
@@ -48,10 +50,10 @@ impl Ledger {
         };
         match reply {
             PoolReply::Failed(error) => Err(error),
-            PoolReply::KeeperIs(keeper) if !matches!(question, PoolQuestion::Announce { .. }) => {
+            PoolReply::LeaderIs(leader) if !matches!(question, PoolQuestion::Announce { .. }) => {
                 let what = format!("ask server {}", self.host_of(server));
-                let why = format!("the pool has another keeper: {} on {}", keeper.id, keeper.host);
-                self.heard_of_keeper(&keeper);
+                let why = format!("the pool has another leader: {} on {}", leader.id, leader.host);
+                self.heard_of_leader(&leader);
                 Err(ControlError::new(&what, None, &why).errno(libc::ESTALE).hint("ask again"))
             }
             reply => Ok(reply),
@@ -125,8 +127,8 @@ impl Ledger {
                 self.told_servers(self.term(), servers, tell)
             }
             PoolQuestion::Hears => Ok(self.hears()),
-            PoolQuestion::Follow(keeper) => {
-                self.heard_of_keeper(&keeper);
+            PoolQuestion::Follow(leader) => {
+                self.heard_of_leader(&leader);
                 Ok(PoolReply::Done)
             }
             PoolQuestion::Facts => Ok(PoolReply::Facts(self.facts())),
@@ -157,8 +159,8 @@ impl Ledger {
     /// The same as it comes from a connection.
     pub(super) fn answer_json(&self, json: &[u8]) -> Result<Vec<u8>, Errno> {
         let asked: PoolAsked = serde_json::from_slice(json).map_err(|_| Errno::EPROTO)?;
-        let reply = match (self.keeper_since(&asked), asked.question) {
-            (Some(keeper), _) => PoolReply::KeeperIs(keeper),
+        let reply = match (self.leader_since(&asked), asked.question) {
+            (Some(leader), _) => PoolReply::LeaderIs(leader),
             (None, PoolQuestion::Servers { servers, tell }) => {
                 self.told_servers(asked.term, servers, tell).unwrap_or_else(PoolReply::Failed)
             }

@@ -8,8 +8,8 @@
 use super::served::shard_of;
 use super::turn::{absent, of};
 use super::{Identity, Ledger, ServedBuffer};
-use crate::cache::{CacheFs, CacheOptions, Policy, why_not_invalidated, why_not_resolved};
-use crate::mover::identity::Identity as Rights;
+use forebay_cache::{CacheFs, CacheOptions, Policy, why_not_invalidated, why_not_resolved};
+use forebay_credentials::identity::Identity as Rights;
 use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::net::ledger::{
@@ -180,7 +180,7 @@ impl Ledger {
             (_, Some(user)) => {
                 let why = format!("user {} may not ask for user {}", own.uid, user.uid);
                 return Err(of(WHAT, name, &why, libc::EPERM).hint(
-                    "name the buffer (BUFFER:/PATH) and --server, and show who you are yourself",
+                    "name the buffer (BUFFER:/PATH) with --server, and use a secret of your own",
                 ));
             }
         };

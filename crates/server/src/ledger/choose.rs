@@ -3,6 +3,7 @@
 use super::parts::no_space;
 use super::turn::of;
 use super::{Ledger, show};
+use forebay_policy::placement::choose_servers;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::BufferSpec;
@@ -13,20 +14,17 @@ impl Ledger {
     /// The servers of the parts, in order, and the capacity of each part.
     pub(super) fn choose(&self, spec: &BufferSpec) -> Result<(Vec<ServerId>, u64), ControlError> {
         let survey = self.survey_all();
-        let mut free: Vec<(u64, ServerId)> = survey
+        let free: Vec<(u64, ServerId)> = survey
             .iter()
             .filter_map(|(&server, facts)| Some((show::free_bytes(facts.as_ref()?), server)))
             .collect();
-        let wanted = usize::from(spec.servers);
-        if wanted > free.len() {
-            let why = format!("{wanted} servers were asked for, the pool has {}", free.len());
+        let (wanted, there) = (usize::from(spec.servers), free.len());
+        let Some(free) = choose_servers(free, wanted) else {
+            let why = format!("{wanted} servers were asked for, the pool has {there}");
             return Err(of(WHAT, &spec.name, &why, libc::EINVAL)
                 .hint("`forebay pool status` shows which servers answer"));
-        }
-        let count = if wanted == 0 { free.len() } else { wanted };
-        // Most room first; of equals in a fixed order.
-        free.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
-        free.truncate(count);
+        };
+        let count = free.len();
         let part = spec.capacity_bytes.div_ceil(count.max(1) as u64);
         let part_bytes = self.rounded(WHAT, &spec.name, part)?;
         match free.last() {

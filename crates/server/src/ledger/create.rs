@@ -1,17 +1,17 @@
-//! Making a buffer, by the pool's keeper: the buffer and the servers of its parts on record, then
+//! Making a buffer, by the pool's leader: the buffer and the servers of its parts on record, then
 //! the parts, then `ready` on record. Asked again with the same token and spec: the same buffer,
 //! also when the first attempt got half way.
 
 use super::record::{BufferRecord, RecordState};
 use super::turn::{Busy, of};
 use super::{Identity, Ledger, MAX_BUFFERS, MAX_BUFFERS_PER_USER, MAX_TOKEN_BYTES};
-use crate::flash::{new_uuid, random_bytes};
-use crate::step::step;
+use forebay_failpoint::step;
 use forebay_proto::ServerId;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::{BufferName, BufferSpec, LedgerReply, Token};
 use forebay_proto::net::pool::{Hidden, PoolQuestion, PoolReply};
+use forebay_store::flash::{new_uuid, random_bytes};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const WHAT: &str = "create";
@@ -48,7 +48,7 @@ impl Ledger {
         let Some(&untold) = self.state.lock().file.untold.first() else { return Ok(()) };
         self.round_soon();
         let why = format!(
-            "server {} has not told this new keeper of the pool yet what it has",
+            "server {} has not told this new leader of the pool yet what it has",
             self.host_of(untold)
         );
         Err(of(WHAT, name, &why, libc::EAGAIN)

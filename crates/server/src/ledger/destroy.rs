@@ -1,14 +1,14 @@
-//! Destroying a buffer, by the pool's keeper: `destroying` on record, its parts removed by their
+//! Destroying a buffer, by the pool's leader: `destroying` on record, its parts removed by their
 //! servers (mounts ended, store removed), then off the record. From the first step on there is no
 //! way back: what could not be reached is removed when its server is back.
 
 use super::record::{BufferRecord, RecordState};
 use super::turn::{Busy, of};
 use super::{Identity, Ledger, show};
-use crate::step::step;
+use forebay_failpoint::step;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, MountedClient};
-use forebay_proto::net::pool::PoolQuestion;
+use forebay_proto::net::pool::{PartFacts, PoolQuestion};
 
 const WHAT: &str = "destroy";
 /// Most mounts named in a message.
@@ -108,6 +108,14 @@ impl Ledger {
         let mut plans = 0;
         for (_, server) in record.shards() {
             match show::part_in(&survey, server, &record.uuid) {
+                Some((_, PartFacts { fault: Some(fault), .. })) => {
+                    let host = self.host_of(server);
+                    let why = format!(
+                        "on server {host}: {fault}; whether it has files or unfinished plans is not known"
+                    );
+                    return Err(of(WHAT, name, &why, libc::EBUSY)
+                        .hint("mend that first, or use --force: all that is in it is lost"));
+                }
                 Some((_, part)) => {
                     show::add_clients(&mut clients, &part.clients);
                     plans += part.plans;
@@ -138,7 +146,9 @@ impl Ledger {
         if plans > 0 {
             let why = format!("{plans} staging plans are not finished");
             return Err(of(WHAT, name, &why, libc::EBUSY)
-                .hint("`forebay stage status` shows them; wait, cancel them, or use --force"));
+                .hint(&format!(
+                "`forebay stage status --buffer {name}:` shows them; wait, cancel them, or use --force"
+            )));
         }
         Ok(())
     }

@@ -1,22 +1,18 @@
-//! What a server writes down of buffers: made, extended, destroyed; the records of those that are gone;
-//! and what it counts.
+//! What a server writes down of buffers: made, extended, destroyed; and the records of those that are gone.
 //!
 //! The record is told of each change after the ledger's file has it, by comparing the two: so
-//! what a kill has kept from being told is told by the next start. The keeper of a pool tells of its
+//! what a kill has kept from being told is told by the next start. The leader of a pool tells of its
 //! buffers, other servers of their parts.
 
 use super::record::{LedgerFile, RecordState};
 use super::turn::absent;
 use super::{Identity, Ledger, ServedBuffer};
-use crate::events::{EventLog, keep, read_kept};
-use crate::http::Watched;
-use crate::metrics;
-use crate::step::step;
+use forebay_failpoint::step;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
 use forebay_proto::events::{Event, EventKind, EventRecord, EventsPage, EventsQuery, Happened};
-use forebay_proto::metrics::{BufferMetrics, ServerMetrics};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use forebay_store::events::{EventLog, keep, read_kept};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
@@ -180,7 +176,7 @@ fn take(alive: &mut BTreeMap<String, Alive>, happened: Happened) {
 
 /// What is on the ledger's file, by identity.
 fn of_file(file: &LedgerFile) -> BTreeMap<String, (RecordState, Alive)> {
-    if file.keeper.is_none() {
+    if file.leader.is_none() {
         let of = |b: &super::record::BufferRecord| Alive {
             name: b.name().to_string(),
             owner_uid: b.owner_uid,
@@ -278,6 +274,20 @@ impl Ledger {
         }
     }
 
+    /// What this server does with files of its part of a buffer, for the buffer's owner.
+    pub(super) fn activity(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+        after: Option<u64>,
+    ) -> Result<LedgerReply, ControlError> {
+        let what = "watch";
+        let part = self.owned_part(what, who, name)?.ok_or_else(|| absent(what, name))?;
+        let mut page = self.serving(what, name)?.server.activity_page(after);
+        page.others = part.spec.servers.clone();
+        Ok(LedgerReply::Activity(page))
+    }
+
     /// What this server has on record of its part of a buffer; nothing, if it had none.
     fn events_of_part(
         &self,
@@ -311,57 +321,5 @@ impl Ledger {
         let mine = self.server_id();
         let there = servers.iter().filter(|server| **server != mine && !self.is_lost(**server));
         there.map(|server| EventRecord::Part { server: *server, uuid: uuid.into() }).collect()
-    }
-
-    /// What this server counts of the buffers that they may use.
-    pub(super) fn metrics_for(
-        &self,
-        who: &Identity,
-        name: Option<&BufferName>,
-    ) -> Result<LedgerReply, ControlError> {
-        let may_see = |of: &BufferName, owner_uid: u32| {
-            name.is_none_or(|name| name == of) && who.owns(of, owner_uid)
-        };
-        let told = self.metrics_of(&may_see);
-        match name {
-            Some(name) if told.buffers.is_empty() => {
-                let what = "count what happens to";
-                self.owned(what, who, name)?;
-                Err(absent(what, name))
-            }
-            _ => Ok(LedgerReply::Metrics(Box::new(told))),
-        }
-    }
-
-    fn metrics_of(&self, may_see: &dyn Fn(&BufferName, u32) -> bool) -> ServerMetrics {
-        let (parts, reserved_bytes) = {
-            let state = self.state.lock();
-            let parts = state.file.parts.iter().map(|part| {
-                let served = state.running.get(part.name()).cloned();
-                (part.clone(), served)
-            });
-            (parts.collect::<Vec<_>>(), state.file.reserved_bytes())
-        };
-        let seen = parts.iter().filter(|(part, _)| may_see(part.name(), part.spec.owner_uid));
-        let buffers = seen.map(|(part, served)| match served {
-            Some(served) => served.metrics(),
-            None => BufferMetrics {
-                buffer: part.name().to_string(),
-                uuid: part.spec.uuid.clone(),
-                ..BufferMetrics::default()
-            },
-        });
-        ServerMetrics {
-            capacity_bytes: Some(self.options.capacity_bytes),
-            reserved_bytes: Some(reserved_bytes),
-            buffers: buffers.collect(),
-            ..metrics::process()
-        }
-    }
-}
-
-impl Watched for Ledger {
-    fn metrics(&self) -> ServerMetrics {
-        self.metrics_of(&|_, _| true)
     }
 }

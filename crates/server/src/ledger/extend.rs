@@ -1,11 +1,11 @@
 //! A larger capacity for a buffer in use: on record first, then each part at its server. What was
-//! killed half way is finished by the keeper's next start, or by the same request again.
+//! killed half way is finished by the leader's next start, or by the same request again.
 
 use super::parts::no_space;
 use super::record::{BufferRecord, RecordState};
 use super::turn::{Busy, absent, of};
 use super::{Identity, Ledger, show};
-use crate::step::step;
+use forebay_failpoint::step;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::{BufferName, LedgerReply};
 use forebay_proto::net::pool::{PoolQuestion, PoolReply};
@@ -38,7 +38,7 @@ impl Ledger {
         if wanted > record.part_bytes {
             self.set_part_bytes(name, wanted)?;
             record.part_bytes = wanted;
-            step("an extension is on the keeper's record");
+            step("an extension is on the leader's record");
         }
         self.grow_parts(&record)?;
         let survey = self.survey(record.servers.iter().copied());

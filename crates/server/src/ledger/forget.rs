@@ -3,7 +3,7 @@
 
 use super::{Identity, Ledger};
 use crate::places::KnownServer;
-use crate::step::step;
+use forebay_failpoint::step;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::LedgerReply;
@@ -26,8 +26,8 @@ impl Ledger {
             return refuse("only who runs the servers may", libc::EPERM, hint);
         }
         if server == self.server_id() {
-            let hint = "if it is to go for good: end it, then `forebay pool keeper --take-over` at another server";
-            return refuse("it is the keeper of the pool", libc::EINVAL, hint);
+            let hint = "if it is to go for good: end it, then `forebay pool leader --take-over` at another server";
+            return refuse("it is the leader of the pool", libc::EINVAL, hint);
         }
         let Some(known) = self.state.lock().file.other(server).cloned() else {
             let hint = "`forebay pool status` shows the servers";

@@ -4,8 +4,8 @@
 use super::turn::{absent, of};
 use super::{BufferUser, Identity, Ledger, ServedBuffer};
 use crate::net::Backend;
-use crate::peers::ShardHandler;
 use crate::session::{BufferFacts, Sessions};
+use forebay_interfaces::peers::ShardHandler;
 use forebay_net::handshake::{Gate, Greeted};
 use forebay_net::node::this_node;
 use forebay_proto::control::{ControlError, StoreKind};
@@ -258,7 +258,7 @@ impl Backend for Door {
             }
             Question::Cache { buffer, from, asked } => {
                 let sessions = self.shard(*buffer, *from);
-                sessions.and_then(|sessions| sessions.cache_asked(*from, asked)).map(Reply::Cache)
+                sessions.and_then(|sessions| sessions.answer_peer(*from, asked)).map(Reply::Cache)
             }
             Question::Staging { buffer, from, question } => {
                 let server = self.server_of(*buffer, *from);

@@ -8,7 +8,7 @@
 
 use forebay_proto::Caller;
 use forebay_proto::control::ControlError;
-use forebay_proto::net::ledger::BufferName;
+use forebay_proto::net::ledger::{BufferName, LedgerRequest, ON_BEHALF};
 use forebay_proto::net::pool::Asker;
 use std::ffi::CStr;
 
@@ -89,6 +89,20 @@ impl Identity {
                     .errno(libc::EPERM)
                     .hint("ask with the server's key, or over its Unix socket"))
             }
+        }
+    }
+
+    /// Who asks, and what, where a superuser asks as another user; `None`: they ask for themselves.
+    pub(super) fn on_behalf(
+        &self,
+        request: LedgerRequest,
+    ) -> Result<(Option<Identity>, LedgerRequest), ControlError> {
+        let LedgerRequest::OnBehalf { user, request } = request else { return Ok((None, request)) };
+        let refuse = |why: &str| Err(ControlError::new(ON_BEHALF, None, why).errno(libc::EPERM));
+        match (self, *request) {
+            (_, LedgerRequest::OnBehalf { .. }) => refuse("that user would ask as another one"),
+            (Identity::Superuser(_), request) => Ok((Some(Identity::of_peer(user)), request)),
+            _ => refuse("only root and the holder of the servers' key may"),
         }
     }
 
@@ -176,6 +190,26 @@ mod tests {
         assert!(caller_of(0, 0).groups.contains(&0));
         // No such user: no groups but the one given.
         assert_eq!(caller_of(4_000_000_000, 77).groups, [77]);
+    }
+
+    #[test]
+    fn only_superusers_ask_as_another_user() {
+        let caller = |uid| Caller { uid, ..Caller::default() };
+        let as_user = |request: LedgerRequest| LedgerRequest::OnBehalf {
+            user: caller(4242),
+            request: Box::new(request),
+        };
+        let root = Identity::Superuser(caller(0));
+        let (who, request) = root.on_behalf(as_user(LedgerRequest::List)).unwrap();
+        assert!(matches!(request, LedgerRequest::List));
+        assert_eq!(who, Some(Identity::User(caller(4242))));
+        assert!(root.on_behalf(as_user(as_user(LedgerRequest::List))).is_err());
+        assert_eq!(root.on_behalf(LedgerRequest::Pool).unwrap().0, None);
+        let holder = Identity::Holder("b".parse().unwrap());
+        for other in [Identity::User(caller(1)), holder] {
+            let error = other.on_behalf(as_user(LedgerRequest::List)).unwrap_err();
+            assert_eq!(error.errno, Some(libc::EPERM));
+        }
     }
 
     #[test]

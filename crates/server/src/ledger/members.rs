@@ -1,5 +1,5 @@
-//! The servers of the pool. The keeper has them on record; a member has what the keeper told last,
-//! so that it can serve its parts, and say where the others are, while the keeper is away.
+//! The servers of the pool. The leader has them on record; a member has what the leader told last,
+//! so that it can serve its parts, and say where the others are, while the leader is away.
 //!
 //! A member announces itself at each start; that is how it joins, and how the others learn where
 //! it is now.
@@ -8,7 +8,7 @@ use super::adopt::{nameless, told_of};
 use super::record::new_server_id;
 use super::{Ledger, State};
 use crate::places::KnownServer;
-use crate::step::step;
+use forebay_failpoint::step;
 use forebay_net::node::host_name;
 use forebay_net::{LinkError, ServerAddress};
 use forebay_proto::ServerId;
@@ -16,7 +16,7 @@ use forebay_proto::control::ControlError;
 use forebay_proto::net::pool::{MAX_SERVERS, PoolQuestion, PoolReply, PoolServer, Term};
 
 const WHAT: &str = "join the pool";
-/// Servers that are asked, one naming the next, to find the keeper.
+/// Servers that are asked, one naming the next, to find the leader.
 const MAX_REFERRALS: usize = 3;
 
 fn refuse(why: &str, errno: i32, hint: &str) -> ControlError {
@@ -29,15 +29,15 @@ fn known(server: &PoolServer) -> KnownServer {
 }
 
 impl Ledger {
-    /// The keeper of the pool.
-    pub(super) fn keeper(&self) -> ServerId {
+    /// The leader of the pool.
+    pub(super) fn leader(&self) -> ServerId {
         let state = self.state.lock();
-        state.file.keeper.unwrap_or(state.file.server)
+        state.file.leader.unwrap_or(state.file.server)
     }
 
     /// True if it is this server.
-    pub(super) fn is_keeper(&self) -> bool {
-        self.state.lock().file.keeper.is_none()
+    pub(super) fn is_leader(&self) -> bool {
+        self.state.lock().file.leader.is_none()
     }
 
     /// This server as others are to know it.
@@ -89,11 +89,11 @@ impl Ledger {
         self.links.directory().set(server.id, known(server));
     }
 
-    /// The pool has another keeper by now: this server is to follow it.
-    pub(super) fn heard_of_keeper(&self, keeper: &PoolServer) {
-        if keeper.id != self.server_id() && keeper.id != self.keeper() {
-            self.note_server(keeper);
-            self.round.follow_soon(keeper.id);
+    /// The pool has another leader by now: this server is to follow it.
+    pub(super) fn heard_of_leader(&self, leader: &PoolServer) {
+        if leader.id != self.server_id() && leader.id != self.leader() {
+            self.note_server(leader);
+            self.round.follow_soon(leader.id);
         }
     }
 
@@ -111,7 +111,7 @@ impl Ledger {
     }
 
     /// Makes this server a member of the pool that the server at `address` is of, the first time;
-    /// later it knows its keeper and this only looks whether it is the same pool.
+    /// later it knows its leader and this only looks whether it is the same pool.
     pub fn join(&self, address: &ServerAddress) -> Result<(), ControlError> {
         let unreached = |error: LinkError| {
             let what = format!("{WHAT} at {address}");
@@ -122,8 +122,8 @@ impl Ledger {
                     .hint("is `forebay serve` running there?"),
             }
         };
-        if !self.is_keeper() {
-            // Announced when the keeper can be reached: this must not stop the start.
+        if !self.is_leader() {
+            // Announced when the leader can be reached: this must not stop the start.
             return match self.links.who_is_at(address) {
                 Ok(found) if !self.is_of_pool(found) && self.is_another_pools(found, address) => {
                     Err(refuse(
@@ -146,7 +146,7 @@ impl Ledger {
             if at == state.file.server {
                 return Err(refuse("that is this server itself", libc::EINVAL, "name another one"));
             }
-            // Its own member: this one was the keeper, and may be it no more.
+            // Its own member: this one was the leader, and may be it no more.
             if state.file.other(at).is_some() {
                 drop(state);
                 self.follow(at);
@@ -163,18 +163,18 @@ impl Ledger {
         let place = KnownServer { addresses: vec![address.clone()], ..KnownServer::default() };
         self.links.directory().set(at, place);
         for _ in 0..MAX_REFERRALS {
-            match self.announce_to(at).map_err(|error| self.no_keeper(address, at, error))? {
+            match self.announce_to(at).map_err(|error| self.no_leader(address, at, error))? {
                 None => return Ok(()),
-                Some(keeper) => {
-                    self.note_server(&keeper);
-                    at = keeper.id;
+                Some(leader) => {
+                    self.note_server(&leader);
+                    at = leader.id;
                 }
             }
         }
-        Err(refuse("no server there is the keeper", libc::ELOOP, "name the keeper's address"))
+        Err(refuse("no server there is the leader", libc::ELOOP, "name the leader's address"))
     }
 
-    fn no_keeper(
+    fn no_leader(
         &self,
         address: &ServerAddress,
         at: ServerId,
@@ -184,16 +184,16 @@ impl Ledger {
             return error;
         }
         let why = format!(
-            "its keeper, server {}, cannot be reached{}",
+            "its leader, server {}, cannot be reached{}",
             self.host_of(at),
             self.at_addresses(at)
         );
         ControlError::new(&format!("{WHAT} of {address}"), None, &why).errno(libc::EHOSTUNREACH).hint(
-            "start it again; if it is gone for good: `forebay pool keeper --take-over` at another server of the pool",
+            "start it again; if it is gone for good: `forebay pool leader --take-over` at another server of the pool",
         )
     }
 
-    /// Announces itself at a server, or where that one says that the keeper is. True if this server is a
+    /// Announces itself at a server, or where that one says that the leader is. True if this server is a
     /// member there now.
     pub(super) fn follow(&self, server: ServerId) -> bool {
         let mut at = server;
@@ -225,7 +225,7 @@ impl Ledger {
     fn is_of_pool(&self, server: ServerId) -> bool {
         let state = self.state.lock();
         let file = &state.file;
-        file.keeper == Some(server)
+        file.leader == Some(server)
             || file.server == server
             || file.other(server).is_some()
             || file.given_up.contains(&server)
@@ -239,18 +239,18 @@ impl Ledger {
             Ok(PoolReply::Heard { servers, .. }) => {
                 !servers.iter().any(|server| self.is_of_pool(server.id))
             }
-            // It is of a later keeper, who is followed; or does not answer.
+            // It is of a later leader, who is followed; or does not answer.
             _ => false,
         }
     }
 
-    /// True if it was a member once. Then it may still be started with the address of the keeper that is gone.
+    /// True if it was a member once. Then it may still be started with the address of the leader that is gone.
     fn has_taken_over(&self) -> bool {
         let state = self.state.lock();
-        state.file.keeper.is_none() && state.file.epoch > 0
+        state.file.leader.is_none() && state.file.epoch > 0
     }
 
-    /// Nobody is where this server is to join, or one of its own pool, which may have yet another keeper.
+    /// Nobody is where this server is to join, or one of its own pool, which may have yet another leader.
     fn is_no_other_pool(&self, found: &Result<ServerId, LinkError>) -> bool {
         match *found {
             Err(_) => true,
@@ -263,15 +263,15 @@ impl Ledger {
         }
     }
 
-    /// Tells the keeper where this server is and what it has, and does what the keeper says.
-    /// Another server is returned if that is the keeper.
-    pub(super) fn announce_to(&self, keeper: ServerId) -> Result<Option<PoolServer>, ControlError> {
+    /// Tells the leader where this server is and what it has, and does what the leader says.
+    /// Another server is returned if that is the leader.
+    pub(super) fn announce_to(&self, leader: ServerId) -> Result<Option<PoolServer>, ControlError> {
         let question = {
             let state = self.state.lock();
             let parts = state.file.parts.iter().map(|part| part.spec.uuid.clone()).collect();
             PoolQuestion::Announce { server: self.myself(&state), parts }
         };
-        match self.ask(keeper, &question)? {
+        match self.ask(leader, &question)? {
             PoolReply::Welcome { term, servers, unknown } => {
                 self.take_servers(term, servers)?;
                 for uuid in unknown {
@@ -280,22 +280,22 @@ impl Ledger {
                 }
                 Ok(None)
             }
-            PoolReply::KeeperIs(other) => Ok(Some(other)),
+            PoolReply::LeaderIs(other) => Ok(Some(other)),
             PoolReply::Forgotten => {
-                self.start_over(keeper)?;
-                Ok(self.state.lock().file.other(keeper).cloned())
+                self.start_over(leader)?;
+                Ok(self.state.lock().file.other(leader).cloned())
             }
-            _ => Err(self.nonsense(keeper)),
+            _ => Err(self.nonsense(leader)),
         }
     }
 
-    /// What the keeper says of the pool is on record from here on.
+    /// What the leader says of the pool is on record from here on.
     fn take_servers(&self, term: Term, mut servers: Vec<PoolServer>) -> Result<(), ControlError> {
         let mut state = self.state.lock();
         let mine = state.file.term();
-        if term.is_before(&mine) || term.keeper == state.file.server {
+        if term.is_before(&mine) || term.leader == state.file.server {
             return Err(refuse(
-                "the pool has another keeper by now",
+                "the pool has another leader by now",
                 libc::ESTALE,
                 "`forebay pool status` shows it",
             ));
@@ -303,20 +303,20 @@ impl Ledger {
         servers.retain(|server| server.id != state.file.server);
         if mine != term || state.file.servers != servers {
             self.commit_freeing(&mut state, |file| {
-                (file.pool, file.epoch, file.keeper) = (term.pool, term.epoch, Some(term.keeper));
+                (file.pool, file.epoch, file.leader) = (term.pool, term.epoch, Some(term.leader));
                 file.servers = servers;
                 file.keeps_no_more();
             })?;
         }
         drop(state);
         if mine != term {
-            step("a server follows another keeper on record");
+            step("a server follows another leader on record");
         }
         self.note_servers();
         Ok(())
     }
 
-    /// The keeper tells of changes, or that it took over; then it may want to know all parts.
+    /// The leader tells of changes, or that it took over; then it may want to know all parts.
     pub(super) fn told_servers(
         &self,
         term: Term,
@@ -329,13 +329,13 @@ impl Ledger {
             let named = servers.iter().any(|server| server.id == file.server && !server.lost);
             if term != mine && !(mine.is_before(&term) && named) {
                 return Err(refuse(
-                    "it is not this server's keeper",
+                    "it is not this server's leader",
                     libc::EPERM,
                     "ask its own members",
                 ));
             }
         }
-        self.links.is_back(term.keeper);
+        self.links.is_back(term.leader);
         self.take_servers(term, servers)?;
         if !tell {
             return Ok(PoolReply::Done);
@@ -343,23 +343,23 @@ impl Ledger {
         Ok(PoolReply::Parts(self.state.lock().file.parts.iter().map(told_of).collect()))
     }
 
-    /// This server was given up, as the keeper `by` says, and what its parts held counts as lost: they
-    /// are removed, and it is another server from now on. A keeper that was given up keeps nothing first, so
+    /// This server was given up, as the leader `by` says, and what its parts held counts as lost: they
+    /// are removed, and it is another server from now on. A leader that was given up keeps nothing first, so
     /// that a kill in between leaves a member, which is told again.
     fn start_over(&self, by: ServerId) -> Result<(), ControlError> {
-        tracing::warn!(keeper = %by, "this server was given up by the pool: its parts of buffers are removed");
+        tracing::warn!(leader = %by, "this server was given up by the pool: its parts of buffers are removed");
         let parts = {
             let mut state = self.state.lock();
-            if state.file.keeper != Some(by) {
+            if state.file.leader != Some(by) {
                 let place = self.place_of(by);
                 self.commit_freeing(&mut state, |file| {
-                    file.keeper = Some(by);
+                    file.leader = Some(by);
                     if file.other(by).is_none() {
                         file.servers.push(place);
                     }
                     file.keeps_no_more();
                 })?;
-                step("an old keeper is a member on record");
+                step("an old leader is a member on record");
             }
             state.file.parts.clone()
         };
@@ -378,9 +378,9 @@ impl Ledger {
 
     /// Members may have found this server, when it was not told yet that it keeps the pool no more. One that
     /// is away does not find it again, for it gets another identity.
-    fn tell_who_keeps(&self, keeper: ServerId) {
-        let question = PoolQuestion::Follow(self.place_of(keeper));
-        let others = self.servers().into_iter().filter(|other| !other.lost && other.id != keeper);
+    fn tell_who_keeps(&self, leader: ServerId) {
+        let question = PoolQuestion::Follow(self.place_of(leader));
+        let others = self.servers().into_iter().filter(|other| !other.lost && other.id != leader);
         let others: Vec<ServerId> = others.map(|other| other.id).collect();
         let mine = self.server_id();
         std::thread::scope(|scope| {
@@ -388,7 +388,7 @@ impl Ledger {
                 let question = &question;
                 scope.spawn(move || {
                     if let Err(error) = self.ask(id, question) {
-                        tracing::debug!(server = %id, "it is not told of the keeper: {error}");
+                        tracing::debug!(server = %id, "it is not told of the leader: {error}");
                     }
                 });
             }
@@ -405,7 +405,7 @@ impl Ledger {
     /// ENOTUNIQ for a server where it is not known to be, while one of its identity answers where it is: one of the two
     /// runs on a copy of the other's flash. The one that was first stays; who is to know which is the right one?
     fn refuse_twin(&self, server: &PoolServer) -> Result<(), ControlError> {
-        if !self.is_keeper() {
+        if !self.is_leader() {
             return Ok(());
         }
         let earlier = self.servers().into_iter().find(|known| known.id == server.id && !known.lost);
@@ -434,7 +434,7 @@ impl Ledger {
         ))
     }
 
-    /// A server says where it is: it is a member from now on, unless it was given up. `term` is the keeper that
+    /// A server says where it is: it is a member from now on, unless it was given up. `term` is the leader that
     /// it goes by.
     pub(super) fn announced(
         &self,
@@ -444,10 +444,10 @@ impl Ledger {
     ) -> Result<PoolReply, ControlError> {
         self.refuse_twin(&server)?;
         let mut state = self.state.lock();
-        if let Some(keeper) = state.file.keeper {
-            let found = state.file.other(keeper).cloned();
-            return found.map(PoolReply::KeeperIs).ok_or_else(|| {
-                refuse("this member has lost its keeper", libc::EHOSTUNREACH, "ask the keeper")
+        if let Some(leader) = state.file.leader {
+            let found = state.file.other(leader).cloned();
+            return found.map(PoolReply::LeaderIs).ok_or_else(|| {
+                refuse("this member has lost its leader", libc::EHOSTUNREACH, "ask the leader")
             });
         }
         let earlier = state.file.other(server.id).cloned();
@@ -460,7 +460,7 @@ impl Ledger {
             }
             _ => (),
         }
-        // Of a member that only an earlier keeper knew the parts are to be learned.
+        // Of a member that only an earlier leader knew the parts are to be learned.
         let unheard = earlier.is_none() && !parts.is_empty() && *term != state.file.term();
         let server = PoolServer { lost: false, ..server };
         if earlier.as_ref() != Some(&server) {

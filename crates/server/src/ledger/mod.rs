@@ -3,25 +3,26 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `record`, `reserve` | the file on flash, and room for it when flash is full |
+//! | `registry`, `record`, `reserve` | where the record is, the file on flash, and room for it when flash is full |
 //! | `identity` | who asks, and what they may |
-//! | `route` | who answers: this server, the keeper, or the server of a buffer's first part |
+//! | `route` | who answers: this server, the leader, or the server of a buffer's first part |
 //! | `parts`, `served` | what this server has of buffers; a part that is served now |
 //! | `turn` | one change of one buffer at a time; changes of the record |
 //! | `settle` | the start: finishes or undoes what a kill has left |
-//! | `choose`, `create`, `extend`, `destroy` | the changes, by the pool's keeper |
+//! | `choose`, `create`, `extend`, `destroy` | the changes, by the pool's leader |
 //! | `show`, `stage`, `cache` | the questions |
 //! | `ask` | what servers ask each other |
-//! | `events` | the record of what was made and destroyed; what the server counts |
+//! | `events` | the record of what was made and destroyed |
+//! | `figures` | what this server and the others count |
 //! | `members`, `forget` | the servers of the pool |
-//! | `take_over`, `adopt` | a new keeper for a pool whose keeper is gone, and what it learns from the others |
+//! | `take_over`, `adopt` | a new leader for a pool whose leader is gone, and what it learns from the others |
 //! | `round` | what is done when others can be reached: announcing, finishing |
 //! | `gate` | the listener's questions: secrets, identities, sessions |
 //!
 //! Invariants: what memory says of a buffer is what the file on flash says; capacity is taken on
 //! record before a store gets it, and given back on record after the store has lost it, so that
 //! the stores on flash never hold more than the record says, whenever the process is killed. The
-//! keeper has a buffer on record before any of its parts is made, and until all are gone.
+//! leader has a buffer on record before any of its parts is made, and until all are gone.
 //! `forebay serve` opens it, sessions and the listener ask it. docs/internals/LEDGER.md.
 
 mod adopt;
@@ -32,6 +33,7 @@ mod create;
 mod destroy;
 mod events;
 mod extend;
+mod figures;
 mod forget;
 pub(crate) mod fuzzed;
 mod gate;
@@ -39,6 +41,7 @@ mod identity;
 mod members;
 mod parts;
 mod record;
+mod registry;
 mod reserve;
 mod round;
 mod route;
@@ -55,26 +58,30 @@ pub use gate::Door;
 pub use identity::{Identity, caller_of};
 pub use served::{BufferUser, ServedBuffer};
 
-use crate::flash::{self, StoreLock};
 use crate::net::links::{BufferPeers, Links};
-use crate::peers::Peers;
 use crate::places::{KnownServer, Places};
 use crate::{Server, ServerOptions};
+use forebay_interfaces::peers::Peers;
 use forebay_net::ServerAddress;
 use forebay_net::node::host_name;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
+use forebay_proto::metrics::PoolMetrics;
 use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::net::pool::{PoolQuestion, PoolReply};
+use forebay_store::flash::{self, StoreLock};
 use parking_lot::{Condvar, Mutex};
 use record::{DIR_NAME, LedgerFile, PartRecord};
+use registry::{FileRegistry, Registry, Room, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The server's own socket, in the ledger's directory.
+const SOCKET_NAME: &str = "server.sock";
 /// Reservations are multiples of this, unless `forebay serve` is told otherwise.
 pub const GRANULARITY_BYTES: u64 = 16 << 20;
 /// Most buffers of one pool.
@@ -110,17 +117,23 @@ pub struct Ledger {
     options: LedgerOptions,
     /// `FLASH/forebay-server`.
     dir: PathBuf,
+    /// Where the record is.
+    registry: Box<dyn Registry>,
     state: Mutex<State>,
     changed: Condvar,
     /// To the other servers of the pool.
     links: Arc<Links>,
     round: round::Round,
     told: events::Told,
+    /// What the other servers counted when `--http` last looked at them.
+    others_seen: Mutex<PoolMetrics>,
     _lock: StoreLock,
 }
 
 struct State {
     file: LedgerFile,
+    /// Of the record.
+    version: Version,
     running: BTreeMap<BufferName, Arc<ServedBuffer>>,
     /// Why a part on record is not served.
     faults: BTreeMap<BufferName, String>,
@@ -153,11 +166,13 @@ impl Ledger {
             Err(error) if error.errno == Some(libc::EBUSY) => return Err(in_use(&error.why)),
             Err(error) => return Err(error),
         };
-        let mut file = LedgerFile::load(&dir)?;
+        let registry: Box<dyn Registry> = Box::new(FileRegistry::new(&dir));
+        let (mut file, version) = registry.read()?;
         file.begin()?;
-        reserve::save(&file, &dir)?;
+        let version = registry.compare_and_set(version, &file, Room::Frees)?;
         let state = State {
             file,
+            version,
             running: BTreeMap::new(),
             faults: BTreeMap::new(),
             unsettled: BTreeMap::new(),
@@ -169,11 +184,23 @@ impl Ledger {
         let links = Arc::new(Links::new(options.key.clone(), Arc::default()));
         let round = round::Round::default();
         let told = events::Told::open(&dir, state.lock().file.server)?;
-        let ledger = Ledger { options, dir, state, changed, links, round, told, _lock: lock };
+        let others_seen = Mutex::default();
+        let ledger = Ledger {
+            options,
+            dir,
+            registry,
+            state,
+            changed,
+            links,
+            round,
+            told,
+            others_seen,
+            _lock: lock,
+        };
         ledger.note_servers();
         ledger.settle_all()?;
         ledger.told.tell(&ledger.state.lock().file, Some(events::LATE));
-        reserve::make(&ledger.dir);
+        ledger.registry.set_room_aside();
         Ok(Arc::new(ledger))
     }
 
@@ -194,13 +221,13 @@ impl Ledger {
         Secret::from_hex(&hidden.0)
     }
 
-    /// The secret of a buffer that this server has no part of, as the keeper tells it.
+    /// The secret of a buffer that this server has no part of, as the leader tells it.
     fn ask_secret(&self, name: &BufferName) -> Option<Secret> {
-        let keeper = self.keeper();
-        if keeper == self.server_id() {
+        let leader = self.leader();
+        if leader == self.server_id() {
             return None;
         }
-        match self.ask(keeper, &PoolQuestion::Secret(name.clone())) {
+        match self.ask(leader, &PoolQuestion::Secret(name.clone())) {
             Ok(PoolReply::Secret(secret)) => Secret::from_hex(&secret.0),
             Ok(_) => None,
             Err(error) => {
@@ -289,6 +316,7 @@ impl Ledger {
         };
         let options = ServerOptions {
             root_owner: Some((spec.owner_uid, spec.owner_gid)),
+            log: spec.log,
             peers,
             cache_peers,
             cache: self.cache_options(spec)?,
@@ -347,6 +375,17 @@ fn check_options(options: &LedgerOptions) -> Result<(), ControlError> {
 /// The directory of the ledger on this flash.
 pub fn directory(flash: &Path) -> PathBuf {
     flash.join(DIR_NAME)
+}
+
+/// Where a server on this flash listens for mounts of its own node if it was not told to listen on a Unix socket: in the
+/// ledger's directory, which nobody but its user and root may enter.
+pub fn own_socket(flash: &Path) -> PathBuf {
+    directory(flash).join(SOCKET_NAME)
+}
+
+/// Is the server on this flash a member of a pool that another server keeps?
+pub fn is_member(flash: &Path) -> Result<bool, ControlError> {
+    Ok(LedgerFile::load(&directory(flash))?.leader.is_some())
 }
 
 /// Makes the ledger's directory, if it is not there; the log may be in it too.

@@ -1,19 +1,19 @@
 //! What this server has of buffers: making, growing and removing its parts, asked by the pool's
-//! keeper (which may be this server).
+//! leader (which may be this server).
 //!
 //! By the ledger's rule capacity is on record before the store has it and until after the store is
 //! gone. Everything can be asked twice. docs/internals/LEDGER.md has what a kill leaves.
 
 use super::record::{PartRecord, RecordState};
 use super::turn::{Busy, of};
-use super::{Ledger, ServedBuffer, caller_of, reserve};
-use crate::flash::{Store, StoreOptions};
-use crate::step::step;
+use super::{Ledger, ServedBuffer, caller_of};
+use forebay_failpoint::step;
 use forebay_proto::Caller;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::net::pool::{MAX_CLIENTS_TOLD, PartFacts, PartSpec, ServerFacts};
 use forebay_proto::size::format_bytes;
+use forebay_store::flash::{Store, StoreOptions};
 use std::sync::Arc;
 
 impl Ledger {
@@ -198,7 +198,7 @@ impl Ledger {
         }
         step("a removed part has no store");
         self.forget_part(&name)?;
-        reserve::make(&self.dir);
+        self.registry.set_room_aside();
         tracing::info!(buffer = %name, shard = part.spec.shard.0, "part removed");
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Ledger {
             return Store::discard(&self.options.flash, &part.key()).map(drop);
         };
         // Nobody would know any more of what it has put on the PFS.
-        served.server.mover().end_commits(true)?;
+        served.server.mover().give_up_commits();
         served.end_mounts();
         let store = served.server.abandon();
         self.told.keep_of(&served);

@@ -1,13 +1,13 @@
-//! `FLASH/forebay-server/ledger.json`: what one server has given away, and, at the keeper of a pool,
+//! `FLASH/forebay-server/ledger.json`: what one server has given away, and, at the leader of a pool,
 //! what the pool has. Replaced whole, atomically
 //! and durably (written beside, fsync, rename, fsync of the directory), mode 0600: it holds the
 //! buffers' secrets. Read and written by [`super::Ledger`] only, under the directory's lock.
 
-use crate::flash::{StoreKey, new_uuid, replace_file};
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{BufferName, BufferSpec, Token};
 use forebay_proto::net::pool::{Hidden, PartSpec, PoolServer, Term};
 use forebay_proto::{ServerId, ShardId};
+use forebay_store::flash::{StoreKey, new_uuid, replace_file};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
@@ -32,7 +32,7 @@ pub enum RecordState {
     Destroying,
 }
 
-/// A buffer of the pool, on its keeper's record. Its parts are on their servers' records.
+/// A buffer of the pool, on its leader's record. Its parts are on their servers' records.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BufferRecord {
     /// As it was asked for.
@@ -81,6 +81,7 @@ impl BufferRecord {
             servers: self.servers.clone(),
             access: self.spec.access,
             store_kind: self.spec.store_kind,
+            log: self.spec.log,
             capacity_bytes: self.part_bytes,
             owner_uid: self.owner_uid,
             owner_gid: self.owner_gid,
@@ -128,17 +129,18 @@ pub struct LedgerFile {
     pub incarnation: u64,
     /// The pool: the first identity of the server that founded it.
     pub pool: ServerId,
-    /// Counts the keepers that took over; as the keeper told last.
+    /// Counts the leaders that took over; as the leader told last.
     pub epoch: u64,
-    /// The keeper of the pool that this server is a member of; none: it keeps its own.
-    pub keeper: Option<ServerId>,
-    /// The other servers of the pool. At a member as the keeper told last.
+    /// The leader of the pool that this server is a member of; none: it is the leader of its own.
+    #[serde(alias = "keeper")]
+    pub leader: Option<ServerId>,
+    /// The other servers of the pool. At a member as the leader told last.
     pub servers: Vec<PoolServer>,
-    /// Buffers of the pool, in order of creation; at its keeper only.
+    /// Buffers of the pool, in order of creation; at its leader only.
     pub buffers: Vec<BufferRecord>,
-    /// At a keeper that took over: the servers that have not told yet what they have.
+    /// At a leader that took over: the servers that have not told yet what they have.
     pub untold: Vec<ServerId>,
-    /// At the keeper: the last servers that were given up; one that comes back starts over.
+    /// At the leader: the last servers that were given up; one that comes back starts over.
     pub given_up: Vec<ServerId>,
     /// What this server has of them.
     pub parts: Vec<PartRecord>,
@@ -176,7 +178,7 @@ impl LedgerFile {
                     incarnation: 0,
                     pool: server,
                     epoch: 0,
-                    keeper: None,
+                    leader: None,
                     servers: Vec::new(),
                     buffers: Vec::new(),
                     untold: Vec::new(),
@@ -247,17 +249,17 @@ impl LedgerFile {
         self.servers.iter().find(|other| other.id == server)
     }
 
-    /// A keeper is one no more.
+    /// A leader is one no more.
     pub fn keeps_no_more(&mut self) {
         self.buffers.clear();
         self.untold.clear();
         self.given_up.clear();
     }
 
-    /// Which keeper this server goes by.
+    /// Which leader this server goes by.
     pub fn term(&self) -> Term {
-        let keeper = self.keeper.unwrap_or(self.server);
-        Term { pool: self.pool, epoch: self.epoch, keeper }
+        let leader = self.leader.unwrap_or(self.server);
+        Term { pool: self.pool, epoch: self.epoch, leader }
     }
 
     /// Capacity given away: whatever state a part is in, what it took is not to be had.

@@ -1,5 +1,5 @@
 //! What waits for other servers, done in rounds by one thread until nothing is left: a member
-//! announces itself to the keeper; the keeper finishes what a kill or a server's absence has left of
+//! announces itself to the leader; the leader finishes what a kill or a server's absence has left of
 //! buffers, and tells members of changes of the pool. Nothing to do: the thread sleeps.
 
 use super::Ledger;
@@ -21,7 +21,7 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 /// A member does not look for moved servers more often than this.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
 
-/// Other members that are asked in one round where the keeper is.
+/// Other members that are asked in one round where the leader is.
 const ASKED_OTHERS: usize = 3;
 
 /// What the thread waits for.
@@ -35,16 +35,16 @@ pub(super) struct Round {
 struct RoundState {
     soon: bool,
     over: bool,
-    /// A member: the keeper knows where this server is.
+    /// A member: the leader knows where this server is.
     announced: bool,
     announced_at: Option<Instant>,
-    /// What the keeper last said against this server.
+    /// What the leader last said against this server.
     refused: Option<ControlError>,
-    /// Who is said to be the keeper by now.
+    /// Who is said to be the leader by now.
     follow: Option<ServerId>,
-    /// Counts the other members that were asked for the keeper.
+    /// Counts the other members that were asked for the leader.
     asked_others: usize,
-    /// A keeper: counts changes of the servers, and which count each member was told.
+    /// A leader: counts changes of the servers, and which count each member was told.
     version: u64,
     told: HashMap<ServerId, u64>,
 }
@@ -62,7 +62,7 @@ impl Round {
         self.soon();
     }
 
-    /// A server could not be reached: the keeper may know where it is now.
+    /// A server could not be reached: the leader may know where it is now.
     fn look_for_moved(&self) {
         let mut state = self.state.lock();
         if state.announced_at.is_none_or(|at| at.elapsed() > LOOK_PAUSE) {
@@ -72,20 +72,20 @@ impl Round {
         }
     }
 
-    /// The pool is said to have another keeper.
-    pub(super) fn follow_soon(&self, keeper: ServerId) {
+    /// The pool is said to have another leader.
+    pub(super) fn follow_soon(&self, leader: ServerId) {
         let mut state = self.state.lock();
-        state.follow = Some(keeper);
+        state.follow = Some(leader);
         state.soon = true;
         self.kicked.notify_all();
     }
 
-    /// A keeper knows where this server is.
+    /// A leader knows where this server is.
     pub(super) fn is_announced(&self) {
         self.state.lock().announced = true;
     }
 
-    /// The keeper knows another server of this one's identity.
+    /// The leader knows another server of this one's identity.
     pub(super) fn is_refused(&self, error: ControlError) {
         self.state.lock().refused = Some(error);
     }
@@ -117,7 +117,7 @@ impl Round {
 
 impl Ledger {
     /// Starts the thread, once others can reach this server. A member has announced itself when
-    /// this returns, if its keeper answers.
+    /// this returns, if its leader answers.
     pub fn start_rounds(self: &Arc<Ledger>) -> Result<(), ControlError> {
         let weak = Arc::downgrade(self);
         self.links.on_unreached(Box::new(move |_| {
@@ -126,11 +126,11 @@ impl Ledger {
             }
         }));
         self.round.servers_changed();
-        if !self.is_keeper() && !self.announce() {
+        if !self.is_leader() && !self.announce() {
             if let Some(error) = self.round.state.lock().refused.take() {
                 return Err(error);
             }
-            tracing::info!("the keeper of the pool does not answer: it is told later");
+            tracing::info!("the leader of the pool does not answer: it is told later");
         }
         let weak = Arc::downgrade(self);
         std::thread::Builder::new()
@@ -148,12 +148,12 @@ impl Ledger {
     /// True if nothing is left to do.
     fn round(&self) -> bool {
         let follow = self.round.state.lock().follow.take();
-        if let Some(keeper) = follow {
-            self.follow(keeper);
+        if let Some(leader) = follow {
+            self.follow(leader);
         }
-        match self.is_keeper() {
+        match self.is_leader() {
             true => {
-                // First: one that is the keeper no more hears it so. All is tried, whatever comes of it.
+                // First: one that is the leader no more hears it so. All is tried, whatever comes of it.
                 let told = self.tell_members();
                 let settled = self.settle_buffers();
                 self.drop_lost();
@@ -171,16 +171,16 @@ impl Ledger {
             }
             state.announced_at = Some(Instant::now());
         }
-        self.follow(self.keeper()) || self.ask_others()
+        self.follow(self.leader()) || self.ask_others()
     }
 
-    /// The keeper cannot be reached: other members may have another one by now.
+    /// The leader cannot be reached: other members may have another one by now.
     fn ask_others(&self) -> bool {
-        let (mine, keeper) = (self.server_id(), self.keeper());
+        let (mine, leader) = (self.server_id(), self.leader());
         let mut others: Vec<ServerId> = self
             .servers()
             .iter()
-            .filter(|s| s.id != mine && s.id != keeper && !s.lost)
+            .filter(|s| s.id != mine && s.id != leader && !s.lost)
             .map(|s| s.id)
             .collect();
         if others.is_empty() {
@@ -198,7 +198,7 @@ impl Ledger {
                 self.round.is_announced();
                 true
             }
-            Ok(Some(named)) if named.id != keeper && named.id != mine => {
+            Ok(Some(named)) if named.id != leader && named.id != mine => {
                 self.note_server(&named);
                 self.follow(named.id)
             }
@@ -209,11 +209,11 @@ impl Ledger {
     /// True if all members that are not lost know the servers as they are now.
     pub(super) fn tell_members(&self) -> bool {
         let version = self.round.state.lock().version;
-        let (keeper, servers) = (self.keeper(), self.servers());
+        let (leader, servers) = (self.leader(), self.servers());
         let unheard = self.state.lock().file.untold.clone();
         let untold: Vec<ServerId> = {
             let state = self.round.state.lock();
-            let others = servers.iter().filter(|s| s.id != keeper && !s.lost).map(|s| s.id);
+            let others = servers.iter().filter(|s| s.id != leader && !s.lost).map(|s| s.id);
             others.filter(|id| state.told.get(id) != Some(&version)).collect()
         };
         let told: Vec<(ServerId, bool)> = std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
 //! Who answers a question to the ledger. Any server may be asked: what is about the pool is the
-//! keeper's, what is about a buffer's files is the server's of its first part. A question is passed
-//! on with the identity of who asked, once, or twice by way of the keeper.
+//! leader's, what is about a buffer's files is the server's of its first part. A question is passed
+//! on with the identity of who asked, once, or twice by way of the leader.
 
 use super::{Identity, Ledger};
 use forebay_proto::ServerId;
@@ -19,10 +19,13 @@ fn files_of(request: &LedgerRequest) -> Option<&BufferName> {
         | Q::StageList { name }
         | Q::StageCancel { name, .. }
         | Q::StageRate { name, .. }
+        | Q::StageRelease { name, .. }
+        | Q::StageConcurrency { name, .. }
         | Q::Lost { name, .. }
         | Q::FileStatus { name, .. }
         | Q::Cache { name, .. }
         | Q::CacheStatus { name }
+        | Q::Activity { name, .. }
         | Q::Events { name: Some(name), record: EventRecord::Buffer, .. } => Some(name),
         Q::Pool
         | Q::Forget { .. }
@@ -34,6 +37,7 @@ fn files_of(request: &LedgerRequest) -> Option<&BufferName> {
         | Q::Extend { .. }
         | Q::Destroy { .. }
         | Q::Events { .. }
+        | Q::OnBehalf { .. }
         | Q::Metrics { .. } => None,
     }
 }
@@ -41,6 +45,11 @@ fn files_of(request: &LedgerRequest) -> Option<&BufferName> {
 impl Ledger {
     /// Answers a question of `who`.
     pub fn answer(&self, who: &Identity, request: LedgerRequest) -> LedgerReply {
+        let (user, request) = match who.on_behalf(request) {
+            Ok(asked) => asked,
+            Err(error) => return LedgerReply::Error(error),
+        };
+        let who = user.as_ref().unwrap_or(who);
         let at = self.answerer(&request);
         match at == self.server_id() {
             true => self.answer_here(who, request),
@@ -48,9 +57,9 @@ impl Ledger {
         }
     }
 
-    /// Answers what another server passes on. Only the keeper passes it on further.
+    /// Answers what another server passes on. Only the leader passes it on further.
     pub(super) fn answer_passed_on(&self, who: &Identity, request: LedgerRequest) -> LedgerReply {
-        match self.is_keeper() {
+        match self.is_leader() {
             true => self.answer(who, request),
             false => self.answer_here(who, request),
         }
@@ -65,10 +74,13 @@ impl Ledger {
         if let LedgerRequest::Events { record: EventRecord::Part { server, .. }, .. } = request {
             return *server;
         }
+        if let LedgerRequest::Activity { server: Some(server), .. } = request {
+            return *server;
+        }
         let (name, files) = match (files_of(request), request) {
             (Some(name), _) => (name, true),
             (None, LedgerRequest::Places { name }) => (name, false),
-            (None, _) => return self.keeper(),
+            (None, _) => return self.leader(),
         };
         let state = self.state.lock();
         // The first that is not gone for good: it can still say what is lost.
@@ -78,7 +90,7 @@ impl Ledger {
             (Some(_), _) if !files => mine,
             (Some(part), _) => first(&part.spec.servers),
             (None, Some(buffer)) if files => first(&buffer.servers),
-            (None, _) => state.file.keeper.unwrap_or(mine),
+            (None, _) => state.file.leader.unwrap_or(mine),
         }
     }
 
@@ -87,9 +99,9 @@ impl Ledger {
         match self.ask(server, &question) {
             Ok(PoolReply::Ledger(reply)) => *reply,
             Ok(_) => LedgerReply::Error(self.nonsense(server)),
-            Err(error) if server == self.keeper() => LedgerReply::Error(
+            Err(error) if server == self.leader() => LedgerReply::Error(
                 error.hint(
-                    "it keeps the ledger of the pool: start it again; mounts go on without. If it is gone for good: `forebay pool keeper --take-over`",
+                    "it keeps the ledger of the pool: start it again; mounts go on without. If it is gone for good: `forebay pool leader --take-over`",
                 ),
             ),
             Err(error) => LedgerReply::Error(error),
@@ -111,7 +123,8 @@ impl Ledger {
             Q::Cache { name, request, on_behalf } => self.cache(who, &name, request, on_behalf),
             Q::CacheStatus { name } => self.cache_status(who, &name),
             Q::Events { name, record, query } => self.events(who, name.as_ref(), record, &query),
-            Q::Metrics { name } => self.metrics_for(who, name.as_ref()),
+            Q::Activity { name, after, .. } => self.activity(who, &name, after),
+            Q::Metrics { name, pool } => self.metrics_for(who, name.as_ref(), pool),
             staging => self.stage(who, staging),
         };
         reply.unwrap_or_else(LedgerReply::Error)

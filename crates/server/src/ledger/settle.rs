@@ -1,11 +1,11 @@
 //! The start of a server: each part on record is served again, or what a kill has left of it is
-//! finished or undone; then, at a keeper, the buffers that need nobody else for that. What needs
+//! finished or undone; then, at a leader, the buffers that need nobody else for that. What needs
 //! other servers is done when they can be asked (`round`).
 
 use super::Ledger;
 use super::record::{PartRecord, RecordState};
-use crate::flash::{self, Store};
 use forebay_proto::control::ControlError;
+use forebay_store::flash::{self, Store};
 
 impl Ledger {
     /// Settles all parts on record. An error of one is kept as its fault; only an error of the
@@ -59,7 +59,7 @@ impl Ledger {
                 "the store is not on flash any more",
             )
             .errno(libc::ENODATA)
-            .hint("`forebay buffer destroy` gives its capacity back"));
+            .hint("if the flash is gone for good, `forebay buffer destroy --force` gives its capacity back"));
         };
         for notice in store.notices() {
             tracing::warn!(buffer = %part.name(), "{notice}");

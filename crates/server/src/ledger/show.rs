@@ -44,7 +44,7 @@ impl Ledger {
     /// The servers and what they have.
     pub(super) fn pool(&self) -> PoolStatus {
         let survey = self.survey_all();
-        let keeper = self.keeper();
+        let leader = self.leader();
         let tell = |server: forebay_proto::net::pool::PoolServer| {
             let facts = survey.get(&server.id).and_then(Option::as_ref);
             ServerStatus {
@@ -52,7 +52,7 @@ impl Ledger {
                 addresses: server.addresses,
                 host: server.host,
                 alive: facts.is_some(),
-                keeper: server.id == keeper,
+                leader: server.id == leader,
                 lost: server.lost,
                 capacity_bytes: facts.map_or(server.capacity_bytes, |facts| facts.capacity_bytes),
                 reserved_bytes: facts.map_or(0, |facts| facts.reserved_bytes),

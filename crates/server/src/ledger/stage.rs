@@ -50,6 +50,15 @@ impl Ledger {
                 let (served, caller) = self.stager(who, &name)?;
                 served.server.mover().set_rate(&caller, plan, bytes_per_s).map(LedgerReply::Plan)
             }
+            Q::StageRelease { name, plan } => {
+                let (served, caller) = self.stager(who, &name)?;
+                served.server.mover().release(&caller, plan).map(LedgerReply::Plan)
+            }
+            Q::StageConcurrency { name, plans } => {
+                let (served, _) = self.stager(who, &name)?;
+                served.server.mover().set_concurrency(plans);
+                Ok(LedgerReply::Ok)
+            }
             Q::Lost { name, from } => {
                 let (served, caller) = self.stager(who, &name)?;
                 served

@@ -1,19 +1,19 @@
-//! A keeper that is gone for good: another server of the pool takes its place, when it is told to.
+//! A leader that is gone for good: another server of the pool takes its place, when it is told to.
 //!
 //! | step | killed after it |
 //! | --- | --- |
-//! | 1 nobody hears the old keeper, all others answer | nothing was changed |
-//! | 2 record of the new keeper: it is the keeper, with the next epoch; the old one is lost; its own parts' buffers; who has not told yet | its next start goes on with 3 |
+//! | 1 nobody hears the old leader, all others answer | nothing was changed |
+//! | 2 record of the new leader: it is the leader, with the next epoch; the old one is lost; its own parts' buffers; who has not told yet | its next start goes on with 3 |
 //! | 3 each other server: follows it on record, then tells of its parts | told again, tells again |
-//! | 4 record of the new keeper: those buffers (`adopt`) | the server is asked again |
+//! | 4 record of the new leader: those buffers (`adopt`) | the server is asked again |
 //!
-//! Fencing: each server keeps the greatest term on record that it was told; a keeper with an earlier one is
-//! told who keeps the pool, and nothing is done for it. The old keeper then starts over as a
+//! Fencing: each server keeps the greatest term on record that it was told; a leader with an earlier one is
+//! told who keeps the pool, and nothing is done for it. The old leader then starts over as a
 //! new member (`members`). docs/internals/LEDGER.md.
 
 use super::adopt::{TAKEN_OVER, nameless, told_of};
 use super::{Identity, Ledger};
-use crate::step::step;
+use forebay_failpoint::step;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::LedgerReply;
@@ -27,12 +27,12 @@ fn refuse(why: &str, errno: i32, hint: &str) -> ControlError {
 }
 
 impl Ledger {
-    /// Which keeper this server goes by.
+    /// Which leader this server goes by.
     pub(super) fn term(&self) -> Term {
         self.state.lock().file.term()
     }
 
-    /// Makes this server the keeper. Done already if it is that.
+    /// Makes this server the leader. Done already if it is that.
     pub(super) fn take_over(
         &self,
         who: &Identity,
@@ -43,9 +43,9 @@ impl Ledger {
             return Err(refuse("only who runs the servers may", libc::EPERM, hint));
         }
         let term = self.term();
-        if term.keeper != self.server_id() {
-            self.must_be_gone(term.keeper)?;
-            let servers = self.survivors(term.keeper, without)?;
+        if term.leader != self.server_id() {
+            self.must_be_gone(term.leader)?;
+            let servers = self.survivors(term.leader, without)?;
             self.keep_from_now(term, servers)?;
         }
         // Whoever does not answer now hears it later.
@@ -53,11 +53,11 @@ impl Ledger {
         Ok(LedgerReply::Ok)
     }
 
-    fn must_be_gone(&self, keeper: ServerId) -> Result<(), ControlError> {
-        self.links.is_back(keeper);
-        match self.ask(keeper, &PoolQuestion::Facts) {
+    fn must_be_gone(&self, leader: ServerId) -> Result<(), ControlError> {
+        self.links.is_back(leader);
+        match self.ask(leader, &PoolQuestion::Facts) {
             Ok(_) => {
-                let why = format!("the keeper, {}, answers", self.host_of(keeper));
+                let why = format!("the leader, {}, answers", self.host_of(leader));
                 Err(refuse(&why, libc::EBUSY, "end it first, if what it has is to be given up"))
             }
             // It follows another one by now, and so will this server.
@@ -70,12 +70,12 @@ impl Ledger {
     /// given up marked as lost.
     fn survivors(
         &self,
-        keeper: ServerId,
+        leader: ServerId,
         without: &[ServerId],
     ) -> Result<Vec<PoolServer>, ControlError> {
         let mut known: BTreeMap<ServerId, PoolServer> = BTreeMap::new();
         note(&mut known, self.servers());
-        let mut asked = BTreeSet::from([self.server_id(), keeper]);
+        let mut asked = BTreeSet::from([self.server_id(), leader]);
         loop {
             let next: Vec<ServerId> = known
                 .values()
@@ -92,9 +92,9 @@ impl Ledger {
                         let why = format!("server {host}, which is to be given up, answers");
                         return Err(refuse(&why, libc::EBUSY, "end it first, or do not name it"));
                     }
-                    Ok(PoolReply::Heard { keeper: true, .. }) => {
-                        let why = format!("server {host} hears the keeper");
-                        return Err(refuse(&why, libc::EBUSY, "end the keeper first"));
+                    Ok(PoolReply::Heard { leader: true, .. }) => {
+                        let why = format!("server {host} hears the leader");
+                        return Err(refuse(&why, libc::EBUSY, "end the leader first"));
                     }
                     Ok(PoolReply::Heard { servers, .. }) => {
                         self.note_new(&known, &servers);
@@ -121,7 +121,7 @@ impl Ledger {
             ));
         }
         known.remove(&self.server_id());
-        for id in without.iter().chain([&keeper]) {
+        for id in without.iter().chain([&leader]) {
             known.entry(*id).or_insert_with(|| nameless(*id)).lost = true;
         }
         Ok(known.into_values().collect())
@@ -150,24 +150,24 @@ impl Ledger {
 
     /// To a server that is to take over.
     pub(super) fn hears(&self) -> PoolReply {
-        let (mine, keeper) = (self.server_id(), self.keeper());
-        self.links.is_back(keeper);
-        let answers = keeper == mine || self.ask(keeper, &PoolQuestion::Facts).is_ok();
+        let (mine, leader) = (self.server_id(), self.leader());
+        self.links.is_back(leader);
+        let answers = leader == mine || self.ask(leader, &PoolQuestion::Facts).is_ok();
         let servers = self.servers().into_iter().filter(|server| server.id != mine).collect();
-        PoolReply::Heard { keeper: answers, servers }
+        PoolReply::Heard { leader: answers, servers }
     }
 
-    /// On record this server is the keeper from here on.
+    /// On record this server is the leader from here on.
     fn keep_from_now(&self, before: Term, servers: Vec<PoolServer>) -> Result<(), ControlError> {
         let lost: Vec<ServerId> = servers.iter().filter(|s| s.lost).map(|s| s.id).collect();
         let mut state = self.state.lock();
         if state.file.term() != before {
-            let why = "the pool got another keeper at the same moment";
+            let why = "the pool got another leader at the same moment";
             return Err(refuse(why, libc::EAGAIN, "`forebay pool status` shows it"));
         }
         self.commit_noted(&mut state, Some(TAKEN_OVER), |file| {
             file.epoch += 1;
-            file.keeper = None;
+            file.leader = None;
             file.untold = servers.iter().filter(|s| !s.lost).map(|s| s.id).collect();
             file.servers = servers;
             file.given_up.clear();
@@ -176,18 +176,18 @@ impl Ledger {
             file.adopt(file.server, &own);
         })?;
         drop(state);
-        step("a server is the keeper on record");
-        tracing::warn!(old = %before.keeper, epoch = before.epoch + 1, ?lost,
+        step("a server is the leader on record");
+        tracing::warn!(old = %before.leader, epoch = before.epoch + 1, ?lost,
             "this server keeps the ledger of the pool from now on; what the lost ones had is lost");
         self.note_servers();
         self.round.servers_changed();
         Ok(())
     }
 
-    /// The keeper that the pool has got since the one that asks, if that is a question of a keeper.
-    pub(super) fn keeper_since(&self, asked: &PoolAsked) -> Option<PoolServer> {
+    /// The leader that the pool has got since the one that asks, if that is a question of a leader.
+    pub(super) fn leader_since(&self, asked: &PoolAsked) -> Option<PoolServer> {
         use PoolQuestion as Q;
-        let of_keeper = match &asked.question {
+        let of_leader = match &asked.question {
             Q::Servers { .. }
             | Q::Hears
             | Q::Facts
@@ -201,14 +201,14 @@ impl Ledger {
             | Q::Secret(_) => false,
         };
         let mine = self.term();
-        if !of_keeper || !asked.term.is_before(&mine) {
+        if !of_leader || !asked.term.is_before(&mine) {
             return None;
         }
-        tracing::warn!(old = %asked.term.keeper, keeper = %mine.keeper,
-            "a keeper that the pool has no more asks: it is told who keeps the pool");
+        tracing::warn!(old = %asked.term.leader, leader = %mine.leader,
+            "a leader that the pool has no more asks: it is told who keeps the pool");
         let servers = self.servers();
-        let found = servers.into_iter().find(|server| server.id == mine.keeper);
-        Some(found.unwrap_or_else(|| nameless(mine.keeper)))
+        let found = servers.into_iter().find(|server| server.id == mine.leader);
+        Some(found.unwrap_or_else(|| nameless(mine.leader)))
     }
 }
 

@@ -1,7 +1,8 @@
 //! One change of one buffer at a time, and changes of the record: on flash first, then in memory.
 
 use super::record::{BufferRecord, LedgerFile, PartRecord};
-use super::{Identity, Ledger, State, TURN_WAIT, reserve};
+use super::registry::Room;
+use super::{Identity, Ledger, State, TURN_WAIT};
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::BufferName;
 use std::time::Instant;
@@ -9,7 +10,7 @@ use std::time::Instant;
 /// What is being changed. A change of a buffer may wait for one of a part, never the other way.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Busy {
-    /// A buffer of the pool, by its keeper.
+    /// A buffer of the pool, by its leader.
     Buffer(BufferName),
     /// The part of it that this server has.
     Part(BufferName),
@@ -72,12 +73,7 @@ impl Ledger {
         state: &mut State,
         change: impl FnOnce(&mut LedgerFile),
     ) -> Result<(), ControlError> {
-        let mut file = state.file.clone();
-        change(&mut file);
-        file.save(&self.dir)?;
-        self.told.tell(&file, None);
-        state.file = file;
-        Ok(())
+        self.replace(state, Room::Takes, None, change)
     }
 
     /// Like [`Ledger::commit`], for changes that give room back: they work on full flash too.
@@ -96,9 +92,19 @@ impl Ledger {
         note: Option<&str>,
         change: impl FnOnce(&mut LedgerFile),
     ) -> Result<(), ControlError> {
+        self.replace(state, Room::Frees, note, change)
+    }
+
+    fn replace(
+        &self,
+        state: &mut State,
+        room: Room,
+        note: Option<&str>,
+        change: impl FnOnce(&mut LedgerFile),
+    ) -> Result<(), ControlError> {
         let mut file = state.file.clone();
         change(&mut file);
-        reserve::save(&file, &self.dir)?;
+        state.version = self.registry.compare_and_set(state.version, &file, room)?;
         self.told.tell(&file, note);
         state.file = file;
         Ok(())
@@ -136,7 +142,7 @@ impl Ledger {
 
 fn not_theirs(what: &str, name: &BufferName) -> ControlError {
     of(what, name, "it belongs to another user", libc::EPERM)
-        .hint("only its owner, and who has the server's key, may")
+        .hint("only its owner and the holder of the server's key may")
 }
 
 /// An error about a buffer.

@@ -1,12 +1,14 @@
 //! Calls of the mounts of one buffer: how many of each kind, the bytes that went each way, errors.
 //! Reads and writes that a kernel does itself (passthrough) are no calls: nobody sees them.
 
-use super::ErrnoCounts;
-use super::count::{STRIPES, stripe};
 use forebay_proto::Errno;
-use forebay_proto::metrics::{CallCount, ErrorSource};
+use forebay_proto::count::{ErrnoCounts, STRIPES, stripe};
+use forebay_proto::latency::{Latency, LatencyCounts};
+use forebay_proto::metrics::{BufferMetrics, Counts};
 use forebay_proto::net::{Answer, Call};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 macro_rules! kinds {
     ($($kind:ident $name:literal: $calls:pat,)*) => {
@@ -50,6 +52,7 @@ kinds! {
     Read "read": Call::Read { .. } | Call::ReadObject { .. },
     Write "write": Call::Write { .. } | Call::WriteObject { .. },
     Fsync "fsync": Call::Fsync { .. } | Call::SyncObject { .. },
+    Log "log": Call::LogBegin { .. } | Call::LogOpen { .. } | Call::LogPublish { .. } | Call::LogMap { .. },
     Fsyncdir "fsyncdir": Call::Fsyncdir(_),
     Fallocate "fallocate": Call::Fallocate { .. },
     Seek "seek": Call::Seek { .. },
@@ -67,7 +70,7 @@ kinds! {
 /// Two lines of a cache for the heads of counters that a thread adds to.
 #[repr(align(128))]
 struct Stripe {
-    kinds: [AtomicU64; KINDS.len()],
+    kinds: [LatencyCounts; KINDS.len()],
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
 }
@@ -82,7 +85,7 @@ impl Default for CallCounts {
     fn default() -> CallCounts {
         let zero = || AtomicU64::new(0);
         let stripe = |_| Stripe {
-            kinds: std::array::from_fn(|_| zero()),
+            kinds: std::array::from_fn(|_| LatencyCounts::default()),
             read_bytes: zero(),
             written_bytes: zero(),
         };
@@ -91,11 +94,17 @@ impl Default for CallCounts {
 }
 
 impl CallCounts {
-    /// A call was answered. `given_bytes` of payload came with it, `got_bytes` went back.
-    pub fn count(&self, call: &Call<'_>, answer: &Answer, given_bytes: usize, got_bytes: usize) {
+    /// A call was answered after so long. `given_bytes` of payload came with it, `got_bytes` went back.
+    pub fn count(
+        &self,
+        call: &Call<'_>,
+        answer: &Answer,
+        took: Duration,
+        (given_bytes, got_bytes): (usize, usize),
+    ) {
         let stripe = &self.stripes[stripe()];
         let kind = kind_of(call);
-        stripe.kinds[kind as usize].fetch_add(1, Relaxed);
+        stripe.kinds[kind as usize].note(took);
         if let Answer::Failed(errno) = answer {
             return self.errors.count(Errno(*errno));
         }
@@ -117,25 +126,29 @@ impl CallCounts {
         self.stripes.iter().map(|stripe| of(stripe).load(Relaxed)).sum()
     }
 
-    /// Calls by kind, those that were made.
-    pub fn kinds(&self) -> Vec<CallCount> {
-        let all = KINDS.iter().enumerate();
-        all.map(|(index, kind)| CallCount {
-            kind: (*kind).to_string(),
-            count: self.sum(|stripe| &stripe.kinds[index]),
-        })
-        .filter(|call| call.count > 0)
-        .collect()
+    /// Calls that were made, by kind, and how long they took.
+    fn kinds(&self) -> (Counts, BTreeMap<String, Latency>) {
+        let mut latency = BTreeMap::new();
+        for (index, kind) in KINDS.iter().enumerate() {
+            let mut sum = Latency::default();
+            self.stripes.iter().for_each(|stripe| stripe.kinds[index].add_to(&mut sum));
+            if sum.count() > 0 {
+                latency.insert((*kind).to_string(), sum);
+            }
+        }
+        (latency.iter().map(|(kind, sum)| (kind.clone(), sum.count())).collect(), latency)
     }
 
     /// Bytes read and written.
-    pub fn bytes(&self) -> (u64, u64) {
+    fn bytes(&self) -> (u64, u64) {
         (self.sum(|stripe| &stripe.read_bytes), self.sum(|stripe| &stripe.written_bytes))
     }
 
-    /// Calls that failed.
-    pub fn errors(&self) -> Vec<forebay_proto::metrics::ErrorCount> {
-        self.errors.sum(ErrorSource::Calls)
+    /// All of it into the figures of the buffer.
+    pub fn fill(&self, told: &mut BufferMetrics) {
+        (told.calls, told.latency) = self.kinds();
+        (told.read_bytes, told.written_bytes) = self.bytes();
+        self.errors.sum().for_each(|(errno, count)| told.answered(errno, count));
     }
 }
 
@@ -157,17 +170,20 @@ mod tests {
             for _ in 0..3 * STRIPES {
                 scope.spawn(|| {
                     for _ in 0..1_000 {
-                        counts.count(&read(), &Answer::Data, 0, 10);
-                        counts.count(&read(), &failed, 0, 10);
+                        counts.count(&read(), &Answer::Data, Duration::from_micros(5), (0, 10));
+                        counts.count(&read(), &failed, Duration::from_secs(1), (0, 10));
                     }
                 });
             }
         });
         let threads = 3 * STRIPES as u64;
-        let told: Vec<_> = counts.kinds().iter().map(|c| (c.kind.clone(), c.count)).collect();
-        assert_eq!(told, [("read".to_string(), threads * 2_000)]);
-        assert_eq!(counts.bytes(), (threads * 10_000, 0));
-        assert_eq!(counts.errors()[0].count, threads * 1_000);
+        let mut told = BufferMetrics::default();
+        counts.fill(&mut told);
+        assert_eq!(told.calls, [("read".to_string(), threads * 2_000)].into());
+        assert_eq!((told.read_bytes, told.written_bytes), (threads * 10_000, 0));
+        assert_eq!(told.error_counts.calls, [("EIO".to_string(), threads * 1_000)].into());
+        let took = &told.latency["read"];
+        assert_eq!((took.buckets[1], took.buckets[11]), (threads * 1_000, threads * 1_000));
     }
 
     /// Measured by hand: `cargo test --release -p forebay-server -- --ignored what_counting_costs`.
@@ -177,7 +193,8 @@ mod tests {
         let counts = CallCounts::default();
         let started = Instant::now();
         for _ in 0..10_000_000 {
-            counts.count(std::hint::black_box(&read()), &Answer::Data, 0, 4096);
+            let began = Instant::now();
+            counts.count(std::hint::black_box(&read()), &Answer::Data, began.elapsed(), (0, 4096));
         }
         println!("{} ns a call", started.elapsed().as_nanos() / 10_000_000);
     }

@@ -3,20 +3,14 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `count` | counters that many threads add to |
 //! | `calls` | calls of mounts: by kind, bytes, errors |
-//! | `staging` | what the mover has moved |
 //! | `sample` | all of a buffer at one moment |
 //!
 //! Sessions and the mover count; the ledger, the control socket and `http` ask. What each figure
 //! means: docs/METRICS.md.
 
 mod calls;
-mod count;
 mod sample;
-mod staging;
 
 pub use calls::CallCounts;
-pub use count::ErrnoCounts;
 pub use sample::{of_server, process, started};
-pub use staging::StagingCounts;

@@ -1,13 +1,16 @@
 //! All of a buffer, or of a process, at one moment.
 
-use super::StagingCounts;
 use crate::Server;
+use forebay_mover::StagingCounts;
 use forebay_net::node::host_name;
 use forebay_proto::Caller;
-use forebay_proto::control::{Direction, PlanState};
+use forebay_proto::control::{Direction, PlanState, StoreKind};
 use forebay_proto::events::UtcTime;
-use forebay_proto::metrics::{BufferMetrics, ErrorSource, ServerMetrics, StagingMetrics};
+use forebay_proto::metrics::{
+    BufferMetrics, DeviceMetrics, Errors, ServerMetrics, StagingMetrics, errno_name,
+};
 use rustix::time::ClockId;
+use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -26,13 +29,40 @@ pub fn of_server(server: &Server, buffer: String) -> BufferMetrics {
         capacity_bytes,
         used_bytes,
         inodes: namespace.store().usage().inodes,
-        errors: counts.errors.sum(ErrorSource::Staging),
+        store_kind: Some(server.store().kind()),
+        device: device(server),
+        why: namespace.fault(),
+        error_counts: Errors {
+            staging: counts.errors.sum().map(|(errno, n)| (errno_name(errno), n)).collect(),
+            ..Errors::default()
+        },
         staging: staging(server, counts),
         events,
         events_lost,
         cache: server.cache().map(|cache| cache.metrics()),
+        logs: namespace.log_metrics(),
         ..BufferMetrics::default()
     }
+}
+
+/// What the loop device of an image store has moved: the only place where bytes are counted that kernels read and write
+/// by themselves. A tmpfs has no device, and the file system of a plain directory has the files of others too.
+fn device(server: &Server) -> Option<DeviceMetrics> {
+    let store = server.store();
+    if store.kind() != StoreKind::LoopXfs {
+        return None;
+    }
+    let device = std::fs::metadata(store.data_dir()).ok()?.dev();
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
+    of_stat(&text)
+}
+
+/// Documentation/block/stat.rst of Linux: the third field is sectors read, the seventh sectors written; of 512 bytes always.
+fn of_stat(text: &str) -> Option<DeviceMetrics> {
+    let fields: Vec<u64> = text.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    let bytes = |field: usize| fields.get(field).map(|sectors| sectors.saturating_mul(512));
+    Some(DeviceMetrics { read_bytes: bytes(2)?, written_bytes: bytes(6)? })
 }
 
 fn staging(server: &Server, counts: &StagingCounts) -> StagingMetrics {
@@ -74,6 +104,7 @@ pub fn process() -> ServerMetrics {
         time: UtcTime::now(),
         program: env!("CARGO_PKG_VERSION").into(),
         host: host_name(),
+        server: None,
         pid: std::process::id(),
         uptime_s: started().elapsed().as_secs_f64(),
         cpu_s: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
@@ -81,6 +112,7 @@ pub fn process() -> ServerMetrics {
         capacity_bytes: None,
         reserved_bytes: None,
         buffers: Vec::new(),
+        mount: None,
     }
 }
 
@@ -89,4 +121,17 @@ fn resident_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
     Some(pages * rustix::param::page_size() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_device_are_its_sectors() {
+        let text = "     10       0       80      1        5        0      24       3        0        4        4\n";
+        let told = of_stat(text).unwrap();
+        assert_eq!((told.read_bytes, told.written_bytes), (80 * 512, 24 * 512));
+        assert_eq!(of_stat("1 2 3"), None);
+    }
 }

@@ -1,8 +1,8 @@
 //! One connection, from its greeting to its end.
 
-use super::follow::Follower;
 use super::{Backend, Connections, MAX_CONNECTIONS, WRITE_TIMEOUT};
 use crate::session::{Session, Sessions};
+use forebay_awake::Follower;
 use forebay_net::handshake::{self, HANDSHAKE_TIMEOUT};
 use forebay_net::peer;
 use forebay_net::{Link, LinkError, Pipes, Stream};
@@ -10,6 +10,7 @@ use forebay_proto::Errno;
 use forebay_proto::net::auth::{Purpose, Refusal};
 use forebay_proto::net::frame::{self, FrameError, FrameHeader, Kind};
 use forebay_proto::net::ledger::LedgerRequest;
+use forebay_proto::net::node::NodeRequest;
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::net::{Answer, Call, Request, Response};
 use std::os::fd::{AsFd, OwnedFd};
@@ -123,6 +124,16 @@ fn converse<B: Backend>(backend: &B, link: &mut Link, place: &mut Place) -> Resu
         Purpose::Calls => calls(backend, &who, link),
         Purpose::Recalls => recalls(backend, &who, link),
         Purpose::Servers => servers(backend, &who, link),
+        Purpose::Node => node(backend, &who, link),
+    }
+}
+
+fn node<B: Backend>(backend: &B, who: &B::Who, link: &mut Link) -> Result<(), LinkError> {
+    backend.is_agent(who).map_err(LinkError::Refused)?;
+    loop {
+        let (id, request): (u64, NodeRequest) = link.receive_json(Kind::Node)?;
+        let reply = backend.node(request);
+        link.send_json(Kind::NodeReply, id, &reply)?;
     }
 }
 

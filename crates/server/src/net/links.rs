@@ -7,8 +7,8 @@
 //!
 //! [`Links`] is one for a process (the ledger's); [`BufferPeers`] shows it to one buffer.
 
-use crate::peers::Peers;
 use crate::places::{Directory, Places};
+use forebay_interfaces::peers::Peers;
 use forebay_net::handshake::{self, Credential};
 use forebay_net::{Link, LinkError, ServerAddress, Stream, peer};
 use forebay_proto::net::auth::{Key, Purpose, Secret};

@@ -4,9 +4,9 @@
 
 use super::links::*;
 use super::{Backend, Listening, listen};
-use crate::peers::Peers;
 use crate::places::{Directory, KnownServer, Places};
 use crate::session::Sessions;
+use forebay_interfaces::peers::Peers;
 use forebay_net::ServerAddress;
 use forebay_net::handshake::{Gate, Greeted};
 use forebay_proto::net::auth::{Key, Refusal, Secret};

@@ -11,7 +11,6 @@
 //! What a connection may do is asked of the [`Backend`] (the ledger). Started by `forebay serve`.
 
 mod conn;
-mod follow;
 mod greeting;
 pub mod links;
 #[cfg(test)]
@@ -20,11 +19,13 @@ mod links_tests;
 pub use greeting::MAX_GREETING;
 
 use forebay_net::handshake::{Gate, Greeted};
+use forebay_net::socket_path::with_short_path;
 use forebay_net::{ServerAddress, Stream};
 use forebay_proto::Caller;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::auth::Refusal;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use forebay_proto::net::node::{NodeReply, NodeRequest};
 use forebay_proto::net::servers::{Question, Reply};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -45,6 +46,8 @@ use crate::session::Sessions;
 pub const MAX_CONNECTIONS: usize = 4096;
 /// Longest that a peer may take to take an answer.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Of the server's own socket: its user and root, who may do everything there anyway.
+const OWN_SOCKET_MODE: u32 = 0o600;
 /// Pause after an error of accept (such as too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -73,6 +76,19 @@ pub trait Backend: Gate + Send + Sync + 'static {
             why: "this server is not part of a group of servers".into(),
             hint: None,
         })
+    }
+    /// May this one ask the agent of a node here? Where there is none, nobody may.
+    fn is_agent(&self, _who: &Self::Who) -> Result<(), Refusal> {
+        Err(Refusal {
+            errno: libc::EPROTONOSUPPORT,
+            why: "a server of buffers listens there, and no agent".into(),
+            hint: Some("`forebay agent` mounts the buffers of jobs on a node".into()),
+        })
+    }
+    /// Answers a question to the agent of a node.
+    fn node(&self, _request: NodeRequest) -> NodeReply {
+        let error = ControlError::new("answer", None, "there is no agent here");
+        NodeReply::Error(error.errno(libc::EPROTONOSUPPORT))
     }
     /// Answers another server. The payload of the answer replaces what `room` holds; it is empty.
     fn question(&self, _question: &Question<'_>, _payload: &[u8], _room: &mut Vec<u8>) -> Reply {
@@ -106,15 +122,18 @@ impl Acceptor {
             ServerAddress::Tcp { host, port } => TcpListener::bind((host.as_str(), *port))
                 .map(Acceptor::Tcp)
                 .map_err(|e| cannot_listen(address, &e)),
+            // Who may do what is decided by who they are, not by who reaches the socket.
             ServerAddress::Unix(path) => {
-                clear_socket(path).map_err(|e| cannot_listen(address, &e))?;
-                let listener = UnixListener::bind(path).map_err(|e| cannot_listen(address, &e))?;
-                // Who may do what is decided by who they are, not by who reaches the socket.
-                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
-                    .map_err(|e| cannot_listen(address, &e))?;
-                Ok(Acceptor::Unix(listener, path.clone()))
+                Acceptor::bind_unix(path, 0o666).map_err(|e| cannot_listen(address, &e))
             }
         }
+    }
+
+    fn bind_unix(path: &Path, mode: u32) -> io::Result<Acceptor> {
+        clear_socket(path)?;
+        let listener = with_short_path(path, |path| UnixListener::bind(path))?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+        Ok(Acceptor::Unix(listener, path.to_path_buf()))
     }
 
     /// The address as bound: with the port that was chosen.
@@ -174,7 +193,7 @@ fn clear_socket(path: &Path) -> io::Result<()> {
         Ok(meta) if !meta.file_type().is_socket() => {
             Err(io::Error::from_raw_os_error(libc::EEXIST))
         }
-        Ok(_) => match UnixStream::connect(path) {
+        Ok(_) => match with_short_path(path, |path| UnixStream::connect(path)) {
             Ok(_) => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
             Err(_) => std::fs::remove_file(path),
         },
@@ -185,6 +204,17 @@ fn clear_socket(path: &Path) -> io::Result<()> {
 pub fn listen<B: Backend>(
     backend: Arc<B>,
     addresses: &[ServerAddress],
+) -> Result<Listening, ControlError> {
+    listen_also(backend, addresses, None)
+}
+
+/// The same, and on a socket of the server's own (`own_socket`), which is not among the addresses: only this
+/// process's user and root reach it. A socket that cannot be made costs mounts of this node their fast path, no
+/// more: it is told in the log.
+pub fn listen_also<B: Backend>(
+    backend: Arc<B>,
+    addresses: &[ServerAddress],
+    own_socket: Option<&Path>,
 ) -> Result<Listening, ControlError> {
     let connections = Arc::new(Connections {
         open: Mutex::default(),
@@ -198,15 +228,29 @@ pub fn listen<B: Backend>(
         acceptors: Vec::new(),
     };
     for address in addresses {
-        let started = start(&backend, &connections, address);
+        let started = Acceptor::bind(address).and_then(|acceptor| {
+            let bound = acceptor.address(address);
+            let started = start(&backend, &connections, acceptor);
+            started.map(|started| (bound, started)).map_err(|e| cannot_listen(address, &e))
+        });
         match started {
-            Ok((acceptor, bound, thread)) => {
+            Ok((bound, started)) => {
                 listening.addresses.push(bound);
-                listening.acceptors.push((acceptor, thread));
+                listening.acceptors.push(started);
             }
             Err(error) => {
                 listening.stop();
                 return Err(error);
+            }
+        }
+    }
+    if let Some(path) = own_socket {
+        let bound = Acceptor::bind_unix(path, OWN_SOCKET_MODE);
+        match bound.and_then(|acceptor| start(&backend, &connections, acceptor)) {
+            Ok(started) => listening.acceptors.push(started),
+            Err(error) => {
+                let error = cannot_listen(&ServerAddress::Unix(path.to_path_buf()), &error);
+                tracing::warn!("mounts of this node get no files for the fast path: {error}");
             }
         }
     }
@@ -216,17 +260,14 @@ pub fn listen<B: Backend>(
 fn start<B: Backend>(
     backend: &Arc<B>,
     connections: &Arc<Connections>,
-    address: &ServerAddress,
-) -> Result<(Acceptor, ServerAddress, JoinHandle<()>), ControlError> {
-    let acceptor = Acceptor::bind(address)?;
-    let bound = acceptor.address(address);
-    let mine = acceptor.another().map_err(|e| cannot_listen(address, &e))?;
+    acceptor: Acceptor,
+) -> io::Result<(Acceptor, JoinHandle<()>)> {
+    let mine = acceptor.another()?;
     let (backend, connections) = (Arc::clone(backend), Arc::clone(connections));
     let thread = std::thread::Builder::new()
         .name("accept".into())
-        .spawn(move || accept_all(&backend, &connections, &mine))
-        .map_err(|e| cannot_listen(address, &e))?;
-    Ok((acceptor, bound, thread))
+        .spawn(move || accept_all(&backend, &connections, &mine))?;
+    Ok((acceptor, thread))
 }
 
 fn accept_all<B: Backend>(backend: &Arc<B>, connections: &Arc<Connections>, acceptor: &Acceptor) {
@@ -249,6 +290,11 @@ impl Listening {
     /// Where, with the ports that were chosen.
     pub fn addresses(&self) -> &[ServerAddress] {
         &self.addresses
+    }
+
+    /// It listens on a socket of its own too.
+    pub fn has_own_socket(&self) -> bool {
+        self.acceptors.len() > self.addresses.len()
     }
 
     /// Accepts nothing more and ends all connections.

@@ -1,21 +1,22 @@
-//! From a call of a session to its answer: what is not about names or data, and what all share.
+//! From a call of a session to its answer: what is not about files, and what calls on all types of buffer share. Calls on
+//! files go to the type ([`super::buffer_type`]).
 
-use super::leases::Subject;
-use super::slots::Before;
 use super::{Session, Sessions};
-use crate::namespace::record::Answered;
-use crate::namespace::{Namespace, SIZE_UNKNOWN};
-use crate::step::step;
-use forebay_proto::api::{FileSystem, Opened};
+use forebay_lease::leases::Subject;
+use forebay_lease::slots::Before;
+use forebay_namespace::{Namespace, SIZE_UNKNOWN};
+use forebay_proto::api::Opened;
+use forebay_proto::api::ops::*;
 use forebay_proto::attr::Attr;
 use forebay_proto::net::answer::KeptAttr;
 use forebay_proto::net::call::MAX_CARRIED;
 use forebay_proto::net::session::Reclaim;
 use forebay_proto::net::{Answer, Call, GivenBack, Request};
-use forebay_proto::{Caller, Errno, Ino, RequestId, Result, SetAttr};
+use forebay_proto::{Caller, Errno, Ino, RequestId, Result};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// An answer, with what goes along with it.
 #[derive(Debug)]
@@ -103,9 +104,11 @@ impl Sessions {
         room: &mut Vec<u8>,
         local: bool,
     ) -> Reply {
+        let began = Instant::now();
         let mut reply = self.call_uncounted(session, request, payload, room, local);
         reply.dirs = self.changed_dirs(session, &request.call, &reply.answer);
-        self.counts.count(&request.call, &reply.answer, payload.len(), reply.payload_bytes);
+        let bytes = (payload.len(), reply.payload_bytes);
+        self.counts.count(&request.call, &reply.answer, began.elapsed(), bytes);
         reply
     }
 
@@ -129,36 +132,33 @@ impl Sessions {
             return Reply::failed(Errno::EPROTO);
         }
         if needs_names(&request.call) {
-            match self.cache {
-                None => self.namespace.wait_settled(),
-                // A mount of the last server may have open what a call could drop.
-                Some(_) => self.grace.wait(),
-            }
+            self.buffer.wait_until_settled(&self.grace);
         }
-        let mut caller = match &session.acts_as {
-            Some(acts_as) if self.cache.is_some() => acts_as.clone(),
-            // Its process is another node's.
-            _ if self.cache.is_some() => Caller { pid: 0, ..request.caller.clone() },
-            _ => request.caller.clone(),
-        };
+        let mut caller = self.buffer.caller(session, &request.caller);
         if request.call.is_once_only() {
             let seq = u64::from(request.slot.0) << 32 | u64::from(request.slot_seq);
             caller.request = RequestId { client: session.attach.client.0, seq };
         }
         // An object can be written by whoever has it, for as long as they like: only a kernel gets it that
         // is believed to keep it for those who may.
-        let believed = self.cache.is_none() || session.acts_as.is_none();
-        let local = local && self.facts.gives_objects && believed;
+        let local = local && self.facts.gives_objects && self.buffer.believes_kernel_of(session);
         let at = At { sessions: self, session, caller, payload, local };
         if !request.call.is_once_only() {
-            return at.answer(&request.call, room);
+            return match self.buffer.prepare(&at, &request.call) {
+                Ok(()) => at.answer(&request.call, room),
+                Err(errno) => Reply::failed(errno),
+            };
         }
         let mut file = None;
         let once = session.slots.once(request.slot, request.slot_seq, session.id, |before| {
             if matches!(before, Before::Nothing) {
                 at.take_back(given_back);
+                // Within its slot, so that an attempt that waits here is not overtaken by its own repetition.
+                if let Err(errno) = self.buffer.prepare(&at, &request.call) {
+                    return Answer::failed(errno);
+                }
             }
-            let reply = at.answer_once(&request.call, before, room);
+            let reply = self.buffer.answer_once(&at, &request.call, before, room);
             file = reply.file;
             reply.answer
         });
@@ -178,8 +178,9 @@ impl Sessions {
         call: &Call<'_>,
         answer: &Answer,
     ) -> [Option<Attr>; 2] {
-        // A cache's directories are the PFS's, which others change too: the kernel asks for them.
-        if self.cache.is_some() || matches!(answer, Answer::Failed(_) | Answer::SessionOver) {
+        if !self.buffer.owns_directories()
+            || matches!(answer, Answer::Failed(_) | Answer::SessionOver)
+        {
             return [None; 2];
         }
         call.changed_dirs().map(|dir| {
@@ -289,35 +290,12 @@ impl At<'_> {
             }
             Call::Close(list) => {
                 for &(ino, count) in list {
-                    self.sessions.closed(self.session, ino, count, false);
+                    self.sessions.buffer.closed(self.session, ino, count, false);
                 }
                 Reply::of(Answer::Done)
             }
             Call::Lock(call) => self.lock_call(call).into(),
-            of_files if let Some(cache) = self.sessions.cache.clone() => {
-                self.cache_call(&cache, of_files, room)
-            }
-            Call::Getattr(ino) => self.getattr(*ino).into(),
-            Call::Setattr { ino, change } => self.setattr(*ino, change).into(),
-            Call::Getxattr { ino, name } => self.bytes(self.namespace().getxattr(*ino, name), room),
-            Call::Listxattr(ino) => self.bytes(self.namespace().listxattr(*ino), room),
-            Call::Readlink(ino) => self.bytes(self.namespace().readlink(*ino), room),
-            Call::Setxattr { ino, name, flags, kill_sgid } => {
-                self.setxattr(*ino, name, *flags, *kill_sgid).into()
-            }
-            Call::Removexattr { ino, name } => {
-                let _changing = self.sessions.change(self.session, &[Subject::Attrs(*ino)]);
-                self.namespace().removexattr(&self.caller, *ino, name).into()
-            }
-            Call::Statfs => self.namespace().statfs().map(Answer::Statfs).into(),
-            Call::SyncAll => self.namespace().sync_all().into(),
-            names_or_data => match self.names_call(names_or_data) {
-                Some(reply) => reply,
-                None => match self.object_call(names_or_data, room) {
-                    Some(reply) => reply,
-                    None => self.data_call(names_or_data, room),
-                },
-            },
+            of_files => self.sessions.buffer.answer(self, of_files, room),
         }
     }
 
@@ -336,8 +314,14 @@ impl At<'_> {
     fn release(&self, list: &[(Ino, u64)]) {
         for &(ino, count) in list {
             self.sessions.leases.closed_locally(ino, self.session.id(), count);
-            self.sessions.closed(self.session, ino, count, true);
+            self.sessions.buffer.closed(self.session, ino, count, true);
         }
+    }
+
+    /// A file like the objects of the store, for a mount on this node that tries passthrough.
+    pub(super) fn probe(&self) -> Result<Opened> {
+        let probe = || self.namespace().objects().probe().map(Arc::new);
+        self.local.then(probe).transpose().map(|local| Opened { local })
     }
 
     pub(super) fn bytes(&self, bytes: Result<Vec<u8>>, room: &mut Vec<u8>) -> Reply {
@@ -357,42 +341,11 @@ impl At<'_> {
         Ok(Answer::Attr(KeptAttr { attr, keep: keep && attr.nlink > 0 }))
     }
 
-    pub(super) fn setattr(&self, ino: Ino, change: &SetAttr) -> Result<Answer> {
-        let attr = {
-            let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
-            match change.size_bytes {
-                None => self.namespace().setattr(&self.caller, ino, change)?,
-                Some(size_bytes) => self.set_size(ino, size_bytes, change)?,
-            }
-        };
-        if change.mode.is_some() {
-            self.tell_writers(ino);
-        }
-        if change.size_bytes.is_some() {
-            self.sessions.bytes_gone(self.session.id(), ino);
-        }
-        Ok(Answer::Attr(self.sessions.keep(self.session, attr)))
-    }
-
-    fn set_size(&self, ino: Ino, size_bytes: u64, change: &SetAttr) -> Result<Attr> {
-        let ns = self.namespace();
-        let _turn = self.sessions.sizes.alone(ino);
-        let alone = self.changes_alone(ino);
-        ns.note_answer(&self.caller, Answered::Truncating { ino, size_bytes, alone })?;
-        step("setattr: size written down");
-        let attr = ns.setattr(&self.caller, ino, change);
-        step("setattr: done");
-        if attr.is_err() {
-            ns.note_answer(&self.caller, Answered::Undone)?;
-        }
-        attr
-    }
-
     /// What a client holds from before a restart of the server, or from before its session was
     /// ended. What does not exist any more is passed over: it is ESTALE when it is used.
     fn reclaim(&self, part: &Reclaim) -> Result<Answer> {
         for &(ino, count) in &part.references {
-            if !self.may_have_held(ino) {
+            if !self.sessions.buffer.may_have_held(self.session, ino) {
                 continue;
             }
             for _ in 0..count {
@@ -402,7 +355,7 @@ impl At<'_> {
                 self.sessions.took(self.session, ino);
             }
         }
-        self.reopen(part);
+        self.sessions.buffer.reopen(self, part);
         for &(ino, count) in &part.opens {
             for _ in 0..count {
                 self.sessions.leases.opened_locally(ino, self.session.id());
@@ -413,10 +366,24 @@ impl At<'_> {
             let client = self.session.attach.client;
             self.sessions.grace.reclaimed(client);
             self.sessions.locks.is_back(client);
-            if let Some(cache) = &self.sessions.cache {
-                cache.mount_is_back(client);
-            }
+            self.sessions.buffer.client_is_back(client);
         }
         Ok(Answer::Reclaimed { lost })
+    }
+
+    pub(super) fn changed<T>(&self, ino: Ino, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+        let _turn = self.sessions.sizes.shared(ino);
+        change()
+    }
+
+    /// The descriptor that went with an answer which is given once more.
+    fn local_again(&self, call: &Call<'_>, answer: &Answer) -> Option<Arc<File>> {
+        let ino = match (answer, call) {
+            (Answer::Created { attr, local: true, .. }, _) => attr.attr.ino,
+            (Answer::Opened { local: true }, Call::Open { ino, .. }) => *ino,
+            _ => return None,
+        };
+        self.sessions.buffer.object_again(&self.caller, ino)
     }
 }

@@ -25,7 +25,7 @@ impl At<'_> {
                 })))
             }
             LockCall::Set { spec, wait } => {
-                self.must_know(spec.ino)?;
+                self.sessions.buffer.must_know(self, spec.ino)?;
                 must_exist(self.sessions, spec)?;
                 let waiter = wait.map(|ticket| {
                     let asking = Arc::downgrade(self.session);
@@ -63,7 +63,11 @@ impl At<'_> {
         let (locks, session) = (&self.sessions.locks, self.session.id());
         let client = self.session.attach.client;
         let restored = |spec: &LockSpec| {
-            self.must_know(spec.ino).and_then(|()| locks.restore(session, client, spec)).is_ok()
+            self.sessions
+                .buffer
+                .must_know(self, spec.ino)
+                .and_then(|()| locks.restore(session, client, spec))
+                .is_ok()
         };
         held.iter().filter(|spec| !restored(spec)).copied().collect()
     }

@@ -2,9 +2,9 @@
 //! sessions here: that nobody believes what is about to change.
 
 use super::Sessions;
-use super::leases::Subject;
-use crate::namespace::shards::{About, Believers, Quiet};
-use crate::peers::ShardHandler;
+use forebay_interfaces::peers::ShardHandler;
+use forebay_lease::leases::Subject;
+use forebay_namespace::shards::{About, Believers, Quiet};
 use forebay_proto::net::servers::{NamesQuestion, NamesReply, ObjectsQuestion, ObjectsReply};
 use forebay_proto::net::session::{ClientId, SessionId};
 use forebay_proto::{Ino, Result, ShardId};

@@ -1,11 +1,11 @@
 //! Changes: what must be recalled before they are made, and their order within a directory.
 
-use super::leases::Subject;
-use super::{DEAD, DEATH_LOOK, LEASE, Session, Sessions};
+use super::{DEAD, DEATH_LOOK, Session, Sessions};
+use forebay_lease::leases::Subject;
 use forebay_proto::Ino;
 use forebay_proto::api::Notify;
 use forebay_proto::net::session::SessionId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -15,38 +15,81 @@ use std::time::{Duration, Instant};
 const MAX_BYTES_GONE: usize = 4096;
 /// Longest that the move of a directory waits for other mounts to let its old name go.
 const MOVED_MAX: Duration = Duration::from_secs(1);
-/// Locks that the directories share.
-const ORDER_LOCKS: usize = 256;
+/// Parts of the table of turns, each with a lock of its own: calls on several processors rarely meet there.
+const ORDER_PARTS: usize = 64;
 
 /// Changes of one directory are made one after the other, from looking which inodes they are
 /// about to their end: so what was recalled is what is changed.
+///
+/// A directory waits for itself only: a change may wait long for another server, and what else this server has must go
+/// on meanwhile. The table holds the directories that are being changed, so it is no longer than the calls
+/// that are under way.
 pub(super) struct Order {
-    locks: Vec<Mutex<()>>,
+    parts: Vec<Mutex<HashMap<Ino, InUse>>>,
+}
+
+/// A directory that is being changed.
+struct InUse {
+    /// How many calls have its turn or wait for it.
+    users: usize,
+    is_taken: bool,
+    /// Made by the first that waits.
+    freed: Option<Arc<Condvar>>,
+}
+
+/// The turn of one directory, until it is dropped.
+pub(super) struct Turn<'a> {
+    order: &'a Order,
+    dir: Ino,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut part = self.order.part(self.dir).lock();
+        let Some(in_use) = part.get_mut(&self.dir) else { return };
+        in_use.users -= 1;
+        in_use.is_taken = false;
+        match &in_use.freed {
+            Some(freed) if in_use.users > 0 => {
+                freed.notify_one();
+            }
+            _ => {
+                part.remove(&self.dir);
+            }
+        }
+    }
 }
 
 impl Order {
     pub(super) fn new() -> Order {
-        Order { locks: (0..ORDER_LOCKS).map(|_| Mutex::new(())).collect() }
+        Order { parts: (0..ORDER_PARTS).map(|_| Mutex::default()).collect() }
     }
 
-    fn at(dir: Ino) -> usize {
-        (dir.0 ^ (dir.0 >> 48)) as usize % ORDER_LOCKS
+    fn part(&self, dir: Ino) -> &Mutex<HashMap<Ino, InUse>> {
+        &self.parts[(dir.0 ^ (dir.0 >> 48)) as usize % ORDER_PARTS]
     }
 
     /// The turn of one directory.
-    pub(super) fn of(&self, dir: Ino) -> MutexGuard<'_, ()> {
-        self.locks[Order::at(dir)].lock()
+    pub(super) fn of(&self, dir: Ino) -> Turn<'_> {
+        let mut part = self.part(dir).lock();
+        let unused = || InUse { users: 0, is_taken: false, freed: None };
+        part.entry(dir).or_insert_with(unused).users += 1;
+        // Nobody removes the entry while there are users.
+        while let Some(in_use) = part.get_mut(&dir) {
+            if !in_use.is_taken {
+                in_use.is_taken = true;
+                break;
+            }
+            let freed = Arc::clone(in_use.freed.get_or_insert_default());
+            freed.wait(&mut part);
+        }
+        Turn { order: self, dir }
     }
 
     /// The turn of two, always taken in the same order.
-    pub(super) fn of_two(
-        &self,
-        a: Ino,
-        b: Ino,
-    ) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
-        let (low, high) = (Order::at(a).min(Order::at(b)), Order::at(a).max(Order::at(b)));
-        let first = self.locks[low].lock();
-        (first, (low != high).then(|| self.locks[high].lock()))
+    pub(super) fn of_two(&self, a: Ino, b: Ino) -> (Turn<'_>, Option<Turn<'_>>) {
+        let first = self.of(a.min(b));
+        (first, (a != b).then(|| self.of(a.max(b))))
     }
 }
 
@@ -93,7 +136,7 @@ impl Sessions {
 
     /// Tells those who lost leases, all at once, and waits for them.
     pub(super) fn recall(&self, lost: &HashMap<SessionId, Vec<Subject>>) {
-        let until = Instant::now() + LEASE;
+        let until = Instant::now() + self.lease;
         let mut told = Vec::with_capacity(lost.len());
         for (id, subjects) in lost {
             // A session that has ended believes nothing any more.
@@ -219,7 +262,7 @@ impl Sessions {
     /// Waits until each client has done all that it was told before; one that does not within its
     /// lease is ended, as with any recall.
     fn wait_heard(&self) {
-        let until = Instant::now() + LEASE;
+        let until = Instant::now() + self.lease;
         let sessions: Vec<_> = self.table.lock().sessions.values().cloned().collect();
         let told: Vec<_> = sessions.iter().map(|session| session.channel.last_recall()).collect();
         for (session, serial) in sessions.iter().zip(told) {
@@ -248,5 +291,32 @@ impl Notify for ServerChanges {
         if let Some(sessions) = self.0.upgrade() {
             sessions.wait_heard();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_directory_waits_for_itself_only() {
+        let order = Order::new();
+        let held = order.of(Ino(7));
+        // All others of this server go on, whatever their numbers, and those of other servers.
+        (8..2_000).for_each(|dir| drop(order.of(Ino(dir))));
+        (0..2_000).for_each(|dir| drop(order.of(Ino((1 << 48) | dir))));
+        drop(order.of_two(Ino(9), Ino(9)));
+        let (told, heard) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _turns = order.of_two(Ino(8), Ino(7));
+                told.send(()).expect("the test hears");
+            });
+            assert!(heard.recv_timeout(Duration::from_millis(50)).is_err(), "7 is taken");
+            drop(held);
+            heard.recv().expect("7 was let go");
+        });
+        assert!(order.parts.iter().all(|part| part.lock().is_empty()), "nothing is left");
     }
 }

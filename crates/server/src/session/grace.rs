@@ -69,6 +69,15 @@ impl Grace {
         self.changed.notify_all();
     }
 
+    /// True while a client of an earlier start may still come back.
+    pub(super) fn is_awaited(&self, client: ClientId) -> bool {
+        let mut state = self.state.lock();
+        if Instant::now() >= state.until {
+            self.give_up(&mut state);
+        }
+        state.awaited.contains(&client.0)
+    }
+
     /// A client has gone for good.
     pub(super) fn detached(&self, client: ClientId) -> Result<()> {
         let mut state = self.state.lock();

@@ -2,55 +2,39 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `leases` | who may believe what without asking |
-//! | `recall` | telling a client what it must stop to believe |
-//! | `slots`, `calls_again` | each call exactly once, over broken connections and restarts |
+//! | `buffer_type` | what differs between types of buffer; `scratch`, `cached` are the types |
+//! | `calls`, `calls_locks`, `names` | from a call to its answer: what all types share |
 //! | `sizes` | turns of calls that change the size of a file |
 //! | `changes` | recalls before a change, order of changes in a directory |
-//! | `calls`, `calls_names`, `calls_take`, `calls_data`, `calls_locks` | from a call to its answer |
-//! | `calls_cache`, `calls_cache_data`, `calls_cache_again` | the same for a cache |
-//! | `calls_cache_homes` | files of a cache whose names are at another server |
-//! | `calls_cache_rights` | what a mount may ask of a cache whose kernel is not believed |
 //! | `inodes` | what references are to |
-//! | `calls_objects` | objects of striped files, and opening such files |
 //! | `calls_servers` | questions of the servers of other shards |
 //! | `private` | the root of a mount where each node has a namespace of its own |
 //! | `grace` | clients of an earlier start of the server |
 //!
+//! Leases, recalls and the slots of calls are `forebay-lease`, locks `forebay-locks`.
+//!
 //! Invariants
 //! * What a client gives back is bounded by what this server gave it: no client can take another
 //!   one's references, locks or leases.
-//! * A session ends once: detached, or not heard of for [`LEASE`], or deaf to a recall for as
+//! * A session ends once: detached, or not heard of for the lease, or deaf to a recall for as
 //!   long, or when its mount's process has died on this node; all it held is then given back. Calls of an ended session are answered so.
 //! * No lock is held while a client is waited for, but for the order lock of the directory that
 //!   is being changed; a client never needs that lock to answer a recall.
 //!
 //! Made by whoever serves a buffer (`net`); one [`Sessions`] for each buffer.
 
+mod buffer_type;
+mod cached;
 mod calls;
-mod calls_again;
-mod calls_cache;
-mod calls_cache_again;
-mod calls_cache_data;
-mod calls_cache_homes;
-mod calls_cache_rights;
-mod calls_data;
 mod calls_locks;
-mod calls_names;
-mod calls_objects;
 mod calls_servers;
-mod calls_take;
 mod changes;
 mod grace;
 mod inodes;
-mod leases;
+mod names;
 mod private;
-mod recall;
-#[cfg(all(test, feature = "shuttle"))]
-mod schedules;
+mod scratch;
 mod sizes;
-mod slots;
-mod sync;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -58,33 +42,34 @@ mod tests_cache;
 
 pub use calls::Reply;
 
-use crate::cache::CacheFs;
-use crate::locks::LockTable;
 use crate::metrics::CallCounts;
-use crate::namespace::Namespace;
 use crate::places::Places;
+use buffer_type::BufferType;
+use cached::Cached;
+use forebay_cache::CacheFs;
+use forebay_interfaces::references::References;
+use forebay_lease::leases::Leases;
+use forebay_lease::recall::Channel;
+use forebay_lease::slots::{OldClients, Slots};
+use forebay_locks::LockTable;
+use forebay_namespace::Namespace;
 use forebay_net::peer::Process;
-use forebay_proto::api::FileSystem;
 use forebay_proto::metrics::BufferMetrics;
-use forebay_proto::net::ledger::MountedClient;
+use forebay_proto::net::ledger::{AccessMode, MountedClient};
 use forebay_proto::net::session::{
     Attach, Attached, CacheFacts, ClientId, NodeId, SessionId, SessionKey,
 };
-use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
+use forebay_proto::{Caller, Errno, Ino, Result, ShardId, Timing};
 use grace::Grace;
 use inodes::Inodes;
-use leases::Leases;
 use parking_lot::Mutex;
-use recall::Channel;
+use scratch::Scratch;
 use sizes::Sizes;
-use slots::{OldClients, Slots};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// A session ends when nothing was heard of it for so long.
-pub const LEASE: Duration = Duration::from_secs(12);
 /// Most sessions of one buffer.
 pub const MAX_SESSIONS: usize = 1024;
 /// How often ended sessions are looked for.
@@ -124,6 +109,13 @@ pub struct BufferFacts {
     pub cache: Option<CacheFacts>,
 }
 
+impl BufferFacts {
+    /// True if no mount may change anything.
+    fn is_read_only(&self) -> bool {
+        self.cache.is_some_and(|facts| facts.access == AccessMode::Ldbalance)
+    }
+}
+
 /// One mount at this server.
 pub struct Session {
     id: SessionId,
@@ -131,6 +123,8 @@ pub struct Session {
     attach: Attach,
     /// Whose rights its calls have on a PFS, if it is not believed who they say they are.
     acts_as: Option<Caller>,
+    /// It ends when nothing was heard of it for so long.
+    lease: Duration,
     heard: Mutex<Instant>,
     /// Calls being done: it is not silent meanwhile.
     busy: AtomicUsize,
@@ -139,7 +133,7 @@ pub struct Session {
     /// References given and not taken back.
     held: Mutex<HashMap<Ino, u64, foldhash::fast::RandomState>>,
     /// Opens of a cache's files.
-    opens: Mutex<calls_cache_data::Opens>,
+    opens: Mutex<cached::Opens>,
     over: AtomicBool,
     /// Its client will not come back.
     detached: AtomicBool,
@@ -180,7 +174,7 @@ impl Session {
 
     /// When it ends if nothing is heard.
     fn lease_end(&self) -> Instant {
-        *self.heard.lock() + LEASE
+        *self.heard.lock() + self.lease
     }
 
     fn took(&self, ino: Ino) {
@@ -209,15 +203,17 @@ fn path_bytes(path: &std::path::Path) -> Vec<u8> {
 
 /// The sessions of one buffer.
 pub struct Sessions {
+    /// Of a cache, its flash.
     namespace: Arc<Namespace>,
-    /// The buffer is a cache, and the namespace its flash.
-    cache: Option<Arc<CacheFs>>,
+    buffer: Box<dyn BufferType>,
     inodes: Arc<dyn Inodes>,
     facts: BufferFacts,
     leases: Leases,
     locks: Arc<LockTable>,
     order: changes::Order,
     sizes: Sizes,
+    /// Of each session, see [`Timing::lease`].
+    lease: Duration,
     grace: Grace,
     table: Mutex<Table>,
     counts: CallCounts,
@@ -232,8 +228,6 @@ struct Table {
     sessions: HashMap<SessionId, Arc<Session>>,
     /// Last answers of clients whose session has ended: they may come back and repeat a call.
     old: OldClients,
-    /// Files that the kernels of clients may write although their session has ended.
-    writing: HashMap<ClientId, HashSet<Ino>>,
     closed: bool,
 }
 
@@ -246,15 +240,19 @@ impl Sessions {
         facts: BufferFacts,
         clients_file: std::path::PathBuf,
     ) -> Result<Arc<Sessions>> {
-        let inodes: Arc<dyn Inodes> = match &cache {
-            Some(cache) => cache.clone(),
-            None => namespace.clone(),
+        let buffer: Box<dyn BufferType> = match cache {
+            Some(cache) => Box::new(Cached::new(cache)),
+            None => Box::new(Scratch(Arc::clone(&namespace))),
         };
-        let old = OldClients::recorded(&inodes, namespace.settle_answers()?);
+        let inodes = buffer.inodes();
+        let lease = Timing::current().lease;
+        let references: Arc<dyn References> = inodes.clone();
+        let old = OldClients::recorded(&references, namespace.settle_answers()?);
         let sessions = Arc::new(Sessions {
-            grace: Grace::open(clients_file, LEASE)?,
+            lease,
+            grace: Grace::open(clients_file, lease)?,
             namespace: Arc::clone(&namespace),
-            cache: cache.clone(),
+            buffer,
             inodes,
             facts,
             leases: Leases::new(),
@@ -267,10 +265,8 @@ impl Sessions {
             bytes_gone: Mutex::default(),
         });
         let notify = Arc::new(changes::ServerChanges(Arc::downgrade(&sessions)));
-        match &cache {
-            Some(cache) => cache.set_notify(notify),
-            None => namespace.set_notify(notify),
-        }
+        sessions.buffer.set_notify(notify);
+        namespace.set_log_writers(Arc::new(scratch::LogWriters(Arc::downgrade(&sessions))));
         namespace
             .start_shards(Arc::new(calls_servers::ShardBelievers(Arc::downgrade(&sessions))))?;
         let watched = Arc::downgrade(&sessions);
@@ -319,6 +315,7 @@ impl Sessions {
                 key,
                 attach,
                 acts_as,
+                lease: self.lease,
                 heard: Mutex::new(Instant::now()),
                 busy: AtomicUsize::new(0),
                 channel: Channel::default(),
@@ -344,7 +341,7 @@ impl Sessions {
             .inspect_err(|_| self.end(&session, "its node has no directory in the buffer"))?;
         let attached = Attached {
             key: SessionKey { session: session.id, key },
-            lease_ms: LEASE.as_millis() as u32,
+            lease_ms: self.lease.as_millis() as u32,
             incarnation: self.facts.incarnation,
             uuid: self.facts.uuid.clone(),
             shard: self.facts.shard,
@@ -352,6 +349,7 @@ impl Sessions {
             root,
             node: self.facts.node.clone(),
             unix_socket: self.facts.unix_socket.as_deref().map(path_bytes),
+            uid: rustix::process::geteuid().as_raw(),
             volatile: self.facts.volatile,
             gives_objects: self.facts.gives_objects,
             capacity_bytes: self.facts.capacity_bytes,
@@ -391,12 +389,10 @@ impl Sessions {
             true => self.locks.drop_session(session.id),
             false => self.locks.session_lapsed(session.id, session.attach.client),
         }
-        self.end_opens(session);
+        self.buffer.end_opens(session);
         let held = std::mem::take(&mut *session.held.lock());
-        if let Some(cache) = &self.cache
-            && !session.detached.load(Ordering::Acquire)
-        {
-            cache.mount_left(session.attach.client, held.keys().copied().collect());
+        if !session.detached.load(Ordering::Acquire) {
+            self.buffer.client_left(session.attach.client, held.keys().copied().collect());
         }
         for (ino, count) in held {
             self.inodes.forget(ino, count);
@@ -411,19 +407,13 @@ impl Sessions {
             tracing::warn!(%error, "cannot record that a client has gone");
         }
         let client = session.attach.client;
-        {
-            let mut table = self.table.lock();
-            table.old.remove(client);
-            table.writing.remove(&client);
-        }
+        self.table.lock().old.remove(client);
         self.forget_answers(client);
     }
 
     /// A client will not repeat its last calls any more.
     fn forget_answers(&self, client: ClientId) {
-        if let Some(cache) = &self.cache {
-            cache.mount_is_back(client);
-        }
+        self.buffer.client_has_gone(client);
         if let Err(error) = self.namespace.forget_answers(client.0) {
             tracing::warn!(%error, "the last answers to a client that has gone are kept");
         }
@@ -449,15 +439,12 @@ impl Sessions {
             let mut table = self.table.lock();
             (!table.closed).then(|| table.old.one_too_many()).flatten()
         } {
-            self.table.lock().writing.remove(&client);
             self.forget_answers(client);
         }
         if self.grace.just_over() {
             self.table.lock().old.unpin();
             self.namespace.release_orphans();
-            if let Some(cache) = &self.cache {
-                cache.mounts_are_back(&self.grace.given_up());
-            }
+            self.buffer.clients_are_back(&self.grace.given_up());
         }
         closed
     }
@@ -473,6 +460,14 @@ impl Sessions {
         for session in sessions {
             self.end(&session, "the server ends");
         }
+    }
+
+    /// Answers the server of another part of the buffer.
+    ///
+    /// # Errors
+    /// EPROTO if this type of buffer has no such questions, and what the answer fails with.
+    pub(crate) fn answer_peer(&self, from: ShardId, request: &[u8]) -> Result<Vec<u8>> {
+        self.buffer.answer_peer(self, from, request)
     }
 
     /// Who is attached.
@@ -498,9 +493,7 @@ impl Sessions {
 
     /// What these sessions hold and have asked for.
     pub fn fill_metrics(&self, told: &mut BufferMetrics) {
-        told.calls = self.counts.kinds();
-        (told.read_bytes, told.written_bytes) = self.counts.bytes();
-        told.errors.extend(self.counts.errors());
+        self.counts.fill(told);
         told.sessions = self.table.lock().sessions.len() as u64;
         told.leases = self.leases.count() as u64;
         told.recalls = self.recalls.load(Ordering::Relaxed);
@@ -524,8 +517,9 @@ impl Sessions {
         let turn = session.channel.connect();
         let ended = loop {
             let Some((serial, message)) = session.channel.next(turn) else { break Ok(()) };
-            let told =
-                recall::in_parts(message).into_iter().try_for_each(|part| tell(serial, part));
+            let told = forebay_lease::recall::in_parts(message)
+                .into_iter()
+                .try_for_each(|part| tell(serial, part));
             match told {
                 Ok(()) => {
                     session.hear();

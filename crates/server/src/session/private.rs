@@ -5,8 +5,9 @@
 //! goes to the server on the node, where it has one.
 
 use super::{Session, Sessions};
-use crate::namespace::{Named, NewInode, Where};
-use forebay_proto::api::{CreateArgs, FileSystem};
+use forebay_namespace::{Named, NewInode, Where};
+use forebay_proto::api::CreateArgs;
+use forebay_proto::api::ops::*;
 use forebay_proto::attr::FileKind;
 use forebay_proto::layout::Placement;
 use forebay_proto::net::session::node_directory;

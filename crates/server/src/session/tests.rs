@@ -2,16 +2,17 @@
 //! call repeated at the next start.
 
 use super::*;
-use crate::flash::{Store, StoreKey, StoreOptions};
-use crate::namespace::record::Answered;
-use crate::step::kill::run_killed;
 use crate::{Server, ServerOptions};
+use forebay_failpoint::kill::run_killed;
 use forebay_proto::api::CreateArgs;
+use forebay_proto::api::ops::*;
 use forebay_proto::control::{PathBytes, StoreKind};
 use forebay_proto::net::call::MAX_CARRIED;
 use forebay_proto::net::session::{ClientId, Reclaim, SlotId};
 use forebay_proto::net::{Answer, Call, GivenBack, Request};
 use forebay_proto::{Caller, FileKind, ServerId, SetAttr};
+use forebay_store::flash::{Store, StoreKey, StoreOptions};
+use forebay_store::record::Answered;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -3,14 +3,14 @@
 
 use super::tests::{attaching, facts};
 use super::*;
-use crate::cache::{CacheOptions, When};
-use crate::flash::{Store, StoreKey, StoreOptions};
 use crate::{Server, ServerOptions};
+use forebay_cache::{CacheOptions, When};
 use forebay_proto::Cookie;
 use forebay_proto::control::{PathBytes, StoreKind, Verify};
 use forebay_proto::net::ledger::AccessMode;
 use forebay_proto::net::session::{LockCall, LockKind, LockSpec, Reclaim, SlotId};
 use forebay_proto::net::{Answer, Call, GivenBack, Request};
+use forebay_store::flash::{Store, StoreKey, StoreOptions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 

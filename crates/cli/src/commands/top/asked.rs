@@ -1,15 +1,15 @@
-//! Who is asked what buffers do: mounts of this machine, or all servers of a pool.
+//! Who is asked what buffers do: mounts of this machine, or a server of a pool. Either asks the other servers of the
+//! buffer or the pool.
 //!
-//! Invariant: one who does not answer is named below the table and costs the others nothing; a server that
+//! Invariant: one who does not answer is named below the table and costs the others nothing; a mount that
 //! comes back is asked again at the next look. Called by [`super::run`].
 
-use crate::args::{ServerArgs, TopArgs};
+use crate::args::TopArgs;
 use crate::servers::Server;
 use forebay_client::{Control, MountRef, locate, mounts};
 use forebay_proto::control::ControlError;
-use forebay_proto::metrics::ServerMetrics;
-use forebay_proto::net::ledger::{LedgerReply, LedgerRequest, ServerStatus};
-use std::collections::HashMap;
+use forebay_proto::metrics::PoolMetrics;
+use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use std::time::Instant;
 
 /// Who is asked.
@@ -17,9 +17,7 @@ pub(super) struct Asked {
     mounts: Vec<Mount>,
     /// One was named: then there is nothing to show without it.
     named_mount: bool,
-    pool: Option<Pool>,
-    /// Who does not answer, and why.
-    pub(super) unheard: Vec<String>,
+    server: Option<Server>,
 }
 
 /// A mount of this machine.
@@ -29,29 +27,30 @@ struct Mount {
     control: Option<Control>,
 }
 
-/// The servers of a pool.
-struct Pool {
-    args: ServerArgs,
-    /// The one that was named.
-    named: Server,
-    /// All, by their identity, as far as they have been reached.
-    servers: HashMap<String, Server>,
+/// What one of them told.
+pub(super) struct Told {
+    /// Where the mount is; `None`: a server told.
+    pub(super) mount: Option<String>,
+    /// What the servers count.
+    pub(super) metrics: PoolMetrics,
+}
+
+/// One look at all.
+pub(super) struct Look {
+    pub(super) told: Vec<Told>,
+    /// Mounts that do not answer: where, and why.
+    pub(super) unheard: Vec<(String, String)>,
 }
 
 impl Asked {
     pub(super) fn connect(args: &TopArgs) -> anyhow::Result<Asked> {
-        let mut asked =
-            Asked { mounts: Vec::new(), named_mount: false, pool: None, unheard: Vec::new() };
+        let mut asked = Asked { mounts: Vec::new(), named_mount: false, server: None };
         match (&args.mount_point, &args.at.server) {
             (Some(point), _) => {
                 asked.mounts.push(Mount { at: locate(point)?, control: None });
                 asked.named_mount = true;
             }
-            (None, Some(_)) => {
-                let named = Server::connect(&args.at, None)?;
-                let args = args.at.clone();
-                asked.pool = Some(Pool { args, named, servers: HashMap::new() });
-            }
+            (None, Some(_)) => asked.server = Some(Server::connect(&args.at, None)?),
             (None, None) => asked.connect_all()?,
         }
         Ok(asked)
@@ -67,34 +66,31 @@ impl Asked {
         Ok(())
     }
 
-    /// True if a name means one buffer for all who are asked.
-    pub(super) fn is_pool(&self) -> bool {
-        self.pool.is_some()
-    }
-
     /// All buffers now.
-    pub(super) fn look(&mut self) -> Result<Vec<ServerMetrics>, ControlError> {
-        let mut told = Vec::new();
-        self.unheard.clear();
+    pub(super) fn look(&mut self) -> Result<Look, ControlError> {
+        let mut look = Look { told: Vec::new(), unheard: Vec::new() };
         for mount in &mut self.mounts {
+            let point = mount.at.mount_point.display().to_string();
             match mount.metrics() {
-                Ok(metrics) => told.push(metrics),
+                Ok(metrics) => look.told.push(Told { mount: Some(point), metrics }),
                 Err(error) if self.named_mount => return Err(error),
-                Err(error) => {
-                    self.unheard.push(format!("{}: {}", mount.at.mount_point.display(), error.why))
-                }
+                Err(error) => look.unheard.push((point, error.why)),
             }
         }
-        if let Some(pool) = &mut self.pool {
-            told.append(&mut pool.look(&mut self.unheard)?);
+        if let Some(server) = &mut self.server {
+            let metrics = match server.ask(&LedgerRequest::Metrics { name: None, pool: true })? {
+                LedgerReply::PoolMetrics(metrics) => metrics,
+                _ => return Err(server.unexpected()),
+            };
+            look.told.push(Told { mount: None, metrics });
         }
-        Ok(told)
+        Ok(look)
     }
 }
 
 impl Mount {
     /// One that is stopped or hangs keeps the others waiting for a moment only.
-    fn metrics(&mut self) -> Result<ServerMetrics, ControlError> {
+    fn metrics(&mut self) -> Result<PoolMetrics, ControlError> {
         let now = Some(Instant::now());
         let mut control = match self.control.take() {
             Some(control) => control,
@@ -104,66 +100,5 @@ impl Mount {
         let metrics = control.metrics()?;
         self.control = Some(control);
         Ok(metrics)
-    }
-}
-
-impl Pool {
-    fn look(&mut self, unheard: &mut Vec<String>) -> Result<Vec<ServerMetrics>, ControlError> {
-        let servers = match self.named.pool() {
-            Ok(pool) => pool.servers,
-            // Without the one that keeps the record nobody knows who else there is.
-            Err(error) => {
-                unheard.push(format!("other servers of the pool: {}", error.why));
-                return Ok(vec![metrics(&mut self.named)?]);
-            }
-        };
-        let mut told = Vec::new();
-        for server in servers.iter().filter(|server| !server.lost) {
-            match self.ask(server) {
-                Ok(metrics) => told.push(metrics),
-                Err(error) => {
-                    self.servers.remove(&server.id);
-                    unheard.push(format!("server {}: {error}", server.addresses.join(", ")));
-                }
-            }
-        }
-        Ok(told)
-    }
-
-    fn ask(&mut self, server: &ServerStatus) -> anyhow::Result<ServerMetrics> {
-        if !self.servers.contains_key(&server.id) {
-            let reached = self.reach(server)?;
-            self.servers.insert(server.id.clone(), reached);
-        }
-        match self.servers.get_mut(&server.id) {
-            Some(known) => Ok(metrics(known)?),
-            None => anyhow::bail!("it is not connected"),
-        }
-    }
-
-    /// Connects to one of its addresses. A Unix socket of another node fails like one that is not there.
-    fn reach(&self, server: &ServerStatus) -> anyhow::Result<Server> {
-        if !server.alive {
-            anyhow::bail!("it does not answer");
-        }
-        let mut last = anyhow::anyhow!("it has no address");
-        for text in &server.addresses {
-            let reached = text.parse().map_err(anyhow::Error::from).and_then(|address| {
-                let args = ServerArgs { server: Some(address), ..self.args.clone() };
-                Server::connect(&args, None)
-            });
-            match reached {
-                Ok(reached) => return Ok(reached),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-}
-
-fn metrics(server: &mut Server) -> Result<ServerMetrics, ControlError> {
-    match server.ask(&LedgerRequest::Metrics { name: None })? {
-        LedgerReply::Metrics(metrics) => Ok(*metrics),
-        _ => Err(server.unexpected()),
     }
 }

@@ -13,6 +13,7 @@ pub(super) fn data_used_by(call: &Call<'_>) -> Option<Ino> {
     match *call {
         Call::Read { ino, .. } | Call::Write { ino, .. } | Call::Fallocate { ino, .. } => Some(ino),
         Call::ReadObject { object, .. } | Call::WriteObject { object, .. } => Some(object.ino),
+        Call::LogMap { ino, .. } => Some(ino),
         Call::CopyRange { target, .. } => Some(target),
         Call::Setattr { ino, ref change } => change.size_bytes.map(|_| ino),
         _ => None,

@@ -93,6 +93,12 @@ impl Peer {
         self.programs_wait.load(Ordering::Relaxed) > 0
     }
 
+    /// A program waits for an answer, and nothing was heard since signs of life were due, or it is known to be away.
+    pub(in crate::remote) fn is_silent_now(&self) -> bool {
+        let lease = self.lease();
+        self.is_waited_for() && (self.is_away() || self.kept.heard_at(lease).elapsed() > lease / 2)
+    }
+
     /// It has not answered for as long as this mount is patient.
     pub(super) fn is_given_up(&self) -> bool {
         let lost = *self.lost_since.lock();

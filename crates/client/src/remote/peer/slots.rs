@@ -9,6 +9,8 @@
 
 use super::Peer;
 use forebay_net::Link;
+use forebay_proto::Result;
+use forebay_proto::asked::LOOK;
 use forebay_proto::net::session::SlotId;
 use std::collections::VecDeque;
 
@@ -25,11 +27,13 @@ pub(super) struct Slot {
     cpu: Option<u16>,
     pub(super) link: Option<(Link, u64)>,
     pub(super) body: Vec<u8>,
+    /// The call of the last attempt was sent as a whole.
+    pub(super) sent: bool,
 }
 
 impl Slot {
     pub(super) fn new(id: u16) -> Slot {
-        Slot { id: SlotId(id), seq: 0, cpu: None, link: None, body: Vec::new() }
+        Slot { id: SlotId(id), seq: 0, cpu: None, link: None, body: Vec::new(), sent: false }
     }
 }
 
@@ -55,8 +59,9 @@ impl Drop for InUse<'_> {
 }
 
 impl Peer {
-    /// A slot that nobody else uses; `by_itself`: for a call that no program asked for.
-    pub(super) fn take_slot(&self, by_itself: bool) -> InUse<'_> {
+    /// A slot that nobody else uses; `by_itself`: for a call that no program asked for. EINTR if nobody waits for it any
+    /// more, ETIMEDOUT if the server was given up meanwhile.
+    pub(super) fn take_slot(&self, by_itself: bool) -> Result<InUse<'_>> {
         let mut slots = self.slots.lock();
         loop {
             let slot = match by_itself {
@@ -64,9 +69,12 @@ impl Peer {
                 false => take_near(&mut slots),
             };
             if slot.is_some() {
-                return InUse { peer: self, slot, by_itself };
+                return Ok(InUse { peer: self, slot, by_itself });
             }
-            self.slot_free.wait(&mut slots);
+            if !by_itself || self.is_closing() {
+                self.may_wait_on()?;
+            }
+            let _ = self.slot_free.wait_for(&mut slots, LOOK);
         }
     }
 }

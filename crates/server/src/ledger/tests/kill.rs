@@ -2,7 +2,7 @@
 //! capacity on record is what the stores on flash have, and nothing is left over.
 
 use super::*;
-use crate::step::kill::run_killed;
+use forebay_failpoint::kill::run_killed;
 use forebay_proto::events::{EventKind, EventRecord, EventsQuery};
 use std::collections::BTreeMap;
 
@@ -138,7 +138,7 @@ fn killed_at_each_step(kind: StoreKind, flash_in: &str, again: bool) {
         "a part is ready on record",
         "a buffer has a part",
         "a buffer is ready on record",
-        "an extension is on the keeper's record",
+        "an extension is on the leader's record",
         "an extension is on record",
         "a store says that it grows",
         "a buffer is to be destroyed on record",

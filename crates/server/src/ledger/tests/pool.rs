@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::net::{Listening, listen};
-use crate::peers::Peers;
+use forebay_interfaces::peers::Peers;
 use forebay_net::ServerAddress;
 use forebay_proto::ShardId;
 use forebay_proto::control::PathBytes;
@@ -30,7 +30,7 @@ pub(super) fn flash_of(dir: &Path, number: usize) -> PathBuf {
 }
 
 impl Node {
-    /// Server `number` of the pool in `dir`. 0 is the keeper.
+    /// Server `number` of the pool in `dir`. 0 is the leader.
     pub(super) fn start(dir: &Path, number: usize) -> Result<Node, ControlError> {
         Node::start_with(dir, number, 512 * MIB)
     }
@@ -121,21 +121,21 @@ pub(super) fn ping(node: &Node, text: &str, to: u16) -> Result<Reply, forebay_pr
 fn a_buffer_of_several_servers_has_a_part_on_each() {
     let dir = tempfile::tempdir().unwrap();
     let nodes: Vec<Node> = (0..3).map(|n| Node::start(dir.path(), n).unwrap()).collect();
-    let keeper = &nodes[0].ledger;
-    assert_eq!(servers(keeper).len(), 3);
+    let leader = &nodes[0].ledger;
+    assert_eq!(servers(leader).len(), 3);
     // Any server is asked about all of the pool.
-    assert_eq!(servers(&nodes[2].ledger), servers(keeper));
+    assert_eq!(servers(&nodes[2].ledger), servers(leader));
     let (made, secret) =
         create_as(&nodes[1].ledger, &root(), "t", wide("w", 100 * MIB, 3)).unwrap();
     // 100 MiB over three is 34, rounded up to 48.
     assert_eq!((made.parts.len(), made.capacity_bytes), (3, 144 * MIB));
-    let again = create_as(keeper, &root(), "t", wide("w", 100 * MIB, 3)).unwrap();
+    let again = create_as(leader, &root(), "t", wide("w", 100 * MIB, 3)).unwrap();
     assert_eq!((again.0.uuid, again.1), (made.uuid.clone(), secret.clone()));
     for (number, node) in nodes.iter().enumerate() {
         assert_eq!(parts_on(&flash_of(dir.path(), number)), std::slice::from_ref(&made.uuid));
         let served = node.ledger.buffer(&name("w")).unwrap();
         assert_eq!(served.secret.to_hex(), secret, "known at each server");
-        assert_eq!(places(&node.ledger, "w"), places(keeper, "w"));
+        assert_eq!(places(&node.ledger, "w"), places(leader, "w"));
         assert_eq!(status(&node.ledger, &root(), "w").unwrap().state, BufferState::Ready);
         for to in 0..3 {
             let answer = Ok(Reply::Names(NamesReply::Shard(ShardId(to))));
@@ -153,7 +153,7 @@ fn a_buffer_of_several_servers_has_a_part_on_each() {
 
     let extend = LedgerRequest::Extend { name: name("w"), capacity_bytes: 150 * MIB };
     ask(&nodes[2].ledger, &root(), extend).unwrap();
-    let grown = status(keeper, &root(), "w").unwrap();
+    let grown = status(leader, &root(), "w").unwrap();
     assert_eq!((grown.capacity_bytes, grown.why), (192 * MIB, None));
     for node in &nodes {
         let served = node.ledger.buffer(&name("w")).unwrap();
@@ -176,12 +176,12 @@ fn parts_go_where_the_most_room_is_and_rights_hold_everywhere() {
     let ann = user(4001);
     let made = create_as(member, &ann, "t", wide("w", 64 * MIB, 2)).unwrap().0;
     assert_eq!(made.servers, [nodes[1].id().to_string(), nodes[2].id().to_string()]);
-    // The keeper has no part of it and answers for it all the same.
-    let keeper = &nodes[0].ledger;
-    assert!(keeper.buffer(&name("w")).is_none());
-    assert_eq!(status(keeper, &ann, "w").unwrap().owner_uid, 4001);
+    // The leader has no part of it and answers for it all the same.
+    let leader = &nodes[0].ledger;
+    assert!(leader.buffer(&name("w")).is_none());
+    assert_eq!(status(leader, &ann, "w").unwrap().owner_uid, 4001);
     let holder = Identity::Holder(name("w"));
-    ask(keeper, &holder, LedgerRequest::StageList { name: name("w") }).unwrap();
+    ask(leader, &holder, LedgerRequest::StageList { name: name("w") }).unwrap();
     let bob = user(4002);
     for node in &nodes {
         fails(status(&node.ledger, &bob, "w"), libc::EPERM, "another user");
@@ -191,19 +191,19 @@ fn parts_go_where_the_most_room_is_and_rights_hold_everywhere() {
         fails(taken, libc::EEXIST, "of this name already");
     }
     let places = LedgerRequest::Places { name: name("w") };
-    fails(ask(keeper, &bob, places), libc::EPERM, "another user");
+    fails(ask(leader, &bob, places), libc::EPERM, "another user");
     fails(
-        create_as(keeper, &ann, "x", wide("x", MIB, 4)).map(drop),
+        create_as(leader, &ann, "x", wide("x", MIB, 4)).map(drop),
         libc::EINVAL,
         "the pool has 3",
     );
-    let large = create_as(keeper, &ann, "x", wide("x", 300 * MIB, 0));
+    let large = create_as(leader, &ann, "x", wide("x", 300 * MIB, 0));
     fails(large, libc::ENOSPC, "each of 3 servers has a part");
-    assert_eq!(list(keeper, &root()), ["w"], "what failed has left nothing");
+    assert_eq!(list(leader, &root()), ["w"], "what failed has left nothing");
 }
 
 #[test]
-fn members_come_back_by_themselves_and_serve_without_the_keeper() {
+fn members_come_back_by_themselves_and_serve_without_the_leader() {
     let dir = tempfile::tempdir().unwrap();
     let mut nodes: Vec<Node> = (0..2).map(|n| Node::start(dir.path(), n).unwrap()).collect();
     let made = create_as(&nodes[0].ledger, &root(), "t", wide("w", 64 * MIB, 2)).unwrap().0;
@@ -220,7 +220,7 @@ fn members_come_back_by_themselves_and_serve_without_the_keeper() {
     assert!(away.why.as_deref().unwrap().contains("does not answer"), "{away:?}");
     assert_eq!(ping(&nodes[0], "w", to_member), Err(forebay_proto::Errno::EHOSTUNREACH));
     fails(destroy(&nodes[0].ledger, "w", false), libc::EHOSTUNREACH, "does not answer");
-    // Back, without being told to join: it has its keeper on record.
+    // Back, without being told to join: it has its leader on record.
     let ledger = Ledger::open(options(&flash_of(dir.path(), 1), 512 * MIB)).unwrap();
     let door = Arc::new(Door::open(Arc::clone(&ledger), None).unwrap());
     let moved = ServerAddress::Unix(dir.path().join("moved.sock"));
@@ -228,21 +228,21 @@ fn members_come_back_by_themselves_and_serve_without_the_keeper() {
     ledger.set_addresses(vec![moved]);
     ledger.start_rounds().unwrap();
     let member = Node { ledger, listening };
-    eventually("the keeper finds the member at its new address", || {
+    eventually("the leader finds the member at its new address", || {
         status(&nodes[0].ledger, &root(), "w").unwrap().state == BufferState::Ready
     });
     eventually("so do questions", || ping(&nodes[0], "w", to_member).is_ok());
 
     nodes.pop().unwrap().stop();
     let served = member.ledger.buffer(&name("w"));
-    assert!(served.is_some(), "parts are served while the keeper is away");
+    assert!(served.is_some(), "parts are served while the leader is away");
     let asked = ask(&member.ledger, &root(), LedgerRequest::List);
     fails(asked, libc::EHOSTUNREACH, "keeps the ledger of the pool");
-    let keeper = Node::start(dir.path(), 0).unwrap();
-    eventually("the member reaches the keeper again", || {
+    let leader = Node::start(dir.path(), 0).unwrap();
+    eventually("the member reaches the leader again", || {
         ask(&member.ledger, &root(), LedgerRequest::List).is_ok()
     });
-    destroy(&keeper.ledger, "w", false).unwrap();
+    destroy(&leader.ledger, "w", false).unwrap();
 }
 
 #[test]
@@ -277,8 +277,8 @@ fn a_server_gone_for_good_is_lost_and_comes_back_empty() {
     fails(forget(&nodes[1], &user(4001)), libc::EPERM, "only who runs the servers");
     forget(&nodes[1], &root()).unwrap();
     forget(&nodes[0], &root()).unwrap();
-    let keeper = LedgerRequest::Forget { server: nodes[0].id() };
-    fails(ask(&nodes[1].ledger, &root(), keeper), libc::EINVAL, "pool keeper --take-over");
+    let leader = LedgerRequest::Forget { server: nodes[0].id() };
+    fails(ask(&nodes[1].ledger, &root(), leader), libc::EINVAL, "pool leader --take-over");
     let lost = made.parts.iter().find(|part| part.server == gone).unwrap().shard;
     let shown = status(&nodes[0].ledger, &root(), "w").unwrap();
     assert_eq!(shown.state, BufferState::Degraded);
@@ -309,7 +309,7 @@ fn a_server_gone_for_good_is_lost_and_comes_back_empty() {
 #[test]
 fn who_may_not_join_is_told_why() {
     let dir = tempfile::tempdir().unwrap();
-    let keeper = Node::start(dir.path(), 0).unwrap();
+    let leader = Node::start(dir.path(), 0).unwrap();
     // A server with buffers of its own keeps them.
     let flash = flash_of(dir.path(), 1);
     fs::create_dir_all(&flash).unwrap();
@@ -317,7 +317,7 @@ fn who_may_not_join_is_told_why() {
     create(&own, "mine", MIB).unwrap();
     fails(own.join(&socket(dir.path(), 0)), libc::EBUSY, "a pool of its own");
     destroy(&own, "mine", false).unwrap();
-    fails(keeper.ledger.join(&socket(dir.path(), 0)), libc::EINVAL, "this server itself");
+    fails(leader.ledger.join(&socket(dir.path(), 0)), libc::EINVAL, "this server itself");
     fails(own.join(&socket(dir.path(), 9)), libc::EHOSTUNREACH, "is `forebay serve` running");
     own.join(&socket(dir.path(), 0)).unwrap();
     // By way of a member.
@@ -328,7 +328,7 @@ fn who_may_not_join_is_told_why() {
     fs::create_dir_all(&flash).unwrap();
     let third = Ledger::open(options(&flash, 512 * MIB)).unwrap();
     third.join(&socket(dir.path(), 1)).unwrap();
-    assert_eq!((third.keeper(), member.ledger.keeper()), (keeper.id(), keeper.id()));
+    assert_eq!((third.leader(), member.ledger.leader()), (leader.id(), leader.id()));
     third.close().unwrap();
 }
 
@@ -364,7 +364,7 @@ fn what_happened_at_each_server_of_a_buffer_is_told_by_any_of_them_also_afterwar
     let (ann, bob) = (user(4001), user(4002));
     create_as(&nodes[1].ledger, &ann, "t", wide("w", 64 * MIB, 2)).unwrap();
     for (n, node) in nodes.iter().enumerate().skip(1) {
-        let served = node.ledger.buffer(&name("w")).expect("the keeper has the least room");
+        let served = node.ledger.buffer(&name("w")).expect("the leader has the least room");
         let path = Some(PathBytes::new(format!("w:/f{n}").as_bytes()));
         let drained = Happened { path, ..Happened::of(EventKind::Drained, 4001) };
         served.server.events().record(&[drained]);
@@ -399,7 +399,7 @@ fn what_happened_at_each_server_of_a_buffer_is_told_by_any_of_them_also_afterwar
 #[test]
 fn a_copy_of_a_servers_flash_does_not_take_its_place_while_it_runs() {
     let dir = tempfile::tempdir().unwrap();
-    let keeper = Node::start(dir.path(), 0).unwrap();
+    let leader = Node::start(dir.path(), 0).unwrap();
     let first = Node::start(dir.path(), 1).unwrap();
     let id = first.ledger.server_id();
     let copied = std::process::Command::new("cp")
@@ -414,7 +414,7 @@ fn a_copy_of_a_servers_flash_does_not_take_its_place_while_it_runs() {
     let said = refused.to_string();
     assert!(said.contains("1.sock") && said.contains("copy"), "{said}");
     let known = |addresses: &[String]| {
-        let servers = keeper.ledger.servers();
+        let servers = leader.ledger.servers();
         servers.iter().any(|server| server.id == id && server.addresses == addresses)
     };
     assert!(known(&[socket(dir.path(), 1).to_string()]), "the first one stays");
@@ -425,5 +425,5 @@ fn a_copy_of_a_servers_flash_does_not_take_its_place_while_it_runs() {
     assert_eq!(moved.ledger.server_id(), id);
     assert!(known(&[socket(dir.path(), 2).to_string()]));
     moved.stop();
-    keeper.stop();
+    leader.stop();
 }

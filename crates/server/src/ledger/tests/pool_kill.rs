@@ -1,16 +1,16 @@
-//! A pool of two servers, one of them killed at each of its steps, the keeper or the member: what
+//! A pool of two servers, one of them killed at each of its steps, the leader or the member: what
 //! was begun is finished or undone when it is back, and who asks again gets what was asked for.
 
 use super::pool::{Node, eventually, flash_of, parts_on, wide};
 use super::*;
-use crate::step::kill::run_killed;
+use forebay_failpoint::kill::run_killed;
 
 const CHILD_DIR: &str = "FOREBAY_TEST_POOL_DIR";
 const CHILD_NUMBER: &str = "FOREBAY_TEST_POOL_NUMBER";
 const CHILD: &str = "ledger::tests::pool_kill::child_server";
 const SIZE: u64 = 64 * MIB;
 /// Most passes over all steps.
-const PASSES: usize = 4;
+const PASSES: usize = 12;
 
 /// Two buffers, one of them extended, the other destroyed. Can be done again after any kill.
 fn work(ledger: &Ledger) -> Result<(), ControlError> {
@@ -31,18 +31,18 @@ fn child_server() {
     node.stop();
 }
 
-/// Every server has the parts that the keeper has on record, as large as it says, and no other.
+/// Every server has the parts that the leader has on record, as large as it says, and no other.
 #[track_caller]
 fn must_agree(dir: &Path, nodes: [&Node; 2], when: &str) {
-    let keeper = nodes[0].ledger.state.lock().file.clone();
-    let mut uuids: Vec<String> = keeper.buffers.iter().map(|b| b.uuid.clone()).collect();
+    let leader = nodes[0].ledger.state.lock().file.clone();
+    let mut uuids: Vec<String> = leader.buffers.iter().map(|b| b.uuid.clone()).collect();
     uuids.sort();
     for (number, node) in nodes.iter().enumerate() {
         assert_eq!(parts_on(&flash_of(dir, number)), uuids, "{when}: server {number}");
         let file = node.ledger.state.lock().file.clone();
         assert_eq!(file.parts.len(), uuids.len(), "{when}: server {number}");
         for part in &file.parts {
-            let buffer = keeper.buffers.iter().find(|b| b.uuid == part.spec.uuid).unwrap();
+            let buffer = leader.buffers.iter().find(|b| b.uuid == part.spec.uuid).unwrap();
             assert_eq!(part.spec.capacity_bytes, buffer.part_bytes, "{when}: server {number}");
             let served = node.ledger.buffer(part.name()).unwrap();
             let capacity = served.server.namespace().space().unwrap().1;
@@ -55,15 +55,15 @@ fn must_agree(dir: &Path, nodes: [&Node; 2], when: &str) {
 
 /// Nothing is half made, half gone or of two sizes any more.
 fn is_settled(nodes: [&Node; 2]) -> bool {
-    let keeper = nodes[0].ledger.state.lock().file.clone();
-    let whole = keeper.buffers.iter().all(|b| b.state == record::RecordState::Ready);
+    let leader = nodes[0].ledger.state.lock().file.clone();
+    let whole = leader.buffers.iter().all(|b| b.state == record::RecordState::Ready);
     whole
         && nodes.iter().all(|node| {
             let file = node.ledger.state.lock().file.clone();
-            file.parts.len() == keeper.buffers.len()
+            file.parts.len() == leader.buffers.len()
                 && file.parts.iter().all(|part| {
                     let of = |b: &&record::BufferRecord| b.uuid == part.spec.uuid;
-                    keeper.buffers.iter().find(of).is_some_and(|b| {
+                    leader.buffers.iter().find(of).is_some_and(|b| {
                         b.part_bytes == part.spec.capacity_bytes
                             && node.ledger.buffer(part.name()).is_some()
                     })
@@ -134,7 +134,7 @@ fn one_pass(killed: usize) -> Vec<String> {
 }
 
 #[test]
-fn a_pool_is_settled_after_its_keeper_is_killed_at_any_step() {
+fn a_pool_is_settled_after_its_leader_is_killed_at_any_step() {
     killed_at_each_step(
         0,
         &[
@@ -144,7 +144,7 @@ fn a_pool_is_settled_after_its_keeper_is_killed_at_any_step() {
             "a part is ready on record",
             "a buffer has a part",
             "a buffer is ready on record",
-            "an extension is on the keeper's record",
+            "an extension is on the leader's record",
             "an extension is on record",
             "a buffer is to be destroyed on record",
             "a removed part has no store",

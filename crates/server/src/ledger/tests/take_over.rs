@@ -1,5 +1,5 @@
-//! A keeper that is gone for good: who may take its place, when not, what the pool is afterwards, and what
-//! becomes of an old keeper that comes back.
+//! A leader that is gone for good: who may take its place, when not, what the pool is afterwards, and what
+//! becomes of an old leader that comes back.
 
 use super::pool::{Node, eventually, flash_of, parts_on, ping, servers, socket, wide};
 use super::*;
@@ -36,7 +36,7 @@ fn pool_of_three(dir: &Path) -> (Vec<Node>, Shown, String) {
     (nodes, made, secret)
 }
 
-/// The keeper burns down.
+/// The leader burns down.
 fn burn(dir: &Path, nodes: &mut Vec<Node>) -> ServerId {
     let old = nodes.remove(0);
     let id = old.id();
@@ -46,20 +46,20 @@ fn burn(dir: &Path, nodes: &mut Vec<Node>) -> ServerId {
 }
 
 #[test]
-fn a_member_takes_over_from_a_keeper_that_is_gone_for_good() {
+fn a_member_takes_over_from_a_leader_that_is_gone_for_good() {
     let dir = tempfile::tempdir().unwrap();
     let (mut nodes, made, secret) = pool_of_three(dir.path());
     fails(take_over(&nodes[1], &[]), libc::EBUSY, "answers");
     let old = burn(dir.path(), &mut nodes);
     let (new, other) = (&nodes[0], &nodes[1]);
     let asked = ask(&other.ledger, &root(), LedgerRequest::List);
-    fails(asked, libc::EHOSTUNREACH, "pool keeper --take-over");
+    fails(asked, libc::EHOSTUNREACH, "pool leader --take-over");
     let request = LedgerRequest::TakeOver { without: Vec::new() };
     fails(ask(&new.ledger, &user(4001), request), libc::EPERM, "only who runs the servers");
     take_over(new, &[]).unwrap();
     take_over(new, &[]).unwrap();
 
-    // All of the pool is known again, at any server, but for what was on the old keeper alone.
+    // All of the pool is known again, at any server, but for what was on the old leader alone.
     for node in &nodes {
         assert_eq!(sorted(&node.ledger, &root()), ["s1", "s2", "w"]);
         assert_eq!(sorted(&node.ledger, &user(4001)), ["w"]);
@@ -70,7 +70,7 @@ fn a_member_takes_over_from_a_keeper_that_is_gone_for_good() {
         assert_eq!((&shown.servers, shown.state), (&made.servers, BufferState::Degraded));
         let lost = shown.parts.iter().find(|part| part.state == PartState::Lost).unwrap();
         assert_eq!(lost.server, old);
-        eventually("nobody waits for the old keeper", || {
+        eventually("nobody waits for the old leader", || {
             ping(node, "w", lost.shard.0) == Err(Errno::EIO)
         });
     }
@@ -90,22 +90,22 @@ fn a_member_takes_over_from_a_keeper_that_is_gone_for_good() {
     assert!(nodes.iter().all(|node| node.ledger.facts().reserved_bytes == 0));
     assert_eq!(servers(&new.ledger).len(), 2, "the old one is on record no more");
 
-    // A new server joins by way of the other member; both find the keeper when they start again.
+    // A new server joins by way of the other member; both find the leader when they start again.
     let flash = flash_of(dir.path(), 3);
     fs::create_dir_all(&flash).unwrap();
     let third = Ledger::open(options(&flash, 512 * MIB)).unwrap();
     third.join(&socket(dir.path(), 2)).unwrap();
-    assert_eq!(third.keeper(), new.id());
+    assert_eq!(third.leader(), new.id());
     third.close().unwrap();
     nodes.pop().unwrap().stop();
     let back = Node::start(dir.path(), 2).unwrap();
-    eventually("the member finds the keeper", || {
+    eventually("the member finds the leader", || {
         ask(&back.ledger, &root(), LedgerRequest::List).is_ok()
     });
 }
 
 #[test]
-fn who_joins_is_told_that_the_keeper_is_gone_and_where_it_was() {
+fn who_joins_is_told_that_the_leader_is_gone_and_where_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let (mut nodes, ..) = pool_of_three(dir.path());
     let old = burn(dir.path(), &mut nodes);
@@ -114,10 +114,10 @@ fn who_joins_is_told_that_the_keeper_is_gone_and_where_it_was() {
     let third = Ledger::open(options(&flash, 512 * MIB)).unwrap();
     let error = third.join(&socket(dir.path(), 1)).unwrap_err();
     let host = forebay_net::node::host_name();
-    let named = format!("its keeper, server {host} ({}), cannot be reached", &old.to_string()[..8]);
+    let named = format!("its leader, server {host} ({}), cannot be reached", &old.to_string()[..8]);
     let text = error.to_string();
     assert!(text.contains(&named) && text.contains("0.sock"), "{text}");
-    fails::<()>(Err(error), libc::EHOSTUNREACH, "pool keeper --take-over");
+    fails::<()>(Err(error), libc::EHOSTUNREACH, "pool leader --take-over");
     third.close().unwrap();
 }
 
@@ -131,19 +131,19 @@ fn quiet(dir: &Path, number: usize, listens: bool) -> (Arc<Ledger>, Option<crate
 }
 
 #[test]
-fn a_keeper_that_any_server_hears_is_not_taken_over_from() {
+fn a_leader_that_any_server_hears_is_not_taken_over_from() {
     let dir = tempfile::tempdir().unwrap();
     let (mut nodes, ..) = pool_of_three(dir.path());
     let old = nodes[0].id();
-    // A member that does not reach the keeper, while the other one does.
+    // A member that does not reach the leader, while the other one does.
     nodes.remove(1).stop();
     let (cut, listening) = quiet(dir.path(), 1, true);
     let nowhere = vec![ServerAddress::Unix(dir.path().join("nowhere.sock"))];
     let place = KnownServer { addresses: nowhere, ..KnownServer::default() };
     cut.links.directory().set(old, place);
     let request = || LedgerRequest::TakeOver { without: Vec::new() };
-    fails(ask(&cut, &root(), request()), libc::EBUSY, "hears the keeper");
-    assert!(!cut.is_keeper());
+    fails(ask(&cut, &root(), request()), libc::EBUSY, "hears the leader");
+    assert!(!cut.is_leader());
 
     // All must answer, but those that are given up.
     let other = nodes[1].id();
@@ -163,7 +163,7 @@ fn a_keeper_that_any_server_hears_is_not_taken_over_from() {
         back.iter().all(|node| {
             node.id() != old
                 && node.id() != other
-                && node.ledger.keeper() == new.id()
+                && node.ledger.leader() == new.id()
                 && servers(&new.ledger).contains(&(node.id().to_string(), true, false))
         })
     });
@@ -174,7 +174,7 @@ fn a_keeper_that_any_server_hears_is_not_taken_over_from() {
 }
 
 #[test]
-fn an_old_keeper_that_comes_back_is_refused_by_name_and_starts_over() {
+fn an_old_leader_that_comes_back_is_refused_by_name_and_starts_over() {
     let dir = tempfile::tempdir().unwrap();
     let (mut nodes, made, _) = pool_of_three(dir.path());
     let old = nodes[0].id();
@@ -184,7 +184,7 @@ fn an_old_keeper_that_comes_back_is_refused_by_name_and_starts_over() {
 
     // Nothing is done for it, whichever server it asks.
     let (ledger, _) = quiet(dir.path(), 0, false);
-    assert!(ledger.is_keeper());
+    assert!(ledger.is_leader());
     for node in &nodes {
         for question in [
             PoolQuestion::Facts,
@@ -194,7 +194,7 @@ fn an_old_keeper_that_comes_back_is_refused_by_name_and_starts_over() {
             fails(ledger.ask(node.id(), &question), libc::ESTALE, &new.to_string());
         }
         assert!(node.ledger.buffer(&name("w")).is_some());
-        assert_eq!(node.ledger.keeper(), new);
+        assert_eq!(node.ledger.leader(), new);
     }
     ledger.close().unwrap();
     drop(ledger);
@@ -202,7 +202,7 @@ fn an_old_keeper_that_comes_back_is_refused_by_name_and_starts_over() {
     let back = Node::start(dir.path(), 0).unwrap();
     eventually("it is another server now, without parts", || {
         back.id() != old
-            && back.ledger.keeper() == new
+            && back.ledger.leader() == new
             && parts_on(&flash_of(dir.path(), 0)).is_empty()
             && servers(&nodes[0].ledger).contains(&(back.id().to_string(), true, false))
     });
@@ -214,11 +214,11 @@ fn an_old_keeper_that_comes_back_is_refused_by_name_and_starts_over() {
 }
 
 #[test]
-fn a_member_that_only_the_old_keeper_knew_is_found_again_with_its_buffers() {
+fn a_member_that_only_the_old_leader_knew_is_found_again_with_its_buffers() {
     let dir = tempfile::tempdir().unwrap();
     let (mut nodes, ..) = pool_of_three(dir.path());
     let last = nodes[2].id();
-    // As if the keeper had died before it told of the last one.
+    // As if the leader had died before it told of the last one.
     nodes.pop().unwrap().stop();
     {
         let mut state = nodes[1].ledger.state.lock();
@@ -232,7 +232,7 @@ fn a_member_that_only_the_old_keeper_knew_is_found_again_with_its_buffers() {
     fails(made, libc::EAGAIN, "has not told");
     let back = Node::start(dir.path(), 2).unwrap();
     eventually("it asks the others, and tells what it has", || {
-        back.ledger.keeper() == nodes[0].id()
+        back.ledger.leader() == nodes[0].id()
             && sorted(&nodes[0].ledger, &root()) == ["s1", "s2", "w"]
     });
     create_as(&nodes[0].ledger, &root(), "n", wide("n", MIB, 1)).unwrap();
@@ -249,10 +249,10 @@ fn of_two_that_take_over_at_once_one_stays() {
         }
     });
     eventually("both agree, and know all buffers", || {
-        let keepers = nodes.iter().filter(|node| node.ledger.is_keeper()).count();
+        let leaders = nodes.iter().filter(|node| node.ledger.is_leader()).count();
         let list = |node: &Node| ask(&node.ledger, &root(), LedgerRequest::List).is_ok();
-        keepers == 1
-            && nodes[0].ledger.keeper() == nodes[1].ledger.keeper()
+        leaders == 1
+            && nodes[0].ledger.leader() == nodes[1].ledger.leader()
             && nodes.iter().all(|n| list(n) && sorted(&n.ledger, &root()) == ["s1", "s2", "w"])
     });
 }

@@ -1,10 +1,10 @@
-//! A take-over, with the new keeper, another server, or the old keeper that comes back killed at each step;
-//! and the old keeper killed at each step of its work: the pool is whole afterwards, nothing is left over.
+//! A take-over, with the new leader, another server, or the old leader that comes back killed at each step;
+//! and the old leader killed at each step of its work: the pool is whole afterwards, nothing is left over.
 
 use super::pool::{Node, eventually, flash_of, parts_on, wide};
 use super::take_over::take_over;
 use super::*;
-use crate::step::kill::{KILL_ONLY, at_each_point, run_killed};
+use forebay_failpoint::kill::{KILL_ONLY, at_each_point, run_killed};
 
 const CHILD_DIR: &str = "FOREBAY_TEST_TAKE_OVER_DIR";
 const CHILD_NUMBER: &str = "FOREBAY_TEST_TAKE_OVER_NUMBER";
@@ -12,7 +12,7 @@ const CHILD_WORK: &str = "FOREBAY_TEST_TAKE_OVER_WORK";
 const CHILD: &str = "ledger::tests::take_over_kill::child_server";
 const SIZE: u64 = 48 * MIB;
 
-/// Not a test by itself: the server that is killed. 0 is the old keeper, 1 takes over.
+/// Not a test by itself: the server that is killed. 0 is the old leader, 1 takes over.
 #[test]
 fn child_server() {
     let Ok(dir) = std::env::var(CHILD_DIR) else { return };
@@ -25,10 +25,10 @@ fn child_server() {
             eventually("it takes over", || take_over(&node, &[]).is_ok());
         }
         let old = node.ledger.state.lock().file.pool;
-        eventually("there is a keeper again", || {
+        eventually("there is a leader again", || {
             node.id() != old
                 && node.ledger.term().epoch > 0
-                && node.ledger.keeper() != old
+                && node.ledger.leader() != old
                 && ask(&node.ledger, &root(), LedgerRequest::List).is_ok()
                 && node.ledger.state.lock().file.untold.is_empty()
         });
@@ -58,11 +58,11 @@ fn run_child(
     run_killed(CHILD, &variables, at)
 }
 
-/// The parts that each of these servers has are those of the keeper's buffers, and served.
+/// The parts that each of these servers has are those of the leader's buffers, and served.
 fn is_whole(dir: &Path, nodes: &[(usize, &Node)]) -> bool {
-    let keeper = nodes.iter().find(|(_, node)| node.ledger.is_keeper());
-    let Some((_, keeper)) = keeper else { return false };
-    let file = keeper.ledger.state.lock().file.clone();
+    let leader = nodes.iter().find(|(_, node)| node.ledger.is_leader());
+    let Some((_, leader)) = leader else { return false };
+    let file = leader.ledger.state.lock().file.clone();
     let ready =
         |b: &record::BufferRecord| b.state == record::RecordState::Ready && b.told_by.is_none();
     file.untold.is_empty()
@@ -125,9 +125,9 @@ fn prepared(dir: &Path) {
 }
 
 #[test]
-fn a_take_over_is_whole_after_a_kill_of_the_new_keeper_at_any_step() {
+fn a_take_over_is_whole_after_a_kill_of_the_new_leader_at_any_step() {
     at_each_point(
-        &["a server is the keeper on record", "a new keeper has a server's parts on record"],
+        &["a server is the leader on record", "a new leader has a server's parts on record"],
         |at, only| {
             let (_keep, dir) = new_dir();
             prepared(&dir);
@@ -148,7 +148,7 @@ fn a_take_over_is_whole_after_a_kill_of_the_new_keeper_at_any_step() {
 
 #[test]
 fn a_take_over_is_whole_after_a_kill_of_another_server_at_any_step() {
-    at_each_point(&["a server follows another keeper on record"], |at, only| {
+    at_each_point(&["a server follows another leader on record"], |at, only| {
         let (_keep, dir) = new_dir();
         prepared(&dir);
         fs::remove_dir_all(flash_of(&dir, 0)).unwrap();
@@ -172,12 +172,12 @@ fn a_take_over_is_whole_after_a_kill_of_another_server_at_any_step() {
 }
 
 #[test]
-fn an_old_keeper_starts_over_whole_after_a_kill_at_any_step() {
+fn an_old_leader_starts_over_whole_after_a_kill_at_any_step() {
     at_each_point(
         &[
-            "an old keeper is a member on record",
+            "an old leader is a member on record",
             "a part is to be removed on record",
-            "a server follows another keeper on record",
+            "a server follows another leader on record",
         ],
         |at, only| {
             let (_keep, dir) = new_dir();
@@ -197,7 +197,7 @@ fn an_old_keeper_starts_over_whole_after_a_kill_at_any_step() {
 }
 
 #[test]
-fn what_a_keeper_left_that_was_killed_at_any_step_is_settled_by_the_one_that_takes_over() {
+fn what_a_leader_left_that_was_killed_at_any_step_is_settled_by_the_one_that_takes_over() {
     at_each_point(
         &["a buffer has a part", "a buffer is ready on record", "a part of a buffer is gone"],
         |at, only| {

@@ -1,0 +1,243 @@
+//! What is on flash of a PFS file: found or made when somebody comes to it, compared with the PFS, dropped where
+//! that has something else, forgotten when nothing is left of it.
+//!
+//! Invariants: there is one [`CacheFile`] of a PFS inode; nothing of a file is evicted or forgotten while it is being
+//! opened ([`Opening`]), so what an open has looked at is so until it is counted. Called by opens, attributes, status
+//! and evictions.
+
+use super::CacheFs;
+use super::file::{CacheFile, FileState};
+use super::map::BLOCK_BYTES;
+use super::pfs::PfsStat;
+use super::record::{Base, Owner, Record, State};
+use forebay_credentials::acting::Who;
+use forebay_policy::room::Waiter;
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Errno, Ino, Result};
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+
+/// How often an open comes to a file that an eviction forgets at that moment.
+const FORGOTTEN_TRIES: u32 = 20;
+
+/// How often clean files go so that one more can be made.
+const MAKE_TRIES: u32 = 20;
+
+/// A file that is being opened, or decided about: nothing of it is evicted, for a kernel that gets it must meet no holes
+/// where blocks were, and what was all here of a conflict must stay so.
+pub(super) struct Opening(Arc<CacheFile>);
+
+impl Opening {
+    /// `None` if it was forgotten.
+    pub(super) fn of(file: Arc<CacheFile>) -> Option<Opening> {
+        let mut state = file.state.lock();
+        if state.forgotten {
+            return None;
+        }
+        state.opening += 1;
+        drop(state);
+        Some(Opening(file))
+    }
+
+    pub(super) fn file(&self) -> &Arc<CacheFile> {
+        &self.0
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.state.lock().opening -= 1;
+    }
+}
+
+impl CacheFs {
+    /// The same as [`CacheFs::attach`] for who opens the file.
+    pub(super) fn attach_to_open(&self, ino: Ino, stat: &PfsStat, who: &Who) -> Result<Opening> {
+        for _ in 0..FORGOTTEN_TRIES {
+            let file = self.attach(ino, stat, who)?;
+            match Opening::of(file.clone()) {
+                Some(opening) => return Ok(opening),
+                None => self.nodes.detach(ino, &file),
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// What is on flash of a node's file; made if there is nothing.
+    pub(super) fn attach(&self, ino: Ino, stat: &PfsStat, who: &Who) -> Result<Arc<CacheFile>> {
+        if stat.kind() != FileKind::File {
+            return Err(if stat.kind() == FileKind::Dir { Errno::EISDIR } else { Errno::EINVAL });
+        }
+        if let Some(file) = self.nodes.get(ino)?.file {
+            if file.is_forgotten() {
+                // Nothing of it is on flash any more, though its name is there.
+                self.nodes.detach(ino, &file);
+                return Err(Errno::ESTALE);
+            }
+            return Ok(file);
+        }
+        let path = self.nodes.path(ino).unwrap_or_default();
+        let file = match self.find(stat.key)? {
+            Some(file) => file,
+            None => match self.make(ino, self.new_record(stat, &path, who), stat.size) {
+                Err(Errno::EEXIST) => self.find(stat.key)?.ok_or(Errno::EAGAIN)?,
+                made => made?,
+            },
+        };
+        file.set_number(ino);
+        self.nodes.attach(ino, file)
+    }
+
+    fn new_record(&self, stat: &PfsStat, path: &[u8], who: &Who) -> Record {
+        Record::new(stat, path, who.clone(), &self.clocks)
+    }
+
+    /// Makes the flash side of a file of this size.
+    pub(super) fn make(&self, number: Ino, record: Record, size: u64) -> Result<Arc<CacheFile>> {
+        let (mut tries, mut met) = (0, Waiter::default());
+        let made = loop {
+            match self.flash.has_room_for_a_file().and_then(|()| self.flash.make(&record)) {
+                // Room for data, or for one more file: whole clean files go until there is. If all are dirty
+                // the caller waits for drains, as a write does.
+                Err(Errno::ENOSPC) if tries < MAKE_TRIES => {
+                    self.space.wait_for_room(self, number, BLOCK_BYTES)?;
+                    match self.space.evict_any(self) {
+                        Ok(()) => tries += 1,
+                        // Nothing goes and nothing drains: the count may be the worst case of what is gone.
+                        Err(_) => match self.space.wait_for_drains(self, &mut met) {
+                            Err(_) if self.flash.recount_files()? => {
+                                (tries, met) = (tries + 1, Waiter::default());
+                            }
+                            waited => waited?,
+                        },
+                    }
+                }
+                made => break made?,
+            }
+        };
+        forebay_failpoint::step("a clean file is on record");
+        if size > 0
+            && let Err(e) = self.flash.truncate(made, size)
+        {
+            self.flash.remove(made, record.key)?;
+            self.flash.release(made);
+            return Err(e);
+        }
+        let file = self.load(made, number, record)?;
+        let mut state = file.state.lock();
+        state.clean_unsynced = false;
+        // Its object was made just now.
+        state.maybe_in_kernel = false;
+        drop(state);
+        Ok(file)
+    }
+
+    /// Compares the PFS file with what is here of it.
+    pub(super) fn revalidate(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+        if self.data_is_lost(file)? {
+            // Whatever the PFS has now: it waits for a decision already.
+            return Ok(());
+        }
+        let (base, dirty, state, draining) = {
+            let state = file.state.lock();
+            let r = &state.record;
+            (r.base, r.is_dirty(), r.state, r.draining.is_some())
+        };
+        if base.holds(stat) && (dirty || !base.young) {
+            return Ok(());
+        }
+        if !dirty {
+            return self.take_base(file, stat);
+        }
+        if base.holds_data(stat) {
+            let mut state = file.state.lock();
+            return state.save(&self.flash, file, |record| {
+                record.base.ctime = stat.ctime;
+                record.base.owner = Owner::of(stat);
+            });
+        }
+        // While we write it ourselves it changes.
+        if state != State::Conflict && !draining {
+            self.note_conflict(file, "changed on the PFS while there is data for it here")?;
+        }
+        Ok(())
+    }
+
+    /// Nothing of what is here counts any more; the file is what the PFS has now.
+    pub(super) fn take_base(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+        let in_kernel = {
+            let _gate = file.gate.write();
+            let mut state = file.state.lock();
+            state.generation += 1;
+            let had = state.map.present() > 0;
+            let in_kernel = self.is_in_kernel(file, &mut state)?;
+            if state.record.is_dirty() {
+                // Before the first of it goes: what a kill leaves is not taken for ours.
+                state.save(&self.flash, file, |record| {
+                    record.base = Base { young: true, ..Base::of(stat) };
+                    record.state = State::Clean;
+                    record.whole = false;
+                    record.resized = false;
+                })?;
+                forebay_failpoint::step("what is dropped is not dirty any more");
+                state.clean_unsynced = true;
+            }
+            state.sync_clean(&self.flash, file)?;
+            self.flash.clear_map(file.ino)?;
+            state.map.clear();
+            // A kernel that has the object reads on, and meets the new content in its place.
+            if !in_kernel && had {
+                self.flash.truncate(file.ino, 0)?;
+            }
+            forebay_failpoint::step("nothing is here of a file any more");
+            state.seen_bytes = 0;
+            self.flash.truncate(file.ino, stat.size)?;
+            state.seen_bytes = stat.size;
+            state.save(&self.flash, file, |record| {
+                record.base = Base::of_foreign(stat, &self.clocks);
+                record.fetch_limit = stat.size;
+                record.state = State::Clean;
+                record.whole = false;
+                record.resized = false;
+                record.draining = None;
+                record.failure = None;
+                record.lost_bytes = None;
+            })?;
+            in_kernel
+        };
+        self.space.dropped(file.ino);
+        file.set_source(None);
+        self.tell_inode(file.number());
+        match in_kernel {
+            true => self.fetch_all(file),
+            false => Ok(()),
+        }
+    }
+
+    /// Nothing is left to remember of a clean file that nobody has open and of which nothing is here.
+    /// Who comes next makes it anew.
+    pub(super) fn forget_empty(
+        &self,
+        file: &Arc<CacheFile>,
+        mut state: MutexGuard<'_, FileState>,
+    ) -> Result<()> {
+        let r = &state.record;
+        let empty = state.map.present() == 0
+            && state.opens == 0
+            && state.opening == 0
+            && state.filling.is_empty()
+            && state.held.is_empty()
+            && r.state == State::Clean
+            && r.kept_as.is_none()
+            && !(r.pinned || state.listed || state.gone);
+        if empty {
+            let key = r.key;
+            state.gone = true;
+            state.forgotten = true;
+            drop(state);
+            self.nodes.detach(file.number(), file);
+            self.flash.remove(file.ino, key)?;
+        }
+        Ok(())
+    }
+}

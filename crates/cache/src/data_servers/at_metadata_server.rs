@@ -1,0 +1,248 @@
+//! The metadata server: what it tells data servers about changes of names, and what it settles with them.
+
+use super::super::CacheFs;
+use super::super::names::{At, Leaving};
+use super::super::pfs::{Key, PfsStat};
+use super::super::record::Base;
+use super::messages::{LinkChange, Request, Response, data_server_of};
+use super::{DataServers, FILES_MAX};
+use forebay_credentials::acting::Who;
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Errno, Ino, Result, ShardId};
+use parking_lot::RwLockReadGuard;
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+
+impl CacheFs {
+    /// True if another server is the file's data server.
+    pub fn is_elsewhere(&self, ino: Ino, kind: FileKind) -> bool {
+        self.data_servers.is_some() && self.nodes.is_elsewhere(ino, kind)
+    }
+
+    /// A file's number goes to a mount that takes it at its data server. Its node stays till then; one reference that
+    /// the caller has ends.
+    pub fn give_away(&self, ino: Ino) {
+        self.nodes.give(ino);
+    }
+
+    /// Its data server is to hold what must not go with a name of it. One that is away has nothing open.
+    pub(in super::super) fn tell_leaving(&self, ino: Ino) {
+        let Some(data_servers) = &self.data_servers else { return };
+        if let Err(error) =
+            data_servers.ask_about_change(data_server_of(ino), &Request::Leaving(ino))
+        {
+            tracing::debug!(%ino, %error, "its data server does not hear that a name is going");
+        }
+    }
+
+    /// Its data server hears what happened to its names. What it must hear, it hears later if it is away now.
+    pub(in super::super) fn tell_left(&self, left: LinkChange) {
+        let Some(data_servers) = &self.data_servers else { return };
+        let ino = left.ino;
+        let heard =
+            data_servers.ask_about_change(data_server_of(ino), &Request::Links(left.clone()));
+        self.has_heard(&left, heard);
+    }
+
+    /// What came of telling a data server; true if it has heard it.
+    fn has_heard(&self, left: &LinkChange, heard: Result<Response>) -> bool {
+        let (ino, removed) = (left.ino, left.removed);
+        match heard {
+            Ok(Response::Done) if removed => self.nodes.data_server_knows(ino),
+            Ok(Response::Done) => {}
+            Ok(told) => {
+                tracing::warn!(%ino, ?told, "its data server cannot take up what happened to its names");
+                return false;
+            }
+            Err(error) => {
+                tracing::debug!(%ino, %error, "its data server hears later what happened to its names");
+                return false;
+            }
+        }
+        true
+    }
+
+    /// What a data server is told of a name that was made or moved.
+    pub(in super::super) fn touched(
+        &self,
+        client: u64,
+        ino: Ino,
+        before: &PfsStat,
+        after: Option<&PfsStat>,
+        gone: Option<(Ino, &[u8])>,
+    ) -> LinkChange {
+        let mut paths = self.nodes.paths(ino);
+        paths.reverse();
+        LinkChange {
+            ino,
+            key: before.key,
+            client,
+            gone: gone.map(|(dir, name)| (dir, name.to_vec())),
+            removed: false,
+            change: after.map(|after| (Base::of(before), Base::of(after))),
+            paths,
+        }
+    }
+
+    /// While names are changed on the PFS and in the table of nodes, data servers are not told where files are.
+    pub(in super::super) fn changing_names(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.data_servers.as_ref().map(|data_servers| data_servers.renaming.read_recursive())
+    }
+
+    /// Removes a name of a file whose data server is another server; what that one is to hear of it.
+    pub(in super::super) fn with_leaving_elsewhere(
+        &self,
+        leaving: &Leaving<'_>,
+        (parent, name): At<'_>,
+        remove: impl FnOnce() -> Result<()>,
+    ) -> Result<LinkChange> {
+        let ino = leaving.node.as_ref().map(|node| node.ino).ok_or(Errno::ESTALE)?;
+        if leaving.last {
+            self.nodes.removing(ino);
+        }
+        forebay_failpoint::step("a name of a file elsewhere is going");
+        if let Err(error) = remove() {
+            if leaving.last {
+                self.nodes.settled(ino);
+            }
+            return Err(error);
+        }
+        forebay_failpoint::step("a name of a file elsewhere has gone");
+        let after = leaving.inode.as_ref().and_then(|fd| self.pfs.stat_fd(fd.as_fd()).ok());
+        self.nodes.unname(ino, parent, name);
+        if leaving.last {
+            self.nodes.removed(ino);
+        }
+        forebay_failpoint::step("its data server is to hear of it");
+        let gone = Some((parent, name));
+        let left = self.touched(leaving.client, ino, &leaving.stat, after.as_ref(), gone);
+        Ok(LinkChange { removed: leaving.last, ..left })
+    }
+
+    /// What the data server of a file that got another name is to hear. The kernel of who renamed it knows; others
+    /// look the old name up again.
+    pub(in super::super) fn moved_elsewhere(&self, moved: &Leaving<'_>) -> Option<LinkChange> {
+        let node = moved.node.as_ref().filter(|_| moved.is_elsewhere())?;
+        let after = self.pfs.stat_fd(moved.inode.as_ref()?.as_fd()).ok();
+        Some(self.touched(moved.client, node.ino, &moved.stat, after.as_ref(), None))
+    }
+
+    /// Tells data servers of files without a name of which they have not heard. True when all have heard of all.
+    pub(super) fn tell_removed(&self, data_servers: &DataServers) -> bool {
+        let mut deaf = HashSet::new();
+        for (ino, key) in self.nodes.removed_unheard() {
+            let data_server = data_server_of(ino);
+            if data_servers.peers.is_lost(data_server) {
+                self.nodes.data_server_knows(ino);
+                continue;
+            }
+            let paths = Vec::new();
+            let left =
+                LinkChange { ino, key, client: 0, gone: None, removed: true, change: None, paths };
+            // One that does not answer is not asked about each file in turn.
+            if deaf.contains(&data_server) {
+                continue;
+            }
+            match self
+                .has_heard(&left, data_servers.ask(data_server, &Request::Links(left.clone())))
+            {
+                true => data_servers.answers(data_server),
+                false => drop(deaf.insert(data_server)),
+            }
+        }
+        deaf.is_empty()
+    }
+
+    /// What the last server believed that a data server has, it may not have. And it hears the policies. True when
+    /// that is done.
+    pub(super) fn settle_with(&self, data_servers: &DataServers, data_server: ShardId) -> bool {
+        if !matches!(
+            data_servers.ask(data_server, &Request::Policies(self.policies.list())),
+            Ok(Response::Done)
+        ) {
+            return data_servers.peers.is_lost(data_server);
+        }
+        for some in self.nodes.believed_held(data_server).chunks(FILES_MAX) {
+            match data_servers.ask(data_server, &Request::Unknown(some.to_vec())) {
+                // One that it got meanwhile has a larger number.
+                Ok(Response::Unknown { unknown, clean }) => {
+                    let list: Vec<_> = unknown.into_iter().map(|ino| (ino, 0)).collect();
+                    self.nodes.data_server_let_go(&list);
+                    self.nodes.data_server_has_clean(clean.into_iter().map(|ino| (ino, 0)));
+                }
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Data servers hear of new policies of directories. One that is away asks when it starts.
+    pub(in super::super) fn tell_policies(&self) {
+        let Some(data_servers) = &self.data_servers else { return };
+        for data_server in data_servers.others() {
+            if let Err(error) =
+                data_servers.ask(data_server, &Request::Policies(self.policies.list()))
+            {
+                tracing::warn!(part = data_server.0, %error, "a server of the cache does not hear of a new policy now");
+            }
+        }
+    }
+
+    pub(super) fn data_server_starts(
+        &self,
+        data_servers: &DataServers,
+        data_server: ShardId,
+        start: u64,
+        inos: Vec<Ino>,
+        last: bool,
+    ) {
+        let mut starting = data_servers.starting.lock();
+        let has = starting.entry(data_server).or_default();
+        if has.0 != start {
+            *has = (start, Default::default());
+        }
+        has.1.extend(inos);
+        if last && let Some((start, inos)) = starting.remove(&data_server) {
+            drop(starting);
+            self.nodes.data_server_holds(data_server, start, &inos);
+        }
+    }
+
+    pub(super) fn resolve_for(&self, path: &[u8], who: &Who) -> Result<(Ino, FileKind)> {
+        let ino = self.walk(path, who)?;
+        let kind = self.nodes.get(ino)?.kind;
+        match self.is_elsewhere(ino, kind) {
+            true => self.nodes.give(ino),
+            false => drop(self.nodes.forget(ino, 1)),
+        }
+        Ok((ino, kind))
+    }
+
+    /// At the start: which last names has the last server removed? What the PFS has tells.
+    pub(in super::super) fn settle_removals(&self) {
+        for ino in self.nodes.unsettled() {
+            let is_there = self.nodes.get(ino).is_ok_and(|known| {
+                let paths = self.nodes.paths(ino);
+                paths.iter().any(|path| self.is_at_path(path, known.key, &known.who))
+            });
+            match is_there || self.nodes.get(ino).is_err() {
+                true => self.nodes.settled(ino),
+                false => self.nodes.removed(ino),
+            }
+        }
+    }
+
+    /// True if a path leads to this PFS inode, or that cannot be known now.
+    fn is_at_path(&self, path: &[u8], key: Key, who: &Who) -> bool {
+        let look = |who: &Who| {
+            let _act = who.act()?;
+            self.pfs.stat(path)
+        };
+        match look(&Who::server()).or_else(|_| look(who)) {
+            // The data server may have put another inode there, which it has told before.
+            Ok(stat) => stat.key == key || self.nodes.number(stat.key) == self.nodes.number(key),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => false,
+            Err(_) => true,
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Moving dirty blocks to an open PFS file, and looking whether they arrived.
+//!
+//! Invariants: no block whose checksum is valid and does not match is written; what is verified is what the
+//! PFS gives back after it was written out; nothing counts before fsync has ended without an
+//! error. A block that is written meanwhile leaves the set of those that become clean, and neither
+//! rule is for it.
+//!
+//! A big file is a pipeline: each piece is sent off at once, and what left the window is waited for,
+//! read back and dropped from the page cache. So the PFS works while the next pieces are read, what is
+//! read back is still at hand, and a drain takes no more of the node's memory than the window.
+
+use super::super::CacheFs;
+use super::super::file::CacheFile;
+use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::super::record::State;
+use super::foreground::Turn;
+use super::{Failed, failed, lost};
+use forebay_interfaces::data::sync_range;
+use forebay_proto::control::Verify;
+use forebay_proto::{Errno, Result};
+use rustix::fs::{self as rfs, Advice, Mode, OFlags};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Most bytes that are written to the PFS at once.
+const PIECE_BYTES: u64 = 4 << 20;
+/// Most bytes that were sent off and not waited for: half of what clients of parallel file systems
+/// hold back by default, so that writes do not wait for it.
+const WINDOW_BYTES: u64 = 16 << 20;
+/// Alignment for reading past the page cache.
+const DIRECT_ALIGN: usize = 4_096;
+
+/// Memory of a worker, kept for all its files.
+pub(crate) struct Memory(Vec<u8>);
+
+impl Memory {
+    /// For one piece.
+    pub fn new() -> Memory {
+        Memory(vec![0; PIECE_BYTES as usize + DIRECT_ALIGN])
+    }
+
+    fn get(&mut self, length: usize) -> &mut [u8] {
+        let skip = self.0.as_ptr().align_offset(DIRECT_ALIGN);
+        &mut self.0[skip..skip + length]
+    }
+}
+
+/// Blocks that were written, for verification.
+#[derive(Default)]
+pub(super) struct Written {
+    blocks: Vec<(u64, Entry)>,
+    /// How many of them, from the first, were read back already.
+    verified: usize,
+}
+
+/// A piece on its way.
+struct Sent {
+    offset: u64,
+    length: u64,
+    /// How many blocks were written when it was.
+    written: usize,
+}
+
+impl CacheFs {
+    /// Copies these blocks (in order) of a file of `size` bytes.
+    pub(super) fn copy_blocks(
+        &self,
+        file: &Arc<CacheFile>,
+        target: &File,
+        blocks: &[u64],
+        size: u64,
+        memory: &mut Memory,
+    ) -> Result<Written, Failed> {
+        let mut written = Written::default();
+        let mut on_way: VecDeque<Sent> = VecDeque::new();
+        let mut at = 0;
+        let mut turn = Turn::begin();
+        // A person has decided about a conflict, and waits.
+        let is_waited_for = file.state.lock().record.state == State::Conflict;
+        while at < blocks.len() {
+            let most = (PIECE_BYTES / BLOCK_BYTES) as usize;
+            let run = blocks[at..]
+                .iter()
+                .zip(blocks[at]..)
+                .take(most)
+                .take_while(|(block, wanted)| **block == *wanted)
+                .count();
+            let offset = blocks[at] * BLOCK_BYTES;
+            let end = ((blocks[at] + run as u64) * BLOCK_BYTES).min(size);
+            let length = end.saturating_sub(offset) as usize;
+            let data = memory.get(length);
+            self.load_piece(file, &blocks[at..at + run], offset, data, &mut written)?;
+            if self.drainer.is_stopping() || file.state.lock().gone {
+                return Err(failed(Errno::ECANCELED, "drain"));
+            }
+            if !is_waited_for {
+                self.drainer.pace(length as u64);
+            }
+            self.pfs
+                .weather()
+                .and_then(|()| target.write_all_at(data, offset).map_err(|e| Errno::from_io(&e)))
+                .map_err(|e| failed(e, "write to the PFS"))?;
+            file.state.lock().drained_bytes += length as u64;
+            self.counters.sent(length as u64);
+            at += run;
+            if at < blocks.len() || !on_way.is_empty() {
+                let length = length as u64;
+                write_back(target, offset, length, libc::SYNC_FILE_RANGE_WRITE)?;
+                on_way.push_back(Sent { offset, length, written: written.blocks.len() });
+                self.take_in(target, &mut on_way, &mut written, memory)?;
+            }
+            turn.give_way(self);
+        }
+        Ok(written)
+    }
+
+    /// Waits for what has left the window, and reads it back.
+    fn take_in(
+        &self,
+        target: &File,
+        on_way: &mut VecDeque<Sent>,
+        written: &mut Written,
+        memory: &mut Memory,
+    ) -> Result<(), Failed> {
+        let mut bytes: u64 = on_way.iter().map(|sent| sent.length).sum();
+        while bytes > WINDOW_BYTES
+            && let Some(sent) = on_way.pop_front()
+        {
+            bytes -= sent.length;
+            let whole = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+                | libc::SYNC_FILE_RANGE_WRITE
+                | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+            write_back(target, sent.offset, sent.length, whole)?;
+            if self.options.verify == Verify::Cache {
+                compare(target, &written.blocks[written.verified..sent.written], memory)?;
+                written.verified = sent.written;
+            }
+            // Only speed and memory depend on it.
+            let length = std::num::NonZeroU64::new(sent.length);
+            let _ = rfs::fadvise(target, sent.offset, length, Advice::DontNeed);
+        }
+        Ok(())
+    }
+
+    /// Reads a run of blocks and judges each.
+    fn load_piece(
+        &self,
+        file: &Arc<CacheFile>,
+        blocks: &[u64],
+        offset: u64,
+        data: &mut [u8],
+        written: &mut Written,
+    ) -> Result<(), Failed> {
+        let got = {
+            let _gate = file.gate.read();
+            let got = self
+                .flash
+                .read(file.ino, offset, data)
+                .map_err(|e| failed(e, "read from flash"))?;
+            // Cut meanwhile: what is behind the end is zeros.
+            data[got..].fill(0);
+            got
+        };
+        let sums: Vec<Entry> = data
+            .chunks(BLOCK_BYTES as usize)
+            .map(|bytes| Entry::present(crc(bytes), bytes.len() as u32))
+            .collect();
+        let mut state = file.state.lock();
+        let first = blocks.first().copied().unwrap_or(0);
+        let mut entries: Vec<Entry> = blocks.iter().map(|block| state.map.get(*block)).collect();
+        for (i, (sum, bytes)) in sums.iter().zip(data.chunks(BLOCK_BYTES as usize)).enumerate() {
+            let block = first + i as u64;
+            let alone = state.draining.as_ref().is_some_and(|set| set.contains(&block));
+            if !alone || state.writing.contains_key(&block) {
+                if let Some(set) = &mut state.draining {
+                    set.remove(&block);
+                }
+                continue;
+            }
+            if i * BLOCK_BYTES as usize + bytes.len() > got {
+                // Not by us: such a block is not drained any more.
+                return Err(lost());
+            }
+            let entry = entries[i];
+            let sum = Entry { bits: entry.bits, ..*sum };
+            if entry.has(bits::OPEN) {
+                entries[i] = sum.without(bits::OPEN);
+                written.blocks.push((block, entries[i]));
+            } else if (entry.crc, entry.len) == (sum.crc, sum.len) || is_content(&entry, bytes) {
+                written.blocks.push((block, sum));
+            } else if state.record.whole {
+                // A kernel writes it at this moment. What the PFS has is this, not what it had before.
+                entries[i] = sum;
+                written.blocks.push((block, sum));
+            } else {
+                tracing::error!(path = %state.record.path, block, "damaged on flash: its checksum is another");
+                return Err(failed(Errno::EIO, "verify the checksum of flash data"));
+            }
+        }
+        state
+            .put(&self.flash, file, first, &entries)
+            .map_err(|e| failed(e, "write the map on flash"))
+    }
+
+    /// Reads written blocks back from the PFS.
+    pub(super) fn verify_blocks(
+        &self,
+        target: &File,
+        written: &Written,
+        memory: &mut Memory,
+    ) -> Result<Verify, Failed> {
+        let what = "read back from the PFS";
+        let (reader, how) = match self.options.verify {
+            Verify::Cache => (target.try_clone(), Verify::Cache),
+            Verify::Medium => {
+                rfs::fadvise(target, 0, None, Advice::DontNeed)
+                    .map_err(|e| failed(Errno(e.raw_os_error()), what))?;
+                let path = super::super::pfs::proc_path(target.as_fd(), b"");
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECT;
+                let direct = rfs::open(&path[..], flags | OFlags::NOATIME, Mode::empty())
+                    .or_else(|_| rfs::open(&path[..], flags, Mode::empty()));
+                // A file system without O_DIRECT is read through the emptied cache.
+                (direct.map(File::from).or_else(|_| target.try_clone()), Verify::Medium)
+            }
+        };
+        let reader = reader.map_err(|e| failed(Errno::from_io(&e), what))?;
+        let mut turn = Turn::begin();
+        for piece in written.blocks[written.verified..].chunks((PIECE_BYTES / BLOCK_BYTES) as usize)
+        {
+            compare(&reader, piece, memory)?;
+            turn.give_way(self);
+        }
+        Ok(how)
+    }
+}
+
+/// Reads blocks back, and compares their checksums.
+fn compare(reader: &File, blocks: &[(u64, Entry)], memory: &mut Memory) -> Result<(), Failed> {
+    for (block, entry) in blocks {
+        let data = memory.get(BLOCK_BYTES as usize);
+        let got = read_some(reader, block * BLOCK_BYTES, data)
+            .map_err(|e| failed(e, "read back from the PFS"))?
+            .min(entry.len as usize);
+        if got < entry.len as usize || crc(&data[..got]) != entry.crc {
+            return Err(failed(Errno::EIO, "verify what the PFS has"));
+        }
+    }
+    Ok(())
+}
+
+/// Starts or waits for write-back of a range.
+fn write_back(target: &File, offset: u64, length: u64, flags: u32) -> Result<(), Failed> {
+    sync_range(target, offset, length, flags).map_err(|e| failed(e, "write to the PFS"))
+}
+
+/// True if the block is what its entry says: the CRC of the first bytes, zeros behind.
+fn is_content(entry: &Entry, bytes: &[u8]) -> bool {
+    let length = (entry.len as usize).min(bytes.len());
+    crc(&bytes[..length]) == entry.crc && bytes[length..].iter().all(|b| *b == 0)
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_some(file: &File, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            // Past an end that is not aligned O_DIRECT gives no more.
+            Ok(n) if (done + n) % DIRECT_ALIGN != 0 => return Ok(done + n),
+            Ok(n) => done += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_is_seen_wherever_it_is() {
+        let mut block = vec![0u8; 4096];
+        block[..10].copy_from_slice(b"0123456789");
+        let entry = Entry::present(crc(b"0123456789"), 10);
+        assert!(is_content(&entry, &block));
+        for at in [0, 9, 10, 4095] {
+            let mut flipped = block.clone();
+            flipped[at] ^= 4;
+            assert!(!is_content(&entry, &flipped), "at {at}");
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! The drain: what is dirty goes to the PFS, when its policy says so, when it is asked for, or when
+//! space is needed.
+//!
+//! Invariants: each dirty file is in the list (`listed`) until it is clean or gone; one drain of a
+//! file at a time; the list's lock is taken last of all and nothing is called with it held. Errors
+//! are on the file's record, with errno and tries. Workers are threads of the server: no client
+//! needs to live.
+
+mod copy;
+mod dirsync;
+mod due;
+mod find;
+mod foreground;
+mod leftover;
+pub(crate) mod policies;
+mod publish;
+pub(crate) mod resolve;
+mod rights;
+mod settle;
+mod sums;
+
+use super::CacheFs;
+use super::file::{CacheFile, DrainedOpen, FileState};
+use super::lost::LOST;
+use super::record::{Failure, State};
+use dirsync::DirSyncs;
+use forebay_policy::due::{Due, LOOK_AGAIN, OPEN_PAUSES, retry_pause};
+use forebay_policy::pace::{BURST, Pace};
+use forebay_policy::queue::{DrainQueue, Next as Queued, WRITTEN_MEANWHILE};
+use forebay_policy::when::{IDLE_DEFAULT, When};
+use forebay_policy::{Origin, watermarks};
+use forebay_proto::activity::ActivityKind;
+use forebay_proto::{Errno, Ino};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+pub(crate) use forebay_policy::queue::WORKERS;
+
+/// Why a drain of a file ended.
+pub(super) struct Failed {
+    errno: Errno,
+    what: &'static str,
+    /// Both sides changed.
+    conflict: bool,
+    /// It can still be done in place.
+    in_place: bool,
+}
+
+impl Failed {
+    fn conflict(what: &'static str) -> Failed {
+        Failed { errno: Errno::ESTALE, what, conflict: true, in_place: false }
+    }
+}
+
+type Outcome<T> = std::result::Result<T, Failed>;
+
+fn at(what: &'static str) -> impl Fn(Errno) -> Failed {
+    move |errno| failed(errno, what)
+}
+
+fn failed(errno: Errno, what: &'static str) -> Failed {
+    Failed { errno, what, conflict: false, in_place: false }
+}
+
+/// Somebody has cut or removed what was to drain.
+fn lost() -> Failed {
+    failed(Errno::EIO, LOST)
+}
+
+/// What a worker does next.
+enum Next {
+    /// Look at a file that is due: whether it was asked for, and since when it is dirty.
+    File(Arc<CacheFile>, bool, Instant),
+    /// Look how much is dirty.
+    Look,
+    /// End.
+    End,
+}
+
+#[derive(Default)]
+struct List {
+    queue: DrainQueue<Ino, Arc<CacheFile>>,
+    stopping: bool,
+}
+
+/// What has to drain.
+pub(crate) struct Drainer {
+    list: Mutex<List>,
+    wake: Condvar,
+    stopping: AtomicBool,
+    pressed: AtomicBool,
+    /// A policy has a watermark: the share of dirty data is looked at now and then.
+    watching: AtomicBool,
+    rate_bytes_per_s: AtomicU64,
+    pace: Mutex<Pace>,
+    dirs: DirSyncs,
+    /// From which the moments of the list count.
+    origin: Origin,
+}
+
+impl Drainer {
+    /// With a limit of bytes per second; 0 = none.
+    pub fn new(rate_bytes_per_s: u64, origin: Origin) -> Drainer {
+        Drainer {
+            list: Mutex::default(),
+            wake: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            pressed: AtomicBool::new(false),
+            watching: AtomicBool::new(false),
+            rate_bytes_per_s: AtomicU64::new(rate_bytes_per_s),
+            pace: Mutex::default(),
+            dirs: DirSyncs::default(),
+            origin,
+        }
+    }
+
+    fn add(&self, file: &Arc<CacheFile>, due: Instant, since: Instant) {
+        let (due, since) = (self.origin.moment(due), self.origin.moment(since));
+        self.list.lock().queue.add(file.ino, file.clone(), due, since);
+        self.wake.notify_one();
+    }
+
+    fn remove(&self, ino: Ino) -> bool {
+        self.list.lock().queue.remove(ino)
+    }
+
+    /// A file was closed: its policy may want it now.
+    pub fn closed(&self, file: &CacheFile) {
+        let now = self.origin.moment(Instant::now());
+        self.list.lock().queue.set_due(file.ino, now);
+        self.wake.notify_one();
+    }
+
+    /// All files are looked at again, and failed ones tried again.
+    pub fn look_again(&self) {
+        let mut list = self.list.lock();
+        list.queue.look_again(self.origin.moment(Instant::now()));
+        self.wake.notify_all();
+    }
+
+    /// These are to be drained whatever their policy says.
+    pub fn ask(&self, files: &[Arc<CacheFile>]) {
+        let mut list = self.list.lock();
+        let now = self.origin.moment(Instant::now());
+        for file in files {
+            list.queue.ask(file.ino, now);
+        }
+        self.wake.notify_all();
+    }
+
+    /// How many files are listed.
+    pub fn count(&self) -> u64 {
+        self.list.lock().queue.len() as u64
+    }
+
+    /// All that is listed.
+    pub fn files(&self) -> Vec<Arc<CacheFile>> {
+        self.list.lock().queue.files().cloned().collect()
+    }
+
+    /// Space is needed, or not any more.
+    pub fn pressure(&self, on: bool) {
+        if self.pressed.swap(on, Ordering::AcqRel) != on && on {
+            self.look_again();
+        }
+    }
+
+    /// True if writers wait for space.
+    pub fn is_pressed(&self) -> bool {
+        self.pressed.load(Ordering::Acquire)
+    }
+
+    /// Whether the share of dirty data matters to a policy.
+    pub fn watch(&self, on: bool) {
+        self.watching.store(on, Ordering::Release);
+        self.wake.notify_all();
+    }
+
+    /// True if the server is ending.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Stops the workers; what they have begun is given up.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.list.lock().stopping = true;
+        self.wake.notify_all();
+    }
+
+    /// Nothing drains while this is so.
+    pub fn hold(&self, on: bool) {
+        self.list.lock().queue.hold(on);
+        self.wake.notify_all();
+    }
+
+    /// True while nothing drains.
+    pub fn is_held(&self) -> bool {
+        self.list.lock().queue.is_held()
+    }
+
+    /// Sets the limit of bytes per second; 0 = none.
+    pub fn set_rate(&self, bytes_per_s: u64) {
+        self.rate_bytes_per_s.store(bytes_per_s, Ordering::Release);
+        self.pace.lock().reset();
+    }
+
+    /// The limit.
+    pub fn rate(&self) -> u64 {
+        self.rate_bytes_per_s.load(Ordering::Acquire)
+    }
+
+    /// Waits until so many bytes may pass.
+    fn pace(&self, bytes: u64) {
+        let rate = self.rate();
+        if rate == 0 {
+            return;
+        }
+        let now = self.origin.moment(Instant::now());
+        let start = self.origin.instant(self.pace.lock().take(bytes, rate, now));
+        while Instant::now() < start && !self.is_stopping() && self.rate() == rate {
+            std::thread::sleep((start - Instant::now().min(start)).min(BURST));
+        }
+    }
+
+    /// What is to be done next.
+    fn next(&self) -> Next {
+        let mut list = self.list.lock();
+        let started = self.origin.moment(Instant::now());
+        loop {
+            if list.stopping {
+                return Next::End;
+            }
+            let now = self.origin.moment(Instant::now());
+            let is_watching = self.watching.load(Ordering::Acquire);
+            match list.queue.next(now, is_watching.then(|| started + watermarks::LOOK)) {
+                Queued::File { file, asked, since } => {
+                    return Next::File(file, asked, self.origin.instant(since));
+                }
+                Queued::Look => return Next::Look,
+                Queued::Wait(Some(until)) => {
+                    self.wake.wait_until(&mut list, self.origin.instant(until));
+                }
+                Queued::Wait(None) => self.wake.wait(&mut list),
+            }
+        }
+    }
+
+    /// What a file has now is younger than this: what it had before was drained.
+    fn dirty_since(&self, file: &CacheFile, since: Instant) {
+        self.list.lock().queue.dirty_since(file.ino, self.origin.moment(since));
+    }
+
+    /// A worker is done with a file that stays listed.
+    fn put_back(&self, file: &CacheFile, due: Instant, still_asked: bool) {
+        let mut list = self.list.lock();
+        let (due, now) = (self.origin.moment(due), self.origin.moment(Instant::now()));
+        list.queue.put_back(file.ino, due, still_asked, now);
+        self.wake.notify_one();
+    }
+}
+
+/// How long ago a time on record is; none of it if the clock was set back since.
+fn age(since_s: i64) -> Duration {
+    let seconds = forebay_proto::Timestamp::now().sec.saturating_sub(since_s);
+    Duration::from_secs(seconds.max(0) as u64)
+}
+
+impl CacheFs {
+    /// A dirty file is in the list, and its node stays. With the file's state locked.
+    pub(super) fn list_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) {
+        if state.listed || state.gone {
+            return;
+        }
+        state.listed = true;
+        self.nodes.pin(file.number());
+        let now = Instant::now();
+        let since = state.record.dirty_since_s.and_then(|since_s| now.checked_sub(age(since_s)));
+        self.drainer.add(file, now + IDLE_DEFAULT, since.unwrap_or(now));
+    }
+
+    /// A file is clean, or gone.
+    pub(super) fn unlist(&self, file: &Arc<CacheFile>) {
+        let mut state = file.state.lock();
+        if !std::mem::take(&mut state.listed) {
+            return;
+        }
+        // With its lock: who dirties it next is listed after this, not before.
+        self.drainer.remove(file.ino);
+        drop(state);
+        self.is_clean_again(file.number());
+        drop(self.nodes.unpin(file.number()));
+    }
+
+    /// The error that a writer gets who waits for space that will not come: nothing drains.
+    pub(super) fn is_hopeless(&self) -> Option<Errno> {
+        let mut last = Some(Errno::ENOSPC);
+        for file in self.drainer.files() {
+            let may_drain = {
+                let state = file.state.lock();
+                match (&state.record.state, &state.record.failure) {
+                    (State::Conflict, _) => false,
+                    _ if state.is_lost() => {
+                        last = Some(Errno::EIO);
+                        false
+                    }
+                    (State::Failed, Some(failure)) if !Errno(failure.errno).is_transient() => {
+                        last = Some(Errno(failure.errno));
+                        false
+                    }
+                    // A kernel writes it: its space is not ours to give until it is closed.
+                    _ => !state.may_kernel_write(),
+                }
+            };
+            if may_drain && self.policy_of(file.number()).when != When::Never {
+                return None;
+            }
+        }
+        last
+    }
+
+    /// A worker.
+    pub(super) fn drain_files(&self) {
+        let mut memory = copy::Memory::new();
+        loop {
+            let (file, asked, since) = match self.drainer.next() {
+                Next::File(file, asked, since) => (file, asked, since),
+                Next::Look => {
+                    self.look_at_watermarks();
+                    continue;
+                }
+                Next::End => return,
+            };
+            let now = Instant::now();
+            if !asked && let Due::At(due) = self.due_of(&file, since, now) {
+                let due = self.origin.instant(due);
+                let due = self.sum_up_before(&file, due, now);
+                self.drainer.put_back(&file, due, false);
+                continue;
+            }
+            self.drain_once(&file, asked, &mut memory);
+            if let Err(error) = self.end_lost(&file) {
+                tracing::warn!(ino = %file.ino, %error, "what is here of a removed file stays until the next start");
+            }
+        }
+    }
+
+    fn drain_once(&self, file: &Arc<CacheFile>, asked: bool, memory: &mut copy::Memory) {
+        let _one = file.drain.lock();
+        if file.state.lock().gone {
+            self.unlist(file);
+            return;
+        }
+        if self.must_wait_for_decision(file) {
+            return;
+        }
+        let began = Instant::now();
+        let in_kernel = file.state.lock().may_kernel_write();
+        let before = in_kernel.then(|| self.flash.stat(file.ino).ok()).flatten();
+        let dirty_bytes = self.dirty_bytes_of(file);
+        self.less_is_dirty(dirty_bytes);
+        let begun = self.activity.begin();
+        let published = self.publish(file, memory);
+        let result = match &published {
+            Ok(_) => dirty_bytes as i64,
+            Err(error) => -i64::from(error.errno.0),
+        };
+        self.activity.end(begun, ActivityKind::Drain, file.number(), (0, dirty_bytes), result);
+        match published {
+            Ok(_) => {
+                file.state.lock().drained_from = Some(began);
+                self.drainer.dirty_since(file, began);
+            }
+            Err(_) => {
+                let sent_bytes = std::mem::take(&mut file.state.lock().drained_bytes);
+                self.counters.wasted(sent_bytes);
+            }
+        }
+        match published {
+            Ok(true) => {
+                self.counters.drained_file();
+                if let Err(error) = self.release_kept(file) {
+                    tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS until the next start");
+                }
+                // Somebody may have written it since.
+                let mut state = file.state.lock();
+                if state.record.is_dirty() {
+                    drop(state);
+                    return self.drainer.put_back(file, Instant::now() + WRITTEN_MEANWHILE, false);
+                }
+                state.listed = false;
+                self.drainer.remove(file.ino);
+                drop(state);
+                *file.inode.lock() = None;
+                self.is_clean_again(file.number());
+                drop(self.nodes.unpin(file.number()));
+                self.tell_inode(file.number());
+            }
+            Ok(false) => {
+                let mut state = file.state.lock();
+                let asked = asked && state.locals == 0;
+                let not_again_before = Instant::now() + began.elapsed() * OPEN_PAUSES;
+                state.drained_open = before.map(|object| DrainedOpen {
+                    size_bytes: object.size_bytes,
+                    mtime: object.mtime,
+                    not_again_before,
+                });
+                drop(state);
+                self.drainer.put_back(file, Instant::now() + Duration::from_millis(200), asked);
+            }
+            Err(Failed { errno: Errno::ECANCELED | Errno::EAGAIN, .. }) => {
+                self.drainer.put_back(file, Instant::now() + Duration::from_millis(50), asked);
+            }
+            // What it met is that, perhaps.
+            Err(_) if self.must_wait_for_decision(file) => {}
+            Err(error) => self.drain_failed(file, &error),
+        }
+        if self.drainer.is_pressed() && !self.space.is_tight(self) {
+            self.drainer.pressure(false);
+        }
+        self.restore_ballast();
+        self.space.wake();
+        self.look_at_watermarks();
+    }
+
+    /// True if its data is lost: nothing is drained until somebody decides.
+    fn must_wait_for_decision(&self, file: &Arc<CacheFile>) -> bool {
+        let is_lost = self.data_is_lost(file).unwrap_or(false);
+        if is_lost {
+            self.drainer.put_back(file, Instant::now() + LOOK_AGAIN, false);
+        }
+        is_lost
+    }
+
+    /// Bytes of a file that the PFS does not have.
+    fn dirty_bytes_of(&self, file: &CacheFile) -> u64 {
+        let size = self.flash.stat(file.ino).map_or(0, |object| object.size_bytes);
+        file.state.lock().dirty_bytes(size)
+    }
+
+    fn drain_failed(&self, file: &Arc<CacheFile>, error: &Failed) {
+        if error.conflict {
+            if let Err(error) = self.note_conflict(file, error.what) {
+                tracing::error!(%error, "a conflict could not be written down");
+            }
+            return self.drainer.put_back(file, Instant::now() + LOOK_AGAIN, false);
+        }
+        self.tell_not_drained(file, error.errno.0, error.what);
+        let mut state = file.state.lock();
+        let tries = state.record.failure.as_ref().map_or(0, |f| f.tries).saturating_add(1);
+        let failure = Failure {
+            errno: error.errno.0,
+            what: error.what.into(),
+            tries,
+            at_s: forebay_proto::Timestamp::now().sec,
+        };
+        tracing::warn!(path = %state.record.path, errno = %error.errno, what = error.what, tries, "not drained");
+        let saved = state.save(&self.flash, file, |record| {
+            record.state = State::Failed;
+            record.failure = Some(failure);
+        });
+        drop(state);
+        if let Err(error) = saved {
+            tracing::error!(%error, "a failure could not be written down");
+        }
+        let pause = retry_pause(tries, error.errno.is_transient());
+        self.drainer.put_back(file, Instant::now() + pause, false);
+    }
+
+    /// Both sides have changed: nothing is drained until somebody decides.
+    pub(super) fn note_conflict(
+        &self,
+        file: &Arc<CacheFile>,
+        what: &'static str,
+    ) -> forebay_proto::Result<()> {
+        self.tell_not_drained(file, libc::ESTALE, what);
+        self.had_conflict.store(true, std::sync::atomic::Ordering::Release);
+        let mut state = file.state.lock();
+        tracing::warn!(path = %state.record.path, what, "conflict");
+        let at_s = forebay_proto::Timestamp::now().sec;
+        state.save(&self.flash, file, |record| {
+            record.state = State::Conflict;
+            record.failure =
+                Some(Failure { errno: libc::ESTALE, what: what.into(), tries: 0, at_s });
+        })
+    }
+}

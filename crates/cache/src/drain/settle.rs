@@ -1,0 +1,161 @@
+//! What a kernel wrote without asking: the file is read once, and its blocks get checksums. A file of
+//! which the PFS has nothing is not read for that if it drains now: all of it drains, and is read then.
+//!
+//! Invariant: a file stops being `whole` only if no kernel has it open any more, and it did not change
+//! while it was read. Blocks that are as the PFS has them (their CRC is that of the clean entry)
+//! stay clean, so that only what was written drains.
+
+use super::super::CacheFs;
+use super::super::file::CacheFile;
+use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::super::record::State;
+use super::foreground::Turn;
+use forebay_proto::{Errno, Result};
+use std::sync::Arc;
+
+/// How often a file that changes while it is read is read again.
+const TRIES: u32 = 3;
+/// What becomes of blocks that have nothing on the PFS to be compared with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// They are about to drain: their checksums are made from that read.
+    LeftToDrain,
+    /// They are read for their checksums.
+    Made,
+}
+
+/// Entries that are written down at a time.
+const ENTRIES_AT_ONCE: usize = 512;
+
+impl CacheFs {
+    /// Makes the map true again for a file that a kernel wrote. One that is still open stays
+    /// `whole`: its map is then what it had at some moment.
+    pub(super) fn settle(&self, file: &Arc<CacheFile>, sums: Sums) -> Result<()> {
+        for _ in 0..TRIES {
+            if !file.state.lock().record.whole || self.is_untouched(file)? {
+                return Ok(());
+            }
+            let was_open = file.state.lock().locals > 0;
+            let before = self.flash.stat(file.ino)?;
+            // Else what is written now could get the times that it has already, where the kernel's grain is coarse.
+            let would_show = !was_open || self.clocks.has_passed(before.mtime);
+            let entries = self.checksums(file, before.size_bytes, sums)?;
+            let _meta = file.meta.lock();
+            let _gate = file.gate.write();
+            let after = self.flash.stat(file.ino)?;
+            let mut state = file.state.lock();
+            let same = (before.size_bytes, before.mtime, before.ctime)
+                == (after.size_bytes, after.mtime, after.ctime);
+            let closed = state.locals == 0;
+            // One that was cut meanwhile: checksums of what is gone would vouch for it.
+            let is_cut = after.size_bytes < before.size_bytes;
+            if is_cut || (closed && !(same && would_show)) {
+                continue;
+            }
+            for (first, run) in entries {
+                state.put(&self.flash, file, first, &run)?;
+            }
+            for block in state.map.blocks_from(before.size_bytes.div_ceil(BLOCK_BYTES)) {
+                state.put(&self.flash, file, block, &[Entry::default()])?;
+            }
+            forebay_failpoint::step("a whole file has its checksums");
+            if closed {
+                state.clean_unsynced = true;
+                state.whole_on_flash = !self.flash.is_volatile();
+                state.save(&self.flash, file, |record| record.whole = false)?;
+                state.at_open = None;
+            }
+            return Ok(());
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// It was opened for writing, but not written: it is clean again.
+    fn is_untouched(&self, file: &Arc<CacheFile>) -> Result<bool> {
+        let _meta = file.meta.lock();
+        let object = self.flash.stat(file.ino)?;
+        let mut state = file.state.lock();
+        if state.locals > 0
+            || state.map.dirty() > 0
+            || state.record.resized
+            || !state.is_untouched(&object)
+        {
+            return Ok(false);
+        }
+        state.clean_unsynced = true;
+        state.save(&self.flash, file, |record| {
+            record.whole = false;
+            record.state = State::Clean;
+        })?;
+        state.at_open = None;
+        Ok(true)
+    }
+
+    /// The entries that differ from the map's, in runs.
+    fn checksums(
+        &self,
+        file: &Arc<CacheFile>,
+        size: u64,
+        sums: Sums,
+    ) -> Result<Vec<(u64, Vec<Entry>)>> {
+        let mut runs: Vec<(u64, Vec<Entry>)> = Vec::new();
+        let mut push = |block: u64, entry: Entry| match runs.last_mut() {
+            Some((first, run))
+                if *first + run.len() as u64 == block && run.len() < ENTRIES_AT_ONCE =>
+            {
+                run.push(entry);
+            }
+            _ => runs.push((block, vec![entry])),
+        };
+        let (limit, base_size) = {
+            let state = file.state.lock();
+            (state.record.fetch_limit, state.record.base.size)
+        };
+        let on_pfs = limit.min(base_size);
+        let is_read = on_pfs > 0 || sums == Sums::Made;
+        let mut buffer = vec![0; if is_read { BLOCK_BYTES as usize } else { 0 }];
+        let mut block = 0;
+        let mut turn = Turn::begin();
+        while block * BLOCK_BYTES < size {
+            let start = block * BLOCK_BYTES;
+            let data = self.next_data(file, start, size)?;
+            if data >= start + BLOCK_BYTES {
+                // A hole: zeros, which the PFS has to get where it has something else.
+                let until = (data / BLOCK_BYTES).min(size.div_ceil(BLOCK_BYTES));
+                while block < until && block * BLOCK_BYTES < on_pfs {
+                    push(block, Entry::present(crc(b""), 0).with(bits::DIRTY));
+                    block += 1;
+                }
+                block = block.max(until);
+                continue;
+            }
+            if !is_read {
+                push(block, Entry::default().with(bits::PRESENT | bits::DIRTY | bits::OPEN));
+                block += 1;
+                continue;
+            }
+            let length = BLOCK_BYTES.min(size - start) as usize;
+            let got = self.flash.read(file.ino, start, &mut buffer[..length])?;
+            let now = Entry::present(crc(&buffer[..got]), got as u32);
+            let old = file.state.lock().map.get(block);
+            let unchanged = old.bits & (bits::PRESENT | bits::DIRTY | bits::OPEN) == bits::PRESENT
+                && (old.crc, old.len) == (now.crc, now.len);
+            if !unchanged {
+                push(block, now.with(bits::DIRTY));
+            }
+            block += 1;
+            if block % ENTRIES_AT_ONCE as u64 == 0 {
+                turn.give_way(self);
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Where the next data begins, `size` if there is none.
+    fn next_data(&self, file: &CacheFile, offset: u64, size: u64) -> Result<u64> {
+        match self.flash.seek(file.ino, offset, libc::SEEK_DATA as u32) {
+            Err(Errno::ENXIO) => Ok(size.next_multiple_of(BLOCK_BYTES)),
+            other => other,
+        }
+    }
+}

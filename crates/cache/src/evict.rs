@@ -1,0 +1,86 @@
+//! What goes when room is needed on flash: the clean blocks of a segment, as [`super::space`] has chosen it.
+//!
+//! Invariants: only blocks that are PRESENT and not DIRTY go, looked at under the file's locks in the moment when they
+//! go, and nothing of a file that a kernel has open itself, that is pinned or whole dirty. A block leaves the map
+//! before its data leaves flash. What lies beside it and is on no map goes along: the rest of a large page of a store in
+//! memory, or what a kill left.
+
+use super::CacheFs;
+use super::file::{CacheFile, FileState};
+use super::map::{Entry, bits};
+use super::space::{SEGMENT_BLOCKS, WAIT};
+use forebay_proto::{Ino, Result};
+use std::ops::Range;
+
+impl CacheFs {
+    /// Evicts the blocks of `clean`, and gives back what lies in all of `around`, of which nothing else is here.
+    fn evict_run(
+        &self,
+        file: &CacheFile,
+        state: &mut FileState,
+        clean: &Range<u64>,
+        around: &Range<u64>,
+    ) -> Result<()> {
+        state.sync_clean(&self.flash, file)?;
+        let count = (clean.end - clean.start) as usize;
+        // The entries first: a kill in between leaves data that nobody believes.
+        state.put(&self.flash, file, clean.start, &vec![Entry::default(); count])?;
+        forebay_failpoint::step("a block is off the map");
+        self.punch(file, around)
+    }
+
+    /// True if a kernel has the object itself, also one of which nothing is known here: it reads on by itself, and
+    /// must meet no holes.
+    pub(super) fn is_in_kernel(&self, file: &CacheFile, state: &mut FileState) -> Result<bool> {
+        if state.locals == 0 && state.maybe_in_kernel {
+            state.maybe_in_kernel = self.flash.is_open_elsewhere(file.ino)?;
+        }
+        Ok(state.locals > 0 || state.maybe_in_kernel)
+    }
+
+    /// Evicts what is clean of a segment; the bytes that went, `None` if it has to stay.
+    pub(super) fn evict_segment(&self, ino: Ino, segment: u64) -> Result<Option<u64>> {
+        let Some(file) = self.loaded_or_load(ino)? else { return Ok(Some(0)) };
+        let Some(_gate) = file.gate.try_write_for(WAIT) else { return Ok(None) };
+        let mut state = file.state.lock();
+        let r = &state.record;
+        let in_use = state.locals > 0 || state.opening > 0;
+        if state.gone {
+            return Ok(Some(0));
+        }
+        if r.whole || state.whole_on_flash || r.pinned || in_use {
+            return Ok(None);
+        }
+        if self.is_in_kernel(&file, &mut state)? {
+            return Ok(None);
+        }
+        let (mut bytes, mut kept) = (0, false);
+        let blocks = segment * SEGMENT_BLOCKS..(segment + 1) * SEGMENT_BLOCKS;
+        // Blocks of which nothing has to stay, from `from` on, and where those that are clean begin and end.
+        let (mut from, mut run) = (blocks.start, None::<Range<u64>>);
+        for block in blocks.start..=blocks.end {
+            let entry = state.map.get(block);
+            let clean = entry.has(bits::PRESENT) && !entry.has(bits::DIRTY);
+            let used = state.filling.contains(&block)
+                || state.writing.contains_key(&block)
+                || state.held.contains_key(&block);
+            if block < blocks.end && !used && (clean || !state.here(block)) {
+                if clean {
+                    run = Some(run.map_or(block, |run| run.start)..block + 1);
+                    bytes += u64::from(entry.len);
+                }
+                continue;
+            }
+            kept |= block < blocks.end && clean;
+            if let Some(run) = run.take() {
+                self.evict_run(&file, &mut state, &run, &(from..block))?;
+            }
+            from = block + 1;
+        }
+        self.counters.evicted(bytes);
+        self.note_evicted(&file, &state, bytes);
+        self.forget_empty(&file, state)?;
+        // What was in use may go another time.
+        Ok(if bytes == 0 && kept { None } else { Some(bytes) })
+    }
+}

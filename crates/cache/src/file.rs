@@ -1,0 +1,426 @@
+//! One cached file in memory: its record, its map, who is using it.
+//!
+//! Locks, in the order in which they are taken: `drain` (one drain at a time), `meta` (opens, and
+//! changes of the name or attributes on the PFS that a drain must not cross), `append`, `gate`
+//! (shared: data is read or written; alone: blocks go away), `state`. No call on the PFS is made
+//! with `gate` or `state` held.
+//!
+//! Invariant: an entry in memory is never better than on flash: changes are written first.
+
+use super::flash::Flash;
+use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
+use super::record::{Record, State};
+use forebay_credentials::acting::Who;
+use forebay_proto::{Ino, Result};
+use forebay_store::objects::ObjectStat;
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Writes that are under way in one block.
+#[derive(Default)]
+pub(crate) struct Writing {
+    pub count: u32,
+    /// There was more than one at a time: none of them knows the block's content.
+    pub shared: bool,
+}
+
+/// Sequential reading, as far as seen.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    /// Where the next read of a sequential reader begins.
+    pub next: u64,
+    /// Blocks that are fetched beyond what is asked for.
+    pub window: u64,
+}
+
+/// What `state` guards.
+pub(crate) struct FileState {
+    pub record: Record,
+    pub map: BlockMap,
+    /// Blocks that are being fetched.
+    pub filling: BTreeSet<u64>,
+    pub writing: HashMap<u64, Writing>,
+    /// Blocks that a write needs and that stay until it has them.
+    pub held: HashMap<u64, u32>,
+    /// Blocks that become clean when the drain under way ends, if nobody writes them before.
+    pub draining: Option<HashSet<u64>>,
+    /// The shortest that the file was made since the drain under way began.
+    pub cut_to: Option<u64>,
+    /// Opens that were not released.
+    pub opens: u64,
+    /// Of them, those by which the kernel has the object itself.
+    pub locals: u64,
+    /// Opens under way: nothing of it is evicted or forgotten.
+    pub opening: u32,
+    /// One of the opens by a kernel is for writing.
+    pub kernel_writes: bool,
+    /// A kernel may have it that is not counted: its mount is not heard any more, or was there before a restart.
+    pub maybe_in_kernel: bool,
+    /// It has lost its last name: nothing of it will be drained.
+    pub gone: bool,
+    /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
+    pub forgotten: bool,
+    /// When the last drain began that brought all that was dirty then to the PFS.
+    pub drained_from: Option<Instant>,
+    /// The object as it was when it last drained while a kernel had it open.
+    pub drained_open: Option<DrainedOpen>,
+    /// The object when it was given to a kernel for writing.
+    pub at_open: Option<(u64, forebay_proto::Timestamp, forebay_proto::Timestamp)>,
+    /// Something here is not dirty any more, and a power cut could make it so again: before its data goes, or
+    /// the file is dirty again, map and record are synced.
+    pub clean_unsynced: bool,
+    /// What a kernel wrote has its checksums, and on flash the record still calls all of it dirty, until it has
+    /// drained: the map was not synced, and what was fsynced is to survive a power cut.
+    pub whole_on_flash: bool,
+    /// Who opened it for writing last.
+    pub writer: Who,
+    pub last_write: Instant,
+    pub ahead: Ahead,
+    /// Counts what makes fetched data worthless: a new base.
+    pub generation: u64,
+    /// It is in the list of what has to drain, and its node is pinned.
+    pub listed: bool,
+    /// The object has, or had, so many bytes: a shorter one was cut by somebody else.
+    pub seen_bytes: u64,
+    /// Up to where room was taken behind the end; 0: none was ([`super::room_ahead`]).
+    pub room_until: u64,
+    /// Up to where `fallocate` has promised space, which is shown as used.
+    pub promised_until: u64,
+    /// It is just being noted that its data is lost.
+    pub losing: bool,
+    /// Its map is gone from flash: which blocks are dirty nobody knows.
+    pub map_gone: bool,
+    /// It is read for checksums, not drained.
+    pub summing: bool,
+    /// Bytes that the drain under way has written.
+    pub drained_bytes: u64,
+    /// Bytes that it has to write.
+    pub drain_total_bytes: u64,
+}
+
+/// One cached file. It holds a reference to its inode on flash.
+pub(crate) struct CacheFile {
+    flash: Arc<Flash>,
+    /// Its inode on flash.
+    pub ino: Ino,
+    number: AtomicU64,
+    pub gate: RwLock<()>,
+    pub meta: Mutex<()>,
+    pub drain: Mutex<()>,
+    pub append: Mutex<()>,
+    pub state: Mutex<FileState>,
+    /// A fetch has ended, or a piece of it.
+    pub filled: Condvar,
+    source: Mutex<Option<Arc<File>>>,
+    /// Its PFS inode, where its last name that is known was removed and it has others.
+    pub inode: Mutex<Option<Arc<OwnedFd>>>,
+}
+
+impl CacheFile {
+    /// With what is on flash.
+    /// The reference to `ino` is its own from now on, also if this fails.
+    pub fn new(flash: &Arc<Flash>, ino: Ino, number: Ino, record: Record) -> Result<CacheFile> {
+        let matters = record.is_dirty() && !record.whole && record.lost_bytes.is_none();
+        let map_gone = matters && flash.map_is_gone(ino);
+        let map = match map_gone {
+            true => BlockMap::default(),
+            false => BlockMap::load(|offset, buffer| flash.read_map(ino, offset, buffer, matters))
+                .inspect_err(|_| flash.release(ino))?,
+        };
+        let seen_bytes = match record.is_dirty() {
+            true => map.vouched_bytes(),
+            false => record.base.size,
+        };
+        // Perhaps done already.
+        let seen_bytes = record.truncating_to.map_or(seen_bytes, |size| seen_bytes.min(size));
+        let state = FileState {
+            writer: record.writer.clone(),
+            record,
+            map,
+            filling: BTreeSet::new(),
+            writing: HashMap::new(),
+            held: HashMap::new(),
+            draining: None,
+            cut_to: None,
+            opens: 0,
+            locals: 0,
+            opening: 0,
+            kernel_writes: false,
+            drained_from: None,
+            drained_open: None,
+            maybe_in_kernel: true,
+            gone: false,
+            forgotten: false,
+            at_open: None,
+            clean_unsynced: true,
+            whole_on_flash: false,
+            last_write: Instant::now(),
+            ahead: Ahead::default(),
+            generation: 0,
+            listed: false,
+            seen_bytes,
+            room_until: 0,
+            promised_until: 0,
+            losing: false,
+            map_gone,
+            summing: false,
+            drained_bytes: 0,
+            drain_total_bytes: 0,
+        };
+        Ok(CacheFile {
+            flash: Arc::clone(flash),
+            ino,
+            number: AtomicU64::new(number.0),
+            gate: RwLock::new(()),
+            meta: Mutex::new(()),
+            drain: Mutex::new(()),
+            append: Mutex::new(()),
+            state: Mutex::new(state),
+            filled: Condvar::new(),
+            source: Mutex::new(None),
+            inode: Mutex::new(None),
+        })
+    }
+
+    /// Its number in the mount.
+    pub fn number(&self) -> Ino {
+        Ino(self.number.load(Ordering::Acquire))
+    }
+
+    /// The node that it belongs to now.
+    pub fn set_number(&self, number: Ino) {
+        self.number.store(number.0, Ordering::Release);
+    }
+
+    /// The PFS file, open for reading.
+    pub fn source(&self) -> Option<Arc<File>> {
+        self.source.lock().clone()
+    }
+
+    /// Keeps the PFS file open for fills, or lets go of it.
+    pub fn set_source(&self, file: Option<Arc<File>>) {
+        *self.source.lock() = file;
+    }
+
+    /// True if nothing of it is on flash any more, and nobody has it open.
+    pub fn is_forgotten(&self) -> bool {
+        self.state.lock().forgotten
+    }
+
+    /// True if the object shows size and times of the file, not the PFS.
+    pub fn is_dirty(&self) -> bool {
+        self.state.lock().record.is_dirty()
+    }
+}
+
+/// Blocks that are not evicted as long as it lives: else fetching the last block of a write could
+/// evict its first one, for ever.
+pub(crate) struct Held<'a> {
+    file: &'a CacheFile,
+    blocks: Vec<u64>,
+}
+
+impl CacheFile {
+    /// Holds blocks, here or to be fetched.
+    pub fn hold(&self, blocks: impl Iterator<Item = u64>) -> Held<'_> {
+        let blocks: Vec<u64> = blocks.collect();
+        let mut state = self.state.lock();
+        for block in &blocks {
+            *state.held.entry(*block).or_default() += 1;
+        }
+        Held { file: self, blocks }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut state = self.file.state.lock();
+        for block in &self.blocks {
+            if let Some(count) = state.held.get_mut(block) {
+                *count -= 1;
+                if *count == 0 {
+                    state.held.remove(block);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for CacheFile {
+    fn drop(&mut self) {
+        self.flash.release(self.ino);
+    }
+}
+
+/// What of an open file is on the PFS.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DrainedOpen {
+    pub size_bytes: u64,
+    pub mtime: forebay_proto::Timestamp,
+    /// All of it was read for that.
+    pub not_again_before: std::time::Instant,
+}
+
+impl DrainedOpen {
+    /// True if the object still is what it was, as far as its size and times tell.
+    pub fn has(&self, object: &forebay_store::objects::ObjectStat) -> bool {
+        (self.size_bytes, self.mtime) == (object.size_bytes, object.mtime)
+    }
+}
+
+impl FileState {
+    /// True while a kernel may be writing it: others that have it only read.
+    pub fn may_kernel_write(&self) -> bool {
+        self.record.whole && self.locals > 0
+    }
+
+    /// True if a block need not be fetched.
+    pub fn here(&self, block: u64) -> bool {
+        self.record.whole
+            || block * BLOCK_BYTES >= self.record.fetch_limit
+            || self.map.get(block).has(bits::PRESENT)
+    }
+
+    /// True if a range of bytes need not be fetched.
+    pub fn all_here(&self, offset: u64, length: u64) -> bool {
+        blocks_of(offset, length).all(|block| self.here(block))
+    }
+
+    /// How many of a range of bytes have to be fetched.
+    pub fn missing(&self, offset: u64, length: u64) -> u64 {
+        let end = offset + length;
+        let inside =
+            |block: u64| ((block + 1) * BLOCK_BYTES).min(end) - (block * BLOCK_BYTES).max(offset);
+        blocks_of(offset, length).filter(|b| !self.here(*b)).map(inside).sum()
+    }
+
+    /// How much of a PFS file of this size counts after a drain: nothing behind a truncation that came
+    /// while it ran.
+    pub fn limit_after_drain(&self, size: u64) -> u64 {
+        self.cut_to.map_or(size, |cut| cut.min(size))
+    }
+
+    /// True if nothing of the file has to be fetched any more.
+    pub fn is_whole(&self) -> bool {
+        let needed = self.record.fetch_limit.div_ceil(BLOCK_BYTES);
+        self.record.whole
+            || (self.map.present() >= needed && (0..needed).all(|block| self.here(block)))
+    }
+
+    /// Writes the record down, and only then has it.
+    pub fn save(
+        &mut self,
+        flash: &Flash,
+        file: &CacheFile,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<()> {
+        let mut record = self.record.clone();
+        change(&mut record);
+        if record == self.record {
+            return Ok(());
+        }
+        self.write_down(flash, file, &record)?;
+        self.record = record;
+        Ok(())
+    }
+
+    fn write_down(&mut self, flash: &Flash, file: &CacheFile, record: &Record) -> Result<()> {
+        self.whole_on_flash &= record.is_dirty();
+        if self.gone {
+            return Ok(());
+        }
+        match self.whole_on_flash && !record.whole {
+            true => flash.save(file.ino, &Record { whole: true, ..record.clone() }),
+            false => flash.save(file.ino, record),
+        }
+    }
+
+    /// The same where who is told of it relies on it over a power cut: nobody sees it before it is synced.
+    pub fn save_synced(
+        &mut self,
+        flash: &Flash,
+        file: &CacheFile,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<()> {
+        let mut record = self.record.clone();
+        change(&mut record);
+        self.write_down(flash, file, &record)?;
+        if !flash.is_volatile() {
+            flash.sync()?;
+        }
+        self.record = record;
+        Ok(())
+    }
+
+    /// Writes entries of consecutive blocks down, and only then has them.
+    pub fn put(
+        &mut self,
+        flash: &Flash,
+        file: &CacheFile,
+        first: u64,
+        entries: &[Entry],
+    ) -> Result<()> {
+        let same = |(i, e): (usize, &Entry)| self.map.get(first + i as u64) == *e;
+        if entries.iter().enumerate().all(same) {
+            return Ok(());
+        }
+        let packed: Vec<u64> = entries.iter().map(|e| e.pack()).collect();
+        // The map on flash goes with the last name; who has the file open goes on in memory.
+        if !self.gone {
+            flash.write_map(file.ino, first, &packed)?;
+        }
+        for (i, entry) in entries.iter().enumerate() {
+            self.map.set(first + i as u64, *entry);
+        }
+        Ok(())
+    }
+
+    /// Before data goes that the PFS has, and before a clean file is dirty again: on flash that survives a power
+    /// cut nothing may call drained blocks dirty afterwards, or what is in their place, or was there before,
+    /// would be drained over them.
+    pub fn sync_clean(&mut self, flash: &Flash, file: &CacheFile) -> Result<()> {
+        if self.clean_unsynced && !self.gone && !flash.is_volatile() {
+            flash.sync_map(file.ino)?;
+            flash.sync()?;
+        }
+        self.clean_unsynced = false;
+        Ok(())
+    }
+
+    /// Forgets what is here of a range of blocks.
+    pub fn drop_blocks(
+        &mut self,
+        flash: &Flash,
+        file: &CacheFile,
+        blocks: Range<u64>,
+    ) -> Result<()> {
+        for block in blocks {
+            if self.map.get(block).bits != 0 {
+                self.put(flash, file, block, &[Entry::default()])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that the PFS does not have, at most those of the file.
+    pub fn dirty_bytes(&self, size: u64) -> u64 {
+        match (self.record.whole, self.record.state) {
+            (true, _) => size,
+            (false, State::Clean) => 0,
+            // How long it was nobody knows.
+            (false, _) if self.is_lost() && size == 0 => self.map.dirty() * BLOCK_BYTES,
+            (false, _) => (self.map.dirty() * BLOCK_BYTES).min(size),
+        }
+    }
+
+    /// True if the object is as it was when a kernel got it for writing.
+    pub fn is_untouched(&self, now: &ObjectStat) -> bool {
+        self.at_open == Some((now.size_bytes, now.mtime, now.ctime))
+    }
+}

@@ -1,0 +1,287 @@
+//! `FileSystem` for the cache: each call goes to the module that does it.
+
+use super::CacheFs;
+use forebay_proto::api::ops::*;
+use forebay_proto::api::{CreateArgs, DirEntry, Notify, Opened, StatFs, WriteMode};
+use forebay_proto::attr::{Attr, FileKind, SetAttr};
+use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, Result};
+use rustix::fs::OFlags;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes that copy_file_range moves at a time.
+const COPY_PIECE_BYTES: u64 = 1 << 20;
+/// Most that one copy_file_range does before it answers short.
+const COPY_MAX_BYTES: u64 = 64 << 20;
+/// How often an open tries again whose file was evicted in between.
+const OPEN_TRIES: u32 = 3;
+
+impl CacheFs {
+    /// The data of an open file. ESTALE if a mount has open what the server that opened it took along.
+    fn data(&self, ino: Ino) -> Result<Arc<super::file::CacheFile>> {
+        self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)
+    }
+}
+
+impl NameOps for CacheFs {
+    fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.lookup_name(caller, parent, name)
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        drop(self.nodes.forget(ino, count));
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.readlink_of(ino)
+    }
+
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        args: CreateArgs,
+        rdev: u32,
+    ) -> Result<Entry> {
+        self.make_node(caller, parent, name, kind, args, rdev)
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
+        self.make_dir(caller, parent, name, args)
+    }
+
+    fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
+        self.make_name(caller, parent, name, |dir| rustix::fs::symlinkat(target, dir, name))
+    }
+
+    fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.make_link(caller, ino, parent, name)
+    }
+
+    fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+        self.remove_name(caller, parent, name)
+    }
+
+    fn rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+        self.remove_dir(caller, parent, name)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Result<()> {
+        self.rename_name(caller, (parent, name), (new_parent, new_name), flags)
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<(Entry, Opened)> {
+        self.create_data(caller, parent, name, args, want_local)
+    }
+
+    fn tmpfile(&self, _: &Caller, _: Ino, _: CreateArgs, _: bool) -> Result<(Entry, Opened)> {
+        // As on NFS: programs make a name and remove it.
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn fsyncdir(&self, ino: Ino) -> Result<()> {
+        let known = self.nodes.get(ino)?;
+        if known.kind != FileKind::Dir {
+            return self.flash.sync();
+        }
+        let dir = self.open_dir(&known.who, ino, OFlags::RDONLY)?;
+        match rustix::fs::fsync(&dir) {
+            // A PFS without it has names on disk when the call returned, or never says.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => self.flash.sync(),
+            Err(e) => Err(super::pfs::errno(e)),
+        }
+    }
+
+    fn dir_limit(&self, _ino: Ino) -> Result<Cookie> {
+        Ok(Cookie(u64::MAX))
+    }
+
+    fn readdir(
+        &self,
+        ino: Ino,
+        after: Cookie,
+        _limit: Cookie,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.list(ino, after, false, sink)
+    }
+
+    fn readdir_plus(
+        &self,
+        ino: Ino,
+        after: Cookie,
+        _limit: Cookie,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.list(ino, after, true, sink)
+    }
+
+    fn entry_ttl(&self, _parent: Ino) -> Duration {
+        self.options.ttl
+    }
+}
+
+impl AttrOps for CacheFs {
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.getattr_of(ino)
+    }
+
+    fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
+        self.setattr_of(caller, ino, change)
+    }
+
+    fn attr_ttl(&self, _ino: Ino) -> Duration {
+        self.options.ttl
+    }
+}
+
+impl DataOps for CacheFs {
+    fn open(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        open_flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        let mut tries = 0;
+        loop {
+            match self.open_data(caller, ino, open_flags, kill_suid, want_local) {
+                Err(Errno::ESTALE) if tries < OPEN_TRIES => tries += 1,
+                other => return other,
+            }
+        }
+    }
+
+    fn flush(&self, _ino: Ino) -> Result<()> {
+        Ok(())
+    }
+
+    fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.read_data(&self.data(ino)?, offset, buffer)
+    }
+
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+        if mode.kill_suid {
+            self.kill_suid(ino, None)?;
+        }
+        self.write_data(&self.data(ino)?, offset, data, mode)
+    }
+
+    fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
+        match self.nodes.get(ino)?.file {
+            Some(file) => self.sync_file(&file),
+            None => Ok(()),
+        }
+    }
+
+    fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
+        self.allocate_data(&self.data(ino)?, mode, offset, length)
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
+        self.seek_data(&self.data(ino)?, offset, whence)
+    }
+
+    fn copy_file_range(
+        &self,
+        source: Ino,
+        source_offset: u64,
+        target: Ino,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        let (from, into) = (self.data(source)?, self.data(target)?);
+        let mut buffer = vec![0; COPY_PIECE_BYTES.min(length) as usize];
+        let mut done = 0;
+        while done < length.min(COPY_MAX_BYTES) {
+            let most = (length - done).min(COPY_PIECE_BYTES) as usize;
+            let got = self.read_data(&from, source_offset + done, &mut buffer[..most])?;
+            if got == 0 {
+                break;
+            }
+            let mode = WriteMode::default();
+            done += self.write_data(&into, target_offset + done, &buffer[..got], mode)? as u64;
+        }
+        Ok(done)
+    }
+
+    fn release(&self, ino: Ino, local: bool) {
+        self.release_data(ino, local);
+    }
+}
+
+impl XattrOps for CacheFs {
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.getxattr_of(ino, name)
+    }
+
+    fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.listxattr_of(ino)
+    }
+
+    fn setxattr(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        _kill_sgid: bool,
+    ) -> Result<()> {
+        self.setxattr_of(caller, ino, name, value, flags)
+    }
+
+    fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
+        self.removexattr_of(caller, ino, name)
+    }
+}
+
+impl FileSystem for CacheFs {
+    /// The PFS's: what does not fit there cannot stay.
+    fn statfs(&self) -> Result<StatFs> {
+        let pfs = self.pfs.space()?;
+        let unit = pfs.f_frsize.max(1);
+        Ok(StatFs {
+            block_bytes: u32::try_from(unit).unwrap_or(4096),
+            blocks_total: pfs.f_blocks,
+            blocks_free: pfs.f_bfree,
+            blocks_available: pfs.f_bavail,
+            files_total: pfs.f_files,
+            files_free: pfs.f_favail,
+        })
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        // What cannot be synced, as it is lost, keeps nothing else from being.
+        let synced: Vec<Result<()>> =
+            self.drainer.files().iter().map(|file| self.sync_file(file)).collect();
+        self.flash.sync()?;
+        synced.into_iter().collect()
+    }
+
+    fn may_hang(&self) -> bool {
+        true
+    }
+
+    fn set_notify(&self, notify: Arc<dyn Notify>) {
+        *self.notify.write() = Some(notify);
+    }
+}

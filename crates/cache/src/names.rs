@@ -1,0 +1,608 @@
+//! Names: always the PFS's. Each call goes through to it at once, as the requester.
+//!
+//! Invariant: a directory is used only if it is the one that the kernel means (its key), so a
+//! directory that somebody exchanged on the PFS is ESTALE, never another one's content.
+
+use super::CacheFs;
+use super::data_servers::LinkChange;
+use super::file::CacheFile;
+use super::own_change::lock_metas;
+use super::paths::joined;
+use super::pfs::{PfsStat, errno};
+use super::record::Draining;
+use forebay_credentials::acting::Who;
+use forebay_proto::api::{CreateArgs, rename_flags};
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Caller, Entry, Errno, Ino, Result, acl};
+use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, RenameFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Start of the names of files that a drain makes beside a file. They are not shown.
+pub(crate) const DRAIN_PREFIX: &[u8] = b".forebay-drain.";
+/// How often, and after which pauses, a directory that has nothing but such files is tried to be
+/// removed again.
+const RMDIR_TRIES: u32 = 20;
+const RMDIR_PAUSE: Duration = Duration::from_millis(50);
+
+fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        _ if name.len() > forebay_proto::api::NAME_MAX => Err(Errno::ENAMETOOLONG),
+        b"" => Err(Errno::ENOENT),
+        _ if name.iter().any(|&b| b == b'/' || b == 0) => Err(Errno::EINVAL),
+        _ if name.starts_with(DRAIN_PREFIX) => Err(Errno::EPERM),
+        _ => Ok(()),
+    }
+}
+
+impl CacheFs {
+    /// The directory of a node, open for searching, if it still is that one.
+    pub(super) fn open_dir(&self, who: &Who, ino: Ino, flags: OFlags) -> Result<OwnedFd> {
+        self.moves.follow(|| self.open_dir_now(who, ino, flags))
+    }
+
+    fn open_dir_now(&self, who: &Who, ino: Ino, flags: OFlags) -> Result<OwnedFd> {
+        let known = self.nodes.get(ino)?;
+        if let Some(held) = &known.held {
+            // Removed: it is empty, and nothing can be made in it.
+            let _act = who.act()?;
+            let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let path = super::pfs::proc_path(held.as_fd(), b"");
+            return rfs::open(&path[..], flags, Mode::empty()).map_err(errno);
+        }
+        let path = self.nodes.path(ino)?;
+        let _act = who.act()?;
+        let dir = self.pfs.open_at(&path, flags | OFlags::DIRECTORY).map_err(|e| match e {
+            Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
+            e => e,
+        })?;
+        match ino == Ino::ROOT || self.pfs.stat_fd(dir.as_fd())?.key == known.key {
+            true => Ok(dir),
+            false => Err(Errno::ESTALE),
+        }
+    }
+
+    /// The directory that a name is to be made or removed in.
+    pub(super) fn open_parent(&self, who: &Who, parent: Ino, name: &[u8]) -> Result<OwnedFd> {
+        check_name(name)?;
+        self.open_dir(who, parent, OFlags::PATH)
+    }
+
+    /// The mode of a new inode: the umask counts where the directory has no default ACL.
+    pub(super) fn masked(&self, dir: BorrowedFd<'_>, args: CreateArgs) -> u32 {
+        let path = super::pfs::proc_path(dir, b"");
+        let has_default = rfs::getxattr(&path[..], acl_name(), &mut [0u8; 0][..]).is_ok();
+        let umask = if has_default { 0 } else { args.umask };
+        args.mode & 0o7777 & !umask
+    }
+
+    /// lookup.
+    pub(super) fn lookup_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
+        let who = Who::of(caller);
+        if name == b"." || name == b".." {
+            return self.lookup_dots(parent, name);
+        }
+        if name.starts_with(DRAIN_PREFIX) {
+            return Err(Errno::ENOENT);
+        }
+        let dir = self.open_parent(&who, parent, name)?;
+        let _settled = self.settled(parent);
+        let stat = {
+            let _act = who.act()?;
+            self.pfs.stat_at(dir.as_fd(), name)?
+        };
+        self.entry(parent, name, &stat, &who)
+    }
+
+    fn lookup_dots(&self, ino: Ino, name: &[u8]) -> Result<Entry> {
+        let above = self.nodes.names(ino).last().map_or(Ino::ROOT, |(parent, _)| *parent);
+        let target = if name == b"." { ino } else { above };
+        let attr = self.getattr_of(target)?;
+        if let Some((parent, name)) = self.nodes.names(target).last() {
+            let known = self.nodes.get(target)?;
+            self.nodes.seen(*parent, name, known.key, known.kind, &known.who, 1);
+        }
+        Ok(Entry { attr })
+    }
+
+    /// A name that leads to this: referenced once more.
+    fn entry(&self, parent: Ino, name: &[u8], stat: &PfsStat, who: &Who) -> Result<Entry> {
+        let ino = self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1);
+        if self.is_elsewhere(ino, stat.kind()) {
+            // Its data server has the attributes.
+            return Ok(Entry { attr: stat.attr(ino) });
+        }
+        let file = self.nodes.get(ino)?.file;
+        let file = match (file, stat.kind()) {
+            (None, FileKind::File) => self.dirty_by_key(ino, stat.key)?,
+            (file, _) => file,
+        };
+        if let Some(file) = &file {
+            self.found_again(file, (parent, name))?;
+        }
+        Ok(Entry { attr: self.attr_of(ino, stat, file.as_ref())? })
+    }
+
+    /// mkdir, mknod, symlink: whatever `make` makes in the open directory.
+    pub(super) fn make_name(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        make: impl FnOnce(BorrowedFd<'_>) -> rustix::io::Result<()>,
+    ) -> Result<Entry> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let stat = {
+            let _act = who.act()?;
+            make(dir.as_fd()).map_err(errno)?;
+            give_group(&who, dir.as_fd(), name);
+            self.pfs.stat_at(dir.as_fd(), name)?
+        };
+        self.entry(parent, name, &stat, &who)
+    }
+
+    /// mkdir.
+    pub(super) fn make_dir(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+    ) -> Result<Entry> {
+        self.make_name(caller, parent, name, |dir| {
+            rfs::mkdirat(dir, name, Mode::from_raw_mode(self.masked(dir, args)))
+        })
+    }
+
+    /// mknod.
+    pub(super) fn make_node(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        args: CreateArgs,
+        rdev: u32,
+    ) -> Result<Entry> {
+        // As the kernel's new_decode_dev.
+        let (major, minor) = ((rdev & 0xfff00) >> 8, (rdev & 0xff) | ((rdev >> 12) & 0xfff00));
+        self.make_name(caller, parent, name, |dir| {
+            let kind = rfs::FileType::from_raw_mode(kind.mode_bits());
+            let mode = Mode::from_raw_mode(self.masked(dir, args));
+            rfs::mknodat(dir, name, kind, mode, rfs::makedev(major, minor))
+        })
+    }
+
+    /// link.
+    pub(super) fn make_link(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Entry> {
+        let who = Who::of(caller);
+        let known = self.nodes.get(ino)?;
+        if known.kind == FileKind::Dir {
+            return Err(Errno::EPERM);
+        }
+        let dir = self.open_parent(&who, parent, name)?;
+        let (before, stat) = self.moves.follow(|| {
+            let known = self.nodes.get(ino)?;
+            self.while_one_inode(ino, known.kind, || {
+                self.own_change(known.file.as_ref(), ino, &who, || {
+                    self.link_one_of(&who, ino, (dir.as_fd(), name))
+                })
+            })
+        })?;
+        let entry = self.entry(parent, name, &stat, &who)?;
+        if self.is_elsewhere(ino, known.kind) {
+            let client = caller.request.client;
+            self.tell_left(self.touched(client, ino, &before, Some(&stat), None));
+        }
+        Ok(entry)
+    }
+
+    /// Links whichever of the known names still leads to the inode; the newest mostly does. As it was, and as
+    /// it is.
+    fn link_one_of(
+        &self,
+        who: &Who,
+        ino: Ino,
+        to: (BorrowedFd<'_>, &[u8]),
+    ) -> Result<(PfsStat, PfsStat)> {
+        let names = self.nodes.names(ino);
+        let mut last = if names.is_empty() { Errno::ENOENT } else { Errno::ESTALE };
+        for (old_parent, old_name) in names.iter().rev() {
+            let old_dir = match self.open_dir_now(who, *old_parent, OFlags::PATH) {
+                Err(e) => {
+                    last = e;
+                    continue;
+                }
+                opened => opened?,
+            };
+            // A drain puts another inode under a name, and its key on the node.
+            let _settled = self.publishing.read_recursive();
+            let _act = who.act()?;
+            let before = match self.pfs.stat_at(old_dir.as_fd(), old_name) {
+                Ok(stat) if self.nodes.number(stat.key) == Some(ino) => stat,
+                Ok(_) | Err(Errno::ENOENT) => continue,
+                Err(e) => return Err(e),
+            };
+            rfs::linkat(&old_dir, &**old_name, to.0, to.1, AtFlags::empty()).map_err(errno)?;
+            return Ok((before, self.pfs.stat_at(to.0, to.1)?));
+        }
+        Err(last)
+    }
+
+    /// unlink.
+    pub(super) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
+        let remove = || {
+            let _act = who.act()?;
+            rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
+        };
+        let intent = leaving.last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
+        forebay_failpoint::step("a name is about to be removed");
+        let left = {
+            let _changing = self.changing_names();
+            self.with_intent(intent, || {
+                let _meta = leaving.file.as_ref().map(|file| file.meta.lock());
+                self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove)
+            })?
+        };
+        left.into_iter().for_each(|left| self.tell_left(left));
+        Ok(())
+    }
+
+    /// What a name that moves or `goes` leads to, and its data here. What goes has a number from here on,
+    /// and its PFS inode is held: who looked the name up a moment before may open it a moment later.
+    /// Its data server has heard that it may lose a name.
+    fn leaving(
+        &self,
+        who: &Who,
+        dir: BorrowedFd<'_>,
+        at: At<'_>,
+        goes: bool,
+        caller: &Caller,
+    ) -> Result<Leaving<'_>> {
+        let leaving = self.leaving_here(who, dir, at, goes)?;
+        if let (true, Some(node)) = (leaving.is_elsewhere(), &leaving.node) {
+            self.tell_leaving(node.ino);
+        }
+        Ok(Leaving { client: caller.request.client, ..leaving })
+    }
+
+    fn leaving_here(
+        &self,
+        who: &Who,
+        dir: BorrowedFd<'_>,
+        (parent, name): At<'_>,
+        goes: bool,
+    ) -> Result<Leaving<'_>> {
+        let _settled = self.publishing.read_recursive();
+        let _act = who.act()?;
+        let stat = self.pfs.stat_at(dir, name)?;
+        let known = goes || self.nodes.number(stat.key).is_some();
+        // It may be known by other names only, which lead nowhere any more.
+        let ino = known.then(|| self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1));
+        let node = ino.map(|ino| Reference { fs: self, ino });
+        let elsewhere = ino.is_some_and(|ino| self.is_elsewhere(ino, stat.kind()));
+        let inode = match elsewhere {
+            true => {
+                let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                rfs::openat(dir, name, flags, Mode::empty()).ok()
+            }
+            false => None,
+        };
+        drop(_act);
+        let file = match stat.kind() {
+            _ if elsewhere => None,
+            FileKind::File => match ino.and_then(|ino| self.nodes.get(ino).ok()?.file) {
+                Some(file) if !file.is_forgotten() => Some(file),
+                _ => self.find(stat.key)?,
+            },
+            _ => None,
+        };
+        // A name of ours counts for nobody.
+        let ours = file.as_ref().is_some_and(|file| file.state.lock().record.kept_as.is_some());
+        let last = stat.kind() == FileKind::Dir || stat.nlink <= 1 + u32::from(ours);
+        let mut held = None;
+        if goes && last && !elsewhere {
+            let _act = who.act()?;
+            let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let open = |flags| rfs::openat(dir, name, flags, Mode::empty());
+            let readable = match stat.kind() {
+                FileKind::File => open(flags | OFlags::RDONLY).ok(),
+                _ => None,
+            };
+            held = readable.or_else(|| open(flags | OFlags::PATH).ok());
+        }
+        Ok(Leaving { stat, node, held, file, last, elsewhere, inode, client: 0 })
+    }
+
+    /// Removes a name, and what is here of a file that has lost its last one. With its `meta` locked.
+    /// If its data server is another server: what that one is to hear.
+    fn with_leaving(
+        &self,
+        leaving: &Leaving<'_>,
+        dir: BorrowedFd<'_>,
+        (parent, name): At<'_>,
+        who: &Who,
+        remove: impl FnOnce() -> Result<()>,
+    ) -> Result<Option<LinkChange>> {
+        if leaving.is_elsewhere() {
+            return self.with_leaving_elsewhere(leaving, (parent, name), remove).map(Some);
+        }
+        let ino = leaving.node.as_ref().map(|node| node.ino);
+        match (&leaving.file, ino) {
+            (Some(file), _) if leaving.last => {
+                self.held_meanwhile(leaving, who, remove)?;
+                forebay_failpoint::step("a dirty file has lost its name on the PFS");
+                self.lose(file)?;
+            }
+            (Some(file), Some(ino)) => {
+                // Its other names may be known to nobody here: what is dirty goes by the inode.
+                let inode = self.open_node(ino, who).ok();
+                let path = self.path_below((parent, name))?;
+                self.own_change_locked(file, ino, who, || {
+                    self.keep_reachable(file, ino, dir, &path, who)?;
+                    remove()
+                })?;
+                *file.inode.lock() = inode.map(Arc::new).filter(|_| file.is_dirty());
+            }
+            _ => self.held_meanwhile(leaving, who, remove)?,
+        }
+        if let Some(ino) = ino {
+            self.nodes.unname(ino, parent, name);
+        }
+        Ok(None)
+    }
+
+    /// Removes a last name. The PFS inode is held before, so that nobody who knows the number finds
+    /// neither name nor inode. With the file's `meta` locked, if it has data here.
+    fn held_meanwhile(
+        &self,
+        leaving: &Leaving<'_>,
+        who: &Who,
+        remove: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let (Some(node), Some(held)) = (&leaving.node, &leaving.held) else { return remove() };
+        let replaced = leaving.file.as_ref();
+        let replaced = replaced.is_some_and(|f| f.state.lock().record.key != leaving.stat.key);
+        // A drain has put another inode there since it was looked at.
+        let held = match replaced {
+            true => self.open_node(node.ino, who)?,
+            false => held.try_clone()?,
+        };
+        self.nodes.hold(node.ino, Some(held));
+        remove().inspect_err(|_| self.nodes.hold(node.ino, None))
+    }
+
+    /// A file has lost its last name on the PFS, by us: nothing of it will be drained. What a drain has
+    /// beside it stays on record until it is removed: nobody else knows of it.
+    pub(super) fn lose(&self, file: &Arc<CacheFile>) -> Result<()> {
+        self.unlink_kept(file)?;
+        let (key, is_beside) = {
+            let mut state = file.state.lock();
+            let is_beside = matches!(state.record.draining, Some(Draining::Temporary { .. }));
+            if is_beside {
+                state.save(&self.flash, file, |record| record.removed = true)?;
+            }
+            state.gone = true;
+            (state.record.key, is_beside)
+        };
+        self.unlist(file);
+        self.space.dropped(file.ino);
+        match is_beside {
+            true => self.end_lost(file),
+            false => self.flash.remove(file.ino, key),
+        }
+    }
+
+    /// rmdir.
+    pub(super) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
+        let remove = || {
+            let mut tries = 0;
+            loop {
+                let removed = {
+                    let _act = who.act()?;
+                    rfs::unlinkat(&dir, name, AtFlags::REMOVEDIR).map_err(errno)
+                };
+                match removed {
+                    Err(Errno::ENOTEMPTY)
+                        if tries < RMDIR_TRIES && self.only_ours(dir.as_fd(), name) =>
+                    {
+                        // A drain is just giving up a file that was removed, or has to come first.
+                        let path = self.path_below((parent, name))?;
+                        self.drainer.ask(&self.listed_below(&path)?);
+                        tries += 1;
+                        std::thread::sleep(RMDIR_PAUSE);
+                    }
+                    done => break done,
+                }
+            }
+        };
+        self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove).map(drop)
+    }
+
+    /// True if a directory has nothing but files of drains.
+    fn only_ours(&self, dir: BorrowedFd<'_>, name: &[u8]) -> bool {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(fd) = rfs::openat(dir, name, flags, Mode::empty()) else { return false };
+        let Ok(entries) = rfs::Dir::read_from(&fd) else { return false };
+        entries.flatten().all(|entry| {
+            let name = entry.file_name().to_bytes();
+            name == b"." || name == b".." || name.starts_with(DRAIN_PREFIX)
+        })
+    }
+
+    /// rename.
+    pub(super) fn rename_name(
+        &self,
+        caller: &Caller,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        flags: u32,
+    ) -> Result<()> {
+        if flags & !(rename_flags::NOREPLACE | rename_flags::EXCHANGE) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let who = Who::of(caller);
+        let from_dir = self.open_parent(&who, from.0, from.1)?;
+        let to_dir = self.open_parent(&who, to.0, to.1)?;
+        let moved = self.leaving(&who, from_dir.as_fd(), from, false, caller)?;
+        let exchange = flags & rename_flags::EXCHANGE != 0;
+        let replaced = match self.leaving(&who, to_dir.as_fd(), to, !exchange, caller) {
+            Ok(replaced) => Some(replaced),
+            Err(Errno::ENOENT) => None,
+            Err(e) => return Err(e),
+        };
+        let rename = || {
+            let _act = who.act()?;
+            let flags = RenameFlags::from_bits_retain(flags);
+            match flags.is_empty() {
+                true => rfs::renameat(&from_dir, from.1, &to_dir, to.1),
+                false => rfs::renameat_with(&from_dir, from.1, &to_dir, to.1, flags),
+            }
+            .map_err(errno)
+        };
+        let same = replaced.as_ref().is_some_and(|r| r.stat.key == moved.stat.key);
+        if same {
+            // Two names of one file: POSIX does nothing.
+            return rename();
+        }
+        let (old_path, new_path) = (self.path_below(from)?, self.path_below(to)?);
+        let gone = replaced.as_ref().filter(|r| !exchange && r.last);
+        let gone = gone.and_then(|r| r.file.as_ref());
+        let intent = self.intent_to_move(&old_path, &new_path, gone, exchange);
+        let changing = self.changing_names();
+        let heard = self.with_intent(intent, || {
+            let files = [Some(&moved), replaced.as_ref()].map(|l| l.and_then(|l| l.file.clone()));
+            let _metas = lock_metas(&files);
+            self.do_rename((from, to, to_dir.as_fd()), exchange, moved, replaced, &who, rename)
+        })?;
+        drop(changing);
+        heard.into_iter().for_each(|left| self.tell_left(left));
+        Ok(())
+    }
+
+    /// The path of a name in a directory.
+    pub(super) fn path_below(&self, (dir, name): (Ino, &[u8])) -> Result<Vec<u8>> {
+        Ok(joined(&self.nodes.path(dir)?, name))
+    }
+
+    /// A rename that is decided: on the PFS, in the table of nodes and on record.
+    fn do_rename(
+        &self,
+        (from, to, to_dir): (At<'_>, At<'_>, BorrowedFd<'_>),
+        exchange: bool,
+        moved: Leaving<'_>,
+        replaced: Option<Leaving<'_>>,
+        who: &Who,
+        rename: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<LinkChange>> {
+        let moved_ino = moved.node.as_ref().map(|node| node.ino);
+        let displaced = replaced.as_ref().and_then(|r| Some(r.node.as_ref()?.ino));
+        if let Some(ino) = moved_ino {
+            // A kill may come between the PFS and the table.
+            self.nodes.moving(ino, to.0, to.1);
+        }
+        if let (true, Some(ino)) = (exchange, displaced) {
+            self.nodes.moving(ino, from.0, from.1);
+        }
+        let moving = || match (&moved.file, moved_ino) {
+            (Some(file), Some(ino)) => self.own_change_locked(file, ino, who, rename),
+            _ => rename(),
+        };
+        let left = match &replaced {
+            Some(replaced) if !exchange => self.with_leaving(replaced, to_dir, to, who, moving)?,
+            Some(Leaving { file: Some(file), node: Some(node), .. }) => {
+                self.own_change_locked(file, node.ino, who, moving)?;
+                None
+            }
+            _ => {
+                moving()?;
+                None
+            }
+        };
+        forebay_failpoint::step("a name is moved on the PFS");
+        if let Some(ino) = moved_ino {
+            self.nodes.name(ino, to.0, to.1);
+            self.nodes.unname(ino, from.0, from.1);
+        }
+        if let (true, Some(ino)) = (exchange, displaced) {
+            self.nodes.name(ino, from.0, from.1);
+            self.nodes.unname(ino, to.0, to.1);
+        }
+        let exchanged = replaced.as_ref().filter(|_| exchange);
+        let elsewhere = [Some(&moved), exchanged].into_iter().flatten();
+        let heard = elsewhere.filter_map(|leaving| self.moved_elsewhere(leaving)).chain(left);
+        let heard = heard.collect();
+        self.paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())?;
+        Ok(heard)
+    }
+}
+
+/// A name in a directory.
+pub(super) type At<'a> = (Ino, &'a [u8]);
+
+/// A name that is going.
+pub(super) struct Leaving<'a> {
+    pub stat: PfsStat,
+    pub node: Option<Reference<'a>>,
+    held: Option<OwnedFd>,
+    file: Option<Arc<CacheFile>>,
+    /// The file goes with it.
+    pub last: bool,
+    /// Another server is its data server.
+    elsewhere: bool,
+    /// Then, its PFS inode to look at.
+    pub inode: Option<OwnedFd>,
+    /// Who does it.
+    pub client: u64,
+}
+
+impl Leaving<'_> {
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.elsewhere
+    }
+}
+
+/// A reference to a node for as long as it lives.
+pub(super) struct Reference<'a> {
+    fs: &'a CacheFs,
+    pub ino: Ino,
+}
+
+impl Drop for Reference<'_> {
+    fn drop(&mut self) {
+        drop(self.fs.nodes.forget(self.ino, 1));
+    }
+}
+
+/// Gives what was just made the group of who asked, where the server could not make it so. A
+/// setgid directory has given it its own group, which stays.
+pub(super) fn give_group(who: &Who, dir: BorrowedFd<'_>, name: &[u8]) {
+    let Some(gid) = who.group_to_give() else { return };
+    let inherits = rfs::fstat(dir).is_ok_and(|stat| stat.st_mode & libc::S_ISGID != 0);
+    if inherits {
+        return;
+    }
+    let gid = Some(rfs::Gid::from_raw(gid));
+    // Refused where the server's user is not in that group: then it has the server's.
+    if let Err(error) = rfs::chownat(dir, name, None, gid, AtFlags::SYMLINK_NOFOLLOW) {
+        tracing::debug!(%error, "what was made keeps the server's group");
+    }
+}
+
+fn acl_name() -> &'static str {
+    std::str::from_utf8(acl::DEFAULT).unwrap_or_default()
+}

@@ -1,0 +1,461 @@
+//! Opening files: what is on flash of them, whether it still is what the PFS has, and whether the
+//! kernel gets the object itself.
+//!
+//! Invariants: each open asks the PFS for the file as the requester, so what the PFS refuses is refused
+//! here, at once; a kernel gets an object for writing only after the record says that all of it is
+//! dirty. All of it under the file's `meta` lock, so opens, drains' publications and changes of
+//! names come one after the other.
+
+use super::CacheFs;
+use super::file::{CacheFile, FileState};
+use super::map::BLOCK_BYTES;
+use super::pfs::{PfsStat, proc_path};
+use forebay_credentials::acting::Who;
+use forebay_proto::api::ops::*;
+use forebay_proto::api::{CreateArgs, Opened};
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Caller, Entry, Errno, Ino, Result};
+use forebay_store::descriptors;
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A file that misses no more than this is fetched at its open, so that it can go by passthrough.
+const FETCH_AT_OPEN_MAX_BYTES: u64 = 1 << 20;
+
+/// How often the PFS file is opened again for fills when a drain has replaced it in between.
+const SOURCE_TRIES: u32 = 3;
+
+/// How often, and after which pauses, it is looked whether a close is heard of.
+const CLOSE_TRIES: u32 = 100;
+const CLOSE_PAUSE: Duration = Duration::from_millis(5);
+
+fn writes(flags: u32) -> bool {
+    flags as i32 & libc::O_ACCMODE != libc::O_RDONLY || flags as i32 & libc::O_TRUNC != 0
+}
+
+impl CacheFs {
+    /// Opens a regular file.
+    pub(super) fn open_data(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        let who = Who::of(caller);
+        let _writing = if writes(flags) { Some(self.may_write(ino)?) } else { None };
+        let (source, stat) = self.open_source(ino, &who, flags)?;
+        let opening = self.attach_to_open(ino, &stat, &who)?;
+        let file = opening.file();
+        if flags as i32 & libc::O_TRUNC != 0 {
+            self.wait_to_begin_anew(file)?;
+        }
+        let _meta = self.meta_of(file);
+        // A drain may have ended since, or its last name gone: what it left counts.
+        let stat = self.pfs.stat_fd(source.as_fd())?;
+        self.must_be(ino, &stat)?;
+        let is_lost = self.is_lost_or_valid(ino, file, &stat)?;
+        if writes(flags) {
+            self.kill_capability(file, ino, source.as_fd())?;
+            self.note_acl(file, source.as_fd())?;
+        }
+        let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
+        if reads {
+            descriptors::for_a_program(&source)?;
+        }
+        if reads || file.source().is_none() {
+            file.set_source(reads.then(|| Arc::new(source)));
+        }
+        {
+            let mut state = file.state.lock();
+            if state.gone && !is_lost {
+                return Err(Errno::ESTALE);
+            }
+            if state.is_lost() && flags as i32 & libc::O_TRUNC == 0 {
+                return Err(Errno::EIO);
+            }
+            state.opens += 1;
+            if writes(flags) {
+                state.writer = who;
+            }
+        }
+        let opened = self.open_kind(file, ino, flags, kill_suid.then_some(caller), want_local);
+        if opened.is_err() {
+            file.state.lock().opens -= 1;
+        }
+        opened
+    }
+
+    fn open_kind(
+        &self,
+        file: &Arc<CacheFile>,
+        ino: Ino,
+        flags: u32,
+        kill_suid_of: Option<&Caller>,
+        want_local: bool,
+    ) -> Result<Opened> {
+        if flags as i32 & libc::O_TRUNC != 0 {
+            if kill_suid_of.is_some() {
+                self.kill_suid_locked(ino, kill_suid_of)?;
+            }
+            self.truncate_data(file, 0)?;
+        }
+        let local = match want_local {
+            true => self.local_object(file, writes(flags))?,
+            false => None,
+        };
+        let in_kernel = local.is_some() || file.state.lock().locals > 0;
+        if writes(flags) && in_kernel {
+            self.mark_whole(file)?;
+        }
+        if local.is_some() {
+            let mut state = file.state.lock();
+            state.locals += 1;
+            state.maybe_in_kernel = true;
+            self.counters.kernel_opened();
+            if writes(flags) {
+                self.kernel_may_write(&mut state);
+            }
+        }
+        Ok(Opened { local })
+    }
+
+    /// A kernel has a file for writing, until it has given all of its opens back.
+    pub(super) fn kernel_may_write(&self, state: &mut FileState) {
+        if !std::mem::replace(&mut state.kernel_writes, true) {
+            self.counters.kernel_writes_one_more();
+            self.space.look_now();
+        }
+    }
+
+    /// The object for the kernel, if it may have it. Nothing of the file is evicted while it is being opened.
+    fn local_object(&self, file: &Arc<CacheFile>, write: bool) -> Result<Option<Arc<File>>> {
+        if write && !(self.options.writes_by_kernel && self.space.has_headroom(self)) {
+            return Ok(None);
+        }
+        let missing = {
+            let state = file.state.lock();
+            match state.is_whole() {
+                true => 0,
+                false => {
+                    let here = state.map.present() * BLOCK_BYTES;
+                    state.record.fetch_limit.saturating_sub(here).max(1)
+                }
+            }
+        };
+        if missing > FETCH_AT_OPEN_MAX_BYTES || (missing > 0 && !self.space.takes_fills()) {
+            return Ok(None);
+        }
+        if missing > 0 {
+            match self.fetch_all(file) {
+                // Served, it will be told to who reads it.
+                Err(error) => {
+                    tracing::debug!(%error, "not fetched at open");
+                    return Ok(None);
+                }
+                Ok(()) if !file.state.lock().is_whole() => return Ok(None),
+                Ok(()) => {}
+            }
+        }
+        Ok(Some(Arc::new(self.flash.open(file.ino)?)))
+    }
+
+    /// Opens the PFS file as the requester, as they opened it in the mount (but for O_TRUNC), and
+    /// says what it is.
+    fn open_source(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
+        let open = || self.moves.follow(|| self.open_source_now(ino, who, flags));
+        match open() {
+            Err(Errno::ESTALE) if self.is_worth_another_look(ino) => open(),
+            other => other,
+        }
+    }
+
+    fn open_source_now(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
+        let _settled = self.settled(ino);
+        let known = self.nodes.get(ino)?;
+        let access = match flags as i32 & libc::O_ACCMODE {
+            libc::O_WRONLY => OFlags::WRONLY,
+            libc::O_RDWR => OFlags::RDWR,
+            _ if writes(flags) => OFlags::RDWR,
+            _ => OFlags::RDONLY,
+        };
+        let _act = who.act()?;
+        if let Some(held) = &known.held {
+            let path = proc_path(held.as_fd(), b"");
+            let flags = access | OFlags::CLOEXEC;
+            let open = || rustix::fs::open(&path[..], flags, Mode::empty());
+            let fd = match open().map_err(super::pfs::errno) {
+                Err(Errno::EACCES) if access == OFlags::RDONLY => {
+                    drop(_act);
+                    open().map_err(super::pfs::errno)?
+                }
+                opened => opened?,
+            };
+            let stat = self.pfs.stat_fd(fd.as_fd())?;
+            return Ok((File::from(fd), stat));
+        }
+        let mut last = Errno::ENOENT;
+        for path in self.nodes.paths(ino) {
+            match self.pfs.open_file(&path, known.key, access) {
+                // Who may execute a file need not be allowed to read it; the kernel has judged.
+                Err(Errno::EACCES) if access == OFlags::RDONLY => {
+                    drop(_act);
+                    return self.pfs.open_file(&path, known.key, access);
+                }
+                Err(e @ (Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ELOOP)) => {
+                    last = e;
+                }
+                other => return other,
+            }
+        }
+        // Another file has its name, or nothing: the kernel looks again.
+        Err(if last == Errno::ENOENT { Errno::ESTALE } else { last })
+    }
+
+    /// True if the file has lost its last name, by us: who knows its number goes on with it, as with any removed
+    /// file, and nothing of it drains. Else it is compared with what the PFS has. With `meta` locked.
+    pub(super) fn is_lost_or_valid(
+        &self,
+        ino: Ino,
+        file: &Arc<CacheFile>,
+        stat: &PfsStat,
+    ) -> Result<bool> {
+        if stat.nlink > 0 || self.nodes.get(ino)?.held.is_none() {
+            self.revalidate(file, stat)?;
+            return Ok(false);
+        }
+        if !file.state.lock().gone {
+            // Nothing was here of it when it was removed.
+            self.lose(file)?;
+        }
+        Ok(true)
+    }
+
+    /// ESTALE if a drain has put another inode in the place of this one. With `meta` locked.
+    pub(super) fn must_be(&self, ino: Ino, stat: &PfsStat) -> Result<()> {
+        match self.nodes.get(ino)?.key == stat.key {
+            true => Ok(()),
+            false => Err(Errno::ESTALE),
+        }
+    }
+
+    /// The PFS file behind a cached one, for fills.
+    pub(super) fn source_of(&self, file: &Arc<CacheFile>) -> Result<Arc<File>> {
+        if let Some(source) = file.source() {
+            return Ok(source);
+        }
+        let writer = file.state.lock().record.writer.clone();
+        for _ in 0..SOURCE_TRIES {
+            let opened = match self.open_source(file.number(), &Who::server(), 0) {
+                Err(Errno::EACCES | Errno::EPERM) => self.open_source(file.number(), &writer, 0),
+                other => other,
+            };
+            let (source, stat) = match opened {
+                Err(Errno::ESTALE) => continue,
+                other => other?,
+            };
+            let state = file.state.lock();
+            if state.record.key != stat.key {
+                // A drain has put another inode in its place: this one has what was before.
+                continue;
+            }
+            let source = Arc::new(source);
+            // Kept only while somebody has it open; else, and where descriptors are few, with the caller.
+            if state.opens > 0 && descriptors::may_stay(&source) {
+                file.set_source(Some(source.clone()));
+            }
+            return Ok(source);
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// Makes a file on the PFS, and opens it here.
+    pub(super) fn create_data(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<(Entry, Opened)> {
+        let who = Who::of(caller);
+        let (fd, stat) = {
+            let dir = self.open_parent(&who, parent, name)?;
+            let _act = who.act()?;
+            let mode = self.masked(dir.as_fd(), args);
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let flags = flags | OFlags::NOFOLLOW;
+            let fd = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(mode));
+            let fd = fd.map_err(super::pfs::errno)?;
+            super::names::give_group(&who, dir.as_fd(), name);
+            let stat = self.pfs.stat_fd(fd.as_fd())?;
+            (fd, stat)
+        };
+        self.clocks.stamped(stat.ctime);
+        let ino = self.nodes.seen(parent, name, stat.key, FileKind::File, &who, 1);
+        if self.is_elsewhere(ino, FileKind::File) {
+            // It is opened there, by who takes it.
+            return Ok((Entry { attr: stat.attr(ino) }, Opened { local: None }));
+        }
+        let made = match self.open_new(ino, fd.as_fd(), &stat, who, want_local) {
+            // Somebody opened and closed it in between, and it was forgotten: as any other file.
+            Err(Errno::ESTALE) => {
+                let flags = libc::O_RDWR as u32;
+                let opened = DataOps::open(self, caller, ino, flags, false, want_local);
+                opened.and_then(|opened| {
+                    let file = self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)?;
+                    Ok((file, opened))
+                })
+            }
+            made => made,
+        };
+        match made {
+            Ok((file, opened)) => {
+                Ok((Entry { attr: self.attr_of(ino, &stat, Some(&file))? }, opened))
+            }
+            Err(e) => {
+                // The PFS has it, empty: as after any open that failed.
+                drop(self.nodes.forget(ino, 1));
+                Err(e)
+            }
+        }
+    }
+
+    fn open_new(
+        &self,
+        ino: Ino,
+        made: BorrowedFd<'_>,
+        stat: &PfsStat,
+        who: Who,
+        want_local: bool,
+    ) -> Result<(Arc<CacheFile>, Opened)> {
+        let opening = self.attach_to_open(ino, stat, &who)?;
+        let file = opening.file();
+        // A default ACL of the directory.
+        self.note_acl(file, made)?;
+        let _meta = file.meta.lock();
+        let opened = self.open_attached(file, ino, who, want_local)?;
+        Ok((file.clone(), opened))
+    }
+
+    /// With the file's `meta` locked.
+    fn open_attached(
+        &self,
+        file: &Arc<CacheFile>,
+        ino: Ino,
+        who: Who,
+        want_local: bool,
+    ) -> Result<Opened> {
+        {
+            let mut state = file.state.lock();
+            if state.gone {
+                return Err(Errno::ESTALE);
+            }
+            state.opens += 1;
+            state.writer = who;
+        }
+        let opened = self.open_kind(file, ino, libc::O_RDWR as u32, None, want_local);
+        opened.inspect_err(|_| file.state.lock().opens -= 1)
+    }
+
+    /// Opens a file that the requester has just made by its name at another server.
+    pub fn open_made(&self, caller: &Caller, ino: Ino, want_local: bool) -> Result<Opened> {
+        let who = Who::of(caller);
+        let _writing = self.may_write(ino)?;
+        let node = self.open_node_any(ino)?;
+        let opening = self.attach_to_open(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
+        let file = opening.file();
+        let _meta = file.meta.lock();
+        let stat = self.pfs.stat_fd(node.as_fd())?;
+        self.must_be(ino, &stat)?;
+        self.revalidate(file, &stat)?;
+        self.open_attached(file, ino, who, want_local)
+    }
+
+    /// Waits until nobody has a file open, or (`kernels`) no kernel has it itself. EBUSY if it stays open. Of a
+    /// close a server is told a moment after it has returned: who closed a file, and asks for something about
+    /// it, need not know that.
+    pub(super) fn wait_closed(&self, file: &CacheFile, kernels: bool) -> Result<()> {
+        for _ in 0..CLOSE_TRIES {
+            let state = file.state.lock();
+            if (if kernels { state.locals } else { state.opens }) == 0 {
+                return Ok(());
+            }
+            drop(state);
+            std::thread::sleep(CLOSE_PAUSE);
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// An open has ended.
+    pub(super) fn release_data(&self, ino: Ino, local: bool) {
+        let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) else { return };
+        let may_be_mapped = local && {
+            let state = file.state.lock();
+            state.locals == 1 && state.kernel_writes && !state.gone
+        };
+        if !may_be_mapped || !self.is_still_mapped(&file) {
+            self.release_file(&file, local);
+        }
+    }
+
+    /// The same where the mount is not heard any more: what its programs still have of the file is theirs.
+    pub fn release_unheard(&self, ino: Ino, local: bool) {
+        if let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) {
+            self.release_file(&file, local);
+        }
+    }
+
+    /// The same of a file that nobody has mapped.
+    pub(super) fn release_file(&self, file: &Arc<CacheFile>, local: bool) {
+        let ino = file.number();
+        let mut state = file.state.lock();
+        state.opens = state.opens.saturating_sub(1);
+        if local {
+            state.locals = state.locals.saturating_sub(1);
+            self.counters.kernel_closed();
+            if state.locals == 0 && std::mem::take(&mut state.kernel_writes) {
+                self.counters.kernel_writes_one_less();
+                if let Ok(object) = self.flash.stat(file.ino) {
+                    state.has_seen(object.size_bytes);
+                }
+            }
+        }
+        if state.opens > 0 {
+            return;
+        }
+        file.set_source(None);
+        state.last_write = std::time::Instant::now();
+        drop(state);
+        if let Err(error) = self.give_room_back(file) {
+            tracing::warn!(%error, "room behind the end of a file stays taken until the next start");
+        }
+        let state = file.state.lock();
+        if state.opens > 0 {
+            return;
+        }
+        if state.record.is_dirty() {
+            drop(state);
+            self.drainer.closed(file);
+            return;
+        }
+        drop(state);
+        self.is_clean_again(ino);
+        let state = file.state.lock();
+        if state.opens > 0 || state.record.is_dirty() {
+            return;
+        }
+        if state.record.kept_as.is_some() {
+            drop(state);
+            if let Err(error) = self.release_kept(file) {
+                tracing::warn!(%error, "a name of ours stays on the PFS until the next start");
+            }
+        } else if let Err(error) = self.forget_empty(file, state) {
+            tracing::warn!(%error, "what is known of a file with no data here stays on flash");
+        }
+    }
+}

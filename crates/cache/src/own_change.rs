@@ -1,0 +1,111 @@
+//! Changes of PFS files by us, after which they still are what the base says.
+//!
+//! Invariant: the base's times follow a change only if the file was as it says right before; what somebody else did
+//! in between is seen by the next open. Called by `names`, `attrs`, and for names at another server by `data servers`.
+
+use super::CacheFs;
+use super::file::CacheFile;
+use super::record::Base;
+use forebay_credentials::acting::Who;
+use forebay_proto::{Ino, Result};
+use parking_lot::MutexGuard;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+impl CacheFs {
+    /// Does something to a PFS file that moves its ctime, and lets the base follow if the file was
+    /// as the base says before.
+    pub(super) fn own_change<T>(
+        &self,
+        file: Option<&Arc<CacheFile>>,
+        ino: Ino,
+        who: &Who,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(file) = file else { return change() };
+        let _meta = file.meta.lock();
+        self.own_change_locked(file, ino, who, change)
+    }
+
+    /// The same for what is done to the inode itself. It is opened with `meta` locked: a drain that put another inode under the
+    /// name after the look would leave the change on the one that goes.
+    pub(super) fn own_change_of_inode<T>(
+        &self,
+        file: Option<&Arc<CacheFile>>,
+        ino: Ino,
+        who: &Who,
+        change: impl FnOnce(BorrowedFd<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let _meta = file.map(|file| file.meta.lock());
+        let inode = self.open_node(ino, who)?;
+        match file {
+            Some(file) => self.change_and_follow(file, inode.as_fd(), || change(inode.as_fd())),
+            None => change(inode.as_fd()),
+        }
+    }
+
+    /// The same with the file's `meta` locked.
+    pub(super) fn own_change_locked<T>(
+        &self,
+        file: &Arc<CacheFile>,
+        ino: Ino,
+        who: &Who,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let inode = self.open_node(ino, who)?;
+        self.change_and_follow(file, inode.as_fd(), change)
+    }
+
+    /// The same with the PFS inode open.
+    fn change_and_follow<T>(
+        &self,
+        file: &Arc<CacheFile>,
+        inode: BorrowedFd<'_>,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let before = self.pfs.stat_fd(inode)?;
+        let done = change()?;
+        forebay_failpoint::step("a file's name or attributes are changed on the PFS");
+        // The change is made; if it cannot be looked at, the next open takes it for foreign.
+        if let Ok(after) = self.pfs.stat_fd(inode) {
+            self.follow_own_change(file, &Base::of(&before), &Base::of(&after))?;
+        }
+        Ok(done)
+    }
+
+    /// The base follows what we have changed, if the file was as it says before.
+    pub(super) fn follow_own_change(
+        &self,
+        file: &CacheFile,
+        before: &Base,
+        after: &Base,
+    ) -> Result<()> {
+        self.clocks.stamped(after.ctime);
+        let mut state = file.state.lock();
+        let base = state.record.base;
+        // What is dirty is not believed by its ctime.
+        let same_data = (base.size, base.mtime) == (before.size, before.mtime);
+        let held = same_data && (base.ctime == before.ctime || state.record.is_dirty());
+        if !held || base.size != after.size {
+            // Its data is somebody else's; whose it is we have said.
+            return match before.owner == after.owner {
+                true => Ok(()),
+                false => state.save(&self.flash, file, |record| record.base.owner = after.owner),
+            };
+        }
+        state.save(&self.flash, file, |record| {
+            record.base.mtime = after.mtime;
+            record.base.ctime = after.ctime;
+            record.base.owner = after.owner;
+        })
+    }
+}
+
+/// Locks the `meta` of the files of a rename, in an order that all threads have: two renames may have the
+/// same two files, one the other way round.
+pub(super) fn lock_metas(files: &[Option<Arc<CacheFile>>; 2]) -> Vec<MutexGuard<'_, ()>> {
+    let mut files: Vec<&Arc<CacheFile>> = files.iter().flatten().collect();
+    files.sort_by_key(|file| file.ino);
+    files.dedup_by_key(|file| file.ino);
+    files.into_iter().map(|file| file.meta.lock()).collect()
+}

@@ -1,0 +1,366 @@
+//! The start of a cache: is the PFS the one that the buffer was made over, and what did the last
+//! server leave?
+//!
+//! Invariant: nothing is drained, shown or dropped before both are known.
+
+use super::beside::names_on_record;
+use super::file::{CacheFile, FileState};
+use super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::pfs::Pfs;
+use super::{CONFIG_NAME, CacheFs, CacheOptions, Config, DRAINED_NAME};
+use forebay_credentials::acting::Who;
+use forebay_proto::control::ControlError;
+use forebay_proto::{Ino, Result};
+use forebay_store::flash::replace_file;
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Opens the PFS and compares it with what the buffer was made over. True if flash that survives
+/// a power cut may have met one; and the number in the names of ours on the PFS.
+pub(super) fn open_pfs(
+    dir: &Path,
+    options: &CacheOptions,
+    volatile: bool,
+) -> std::result::Result<(Pfs, bool, u64), ControlError> {
+    let known = load_config(dir)?;
+    let drained = dir.join(DRAINED_NAME);
+    match std::fs::remove_file(&drained) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(ControlError::io("remove", Some(&drained), &error));
+        }
+        _ => {}
+    }
+    let path = &options.pfs;
+    if let Some(known) = &known
+        && known.pfs != CacheFs::pfs_bytes(path)
+    {
+        let shows = OsStr::from_bytes(known.pfs.as_bytes());
+        let why = format!("the buffer there is a cache of {}", Path::new(shows).display());
+        return Err(ControlError::new("cache", Some(path), &why)
+            .errno(libc::EEXIST)
+            .hint("name that PFS directory, or unmount the buffer first"));
+    }
+    let identity = known.as_ref().map(|known| &known.identity);
+    let pfs = Pfs::open(path, identity).map_err(|e| {
+        let failed = ControlError::new("cache", Some(path), &e.to_string()).errno(e.0);
+        match e {
+            forebay_proto::Errno::ENODEV => ControlError {
+                why: "another file system is mounted there than when the buffer was made".into(),
+                ..failed
+            }
+            .hint("mount the PFS, then try again; dirty data stays on flash until then"),
+            _ => failed,
+        }
+    })?;
+    let boot_id = forebay_net::node::boot_id();
+    let power_cut = !volatile && known.as_ref().is_some_and(|k| k.boot_id != boot_id);
+    let token = match known.as_ref().map_or(0, |known| known.token) {
+        0 => token().map_err(|e| {
+            ControlError::new("get random bytes for", Some(dir), &e.to_string()).errno(e.0)
+        })?,
+        token => token,
+    };
+    let (identity, pfs_path) = (pfs.identity().clone(), CacheFs::pfs_bytes(path));
+    save_config(dir, &Config { pfs: pfs_path, identity, boot_id, token })?;
+    Ok((pfs, power_cut, token))
+}
+
+fn load_config(dir: &Path) -> std::result::Result<Option<Config>, ControlError> {
+    let path = dir.join(CONFIG_NAME);
+    match std::fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
+            ControlError::new("read what the cache shows from", Some(&path), &error.to_string())
+        }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ControlError::io("read what the cache shows from", Some(&path), &error)),
+    }
+}
+
+fn save_config(dir: &Path, config: &Config) -> std::result::Result<(), ControlError> {
+    let what = "write down what the cache shows in";
+    let text = serde_json::to_vec_pretty(config)
+        .map_err(|error| ControlError::new(what, Some(dir), &error.to_string()))?;
+    replace_file(dir, CONFIG_NAME, "cache.json.tmp", &text, what)
+}
+
+/// A number that no other cache has.
+fn token() -> Result<u64> {
+    Ok(forebay_net::random::nonzero_u64()?)
+}
+
+impl CacheFs {
+    /// Takes up what the last server left.
+    pub(super) fn recover(self: &Arc<Self>, power_cut: bool) -> Result<()> {
+        if power_cut {
+            self.flash.expect_lost_maps();
+        }
+        self.load_litter()?;
+        let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
+        let intents = self.flash.intents()?;
+        let made_empty = self.flash.take_made_empty();
+        self.settle_removals();
+        let mut ours = HashSet::new();
+        for (ino, record) in self.flash.all()? {
+            let key = record.key;
+            let is_dirty = record.is_dirty();
+            if power_cut && !is_dirty && record.kept_as.is_none() {
+                // Its data may not have reached flash; the PFS has it.
+                self.flash.remove(ino, key)?;
+                self.flash.release(ino);
+                dropped += 1;
+                continue;
+            }
+            ours.extend(names_on_record(&record));
+            let file = self.load(ino, Ino(0), record)?;
+            self.take_up_data(&file, power_cut, made_empty.contains(&ino))?;
+            let is_removed = is_dirty
+                && (file.state.lock().record.removed || self.take_up_names(&file, &intents)?);
+            match is_dirty {
+                false => clean += 1,
+                true if is_removed => {
+                    if let Err(error) = self.unlink_kept(&file) {
+                        tracing::warn!(%ino, %error, "a name of ours that a removed file had");
+                    }
+                    {
+                        let mut state = file.state.lock();
+                        state.save(&self.flash, &file, |record| record.removed = true)?;
+                        state.gone = true;
+                    }
+                    self.space.dropped(file.ino);
+                    if let Err(error) = self.end_lost(&file) {
+                        tracing::warn!(%ino, %error, "what is here of a removed file stays until the next start");
+                    }
+                    dropped += 1;
+                }
+                true => {
+                    dirty += 1;
+                    if let Some(number) = self.number_at_data_server(&file) {
+                        file.set_number(number);
+                    }
+                    self.take_up_drain(&file);
+                    self.take_up(&file)?;
+                }
+            }
+        }
+        if !intents.is_empty() {
+            self.flash.save_intents(&[])?;
+        }
+        self.take_up_litter(power_cut, &ours);
+        if dirty + clean + dropped > 0 {
+            tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");
+        }
+        Ok(())
+    }
+
+    /// Settles what is on flash of a file. `made_empty`: its object was missing.
+    fn take_up_data(&self, file: &Arc<CacheFile>, power_cut: bool, made_empty: bool) -> Result<()> {
+        if power_cut {
+            // A power cut may have made it shorter.
+            file.state.lock().seen_bytes = 0;
+        }
+        if made_empty && self.is_taken_away(file, power_cut) {
+            self.note_lost(file);
+        }
+        if self.data_is_lost(file)? {
+            return Ok(());
+        }
+        {
+            let mut state = file.state.lock();
+            if let Some(size) = state.record.truncating_to {
+                self.cut(file, &mut state, size)?;
+            }
+        }
+        self.drop_fresh(file)?;
+        if power_cut {
+            self.check_after_power_cut(file)?;
+        }
+        self.count_clean(file);
+        if !file.is_dirty() {
+            self.repair_clean(file)?;
+        }
+        if power_cut {
+            let size = self.flash.stat(file.ino)?.size_bytes;
+            file.state.lock().has_seen(size);
+        }
+        self.give_old_room_back(file)
+    }
+
+    /// A dirty file's object was not there. Before its first fsync a power cut may take it; all else is somebody's doing.
+    fn is_taken_away(&self, file: &CacheFile, power_cut: bool) -> bool {
+        let state = file.state.lock();
+        let is_synced = |(_, entry): (u64, Entry)| entry.has(bits::SYNCED);
+        let was_synced = state.record.whole || state.map.blocks().any(is_synced);
+        state.record.is_dirty() && (was_synced || !power_cut)
+    }
+
+    /// A dirty file of the last server: in the list, with a node if the PFS lets us find it.
+    fn take_up(self: &Arc<Self>, file: &Arc<CacheFile>) -> Result<()> {
+        if !self.has_names() {
+            return self.take_up_at_data_server(file);
+        }
+        let (path, writer) = {
+            let state = file.state.lock();
+            (state.record.path.as_bytes().to_vec(), state.record.writer.clone())
+        };
+        let who = Who::server();
+        let found = self.walk(&path, &who).or_else(|_| self.walk(&path, &writer));
+        if let Ok(ino) = found {
+            let key = file.state.lock().record.key;
+            if self.nodes.get(ino)?.key == key {
+                file.set_number(ino);
+                drop(self.nodes.attach(ino, file.clone())?);
+            }
+            let mut state = file.state.lock();
+            self.list_dirty(file, &mut state);
+            drop(state);
+            drop(self.nodes.forget(ino, 1));
+            return Ok(());
+        }
+        // Later, when it is looked up or drains by the path on record.
+        let mut state = file.state.lock();
+        self.list_dirty(file, &mut state);
+        Ok(())
+    }
+
+    /// The number of a file whose names are at another server. A drain that a kill cut may have brought it
+    /// another key before the record had it.
+    fn number_at_data_server(&self, file: &CacheFile) -> Option<Ino> {
+        if self.has_names() {
+            return None;
+        }
+        let state = file.state.lock();
+        let number = self.nodes.number(state.record.key);
+        number.or_else(|| self.nodes.number(state.record.drained_key()?))
+    }
+
+    /// The same where names are at another server: by its number, which this one has on record.
+    fn take_up_at_data_server(&self, file: &Arc<CacheFile>) -> Result<()> {
+        if let Some(ino) = self.number_at_data_server(file) {
+            file.set_number(ino);
+            drop(self.nodes.attach(ino, file.clone())?);
+        }
+        let mut state = file.state.lock();
+        self.list_dirty(file, &mut state);
+        Ok(())
+    }
+
+    /// What a write that a kill cut has put into blocks that were not here: nothing of it is left, or a fill,
+    /// which brings what the PFS has, would leave it behind the PFS file's end.
+    fn drop_fresh(&self, file: &CacheFile) -> Result<()> {
+        let mut state = file.state.lock();
+        for block in state.map.take_fresh() {
+            self.punch(file, &(block..block + 1))?;
+            self.flash.write_map(file.ino, block, &[0])?;
+        }
+        Ok(())
+    }
+
+    /// Takes the data of blocks off flash.
+    pub(super) fn punch(&self, file: &CacheFile, blocks: &Range<u64>) -> Result<()> {
+        let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+        let length = (blocks.end - blocks.start) * BLOCK_BYTES;
+        self.flash.fallocate(file.ino, punch, blocks.start * BLOCK_BYTES, length)
+    }
+
+    /// Gives back what is on no map. A power cut can have left data of writes of which the map has nothing any more, or
+    /// never had: what is not here, and not on the PFS, is zeros.
+    fn punch_what_is_not_here(&self, file: &CacheFile, state: &FileState) -> Result<()> {
+        let size = self.flash.stat(file.ino)?.size_bytes;
+        let end = size.div_ceil(BLOCK_BYTES);
+        let mut from = 0;
+        let here = state.map.blocks().map(|(block, _)| block).filter(|block| *block < end);
+        for block in here.chain([end]) {
+            if from < block {
+                self.punch(file, &(from..block))?;
+            }
+            from = block + 1;
+        }
+        Ok(())
+    }
+
+    /// A kill can have come between the record of a clean file and its size here; a name of ours
+    /// that it had while it was dirty may be left.
+    fn repair_clean(&self, file: &Arc<CacheFile>) -> Result<()> {
+        let size = file.state.lock().record.base.size;
+        let object = self.flash.stat(file.ino)?;
+        if object.size_bytes != size {
+            self.flash.truncate(file.ino, size)?;
+        }
+        let state = file.state.lock();
+        // A kill in a fill or an eviction leaves data that is on no map: nothing would ever evict it.
+        let has_more = object.blocks_512 * 512 > state.map.present() * BLOCK_BYTES;
+        if has_more && !state.record.whole {
+            self.punch_what_is_not_here(file, &state)?;
+        }
+        drop(state);
+        if let Err(error) = self.release_kept(file) {
+            tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS");
+        }
+        Ok(())
+    }
+
+    fn count_clean(&self, file: &CacheFile) {
+        let state = file.state.lock();
+        for (block, entry) in state.map.blocks() {
+            if entry.has(bits::PRESENT) && !entry.has(bits::DIRTY) {
+                self.space.came(file.ino, block * BLOCK_BYTES, u64::from(entry.len));
+            }
+        }
+    }
+
+    /// What of a dirty file survived a power cut. Clean blocks may not have; what was never
+    /// fsynced and is not whole is lost, as POSIX allows; what was fsynced, and written over since, is
+    /// what is there.
+    fn check_after_power_cut(&self, file: &CacheFile) -> Result<()> {
+        let mut state = file.state.lock();
+        if state.record.whole {
+            // The kernel wrote it; what is there now counts, and is read when it settles. All of it is
+            // dirty: the map may call a block clean as another one was drained since.
+            self.flash.clear_map(file.ino)?;
+            state.map.clear();
+            return Ok(());
+        }
+        let object = self.flash.stat(file.ino)?;
+        if !state.record.resized && object.size_bytes < state.record.base.size {
+            self.flash.truncate(file.ino, state.record.base.size)?;
+        }
+        let mut buffer = vec![0; BLOCK_BYTES as usize];
+        let blocks: Vec<(u64, Entry)> = state.map.blocks().collect();
+        let (mut lost, mut mixed) = (0, 0);
+        for (block, entry) in blocks {
+            let (dirty, synced) = (entry.has(bits::DIRTY), entry.has(bits::SYNCED));
+            let as_was = dirty && !entry.has(bits::OPEN) && {
+                let got = self.flash.read(file.ino, block * BLOCK_BYTES, &mut buffer)?;
+                got >= entry.len as usize && crc(&buffer[..entry.len as usize]) == entry.crc
+            };
+            if as_was || (dirty && synced && entry.has(bits::OPEN)) {
+                continue;
+            }
+            if dirty && synced {
+                // It was written over since its fsync, and that was not: of both there may be parts. Map and
+                // data go to flash in any order, so that its checksum may be of either.
+                mixed += 1;
+                state.put(&self.flash, file, block, &[entry.with(bits::OPEN)])?;
+                continue;
+            }
+            lost += u64::from(dirty);
+            state.put(&self.flash, file, block, &[Entry::default()])?;
+        }
+        self.punch_what_is_not_here(file, &state)?;
+        if mixed > 0 {
+            tracing::warn!(path = %state.record.path, blocks = mixed, "a power cut met blocks that were being written over");
+        }
+        if lost > 0 {
+            tracing::warn!(
+                path = %state.record.path,
+                blocks = lost,
+                "a power cut took writes that were never fsynced"
+            );
+        }
+        Ok(())
+    }
+}

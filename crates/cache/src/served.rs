@@ -1,0 +1,213 @@
+//! A cache behind sessions: what a server of several mounts needs besides `FileSystem`.
+//!
+//! Invariants: between the start of a server and the moment when the mounts of the last one have said what
+//! they hold, nothing that one of them may hold goes: their numbers are pinned, and the sessions let no
+//! call in that could drop data. Called by `session`.
+
+use super::CacheFs;
+use super::pfs::{errno, proc_path};
+use forebay_credentials::acting::Who;
+use forebay_interfaces::references::References;
+use forebay_proto::api::ops::*;
+use forebay_proto::attr::FileKind;
+use forebay_proto::net::session::ClientId;
+use forebay_proto::{Caller, Errno, Ino, Result};
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+impl CacheFs {
+    /// The mounts of the last server have said what they hold, or are away.
+    pub fn mounts_are_back(&self, away: &[ClientId]) {
+        self.nodes.end_restoring(away);
+        self.drainer.hold(false);
+        self.look_what_is_clean();
+    }
+
+    /// A mount's session has ended while it held these: it may come back for what has a name.
+    pub fn mount_left(&self, client: ClientId, inos: Vec<Ino>) {
+        self.nodes.left(&[client], inos);
+    }
+
+    /// A mount has said what it holds, or will not come back.
+    pub fn mount_is_back(&self, client: ClientId) {
+        self.nodes.is_back(client);
+    }
+
+    /// Looks which names were given that the last server was giving when it was killed.
+    pub(super) fn settle_moves(&self) {
+        let mut moved = self.nodes.moved();
+        // A name may be in a directory that was being moved too.
+        for _ in 0..moved.len() {
+            moved.retain(|(ino, parent, name, key)| {
+                let Ok(path) = self.path_below((*parent, name)) else { return true };
+                let is_there = self.pfs.stat(&path).is_ok_and(|stat| {
+                    // Its data server may have put another inode there, which it has told before.
+                    stat.key == *key || self.nodes.number(stat.key) == Some(*ino)
+                });
+                if is_there {
+                    self.nodes.name(*ino, *parent, name);
+                }
+                !is_there
+            });
+        }
+    }
+
+    /// An error if the names of an inode do not lead a requester to it.
+    pub fn may_reach(&self, caller: &Caller, ino: Ino) -> Result<()> {
+        if self.nodes.get(ino)?.held.is_some() {
+            return Err(Errno::ESTALE);
+        }
+        self.open_node(ino, &Who::of(caller)).map(drop)
+    }
+
+    /// An error if a requester may not look up names in a directory.
+    pub fn may_search(&self, caller: &Caller, ino: Ino) -> Result<()> {
+        let who = Who::of(caller);
+        let dir = self.open_dir(&who, ino, OFlags::PATH)?;
+        let _act = who.act()?;
+        self.pfs.stat_at(dir.as_fd(), b".").map(drop)
+    }
+
+    /// The buffer has so much room from now on.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.space.set_capacity(bytes);
+    }
+
+    /// A reference to an inode that a mount holds; false if it is not known.
+    pub fn take_reference(&self, ino: Ino) -> bool {
+        self.nodes.reference(ino)
+    }
+
+    /// ESTALE for a number that means nothing here.
+    pub fn must_be_known(&self, ino: Ino) -> Result<()> {
+        self.nodes.get(ino).map(|_| ())
+    }
+
+    /// What a name leads to, if a mount may know it. Its number has this name from now on: a rename that
+    /// a kill cut may have given it one that nobody noted.
+    pub fn peek(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Option<(Ino, FileKind)>> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let _settled = self.publishing.read_recursive();
+        let stat = {
+            let _act = who.act()?;
+            self.pfs.stat_at(dir.as_fd(), name)
+        };
+        match stat {
+            Ok(stat) => {
+                let ino = self.nodes.number(stat.key);
+                let ino = ino.inspect(|ino| self.nodes.name(*ino, parent, name));
+                Ok(ino.map(|ino| (ino, stat.kind())))
+            }
+            Err(Errno::ENOENT) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// An error if the PFS would not let a requester open this so.
+    pub fn may_open(&self, caller: &Caller, ino: Ino, access: u32) -> Result<()> {
+        let who = Who::of(caller);
+        let node = self.open_node(ino, &who)?;
+        let _act = who.act()?;
+        let flags = OFlags::from_bits_retain(access & libc::O_ACCMODE as u32);
+        let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let path = proc_path(node.as_fd(), b"");
+        rustix::fs::open(&path[..], flags, Mode::empty()).map(drop).map_err(errno)
+    }
+
+    /// True if there is such a name.
+    pub fn exists(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<bool> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let _act = who.act()?;
+        match self.pfs.stat_at(dir.as_fd(), name) {
+            Ok(_) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The object of an open file, for the kernel that has it already.
+    pub fn object(&self, ino: Ino) -> Result<Arc<File>> {
+        let file = self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)?;
+        Ok(Arc::new(self.flash.open(file.ino)?))
+    }
+
+    /// The inode on flash that has an open file's data, and the size of the file.
+    pub fn data_of(&self, ino: Ino) -> Result<(Ino, u64)> {
+        let file = self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)?;
+        Ok((file.ino, self.flash.stat(file.ino)?.size_bytes))
+    }
+
+    /// Opens that a mount has from before a restart of the server, or of its session. `local`: its
+    /// kernel has the object. `may_have_written`: and may have written it while nobody knew. True
+    /// if a kernel may be writing it; ESTALE if the file is gone.
+    pub fn reopen(
+        &self,
+        ino: Ino,
+        count: u64,
+        local: bool,
+        may_have_written: bool,
+    ) -> Result<bool> {
+        let known = self.nodes.get(ino)?;
+        if known.kind != FileKind::File {
+            return Err(Errno::ESTALE);
+        }
+        // The mount has it open whatever the metadata server knows; at the next start all counts as written.
+        let _writing = self.may_write(ino).inspect_err(|error| {
+            tracing::warn!(%ino, %error, "the metadata server does not hear that a file may be written");
+        });
+        let file = match known.file {
+            Some(file) => file,
+            None => {
+                let who = &known.who;
+                let fd = self.open_node(ino, &Who::server());
+                let fd = fd.or_else(|_| self.open_node(ino, who))?;
+                let stat = self.pfs.stat_fd(fd.as_fd())?;
+                self.attach(ino, &stat, who)?
+            }
+        };
+        let _meta = file.meta.lock();
+        let mut state = file.state.lock();
+        if state.gone {
+            return Err(Errno::ESTALE);
+        }
+        if may_have_written && !state.is_lost() {
+            // Read once at its close, as after any write by a kernel.
+            self.mark_dirty(&file, &mut state)?;
+            state.save(&self.flash, &file, |record| record.whole = true)?;
+            state.at_open = None;
+        }
+        state.opens += count;
+        if local {
+            state.locals += count;
+            state.maybe_in_kernel = true;
+            if may_have_written && !state.is_lost() {
+                self.kernel_may_write(&mut state);
+            }
+        }
+        Ok(state.record.whole)
+    }
+
+    /// How long what the PFS says may be believed, in milliseconds.
+    pub fn ttl_ms(&self) -> u64 {
+        self.options.ttl.as_millis() as u64
+    }
+}
+
+impl References for CacheFs {
+    fn take_reference(&self, ino: Ino) -> bool {
+        CacheFs::take_reference(self, ino)
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        NameOps::forget(self, ino, count);
+    }
+}

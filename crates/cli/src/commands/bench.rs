@@ -1,0 +1,459 @@
+//! `forebay bench`: load on any directory, measured so that the page cache cannot fool the reader.
+//!
+//! `bench_replay` has workload files and the patterns that are workloads. `bench ior` turns IOR's flags into a run of `forebay-loadgen`, and prints what came out. Notes about what the
+//! figures do not mean go to standard error, or into the JSON.
+
+use super::{bench_compare, bench_io500, bench_ior_json, bench_machine, bench_replay};
+use crate::args_bench::{BenchCommand, ContentArg, IorArgs};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
+use anyhow::Context;
+use forebay_loadgen::ior::{Ior, IorError, MpiIo, Progress};
+use forebay_loadgen::mpi;
+use forebay_loadgen::outcome::{Access, Phase, Run, table_head};
+use forebay_loadgen::replay::STOPPED;
+use forebay_loadgen::residency::Cache;
+use forebay_workload::content::Content;
+use forebay_workload::ior::{Order, Pattern, Reorder};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{IsTerminal, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Runs it; under an MPI launcher this process is one of the ranks, and rank 0 speaks for all.
+pub fn run(command: BenchCommand) -> Outcome {
+    let Some(world) = mpi::begin()? else { return dispatch(command) };
+    if world.rank() != 0 {
+        be_silent()?;
+    }
+    let alone = matches!(
+        command,
+        BenchCommand::Compare(_) | BenchCommand::Suite(_) | BenchCommand::Machine(_)
+    );
+    let outcome = match alone {
+        true => {
+            Err(Usage("it runs without a launcher: it starts its processes itself".into()).into())
+        }
+        false => dispatch(command),
+    };
+    let outcome = match outcome {
+        // Rank 0 tells what all ranks are told, and its exit code is that of the run. A launcher ends all ranks as soon as one
+        // exits with another code than 0: the words of rank 0 could be lost.
+        Err(error) if world.rank() != 0 && (error.is::<Usage>() || is_stop(&error)) => Ok(EXIT_OK),
+        Ok(_) if world.rank() != 0 => Ok(EXIT_OK),
+        outcome => outcome,
+    };
+    world.end();
+    outcome
+}
+
+fn is_stop(error: &anyhow::Error) -> bool {
+    error.to_string() == STOPPED
+}
+
+/// Standard output is rank 0's.
+fn be_silent() -> anyhow::Result<()> {
+    let none = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    // SAFETY: both are open descriptors; number 1 becomes the other's.
+    match unsafe { libc::dup2(none.as_raw_fd(), libc::STDOUT_FILENO) } {
+        -1 => Err(std::io::Error::last_os_error().into()),
+        _ => Ok(()),
+    }
+}
+
+/// A remark about the figures, said once.
+pub(super) fn note(text: &str) {
+    if mpi::is_first() {
+        eprintln!("forebay bench: note: {text}");
+    }
+}
+
+/// How many processes there are: as many as were asked for, or those of the launcher.
+pub(super) fn tasks(asked: u32) -> Result<u32, Usage> {
+    match mpi::world() {
+        Some(world) if asked > 1 && asked != world.size() => Err(Usage(format!(
+            "{asked} processes are asked for, and the launcher started {}",
+            world.size()
+        ))),
+        Some(world) => Ok(world.size()),
+        None => Ok(asked),
+    }
+}
+
+fn dispatch(command: BenchCommand) -> Outcome {
+    match command {
+        BenchCommand::Ior(args) => ior(&args),
+        BenchCommand::Run(args) => bench_replay::run(&args),
+        BenchCommand::Mdtest(args) => bench_replay::mdtest(&args),
+        BenchCommand::Checkpoint(args) => bench_replay::checkpoint(&args),
+        BenchCommand::OpTiming(args) => bench_replay::op_timing(&args),
+        BenchCommand::Reread(args) => bench_replay::reread(&args),
+        BenchCommand::Madbench(args) => bench_replay::madbench(&args),
+        BenchCommand::Netcdf(args) => bench_replay::netcdf(&args),
+        BenchCommand::Io500(args) => bench_io500::io500(&args),
+        BenchCommand::Compare(args) => bench_compare::compare(&args),
+        BenchCommand::Suite(args) => bench_compare::suite(&args),
+        BenchCommand::Machine(args) => bench_machine::machine(&args),
+    }
+}
+
+fn ior(args: &IorArgs) -> Outcome {
+    let options = Options::parse(&args.options)?;
+    let ior = plan(args, &options)?;
+    ior.pattern.check(ior.reads).map_err(|error| Usage(error.to_string()))?;
+    if args.show_offsets {
+        return show_offsets(&ior);
+    }
+    ior.check().map_err(usage)?;
+    make_log_dir(args.log.as_deref())?;
+    let mut notes = notes_before(args, &ior, &options);
+    let plain = !args.json && !args.csv;
+    if plain {
+        notes.iter().for_each(|text| note(text));
+        print!("{}", table_head());
+        std::io::stdout().flush()?;
+    }
+    let began_s = unix_s();
+    let mut display = Display { plain, bar: bar(args.quiet || !plain) };
+    let run = ior.run(&mut display)?;
+    display.bar.finish_and_clear();
+    let after = notes_after(&ior, &run);
+    if args.json {
+        notes.extend(after);
+        let printed = bench_ior_json::Printed {
+            args,
+            ior: &ior,
+            run: &run,
+            began_s,
+            finished_s: unix_s(),
+            notes: &notes,
+        };
+        print_json(&printed.json())?;
+    } else if args.csv {
+        print!("{}", run.csv());
+    } else {
+        if args.repetitions > 1 {
+            print!("\n{}", run.summary_table());
+        }
+        after.iter().for_each(|text| note(text));
+    }
+    std::io::stdout().flush()?;
+    let differences = run.differences();
+    if differences > 0 {
+        eprintln!(
+            "forebay bench: {differences} transfers did not read what was written (see above; -K keeps the files)"
+        );
+        return Ok(EXIT_FAILED);
+    }
+    Ok(EXIT_OK)
+}
+
+/// Wrong parameters end as wrong usage, all else as a failure.
+fn usage(error: IorError) -> anyhow::Error {
+    match error {
+        IorError::Pattern(_) | IorError::Refused(_) => Usage(error.to_string()).into(),
+        other => other.into(),
+    }
+}
+
+/// IOR's `-O`.
+#[derive(Debug, Default)]
+struct Options {
+    tasks_on_node_0: Option<u32>,
+    nodes: Option<u32>,
+    wear_out: bool,
+    status_file: Option<PathBuf>,
+    direct: bool,
+    per_transfer_csv: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(given: &[String]) -> Result<Options, Usage> {
+        let mut options = Options::default();
+        for text in given {
+            let (key, value) = text.split_once('=').ok_or_else(|| {
+                Usage(format!("-O {text}: expected KEY=VALUE, such as numTasksOnNode0=1"))
+            })?;
+            let number = || {
+                value
+                    .parse::<u32>()
+                    .map_err(|_| Usage(format!("-O {text}: expected a whole number")))
+            };
+            let at_least_1 = || match number()? {
+                0 => Err(Usage(format!("-O {text}: expected at least 1"))),
+                number => Ok(number),
+            };
+            match key.to_ascii_lowercase().as_str() {
+                "numtasksonnode0" => options.tasks_on_node_0 = Some(at_least_1()?),
+                "numnodes" => options.nodes = Some(at_least_1()?),
+                "stonewallingwearout" => options.wear_out = number()? != 0,
+                "stonewallingstatusfile" => options.status_file = Some(value.into()),
+                "useo_direct" => options.direct = number()? != 0,
+                "saveperopdatacsv" => options.per_transfer_csv = Some(value.into()),
+                _ => {
+                    return Err(Usage(format!(
+                        "-O {text}: expected one of numTasksOnNode0, numNodes, stoneWallingWearOut, stoneWallingStatusFile, useO_DIRECT, savePerOpDataCSV"
+                    )));
+                }
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn plan(args: &IorArgs, options: &Options) -> anyhow::Result<Ior> {
+    let tasks = tasks(args.tasks)?;
+    let mpi_io = args.api.eq_ignore_ascii_case("MPIIO");
+    if args.collective && !mpi_io {
+        return Err(Usage("-c: expected with -a MPIIO".into()).into());
+    }
+    let default_phases = !(args.write || args.read || args.write_check || args.read_check);
+    let write = args.write || default_phases;
+    if (args.read_check || args.write_check) && !write && args.seed.is_none() {
+        return Err(Usage(
+            "-R and -W without -w need the signature of the write: give -G to both".into(),
+        )
+        .into());
+    }
+    let real = mpi::world().map_or(tasks, mpi::World::tasks_on_node_0);
+    let tasks_on_node = options.tasks_on_node_0.unwrap_or(real);
+    let shift = args.task_per_node_offset.saturating_mul(tasks_on_node);
+    let reorder_seed = args.reorder_seed.unsigned_abs();
+    let reads = match (args.reorder, args.reorder_random) {
+        (true, _) => Reorder::Shift { shift },
+        (false, 0) => Reorder::Own,
+        (false, 1) => {
+            // As IOR: at most to the last node.
+            let offset = args.task_per_node_offset.min(options.nodes.unwrap_or(1) - 1);
+            Reorder::Draw { seed: reorder_seed, least: offset.saturating_mul(tasks_on_node) }
+        }
+        (false, _) => Reorder::Permute { seed: reorder_seed },
+    };
+    let mut pattern = Pattern {
+        tasks,
+        block_bytes: args.block_bytes,
+        transfer_bytes: args.transfer_bytes,
+        segments: args.segments,
+        file_per_process: args.file_per_process,
+        order: Order::Sequential,
+        order_seed: args.random_offset_seed.unwrap_or_else(drawn_seed),
+    };
+    pattern.order = match args.random_offset {
+        0 => Order::Sequential,
+        1 => Order::Shuffled,
+        _ => Order::Random { file_bytes: pattern.file_bytes().unwrap_or(u64::MAX) },
+    };
+    Ok(Ior {
+        pattern,
+        reads,
+        reads_change: args.reorder_seed < 0,
+        path: args.file.clone(),
+        write,
+        write_check: args.write_check,
+        read: args.read || default_phases,
+        read_check: args.read_check,
+        repetitions: args.repetitions,
+        delay: seconds("-d", args.delay_s)?,
+        time_limit: args.max_minutes.map(|minutes| seconds("-T", minutes * 60.0)).transpose()?,
+        content: match args.content {
+            ContentArg::Stamped => Content::Stamped,
+            ContentArg::Timestamp => Content::Timestamp,
+            ContentArg::Offset => Content::Offset,
+            ContentArg::Incompressible => Content::IorIncompressible,
+            ContentArg::Random => Content::Random,
+        },
+        seed: args.seed.unwrap_or_else(drawn_seed),
+        fsync: args.fsync,
+        fsync_per_write: args.fsync_per_write,
+        direct: args.direct || options.direct,
+        mpi_io: mpi_io.then_some(MpiIo { collective: args.collective }),
+        keep: args.keep,
+        keep_after_errors: args.keep_after_errors,
+        use_existing: args.use_existing,
+        overwrite: args.overwrite,
+        unique_dir: args.unique_dir,
+        multi_file: args.multi_file,
+        barriers: args.barriers,
+        deadline: match args.deadline_s {
+            Some(0.0) | None => None,
+            Some(given) => Some(seconds("-D", given)?),
+        },
+        wear_out: options.wear_out,
+        status_file: options.status_file.clone(),
+        hog_bytes: args.hog.as_deref().map_or(Ok(0), hog_bytes)?,
+        cold: args.cold,
+        per_transfer_csv: options.per_transfer_csv.clone(),
+        log: args.log.clone(),
+    })
+}
+
+/// Makes the directory of `--log`, once for all ranks.
+pub(super) fn make_log_dir(log: Option<&Path>) -> anyhow::Result<()> {
+    let Some(log) = log.filter(|_| mpi::is_first()) else { return Ok(()) };
+    std::fs::create_dir(log)
+        .with_context(|| format!("make the directory of the log, {}", log.display()))
+}
+
+fn seconds(flag: &str, given: f64) -> Result<Duration, Usage> {
+    Duration::try_from_secs_f64(given)
+        .map_err(|_| Usage(format!("{flag} {given}: expected a time of at least 0")))
+}
+
+/// A seed that differs from run to run, and is that of all ranks.
+pub(super) fn drawn_seed() -> u32 {
+    let own = own_seed();
+    let Some(world) = mpi::world() else { return own };
+    let told = world.of_rank_0(Ok(own.to_le_bytes().to_vec())).unwrap_or_default();
+    told.try_into().map_or(own, u32::from_le_bytes)
+}
+
+fn own_seed() -> u32 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (forebay_workload::random::mix(now.as_nanos() as u64 ^ u64::from(std::process::id())) >> 33)
+        as u32
+}
+
+/// `-M`: a size, or percent of the node's memory.
+fn hog_bytes(text: &str) -> anyhow::Result<u64> {
+    let total_bytes =
+        rustix::system::sysinfo().totalram as u64 * u64::from(rustix::system::sysinfo().mem_unit);
+    let bytes = match text.strip_suffix('%') {
+        Some(percent) => match percent.parse::<u64>() {
+            Ok(percent @ 0..=100) => total_bytes / 100 * percent,
+            _ => return Err(Usage(format!("-M {text}: expected 0% to 100%")).into()),
+        },
+        None => {
+            crate::args_bench::parse_size(text).map_err(|why| Usage(format!("-M {text}: {why}")))?
+        }
+    };
+    if bytes > total_bytes {
+        return Err(Usage(format!("-M {text}: the node has {total_bytes} bytes of memory")).into());
+    }
+    Ok(bytes)
+}
+
+fn show_offsets(ior: &Ior) -> Outcome {
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    writeln!(out, "access,rank,file,offset,bytes")?;
+    let phases = [
+        (ior.write, Access::Write),
+        (ior.write_check, Access::WriteCheck),
+        (ior.read, Access::Read),
+        (ior.read_check, Access::ReadCheck),
+    ];
+    for (_, access) in phases.into_iter().filter(|(wanted, _)| *wanted) {
+        for rank in 0..ior.pattern.tasks {
+            let part = match access {
+                Access::Write => rank,
+                _ => ior.pattern.read_rank(rank, ior.reads_of(0)),
+            };
+            let file = ior.file_of(if ior.pattern.file_per_process { part } else { 0 }, 0);
+            let mut walk = ior.pattern.walk(part);
+            for _ in 0..ior.pattern.transfers_of(part) {
+                let Some(offset) = walk.next_offset() else { break };
+                let bytes = ior.pattern.transfer_bytes;
+                writeln!(out, "{},{rank},{},{offset},{bytes}", access.word(), file.display())?;
+            }
+        }
+    }
+    out.flush()?;
+    Ok(EXIT_OK)
+}
+
+/// What the parameters alone tell.
+fn notes_before(args: &IorArgs, ior: &Ior, options: &Options) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Reorder::Shift { shift } = ior.reads {
+        if shift % ior.pattern.tasks == 0 && (ior.read || ior.read_check || ior.write_check) {
+            let node = if options.tasks_on_node_0.is_some() {
+                "that many tasks a node"
+            } else {
+                "one node"
+            };
+            notes.push(format!(
+                "-C with {node} shifts by {shift} of {} processes: each reads what it wrote itself. -O numTasksOnNode0=1 makes it read its neighbour's",
+                ior.pattern.tasks
+            ));
+        }
+    }
+    if args.content == ContentArg::Random && ior.write {
+        notes.push("-l r makes its bytes inside the timed loop, as IOR does: writes look slower than they are".into());
+    }
+    if args.content == ContentArg::Incompressible {
+        notes.push("-l i compresses (one word fills the block, as in IOR): a store that compresses looks faster than it is".into());
+    }
+    notes
+}
+
+/// What the page cache did to the figures.
+fn notes_after(ior: &Ior, run: &Run) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut once = |text: String| {
+        if !notes.contains(&text) {
+            notes.push(text);
+        }
+    };
+    for phase in &run.phases {
+        match (phase.access, phase.before, phase.after) {
+            (Access::Write, _, Cache::Seen(pages))
+                if pages.dirty.is_some_and(|dirty| dirty > 0) =>
+            {
+                once("the write's time ended before all its data was on the device (-e puts an fsync into it)".into());
+            }
+            (Access::Read | Access::ReadCheck, Some(Cache::Seen(pages)), _)
+                if pages.resident > 0 && !ior.direct =>
+            {
+                once("the read came at least in part from the page cache, not from the device (--cold empties it before)".into());
+            }
+            (Access::Read | Access::ReadCheck, Some(Cache::Unseen), _) => {
+                once("the file system may have a cache that this node cannot see: whether reads were cold is not known".into());
+            }
+            _ => {}
+        }
+    }
+    notes
+}
+
+/// The bar, and the table's lines as phases end.
+struct Display {
+    plain: bool,
+    bar: ProgressBar,
+}
+
+impl Progress for Display {
+    fn begin(&mut self, access: Access, repetition: u32, total_bytes: u64) {
+        self.bar.reset();
+        self.bar.set_length(total_bytes);
+        self.bar.set_message(format!("{} {repetition}", access.word()));
+    }
+
+    fn moved(&mut self, bytes: u64) {
+        self.bar.set_position(bytes);
+    }
+
+    fn end(&mut self, phase: &Phase) {
+        if self.plain {
+            self.bar.suspend(|| {
+                print!("{}", phase.table_line());
+                // A reader that went away ends the process by itself.
+                let _ = std::io::stdout().flush();
+            });
+        }
+    }
+}
+
+pub(super) fn bar(hidden: bool) -> ProgressBar {
+    let bar = ProgressBar::no_length();
+    if hidden || !mpi::is_first() || !std::io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    let style = "{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}";
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,350 @@
+//! `forebay bench suite CACHE --suite dw-caching`: after a write into a cache that drains later, the buffer has all of it and the
+//! PFS 0 bytes; then it drains, and the PFS has all of it and the buffer owes nothing. Both sides are looked at all the
+//! time; the result is a table, a figure over time, and an exit code.
+//!
+//! Invariants: all happens in one new directory of the cache, which is removed at the end; its policy is `never` until the
+//! drain is asked for. What the PFS has is what its own `stat` says, not what the cache says.
+
+use super::bench::drawn_seed;
+use super::bench_common::{OwnDir, WorkloadFile, processes};
+use crate::args_compare::SuiteArgs;
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
+use anyhow::{Context, bail};
+use forebay_client::Control;
+use forebay_plot_page::{Axis, Chart, Page, Series, Shape, Unit};
+use forebay_proto::cache::{CacheRequest, TreeState};
+use forebay_proto::control::PathBytes;
+use forebay_proto::size::format_bytes as shown;
+use forebay_workload::language::Workload;
+use forebay_workload::patterns::suites;
+use serde_json::json;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Between two looks at both sides.
+const LOOK: Duration = Duration::from_millis(20);
+/// Most looks that are kept: every other one goes when there are more.
+const LOOKS_MAX: usize = 4_096;
+/// When the files of a directory drain.
+const DRAIN: &str = "user.forebay.drain";
+
+/// A look at both sides.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    at_s: f64,
+    /// Bytes that the PFS has, of the directory.
+    pfs_bytes: u64,
+    /// Bytes that only the buffer has.
+    buffer_bytes: u64,
+}
+
+/// Both sides of a directory of a cache.
+struct Sides {
+    control: Mutex<Control>,
+    in_buffer: PathBytes,
+    on_pfs: PathBuf,
+    begun: Instant,
+    looks: Mutex<Vec<Look>>,
+}
+
+impl Sides {
+    fn state(&self) -> anyhow::Result<TreeState> {
+        let mut control = self.control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Ok(control.cache_tree(CacheRequest::State { path: self.in_buffer.clone() })?)
+    }
+
+    fn look(&self) -> anyhow::Result<Look> {
+        let look = Look {
+            at_s: self.begun.elapsed().as_secs_f64(),
+            pfs_bytes: bytes_below(&self.on_pfs)?,
+            buffer_bytes: self.state()?.dirty_bytes,
+        };
+        let mut looks = self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        looks.push(look);
+        if looks.len() > LOOKS_MAX {
+            let mut keep = false;
+            looks.retain(|_| {
+                keep = !keep;
+                keep
+            });
+        }
+        Ok(look)
+    }
+
+    /// Looks on and on beside some work.
+    fn beside<T>(&self, work: impl FnOnce() -> T) -> T {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Acquire) {
+                    // A look that fails is one point less; the last ones are made again, and told.
+                    let _ = self.look();
+                    std::thread::sleep(LOOK);
+                }
+            });
+            let done = work();
+            over.store(true, Ordering::Release);
+            done
+        })
+    }
+}
+
+/// Bytes of all files below a directory; of those that go meanwhile none.
+fn bytes_below(dir: &Path) -> anyhow::Result<u64> {
+    let mut sum = 0;
+    let mut waiting = vec![dir.to_path_buf()];
+    while let Some(one) = waiting.pop() {
+        let entries = match std::fs::read_dir(&one) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            entries => entries.with_context(|| format!("list {}", one.display()))?,
+        };
+        for entry in entries.filter_map(Result::ok) {
+            match entry.metadata() {
+                Ok(meta) if meta.is_dir() => waiting.push(entry.path()),
+                // What lies there, not what a size promises.
+                Ok(meta) => sum += meta.len().min(meta.blocks() * 512),
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(sum)
+}
+
+fn shown_rate(bytes_per_s: f64) -> String {
+    format!("{}/s", shown(bytes_per_s as u64))
+}
+
+/// What came of a number of processes.
+struct Row {
+    tasks: u32,
+    bytes: u64,
+    write_s: f64,
+    raw_s: f64,
+    drain_s: f64,
+    before: Look,
+    after: Look,
+    looks: Vec<Look>,
+    drain_from_s: f64,
+}
+
+impl Row {
+    /// The PFS had nothing, and the buffer all, and then the other way round.
+    fn holds(&self) -> bool {
+        self.before.pfs_bytes == 0
+            && self.before.buffer_bytes == self.bytes
+            && self.after.pfs_bytes >= self.bytes
+            && self.after.buffer_bytes == 0
+    }
+}
+
+/// Runs it.
+pub fn suite(args: &SuiteArgs) -> Outcome {
+    if args.how.threads {
+        return Err(Usage("--threads: this suite has threads of its own".into()).into());
+    }
+    let mut rows = Vec::new();
+    for tasks in &args.tasks {
+        rows.push(row(args, *tasks)?);
+    }
+    if let Some(file) = &args.html {
+        std::fs::write(file, page(args, &rows).html())
+            .with_context(|| format!("write {}", file.display()))?;
+    }
+    if args.how.json {
+        print_json(&as_json(args, &rows))?;
+    } else {
+        print!("{}", table(&rows));
+    }
+    match rows.iter().find(|row| !row.holds()) {
+        None => Ok(EXIT_OK),
+        Some(row) => {
+            eprintln!(
+                "forebay bench: {} processes: after the write the PFS has {} and the buffer {} of {}; after the drain the PFS has {} and the buffer still owes {}",
+                row.tasks,
+                shown(row.before.pfs_bytes),
+                shown(row.before.buffer_bytes),
+                shown(row.bytes),
+                shown(row.after.pfs_bytes),
+                shown(row.after.buffer_bytes)
+            );
+            Ok(EXIT_FAILED)
+        }
+    }
+}
+
+fn row(args: &SuiteArgs, tasks: u32) -> anyhow::Result<Row> {
+    let workload = suites::caching(args.how.seed.unwrap_or_else(drawn_seed), tasks, args.bytes)
+        .map_err(|refused| Usage(refused.to_string()))?;
+    let raw_dir = OwnDir::make(&args.raw, false)?;
+    let (raw_s, _) = write(&workload, raw_dir.path())?;
+    raw_dir.remove()?;
+    let own = OwnDir::make(&args.dir, false)?;
+    let (control, place) = Control::connect_path(own.path())
+        .with_context(|| format!("{}: it must lie in a mounted cache", args.dir.display()))?;
+    let name = own.path().file_name().context("the directory has no name")?;
+    let on_pfs = args.raw.join(name);
+    if !on_pfs.is_dir() {
+        bail!(
+            "{}: --raw must be the directory of the PFS that {} shows: nothing of what is made in one is in the other",
+            args.raw.display(),
+            args.dir.display()
+        );
+    }
+    let sides = Sides {
+        control: Mutex::new(control),
+        in_buffer: PathBytes::new(place.path_in_buffer.as_os_str().as_bytes()),
+        on_pfs,
+        begun: Instant::now(),
+        looks: Mutex::default(),
+    };
+    sides.state().context("it is no cache")?;
+    policy(own.path(), "never")?;
+    let (write_s, bytes) = sides.beside(|| write(&workload, own.path()))?;
+    let before = sides.look()?;
+    let drain_from_s = sides.begun.elapsed().as_secs_f64();
+    let drained = sides.beside(|| drain(&sides));
+    let drain_s = sides.begun.elapsed().as_secs_f64() - drain_from_s;
+    drained?;
+    let after = sides.look()?;
+    policy(own.path(), "idle")?;
+    let looks = sides.looks.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    own.remove()?;
+    Ok(Row { tasks, bytes, write_s, raw_s, drain_s, before, after, looks, drain_from_s })
+}
+
+/// Writes by another process of this program, so that this one may have threads that look on; seconds and bytes.
+fn write(workload: &Workload, dir: &Path) -> anyhow::Result<(f64, u64)> {
+    let file = WorkloadFile::make(workload)?;
+    let mut command = std::process::Command::new("/proc/self/exe");
+    command.args(["bench", "run", "--json", "--keep", "--no-cache-look"]).arg(file.path()).arg(dir);
+    command.env(forebay_loadgen::mpi::VARIABLE, "off");
+    let output = command.output().context("start forebay bench run")?;
+    if !output.status.success() {
+        bail!("the write failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let told: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("read what forebay bench run said")?;
+    let phases = told["phases"].as_array().context("it said nothing of phases")?;
+    let sum = |key: &str| phases.iter().filter_map(|phase| phase[key].as_f64()).sum::<f64>();
+    Ok((sum("time_s"), sum("written_bytes") as u64))
+}
+
+fn policy(dir: &Path, policy: &str) -> anyhow::Result<()> {
+    use rustix::fs::XattrFlags;
+    rustix::fs::setxattr(dir, DRAIN, policy.as_bytes(), XattrFlags::empty())
+        .with_context(|| format!("set {DRAIN} of {} to {policy}", dir.display()))
+}
+
+/// Asks for the drain, and waits for its end.
+fn drain(sides: &Sides) -> anyhow::Result<()> {
+    {
+        let mut control = sides.control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        control.cache_tree(CacheRequest::Flush { path: sides.in_buffer.clone() })?;
+    }
+    loop {
+        let state = sides.state()?;
+        if state.is_durable() {
+            return Ok(());
+        }
+        if state.failed + state.conflicts > 0 {
+            bail!("a file could not be drained: `forebay status` of it says why");
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:>5} {:>10} {:>26} {:>26} {:>13} {:>13} {:>13}  {}\n",
+        "procs",
+        "written",
+        "PFS, buffer after write",
+        "PFS, buffer after drain",
+        "into cache",
+        "into PFS",
+        "drain",
+        ""
+    );
+    for row in rows {
+        let pair = |look: &Look| format!("{}, {}", shown(look.pfs_bytes), shown(look.buffer_bytes));
+        let rate = |seconds: f64| shown_rate(row.bytes as f64 / seconds.max(1e-9));
+        text.push_str(&format!(
+            "{:>5} {:>10} {:>26} {:>26} {:>13} {:>13} {:>13}  {}\n",
+            row.tasks,
+            shown(row.bytes),
+            pair(&row.before),
+            pair(&row.after),
+            rate(row.write_s),
+            rate(row.raw_s),
+            rate(row.drain_s),
+            if row.holds() { "as it should be" } else { "NOT as it should be" }
+        ));
+    }
+    text
+}
+
+fn as_json(args: &SuiteArgs, rows: &[Row]) -> serde_json::Value {
+    let look = |look: &Look| json!({ "at_s": look.at_s, "pfs_bytes": look.pfs_bytes, "buffer_bytes": look.buffer_bytes });
+    let rows: Vec<serde_json::Value> = rows
+        .iter()
+        .map(|row| {
+            json!({
+                "processes": row.tasks,
+                "bytes": row.bytes,
+                "write_s": row.write_s,
+                "raw_write_s": row.raw_s,
+                "drain_s": row.drain_s,
+                "after_write": look(&row.before),
+                "after_drain": look(&row.after),
+                "holds": row.holds(),
+                "looks": row.looks.iter().map(look).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    json!({
+        "Version": env!("CARGO_PKG_VERSION"),
+        "suite": "dw-caching",
+        "cache": args.dir.display().to_string(),
+        "pfs": args.raw.display().to_string(),
+        "rows": rows,
+    })
+}
+
+fn page(args: &SuiteArgs, rows: &[Row]) -> Page {
+    let mut page = Page::new("Where the bytes are after a cached write");
+    page.fact(format!("cache {}, PFS {}", args.dir.display(), args.raw.display()));
+    for row in rows {
+        let section = page.section(format!("{}, {}", processes(row.tasks), shown(row.bytes)));
+        let mut chart = Chart::new(
+            "Bytes on the PFS, and bytes that only the buffer has",
+            Axis::new("time", Unit::Seconds),
+            Axis::new("bytes", Unit::Bytes),
+        );
+        let points = |value: fn(&Look) -> u64| {
+            row.looks.iter().map(|look| (look.at_s, value(look) as f64)).collect()
+        };
+        let on_pfs = points(|look| look.pfs_bytes);
+        let in_buffer = points(|look| look.buffer_bytes);
+        chart.series.push(Series::line("buffer", in_buffer).shape(Shape::Area).colour(0));
+        chart.series.push(Series::line("PFS", on_pfs).shape(Shape::Area).colour(1));
+        let drain = forebay_plot_page::Mark { at: row.drain_from_s, text: "drain begins".into() };
+        chart.marks.push(drain);
+        chart.note = format!(
+            "After the write the PFS has {}, the buffer {}; after the drain {} and {}. Into the cache at {}, into the PFS itself at {}, drained at {}.",
+            shown(row.before.pfs_bytes),
+            shown(row.before.buffer_bytes),
+            shown(row.after.pfs_bytes),
+            shown(row.after.buffer_bytes),
+            shown_rate(row.bytes as f64 / row.write_s.max(1e-9)),
+            shown_rate(row.bytes as f64 / row.raw_s.max(1e-9)),
+            shown_rate(row.bytes as f64 / row.drain_s.max(1e-9))
+        );
+        section.chart(chart);
+    }
+    page.footer("Made by forebay bench suite --suite dw-caching. docs/BENCH.md.");
+    page
+}

@@ -1,0 +1,146 @@
+//! What the patterns of `forebay bench` and `forebay sim check` have in common: the directory of a run, a workload in a file, and
+//! the bar of a replay.
+//!
+//! Invariant: a run makes one new directory below DIR and removes it at its end, also after a failure; nothing else there is
+//! touched.
+
+use super::bench::drawn_seed;
+use anyhow::{Context, bail};
+use forebay_loadgen::mpi;
+use forebay_loadgen::replay::{Progress, STOPPED};
+use forebay_workload::language::Workload;
+use indicatif::ProgressBar;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// The directory of a run.
+pub(super) struct OwnDir {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl OwnDir {
+    /// Makes it; under a launcher rank 0 does, and removes it.
+    pub(super) fn make(dir: &Path, keep: bool) -> anyhow::Result<OwnDir> {
+        let Some(world) = mpi::world() else { return OwnDir::make_here(dir, keep) };
+        let made = match world.rank() {
+            0 => Some(OwnDir::make_here(dir, keep)),
+            _ => None,
+        };
+        if let Some(Ok(own)) = made.as_ref().filter(|_| !keep) {
+            let path = own.path.clone();
+            // What is left then is told by the error.
+            mpi::before_abort(move || drop(std::fs::remove_dir_all(path)));
+        }
+        let told = match &made {
+            Some(Ok(own)) => Ok(own.path.as_os_str().as_bytes().to_vec()),
+            Some(Err(error)) => Err(format!("{error:#}")),
+            None => Ok(Vec::new()),
+        };
+        let told = world.of_rank_0(told);
+        match (made, told) {
+            (Some(made), _) => made,
+            (None, Ok(path)) => {
+                Ok(OwnDir { path: PathBuf::from(OsString::from_vec(path)), keep: true })
+            }
+            (None, Err(_)) => bail!(STOPPED),
+        }
+    }
+
+    fn make_here(dir: &Path, keep: bool) -> anyhow::Result<OwnDir> {
+        let dir = std::fs::canonicalize(dir).with_context(|| format!("find {}", dir.display()))?;
+        let path = dir.join(format!("forebay-bench.{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
+        Ok(OwnDir { path, keep })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn remove(mut self) -> anyhow::Result<()> {
+        if !self.keep {
+            // What fails now is told; the drop would only try again.
+            self.keep = true;
+            std::fs::remove_dir_all(&self.path)
+                .with_context(|| format!("remove {}", self.path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OwnDir {
+    fn drop(&mut self) {
+        if !self.keep {
+            if let Err(error) = std::fs::remove_dir_all(&self.path) {
+                eprintln!(
+                    "forebay bench: remove {}: {error}: remove it by hand",
+                    self.path.display()
+                );
+            }
+        }
+    }
+}
+
+/// A workload in a file, which goes with it.
+pub(super) struct WorkloadFile(PathBuf);
+
+impl WorkloadFile {
+    /// Makes it.
+    pub(super) fn make(workload: &Workload) -> anyhow::Result<WorkloadFile> {
+        let name = format!("forebay-bench.{}.{}.toml", std::process::id(), drawn_seed());
+        let path = std::env::temp_dir().join(name);
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .with_context(|| format!("make {}", path.display()))?;
+        let made = WorkloadFile(path);
+        std::io::Write::write_all(&mut file, workload.to_toml().as_bytes())
+            .with_context(|| format!("write {}", made.0.display()))?;
+        Ok(made)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for WorkloadFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The bar of a replay.
+pub(super) struct Display(ProgressBar);
+
+impl Display {
+    /// On this bar.
+    pub(super) fn new(bar: ProgressBar) -> Display {
+        Display(bar)
+    }
+
+    /// Takes it off the terminal.
+    pub(super) fn end(self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl Progress for Display {
+    fn begin(&mut self, total_bytes: u64) {
+        self.0.reset();
+        self.0.set_length(total_bytes);
+        self.0.set_message("replay");
+    }
+
+    fn moved(&mut self, bytes: u64) {
+        self.0.set_position(bytes);
+    }
+}
+
+/// So many of them, in words.
+pub(super) fn processes(number: u32) -> String {
+    if number == 1 { "1 process".into() } else { format!("{number} processes") }
+}

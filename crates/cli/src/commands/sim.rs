@@ -1,0 +1,319 @@
+//! `forebay sim`: simulations of machines with burst buffers. `forebay-sim` does them; here are arguments and tables.
+
+use super::sim_check;
+use crate::args_sim::{
+    HowArgs, MachineArgs, SimCommand, SimCompareArgs, SimExplainArgs, SimFigureArgs,
+    SimMachineArgs, SimPholdArgs, SimRunArgs, SimSizeArgs, SimSweepArgs, SimValidateArgs,
+    SimulationArgs, WorkloadArgs,
+};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
+use anyhow::Context;
+use forebay_sim::machine::Machine;
+use forebay_sim::model::{self, Options};
+use forebay_sim::program::Program;
+use forebay_sim::{
+    compare, explain, page, parallel, presets, report, settings, size, study, sweep, validate,
+};
+use forebay_sim_engine::ladder::Ladder;
+use forebay_sim_engine::phold::Phold;
+use forebay_sim_engine::queue::Heap;
+use forebay_workload::ior::{Order, Pattern, Reorder};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use std::io::IsTerminal;
+use std::path::Path;
+
+/// Runs it.
+pub fn run(command: SimCommand) -> Outcome {
+    match command {
+        SimCommand::Run(args) => simulate(&args),
+        SimCommand::Validate(args) => hold_against_targets(&args),
+        SimCommand::Explain(args) => explain_phases(&args),
+        SimCommand::Sweep(args) => sweep_keys(&args),
+        SimCommand::Size(args) => size_buffer(&args),
+        SimCommand::Compare(args) => compare_places(&args),
+        SimCommand::Check(args) => sim_check::check(&args),
+        SimCommand::Calibrate(args) => sim_check::calibrate(&args),
+        SimCommand::Figure(args) => figure(&args),
+        SimCommand::Phold(args) => phold(&args),
+        SimCommand::Machine(args) => machines(&args),
+    }
+}
+
+/// The machine that is meant, with what was set.
+fn machine(args: &MachineArgs) -> anyhow::Result<Machine> {
+    let (path, text, _) = presets::load(&args.machine)?;
+    Ok(settings::machine(&path, &text, &args.set)?)
+}
+
+/// The program that is meant: a workload file, or IOR's parameters.
+fn program(args: &WorkloadArgs, machine: &Machine) -> anyhow::Result<Program> {
+    if let Some(path) = &args.workload {
+        return Ok(presets::program(path)?);
+    }
+    let pattern = Pattern {
+        tasks: args.tasks,
+        block_bytes: args.block_bytes,
+        transfer_bytes: args.transfer_bytes,
+        segments: args.segments,
+        file_per_process: args.file_per_process,
+        order: Order::Sequential,
+        order_seed: 0,
+    };
+    pattern.check(Reorder::Own).map_err(|error| Usage(error.to_string()))?;
+    let per_node = args.processes_per_node.unwrap_or(machine.compute.processes_per_node);
+    Ok(Program::ior(&pattern, per_node))
+}
+
+fn options(args: &HowArgs) -> Options {
+    let options = Options { seed: args.seed, ..Options::default() };
+    if args.coarse { options.coarse() } else { options }
+}
+
+/// What is simulated, and how.
+fn simulation(args: &SimulationArgs) -> anyhow::Result<(Machine, Program, Options)> {
+    let machine = machine(&args.machine)?;
+    let program = program(&args.workload, &machine)?;
+    Ok((machine, program, options(&args.how)))
+}
+
+fn simulate(args: &SimRunArgs) -> Outcome {
+    check_page(args.html.as_deref())?;
+    let (machine, program, options) = simulation(&args.simulation)?;
+    let options = Options { decisions: args.decisions, ..options };
+    let explained = explain::explain(&machine, &program, &options)?;
+    write_page(args.html.as_deref(), || page::run(&explained, &machine))?;
+    let outcome = explained.outcome;
+    if args.json {
+        print_json(&outcome)?;
+    } else {
+        print!("{}", report::text(&outcome));
+    }
+    Ok(EXIT_OK)
+}
+
+fn hold_against_targets(args: &SimValidateArgs) -> Outcome {
+    let report =
+        with_bar(args.json, |progress| validate::validate(args.threads.count(), progress))?;
+    let met = report.met();
+    if args.json {
+        let mut shown = serde_json::to_value(&report)?;
+        shown["met"] = met.into();
+        print_json(&shown)?;
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(if met { EXIT_OK } else { EXIT_FAILED })
+}
+
+fn machines(args: &SimMachineArgs) -> Outcome {
+    match &args.name {
+        Some(name) => {
+            let (_, text, machine) = presets::load(name)?;
+            match args.json {
+                true => print_json(&machine)?,
+                false => print!("{text}"),
+            }
+        }
+        None => {
+            let mut listed = Vec::new();
+            for (name, _) in presets::MACHINES {
+                let (.., machine) = presets::load(name)?;
+                listed.push((name, machine.about));
+            }
+            if args.json {
+                let machines: Vec<_> = listed
+                    .iter()
+                    .map(|(name, about)| json!({ "name": name, "about": about }))
+                    .collect();
+                print_json(&json!({ "machines": machines }))?;
+            } else {
+                let rows: Vec<Vec<String>> =
+                    listed.into_iter().map(|(name, about)| vec![name.into(), about]).collect();
+                print!("{}", forebay_sim::text::table(&rows, &[]));
+            }
+        }
+    }
+    Ok(EXIT_OK)
+}
+
+fn explain_phases(args: &SimExplainArgs) -> Outcome {
+    let (machine, program, options) = simulation(&args.simulation)?;
+    let explained = explain::explain(&machine, &program, &options)?;
+    match args.json {
+        true => print_json(&explained)?,
+        false => print!("{}", explain::text(&explained)),
+    }
+    Ok(EXIT_OK)
+}
+
+fn sweep_keys(args: &SimSweepArgs) -> Outcome {
+    check_page(args.html.as_deref())?;
+    let (path, text, _) = presets::load(&args.simulation.machine.machine)?;
+    let of_processes = args.over.iter().any(|range| range.key == "processes");
+    if of_processes && args.simulation.workload.workload.is_some() {
+        return Err(Usage("--over processes: a workload file says how many processes there are; expected IOR's parameters".into()).into());
+    }
+    let made = |machine: &Machine, processes: Option<u32>| {
+        let tasks = processes.unwrap_or(args.simulation.workload.tasks);
+        let workload = WorkloadArgs { tasks, ..args.simulation.workload.clone() };
+        program(&workload, machine).map_err(|error| format!("{error:#}"))
+    };
+    let question = sweep::Question {
+        machine: (&path, &text),
+        set: &args.simulation.machine.set,
+        ranges: &args.over,
+        program: &made,
+        options: options(&args.simulation.how),
+    };
+    let swept = with_bar(args.json || args.csv, |progress| {
+        sweep::sweep(&question, args.threads.count(), progress)
+    })?;
+    write_page(args.html.as_deref(), || page::sweep(&swept, &args.simulation.machine.machine))?;
+    if args.json {
+        print_json(&swept)?;
+    } else if args.csv {
+        print!("{}", forebay_sim::text::csv(&swept.rows(false)));
+    } else {
+        print!("{}", forebay_sim::text::table(&swept.rows(true), &[]));
+    }
+    let failed = swept.points.iter().all(|point| point.error.is_some());
+    Ok(if failed { EXIT_FAILED } else { EXIT_OK })
+}
+
+fn size_buffer(args: &SimSizeArgs) -> Outcome {
+    check_page(args.html.as_deref())?;
+    let (machine, program, options) = simulation(&args.simulation)?;
+    let wish = size::Wish {
+        stall_probability: args.stall_probability,
+        seeds: args.seeds,
+        jitter: args.jitter,
+        slowdown: args.slowdown,
+    };
+    let sizing = with_bar(args.json || args.csv, |progress| {
+        size::size(&machine, &program, options, wish, args.threads.count(), progress)
+    })?;
+    if let Some(path) = &args.html {
+        let outcome = model::run(&machine, &program, &options)?;
+        write_page(Some(path), || page::size(&sizing, &machine, &outcome))?;
+    }
+    if args.json {
+        print_json(&sizing)?;
+    } else if args.csv {
+        print!("{}", forebay_sim::text::csv(&size::rows(&sizing)));
+    } else {
+        print!("{}", size::text(&sizing));
+    }
+    Ok(EXIT_OK)
+}
+
+fn compare_places(args: &SimCompareArgs) -> Outcome {
+    let (machine, program, options) = simulation(&args.simulation)?;
+    let compared = with_bar(args.json || args.csv, |progress| {
+        compare::compare(&machine, &program, &options, args.threads.count(), progress)
+    })?;
+    if args.json {
+        print_json(&json!({ "variants": compared }))?;
+    } else if args.csv {
+        print!("{}", forebay_sim::text::csv(&compare::rows(&compared, false)));
+    } else {
+        print!("{}", forebay_sim::text::table(&compare::rows(&compared, true), &[]));
+    }
+    Ok(EXIT_OK)
+}
+
+fn figure(args: &SimFigureArgs) -> Outcome {
+    check_page(args.html.as_deref())?;
+    let figure =
+        with_bar(args.json || args.csv, |progress| study::figure(args.threads.count(), progress))?;
+    write_page(args.html.as_deref(), || page::figure(&figure, &study::intrepid()))?;
+    if args.json {
+        print_json(&figure)?;
+    } else if args.csv {
+        print!("{}", forebay_sim::text::csv(&figure.rows(false)));
+    } else {
+        print!("{}", forebay_sim::text::table(&figure.rows(true), &[0, 1, 2, 3, 4, 5, 6]));
+    }
+    Ok(EXIT_OK)
+}
+
+/// CPU time of this thread, in seconds.
+fn cpu_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+fn phold(args: &SimPholdArgs) -> Outcome {
+    let mut rows = vec![["processes", "queue", "million events/s"].map(String::from).to_vec()];
+    let mut measured = Vec::new();
+    for &processes in &args.processes {
+        let run = Phold { processes, events: args.events, remote: 0.25, seed: 1 };
+        let mut checksums = Vec::new();
+        let mut add = |queue: &'static str, of: &dyn Fn() -> forebay_sim_engine::phold::Outcome| {
+            let began_s = cpu_s();
+            let outcome = of();
+            let per_s = outcome.events as f64 / (cpu_s() - began_s).max(1e-9);
+            checksums.push(outcome);
+            rows.push(vec![processes.to_string(), queue.into(), format!("{:.2}", per_s / 1e6)]);
+            measured.push(json!({ "processes": processes, "queue": queue, "events_per_s": per_s }));
+        };
+        add("ladder", &|| run.run(&mut Ladder::default()));
+        add("heap", &|| run.run(&mut Heap::default()));
+        if checksums[0] != checksums[1] {
+            anyhow::bail!(
+                "a fault of the engine: its queues give different orders of {processes} processes"
+            );
+        }
+    }
+    match args.json {
+        true => print_json(&json!({ "phold": measured }))?,
+        false => print!("{}", forebay_sim::text::table(&rows, &[0, 2])),
+    }
+    Ok(EXIT_OK)
+}
+
+/// Fails before a long simulation where its page could not be written.
+fn check_page(path: Option<&Path>) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let is_new = !path.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.with_context(|| format!("write the page to {}", path.display()))?;
+    if is_new {
+        std::fs::remove_file(path).with_context(|| format!("remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Writes a page, if one is wanted.
+fn write_page(path: Option<&Path>, page: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    std::fs::write(path, page()).with_context(|| format!("write the page to {}", path.display()))
+}
+
+/// Does it while a bar shows how many simulations are done.
+fn with_bar<T, E>(
+    hidden: bool,
+    of: impl FnOnce(parallel::Progress) -> Result<T, E>,
+) -> Result<T, E> {
+    let bar = bar(hidden);
+    let result = of(&|done: usize, of: usize| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    result
+}
+
+/// How many simulations are done; nothing where nobody looks.
+fn bar(hidden: bool) -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if hidden || !std::io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    if let Ok(style) =
+        ProgressStyle::with_template("{wide_bar} {pos} of {len} simulations, {eta} left")
+    {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,195 @@
+//! `forebay sim check` and `sim calibrate`: predictions beside replays, and machine files that are fitted to them. `forebay-sim`
+//! compares and fits; the load generator replays.
+//!
+//! Invariant: a replay makes one new directory below DIR and removes it, also after a failure.
+
+use super::bench::bar;
+use super::bench_common::{Display, OwnDir};
+use crate::args_sim::{SimCalibrateArgs, SimCheckArgs, SimReplayArgs};
+use crate::failure::{EXIT_OK, Outcome, Usage, print_json};
+use anyhow::{Context, bail};
+use forebay_loadgen::replay::figures::{PhaseResult, Played};
+use forebay_loadgen::replay::{Options as ReplayOptions, play};
+use forebay_sim::calibrate::{self, Observation};
+use forebay_sim::check::{self, Check, Replayed};
+use forebay_sim::model::{self, Options};
+use forebay_sim::settings::Setting;
+use forebay_sim::{from_workload, presets, settings};
+use forebay_workload::language::{Work, Workload};
+use std::path::Path;
+
+/// Runs `forebay sim check`.
+pub fn check(args: &SimCheckArgs) -> Outcome {
+    let (path, text, _) = presets::load(&args.machine.machine)?;
+    let machine = settings::machine(&path, &text, &args.machine.set)?;
+    let workload = read(&args.workload, args.seed)?;
+    let program = from_workload::program(&workload);
+    let program = program.map_err(|why| Usage(format!("{}: {why}", args.workload.display())))?;
+    // Predicted before anything is measured.
+    let options = Options { seed: args.seed.into(), ..Options::default() };
+    let outcome = model::run(&machine, &program, &options)?;
+    let replayed = replay(&workload, &args.dir, &args.replay, args.json)?;
+    let checked = check::compare(&outcome, &replayed);
+    if checked.is_empty() {
+        bail!(
+            "{}: no phase moves bytes or names, so there is nothing to compare",
+            args.workload.display()
+        );
+    }
+    let (median_error, worst_error) = check::errors(&checked);
+    let absolute = |path: &Path| -> anyhow::Result<String> {
+        let path = std::path::absolute(path).with_context(|| format!("find {}", path.display()))?;
+        Ok(path.display().to_string())
+    };
+    let result = Check {
+        workload: absolute(&args.workload)?,
+        machine: args.machine.machine.clone(),
+        set: args.machine.set.iter().map(|set| format!("{}={}", set.key, set.value)).collect(),
+        checked,
+        median_error,
+        worst_error,
+        simplified: outcome.simplified,
+    };
+    match args.json {
+        true => print_json(&result)?,
+        false => print!("{}", check::text(&result)),
+    }
+    Ok(EXIT_OK)
+}
+
+/// Runs `forebay sim calibrate`.
+pub fn calibrate(args: &SimCalibrateArgs) -> Outcome {
+    if let Some(both) = args.other.iter().find(|other| args.fitted.contains(other)) {
+        return Err(Usage(format!(
+            "{}: it is to be fitted and held out; expected one of the two",
+            both.display()
+        ))
+        .into());
+    }
+    let (path, text, _) = presets::load(&args.machine.machine)?;
+    let observe = |files: &[std::path::PathBuf]| -> anyhow::Result<Vec<Observation>> {
+        files.iter().map(|file| observation(file, args)).collect()
+    };
+    let (fitted, others) = (observe(&args.fitted)?, observe(&args.other)?);
+    let options = Options { seed: args.seed.into(), ..Options::default() };
+    let keys = args.keys.as_deref();
+    let made = calibrate::calibrate((&path, &text), &fitted, &others, keys, options);
+    let made = made.map_err(Usage)?;
+    std::fs::write(&args.output, &made.text)
+        .with_context(|| format!("write {}", args.output.display()))?;
+    match args.json {
+        true => print_json(&made)?,
+        false => print!("{}", calibrate::text(&made)),
+    }
+    Ok(EXIT_OK)
+}
+
+/// A file of the command line: a check is read, a workload is replayed.
+fn observation(file: &Path, args: &SimCalibrateArgs) -> anyhow::Result<Observation> {
+    let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+    let simulated = |workload: &Workload| {
+        let program = from_workload::program(workload);
+        program.map_err(|why| Usage(format!("{}: {why}", file.display())))
+    };
+    let shared = &args.machine.set;
+    if file.extension().is_some_and(|end| end == "json") {
+        let text =
+            std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+        let check: Check = serde_json::from_str(&text).map_err(|error| {
+            Usage(format!("{}: {error}; expected what sim check --json printed", file.display()))
+        })?;
+        let set = check.set.iter().map(|text| Setting::parse(text).map_err(Usage));
+        let set = set.collect::<Result<Vec<Setting>, Usage>>()?;
+        let workload = read(Path::new(&check.workload), args.seed)?;
+        let replayed = check.checked.into_iter().map(|phase| Replayed {
+            job: phase.job,
+            phase: phase.phase,
+            runs_s: phase.runs_s,
+        });
+        return Ok(Observation {
+            name: name.trim_end_matches(".json").trim_end_matches(".check").to_string(),
+            program: simulated(&workload)?,
+            set: [set, shared.clone()].concat(),
+            replayed: replayed.collect(),
+        });
+    }
+    let Some(dir) = &args.dir else {
+        let told = format!("{}: a workload is to be replayed; expected --dir", file.display());
+        return Err(Usage(told).into());
+    };
+    let workload = read(file, args.seed)?;
+    Ok(Observation {
+        name: name.trim_end_matches(".toml").to_string(),
+        program: simulated(&workload)?,
+        set: shared.clone(),
+        replayed: replay(&workload, dir, &args.replay, args.json)?,
+    })
+}
+
+fn read(path: &Path, seed: u32) -> anyhow::Result<Workload> {
+    let mut workload = Workload::read(path).map_err(|fault| Usage(fault.to_string()))?;
+    workload.seed = seed;
+    Ok(workload)
+}
+
+/// Job, phase and seconds of what did something, as a simulation has them: a job that lists its operations is one phase.
+fn times(workload: &Workload, played: &Played) -> Vec<(String, String, f64)> {
+    let mut times = Vec::new();
+    for (number, job) in workload.jobs.iter().enumerate() {
+        let of_job = played.phases.iter().filter(|phase| phase.job as usize == number);
+        let of_job: Vec<&PhaseResult> = of_job.filter(|phase| phase.all_calls() > 0).collect();
+        let Work::Listed { .. } = job.work else {
+            let each = of_job.iter();
+            times.extend(each.map(|p| (p.job_name.clone(), p.name.clone(), p.time_s())));
+            continue;
+        };
+        let Some(first) = of_job.first() else { continue };
+        let begin_ns = of_job.iter().map(|phase| phase.begin_ns()).min().unwrap_or(0);
+        let ends = of_job.iter().flat_map(|phase| &phase.processes);
+        let end_ns = ends.map(|(_, record)| record.end_ns).max().unwrap_or(0);
+        let time_s = end_ns.saturating_sub(begin_ns) as f64 / 1e9;
+        times.push((first.job_name.clone(), from_workload::LISTED_PHASE.to_string(), time_s));
+    }
+    times
+}
+
+/// Replays a workload: the seconds of each phase that did something, of each run.
+fn replay(
+    workload: &Workload,
+    dir: &Path,
+    args: &SimReplayArgs,
+    json: bool,
+) -> anyhow::Result<Vec<Replayed>> {
+    let mut replayed: Vec<Replayed> = Vec::new();
+    for run in 0..args.runs as usize {
+        if let Some(command) = &args.before {
+            let status = std::process::Command::new("sh")
+                .args(["-c", command])
+                .stdout(std::process::Stdio::null())
+                .status();
+            let status = status.with_context(|| format!("run {command:?} by sh"))?;
+            if !status.success() {
+                bail!("--before {command:?} failed: {status}");
+            }
+        }
+        let own = OwnDir::make(dir, false)?;
+        let mut display = Display::new(bar(args.quiet || json));
+        let played = play(workload, &ReplayOptions::of(own.path()), &mut display);
+        display.end();
+        let played = played?;
+        own.remove()?;
+        if played.differences() > 0 {
+            bail!("{} transfers of the replay did not read what was written", played.differences());
+        }
+        for (job, phase, time_s) in times(workload, &played) {
+            let known = replayed.iter().position(|r| r.job == job && r.phase == phase);
+            let at = known.unwrap_or_else(|| {
+                replayed.push(Replayed { job, phase, runs_s: vec![0.0; args.runs as usize] });
+                replayed.len() - 1
+            });
+            // Repetitions of a phase are one figure.
+            replayed[at].runs_s[run] += time_s;
+        }
+    }
+    Ok(replayed)
+}

@@ -1,0 +1,186 @@
+//! `forebay umount` of a buffer that no server uses: its server is dead, or it was kept on flash.
+//!
+//! Nobody has said then that its files are elsewhere too: they go only with --destroy or --force, and the
+//! command says how many files and bytes that is.
+
+use super::umount_live::Lost;
+use crate::args::UmountArgs;
+use crate::site;
+use forebay_mover::plans_on_record;
+use forebay_proto::at_risk;
+use forebay_proto::control::{ControlError, PathBytes};
+use forebay_proto::size::format_bytes;
+use forebay_store::flash::{self, Holdings, Store, StoreKey};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Longest wait for a server that is just ending to give its store back.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Nothing is mounted: the buffer may still be on flash.
+pub fn end(mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> {
+    let not_mounted = |hint: &str| {
+        ControlError::new("unmount", Some(mount_point), "no buffer is mounted there")
+            .errno(libc::EINVAL)
+            .hint(hint)
+    };
+    if let Some(error) = served(mount_point) {
+        return Err(error);
+    }
+    let dirs = stores_of(mount_point, args)?;
+    let dir = match &dirs[..] {
+        _ if args.keep => return Err(not_mounted("`forebay status` lists the buffers")),
+        [] => {
+            return Err(not_mounted(
+                "`forebay status` lists the buffers; to destroy one that was kept, name its FLASH with --flash",
+            ));
+        }
+        [dir] => dir,
+        [..] => {
+            let all: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+            let hint = "name the FLASH of the one that is meant with --flash";
+            let why = format!("several buffers were kept of it: {}", all.join(", "));
+            return Err(ControlError::new("destroy the buffer of", Some(mount_point), &why)
+                .errno(libc::EINVAL)
+                .hint(hint));
+        }
+    };
+    let lost = to_be_lost(dir, mount_point, args)?;
+    discard(dir, args)?;
+    lost.tell(mount_point, args.json);
+    Ok(lost)
+}
+
+/// The stores of a mount point in the flash that was named, else in the usual places.
+fn stores_of(mount_point: &Path, args: &UmountArgs) -> Result<Vec<PathBuf>, ControlError> {
+    let places = match &args.flash {
+        Some(flash) => vec![flash::resolve_flash(Some(flash))?],
+        None => site::usual_places(),
+    };
+    let key = StoreKey::mount(mount_point);
+    let mut dirs = Vec::new();
+    for dir in places.iter().map(|flash| flash::store_dir(flash, &key)) {
+        match flash::is_own_directory(&dir) {
+            Ok(true) => dirs.push(dir),
+            Ok(false) => {}
+            Err(error) if args.flash.is_some() => return Err(error),
+            // Somebody else's, in a place that was not named.
+            Err(error) => tracing::debug!(%error, "not used"),
+        }
+    }
+    Ok(dirs)
+}
+
+/// The error for what is no mount but the store of a buffer of `forebay serve`.
+fn served(dir: &Path) -> Option<ControlError> {
+    let record = flash::load_record(dir).ok()??;
+    let name = record.key.buffer()?;
+    let why = format!("it is no mount but the store of {}", record.key);
+    Some(
+        ControlError::new("unmount", Some(dir), &why)
+            .errno(libc::EINVAL)
+            .hint(&format!("`forebay buffer destroy {name} --server ADDR` destroys the buffer")),
+    )
+}
+
+/// What goes with a store that no server uses. An error while that is something, and the user has not
+/// said that it may go.
+pub fn to_be_lost(dir: &Path, mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> {
+    // A cache has said what its PFS does not have.
+    if forebay_cache::is_cache(dir) {
+        return may_go(dir, args).map(|()| Lost::default());
+    }
+    let says_so = args.destroy || args.force;
+    let point = PathBytes::new(mount_point.as_os_str().as_bytes());
+    let holdings = match when_free(|| Store::holdings(dir)) {
+        Ok(Some(holdings)) => holdings,
+        Ok(None) => return Ok(Lost::default()),
+        // It may be damaged, which is a reason to give it up. One in use is not.
+        Err(error) if says_so && error.errno != Some(libc::EBUSY) => {
+            return Ok(Lost::default());
+        }
+        Err(error) if error.errno == Some(libc::EBUSY) => return Err(error),
+        Err(error) => {
+            let hint = error.hint.clone().map(|hint| format!("{hint}; ")).unwrap_or_default();
+            return Err(error.hint(&format!("{hint}{}", what_destroys(&point))));
+        }
+    };
+    let lost = lost_of(&holdings, &point)?;
+    if says_so || lost.is_nothing() {
+        return Ok(lost);
+    }
+    let mut why = format!("no server runs, and the buffer holds {}", lost.files_text());
+    if !lost.plans.is_empty() {
+        why += &format!("; {}", lost.plans_text());
+    }
+    let hint = format!(
+        "mount it again with the same command: every file is there and plans go on; {}",
+        what_destroys(&point)
+    );
+    Err(ControlError::new("destroy the buffer of", Some(mount_point), &why)
+        .errno(libc::ENOTEMPTY)
+        .hint(&hint))
+}
+
+fn what_destroys(point: &PathBytes) -> String {
+    let point = point.shell_word();
+    format!(
+        "`forebay umount --keep {point}` only detaches a dead mount; `forebay umount --destroy {point}` \
+         destroys the buffer with all that is in it"
+    )
+}
+
+fn lost_of(holdings: &Holdings, prefix: &PathBytes) -> Result<Lost, ControlError> {
+    let plans = plans_on_record(holdings.plans_dir(), prefix)?;
+    // Whether the source of a failed one is still there is not looked up.
+    let mut at_risk = at_risk::unfinished(&plans);
+    at_risk.extend(at_risk::failed(&plans, |_| true));
+    Ok(Lost {
+        files: Some(holdings.files),
+        bytes: Some(holdings.bytes),
+        plans: at_risk.into_iter().cloned().collect(),
+    })
+}
+
+impl Lost {
+    /// How much, in words.
+    pub fn files_text(&self) -> String {
+        let (files, bytes) = (self.files.unwrap_or(0), format_bytes(self.bytes.unwrap_or(0)));
+        match files {
+            1 => format!("1 file, {bytes}"),
+            _ => format!("{files} files, {bytes}"),
+        }
+    }
+}
+
+/// A cache goes when its PFS has everything, or its user has said that the rest may be lost.
+fn may_go(dir: &Path, args: &UmountArgs) -> Result<(), ControlError> {
+    if !forebay_cache::may_be_dirty(dir) || args.discard_dirty {
+        return Ok(());
+    }
+    let why = "it is a cache that may have data which the PFS does not have";
+    Err(ControlError::new("destroy", Some(dir), why)
+        .errno(libc::EBUSY)
+        .hint("mount it again: it then drains; or lose that data with --discard-dirty"))
+}
+
+/// Destroys a store that no server uses; one that is just ending is waited for.
+pub fn discard(dir: &Path, args: &UmountArgs) -> Result<(), ControlError> {
+    may_go(dir, args)?;
+    when_free(|| Store::discard_dir(dir)).map(drop)
+}
+
+/// Does something with a store; while a server that is just ending has it, again for a while.
+fn when_free<T>(work: impl Fn() -> Result<T, ControlError>) -> Result<T, ControlError> {
+    let deadline = Instant::now() + LOCK_WAIT;
+    loop {
+        match work() {
+            Err(error) if error.errno == Some(libc::EBUSY) && Instant::now() < deadline => {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}

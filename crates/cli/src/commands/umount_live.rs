@@ -1,0 +1,210 @@
+//! `forebay umount` of a mount whose server lives: plans that have not ended are waited for, with progress.
+//!
+//! The server decides whether the buffer may go, at the moment of the unmount; the command only waits, so
+//! Ctrl-C leaves the mount as it was. What the user gives up is told by name.
+
+use super::stage::{self, View};
+use crate::args::UmountArgs;
+use crate::failure::visible;
+use crate::state_dir;
+use forebay_client::{Control, MountRef};
+use forebay_proto::at_risk;
+use forebay_proto::control::{ControlError, PathBytes, PlanState, PlanStatus};
+use serde::Serialize;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest that a plan is waited for whose PFS answers no call, in seconds.
+const SILENCE_MAX_S: f64 = 8.0;
+/// Pause before the server is asked again to unmount.
+const LOOK_PAUSE: Duration = Duration::from_millis(50);
+/// Longest wait for the answer of a server that is asked what would be lost.
+const LOOK_WAIT: Duration = Duration::from_secs(3);
+
+/// What went with a buffer because the user said so.
+#[derive(Debug, Default, Serialize)]
+pub struct Lost {
+    /// Files that were in it, where its server was dead or it was kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<u64>,
+    /// Their bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Plans that had not ended, or had failed.
+    pub plans: Vec<PlanStatus>,
+}
+
+impl Lost {
+    /// Nothing was lost.
+    pub fn is_nothing(&self) -> bool {
+        self.files.unwrap_or(0) == 0 && self.plans.is_empty()
+    }
+
+    /// The plans in words.
+    pub fn plans_text(&self) -> String {
+        at_risk::describe_all(&self.plans.iter().collect::<Vec<_>>())
+    }
+
+    /// Says it.
+    pub fn tell(&self, mount_point: &Path, json: bool) {
+        if json || self.is_nothing() {
+            return;
+        }
+        let point = mount_point.display();
+        if self.files.unwrap_or(0) > 0 {
+            let text = format!("{point}: destroyed with {}", self.files_text());
+            eprintln!("forebay: {}", visible(&text));
+        }
+        if !self.plans.is_empty() {
+            let text = format!("{point}: given up: {}", self.plans_text());
+            eprintln!("forebay: {}", visible(&text));
+        }
+    }
+}
+
+/// Ends a mount, and waits for plans that its buffer must outlive.
+pub fn end(
+    mut control: Control,
+    mount: &MountRef,
+    args: &UmountArgs,
+) -> Result<Lost, ControlError> {
+    let point = &mount.mount_point;
+    let waiting = |what: &str| {
+        eprintln!("forebay: {}", visible(&format!("{}: waiting for {what}", point.display())));
+    };
+    // A served buffer stays at its servers, with its plans.
+    let is_own = state_dir::record(&mount.store_dir).is_none();
+    let until = args.timeout.and_then(|s| Instant::now().checked_add(Duration::from_secs(s)));
+    let plans = match is_own && (args.keep || args.destroy || args.force) {
+        true => plans_of(&mut control),
+        false => Vec::new(),
+    };
+    let asked = (args.keep, args.force, args.destroy);
+    loop {
+        match control.umount(asked, waiting) {
+            Err(error) if error.errno == Some(libc::EINPROGRESS) && !args.no_wait => {
+                wait(&mut control, mount, until, args.json)?;
+            }
+            Err(error) => return Err(error),
+            Ok(()) if args.keep => {
+                go_on_later(point, &plans, args.json);
+                return Ok(Lost::default());
+            }
+            Ok(()) => {
+                let lost = Lost { plans, ..Lost::default() };
+                lost.tell(point, args.json);
+                return Ok(lost);
+            }
+        }
+    }
+}
+
+/// The plans that stand against the end of the buffer. A server that does not answer soon is not waited
+/// for by who wants to get rid of it.
+fn plans_of(control: &mut Control) -> Vec<PlanStatus> {
+    control.set_until(Instant::now().checked_add(LOOK_WAIT));
+    let plans = control.stage_list().unwrap_or_default();
+    let mut at_risk: Vec<PlanStatus> = at_risk::unfinished(&plans).into_iter().cloned().collect();
+    let failed = at_risk::failed(&plans, |path| {
+        let path = Path::new(std::ffi::OsStr::from_bytes(path.as_bytes()));
+        let found = control.file_status(path);
+        found.err().and_then(|error| error.errno) != Some(libc::ENOENT)
+    });
+    at_risk.extend(failed.into_iter().cloned());
+    control.set_until(None);
+    at_risk
+}
+
+/// Of a buffer that is kept.
+fn go_on_later(point: &Path, plans: &[PlanStatus], json: bool) {
+    let unfinished = at_risk::unfinished(plans);
+    if json || unfinished.is_empty() {
+        return;
+    }
+    let text = format!(
+        "{}: kept; {}; it goes on when the buffer is mounted again",
+        point.display(),
+        at_risk::describe_all(&unfinished)
+    );
+    eprintln!("forebay: {}", visible(&text));
+}
+
+/// Waits until all plans have ended that the server has now.
+fn wait(
+    control: &mut Control,
+    mount: &MountRef,
+    until: Option<Instant>,
+    quiet: bool,
+) -> Result<(), ControlError> {
+    let plans = control.stage_list()?;
+    // This is the end that they wait for.
+    for plan in plans.iter().filter(|plan| plan.is_deferred()) {
+        control.stage_release(plan.plan)?;
+    }
+    let unfinished = at_risk::unfinished(&plans);
+    if unfinished.is_empty() {
+        // It ended just now.
+        std::thread::sleep(LOOK_PAUSE);
+    }
+    for plan in unfinished {
+        if !quiet {
+            let text = format!(
+                "{}: waiting: {} (Ctrl-C leaves the mount as it is)",
+                mount.mount_point.display(),
+                at_risk::describe(plan)
+            );
+            eprintln!("forebay: {}", visible(&text));
+        }
+        let view = View::bar(quiet);
+        let last = control.stage_wait(plan.plan, |status| {
+            view.show_bar(status);
+            let hangs = status.silent_s.is_some_and(|silent| silent >= SILENCE_MAX_S);
+            !hangs && until.is_none_or(|until| Instant::now() < until)
+        });
+        view.clear();
+        let last = last?;
+        if !last.state.is_final() {
+            return Err(not_ended(mount, &last));
+        }
+        if !quiet {
+            eprintln!("forebay: {}", visible(&stage::line(&last)));
+        }
+        if last.state == PlanState::Failed {
+            // The server says what is to be done about it.
+            stage::print_errors(&last, &flag(mount));
+        }
+    }
+    Ok(())
+}
+
+fn flag(mount: &MountRef) -> String {
+    let point = PathBytes::new(mount.mount_point.as_os_str().as_bytes());
+    format!("--buffer {}", point.shell_word())
+}
+
+/// A plan that was given up waiting for: its PFS does not answer, or the time is over.
+fn not_ended(mount: &MountRef, plan: &PlanStatus) -> ControlError {
+    let (number, flag) = (plan.plan, flag(mount));
+    let left = format!(
+        "it stays mounted; --force leaves it and unmounts, and what is not copied is lost; --keep keeps the buffer, \
+         `forebay stage cancel {number} {flag}` gives the plan up"
+    );
+    match plan.silent_s.filter(|silent| *silent >= SILENCE_MAX_S) {
+        Some(silent) => {
+            let why = format!(
+                "plan {number} hangs on {}: the PFS has not answered for {silent:.0} s, and the plan is not finished",
+                plan.spec.pfs_path
+            );
+            ControlError::new("unmount", Some(&mount.mount_point), &why)
+                .errno(libc::ETIMEDOUT)
+                .hint(&format!("it goes on when the PFS answers; {left}"))
+        }
+        None => {
+            let why = format!("the time is over, and {}", at_risk::describe(plan));
+            ControlError::new("unmount", Some(&mount.mount_point), &why)
+                .errno(libc::ETIMEDOUT)
+                .hint(&format!("the plan goes on; {left}"))
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! What the `forebay stage` commands say and which buffer they mean. The copying itself is tested
+//! in forebay-server and in `tests/`.
+
+use crate::common::{Flash, Rig, failure, must_be_root, text};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Output;
+
+/// A mounted buffer, and a file of 4 MiB to stage in.
+fn rig() -> (Rig, PathBuf) {
+    must_be_root();
+    let rig = Rig::new(Flash::Memory);
+    rig.mount("16MiB");
+    let source = rig.base().join("source");
+    fs::write(&source, vec![7; 4 << 20]).unwrap();
+    (rig, source)
+}
+
+#[test]
+fn the_buffer_of_the_current_directory_is_meant() {
+    let (rig, source) = rig();
+    // Another buffer is mounted too, and neither is named.
+    let other = Rig::new(Flash::Memory);
+    other.mount("16MiB");
+    let started = rig
+        .forebay()
+        .args(["stage", "in", "--no-wait"])
+        .args([&source, &rig.mnt.join("copy")])
+        .output()
+        .unwrap();
+    assert_eq!(text(&started.stdout), "1\n", "{}", text(&started.stderr));
+    let ask = |dir: &std::path::Path, arguments: &[&str]| {
+        rig.forebay().arg("stage").args(arguments).current_dir(dir).output().unwrap()
+    };
+    let output = ask(&rig.mnt, &["wait", "1"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let told = text(&ask(&rig.mnt, &["status"]).stdout);
+    assert!(told.contains("plan 1 stage in") && told.contains("done: 1 file,"), "{told}");
+    let message = failure(&ask(&other.mnt, &["wait", "1"]), 1);
+    assert!(message.contains("there is no plan 1 of yours"), "{message}");
+    assert!(!message.contains("may go on"), "{message}");
+    // A list has the plans of all buffers, from wherever it is asked for.
+    let copied = |to: &std::path::Path| {
+        rig.forebay().args(["stage", "in"]).args([&source, &to.join("copy")]).output().unwrap()
+    };
+    assert!(copied(&other.mnt).status.success());
+    for dir in [rig.base(), &rig.mnt] {
+        let told = text(&ask(dir, &["status"]).stdout);
+        for mount in [&rig.mnt, &other.mnt] {
+            let target = format!("-> {}/copy: done", mount.display());
+            assert!(told.lines().any(|line| line.contains(&target)), "{told}");
+        }
+    }
+    // Which plan 1 is meant cannot be known from elsewhere: all are named, with the option that names one.
+    let message = failure(&ask(rig.base(), &["wait", "1"]), 2);
+    for mount in [&rig.mnt, &other.mnt] {
+        let option = format!("--buffer {}", mount.display());
+        assert!(message.contains(&option), "{message}");
+    }
+}
+
+/// Sends SIGINT to a command that follows a plan, once the plan is there; what the command said.
+fn interrupted(rig: &Rig, arguments: &[&std::ffi::OsStr]) -> String {
+    let following = std::process::Command::new("env")
+        // A test run in the background of a shell has the signal ignored: a user's command has not.
+        .args(["--default-signal=INT"])
+        .arg(crate::common::program())
+        .args(arguments)
+        .stderr(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let plans = || rig.run(&["stage".as_ref(), "status".as_ref(), rig.mnt.as_ref()]);
+    crate::common::wait_for("the plan", || text(&plans().stdout).contains(": 0 B of"));
+    // SAFETY: kill only sends a signal, to the child that this test started.
+    assert_eq!(unsafe { libc::kill(following.id() as i32, libc::SIGINT) }, 0);
+    failure(&following.wait_with_output().unwrap(), 1)
+}
+
+#[test]
+fn ctrl_c_says_that_the_plan_goes_on_and_how_to_stop_it() {
+    let (rig, source) = rig();
+    fs::create_dir(rig.mnt.join("tree")).unwrap();
+    fs::write(rig.mnt.join("tree/file"), vec![7; 4 << 20]).unwrap();
+    let (tree, pfs) = (rig.mnt.join("tree"), rig.base().join("pfs"));
+    let (copy, ckpt) = (rig.mnt.join("copy"), rig.base().join("ckpt"));
+    let rate: [&std::ffi::OsStr; 2] = ["--rate".as_ref(), "1KiB".as_ref()];
+    let commands: [Vec<&std::ffi::OsStr>; 3] = [
+        vec!["stage".as_ref(), "in".as_ref(), source.as_ref(), copy.as_ref()],
+        vec!["stage".as_ref(), "out".as_ref(), tree.as_ref(), pfs.as_ref()],
+        vec!["commit".as_ref(), tree.as_ref(), "--to".as_ref(), ckpt.as_ref()],
+    ];
+    for (plan, mut command) in (1..).zip(commands) {
+        command.extend(rate);
+        let message = interrupted(&rig, &command);
+        let buffer = rig.mnt.display();
+        for line in [
+            format!("plan {plan} goes on"),
+            format!("forebay stage wait {plan} --buffer {buffer}"),
+            format!("forebay stage cancel {plan} --buffer {buffer}"),
+        ] {
+            assert!(message.contains(&line), "not said: {line}\n{message}");
+        }
+        let mut cancel = rig.forebay();
+        cancel.args(["stage", "cancel", &plan.to_string(), "--buffer"]).arg(&rig.mnt);
+        let output = cancel.output().unwrap();
+        assert!(text(&output.stdout).contains("cancelled"), "{}", text(&output.stderr));
+    }
+    // What became of the commit is asked for with the buffer's name too.
+    let asked = rig.forebay().args(["commit", "--status", "3", "--buffer"]).arg(&rig.mnt).output();
+    let asked = text(&asked.unwrap().stdout);
+    assert!(asked.contains("commit 3 ") && asked.contains("cancelled"), "{asked}");
+}
+
+#[test]
+fn a_stopped_server_is_told_with_its_process_and_what_to_do() {
+    let (rig, source) = rig();
+    fs::create_dir_all(rig.mnt.join("deep/down")).unwrap();
+    let pid = rig.pid();
+    let mnt = rig.mnt.to_str().unwrap();
+    let deep = format!("{mnt}/deep/down");
+    let (source, out) = (source.to_str().unwrap(), rig.base().join("out"));
+    let out = out.to_str().unwrap();
+    // SAFETY: kill only sends a signal, to the server that this test started.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+    let asked: Vec<_> = [
+        vec!["status", mnt],
+        vec!["status", &deep],
+        vec!["stage", "status", mnt],
+        vec!["stage", "in", source, &deep],
+        vec!["stage", "out", &deep, out],
+        vec!["commit", &deep, "--to", out],
+        vec!["umount", mnt],
+        vec!["mount", "--scratch", "16MiB", mnt],
+    ]
+    .into_iter()
+    .map(|command| {
+        let begun = std::time::Instant::now();
+        let mut child = std::process::Command::new(crate::common::program());
+        child.env("FOREBAY_FLASH", &rig.flash).args(&command);
+        let output = child.output().unwrap();
+        (command.join(" "), begun.elapsed(), output)
+    })
+    .collect();
+    let listed = text(&rig.run(&["status".as_ref()]).stdout);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
+    for (command, took, output) in asked {
+        let message = failure(&output, 1);
+        assert!(took.as_secs() < 15, "{command} took {took:?}: {message}");
+        for part in [format!("process {pid} is stopped"), format!("kill -CONT {pid}")] {
+            assert!(message.contains(&part), "{command} does not say {part}: {message}");
+        }
+    }
+    let line = listed.lines().find(|line| line.contains(mnt)).unwrap();
+    assert!(line.starts_with("stopped") && line.contains(&format!("kill -CONT {pid}")), "{line}");
+    assert!(rig.umount(&[]).status.success());
+}
+
+#[test]
+fn a_plan_whose_server_dies_is_told_with_what_to_do() {
+    let (rig, source) = rig();
+    let following = std::process::Command::new(crate::common::program())
+        .args(["stage", "in", "--rate", "1MiB"])
+        .args([&source, &rig.mnt.join("copy")])
+        .stderr(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let plans = || rig.run(&["stage".as_ref(), "status".as_ref(), rig.mnt.as_ref()]);
+    crate::common::wait_for("the plan", || text(&plans().stdout).contains("plan 1"));
+    rig.kill_server();
+    let message = failure(&following.wait_with_output().unwrap(), 1);
+    assert!(message.contains("its server has ended"), "{message}");
+    let command = format!("forebay stage wait 1 --buffer {}", rig.mnt.display());
+    assert!(message.contains(&command), "{message}");
+    rig.mount("16MiB");
+    let words: Vec<&str> = command.split(' ').skip(1).collect();
+    let output = rig.forebay().args(words).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn names_cannot_write_to_the_terminal() {
+    let (rig, _) = rig();
+    let source = rig.base().join("\u{1b}[31mred\nline");
+    let output = rig
+        .forebay()
+        .args(["stage", "in"])
+        .args([&source, &rig.mnt.join("copy")])
+        .output()
+        .unwrap();
+    let message = failure(&output, 1);
+    assert!(message.contains(r"\u{1b}[31mred\nline"), "{message}");
+    let all = message + &text(&output.stdout);
+    assert!(!all.contains('\u{1b}'), "{all:?}");
+    let named = rig.mnt.join("\u{1b}]0;title");
+    fs::write(&named, b"x").unwrap();
+    let output = rig.run(&["status".as_ref(), named.as_ref()]);
+    assert!(output.status.success() && !output.stdout.contains(&0x1b));
+}
+
+#[test]
+fn a_plan_that_has_ended_keeps_its_rate_and_shows_whose_its_paths_are() {
+    let (rig, _) = rig();
+    fs::write(rig.mnt.join("f"), b"x").unwrap();
+    let pfs = rig.base().join("copy");
+    let buffer = rig.mnt.to_str().unwrap();
+    let out =
+        rig.forebay().args(["stage", "out"]).args([&rig.mnt.join("f"), &pfs]).output().unwrap();
+    let shown = format!("{buffer}/f -> {}: done", pfs.display());
+    assert!(text(&out.stdout).contains(&shown), "{}", text(&out.stdout));
+    let plan = text(&out.stdout).split(' ').nth(1).unwrap().to_string();
+    let rate = rig.forebay().args(["stage", "rate", &plan, "1MiB", "--buffer", buffer]).output();
+    let message = failure(&rate.unwrap(), 1);
+    assert!(message.contains("has ended"), "{message}");
+    fs::remove_file(rig.mnt.join("f")).unwrap();
+    let list = rig.mnt.join("list");
+    fs::write(&list, b"gone\n").unwrap();
+    let out = rig
+        .forebay()
+        .args(["stage", "out", "--type", "list"])
+        .args([&list, &rig.base().join("there")])
+        .output();
+    let message = failure(&out.unwrap(), 1);
+    assert!(message.contains(&format!("{buffer}/gone: ")), "{message}");
+}
+
+#[test]
+fn a_link_that_is_staged_out_is_followed_and_keeps_its_name() {
+    let (rig, _) = rig();
+    let pfs = rig.base().join("pfs");
+    fs::create_dir(&pfs).unwrap();
+    fs::write(rig.mnt.join("ckpt.7"), b"7").unwrap();
+    std::os::unix::fs::symlink("ckpt.7", rig.mnt.join("latest")).unwrap();
+    std::os::unix::fs::symlink("/etc/hostname", rig.mnt.join("outside")).unwrap();
+    let stage_out = |name: &str, to: &std::path::Path| {
+        rig.forebay().args(["stage", "out"]).args([&rig.mnt.join(name), to]).output().unwrap()
+    };
+    assert!(stage_out("latest", &pfs).status.success());
+    assert!(stage_out("latest", &pfs.join("renamed")).status.success());
+    for name in ["latest", "renamed"] {
+        assert!(fs::symlink_metadata(pfs.join(name)).unwrap().is_file(), "{name}");
+        assert_eq!(fs::read(pfs.join(name)).unwrap(), b"7");
+    }
+    let message = failure(&stage_out("outside", &pfs), 1);
+    assert!(message.contains("it leads out of the buffer"), "{message}");
+    assert!(!pfs.join("outside").exists());
+}
+
+/// Runs `forebay stage out` with a umask.
+fn stage_out(umask: u32, arguments: &[&str], paths: [&std::path::Path; 2]) -> Output {
+    let mut command = std::process::Command::new(crate::common::program());
+    command.args(["stage", "out"]).args(arguments).args(paths);
+    // SAFETY: umask(2) may be called between fork and exec.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(&mut command, move || {
+            libc::umask(umask);
+            Ok(())
+        });
+    }
+    command.output().unwrap()
+}
+
+#[test]
+fn a_mistyped_place_is_refused_and_parents_are_made_when_asked_for() {
+    let (rig, _) = rig();
+    fs::create_dir(rig.mnt.join("results")).unwrap();
+    fs::write(rig.mnt.join("results/a"), b"12345").unwrap();
+    let (results, place) = (rig.mnt.join("results"), rig.base().join("typo/run7"));
+    // Also of a plan that nobody waits for: the command tells, and has not succeeded.
+    for arguments in [&[][..], &["--no-wait"], &["--dry-run"]] {
+        let message = failure(&stage_out(0o022, arguments, [&results, &place]), 1);
+        let first = format!("the directory {} does not exist", rig.base().join("typo").display());
+        assert!(message.contains(&first) && message.contains("--parents"), "{message}");
+        assert!(!rig.base().join("typo").exists());
+    }
+    let made = stage_out(0o027, &["--parents"], [&results, &place]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let mode = fs::metadata(rig.base().join("typo")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o750, "by the umask of who asked");
+}
+
+#[test]
+fn what_is_there_is_told_beforehand_and_left_when_asked_for() {
+    let (rig, _) = rig();
+    fs::create_dir(rig.mnt.join("results")).unwrap();
+    let (results, place) = (rig.mnt.join("results"), rig.base().join("run7"));
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("a"), b"mine").unwrap();
+    fs::write(results.join("a"), b"12345").unwrap();
+    fs::write(results.join("b"), b"678").unwrap();
+    let run = |arguments: &[&str]| {
+        let output = stage_out(0o022, arguments, [&results, &place]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let said = run(&["--dry-run"]);
+    let counts = "would copy 2 files (8 B): 1 new (3 B), 1 over existing ones (5 B)";
+    assert!(said.contains(counts), "{said}");
+    assert!(said.contains(&format!("would overwrite {}/a", place.display())), "{said}");
+    // A line for each state that was seen; the last one is the outcome.
+    let said = run(&["--dry-run", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!(said["dry_run"]["files_overwritten"], 1);
+    assert_eq!(said["dry_run"]["existing"][0], format!("{}/a", place.display()));
+    assert!(!place.join("b").exists());
+    let said = run(&["--no-clobber"]);
+    assert!(said.contains("1 file was there already and was left as it is"), "{said}");
+    assert_eq!(fs::read(place.join("a")).unwrap(), b"mine");
+    assert_eq!(fs::read(place.join("b")).unwrap(), b"678");
+    run(&[]);
+    assert_eq!(fs::read(place.join("a")).unwrap(), b"12345");
+}

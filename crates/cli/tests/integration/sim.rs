@@ -1,0 +1,271 @@
+//! `forebay sim` as users type it: its targets are met, its output repeats byte for byte, its errors name file, key and
+//! what was expected, and each key that it prints as JSON is documented.
+
+use crate::common::text;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn sim(arguments: &[&str]) -> Output {
+    Command::new(crate::common::program()).arg("sim").args(arguments).output().unwrap()
+}
+
+#[track_caller]
+fn done(arguments: &[&str]) -> String {
+    let output = sim(arguments);
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}
+
+#[track_caller]
+fn json(arguments: &[&str]) -> Value {
+    let printed = done(arguments);
+    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
+}
+
+#[test]
+fn the_published_figures_come_out() {
+    let output = sim(&["validate", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let targets = report["targets"].as_array().unwrap();
+    let of = |verdict: &str| -> BTreeSet<&str> {
+        let some = targets.iter().filter(|target| target["verdict"] == verdict);
+        some.map(|target| target["target"].as_str().unwrap()).collect()
+    };
+    assert!(
+        of("not-met").is_empty(),
+        "{:#?}",
+        targets.iter().filter(|t| t["verdict"] == "not-met").collect::<Vec<_>>()
+    );
+    // What has no tolerance is never counted as met.
+    assert!(of("attempt").contains("T14") && !of("met").contains("T14"));
+    for wanted in [
+        "T1", "T2", "T3", "T5", "T6", "T7", "T8", "T9", "T10", "T11", "T12", "T13", "T15", "T17",
+        "T18", "T19", "T20", "T21", "T23",
+    ] {
+        assert!(of("met").contains(wanted), "{wanted} is not among the targets");
+    }
+    assert!(output.status.success() && report["met"] == true);
+    assert!(!report["assumptions"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn the_same_question_gives_the_same_bytes() {
+    let question = [
+        "run",
+        "-N",
+        "2048",
+        "-b",
+        "16m",
+        "-t",
+        "4m",
+        "-F",
+        "--set",
+        "storage.placement=random",
+        "--json",
+        "--seed",
+        "5",
+    ];
+    let once = done(&question);
+    assert_eq!(once, done(&question));
+    let other = [&question[..question.len() - 1], &["6"]].concat();
+    assert_ne!(once, done(&other));
+    let sweep = [
+        "sweep",
+        "-b",
+        "8m",
+        "-F",
+        "--over",
+        "processes=256..2048*2",
+        "--over",
+        "buffer.capacity=64MiB,1GiB",
+        "--csv",
+    ];
+    let one_thread = [&sweep[..], &["--threads", "1"]].concat();
+    assert_eq!(done(&sweep), done(&one_thread));
+    assert_eq!(done(&sweep).lines().count(), 1 + 4 * 2);
+}
+
+#[test]
+fn a_workload_file_runs_on_a_machine_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = dir.path().join("m.toml");
+    let printed = done(&["machine", "laptop"]);
+    fs::write(&machine, &printed).unwrap();
+    let workload = dir.path().join("w.toml");
+    fs::write(
+        &workload,
+        "workload = 1\n[[file]]\nname = \"ckpt\"\npath = \"{repeat}/{process}\"\n[[job]]\nprocesses = 8\n[[job.phase]]\nname = \"dump\"\nrepeat = 3\n\
+         steps = [{ think = \"20s\" }, { write = \"ckpt\", block = \"256MiB\", transfer = \"1MiB\" }]\n",
+    )
+    .unwrap();
+    let (machine, workload) = (machine.to_str().unwrap(), workload.to_str().unwrap());
+    let outcome = json(&["run", workload, "-m", machine, "--json"]);
+    assert_eq!(outcome["bytes"]["written"], 3_u64 * 8 * (256 << 20));
+    assert_eq!(outcome["bytes"]["drained"], outcome["bytes"]["written"]);
+    let table = done(&["run", workload, "-m", machine]);
+    assert!(
+        table.contains("dump") && table.contains("6.000 GiB drained") && table.contains("assumes"),
+        "{table}"
+    );
+    // Without the buffer the job waits for the drive.
+    let bare = json(&["run", workload, "-m", machine, "--set", "buffer=none", "--json"]);
+    assert!(bare["end_s"].as_f64() > Some(1.5 * outcome["end_s"].as_f64().unwrap()));
+    let explained = json(&["explain", workload, "-m", machine, "--json"]);
+    let ratio = explained["phases"][0]["ratio"].as_f64().unwrap();
+    assert!((ratio - 1.0).abs() < 0.1, "{explained}");
+    let sized = json(&["size", workload, "-m", machine, "--seeds", "5", "--json"]);
+    // What drains in 20 s is 2 GB of the 2 GiB of each dump: the third dump finds little of the ones before.
+    let capacity = sized["answers"][0]["least"].as_f64().unwrap() / f64::from(1 << 30);
+    assert!((1.5..3.5).contains(&capacity), "{sized}");
+    let compared = json(&["compare", workload, "-m", machine, "--json"]);
+    assert!(compared["variants"].as_array().unwrap().len() >= 5, "{compared}");
+}
+
+#[test]
+fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.toml");
+    let laptop = done(&["machine", "laptop"]);
+    let told = |from: &str, to: &str| {
+        assert!(laptop.contains(from), "{from}");
+        fs::write(&path, laptop.replacen(from, to, 1)).unwrap();
+        let output = sim(&["run", "-m", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1));
+        let error = text(&output.stderr);
+        assert!(error.contains("m.toml:"), "{error}");
+        error
+    };
+    assert!(
+        told("name = \"laptop\"", "nmae = \"laptop\"")
+            .contains("nmae: this key is not known here; expected one of")
+    );
+    assert!(
+        told("rate = \"1Gbit/s\"", "rate = \"1Gbps\"")
+            .contains("network.rate: it is \"1Gbps\"; expected a rate above 0")
+    );
+    assert!(told("rate = \"1Gbit/s\"", "rate = \"0MB/s\"").contains("network.rate"));
+    assert!(told("rate = \"1Gbit/s\"", "rate = \"-5MB/s\"").contains("network.rate"));
+    assert!(
+        told("nodes = 1", "nodes = 0")
+            .contains("compute.nodes: it is 0; expected an integer from 1")
+    );
+    assert!(told("capacity = \"64GiB\"", "capacity = \"64 furlongs\"").contains("buffer.capacity"));
+    assert!(
+        told("attach = \"compute\"", "attach = \"moon\"").contains(
+            "buffer.attach: it is \"moon\"; expected one of compute, io, fabric, storage"
+        )
+    );
+    assert!(told("attach = \"compute\"", "attach = \"io\"").contains("the machine has no [io]"));
+    assert!(told("[storage]", "[storage").contains("not TOML"));
+    let failed = |arguments: &[&str]| {
+        let output = sim(arguments);
+        assert!(!output.status.success(), "{}", text(&output.stdout));
+        text(&output.stderr)
+    };
+    let divides = failed(&["run", "--set", "io.nodes=600"]);
+    assert!(
+        divides.contains("40960 compute nodes")
+            && divides.contains("600 I/O nodes")
+            && divides.contains("leaves 160"),
+        "{divides}"
+    );
+    let shared =
+        ["storage.controller.servers=8", "storage.controller.rate=5GB/s", "storage.servers=100"];
+    let divides = failed(&["run", "--set", shared[0], "--set", shared[1], "--set", shared[2]]);
+    assert!(divides.contains("100 / 8 leaves 4"), "{divides}");
+    let many = failed(&["run", "-N", "200000", "-F"]);
+    assert!(
+        many.contains("200000 processes on 50000 nodes; expected at most 40960 nodes"),
+        "{many}"
+    );
+    let stuck = failed(&[
+        "run",
+        "-b",
+        "64m",
+        "-F",
+        "--set",
+        "buffer.mode=stage",
+        "--set",
+        "buffer.capacity=16MiB",
+    ]);
+    assert!(stuck.contains("cannot end: 1 writes wait for room"), "{stuck}");
+    assert!(failed(&["run", "-m", "nothing"]).contains("expected a file, or one of intrepid-2011"));
+    assert!(failed(&["sweep", "--over", "buffer.capacity=1GiB..2MiB*2"]).contains("is no range"));
+    // Errors have the form that they have everywhere.
+    let output = sim(&["run", "--set", "io.nodes=600", "--json"]);
+    let error: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(error["error"]["what"].is_string());
+}
+
+/// crates/sim/tests/integration/pages.rs looks at the pages in a browser.
+#[test]
+fn pages_are_written_where_the_user_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    let html = ["--html", page.to_str().unwrap()];
+    let written = |more: &[&str]| {
+        done(&[more, &html].concat());
+        let written = fs::read_to_string(&page).unwrap();
+        fs::remove_file(&page).unwrap();
+        written
+    };
+    let small = ["-m", "laptop", "-N", "4", "-F"];
+    assert!(written(&[&["run"][..], &small].concat()).contains("Throughput over time"));
+    let over = ["--over", "buffer.capacity=64MiB..1024MiB*2"];
+    assert!(written(&[&["sweep"][..], &small, &over].concat()).contains("Pareto front"));
+    let sized = written(&[&["size"][..], &small, &["--seeds", "2"]].concat());
+    assert!(sized.contains("least that will do"));
+    let nowhere = dir.path().join("none/page.html");
+    let output = sim(&[&["run"][..], &small, &["--html", nowhere.to_str().unwrap()]].concat());
+    let told = text(&output.stderr);
+    assert!(!output.status.success() && told.contains("none/page.html"), "{told}");
+}
+
+/// Keys of objects, at any depth.
+fn keys(value: &Value, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => object.iter().for_each(|(key, value)| {
+            found.insert(key.clone());
+            keys(value, found);
+        }),
+        Value::Array(list) => list.iter().for_each(|value| keys(value, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn each_key_of_the_json_is_documented() {
+    let document =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/SIMULATION.md"))
+            .unwrap();
+    let rows = document.lines().filter_map(|line| line.strip_prefix("| `"));
+    let documented: BTreeSet<String> = rows
+        .flat_map(|row| row.split(" | ").next().unwrap().split('`').step_by(2))
+        .map(String::from)
+        .collect();
+    let ior = ["-N", "512", "-b", "8m", "-F"];
+    let mut found = BTreeSet::new();
+    let mut look = |name: &str, more: &[&str]| {
+        keys(&json(&[&[name][..], more, &["--json"]].concat()), &mut found);
+    };
+    look("run", &ior);
+    look("explain", &ior);
+    look("sweep", &["-b", "8m", "-F", "--over", "processes=256,512"]);
+    look("compare", &[&ior[..], &["--coarse"]].concat());
+    look("size", &[&ior[..], &["--coarse", "--seeds", "2"]].concat());
+    look("phold", &["--events", "10000", "--processes", "100"]);
+    look("machine", &[]);
+    for machine in ["intrepid-2011", "cori-datawarp", "summit-like", "gordon-like", "laptop"] {
+        look("machine", &[machine]);
+    }
+    let missing: Vec<_> = found.difference(&documented).collect();
+    assert!(missing.is_empty(), "keys that docs/SIMULATION.md does not have: {missing:?}");
+}

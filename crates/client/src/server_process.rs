@@ -1,0 +1,70 @@
+//! The process behind a control socket: which it is, and whether it is stopped.
+//!
+//! The kernel accepts connections for a process that is stopped (SIGSTOP, Ctrl-Z, a debugger), so that a
+//! client would wait for the whole of its time limit. Nothing here asks the process.
+
+use crate::Result;
+use crate::control::open_socket;
+use forebay_proto::control::ControlError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// Pause between the two looks of [`must_run`].
+const SECOND_LOOK: Duration = Duration::from_millis(300);
+
+/// The id of the process that listens at the other end; `None` if it is in another PID namespace.
+pub fn id(stream: &UnixStream) -> Option<u32> {
+    let peer = socket_peercred(stream).ok()?;
+    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+}
+
+/// True if a process is stopped, by a signal or a debugger.
+pub fn is_stopped(pid: u32) -> bool {
+    // `pid (name) state ...` (proc(5)).
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().unwrap_or_default().split_whitespace().next();
+    matches!(state, Some("T" | "t"))
+}
+
+/// Waits until there is something to read, or the other end is closed; false after `timeout`.
+pub fn wait_readable(stream: &UnixStream, timeout: Duration) -> io::Result<bool> {
+    let timeout = Timespec::try_from(timeout).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut fds = [PollFd::new(stream, PollFlags::IN)];
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The process id of a store's server, if that is stopped now.
+pub fn stopped_server(store_dir: &Path) -> Option<u32> {
+    let stream = open_socket(store_dir).ok()?;
+    id(&stream).filter(|pid| is_stopped(*pid))
+}
+
+/// An error if the server of a store is stopped: a call on its mount would wait for it.
+pub fn must_run(what: &str, store_dir: &Path) -> Result<()> {
+    if stopped_server(store_dir).is_none() {
+        return Ok(());
+    }
+    std::thread::sleep(SECOND_LOOK);
+    match stopped_server(store_dir) {
+        Some(pid) => Err(stopped(what, store_dir, pid)),
+        None => Ok(()),
+    }
+}
+
+/// The error that says so.
+pub fn stopped(what: &str, store_dir: &Path, pid: u32) -> ControlError {
+    let why = format!("its process {pid} is stopped (SIGSTOP, Ctrl-Z or a debugger)");
+    let hint = format!(
+        "`kill -CONT {pid}` lets it go on; `forebay umount --force` of its mount detaches that without it, and \
+         keeps the buffer"
+    );
+    ControlError::new(what, Some(store_dir), &why).errno(libc::ETIMEDOUT).hint(&hint)
+}

@@ -1,0 +1,10 @@
+//! Mounts of served buffers against real servers in this process, as one program: calls, several servers, faults.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "a test that cannot go on panics")]
+
+mod calls;
+mod hostile;
+mod once;
+mod remote;
+mod rig;
+mod several;

@@ -1,0 +1,149 @@
+//! Acting on the PFS as who asks, in the thread that asks.
+//!
+//! Staging gives a thread to each requester; the cache answers requests of many users from the
+//! same few threads. So here the supplementary groups are taken and given back around each call
+//! too. Invariant: when the guard is gone the thread is the server again; if it cannot be, its next
+//! own call fails (it has fewer rights, never more).
+
+use crate::identity::{Acting, Identity, set_thread_groups};
+use forebay_net::node::groups_of_process;
+use forebay_proto::{Caller, Errno, Result};
+use serde::{Deserialize, Serialize};
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+/// Whose rights a call has. Kept in records, so that a drain can act as the writer.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Who {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+impl Who {
+    /// The server itself.
+    pub fn server() -> Who {
+        Who {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            groups: Vec::new(),
+        }
+    }
+
+    /// Who sent a request. FUSE tells no supplementary groups: they are read from the process.
+    pub fn of(caller: &Caller) -> Who {
+        let mut groups = caller.groups.clone();
+        if groups.is_empty() && caller.uid != 0 && caller.pid != 0 && is_root() {
+            groups = groups_of_process(caller.pid);
+        }
+        Who { uid: caller.uid, gid: caller.gid, groups }
+    }
+
+    /// The group that what this user makes is to be given afterwards, where the server cannot act with
+    /// it: it is not root, and the user's process has another one of the user's groups.
+    pub fn group_to_give(&self) -> Option<u32> {
+        let gid = rustix::process::getegid().as_raw();
+        (!is_root() && self.gid != gid).then_some(self.gid)
+    }
+
+    /// Takes the identity until the guard is dropped. EPERM if this server cannot.
+    pub fn act(&self) -> Result<Act> {
+        own_umask()?;
+        let caller = Caller {
+            uid: self.uid,
+            gid: self.gid,
+            groups: self.groups.clone(),
+            ..Caller::default()
+        };
+        let identity = Identity::of(&caller).map_err(|why| {
+            tracing::warn!("{why}");
+            Errno::EPERM
+        })?;
+        let switched = identity.must_switch();
+        if switched {
+            server_groups();
+            identity.adopt_thread()?;
+        }
+        // From here on the groups are given back, also if the rest fails.
+        let mut act = Act { acting: None, switched };
+        act.acting = Some(identity.enter()?);
+        Ok(act)
+    }
+}
+
+/// While it lives the thread acts as the requester.
+pub struct Act {
+    acting: Option<Acting>,
+    switched: bool,
+}
+
+impl Drop for Act {
+    fn drop(&mut self) {
+        // Capabilities first: without them the groups cannot be set.
+        self.acting = None;
+        if self.switched
+            && let Err(error) = set_thread_groups(server_groups())
+        {
+            tracing::error!(%error, "a thread could not get the server's groups back");
+        }
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The server's own supplementary groups, as they were at the first question.
+fn server_groups() -> &'static [u32] {
+    static GROUPS: OnceLock<Vec<u32>> = OnceLock::new();
+    GROUPS.get_or_init(|| match rustix::process::getgroups() {
+        Ok(groups) => groups.iter().map(|g| g.as_raw()).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "the server's own groups cannot be read: it keeps none");
+            Vec::new()
+        }
+    })
+}
+
+/// Modes of new files on the PFS are computed here (umask, default ACL), so this thread must have
+/// no umask of its own. The umask is shared with all threads unless a thread leaves that.
+fn own_umask() -> Result<()> {
+    thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
+    if DONE.get() {
+        return Ok(());
+    }
+    // SAFETY: plain flags; the thread gets its own copy of working directory, root and umask.
+    if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+        return Err(Errno::last());
+    }
+    rustix::process::umask(rustix::fs::Mode::empty());
+    DONE.set(true);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_thread_acts_as_two_users_one_after_the_other() {
+        assert!(is_root(), "only root can act as others: run this test as root");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::os::unix::fs::chown(file.path(), Some(4242), Some(77)).unwrap();
+        std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o640)).unwrap();
+        let open = |uid, groups: &[u32]| {
+            let who = Who { uid, gid: uid, groups: groups.to_vec() };
+            let _act = who.act().unwrap();
+            std::fs::File::open(file.path()).map(drop).map_err(|e| e.raw_os_error())
+        };
+        assert_eq!(open(4242, &[]), Ok(()));
+        assert_eq!(open(4243, &[]), Err(Some(libc::EACCES)));
+        assert_eq!(open(4243, &[77]), Ok(()));
+        assert_eq!(open(4243, &[78]), Err(Some(libc::EACCES)), "groups are not left over");
+        std::fs::File::open(file.path()).unwrap();
+    }
+}

@@ -1,0 +1,484 @@
+//! Requests under way whose callers may be let go: by a signal, or because they die.
+//!
+//! A file system that may hang ([`forebay_proto::FileSystem::may_hang`]) keeps nobody from ending: a program that gets a
+//! signal and still waits a moment later gets EINTR, at once if the signal kills it. First its thread here is asked to end
+//! ([`forebay_proto::asked`]), so that the answer says what was done; one that does not end, because it is in a call on a
+//! PFS, is answered for, and what its call gives is taken back when it comes. A file system that waits for flash alone is
+//! waited for, as any local one; only requests that change nothing let go of a caller that is killed.
+//!
+//! Invariant: what a call that was answered for may still change, no later request changes before that call has ended: else
+//! it would be done after what its program did next. The kernel's own writes to files on the fast path are no requests.
+//!
+//! Signals other than deadly ones end no `fsync` of a server that answers: it takes its time, and programs take its failure
+//! for a loss. Nor do they end a read into the page cache: that would be SIGBUS for who has the file mapped.
+//!
+//! Called by readers and workers for each request, and by a thread of its own.
+
+use crate::abi::{self, op};
+use crate::buffer::{Reply, take};
+use crate::connection::{Connection, Request};
+use crate::device::Device;
+use crate::dispatch::{self, Given};
+use crate::notify;
+use forebay_proto::asked::{self, Asked};
+use forebay_proto::{Ino, Result};
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// How long a request goes on after a signal that does not kill: most have ended by then.
+const AFTER_A_SIGNAL: Duration = Duration::from_millis(500);
+/// How long its thread may take to end after it was asked to.
+const TO_END: Duration = Duration::from_millis(400);
+/// How often interrupted requests are looked at, and all that is under way.
+const LOOK: Duration = Duration::from_millis(50);
+const LOOK_AT_ALL: Duration = Duration::from_secs(1);
+/// An interrupt may be read before its request is entered; how long it is remembered for that.
+const EARLY: Duration = Duration::from_secs(1);
+/// Most interrupted requests that are looked after; the kernel has no more threads that wait, mostly.
+const MAX_INTERRUPTED: usize = 1 << 15;
+
+/// A request that somebody waits for.
+#[derive(Clone)]
+struct Waiting {
+    unique: u64,
+    opcode: u32,
+    tid: u32,
+    /// It fills the page cache, for a mapping perhaps.
+    is_page: bool,
+    changes: Changes,
+    device: Arc<Device>,
+}
+
+/// The inodes that a request may change.
+type Changes = [Option<Ino>; 2];
+
+impl Waiting {
+    fn of(device: &Arc<Device>, rq: &Request<'_>) -> Waiting {
+        let head = &rq.head;
+        let mut body = rq.body;
+        let is_page = head.opcode == op::READ
+            && take::<abi::ReadIn>(&mut body)
+                .is_ok_and(|arg| arg.read_flags & abi::READ_LOCKOWNER == 0);
+        let device = Arc::clone(device);
+        let changes = if may_change(rq) { changed_by(rq) } else { Changes::default() };
+        Waiting {
+            unique: head.unique,
+            opcode: head.opcode,
+            tid: head.pid,
+            is_page,
+            changes,
+            device,
+        }
+    }
+
+    fn answer_interrupted(&self) {
+        let message = abi::OutHeader {
+            len: size_of::<abi::OutHeader>() as u32,
+            error: -libc::EINTR,
+            unique: self.unique,
+        };
+        // ENOENT: gone meanwhile.
+        if let Err(error) = self.device.send(message.as_bytes()) {
+            tracing::debug!(%error, "nobody waits for an interrupted request");
+        }
+    }
+}
+
+/// What a thread serves.
+#[derive(Default)]
+pub(crate) struct Serving {
+    asked: Arc<Asked>,
+    now: Mutex<Option<Waiting>>,
+}
+
+impl Serving {
+    fn begin(&self, waiting: Waiting) {
+        self.asked.begin(waiting.unique);
+        *self.now.lock() = Some(waiting);
+    }
+
+    /// The request has ended; false if it was answered already.
+    fn end(&self) -> bool {
+        self.now.lock().take().is_some()
+    }
+
+    fn unique(&self) -> Option<(u64, u32)> {
+        self.now.lock().as_ref().map(|now| (now.unique, now.tid))
+    }
+}
+
+struct Interrupted {
+    unique: u64,
+    since: Instant,
+    /// When its thread was asked to end.
+    asked: Option<Instant>,
+}
+
+#[derive(Default)]
+struct State {
+    interrupted: Vec<Interrupted>,
+    stop: bool,
+}
+
+/// Calls that were answered for and have not ended.
+#[derive(Default)]
+struct Unsettled {
+    calls: Mutex<Vec<(u64, Changes)>>,
+    /// How many: mostly none.
+    count: AtomicUsize,
+    ended: Condvar,
+}
+
+impl Unsettled {
+    fn begin(&self, unique: u64, changes: Changes) {
+        if changes.iter().any(Option::is_some) {
+            let mut calls = self.calls.lock();
+            calls.push((unique, changes));
+            self.count.store(calls.len(), Ordering::Release);
+        }
+    }
+
+    fn end(&self, unique: u64) {
+        let mut calls = self.calls.lock();
+        calls.retain(|(call, _)| *call != unique);
+        self.count.store(calls.len(), Ordering::Release);
+        self.ended.notify_all();
+    }
+
+    /// Waits until none of them may change these. EINTR if nobody waits for that any more.
+    fn wait(&self, changes: &Changes) -> Result<()> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        let mut calls = self.calls.lock();
+        let meets = |(_, changed): &(u64, Changes)| {
+            changed.iter().flatten().any(|ino| changes.contains(&Some(*ino)))
+        };
+        while calls.iter().any(meets) {
+            asked::still_wanted()?;
+            let _ = self.ended.wait_for(&mut calls, asked::LOOK);
+        }
+        Ok(())
+    }
+}
+
+/// All of a mount.
+pub(crate) struct Waits {
+    /// Everything is looked after, not only what changes nothing.
+    may_hang: bool,
+    threads: Mutex<Vec<Arc<Serving>>>,
+    /// Requests that wait for a worker.
+    queued: Mutex<HashMap<u64, Waiting>>,
+    unsettled: Unsettled,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+impl Waits {
+    pub(crate) fn new(may_hang: bool) -> Waits {
+        Waits {
+            may_hang,
+            threads: Mutex::default(),
+            queued: Mutex::default(),
+            unsettled: Unsettled::default(),
+            state: Mutex::default(),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// For the calling thread, which is going to serve requests.
+    pub(crate) fn serving(&self) -> Arc<Serving> {
+        let serving = Arc::new(Serving::default());
+        serving.asked.serve_here();
+        self.threads.lock().push(Arc::clone(&serving));
+        serving
+    }
+
+    /// The thread serves no more.
+    pub(crate) fn served(&self, serving: &Arc<Serving>) {
+        self.threads.lock().retain(|other| !Arc::ptr_eq(other, serving));
+    }
+
+    /// A request is going to wait for a worker.
+    pub(crate) fn enqueue(&self, device: &Arc<Device>, rq: &Request<'_>) {
+        self.queued.lock().insert(rq.head.unique, Waiting::of(device, rq));
+    }
+
+    /// A worker has it, or none will; false if it was answered already.
+    pub(crate) fn dequeue(&self, unique: u64) -> bool {
+        self.queued.lock().remove(&unique).is_some()
+    }
+
+    /// A signal reached who waits for a request.
+    fn interrupt(&self, unique: u64) {
+        let mut state = self.state.lock();
+        if state.interrupted.len() < MAX_INTERRUPTED {
+            state.interrupted.push(Interrupted { unique, since: Instant::now(), asked: None });
+            self.wake.notify_one();
+        }
+    }
+
+    /// The mount is over: nobody waits for anything.
+    pub(crate) fn end(&self) {
+        self.state.lock().stop = true;
+        self.wake.notify_one();
+        self.queued.lock().clear();
+        for serving in &*self.threads.lock() {
+            if let Some((unique, _)) = serving.unique() {
+                serving.asked.give_up(unique);
+            }
+        }
+    }
+
+    /// What the thread does until [`Waits::end`].
+    pub(crate) fn run(&self, cx: &Connection) {
+        let mut last = Vec::new();
+        let mut looked = Instant::now();
+        loop {
+            let mut state = self.state.lock();
+            // The end may have come before this thread waits: then nobody wakes it.
+            if state.interrupted.is_empty() && !state.stop {
+                if self.may_hang {
+                    let _ = self.wake.wait_for(&mut state, LOOK_AT_ALL);
+                } else {
+                    self.wake.wait(&mut state);
+                }
+            }
+            if state.stop {
+                return;
+            }
+            let mut interrupted = std::mem::take(&mut state.interrupted);
+            drop(state);
+            if self.may_hang && looked.elapsed() >= LOOK_AT_ALL {
+                looked = Instant::now();
+                self.find_dying(&mut last, &mut interrupted);
+            }
+            interrupted.retain_mut(|interrupted| self.goes_on(cx, interrupted));
+            let mut state = self.state.lock();
+            let is_idle = interrupted.is_empty();
+            state.interrupted.append(&mut interrupted);
+            if !is_idle && !state.stop {
+                let _ = self.wake.wait_for(&mut state, LOOK);
+            }
+        }
+    }
+
+    /// Requests that have waited since the last look, and whose callers die: a process that ends gets no signals any more,
+    /// and the kernel tells of none.
+    fn find_dying(&self, last: &mut Vec<(u64, u32)>, interrupted: &mut Vec<Interrupted>) {
+        let threads = self.threads.lock();
+        let now: Vec<(u64, u32)> = threads.iter().filter_map(|serving| serving.unique()).collect();
+        drop(threads);
+        for &(unique, tid) in now.iter().filter(|under_way| last.contains(under_way)) {
+            let known = interrupted.iter().any(|other| other.unique == unique);
+            if !known && is_dying(tid) && interrupted.len() < MAX_INTERRUPTED {
+                interrupted.push(Interrupted { unique, since: Instant::now(), asked: None });
+            }
+        }
+        *last = now;
+    }
+
+    /// Looks after an interrupted request; false when there is nothing more to do.
+    fn goes_on(&self, cx: &Connection, interrupted: &mut Interrupted) -> bool {
+        let unique = interrupted.unique;
+        let queued = self.queued.lock().get(&unique).cloned();
+        if let Some(waiting) = queued {
+            if !self.lets_go(cx, &waiting, interrupted.since) {
+                return true;
+            }
+            // Not if a worker has just begun.
+            if self.dequeue(unique) {
+                waiting.answer_interrupted();
+                return false;
+            }
+        }
+        let by = |serving: &&Arc<Serving>| serving.unique().is_some_and(|(now, _)| now == unique);
+        let Some(serving) = self.threads.lock().iter().find(by).cloned() else {
+            return interrupted.asked.is_none() && interrupted.since.elapsed() < EARLY;
+        };
+        let Some(waiting) = serving.now.lock().clone() else { return false };
+        match interrupted.asked {
+            None if self.lets_go(cx, &waiting, interrupted.since) => {
+                serving.asked.give_up(unique);
+                interrupted.asked = Some(Instant::now());
+            }
+            Some(asked) if asked.elapsed() >= TO_END && !is_about_locks(waiting.opcode) => {
+                let mut now = serving.now.lock();
+                if now.as_ref().is_some_and(|now| now.unique == unique) {
+                    *now = None;
+                    self.unsettled.begin(unique, waiting.changes);
+                    waiting.answer_interrupted();
+                }
+                return false;
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Whether a request that was interrupted then lets go of its caller now.
+    fn lets_go(&self, cx: &Connection, waiting: &Waiting, since: Instant) -> bool {
+        if waiting.tid != 0 && is_dying(waiting.tid) {
+            return self.may_hang || changes_nothing(waiting.opcode);
+        }
+        if !self.may_hang || waiting.is_page || since.elapsed() < AFTER_A_SIGNAL {
+            return false;
+        }
+        !takes_its_time(waiting.opcode) || !cx.fs.is_answering()
+    }
+
+    /// Whether a request is looked after.
+    fn looks_after(&self, opcode: u32) -> bool {
+        self.may_hang || changes_nothing(opcode)
+    }
+}
+
+/// Requests whose answer tells of no change.
+fn changes_nothing(opcode: u32) -> bool {
+    matches!(opcode, op::FSYNC | op::FSYNCDIR | op::SYNCFS | op::STATFS | op::READ)
+}
+
+/// Requests that wait for flash where all is well.
+fn takes_its_time(opcode: u32) -> bool {
+    matches!(opcode, op::FSYNC | op::FSYNCDIR | op::SYNCFS)
+}
+
+/// Requests whose own thread must say what came of them: somebody may hold a lock by them, or wait for one without it.
+fn is_about_locks(opcode: u32) -> bool {
+    matches!(opcode, op::GETLK | op::SETLK | op::SETLKW | op::FLUSH | op::RELEASE)
+}
+
+/// Serves a request that its caller may give up, and answers it.
+pub(crate) fn serve(
+    cx: &Connection,
+    device: &Arc<Device>,
+    rq: &Request<'_>,
+    reply: &mut Reply,
+    serving: &Serving,
+) {
+    if !cx.waits.looks_after(rq.head.opcode) || !dispatch::is_answered(rq.head.opcode) {
+        return dispatch::serve(cx, device, rq, reply);
+    }
+    let waiting = Waiting::of(device, rq);
+    let changes = waiting.changes;
+    serving.begin(waiting);
+    let settled = cx.waits.unsettled.wait(&changes);
+    let result = settled.and_then(|()| dispatch::call_guarded(cx, device, rq, reply));
+    if serving.end() {
+        if result != Ok(Given::Later) {
+            dispatch::answer(cx, device, rq.head.unique, result, reply);
+        }
+        return;
+    }
+    if let Ok(given) = result {
+        // The caller was told that it failed, and may be told so for as long as the kernel believes what it has.
+        dispatch::take_back(cx, given, reply);
+        notify::changed_unseen(cx, changed_by(rq));
+    }
+    cx.waits.unsettled.end(rq.head.unique);
+}
+
+/// Whether it matters if a request is done before or after another one on the same inode.
+fn may_change(rq: &Request<'_>) -> bool {
+    match rq.head.opcode {
+        op::OPEN => {
+            let mut body = rq.body;
+            take::<abi::OpenIn>(&mut body).is_ok_and(|arg| arg.flags & libc::O_TRUNC as u32 != 0)
+        }
+        opcode => matches!(
+            opcode,
+            op::SETATTR
+                | op::WRITE
+                | op::FALLOCATE
+                | op::COPY_FILE_RANGE
+                | op::COPY_FILE_RANGE_64
+                | op::SETXATTR
+                | op::REMOVEXATTR
+                | op::CREATE
+                | op::TMPFILE
+                | op::MKNOD
+                | op::MKDIR
+                | op::SYMLINK
+                | op::LINK
+                | op::UNLINK
+                | op::RMDIR
+                | op::RENAME
+                | op::RENAME2
+        ),
+    }
+}
+
+/// The inodes that a request may have changed.
+fn changed_by(rq: &Request<'_>) -> Changes {
+    let mut body = rq.body;
+    let other = match rq.head.opcode {
+        op::RENAME => take::<abi::RenameIn>(&mut body).ok().map(|arg| rq.other(arg.newdir)),
+        op::RENAME2 => take::<abi::Rename2In>(&mut body).ok().map(|arg| rq.other(arg.newdir)),
+        op::LINK => take::<abi::LinkIn>(&mut body).ok().map(|arg| rq.other(arg.oldnodeid)),
+        op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
+            take::<abi::CopyFileRangeIn>(&mut body).ok().map(|arg| rq.other(arg.nodeid_out))
+        }
+        _ => None,
+    };
+    [Some(rq.ino()), other]
+}
+
+/// INTERRUPT: a signal reached somebody who waits.
+pub(crate) fn interrupt(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
+    let mut rest = rq.body;
+    let arg: abi::InterruptIn = take(&mut rest)?;
+    cx.waits.interrupt(arg.unique);
+    Ok(Given::Nothing)
+}
+
+/// Whether SIGKILL (into which the kernel turns every deadly signal) is pending for a thread, or it ends already.
+fn is_dying(tid: u32) -> bool {
+    const PF_EXITING: u64 = 4;
+    if tid == 0 {
+        return false;
+    }
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{tid}/status")) else { return false };
+    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+    let bits = pending.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    if bits.is_some_and(|bits| bits & (1 << (libc::SIGKILL - 1)) != 0) {
+        return true;
+    }
+    // Field 9 of /proc/TID/stat (proc(5)). The name, field 2, may contain anything.
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{tid}/stat")) else { return false };
+    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(9 - 3));
+    flags.and_then(|text| text.parse::<u64>().ok()).is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_call_that_was_answered_for_may_change_waits_for_its_end() {
+        let unsettled = Unsettled::default();
+        let [a, b] = [[Some(Ino(2)), None], [Some(Ino(3)), Some(Ino(2))]];
+        unsettled.begin(8, [None, None]);
+        unsettled.wait(&a).unwrap();
+        unsettled.begin(8, b);
+        unsettled.wait(&[Some(Ino(4)), None]).unwrap();
+        unsettled.wait(&[None, None]).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| unsettled.wait(&a));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!waits.is_finished(), "the call may still be done");
+            unsettled.end(8);
+            waits.join().unwrap().unwrap();
+        });
+        // Nobody waits for the request any more.
+        unsettled.begin(10, b);
+        let asked = Arc::new(Asked::default());
+        asked.serve_here();
+        asked.begin(12);
+        asked.give_up(12);
+        assert_eq!(unsettled.wait(&a), Err(forebay_proto::Errno::EINTR));
+    }
+}

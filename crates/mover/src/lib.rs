@@ -1,0 +1,59 @@
+//! Staging: explicit copies of files and trees between the PFS and the buffer.
+//!
+//! [`Mover`] takes plans and runs them with threads of its own. What is where: `engine` (plans,
+//! queue), `plan`, `journal` and `left` (on flash), `run` (the phases), `walk` (source to items),
+//! `worker` (an item to its end), `copy` (data and checksums) with `data`, `holes` and `memory`, `side`
+//! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
+//! `parts`, `feeder` and `share` (plans that are the work of several servers, see
+//! docs/internals/STAGING.md), `stripe` (files that several servers hold), `ends` (what becomes of an item), `setup`,
+//! `stop` (cancel and rate), `dry_run`, `record` (plans whose server does not run), `halt` and `gate` (ending while a PFS hangs), `progress` and `fault`
+//! (what the user is told).
+//!
+//! Promises: a file appears under its name only whole, fsynced and verified; the PFS is touched
+//! only with the requester's rights and never outside the trees named; a plan killed at any
+//! point goes on and leaves no temporary file when it has ended.
+
+mod buffer;
+mod commit;
+mod copy;
+mod counts;
+mod deferred;
+mod dry_run;
+mod ends;
+mod engine;
+mod evidence;
+mod fault;
+mod feeder;
+pub mod fuzzed;
+mod gate;
+mod halt;
+mod holes;
+mod journal;
+mod left;
+mod memory;
+mod meta;
+mod parts;
+mod pfs;
+mod pfs_target;
+mod plan;
+mod progress;
+mod record;
+mod run;
+mod setup;
+mod share;
+mod side;
+mod stop;
+mod stripe;
+mod task;
+mod walk;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use counts::StagingCounts;
+pub use engine::{KEEP_FINISHED_PLANS, Mover, MoverOptions, QUEUED_PLANS_MAX, STAGING_WAIT_MAX};
+pub use halt::Stuck;
+pub use parts::Servers;
+pub use pfs::PfsHook;
+pub use record::plans_on_record;

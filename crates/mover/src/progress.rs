@@ -1,0 +1,208 @@
+//! Counting what a plan has done, and telling it: totals, rate over the last seconds, ETA.
+
+use forebay_proto::control::{
+    DryRun, FileError, MAX_REPORTED_ERRORS, PathBytes, PlanState, PlanStatus, StageSpec,
+};
+use forebay_proto::{PlanId, ShardId};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Window of the rate, in slots of [`SLOT_MS`].
+const SLOTS: usize = 50;
+/// Length of a slot in milliseconds.
+const SLOT_MS: u64 = 100;
+
+/// Counters of one plan.
+pub(super) struct Progress {
+    pub scanned: AtomicBool,
+    pub files_total: AtomicU64,
+    pub files_done: AtomicU64,
+    pub files_failed: AtomicU64,
+    pub files_skipped: AtomicU64,
+    /// Left as they are, because the plan replaces nothing.
+    pub files_existing: AtomicU64,
+    /// What a dry run has found so far.
+    pub dry_run: Mutex<DryRun>,
+    pub bytes_total: AtomicU64,
+    /// Signed: a file that is copied again takes its bytes back.
+    bytes_done: AtomicI64,
+    /// Of them those that other servers have copied, in a share: its plan's server counts them as theirs.
+    elsewhere: Mutex<BTreeMap<ShardId, i64>>,
+    /// Counts what all plans of the mover have copied.
+    moved: OnceLock<Arc<AtomicU64>>,
+    errors: Mutex<Vec<FileError>>,
+    window: Mutex<Window>,
+}
+
+struct Window {
+    started: Instant,
+    /// Bytes per slot, the newest last.
+    slots: VecDeque<u64>,
+    /// Number of the newest slot.
+    newest: u64,
+}
+
+impl Progress {
+    /// All zero.
+    pub fn new() -> Progress {
+        let window = Window { started: Instant::now(), slots: VecDeque::from([0]), newest: 0 };
+        Progress {
+            scanned: AtomicBool::new(false),
+            files_total: AtomicU64::new(0),
+            files_done: AtomicU64::new(0),
+            files_failed: AtomicU64::new(0),
+            files_skipped: AtomicU64::new(0),
+            files_existing: AtomicU64::new(0),
+            dry_run: Mutex::default(),
+            bytes_total: AtomicU64::new(0),
+            bytes_done: AtomicI64::new(0),
+            elsewhere: Mutex::default(),
+            moved: OnceLock::new(),
+            errors: Mutex::new(Vec::new()),
+            window: Mutex::new(window),
+        }
+    }
+
+    /// What is copied is counted there too.
+    pub fn count_into(&self, moved: &Arc<AtomicU64>) {
+        // A plan that goes on counts where it did.
+        let _ = self.moved.set(moved.clone());
+    }
+
+    /// An item of `bytes` was found.
+    pub fn found(&self, bytes: u64) {
+        self.files_total.fetch_add(1, Relaxed);
+        self.bytes_total.fetch_add(bytes, Relaxed);
+    }
+
+    /// An item's size is another than when it was found.
+    pub fn resized(&self, from_bytes: u64, to_bytes: u64) {
+        self.bytes_total.fetch_add(to_bytes.wrapping_sub(from_bytes), Relaxed);
+    }
+
+    /// Bytes were copied.
+    pub fn copied(&self, bytes: u64) {
+        self.bytes_done.fetch_add(bytes as i64, Relaxed);
+        if let Some(moved) = self.moved.get() {
+            moved.fetch_add(bytes, Relaxed);
+        }
+        let mut window = self.window.lock();
+        window.advance();
+        if let Some(slot) = window.slots.back_mut() {
+            *slot += bytes;
+        }
+    }
+
+    /// Bytes of a file that did not get there.
+    pub fn take_back(&self, bytes: u64) {
+        self.bytes_done.fetch_sub(bytes as i64, Relaxed);
+    }
+
+    /// Says that another server has copied some of the bytes, or takes that back.
+    pub fn copied_elsewhere(&self, shard: ShardId, bytes: i64) {
+        *self.elsewhere.lock().entry(shard).or_default() += bytes;
+    }
+
+    /// What other servers have copied of the bytes.
+    pub fn elsewhere(&self) -> Vec<(ShardId, u64)> {
+        self.elsewhere.lock().iter().map(|(at, bytes)| (*at, (*bytes).max(0) as u64)).collect()
+    }
+
+    /// An item is done.
+    pub fn done(&self) {
+        self.files_done.fetch_add(1, Relaxed);
+    }
+
+    /// An item was found done by an earlier run.
+    pub fn skipped(&self, bytes: u64) {
+        self.bytes_done.fetch_add(bytes as i64, Relaxed);
+        self.files_skipped.fetch_add(1, Relaxed);
+        self.done();
+    }
+
+    /// An item failed.
+    pub fn failed(&self, error: FileError) {
+        self.files_failed.fetch_add(1, Relaxed);
+        let mut errors = self.errors.lock();
+        if errors.len() < MAX_REPORTED_ERRORS {
+            errors.push(error);
+        }
+    }
+
+    /// What a requester is told.
+    pub fn status(
+        &self,
+        plan: PlanId,
+        spec: &StageSpec,
+        state: PlanState,
+        uid: u32,
+        worked_ms: u64,
+    ) -> PlanStatus {
+        let rate = match state {
+            PlanState::Running => self.window.lock().rate(),
+            _ if worked_ms > 0 => self.bytes_done() as f64 * 1_000.0 / worked_ms as f64,
+            _ => 0.0,
+        };
+        let bytes_total = self.bytes_total.load(Relaxed);
+        let left = bytes_total.saturating_sub(self.bytes_done());
+        let scanned = self.scanned.load(Relaxed);
+        let is_dry = spec.options.dry_run;
+        let told = state == PlanState::Running && scanned && rate > 0.0;
+        PlanStatus {
+            plan,
+            spec: spec.clone(),
+            buffer_prefix: PathBytes::none(),
+            state,
+            uid,
+            scanned,
+            files_total: self.files_total.load(Relaxed),
+            files_done: self.files_done.load(Relaxed),
+            files_failed: self.files_failed.load(Relaxed),
+            files_skipped: self.files_skipped.load(Relaxed),
+            files_existing: self.files_existing.load(Relaxed),
+            bytes_total,
+            bytes_done: self.bytes_done(),
+            rate_bytes_per_s: rate,
+            eta_s: told.then(|| left as f64 / rate),
+            elapsed_s: worked_ms as f64 / 1_000.0,
+            silent_s: None,
+            errors: self.errors.lock().clone(),
+            verified: (state == PlanState::Done && !is_dry).then_some(spec.verify),
+            parts: Vec::new(),
+            commit: None,
+            dry_run: is_dry.then(|| Box::new(self.dry_run.lock().clone())),
+        }
+    }
+
+    /// Bytes copied so far.
+    pub fn bytes_done(&self) -> u64 {
+        self.bytes_done.load(Relaxed).max(0) as u64
+    }
+}
+
+impl Window {
+    fn advance(&mut self) {
+        let now = self.started.elapsed().as_millis() as u64 / SLOT_MS;
+        let steps = (now - self.newest).min(SLOTS as u64);
+        for _ in 0..steps {
+            self.slots.push_back(0);
+        }
+        while self.slots.len() > SLOTS {
+            self.slots.pop_front();
+        }
+        self.newest = now;
+    }
+
+    fn rate(&mut self) -> f64 {
+        self.advance();
+        let slot = Duration::from_millis(SLOT_MS).as_secs_f64();
+        // The newest slot is not over yet.
+        let now_s = self.started.elapsed().as_secs_f64();
+        let full = (self.slots.len() - 1) as f64 * slot;
+        let span = (full + now_s - self.newest as f64 * slot).max(slot / 10.0);
+        self.slots.iter().sum::<u64>() as f64 / span
+    }
+}

@@ -1,0 +1,305 @@
+//! `FileSystem` for the namespace: each call goes to its operation in `ops/`. What is made is made
+//! on this shard: the calls of sessions, which may be placed elsewhere, go to `ops/` directly.
+
+use super::Namespace;
+use super::ops::NewInode;
+use super::shards::Where;
+use forebay_proto::api::ops::*;
+use forebay_proto::api::{
+    AccessTimes, CreateArgs, DirEntry, LocalFiles, Notify, Opened, SharedNames, StatFs, WriteMode,
+};
+use forebay_proto::attr::{Attr, FileKind, SetAttr};
+use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, ObjectId, Result};
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl NameOps for Namespace {
+    fn lookup(&self, _caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.op_lookup(parent, name)
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        self.op_forget(ino, count);
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.op_readlink(ino)
+    }
+
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        kind: FileKind,
+        args: CreateArgs,
+        rdev: u32,
+    ) -> Result<Entry> {
+        let new = NewInode { rdev, ..NewInode::of(kind, args) };
+        Ok(self.op_make(caller, parent, name, &new)?.here()?.0)
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
+        Ok(self.op_make(caller, parent, name, &NewInode::of(FileKind::Dir, args))?.here()?.0)
+    }
+
+    fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
+        let args = CreateArgs { mode: 0o777, umask: 0 };
+        let new = NewInode { target, ..NewInode::of(FileKind::Symlink, args) };
+        Ok(self.op_make(caller, parent, name, &new)?.here()?.0)
+    }
+
+    fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
+        Ok(self.op_link(caller, ino, parent, name, false)?.here()?.0)
+    }
+
+    fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+        self.op_unlink(caller, parent, name)
+    }
+
+    fn rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+        self.op_rmdir(caller, parent, name)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Result<()> {
+        self.with_reclaimed(|| {
+            self.op_rename(caller, (parent, name), (new_parent, new_name), flags)
+        })
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<(Entry, Opened)> {
+        let made = self.op_create(caller, parent, name, args, Where::Here)?;
+        let (entry, object) = made.here()?;
+        Ok((entry, Opened { local: object.filter(|_| want_local).map(Arc::new) }))
+    }
+
+    fn create_for(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+        open_flags: u32,
+    ) -> Result<(Entry, Option<File>)> {
+        self.wait_reclaimed_if_short();
+        let new = NewInode {
+            with_object: true,
+            open_flags: Some(open_flags),
+            ..NewInode::of(FileKind::File, args)
+        };
+        self.op_make(caller, parent, name, &new)?.here()
+    }
+
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<(Entry, Opened)> {
+        let (entry, object) = self.op_tmpfile(caller, parent, args, false)?;
+        let local = object.filter(|_| want_local).map(Arc::new);
+        Ok((entry, Opened { local }))
+    }
+
+    fn fsyncdir(&self, _ino: Ino) -> Result<()> {
+        self.store.sync()?;
+        Ok(())
+    }
+
+    fn dir_limit(&self, ino: Ino) -> Result<Cookie> {
+        self.op_dir_limit(ino)
+    }
+
+    fn readdir(
+        &self,
+        ino: Ino,
+        after: Cookie,
+        limit: Cookie,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.op_readdir(ino, after, limit, false, sink)
+    }
+
+    fn readdir_plus(
+        &self,
+        ino: Ino,
+        after: Cookie,
+        limit: Cookie,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.op_readdir(ino, after, limit, true, sink)
+    }
+}
+
+impl AttrOps for Namespace {
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.attributes(ino)
+    }
+
+    fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
+        self.op_setattr(caller, ino, change)
+    }
+
+    fn attr_ttl(&self, _ino: Ino) -> Duration {
+        // What a name leads to then may be without its size: `stat` has to ask, and hears EIO.
+        match self.objects.has_losses() {
+            true => Duration::ZERO,
+            false => Duration::MAX,
+        }
+    }
+}
+
+impl DataOps for Namespace {
+    fn open(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        open_flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        self.op_open(caller, ino, open_flags, kill_suid, want_local)
+    }
+
+    fn flush(&self, _ino: Ino) -> Result<()> {
+        Ok(())
+    }
+
+    fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.op_read(ino, offset, buffer)
+    }
+
+    fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
+        self.op_write(ino, offset, data, mode)
+    }
+
+    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        self.op_fsync(ino, data_only)
+    }
+
+    fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
+        self.op_fallocate(&Caller::root(), ino, mode, offset, length)
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
+        self.op_seek(ino, offset, whence)
+    }
+
+    fn copy_file_range(
+        &self,
+        source: Ino,
+        source_offset: u64,
+        target: Ino,
+        target_offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        self.op_copy_range((source, source_offset), (target, target_offset), length)
+    }
+
+    fn release(&self, ino: Ino, _local: bool) {
+        self.op_release(ino);
+    }
+
+    fn local_files(&self) -> Option<&dyn LocalFiles> {
+        // Where this process counts the space, a write that passes it by would not be counted; and of several
+        // servers another one may have the file.
+        let whole = self.objects.accounting().is_none() && self.is_alone();
+        whole.then_some(self as &dyn LocalFiles)
+    }
+
+    fn space_is_coming(&self) -> bool {
+        self.op_space_is_coming()
+    }
+}
+
+impl XattrOps for Namespace {
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.op_getxattr(ino, name)
+    }
+
+    fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.op_listxattr(ino)
+    }
+
+    fn setxattr(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        kill_sgid: bool,
+    ) -> Result<()> {
+        self.op_setxattr(caller, ino, name, value, flags, kill_sgid)
+    }
+
+    fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
+        self.op_removexattr(caller, ino, name)
+    }
+}
+
+impl FileSystem for Namespace {
+    fn statfs(&self) -> Result<StatFs> {
+        self.op_statfs()
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.op_sync_all()
+    }
+
+    fn set_access_times(&self, files: AccessTimes, dirs: AccessTimes) {
+        self.objects.set_quiet_reads(files == AccessTimes::Never);
+        *self.access_times_of_dirs.write() = dirs;
+    }
+
+    fn set_notify(&self, notify: Arc<dyn Notify>) {
+        self.set_listener(notify);
+    }
+}
+
+impl LocalFiles for Namespace {
+    fn open_local(&self, ino: Ino, open_flags: u32) -> Result<File> {
+        self.objects.open_for(ObjectId::whole(ino), open_flags)
+    }
+
+    fn lookup_without_object(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.op_lookup_without_object(parent, name)
+    }
+
+    fn inode_of(&self, file: &File) -> Result<Ino> {
+        self.objects.id_of(file).filter(|id| id.stripe == 0).map(|id| id.ino).ok_or(Errno::EBADF)
+    }
+
+    fn is_in_use(&self, ino: Ino) -> bool {
+        match self.objects.is_open_elsewhere(ObjectId::whole(ino)) {
+            Ok(open) => open,
+            // It is gone: nothing is left to be kept for anybody.
+            Err(errno) => errno != Errno::ENOENT,
+        }
+    }
+
+    fn device(&self) -> u64 {
+        self.objects.device()
+    }
+
+    fn shared_names(&self) -> Option<&dyn SharedNames> {
+        Some(self)
+    }
+}

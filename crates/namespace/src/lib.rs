@@ -1,0 +1,399 @@
+//! The namespace of one shard: names, inodes, and the operations on them.
+//!
+//! Invariants
+//! * One writer at a time (`writer`); each operation is one batch of the store, so it is whole
+//!   or absent after any crash, in the order of the batches.
+//! * A regular file's size, data times and blocks are its object's; the inode record holds the
+//!   rest. An object exists before the record that points to it, and is removed only after the
+//!   record that gave it up is durable: a crash leaves at most unreferenced objects, which
+//!   recovery removes.
+//! * An inode without names is on the persistent orphan list until no client references it.
+//!
+//! `FileSystem` (filesystem.rs) is what a mount calls, `BufferTree` (tree.rs) what the mover
+//! calls; both go through the operations in `ops/`, one file per operation.
+
+mod answers;
+mod check;
+mod filesystem;
+mod invalidate;
+mod names;
+mod ops;
+mod over_tree;
+mod reclaim;
+mod recover;
+mod refs;
+pub mod shards;
+mod stripe_object;
+mod striped;
+mod tree;
+mod tree_answer;
+mod txn;
+
+#[cfg(test)]
+mod tests;
+
+pub use check::check_objects;
+pub use ops::{Named, NewInode, OWN_XATTRS, is_layout_xattr};
+pub use over_tree::OverTree;
+pub use recover::RecoveryReport;
+pub use shards::Where;
+#[cfg(any(debug_assertions, feature = "failpoints"))]
+pub use shards::testing;
+pub use striped::{Asked, LogWriters, Mapped, Now, Published, SIZE_UNKNOWN};
+
+use forebay_interfaces::peers::Peers;
+use forebay_proto::api::{AccessTimes, NAME_MAX, Notify};
+use forebay_proto::attr::{Attr, FileKind, Timestamp};
+use forebay_proto::ids::ShardId;
+use forebay_proto::{Errno, Ino, ObjectId, Result};
+use forebay_store::metadata::NamespaceStore;
+use forebay_store::objects::{ObjectStat, Objects};
+use forebay_store::record::{InodeRecord, inode_flags};
+use parking_lot::{Mutex, RwLock};
+use refs::Refs;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Inode numbers taken from the store at a time; a crash skips at most this many.
+const INO_CHUNK: u64 = 1024;
+/// Preferred I/O size told to programs.
+const BLKSIZE_BYTES: u32 = forebay_preload_wire::names::BLKSIZE_BYTES;
+/// Files whose last fsync is remembered, for telling the grade of safety reached.
+const MAX_REMEMBERED_FSYNCS: usize = 65_536;
+/// How often a name is looked up whose inode is gone each time.
+const MAX_LOOKUPS: u32 = 16;
+
+/// What only the one writer touches.
+struct Writer {
+    next_ino: u64,
+    ino_limit: u64,
+}
+
+/// Why opens do not go by passthrough, or that they do; set once by who mounts.
+pub type FastPath = std::result::Result<(), String>;
+
+/// The namespace of one shard and the objects of its files.
+pub struct Namespace {
+    shard: ShardId,
+    store: Arc<dyn NamespaceStore>,
+    objects: Arc<Objects>,
+    /// The other shards; `None` for a buffer that has one.
+    shards: Option<shards::Shards>,
+    writer: Mutex<Writer>,
+    refs: Refs,
+    reclaim: reclaim::Reclaimer,
+    /// What programs read in shared memory.
+    names: names::Shared,
+    notify: RwLock<Option<Arc<dyn Notify>>>,
+    capacity_bytes: AtomicU64,
+    volatile: bool,
+    fast_path: RwLock<FastPath>,
+    fsynced: Mutex<HashMap<Ino, (Timestamp, Timestamp)>>,
+    hold_orphans: bool,
+    striped: striped::Striped,
+    /// Inodes without names that are kept for clients of the last server.
+    held_orphans: Mutex<Vec<Ino>>,
+    /// Files that the start found without their data.
+    made_empty: Mutex<HashSet<Ino>>,
+    /// Operations committed, for idleness checks.
+    commits: AtomicU64,
+    /// When listings store access times.
+    access_times_of_dirs: RwLock<AccessTimes>,
+}
+
+/// Facts about the buffer that the namespace needs.
+#[derive(Clone)]
+pub struct NamespaceOptions {
+    /// The shard served here.
+    pub shard: ShardId,
+    /// The servers of the buffer's other shards; `None` for a buffer that has one. A buffer keeps
+    /// the number of shards that it began with.
+    pub peers: Option<Arc<dyn Peers>>,
+    /// Capacity, for statfs.
+    pub capacity_bytes: u64,
+    /// True if nothing survives a power cut anyway (tmpfs).
+    pub volatile: bool,
+    /// Owner of the root directory of a new buffer.
+    pub root_uid: u32,
+    /// Group of the root directory of a new buffer.
+    pub root_gid: u32,
+    /// New files of a new buffer are written as logs.
+    pub log: forebay_proto::layout::Logs,
+    /// Keep inodes without names at the start: clients of the last server may still have them
+    /// open. [`Namespace::release_orphans`] ends that.
+    pub hold_orphans: bool,
+}
+
+impl Namespace {
+    /// Opens the namespace on its store and objects: makes the root in a new one. `recover`
+    /// says that the last server did not close cleanly (see recover.rs).
+    pub fn open(
+        store: Arc<dyn NamespaceStore>,
+        objects: Arc<Objects>,
+        options: NamespaceOptions,
+        recover: bool,
+    ) -> Result<(Arc<Namespace>, RecoveryReport)> {
+        let next_ino = store.next_ino()?.max(Ino::ROOT.0 + 1);
+        let shard = options.shard;
+        let shards = options.peers.map(|peers| shards::Shards::load(peers, &*store)).transpose()?;
+        let namespace = Arc::new(Namespace {
+            shard,
+            shards: shards.flatten(),
+            reclaim: reclaim::Reclaimer::new(options.volatile),
+            store,
+            objects,
+            access_times_of_dirs: RwLock::default(),
+            writer: Mutex::new(Writer { next_ino, ino_limit: next_ino }),
+            refs: Refs::new(),
+            names: names::Shared::default(),
+            notify: RwLock::new(None),
+            capacity_bytes: AtomicU64::new(options.capacity_bytes),
+            volatile: options.volatile,
+            fast_path: RwLock::new(Err("not mounted".into())),
+            fsynced: Mutex::new(HashMap::new()),
+            hold_orphans: options.hold_orphans,
+            striped: striped::Striped::new(),
+            held_orphans: Mutex::default(),
+            made_empty: Mutex::default(),
+            commits: AtomicU64::new(0),
+        });
+        if shard == Ino::ROOT.shard() && namespace.store.inode(Ino::ROOT)?.is_none() {
+            namespace.make_root(options.root_uid, options.root_gid, options.log)?;
+        }
+        let report = namespace.recover(recover)?;
+        reclaim::start(&namespace)?;
+        Ok((namespace, report))
+    }
+
+    /// Stops background work. All acknowledged operations are in the store's log already.
+    pub fn close(&self) {
+        self.striped.give_up();
+        if let Some(shards) = &self.shards {
+            shards.stop();
+        }
+        self.reclaim.stop();
+        self.objects.leave_pages();
+    }
+
+    /// Says whether opens go by passthrough, and if not why.
+    pub fn set_fast_path(&self, fast_path: FastPath) {
+        *self.fast_path.write() = fast_path;
+    }
+
+    /// Whether opens go by passthrough, and if not why.
+    pub fn fast_path(&self) -> FastPath {
+        self.fast_path.read().clone()
+    }
+
+    /// True if the grade "on flash" cannot be reached.
+    pub fn is_volatile(&self) -> bool {
+        self.volatile
+    }
+
+    /// Which part of the buffer's namespace this is.
+    pub fn shard(&self) -> ShardId {
+        self.shard
+    }
+
+    /// True if the buffer has no other shards.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.shards.is_none()
+    }
+
+    /// The store, for its usage.
+    pub fn store(&self) -> &dyn NamespaceStore {
+        &*self.store
+    }
+
+    /// The objects.
+    pub fn objects(&self) -> &Arc<Objects> {
+        &self.objects
+    }
+
+    fn inode(&self, ino: Ino) -> Result<InodeRecord> {
+        self.store.inode(ino)?.ok_or(Errno::ESTALE)
+    }
+
+    fn directory(&self, ino: Ino) -> Result<InodeRecord> {
+        let record = self.inode(ino)?;
+        match record.kind() {
+            FileKind::Dir => Ok(record),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn regular(&self, ino: Ino) -> Result<InodeRecord> {
+        let record = self.inode(ino)?;
+        match record.kind() {
+            FileKind::File => Ok(record),
+            FileKind::Dir => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// What was done to the object of a whole file. One that is not there although the file's record
+    /// says so is lost: EIO, and told.
+    pub fn on_object<T>(&self, ino: Ino, done: Result<T>) -> Result<T> {
+        match done {
+            Err(Errno::ENOENT) => Err(self.why_no_object(ino)),
+            other => other,
+        }
+    }
+
+    /// Asked after the object was found missing: a file that goes loses its record first.
+    fn why_no_object(&self, ino: Ino) -> Errno {
+        match self.inode(ino) {
+            Ok(record) if record.has(inode_flags::HAS_OBJECT) && !record.is_striped() => {
+                self.objects.missing(ObjectId::whole(ino))
+            }
+            Ok(_) => Errno::ENOENT,
+            Err(errno) => errno,
+        }
+    }
+
+    /// What is wrong with what is on flash, in words: it was removed, or could not be written.
+    pub fn fault(&self) -> Option<String> {
+        self.store.fault().or_else(|| self.objects.fault())
+    }
+
+    /// The attributes shown for a record.
+    fn attr_of(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
+        if record.is_striped() {
+            return self.striped_attr(ino, record);
+        }
+        let object = match record.has(inode_flags::HAS_OBJECT) {
+            true => Some(self.on_object(ino, self.objects.stat(ObjectId::whole(ino)))?),
+            false => None,
+        };
+        Ok(merge(ino, record, object))
+    }
+
+    /// Attributes of what a name leads to: exact, but for a striped file of which a server is away, and
+    /// for one whose data is lost ([`SIZE_UNKNOWN`]): their names can be removed.
+    fn attr_of_entry(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
+        match record.is_striped() {
+            true => self.striped_entry_attr(ino, record),
+            false => match self.attr_of(ino, record) {
+                Err(Errno::EIO) if record.has(inode_flags::HAS_OBJECT) => {
+                    Ok(Attr { blksize_bytes: SIZE_UNKNOWN, ..merge(ino, record, None) })
+                }
+                known => known,
+            },
+        }
+    }
+
+    /// The same by number.
+    pub fn entry_attributes(&self, ino: Ino) -> Result<Attr> {
+        self.attr_of_entry(ino, &self.inode(ino)?)
+    }
+
+    /// Exact attributes by number.
+    pub fn attributes(&self, ino: Ino) -> Result<Attr> {
+        self.attr_of(ino, &self.inode(ino)?)
+    }
+
+    /// Layout of a file.
+    pub fn layout(&self, ino: Ino) -> Result<forebay_proto::layout::Layout> {
+        Ok(self.inode(ino)?.layout)
+    }
+
+    /// `(used, capacity)` bytes of data.
+    pub fn space(&self) -> Result<(u64, u64)> {
+        if let Some(acc) = self.objects.accounting() {
+            return Ok((acc.used_bytes(), acc.capacity_bytes()));
+        }
+        let (_, free) = self.objects.file_system_space()?;
+        let capacity_bytes = self.capacity_bytes.load(Ordering::Acquire);
+        Ok((capacity_bytes.saturating_sub(free), capacity_bytes))
+    }
+
+    /// Inodes that are free, and all, without waiting for what is being reclaimed.
+    pub fn inodes(&self) -> (u64, u64) {
+        let usage = self.store.usage();
+        (usage.inodes_free, usage.inodes + usage.inodes_free)
+    }
+
+    /// Has [`Namespace::inodes`] count what is there, not the worst case of what was written and removed lately. False
+    /// if it does already. Takes a checkpoint: for who would refuse something otherwise.
+    pub fn settle_inodes(&self) -> Result<bool> {
+        self.store.settle_usage()
+    }
+
+    /// The store has grown to this capacity.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.capacity_bytes.store(bytes, Ordering::Release);
+        if let Some(acc) = self.objects.accounting() {
+            acc.set_capacity(bytes);
+        }
+    }
+
+    /// The grade of safety that a file has reached: `written` or `on flash`.
+    pub fn grade(&self, attr: &Attr) -> &'static str {
+        let synced = self.fsynced.lock().get(&attr.ino).copied();
+        match synced {
+            Some(times) if !self.volatile && times == (attr.mtime, attr.ctime) => "on flash",
+            _ => "written",
+        }
+    }
+
+    fn remember_fsync(&self, ino: Ino) {
+        if let Ok(attr) = self.attributes(ino) {
+            let mut fsynced = self.fsynced.lock();
+            if fsynced.len() >= MAX_REMEMBERED_FSYNCS {
+                fsynced.clear();
+            }
+            fsynced.insert(ino, (attr.mtime, attr.ctime));
+        }
+    }
+
+    /// Number of operations that changed the namespace since the start.
+    pub fn commit_count(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+}
+
+/// Record and object as `stat` shows them.
+fn merge(ino: Ino, record: &InodeRecord, object: Option<ObjectStat>) -> Attr {
+    let mut attr = Attr {
+        ino,
+        size_bytes: record.size,
+        blocks_512: 0,
+        atime: record.atime,
+        mtime: record.mtime,
+        ctime: record.ctime,
+        btime: record.btime,
+        mode: record.mode,
+        nlink: record.nlink,
+        uid: record.uid,
+        gid: record.gid,
+        rdev: record.rdev,
+        blksize_bytes: BLKSIZE_BYTES,
+    };
+    if let Some(object) = object {
+        attr.size_bytes = object.size_bytes;
+        attr.blocks_512 = object.blocks_512;
+        attr.atime = object.atime;
+        attr.mtime = object.mtime;
+        if attr.ctime > object.ctime {
+            forebay_store::clock::shown(attr.ctime);
+        }
+        attr.ctime = attr.ctime.max(object.ctime);
+    }
+    if record.kind() == FileKind::Dir {
+        // As on tmpfs: a size that grows with the entries and takes no blocks.
+        attr.size_bytes = record.size * 20;
+    }
+    attr
+}
+
+/// ENAMETOOLONG, or EINVAL for what can be no name.
+fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        _ if name.len() > NAME_MAX => Err(Errno::ENAMETOOLONG),
+        b"" => Err(Errno::ENOENT),
+        b"." | b".." => Err(Errno::EEXIST),
+        _ if name.iter().any(|&b| b == b'/' || b == 0) => Err(Errno::EINVAL),
+        _ => Ok(()),
+    }
+}

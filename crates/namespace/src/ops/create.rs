@@ -1,0 +1,380 @@
+//! mknod, mkdir, symlink, create, tmpfile: everything that makes an inode, with its name or at
+//! another shard than it (`shards::place`).
+
+use super::super::shards::{Joint, Where, push_parts, record_of};
+use super::super::{Namespace, check_name, merge, txn::Txn};
+use forebay_proto::acl::{self, Acl};
+use forebay_proto::api::{CreateArgs, SYMLINK_MAX};
+use forebay_proto::attr::{FileKind, Timestamp};
+use forebay_proto::layout::{Layout, Placement, turn};
+use forebay_proto::net::servers::{MadeInode, NamesReply, Step, Wanted};
+use forebay_proto::{Caller, Entry, Errno, Ino, ObjectId, Result, ShardId};
+use forebay_store::objects::Objects;
+use forebay_store::record::{Change, InodeRecord, inode_flags};
+use std::fs::File;
+
+/// What is being made.
+pub struct NewInode<'a> {
+    /// Its type.
+    pub kind: FileKind,
+    /// Mode and umask.
+    pub args: CreateArgs,
+    /// Devices: their number.
+    pub rdev: u32,
+    /// Symbolic links: the target.
+    pub target: &'a [u8],
+    /// Make the data object now.
+    pub with_object: bool,
+    /// Open it with these flags of `open(2)`, for who gets the descriptor itself and asks for no attributes.
+    pub open_flags: Option<u32>,
+    /// Where.
+    pub place: Where,
+    /// Of a directory: where what is made in it goes, if not as in its parent.
+    pub placement: Option<Placement>,
+}
+
+impl<'a> NewInode<'a> {
+    /// Of this type, with its name, and nothing special.
+    pub fn of(kind: FileKind, args: CreateArgs) -> NewInode<'a> {
+        let place = Where::Here;
+        NewInode {
+            kind,
+            args,
+            rdev: 0,
+            target: b"",
+            with_object: false,
+            open_flags: None,
+            place,
+            placement: None,
+        }
+    }
+}
+
+/// An inode that got a name of this shard.
+#[derive(Debug)]
+pub enum Named {
+    /// It is here: referenced, with its object if that was made.
+    Here(Entry, Option<File>),
+    /// It is at another shard, and no reference was taken there.
+    Elsewhere(Ino),
+}
+
+impl Named {
+    /// Where only this shard can be meant.
+    pub(crate) fn here(self) -> Result<(Entry, Option<File>)> {
+        match self {
+            Named::Here(entry, object) => Ok((entry, object)),
+            Named::Elsewhere(_) => Err(Errno::EXDEV),
+        }
+    }
+}
+
+impl Namespace {
+    /// Makes `new` under a name.
+    pub fn op_make(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Named> {
+        check_name(name)?;
+        if new.target.len() > SYMLINK_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        if new.kind == FileKind::Symlink && new.target.is_empty() {
+            return Err(Errno::ENOENT);
+        }
+        if new.place != Where::Here && !self.is_alone() {
+            let layout = self.directory(parent)?.layout;
+            let places = self.places(&layout, (parent, name), new.kind, new.place);
+            if places.first() != Some(&self.shard) {
+                return self.make_elsewhere(caller, (parent, name), new, &places);
+            }
+        }
+        self.with_reclaimed(|| self.make_once(caller, parent, name, new))
+            .map(|(entry, object)| Named::Here(entry, object))
+    }
+
+    fn make_once(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<(Entry, Option<File>)> {
+        let mut txn = self.begin(caller);
+        let parent_record = txn.live_dir(parent)?;
+        if txn.entry(parent, name)?.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        let ino = txn.take_ino()?;
+        let made =
+            self.made_inode(caller, parent, &parent_record, new, turn(parent, name), txn.now)?;
+        let mut record = record_of(&made);
+        push_parts(&mut txn, ino, &made);
+        add_name(&mut txn, (parent, name), ino, new.kind)?;
+        let object = self.new_object(ino, &mut record, new)?;
+        txn.put_new(ino, record);
+        self.refs.add(ino);
+        if let Err(e) = txn.commit() {
+            self.undo_new(ino, object.is_some());
+            return Err(e);
+        }
+        let asked = object.as_ref().filter(|_| new.open_flags.is_none());
+        let stat = asked.map(Objects::stat_open).transpose()?;
+        Ok((Entry { attr: merge(ino, &record, stat) }, object))
+    }
+
+    /// Makes it at the first of these shards that has space, and gives it its name here.
+    fn make_elsewhere(
+        &self,
+        caller: &Caller,
+        (parent, name): (Ino, &[u8]),
+        new: &NewInode<'_>,
+        places: &[ShardId],
+    ) -> Result<Named> {
+        let mut joint = self.joint(caller)?;
+        let made = {
+            let mut txn = self.begin_part();
+            let parent_record = txn.live_dir(parent)?;
+            if txn.entry(parent, name)?.is_some() {
+                return Err(Errno::EEXIST);
+            }
+            self.made_inode(caller, parent, &parent_record, new, turn(parent, name), txn.now)?
+        };
+        let Some((shard, ino)) = self.make_at(&mut joint, places, &made)? else {
+            drop(joint);
+            return self
+                .with_reclaimed(|| self.make_once(caller, parent, name, new))
+                .map(|(entry, object)| Named::Here(entry, object));
+        };
+        let mut txn = self.begin(caller);
+        txn.live_dir(parent)?;
+        if txn.entry(parent, name)?.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        add_name(&mut txn, (parent, name), ino, new.kind)?;
+        joint.step(shard, Step::Made { ino, inode: Box::new(made) });
+        joint.decide(txn)?;
+        Ok(Named::Elsewhere(ino))
+    }
+
+    /// `None`: it is our turn. An error if no shard is left: that of the last one.
+    fn make_at(
+        &self,
+        joint: &mut Joint<'_>,
+        places: &[ShardId],
+        made: &MadeInode,
+    ) -> Result<Option<(ShardId, Ino)>> {
+        let mut failed = Errno::ENOSPC;
+        // Those that have almost no space are asked again when nobody else has any.
+        for even_if_short in [false, true] {
+            for &shard in places {
+                if shard == self.shard {
+                    return Ok(None);
+                }
+                let inode = Box::new(made.clone());
+                match joint.prepare(shard, Wanted::Make { inode, even_if_short }) {
+                    Ok(NamesReply::Made(ino)) => return Ok(Some((shard, ino))),
+                    Ok(_) => failed = Errno::ENOSPC,
+                    Err(Errno::ERESTART) => return Err(Errno::ERESTART),
+                    Err(errno) => failed = errno,
+                }
+                self.pass_over(shard);
+            }
+        }
+        Err(failed)
+    }
+
+    /// Makes a regular file without a name, referenced, with its object if it is not striped; never
+    /// striped if it is to be `whole`. It is where its directory is.
+    pub fn op_tmpfile(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        args: CreateArgs,
+        whole: bool,
+    ) -> Result<(Entry, Option<File>)> {
+        self.wait_reclaimed_if_short();
+        self.with_reclaimed(|| self.tmpfile_once(caller, parent, args, whole))
+    }
+
+    fn tmpfile_once(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        args: CreateArgs,
+        whole: bool,
+    ) -> Result<(Entry, Option<File>)> {
+        let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
+        let mut txn = self.begin(caller);
+        let parent_record = txn.live_dir(parent)?;
+        let ino = txn.take_ino()?;
+        let made = self.made_inode(caller, parent, &parent_record, &new, ino.0, txn.now)?;
+        self.tmpfile_made(txn, ino, &made, whole)
+    }
+
+    /// The same for a directory of another shard, which has said what the file is like.
+    pub(crate) fn op_tmpfile_like(
+        &self,
+        caller: &Caller,
+        made: &MadeInode,
+    ) -> Result<(Entry, Option<File>)> {
+        self.wait_reclaimed_if_short();
+        self.with_reclaimed(|| {
+            let mut txn = self.begin(caller);
+            let ino = txn.take_ino()?;
+            let first = ShardId((ino.0 % u64::from(self.server_count())) as u16);
+            let layout = self.avoid_lost(Layout { first, ..made.layout });
+            let made = MadeInode { now: txn.now, layout, ..made.clone() };
+            self.tmpfile_made(txn, ino, &made, false)
+        })
+    }
+
+    fn tmpfile_made(
+        &self,
+        mut txn: Txn<'_>,
+        ino: Ino,
+        made: &MadeInode,
+        whole: bool,
+    ) -> Result<(Entry, Option<File>)> {
+        let args = CreateArgs { mode: made.mode & 0o7777, umask: 0 };
+        let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
+        let mut record = record_of(made);
+        push_parts(&mut txn, ino, made);
+        record.nlink = 0;
+        if whole {
+            record.layout.stripe_count = 1;
+        }
+        let object = self.new_object(ino, &mut record, &new)?;
+        txn.put_new(ino, record);
+        txn.answer_with(ino);
+        txn.push(Change::PutOrphan(ino));
+        self.refs.add(ino);
+        if let Err(e) = txn.commit() {
+            self.undo_new(ino, object.is_some());
+            return Err(e);
+        }
+        self.made_nameless(ino);
+        let stat = object.as_ref().map(Objects::stat_open).transpose()?;
+        Ok((Entry { attr: merge(ino, &record, stat) }, object))
+    }
+
+    /// Creates a regular file, with its object, to be open if it is here.
+    pub fn op_create(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        args: CreateArgs,
+        place: Where,
+    ) -> Result<Named> {
+        self.wait_reclaimed_if_short();
+        let new = NewInode { with_object: true, place, ..NewInode::of(FileKind::File, args) };
+        self.op_make(caller, parent, name, &new)
+    }
+
+    fn undo_new(&self, ino: Ino, has_object: bool) {
+        self.refs.remove(ino, 1);
+        if has_object && let Err(e) = self.objects.remove(ObjectId::whole(ino)) {
+            tracing::warn!(%ino, error = %e, "a failed create left an object; the next start removes it");
+        }
+    }
+
+    /// The layout of something new, by that of its directory and its turn there. A directory's is
+    /// what new inodes in it get.
+    fn new_layout(&self, of_dir: Layout, kind: FileKind, turn: u64) -> Layout {
+        if kind != FileKind::File {
+            return of_dir;
+        }
+        let servers = self.server_count();
+        let layout = Layout {
+            stripe_count: of_dir.count_among(servers),
+            first: ShardId((turn % u64::from(servers)) as u16),
+            ..of_dir
+        };
+        self.avoid_lost(layout.of_file(servers))
+    }
+
+    fn new_object(
+        &self,
+        ino: Ino,
+        record: &mut InodeRecord,
+        new: &NewInode<'_>,
+    ) -> Result<Option<File>> {
+        if !new.with_object || record.is_striped() {
+            return Ok(None);
+        }
+        let id = ObjectId::whole(ino);
+        let file = match new.open_flags {
+            Some(flags) => self.objects.create_for(id, flags)?,
+            None => self.objects.create(id)?,
+        };
+        record.flags |= inode_flags::HAS_OBJECT;
+        Ok(Some(file))
+    }
+
+    /// What a new inode is like: owner, group of a setgid directory, umask or default ACL.
+    pub(crate) fn made_inode(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        parent_record: &InodeRecord,
+        new: &NewInode<'_>,
+        turn: u64,
+        now: Timestamp,
+    ) -> Result<MadeInode> {
+        let inherits_group = parent_record.mode & libc::S_ISGID != 0;
+        let is_dir = new.kind == FileKind::Dir;
+        let mut perm = new.args.mode & 0o7777;
+        if inherits_group && is_dir {
+            perm |= libc::S_ISGID;
+        }
+        let (mut access_acl, mut default_acl) = (None, None);
+        if new.kind == FileKind::Symlink {
+            perm = 0o777;
+        } else if parent_record.has(inode_flags::HAS_DEFAULT_ACL) {
+            let value = self.store.xattr(parent, acl::DEFAULT)?.unwrap_or_default();
+            if let Some(default) = Acl::parse(&value)? {
+                let (access, bits) = default.inherit(perm);
+                perm = (perm & !0o777) | bits;
+                access_acl = access.map(|access| access.to_bytes());
+                default_acl = is_dir.then_some(value);
+            }
+        } else {
+            perm &= !new.args.umask;
+        }
+        let of_dir = parent_record.layout;
+        let of_dir = Layout { placement: new.placement.unwrap_or(of_dir.placement), ..of_dir };
+        let layout = self.new_layout(of_dir, new.kind, turn);
+        Ok(MadeInode {
+            mode: new.kind.mode_bits() | perm,
+            uid: caller.uid,
+            gid: if inherits_group { parent_record.gid } else { caller.gid },
+            rdev: new.rdev,
+            parent,
+            layout,
+            now,
+            target: new.target.to_vec(),
+            access_acl,
+            default_acl,
+            with_object: new.with_object && !(layout.is_striped() && new.kind == FileKind::File),
+        })
+    }
+}
+
+/// Gives a new inode its name.
+fn add_name(
+    txn: &mut Txn<'_>,
+    (parent, name): (Ino, &[u8]),
+    ino: Ino,
+    kind: FileKind,
+) -> Result<()> {
+    txn.add_entry(parent, name, ino, kind, None)?;
+    if kind == FileKind::Dir {
+        txn.edit(parent)?.nlink += 1;
+    }
+    txn.answer_with(ino);
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! lookup, forget, getattr, readlink.
+
+use super::super::{MAX_LOOKUPS, Namespace, merge};
+use forebay_interfaces::references::References;
+use forebay_proto::api::NAME_MAX;
+use forebay_proto::api::ops::*;
+use forebay_proto::attr::FileKind;
+use forebay_proto::{Attr, Entry, Errno, Ino, Result};
+use forebay_store::record::InodeRecord;
+
+impl Namespace {
+    /// The entry, with one more reference to its inode. ESTALE if that is at another shard, or if the name was given
+    /// to others again and again meanwhile.
+    pub(crate) fn op_lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.look_up(parent, name, |ino| self.entry_attributes(ino))
+    }
+
+    /// The same, with what the record says.
+    pub(crate) fn op_lookup_without_object(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.look_up(parent, name, |ino| Ok(merge(ino, &self.inode(ino)?, None)))
+    }
+
+    fn look_up(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        attributes: impl Fn(Ino) -> Result<Attr>,
+    ) -> Result<Entry> {
+        if name.len() > NAME_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        // A rename that replaces the name between the two reads takes the first inode away, not the name. Only a
+        // second look can tell that from a removal.
+        for _ in 0..MAX_LOOKUPS {
+            match self.look_up_once(parent, name, &attributes) {
+                Err(Errno::ESTALE) => {}
+                done => return done,
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// ESTALE if the name led to an inode that was gone before it could be read, or that is at another shard.
+    fn look_up_once(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        attributes: &impl Fn(Ino) -> Result<Attr>,
+    ) -> Result<Entry> {
+        if let Some(shards) = &self.shards {
+            shards.holds().may_look(parent, name)?;
+        }
+        let ino = match name {
+            b"." => parent,
+            b".." => self.directory(parent)?.parent,
+            _ => match self.store.entry(parent, name)? {
+                Some(entry) => entry.ino,
+                None => {
+                    // Only now, off the hot path: is it a directory at all?
+                    self.directory(parent)?;
+                    return Err(Errno::ENOENT);
+                }
+            },
+        };
+        if !self.is_alone() && ino.shard() != self.shard {
+            return Err(Errno::ESTALE);
+        }
+        // Referenced before it is read, so that it cannot be reclaimed in between.
+        self.refs.add(ino);
+        match attributes(ino) {
+            Ok(attr) => Ok(Entry { attr }),
+            Err(e) => {
+                self.op_forget(ino, 1);
+                Err(e)
+            }
+        }
+    }
+
+    /// The inode of a name and its type, without a reference to it; `None` if there is no such name.
+    pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
+        Ok(self.store.entry(parent, name)?.map(|entry| (entry.ino, entry.kind)))
+    }
+
+    /// The inode that a name leads to, `..` too, and its type, if it is at another shard. ERESTART while another
+    /// shard decides what it leads to.
+    pub fn leads_elsewhere(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
+        if self.is_alone() || name.len() > NAME_MAX {
+            return Ok(None);
+        }
+        if let Some(shards) = &self.shards {
+            shards.holds().may_look(parent, name)?;
+        }
+        let led = match name {
+            b"." => return Ok(None),
+            b".." => Some((self.directory(parent)?.parent, FileKind::Dir)),
+            _ => self.peek(parent, name)?,
+        };
+        Ok(led.filter(|(ino, _)| ino.shard() != self.shard))
+    }
+
+    /// One more reference to an inode that a client held before; false if it is not there any
+    /// more.
+    pub fn take_reference(&self, ino: Ino) -> bool {
+        self.refs.add(ino);
+        match self.store.inode(ino) {
+            Ok(Some(_)) => true,
+            _ => {
+                self.op_forget(ino, 1);
+                false
+            }
+        }
+    }
+
+    /// Gives references back; the last one of an inode without names frees it.
+    pub fn op_forget(&self, ino: Ino, count: u64) {
+        if self.refs.remove(ino, count) {
+            self.reclaim_soon(ino);
+        }
+    }
+
+    /// A reference handed out with a record that was just read or written.
+    pub(super) fn entry_for(&self, ino: Ino, record: &InodeRecord) -> Result<Entry> {
+        Ok(Entry { attr: self.attr_of_entry(ino, record)? })
+    }
+
+    /// Target of a symbolic link.
+    pub(crate) fn op_readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        if self.inode(ino)?.kind() != FileKind::Symlink {
+            return Err(Errno::EINVAL);
+        }
+        self.store.symlink(ino)?.ok_or(Errno::EIO)
+    }
+}
+
+impl References for Namespace {
+    fn take_reference(&self, ino: Ino) -> bool {
+        Namespace::take_reference(self, ino)
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        NameOps::forget(self, ino, count);
+    }
+}

@@ -1,0 +1,153 @@
+//! What happens at the start of a server: the root of a new buffer, and after a crash the
+//! reconciliation of records and objects.
+//!
+//! After a kill -9: orphans are reclaimed (their clients died with the mount), objects without
+//! a record (killed between the two steps of a create) are removed. After a power cut also:
+//! a record may be durable while its never fsynced object is not; such a file is empty.
+
+use super::{INO_CHUNK, Namespace};
+use forebay_proto::attr::FileKind;
+use forebay_proto::layout::{Layout, Logs};
+use forebay_proto::{Cookie, Ino, ObjectId, RequestId, Result};
+use forebay_store::metadata::Batch;
+use forebay_store::objects::COMPANION;
+use forebay_store::record::{Change, InodeRecord, inode_flags};
+use std::collections::HashSet;
+
+/// What recovery found and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// True if the last server did not close cleanly.
+    pub unclean: bool,
+    /// Inodes without names that were reclaimed.
+    pub orphans_reclaimed: u64,
+    /// Objects without a record that were removed.
+    pub stray_objects_removed: u64,
+    /// Files whose object was lost before it was ever fsynced, now empty.
+    pub empty_objects_made: u64,
+}
+
+impl Namespace {
+    /// Makes the root directory of a new buffer.
+    pub(super) fn make_root(&self, uid: u32, gid: u32, logs: Logs) -> Result<()> {
+        let now = forebay_store::clock::stamp();
+        let record = InodeRecord {
+            mode: libc::S_IFDIR | 0o755,
+            uid,
+            gid,
+            nlink: 2,
+            rdev: 0,
+            flags: 0,
+            layout: Layout {
+                log: !logs.is_off(),
+                strict: logs == Logs::Strict,
+                ..Layout::WHOLE_LOCAL
+            },
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            size: 0,
+            parent: Ino::ROOT,
+            next_cookie: Cookie::FIRST,
+        };
+        let mut writer = self.writer.lock();
+        let limit = writer.next_ino + INO_CHUNK;
+        self.store.commit(Batch {
+            request: RequestId::default(),
+            changes: vec![Change::PutInode(Ino::ROOT, record), Change::SetNextIno(limit)],
+            may_use_reserve: false,
+        })?;
+        writer.ino_limit = limit;
+        Ok(())
+    }
+
+    /// Reconciles records and objects; counts the space in use where nobody else does.
+    pub(super) fn recover(&self, unclean: bool) -> Result<RecoveryReport> {
+        let mut report = RecoveryReport { unclean, ..RecoveryReport::default() };
+        if unclean {
+            self.striped.keep.was_killed();
+        }
+        let orphans = self.store.orphans()?;
+        if self.hold_orphans {
+            // Clients of the last server may have them open: see `release_orphans`.
+            for &ino in &orphans {
+                self.refs.add(ino);
+                self.refs.orphaned(ino);
+            }
+            *self.held_orphans.lock() = orphans;
+        } else {
+            report.orphans_reclaimed = orphans.len() as u64;
+            for batch in orphans.chunks(128) {
+                self.reclaim_batch(batch, false)?;
+            }
+        }
+        if !unclean && self.objects.accounting().is_none() {
+            return Ok(report);
+        }
+        let mut found = HashSet::new();
+        let mut used = 0;
+        let mut stray = Vec::new();
+        self.objects.for_each(&mut |id, bytes| {
+            used += bytes;
+            if id.ino.shard() != self.shard {
+                // Only its inode's server knows: see `striped::keep`.
+                return;
+            }
+            match self.store.inode(id.ino) {
+                Ok(Some(record)) if record.is_striped() => {}
+                Ok(Some(record))
+                    if id.stripe == COMPANION
+                        && (record.has(inode_flags::HAS_OBJECT) || id.ino == Ino::ROOT) => {}
+                Ok(Some(record)) if record.has(inode_flags::HAS_OBJECT) && id.stripe == 0 => {
+                    found.insert(id.ino);
+                }
+                Ok(_) => stray.push(id),
+                Err(e) => tracing::error!(ino = %id.ino, error = %e, "cannot read an inode"),
+            }
+        })?;
+        if let Some(acc) = self.objects.accounting() {
+            acc.set_used(used);
+        }
+        if unclean {
+            for &id in &stray {
+                self.objects.remove(id)?;
+            }
+            report.stray_objects_removed = stray.len() as u64;
+            report.empty_objects_made = self.make_missing_objects(&found)?;
+        }
+        Ok(report)
+    }
+
+    /// Frees the inodes without names that were held since the start and that no client has
+    /// claimed.
+    pub fn release_orphans(&self) {
+        for ino in std::mem::take(&mut *self.held_orphans.lock()) {
+            self.op_forget(ino, 1);
+        }
+    }
+
+    fn make_missing_objects(&self, found: &HashSet<Ino>) -> Result<u64> {
+        let mut missing = Vec::new();
+        self.store.for_each_inode(&mut |ino, record| {
+            let expected = record.kind() == FileKind::File && record.has(inode_flags::HAS_OBJECT);
+            if expected && !found.contains(&ino) {
+                missing.push(ino);
+            }
+            true
+        })?;
+        for &ino in &missing {
+            tracing::warn!(%ino, "its data was never fsynced before a power cut, or was removed: now empty");
+            self.objects.create(ObjectId::whole(ino))?;
+        }
+        let count = missing.len() as u64;
+        self.made_empty.lock().extend(missing);
+        Ok(count)
+    }
+
+    /// Files whose object this start made, since it was missing: who keeps more about a file than the namespace can
+    /// tell what a power cut may take from what somebody removed. Handed out once.
+    pub fn take_made_empty(&self) -> HashSet<Ino> {
+        std::mem::take(&mut *self.made_empty.lock())
+    }
+}

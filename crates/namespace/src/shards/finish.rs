@@ -1,0 +1,400 @@
+//! The thread that finishes what is decided, and settles what a start finds.
+//!
+//! A round: what is decided here is made durable; each participant is told, in batches, does what it
+//! has not done, and answers when it has that on flash; intents that all have answered for are
+//! removed. A participant that cannot be reached is tried again, without end. What is prepared here
+//! for longer than an operation takes is asked for. The thread sleeps while there is nothing.
+//!
+//! A start: every other shard is asked what it has decided for us, and told what we have, and that
+//! all else of ours from before is given up.
+
+use super::records;
+use super::{Believers, NamesQuestion, NamesReply, Shards};
+use crate::Namespace;
+use forebay_failpoint::step;
+use forebay_proto::net::servers::{MadeInode, Step, TxnId};
+use forebay_proto::{Errno, RequestId, Result, ShardId};
+use forebay_store::metadata::Batch;
+use forebay_store::record::Change;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long intents gather, so that many are told at once.
+const GATHER: Duration = Duration::from_millis(20);
+/// First and longest pause before what could not be finished is tried again.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_LONGEST: Duration = Duration::from_secs(2);
+/// What is prepared for longer is asked for.
+const ASK_AFTER: Duration = Duration::from_secs(2);
+/// Longest that calls wait for what a start finds to be settled.
+const START_WAIT: Duration = Duration::from_secs(15);
+/// Most bytes of steps in one message: fits a frame's body.
+const BATCH_BYTES: usize = 256 << 10;
+/// Most numbers in one message.
+const BATCH_NUMBERS: usize = 4096;
+/// Most records removed by one record of the log.
+const BATCH_RECORDS: usize = 1024;
+
+/// Numbers with their steps at one shard, as they are told.
+type Decided = Vec<(u64, Vec<Step>)>;
+
+/// About how many bytes a step takes in a message.
+fn bytes_of(step: &Step) -> usize {
+    let made = |made: &MadeInode| {
+        let acl = |acl: &Option<Vec<u8>>| acl.as_ref().map_or(0, Vec::len);
+        made.target.len() + acl(&made.access_acl) + acl(&made.default_acl)
+    };
+    160 + match step {
+        Step::Made { inode, .. } => made(inode),
+        Step::Unlink { name, .. } | Step::RemoveDir { name, .. } | Step::SetName { name, .. } => {
+            name.len()
+        }
+        Step::Linked(_) | Step::Moved { .. } => 0,
+    }
+}
+
+/// As many as fit one message, at least one.
+pub(super) fn first_batch<'a>(all: impl Iterator<Item = (u64, &'a [Step])>) -> Decided {
+    let mut bytes = 0;
+    let mut batch = Decided::new();
+    for (seq, steps) in all {
+        bytes += steps.iter().map(bytes_of).sum::<usize>();
+        if bytes > BATCH_BYTES && !batch.is_empty() {
+            break;
+        }
+        batch.push((seq, steps.to_vec()));
+    }
+    batch
+}
+
+impl Namespace {
+    /// Begins to answer to believers, and starts the thread. Does nothing in a buffer of one shard.
+    pub fn start_shards(self: &Arc<Self>, believers: Arc<dyn Believers>) -> Result<()> {
+        if !self.set_believers(believers) {
+            return Ok(());
+        }
+        #[cfg(any(debug_assertions, feature = "failpoints"))]
+        if super::testing::BY_HAND.get() {
+            return Ok(());
+        }
+        let namespace = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name("shards".into())
+            .spawn(move || {
+                if let Some(shards) = &namespace.shards {
+                    namespace.settle_start(shards);
+                    shards.run(&namespace);
+                }
+            })
+            .map_err(|e| Errno::from_io(&e))?;
+        if let Some(shards) = &self.shards {
+            *shards.thread.lock() = Some(thread);
+        }
+        Ok(())
+    }
+
+    /// False in a buffer of one shard.
+    pub(super) fn set_believers(&self, believers: Arc<dyn Believers>) -> bool {
+        let Some(shards) = &self.shards else { return false };
+        shards.quiet_again(&*believers);
+        *shards.believers.write() = Some(believers);
+        true
+    }
+
+    /// Waits until what this start found is settled with those that can be reached.
+    pub fn wait_settled(&self) {
+        let Some(shards) = &self.shards else { return };
+        let mut state = shards.state.lock();
+        let until = Instant::now() + START_WAIT;
+        while !state.started && !state.stopping {
+            if shards.changed.wait_until(&mut state, until).timed_out() {
+                return;
+            }
+        }
+    }
+
+    /// The first round of a start; what cannot be reached now comes later.
+    pub(super) fn settle_start(&self, shards: &Shards) {
+        self.settle_all(shards);
+        shards.state.lock().started = true;
+        shards.changed.notify_all();
+    }
+
+    fn settle_all(&self, shards: &Shards) -> bool {
+        let unsettled = shards.state.lock().unsettled.clone();
+        let mut all = true;
+        for shard in unsettled {
+            if shards.is_lost(shard) {
+                match self.settle_lost(shards, shard) {
+                    Ok(()) => drop(shards.state.lock().unsettled.remove(&shard)),
+                    Err(error) => {
+                        tracing::warn!(shard = shard.0, %error, "not settled without a lost shard yet");
+                        all = false;
+                    }
+                }
+                continue;
+            }
+            match self.settle_with(shards, shard).and_then(|()| self.tell_decided(shards, shard)) {
+                Ok(()) => drop(shards.state.lock().unsettled.remove(&shard)),
+                Err(error) => {
+                    tracing::debug!(shard = shard.0, %error, "not settled with a shard yet");
+                    all = false;
+                }
+            }
+        }
+        all
+    }
+
+    /// Asks a coordinator what became of what is prepared for it here, and what we have missed.
+    fn settle_with(&self, shards: &Shards, shard: ShardId) -> Result<()> {
+        let prepared = shards.prepared_for(shard);
+        let mut asked = prepared.chunks(BATCH_NUMBERS);
+        let mut after = 0;
+        let mut at_work = BTreeSet::new();
+        loop {
+            let numbers = asked.next().unwrap_or(&[]);
+            let question = NamesQuestion::Unfinished { prepared: numbers.to_vec(), after };
+            let NamesReply::Unfinished { decided, at_work: some } = shards.ask(shard, question)?
+            else {
+                return Err(Errno::EPROTO);
+            };
+            at_work.extend(some);
+            for (seq, steps) in &decided {
+                self.apply(shards, TxnId { shard, seq: *seq }, 0, steps)?;
+            }
+            after = decided.last().map_or(after, |(seq, _)| *seq);
+            if decided.is_empty() && asked.len() == 0 {
+                break;
+            }
+        }
+        for seq in prepared {
+            if !at_work.contains(&seq) {
+                // Not prepared any more if it was decided.
+                self.abort(shards, TxnId { shard, seq })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells a participant what is decided for it, and what is given up; it has all that on flash
+    /// then.
+    fn tell_decided(&self, shards: &Shards, shard: ShardId) -> Result<()> {
+        let mut after = 0;
+        loop {
+            let (decided, forget_below) = {
+                let state = shards.state.lock();
+                let intents = state.intents.range(after + 1..);
+                let left = intents.filter(|(_, i)| !i.in_hand && i.left.contains_key(&shard));
+                (first_batch(left.map(|(seq, i)| (*seq, i.steps(shard)))), state.forget_below)
+            };
+            let seqs: Vec<u64> = decided.iter().map(|(seq, _)| *seq).collect();
+            let last = seqs.last().copied().unwrap_or(after);
+            // Those not told yet are decided too: only the last message may say so.
+            let is_last = shards.has_no_more(shard, last);
+            let dead_below = if is_last { shards.first_seq } else { 0 };
+            let question = NamesQuestion::Settle { decided, dead_below, forget_below };
+            shards.ask(shard, question)?;
+            step("coordinator: settled");
+            shards.note_settled(shard, &seqs);
+            if is_last {
+                return Ok(());
+            }
+            after = last;
+        }
+    }
+
+    /// One round; true if nothing is left that could be done now.
+    pub(super) fn finish_round(&self, shards: &Shards) -> Result<bool> {
+        let mut done = self.settle_all(shards);
+        // What is told to others must not be taken back by a power cut; and what was removed in the
+        // last round is gone for good from now on.
+        self.store.sync()?;
+        {
+            let mut state = shards.state.lock();
+            state.forget_below = state.removed_below;
+        }
+        // Those of a start are settled already.
+        for shard in shards.shards_waited_for().into_iter().filter(|shard| shards.is_lost(*shard)) {
+            if let Err(error) = self.settle_lost(shards, shard) {
+                tracing::warn!(shard = shard.0, %error, "not settled without a lost shard yet");
+                done = false;
+            }
+        }
+        for shard in shards.shards_with_intents() {
+            if let Err(error) = self.tell_decided(shards, shard) {
+                tracing::debug!(shard = shard.0, %error, "intents are finished later");
+                done = false;
+            }
+        }
+        self.remove_finished(shards)?;
+        for shard in shards.shards_with_old_prepared() {
+            if let Err(error) = self.settle_with(shards, shard) {
+                tracing::debug!(shard = shard.0, %error, "what is prepared is asked for later");
+            }
+            done = false;
+        }
+        Ok(done)
+    }
+
+    fn remove_finished(&self, shards: &Shards) -> Result<()> {
+        let finished: Vec<(u64, bool)> = {
+            let state = shards.state.lock();
+            let over = state.intents.iter().filter(|(_, i)| !i.in_hand && i.left.is_empty());
+            over.map(|(seq, intent)| (*seq, intent.record.renames)).collect()
+        };
+        let txn = |seq| TxnId { shard: self.shard, seq };
+        for batch in finished.chunks(BATCH_RECORDS) {
+            let changes = batch.iter().map(|(seq, _)| records::del_intent(txn(*seq))).collect();
+            self.commit_records(changes)?;
+            step("coordinator: intents removed");
+        }
+        {
+            let mut state = shards.state.lock();
+            for (seq, _) in &finished {
+                state.intents.remove(seq);
+            }
+            let first = state.intents.keys().chain(&state.working).min().copied();
+            state.removed_below = first.unwrap_or_else(|| shards.next_seq.load(Ordering::Relaxed));
+        }
+        for (seq, _) in finished.iter().filter(|(_, renames)| *renames) {
+            self.unlock_renames(txn(*seq));
+        }
+        Ok(())
+    }
+
+    /// Forgets what was done for a coordinator that will not ask for it again.
+    pub(super) fn forget(&self, shards: &Shards, of: ShardId, below: u64) -> Result<()> {
+        let first = TxnId { shard: of, seq: 0 };
+        let gone: Vec<TxnId> = {
+            let mut state = shards.state.lock();
+            // First, so that there is no moment at which they are neither applied nor over.
+            let over_below = state.over_below.entry(of).or_default();
+            *over_below = below.max(*over_below);
+            state.applied.range(first..TxnId { shard: of, seq: below }).copied().collect()
+        };
+        for batch in gone.chunks(BATCH_RECORDS) {
+            self.commit_records(batch.iter().map(|id| records::del_applied(*id)).collect())?;
+            step("participant: forgot");
+            let mut state = shards.state.lock();
+            for id in batch {
+                state.applied.remove(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn commit_records(&self, changes: Vec<Change>) -> Result<()> {
+        let _writer = self.writer.lock();
+        let batch = Batch { request: RequestId::default(), changes, may_use_reserve: true };
+        self.store.commit(batch).map(drop)
+    }
+}
+
+impl Shards {
+    /// The thread, until [`Shards::stop`].
+    fn run(&self, namespace: &Namespace) {
+        let mut pause = RETRY_FIRST;
+        loop {
+            {
+                let mut state = self.state.lock();
+                while state.has_nothing() && !state.stopping {
+                    self.changed.wait(&mut state);
+                }
+                if state.stopping {
+                    return;
+                }
+            }
+            std::thread::sleep(GATHER);
+            match namespace.finish_round(self) {
+                Ok(true) => pause = RETRY_FIRST,
+                Ok(false) => {
+                    let mut state = self.state.lock();
+                    if !state.stopping {
+                        self.changed.wait_for(&mut state, pause);
+                    }
+                    pause = (pause * 2).min(RETRY_LONGEST);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "operations over shards cannot be finished; the next start does");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Ends the thread. What is left is on record.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopping = true;
+        self.changed.notify_all();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread for operations over shards panicked");
+        }
+    }
+
+    pub(super) fn prepared_for(&self, shard: ShardId) -> Vec<u64> {
+        let first = TxnId { shard, seq: 0 };
+        let last = TxnId { shard, seq: u64::MAX };
+        self.state.lock().prepared.range(first..=last).map(|(id, _)| id.seq).collect()
+    }
+
+    /// True if nothing is decided for a shard beyond this number.
+    fn has_no_more(&self, shard: ShardId, seq: u64) -> bool {
+        let state = self.state.lock();
+        let mut beyond = state.intents.range(seq.saturating_add(1)..);
+        !beyond.any(|(_, intent)| !intent.in_hand && intent.left.contains_key(&shard))
+    }
+
+    fn note_settled(&self, shard: ShardId, seqs: &[u64]) {
+        let mut state = self.state.lock();
+        for seq in seqs {
+            if let Some(intent) = state.intents.get_mut(seq) {
+                intent.left.remove(&shard);
+            }
+        }
+    }
+
+    /// Shards without which something here does not come to an end.
+    fn shards_waited_for(&self) -> BTreeSet<ShardId> {
+        let mut waited = self.shards_with_intents();
+        waited.extend(self.state.lock().prepared.keys().map(|id| id.shard));
+        waited
+    }
+
+    /// Steps that nobody can do any more count as done; of how many intents.
+    pub(super) fn drop_steps_for(&self, shard: ShardId) -> usize {
+        let mut state = self.state.lock();
+        let over = state.intents.values_mut().filter(|intent| !intent.in_hand);
+        over.filter_map(|intent| intent.left.remove(&shard)).count()
+    }
+
+    fn shards_with_intents(&self) -> BTreeSet<ShardId> {
+        let state = self.state.lock();
+        let over = state.intents.values().filter(|intent| !intent.in_hand);
+        over.flat_map(|intent| intent.left.keys().copied()).collect()
+    }
+
+    fn shards_with_old_prepared(&self) -> BTreeSet<ShardId> {
+        let state = self.state.lock();
+        let old = |part: &super::Prepared| part.since.elapsed() >= ASK_AFTER;
+        let prepared = state.prepared.iter().filter(|(_, parts)| parts.iter().any(old));
+        prepared.map(|(id, _)| id.shard).collect()
+    }
+}
+
+impl super::State {
+    /// True if the coordinator has said that this operation is over.
+    pub(super) fn is_over(&self, id: TxnId) -> bool {
+        self.over_below.get(&id.shard).is_some_and(|below| id.seq < *below)
+    }
+
+    /// True if the thread may sleep.
+    fn has_nothing(&self) -> bool {
+        self.intents.values().all(|intent| intent.in_hand)
+            && self.unsettled.is_empty()
+            && self.prepared.is_empty()
+    }
+}

@@ -1,0 +1,89 @@
+//! What is left to settle with a shard whose server is gone for good.
+//!
+//! | on record here | becomes |
+//! | --- | --- |
+//! | an intent with steps there | those steps are done: nobody has what they are about any more |
+//! | something prepared for a change that it coordinated | undone, whatever was decided: the name that decided it was there, and is lost. What leads from here stays as it was, so nothing of ours is lost with it |
+//! | `Applied` of its changes | forgotten: nobody asks again |
+//! | the lock of renames | given back |
+//!
+//! A directory that was being moved there keeps its old name; its parent is set right again, also
+//! where its inode is elsewhere and had heard of the move. Done by the thread of [`super::finish`],
+//! at a start or as soon as the server is given up; done twice it is done once.
+
+use super::Shards;
+use super::records::PreparedRecord;
+use crate::Namespace;
+use forebay_failpoint::step;
+use forebay_proto::attr::FileKind;
+use forebay_proto::net::servers::{Step, TxnId};
+use forebay_proto::{Caller, Ino, Result, ShardId};
+
+impl Shards {
+    /// True if the server of a shard will not come back.
+    pub(super) fn is_lost(&self, shard: ShardId) -> bool {
+        self.peers.is_lost(shard)
+    }
+
+    /// Names that are held for changes that a shard coordinated.
+    fn names_held_for(&self, shard: ShardId) -> Vec<(Ino, Vec<u8>)> {
+        let (first, last) = (TxnId { shard, seq: 0 }, TxnId { shard, seq: u64::MAX });
+        let state = self.state.lock();
+        let parts = state.prepared.range(first..=last).flat_map(|(_, parts)| parts);
+        let names = parts.filter_map(|part| match &part.what {
+            PreparedRecord::Name(dir, name) => Some((*dir, name.clone())),
+            _ => None,
+        });
+        names.collect()
+    }
+}
+
+impl Namespace {
+    /// Settles, for good, all that waits for a shard that is lost.
+    pub(super) fn settle_lost(&self, shards: &Shards, shard: ShardId) -> Result<()> {
+        let held = shards.names_held_for(shard);
+        for (dir, name) in &held {
+            // Before the name is free: who is killed here begins again with what is prepared.
+            self.stay_in(dir, name)?;
+        }
+        step("participant: a lost coordinator's names stay");
+        let prepared = shards.prepared_for(shard);
+        for seq in &prepared {
+            self.abort(shards, TxnId { shard, seq: *seq })?;
+        }
+        self.forget(shards, shard, u64::MAX)?;
+        let left = shards.drop_steps_for(shard);
+        if !prepared.is_empty() || left > 0 {
+            tracing::warn!(
+                shard = shard.0,
+                undone = prepared.len(),
+                dropped = left,
+                "what waited for a server that is gone for good is settled"
+            );
+        }
+        Ok(())
+    }
+
+    /// A directory that was to be moved to a lost shard stays below `dir`.
+    fn stay_in(&self, dir: &Ino, name: &[u8]) -> Result<()> {
+        let Some(entry) = self.store.entry(*dir, name)? else { return Ok(()) };
+        let at = entry.ino.shard();
+        if entry.kind != FileKind::Dir || self.shards.as_ref().is_some_and(|s| s.is_lost(at)) {
+            return Ok(());
+        }
+        if at == self.shard {
+            let mut txn = self.begin_part();
+            txn.use_reserve();
+            if self.store.inode(entry.ino)?.is_some_and(|record| record.parent != *dir) {
+                txn.edit(entry.ino)?.parent = *dir;
+                txn.commit()?;
+            }
+            return Ok(());
+        }
+        let mut joint = self.joint(&Caller::root())?;
+        joint.step(at, Step::Moved { ino: entry.ino, parent: Some(*dir) });
+        let mut txn = self.begin_part();
+        txn.use_reserve();
+        joint.decide(txn)
+    }
+}

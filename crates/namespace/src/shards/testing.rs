@@ -1,0 +1,89 @@
+//! What tests of several shards in one process see of a namespace, in builds with failpoints.
+
+use super::{Patience, Shards};
+use crate::Namespace;
+use forebay_proto::{Caller, Errno, Ino, Result};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+thread_local! {
+    /// The thread that finishes intents is not started: the test does its rounds.
+    pub static BY_HAND: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What of operations over shards is not finished at one of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Unfinished {
+    /// Intents that participants have not applied.
+    pub intents: usize,
+    /// Parts that are prepared.
+    pub prepared: usize,
+    /// Numbers that are being worked at.
+    pub working: usize,
+    /// What a start found and did not settle yet.
+    pub unsettled: usize,
+    /// A name or directory is locked.
+    pub holds: bool,
+}
+
+/// A shard, in the hands of a test. Made by [`Namespace::testing`].
+pub struct Testing<'a>(&'a Arc<Namespace>);
+
+impl Namespace {
+    /// For tests of a buffer with several shards.
+    pub fn testing(self: &Arc<Namespace>) -> Testing<'_> {
+        Testing(self)
+    }
+}
+
+impl Testing<'_> {
+    fn shards(&self) -> &Shards {
+        self.0.shards.as_ref().expect("a buffer with several shards")
+    }
+
+    /// Nobody waits for another shard.
+    pub fn lose_patience(&self) {
+        self.shards().set_patience(Duration::ZERO);
+        self.0.striped.set_patience(Duration::ZERO);
+    }
+
+    /// Settles what the start found.
+    pub fn settle_start(&self) {
+        self.0.settle_start(self.shards());
+    }
+
+    /// One round of the thread that finishes intents.
+    pub fn finish_round(&self) -> Result<()> {
+        self.0.finish_round(self.shards()).map(drop)
+    }
+
+    /// All shards may get new inodes again.
+    pub fn pass_over_none(&self) {
+        self.shards().place.pass_over_none();
+    }
+
+    /// What is not finished here.
+    pub fn unfinished(&self) -> Unfinished {
+        let holds = !self.shards().holds().is_empty();
+        let state = self.shards().state.lock();
+        Unfinished {
+            intents: state.intents.len(),
+            prepared: state.prepared.len(),
+            working: state.working.len(),
+            unsettled: state.unsettled.len(),
+            holds,
+        }
+    }
+
+    /// A rename with the patience of this shard, tried again while another shard is in the way.
+    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8])) -> Result<()> {
+        let mut patience = Patience::new();
+        loop {
+            match self.0.op_rename(&Caller::root(), from, to, 0) {
+                Err(Errno::ERESTART) => self.0.wait_for_shards(&mut patience)?,
+                done => return done.map(drop),
+            }
+        }
+    }
+}

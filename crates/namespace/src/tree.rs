@@ -1,0 +1,353 @@
+//! `BufferTree` for the namespace: what the mover does, checked for its requester as the kernel
+//! would check it, and told to caching clients.
+
+use super::ops::NewInode;
+use super::{Namespace, check_name};
+use forebay_interfaces::tree::{BufferTree, Data, NewFile};
+use forebay_proto::acl::{self, Acl};
+use forebay_proto::api::CreateArgs;
+use forebay_proto::attr::{Attr, FileKind, SetAttr};
+use forebay_proto::net::servers::MadeInode;
+use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
+use forebay_store::record::{InodeRecord, inode_flags};
+use std::fs::File;
+
+pub(super) const READ: u16 = 4;
+pub(super) const WRITE: u16 = 2;
+pub(super) const SEARCH: u16 = 1;
+/// Deepest path walked, in components.
+const MAX_COMPONENTS: usize = 4096;
+
+impl Namespace {
+    pub(super) fn permit(
+        &self,
+        who: &Caller,
+        ino: Ino,
+        record: &InodeRecord,
+        want: u16,
+    ) -> Result<()> {
+        let list = match record.has(inode_flags::HAS_ACL) {
+            true => self.store.xattr(ino, acl::ACCESS)?,
+            false => None,
+        };
+        let list = list.as_deref().map(Acl::parse).transpose()?.flatten();
+        match acl::permitted(who, record.mode, record.uid, record.gid, list.as_ref(), want) {
+            true => Ok(()),
+            false => Err(Errno::EACCES),
+        }
+    }
+
+    pub(super) fn search(&self, who: &Caller, dir: Ino) -> Result<InodeRecord> {
+        let record = self.directory(dir)?;
+        self.permit(who, dir, &record, SEARCH)?;
+        Ok(record)
+    }
+
+    /// May `who` add a name in `dir`, and replace the one that may be there?
+    pub(super) fn permit_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let record = self.directory(dir)?;
+        self.permit(who, dir, &record, WRITE | SEARCH)?;
+        if record.mode & libc::S_ISVTX != 0
+            && who.uid != 0
+            && who.uid != record.uid
+            && let Some(old) = self.store.entry(dir, name)?
+            && self.inode(old.ino)?.uid != who.uid
+        {
+            return Err(Errno::EPERM);
+        }
+        Ok(())
+    }
+
+    /// Removes a non-directory that is in the way of what the mover makes.
+    pub(super) fn clear_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
+        match self.store.entry(dir, name)? {
+            Some(old) if old.kind == FileKind::Dir => Err(Errno::EISDIR),
+            Some(_) => self.again(|| self.op_unlink(who, dir, name)),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes something under a name, replacing what is not a directory.
+    fn make_replacing(
+        &self,
+        who: &Caller,
+        dir: Ino,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Attr> {
+        self.permit_name(who, dir, name)?;
+        self.clear_name(who, dir, name)?;
+        let (entry, _) = self.again(|| self.op_make(who, dir, name, new))?.here()?;
+        self.op_forget(entry.attr.ino, 1);
+        self.tell_entry(dir, name);
+        Ok(entry.attr)
+    }
+}
+
+impl Namespace {
+    /// As `begin_file`, for a directory of any shard, which said what the file is like. A striped
+    /// file has no object of its own here.
+    pub(crate) fn begin_file_like(
+        &self,
+        who: &Caller,
+        made: &MadeInode,
+        size_bytes: u64,
+    ) -> Result<(Ino, Option<File>)> {
+        self.wait_reclaimed_for(size_bytes);
+        match self.op_tmpfile_like(who, made)? {
+            (entry, None) => Ok((entry.attr.ino, None)),
+            (entry, Some(object)) => {
+                self.reserve(entry.attr.ino, size_bytes)?;
+                Ok((entry.attr.ino, Some(object)))
+            }
+        }
+    }
+
+    /// Reserves space for a file just begun, or drops it.
+    fn reserve(&self, ino: Ino, size_bytes: u64) -> Result<()> {
+        if let Some(acc) = self.objects.accounting()
+            && let Err(e) = acc.reserve_file(ino, size_bytes)
+        {
+            self.op_forget(ino, 1);
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    /// A file of `begin_file_like` has got its name, at another shard or here.
+    pub(crate) fn published(&self, ino: Ino) {
+        self.op_forget(ino, 1);
+        self.tell_inode(ino);
+    }
+}
+
+/// Which changes of owner, group and mode bits `who` could make to something of their own,
+/// as `cp -p` does: owner only for the superuser, group only one of their own.
+fn allowed_change(who: &Caller, change: &SetAttr) -> SetAttr {
+    let mut allowed = *change;
+    if who.uid == 0 {
+        return allowed;
+    }
+    let owner_differs = change.uid.is_some_and(|uid| uid != who.uid);
+    let group_differs = change.gid.is_some_and(|gid| !who.in_group(gid));
+    allowed.uid = None;
+    if group_differs {
+        allowed.gid = None;
+    }
+    if let Some(mode) = allowed.mode {
+        let mut mode = mode;
+        if owner_differs {
+            mode &= !libc::S_ISUID;
+        }
+        if group_differs {
+            mode &= !libc::S_ISGID;
+        }
+        allowed.mode = Some(mode);
+    }
+    allowed
+}
+
+impl BufferTree for Namespace {
+    fn resolve(&self, who: &Caller, path: &[u8]) -> Result<Attr> {
+        let mut at = Ino::ROOT;
+        let parts = path.split(|&b| b == b'/').filter(|p| !p.is_empty() && *p != b".");
+        for (depth, part) in parts.enumerate() {
+            if part == b".." || depth >= MAX_COMPONENTS {
+                return Err(Errno::EINVAL);
+            }
+            self.search(who, at)?;
+            at = self.store.entry(at, part)?.ok_or(Errno::ENOENT)?.ino;
+        }
+        self.attributes(at)
+    }
+
+    fn child(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.search(who, dir)?;
+        self.attributes(self.store.entry(dir, name)?.ok_or(Errno::ENOENT)?.ino)
+    }
+
+    fn list(&self, who: &Caller, dir: Ino) -> Result<Vec<(Vec<u8>, Ino, FileKind)>> {
+        let record = self.directory(dir)?;
+        self.permit(who, dir, &record, READ)?;
+        let limit = Cookie(record.next_cookie.0 - 1);
+        let mut list = Vec::with_capacity(record.size as usize);
+        self.store.entries(dir, Cookie::DOTDOT, limit, &mut |name, entry| {
+            list.push((name.to_vec(), entry.ino, entry.kind));
+            true
+        })?;
+        Ok(list)
+    }
+
+    fn attr(&self, ino: Ino) -> Result<Attr> {
+        self.attributes(ino)
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.op_readlink(ino)
+    }
+
+    fn xattrs(&self, who: &Caller, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let record = self.inode(ino)?;
+        if !record.has(inode_flags::HAS_XATTRS) {
+            return Ok(Vec::new());
+        }
+        let mut found = Vec::new();
+        for (name, _) in self.store.xattr_names(ino)? {
+            let for_all = name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_");
+            if (for_all || who.uid == 0)
+                && let Some(value) = self.store.xattr(ino, &name)?
+            {
+                found.push((name, value));
+            }
+        }
+        Ok(found)
+    }
+
+    fn open_read(&self, who: &Caller, ino: Ino) -> Result<Data> {
+        let record = self.regular(ino)?;
+        self.permit(who, ino, &record, READ)?;
+        let opened = self.op_open(&Caller::root(), ino, libc::O_RDONLY as u32, false, true)?;
+        opened.local.map(Data::File).ok_or(Errno::EIO)
+    }
+
+    fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let record = self.regular(ino)?;
+        self.permit(who, ino, &record, READ)?;
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        self.op_read(ino, offset, buf)
+    }
+
+    fn begin_file(&self, who: &Caller, dir: Ino, size_bytes: u64) -> Result<NewFile> {
+        let record = self.directory(dir)?;
+        self.permit(who, dir, &record, WRITE | SEARCH)?;
+        // Space that was just freed must not be refused to the next file.
+        self.wait_reclaimed_for(size_bytes);
+        let args = CreateArgs { mode: 0o600, umask: 0 };
+        let (entry, object) = self.op_tmpfile(who, dir, args, true)?;
+        let (ino, object) = (entry.attr.ino, object.ok_or(Errno::EIO)?);
+        self.reserve(ino, size_bytes)?;
+        Ok(NewFile { ino, file: object.into() })
+    }
+
+    fn grow_file(&self, ino: Ino, size_bytes: u64) -> Result<()> {
+        self.objects.accounting().map_or(Ok(()), |acc| acc.extend_file(ino, size_bytes))
+    }
+
+    fn finish_file(&self, ino: Ino) -> Result<()> {
+        if self.regular(ino)?.is_striped() {
+            return self.op_fsync(ino, false);
+        }
+        let id = ObjectId::whole(ino);
+        if let Some(acc) = self.objects.accounting() {
+            acc.settle_file(ino, self.on_object(ino, self.objects.stat(id))?.blocks_512 * 512);
+        }
+        self.on_object(ino, self.objects.fsync(id, false))
+    }
+
+    fn publish(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.permit_name(who, dir, name)?;
+        let linked = self.again(|| self.op_link(who, ino, dir, name, true))?;
+        let (entry, _) = linked.here()?;
+        // One reference of the entry, one that `begin_file` took.
+        self.op_forget(ino, 2);
+        self.tell_entry(dir, name);
+        self.tell_inode(ino);
+        Ok(entry.attr)
+    }
+
+    fn abandon(&self, ino: Ino) {
+        if let Some(acc) = self.objects.accounting()
+            && let Ok(stat) = self.objects.stat(ObjectId::whole(ino))
+        {
+            acc.settle_file(ino, stat.blocks_512 * 512);
+        }
+        self.op_forget(ino, 1);
+    }
+
+    fn mkdir(&self, who: &Caller, dir: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        let searched = self.search(who, dir)?;
+        if let Some(old) = self.store.entry(dir, name)? {
+            return match old.kind {
+                FileKind::Dir => self.attributes(old.ino),
+                _ => Err(Errno::EEXIST),
+            };
+        }
+        self.permit(who, dir, &searched, WRITE)?;
+        let args = CreateArgs { mode, umask: 0 };
+        let (entry, _) = self
+            .again(|| self.op_make(who, dir, name, &NewInode::of(FileKind::Dir, args)))?
+            .here()?;
+        self.op_forget(entry.attr.ino, 1);
+        self.tell_entry(dir, name);
+        Ok(entry.attr)
+    }
+
+    fn symlink(&self, who: &Caller, dir: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        let args = CreateArgs { mode: 0o777, umask: 0 };
+        let new = NewInode { target, ..NewInode::of(FileKind::Symlink, args) };
+        self.make_replacing(who, dir, name, &new)
+    }
+
+    fn mknod(
+        &self,
+        who: &Caller,
+        dir: Ino,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u32,
+    ) -> Result<Attr> {
+        if who.uid != 0 && matches!(kind, FileKind::CharDev | FileKind::BlockDev) {
+            return Err(Errno::EPERM);
+        }
+        let new = NewInode { rdev, ..NewInode::of(kind, CreateArgs { mode, umask: 0 }) };
+        self.make_replacing(who, dir, name, &new)
+    }
+
+    fn link(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.permit_name(who, dir, name)?;
+        let linked = self.again(|| self.op_link(who, ino, dir, name, true))?;
+        let (entry, _) = linked.here()?;
+        self.op_forget(ino, 1);
+        self.tell_entry(dir, name);
+        self.tell_inode(ino);
+        Ok(entry.attr)
+    }
+
+    fn set_attr(&self, who: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
+        let record = self.inode(ino)?;
+        if who.uid != 0 && who.uid != record.uid {
+            return Err(Errno::EPERM);
+        }
+        let attr = self.op_setattr(who, ino, &allowed_change(who, change))?;
+        self.tell_inode(ino);
+        Ok(attr)
+    }
+
+    fn set_xattr(&self, who: &Caller, ino: Ino, name: &[u8], value: &[u8]) -> Result<()> {
+        let record = self.inode(ino)?;
+        if who.uid != 0 && who.uid != record.uid {
+            return Err(Errno::EPERM);
+        }
+        let privileged = name.starts_with(b"trusted.") || name.starts_with(b"security.");
+        if privileged && who.uid != 0 {
+            return Err(Errno::EPERM);
+        }
+        self.op_setxattr(who, ino, name, value, 0, false)?;
+        self.tell_inode(ino);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.store.sync()?;
+        self.wait_heard();
+        Ok(())
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.op_sync_all()
+    }
+}

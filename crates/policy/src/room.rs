@@ -1,0 +1,221 @@
+//! Room on flash: how much is kept free, when clean data goes, whether a kernel may write by itself, and when a writer
+//! that waits gets an error. All in bytes, but for the files.
+
+use crate::Moment;
+use crate::changed::{self, Change};
+use std::time::Duration;
+
+/// Least that is evicted at a time, so that not every write has to.
+pub const EVICT_MIN_BYTES: u64 = 8 << 20;
+/// Part of the capacity that is kept free for maps and for writes by kernels.
+pub const RESERVE_SHARE: u64 = 64;
+/// Part of the capacity that must be free or clean for a kernel to get a file for writing.
+pub const HEADROOM_SHARE: u64 = 4;
+/// Parts of the capacity (one in so many) between which room is kept while kernels write files themselves,
+/// which wait for nobody: when less is free clean data goes, until more is.
+pub const LOW_SHARE: u64 = 8;
+const HIGH_SHARE: u64 = HEADROOM_SHARE;
+/// Pauses between two looks at the room while kernels write: what the fastest flash could write
+/// meanwhile is a small part of what is kept.
+pub const LOOK_LEAST: Duration = Duration::from_millis(5);
+/// The longest.
+pub const LOOK_MOST: Duration = Duration::from_millis(100);
+/// The fastest flash, for that.
+const FLASH_BYTES_PER_S: u64 = 8 << 30;
+/// Part of the capacity that may be written between two looks at the space.
+const CREDIT_SHARE: u64 = 128;
+/// How often in a row a writer sees that nothing can drain, before it gets an error.
+pub const HOPELESS_LOOKS: u32 = 20;
+/// So long nothing is filled in that flash had no room for.
+pub const FILLS_PAUSE: Duration = Duration::from_secs(2);
+
+/// Bytes of the capacity that are kept free.
+pub fn reserve_bytes(capacity_bytes: u64) -> u64 {
+    let share = if changed::is(Change::Room) { 2 } else { RESERVE_SHARE };
+    capacity_bytes / share
+}
+
+/// Bytes that may be given away: what is free, less the reserve and what fills were promised.
+pub fn free_bytes(used_bytes: u64, capacity_bytes: u64, promised_bytes: u64) -> u64 {
+    let kept = reserve_bytes(capacity_bytes) + promised_bytes;
+    capacity_bytes.saturating_sub(used_bytes).saturating_sub(kept)
+}
+
+/// Bytes that must be free or clean for a kernel to get a file for writing.
+pub fn headroom_bytes(capacity_bytes: u64) -> u64 {
+    capacity_bytes / HEADROOM_SHARE
+}
+
+/// Whether a kernel may get a file for writing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Headroom {
+    /// It may.
+    Free,
+    /// It may, once so much is free: clean data goes now, since nobody waits for it later.
+    Evict(u64),
+    /// It may not: its writes are served, and wait.
+    None,
+}
+
+/// Whether enough is free or clean that a kernel may write without asking.
+pub fn headroom(free_bytes: u64, clean_bytes: u64, capacity_bytes: u64) -> Headroom {
+    let wanted = headroom_bytes(capacity_bytes);
+    match free_bytes {
+        free if free >= wanted => Headroom::Free,
+        free if free + clean_bytes >= wanted => Headroom::Evict(wanted),
+        _ => Headroom::None,
+    }
+}
+
+/// True if writers would have to wait soon: for bytes, or for files (all but those that are dirty are free, or can go).
+pub fn is_tight(
+    (free_bytes, clean_bytes, capacity_bytes): (u64, u64, u64),
+    (files, dirty_files): (u64, u64),
+) -> bool {
+    free_bytes + clean_bytes < headroom_bytes(capacity_bytes)
+        || files.saturating_sub(dirty_files) < files / HEADROOM_SHARE
+}
+
+/// How much is to be evicted for a write of so many bytes; `None` if enough is free.
+pub fn to_evict(bytes: u64, free_bytes: u64) -> Option<u64> {
+    (free_bytes < bytes).then(|| (bytes - free_bytes).max(EVICT_MIN_BYTES))
+}
+
+/// Bytes that may be written before the space is looked at again, with so much free after a write.
+pub fn credit_bytes(left_bytes: u64, capacity_bytes: u64) -> u64 {
+    left_bytes.min(capacity_bytes / CREDIT_SHARE) / 2
+}
+
+/// True for a write that could not be done even if half of the capacity were free: it does not wait.
+pub fn is_too_large(bytes: u64, capacity_bytes: u64) -> bool {
+    bytes > capacity_bytes / 2
+}
+
+/// What is to be done about the room while kernels write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Keep {
+    /// Clean data that goes now; `None` while enough is free.
+    pub evict_bytes: Option<u64>,
+    /// What is clean is not enough: drains are asked for.
+    pub press: bool,
+}
+
+/// What is to be done, with so much free and clean, so that kernels meet a full flash only when all there is dirty.
+pub fn keep(free_bytes: u64, clean_bytes: u64, capacity_bytes: u64) -> Keep {
+    let (low, high) = (capacity_bytes / LOW_SHARE, capacity_bytes / HIGH_SHARE);
+    if free_bytes >= low {
+        return Keep::default();
+    }
+    Keep { evict_bytes: Some(high - free_bytes), press: free_bytes + clean_bytes < low }
+}
+
+/// How long until the room is looked at again.
+pub fn look_pause(free_bytes: u64, capacity_bytes: u64) -> Duration {
+    let spare = free_bytes.saturating_sub(capacity_bytes / LOW_SHARE / 2);
+    let until_scarce = Duration::from_secs_f64(spare as f64 / FLASH_BYTES_PER_S as f64);
+    until_scarce.clamp(LOOK_LEAST, LOOK_MOST)
+}
+
+/// What somebody who waits for room has met so far.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Waiter {
+    short: u32,
+    hopeless: u32,
+}
+
+impl Waiter {
+    /// Flash had no room in spite of the count. True the first time: others may have been faster, so it tries again.
+    pub fn met_short(&mut self) -> bool {
+        self.short += 1;
+        self.short == 1
+    }
+
+    /// It has looked whether anything can drain. False if it is to give up: nothing could at [`HOPELESS_LOOKS`] looks in
+    /// a row. A drain that has just ended, a fetch or another writer gives back in a moment what it has taken.
+    pub fn goes_on(&mut self, is_hopeless: bool) -> bool {
+        self.hopeless = if is_hopeless { self.hopeless + 1 } else { 0 };
+        self.hopeless < HOPELESS_LOOKS
+    }
+}
+
+/// Fills that found no room in spite of the count.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ShortFills(Option<(Moment, u32)>);
+
+impl ShortFills {
+    /// One more. True if it is not the first in a row.
+    pub fn one_more(&mut self, now: Moment) -> bool {
+        let lately = self.0.filter(|(last, _)| now.since(*last) < FILLS_PAUSE * 2);
+        let in_a_row = lately.map_or(0, |(_, count)| count);
+        self.0 = Some((now, in_a_row + 1));
+        in_a_row > 0
+    }
+
+    /// False while what is read from the PFS could not be kept: then no more is read than somebody asks for.
+    pub fn takes_fills(&self, now: Moment) -> bool {
+        self.0.is_none_or(|(last, in_a_row)| in_a_row < 2 || now.since(last) >= FILLS_PAUSE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_is_promised_and_reserved_is_not_given_away() {
+        assert_eq!(free_bytes(0, 64 * GIB, 0), 63 * GIB);
+        assert_eq!(free_bytes(60 * GIB, 64 * GIB, GIB), 2 * GIB);
+        assert_eq!(free_bytes(64 * GIB, 64 * GIB, GIB), 0);
+        assert_eq!(to_evict(GIB, GIB), None);
+        assert_eq!(to_evict(GIB, GIB - 1), Some(EVICT_MIN_BYTES), "not for every write");
+        assert_eq!(to_evict(GIB, 0), Some(GIB));
+        assert!(credit_bytes(64 * GIB, 64 * GIB) <= reserve_bytes(64 * GIB));
+    }
+
+    #[test]
+    fn a_kernel_gets_a_file_only_where_it_will_find_room() {
+        assert_eq!(headroom(16 * GIB, 0, 64 * GIB), Headroom::Free);
+        assert_eq!(headroom(10 * GIB, 6 * GIB, 64 * GIB), Headroom::Evict(16 * GIB));
+        assert_eq!(headroom(10 * GIB, 5 * GIB, 64 * GIB), Headroom::None);
+        assert!(is_tight((10 * GIB, 5 * GIB, 64 * GIB), (1_000, 0)));
+        assert!(!is_tight((10 * GIB, 6 * GIB, 64 * GIB), (1_000, 700)));
+        assert!(is_tight((64 * GIB, 0, 64 * GIB), (1_000, 800)), "files run out");
+    }
+
+    #[test]
+    fn room_is_kept_for_kernels_before_they_can_have_used_it() {
+        assert_eq!(keep(8 * GIB, 0, 64 * GIB), Keep::default());
+        let some = Keep { evict_bytes: Some(9 * GIB), press: false };
+        assert_eq!(keep(7 * GIB, 20 * GIB, 64 * GIB), some);
+        assert!(keep(7 * GIB, 0, 64 * GIB).press);
+        for free in [0, GIB, 4 * GIB, 5 * GIB, 8 * GIB, 64 * GIB] {
+            let pause = look_pause(free, 64 * GIB);
+            assert!((LOOK_LEAST..=LOOK_MOST).contains(&pause));
+            let written = (pause.as_secs_f64() * FLASH_BYTES_PER_S as f64) as u64;
+            assert!(free < 4 * GIB || written <= free, "{free}: {pause:?}");
+        }
+    }
+
+    #[test]
+    fn a_writer_gives_up_only_when_nothing_can_drain_for_long() {
+        let mut waiter = Waiter::default();
+        assert!(waiter.met_short() && !waiter.met_short());
+        assert!((1..HOPELESS_LOOKS).all(|_| waiter.goes_on(true)));
+        assert!(waiter.goes_on(false));
+        assert!((1..HOPELESS_LOOKS).all(|_| waiter.goes_on(true)));
+        assert!(!waiter.goes_on(true));
+    }
+
+    #[test]
+    fn fills_pause_after_two_in_a_row_had_no_room() {
+        let (mut short, at) = (ShortFills::default(), Moment::from_ms);
+        assert!(short.takes_fills(at(0)));
+        assert!(!short.one_more(at(0)));
+        assert!(short.takes_fills(at(1)));
+        assert!(short.one_more(at(1_000)));
+        assert!(!short.takes_fills(at(2_999)) && short.takes_fills(at(3_000)));
+        assert!(!short.one_more(at(20_000)), "long ago");
+    }
+}

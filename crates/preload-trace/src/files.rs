@@ -1,0 +1,340 @@
+//! Open files: which file a descriptor is, and where it stands.
+//!
+//! Invariants: memory is two fixed tables, without locks. Descriptors that are copies of each other share
+//! an entry, as they share a position in the kernel. The position is counted here, so that a read or write
+//! costs no further system call, as long as only this process can move it; of a descriptor that came
+//! from elsewhere, or that another process may share since ([`EPOCH`]), the kernel is asked each time.
+
+use crate::names::{self, Name};
+use crate::sys;
+use crate::trace::{self, EPOCH};
+use forebay_trace_format::layout::{self, flag, kind};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// Descriptors that are known; of higher ones the records name no file.
+const DESCRIPTORS: usize = 65_536;
+
+/// What the descriptors that are copies of each other have in common.
+pub struct Open {
+    references: AtomicU32,
+    file: AtomicU32,
+    flags: AtomicU32,
+    /// File of which `file` is an id.
+    generation: AtomicU32,
+    /// [`EPOCH`] when it was opened.
+    epoch: AtomicU32,
+    position: AtomicU64,
+    /// Position of the stream over it.
+    stream_position: AtomicU64,
+    /// The stream over it, 0 if none was seen.
+    stream: AtomicUsize,
+}
+
+/// Has a position.
+pub const SEEKABLE: u32 = 1 << 8;
+/// Others had it before.
+const SHARED: u32 = 1 << 9;
+/// `stream_position` is right.
+const STREAM: u32 = 1 << 10;
+/// Closed by exec.
+const CLOEXEC: u32 = 1 << 11;
+
+static OPEN: [Open; DESCRIPTORS] = [const {
+    Open {
+        references: AtomicU32::new(0),
+        file: AtomicU32::new(0),
+        flags: AtomicU32::new(0),
+        generation: AtomicU32::new(0),
+        epoch: AtomicU32::new(0),
+        position: AtomicU64::new(0),
+        stream_position: AtomicU64::new(0),
+        stream: AtomicUsize::new(0),
+    }
+}; DESCRIPTORS];
+/// Index into [`OPEN`] and 1; 0: not known.
+static FDS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+static HIGHEST: AtomicI32 = AtomicI32::new(0);
+
+/// A descriptor, for a record.
+#[derive(Clone, Copy)]
+pub struct Fd {
+    fd: c_int,
+    open: Option<&'static Open>,
+    pub file: u32,
+    /// Flags of the record.
+    pub flags: u8,
+}
+
+fn known(fd: c_int) -> Option<&'static Open> {
+    let index = FDS.get(usize::try_from(fd).ok()?)?.load(Ordering::Acquire);
+    OPEN.get(index.checked_sub(1)? as usize)
+}
+
+/// A descriptor that a call used.
+#[inline(always)]
+pub fn get(fd: c_int) -> Fd {
+    if let Some(open) = known(fd) {
+        if open.generation.load(Ordering::Relaxed) == trace::generation() {
+            return of(fd, open);
+        }
+    }
+    learn(fd)
+}
+
+#[inline(always)]
+fn of(fd: c_int, open: &'static Open) -> Fd {
+    let flags = open.flags.load(Ordering::Relaxed) as u8;
+    Fd { fd, open: Some(open), file: open.file.load(Ordering::Relaxed), flags }
+}
+
+/// Id of the file of a descriptor, 0 if it is not open.
+pub fn file_of(fd: c_int) -> u32 {
+    get(fd).file
+}
+
+/// The file of a descriptor that is about to be closed, as far as it is known.
+pub fn known_file(fd: c_int) -> u32 {
+    match known(fd) {
+        Some(open) if open.generation.load(Ordering::Relaxed) == trace::generation() => {
+            open.file.load(Ordering::Relaxed)
+        }
+        _ => 0,
+    }
+}
+
+/// Finds out about a descriptor that was open before, or that this library did not see being made.
+#[cold]
+fn learn(fd: c_int) -> Fd {
+    let nothing = Fd { fd, open: None, file: 0, flags: 0 };
+    let _errno = sys::Errno::keep();
+    if !usize::try_from(fd).is_ok_and(|fd| fd < DESCRIPTORS) || sys::status_flags(fd) == -1 {
+        return nothing;
+    }
+    let name = names::of_descriptor(fd);
+    match known(fd) {
+        // From before a fork: its copies are the same still.
+        Some(open) => {
+            open.file.store(name.id, Ordering::Relaxed);
+            open.flags.fetch_and(!STREAM, Ordering::Relaxed);
+            open.flags.fetch_or(SHARED, Ordering::Relaxed);
+            open.generation.store(trace::generation(), Ordering::Relaxed);
+            of(fd, open)
+        }
+        None => match attach(fd, name, sys::status_flags(fd), SHARED) {
+            Some(open) => of(fd, open),
+            None => nothing,
+        },
+    }
+}
+
+/// Flags of records from those of open(2).
+fn record_flags(flags: c_int) -> u32 {
+    let has = |bits: c_int, flag: u8| if flags & bits != 0 { flag.into() } else { 0 };
+    has(libc::O_DIRECT, flag::DIRECT)
+        | has(libc::O_DSYNC | (libc::O_SYNC & !libc::O_DSYNC), flag::SYNC)
+        | has(libc::O_APPEND, flag::APPEND)
+}
+
+/// A new descriptor.
+fn attach(fd: c_int, name: Name, flags: c_int, more: u32) -> Option<&'static Open> {
+    let place = FDS.get(usize::try_from(fd).ok()?)?;
+    detach(fd);
+    let (number, open) = free_entry(fd as usize)?;
+    let seekable = matches!(name.kind, kind::REGULAR | kind::UNKNOWN);
+    let device = name.kind == kind::DEVICE && sys::position(fd) >= 0 && block_device(fd);
+    let cloexec = if flags & libc::O_CLOEXEC != 0 { CLOEXEC } else { 0 };
+    let seekable = if seekable || device { SEEKABLE } else { 0 };
+    open.file.store(name.id, Ordering::Relaxed);
+    open.flags.store(record_flags(flags) | seekable | cloexec | more, Ordering::Relaxed);
+    open.generation.store(trace::generation(), Ordering::Relaxed);
+    open.epoch.store(EPOCH.load(Ordering::Relaxed), Ordering::Relaxed);
+    open.position.store(0, Ordering::Relaxed);
+    open.stream_position.store(0, Ordering::Relaxed);
+    open.stream.store(0, Ordering::Relaxed);
+    // Mostly it was there before, and looking is cheaper.
+    if HIGHEST.load(Ordering::Relaxed) < fd {
+        HIGHEST.fetch_max(fd, Ordering::Relaxed);
+    }
+    place.store(number, Ordering::Release);
+    Some(open)
+}
+
+fn block_device(fd: c_int) -> bool {
+    sys::fstat(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFBLK)
+}
+
+/// An entry that nobody has, first tried where the descriptor's number says.
+fn free_entry(hint: usize) -> Option<(u32, &'static Open)> {
+    for step in 0..DESCRIPTORS {
+        let at = (hint + step) % DESCRIPTORS;
+        let open = OPEN.get(at)?;
+        let taken =
+            open.references.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if taken {
+            return Some((at as u32 + 1, open));
+        }
+    }
+    None
+}
+
+/// A file that this process opened.
+pub fn opened(fd: c_int, name: Name, flags: c_int) {
+    attach(fd, name.learn(fd), flags, 0);
+}
+
+/// A stream over a descriptor that this process opened with it.
+pub fn stream_opened(fd: c_int, name: Name, append: bool, stream: usize) {
+    let flags = if append { libc::O_APPEND } else { 0 };
+    let Some(open) = attach(fd, name.learn(fd), flags, STREAM) else { return };
+    open.stream.store(stream, Ordering::Relaxed);
+    if append {
+        let end = sys::fstat(fd).map_or(0, |stat| stat.st_size as u64);
+        open.stream_position.store(end, Ordering::Relaxed);
+    }
+}
+
+/// A stream over a descriptor that was there before.
+pub fn stream_adopted(fd: c_int, stream: usize) {
+    if let Some(open) = known(fd) {
+        open.stream.store(stream, Ordering::Relaxed);
+    }
+}
+
+/// A descriptor is no more.
+pub fn detach(fd: c_int) {
+    let Some(place) = usize::try_from(fd).ok().and_then(|fd| FDS.get(fd)) else { return };
+    if place.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let index = place.swap(0, Ordering::AcqRel);
+    if let Some(open) = index.checked_sub(1).and_then(|index| OPEN.get(index as usize)) {
+        open.references.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Descriptors in a range are no more; with `cloexec`, they will not be after an exec.
+pub fn detach_range(first: u32, last: u32) {
+    let highest = HIGHEST.load(Ordering::Relaxed).max(0) as u32;
+    for fd in first..=last.min(highest) {
+        detach(fd as c_int);
+    }
+}
+
+/// `copy` is another descriptor of what `fd` is.
+pub fn copied(fd: c_int, copy: c_int) {
+    if fd == copy || get(fd).open.is_none() {
+        return;
+    }
+    detach(copy);
+    let places = (usize::try_from(fd), usize::try_from(copy));
+    let (Ok(from), Ok(to)) = places else { return };
+    let (Some(from), Some(to)) = (FDS.get(from), FDS.get(to)) else { return };
+    let index = from.load(Ordering::Acquire);
+    if let Some(open) = index.checked_sub(1).and_then(|index| OPEN.get(index as usize)) {
+        open.references.fetch_add(1, Ordering::AcqRel);
+        HIGHEST.fetch_max(copy, Ordering::Relaxed);
+        to.store(index, Ordering::Release);
+    }
+}
+
+/// F_SETFL: append and direct can change.
+pub fn flags_changed(fd: c_int, flags: c_int) {
+    if let Some(open) = get(fd).open {
+        let mask = u32::from(flag::APPEND | flag::DIRECT);
+        open.flags.fetch_and(!mask, Ordering::Relaxed);
+        open.flags.fetch_or(record_flags(flags) & mask, Ordering::Relaxed);
+    }
+}
+
+/// Streams that this process opened and did not close, for the end of the process.
+pub fn streams(mut each: impl FnMut(usize)) {
+    for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
+        let stream = known(fd).map_or(0, |open| open.stream.load(Ordering::Relaxed));
+        if stream != 0 {
+            each(stream);
+        }
+    }
+}
+
+impl Fd {
+    /// Where a call by position began that moved so many bytes (0: none, or it failed), and moves the
+    /// position on.
+    #[inline(always)]
+    pub fn moved(&self, bytes: i64, write: bool) -> u64 {
+        let Some(open) = self.open else { return layout::NO_OFFSET };
+        let flags = open.flags.load(Ordering::Relaxed);
+        if flags & SEEKABLE == 0 {
+            return layout::NO_OFFSET;
+        }
+        let bytes = bytes.max(0) as u64;
+        let append = write && flags & u32::from(flag::APPEND) != 0;
+        let own = open.epoch.load(Ordering::Relaxed) == EPOCH.load(Ordering::Relaxed);
+        if flags & SHARED == 0 && !append && own {
+            return open.position.fetch_add(bytes, Ordering::Relaxed);
+        }
+        self.asked(open, bytes)
+    }
+
+    /// The same, of the kernel.
+    #[cold]
+    fn asked(&self, open: &Open, bytes: u64) -> u64 {
+        let _errno = sys::Errno::keep();
+        match u64::try_from(sys::position(self.fd)) {
+            Ok(position) => {
+                open.position.store(position, Ordering::Relaxed);
+                position.saturating_sub(bytes)
+            }
+            Err(_) => {
+                // A pipe or terminal: it has none.
+                open.flags.fetch_and(!SEEKABLE, Ordering::Relaxed);
+                layout::NO_OFFSET
+            }
+        }
+    }
+
+    /// The position was set.
+    pub fn moved_to(&self, position: u64) {
+        if let Some(open) = self.open {
+            open.position.store(position, Ordering::Relaxed);
+        }
+    }
+
+    /// Where a stream moved so many bytes. `ask` gives its position after that.
+    #[inline(always)]
+    pub fn stream_moved(&self, bytes: u64, ask: impl FnOnce() -> i64) -> u64 {
+        let Some(open) = self.open else { return layout::NO_OFFSET };
+        let flags = open.flags.load(Ordering::Relaxed);
+        if flags & SEEKABLE == 0 {
+            return layout::NO_OFFSET;
+        }
+        if flags & STREAM != 0 {
+            return open.stream_position.fetch_add(bytes, Ordering::Relaxed);
+        }
+        let _errno = sys::Errno::keep();
+        match u64::try_from(ask()) {
+            Ok(position) => {
+                self.stream_at(position);
+                position.saturating_sub(bytes)
+            }
+            Err(_) => layout::NO_OFFSET,
+        }
+    }
+
+    /// The position of a stream is this.
+    pub fn stream_at(&self, position: u64) {
+        if let Some(open) = self.open {
+            open.stream_position.store(position, Ordering::Relaxed);
+            open.flags.fetch_or(STREAM, Ordering::Relaxed);
+        }
+    }
+
+    /// Where the calls that were seen left a stream that only this process has; `None` if that is not known.
+    pub fn stream_seen(&self) -> Option<u64> {
+        let open = self.open?;
+        let flags = open.flags.load(Ordering::Relaxed);
+        let own = open.epoch.load(Ordering::Relaxed) == EPOCH.load(Ordering::Relaxed);
+        let known = flags & STREAM != 0 && flags & SEEKABLE != 0 && flags & SHARED == 0 && own;
+        known.then(|| open.stream_position.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,204 @@
+//! Names of files and their ids. An id is of one trace file; a name that is forgotten here and comes again gets
+//! a second id, which says the same.
+//!
+//! Invariant: memory is one fixed table, without locks. An entry is changed by making its hash 0 first
+//! and setting it last, so a reader that sees the same hash before and after has the value of that hash.
+
+use crate::{files, sys, trace};
+use forebay_trace_format::layout::{self, kind};
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Names that are remembered.
+const ENTRIES: usize = 8192;
+
+struct Entry {
+    /// Of generation, directory and name; 0: empty.
+    hash: AtomicU64,
+    /// Id, and above it [`KNOWN`] with the kind of the file.
+    value: AtomicU64,
+}
+
+/// The kind of the file was recorded.
+const KNOWN: u64 = 1 << 32;
+const KIND_SHIFT: u32 = 40;
+
+static TABLE: [Entry; ENTRIES] =
+    [const { Entry { hash: AtomicU64::new(0), value: AtomicU64::new(0) } }; ENTRIES];
+
+/// Multiplies and folds: every bit of both goes into the result.
+#[inline]
+fn mix(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+fn hash(generation: u32, parent: u32, name: &[u8]) -> u64 {
+    const ODD: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0x8cb9_2ba7_2f3d_8dd7];
+    let mut state = mix(layout::two(generation, parent) ^ ODD[0], ODD[1]);
+    let mut parts = name.chunks_exact(8);
+    for part in &mut parts {
+        let word = u64::from_le_bytes(part.try_into().unwrap_or_default());
+        state = mix(state ^ word, ODD[1]).rotate_left(23) ^ word.wrapping_mul(ODD[2]);
+    }
+    let mut rest = name.len() as u64;
+    for byte in parts.remainder() {
+        rest = rest << 8 | u64::from(*byte);
+    }
+    mix(state ^ rest, ODD[2]) | 1
+}
+
+/// A name with its id.
+#[derive(Clone, Copy)]
+pub struct Name {
+    pub id: u32,
+    /// What is known of the file: [`kind`], if `known`.
+    pub kind: u8,
+    pub known: bool,
+    hash: u64,
+}
+
+impl Name {
+    const NONE: Name = Name { id: 0, kind: kind::UNKNOWN, known: false, hash: 0 };
+
+    fn entry(hash: u64) -> Option<&'static Entry> {
+        TABLE.get((hash >> 16) as usize % ENTRIES)
+    }
+
+    /// Records what the file behind an open descriptor is, if that was not done.
+    pub fn learn(mut self, fd: c_int) -> Name {
+        if self.known || self.id == 0 {
+            return self;
+        }
+        let Some(stat) = sys::fstat(fd) else { return self };
+        self.kind = kind_of(stat.st_mode);
+        self.known = true;
+        trace::put_info(self.id, self.kind, stat.st_dev, stat.st_ino);
+        if let Some(entry) = Name::entry(self.hash) {
+            if entry.hash.load(Ordering::Acquire) == self.hash {
+                let value = u64::from(self.id) | KNOWN | u64::from(self.kind) << KIND_SHIFT;
+                // The id of the hash stays the same, so a reader may see either value.
+                let was = u64::from(self.id);
+                let (done, not) = (Ordering::AcqRel, Ordering::Relaxed);
+                let _ = entry.value.compare_exchange(was, value, done, not);
+            }
+        }
+        trace::later_anchor();
+        self
+    }
+}
+
+fn kind_of(mode: u32) -> u8 {
+    match mode & libc::S_IFMT {
+        libc::S_IFREG => kind::REGULAR,
+        libc::S_IFDIR => kind::DIRECTORY,
+        libc::S_IFIFO => kind::PIPE,
+        libc::S_IFSOCK => kind::SOCKET,
+        libc::S_IFCHR | libc::S_IFBLK => kind::DEVICE,
+        _ => kind::OTHER,
+    }
+}
+
+/// The id of a name relative to another one (0: none).
+pub fn intern(parent: u32, name: &[u8]) -> Name {
+    let generation = trace::generation();
+    let hash = hash(generation, parent, name);
+    let Some(entry) = Name::entry(hash).filter(|_| generation != 0) else {
+        return new(parent, name, hash);
+    };
+    if entry.hash.load(Ordering::Acquire) == hash {
+        let value = entry.value.load(Ordering::Acquire);
+        if entry.hash.load(Ordering::Acquire) == hash {
+            let kind = (value >> KIND_SHIFT) as u8;
+            return Name { id: value as u32, kind, known: value & KNOWN != 0, hash };
+        }
+    }
+    new(parent, name, hash)
+}
+
+#[cold]
+fn new(parent: u32, name: &[u8], mut hash_of_it: u64) -> Name {
+    let _errno = sys::Errno::keep();
+    if trace::generation() == 0 {
+        // The file is made by its first record.
+        trace::put_info(0, kind::UNKNOWN, 0, 0);
+        hash_of_it = hash(trace::generation(), parent, name);
+    }
+    let id = trace::new_name();
+    if id == 0 || !trace::put_name(id, parent, name) {
+        return Name::NONE;
+    }
+    if let Some(entry) = Name::entry(hash_of_it) {
+        entry.hash.store(0, Ordering::Release);
+        entry.value.store(id.into(), Ordering::Release);
+        entry.hash.store(hash_of_it, Ordering::Release);
+    }
+    Name { id, kind: kind::UNKNOWN, known: false, hash: hash_of_it }
+}
+
+/// The name that a call was given, relative to `dir` as in openat(2).
+///
+/// # Safety
+/// `path` is NULL or a C string, unless the call just failed with EFAULT.
+pub unsafe fn of_path(dir: c_int, path: *const c_char, failed: bool) -> Name {
+    if path.is_null() || (failed && sys::errno() == libc::EFAULT) {
+        return Name::NONE;
+    }
+    // SAFETY: by the caller's promise; the kernel could read it.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    match path.first() {
+        Some(b'/') => intern(0, path),
+        None if dir != libc::AT_FDCWD => Name { id: files::file_of(dir), ..Name::NONE },
+        _ if dir == libc::AT_FDCWD => intern(cwd(), path),
+        _ => intern(files::file_of(dir), path),
+    }
+}
+
+/// Id of the working directory's name.
+fn cwd() -> u32 {
+    let known = trace::cwd().load(Ordering::Relaxed);
+    if known != 0 && trace::generation() != 0 {
+        return known;
+    }
+    let _errno = sys::Errno::keep();
+    let mut buffer = [0; layout::NAME_MAX];
+    let name = intern(0, sys::cwd(&mut buffer));
+    trace::cwd().store(name.id, Ordering::Relaxed);
+    name.id
+}
+
+/// The working directory changed.
+pub fn cwd_changed() {
+    trace::cwd().store(0, Ordering::Relaxed);
+}
+
+/// What a descriptor that was open before is.
+pub fn of_descriptor(fd: c_int) -> Name {
+    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+    let mut at = 14;
+    let mut divisor = 1_000_000_000;
+    while divisor > 0 {
+        let digit = fd / divisor % 10;
+        if digit > 0 || at > 14 || divisor == 1 {
+            if let Some(place) = path.get_mut(at) {
+                *place = b'0' + digit as u8;
+            }
+            at += 1;
+        }
+        divisor /= 10;
+    }
+    let mut buffer = [0; layout::NAME_MAX];
+    intern(0, sys::readlink(&path, &mut buffer)).learn(fd)
+}
+
+/// Reads the begin of a file; the number of bytes. `path` ends with a 0.
+pub fn read_file(path: &[u8], buffer: &mut [u8]) -> usize {
+    let fd = sys::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0);
+    if fd < 0 {
+        return 0;
+    }
+    // SAFETY: a buffer that lives during the call.
+    let done = unsafe { libc::syscall(libc::SYS_read, fd, buffer.as_mut_ptr(), buffer.len()) };
+    sys::close(fd);
+    usize::try_from(done).unwrap_or(0)
+}

@@ -1,0 +1,363 @@
+//! Streams of stdio. Their own reads and writes go by libc's inner calls, which nobody can take the place
+//! of, so the calls on the stream are recorded, with the stream's position.
+//!
+//! What fprintf, putc and the like move is found from the position at the next fflush, fseek, fclose or the
+//! end, and recorded as bytes that were not seen one by one, if the stream is this process's own file.
+
+use crate::files::{self, Fd, get};
+use crate::names;
+use crate::trace::{self, Call};
+use crate::{clock, sys};
+use forebay_trace_format::Op;
+use forebay_trace_format::layout::{NO_OFFSET, flag};
+use libc::{FILE, c_char, c_int, c_long, c_void, fpos_t, off_t, size_t, ssize_t};
+
+unsafe extern "C" {
+    /// Not 0 if the last operation on the stream wrote.
+    fn __fwriting(stream: *mut FILE) -> c_int;
+    /// As `fileno`, which other preloaded recorders count as a call of the program.
+    pub(crate) fn fileno_unlocked(stream: *mut FILE) -> c_int;
+    fn ftrylockfile(stream: *mut FILE) -> c_int;
+    fn funlockfile(stream: *mut FILE);
+}
+
+/// The descriptor of a stream; `None` for one in memory.
+///
+/// # Safety
+/// `stream` is an open stream.
+#[inline(always)]
+unsafe fn fd_of(stream: *mut FILE) -> Option<c_int> {
+    let errno = sys::Errno::keep();
+    // SAFETY: by the caller's promise.
+    let fd = unsafe { fileno_unlocked(stream) };
+    drop(errno);
+    (fd >= 0).then_some(fd)
+}
+
+/// A call that moved bytes of a stream.
+///
+/// # Safety
+/// `stream` is an open stream.
+#[inline(always)]
+unsafe fn moved(op: Op, stream: *mut FILE, length: u64, bytes: u64, start: u64) {
+    let end = clock::ticks();
+    // SAFETY: by the caller's promise.
+    let Some(fd) = (unsafe { fd_of(stream) }) else { return };
+    let at = get(fd);
+    // SAFETY: by the caller's promise.
+    let offset = at.stream_moved(bytes, || unsafe { libc::ftello(stream) });
+    let flags = at.flags | flag::STDIO;
+    let (file, result) = (at.file, bytes as i64);
+    trace::put(Call { op, flags, file, offset, length, result, start, end });
+}
+
+/// Another call on a stream.
+fn plain(op: Op, at: Fd, offset: u64, result: i64, start: u64, end: u64) {
+    let flags = at.flags | flag::STDIO;
+    trace::put(Call { op, flags, file: at.file, offset, length: 0, result, start, end });
+}
+
+/// Records what was moved by calls that are not seen.
+///
+/// # Safety
+/// `stream` is an open stream.
+unsafe fn settle(stream: *mut FILE, at: Fd) {
+    let Some(seen) = at.stream_seen() else { return };
+    let _errno = sys::Errno::keep();
+    // SAFETY: by the caller's promise.
+    let (position, writes) = unsafe { (libc::ftello(stream), __fwriting(stream) != 0) };
+    let Some(bytes) = u64::try_from(position).ok().and_then(|now| now.checked_sub(seen)) else {
+        return;
+    };
+    if bytes == 0 {
+        return;
+    }
+    at.stream_at(seen + bytes);
+    let op = if writes { Op::StdioWrite } else { Op::StdioRead };
+    let (flags, file, result) = (at.flags | flag::STDIO, at.file, bytes as i64);
+    let (start, end) = (clock::ticks(), clock::ticks());
+    trace::put(Call { op, flags, file, offset: seen, length: bytes, result, start, end });
+}
+
+/// Settles the streams that are open at the end of the program.
+pub fn end() {
+    if trace::is_off() {
+        return;
+    }
+    files::streams(|stream| {
+        let stream = stream as *mut FILE;
+        // SAFETY: fopen gave it, and fclose did not take it; one that another thread uses is left alone.
+        unsafe {
+            if ftrylockfile(stream) == 0 {
+                if let Some(fd) = fd_of(stream) {
+                    settle(stream, get(fd));
+                }
+                funlockfile(stream);
+            }
+        }
+    });
+}
+
+/// A stream that was opened by name, or not.
+///
+/// # Safety
+/// The texts are C strings, or NULL.
+unsafe fn opened(path: *const c_char, mode: *const c_char, stream: *mut FILE, start: u64) {
+    let end = clock::ticks();
+    let failed = stream.is_null();
+    let result = if failed { sys::result(-1) } else { 0 };
+    let _errno = sys::Errno::keep();
+    // SAFETY: by the caller's promise; fopen read them.
+    let (name, mode) = unsafe {
+        let first = if mode.is_null() { 0 } else { *mode as u8 };
+        (names::of_path(libc::AT_FDCWD, path, failed), first)
+    };
+    let mut record = flag::STDIO;
+    if mode == b'w' || mode == b'a' {
+        record |= flag::WRITES;
+    }
+    if !failed {
+        // SAFETY: an open stream.
+        if let Some(fd) = unsafe { fd_of(stream) } {
+            files::stream_opened(fd, name, mode == b'a', stream as usize);
+        }
+    }
+    let (op, file, offset) = (Op::Fopen, name.id, NO_OFFSET);
+    trace::put(Call { op, flags: record, file, offset, length: 0, result, start, end });
+}
+
+/// A stream was put over a descriptor. The call itself is no I/O; from here on the stream's position tells what it moves.
+///
+/// # Safety
+/// `mode` is a C string; `stream` is an open stream, or NULL.
+unsafe fn adopted(fd: c_int, mode: *const c_char, stream: *mut FILE) {
+    if stream.is_null() || trace::is_off() {
+        return;
+    }
+    let _errno = sys::Errno::keep();
+    // SAFETY: by the caller's promise.
+    let (append, position) = unsafe { (*mode as u8 == b'a', libc::ftello(stream)) };
+    let at = get(fd);
+    files::stream_adopted(fd, stream as usize);
+    // The first write of one that appends goes to the end.
+    let end = if append { sys::fstat(fd).map(|stat| stat.st_size) } else { None };
+    if let Ok(position) = u64::try_from(end.unwrap_or(position)) {
+        at.stream_at(position);
+    }
+}
+
+/// A stream's position was set.
+///
+/// # Safety
+/// `stream` is an open stream.
+unsafe fn sought(stream: *mut FILE, done: i64, start: u64) {
+    let end = clock::ticks();
+    let errno = sys::Errno::keep();
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let Some(fd) = fd_of(stream) else { return };
+        let at = get(fd);
+        let position = u64::try_from(libc::ftello(stream));
+        if let Ok(position) = position {
+            at.stream_at(position);
+        }
+        drop(errno);
+        plain(Op::Fseek, at, position.unwrap_or(NO_OFFSET), sys::result(done), start, end);
+    }
+}
+
+/// Before a stream's position is set.
+///
+/// # Safety
+/// `stream` is an open stream.
+unsafe fn before(stream: *mut FILE) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if let Some(fd) = fd_of(stream) {
+            settle(stream, get(fd));
+        }
+    }
+}
+
+/// Length of a text that was written or read.
+///
+/// # Safety
+/// NULL or a C string.
+unsafe fn text_bytes(text: *const c_char) -> u64 {
+    // SAFETY: by the caller's promise.
+    if text.is_null() { 0 } else { unsafe { libc::strlen(text) as u64 } }
+}
+
+interpose! {
+    timed {
+        fn [fopen fopen64](path: *const c_char, mode: *const c_char) -> *mut FILE => |stream, start| opened(path, mode, stream, start);
+        fn [fgets](to: *mut c_char, room: c_int, stream: *mut FILE) -> *mut c_char => |got, start| moved(Op::Fread, stream, room.max(1) as u64 - 1, text_bytes(got), start);
+        fn [getline](line: *mut *mut c_char, room: *mut size_t, stream: *mut FILE) -> ssize_t => |done, start| moved(Op::Fread, stream, done.max(0) as u64, done.max(0) as u64, start);
+        fn [getdelim](line: *mut *mut c_char, room: *mut size_t, end: c_int, stream: *mut FILE) -> ssize_t => |done, start| moved(Op::Fread, stream, done.max(0) as u64, done.max(0) as u64, start);
+    }
+    fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, real => {
+        let stream = real(fd, mode);
+        adopted(fd, mode, stream);
+        stream
+    }
+    fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, real => {
+        reopened(path, mode, stream, |start| (start, real(path, mode, stream)))
+    }
+    fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, real => {
+        reopened(path, mode, stream, |start| (start, real(path, mode, stream)))
+    }
+    fn fclose(stream: *mut FILE) -> c_int, real => {
+        let fd = fd_of(stream);
+        let mut file = 0;
+        if let Some(fd) = fd {
+            let at = get(fd);
+            settle(stream, at);
+            file = at.file;
+            files::detach(fd);
+        }
+        let start = clock::ticks();
+        let done = real(stream);
+        let end = clock::ticks();
+        if fd.is_some() {
+            let (op, flags, result) = (Op::Fclose, flag::STDIO, sys::result(done.into()));
+            trace::put(Call { op, flags, file, offset: NO_OFFSET, length: 0, result, start, end });
+        }
+        done
+    }
+    fn fread(to: *mut c_void, size: size_t, count: size_t, stream: *mut FILE) -> size_t, real => {
+        let start = clock::ticks();
+        let done = real(to, size, count, stream);
+        let length = (size as u64).saturating_mul(count as u64);
+        moved(Op::Fread, stream, length, size as u64 * done as u64, start);
+        done
+    }
+    fn fread_unlocked(
+        to: *mut c_void, size: size_t, count: size_t, stream: *mut FILE,
+    ) -> size_t, real => {
+        let start = clock::ticks();
+        let done = real(to, size, count, stream);
+        let length = (size as u64).saturating_mul(count as u64);
+        moved(Op::Fread, stream, length, size as u64 * done as u64, start);
+        done
+    }
+    fn __fread_chk(
+        to: *mut c_void, room: size_t, size: size_t, count: size_t, stream: *mut FILE,
+    ) -> size_t, real => {
+        let start = clock::ticks();
+        let done = real(to, room, size, count, stream);
+        let length = (size as u64).saturating_mul(count as u64);
+        moved(Op::Fread, stream, length, size as u64 * done as u64, start);
+        done
+    }
+    fn __fread_unlocked_chk(
+        to: *mut c_void, room: size_t, size: size_t, count: size_t, stream: *mut FILE,
+    ) -> size_t, real => {
+        let start = clock::ticks();
+        let done = real(to, room, size, count, stream);
+        let length = (size as u64).saturating_mul(count as u64);
+        moved(Op::Fread, stream, length, size as u64 * done as u64, start);
+        done
+    }
+    fn fwrite(from: *const c_void, size: size_t, count: size_t, stream: *mut FILE) -> size_t, real => {
+        let start = clock::ticks();
+        let done = real(from, size, count, stream);
+        let length = (size as u64).saturating_mul(count as u64);
+        moved(Op::Fwrite, stream, length, size as u64 * done as u64, start);
+        done
+    }
+    fn fwrite_unlocked(
+        from: *const c_void, size: size_t, count: size_t, stream: *mut FILE,
+    ) -> size_t, real => {
+        let start = clock::ticks();
+        let done = real(from, size, count, stream);
+        let length = (size as u64).saturating_mul(count as u64);
+        moved(Op::Fwrite, stream, length, size as u64 * done as u64, start);
+        done
+    }
+    fn fputs(text: *const c_char, stream: *mut FILE) -> c_int, real => {
+        let start = clock::ticks();
+        let done = real(text, stream);
+        let length = text_bytes(text);
+        moved(Op::Fwrite, stream, length, if done < 0 { 0 } else { length }, start);
+        done
+    }
+    fn fseek(stream: *mut FILE, to: c_long, whence: c_int) -> c_int, real => {
+        before(stream);
+        let start = clock::ticks();
+        let done = real(stream, to, whence);
+        sought(stream, done.into(), start);
+        done
+    }
+    fn fseeko(stream: *mut FILE, to: off_t, whence: c_int) -> c_int, real => {
+        before(stream);
+        let start = clock::ticks();
+        let done = real(stream, to, whence);
+        sought(stream, done.into(), start);
+        done
+    }
+    fn fseeko64(stream: *mut FILE, to: off_t, whence: c_int) -> c_int, real => {
+        before(stream);
+        let start = clock::ticks();
+        let done = real(stream, to, whence);
+        sought(stream, done.into(), start);
+        done
+    }
+    fn rewind(stream: *mut FILE) -> (), real => {
+        before(stream);
+        let start = clock::ticks();
+        real(stream);
+        sought(stream, 0, start);
+    }
+    fn fsetpos(stream: *mut FILE, to: *const fpos_t) -> c_int, real => {
+        before(stream);
+        let start = clock::ticks();
+        let done = real(stream, to);
+        sought(stream, done.into(), start);
+        done
+    }
+    fn fsetpos64(stream: *mut FILE, to: *const fpos_t) -> c_int, real => {
+        before(stream);
+        let start = clock::ticks();
+        let done = real(stream, to);
+        sought(stream, done.into(), start);
+        done
+    }
+    fn fflush(stream: *mut FILE) -> c_int, real => {
+        if stream.is_null() {
+            return real(stream);
+        }
+        before(stream);
+        let start = clock::ticks();
+        let done = real(stream);
+        let end = clock::ticks();
+        if let Some(fd) = fd_of(stream) {
+            plain(Op::Fflush, get(fd), NO_OFFSET, sys::result(done.into()), start, end);
+        }
+        done
+    }
+}
+
+/// freopen: the stream's file is another one afterwards.
+///
+/// # Safety
+/// `stream` is an open stream, and `reopen` calls the function behind.
+unsafe fn reopened(
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+    reopen: impl FnOnce(u64) -> (u64, *mut FILE),
+) -> *mut FILE {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if let Some(fd) = fd_of(stream) {
+            settle(stream, get(fd));
+            files::detach(fd);
+        }
+        let (start, got) = reopen(clock::ticks());
+        // Without a name it is the same file in another mode, which is learned again.
+        if !path.is_null() {
+            opened(path, mode, got, start);
+        }
+        got
+    }
+}

@@ -1,0 +1,117 @@
+//! What a mount may ask of a cache whose kernel is not believed.
+//!
+//! Where a mount shows the server's key, or is root's on the server's node, its kernel judges who may do
+//! what, as for any file system, and calls carry who asks. A user's mount, or one with a buffer's secret, could
+//! be any program: its calls have the rights of one user (`Session::acts_as`), and here each is held
+//! to what this user may do on the PFS: nothing is reached but by names that were looked up as this user,
+//! no data is read or written but of files that were opened so; what it says to hold from before a restart is
+//! looked for by its names as this user. Called before any call on a cache.
+
+use super::Cached;
+use crate::session::calls::At;
+use forebay_proto::net::Call;
+use forebay_proto::{Errno, Ino, Result};
+
+/// Access to a file or directory, as for `open(2)`.
+const READ: u32 = libc::O_RDONLY as u32;
+const WRITE: u32 = libc::O_WRONLY as u32;
+
+impl At<'_> {
+    /// An error if this mount may not do this.
+    pub(super) fn must_be_allowed(&self, cache: &Cached, call: &Call<'_>) -> Result<()> {
+        if self.session.acts_as.is_none() {
+            return Ok(());
+        }
+        let held = |ino: Ino| self.must_hold(cache, ino);
+        match *call {
+            Call::Lookup { parent, .. }
+            | Call::Mknod { parent, .. }
+            | Call::Mkdir { parent, .. }
+            | Call::Symlink { parent, .. }
+            | Call::Unlink { parent, .. }
+            | Call::Rmdir { parent, .. }
+            | Call::Create { parent, .. } => held(parent),
+            Call::Link { ino, parent, .. } => held(ino).and_then(|()| held(parent)),
+            Call::Rename { parent, new_parent, .. } => held(parent).and_then(|()| held(new_parent)),
+            Call::Getattr(ino)
+            | Call::Readlink(ino)
+            | Call::Listxattr(ino)
+            | Call::Setxattr { ino, .. }
+            | Call::Removexattr { ino, .. }
+            | Call::Fsyncdir(ino)
+            | Call::DirLimit(ino) => held(ino),
+            Call::Getxattr { ino, name } => {
+                held(ino)?;
+                // As the kernel has it for xattr(7).
+                match (name.starts_with(b"user.forebay."), name.starts_with(b"user.")) {
+                    _ if name.starts_with(b"trusted.") => Err(Errno::ENODATA),
+                    (false, true) => cache.fs.may_open(&self.caller, ino, READ),
+                    _ => Ok(()),
+                }
+            }
+            Call::Setattr { ino, ref change } => {
+                held(ino)?;
+                match change.size_bytes {
+                    Some(_) if !self.session.opens.lock().may_write(ino) => {
+                        cache.fs.may_open(&self.caller, ino, WRITE)
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Call::List { ino, .. } => {
+                held(ino)?;
+                cache.fs.may_open(&self.caller, ino, READ)
+            }
+            Call::Open { ino, open_flags, .. } => {
+                held(ino)?;
+                let access = open_flags & libc::O_ACCMODE as u32;
+                cache.fs.may_open(&self.caller, ino, access)
+            }
+            Call::Read { ino, .. } | Call::Seek { ino, .. } => self.must_read(ino),
+            Call::Write { ino, .. } | Call::Fallocate { ino, .. } => self.must_write(ino),
+            Call::CopyRange { source, target, .. } => {
+                self.must_read(source).and_then(|()| self.must_write(target))
+            }
+            Call::Fsync { ino, .. } => held(ino),
+            _ => Ok(()),
+        }
+    }
+
+    /// True if a listing may tell attributes, as `stat` of each name does.
+    pub(super) fn may_stat_below(&self, cache: &Cached, ino: Ino) -> bool {
+        self.session.acts_as.is_none() || cache.fs.may_search(&self.caller, ino).is_ok()
+    }
+
+    /// An error if this mount speaks of what it was not given.
+    pub(super) fn must_know(&self, cache: &Cached, ino: Ino) -> Result<()> {
+        match self.session.acts_as.is_some() {
+            true => self.must_hold(cache, ino),
+            false => Ok(()),
+        }
+    }
+
+    fn must_hold(&self, cache: &Cached, ino: Ino) -> Result<()> {
+        if ino == Ino::ROOT || self.session.held.lock().contains_key(&ino) {
+            return Ok(());
+        }
+        // What another server has, this mount holds there.
+        match ino.shard() != self.sessions.facts.shard {
+            true => cache.fs.may_reach(&self.caller, ino),
+            false => Err(Errno::ESTALE),
+        }
+    }
+
+    fn must_read(&self, ino: Ino) -> Result<()> {
+        match self.session.opens.lock().may_read(ino) {
+            true => Ok(()),
+            false => Err(Errno::EBADF),
+        }
+    }
+
+    fn must_write(&self, ino: Ino) -> Result<()> {
+        match self.session.opens.lock().may_write(ino) {
+            true => Ok(()),
+            false => Err(Errno::EBADF),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Calls on attributes of a scratch buffer's files, extended ones too.
+
+use crate::session::calls::{At, Reply};
+use forebay_failpoint::step;
+use forebay_lease::leases::Subject;
+use forebay_namespace::{OWN_XATTRS, is_layout_xattr};
+use forebay_proto::api::ops::*;
+use forebay_proto::attr::Attr;
+use forebay_proto::layout::publish_xattr;
+use forebay_proto::net::{Answer, Call};
+use forebay_proto::{Errno, Ino, Result, SetAttr};
+use forebay_store::record::Answered;
+
+impl At<'_> {
+    pub(super) fn attributes_call(&self, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
+        let ns = self.namespace();
+        match *call {
+            Call::Getattr(ino) => self.getattr(ino).into(),
+            Call::Setattr { ino, ref change } => self.setattr(ino, change).into(),
+            Call::Getxattr { ino, name } => self.bytes(ns.getxattr(ino, name), room),
+            Call::Listxattr(ino) => self.bytes(ns.listxattr(ino), room),
+            Call::Readlink(ino) => self.bytes(ns.readlink(ino), room),
+            Call::Setxattr { ino, name, flags, kill_sgid } => {
+                self.setxattr(ino, name, flags, kill_sgid).into()
+            }
+            Call::Removexattr { ino, name } => {
+                let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+                ns.removexattr(&self.caller, ino, name).into()
+            }
+            _ => Reply::failed(Errno::ENOSYS),
+        }
+    }
+
+    pub(super) fn setattr(&self, ino: Ino, change: &SetAttr) -> Result<Answer> {
+        let attr = {
+            let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+            match change.size_bytes {
+                None => self.namespace().setattr(&self.caller, ino, change)?,
+                Some(size_bytes) => self.set_size(ino, size_bytes, change)?,
+            }
+        };
+        if change.mode.is_some() {
+            self.tell_writers(ino);
+        }
+        if change.size_bytes.is_some() {
+            self.sessions.bytes_gone(self.session.id(), ino);
+        }
+        Ok(Answer::Attr(self.sessions.keep(self.session, attr)))
+    }
+
+    fn set_size(&self, ino: Ino, size_bytes: u64, change: &SetAttr) -> Result<Attr> {
+        let ns = self.namespace();
+        let _turn = self.sessions.sizes.alone(ino);
+        let alone = self.changes_alone(ino);
+        ns.note_answer(&self.caller, Answered::Truncating { ino, size_bytes, alone })?;
+        step("setattr: size written down");
+        let attr = ns.setattr(&self.caller, ino, change);
+        step("setattr: done");
+        if attr.is_err() {
+            ns.note_answer(&self.caller, Answered::Undone)?;
+        }
+        attr
+    }
+
+    /// Sets an xattr. A layout is fixed while somebody may write the file without asking, and a striped file becomes final only
+    /// when nobody does; writers of a file in logs are told.
+    fn setxattr(&self, ino: Ino, name: &[u8], flags: u32, kill_sgid: bool) -> Result<()> {
+        {
+            let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
+            self.setxattr_alone(ino, name, flags, kill_sgid)?;
+        }
+        if name == publish_xattr::NAME {
+            self.namespace().end_logs_of_final(ino)?;
+        }
+        Ok(())
+    }
+
+    fn setxattr_alone(&self, ino: Ino, name: &[u8], flags: u32, kill_sgid: bool) -> Result<()> {
+        let of_layout = name.strip_prefix(OWN_XATTRS).is_some_and(is_layout_xattr);
+        let ends_writes = name == publish_xattr::NAME
+            && self.payload == publish_xattr::FINAL
+            && self.striped(ino).is_some_and(|layout| !layout.log);
+        let _turn = of_layout.then(|| self.sessions.sizes.alone(ino));
+        if (of_layout || ends_writes) && self.sessions.leases.is_open_locally(ino) {
+            return Err(Errno::EBUSY);
+        }
+        self.namespace().setxattr(&self.caller, ino, name, self.payload, flags, kill_sgid)?;
+        self.tell_writers(ino);
+        Ok(())
+    }
+}

@@ -1,0 +1,144 @@
+//! Calls on files that are written as logs: logs begin and publish, and where a range of a file is.
+//!
+//! A mount that writes such a file has it open for writing, so it is entered like one that writes a striped file
+//! ([`super::objects`]): nobody else is leased its attributes meanwhile. A publication changes the file, so it comes as
+//! any change does. It may come again, and late: the index knows what was published.
+
+use crate::session::calls::{At, Reply};
+use crate::session::{ClientId, Sessions};
+use forebay_log::Extent;
+use forebay_namespace::{Asked, LogWriters, Now, Published};
+use forebay_proto::layout::publish_xattr;
+use forebay_proto::net::{Answer, Call};
+use forebay_proto::{Errno, Ino, ObjectId, Result};
+use std::sync::{Arc, Weak};
+
+/// Who has one of these may write.
+const ANY_WRITE: u32 = 0o222;
+
+impl At<'_> {
+    /// A call on logs.
+    pub(super) fn log_call(&self, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
+        let client = self.session.attach.client.0;
+        match *call {
+            Call::LogBegin { ino, shard } => self
+                .changed(ino, || self.namespace().begin_log(ino, client, shard))
+                .map(|(log, newest_ns)| Answer::LogBegun { log, newest_ns })
+                .into(),
+            Call::LogOpen { object, make } => self.log_open(object, make),
+            Call::LogPublish { ino, log, from, to, mtime, sync, ends, turn, clean } => {
+                let Some(extents) = Extent::all(self.payload) else {
+                    return Reply::failed(Errno::EPROTO);
+                };
+                let extents = &extents;
+                let published =
+                    Published { log, from, to, extents, mtime, sync, ends, turn, clean };
+                self.changed(ino, || self.namespace().publish_log(ino, client, &published))
+                    .map(|Now { published, ended, newest_ns }| Answer::LogPublished {
+                        published,
+                        ended,
+                        newest_ns,
+                    })
+                    .into()
+            }
+            Call::LogMap { ino, offset, bytes } => {
+                self.log_map(ino, offset, bytes, room).unwrap_or_else(Reply::failed)
+            }
+            _ => Reply::failed(Errno::ENOSYS),
+        }
+    }
+
+    /// Before a call that is to see all that was written, other mounts publish: of a file whose readers see that always, and of any
+    /// file in logs that is cut, appended to or changed in its objects, that is published by somebody else than its writer, or
+    /// that nobody may write any more. So what was written before such a change is before it for all.
+    pub(super) fn ask_writers(&self, call: &Call<'_>) -> Result<()> {
+        let (ino, always) = match call {
+            Call::Getattr(ino)
+            | Call::LogMap { ino, .. }
+            | Call::Read { ino, .. }
+            | Call::Seek { ino, .. } => (*ino, false),
+            Call::Fallocate { ino, .. } | Call::Write { ino, append: true, .. } => (*ino, true),
+            Call::Open { ino, open_flags, .. } => {
+                if *open_flags as i32 & libc::O_TRUNC == 0 {
+                    return Ok(());
+                }
+                (*ino, true)
+            }
+            Call::Setattr { ino, change } => {
+                let is_read_only = change.mode.is_some_and(|mode| mode & ANY_WRITE == 0);
+                (*ino, is_read_only || change.size_bytes.is_some())
+            }
+            Call::Setxattr { ino, name, .. } if *name == publish_xattr::NAME => (*ino, true),
+            _ => return Ok(()),
+        };
+        match self.striped(ino) {
+            Some(layout) if layout.log && (layout.strict || always) => {
+                self.namespace().ask_log_writers(ino, Some(self.session.attach.client.0))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn log_open(&self, object: ObjectId, make: bool) -> Reply {
+        match self.namespace().open_log(object, make) {
+            Ok(file) if self.local => {
+                Reply::with(Answer::Opened { local: true }, Some(Arc::new(file)))
+            }
+            Ok(_) => Reply::of(Answer::Opened { local: false }),
+            Err(errno) => Reply::failed(errno),
+        }
+    }
+
+    fn log_map(&self, ino: Ino, offset: u64, bytes: u32, room: &mut Vec<u8>) -> Result<Reply> {
+        // What the size says is there must not be taken off before it is told.
+        let _turn = self.sessions.sizes.shared(ino);
+        let map = self.namespace().map_logs(ino, offset, bytes.into())?;
+        room.clear();
+        map.extents.iter().for_each(|(extent, _)| extent.put(room));
+        map.extents.iter().for_each(|(_, shard)| room.extend_from_slice(&shard.0.to_le_bytes()));
+        let answer = Answer::LogMap {
+            size_bytes: map.size_bytes,
+            objects_bytes: map.objects_bytes,
+            extents: map.extents.len() as u32,
+            more: map.more,
+        };
+        Ok(Reply { payload_bytes: room.len(), ..Reply::of(answer) })
+    }
+}
+
+/// The mounts that have logs, by their sessions.
+pub(in crate::session) struct Writers(pub(in crate::session) Weak<Sessions>);
+
+impl LogWriters for Writers {
+    /// It has a session, or may come back to one.
+    fn is_there(&self, client: u64) -> bool {
+        let Some(sessions) = self.0.upgrade() else { return true };
+        let client = ClientId(client);
+        // Before the sessions: one that comes back has its session before it is not awaited any more.
+        if sessions.grace.is_awaited(client) {
+            return true;
+        }
+        let session = {
+            let table = sessions.table.lock();
+            // At the end of the server nobody has gone: who is there comes to its next start.
+            if table.closed {
+                return true;
+            }
+            table.sessions.values().find(|session| session.attach.client == client).cloned()
+        };
+        session.is_some_and(|session| !session.is_dead())
+    }
+
+    fn ask(&self, ino: Ino, logs: &[Asked]) {
+        let Some(sessions) = self.0.upgrade() else { return };
+        let table = sessions.table.lock();
+        for session in table.sessions.values() {
+            let client = session.attach.client.0;
+            let theirs = logs.iter().filter(|asked| asked.client == client);
+            let theirs: Vec<_> = theirs.map(|asked| (ino, asked.log.0, asked.turn)).collect();
+            if !theirs.is_empty() {
+                session.channel.publish(&theirs);
+            }
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! The links and devices of a machine as waiting lines, and the ways that requests take through them.
+
+use crate::machine::{Attach, Machine, Mode, WhenFull};
+use crate::program::{Action, Program};
+use forebay_sim_engine::station::Line;
+use forebay_sim_engine::{SECOND_NS, TimeNs};
+use serde::Serialize;
+
+/// Kinds of lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// A compute node's port, outwards.
+    NodeOut,
+    /// A compute node's port, inwards.
+    NodeIn,
+    /// The link of an I/O node's compute nodes, towards it.
+    IoUp,
+    /// The same, from it.
+    IoDown,
+    /// The port into the storage network, outwards.
+    NetworkOut,
+    /// The same, inwards.
+    NetworkIn,
+    /// A server's port, inwards.
+    ServerIn,
+    /// A server's port, outwards.
+    ServerOut,
+    /// A controller of several servers.
+    Controller,
+    /// A server's disks.
+    Disk,
+    /// A fabric buffer's port, inwards.
+    BufferIn,
+    /// A fabric buffer's port, outwards.
+    BufferOut,
+    /// A buffer's flash; with separate reads, its writes.
+    Flash,
+    /// A buffer's flash, reads, where they do not delay writes.
+    FlashRead,
+    /// A compute node's processors, where names cost something.
+    Processors,
+}
+
+impl Class {
+    /// All, in the order of their numbers.
+    pub const ALL: [Class; 15] = [
+        Class::NodeOut,
+        Class::NodeIn,
+        Class::IoUp,
+        Class::IoDown,
+        Class::NetworkOut,
+        Class::NetworkIn,
+        Class::ServerIn,
+        Class::ServerOut,
+        Class::Controller,
+        Class::Disk,
+        Class::BufferIn,
+        Class::BufferOut,
+        Class::Flash,
+        Class::FlashRead,
+        Class::Processors,
+    ];
+
+    /// What it is, in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Class::NodeOut => "port of a compute node",
+            Class::NodeIn => "port of a compute node, inwards",
+            Class::IoUp => "link to an I/O node",
+            Class::IoDown => "link from an I/O node",
+            Class::NetworkOut => "storage network",
+            Class::NetworkIn => "storage network, inwards",
+            Class::ServerIn => "port of a server",
+            Class::ServerOut => "port of a server, outwards",
+            Class::Controller => "controller",
+            Class::Disk => "disks of a server",
+            Class::BufferIn => "port of a buffer",
+            Class::BufferOut => "port of a buffer, outwards",
+            Class::Flash => "flash",
+            Class::FlashRead => "flash, reads",
+            Class::Processors => "names at a compute node",
+        }
+    }
+}
+
+/// What a request of some bytes takes at a line.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rate {
+    ns_per_byte: f64,
+    overhead_ns: f64,
+}
+
+impl Rate {
+    fn new(bytes_per_s: f64, overhead_s: f64) -> Rate {
+        let second = SECOND_NS as f64;
+        Rate { ns_per_byte: second / bytes_per_s, overhead_ns: overhead_s * second }
+    }
+
+    /// Nanoseconds of `bytes` moved by `operations`.
+    #[inline]
+    pub(super) fn ns(self, bytes: u64, operations: u32) -> u64 {
+        (bytes as f64 * self.ns_per_byte + f64::from(operations) * self.overhead_ns + 0.5) as u64
+    }
+}
+
+/// The equal lines of one class.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) lines: Vec<Line>,
+    pub(super) write: Rate,
+    pub(super) read: Rate,
+}
+
+impl Group {
+    fn new(count: u32, write: Rate, read: Rate) -> Group {
+        Group { lines: vec![Line::new(1); count as usize], write, read }
+    }
+
+    /// Each works at so many requests at once.
+    fn at_once(count: u32, write: Rate, read: Rate, at_once: u32) -> Group {
+        Group { lines: vec![Line::new(at_once); count as usize], write, read }
+    }
+
+    /// Time that lines worked until `now_ns`; what they have taken on for later is not part of it.
+    pub(super) fn worked_ns(&self, now_ns: TimeNs) -> u64 {
+        self.lines.iter().map(|line| line.worked_ns(now_ns)).sum()
+    }
+
+    /// Lines that had anything to do.
+    pub(super) fn used(&self) -> usize {
+        self.lines.iter().filter(|line| line.served > 0).count()
+    }
+}
+
+/// A point of a request's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hop {
+    /// A line.
+    At(Class),
+    /// Room in the buffer.
+    Room,
+    /// Its end.
+    Done,
+}
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Writes to storage, past any buffer.
+    WriteStorage,
+    /// Writes to the buffer.
+    WriteBuffer,
+    /// Reads from storage.
+    ReadStorage,
+    /// Reads from the buffer.
+    ReadBuffer,
+    /// Takes data from the buffer to storage.
+    Drain,
+}
+
+impl Kind {
+    const ALL: [Kind; 5] =
+        [Kind::WriteStorage, Kind::WriteBuffer, Kind::ReadStorage, Kind::ReadBuffer, Kind::Drain];
+}
+
+/// The way of a kind of request.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    pub(super) hops: Vec<Hop>,
+    /// Of each hop: whether it is joined to the one before, see [`join`].
+    pub(super) joined: Vec<bool>,
+    /// What each operation waits besides, in nanoseconds.
+    pub(super) latency_ns: f64,
+}
+
+/// Lines and ways.
+#[derive(Debug)]
+pub(super) struct Stations {
+    pub(super) groups: Vec<Group>,
+    ways: [Way; 5],
+    /// Of each class that is joined to the one before it, that one.
+    joined_to: [Option<Class>; Class::ALL.len()],
+    servers_of_controller: u32,
+}
+
+impl Stations {
+    pub(super) fn new(machine: &Machine, program: &Program) -> Stations {
+        let mut groups: Vec<Group> =
+            Class::ALL.iter().map(|_| Group::new(0, Rate::default(), Rate::default())).collect();
+        let mut link = |out: Class, back: Class, count: u32, link: &crate::machine::Link| {
+            let (write, read) =
+                (Rate::new(link.write_bytes_per_s, 0.0), Rate::new(link.read_bytes_per_s, 0.0));
+            groups[out as usize] = Group::new(count, write, write);
+            groups[back as usize] = Group::new(count, read, read);
+        };
+        let origins = machine.io.as_ref().map_or(machine.compute.nodes, |io| io.nodes);
+        if let Some(port) = &machine.compute.port {
+            link(Class::NodeOut, Class::NodeIn, machine.compute.nodes, port);
+        }
+        if let Some(io) = &machine.io {
+            link(Class::IoUp, Class::IoDown, io.nodes, &io.link);
+        }
+        link(Class::NetworkOut, Class::NetworkIn, origins, &machine.network);
+        let storage = &machine.storage;
+        if let Some(port) = &storage.port {
+            link(Class::ServerIn, Class::ServerOut, storage.servers, port);
+        }
+        if let Some(port) = machine.buffer.as_ref().and_then(|buffer| buffer.port.as_ref()) {
+            let count = machine.buffer.as_ref().map_or(0, |buffer| buffer.count);
+            link(Class::BufferIn, Class::BufferOut, count, port);
+        }
+        let device = &storage.device;
+        let factor = storage.fill_factor();
+        groups[Class::Disk as usize] = Group::at_once(
+            storage.servers,
+            Rate::new(device.write_bytes_per_s * factor, device.write_overhead_s),
+            Rate::new(device.read_bytes_per_s * factor, device.read_overhead_s),
+            device.at_once,
+        );
+        if let Some(controller) = &storage.controller {
+            let rate = Rate::new(controller.bytes_per_s, 0.0);
+            groups[Class::Controller as usize] =
+                Group::new(storage.servers / controller.servers, rate, rate);
+        }
+        if let Some(buffer) = &machine.buffer {
+            let devices = f64::from(buffer.devices);
+            // A log puts many writes into one of the device.
+            let log = buffer.mode == Mode::Log;
+            let overhead_s = if log { 0.0 } else { buffer.device.write_overhead_s };
+            let write = Rate::new(buffer.device.write_bytes_per_s * devices, overhead_s);
+            let read =
+                Rate::new(buffer.device.read_bytes_per_s * devices, buffer.device.read_overhead_s);
+            let at_once = buffer.device.at_once;
+            groups[Class::Flash as usize] = Group::at_once(buffer.count, write, read, at_once);
+            if !buffer.shared_device {
+                let group = Group::at_once(buffer.count, write, read, at_once);
+                groups[Class::FlashRead as usize] = group;
+            }
+        }
+        let names_s = machine.buffer.as_ref().map_or(storage.names_s, |buffer| buffer.names_s);
+        if names_s > 0.0 {
+            let (count, at_once) = (machine.compute.nodes, machine.compute.processors);
+            let none = Rate::default();
+            groups[Class::Processors as usize] = Group::at_once(count, none, none, at_once);
+        }
+        let mut ways = ways(machine, &groups);
+        let joined_to = join(&mut ways, &groups, machine, program);
+        let servers_of_controller = storage.controller.as_ref().map_or(1, |c| c.servers);
+        Stations { groups, ways, joined_to, servers_of_controller }
+    }
+
+    /// Time that the lines of a class worked until `now_ns`. Lines that are joined to others were told of requests that
+    /// have not come: they are taken to have done as much of their work as those others of theirs.
+    pub(super) fn worked_ns(&self, class: Class, now_ns: TimeNs) -> u64 {
+        let group = &self.groups[class as usize];
+        let Some(before) = self.joined_to[class as usize] else { return group.worked_ns(now_ns) };
+        let told_ns = |group: &Group| group.lines.iter().map(|line| line.busy_ns).sum::<u64>();
+        let of_before_ns = told_ns(&self.groups[before as usize]);
+        if of_before_ns == 0 {
+            return 0;
+        }
+        let share = self.worked_ns(before, now_ns) as f64 / of_before_ns as f64;
+        (told_ns(group) as f64 * share) as u64
+    }
+
+    #[inline]
+    pub(super) fn way(&self, kind: Kind) -> &Way {
+        &self.ways[kind as usize]
+    }
+
+    /// Which line of a class a request comes to.
+    #[inline]
+    pub(super) fn place(&self, class: Class, at: &Place) -> usize {
+        let place = match class {
+            Class::NodeOut | Class::NodeIn | Class::Processors => at.node,
+            Class::IoUp | Class::IoDown | Class::NetworkOut | Class::NetworkIn => at.origin,
+            Class::ServerIn | Class::ServerOut | Class::Disk => at.server,
+            Class::Controller => at.server / self.servers_of_controller,
+            Class::BufferIn | Class::BufferOut | Class::Flash | Class::FlashRead => at.buffer,
+        };
+        place as usize
+    }
+}
+
+/// Where a request goes through.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place {
+    /// Its compute node.
+    pub(super) node: u32,
+    /// Its I/O node, or its compute node where there are none.
+    pub(super) origin: u32,
+    /// Its server.
+    pub(super) server: u32,
+    /// Its buffer.
+    pub(super) buffer: u32,
+}
+
+/// Parts of a way, one after the other.
+type Parts<'a> = &'a [&'a [Class]];
+
+/// The ways in this machine; links that it does not have are left out.
+fn ways(machine: &Machine, groups: &[Group]) -> [Way; 5] {
+    use Class::{
+        BufferIn, BufferOut, Controller, Disk, Flash, FlashRead, IoDown, IoUp, NetworkIn,
+        NetworkOut, NodeIn, NodeOut, ServerIn, ServerOut,
+    };
+    let io_s = machine.io.as_ref().map_or(0.0, |io| io.link.round_trip_s);
+    let trip = |link: Option<&crate::machine::Link>| link.map_or(0.0, |link| link.round_trip_s);
+    let near_s = trip(machine.compute.port.as_ref()) + io_s;
+    let far_s = near_s + machine.network.round_trip_s + trip(machine.storage.port.as_ref());
+    let way = |classes: &[&[Class]], room_before: Option<Class>, latency_s: f64| {
+        let mut hops = Vec::new();
+        for &class in classes.iter().copied().flatten() {
+            if room_before == Some(class) {
+                hops.push(Hop::Room);
+            }
+            if !groups[class as usize].lines.is_empty() {
+                hops.push(Hop::At(class));
+            }
+        }
+        hops.push(Hop::Done);
+        Way { joined: vec![false; hops.len()], hops, latency_ns: latency_s * SECOND_NS as f64 }
+    };
+    let to_network: &[Class] = &[NodeOut, IoUp, NetworkOut];
+    let from_network: &[Class] = &[NetworkIn, IoDown, NodeIn];
+    let to_disk: &[Class] = &[ServerIn, Controller, Disk];
+    let from_disk: &[Class] = &[Disk, Controller, ServerOut];
+    let write_storage = way(&[to_network, to_disk], None, far_s);
+    let read_storage = way(&[from_disk, from_network], None, far_s);
+    let Some(buffer) = &machine.buffer else {
+        let none = write_storage.clone();
+        return [write_storage, none.clone(), read_storage.clone(), read_storage, none];
+    };
+    let flash_read: &[Class] = if buffer.shared_device { &[Flash] } else { &[FlashRead] };
+    let buffer_s = near_s + machine.network.round_trip_s + trip(buffer.port.as_ref());
+    let (there, back, drain, latency_s): (Parts, Parts, Parts, f64) = match buffer.attach {
+        // Most of it goes to other nodes. Their ports carry as much inwards, which takes no time of its own here.
+        Attach::Compute if buffer.striped => (
+            &[&[NodeOut], &[Flash]],
+            &[flash_read, &[NodeIn]],
+            &[flash_read, to_network, to_disk],
+            trip(machine.compute.port.as_ref()),
+        ),
+        Attach::Compute => (&[&[Flash]], &[flash_read], &[flash_read, to_network, to_disk], 0.0),
+        Attach::Io => (
+            &[&[NodeOut, IoUp], &[Flash]],
+            &[flash_read, &[IoDown, NodeIn]],
+            &[flash_read, &[NetworkOut], to_disk],
+            near_s,
+        ),
+        Attach::Fabric => (
+            &[to_network, &[BufferIn], &[Flash]],
+            &[flash_read, &[BufferOut], from_network],
+            &[flash_read, &[BufferOut], to_disk],
+            buffer_s,
+        ),
+        Attach::Storage => (
+            &[to_network, &[ServerIn], &[Flash]],
+            &[flash_read, &[ServerOut], from_network],
+            &[flash_read, &[Controller, Disk]],
+            far_s,
+        ),
+    };
+    let through = buffer.mode == Mode::WriteThrough;
+    let mut write_buffer = way(there, Some(Flash), latency_s);
+    if through {
+        // Flash first, then on to storage; it is done when both have it.
+        let onward = match buffer.attach {
+            Attach::Compute => way(&[to_network, to_disk], None, 0.0),
+            Attach::Io => way(&[&[NetworkOut], to_disk], None, 0.0),
+            Attach::Fabric => way(&[&[BufferOut], to_disk], None, 0.0),
+            Attach::Storage => way(&[&[Controller, Disk]], None, 0.0),
+        };
+        write_buffer.hops.pop();
+        write_buffer.hops.extend(onward.hops);
+        write_buffer.joined = vec![false; write_buffer.hops.len()];
+        write_buffer.latency_ns = far_s * SECOND_NS as f64;
+    }
+    let drain_s = match buffer.attach {
+        Attach::Storage => 0.0,
+        _ => machine.network.round_trip_s + trip(machine.storage.port.as_ref()),
+    };
+    [
+        write_storage,
+        write_buffer,
+        read_storage,
+        way(back, None, latency_s),
+        way(drain, None, drain_s),
+    ]
+}
+
+/// What a line's number is the number of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Node,
+    Origin,
+    Server,
+    Controller,
+    Buffer,
+}
+
+fn numbered_by(class: Class) -> Of {
+    match class {
+        Class::NodeOut | Class::NodeIn | Class::Processors => Of::Node,
+        Class::IoUp | Class::IoDown | Class::NetworkOut | Class::NetworkIn => Of::Origin,
+        Class::ServerIn | Class::ServerOut | Class::Disk => Of::Server,
+        Class::Controller => Of::Controller,
+        Class::BufferIn | Class::BufferOut | Class::Flash | Class::FlashRead => Of::Buffer,
+    }
+}
+
+/// Whether all requests that come from one line of `before` go to one line of `after`, and to that line from no other.
+fn is_one_to_one(machine: &Machine, before: Class, after: Class) -> bool {
+    let private = |attach: Attach| {
+        machine.buffer.as_ref().is_some_and(|buffer| buffer.attach == attach && !buffer.striped)
+    };
+    match (numbered_by(before), numbered_by(after)) {
+        (one, other) if one == other => true,
+        (Of::Origin, Of::Buffer) | (Of::Buffer, Of::Origin) if machine.nodes_per_io() == 1 => {
+            private(Attach::Io) || private(Attach::Compute)
+        }
+        (Of::Origin, Of::Buffer) | (Of::Buffer, Of::Origin) => private(Attach::Io),
+        (Of::Node, Of::Buffer) | (Of::Buffer, Of::Node) => private(Attach::Compute),
+        (Of::Node, Of::Origin) | (Of::Origin, Of::Node) => machine.nodes_per_io() == 1,
+        _ => false,
+    }
+}
+
+/// Joins lines that follow each other: a line that gets requests from one other line only gets them in the order in
+/// which that one lets them go, so when a request leaves both is known when it comes to the first, and needs one event
+/// instead of two.
+///
+/// Kinds of requests that the program cannot make are left out of sight. Where a full buffer is passed by, requests
+/// begin in the middle of a way: nothing is joined then.
+fn join(
+    ways: &mut [Way; 5],
+    groups: &[Group],
+    machine: &Machine,
+    program: &Program,
+) -> [Option<Class>; Class::ALL.len()] {
+    let mut joined_to = [None; Class::ALL.len()];
+    let passes_by = machine.buffer.as_ref().is_some_and(|b| b.when_full == WhenFull::Bypass);
+    if passes_by {
+        return joined_to;
+    }
+    let steps = program.jobs.iter().flat_map(|job| &job.phases).flat_map(|phase| &phase.steps);
+    let reads = steps.into_iter().any(|s| matches!(s.action, Action::Move { write: false, .. }));
+    // Who restarts reads its checkpoint back.
+    let fails = machine.can_fail();
+    let has_buffer = machine.buffer.is_some();
+    let made = |kind: Kind| match kind {
+        Kind::WriteStorage => !has_buffer,
+        Kind::WriteBuffer | Kind::Drain => has_buffer,
+        Kind::ReadStorage => reads || fails,
+        Kind::ReadBuffer => has_buffer && (reads || fails),
+    };
+    let made: Vec<usize> =
+        Kind::ALL.iter().filter(|kind| made(**kind)).map(|k| *k as usize).collect();
+    for class in Class::ALL {
+        let before = made.iter().flat_map(|&way| {
+            let hops = &ways[way].hops;
+            let comes = hops.iter().enumerate().filter(|(_, hop)| **hop == Hop::At(class));
+            comes.map(|(at, _)| at.checked_sub(1).map(|at| hops[at])).collect::<Vec<_>>()
+        });
+        let mut before: Vec<Option<Hop>> = before.collect();
+        before.dedup();
+        let [Some(Hop::At(only))] = before[..] else {
+            continue;
+        };
+        // What is worked at at once may leave in another order than it came.
+        let in_order = groups[only as usize].lines.iter().all(|line| line.servers() == 1);
+        if !in_order || !is_one_to_one(machine, only, class) {
+            continue;
+        }
+        joined_to[class as usize] = Some(only);
+        for &way in &made {
+            for at in 1..ways[way].hops.len() {
+                if ways[way].hops[at] == Hop::At(class) {
+                    ways[way].joined[at] = true;
+                }
+            }
+        }
+    }
+    joined_to
+}

@@ -1,0 +1,170 @@
+//! The machines that come with the program, each a file of `presets/`.
+
+use crate::from_workload;
+use crate::machine::Machine;
+use crate::program::{Action, Program};
+use forebay_sim_engine::ns;
+use forebay_sim_engine::random::Random;
+use forebay_workload::document::Fault;
+use forebay_workload::language::Workload;
+use std::path::{Path, PathBuf};
+
+/// Name and text of each.
+pub const MACHINES: [(&str, &str); 6] = [
+    ("intrepid-2011", include_str!("../presets/intrepid-2011.toml")),
+    ("intrepid-2011-half", include_str!("../presets/intrepid-2011-half.toml")),
+    ("cori-datawarp", include_str!("../presets/cori-datawarp.toml")),
+    ("summit-like", include_str!("../presets/summit-like.toml")),
+    ("gordon-like", include_str!("../presets/gordon-like.toml")),
+    ("laptop", include_str!("../presets/laptop.toml")),
+];
+
+/// Workloads that come with the program: name and text of each.
+pub const WORKLOADS: [(&str, &str); 5] = [
+    ("plasma-physics", include_str!("../workloads/plasma-physics.toml")),
+    ("turbulence1", include_str!("../workloads/turbulence1.toml")),
+    ("astrophysics", include_str!("../workloads/astrophysics.toml")),
+    ("turbulence2", include_str!("../workloads/turbulence2.toml")),
+    ("mixed-2011", include_str!("../workloads/mixed-2011.toml")),
+];
+
+/// Name of the generated month of jobs.
+pub const MONTH: &str = "month-2011";
+/// Its days, and the mean time between jobs that come.
+const MONTH_S: f64 = 30.0 * 86_400.0;
+const BETWEEN_JOBS_S: f64 = 5.0 * 3600.0;
+
+/// A synthetic month: jobs of Table I's four kinds, drawn evenly, come at exponential times and wait for nodes. The study's
+/// own month is not available, and this one claims nothing about it.
+fn month() -> Result<Program, ProgramError> {
+    let kinds = ["plasma-physics", "turbulence1", "astrophysics", "turbulence2"];
+    let kinds: Vec<Program> =
+        kinds.iter().map(|name| program(Path::new(name))).collect::<Result<_, _>>()?;
+    let mut random = Random::new(2011, 12);
+    let mut month = Program { name: MONTH.into(), ..Program::default() };
+    let mut at_s = random.exponential(BETWEEN_JOBS_S);
+    while at_s < MONTH_S {
+        let number = month.jobs.len() as u32;
+        let kind = &kinds[random.below(kinds.len() as u64) as usize];
+        let mut job = kind.jobs[0].clone();
+        job.name = format!("{}-{number}", job.name);
+        job.start_ns = ns(at_s);
+        // Files of one job are not those of another.
+        for step in job.phases.iter_mut().flat_map(|phase| &mut phase.steps) {
+            if let Action::Move { file, .. } = &mut step.action {
+                *file += 8 * number;
+            }
+        }
+        month.jobs.push(job);
+        at_s += random.exponential(BETWEEN_JOBS_S);
+    }
+    Ok(month)
+}
+
+/// A workload that comes with the program, or that of a file, as a program.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn program(name: &Path) -> Result<Program, ProgramError> {
+    if name.to_str() == Some(MONTH) {
+        return month();
+    }
+    let known = name.to_str().and_then(|name| WORKLOADS.iter().find(|(known, _)| *known == name));
+    let workload = match known {
+        Some((name, text)) => {
+            let none = |_: &Path| Err("a workload of the program has no file of operations".into());
+            Workload::parse(Path::new(&format!("{name}.toml")), text, &none)?
+        }
+        None => {
+            if !name.exists() && name.extension().is_none() {
+                let names: Vec<_> =
+                    WORKLOADS.iter().map(|(name, _)| *name).chain([MONTH]).collect();
+                return Err(ProgramError::Unknown(name.display().to_string(), names.join(", ")));
+            }
+            Workload::read(name)?
+        }
+    };
+    from_workload::program(&workload)
+        .map_err(|why| ProgramError::Simulate(name.display().to_string(), why))
+}
+
+/// Why there is no program.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// No such file or name.
+    #[error("{0}: there is no such workload; expected a file, or one of {1}")]
+    Unknown(String, String),
+    /// The file is wrong.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// What it says cannot be simulated.
+    #[error("{0}: {1}")]
+    Simulate(String, String),
+}
+
+/// The text of a preset.
+pub fn text(name: &str) -> Option<&'static str> {
+    MACHINES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// A preset, or the machine of a file: its path, text, and what it says.
+///
+/// # Errors
+/// That of the file, or of what it says.
+pub fn load(name: &str) -> Result<(PathBuf, String, Machine), Fault> {
+    let (path, text) = match text(name) {
+        Some(text) => (PathBuf::from(format!("{name}.toml")), text.to_string()),
+        None => {
+            let path = Path::new(name);
+            if !name.contains(['/', '.']) && !path.exists() {
+                let known: Vec<_> = MACHINES.iter().map(|(name, _)| *name).collect();
+                return Err(Fault {
+                    path: path.into(),
+                    line: 0,
+                    key: String::new(),
+                    found: "there is no such machine".into(),
+                    expected: format!("a file, or one of {}", known.join(", ")),
+                });
+            }
+            (path.to_path_buf(), forebay_workload::document::read_text(path)?)
+        }
+    };
+    let machine = Machine::parse(&path, &text)?;
+    Ok((path, text, machine))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_workload_is_one() {
+        for (name, _) in WORKLOADS {
+            let program = program(Path::new(name)).expect(name);
+            assert!(program.written_bytes() > 1 << 40 && program.simplified.is_empty(), "{name}");
+        }
+        let why = program(Path::new("nothing")).expect_err("there is none").to_string();
+        assert!(why.contains("one of plasma-physics, turbulence1"), "{why}");
+    }
+
+    #[test]
+    fn the_month_is_always_the_same_and_has_all_kinds() {
+        let month = program(Path::new(MONTH)).expect("generated");
+        assert_eq!(Some(&month), program(Path::new(MONTH)).ok().as_ref());
+        for kind in ["plasma", "turbulence1", "astro", "turbulence2"] {
+            assert!(
+                month.jobs.iter().filter(|job| job.name.starts_with(kind)).count() > 10,
+                "{kind}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_preset_is_a_machine_of_its_name() {
+        for (name, _) in MACHINES {
+            let (_, _, machine) = load(name).expect(name);
+            assert_eq!(machine.name, name);
+            assert!(!machine.about.is_empty() && !machine.assumptions.is_empty(), "{name}");
+        }
+    }
+}

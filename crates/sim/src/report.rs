@@ -1,0 +1,119 @@
+//! An outcome as tables for people.
+
+use crate::model::{Outcome, PhaseOutcome};
+use crate::text::table;
+use crate::units::{digits, format_rate, format_size, format_time};
+
+/// All of it: phases, resources, where the bytes are.
+pub fn text(outcome: &Outcome) -> String {
+    let mut text = format!("{} on {}\n\n", outcome.workload, outcome.machine);
+    text.push_str(&table(&phase_rows(outcome), &[1, 2, 3, 4, 5, 6, 7]));
+    text.push('\n');
+    text.push_str(&table(&resource_rows(outcome), &[1, 2, 3, 4]));
+    text.push('\n');
+    text.push_str(&summary(outcome));
+    text
+}
+
+fn cells(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_string()).collect()
+}
+
+fn phase_rows(outcome: &Outcome) -> Vec<Vec<String>> {
+    let mut rows = vec![cells(&[
+        "phase",
+        "start",
+        "end",
+        "in I/O",
+        "written",
+        "read",
+        "bandwidth",
+        "stalled",
+        "bound by",
+    ])];
+    let several = outcome.jobs.len() > 1;
+    for job in &outcome.jobs {
+        for phase in &job.phases {
+            let name =
+                if several { format!("{}/{}", job.name, phase.name) } else { phase.name.clone() };
+            rows.push(phase_row(name, phase));
+        }
+    }
+    rows
+}
+
+fn phase_row(name: String, phase: &PhaseOutcome) -> Vec<String> {
+    let size = |bytes: u64| if bytes == 0 { "-".into() } else { format_size(bytes as f64) };
+    let bound = phase.bound_by.as_ref().map_or("-".into(), |bound| {
+        format!("{} ({:.0} % busy)", bound.resource.words(), bound.busy_share * 100.0)
+    });
+    vec![
+        name,
+        format_time(phase.start_s),
+        format_time(phase.end_s),
+        format_time(phase.io_s),
+        size(phase.written_bytes),
+        size(phase.read_bytes),
+        if phase.bytes_per_s > 0.0 { format_rate(phase.bytes_per_s) } else { "-".into() },
+        format!("{:.0} %", phase.stalled_share * 100.0),
+        bound,
+    ]
+}
+
+fn resource_rows(outcome: &Outcome) -> Vec<Vec<String>> {
+    let mut rows = vec![cells(&["resource", "used", "of", "busy", "mean wait"])];
+    rows.extend(outcome.resources.iter().map(|resource| {
+        vec![
+            resource.resource.words().to_string(),
+            resource.used.to_string(),
+            resource.count.to_string(),
+            format!("{:.1} %", resource.busy_share * 100.0),
+            format_time(resource.mean_wait_s),
+        ]
+    }));
+    rows
+}
+
+fn summary(outcome: &Outcome) -> String {
+    let bytes = &outcome.bytes;
+    let size = |bytes: u64| format_size(bytes as f64);
+    let mut text = format!(
+        "jobs ended at {}, storage had everything at {}\n",
+        format_time(outcome.end_s),
+        format_time(outcome.drained_s)
+    );
+    text.push_str(&format!(
+        "written {} = {} past the buffer + {} drained + {} on flash only + {} lost\n",
+        size(bytes.written),
+        size(bytes.past_buffer),
+        size(bytes.drained),
+        size(bytes.resident),
+        size(bytes.lost)
+    ));
+    if let Some(buffer) = &outcome.buffer {
+        text.push_str(&format!(
+            "{} buffers of {}: the fullest reached {} %; {} writes found one full\n",
+            buffer.count,
+            size(buffer.capacity_bytes),
+            digits(buffer.peak_share * 100.0),
+            buffer.found_full
+        ));
+    }
+    if outcome.merged_processes > 1 || outcome.merged_transfers > 1 {
+        text.push_str(&format!(
+            "simulated coarsely: up to {} processes as one, up to {} transfers as one\n",
+            outcome.merged_processes, outcome.merged_transfers
+        ));
+    }
+    text.push_str(&format!("{} events, seed {}\n", outcome.events, outcome.seed));
+    for (what, list) in [
+        ("the machine file assumes", &outcome.assumptions),
+        ("of the workload, simulated in a simpler form", &outcome.simplified),
+    ] {
+        if !list.is_empty() {
+            text.push_str(&format!("\n{what}:\n"));
+            list.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+        }
+    }
+    text
+}

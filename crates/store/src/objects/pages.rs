@@ -1,0 +1,374 @@
+//! Large or small pages for a store in memory: large ones for data that is dense, small ones while
+//! somebody writes into holes.
+//!
+//! A tmpfs with `huge=within_size` takes a large page (2 MiB) for any write to a range below the file's
+//! end, also for one byte: a sparse file then costs all of its size. Data that is appended never meets
+//! this, since it is never below the end. The kernel knows no choice by file: `huge=` is the mount's. So
+//! the mount is switched (a remount, 5 us), for all files alike:
+//!
+//! * to small pages at once when a file gets a hole of [`HOLE_BYTES`] by a call that comes here (a longer
+//!   size, a punched hole, an open of a file that has holes), and within [`Pages::look_every`] when a
+//!   write of the kernel made the hole;
+//! * back when nobody has written to such a file for [`QUIET`], or what was written there is dense. Then
+//!   large pages have a bound in bytes ([`PASS_SHARE`]), after which [`PROBE_BYTES`] of small ones show again
+//!   whether it still is: in small pages, and only there, SEEK_HOLE tells what was written.
+//!
+//! A buffer smaller than [`LARGE_FROM_BYTES`] has small pages only: it could be full before a look.
+//!
+//! Invariants: the lists are bounded; a file that does not fit in is not looked at. Pages that are there
+//! stay as they are. Called by `namespace` through [`Objects`]; not for caches, which count large pages
+//! themselves (`cache::space`).
+
+use super::{Objects, err};
+use forebay_proto::{ObjectId, Result};
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{self as rfs, SeekFrom};
+use rustix::mount::{MountFlags, mount_remount};
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A large page.
+const LARGE_BYTES: u64 = 2 << 20;
+/// The smallest hole that counts: one that a large page fits in.
+const HOLE_BYTES: u64 = LARGE_BYTES;
+/// The smallest buffer that has large pages.
+pub(super) const LARGE_FROM_BYTES: u64 = 1 << 30;
+/// How long nobody must have written to a file with holes.
+const QUIET: Duration = Duration::from_secs(1);
+/// What is written in small pages before it is judged. A look takes the lock that the file's writers need, so a file that stays
+/// sparse is judged after twice as much each time, up to [`PROBE_BYTES_MOST`].
+const PROBE_BYTES: u64 = 4 << 20;
+const PROBE_BYTES_MOST: u64 = 256 << 20;
+/// It is dense if so much of each large page that it touched is written, in percent.
+const DENSE_PERCENT: u64 = 75;
+/// The part of the capacity that dense data may then have in large pages, at first and at most.
+const PASS_SHARE: u64 = 16;
+const PASS_SHARE_MOST: u64 = 8;
+/// Runs of data that are looked at to judge; a file with more of them is sparse.
+const RUNS_MAX: usize = 4096;
+/// Files that are looked at: with holes, and among those opened last.
+const SUSPECTS_MAX: usize = 64;
+const OPENED_MAX: usize = 64;
+/// Between two looks while a file with holes is written.
+const LOOK_CLOSE: Duration = Duration::from_millis(2);
+/// Else by the capacity: in this time a writer takes an eighth of it, at 10 GB/s.
+const FILL_BYTES_PER_MS: u64 = 8 * 10_000_000;
+const LOOK_LEAST: Duration = Duration::from_millis(10);
+const LOOK_MOST: Duration = Duration::from_millis(200);
+
+/// What of a file is written: bytes, and large pages that they touch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Written {
+    bytes: u64,
+    pages: u64,
+}
+
+/// How far a file has come.
+#[derive(Clone, Copy, Debug)]
+enum Verdict {
+    /// It gets small pages, and was not looked at yet.
+    New,
+    /// It gets small pages. It had `from_bytes` when it was looked at; `before` is what was written then, `None` if it had too many
+    /// runs to count.
+    Open { from_bytes: u64, before: Option<Written> },
+    /// It was dense: large pages until it has so many bytes.
+    Dense { until_bytes: u64 },
+}
+
+/// A file with holes.
+#[derive(Debug)]
+struct Suspect {
+    id: ObjectId,
+    bytes: u64,
+    grown_at: Instant,
+    verdict: Verdict,
+    /// What it may have in large pages the next time that it is dense.
+    pass_bytes: u64,
+    /// What is written before it is judged again.
+    probe_bytes: u64,
+}
+
+#[derive(Default)]
+struct State {
+    suspects: Vec<Suspect>,
+    /// Opened for writing lately, without holes when they were looked at last.
+    opened: VecDeque<(ObjectId, Instant)>,
+    small: bool,
+    stopping: bool,
+}
+
+/// The choice for one store.
+#[derive(Default)]
+pub(super) struct Pages {
+    on: AtomicBool,
+    capacity_bytes: AtomicU64,
+    state: Mutex<State>,
+    wake: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Pages {
+    fn look_every(&self) -> Duration {
+        let ms = self.capacity_bytes.load(Ordering::Relaxed) / FILL_BYTES_PER_MS / 8;
+        Duration::from_millis(ms).clamp(LOOK_LEAST, LOOK_MOST)
+    }
+
+    /// Between two looks; `None`: until something is opened.
+    fn pause(&self, state: &State) -> Option<Duration> {
+        let busy = |suspect: &Suspect| suspect.grown_at.elapsed() < QUIET;
+        match state.suspects.iter().any(busy) {
+            true => Some(LOOK_CLOSE),
+            false if state.suspects.is_empty() && state.opened.is_empty() => None,
+            false => Some(self.look_every()),
+        }
+    }
+}
+
+impl Objects {
+    /// Chooses pages from now on, for a store that is a tmpfs of its own.
+    pub fn manage_pages(self: &Arc<Self>, capacity_bytes: u64) {
+        let large = capacity_bytes >= LARGE_FROM_BYTES;
+        // The last server may have been killed with small ones.
+        if let Err(errno) = self.mount_pages(large) {
+            tracing::info!(%errno, "no choice of pages for the store: it keeps those that it has");
+            return;
+        }
+        if !large {
+            return;
+        }
+        self.pages.capacity_bytes.store(capacity_bytes, Ordering::Relaxed);
+        let objects = Arc::downgrade(self);
+        let pages = self.pages.clone();
+        let thread =
+            std::thread::Builder::new().name("pages".into()).spawn(move || run(&pages, &objects));
+        match thread {
+            Ok(thread) => {
+                *self.pages.thread.lock() = Some(thread);
+                self.pages.on.store(true, Ordering::Release);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no thread for the choice of pages: they are small");
+                self.say(self.mount_pages(false));
+            }
+        }
+    }
+
+    /// Ends the choice.
+    pub fn leave_pages(&self) {
+        self.pages.on.store(false, Ordering::Release);
+        self.pages.state.lock().stopping = true;
+        self.pages.wake.notify_all();
+        if let Some(thread) = self.pages.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that chooses pages panicked");
+        }
+    }
+
+    fn mount_pages(&self, large: bool) -> Result<()> {
+        let option: &CStr = if large { c"huge=within_size" } else { c"huge=never" };
+        mount_remount(&self.path, MountFlags::NOSUID | MountFlags::NODEV, option).map_err(err)
+    }
+
+    fn say(&self, done: Result<()>) {
+        if let Err(errno) = done {
+            tracing::warn!(%errno, path = %self.path.display(), "cannot choose the pages of the store");
+        }
+    }
+
+    /// A file was opened or made that may be written to: holes of it are seen.
+    pub fn may_be_written(&self, id: ObjectId) {
+        if !self.pages.on.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.pages.state.lock();
+        if state.suspects.iter().any(|suspect| suspect.id == id) {
+            return;
+        }
+        let idle = state.opened.is_empty() && state.suspects.is_empty();
+        state.opened.retain(|(opened, _)| *opened != id);
+        if state.opened.len() >= OPENED_MAX {
+            state.opened.pop_front();
+        }
+        state.opened.push_back((id, Instant::now()));
+        if idle {
+            self.pages.wake.notify_one();
+        }
+    }
+
+    /// A file is opened to be written, with the holes that it may have.
+    pub fn opened_to_write(&self, id: ObjectId) {
+        self.may_be_written(id);
+        self.may_have_holes(id);
+    }
+
+    /// A file may have got a hole, or is opened with the holes that it has: looked at now.
+    pub(super) fn may_have_holes(&self, id: ObjectId) {
+        if !self.pages.on.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(stat) = self.stat(id) else { return };
+        let bytes = stat.blocks_512 * 512;
+        if stat.size_bytes < bytes.saturating_add(HOLE_BYTES) {
+            return;
+        }
+        let mut state = self.pages.state.lock();
+        self.suspect(&mut state, id, bytes);
+        self.pages.wake.notify_one();
+    }
+
+    fn suspect(&self, state: &mut State, id: ObjectId, bytes: u64) {
+        let known = state.suspects.iter_mut().find(|suspect| suspect.id == id);
+        if let Some(known) = known {
+            known.grown_at = Instant::now();
+            if let Verdict::Dense { .. } = known.verdict {
+                known.verdict = Verdict::New;
+            }
+        } else if state.suspects.len() < SUSPECTS_MAX {
+            state.opened.retain(|(opened, _)| *opened != id);
+            let pass_bytes = self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE;
+            state.suspects.push(Suspect {
+                id,
+                bytes,
+                grown_at: Instant::now(),
+                verdict: Verdict::New,
+                pass_bytes,
+                probe_bytes: PROBE_BYTES,
+            });
+        }
+        self.choose(state);
+    }
+
+    /// Mounts what the files ask for.
+    fn choose(&self, state: &mut State) {
+        let small = state.suspects.iter().any(|suspect| {
+            !matches!(suspect.verdict, Verdict::Dense { .. }) && suspect.grown_at.elapsed() < QUIET
+        });
+        if small != state.small {
+            self.say(self.mount_pages(!small));
+            state.small = small;
+        }
+    }
+
+    /// One look at all of them.
+    fn look_at_pages(&self, state: &mut State) {
+        for (id, at) in std::mem::take(&mut state.opened) {
+            let Ok(stat) = self.stat(id) else { continue };
+            let bytes = stat.blocks_512 * 512;
+            if stat.size_bytes >= bytes.saturating_add(HOLE_BYTES) {
+                self.suspect(state, id, bytes);
+            } else if at.elapsed() < QUIET {
+                state.opened.push_back((id, at));
+            } else if self.is_open_elsewhere(id).unwrap_or(false) {
+                state.opened.push_back((id, Instant::now()));
+            }
+        }
+        let most = self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE_MOST;
+        state.suspects.retain_mut(|suspect| self.look_at_suspect(suspect, most));
+        self.choose(state);
+    }
+
+    /// False if the file need not be looked at any more.
+    fn look_at_suspect(&self, suspect: &mut Suspect, most_bytes: u64) -> bool {
+        let Ok(stat) = self.stat(suspect.id) else { return false };
+        let bytes = stat.blocks_512 * 512;
+        if bytes > suspect.bytes {
+            suspect.grown_at = Instant::now();
+        }
+        suspect.bytes = bytes;
+        if suspect.grown_at.elapsed() >= QUIET {
+            return self.is_open_elsewhere(suspect.id).unwrap_or(false);
+        }
+        match suspect.verdict {
+            Verdict::New => {
+                let before = self.written(suspect.id);
+                suspect.verdict = Verdict::Open { from_bytes: bytes, before };
+            }
+            Verdict::Open { from_bytes, before }
+                if bytes >= from_bytes.saturating_add(suspect.probe_bytes) =>
+            {
+                let now = self.written(suspect.id);
+                if before.zip(now).is_some_and(|(before, now)| is_dense(before, now)) {
+                    let until_bytes = bytes + suspect.pass_bytes;
+                    suspect.verdict = Verdict::Dense { until_bytes };
+                    suspect.pass_bytes = (suspect.pass_bytes * 2).min(most_bytes);
+                    suspect.probe_bytes = PROBE_BYTES;
+                } else {
+                    suspect.probe_bytes = (suspect.probe_bytes * 2).min(PROBE_BYTES_MOST);
+                    suspect.verdict = Verdict::Open { from_bytes: bytes, before: now };
+                }
+            }
+            Verdict::Dense { until_bytes } if bytes >= until_bytes => {
+                suspect.verdict = Verdict::New;
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// What of a file is written; `None` if there are too many runs to count.
+    fn written(&self, id: ObjectId) -> Option<Written> {
+        let file = self.open_object(id).ok()?;
+        let (mut at, mut last_page) = (0, None);
+        let mut written = Written::default();
+        for _ in 0..RUNS_MAX {
+            let data = match rfs::seek(&file, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                Err(rustix::io::Errno::NXIO) => return Some(written),
+                Err(_) => return None,
+            };
+            let end = rfs::seek(&file, SeekFrom::Hole(data)).ok()?;
+            written.bytes += end - data;
+            let (first, last) = (data / LARGE_BYTES, end.saturating_sub(1) / LARGE_BYTES);
+            written.pages += last - first + u64::from(last_page != Some(first));
+            last_page = Some(last);
+            at = end;
+        }
+        None
+    }
+}
+
+fn is_dense(before: Written, now: Written) -> bool {
+    let bytes = now.bytes.saturating_sub(before.bytes);
+    let pages = now.pages.saturating_sub(before.pages);
+    bytes * 100 >= pages * LARGE_BYTES * DENSE_PERCENT
+}
+
+fn run(pages: &Pages, objects: &Weak<Objects>) {
+    let mut state = pages.state.lock();
+    while !state.stopping {
+        match pages.pause(&state) {
+            Some(pause) => {
+                // Whether something woke it or the time is over: it looks.
+                let _woken = pages.wake.wait_for(&mut state, pause);
+            }
+            None => pages.wake.wait(&mut state),
+        }
+        let Some(objects) = objects.upgrade() else { return };
+        if !state.stopping {
+            objects.look_at_pages(&mut state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dense_is_told_by_the_pages_that_it_touches() {
+        let of = |bytes, pages| Written { bytes, pages };
+        // One after the other, and a last page that is not full.
+        assert!(is_dense(of(0, 0), of(5 << 20, 3)));
+        assert!(is_dense(of(1 << 30, 512), of((1 << 30) + (4 << 20), 514)));
+        // Into pages that were there.
+        assert!(is_dense(of(1 << 20, 1), of(3 << 19, 1)));
+        // Four KiB in each page, beside a dense part that was there.
+        assert!(!is_dense(of(0, 0), of(4 << 20, 1024)));
+        assert!(!is_dense(of(1 << 30, 512), of((1 << 30) + (4 << 20), 1536)));
+    }
+}

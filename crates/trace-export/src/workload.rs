@@ -1,0 +1,472 @@
+//! A workload file (docs/WORKLOAD.md): `workload.toml`, and beside it `operations.bin` with each operation, its think time before, and how
+//! long it took. A process of the workload is a thread of the traced program that did I/O, so what went on at once does again.
+//!
+//! Processes that wait for each other, as a program for one that it started, are one process of the workload: their order is kept. A process goes
+//! to that of its parent if that one made no call from its first to its last one; ranks stay apart.
+//!
+//! Directories that were there before are made by a file in them, of which the replay knows nothing else ([`KEPT`]).
+//!
+//! Paths are relative to the directory that all files of the trace have in common, so a replay never touches the program's own files. A file
+//! that was there before the run is prepared with as many bytes as were read of it.
+
+use crate::{ExportError, Exported, Walk, cannot, create};
+use forebay_trace_format::{Class, Event, Op};
+use forebay_trace_report::timeline::Timeline;
+use forebay_workload::language::Workload;
+use forebay_workload::language::is_below;
+use forebay_workload::language::operations::{
+    Kind, MAX_NAME_BYTES, Name, OperationsWriter, Record,
+};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::path::Path;
+
+/// Name of a file in a directory that must be there and else would have none.
+const KEPT: &str = ".forebay-replay";
+
+/// Name of the file of operations.
+const OPERATIONS: &str = "operations.bin";
+
+/// A file of the program.
+struct Used {
+    path: String,
+    /// First moments at which it had to be there, and at which the run made it.
+    needed_s: f64,
+    made_s: f64,
+    /// Greatest end of a read.
+    read_bytes: u64,
+    written: bool,
+    /// It is a directory.
+    directory: bool,
+}
+
+#[derive(Default)]
+struct Files {
+    by_path: HashMap<String, u32>,
+    all: Vec<Used>,
+}
+
+impl Files {
+    /// The number that a path has.
+    fn known(&self, path: &str) -> Option<u32> {
+        self.by_path.get(&*plain(path)).copied()
+    }
+
+    /// The number of a file; nothing for a path that a workload cannot have.
+    fn of(&mut self, path: &str) -> Option<u32> {
+        let path = &*plain(path);
+        if let Some(number) = self.by_path.get(path) {
+            return Some(*number);
+        }
+        let relative = path.strip_prefix('/')?;
+        if !is_below(relative) || relative.len() > MAX_NAME_BYTES as usize {
+            return None;
+        }
+        let number = u32::try_from(self.all.len()).ok()?;
+        self.by_path.insert(path.to_string(), number);
+        self.all.push(Used {
+            path: relative.to_string(),
+            needed_s: f64::INFINITY,
+            made_s: f64::INFINITY,
+            read_bytes: 0,
+            written: false,
+            directory: false,
+        });
+        Some(number)
+    }
+
+    /// What has files below it is a directory.
+    fn find_directories(&mut self) {
+        let paths: Vec<String> = self.all.iter().map(|used| format!("/{}", used.path)).collect();
+        for path in paths {
+            let mut rest = path.as_str();
+            while let Some(at) = rest.rfind('/').filter(|at| *at > 0) {
+                rest = &rest[..at];
+                let Some(number) = self.by_path.get(rest) else { continue };
+                if let Some(used) = self.all.get_mut(*number as usize) {
+                    used.directory = true;
+                }
+            }
+        }
+    }
+
+    /// Directories in which something is prepared, so that they are there from the begin.
+    fn there(&self) -> std::collections::HashSet<String> {
+        let mut there = std::collections::HashSet::new();
+        for used in self.all.iter().filter(|used| used.is_prepared()) {
+            let mut rest = used.path.as_str();
+            if used.directory {
+                there.insert(rest.to_string());
+            }
+            while let Some(at) = rest.rfind('/') {
+                rest = &rest[..at];
+                if !there.insert(rest.to_string()) {
+                    break;
+                }
+            }
+        }
+        there
+    }
+
+    /// Bytes of the directory that all have in common, with its slash.
+    fn common(&self) -> usize {
+        let mut paths = self.all.iter().map(|used| used.path.as_str());
+        let Some(first) = paths.next() else { return 0 };
+        let mut common = first.rfind('/').map_or("", |at| &first[..=at]);
+        for path in paths {
+            while !path.starts_with(common) {
+                let shorter = common.trim_end_matches('/').rfind('/');
+                common = shorter.map_or("", |at| &common[..=at]);
+            }
+        }
+        common.len()
+    }
+}
+
+/// A path as others name the same file: without empty names, names `.`, and a slash at its end, which programs write for directories.
+fn plain(path: &str) -> Cow<'_, str> {
+    let strange =
+        path.len() > 1 && path.ends_with('/') || path.contains("//") || path.contains("/.");
+    if !strange {
+        return Cow::Borrowed(path);
+    }
+    let mut to = String::with_capacity(path.len());
+    let names = path.split('/').filter(|name| !name.is_empty() && *name != ".");
+    for (at, name) in names.enumerate() {
+        if at > 0 || path.starts_with('/') {
+            to.push('/');
+        }
+        to.push_str(name);
+    }
+    Cow::Owned(to)
+}
+
+impl Used {
+    fn is_prepared(&self) -> bool {
+        self.needed_s < self.made_s
+    }
+}
+
+/// What a call becomes.
+fn kind(event: &Event) -> Option<Kind> {
+    use Op::*;
+    let moves = event.bytes() > 0 && event.offset.is_some();
+    match event.op {
+        Open | Creat | Fopen => Some(Kind::Open),
+        Close | Fclose => Some(Kind::Close),
+        Fsync | AioFsync | Msync => Some(Kind::Fsync),
+        Fdatasync => Some(Kind::Fdatasync),
+        Ftruncate | Truncate => event.offset.map(|_| Kind::Truncate),
+        Mkdir => Some(Kind::Mkdir),
+        Rmdir => Some(Kind::Rmdir),
+        Rename => Some(Kind::Rename),
+        // A link is an empty file of the replay, unless something is read by its name: then it is there before.
+        Link | Symlink => Some(Kind::Create),
+        Unlink => Some(Kind::Unlink),
+        Stat | Fstat | Access => Some(Kind::Stat),
+        Opendir => Some(Kind::Readdir),
+        op if op.class() == Class::Read => moves.then_some(Kind::Read),
+        op if op.class() == Class::Write => moves.then_some(Kind::Write),
+        _ => None,
+    }
+}
+
+/// A thread's operations: each with its begin and end.
+type Operations = Vec<(f64, f64, Record)>;
+
+/// Writes the directory.
+pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
+    let line = Timeline::of(walk.trace, walk.options);
+    let phases = line.phases();
+    let mut names: Vec<String> = phases.iter().map(|phase| phase.kind.to_string()).collect();
+    names.iter_mut().enumerate().for_each(|(at, name)| *name = format!("{at} {name}"));
+    if names.is_empty() {
+        return Err(ExportError::Nothing("the trace has no calls on files".into()));
+    }
+    let mut exported = Exported::default();
+    let mut files = Files::default();
+    // What has to be there before is known when all is read, so what a file is is found first.
+    walk.each(&mut Exported::default(), |who, timed| -> Result<(), ExportError> {
+        let id = timed.event.file;
+        note(&mut files, who.names.path(id), who.names.is_directory(id), timed);
+        Ok(())
+    })?;
+    files.find_directories();
+    let there = files.there();
+    let path = dir.join(OPERATIONS);
+    let mut to = OperationsWriter::new(create(&path)?, names).map_err(cannot(&path))?;
+    let common = files.common();
+    for used in &files.all {
+        let prepared = used.is_prepared() && !used.directory;
+        let name = used.path.get(common..).unwrap_or(&used.path).to_string();
+        to.name(Name { path: name, prepared_bytes: prepared.then_some(used.read_bytes) });
+    }
+    for used in files.all.iter().filter(|used| used.directory && used.is_prepared()) {
+        if let Some(path) = used.path.get(common..).filter(|path| !path.is_empty()) {
+            to.name(Name { path: format!("{path}/{KEPT}"), prepared_bytes: Some(0) });
+        }
+    }
+    let mut lanes: Vec<Lane> = Vec::new();
+    // In the order of tasks: neighbours by number are neighbours in the workload.
+    let mut order: Vec<usize> = (0..walk.trace.files.len()).collect();
+    order.sort_by_key(|number| (walk.trace.task(*number), *number));
+    for number in order {
+        let Some(file) = walk.trace.files.get(number) else { continue };
+        let read = walk.trace.names(number);
+        let header = &file.header;
+        let who = crate::Who { number, header, task: walk.trace.task(number), names: &read };
+        let mut threads: BTreeMap<u32, Operations> = BTreeMap::new();
+        // The rename whose new name comes next.
+        let mut renames: HashMap<u32, usize> = HashMap::new();
+        walk.calls(&who, &mut exported, |timed| -> Result<(), ExportError> {
+            let event = &timed.event;
+            if event.op == Op::RenameTarget {
+                let of = threads.get_mut(&event.tid).zip(renames.remove(&event.tid));
+                let record = of.and_then(|(thread, at)| thread.get_mut(at));
+                if let (Some((_, _, record)), Some(id)) =
+                    (record, files.known(read.path(event.file)))
+                {
+                    record.length = u64::from(id);
+                }
+                return Ok(());
+            }
+            let (Some(kind), false) = (kind(event), event.result < 0) else { return Ok(()) };
+            let Some(id) = files.known(read.path(event.file)) else { return Ok(()) };
+            let used = files.all.get(id as usize);
+            if used.is_none_or(|used| used.path.len() < common) {
+                // A directory above all files: there is none such in a replay.
+                return Ok(());
+            }
+            let read = |used: &Used| used.is_prepared() && used.read_bytes > 0;
+            if kind == Kind::Create && used.is_some_and(read) {
+                return Ok(());
+            }
+            if let Some(used) = used.filter(|used| used.directory) {
+                // What has prepared files in it is there before, and stays.
+                let stays = matches!(kind, Kind::Mkdir | Kind::Rmdir) && there.contains(&used.path);
+                if stays || !matches!(kind, Kind::Mkdir | Kind::Rmdir | Kind::Stat | Kind::Readdir)
+                {
+                    return Ok(());
+                }
+            }
+            if kind == Kind::Rename {
+                let at = threads.get(&event.tid).map_or(0, Vec::len);
+                renames.insert(event.tid, at);
+            }
+            let mut record = Record { file: id, ..Record::new(kind) };
+            record.took_ns = (timed.duration_s * 1e9) as u64;
+            match kind {
+                Kind::Read | Kind::Write => {
+                    (record.offset, record.length) = (event.offset.unwrap_or(0), event.bytes());
+                }
+                Kind::Truncate => record.length = event.offset.unwrap_or(0),
+                Kind::Rename => record.length = NO_NAME,
+                Kind::Open => {
+                    let written = files.all.get(id as usize).is_some_and(|used| used.written);
+                    record.flags = u8::from(written);
+                }
+                _ => {}
+            }
+            let end_s = timed.start_s + timed.duration_s;
+            threads.entry(event.tid).or_default().push((timed.start_s, end_s, record));
+            Ok(())
+        })?;
+        let rank = header.rank.is_some();
+        for (tid, operations) in threads {
+            // One whose new name is not known, as in traces of before, is left out.
+            let known = |record: &Record| record.kind != Kind::Rename || record.length != NO_NAME;
+            let operations: Operations =
+                operations.into_iter().filter(|(_, _, record)| known(record)).collect();
+            let who = (header.host.clone(), header.pid, tid);
+            Lane::add(&mut lanes, who, header.ppid, rank, operations);
+        }
+    }
+    let (mut hosts, mut processes, mut kept) = (std::collections::HashSet::new(), 0_u32, 0);
+    for lane in lanes.into_iter().filter(|lane| moves(&lane.operations)) {
+        to.process();
+        processes += 1;
+        kept += push(&mut to, lane.operations, &line).map_err(cannot(&path))?;
+        hosts.insert(lane.host);
+    }
+    if processes == 0 {
+        return Err(ExportError::Nothing(
+            "no thread of the trace read, wrote or synced a file".into(),
+        ));
+    }
+    to.finish().and_then(|mut out| out.flush()).map_err(cannot(&path))?;
+    let text = toml(walk, processes, hosts.len() as u32);
+    let path = dir.join("workload.toml");
+    std::fs::write(&path, text).map_err(cannot(&path))?;
+    // What was written must be what readers of workloads take.
+    Workload::read(&path).map_err(|fault| ExportError::Nothing(fault.to_string()))?;
+    exported.files = 2;
+    let other = exported.calls - kept.min(exported.calls);
+    exported.calls = kept;
+    if other > 0 {
+        exported.notes.push(format!(
+            "{other} calls are not in the workload: those that failed, of threads that move no bytes, second opens of one file, links by whose names something is read, attributes, positions"
+        ));
+    }
+    exported.notes.push("barriers of MPI are not in a trace: the pauses that they made are".into());
+    Ok(exported)
+}
+
+/// A rename whose new name is not known yet.
+const NO_NAME: u64 = u64::MAX;
+
+/// A process of the workload: a thread, and those that it waited for.
+struct Lane {
+    host: String,
+    /// Processes whose calls it has, with the thread of the first one.
+    pids: Vec<u32>,
+    rank: bool,
+    operations: Operations,
+}
+
+impl Lane {
+    /// Adds a thread's calls: to the lane of the process that started its process, or was it before an exec, if that one
+    /// waited meanwhile; else to one of their own.
+    fn add(
+        lanes: &mut Vec<Lane>,
+        (host, pid, tid): (String, u32, u32),
+        ppid: u32,
+        rank: bool,
+        mut operations: Operations,
+    ) {
+        operations.sort_by(|a, b| a.0.total_cmp(&b.0));
+        // Another thread of a process works beside the first one.
+        let main = tid == pid;
+        let related = |lane: &&mut Lane| {
+            let knows = lane.pids.contains(&pid) || lane.pids.contains(&ppid);
+            main && !rank && !lane.rank && lane.host == host && knows
+        };
+        let free = lanes.iter_mut().filter(related).find(|lane| lane.waits_during(&operations));
+        match free {
+            Some(lane) => {
+                lane.pids.push(pid);
+                lane.operations.append(&mut operations);
+                lane.operations.sort_by(|a, b| a.0.total_cmp(&b.0));
+            }
+            None => lanes.push(Lane { host, pids: vec![pid], rank, operations }),
+        }
+    }
+
+    /// True if it made no call between the first and the last of these.
+    fn waits_during(&self, operations: &Operations) -> bool {
+        let (Some(first), Some(last)) = (operations.first(), operations.last()) else {
+            return true;
+        };
+        let end_s = operations.iter().map(|one| one.1).fold(last.1, f64::max);
+        self.operations.iter().all(|one| one.1 <= first.0 || one.0 >= end_s)
+    }
+}
+
+fn moves(operations: &Operations) -> bool {
+    use Kind::{Fdatasync, Fsync, Read, Write};
+    operations.iter().any(|(_, _, record)| matches!(record.kind, Read | Write | Fsync | Fdatasync))
+}
+
+/// Takes down what a call says of a file.
+fn note(files: &mut Files, path: &str, directory: bool, timed: &forebay_trace_report::load::Timed) {
+    let event = &timed.event;
+    if event.op == Op::RenameTarget {
+        if let Some(used) = files.of(path).and_then(|number| files.all.get_mut(number as usize)) {
+            used.made_s = used.made_s.min(timed.start_s);
+            used.written = true;
+        }
+        return;
+    }
+    let (Some(kind), false) = (kind(event), event.result < 0) else { return };
+    let Some(number) = files.of(path) else { return };
+    let Some(used) = files.all.get_mut(number as usize) else { return };
+    used.directory |= directory || matches!(kind, Kind::Mkdir | Kind::Rmdir | Kind::Readdir);
+    let creates =
+        event.op == Op::Creat || event.flags & forebay_trace_format::layout::flag::WRITES != 0;
+    match kind {
+        Kind::Write | Kind::Mkdir => {
+            used.written = true;
+            used.made_s = used.made_s.min(timed.start_s);
+        }
+        Kind::Open if creates => {
+            used.written = true;
+            used.made_s = used.made_s.min(timed.start_s);
+        }
+        Kind::Close | Kind::Fsync | Kind::Fdatasync | Kind::Create => {}
+        Kind::Read => {
+            used.needed_s = used.needed_s.min(timed.start_s);
+            let end = event.offset.unwrap_or(0).saturating_add(event.bytes());
+            used.read_bytes = used.read_bytes.max(end);
+        }
+        _ => used.needed_s = used.needed_s.min(timed.start_s),
+    }
+}
+
+/// Writes a thread's operations; a file is open once at a time.
+fn push<W: Write + std::io::Seek>(
+    to: &mut OperationsWriter<W>,
+    mut operations: Operations,
+    line: &Timeline,
+) -> std::io::Result<u64> {
+    operations.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut open: HashMap<u32, u32> = HashMap::new();
+    let (mut phase, mut last_s, mut kept) = (None, line.from_s, 0);
+    for (start_s, end_s, mut record) in operations {
+        let now = line.phase(start_s);
+        if phase != Some(now) {
+            phase = Some(now);
+            to.push(Record { file: now as u32, ..Record::new(Kind::Phase) })?;
+        }
+        let opens = open.entry(record.file).or_default();
+        match record.kind {
+            Kind::Open => {
+                *opens += 1;
+                if *opens > 1 {
+                    continue;
+                }
+            }
+            Kind::Close => {
+                *opens = opens.saturating_sub(1);
+                if *opens > 0 {
+                    continue;
+                }
+            }
+            _ => {}
+        }
+        record.think_ns = ((start_s - last_s).max(0.0) * 1e9) as u64;
+        last_s = last_s.max(end_s);
+        kept += 1;
+        to.push(record)?;
+    }
+    Ok(kept)
+}
+
+fn toml(walk: &Walk<'_>, processes: u32, hosts: u32) -> String {
+    let command = walk.trace.commands.first().map_or("a traced run", |command| command.as_str());
+    // JSON's texts are texts of TOML, too.
+    let name = serde_json::Value::String(format!("trace of {command}"));
+    let per_node = processes.div_ceil(hosts.max(1));
+    format!(
+        "# Written by forebay trace export. A process is a thread of the traced program.\nworkload = 1\nname = {name}\n\n[[job]]\nname = \"traced\"\n\
+         processes = {processes}\nprocesses_per_node = {per_node}\noperations = \"{OPERATIONS}\"\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn a_file_has_one_path() {
+        for (path, is) in [
+            ("/a/b", "/a/b"),
+            ("/a/b/", "/a/b"),
+            ("/a//b/./c/", "/a/b/c"),
+            ("/a/.git/info/", "/a/.git/info"),
+            ("/a/../b", "/a/../b"),
+            ("(unknown)", "(unknown)"),
+        ] {
+            assert_eq!(plain(path), is);
+        }
+    }
+}

@@ -1,0 +1,532 @@
+//! The report as one page of HTML: of one run, or of two side by side.
+
+use crate::text::{bytes, rate, time};
+use crate::{BufferSeen, Group, Lanes, Report};
+use forebay_plot_page::{Axis, Cells, Chart, Kind, Mark, Page, Section, Series, Shape, Unit};
+use std::collections::BTreeMap;
+
+/// Distributions that are drawn.
+const HISTOGRAMS: usize = 10;
+/// Rows of tables.
+const ROWS: usize = 20;
+/// Charts with the time of the run below show the same moment.
+const RUN_TIME: &str = "run";
+/// Longest command that is shown.
+const COMMAND: usize = 200;
+
+/// A run and what it is called in the page.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// What its trace says.
+    pub report: &'a Report,
+}
+
+/// The page.
+pub fn html(runs: &[Run<'_>]) -> String {
+    let names: Vec<&str> = runs.iter().map(|run| run.name).collect();
+    let mut page = Page::new(format!("I/O of {}", names.join(" and ")));
+    for run in runs {
+        let report = run.report;
+        let what = if report.ranks { "ranks" } else { "tasks" };
+        let command: String =
+            report.commands.first().map_or("", |command| command).chars().take(COMMAND).collect();
+        let begin = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
+        page.fact(format!(
+            "{begin}{} {what}, {} processes on {} hosts, {} from first to last call",
+            report.tasks,
+            report.processes,
+            report.hosts,
+            time(report.span_s)
+        ));
+        if !command.is_empty() {
+            page.fact(command);
+        }
+    }
+    for run in runs {
+        let title = titled("What stands out", run, runs);
+        found(page.section(title), run.report);
+    }
+    totals(page.section("Where the time went"), runs);
+    over_time(&mut page, runs);
+    distributions(page.section("How long calls take"), runs);
+    tasks(page.section("Tasks"), runs);
+    for run in runs.iter().filter(|run| !run.report.buffers.is_empty()) {
+        let section = page.section(titled("What the buffer did", run, runs));
+        run.report.buffers.iter().for_each(|seen| buffer_table(section, seen));
+    }
+    for run in runs {
+        let title = titled("Bursts, and the buffer that the run asks for", run, runs);
+        buffer(page.section(title), run.report);
+    }
+    for run in runs {
+        let title = titled("Files", run, runs);
+        files(page.section(title), run.report);
+    }
+    page.footer("Made by forebay report. Drag over a chart to see a part of it, double-click for all. What the words mean: docs/TRACING.md.");
+    page.html()
+}
+
+fn titled(title: &str, run: &Run<'_>, runs: &[Run<'_>]) -> String {
+    if runs.len() > 1 { format!("{title}: {}", run.name) } else { title.to_string() }
+}
+
+fn found(section: &mut Section, report: &Report) {
+    for problem in &report.problems {
+        section.warning(format!("Incomplete: {problem}"));
+    }
+    if report.findings.is_empty() {
+        section.text("No known fault accounts for 5 % of the time.");
+    }
+    if let Some(note) = report.hardly_matters() {
+        section.text(note);
+    }
+    for finding in &report.findings {
+        let share = 100.0 * finding.share;
+        let text = vec![
+            finding.evidence.clone(),
+            format!(
+                "Accounts for about {share:.0} % of the time in calls. Try: {}",
+                finding.advice
+            ),
+        ];
+        section.finding(finding.title.clone(), text, finding.share);
+    }
+}
+
+fn totals(section: &mut Section, runs: &[Run<'_>]) {
+    let mut heads = vec![""];
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for run in runs {
+        heads.extend(["calls", "time", "share", "bytes"]);
+        let totals = &run.report.totals;
+        let kinds = [
+            ("read", totals.reads, totals.read_s, Some(totals.read_bytes)),
+            ("write", totals.writes, totals.write_s, Some(totals.written_bytes)),
+            ("open, names, attributes", totals.metadata_calls, totals.metadata_s, None),
+            ("sync", totals.syncs, totals.sync_s, None),
+        ];
+        for (at, (name, calls, seconds, moved)) in kinds.into_iter().enumerate() {
+            if rows.len() <= at {
+                rows.push(vec![name.to_string()]);
+            }
+            let share = 100.0 * seconds / totals.all_s().max(1e-12);
+            rows[at].extend([
+                calls.to_string(),
+                time(seconds),
+                format!("{share:.0} %"),
+                moved.map_or(String::new(), bytes),
+            ]);
+        }
+    }
+    let names: Vec<&str> = runs.iter().map(|run| run.name).collect();
+    let caption = match runs {
+        [_] => "time in calls, all tasks together".to_string(),
+        _ => format!("time in calls, all tasks together: {}", names.join(", then ")),
+    };
+    section.table(caption, &heads, rows);
+    if let [one, other] = runs {
+        let ratio = |a: f64, b: f64| if a > 0.0 { format!("{:.2}", b / a) } else { "-".into() };
+        let (a, b) = (&one.report.totals, &other.report.totals);
+        let rows = [
+            ("from first to last call", one.report.span_s, other.report.span_s),
+            ("in all calls", a.all_s(), b.all_s()),
+            ("in reads", a.read_s, b.read_s),
+            ("in writes", a.write_s, b.write_s),
+            ("in names and attributes", a.metadata_s, b.metadata_s),
+            ("in syncs", a.sync_s, b.sync_s),
+        ];
+        let rows = rows.map(|(name, a, b)| vec![name.into(), time(a), time(b), ratio(a, b)]);
+        section.table("side by side", &["time", one.name, other.name, "ratio"], rows.into());
+    }
+}
+
+fn run_time(report: &Report) -> Axis {
+    let from = report.lanes.from_s;
+    Axis::new("time of the run", Unit::Seconds).range(from, from + report.span_s.max(1e-9))
+}
+
+fn over_time(page: &mut Page, runs: &[Run<'_>]) {
+    let section = page.section("What each task does when");
+    for run in runs {
+        if let Some(cells) = lanes(&run.report.lanes, run.report) {
+            let title = titled("Task by time", run, runs);
+            section.cells(Cells { title, ..cells });
+        }
+    }
+    let section = page.section("Over time");
+    for (number, run) in runs.iter().enumerate() {
+        let mut chart = Chart::new(
+            titled("Bytes a second, all tasks", run, runs),
+            run_time(run.report),
+            Axis::new("bytes/s", Unit::BytesPerSecond),
+        );
+        let steps = &run.report.intensity;
+        let read = steps.iter().map(|step| (step.at_s, step.read_bytes_per_s)).collect();
+        let written = steps.iter().map(|step| (step.at_s, step.written_bytes_per_s)).collect();
+        chart.series.push(Series::line("read", read).shape(Shape::Area).colour(0));
+        chart.series.push(Series::line("written", written).shape(Shape::Area).colour(1));
+        chart.together = format!("{RUN_TIME}{number}");
+        if let Some(period) = run.report.period {
+            chart.note = format!(
+                "The I/O comes again every {} ({:.0} % alike).",
+                time(period.period_s),
+                100.0 * period.confidence
+            );
+        }
+        section.chart(chart);
+        let mut chart = Chart::new(
+            titled("Tasks that are in a call", run, runs),
+            run_time(run.report),
+            Axis::new("tasks", Unit::Plain),
+        );
+        let busy = steps.iter().map(|step| (step.at_s, step.busy_tasks)).collect();
+        chart.series.push(Series::line("in a call", busy).shape(Shape::Area).colour(2));
+        chart.together = format!("{RUN_TIME}{number}");
+        section.chart(chart);
+        for seen in &run.report.buffers {
+            for mut chart in buffer_over_time(seen, run, runs) {
+                chart.together = format!("{RUN_TIME}{number}");
+                section.chart(chart);
+            }
+        }
+    }
+    let longest = runs.iter().map(|run| run.report.span_s).fold(1e-9, f64::max);
+    let mut chart = Chart::new(
+        "Progress",
+        Axis::new("time since the first call", Unit::Seconds).range(0.0, longest),
+        Axis::new("done", Unit::Share).range(0.0, 1.02),
+    );
+    chart.note =
+        "The slope is the rate of all tasks together; a long flat tail is stragglers.".into();
+    for (number, run) in runs.iter().enumerate() {
+        let from = run.report.lanes.from_s;
+        let name = |what: &str| {
+            if runs.len() > 1 { format!("{}: {what}", run.name) } else { what.to_string() }
+        };
+        let since = |points: &[crate::Progress]| -> Vec<(f64, f64)> {
+            let all = points.iter().map(|point| (point.at_s - from, point.share));
+            [(0.0, 0.0)].into_iter().chain(all).collect()
+        };
+        let bytes = Series::line(name("bytes"), since(&run.report.progress)).colour(number);
+        chart.series.push(bytes);
+        let done = Series::line(name("tasks that are done"), since(&run.report.tasks_done));
+        chart.series.push(done.colour(number).shape(Shape::Steps).dashed());
+    }
+    section.chart(chart);
+}
+
+/// What a buffer did, below what the tasks did at the same moments.
+fn buffer_over_time(seen: &BufferSeen, run: &Run<'_>, runs: &[Run<'_>]) -> Vec<Chart> {
+    let steps = &seen.over_time;
+    let mut charts = Vec::new();
+    if seen.fills.count + seen.drains.count > 0 {
+        let mut chart = Chart::new(
+            titled(&format!("Fills and drains of {}", seen.name), run, runs),
+            run_time(run.report),
+            Axis::new("bytes/s", Unit::BytesPerSecond),
+        );
+        let filled = steps.iter().map(|step| (step.at_s, step.filled_bytes_per_s)).collect();
+        let drained = steps.iter().map(|step| (step.at_s, step.drained_bytes_per_s)).collect();
+        chart.series.push(Series::line("from the PFS", filled).shape(Shape::Area).colour(0));
+        chart.series.push(Series::line("to the PFS", drained).shape(Shape::Area).colour(1));
+        charts.push(chart);
+    }
+    if !seen.stalls.is_empty() {
+        let mut chart = Chart::new(
+            titled(&format!("Calls that wait for {}", seen.name), run, runs),
+            run_time(run.report),
+            Axis::new("calls", Unit::Plain),
+        );
+        let stalled = steps.iter().map(|step| (step.at_s, step.stalled)).collect();
+        chart.series.push(Series::line("waiting", stalled).shape(Shape::Area).colour(3));
+        let reasons = seen.stalls.iter().map(|stall| {
+            format!("{} waited {} for {}", stall.count, time(stall.time_s), stall.why)
+        });
+        chart.note = format!("{}.", reasons.collect::<Vec<_>>().join("; "));
+        charts.push(chart);
+    }
+    charts
+}
+
+/// What a buffer did, in numbers.
+fn buffer_table(section: &mut Section, seen: &BufferSeen) {
+    let kinds = [
+        ("hits: reads from flash", &seen.hits),
+        ("misses: bytes that were missing", &seen.misses),
+        ("fills: from the PFS to flash", &seen.fills),
+        ("drains: from flash to the PFS", &seen.drains),
+        ("evictions", &seen.evictions),
+        ("writes taken to flash by the daemon", &seen.absorbed),
+    ];
+    let row = |(name, kind): (&str, &crate::BufferKind)| {
+        vec![
+            name.to_string(),
+            kind.count.to_string(),
+            bytes(kind.bytes),
+            time(kind.time_s),
+            time(kind.longest_s),
+        ]
+    };
+    let mut rows: Vec<Vec<String>> =
+        kinds.into_iter().filter(|(_, kind)| kind.count > 0).map(row).collect();
+    rows.extend(seen.stalls.iter().map(|stall| {
+        let what = format!("stalls: {}", stall.why);
+        vec![
+            what,
+            stall.count.to_string(),
+            String::new(),
+            time(stall.time_s),
+            time(stall.longest_s),
+        ]
+    }));
+    if seen.kernel_opens > 0 {
+        let none = String::new;
+        rows.push(vec![
+            "opens by the kernel itself".into(),
+            seen.kernel_opens.to_string(),
+            none(),
+            none(),
+            none(),
+        ]);
+    }
+    let heads = ["", "count", "bytes", "time", "longest"];
+    section.table(format!("{} on {}", seen.name, seen.host), &heads, rows);
+}
+
+/// The field of tasks and time: in each cell what took most of it.
+fn lanes(lanes: &Lanes, report: &Report) -> Option<Cells> {
+    if lanes.rows.is_empty() {
+        return None;
+    }
+    let what = if report.ranks { "rank" } else { "task" };
+    let rows = lanes.rows.iter().map(|(first, last)| match first == last {
+        true => format!("{what} {first}"),
+        false => format!("{what}s {first} to {last}"),
+    });
+    let cell = |times: &[f32; 5]| -> (u8, f32) {
+        let all: f32 = times.iter().sum();
+        let most = times.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        (most.map_or(0, |(kind, _)| kind as u8), all.min(1.0))
+    };
+    let colours = [0, 1, 4, 3, 5];
+    Some(Cells {
+        title: String::new(),
+        note: "A cell has the colour of the kind of call that took most of it, and is the fainter the less of its time was in calls.".into(),
+        x: run_time(report),
+        row_label: what.into(),
+        rows: rows.collect(),
+        kinds: lanes
+            .kinds
+            .iter()
+            .zip(colours)
+            .map(|(name, colour)| Kind { name: (*name).into(), colour })
+            .collect(),
+        cells: lanes.cells.iter().map(|row| row.iter().map(cell).collect()).collect(),
+        together: String::new(),
+    })
+}
+
+/// Seconds in a kind of call, and for each run its calls by bucket (the bits of the bucket's middle).
+type Overlaid = (f64, Vec<BTreeMap<u64, u64>>);
+
+/// Histograms over logarithmic axes, modes marked; of two runs the same calls over each other, all phases together.
+fn distributions(section: &mut Section, runs: &[Run<'_>]) {
+    section.text(
+        "Single calls are not reproducible, their distribution is. Separate peaks are separate kinds of service; the few slow calls \
+         on the right decide when a phase ends.",
+    );
+    if let [run] = runs {
+        for group in run.report.groups.iter().take(HISTOGRAMS) {
+            section.chart(histogram(group));
+        }
+        return;
+    }
+    let mut calls: BTreeMap<(&str, &str), Overlaid> = BTreeMap::new();
+    for (number, run) in runs.iter().enumerate() {
+        for group in &run.report.groups {
+            let (sum_s, counts) = calls
+                .entry((group.call, group.size))
+                .or_insert_with(|| (0.0, vec![BTreeMap::new(); runs.len()]));
+            *sum_s += group.sum_s;
+            for (at_s, count) in &group.histogram {
+                // Buckets are the same everywhere, so their middles are.
+                *counts[number].entry(at_s.to_bits()).or_default() += count;
+            }
+        }
+    }
+    let mut calls: Vec<_> = calls.into_iter().collect();
+    calls.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
+    for ((call, size), (_, counts)) in calls.into_iter().take(HISTOGRAMS) {
+        let mut chart = Chart::new(
+            format!("{call} {size}"),
+            Axis::new("duration", Unit::Seconds).log(),
+            Axis::new("share of calls", Unit::Share).log(),
+        );
+        for (run, counts) in runs.iter().zip(counts) {
+            let total: u64 = counts.values().sum();
+            let share = |count: u64| count as f64 / total.max(1) as f64;
+            let points = counts.iter().map(|(at, count)| (f64::from_bits(*at), share(*count)));
+            let name = format!("{}, {total} calls", run.name);
+            chart.series.push(Series::line(name, with_gaps(points)).shape(Shape::Steps));
+        }
+        section.chart(chart);
+    }
+}
+
+/// Buckets as steps: a step begins at its bucket's lower edge, and an empty bucket ends the one before.
+fn with_gaps(buckets: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+    let half = (0.5 / f64::from(forebay_ensemble::BUCKETS_PER_OCTAVE)).exp2();
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    let mut end = 0.0;
+    for (middle, value) in buckets {
+        let begin = middle / half;
+        if end > 0.0 && begin > end * 1.001 {
+            points.push((end, 0.0));
+        }
+        points.push((begin, value));
+        end = middle * half;
+    }
+    if end > 0.0 {
+        // The last one's value goes on to its end.
+        let last = points.last().map_or(0.0, |(_, value)| *value);
+        points.push((end, last));
+    }
+    points
+}
+
+fn histogram(group: &Group) -> Chart {
+    let mut chart = Chart::new(
+        format!("{} {} in phase {}", group.call, group.size, group.phase),
+        Axis::new("duration", Unit::Seconds).log(),
+        Axis::new("calls", Unit::Plain).log(),
+    );
+    let points = group.histogram.iter().map(|(at_s, count)| (*at_s, *count as f64));
+    chart.series.push(Series::line("calls", with_gaps(points)).shape(Shape::Steps));
+    for mode in &group.modes {
+        let share = 100.0 * mode.share;
+        let meaning = mode.meaning.split(':').next().unwrap_or_default();
+        let text = match group.modes.len() {
+            1 => time(mode.value_s),
+            _ => format!("{} ({share:.0} %) {meaning}", time(mode.value_s)),
+        };
+        chart.marks.push(Mark { at: mode.value_s, text });
+    }
+    chart.note = format!(
+        "{} calls, {} in all; median {}, 99 % within {}, longest {}.",
+        group.count,
+        time(group.sum_s),
+        time(group.p50_s),
+        time(group.p99_s),
+        time(group.max_s)
+    );
+    if let Some(slowest) = group.slowest.filter(|slowest| slowest.tasks > 2) {
+        chart.note.push_str(&format!(
+            " Slowest of {} tasks: {} measured (task {}), {} expected by chance.",
+            slowest.tasks,
+            time(slowest.measured_s),
+            slowest.task,
+            time(slowest.predicted_s)
+        ));
+    }
+    if let Some(split) = group.split.iter().find(|split| split.parts == 8) {
+        chart.note.push_str(&format!(
+            " In 8 parts each, the slowest task would need {:.0} % of its time now (correlation from call to call {:.2}).",
+            100.0 * split.ratio,
+            group.correlation
+        ));
+    }
+    chart
+}
+
+fn tasks(section: &mut Section, runs: &[Run<'_>]) {
+    let mut chart = Chart::new(
+        "Rate of a task",
+        Axis::new("share of the tasks", Unit::Share).range(0.0, 1.0),
+        Axis::new("bytes/s in calls", Unit::BytesPerSecond),
+    );
+    chart.note = "The slowest task on the left. Level: all tasks are served alike.".into();
+    let mut figures = Vec::new();
+    for run in runs {
+        let rates = &run.report.task_rates;
+        let count = rates.len();
+        let at = |number: usize| if count > 1 { number as f64 / (count - 1) as f64 } else { 0.5 };
+        let points: Vec<(f64, f64)> =
+            rates.iter().enumerate().map(|(number, rate)| (at(number), *rate)).collect();
+        let shape = if count < 3 { Shape::Dots } else { Shape::Line };
+        chart.series.push(Series::line(run.name, points).shape(shape));
+        if let Some(rates) = run.report.rates {
+            let name = |what: &str| titled(what, run, runs);
+            figures.extend([
+                (
+                    name("slowest task"),
+                    format!("{} (task {})", rate(rates.min), rates.slowest_task),
+                ),
+                (name("median task"), rate(rates.median)),
+                (name("all together"), rate(rates.together)),
+            ]);
+        }
+    }
+    section.figures(figures);
+    section.chart(chart);
+}
+
+fn buffer(section: &mut Section, report: &Report) {
+    if let Some(advice) = &report.advice {
+        let stripes = advice.stripe_bytes.map_or("none: files whole on one server".into(), bytes);
+        let mut figures = vec![("buffer".to_string(), advice.buffer.to_string())];
+        if advice.buffer != "none" {
+            figures.extend([
+                ("access".into(), advice.access.into()),
+                ("stripes".into(), stripes),
+                ("capacity".into(), bytes(advice.capacity_bytes)),
+            ]);
+        }
+        if let Some(drain) = advice.drain_bytes_per_s {
+            figures.push(("drain at least".into(), rate(drain)));
+        }
+        section.figures(figures);
+        section.text(format!("{}: {}.", advice.buffer, advice.meaning));
+        for text in &advice.evidence {
+            section.text(format!("\u{2013} {text}"));
+        }
+    }
+    let table = &report.bursts;
+    if table.rows.is_empty() {
+        section.text("Nothing was written.");
+        return;
+    }
+    let rows = table.rows.iter().take(ROWS).map(|row| {
+        vec![
+            format!("{} x {}", row.count, bytes(row.burst_bytes)),
+            bytes(row.node_bytes),
+            rate(row.bytes_per_s),
+            row.idle_s.map_or("end of the run".into(), time),
+        ]
+    });
+    let caption = format!(
+        "bursts of writes above {}; {} nodes; {} written in all",
+        bytes(table.above_bytes),
+        table.nodes,
+        bytes(table.written_bytes)
+    );
+    let heads = ["count x size", "size on a node", "rate", "idle after each"];
+    section.table(caption, &heads, rows.collect());
+}
+
+fn files(section: &mut Section, report: &Report) {
+    let rows = report.files.iter().take(ROWS).map(|file| {
+        vec![
+            file.path.clone(),
+            time(file.time_s),
+            file.calls.to_string(),
+            bytes(file.read_bytes),
+            bytes(file.written_bytes),
+            file.processes.to_string(),
+        ]
+    });
+    let caption = format!("those with most time, of {}", report.file_count);
+    let heads = ["file", "time", "calls", "read", "written", "processes"];
+    section.table(caption, &heads, rows.collect());
+}

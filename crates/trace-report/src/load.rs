@@ -1,0 +1,408 @@
+//! Opens the files of traces, brings their clocks together, and knows which files of the program count.
+
+use crate::{Options, ReportError};
+use foldhash::{HashMap, HashMapExt};
+use forebay_trace_format::layout::{self, kind};
+use forebay_trace_format::{Event, Item, Process};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// Names that one process may have; further ones count as one file.
+const NAMES_MAX: usize = 1 << 20;
+/// Names of all processes that stay in memory between two readings.
+const NAMES_KEPT_MAX: usize = 1 << 20;
+/// Most problems that are told.
+const PROBLEMS_MAX: usize = 20;
+/// How deep relative names go.
+const DEPTH_MAX: usize = 64;
+/// Host clocks that differ by more from one process to the next were set while it ran.
+const CLOCK_STEP_NS: i128 = 1_000_000_000;
+/// Where the system's own files are.
+const SYSTEM: [&str; 12] = [
+    "/usr/",
+    "/lib/",
+    "/lib64/",
+    "/lib32/",
+    "/etc/",
+    "/proc/",
+    "/sys/",
+    "/bin/",
+    "/sbin/",
+    "/dev/",
+    "/run/",
+    "/var/lib/",
+];
+
+/// A file of the trace. It is opened for each reading: 4,096 ranks are more than a process may have open.
+pub struct File {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its head.
+    pub header: forebay_trace_format::Header,
+    /// Seconds of a tick.
+    tick_s: f64,
+    /// Seconds of its first anchor from the begin of the trace.
+    first_s: f64,
+}
+
+/// All files of the traces.
+pub struct Trace {
+    /// Those of the program's processes that could be read, in the order of their begins.
+    pub files: Vec<File>,
+    /// Those of buffers.
+    pub buffers: Vec<File>,
+    /// Commands of the runs.
+    pub commands: Vec<String>,
+    /// What could not be read, and why.
+    pub problems: Vec<String>,
+    /// Number of hosts.
+    pub hosts: u64,
+    /// Tasks are ranks.
+    pub ranks: bool,
+    /// Names of processes that were read once and are kept.
+    kept: std::cell::RefCell<Kept>,
+}
+
+/// Names that are kept, up to a number.
+#[derive(Default)]
+struct Kept {
+    by_file: HashMap<usize, Rc<Names>>,
+    count: usize,
+}
+
+/// A call, in seconds from the begin of the trace.
+#[derive(Clone, Copy)]
+pub struct Timed {
+    /// The record.
+    pub event: Event,
+    /// Begin.
+    pub start_s: f64,
+    /// How long it took.
+    pub duration_s: f64,
+}
+
+impl Trace {
+    /// Opens directories and single files as one trace.
+    ///
+    /// # Errors
+    /// A place cannot be read, or nothing there is a trace.
+    pub fn open(places: &[PathBuf]) -> Result<Trace, ReportError> {
+        let mut problems = Vec::new();
+        let mut headers = Vec::new();
+        let mut commands = Vec::new();
+        for place in places {
+            for path in files_of(place)? {
+                if path.extension().is_some_and(|end| end == "json") {
+                    commands.extend(command_of(&path));
+                    continue;
+                }
+                match Process::open(&path) {
+                    Ok(process) => headers.push((path, process.header)),
+                    Err(error) => problems.push(format!("{}: {error}", path.display())),
+                }
+            }
+        }
+        if headers.is_empty() {
+            let places: Vec<String> =
+                places.iter().map(|place| place.display().to_string()).collect();
+            let why = problems.first().map_or(String::new(), |why| format!(": {why}"));
+            return Err(ReportError::Nothing { places: places.join(", "), why });
+        }
+        commands.sort();
+        commands.dedup();
+        if headers.iter().all(|(_, header)| header.role == layout::role::BUFFER) {
+            let places: Vec<String> =
+                places.iter().map(|place| place.display().to_string()).collect();
+            let why = ": only what buffers did, and nothing of a program".into();
+            return Err(ReportError::Nothing { places: places.join(", "), why });
+        }
+        let ranks = headers.iter().any(|(_, header)| header.rank.is_some());
+        let mut trace = Trace {
+            files: Vec::new(),
+            buffers: Vec::new(),
+            commands,
+            problems,
+            hosts: 0,
+            ranks,
+            kept: Default::default(),
+        };
+        trace.bring_clocks_together(headers);
+        Ok(trace)
+    }
+
+    /// The names of a process, read once as long as there are not too many of all processes together.
+    pub fn names(&self, at: usize) -> Rc<Names> {
+        if let Some(names) = self.kept.borrow().by_file.get(&at) {
+            return Rc::clone(names);
+        }
+        let names = Rc::new(self.files.get(at).map_or_else(Names::default, File::names));
+        let mut kept = self.kept.borrow_mut();
+        if kept.count + names.paths.len() <= NAMES_KEPT_MAX {
+            kept.count += names.paths.len();
+            kept.by_file.insert(at, Rc::clone(&names));
+        }
+        names
+    }
+
+    /// Paths of files that were opened, by device and inode; of so many at most as names are kept.
+    pub fn paths_by_inode(&self) -> HashMap<(u64, u64), String> {
+        let mut paths = HashMap::new();
+        for at in 0..self.files.len() {
+            let names = self.names(at);
+            for (id, inode) in &names.inodes {
+                if paths.len() < NAMES_KEPT_MAX {
+                    paths.entry(*inode).or_insert_with(|| names.path(*id).to_string());
+                }
+            }
+        }
+        paths
+    }
+
+    /// The tasks.
+    pub fn tasks(&self) -> Vec<u64> {
+        (0..self.files.len()).filter_map(|at| self.task(at)).collect()
+    }
+
+    /// Tells a problem, up to a number.
+    pub fn problem(problems: &mut Vec<String>, text: String) {
+        match problems.len() {
+            PROBLEMS_MAX => problems.push("and more".into()),
+            count if count < PROBLEMS_MAX => problems.push(text),
+            _ => {}
+        }
+    }
+
+    fn bring_clocks_together(&mut self, headers: Vec<(PathBuf, forebay_trace_format::Header)>) {
+        // Of each host: seconds of a tick from the longest stretch, and real time at boot time 0.
+        let mut slopes: HashMap<String, (u64, f64)> = HashMap::new();
+        let mut offsets: HashMap<String, i128> = HashMap::new();
+        for (path, header) in &headers {
+            let stretch = header
+                .later
+                .map_or(0, |later| later.boottime_ns.saturating_sub(header.first.boottime_ns));
+            if let (true, Some(slope)) = (header.counter, header.own_ns_per_tick()) {
+                let best = slopes.entry(header.host.clone()).or_insert((0, slope));
+                if stretch >= best.0 {
+                    *best = (stretch, slope);
+                }
+            }
+            let offset =
+                i128::from(header.first.realtime_ns) - i128::from(header.first.boottime_ns);
+            let known = offsets.entry(header.host.clone()).or_insert(offset);
+            if (offset - *known).abs() > CLOCK_STEP_NS {
+                let text = format!(
+                    "{}: the clock of {} was set by {:.1} s while the trace was made; its times follow the one before",
+                    path.display(),
+                    header.host,
+                    (offset - *known) as f64 / 1e9
+                );
+                Trace::problem(&mut self.problems, text);
+            }
+        }
+        let mut hosts: Vec<&str> = headers
+            .iter()
+            .filter(|(_, header)| header.role != layout::role::BUFFER)
+            .map(|(_, header)| header.host.as_str())
+            .collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        self.hosts = hosts.len() as u64;
+        let real = |header: &forebay_trace_format::Header| {
+            i128::from(header.first.boottime_ns) + offsets.get(&header.host).copied().unwrap_or(0)
+        };
+        let programs = headers.iter().filter(|(_, header)| header.role != layout::role::BUFFER);
+        let begin = programs.map(|(_, header)| real(header)).min().unwrap_or(0);
+        for (path, header) in headers {
+            let slope = slopes.get(&header.host).map(|(_, slope)| *slope);
+            let slope = match header.counter {
+                false => Some(1.0),
+                true => slope.or_else(|| header.hint_ns_per_tick()),
+            };
+            let Some(slope) = slope else {
+                let text = format!(
+                    "{}: the rate of its clock is not known: it was killed in its first millisecond",
+                    path.display()
+                );
+                Trace::problem(&mut self.problems, text);
+                continue;
+            };
+            let tick_s = slope / 1e9;
+            let first_s = (real(&header) - begin) as f64 / 1e9;
+            let buffer = header.role == layout::role::BUFFER;
+            let all = if buffer { &mut self.buffers } else { &mut self.files };
+            all.push(File { path, header, tick_s, first_s });
+        }
+        self.files.sort_by(|a, b| a.first_s.total_cmp(&b.first_s));
+    }
+
+    /// Calls that the recorder could not keep.
+    pub fn lost(&self) -> u64 {
+        self.files.iter().map(|file| file.header.lost).fold(0, u64::saturating_add)
+    }
+
+    /// Number of the task that a file belongs to.
+    pub fn task(&self, at: usize) -> Option<u64> {
+        match (self.ranks, self.files[at].header.rank) {
+            (true, rank) => rank.map(u64::from),
+            (false, _) => Some(at as u64),
+        }
+    }
+}
+
+impl File {
+    /// Hands each call to `each`, with the index of its file in `names`.
+    pub fn each(&self, problems: &mut Vec<String>, mut each: impl FnMut(Timed)) -> u64 {
+        let process = match Process::open(&self.path) {
+            Ok(process) => process,
+            Err(error) => {
+                Trace::problem(problems, format!("{}: {error}", self.path.display()));
+                return 0;
+            }
+        };
+        let first = self.header.first.ticks;
+        let read = process.each(|item| {
+            let Item::Event(event) = item else { return };
+            let since = event.start_ticks.wrapping_sub(first) as i64;
+            each(Timed {
+                event,
+                start_s: (self.first_s + since as f64 * self.tick_s).max(0.0),
+                duration_s: event.duration_ticks as f64 * self.tick_s,
+            });
+        });
+        match read {
+            Ok(summary) => {
+                for damage in summary.damage {
+                    Trace::problem(problems, format!("{}: {damage}", self.path.display()));
+                }
+                summary.events
+            }
+            Err(error) => {
+                Trace::problem(problems, format!("{}: {error}", self.path.display()));
+                0
+            }
+        }
+    }
+
+    /// The names of this process.
+    pub fn names(&self) -> Names {
+        let mut names = Names::default();
+        let Ok(process) = Process::open(&self.path) else { return names };
+        let mut raw: HashMap<u32, (u32, String)> = HashMap::new();
+        // What cannot be read is told by `each`.
+        let _ = process.each(|item| match item {
+            Item::Name { id, parent, name } if raw.len() < NAMES_MAX => {
+                raw.insert(id, (parent, String::from_utf8_lossy(name).into_owned()));
+            }
+            Item::Info { id, kind, device, inode } => {
+                names.kinds.insert(id, kind);
+                names.inodes.insert(id, (device, inode));
+            }
+            _ => {}
+        });
+        let ids: Vec<u32> = raw.keys().copied().collect();
+        for id in ids {
+            let path = whole(&raw, id);
+            names.paths.insert(id, path);
+        }
+        names
+    }
+}
+
+/// Names of one process.
+#[derive(Default)]
+pub struct Names {
+    paths: HashMap<u32, String>,
+    kinds: HashMap<u32, u8>,
+    inodes: HashMap<u32, (u64, u64)>,
+}
+
+impl Names {
+    /// The path of a file.
+    pub fn path(&self, id: u32) -> &str {
+        self.paths.get(&id).map_or("(unknown)", |path| path)
+    }
+
+    /// True if a file has a name.
+    pub fn knows(&self, id: u32) -> bool {
+        self.paths.contains_key(&id)
+    }
+
+    /// True if it was seen to be a directory when it was opened.
+    pub fn is_directory(&self, id: u32) -> bool {
+        self.kinds.get(&id) == Some(&kind::DIRECTORY)
+    }
+
+    /// Device and inode of a file that was opened.
+    pub fn inode(&self, id: u32) -> Option<(u64, u64)> {
+        self.inodes.get(&id).copied()
+    }
+
+    /// True if calls on it count.
+    pub fn counts(&self, id: u32, options: Options) -> bool {
+        if options.all_files {
+            return true;
+        }
+        let Some(path) = self.paths.get(&id) else { return false };
+        let known = self.kinds.get(&id).copied().unwrap_or(kind::UNKNOWN);
+        let regular = matches!(known, kind::UNKNOWN | kind::REGULAR | kind::DIRECTORY);
+        let system = SYSTEM.iter().any(|place| path.starts_with(place))
+            && !path.starts_with("/dev/shm/")
+            && !path.starts_with("/run/user/");
+        regular && path.starts_with('/') && !system
+    }
+}
+
+/// A path with the directories that it is relative to.
+fn whole(raw: &HashMap<u32, (u32, String)>, id: u32) -> String {
+    let mut parts = Vec::new();
+    let mut at = id;
+    while let Some((parent, name)) = raw.get(&at) {
+        parts.push(name.as_str());
+        if *parent == 0 || parts.len() == DEPTH_MAX {
+            break;
+        }
+        at = *parent;
+    }
+    parts.reverse();
+    let mut path = String::new();
+    for part in parts {
+        if !path.is_empty() && !path.ends_with('/') {
+            path.push('/');
+        }
+        path.push_str(part.strip_prefix("./").unwrap_or(part));
+    }
+    path
+}
+
+/// The files of a trace's directory, or the one file that was named.
+fn files_of(place: &Path) -> Result<Vec<PathBuf>, ReportError> {
+    let failed = |error| ReportError::Read { path: place.to_path_buf(), error };
+    if !std::fs::metadata(place).map_err(failed)?.is_dir() {
+        return Ok(vec![place.to_path_buf()]);
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(place).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let run = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("run."));
+        let end = path.extension().map(|end| end.to_string_lossy().into_owned());
+        match end.as_deref() {
+            Some(layout::EXTENSION) => files.push(path),
+            Some("json") if run => files.push(path),
+            _ => {}
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The command of a run's record.
+fn command_of(path: &Path) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Run {
+        command: Vec<String>,
+    }
+    let text = std::fs::read_to_string(path).ok()?;
+    // Only this part of it is wanted here, so a newer version is no trouble.
+    let run: Run = serde_json::from_str(&text).ok()?;
+    Some(run.command.join(" "))
+}

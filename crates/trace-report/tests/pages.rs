@@ -1,0 +1,91 @@
+//! The page of a report in a real browser (Debian's chromium, without a window): its charts are drawn, and it asks
+//! nothing of any network. With FOREBAY_PAGES=DIRECTORY the pages and pictures of them are left there.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use forebay_plot_page::testing::{Seen, looked_at};
+use forebay_trace_format::Op;
+use forebay_trace_format::write::{Who, Writer};
+use forebay_trace_report::{Options, Report, Run, html, report};
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+const S: u64 = 1_000_000_000;
+
+/// A run of 32 ranks with three bursts: reads of input, then checkpoints with `shared` kinds of service and a slow rank.
+fn traced(dir: &Path, slow: i32, harmonics: &[f64]) -> Report {
+    // Knuth's generator: numbers that look like chance and are the same each time.
+    let mut state = 42_u64;
+    let mut chance = move || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as f64 / (1_u64 << 31) as f64
+    };
+    for number in 0..32 {
+        let who = Who {
+            host: "node1".into(),
+            pid: 900 + number as u32,
+            rank: number,
+            ranks: 32,
+            exe: "/a/app".into(),
+        };
+        let mut writer = Writer::new(&who, 1_700_000_000 * S);
+        writer.name(1, 0, b"/pfs/input");
+        writer.name(2, 0, format!("/pfs/<ckpt> & \"{number}\"").as_bytes());
+        writer.regular(1, 8, 9);
+        writer.regular(2, 8, 10 + number as u64);
+        let mut now = S / 10;
+        for at in 0..120_u64 {
+            let took = (2e6 * (0.5 + chance())) as u64;
+            writer.call(Op::Pread, 1, at * MIB, MIB, MIB as i64, now, took);
+            now += took + 10_000;
+        }
+        for burst in 1..4_u64 {
+            now = burst * 4 * S;
+            for at in 0..120_u64 {
+                let sharers = harmonics[(chance() * harmonics.len() as f64) as usize];
+                let spread = (0.1 * (chance() + chance() + chance() - 1.5)).exp();
+                let own = if number == slow { 1.8 } else { 1.0 };
+                let took = (6e6 * sharers * spread * own) as u64;
+                writer.call(Op::Pwrite, 2, at * MIB, MIB, MIB as i64, now, took);
+                now += took + 10_000;
+            }
+            writer.call(Op::Fsync, 2, (1 << 48) - 1, 0, 0, now, 40_000_000);
+        }
+        std::fs::write(dir.join(format!("n.{number}.1.fbt")), writer.finish()).unwrap();
+    }
+    report(&[dir.to_path_buf()], Options::default()).unwrap()
+}
+
+#[test]
+fn a_page_draws_all_its_charts_without_a_network() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = traced(dir.path(), 11, &[1.0, 1.0, 1.0, 2.0, 4.0]);
+    let page = html(&[Run { name: "run <1>", report: &report }]);
+    let profile = tempfile::tempdir().unwrap();
+    let Seen { dom, figures: (all, drawn), canvases } = looked_at(profile.path(), "one", &page);
+    assert!(all >= 8 && drawn == all, "{drawn} of {all}: {dom}");
+    assert!(canvases >= all, "{dom}");
+    for text in
+        ["One task is slower than the others", "run &lt;1&gt;", "What each task does when", "BURST"]
+    {
+        assert!(dom.to_lowercase().contains(&text.to_lowercase()), "{text}");
+    }
+    // Names of files are text.
+    assert!(dom.contains("/pfs/&lt;ckpt&gt; &amp; \"11\"") && !dom.contains("<ckpt>"));
+}
+
+#[test]
+fn two_runs_stand_side_by_side() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let slow = traced(before.path(), 11, &[1.0, 2.0, 4.0]);
+    let fast = traced(after.path(), -1, &[1.0]);
+    let page = html(&[Run { name: "before", report: &slow }, Run { name: "after", report: &fast }]);
+    let profile = tempfile::tempdir().unwrap();
+    let Seen { dom, figures: (all, drawn), .. } = looked_at(profile.path(), "two", &page);
+    assert!(all >= 9 && drawn == all, "{drawn} of {all}");
+    for text in
+        ["What stands out: before", "What stands out: after", "side by side", "Task by time: after"]
+    {
+        assert!(dom.contains(text), "{text}");
+    }
+}

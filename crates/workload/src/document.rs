@@ -1,0 +1,445 @@
+//! Reads TOML files that people write, so that each fault has its file, line and key, and says what was expected.
+//!
+//! A caller takes the keys that it knows from a [`Table`] and then calls [`Table::finish`], which refuses all others.
+//! Sizes are texts with a unit or integers in bytes, times are texts with a unit or numbers in seconds (see [`crate::units`]).
+//!
+//! Invariant: nothing panics, whatever the text is.
+//! Callers: `language`, and other readers of files with the same manners (machine files).
+
+use crate::units;
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// Most bytes of a file that a person writes.
+pub const MAX_TEXT_BYTES: u64 = 64 << 20;
+
+/// What is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The file.
+    pub path: PathBuf,
+    /// Its line, from 1; 0 if it is about all of the file.
+    pub line: usize,
+    /// The key, with those of the tables around it: `job[1].phase[0].repeat`. Empty: none.
+    pub key: String,
+    /// What stands there.
+    pub found: String,
+    /// What should.
+    pub expected: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}", self.path.display())?;
+        if self.line > 0 {
+            write!(to, ":{}", self.line)?;
+        }
+        if !self.key.is_empty() {
+            write!(to, ": {}", self.key)?;
+        }
+        write!(to, ": {}", self.found)?;
+        if !self.expected.is_empty() {
+            write!(to, "; expected {}", self.expected)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// A file's text, and where its lines begin.
+struct Source {
+    path: PathBuf,
+    line_starts: Vec<usize>,
+}
+
+impl Source {
+    fn line(&self, at: usize) -> usize {
+        self.line_starts.partition_point(|&start| start <= at)
+    }
+}
+
+/// A parsed file.
+pub struct Document<'t> {
+    source: Source,
+    root: Spanned<DeTable<'t>>,
+}
+
+/// Reads the text of a file, as far as [`MAX_TEXT_BYTES`] allow.
+///
+/// # Errors
+/// That of the call, or a file that is too long or no text.
+pub fn read_text(path: &Path) -> Result<String, Fault> {
+    let fault = |found: String, expected: &str| Fault {
+        path: path.into(),
+        line: 0,
+        key: String::new(),
+        found,
+        expected: expected.into(),
+    };
+    let cannot = |error: std::io::Error| fault(error.to_string(), "a file that can be read");
+    let len = std::fs::metadata(path).map_err(cannot)?.len();
+    if len > MAX_TEXT_BYTES {
+        return Err(fault(format!("{len} bytes"), "at most 64 MiB of TOML"));
+    }
+    let bytes = std::fs::read(path).map_err(cannot)?;
+    String::from_utf8(bytes).map_err(|_| fault("bytes that are no UTF-8".into(), "TOML"))
+}
+
+impl<'t> Document<'t> {
+    /// Parses `text`, which was read from `path`.
+    ///
+    /// # Errors
+    /// The first place that is no TOML.
+    pub fn parse(path: &Path, text: &'t str) -> Result<Document<'t>, Fault> {
+        let mut line_starts = vec![0];
+        line_starts.extend(text.match_indices('\n').map(|(at, _)| at + 1));
+        let source = Source { path: path.into(), line_starts };
+        match DeTable::parse(text) {
+            Ok(root) => Ok(Document { source, root }),
+            Err(error) => Err(Fault {
+                line: error.span().map_or(0, |span| source.line(span.start)),
+                path: source.path,
+                key: String::new(),
+                found: format!("this is not TOML: {}", error.message().replace('\n', ", ")),
+                expected: String::new(),
+            }),
+        }
+    }
+
+    /// The outermost table.
+    pub fn root(&self) -> Table<'_> {
+        Table {
+            source: &self.source,
+            name: String::new(),
+            line: 1,
+            entries: self.root.get_ref(),
+            asked: RefCell::new(Vec::new()),
+        }
+    }
+}
+
+/// A table, of which keys are taken one by one.
+pub struct Table<'d> {
+    source: &'d Source,
+    /// Its key, with those around it; empty for the outermost one.
+    name: String,
+    line: usize,
+    entries: &'d DeTable<'d>,
+    asked: RefCell<Vec<&'static str>>,
+}
+
+type Value<'d> = &'d Spanned<DeValue<'d>>;
+
+impl<'d> Table<'d> {
+    /// Its line in the file.
+    pub fn line(&self) -> usize {
+        self.line
+    }
+
+    /// The line of one of its keys, or its own if the key is not there.
+    pub fn line_of(&self, key: &str) -> usize {
+        let entry = self.entries.iter().find(|(name, _)| name.get_ref() == key);
+        entry.map_or(self.line, |(name, _)| self.source.line(name.span().start))
+    }
+
+    /// The keys that are there, each with its line.
+    pub fn keys(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.entries.keys().map(|key| (key.get_ref().as_ref(), self.source.line(key.span().start)))
+    }
+
+    /// Whether a key is there.
+    pub fn has(&self, key: &str) -> bool {
+        self.entries.keys().any(|name| name.get_ref() == key)
+    }
+
+    fn full(&self, key: &str) -> String {
+        match (self.name.as_str(), key) {
+            ("", key) => key.into(),
+            (name, "") => name.into(),
+            (name, key) => format!("{name}.{key}"),
+        }
+    }
+
+    /// A fault at one of its keys (empty: the table itself).
+    pub fn fault(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> Fault {
+        Fault {
+            path: self.source.path.clone(),
+            line: self.line_of(key),
+            key: self.full(key),
+            found: found.into(),
+            expected: expected.into(),
+        }
+    }
+
+    fn get(&self, key: &'static str) -> Option<Value<'d>> {
+        self.asked.borrow_mut().push(key);
+        self.entries.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
+    }
+
+    /// The value by `read`, or what it said was wrong.
+    fn take<T>(
+        &self,
+        key: &'static str,
+        expected: &str,
+        read: impl Fn(&DeValue) -> Option<T>,
+    ) -> Result<Option<T>, Fault> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match read(value.get_ref()) {
+            Some(value) => Ok(Some(value)),
+            None => Err(self.fault(key, shown(value.get_ref()), expected)),
+        }
+    }
+
+    /// Makes a missing key a fault.
+    pub fn required<T>(&self, key: &str, value: Option<T>, expected: &str) -> Result<T, Fault> {
+        value.ok_or_else(|| self.fault(key, "it is missing", expected))
+    }
+
+    /// A text.
+    pub fn text(&self, key: &'static str, expected: &str) -> Result<Option<String>, Fault> {
+        self.take(key, expected, |value| value.as_str().map(String::from))
+    }
+
+    /// A text that is one of a few words; gives its place among them.
+    pub fn choice(&self, key: &'static str, words: &[&str]) -> Result<Option<usize>, Fault> {
+        self.take(key, &one_of(words), |value| {
+            words.iter().position(|word| value.as_str() == Some(word))
+        })
+    }
+
+    /// `true` or `false`; absent is false.
+    pub fn flag(&self, key: &'static str) -> Result<bool, Fault> {
+        Ok(self.take(key, "true or false", |value| value.as_bool())?.unwrap_or(false))
+    }
+
+    /// `true`, `false`, or nothing.
+    pub fn boolean(&self, key: &'static str) -> Result<Option<bool>, Fault> {
+        self.take(key, "true or false", |value| value.as_bool())
+    }
+
+    /// An integer within `range`.
+    pub fn integer(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, Fault> {
+        let expected = format!("an integer from {} to {}", range.start(), range.end());
+        self.take(key, &expected, |value| integer(value).filter(|number| range.contains(number)))
+    }
+
+    /// A number within `range`; integers will do.
+    pub fn number(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f64>, Fault> {
+        let expected = format!("a number from {} to {}", range.start(), range.end());
+        self.take(key, &expected, |value| number(value).filter(|number| range.contains(number)))
+    }
+
+    /// A size in bytes.
+    pub fn size(&self, key: &'static str) -> Result<Option<u64>, Fault> {
+        self.take(key, SIZE, size)
+    }
+
+    /// One size, or a list of them.
+    pub fn sizes(&self, key: &'static str) -> Result<Vec<u64>, Fault> {
+        let sizes =
+            self.take(key, "a size, or a list of sizes, such as [\"4KiB\", \"1MiB\"]", |value| {
+                match value.as_array() {
+                    Some(list) => list.iter().map(|value| size(value.get_ref())).collect(),
+                    None => size(value).map(|size| vec![size]),
+                }
+            })?;
+        Ok(sizes.unwrap_or_default())
+    }
+
+    /// A list of integers of at least `least`.
+    pub fn integers(&self, key: &'static str, least: u64) -> Result<Option<Vec<u64>>, Fault> {
+        let expected = format!("a list of integers of at least {least}");
+        self.take(key, &expected, |value| {
+            let list = value.as_array()?.iter();
+            list.map(|value| integer(value.get_ref()).filter(|&number| number >= least)).collect()
+        })
+    }
+
+    /// A list of numbers.
+    pub fn numbers(&self, key: &'static str) -> Result<Option<Vec<f64>>, Fault> {
+        self.take(key, "a list of numbers", |value| {
+            value.as_array()?.iter().map(|value| number(value.get_ref())).collect()
+        })
+    }
+
+    /// A list of texts.
+    pub fn texts(&self, key: &'static str, expected: &str) -> Result<Vec<String>, Fault> {
+        let texts = self.take(key, expected, |value| {
+            value
+                .as_array()?
+                .iter()
+                .map(|value| value.get_ref().as_str().map(String::from))
+                .collect()
+        })?;
+        Ok(texts.unwrap_or_default())
+    }
+
+    /// A time, in nanoseconds.
+    pub fn time_ns(&self, key: &'static str) -> Result<Option<u64>, Fault> {
+        self.take(key, "a time, such as \"20ms\", \"1.5h\", or a number of seconds", |value| {
+            match value {
+                DeValue::String(text) => units::parse_time_ns(text),
+                other => units::seconds_to_ns(number(other)?),
+            }
+        })
+    }
+
+    /// The tables of a list: `[[key]]`, or `key = [{ ... }, ...]`.
+    pub fn tables(&self, key: &'static str) -> Result<Vec<Table<'d>>, Fault> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let expected = format!("tables: [[{key}]], or {key} = [{{ ... }}]");
+        let Some(list) = value.get_ref().as_array() else {
+            return Err(self.fault(key, shown(value.get_ref()), expected));
+        };
+        let mut tables = Vec::new();
+        for (index, value) in list.iter().enumerate() {
+            let Some(entries) = value.get_ref().as_table() else {
+                return Err(self.fault(key, shown(value.get_ref()), expected));
+            };
+            tables.push(Table {
+                source: self.source,
+                name: format!("{}[{index}]", self.full(key)),
+                line: self.source.line(value.span().start),
+                entries,
+                asked: RefCell::new(Vec::new()),
+            });
+        }
+        Ok(tables)
+    }
+
+    /// A table: `[key]`, or `key = { ... }`.
+    pub fn table(&self, key: &'static str) -> Result<Option<Table<'d>>, Fault> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let Some(entries) = value.get_ref().as_table() else {
+            return Err(self.fault(key, shown(value.get_ref()), format!("a table: [{key}]")));
+        };
+        Ok(Some(Table {
+            source: self.source,
+            name: self.full(key),
+            line: self.source.line(value.span().start),
+            entries,
+            asked: RefCell::new(Vec::new()),
+        }))
+    }
+
+    /// Refuses keys that nobody asked for.
+    pub fn finish(&self) -> Result<(), Fault> {
+        let asked = self.asked.borrow();
+        let unknown = self.entries.keys().find(|key| !asked.contains(&key.get_ref().as_ref()));
+        match unknown {
+            None => Ok(()),
+            Some(key) => {
+                let mut known = asked.clone();
+                known.sort_unstable();
+                known.dedup();
+                Err(self.fault(key.get_ref(), "this key is not known here", one_of(&known)))
+            }
+        }
+    }
+}
+
+const SIZE: &str = "a size, such as \"4KiB\", \"1MB\", or an integer in bytes";
+
+fn one_of(words: &[&str]) -> String {
+    match words {
+        [] => "nothing".into(),
+        [word] => (*word).into(),
+        words => format!("one of {}", words.join(", ")),
+    }
+}
+
+fn integer(value: &DeValue) -> Option<u64> {
+    let integer = value.as_integer()?;
+    u64::from_str_radix(integer.as_str(), integer.radix()).ok()
+}
+
+fn number(value: &DeValue) -> Option<f64> {
+    let number = match value {
+        DeValue::Integer(_) => integer(value)? as f64,
+        DeValue::Float(float) => float.as_str().parse().ok()?,
+        _ => return None,
+    };
+    number.is_finite().then_some(number)
+}
+
+fn size(value: &DeValue) -> Option<u64> {
+    match value {
+        DeValue::String(text) => units::parse_size(text).ok(),
+        other => integer(other).filter(|&bytes| bytes <= i64::MAX as u64),
+    }
+}
+
+/// A value in a message.
+fn shown(value: &DeValue) -> String {
+    /// Most characters of a text that are repeated.
+    const MOST: usize = 60;
+    match value {
+        DeValue::String(text) => {
+            let cut: String = text.chars().take(MOST).collect();
+            let more = if text.chars().count() > MOST { "..." } else { "" };
+            format!("it is {cut:?}{more}")
+        }
+        DeValue::Integer(number) => format!("it is {number}"),
+        DeValue::Float(number) => format!("it is {number}"),
+        DeValue::Boolean(flag) => format!("it is {flag}"),
+        DeValue::Datetime(date) => format!("it is the date {date}"),
+        DeValue::Array(list) if list.is_empty() => "it is an empty list".into(),
+        DeValue::Array(_) => "it is a list".into(),
+        DeValue::Table(_) => "it is a table".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(text: &str) -> Document<'_> {
+        Document::parse(Path::new("f.toml"), text).expect("TOML")
+    }
+
+    #[test]
+    fn faults_have_file_line_key_and_what_was_expected() {
+        let text = "a = 1\n\n[[b]]\nc = \"4KiB\"\n[[b]]\nc = -5\nd = 1\n";
+        let document = document(text);
+        let root = document.root();
+        assert_eq!(root.integer("a", 0..=9), Ok(Some(1)));
+        let tables = root.tables("b").expect("tables");
+        assert_eq!(tables[0].size("c"), Ok(Some(4096)));
+        let fault = tables[1].size("c").expect_err("negative");
+        assert_eq!(
+            fault.to_string(),
+            "f.toml:6: b[1].c: it is -5; expected a size, such as \"4KiB\", \"1MB\", or an integer in bytes"
+        );
+        let fault = tables[1].finish().expect_err("unknown");
+        assert_eq!(fault.to_string(), "f.toml:7: b[1].d: this key is not known here; expected c");
+        let fault = Document::parse(Path::new("g.toml"), "a = 1\nb = \n").err().expect("no TOML");
+        assert_eq!((fault.line, fault.path.as_path()), (2, Path::new("g.toml")));
+    }
+
+    #[test]
+    fn values_of_the_wrong_kind_are_refused() {
+        let document = document("a = true\nb = 1.5\nc = []\nd = {}\ne = 99999999999999999999\n");
+        let root = document.root();
+        assert!(root.text("a", "a text").is_err());
+        assert!(root.integer("b", 0..=9).is_err());
+        assert_eq!(root.number("b", 0.0..=9.0), Ok(Some(1.5)));
+        assert!(root.size("c").is_err());
+        assert!(root.tables("d").is_err());
+        assert!(root.size("e").is_err());
+        assert_eq!(root.time_ns("b"), Ok(Some(1_500_000_000)));
+        assert_eq!(root.finish(), Ok(()));
+    }
+}

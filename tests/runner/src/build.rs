@@ -1,0 +1,160 @@
+//! Builds the executables of tests by cargo, and asks each for its tests.
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What programs link to.
+const LIBRARY: &str = "libforebay.so";
+
+/// One test.
+#[derive(Clone, Debug)]
+pub struct Test {
+    /// Its full name: that of its executable, and that in it.
+    pub name: String,
+    /// Its name in its executable.
+    pub inner: String,
+    /// The executable.
+    pub executable: PathBuf,
+    /// The directory of its crate, in which it runs.
+    pub directory: PathBuf,
+}
+
+/// What was built.
+pub struct Built {
+    /// All tests, in the order of their executables.
+    pub tests: Vec<Test>,
+    /// Cargo's directory: `target`.
+    pub target: PathBuf,
+    /// Environment variables for tests: the executable that system tests run.
+    pub variables: Vec<(String, PathBuf)>,
+}
+
+fn cargo(workspace: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace);
+    command
+}
+
+/// Builds the tests and the executable that they run, or the unit tests alone. Cargo shows its own messages.
+pub fn build(workspace: &Path, is_units_only: bool) -> Result<Built> {
+    let mut cargo = cargo(workspace);
+    cargo.args(["test", "--workspace", "--locked", "--no-run"]);
+    if is_units_only {
+        cargo.args(["--lib", "--bins"]);
+    }
+    cargo.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
+    let mut child = cargo.spawn().context("cannot run cargo")?;
+    let output = child.stdout.take().context("no output of cargo")?;
+    let (mut tests, mut variables, mut target) = (Vec::new(), Vec::new(), None);
+    let (mut under_test, mut library) = (None, None);
+    for line in BufReader::new(output).lines() {
+        let message: Value = serde_json::from_str(&line?).context("cargo wrote no JSON")?;
+        library = files(&message).find(|file| file.ends_with(LIBRARY)).or(library);
+        let Some(executable) = message["executable"].as_str().map(PathBuf::from) else { continue };
+        let manifest = Path::new(message["manifest_path"].as_str().unwrap_or_default());
+        let directory = manifest.parent().unwrap_or(workspace).to_path_buf();
+        let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
+        let name = message["target"]["name"].as_str().unwrap_or_default();
+        if message["profile"]["test"].as_bool() == Some(true) {
+            // target/PROFILE/deps/NAME
+            target = executable.ancestors().nth(3).map(Path::to_path_buf);
+            let prefix = prefix(&directory, kind, name);
+            tests.extend(list(&executable, &directory, &prefix)?);
+        } else if name == "forebay" {
+            under_test = Some(executable);
+        }
+    }
+    if !child.wait()?.success() {
+        bail!("the tests cannot be built: see above");
+    }
+    let target = target.context("cargo built no tests")?;
+    // Snapshot tests would each ask cargo for it.
+    variables.push(("INSTA_WORKSPACE_ROOT".to_string(), workspace.to_path_buf()));
+    if let Some(executable) = under_test
+        && std::env::var_os("FOREBAY_BIN").is_none()
+    {
+        if let Some(library) = library {
+            put_beside(&library, &executable)?;
+        }
+        build_preloaded(workspace)?;
+        variables.push(("FOREBAY_BIN".to_string(), executable));
+    }
+    Ok(Built { tests, target, variables })
+}
+
+/// The libraries that `forebay trace` and `forebay exec` preload. They have no tests of their own, so a build of tests
+/// leaves them out.
+fn build_preloaded(workspace: &Path) -> Result<()> {
+    let mut cargo = cargo(workspace);
+    cargo.args(["build", "--quiet", "--locked", "-p", "forebay-preload-trace"]);
+    cargo.args(["-p", "forebay-preload"]);
+    match cargo.status().context("cannot run cargo")?.success() {
+        true => Ok(()),
+        false => bail!("what forebay trace and forebay exec preload cannot be built: see above"),
+    }
+}
+
+fn files(message: &Value) -> impl Iterator<Item = PathBuf> + '_ {
+    message["filenames"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .map(PathBuf::from)
+}
+
+/// Tests look for the library beside the executable, where `cargo build` puts it and `cargo test` does not.
+fn put_beside(library: &Path, executable: &Path) -> Result<()> {
+    let wanted = executable.with_file_name(LIBRARY);
+    if library == wanted {
+        return Ok(());
+    }
+    let _ = std::fs::remove_file(&wanted);
+    std::fs::hard_link(library, &wanted)
+        .or_else(|_| std::fs::copy(library, &wanted).map(drop))
+        .with_context(|| format!("cannot make {}", wanted.display()))
+}
+
+/// How the names of an executable's tests begin: `server` for the unit tests of crates/server,
+/// `client/integration` for crates/client/tests/integration, `system` for tests/tests/system.
+fn prefix(directory: &Path, kind: &str, name: &str) -> String {
+    let package = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    match kind {
+        "test" if package == "tests" => name.to_string(),
+        "test" => format!("{package}/{name}"),
+        _ => package,
+    }
+}
+
+fn list(executable: &Path, directory: &Path, prefix: &str) -> Result<Vec<Test>> {
+    let mut command = Command::new(executable);
+    // Tests marked `ignored` are measurements and parts of others: they run by hand.
+    let output = command
+        .current_dir(directory)
+        .args(["--list", "--format", "terse"])
+        .output()
+        .with_context(|| format!("cannot run {}", executable.display()))?;
+    let ignored = Command::new(executable)
+        .current_dir(directory)
+        .args(["--list", "--format", "terse", "--ignored"])
+        .output()?;
+    if !output.status.success() || !ignored.status.success() {
+        bail!("{} does not list its tests", executable.display());
+    }
+    let names = |output: &[u8]| -> Vec<String> {
+        let text = String::from_utf8_lossy(output);
+        text.lines().filter_map(|line| line.strip_suffix(": test")).map(String::from).collect()
+    };
+    let ignored = names(&ignored.stdout);
+    let all = names(&output.stdout).into_iter().filter(|name| !ignored.contains(name));
+    let test = |inner: String| Test {
+        name: format!("{prefix}::{inner}"),
+        inner,
+        executable: executable.to_path_buf(),
+        directory: directory.to_path_buf(),
+    };
+    Ok(all.map(test).collect())
+}

@@ -1,0 +1,190 @@
+//! Jobs whose script fails: what becomes of results that it did not write, whose exit code is whose, and how
+//! a kept job is given up.
+
+use super::place::{Place, Run, signal, until};
+use forebay_tests::buffer::{alive, binary};
+use forebay_tests::procs;
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+const STRIPED: &str = "jobdw type=scratch capacity=64MiB access_mode=striped";
+const IN: &str = "stage_in type=directory source=@PFS@/in destination=$DW_JOB_STRIPED/";
+const OUT: &str =
+    "stage_out type=directory source=$DW_JOB_STRIPED/results destination=@PFS@/results";
+const LOG: &str = "stage_out type=file source=$DW_JOB_STRIPED/log destination=@PFS@/log";
+const LIST: &str = "stage_out type=list source=$DW_JOB_STRIPED/list destination=@PFS@/listed";
+
+fn place_with_input() -> Place {
+    let place = Place::new();
+    fs::create_dir_all(place.pfs("in/deep")).unwrap();
+    fs::write(place.pfs("in/a"), "alpha").unwrap();
+    fs::write(place.pfs("in/deep/b"), "beta").unwrap();
+    place
+}
+
+#[test]
+fn a_script_that_fails_before_its_results_exist_ends_with_its_own_code() {
+    for (modes, body, code) in [
+        ("striped", "exit 7", 7),
+        ("striped,private", ": > ${DW_JOB_STRIPED}empty; rm ${DW_JOB_STRIPED}a; exit 7", 7),
+        ("striped", "mkdir ${DW_JOB_STRIPED}other; kill -9 $$", 128 + 9),
+    ] {
+        let place = place_with_input();
+        let jobdw = format!("jobdw type=scratch capacity=64MiB access_mode={modes}");
+        let run = place.run(&place.script(&[&jobdw, IN, OUT, LOG, LIST], body), &[]).expect(code);
+        assert_eq!(run.summary()["outcome"], "done");
+        let detail = run.step("data-out")["detail"].to_string();
+        assert!(detail.contains("line 4, 5, 6: the script failed before it wrote"), "{detail}");
+        assert!(!place.pfs("results").exists() && !place.pfs("log").exists());
+        place.assert_clean();
+    }
+}
+
+#[test]
+fn results_that_a_failed_script_wrote_are_staged_out_without_those_that_it_did_not() {
+    let place = place_with_input();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo partial > results/x; echo y > y\n\
+        echo y > list; exit 7";
+    let run = place.run(&place.script(&[STRIPED, IN, LOG, OUT, LIST], body), &[]).expect(7);
+    assert_eq!(fs::read_to_string(place.pfs("results/x")).unwrap(), "partial\n", "{}", run.err);
+    assert_eq!(fs::read_to_string(place.pfs("listed/y")).unwrap(), "y\n", "{}", run.err);
+    place.assert_clean();
+}
+
+/// What only the buffer has after a failed script, as a name below it.
+#[test]
+fn files_that_only_the_buffer_has_keep_it_until_they_are_discarded() {
+    for (body, only) in [
+        ("mkdir results.tmp; echo partial > results.tmp/x", "results.tmp/x"),
+        // An input that the script wrote to is not the input any more.
+        ("echo more >> deep/b", "deep/b"),
+    ] {
+        let place = place_with_input();
+        let body = format!("cd $DW_JOB_STRIPED; {body}; exit 7");
+        let run = place.run(&place.script(&[STRIPED, IN, OUT], &body), &[]).expect(121);
+        assert!(run.err.contains(&format!("such as {only} (1 in all")), "{}", run.err);
+        assert!(run.mount_point().join(only).exists());
+        let give_up = run.err.lines().find(|line| line.contains("run --discard")).unwrap();
+        assert!(give_up.ends_with(&run.record()), "{give_up}");
+        let discarded = place.discard(&run.record()).expect(0);
+        assert!(discarded.err.contains("its buffer holds "), "{}", discarded.err);
+        let held = discarded.summary();
+        assert_eq!(held["outcome"], "discarded");
+        assert!(held["files"].as_u64().unwrap() >= 1 && held["bytes"].as_u64().unwrap() > 0);
+        place.assert_clean();
+    }
+}
+
+#[test]
+fn a_result_that_was_not_written_does_not_hide_one_that_was_not_staged_out() {
+    let place = place_with_input();
+    // A file where the results are to go.
+    let body =
+        "cd $DW_JOB_STRIPED; mkdir results; echo x > results/x; echo > @PFS@/results; exit 7";
+    let run = place.run(&place.script(&[STRIPED, LOG, OUT], body), &[]).expect(121);
+    assert_eq!(run.summary()["outcome"], "results-missing");
+    let record: Value = serde_json::from_slice(&fs::read(run.record()).unwrap()).unwrap();
+    assert_eq!(record["outcome"], "results-missing");
+    assert!(run.mount_point().join("results/x").exists());
+    fs::remove_file(place.pfs("results")).unwrap();
+    let resumed = place.resume(&run.record()).expect(7);
+    assert_eq!(fs::read_to_string(place.pfs("results/x")).unwrap(), "x\n", "{}", resumed.err);
+    place.assert_clean();
+}
+
+#[test]
+fn exit_codes_of_a_script_are_told_from_those_of_the_runner() {
+    for code in 120..=123 {
+        let place = Place::new();
+        let body = format!("mkdir ${{DW_JOB_STRIPED}}results; exit {code}");
+        let run = place.run(&place.script(&[STRIPED, OUT], &body), &[]).expect(code);
+        assert_eq!(run.summary()["outcome"], "done");
+        assert_eq!(run.summary()["script_exit"]["code"], code);
+        let last = run.err.lines().last().unwrap();
+        assert_eq!(
+            last,
+            format!("forebay: exit code {code}: it is the script's own, all steps were done")
+        );
+        assert!(!run.err.contains("Nothing is lost"), "{}", run.err);
+        assert_eq!(run.summary()["resume"], Value::Null);
+        place.assert_clean();
+    }
+    let place = Place::new();
+    let run = place.run(&place.script(&[STRIPED, OUT], "exit 0"), &[]).expect(121);
+    assert_eq!(run.summary()["outcome"], "results-missing");
+    let last = run.err.lines().last().unwrap();
+    assert!(last.starts_with("forebay: exit code 121: results are missing on the PFS"), "{last}");
+    place.discard(&run.record()).expect(0);
+    place.assert_clean();
+}
+
+#[test]
+fn a_job_is_discarded_after_its_runner_and_its_server_were_killed_and_not_before() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; echo 12345 > x; echo $$ > ready\n\
+        while :; do sleep 0.05; done";
+    let mut child = place.start(&place.script(&[STRIPED, OUT], body), &[]);
+    let find = || {
+        let mounts = place.mounts();
+        mounts.into_iter().find(|m| fs::read(m.join("ready")).is_ok_and(|text| !text.is_empty()))
+    };
+    until("the script runs", || find().is_some());
+    let mount = find().unwrap();
+    let record: PathBuf = mount.parent().unwrap().join("job.json");
+    let discard = || place.discard(record.to_str().unwrap());
+    let script: i32 = fs::read_to_string(mount.join("ready")).unwrap().trim().parse().unwrap();
+    let refused: Run = discard().expect(1);
+    assert!(refused.err.contains("runs this job"), "{}", refused.err);
+    signal(child.id() as i32, libc::SIGKILL);
+    child.wait().unwrap();
+    let refused = discard().expect(1);
+    assert!(refused.err.contains("its script still runs"), "{}", refused.err);
+    let server = place.server_of(&mount);
+    for pid in [-script, server] {
+        signal(pid, libc::SIGKILL);
+    }
+    until("the script and the server are gone", || !alive(script) && !alive(server));
+    let discarded = discard().expect(0);
+    assert!(discarded.err.contains("its buffer holds 2 files"), "{}", discarded.err);
+    place.assert_clean();
+}
+
+/// A job with so many small files as input, in a buffer of 2 MiB: 512 blocks.
+fn small_files(count: u32) -> (Place, PathBuf) {
+    let place = Place::new();
+    fs::create_dir(place.pfs("many")).unwrap();
+    for number in 0..count {
+        fs::write(place.pfs(&format!("many/{number}")), [b'x'; 50]).unwrap();
+    }
+    let jobdw = "jobdw type=scratch capacity=2MiB access_mode=striped";
+    let input = "stage_in type=directory source=@PFS@/many destination=$DW_JOB_STRIPED/many";
+    let script = place.script(&[jobdw, input], "ls ${DW_JOB_STRIPED}many | wc -l");
+    (place, script)
+}
+
+#[test]
+fn what_validate_accepts_is_staged_in_and_what_it_refuses_is_not() {
+    let (place, script) = small_files(512);
+    place.validate(&script).expect(0);
+    let run = place.run(&script, &[]).expect(0);
+    assert!(run.out.starts_with("512\n"), "{}", run.out);
+    place.assert_clean();
+
+    let (place, script) = small_files(513);
+    let refused = place.validate(&script).expect(1);
+    assert!(refused.err.contains("take 2.00 MiB on flash"), "{}", refused.err);
+    assert!(place.run(&script, &[]).expect(120).err.contains("ask for a larger capacity="));
+    // It does not fit, as said.
+    let mount = place.base.join("mnt");
+    fs::create_dir(&mount).unwrap();
+    let forebay = || Command::new(binary());
+    let flash = place.flash();
+    procs::run(forebay().args(["mount", "--scratch", "2MiB", "--flash"]).arg(&flash).arg(&mount));
+    let mut stage = forebay();
+    let (done, said) =
+        procs::try_run(stage.args(["stage", "in"]).arg(place.pfs("many")).arg(mount.join("many")));
+    assert!(!done && said.contains("No space left on device"), "{said}");
+    procs::run(forebay().args(["umount", "--force"]).arg(&mount));
+}

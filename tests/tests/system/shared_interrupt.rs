@@ -1,0 +1,307 @@
+//! Programs that wait for a server that hangs, is gone or is cut off get signals: they end at once, and when the server is
+//! there again all goes on, with nothing done late, nothing held that nobody has, and no lock that nobody knows of.
+//! Mounts by Unix socket and by TCP; all data is served.
+#![allow(clippy::unwrap_used)]
+
+use forebay_tests::machines::Machines;
+use forebay_tests::procs::{self, Child, Shared, without_children};
+use forebay_tests::served::{LEASE, Options, Served, Store, Via};
+use forebay_tests::sys::{self, Errno, Sys};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+const NEW_FILE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
+/// How soon a program has to be gone: less than a second, but for a busy machine. Servers are waited for 60 s.
+const SOON: Duration = Duration::from_secs(10);
+/// What may come on top of a time limit on a busy machine.
+const SLACK: Duration = Duration::from_secs(10);
+const SIZE: usize = 512 << 10;
+
+/// What a program is at.
+struct At {
+    dir: Vec<u8>,
+    fd: OwnedFd,
+}
+
+impl At {
+    fn path(&self, name: &str) -> Vec<u8> {
+        [self.dir.as_slice(), b"/", name.as_bytes()].concat()
+    }
+}
+
+type Call = fn(&At) -> Sys<()>;
+
+/// One of each kind that waits for the server.
+const CALLS: &[(&str, Call)] = &[
+    ("lookup", |at| sys::stat(at.path("none")).map(drop)),
+    ("a known file", |at| sys::fstat(&at.fd).map(drop)),
+    ("list", |at| sys::list(&at.dir).map(drop)),
+    ("open", |at| sys::open(at.path("g"), libc::O_RDWR, 0).map(drop)),
+    ("open and empty", |at| sys::open(at.path("f"), libc::O_RDWR | libc::O_TRUNC, 0).map(drop)),
+    ("create", |at| sys::open(at.path("new"), NEW_FILE, 0o644).map(drop)),
+    ("mkdir", |at| sys::mkdir(at.path("made"), 0o755)),
+    ("unlink", |at| sys::unlink(at.path("g"))),
+    ("rename", |at| sys::rename(at.path("g"), at.path("h"))),
+    ("link", |at| sys::link(at.path("f"), at.path("h"))),
+    ("symlink", |at| sys::symlink("f", at.path("h"))),
+    ("chmod", |at| sys::fchmod(&at.fd, 0o600)),
+    ("truncate", |at| sys::ftruncate(&at.fd, 5)),
+    ("read", |at| sys::pread(&at.fd, 0, 4096).map(drop)),
+    ("a large read", |at| sys::pread(&at.fd, 0, 1 << 20).map(drop)),
+    ("write", |at| sys::pwrite(&at.fd, 0, b"late").map(drop)),
+    ("a large write", |at| sys::pwrite(&at.fd, 0, &[b'l'; 1 << 20]).map(drop)),
+    ("fallocate", |at| sys::fallocate(&at.fd, 0, 0, 4 << 20)),
+    ("fsync", |at| sys::fsync(&at.fd)),
+    ("xattr", |at| sys::setxattr(at.path("f"), "user.a", b"b", 0)),
+    ("statfs", |at| sys::statfs(&at.dir).map(drop)),
+    ("flock", |at| flock(&at.fd, libc::LOCK_EX)),
+    ("fcntl", |at| lock(&at.fd, libc::F_SETLK)),
+    ("fcntl that waits", |at| lock(&at.fd, libc::F_SETLKW)),
+];
+
+fn flock(fd: &OwnedFd, how: i32) -> Sys<()> {
+    // SAFETY: an open descriptor.
+    match unsafe { libc::flock(fd.as_raw_fd(), how) } {
+        0 => Ok(()),
+        _ => Err(sys::last()),
+    }
+}
+
+fn lock(fd: &OwnedFd, command: i32) -> Sys<()> {
+    procs::fcntl_lock(fd, command, libc::F_WRLCK, 0, 10).map(drop)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Server {
+    Stopped,
+    Killed,
+    /// The network takes what is sent, and nothing arrives.
+    CutOff,
+}
+
+/// Machines of a server that is cut off: its own, that of the mount that looks on, and that of the programs.
+const SERVER: usize = 0;
+const OTHER: usize = 1;
+const PROGRAMS: usize = 2;
+
+/// A server, a mount that looks on, and two mounts of programs. The server goes before its machine.
+struct Place {
+    served: Served,
+    machines: Option<Machines>,
+}
+
+impl Place {
+    fn new(how: Server) -> Place {
+        if how != Server::CutOff {
+            let served = Served::new(Store::Directory, &[Via::Local, Via::Local, Via::Tcp]);
+            return Place { served, machines: None };
+        }
+        let machines = Machines::new(3);
+        let options = Options { hosts: machines.hosts(1), ..Options::new(Store::Directory) };
+        let served = Served::with(options, &[]);
+        for at in [OTHER, PROGRAMS, PROGRAMS] {
+            served.mount(Via::Namespace(machines.name(at), served.tcp()));
+        }
+        Place { served, machines: Some(machines) }
+    }
+
+    fn away(&self, how: Server) {
+        match how {
+            Server::Stopped => {
+                self.served.signal_server(0, libc::SIGSTOP);
+                procs::wait_until_stopped(self.served.server_pid(0));
+            }
+            Server::Killed => self.served.kill_server(),
+            Server::CutOff => self.machines.as_ref().unwrap().cut(PROGRAMS, SERVER),
+        }
+    }
+
+    fn back(&self, how: Server) {
+        match how {
+            Server::Stopped => self.served.signal_server(0, libc::SIGCONT),
+            Server::Killed => self.served.start_server(),
+            Server::CutOff => self.machines.as_ref().unwrap().heal(PROGRAMS, SERVER),
+        }
+    }
+}
+
+/// A directory for each call and signal, made by mount 0, and what the programs of another mount have open there.
+fn places(served: &Served, mount: usize) -> Vec<At> {
+    let signals = CALLS.iter().flat_map(|(name, _)| [(name, "int"), (name, "kill")]);
+    let make = |(name, signal): (&&str, &str)| {
+        let name = format!("{}-{signal}-{mount}", name.replace(' ', "-"));
+        let dir = served.path(0, &name);
+        sys::mkdir(&dir, 0o755).unwrap();
+        for file in ["f", "g"] {
+            let path = [dir.as_slice(), b"/", file.as_bytes()].concat();
+            let fd = sys::open(path, NEW_FILE, 0o644).unwrap();
+            sys::pwrite(&fd, 0, &vec![b'a'; SIZE]).unwrap();
+        }
+        let dir = served.path(mount, &name);
+        let fd = sys::open([dir.as_slice(), b"/f"].concat(), libc::O_RDWR, 0).unwrap();
+        At { dir, fd }
+    };
+    signals.map(make).collect()
+}
+
+fn everything_ends(how: Server) {
+    let _alone = without_children();
+    let place = Place::new(how);
+    let served = &place.served;
+    let empty = served.free_bytes(0);
+    let mounts = [1, 2];
+    let all: Vec<Vec<At>> = mounts.map(|mount| places(served, mount)).into();
+    // Names are believed again: each program gets to its own call.
+    std::thread::sleep(Duration::from_millis(600));
+    for at in all.iter().flatten() {
+        sys::stat(at.path("f")).unwrap();
+    }
+    let begun = Shared::new(1);
+    place.away(how);
+    let mut children = Vec::new();
+    for places in &all {
+        for (number, at) in places.iter().enumerate() {
+            let (name, call) = CALLS[number / 2];
+            let signal = [libc::SIGINT, libc::SIGKILL][number % 2];
+            let begun = &begun;
+            let child = Child::spawn(name, move || {
+                begun[0].fetch_add(1, SeqCst);
+                // What was believed needs no server.
+                let _ = call(at);
+            });
+            children.push((name, signal, child));
+        }
+    }
+    let start = Instant::now();
+    while begun[0].load(SeqCst) < children.len() as u64 {
+        assert!(start.elapsed() < SLACK, "the programs do not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    children.iter().for_each(|(_, signal, child)| child.signal(*signal));
+    let start = Instant::now();
+    let mut waited_for = 0;
+    for (name, signal, child) in children {
+        match child.wait(SOON.saturating_sub(start.elapsed())) {
+            Ok(()) => {}
+            Err(why) if why.contains(&format!("signal {signal}")) => waited_for += 1,
+            Err(why) => panic!("{name}, server {how:?}: {why}"),
+        }
+    }
+    assert!(waited_for > CALLS.len(), "only {waited_for} programs waited for the server");
+    place.back(how);
+    let start = Instant::now();
+    let goes_on = match how {
+        // What was lost on the way is sent again after up to as long as the cut, or on new connections.
+        Server::CutOff => SLACK + LEASE,
+        _ => SLACK,
+    };
+    for (places, mount) in all.iter().zip(mounts) {
+        for at in places {
+            // Not done later than what comes after it.
+            while sys::pwrite(&at.fd, 0, b"after").is_err() {
+                assert!(start.elapsed() < goes_on, "mount {mount} does not go on");
+            }
+            // Nobody has a lock.
+            let (here, name) = (served.path(0, ""), &at.dir[served.path(mount, "").len()..]);
+            let other =
+                sys::open([here.as_slice(), name, b"/f"].concat(), libc::O_RDWR, 0).unwrap();
+            let free = |what: &dyn Fn() -> Sys<()>, kind: &str| {
+                while let Err(error) = what() {
+                    assert_eq!(error, Errno(libc::EAGAIN));
+                    let dir = String::from_utf8_lossy(&at.dir);
+                    assert!(start.elapsed() < goes_on, "{dir}: its {kind} lock stays");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            };
+            free(&|| flock(&other, libc::LOCK_EX | libc::LOCK_NB), "flock");
+            free(&|| lock(&other, libc::F_SETLK), "fcntl");
+        }
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    for (places, mount) in all.into_iter().zip(mounts) {
+        for At { dir, fd } in places {
+            assert_eq!(
+                sys::pread(&fd, 0, 5).unwrap(),
+                b"after",
+                "{}",
+                String::from_utf8_lossy(&dir)
+            );
+            drop(fd);
+            let known: Vec<_> = names(&dir);
+            let there =
+                [served.path(0, "").as_slice(), &dir[served.path(mount, "").len()..]].concat();
+            assert_eq!(known, names(&there), "{}", String::from_utf8_lossy(&dir));
+            std::fs::remove_dir_all(sys::path(&there)).unwrap();
+        }
+    }
+    let start = Instant::now();
+    while served.free_bytes(0) + (1 << 20) < empty {
+        assert!(start.elapsed() < LEASE + SLACK, "something is held that nobody has");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn names(dir: &[u8]) -> Vec<(Vec<u8>, bool)> {
+    let listed = sys::list(dir).unwrap().into_iter().map(|entry| entry.name);
+    let mut names: Vec<(Vec<u8>, bool)> = listed
+        .filter(|name| name != b"." && name != b"..")
+        .map(|name| {
+            let path = [dir, b"/", name.as_slice()].concat();
+            (name, sys::lstat(path).is_ok())
+        })
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn programs_that_wait_for_a_stopped_server_end_with_a_signal_and_all_goes_on() {
+    everything_ends(Server::Stopped);
+}
+
+#[test]
+fn programs_that_wait_for_a_killed_server_end_with_a_signal_and_all_goes_on() {
+    everything_ends(Server::Killed);
+}
+
+#[test]
+fn programs_that_wait_for_a_server_that_is_cut_off_end_with_a_signal_and_all_goes_on() {
+    everything_ends(Server::CutOff);
+}
+
+#[test]
+fn a_signal_that_a_program_takes_is_eintr_while_the_server_hangs() {
+    let _alone = without_children();
+    let served = Served::new(Store::Directory, &[Via::Local, Via::Local, Via::Tcp]);
+    for mount in [1, 2] {
+        let at = places(&served, mount).pop().unwrap();
+        let calls: [(&str, Call); 3] = [
+            ("read", |at| sys::pread(&at.fd, 0, 4096).map(drop)),
+            ("lookup", |at| sys::stat(at.path("none")).map(drop)),
+            ("lock", |at| lock(&at.fd, libc::F_SETLKW)),
+        ];
+        served.signal_server(0, libc::SIGSTOP);
+        procs::wait_until_stopped(served.server_pid(0));
+        for (name, call) in calls {
+            let at = &at;
+            let told = Shared::new(1);
+            let told_ = &told;
+            let child = Child::spawn(name, move || {
+                procs::take_a_signal();
+                told_[0].store(1, SeqCst);
+                assert_eq!(call(at), Err(Errno(libc::EINTR)));
+            });
+            while told[0].load(SeqCst) == 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+            child.signal(libc::SIGUSR1);
+            child.wait(SOON).unwrap();
+        }
+        served.signal_server(0, libc::SIGCONT);
+        assert_eq!(sys::pread(&at.fd, 0, 1), Ok(b"a".to_vec()));
+        lock(&at.fd, libc::F_SETLK).unwrap();
+    }
+}

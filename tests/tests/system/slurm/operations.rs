@@ -1,0 +1,46 @@
+//! The page for administrators, followed word by word (tests/programs/operations.sh).
+
+use super::cluster::repository;
+use forebay_tests::buffer::binary;
+use forebay_tests::procs::{LET_GO, try_run};
+use std::fs;
+use std::process::Command;
+
+fn follow(page: &str) -> (bool, String) {
+    let base = tempfile::tempdir().unwrap();
+    let path = base.path().join("page.md");
+    fs::write(&path, page).unwrap();
+    let mut command = Command::new("timeout");
+    command.args([
+        "--kill-after=5",
+        "280",
+        "unshare",
+        "--mount",
+        "--uts",
+        "--ipc",
+        "--net",
+        "--pid",
+    ]);
+    command.args(["--fork", "--kill-child", "bash"]);
+    command.arg(repository("tests/programs/operations.sh"));
+    command.env("BASE", base.path()).env("PAGE", &path).env("TREE", repository(""));
+    command.env("FOREBAY", binary()).env("LET_GO", LET_GO);
+    try_run(&mut command)
+}
+
+fn page() -> String {
+    fs::read_to_string(repository("docs/OPERATIONS.md")).unwrap()
+}
+
+#[test]
+fn the_page_for_administrators_sets_up_a_site_that_runs_jobs() {
+    let (done, said) = follow(&page());
+    assert!(done && said.ends_with("THE END\n"), "{said}");
+}
+
+#[test]
+fn a_page_that_says_what_does_not_work_is_found() {
+    let (done, said) =
+        follow(&page().replace("enable --now forebay-serve ", "enable --now forebay-none "));
+    assert!(!done && said.contains("OPERATIONS: "), "{said}");
+}

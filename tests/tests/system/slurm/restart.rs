@@ -1,0 +1,101 @@
+//! The controller is started again in each state of a job's buffer, also while no server answers.
+
+use super::cluster::{Cluster, Plugin};
+use std::fs;
+
+/// Started again in a state before the job starts: Slurm tears down at once and begins anew, a minute later if nobody says
+/// otherwise.
+fn begins_anew(cluster: &Cluster, job: u32) {
+    let before = teardowns(cluster, job);
+    cluster.restart_controller();
+    cluster.until("the first try is torn down", || teardowns(cluster, job) > before);
+    cluster.until("its buffer is gone", || {
+        let state = cluster.field(job, "BurstBufferState");
+        !cluster.session_is_there(&job.to_string())
+            && ["complete", "pending"].contains(&state.as_str())
+    });
+}
+
+fn teardowns(cluster: &Cluster, job: u32) -> usize {
+    cluster.steps(job).iter().filter(|step| step.starts_with("teardown")).count()
+}
+
+fn a_controller_that_is_started_again(plugin: Plugin) {
+    let cluster = Cluster::new(plugin);
+    cluster.put("in", "input");
+    // A controller that has just started counts a node when it has answered; a step for more nodes than those is put off
+    // until another step ends, or with -I refused.
+    let script = cluster.script(
+        &[
+            "#SBATCH -N 2",
+            "#DW jobdw type=scratch access_mode=striped capacity=64MiB pool=flash",
+            "#DW stage_in type=file source=@PFS@/in destination=$DW_JOB_STRIPED/in",
+            "#DW stage_out type=file source=$DW_JOB_STRIPED/out destination=@PFS@/out",
+        ],
+        "until srun -I -N2 cat ${DW_JOB_STRIPED}in > ${DW_JOB_STRIPED}out; do sleep 0.1; done
+echo > @PFS@/runs; until [ -e @PFS@/go ]; do sleep 0.1; done",
+    );
+    // Staging in, and no server answers.
+    cluster.signal("STOP", "forebay serve");
+    let job = cluster.submit(&script, "").unwrap();
+    cluster.until_buffer(job, "staging-in");
+    cluster.restart_controller();
+    cluster.signal("CONT", "forebay serve");
+    cluster.until("the first try is torn down", || {
+        teardowns(&cluster, job) > 0 && !cluster.session_is_there(&job.to_string())
+    });
+    // Staged in: nodes are taken by another job.
+    let holds = cluster.script(&["#SBATCH -N 2 --exclusive -t 5"], "sleep 300");
+    let holder = cluster.submit(&holds, "").unwrap();
+    cluster.until("the nodes are taken", || cluster.field(holder, "JobState") == "RUNNING");
+    cluster.start_again(job);
+    cluster.until_buffer(job, "staged-in");
+    begins_anew(&cluster, job);
+    cluster.must(&format!("scancel {holder}"));
+    // Mounting on its nodes.
+    cluster.hold("behind", "pre_run");
+    cluster.start_again(job);
+    cluster.until_held("pre_run");
+    cluster.restart_controller();
+    cluster.let_go("pre_run");
+    cluster.until("the job runs", || {
+        // Slurm may have put it back into the queue.
+        if cluster.field(job, "JobState") == "PENDING" {
+            cluster.start_again(job);
+        }
+        cluster.pfs("runs").exists()
+    });
+    // Running: nothing changes.
+    cluster.restart_controller();
+    // Unmounting, and copying its results, while no server answers: begun again.
+    cluster.hold("before", "post_run");
+    fs::write(cluster.pfs("go"), "").unwrap();
+    cluster.until_held("post_run");
+    cluster.restart_controller();
+    cluster.signal("STOP", "forebay serve");
+    cluster.let_go("post_run");
+    cluster.until_asking("data_out");
+    cluster.restart_controller();
+    cluster.hold("before", "teardown");
+    cluster.signal("CONT", "forebay serve");
+    // Its end.
+    cluster.until_held("teardown");
+    assert_eq!(fs::read_to_string(cluster.pfs("out")).unwrap(), "inputinput", "{}", cluster.logs());
+    cluster.restart_controller();
+    cluster.let_go("teardown");
+    assert_eq!(cluster.until_over(job), "COMPLETED", "{}{}", cluster.output(job), cluster.logs());
+    assert_eq!(fs::read_to_string(cluster.pfs("out")).unwrap(), "inputinput", "{}", cluster.logs());
+    let found = cluster.forebay("reconcile");
+    assert_eq!(found["jobs_without_buffer"].as_array().unwrap().len(), 0, "{found}");
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_controller_started_again_in_each_state_goes_on_by_the_datawarp_plugin() {
+    a_controller_that_is_started_again(Plugin::Datawarp);
+}
+
+#[test]
+fn a_controller_started_again_in_each_state_goes_on_by_the_lua_plugin() {
+    a_controller_that_is_started_again(Plugin::Lua);
+}

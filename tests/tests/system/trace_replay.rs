@@ -1,0 +1,180 @@
+//! Programs that nobody here wrote are traced, their I/O is written down as a workload, and the workload is replayed: the
+//! replay makes the same transfers, as many of each size, of as many bytes.
+#![allow(clippy::unwrap_used)]
+
+use forebay_tests::buffer::binary;
+use forebay_tests::procs::run;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// How many transfers there are, by whether they write, and by their bytes.
+type Transfers = BTreeMap<(bool, u64), u64>;
+
+struct Rig {
+    base: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let base =
+            tempfile::Builder::new().prefix("forebay-replay-").tempdir_in("/dev/shm").unwrap();
+        for name in ["work", "home", "again"] {
+            std::fs::create_dir(base.path().join(name)).unwrap();
+        }
+        Rig { base }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.base.path().join(name)
+    }
+
+    fn forebay(&self, args: &[&str], paths: &[&Path]) -> String {
+        run(Command::new(binary()).args(args).args(paths))
+    }
+
+    /// Traces a command in `work`, replays it in `again`; the transfers of both must be the same. Gives them.
+    fn replays(&self, command: &[&str]) -> Transfers {
+        let (trace, log, load) = (self.path("trace"), self.path("log"), self.path("load"));
+        let mut traced = Command::new(binary());
+        traced.args(["trace", "-q", "-o"]).arg(&trace).arg("--").args(command);
+        traced.current_dir(self.path("work")).env("HOME", self.path("home"));
+        traced.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        run(traced.stdin(Stdio::null()));
+        self.forebay(&["trace", "export", "--to", "workload", "-o"], &[&load, &trace]);
+        let workload = load.join("workload.toml");
+        let mut replay = Command::new(binary());
+        replay.args(["bench", "run", "-q", "--json", "--no-cache-look", "--log"]).arg(&log);
+        let told = run(replay.arg(&workload).arg(self.path("again")));
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let (original, replayed) = (self.transfers(&trace), self.transfers(&log));
+        assert_eq!(original, replayed);
+        let sum = |write: bool| -> u64 {
+            replayed
+                .iter()
+                .filter(|one| one.0.0 == write)
+                .map(|((_, bytes), count)| bytes * count)
+                .sum()
+        };
+        let phases = told["phases"].as_array().unwrap();
+        let counted =
+            |key: &str| phases.iter().map(|phase| phase[key].as_u64().unwrap()).sum::<u64>();
+        assert_eq!((counted("read_bytes"), counted("written_bytes")), (sum(false), sum(true)));
+        // Nothing of the program's own was touched, and nothing of the replay stays.
+        assert_eq!(std::fs::read_dir(self.path("again")).unwrap().count(), 0);
+        // The report names the program, and moves the same bytes.
+        let report = self.forebay(&["report", "--json"], &[&trace]);
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert!(
+            report["totals"]["written_bytes"].as_u64() >= Some(sum(true)),
+            "{}",
+            report["totals"]
+        );
+        original
+    }
+
+    /// The transfers of a trace that have a place in a file.
+    fn transfers(&self, trace: &Path) -> Transfers {
+        let out = self.path("events.json");
+        let _ = std::fs::remove_file(&out);
+        self.forebay(&["trace", "export", "--to", "chrome", "-o"], &[&out, trace]);
+        let events: Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
+        let mut transfers = Transfers::new();
+        for event in events["traceEvents"].as_array().unwrap() {
+            let (args, write) = (&event["args"], event["cat"] == "write");
+            let bytes = args["result"].as_u64().unwrap_or(0);
+            if bytes > 0 && args["offset"].is_u64() && (write || event["cat"] == "read") {
+                *transfers.entry((write, bytes)).or_default() += 1;
+            }
+        }
+        transfers
+    }
+}
+
+#[test]
+fn git_is_replayed_in_the_same_sizes() {
+    let script = "set -e
+        git init -q .; git config user.email a@b.c; git config user.name n; git config gc.auto 0
+        for i in $(seq 1 40); do echo \"line $i of a file\" > file$i; done
+        git add .; git commit -qm first; git mv file1 renamed; echo more >> file2; git commit -qam second
+        git gc -q; git log -p > log; git fsck --strict";
+    let rig = Rig::new();
+    let transfers = rig.replays(&["/bin/sh", "-c", script]);
+    assert!(transfers.len() > 20, "{transfers:?}");
+}
+
+#[test]
+fn sqlite_is_replayed_in_the_same_sizes() {
+    let script = "
+import sqlite3
+for mode in ('delete', 'wal'):
+    db = sqlite3.connect(mode + '.db')
+    db.execute('pragma journal_mode=' + mode)
+    db.execute('create table t (a integer primary key, b text)')
+    for i in range(60):
+        with db: db.execute('insert into t values (?, ?)', (i, 'x' * (i * 37 % 5000)))
+    assert db.execute('select count(*) from t').fetchone() == (60,)
+    db.close()
+";
+    let rig = Rig::new();
+    let transfers = rig.replays(&["/usr/bin/python3", "-I", "-c", script]);
+    // Pages of databases and journals.
+    let pages = transfers.get(&(true, 4096)).copied().unwrap_or(0);
+    assert!(pages > 100, "{transfers:?}");
+}
+
+#[test]
+fn hdf5_is_replayed_in_the_same_sizes() {
+    let script = "
+import h5py, numpy
+with h5py.File('data.h5', 'w') as file:
+    file.create_dataset('chunked', data=numpy.arange(200000.0).reshape(200, 1000), chunks=(20, 100), compression='gzip')
+    file.create_dataset('contiguous', data=numpy.ones((300, 300)))
+    for at in range(30): file.create_group(f'group{at}').attrs['number'] = at
+with h5py.File('data.h5', 'r+') as file:
+    assert file['chunked'][199, 999] == 199999.0
+    file['contiguous'][10:20] = 7
+";
+    let rig = Rig::new();
+    let transfers = rig.replays(&["/usr/bin/python3", "-c", script]);
+    assert!(transfers.contains_key(&(true, 720_000)), "{transfers:?}");
+}
+
+/// LAMMPS on four ranks of MPI writes restart files by the first rank, and dumps; reads one again.
+#[test]
+fn lammps_under_mpi_is_replayed_in_the_same_sizes() {
+    let rig = Rig::new();
+    let input = "
+units lj
+atom_style atomic
+lattice fcc 0.8442
+region box block 0 8 0 8 0 8
+create_box 1 box
+create_atoms 1 box
+mass 1 1.0
+velocity all create 1.44 87287 loop geom
+pair_style lj/cut 2.5
+pair_coeff 1 1 1.0 1.0 2.5
+fix 1 all nve
+dump 1 all atom 10 dump.lammpstrj
+run 20
+write_restart state.restart
+write_data state.data
+";
+    let again = "
+read_restart state.restart
+pair_style lj/cut 2.5
+pair_coeff 1 1 1.0 1.0 2.5
+fix 1 all nve
+run 5
+write_restart end.*.restart
+";
+    std::fs::write(rig.path("work").join("in.first"), input).unwrap();
+    std::fs::write(rig.path("work").join("in.second"), again).unwrap();
+    // What Open MPI keeps while it runs is none of the program's.
+    let script = "set -e; export TMPDIR=/run; for part in first second; do
+        mpirun --oversubscribe --mca mpi_yield_when_idle 1 -n 4 lmp -in in.$part -screen none -log none; done";
+    let transfers = rig.replays(&["/bin/sh", "-c", script]);
+    assert!(!transfers.is_empty());
+}
