@@ -145,8 +145,8 @@ impl JobPlans {
 }
 
 impl Plans for JobPlans {
-    fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError> {
-        self.ask(|staging| staging.start(spec))
+    fn start(&mut self, spec: StageSpec, token: &Token) -> Result<PlanStatus, ControlError> {
+        self.ask(|staging| staging.start(spec, token))
     }
 
     fn status(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {

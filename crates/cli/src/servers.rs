@@ -8,7 +8,7 @@ use forebay_net::ServerAddress;
 use forebay_proto::PlanId;
 use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StageSpec};
 use forebay_proto::net::ledger::{
-    BufferName, LedgerReply, LedgerRequest, PoolStatus, ServedBuffer,
+    BufferName, LedgerReply, LedgerRequest, PoolStatus, ServedBuffer, Token,
 };
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -134,9 +134,10 @@ impl ServedStaging {
         format!("--buffer {}: --server {}", self.name, self.server.address)
     }
 
-    /// Starts a plan.
-    pub fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError> {
-        self.server.plan(&LedgerRequest::StageStart { name: self.name.clone(), spec })
+    /// Starts a plan; with a token that has started one already, none.
+    pub fn start(&mut self, spec: StageSpec, token: &Token) -> Result<PlanStatus, ControlError> {
+        let (name, token) = (self.name.clone(), Some(token.clone()));
+        self.server.plan(&LedgerRequest::StageStart { name, spec, token })
     }
 
     /// State of a plan.

@@ -25,6 +25,7 @@ use forebay_interfaces::tree::BufferTree;
 use forebay_proto::control::{
     ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec,
 };
+use forebay_proto::net::ledger::Token;
 use forebay_proto::net::staging::ShareId;
 use forebay_proto::{Caller, Errno, PlanId};
 use forebay_store::events::EventLog;
@@ -183,6 +184,17 @@ impl Mover {
 
     /// Takes a plan; it is journaled when this returns, and goes on whatever happens to the caller.
     pub fn start(&self, who: &Caller, spec: StageSpec) -> Result<PlanStatus, ControlError> {
+        self.start_once(who, spec, None)
+    }
+
+    /// The same for a request that may come again because its answer was lost: the token that names it starts one plan of
+    /// this caller, as long as the plan is on record.
+    pub fn start_once(
+        &self,
+        who: &Caller,
+        spec: StageSpec,
+        request: Option<Token>,
+    ) -> Result<PlanStatus, ControlError> {
         let what = "start staging";
         for path in [&spec.pfs_path, &spec.buffer_path] {
             let bytes = path.as_bytes();
@@ -205,6 +217,9 @@ impl Mover {
         if state.shut_down {
             return Err(plan_error(what, Errno::ESHUTDOWN, None));
         }
+        if let Some(plan) = state.started_by(who, request.as_ref()) {
+            return Ok(plan.status());
+        }
         if spec.options.deferred {
             state.must_have_room_to_defer()?;
         } else if state.queue.len() >= QUEUED_PLANS_MAX {
@@ -214,7 +229,7 @@ impl Mover {
         }
         state.newest += 1;
         let id = PlanId(state.newest);
-        let file = PlanDir::create(&shared.plans_dir, id, &spec, who)
+        let file = PlanDir::create(&shared.plans_dir, id, &spec, who, request)
             .map_err(|e| plan_error(what, e, None))?;
         let dir = PlanDir::of(&shared.plans_dir, id);
         let parts = Arc::new(Parts::of(shared.options.servers.as_ref()));
@@ -358,6 +373,15 @@ impl Mover {
 }
 
 impl State {
+    /// The plan that this request has started. Bounded by the plans that wait, run and are kept.
+    fn started_by(&self, who: &Caller, request: Option<&Token>) -> Option<Arc<Plan>> {
+        let request = request?;
+        let is_it = |plan: &&Arc<Plan>| {
+            plan.uid == who.uid && plan.file.lock().request.as_ref() == Some(request)
+        };
+        self.plans.values().rev().find(is_it).cloned()
+    }
+
     pub(super) fn find(&self, who: &Caller, plan: PlanId) -> Result<Arc<Plan>, ControlError> {
         match self.plans.get(&plan).cloned() {
             Some(found) if found.belongs_to(who) => Ok(found),

@@ -5,6 +5,7 @@
 
 use super::left::LeftTemp;
 use forebay_proto::control::{PlanStatus, StageSpec};
+use forebay_proto::net::ledger::Token;
 use forebay_proto::net::staging::ShareId;
 use forebay_proto::{Caller, PlanId, Result};
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,9 @@ pub(super) struct PlanFile {
     started_s: u64,
     /// Boot of the node in which it was asked.
     boot_id: String,
+    /// Names the request that started it: the same one sent again starts no other plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Token>,
     /// It was read from flash: an earlier server began it.
     #[serde(skip)]
     pub is_resumed: bool,
@@ -61,7 +65,8 @@ impl PlanFile {
     pub fn new(plan: PlanId, token: u32, spec: &StageSpec, who: &Caller) -> PlanFile {
         let (spec, who) = (spec.clone(), who.clone());
         let (started_s, boot_id) = (now_s(), forebay_net::node::boot_id());
-        PlanFile { format: FORMAT, plan, spec, who, token, started_s, boot_id, is_resumed: false }
+        let (request, is_resumed) = (None, false);
+        PlanFile { format: FORMAT, plan, spec, who, token, started_s, boot_id, request, is_resumed }
     }
 }
 
@@ -113,10 +118,16 @@ impl PlanDir {
     }
 
     /// Makes a new plan, durable when it returns.
-    pub fn create(plans: &Path, plan: PlanId, spec: &StageSpec, who: &Caller) -> Result<PlanFile> {
+    pub fn create(
+        plans: &Path,
+        plan: PlanId,
+        spec: &StageSpec,
+        who: &Caller,
+        request: Option<Token>,
+    ) -> Result<PlanFile> {
         let dir = PlanDir::of(plans, plan);
         std::fs::create_dir(&dir.path)?;
-        let file = PlanFile::new(plan, random()?, spec, who);
+        let file = PlanFile { request, ..PlanFile::new(plan, random()?, spec, who) };
         dir.write(&file)?;
         File::open(plans)?.sync_all()?;
         Ok(file)

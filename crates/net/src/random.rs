@@ -1,5 +1,6 @@
 //! Random bytes of the kernel, for nonces, secrets, keys and identities.
 
+use forebay_proto::net::ledger::Token;
 use std::io;
 
 /// Fills an array.
@@ -30,4 +31,9 @@ pub fn nonzero_u64() -> io::Result<u64> {
 /// A random number of 128 bits.
 pub fn u128() -> io::Result<u128> {
     Ok(u128::from_le_bytes(bytes()?))
+}
+
+/// A token for a request that may have to be sent again.
+pub fn token() -> io::Result<Token> {
+    Ok(Token(format!("{:032x}", u128()?)))
 }

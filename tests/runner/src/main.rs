@@ -5,7 +5,7 @@
 //! of one executable share a process: its descriptors (which a fork copies), umask and working directory.
 //! Here none of that is shared, a test that hangs is killed and named, and `tests/tiers.conf` says which
 //! tests belong to which run, which ones may not run beside others, and how long one may take.
-//! No test is tried again: a test that fails once has failed.
+//! A test that failed is tried again alone, after all others: one that passes then is named as flaky at the end.
 //!
 //! Used by `make check`, `make test` and `make test-full`, and by hand: CONTRIBUTING.md.
 //!
@@ -36,7 +36,7 @@ Builds all tests and runs those of a tier, or with NAME those whose full name co
   --tier check|test|full  which tests (test; with NAME: full)
   --jobs N                how many at once, beside those that mostly wait (twice the number of processors)
   --beside COMMAND        also runs this line of the shell, at the lowest priority; the run fails if it fails
-  --repeat N              each test N times: for a test that fails now and then
+  --repeat N              each test N times, none tried again: for a test that fails now and then
   --list                  name the tests, run none
   --promises              only check that the tier has a test of each promise in docs/
   --verbose               a line for each test, also if it passed
@@ -127,6 +127,7 @@ fn main() -> Result<ExitCode> {
     let plan = run::Plan {
         tests: tests.iter().flat_map(|test| vec![test.clone(); options.repeat]).collect(),
         jobs: options.jobs,
+        is_retrying: options.repeat == 1,
         is_verbose: options.is_verbose || !names.is_empty(),
         output: built.target.join("test-output"),
         times: built.target.join("test-times.json"),

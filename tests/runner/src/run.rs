@@ -4,6 +4,9 @@
 //! them run beside the others, so that the processors have work meanwhile. Tests that took longest in the last
 //! run start first, so that none is left to run at the end while processors are idle; those that must be
 //! alone come last.
+//!
+//! Tests that failed are tried again after all others have ended, each alone: one that passes then is flaky. The
+//! run does not fail for it, and names it at its end with what it said, for its cause to be found.
 
 use crate::beside::Beside;
 use crate::build::Test;
@@ -23,6 +26,10 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(5);
 /// How often a line says how far it is.
 const TELL: Duration = Duration::from_secs(30);
+/// How often a test that failed is tried again.
+const RETRIES: usize = 2;
+/// More failed tests than this are no accident of a busy machine: none is tried again.
+const RETRIED_TESTS_MAX: usize = 20;
 /// How much is shown of what a failed test said: its end.
 const SHOWN_BYTES: usize = 64 << 10;
 
@@ -32,6 +39,8 @@ pub struct Plan {
     pub tests: Vec<Test>,
     /// Places: the sum of the weights of what runs at once. Half as many run beside them of those that mostly wait.
     pub jobs: usize,
+    /// Whether failed tests are tried again.
+    pub is_retrying: bool,
     /// A line for each test.
     pub is_verbose: bool,
     /// A directory for what tests say.
@@ -42,6 +51,7 @@ pub struct Plan {
     pub variables: Vec<(String, PathBuf)>,
 }
 
+#[derive(Clone)]
 struct Waiting {
     test: Test,
     weight: usize,
@@ -60,9 +70,25 @@ struct Running {
 }
 
 struct Ended {
-    name: String,
+    waiting: Waiting,
     took: Duration,
-    failure: Option<String>,
+    failure: Option<Failure>,
+    /// What the last attempt that failed said, and how often it was tried, if a later attempt passed.
+    flaky: Option<(Failure, usize)>,
+}
+
+impl Ended {
+    fn name(&self) -> &str {
+        &self.waiting.test.name
+    }
+}
+
+/// Why an attempt failed.
+#[derive(Clone)]
+struct Failure {
+    why: String,
+    /// The lines of the output that tell most: panics and seeds.
+    said: Vec<String>,
     output: PathBuf,
 }
 
@@ -73,13 +99,46 @@ pub fn run(plan: &Plan, tiers: &Tiers, mut beside: Option<&mut Beside>) -> Resul
         .with_context(|| format!("cannot make {}", plan.output.display()))?;
     let (started, before) = (Instant::now(), processor_time());
     println!("{}", free_space());
-    let mut waiting = order(plan, tiers, &last_times(&plan.times));
-    let (all, mut running, mut ended) = (waiting.len(), Vec::<Running>::new(), Vec::<Ended>::new());
-    let (mut told, mut number) = (Instant::now(), 0);
+    let waiting = order(plan, tiers, &last_times(&plan.times));
+    let all = waiting.len();
+    let mut number = 0;
+    let mut ended = run_all(plan, waiting, &mut number, beside.as_deref_mut())?;
+    let is_good = beside.as_mut().map_or(Ok(true), |beside| beside.wait())?;
+    if plan.is_retrying {
+        retry(plan, &mut ended, &mut number)?;
+    }
+    write_times(&plan.times, &ended)?;
+    let (took, after) = (started.elapsed(), processor_time());
+    println!("\n{} tests in {:.0} s{}", all, took.as_secs_f64(), busy(before, after));
+    slowest(&ended);
+    tell_flaky(&ended);
+    let mut failed = 0;
+    for one in &ended {
+        if let Some(failure) = &one.failure {
+            failed += 1;
+            println!("FAILED {}: {}", one.name(), failure.why);
+        }
+    }
+    if let Some(beside) = beside.filter(|_| !is_good) {
+        println!("FAILED {}", beside.line());
+    }
+    println!("{} passed, {failed} failed", all - failed);
+    Ok(if failed == 0 && is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs tests, as many at once as there is room for.
+fn run_all(
+    plan: &Plan,
+    mut waiting: Vec<Waiting>,
+    number: &mut usize,
+    mut beside: Option<&mut Beside>,
+) -> Result<Vec<Ended>> {
+    let (all, started, mut told) = (waiting.len(), Instant::now(), Instant::now());
+    let (mut running, mut ended) = (Vec::<Running>::new(), Vec::<Ended>::new());
     while !waiting.is_empty() || !running.is_empty() {
         while let Some(at) = next(&waiting, &running, plan.jobs) {
-            number += 1;
-            running.push(start(plan, waiting.remove(at), number)?);
+            *number += 1;
+            running.push(start(plan, waiting.remove(at), *number)?);
         }
         std::thread::sleep(LOOK);
         if let Some(beside) = &mut beside {
@@ -97,20 +156,37 @@ pub fn run(plan: &Plan, tiers: &Tiers, mut beside: Option<&mut Beside>) -> Resul
             tell(started, ended.len(), all, &running);
         }
     }
-    write_times(&plan.times, &ended)?;
-    let (took, after) = (started.elapsed(), processor_time());
-    let is_good = beside.as_mut().map_or(Ok(true), |beside| beside.wait())?;
-    let failed: Vec<&Ended> = ended.iter().filter(|one| one.failure.is_some()).collect();
-    println!("\n{} tests in {:.0} s{}", all, took.as_secs_f64(), busy(before, after));
-    slowest(&ended);
-    for one in &failed {
-        println!("FAILED {}: {}", one.name, one.failure.as_deref().unwrap_or_default());
+    Ok(ended)
+}
+
+/// Tries each failed test again, alone.
+fn retry(plan: &Plan, ended: &mut [Ended], number: &mut usize) -> Result<()> {
+    let failed = ended.iter().filter(|one| one.failure.is_some()).count();
+    if failed > RETRIED_TESTS_MAX {
+        println!("{failed} tests failed, more than {RETRIED_TESTS_MAX}: none is tried again");
+        return Ok(());
     }
-    if let Some(beside) = beside.filter(|_| !is_good) {
-        println!("FAILED {}", beside.line());
+    for one in ended.iter_mut() {
+        for attempt in 2..=1 + RETRIES {
+            let Some(failure) = one.failure.clone() else { break };
+            println!("again, alone (attempt {attempt}): {}", one.name());
+            let again = run_all(plan, vec![one.waiting.clone()], number, None)?;
+            let Some(again) = again.into_iter().next() else { break };
+            one.took += again.took;
+            one.flaky = again.failure.is_none().then_some((failure, attempt));
+            one.failure = again.failure;
+        }
     }
-    println!("{} passed, {} failed", all - failed.len(), failed.len());
-    Ok(if failed.is_empty() && is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(())
+}
+
+/// The tests that passed at a later attempt only, with what the one before said.
+fn tell_flaky(ended: &[Ended]) {
+    for one in ended {
+        let Some((failure, attempt)) = &one.flaky else { continue };
+        println!("FLAKY {}: passed at attempt {attempt}; before: {}", one.name(), failure.why);
+        failure.said.iter().for_each(|line| println!("      {line}"));
+    }
 }
 
 fn last_times(path: &Path) -> HashMap<String, u64> {
@@ -210,10 +286,10 @@ fn look(running: &mut Running) -> Result<Option<ExitStatus>> {
 }
 
 fn end(plan: &Plan, running: Running, status: ExitStatus) -> Ended {
-    let (took, name) = (running.since.elapsed(), running.waiting.test.name);
+    let (took, waiting) = (running.since.elapsed(), running.waiting);
     let said = tail(&running.output);
-    let failure = if running.is_late {
-        Some(format!("no end within {} s: killed", running.waiting.limit.as_secs()))
+    let why = if running.is_late {
+        Some(format!("no end within {} s: killed", waiting.limit.as_secs()))
     } else if let Some(signal) = status.signal() {
         Some(format!("died of signal {signal}"))
     } else if !status.success() {
@@ -223,16 +299,33 @@ fn end(plan: &Plan, running: Running, status: ExitStatus) -> Ended {
     } else {
         None
     };
-    let word = if failure.is_some() { "FAILED" } else { "ok" };
-    if failure.is_some() || plan.is_verbose {
+    let (name, word) = (&waiting.test.name, if why.is_some() { "FAILED" } else { "ok" });
+    if why.is_some() || plan.is_verbose {
         println!("{word:6} {:7.2} s  {name}", took.as_secs_f64());
     }
-    if failure.is_some() {
+    if why.is_some() {
         println!("---- {name}\n{said}\n----\n{}", free_space());
     } else {
         let _ = std::fs::remove_file(&running.output);
     }
-    Ended { name, took, failure, output: running.output }
+    let failure = why.map(|why| Failure { why, said: telling(&said), output: running.output });
+    Ended { waiting, took, failure, flaky: None }
+}
+
+/// What of a test's output tells why it failed: where it panicked, the message after it, and the seed that replays it.
+fn telling(said: &str) -> Vec<String> {
+    /// Lines that are kept, and characters of each.
+    const LINES_MAX: usize = 12;
+    const CHARACTERS_MAX: usize = 300;
+    let (mut lines, mut is_message) = (Vec::new(), false);
+    for line in said.lines() {
+        let is_panic = line.contains("panicked at ");
+        if (is_panic || is_message || line.contains("FOREBAY_SEED")) && lines.len() < LINES_MAX {
+            lines.push(line.trim().chars().take(CHARACTERS_MAX).collect());
+        }
+        is_message = is_panic;
+    }
+    lines
 }
 
 /// How much is free where tests make their stores: a full disk is seldom the fault of the test that meets it.
@@ -292,7 +385,7 @@ fn slowest(ended: &[Ended]) {
     let sum: f64 = list.iter().map(|one| one.took.as_secs_f64()).sum();
     println!("sum of the times of all tests: {sum:.0} s; the slowest:");
     for one in list.iter().take(10) {
-        println!("  {:7.2} s  {}", one.took.as_secs_f64(), one.name);
+        println!("  {:7.2} s  {}", one.took.as_secs_f64(), one.name());
     }
 }
 
@@ -301,10 +394,11 @@ fn write_times(path: &Path, ended: &[Ended]) -> Result<()> {
         .iter()
         .map(|one| {
             json!({
-                "name": one.name,
+                "name": one.name(),
                 "took_ms": one.took.as_millis() as u64,
                 "passed": one.failure.is_none(),
-                "output": one.failure.as_ref().map(|_| one.output.display().to_string()),
+                "flaky": one.flaky.is_some(),
+                "output": one.failure.as_ref().map(|failure| failure.output.display().to_string()),
             })
         })
         .collect();
@@ -332,6 +426,60 @@ mod tests {
         let child = Command::new("true").spawn().expect("a process");
         let waiting = waiting("runs", is_waiting);
         Running { waiting, child, since: Instant::now(), output: "/".into(), is_late: false }
+    }
+
+    /// A test executable that says and ends as the shell script does; the number of its attempt is in `$n`.
+    fn scripted(dir: &Path, name: &str, script: &str) -> Waiting {
+        use std::os::unix::fs::PermissionsExt;
+        let path = dir.join(name);
+        let text = format!(
+            "#!/bin/sh\nn=$(($(cat {name}.n 2>/dev/null || echo 0) + 1)); echo $n > {name}.n\n{script}\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut one = waiting(name, false);
+        (one.test.executable, one.test.directory) = (path, dir.to_path_buf());
+        one
+    }
+
+    #[test]
+    fn a_failed_test_is_tried_again_alone_and_is_flaky_if_it_passes_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let good = "echo 'test result: ok. 1 passed'";
+        let list = vec![
+            scripted(dir.path(), "good", good),
+            scripted(dir.path(), "bad", "echo bad; exit 1"),
+            scripted(
+                dir.path(),
+                "flaky",
+                &format!(
+                    "[ $n = 3 ] && {good} && exit; echo \"x panicked at y:\"; echo attempt $n; echo FOREBAY_SEED=7; exit 1"
+                ),
+            ),
+        ];
+        let plan = Plan {
+            tests: Vec::new(),
+            jobs: 2,
+            is_retrying: true,
+            is_verbose: false,
+            output: dir.path().to_path_buf(),
+            times: dir.path().join("times"),
+            variables: Vec::new(),
+        };
+        let mut number = 0;
+        let mut ended = run_all(&plan, list, &mut number, None).unwrap();
+        assert_eq!(ended.iter().filter(|one| one.failure.is_some()).count(), 2);
+        retry(&plan, &mut ended, &mut number).unwrap();
+        ended.sort_by(|a, b| a.name().cmp(b.name()));
+        let of = |one: &Ended| (one.failure.is_some(), one.flaky.as_ref().map(|(_, at)| *at));
+        assert_eq!(
+            ended.iter().map(of).collect::<Vec<_>>(),
+            [(true, None), (false, Some(3)), (false, None)]
+        );
+        let tries = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+        assert_eq!((tries("bad.n").trim(), tries("good.n").trim()), ("3", "1"));
+        let said = &ended[1].flaky.as_ref().unwrap().0.said;
+        assert_eq!(said, &["x panicked at y:", "attempt 2", "FOREBAY_SEED=7"]);
     }
 
     #[test]

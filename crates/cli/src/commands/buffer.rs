@@ -57,8 +57,8 @@ impl From<AccessArg> for AccessMode {
 
 fn create(args: &BufferCreateArgs) -> Outcome {
     let token = match &args.token {
-        Some(token) => token.clone(),
-        None => format!("{:032x}", forebay_net::random::u128()?),
+        Some(token) => Token(token.clone()),
+        None => forebay_net::random::token()?,
     };
     let spec = BufferSpec {
         name: args.name.clone(),
@@ -72,7 +72,7 @@ fn create(args: &BufferCreateArgs) -> Outcome {
     };
     // Before the buffer is made: it must be possible to keep its secret.
     let path = secrets::buffer_path(&args.name)?;
-    let (buffer, secret) = ask_until_answered(&args.at, &Token(token), &spec)?;
+    let (buffer, secret) = ask_until_answered(&args.at, &token, &spec)?;
     if let Err(error) = secrets::keep_buffer(&args.name, &secret) {
         let kept =
             format!("the buffer was made; `forebay buffer destroy {}` removes it again", args.name);

@@ -481,6 +481,11 @@ pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result
     Ok(plans)
 }
 
+/// Whether Ctrl-C came since [`catch_interrupt`].
+pub(super) fn is_interrupted() -> bool {
+    INTERRUPTED.load(Relaxed)
+}
+
 /// From now on Ctrl-C only sets [`INTERRUPTED`]; a second one ends the command at once.
 pub(super) fn catch_interrupt() {
     if INTERRUPTED.load(Relaxed) {

@@ -64,11 +64,28 @@ impl Stager {
         }
     }
 
-    /// Starts a plan; it is journaled when this returns.
+    /// Starts a plan; it is journaled when this returns. A server that is away is asked again: by the token it
+    /// knows whether the request came through before its answer was lost.
     pub fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError> {
-        match self {
-            Stager::Mounted(mount) => mount.0.stage_start(spec),
-            Stager::Served(served) => served.start(spec),
+        let token = forebay_net::random::token()
+            .map_err(|error| ControlError::io("start staging", None, &error))?;
+        let mut away = Away::default();
+        loop {
+            let started = match self {
+                Stager::Mounted(mount) => return mount.0.stage_start(spec),
+                Stager::Served(served) => served.start(spec.clone(), &token),
+            };
+            match started {
+                // EAGAIN says here that too many plans wait.
+                Err(error) if error.errno != Some(libc::EAGAIN) && self.is_away(&error) => {
+                    if super::stage::is_interrupted() {
+                        return Err(error);
+                    }
+                    away.tell(self, error)?;
+                    self.pause_and_connect();
+                }
+                other => return other,
+            }
         }
     }
 
@@ -111,10 +128,10 @@ impl Stager {
         mut progress: impl FnMut(&PlanStatus) -> bool,
     ) -> Result<PlanStatus, ControlError> {
         let mut last = None;
-        let mut away_since = None;
+        let mut away = Away::default();
         loop {
             let seen = self.wait_while_there(plan, |status| {
-                away_since = None;
+                away = Away::default();
                 last = Some(status.clone());
                 progress(status)
             });
@@ -122,23 +139,22 @@ impl Stager {
                 Err(error) if self.is_away(&error) => error,
                 other => return other,
             };
-            if away_since.is_none() {
-                eprintln!("forebay: waiting for {}: {}", self.who(), error.why);
-            }
-            let since = *away_since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= PATIENCE {
-                return Err(error);
-            }
+            away.tell(self, error)?;
             if let Some(status) = last.take_if(|status| !progress(status)) {
                 return Ok(status);
             }
-            std::thread::sleep(AWAY_PAUSE);
-            if let Stager::Served(served) = self
-                && let Err(error) = served.connect_again()
-            {
-                // Asking on the old connection fails, and is looked at above.
-                tracing::debug!(%error, "not there yet");
-            }
+            self.pause_and_connect();
+        }
+    }
+
+    /// Before a server that is away is asked again.
+    fn pause_and_connect(&mut self) {
+        std::thread::sleep(AWAY_PAUSE);
+        if let Stager::Served(served) = self
+            && let Err(error) = served.connect_again()
+        {
+            // Asking on the old connection fails, and the asker looks at that.
+            tracing::debug!(%error, "not there yet");
         }
     }
 
@@ -227,6 +243,25 @@ impl Stager {
             None => format!("follow plan {plan}"),
         };
         ControlError::new(&what, of, &why).errno(error.errno.unwrap_or(libc::EIO)).hint(&hint)
+    }
+}
+
+/// Since when a server does not answer; told once.
+#[derive(Default)]
+struct Away {
+    since: Option<Instant>,
+}
+
+impl Away {
+    /// Says that the server is waited for; the error once it was away for longer than [`PATIENCE`].
+    fn tell(&mut self, stager: &Stager, error: ControlError) -> Result<(), ControlError> {
+        if self.since.is_none() {
+            eprintln!("forebay: waiting for {}: {}", stager.who(), error.why);
+        }
+        match self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+            true => Ok(()),
+            false => Err(error),
+        }
     }
 }
 

@@ -299,7 +299,8 @@ fn ask_served(
         }
         Request::StageStart(spec) => {
             let buffer_path = in_the_buffer(served, &spec.buffer_path);
-            LedgerRequest::StageStart { name, spec: StageSpec { buffer_path, ..spec } }
+            let spec = StageSpec { buffer_path, ..spec };
+            LedgerRequest::StageStart { name, spec, token: None }
         }
         Request::StageStatus { plan } => LedgerRequest::StageStatus { name, plan },
         Request::StageWait { plan, at_most_ms } => {

@@ -2,12 +2,13 @@
 //! restarts, staging without a mount, and what is said of the stores on flash.
 
 use crate::common::{Flash, Rig, failure, must_be_root, text};
+use forebay_proto::net::frame::{Kind, MAGIC};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
@@ -344,6 +345,55 @@ fn a_command_that_follows_a_plan_waits_for_a_server_that_is_restarted() {
     let numbers =
         plans.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["plan"].clone());
     assert_eq!(numbers.collect::<Vec<_>>().len(), 2, "{plans}");
+}
+
+/// A way to a server that loses the ledger's first answer, and the connection with it. Counts such answers.
+fn way_that_loses_an_answer(socket: &Path, server: &Path) -> Arc<AtomicUsize> {
+    let answers = Arc::new(AtomicUsize::new(0));
+    let (listener, server) = (UnixListener::bind(socket).unwrap(), server.to_path_buf());
+    let counted = Arc::clone(&answers);
+    std::thread::spawn(move || {
+        for near in listener.incoming() {
+            let (mut near, mut far) = (near.unwrap(), UnixStream::connect(&server).unwrap());
+            let (mut asks, mut asked) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut asks, &mut asked));
+            let counted = Arc::clone(&counted);
+            std::thread::spawn(move || {
+                let mut room = [0; 65_536];
+                while let Ok(bytes @ 1..) = far.read(&mut room) {
+                    // Frames come one by one: each question waits for its answer.
+                    let is_answer = room.starts_with(&MAGIC) && room[6] == Kind::LedgerReply as u8;
+                    if is_answer && counted.fetch_add(1, Ordering::SeqCst) == 0 {
+                        break;
+                    }
+                    if near.write_all(&room[..bytes]).is_err() {
+                        break;
+                    }
+                }
+                let _ = near.shutdown(Shutdown::Both);
+                let _ = far.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    answers
+}
+
+#[test]
+fn a_copy_whose_start_got_no_answer_is_started_once() {
+    let served = Served::new(Flash::Disk);
+    let (pfs, way) = (served.rig.base().join("f"), served.rig.base().join("way"));
+    fs::write(&pfs, b"once").unwrap();
+    served.done(&["buffer", "create", "a", "--capacity", "16MiB", "--store", "directory"]);
+    let answers = way_that_loses_an_answer(&way, &served.rig.base().join("sock"));
+    let way = format!("unix:{}", way.display());
+    let copy = ["stage", "in", pfs.to_str().unwrap(), "a:/f", "--json", "--server", &way];
+    let ended = served.command(&copy).output().unwrap();
+    let said = text(&ended.stderr);
+    assert!(ended.status.success(), "{said}");
+    assert_eq!(said.matches("waiting for the server unix:").count(), 1, "{said}");
+    assert!(answers.load(Ordering::SeqCst) > 1, "the first answer was lost, others came");
+    let plans = served.done(&["stage", "status", "a:", "--json"]);
+    assert_eq!(plans.lines().count(), 1, "{plans}");
 }
 
 #[test]

@@ -87,7 +87,8 @@ impl Hooks<'_> {
         buffer: &BufferName,
         spec: &StageSpec,
     ) -> Result<Option<String>, Refusal> {
-        let start = LedgerRequest::StageStart { name: buffer.clone(), spec: spec.clone() };
+        let start =
+            LedgerRequest::StageStart { name: buffer.clone(), spec: spec.clone(), token: None };
         let begun = match self.ask_as_user(asker, &start) {
             Ok(LedgerReply::Plan(status)) => status,
             Ok(_) => return Err(unexpected().into()),

@@ -308,7 +308,8 @@ impl Hooks<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let start = LedgerRequest::StageStart { name: buffer.clone(), spec: spec.clone() };
+        let start =
+            LedgerRequest::StageStart { name: buffer.clone(), spec: spec.clone(), token: None };
         let plan = match self.ask_as_user(session, &start) {
             Ok(LedgerReply::Plan(status)) => status.plan,
             Ok(_) => return Err(unexpected().into()),

@@ -15,7 +15,7 @@ use forebay_proto::PlanId;
 use forebay_proto::control::{
     ControlError, Direction, PathBytes, PlanStatus, StageKind, StageSpec,
 };
-use forebay_proto::net::ledger::{BufferName, ServedBuffer};
+use forebay_proto::net::ledger::{BufferName, ServedBuffer, Token};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -102,11 +102,11 @@ pub trait Servers: std::fmt::Debug {
 
 /// Staging: by the mount's own server, or by the servers of a served buffer.
 pub trait Plans {
-    /// Starts a plan.
+    /// Starts a plan; asked again with the same token, for want of an answer, no other one.
     ///
     /// # Errors
     /// Why not.
-    fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError>;
+    fn start(&mut self, spec: StageSpec, token: &Token) -> Result<PlanStatus, ControlError>;
 
     /// How far a plan is.
     ///

@@ -21,6 +21,7 @@ use forebay_proto::PlanId;
 use forebay_proto::control::{
     ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageOptions, StageSpec,
 };
+use forebay_proto::net::ledger::Token;
 use forebay_proto::size::format_bytes;
 use rustix::process::Signal;
 use std::fs;
@@ -113,7 +114,8 @@ impl LineEnd {
 }
 
 impl Plans for Control {
-    fn start(&mut self, spec: StageSpec) -> Result<PlanStatus, ControlError> {
+    fn start(&mut self, spec: StageSpec, _: &Token) -> Result<PlanStatus, ControlError> {
+        // The mount's own server does not come back by itself: nobody asks again.
         self.stage_start(spec)
     }
 
@@ -387,10 +389,11 @@ impl Stager<'_> {
             commit: None,
             options: StageOptions { umask: forebay_client::umask(), ..StageOptions::default() },
         };
+        let token = forebay_net::random::token()
+            .map_err(|e| ControlError::io("start staging", None, &e))?;
         let begun = Instant::now();
         let status = loop {
-            match plans.start(spec.clone()) {
-                // A plan whose start got no answer is made twice: the same files, the same bytes.
+            match plans.start(spec.clone(), &token) {
                 Err(error) if served::is_away(&error) && begun.elapsed() < SERVERS_LIMIT => {
                     std::thread::sleep(LOOK_INTERVAL);
                 }

@@ -6,6 +6,7 @@ use super::support::{LIMIT, Site, leftovers, need_root, noise, spec};
 use crate::MoverOptions;
 use forebay_proto::Caller;
 use forebay_proto::control::{Direction, PlanState, StageOptions, StageSpec};
+use forebay_proto::net::ledger::Token;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -126,6 +127,45 @@ fn a_stage_in_killed_again_and_again_ends_whole() {
 #[test]
 fn a_stage_out_killed_again_and_again_ends_whole() {
     killed_again_and_again(true, false);
+}
+
+#[test]
+fn a_request_that_comes_again_starts_no_other_plan_also_after_a_restart() {
+    let keep = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(keep.path().join("pfs")).unwrap();
+    std::fs::write(keep.path().join("pfs/f"), b"once").unwrap();
+    let (who, token) = (Caller::root(), |name: &str| Some(Token(name.into())));
+    let begin = |site: &Site, request| {
+        site.mover.start_once(&who, site.stage_in("f", "/f"), request).unwrap().plan
+    };
+    let first = {
+        let site = Site::open(keep.path(), MoverOptions::default());
+        let first = begin(&site, token("a"));
+        assert_eq!(begin(&site, token("a")), first);
+        site.wait(first);
+        assert_eq!(begin(&site, token("a")), first, "its end changes nothing");
+        first
+    };
+    let site = Site::open(keep.path(), MoverOptions::default());
+    site.mover.resume();
+    assert_eq!(begin(&site, token("a")), first);
+    let others = [begin(&site, token("b")), begin(&site, None), begin(&site, None)];
+    let mut all = others.to_vec();
+    all.push(first);
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(
+        all.len(),
+        4,
+        "another request, or one without a token, is a plan of its own: {others:?}"
+    );
+    // Another user may choose the same token: that is no way to see a plan.
+    let other = site.mover.start_once(
+        &Caller { uid: 1_000, gid: 1_000, ..Caller::root() },
+        site.stage_in("f", "/g"),
+        token("a"),
+    );
+    assert!(other.is_err() || other.is_ok_and(|status| status.plan != first));
 }
 
 #[test]

@@ -213,6 +213,9 @@ pub enum LedgerRequest {
         name: BufferName,
         /// What; a path in the buffer is absolute from its root.
         spec: StageSpec,
+        /// The same token of the same user: the same plan. None: a plan of its own each time.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        token: Option<Token>,
     },
     /// State of a plan.
     StageStatus {

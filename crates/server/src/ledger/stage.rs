@@ -1,7 +1,7 @@
 //! Staging without a mount: the questions go to the buffer's mover, with the rights of who asks.
 
 use super::turn::{absent, of};
-use super::{Identity, Ledger, ServedBuffer};
+use super::{Identity, Ledger, MAX_TOKEN_BYTES, ServedBuffer};
 use forebay_proto::control::{ControlError, FileStatus, PathBytes, STAGE_WAIT_MAX_MS};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
 use forebay_proto::{Caller, Ino};
@@ -22,12 +22,16 @@ impl Ledger {
     ) -> Result<LedgerReply, ControlError> {
         use LedgerRequest as Q;
         match request {
-            Q::StageStart { name, spec } => {
+            Q::StageStart { name, spec, token } => {
+                if token.as_ref().is_some_and(|token| token.0.len() > MAX_TOKEN_BYTES) {
+                    let why = "the token of the request is too long";
+                    return Err(of(WHAT, &name, why, libc::EINVAL));
+                }
                 let (served, caller) = self.stager(who, &name)?;
                 if served.server.cache().is_some() {
                     return Err(no_staging(&name, spec.commit.is_some()));
                 }
-                served.server.mover().start(&caller, spec).map(LedgerReply::Plan)
+                served.server.mover().start_once(&caller, spec, token).map(LedgerReply::Plan)
             }
             Q::StageStatus { name, plan } => {
                 let (served, caller) = self.stager(who, &name)?;

@@ -355,7 +355,8 @@ fn files_are_staged_without_a_mount() {
             commit: None,
             options: StageOptions::default(),
         };
-        let started = ask(&ledger, &who, LedgerRequest::StageStart { name: name("a"), spec });
+        let started =
+            ask(&ledger, &who, LedgerRequest::StageStart { name: name("a"), spec, token: None });
         let LedgerReply::Plan(mut plan) = started.unwrap() else { panic!("no plan") };
         while !plan.state.is_final() {
             std::thread::sleep(Duration::from_millis(5));
