@@ -47,7 +47,7 @@ packages-docs:
 	@$(INSTALL_PACKAGES) scripts/apt-packages-build.txt docs/apt-packages.txt
 
 packages-test:
-	@$(INSTALL_PACKAGES) scripts/apt-packages-build.txt scripts/apt-packages-run.txt tests/apt-packages.txt
+	@scripts/timed packages $(INSTALL_PACKAGES) scripts/apt-packages-build.txt scripts/apt-packages-run.txt tests/apt-packages.txt
 
 packages-demo:
 	@$(INSTALL_PACKAGES) scripts/apt-packages-build.txt scripts/apt-packages-run.txt demo/apt-packages.txt
@@ -78,8 +78,8 @@ test: packages-test fmt ## Format, lints, and each promise of docs/SEMANTICS.md 
 	scripts/check-semantics
 	scripts/check-links
 	scripts/deny --if-installed "$(TOOLS)"
-	{ scripts/torch-venv "$(TORCH_VENV)" && scripts/trace-venv "$(TRACE_VENV)"; } & venvs=$$!; \
-	  $(CARGO) test --workspace --locked --no-run && wait $$venvs
+	{ scripts/timed python sh -c 'scripts/torch-venv "$(TORCH_VENV)" && scripts/trace-venv "$(TRACE_VENV)"'; } & venvs=$$!; \
+	  scripts/timed build $(CARGO) test --workspace --locked --no-run && wait $$venvs
 	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
 	  FOREBAY_TRACE_PYTHON="$(TRACE_VENV)/bin/python" $(TEST_RUNNER) --tier test --beside "$(CLIPPY)" $(TEST_ARGS)
 

@@ -2,7 +2,9 @@
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -30,6 +32,51 @@ pub struct Built {
     pub target: PathBuf,
     /// Environment variables for tests: the executable that system tests run.
     pub variables: Vec<(String, PathBuf)>,
+    /// Removed at the end.
+    _reachable: Reachable,
+}
+
+/// The executable under test where all users can run it: tests run it as other users, who cannot enter a checkout below
+/// a directory of root's such as /root. Then it is a copy, with the libraries beside it.
+#[derive(Default)]
+struct Reachable {
+    executable: PathBuf,
+    copies: Option<PathBuf>,
+}
+
+impl Reachable {
+    fn of(built: &Path) -> Result<Reachable> {
+        let is_open = |dir: &Path| {
+            std::fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o001 != 0)
+        };
+        if built.ancestors().skip(1).all(is_open) {
+            return Ok(Reachable { executable: built.to_path_buf(), copies: None });
+        }
+        let dir = std::env::temp_dir().join(format!("forebay-tested-{}", std::process::id()));
+        let failed = || format!("cannot copy what is tested to {}", dir.display());
+        std::fs::create_dir(&dir).with_context(failed)?;
+        std::fs::set_permissions(&dir, Permissions::from_mode(0o755)).with_context(failed)?;
+        let executable = dir.join(built.file_name().unwrap_or_default());
+        let reachable = Reachable { executable, copies: Some(dir.clone()) };
+        std::fs::copy(built, &reachable.executable).with_context(failed)?;
+        let from = built.parent().context("the executable is in no directory")?;
+        for entry in std::fs::read_dir(from)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "so") {
+                let to = dir.join(path.file_name().unwrap_or_default());
+                std::fs::copy(&path, to).with_context(failed)?;
+            }
+        }
+        Ok(reachable)
+    }
+}
+
+impl Drop for Reachable {
+    fn drop(&mut self) {
+        if let Some(dir) = &self.copies {
+            let _ = std::fs::remove_dir_all(dir);
+        }
+    }
 }
 
 fn cargo(workspace: &Path) -> Command {
@@ -50,6 +97,7 @@ pub fn build(workspace: &Path, is_units_only: bool) -> Result<Built> {
     let output = child.stdout.take().context("no output of cargo")?;
     let (mut tests, mut variables, mut target) = (Vec::new(), Vec::new(), None);
     let (mut under_test, mut library) = (None, None);
+    let mut reachable = Reachable::default();
     for line in BufReader::new(output).lines() {
         let message: Value = serde_json::from_str(&line?).context("cargo wrote no JSON")?;
         library = files(&message).find(|file| file.ends_with(LIBRARY)).or(library);
@@ -80,9 +128,10 @@ pub fn build(workspace: &Path, is_units_only: bool) -> Result<Built> {
             put_beside(&library, &executable)?;
         }
         build_preloaded(workspace)?;
-        variables.push(("FOREBAY_BIN".to_string(), executable));
+        reachable = Reachable::of(&executable)?;
+        variables.push(("FOREBAY_BIN".to_string(), reachable.executable.clone()));
     }
-    Ok(Built { tests, target, variables })
+    Ok(Built { tests, target, variables, _reachable: reachable })
 }
 
 /// The libraries that `forebay trace` and `forebay exec` preload. They have no tests of their own, so a build of tests

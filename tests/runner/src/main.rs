@@ -12,11 +12,15 @@
 //! * [`tiers`]: the file that says what runs when.
 //! * [`beside`]: a command that has the processors while tests wait.
 //! * [`build`]: builds the executables of tests and lists what is in them.
+//! * [`junit`]: results for CI systems.
+//! * [`leftovers`]: what tests leave on the machine.
 //! * [`promises`]: the tests that docs/PROMISES.md and docs/TRAPS.md name, and whether a run has them.
 //! * [`run`]: processes, limits, output, times.
 
 mod beside;
 mod build;
+mod junit;
+mod leftovers;
 mod promises;
 mod run;
 mod tiers;
@@ -131,6 +135,7 @@ fn main() -> Result<ExitCode> {
         is_verbose: options.is_verbose || !names.is_empty(),
         output: built.target.join("test-output"),
         times: built.target.join("test-times.json"),
+        junit: built.target.join("test-junit.xml"),
         variables: built.variables,
     };
     let output = built.target.join("test-beside.log");

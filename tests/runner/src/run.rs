@@ -10,6 +10,8 @@
 
 use crate::beside::Beside;
 use crate::build::Test;
+use crate::junit;
+use crate::leftovers::{self, Seen};
 use crate::tiers::Tiers;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -30,6 +32,8 @@ const TELL: Duration = Duration::from_secs(30);
 const RETRIES: usize = 2;
 /// More failed tests than this are no accident of a busy machine: none is tried again.
 const RETRIED_TESTS_MAX: usize = 20;
+/// How many of the slowest tests are named.
+const SLOWEST_TOLD: usize = 10;
 /// How much is shown of what a failed test said: its end.
 const SHOWN_BYTES: usize = 64 << 10;
 
@@ -47,6 +51,8 @@ pub struct Plan {
     pub output: PathBuf,
     /// A file for how long each took, read by the next run.
     pub times: PathBuf,
+    /// A file for the results as JUnit XML.
+    pub junit: PathBuf,
     /// Environment variables of the tests.
     pub variables: Vec<(String, PathBuf)>,
 }
@@ -64,31 +70,40 @@ struct Waiting {
 struct Running {
     waiting: Waiting,
     child: Child,
+    /// What its processes carry in [`leftovers::MARK`].
+    mark: String,
     since: Instant,
     output: PathBuf,
     is_late: bool,
 }
 
-struct Ended {
+/// A test that has ended.
+pub struct Ended {
     waiting: Waiting,
-    took: Duration,
-    failure: Option<Failure>,
-    /// What the last attempt that failed said, and how often it was tried, if a later attempt passed.
-    flaky: Option<(Failure, usize)>,
+    /// Of all attempts.
+    pub took: Duration,
+    /// Time that processors worked for it: its own process, and those whose end it waited for.
+    worked: Duration,
+    /// Of the last attempt.
+    pub failure: Option<Failure>,
+    /// Of the last attempt that failed, and the number of the one that passed.
+    pub flaky: Option<(Failure, usize)>,
 }
 
 impl Ended {
-    fn name(&self) -> &str {
+    /// Its full name.
+    pub fn name(&self) -> &str {
         &self.waiting.test.name
     }
 }
 
 /// Why an attempt failed.
 #[derive(Clone)]
-struct Failure {
-    why: String,
+pub struct Failure {
+    /// In a line.
+    pub why: String,
     /// The lines of the output that tell most: panics and seeds.
-    said: Vec<String>,
+    pub said: Vec<String>,
     output: PathBuf,
 }
 
@@ -98,6 +113,8 @@ pub fn run(plan: &Plan, tiers: &Tiers, mut beside: Option<&mut Beside>) -> Resul
     std::fs::create_dir_all(&plan.output)
         .with_context(|| format!("cannot make {}", plan.output.display()))?;
     let (started, before) = (Instant::now(), processor_time());
+    let seen = Seen::now();
+    seen.tell_earlier();
     println!("{}", free_space());
     let waiting = order(plan, tiers, &last_times(&plan.times));
     let all = waiting.len();
@@ -108,6 +125,8 @@ pub fn run(plan: &Plan, tiers: &Tiers, mut beside: Option<&mut Beside>) -> Resul
         retry(plan, &mut ended, &mut number)?;
     }
     write_times(&plan.times, &ended)?;
+    junit::write(&plan.junit, &ended, started.elapsed())?;
+    Seen::now().tell_added(&seen);
     let (took, after) = (started.elapsed(), processor_time());
     println!("\n{} tests in {:.0} s{}", all, took.as_secs_f64(), busy(before, after));
     slowest(&ended);
@@ -147,7 +166,7 @@ fn run_all(
         let mut at = 0;
         while at < running.len() {
             match look(&mut running[at])? {
-                Some(status) => ended.push(end(plan, running.swap_remove(at), status)),
+                Some(gone) => ended.push(end(plan, running.swap_remove(at), gone)),
                 None => at += 1,
             }
         }
@@ -173,6 +192,7 @@ fn retry(plan: &Plan, ended: &mut [Ended], number: &mut usize) -> Result<()> {
             let again = run_all(plan, vec![one.waiting.clone()], number, None)?;
             let Some(again) = again.into_iter().next() else { break };
             one.took += again.took;
+            one.worked += again.worked;
             one.flaky = again.failure.is_none().then_some((failure, attempt));
             one.failure = again.failure;
         }
@@ -245,6 +265,7 @@ fn start(plan: &Plan, waiting: Waiting, number: usize) -> Result<Running> {
     let output = plan.output.join(format!("{number:04}.log"));
     let file =
         File::create(&output).with_context(|| format!("cannot make {}", output.display()))?;
+    let mark = format!("{}-{number}", std::process::id());
     let mut command = Command::new(&test.executable);
     command
         .args(["--exact", &test.inner, "--nocapture", "--test-threads=1"])
@@ -253,6 +274,7 @@ fn start(plan: &Plan, waiting: Waiting, number: usize) -> Result<Running> {
         // MPI libraries send through UCX, which looks at every network device when a rank starts, and ends the rank if a device is
         // removed meanwhile. Another test removes its devices. All ranks are on this machine, so one device is enough.
         .env("UCX_NET_DEVICES", "lo")
+        .env(leftovers::MARK, &mark)
         .envs(plan.variables.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(file.try_clone()?)
@@ -268,26 +290,47 @@ fn start(plan: &Plan, waiting: Waiting, number: usize) -> Result<Running> {
     }
     let child =
         command.spawn().with_context(|| format!("cannot run {}", test.executable.display()))?;
-    Ok(Running { waiting, child, since: Instant::now(), output, is_late: false })
+    Ok(Running { waiting, child, mark, since: Instant::now(), output, is_late: false })
+}
+
+/// How a process ended, and how long processors worked for it and for the children that it waited for.
+struct Gone {
+    status: ExitStatus,
+    worked: Duration,
 }
 
 /// The end of a test, or nothing; one that is over its limit is killed with its process group.
-fn look(running: &mut Running) -> Result<Option<ExitStatus>> {
-    if let Some(status) = running.child.try_wait()? {
-        return Ok(Some(status));
+fn look(running: &mut Running) -> Result<Option<Gone>> {
+    let pid = running.child.id() as i32;
+    let mut status = 0;
+    // SAFETY: all zero is a valid rusage.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: our own child, that nobody else waits for, and two structures to fill.
+    let found = unsafe { libc::wait4(pid, &mut status, libc::WNOHANG, &mut usage) };
+    if found == pid {
+        let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1_000);
+        let worked = time(usage.ru_utime) + time(usage.ru_stime);
+        return Ok(Some(Gone { status: ExitStatus::from_raw(status), worked }));
+    }
+    if found < 0 {
+        return Err(std::io::Error::last_os_error()).context("cannot wait for a test");
     }
     if running.since.elapsed() > running.waiting.limit && !running.is_late {
         running.is_late = true;
-        let group = running.child.id() as i32;
         // SAFETY: plain numbers: the group of our own child, which was not waited for.
-        unsafe { libc::kill(-group, libc::SIGKILL) };
+        unsafe { libc::kill(-pid, libc::SIGKILL) };
     }
     Ok(None)
 }
 
-fn end(plan: &Plan, running: Running, status: ExitStatus) -> Ended {
-    let (took, waiting) = (running.since.elapsed(), running.waiting);
+fn end(plan: &Plan, running: Running, gone: Gone) -> Ended {
+    let (took, pid) = (running.since.elapsed(), running.child.id());
+    let (waiting, status) = (running.waiting, gone.status);
     let said = tail(&running.output);
+    if status.signal().is_some() {
+        // It could not clean up.
+        leftovers::end(&running.mark, pid);
+    }
     let why = if running.is_late {
         Some(format!("no end within {} s: killed", waiting.limit.as_secs()))
     } else if let Some(signal) = status.signal() {
@@ -309,7 +352,7 @@ fn end(plan: &Plan, running: Running, status: ExitStatus) -> Ended {
         let _ = std::fs::remove_file(&running.output);
     }
     let failure = why.map(|why| Failure { why, said: telling(&said), output: running.output });
-    Ended { waiting, took, failure, flaky: None }
+    Ended { waiting, took, worked: gone.worked, failure, flaky: None }
 }
 
 /// What of a test's output tells why it failed: where it panicked, the message after it, and the seed that replays it.
@@ -384,8 +427,13 @@ fn slowest(ended: &[Ended]) {
     list.sort_by_key(|one| std::cmp::Reverse(one.took));
     let sum: f64 = list.iter().map(|one| one.took.as_secs_f64()).sum();
     println!("sum of the times of all tests: {sum:.0} s; the slowest:");
-    for one in list.iter().take(10) {
+    for one in list.iter().take(SLOWEST_TOLD) {
         println!("  {:7.2} s  {}", one.took.as_secs_f64(), one.name());
+    }
+    list.sort_by_key(|one| std::cmp::Reverse(one.worked));
+    println!("what kept processors busy for longest:");
+    for one in list.iter().take(SLOWEST_TOLD) {
+        println!("  {:7.2} s  {}", one.worked.as_secs_f64(), one.name());
     }
 }
 
@@ -396,6 +444,7 @@ fn write_times(path: &Path, ended: &[Ended]) -> Result<()> {
             json!({
                 "name": one.name(),
                 "took_ms": one.took.as_millis() as u64,
+                "worked_ms": one.worked.as_millis() as u64,
                 "passed": one.failure.is_none(),
                 "flaky": one.flaky.is_some(),
                 "output": one.failure.as_ref().map(|failure| failure.output.display().to_string()),
@@ -425,7 +474,8 @@ mod tests {
     fn running(is_waiting: bool) -> Running {
         let child = Command::new("true").spawn().expect("a process");
         let waiting = waiting("runs", is_waiting);
-        Running { waiting, child, since: Instant::now(), output: "/".into(), is_late: false }
+        let (mark, since) = (String::new(), Instant::now());
+        Running { waiting, child, mark, since, output: "/".into(), is_late: false }
     }
 
     /// A test executable that says and ends as the shell script does; the number of its attempt is in `$n`.
@@ -464,6 +514,7 @@ mod tests {
             is_verbose: false,
             output: dir.path().to_path_buf(),
             times: dir.path().join("times"),
+            junit: dir.path().join("junit.xml"),
             variables: Vec::new(),
         };
         let mut number = 0;
@@ -478,6 +529,10 @@ mod tests {
         );
         let tries = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
         assert_eq!((tries("bad.n").trim(), tries("good.n").trim()), ("3", "1"));
+        junit::write(&plan.junit, &ended, Duration::from_secs(1)).unwrap();
+        let junit = std::fs::read_to_string(&plan.junit).unwrap();
+        assert!(junit.contains("tests=\"3\"") && junit.contains("failures=\"1\""), "{junit}");
+        assert_eq!(junit.matches("<flakyFailure").count(), 1, "{junit}");
         let said = &ended[1].flaky.as_ref().unwrap().0.said;
         assert_eq!(said, &["x panicked at y:", "attempt 2", "FOREBAY_SEED=7"]);
     }

@@ -102,7 +102,7 @@ fn full_and_emptied(buffer: &Buffer) {
         // The kernel lets go of a removed inode by a message of its own, beside the next request.
         let start = Instant::now();
         while fresh.free.saturating_sub(space(buffer).free) > slack {
-            assert!(start.elapsed() < Duration::from_millis(500), "unlink gave back too little");
+            assert!(start.elapsed() < Duration::from_secs(10), "unlink gave back too little");
         }
     }
 }

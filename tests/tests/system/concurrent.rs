@@ -258,6 +258,6 @@ fn link_counts(buffer: &Buffer) {
     // The kernel lets go of a removed inode by a message of its own, beside the next request.
     let start = std::time::Instant::now();
     while used() + (1 << 20) > before {
-        assert!(start.elapsed().as_millis() < 500, "the last link frees the space");
+        assert!(start.elapsed().as_secs() < 10, "the last link frees the space");
     }
 }

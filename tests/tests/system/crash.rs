@@ -279,7 +279,8 @@ fn open_files_over_a_kill(buffer: &Buffer) {
     let start = Instant::now();
     let write = sys::pwrite(&fd, 4096, b"while dead");
     let stat = sys::stat(&path);
-    assert!(start.elapsed() < Duration::from_secs(2), "a dead daemon must not make anybody wait");
+    // Who waits for a dead daemon waits for ever.
+    assert!(start.elapsed() < COMES_OFF, "a dead daemon must not make anybody wait");
     assert_eq!(stat, Err(Errno(libc::ENOTCONN)));
     if buffer.kind() == Kind::Served {
         assert_eq!(write, Err(Errno(libc::ENOTCONN)));

@@ -214,7 +214,8 @@ fn a_server_that_shuts_down_leaves_plans_to_be_resumed() {
         std::thread::sleep(Duration::from_millis(200));
         let begun = std::time::Instant::now();
         assert_eq!(site.mover.shutdown(super::support::LIMIT), []);
-        assert!(begun.elapsed() < Duration::from_millis(500));
+        // At its rate the plan takes 8 s.
+        assert!(begun.elapsed() < Duration::from_secs(4));
         assert_eq!(site.tree.unnamed_files(), 0);
         assert!(!site.buffer("big").exists());
     }

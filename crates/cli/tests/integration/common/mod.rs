@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::LazyLock;
 use tempfile::TempDir;
 
 /// Where the flash of a test is.
@@ -140,8 +141,12 @@ pub fn mounted_points() -> Vec<PathBuf> {
     forebay_client::mountinfo::read().unwrap().into_iter().map(|entry| entry.point).collect()
 }
 
+/// What the runner says, which other users can reach; by hand what cargo built.
 pub fn program() -> &'static str {
-    env!("CARGO_BIN_EXE_forebay")
+    static PROGRAM: LazyLock<String> = LazyLock::new(|| {
+        std::env::var("FOREBAY_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_forebay").into())
+    });
+    &PROGRAM
 }
 
 pub fn text(bytes: &[u8]) -> String {
