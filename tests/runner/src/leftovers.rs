@@ -1,7 +1,8 @@
 //! What tests leave on the machine: mounts, loop devices, files in memory, processes.
 //!
 //! A test cleans up after itself, unless it is killed by its limit. Then [`end`] ends the processes that carry its mark,
-//! takes off the mounts that lie in its directories or that these processes had, and removes its directories.
+//! takes off the mounts that these processes had, and removes its directories. What a test made for as long as its process
+//! lives, such as a program that it compiled once, is named after the process and goes with it ([`remove_own`]).
 //! What was there before a run is told at its start, what a run added at its end: neither fails the run, since other
 //! programs of the machine mount too.
 //!
@@ -85,19 +86,27 @@ pub fn end(mark: &str, pid: u32) {
         }
         std::thread::sleep(END_PAUSE);
     }
+    remove_own(pid, &arguments);
+}
+
+/// Removes what is named after a test's process, and the mounts below it and at these places.
+pub fn remove_own(pid: u32, points: &BTreeSet<String>) {
     let roots: Vec<PathBuf> = [std::env::temp_dir(), PathBuf::from(MEMORY)]
         .iter()
         .flat_map(|dir| entries(dir).collect::<Vec<_>>())
         .filter(|path| is_named_after(path, pid))
         .collect();
+    if roots.is_empty() && points.is_empty() {
+        return;
+    }
     for (_, point) in mounts().into_iter().rev() {
         let is_below = roots.iter().any(|root| point.starts_with(root));
-        if is_below || point.to_str().is_some_and(|point| arguments.contains(point)) {
+        if is_below || point.to_str().is_some_and(|point| points.contains(point)) {
             detach(&point);
         }
     }
     for root in roots {
-        let _ = fs::remove_dir_all(root);
+        let _ = fs::remove_dir_all(&root).or_else(|_| fs::remove_file(&root));
     }
 }
 

@@ -15,7 +15,7 @@ use crate::leftovers::{self, Seen};
 use crate::tiers::Tiers;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -327,9 +327,10 @@ fn end(plan: &Plan, running: Running, gone: Gone) -> Ended {
     let (took, pid) = (running.since.elapsed(), running.child.id());
     let (waiting, status) = (running.waiting, gone.status);
     let said = tail(&running.output);
-    if status.signal().is_some() {
+    match status.signal() {
         // It could not clean up.
-        leftovers::end(&running.mark, pid);
+        Some(_) => leftovers::end(&running.mark, pid),
+        None => leftovers::remove_own(pid, &BTreeSet::new()),
     }
     let why = if running.is_late {
         Some(format!("no end within {} s: killed", waiting.limit.as_secs()))

@@ -355,11 +355,26 @@ impl CacheFs {
             tracing::warn!(?base, ?now, "changed while it was drained");
             return Err(changed());
         }
+        // Till the record has the new file: another file with the old one's number would be taken for this one, and the
+        // record of one would take the place of the other's.
+        let _old = self.held_inode(file, dir, name);
         self.put_in_place(file, found, beside, (target, key), &base)?;
+        forebay_failpoint::step("the old file is gone from the PFS");
         self.drainer.dirs.sync(dir).map_err(at("fsync the directory on the PFS"))?;
         let stat = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?;
         self.adopt(file, &stat)?;
         Ok(stat)
+    }
+
+    /// Keeps the number of the inode that a name leads to from being another file's. An NFS client needs it open for that.
+    fn held_inode(&self, file: &CacheFile, dir: &OwnedFd, name: &[u8]) -> Option<OwnedFd> {
+        let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let open = |how| {
+            self.as_writer(file, || {
+                rfs::openat(dir, name, flags | how, Mode::empty()).map_err(errno)
+            })
+        };
+        open(OFlags::RDONLY).or_else(|_| open(OFlags::PATH)).ok()
     }
 
     /// The exchange itself. Nobody sees the name with the new inode before its number in the
