@@ -33,7 +33,7 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::thread::JoinHandle;
@@ -80,6 +80,8 @@ pub struct MoverOptions {
     pub events: Option<Arc<EventLog>>,
     /// What is copied, for who watches.
     pub activity: Arc<Activity>,
+    /// The table of what should be mounted: /etc/fstab.
+    pub fstab: Arc<Path>,
     /// For tests of faults of the PFS.
     pub hook: Option<PfsHook>,
 }
@@ -97,6 +99,7 @@ impl Default for MoverOptions {
             servers: None,
             events: None,
             activity: Arc::default(),
+            fstab: Arc::from(Path::new("/etc/fstab")),
             hook: None,
         }
     }

@@ -45,6 +45,7 @@ mod side;
 mod stop;
 mod stripe;
 mod task;
+mod unmounted;
 mod walk;
 mod worker;
 

@@ -16,6 +16,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Called before each call on the PFS with the name of the call and of the object; an error is
@@ -33,6 +34,8 @@ pub(super) struct Pfs {
     pub temp_prefix: Vec<u8>,
     /// Nothing that has a name is replaced.
     pub no_clobber: bool,
+    /// The table of what should be mounted.
+    pub fstab: Arc<Path>,
 }
 
 /// The errno of a failed rustix call.

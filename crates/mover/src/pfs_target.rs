@@ -227,6 +227,9 @@ impl Target for Pfs {
         if let (Some(first), false) = (missing.last(), how.allows(missing.len())) {
             return Err(no_parent(&join(at, b"", first)));
         }
+        if !how.parents {
+            self.must_be_mounted(fd.as_fd(), at)?;
+        }
         let mut dir = Dir::Pfs(Arc::new(fd));
         while let Some(name) = missing.pop() {
             dir = self.make_on_the_way(&dir, name, how.mode(missing.is_empty()))?;
@@ -236,6 +239,9 @@ impl Target for Pfs {
 
     fn find_top(&self, path: &[u8], how: &MakeTop) -> Outcome<(Dir, Vec<Vec<u8>>)> {
         let Deepest { fd, at, missing } = self.deepest(path)?;
+        if !how.parents {
+            self.must_be_mounted(fd.as_fd(), at)?;
+        }
         if missing.is_empty() {
             return Ok((Dir::Pfs(Arc::new(fd)), Vec::new()));
         }

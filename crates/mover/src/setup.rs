@@ -56,6 +56,7 @@ impl Shared {
             hook: options.hook.clone(),
             temp_prefix: temp_prefix(plan, token, setup.share_of),
             no_clobber: spec.options.no_clobber,
+            fstab: options.fstab.clone(),
         };
         let seen_at = spec.seen_at.as_ref().map(|path| path.as_bytes().to_vec());
         let mount_point = options.mount_point.as_ref().map(bytes).or(seen_at);

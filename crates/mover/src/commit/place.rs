@@ -182,6 +182,7 @@ impl Run {
     pub(super) fn prepare_place(&self, commit: &Commit) -> Outcome<()> {
         let fault = Fault::target("make directory");
         let parent = self.parent_of(commit)?;
+        self.pfs.must_be_mounted(fd(&parent).map_err(&fault)?, &commit.place.parent)?;
         let there = self.there(commit, &parent)?;
         {
             let staging = &commit.place.staging;

@@ -277,6 +277,7 @@ impl Shared {
             temp_prefix: Vec::new(),
             // It gives no names.
             no_clobber: false,
+            fstab: options.fstab.clone(),
         };
         let file = match find_file(&pfs, work, &job.pace)? {
             Ok(file) => file,

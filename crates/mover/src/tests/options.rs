@@ -1,5 +1,6 @@
 //! What a stage-out may make and replace: parents, names that are taken, dry runs.
 
+use super::commit::commit_spec;
 use super::support::{Site, leftovers, noise, spec};
 use crate::{MoverOptions, PfsHook};
 use forebay_proto::control::{
@@ -76,6 +77,43 @@ fn a_stage_out_into_a_missing_directory_is_refused_without_parents() {
     // Into a buffer, which holds nothing but what its user put there, parents are made.
     site.must(spec(Direction::In, &site.pfs("Directory"), "/a/b/c"));
     assert_eq!(mode(&site.buffer("a/b")), 0o755);
+}
+
+#[test]
+fn a_target_whose_file_system_is_not_mounted_is_refused_without_parents() {
+    let tables = tempfile::tempdir().unwrap();
+    let fstab = tables.path().join("fstab");
+    let options = MoverOptions { fstab: Arc::from(&*fstab), ..MoverOptions::default() };
+    let site = site_with_tree(options);
+    // No table: nothing is missed.
+    for (kind, plan) in each_kind(&site, ".") {
+        site.must(with(plan, kind, &StageOptions::default()));
+    }
+    fs::create_dir(site.pfs("empty")).unwrap();
+    let point = site.pfs("empty").canonicalize().unwrap();
+    fs::write(&fstab, format!("mgs@tcp:/work {} lustre _netdev 0 0\n", point.display())).unwrap();
+    symlink("empty", site.pfs("link")).unwrap();
+    for top in ["empty", "link"] {
+        for (kind, plan) in each_kind(&site, top) {
+            for dry_run in [false, true] {
+                let options = StageOptions { dry_run, ..StageOptions::default() };
+                let status = site.run(with(plan.clone(), kind, &options));
+                assert_eq!(status.state, PlanState::Failed, "{kind:?}");
+                let [error] = &status.errors[..] else { panic!("{:?}", status.errors) };
+                assert_eq!(error.errno, libc::ENODEV);
+                let missed = format!("names {} as a mount point", point.display());
+                assert!(error.why.contains(&missed), "{error:?}");
+            }
+        }
+        let commit = site.run(commit_spec(&site, "/tree", &format!("{top}/v1")));
+        assert_eq!(commit.state, PlanState::Failed);
+        assert!(commit.errors[0].why.contains("as a mount point"), "{:?}", commit.errors);
+        assert_eq!(fs::read_dir(&point).unwrap().count(), 0, "something was made");
+    }
+    // Beside it as ever, and there too if the requester insists.
+    site.must(with(site.stage_out("/tree", "beside"), StageKind::Directory, &parents(None)));
+    site.must(with(site.stage_out("/tree", "empty/run"), StageKind::Directory, &parents(None)));
+    assert_eq!(fs::read(site.pfs("empty/run/sub/f")).unwrap(), noise(5_000, 1));
 }
 
 #[test]
