@@ -80,7 +80,8 @@ impl CacheFs {
         let file = match self.find(stat.key)? {
             Some(file) => file,
             None => match self.make(ino, self.new_record(stat, &path, who), stat.size) {
-                Err(Errno::EEXIST) => self.find(stat.key)?.ok_or(Errno::EAGAIN)?,
+                // Another thread made it, or has already forgotten what was made here.
+                Err(Errno::EEXIST | Errno::ESTALE) => self.find(stat.key)?.ok_or(Errno::EAGAIN)?,
                 made => made?,
             },
         };
@@ -96,7 +97,7 @@ impl CacheFs {
     pub(super) fn make(&self, number: Ino, record: Record, size: u64) -> Result<Arc<CacheFile>> {
         let (mut tries, mut met) = (0, Waiter::default());
         let made = loop {
-            match self.flash.has_room_for_a_file().and_then(|()| self.flash.make(&record)) {
+            match self.flash.has_room_for_a_file().and_then(|()| self.flash.make(&record, size)) {
                 // Room for data, or for one more file: whole clean files go until there is. If all are dirty
                 // the caller waits for drains, as a write does.
                 Err(Errno::ENOSPC) if tries < MAKE_TRIES => {
@@ -116,14 +117,7 @@ impl CacheFs {
             }
         };
         forebay_failpoint::step("a clean file is on record");
-        if size > 0
-            && let Err(e) = self.flash.truncate(made, size)
-        {
-            self.flash.remove(made, record.key)?;
-            self.flash.release(made);
-            return Err(e);
-        }
-        let file = self.load(made, number, record)?;
+        let file = self.load(made, number, &record)?;
         let mut state = file.state.lock();
         state.clean_unsynced = false;
         // Its object was made just now.
@@ -236,6 +230,7 @@ impl CacheFs {
             state.forgotten = true;
             drop(state);
             self.nodes.detach(file.number(), file);
+            forebay_failpoint::step("a forgotten file is still on flash");
             self.flash.remove(file.ino, key)?;
         }
         Ok(())

@@ -191,15 +191,21 @@ impl Flash {
         self.names.settle_inodes()
     }
 
-    /// Makes the files of a new record.
-    pub fn make(&self, record: &Record) -> Result<Ino> {
+    /// Makes the files of a new record, with room for so many bytes of data.
+    pub fn make(&self, record: &Record, size: u64) -> Result<Ino> {
         let args = CreateArgs { mode: 0o600, umask: 0 };
         let caller = Caller::root();
         let name = name_of(record.key);
         let _making = self.making.lock();
         let (entry, _) = NameOps::create(&*self.names, &caller, Ino::ROOT, &name, args, false)?;
         let ino = entry.attr.ino;
-        let made = self.objects().create(map_of(ino)).and_then(|_| self.save(ino, record));
+        let made = self.objects().create(map_of(ino)).and_then(|_| {
+            if size > 0 {
+                self.truncate(ino, size)?;
+            }
+            // Last: what has a record may be in use as soon as it has, and must not go because something else fails.
+            self.save(ino, record)
+        });
         if let Err(e) = made {
             self.remove(ino, record.key)?;
             self.release(ino);
@@ -215,26 +221,63 @@ impl Flash {
     }
 
     /// A cached file is another PFS file from now on. Its record says so already.
-    pub fn rekey(&self, old: Key, new: Key) -> Result<()> {
+    pub fn rekey(&self, ino: Ino, old: Key, new: Key) -> Result<()> {
         let (from, to) = (name_of(old), name_of(new));
         if from == to {
             return Ok(());
         }
-        let caller = Caller::root();
-        match self.names.rename(&caller, Ino::ROOT, &from, Ino::ROOT, &to, rename_flags::NOREPLACE)
-        {
-            // What has the name is about a PFS file whose inode is gone.
-            Err(Errno::EEXIST) => self.names.rename(&caller, Ino::ROOT, &from, Ino::ROOT, &to, 0),
+        match self.rename(&from, &to) {
+            // Its name did not become that of an earlier key when its record got that: flash was full, perhaps.
+            Err(Errno::ENOENT) => match self.name_on_flash(ino)? {
+                Some(from) if from == to => Ok(()),
+                Some(from) => self.rename(&from, &to),
+                None => {
+                    tracing::error!(%ino, "a cached file has no name on flash: what is only here of it goes with this server");
+                    Err(Errno::ENOENT)
+                }
+            },
             other => other,
         }
     }
 
-    /// Removes a cached file; its data goes with the last reference.
-    pub fn remove(&self, ino: Ino, key: Key) -> Result<()> {
-        match NameOps::unlink(&*self.names, &Caller::root(), Ino::ROOT, &name_of(key)) {
-            Ok(()) | Err(Errno::ENOENT) => self.objects().remove(map_of(ino)),
-            Err(e) => Err(e),
+    fn rename(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        let rename =
+            |flags| self.names.rename(&Caller::root(), Ino::ROOT, from, Ino::ROOT, to, flags);
+        match rename(rename_flags::NOREPLACE) {
+            // What has the name is about a PFS file whose inode is gone.
+            Err(Errno::EEXIST) => rename(0),
+            other => other,
         }
+    }
+
+    /// The name that a cached file has, whatever its record says: all of them are looked at.
+    fn name_on_flash(&self, ino: Ino) -> Result<Option<Vec<u8>>> {
+        let mut found = None;
+        let limit = Cookie(u64::MAX);
+        NameOps::readdir(&*self.names, Ino::ROOT, Cookie::DOTDOT, limit, &mut |entry| {
+            if entry.ino == ino {
+                found = Some(entry.name.to_vec());
+            }
+            found.is_none()
+        })?;
+        Ok(found)
+    }
+
+    /// Removes a cached file; its data goes with the last reference. A name that another one got in its place stays: a PFS
+    /// without times of birth gives keys of files that are gone to new ones.
+    pub fn remove(&self, ino: Ino, key: Key) -> Result<()> {
+        let name = name_of(key);
+        match NameOps::lookup(&*self.names, &Caller::root(), Ino::ROOT, &name) {
+            Ok(entry) => {
+                self.release(entry.attr.ino);
+                if entry.attr.ino == ino {
+                    NameOps::unlink(&*self.names, &Caller::root(), Ino::ROOT, &name)?;
+                }
+            }
+            Err(Errno::ENOENT) => {}
+            Err(e) => return Err(e),
+        }
+        self.objects().remove(map_of(ino))
     }
 
     /// Ends a reference.

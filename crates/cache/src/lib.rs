@@ -425,7 +425,8 @@ impl CacheFs {
         let mut tries = 0;
         loop {
             let Some((ino, record)) = self.flash.find(key)? else { return Ok(None) };
-            match self.load(ino, Ino(0), record) {
+            forebay_failpoint::step("a file is found on flash");
+            match self.load(ino, Ino(0), &record) {
                 // Another thread is just taking it off flash: a moment later there is none.
                 Err(Errno::ESTALE) if tries < FIND_TRIES => {
                     tries += 1;
@@ -436,8 +437,9 @@ impl CacheFs {
         }
     }
 
-    /// In memory, whoever asks first. The reference to `ino` is taken over.
-    fn load(&self, ino: Ino, number: Ino, record: Record) -> Result<Arc<CacheFile>> {
+    /// In memory, whoever asks first. The reference to `ino` is taken over. ESTALE if it is taken off flash, or was since
+    /// this record was read.
+    fn load(&self, ino: Ino, number: Ino, read: &Record) -> Result<Arc<CacheFile>> {
         let mut loaded = self.loaded.lock();
         if let Some(file) = loaded.get(&ino).and_then(Weak::upgrade) {
             self.flash.release(ino);
@@ -447,6 +449,7 @@ impl CacheFs {
                 false => Ok(file.clone()),
             };
         }
+        let record = self.still_on_flash(ino, read.key)?;
         if record.state == record::State::Conflict {
             self.had_conflict.store(true, Ordering::Release);
         }
@@ -458,6 +461,24 @@ impl CacheFs {
         Ok(file)
     }
 
+    /// The record of what is in nobody's memory, as it is now; its reference ends with an error. With `loaded` locked nobody
+    /// changes it: who takes a file off flash, or gives it another key, has it in memory. Who had may have done so, and have
+    /// let go of it, since it was found: data that is written into an inode without a name would drain never, and go
+    /// with the server.
+    fn still_on_flash(&self, ino: Ino, key: Key) -> Result<Record> {
+        let now = self.flash.find(key).inspect_err(|_| self.flash.release(ino))?;
+        let Some((found, record)) = now else {
+            self.flash.release(ino);
+            return Err(Errno::ESTALE);
+        };
+        self.flash.release(found);
+        if found != ino {
+            self.flash.release(ino);
+            return Err(Errno::ESTALE);
+        }
+        Ok(record)
+    }
+
     /// By its inode on flash; `None` if there is none any more.
     fn loaded_or_load(&self, ino: Ino) -> Result<Option<Arc<CacheFile>>> {
         let there = self.loaded.lock().get(&ino).and_then(Weak::upgrade);
@@ -465,7 +486,7 @@ impl CacheFs {
             return Ok(there);
         }
         match self.flash.by_ino(ino)? {
-            Some(record) => match self.load(ino, Ino(0), record) {
+            Some(record) => match self.load(ino, Ino(0), &record) {
                 Err(Errno::ESTALE) => Ok(None),
                 loaded => loaded.map(Some),
             },

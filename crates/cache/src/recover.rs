@@ -10,7 +10,7 @@ use super::pfs::Pfs;
 use super::{CONFIG_NAME, CacheFs, CacheOptions, Config, DRAINED_NAME};
 use forebay_credentials::acting::Who;
 use forebay_proto::control::ControlError;
-use forebay_proto::{Ino, Result};
+use forebay_proto::{Errno, Ino, Result};
 use forebay_store::flash::replace_file;
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -115,7 +115,11 @@ impl CacheFs {
                 continue;
             }
             ours.extend(names_on_record(&record));
-            let file = self.load(ino, Ino(0), record)?;
+            let file = match self.load(ino, Ino(0), &record) {
+                // Another one has its key, and got its name just now.
+                Err(Errno::ESTALE) => continue,
+                loaded => loaded?,
+            };
             self.take_up_data(&file, power_cut, made_empty.contains(&ino))?;
             let is_removed = is_dirty
                 && (file.state.lock().record.removed || self.take_up_names(&file, &intents)?);

@@ -455,7 +455,7 @@ impl CacheFs {
         self.clocks.stamped(stat.ctime);
         // What is being fetched comes from the file that was there before.
         file.state.lock().generation += 1;
-        self.flash.rekey(old, stat.key).map_err(at("write the record on flash"))?;
+        self.flash.rekey(file.ino, old, stat.key).map_err(at("write the record on flash"))?;
         self.nodes.rekey(file.number(), stat.key);
         // At the start its number is known to the list of nodes only.
         self.nodes.rekey_known(old, stat.key);

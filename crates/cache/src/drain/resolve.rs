@@ -279,7 +279,7 @@ impl CacheFs {
             record.draining = None;
         })?;
         forebay_failpoint::step("ours is the file on record");
-        self.flash.rekey(old, stat.key)?;
+        self.flash.rekey(file.ino, old, stat.key)?;
         self.nodes.rekey(file.number(), stat.key);
         self.tell_keys(file, stat.key, None)
     }

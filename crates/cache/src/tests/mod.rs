@@ -6,6 +6,7 @@ mod data;
 mod data_servers;
 mod faults;
 mod fills;
+mod forgotten;
 mod full;
 mod kill;
 mod lost;
