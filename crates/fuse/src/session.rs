@@ -21,6 +21,7 @@ use crate::{abi, buffer, dispatch, workers};
 use forebay_proto::latency::Latency;
 use forebay_proto::{Errno, FileSystem, Ino, Notify};
 use parking_lot::Mutex;
+use rustix::fs::{AtFlags, StatxFlags};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,6 +30,9 @@ use std::thread::JoinHandle;
 /// Reads that may fail in a row, for a reason that is not known to pass, before a reader gives
 /// the mount up.
 const MAX_READ_ERRORS: u32 = 16;
+
+/// How often the kernel is asked for the root before it knows it. One answer is overtaken seldom.
+const ROOT_TRIES: u32 = 20;
 
 /// A mounted file system. Dropping it unmounts lazily, without waiting.
 pub struct Session {
@@ -53,9 +57,12 @@ impl Session {
     ) -> Result<Session, MountError> {
         let Mounted { device, path } = mount::mount(mount_point, &options)?;
         let started = start(fs, device, &path, &options);
-        if started.is_err() {
-            if let Err(error) = mount::unmount(&path, true) {
-                tracing::error!(%error, "a mount that could not be started is left behind");
+        match &started {
+            Ok(_) => make_root_known(&path),
+            Err(_) => {
+                if let Err(error) = mount::unmount(&path, true) {
+                    tracing::error!(%error, "a mount that could not be started is left behind");
+                }
             }
         }
         started
@@ -150,6 +157,31 @@ impl Drop for Session {
             Err(error) => tracing::error!(%error, "a mount is left behind"),
         }
     }
+}
+
+/// The kernel has an inode of the root from the mount on, of root and with no rights, and asks what it is when somebody first uses it.
+/// An answer that is overtaken by a notification of the root it ignores: that one is refused, EACCES. So it asks here, until it
+/// knows, before anybody else is there to use the mount.
+fn make_root_known(path: &Path) {
+    let look = |sync| {
+        let wanted = StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::UID | StatxFlags::GID;
+        let st = rustix::fs::statx(rustix::fs::CWD, path, sync, wanted)?;
+        Ok((st.stx_mode, st.stx_uid, st.stx_gid))
+    };
+    for _ in 0..ROOT_TRIES {
+        let answered = look(AtFlags::STATX_FORCE_SYNC);
+        let known = answered.and_then(|is| Ok(is == look(AtFlags::STATX_DONT_SYNC)?));
+        match known {
+            Ok(true) => return,
+            Ok(false) => {}
+            // Who uses it meets the same.
+            Err(error) => {
+                let error: rustix::io::Errno = error;
+                return tracing::debug!(%error, "the root of a new mount is not looked at");
+            }
+        }
+    }
+    tracing::warn!("the kernel does not know yet whose the root of a new mount is");
 }
 
 fn start(

@@ -243,3 +243,26 @@ fn a_recall_waits_for_the_first_answer_about_a_file() {
         assert_eq!(size(), 14);
     });
 }
+
+/// The kernel's inode of the root is there before anybody has told it whose that is: it then has no rights at all, and who asks
+/// for them first is refused if a notification overtakes the answer, for the kernel ignores that.
+#[test]
+fn the_root_has_its_rights_whatever_is_told_while_they_are_asked_for_first() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    use std::sync::atomic::Ordering;
+    let m = Mount::with(|o| o.allow_other = true);
+    fs::set_permissions(m.path.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+    let before = m.total();
+    m.fs.attr_ttl_ms.store(400, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let touched = scope.spawn(|| {
+            let mut touch = std::process::Command::new("touch");
+            touch.arg(m.at("f")).uid(65_534).gid(65_534).output().unwrap()
+        });
+        eventually("something is asked", || m.total() > before);
+        m.session().notifier().inode_changed(forebay_proto::Ino::ROOT);
+        let output = touched.join().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    });
+}
