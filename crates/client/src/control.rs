@@ -46,6 +46,8 @@ pub struct Control {
     store_dir: PathBuf,
     /// When who asks has no more time, however long an answer may take otherwise.
     until: Option<Instant>,
+    /// An answer was not waited for to its end: what comes next on this connection belongs to that question.
+    is_behind: bool,
 }
 
 /// What is left of a wait for who has no time after `until`.
@@ -79,7 +81,8 @@ impl Control {
     pub fn connect_store_within(store_dir: &Path, timeout: Duration) -> Result<Control> {
         let stream = open_socket(store_dir).map_err(|error| not_reached(store_dir, &error))?;
         must_be_the_owners(&stream, store_dir)?;
-        let control = Control { stream, store_dir: store_dir.to_path_buf(), until: None };
+        let control =
+            Control { stream, store_dir: store_dir.to_path_buf(), until: None, is_behind: false };
         control.set_timeout(timeout)?;
         // A stopped one accepts too: the kernel does.
         // A server that is just dying may still accept, and then close without a greeting.
@@ -119,6 +122,11 @@ impl Control {
 
     /// One request, one answer; an error of the server is an error here.
     pub fn request(&mut self, request: &Request, timeout: Duration) -> Result<Reply> {
+        if self.is_behind {
+            let timeout = left(ANSWER_TIMEOUT, self.until);
+            self.stream = Control::connect_store_within(&self.store_dir, timeout)?.stream;
+            self.is_behind = false;
+        }
         self.set_timeout(timeout)?;
         self.send(request)?;
         match self.receive()? {
@@ -349,6 +357,12 @@ impl Control {
     }
 
     fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let message = self.receive_in_turn();
+        self.is_behind = message.is_err();
+        message
+    }
+
+    fn receive_in_turn<T: DeserializeOwned>(&self) -> Result<T> {
         self.wait_for_message("hear from")?;
         match read_message(&self.stream) {
             Ok(Some(message)) => Ok(message),
@@ -479,6 +493,37 @@ mod tests {
         let error = ControlError::new("list plans", None, "no reason").hint("try again");
         let server = serve(dir.path(), CONTROL_PROTOCOL, Reply::Error(error.clone()));
         assert_eq!(Control::connect_store(dir.path()).unwrap().stage_list().unwrap_err(), error);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn an_answer_that_was_not_waited_for_is_not_taken_for_the_next_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap();
+        let server = std::thread::spawn(move || {
+            let greet = || {
+                let (stream, _) = listener.accept().unwrap();
+                let _hello: Hello = read_message(&stream).unwrap().unwrap();
+                let welcome = Welcome { protocol: CONTROL_PROTOCOL, program: "9.9".into() };
+                write_message(&stream, &welcome).unwrap();
+                stream
+            };
+            let first = greet();
+            let asked = read_message::<Request>(&first).unwrap();
+            assert!(matches!(asked, Some(Request::StageList)), "{asked:?}");
+            // The answer comes when nobody waits for it any more.
+            std::thread::sleep(SHORT_ANSWER_TIMEOUT * 2);
+            let _ = write_message(&first, &Reply::Plans(Vec::new()));
+            let second = greet();
+            let asked = read_message::<Request>(&second).unwrap();
+            assert!(matches!(asked, Some(Request::Umount { .. })), "{asked:?}");
+            write_message(&second, &Reply::Ok).unwrap();
+        });
+        let mut control = Control::connect_store(dir.path()).unwrap();
+        control.set_until(Some(Instant::now()));
+        assert_eq!(control.stage_list().unwrap_err().errno, Some(libc::ETIMEDOUT));
+        control.set_until(None);
+        control.umount((false, true, false), |_| ()).unwrap();
         server.join().unwrap();
     }
 
