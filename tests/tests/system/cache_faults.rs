@@ -91,7 +91,7 @@ fn an_unmount_at_a_pfs_that_hangs_waits_tells_why_and_leaves_the_mount(kind: Kin
 }
 
 fn an_unmount_while_it_drains_waits_for_the_rest(kind: Kind) {
-    let site = Site::mounted_as(kind, 128 * MIB, &["--drain", "close", "--drain-rate", "1MiB"]);
+    let site = Site::mounted_as(kind, 128 * MIB, &["--drain", "close", "--drain-rate", "2MiB"]);
     let data: Vec<Vec<u8>> = (0..4).map(|i| pattern(i, 6 << 20)).collect();
     // The first files drain while the last ones are written.
     let start = Instant::now();
@@ -101,11 +101,9 @@ fn an_unmount_while_it_drains_waits_for_the_rest(kind: Kind) {
     std::thread::sleep(Duration::from_millis(300));
     let (ok, said) = site.umount(&["--timeout", "1"]);
     assert!(!ok && said.contains("not on the PFS"), "{said}");
-    let mut rate = Command::new(binary());
-    assert!(try_run_for(rate.arg("drain-rate").arg(site.base.join("mnt")).arg("8MiB"), LIMIT).0);
     let (ok, said) = site.umount(&[]);
     assert!(ok, "{said}");
-    assert!(start.elapsed() > Duration::from_millis(2_500), "24 MiB at no more than 8 MiB/s");
+    assert!(start.elapsed() > Duration::from_millis(10_000), "24 MiB at 2 MiB/s take time");
     for (i, data) in data.iter().enumerate() {
         assert!(std::fs::read(site.pfs(&format!("f{i}"))).unwrap() == *data);
     }
