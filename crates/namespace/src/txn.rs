@@ -121,6 +121,18 @@ impl Txn<'_> {
         }
     }
 
+    /// ENOTEMPTY for a directory that has names. ERESTART while another shard decides about one of them: it may have moved
+    /// elsewhere already, and its mover been told so.
+    pub(super) fn must_be_empty(&mut self, ino: Ino) -> Result<()> {
+        if self.get(ino)?.size == 0 {
+            return Ok(());
+        }
+        if let Some(shards) = &self.namespace.shards {
+            shards.holds().may_tell_names(ino, self.part_of)?;
+        }
+        Err(Errno::ENOTEMPTY)
+    }
+
     /// An entry by name, to be changed. ERESTART while another shard decides what becomes of it.
     pub(super) fn entry(&self, dir: Ino, name: &[u8]) -> Result<Option<EntryRecord>> {
         if let Some(shards) = &self.namespace.shards

@@ -22,11 +22,26 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Runs with FOREBAY_TEST_SHARDS_SEED, or with each of so many seeds.
-fn over_seeds(usual: u64, run: impl FnMut(u64)) {
-    match variable("FOREBAY_TEST_SHARDS_SEED") {
-        Some(seed) => std::iter::once(seed).for_each(run),
-        None => (1..=variable("FOREBAY_TEST_SHARDS_SEEDS").unwrap_or(usual)).for_each(run),
+/// Runs with FOREBAY_TEST_SHARDS_SEED, or with each of so many seeds; with FOREBAY_TEST_SHARDS_SEEDS from that one on. A
+/// failure names the seed.
+fn over_seeds(usual: u64, mut run: impl FnMut(u64)) {
+    let (first, usual) = match variable("FOREBAY_TEST_SHARDS_SEED") {
+        Some(seed) => (seed, 1),
+        None => (1, usual),
+    };
+    for seed in (first..).take(variable("FOREBAY_TEST_SHARDS_SEEDS").unwrap_or(usual) as usize) {
+        let named = NamesSeed(seed);
+        run(seed);
+        std::mem::forget(named);
+    }
+}
+
+/// Says how to replay a run that does not come to its end.
+struct NamesSeed(u64);
+
+impl Drop for NamesSeed {
+    fn drop(&mut self) {
+        eprintln!("failed: FOREBAY_TEST_SHARDS_SEED={} replays it", self.0);
     }
 }
 

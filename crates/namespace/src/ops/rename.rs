@@ -94,9 +94,7 @@ fn replace_target(
         (false, false) => return txn.drop_link(target.ino),
         (true, true) => {}
     }
-    if txn.get(target.ino)?.size > 0 {
-        return Err(Errno::ENOTEMPTY);
-    }
+    txn.must_be_empty(target.ino)?;
     let now = txn.now;
     let replaced = txn.edit(target.ino)?;
     replaced.nlink = 0;

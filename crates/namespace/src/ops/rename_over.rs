@@ -213,9 +213,8 @@ impl Namespace {
                 Ok(None)
             }
             (true, true) => {
-                if txn.live_dir(ino)?.size > 0 {
-                    return Err(Errno::ENOTEMPTY);
-                }
+                txn.live_dir(ino)?;
+                txn.must_be_empty(ino)?;
                 let now = txn.now;
                 let gone = txn.edit(ino)?;
                 gone.nlink = 0;

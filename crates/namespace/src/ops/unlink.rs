@@ -62,9 +62,7 @@ impl Namespace {
         if entry.kind != FileKind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        if txn.get(entry.ino)?.size > 0 {
-            return Err(Errno::ENOTEMPTY);
-        }
+        txn.must_be_empty(entry.ino)?;
         txn.drop_entry(parent, name, entry.cookie)?;
         txn.edit(parent)?.nlink -= 1;
         let now = txn.now;

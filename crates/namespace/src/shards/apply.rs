@@ -139,12 +139,14 @@ impl Namespace {
         }
     }
 
-    /// Undoes what was prepared for a change that was given up.
+    /// Undoes what was prepared for a change that was given up, and sees to it that nothing more is.
     pub(super) fn abort(&self, shards: &Shards, id: TxnId) -> Result<()> {
         let mut orphans = Vec::new();
         {
             let mut txn = self.begin_part();
             txn.use_reserve();
+            // Under the writer's lock: what is being prepared for it looks there before it commits.
+            shards.note_given_up(id);
             let prepared = shards.parts_of(id);
             if prepared.is_empty() {
                 return Ok(());

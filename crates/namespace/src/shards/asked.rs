@@ -63,7 +63,9 @@ impl Namespace {
         for (seq, steps) in decided {
             self.apply(shards, TxnId { shard: from, seq: *seq }, 0, steps)?;
         }
-        // Those decided are applied, and so are not prepared any more.
+        // Those decided are applied, and so are not prepared any more. Nothing is from now on: what asks for it
+        // was sent by an earlier start.
+        self.note_over(shards, from, dead_below);
         for dead in shards.prepared_below(from, dead_below) {
             self.abort(shards, dead)?;
         }

@@ -2,8 +2,8 @@
 //!
 //! A round: what is decided here is made durable; each participant is told, in batches, does what it
 //! has not done, and answers when it has that on flash; intents that all have answered for are
-//! removed. A participant that cannot be reached is tried again, without end. What is prepared here
-//! for longer than an operation takes is asked for. The thread sleeps while there is nothing.
+//! removed. A participant that cannot be reached is tried again, without end. So is one that has not heard of what was given up.
+//! What is prepared here for longer than an operation takes is asked for. The thread sleeps while there is nothing.
 //!
 //! A start: every other shard is asked what it has decided for us, and told what we have, and that
 //! all else of ours from before is given up.
@@ -149,13 +149,26 @@ impl Namespace {
 
     /// Asks a coordinator what became of what is prepared for it here, and what we have missed.
     fn settle_with(&self, shards: &Shards, shard: ShardId) -> Result<()> {
-        let prepared = shards.prepared_for(shard);
-        let mut asked = prepared.chunks(BATCH_NUMBERS);
+        let mut prepared = shards.prepared_for(shard);
+        loop {
+            let rest = prepared.split_off(prepared.len().min(BATCH_NUMBERS));
+            self.settle_some_with(shards, shard, prepared)?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+            prepared = rest;
+        }
+    }
+
+    /// The same for some numbers that are prepared. What is decided is asked for after what is worked at, from the beginning: a
+    /// number that is neither is given up.
+    fn settle_some_with(&self, shards: &Shards, shard: ShardId, prepared: Vec<u64>) -> Result<()> {
+        let mut numbers = prepared.clone();
         let mut after = 0;
         let mut at_work = BTreeSet::new();
         loop {
-            let numbers = asked.next().unwrap_or(&[]);
-            let question = NamesQuestion::Unfinished { prepared: numbers.to_vec(), after };
+            let question =
+                NamesQuestion::Unfinished { prepared: std::mem::take(&mut numbers), after };
             let NamesReply::Unfinished { decided, at_work: some } = shards.ask(shard, question)?
             else {
                 return Err(Errno::EPROTO);
@@ -164,10 +177,8 @@ impl Namespace {
             for (seq, steps) in &decided {
                 self.apply(shards, TxnId { shard, seq: *seq }, 0, steps)?;
             }
-            after = decided.last().map_or(after, |(seq, _)| *seq);
-            if decided.is_empty() && asked.len() == 0 {
-                break;
-            }
+            let Some((last, _)) = decided.last() else { break };
+            after = *last;
         }
         for seq in prepared {
             if !at_work.contains(&seq) {
@@ -229,6 +240,12 @@ impl Namespace {
             }
         }
         self.remove_finished(shards)?;
+        for shard in shards.shards_untold() {
+            if let Err(error) = shards.tell_given_up(shard) {
+                tracing::debug!(shard = shard.0, %error, "what was given up is told later");
+                done = false;
+            }
+        }
         for shard in shards.shards_with_old_prepared() {
             if let Err(error) = self.settle_with(shards, shard) {
                 tracing::debug!(shard = shard.0, %error, "what is prepared is asked for later");
@@ -267,11 +284,10 @@ impl Namespace {
     /// Forgets what was done for a coordinator that will not ask for it again.
     pub(super) fn forget(&self, shards: &Shards, of: ShardId, below: u64) -> Result<()> {
         let first = TxnId { shard: of, seq: 0 };
+        // First, so that there is no moment at which they are neither applied nor over.
+        self.note_over(shards, of, below);
         let gone: Vec<TxnId> = {
-            let mut state = shards.state.lock();
-            // First, so that there is no moment at which they are neither applied nor over.
-            let over_below = state.over_below.entry(of).or_default();
-            *over_below = below.max(*over_below);
+            let state = shards.state.lock();
             state.applied.range(first..TxnId { shard: of, seq: below }).copied().collect()
         };
         for batch in gone.chunks(BATCH_RECORDS) {
@@ -283,6 +299,18 @@ impl Namespace {
             }
         }
         Ok(())
+    }
+
+    /// Operations of a coordinator below this number are over: messages about them do nothing any more.
+    pub(super) fn note_over(&self, shards: &Shards, of: ShardId, below: u64) {
+        // What is being prepared is in the state after this, or looks there before it commits.
+        let _writer = self.writer.lock();
+        let mut state = shards.state.lock();
+        let over_below = state.over_below.entry(of).or_default();
+        *over_below = below.max(*over_below);
+        if let Some(given_up) = state.given_up.get_mut(&of) {
+            *given_up = given_up.split_off(&below);
+        }
     }
 
     fn commit_records(&self, changes: Vec<Change>) -> Result<()> {
@@ -360,6 +388,7 @@ impl Shards {
     /// Shards without which something here does not come to an end.
     fn shards_waited_for(&self) -> BTreeSet<ShardId> {
         let mut waited = self.shards_with_intents();
+        waited.extend(self.shards_untold());
         waited.extend(self.state.lock().prepared.keys().map(|id| id.shard));
         waited
     }
@@ -377,6 +406,50 @@ impl Shards {
         over.flat_map(|intent| intent.left.keys().copied()).collect()
     }
 
+    /// Something may be prepared at a shard for an operation that was given up.
+    pub(super) fn note_untold(&self, shard: ShardId, seq: u64) {
+        self.state.lock().untold.entry(shard).or_default().insert(seq);
+    }
+
+    fn shards_untold(&self) -> Vec<ShardId> {
+        self.state.lock().untold.keys().copied().collect()
+    }
+
+    /// Has a shard undo what it has prepared for operations that were given up, and hear nothing more of them. An error if
+    /// that is not known of each.
+    pub(super) fn tell_given_up(&self, shard: ShardId) -> Result<()> {
+        loop {
+            let first = self.state.lock().untold.get(&shard).and_then(|all| all.first().copied());
+            let Some(seq) = first else { return Ok(()) };
+            self.ask(shard, NamesQuestion::Abort(TxnId { shard: self.mine(), seq }))?;
+            let mut state = self.state.lock();
+            if let Some(untold) = state.untold.get_mut(&shard) {
+                untold.remove(&seq);
+                if untold.is_empty() {
+                    state.untold.remove(&shard);
+                }
+            }
+        }
+    }
+
+    /// Nobody is there to be told any more.
+    pub(super) fn drop_untold(&self, shard: ShardId) {
+        self.state.lock().untold.remove(&shard);
+    }
+
+    /// Nothing is prepared for it from now on.
+    pub(super) fn note_given_up(&self, id: TxnId) {
+        let mut state = self.state.lock();
+        if state.is_over(id) {
+            return;
+        }
+        let given_up = state.given_up.entry(id.shard).or_default();
+        given_up.insert(id.seq);
+        if given_up.len() > super::MAX_GIVEN_UP {
+            given_up.pop_first();
+        }
+    }
+
     fn shards_with_old_prepared(&self) -> BTreeSet<ShardId> {
         let state = self.state.lock();
         let old = |part: &super::Prepared| part.since.elapsed() >= ASK_AFTER;
@@ -391,10 +464,16 @@ impl super::State {
         self.over_below.get(&id.shard).is_some_and(|below| id.seq < *below)
     }
 
+    /// True if the coordinator has given it up.
+    pub(super) fn is_given_up(&self, id: TxnId) -> bool {
+        self.given_up.get(&id.shard).is_some_and(|all| all.contains(&id.seq))
+    }
+
     /// True if the thread may sleep.
     fn has_nothing(&self) -> bool {
         self.intents.values().all(|intent| intent.in_hand)
             && self.unsettled.is_empty()
+            && self.untold.is_empty()
             && self.prepared.is_empty()
     }
 }

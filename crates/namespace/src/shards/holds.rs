@@ -86,12 +86,17 @@ impl Holds {
 
     /// ERESTART if any name of a directory is being decided elsewhere.
     pub(crate) fn may_list(&self, dir: Ino) -> Result<()> {
+        self.may_tell_names(dir, None)
+    }
+
+    /// The same for a part of a change, whose own holds are not in its way.
+    pub(crate) fn may_tell_names(&self, dir: Ino, by: Option<TxnId>) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
         let of_dir = |key: &HoldKey| matches!(key, HoldKey::Name(of, _) if *of == dir);
         let held = self.held.lock();
-        match held.iter().any(|(key, hold)| hold.hides && of_dir(key)) {
+        match held.iter().any(|(key, hold)| hold.hides && Some(hold.by) != by && of_dir(key)) {
             true => Err(Errno::ERESTART),
             false => Ok(()),
         }
@@ -132,6 +137,8 @@ mod tests {
             (holds.may_list(Ino(5)), holds.may_list(Ino(6))),
             (Err(Errno::ERESTART), Ok(()))
         );
+        assert_eq!(holds.may_tell_names(Ino(5), Some(a)), Ok(()), "of itself it knows");
+        assert_eq!(holds.may_tell_names(Ino(5), Some(b)), Err(Errno::ERESTART));
         holds.release(b);
         assert!(!holds.is_empty());
         holds.release(a);

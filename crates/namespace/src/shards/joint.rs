@@ -74,14 +74,17 @@ impl Joint<'_> {
         if matches!(wanted, Wanted::EmptyDir(_)) && self.shards.is_lost(at) {
             return Ok(NamesReply::Done);
         }
+        // An earlier attempt of the same call may be prepared there, with its answer lost: it goes first, so that a
+        // link never counts twice.
+        self.shards.tell_given_up(at)?;
         let question =
             NamesQuestion::Prepare { txn: self.txn, part: self.parts, client: self.client, wanted };
         self.parts += 1;
         // Also if the answer is lost: it may have been prepared.
-        self.asked.insert(at);
+        let is_first = self.asked.insert(at);
         let reply = self.shards.ask(at, question);
         step("coordinator: asked to prepare");
-        if matches!(reply, Err(Errno::EHOSTUNREACH)) {
+        if is_first && matches!(reply, Err(Errno::EHOSTUNREACH)) {
             // Then it was not done; and there is nobody to be told.
             self.asked.remove(&at);
         }
@@ -167,9 +170,11 @@ impl Joint<'_> {
 
     fn tell_abort(&self, shards: BTreeSet<ShardId>) {
         for shard in shards {
-            // Who is not reached finds out by asking.
-            if let Err(error) = self.shards.ask(shard, NamesQuestion::Abort(self.txn)) {
+            self.shards.note_untold(shard, self.txn.seq);
+            // Who is not reached is told before it is asked to prepare anything else, or by the thread.
+            if let Err(error) = self.shards.tell_given_up(shard) {
                 tracing::debug!(shard = shard.0, %error, "a shard was not told of a change given up");
+                self.shards.changed.notify_all();
             }
         }
     }

@@ -52,6 +52,7 @@ impl Namespace {
             self.abort(shards, TxnId { shard, seq: *seq })?;
         }
         self.forget(shards, shard, u64::MAX)?;
+        shards.drop_untold(shard);
         let left = shards.drop_steps_for(shard);
         if !prepared.is_empty() || left > 0 {
             tracing::warn!(

@@ -64,6 +64,9 @@ use std::time::{Duration, Instant};
 const SEQ_BITS: u32 = 40;
 /// Most intents that are not finished: with a server away for long, no more changes that need it.
 const MAX_INTENTS: usize = 1 << 18;
+/// Most operations of one coordinator that are remembered as given up. Beyond that the oldest are forgotten: what a late message of
+/// such a one prepares is asked for, and undone then.
+const MAX_GIVEN_UP: usize = 1 << 16;
 
 /// What others may believe, and must not any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,6 +142,11 @@ struct State {
     /// Operations of a coordinator below this number are over. A message about one of them has been on its way since
     /// before the operation was settled: it waited in a connection that was cut. After a restart there is no such connection.
     over_below: BTreeMap<ShardId, u64>,
+    /// Operations of a coordinator that it has given up, from `over_below` on: a message that is still on its way
+    /// prepares nothing for them.
+    given_up: BTreeMap<ShardId, BTreeSet<u64>>,
+    /// What was given up here, by shards that may have prepared something for it and have not heard so.
+    untold: BTreeMap<ShardId, BTreeSet<u64>>,
     /// Shards that have not been asked, or told, since the start of this server.
     unsettled: BTreeSet<ShardId>,
     /// Below this no intent is left in memory, and below `forget_below` none on flash either.

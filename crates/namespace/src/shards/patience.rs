@@ -15,6 +15,8 @@ pub struct Patience {
     until: Instant,
     pause: Duration,
     random: RandomState,
+    #[cfg(any(debug_assertions, feature = "failpoints"))]
+    pauses: u32,
 }
 
 impl Default for Patience {
@@ -27,7 +29,19 @@ impl Patience {
     /// Of somebody who has not waited yet.
     pub fn new() -> Patience {
         let until = Instant::now() + Timing::current().retry;
-        Patience { until, pause: PAUSE_FIRST, random: RandomState::new() }
+        Patience {
+            until,
+            pause: PAUSE_FIRST,
+            random: RandomState::new(),
+            #[cfg(any(debug_assertions, feature = "failpoints"))]
+            pauses: 0,
+        }
+    }
+
+    #[cfg(any(debug_assertions, feature = "failpoints"))]
+    fn pause_by_hand(&mut self) -> Option<bool> {
+        self.pauses += 1;
+        super::testing::pause(self.pauses)
     }
 
     /// Between a quarter of the pause and all of it.
@@ -43,6 +57,10 @@ impl Namespace {
     /// Waits a moment after ERESTART. ETIMEDOUT when it was long enough: what is in the way is held
     /// by a server that is away.
     pub fn wait_for_shards(&self, patience: &mut Patience) -> Result<()> {
+        #[cfg(any(debug_assertions, feature = "failpoints"))]
+        if let Some(goes_on) = patience.pause_by_hand() {
+            return if goes_on { Ok(()) } else { Err(Errno::ETIMEDOUT) };
+        }
         if Instant::now() >= patience.until {
             return Err(Errno::ETIMEDOUT);
         }
@@ -56,6 +74,10 @@ impl Namespace {
     pub fn wait_for_server(&self, errno: Errno, patience: &mut Patience) -> bool {
         let Some(shards) = &self.shards else { return false };
         let was_away = matches!(errno, Errno::EHOSTUNREACH | Errno::ETIMEDOUT);
+        #[cfg(any(debug_assertions, feature = "failpoints"))]
+        if was_away && let Some(goes_on) = patience.pause_by_hand() {
+            return goes_on;
+        }
         let waits = was_away
             && match shards.away_for() {
                 Some(away) => away < *shards.patience.read(),

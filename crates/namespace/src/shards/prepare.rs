@@ -2,8 +2,8 @@
 //! or does it so that it can be undone.
 //!
 //! A question that comes twice gets the answer of the first. One that comes so late that its change
-//! was given up meanwhile leaves something prepared that nobody asks for: the thread (`finish`) asks
-//! what became of it.
+//! was given up or applied meanwhile prepares nothing. Where that is not known any more, it leaves something
+//! prepared that nobody asks for: the thread (`finish`) asks what became of it.
 
 use super::records::{self, PreparedRecord};
 use super::{About, Prepared, Quiet, Shards, hold_of};
@@ -28,10 +28,7 @@ impl Namespace {
         client: u64,
         wanted: &Wanted<'_>,
     ) -> Result<NamesReply> {
-        if shards.state.lock().is_over(txn) {
-            // Nobody waits for the answer, and nothing must be held or counted for it.
-            return Err(Errno::ESTALE);
-        }
+        shards.refuse_late(txn)?;
         if let Some(what) = shards.prepared(txn, part) {
             return self.prepared_reply(what);
         }
@@ -95,6 +92,8 @@ impl Namespace {
         mut txn: Txn<'_>,
         quiet: Option<Quiet>,
     ) -> Result<()> {
+        // Again, now that nobody else can give it up.
+        shards.refuse_late(id)?;
         txn.push(records::put_prepared(id, part, &what)?);
         // A change that is given up frees what it took; one that removes things must go on when all
         // is full.
@@ -211,15 +210,24 @@ impl Namespace {
     ) -> Result<NamesReply> {
         let mut txn = self.begin_part();
         txn.is_part_of(id.0);
-        if txn.live_dir(ino)?.size > 0 {
-            return Err(Errno::ENOTEMPTY);
-        }
+        txn.live_dir(ino)?;
+        txn.must_be_empty(ino)?;
         self.commit_prepared(shards, id, PreparedRecord::Dir(ino), txn, quiet)?;
         Ok(NamesReply::Done)
     }
 }
 
 impl Shards {
+    /// ESTALE for a change that this shard has done, or that was given up. Nobody waits for the answer, and nothing must be
+    /// held or counted for it.
+    fn refuse_late(&self, txn: TxnId) -> Result<()> {
+        let state = self.state.lock();
+        match state.is_over(txn) || state.is_given_up(txn) || state.applied.contains(&txn) {
+            true => Err(Errno::ESTALE),
+            false => Ok(()),
+        }
+    }
+
     fn prepared(&self, txn: TxnId, part: u8) -> Option<PreparedRecord> {
         let state = self.state.lock();
         let parts = state.prepared.get(&txn)?;

@@ -3,13 +3,26 @@
 use super::{Patience, Shards};
 use crate::Namespace;
 use forebay_proto::{Caller, Errno, Ino, Result};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Who waits for other servers asks it with the number of its pauses, from 1 on, instead of letting time pass; it says
+/// whether to go on waiting.
+pub type OnPause = Rc<dyn Fn(u32) -> bool>;
 
 thread_local! {
     /// The thread that finishes intents is not started: the test does its rounds.
     pub static BY_HAND: Cell<bool> = const { Cell::new(false) };
+    /// What happens in a pause of this thread.
+    pub static ON_PAUSE: RefCell<Option<OnPause>> = const { RefCell::new(None) };
+}
+
+/// Whether to go on after a pause, if this thread is in the hands of a test.
+pub(super) fn pause(count: u32) -> Option<bool> {
+    let on_pause = ON_PAUSE.with_borrow(Clone::clone);
+    on_pause.map(|on_pause| on_pause(count))
 }
 
 /// What of operations over shards is not finished at one of them.

@@ -1,8 +1,8 @@
 //! Messages that arrive again long after: a connection that was cut delivers, once it is whole again, what its server had
-//! sent by another one meanwhile.
+//! sent by another one meanwhile. And calls that are made again since an answer between servers was lost.
 
-use super::world::World;
-use forebay_proto::Ino;
+use super::world::{Fate, World};
+use forebay_proto::{Errno, Ino};
 
 #[test]
 fn messages_of_operations_that_are_over_change_nothing() {
@@ -40,6 +40,122 @@ fn messages_of_operations_that_are_over_change_nothing() {
         let now = (world.nlink(file), [Ino::ROOT, a, b].map(|dir| world.entries(dir)));
         assert_eq!(now, before);
     }
+    // Waits for what is removed in the background.
+    world.check();
     assert!(world.namespace(gone.shard().0).attributes(gone).is_err());
     world.close();
+}
+
+#[test]
+fn a_message_of_an_operation_that_was_given_up_holds_nothing() {
+    let world = World::new();
+    let (a, a_name) = world.dir_on(Ino::ROOT, 1, "a");
+    let (below, _) = world.dir_on(a, 2, "below");
+    world.record();
+    let refused = world.rename((Ino::ROOT, &a_name), (below, "circle"), 0);
+    assert_eq!(refused, Err(Errno::EINVAL));
+    let messages = world.recorded();
+    assert!(messages.len() > 3, "{} messages", messages.len());
+    for message in &messages {
+        world.deliver_again(message);
+        let unfinished = world.namespace(0).testing().unfinished();
+        assert_eq!((unfinished.prepared, unfinished.holds), (0, false));
+    }
+    world.rename((Ino::ROOT, &a_name), (Ino::ROOT, "free"), 0).unwrap();
+    world.close();
+}
+
+#[test]
+fn a_message_of_an_earlier_start_holds_nothing() {
+    let world = World::new();
+    let (b, _) = world.dir_on(Ino::ROOT, 2, "b");
+    let file = world.create(Ino::ROOT, "file", 1).unwrap();
+    world.finish();
+    // The decision is lost with the server that makes it, and its question comes after it is back.
+    world.these_fates(&[Fate::Late]);
+    world.kill_at(0);
+    let linked = world.link(file, b, "link");
+    assert_eq!(linked, Ok(file), "made again at the next start");
+    world.clear_up();
+    let unfinished = world.namespace(1).testing().unfinished();
+    assert_eq!((unfinished.prepared, world.nlink(file)), (1, 2), "only what was decided");
+    world.close();
+}
+
+#[test]
+fn a_directory_whose_last_name_has_moved_away_can_be_removed_at_once() {
+    let world = World::new();
+    for (server, parent) in [(1, 0), (2, 0), (0, 0)] {
+        let (dir, name) = world.dir_on(Ino::ROOT, server, "dir");
+        let (other, _) = world.dir_on(Ino::ROOT, (server + 1) % 3, "other");
+        world.create(dir, "x", parent).unwrap();
+        // What tells the old name's server that it is decided is lost. The next round tells it.
+        world.these_fates(&[Fate::Arrives, Fate::Lost]);
+        world.rename((dir, "x"), (other, "y"), 0).unwrap();
+        world.rounds_in_pauses();
+        world.rmdir(Ino::ROOT, &name).unwrap();
+        world.clear_up();
+    }
+    world.close();
+}
+
+#[test]
+fn a_link_that_is_made_again_since_answers_were_lost_counts_once() {
+    use Fate::*;
+    let cases = [
+        // Prepared, and neither that nor its being given up was heard.
+        &[AnswerLost, Lost][..],
+        &[AnswerLost, NotSent],
+        &[AnswerLost, Late],
+        &[AnswerLost, AnswerLost],
+        // It arrives when it has been given up.
+        &[Late, Arrives],
+        // Again and again.
+        &[AnswerLost, Lost, Lost, NotSent, Arrives, AnswerLost, Lost],
+    ];
+    for fates in cases {
+        let world = World::new();
+        let (b, _) = world.dir_on(Ino::ROOT, 2, "b");
+        let file = world.create(Ino::ROOT, "file", 1).unwrap();
+        world.these_fates(fates);
+        let linked = world.link(file, b, "link");
+        assert_eq!((linked, world.nlink(file)), (Ok(file), 2), "{fates:?}");
+        world.clear_up();
+        assert_eq!(world.nlink(file), 2, "{fates:?}");
+        world.unlink(b, "link").unwrap();
+        assert_eq!(world.nlink(file), 1, "{fates:?}");
+        world.close();
+    }
+}
+
+#[test]
+fn a_server_that_cannot_be_asked_for_a_second_part_undoes_the_first() {
+    let mut refused = 0;
+    // So many messages arrive, then none for as long as the call is patient.
+    for arrive in 0..16 {
+        let world = World::in_memory();
+        let (a, _) = world.dir_on(Ino::ROOT, 1, "a");
+        let (_, moved) = world.dir_on(a, 1, "moved");
+        let (_, replaced) = world.dir_on(Ino::ROOT, 1, "replaced");
+        world.finish();
+        let mut fates = vec![Fate::Arrives; arrive];
+        fates.resize(arrive + 200, Fate::NotSent);
+        world.these_fates(&fates);
+        let renamed = world.rename((a, &moved), (Ino::ROOT, &replaced), 0);
+        world.clear_up();
+        // One round of each server: nothing is left that would only be asked for later.
+        world.finish();
+        match renamed {
+            Ok(()) => assert!(!world.entries(a).contains_key(&moved), "{arrive} arrived"),
+            Err(errno) => {
+                refused += 1;
+                assert!(matches!(errno, Errno::EHOSTUNREACH | Errno::ETIMEDOUT), "{errno}");
+                world.rmdir(a, &moved).unwrap();
+                world.rmdir(Ino::ROOT, &replaced).unwrap();
+            }
+        }
+        world.close();
+    }
+    // Both parts were met.
+    assert!((2..16).contains(&refused), "{refused} refused");
 }

@@ -1,6 +1,10 @@
 //! Random operations over three shards against a model, with servers killed in between.
 //!
-//! `FOREBAY_TEST_SHARDS_SEED` replays one seed, `FOREBAY_TEST_SHARDS_STEPS` makes it longer.
+//! And the same with messages that are lost, late, repeated and out of order ([`super::world`]'s weather): what is
+//! acknowledged is done once, what failed is not done, and as soon as messages arrive again nothing of it is left.
+//!
+//! `FOREBAY_TEST_SHARDS_SEED` replays one seed, `FOREBAY_TEST_SHARDS_STEPS` makes it longer, `FOREBAY_TEST_SHARDS_SEEDS` says
+//! how many seeds (`FOREBAY_TEST_WEATHER_SEEDS`: of the second test).
 
 use super::world::{SHARDS, World};
 use super::{over_seeds, variable};
@@ -12,6 +16,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 const STEPS: u32 = 250;
+/// Steps of a run in bad weather, and how many of them until it clears up for a look.
+const WEATHER_STEPS: u32 = 90;
+const WEATHER_LOOK: u32 = 6;
+/// One of so many steps has a server killed.
+const KILL_ONE_IN: u32 = 4;
+const WEATHER_KILL_ONE_IN: u32 = 8;
 const NAMES: u32 = 5;
 /// Directories beyond this are not made.
 const MAX_DIRS: usize = 14;
@@ -98,6 +108,18 @@ impl Model {
         }
     }
 
+    /// At any moment, whatever is under way: no file has fewer links than names.
+    fn check_names_count(&self, world: &World) {
+        let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
+        for (ino, kind) in self.dirs.values().flat_map(BTreeMap::values) {
+            *names.entry(*ino).or_default() += u32::from(*kind != FileKind::Dir);
+        }
+        for (ino, count) in names {
+            let nlink = world.nlink(ino);
+            assert!(nlink >= count, "{ino}: {nlink} links, {count} names");
+        }
+    }
+
     fn check(&self, world: &World) {
         world.check();
         for (dir, entries) in &self.dirs {
@@ -110,6 +132,7 @@ struct Run {
     world: World,
     model: Model,
     rng: StdRng,
+    kill_one_in: u32,
 }
 
 impl Run {
@@ -122,11 +145,14 @@ impl Run {
         format!("n{}", self.rng.random_range(0..NAMES))
     }
 
-    /// True if the model has to follow: it was done. What failed since a server was killed was not.
+    /// True if the model has to follow: it was done. What failed since a server was killed was not, nor what failed
+    /// since a message was lost or late.
     fn done<T>(&self, told: &str, result: &Result<T>, refusals: &[Errno], killed: bool) -> bool {
         match result {
             Ok(_) => assert!(refusals.is_empty(), "{told}: done, not {refusals:?}"),
-            Err(Errno::ETIMEDOUT | Errno::EHOSTUNREACH) if killed => return false,
+            Err(Errno::ETIMEDOUT | Errno::EHOSTUNREACH) if killed || self.world.was_struck() => {
+                return false;
+            }
             Err(errno) => assert!(refusals.contains(errno), "{told}: {errno}, not {refusals:?}"),
         }
         result.is_ok()
@@ -137,7 +163,7 @@ impl Run {
         let near = self.rng.random_range(0..SHARDS);
         let there = self.model.get(dir, &name);
         let exists = if there.is_some() { vec![Errno::EEXIST] } else { vec![] };
-        let kill = self.rng.random_range(0..4) == 0;
+        let kill = self.rng.random_range(0..self.kill_one_in) == 0;
         let fired = kill.then(|| self.world.kill_at(self.rng.random_range(0..14)));
         let kind = self.rng.random_range(0..10);
         let told = format!("step {n}: {kind} of {name} in {dir}, near {near}, killed: {kill}");
@@ -218,11 +244,37 @@ impl Run {
     }
 }
 
+impl Run {
+    fn new(world: World, seed: u64, kill_one_in: u32) -> Run {
+        println!("seed {seed}");
+        let dirs = BTreeMap::from([(Ino::ROOT, BTreeMap::new())]);
+        let model = Model { dirs, parents: BTreeMap::new() };
+        let rng = StdRng::seed_from_u64(seed);
+        Run { world, model, rng, kill_one_in }
+    }
+}
+
+fn run_in_bad_weather(seed: u64) {
+    let mut run = Run::new(World::in_memory(), seed, WEATHER_KILL_ONE_IN);
+    let steps = variable("FOREBAY_TEST_SHARDS_STEPS").map_or(WEATHER_STEPS, |steps| steps as u32);
+    run.world.bad_weather(seed);
+    for n in 0..steps {
+        run.step(n);
+        run.model.check_names_count(&run.world);
+        if n % WEATHER_LOOK == WEATHER_LOOK - 1 {
+            run.world.settle();
+            run.world.clear_up();
+            run.model.check(&run.world);
+            run.world.bad_weather(seed ^ (u64::from(n) << 32));
+        }
+    }
+    run.world.clear_up();
+    run.model.check(&run.world);
+    run.world.close();
+}
+
 fn run(seed: u64) {
-    println!("seed {seed}");
-    let dirs = BTreeMap::from([(Ino::ROOT, BTreeMap::new())]);
-    let model = Model { dirs, parents: BTreeMap::new() };
-    let mut run = Run { world: World::new(), model, rng: StdRng::seed_from_u64(seed) };
+    let mut run = Run::new(World::new(), seed, KILL_ONE_IN);
     let steps = variable("FOREBAY_TEST_SHARDS_STEPS").map_or(STEPS, |steps| steps as u32);
     for n in 0..steps {
         run.step(n);
@@ -237,4 +289,9 @@ fn run(seed: u64) {
 #[test]
 fn random_operations_over_shards_agree_with_the_model_whoever_is_killed() {
     over_seeds(4, run);
+}
+
+#[test]
+fn random_operations_over_shards_agree_with_the_model_whatever_becomes_of_messages() {
+    over_seeds(variable("FOREBAY_TEST_WEATHER_SEEDS").unwrap_or(200), run_in_bad_weather);
 }

@@ -1,12 +1,15 @@
 //! The servers and the client. [`check`]: what is checked of them; [`cuts`]: their power can be cut; [`data`]: with
-//! the data of files.
+//! the data of files; [`weather`]: messages are lost or late.
 
 mod check;
 mod cuts;
 mod data;
+mod weather;
 
 pub use cuts::Cut;
 pub use data::BLOCK_BYTES;
+pub use weather::Fate;
+use weather::Weather;
 
 use super::BY_HAND;
 use crate::places::Places;
@@ -69,6 +72,8 @@ pub struct Net {
     lost: RwLock<BTreeSet<u16>>,
     /// While questions are recorded.
     recorded: parking_lot::Mutex<Option<Vec<Recorded>>>,
+    /// What becomes of messages, if not all arrive.
+    weather: parking_lot::Mutex<Option<Weather>>,
 }
 
 struct Wire {
@@ -112,6 +117,7 @@ impl Peers for Wire {
         if self.is_lost(to) {
             return Err(Errno::EIO);
         }
+        let fate = self.net.fate(to);
         let asked = {
             let servers = self.net.servers.read();
             // Who is killed says nothing any more.
@@ -126,6 +132,15 @@ impl Peers for Wire {
             all.push((to, body.clone()));
         }
         room.clear();
+        match fate {
+            Fate::Arrives | Fate::AnswerLost => {}
+            Fate::NotSent => return Err(Errno::EHOSTUNREACH),
+            Fate::Lost => return Err(Errno::ETIMEDOUT),
+            Fate::Late => {
+                self.net.delay(to, body, payload);
+                return Err(Errno::ETIMEDOUT);
+            }
+        }
         let answer = as_server(to.0, || match frame::decode_borrowed(&body).unwrap() {
             Question::Names { from, question, .. } => {
                 asked.names(from, &question, payload, room).map(Reply::Names)
@@ -135,7 +150,10 @@ impl Peers for Wire {
             }
             other => panic!("{other:?}"),
         });
-        answer.unwrap_or(Err(Errno::ETIMEDOUT))
+        match answer {
+            Some(answer) if fate != Fate::AnswerLost => answer,
+            _ => Err(Errno::ETIMEDOUT),
+        }
     }
 }
 
@@ -155,15 +173,29 @@ impl World {
         World::with(None, false)
     }
 
+    /// The same on a file system in memory, if there is one: a world costs a twentieth of the time there.
+    pub fn in_memory() -> World {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        World::at(dir, None, false)
+    }
+
     /// All on flash that survives a power cut; the power can be cut.
     pub fn with_power() -> World {
         World::with(Some(Arc::default()), false)
     }
 
     fn with(power: Option<Arc<parking_lot::Mutex<cuts::Power>>>, has_data: bool) -> World {
+        World::at(tempfile::tempdir().unwrap(), power, has_data)
+    }
+
+    fn at(
+        dir: tempfile::TempDir,
+        power: Option<Arc<parking_lot::Mutex<cuts::Power>>>,
+        has_data: bool,
+    ) -> World {
         BY_HAND.set(true);
         let world = World {
-            dir: tempfile::tempdir().unwrap(),
+            dir,
             has_data,
             net: Arc::default(),
             seqs: RefCell::default(),
@@ -290,6 +322,9 @@ impl World {
                     net.lost.write().insert(who);
                 }
                 if let Some(running) = net.servers.write().remove(&who) {
+                    if let Some(weather) = &mut *net.weather.lock() {
+                        weather.killed(who);
+                    }
                     running.store.refuse();
                     net.dead.lock().push(running);
                 }
@@ -367,6 +402,8 @@ impl World {
                 as_server(shard, || sessions.call(&session, &request, payload, &mut room, false));
             drop((sessions, session));
             match reply {
+                // The client asks again, as it does on a new connection, and is told the same.
+                Some(_) if call.is_once_only() && self.net.is_answer_lost(shard, &request) => {}
                 Some(reply) => return self.note(reply.answer),
                 None => self.recover(),
             }
