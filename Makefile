@@ -27,6 +27,8 @@ TEST_ARGS ?=
 # How long the random test of the cache runs in `make test`, `make test-full`, and `make model`.
 TEST_MODEL_SECONDS := 15
 FULL_MODEL_SECONDS := 60
+# Seeds of the simulation of operations over servers in bad weather in `make test-full`; in `make test` it has 200.
+FULL_WEATHER_SEEDS := 10000
 MODEL_SECONDS ?= 3600
 BENCH_ARGS ?=
 # For demo/run: DEMO_ARGS=--slurm submits the job to a Slurm of its own.
@@ -34,7 +36,7 @@ DEMO_ARGS ?=
 
 INSTALL_PACKAGES := scripts/install-packages
 
-.PHONY: help build docs check test test-full test-slurm torch trace-readers model demo bench install uninstall lint lint-quick fmt clippy deny fuzz clean \
+.PHONY: help build docs check test test-full load test-slurm torch trace-readers model demo bench install uninstall lint lint-quick fmt clippy deny fuzz clean \
 	packages-build packages-docs packages-test packages-demo packages-bench
 
 help: ## List the targets
@@ -83,10 +85,18 @@ test: packages-test fmt ## Format, lints, and each promise of docs/SEMANTICS.md 
 	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
 	  FOREBAY_TRACE_PYTHON="$(TRACE_VENV)/bin/python" $(TEST_RUNNER) --tier test --beside "$(CLIPPY)" $(TEST_ARGS)
 
+# Compute nodes of a job are always busy. What fails here and not in `make test` waits too short, or is a race. All is built before.
+load: packages-test ## The tests of make test beside busy loops, as many as processors (TEST_ARGS): after a change of a protocol
+	{ scripts/torch-venv "$(TORCH_VENV)" && scripts/trace-venv "$(TRACE_VENV)"; } & venvs=$$!; \
+	  $(CARGO) test --workspace --locked --no-run && wait $$venvs
+	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
+	  FOREBAY_TRACE_PYTHON="$(TRACE_VENV)/bin/python" scripts/under-load $(TEST_RUNNER) --tier test $(TEST_ARGS)
+
 # What is tested here is what is installed: the release executable.
 test-full: packages-test build torch trace-readers lint-quick ## All tests, on all kinds of store, by the release executable: before a release
 	scripts/deny --if-installed "$(TOOLS)"
-	FOREBAY_CACHE_MODEL_S=$(FULL_MODEL_SECONDS) FOREBAY_BIN="$(FOREBAY)" FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
+	FOREBAY_CACHE_MODEL_S=$(FULL_MODEL_SECONDS) FOREBAY_TEST_WEATHER_SEEDS=$(FULL_WEATHER_SEEDS) FOREBAY_TEST_EVERY_POINT=1 \
+	  FOREBAY_BIN="$(FOREBAY)" FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
 	  FOREBAY_TRACE_PYTHON="$(TRACE_VENV)/bin/python" $(TEST_RUNNER) --tier full $(TEST_ARGS)
 	# The lease code under random schedules of all its steps: some seconds, the same number each time.
 	$(CARGO) test -p forebay-lease --features shuttle --lib --locked schedules

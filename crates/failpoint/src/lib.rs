@@ -25,6 +25,10 @@ pub mod kill {
 
     /// The variable.
     pub const KILL_AT: &str = "FOREBAY_TEST_KILL_AT";
+    /// The variable has tests kill at each of their points (`make test-full`) instead of a sample of them.
+    const EVERY: &str = "FOREBAY_TEST_EVERY_POINT";
+    /// A sample is one of so many points.
+    const SAMPLED_ONE_IN: usize = 3;
     /// Only points whose names begin so are counted.
     pub const KILL_ONLY: &str = "FOREBAY_TEST_KILL_ONLY";
     /// The variable says to which file each point is written as it is passed, for who looks for a fault.
@@ -107,14 +111,28 @@ pub mod kill {
         }
     }
 
-    /// Kills a test at each of its points, and judges what is left: `run` gets the number of the point, and
-    /// which points count (`None`: all). Where it was killed. With several threads points come in another
-    /// order each time, and one may be missed: each of those `wanted` that was, is killed at by its name.
+    /// The points at which a test kills, counted from 1: all, or a sample that is another one in each run. Whoever
+    /// fails says at which point, and can be killed there again.
+    pub fn points() -> std::iter::StepBy<std::ops::RangeFrom<u64>> {
+        use std::hash::{BuildHasher, RandomState};
+        let one_in = if every_point() { 1 } else { SAMPLED_ONE_IN };
+        let first = 1 + RandomState::new().hash_one(0) % one_in as u64;
+        (first..).step_by(one_in)
+    }
+
+    /// True if tests are to try all that they can, whatever time it takes.
+    pub fn every_point() -> bool {
+        std::env::var_os(EVERY).is_some()
+    }
+
+    /// Kills a test at its [`points`], and judges what is left: `run` gets the number of the point, and
+    /// which points count (`None`: all). Where it was killed. A sample does not have all points, and with several threads
+    /// they come in another order each time: each of those `wanted` that was missed is killed at by its name.
     pub fn at_each_point(
         wanted: &[&str],
         mut run: impl FnMut(u64, Option<&str>) -> Option<String>,
     ) -> Vec<String> {
-        let mut places: Vec<String> = (1..).map_while(|at| run(at, None)).collect();
+        let mut places: Vec<String> = points().map_while(|at| run(at, None)).collect();
         for place in wanted {
             if !places.iter().any(|p| p == place) {
                 let killed = run(1, Some(place));

@@ -35,6 +35,11 @@ pub fn long() -> bool {
     std::env::var_os("FOREBAY_LONG").is_some()
 }
 
+/// True if every point at which somebody can be killed is wanted (`make test-full`), not a sample of them.
+pub fn every_point() -> bool {
+    std::env::var_os("FOREBAY_TEST_EVERY_POINT").is_some()
+}
+
 /// A number from the environment, or `default`.
 pub fn env_u64(name: &str, default: u64) -> u64 {
     match std::env::var(name) {

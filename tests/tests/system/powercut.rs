@@ -30,7 +30,11 @@ const STORE_RECORD: &str = "store.json";
 
 /// Number of states to try.
 fn states(default: usize) -> usize {
-    let default = if forebay_tests::long() { default * 20 } else { default };
+    let default = match (forebay_tests::long(), forebay_tests::every_point()) {
+        (true, _) => default * 20,
+        (false, true) => default,
+        (false, false) => default / 3,
+    };
     env_u64("FOREBAY_POWERCUT_STATES", default as u64) as usize
 }
 

@@ -6,7 +6,7 @@ use super::snapshot;
 use super::sockets::{receive, send, socket};
 use super::support::{LIMIT, leftovers, need_root, noise, spec};
 use crate::{Mover, MoverOptions, Servers};
-use forebay_failpoint::kill::KILL_AT;
+use forebay_failpoint::kill::{KILL_AT, points};
 use forebay_interfaces::peers::asking;
 use forebay_proto::control::{Direction, PlanState};
 use forebay_proto::net::servers::{Question, Reply};
@@ -186,8 +186,8 @@ fn settled(dir: &Path, victim: u16, killed: bool, servers: &mut [Process], out: 
 fn killed_everywhere(victim: u16) {
     need_root();
     for out in [false, true] {
-        let points = (1..=POINTS_MAX).take_while(|&at| killed_at(victim, at, out)).count();
-        assert!(points > 5, "only {points} points, out: {out}");
+        let end = points().find(|&at| at > POINTS_MAX || !killed_at(victim, at, out)).unwrap();
+        assert!(end > 6, "no point {end}, out: {out}");
     }
 }
 

@@ -2,7 +2,7 @@
 //! capacity on record is what the stores on flash have, and nothing is left over.
 
 use super::*;
-use forebay_failpoint::kill::run_killed;
+use forebay_failpoint::kill::{KILL_ONLY, at_each_point, run_killed};
 use forebay_proto::events::{EventKind, EventRecord, EventsQuery};
 use std::collections::BTreeMap;
 
@@ -94,16 +94,39 @@ fn must_agree(ledger: &Ledger, flash: &Path, when: &str) {
     }
 }
 
+/// After each of these somebody is killed.
+const PLACES: &[&str] = &[
+    "a buffer and its servers are on record",
+    "a buffer's capacity is on record",
+    "a store says that it is being made",
+    "a buffer has its store",
+    "a buffer is formatted",
+    "a part is ready on record",
+    "a buffer has a part",
+    "a buffer is ready on record",
+    "an extension is on the leader's record",
+    "an extension is on record",
+    "a store says that it grows",
+    "a buffer is to be destroyed on record",
+    "a buffer is not served any more",
+    "a store is unmounted",
+    "a store has lost its contents and its record",
+    "a part is to be removed on record",
+    "a removed part has no store",
+    "a part of a buffer is gone",
+    "a change of the ledger is to be told",
+];
+
 /// Kills a server at each step; `again`: also the next ones, at each step of their start.
 fn killed_at_each_step(kind: StoreKind, flash_in: &str, again: bool) {
-    let mut places = Vec::new();
     let kind_text = serde_json::to_string(&kind).unwrap();
-    for at in 1.. {
+    let places = at_each_point(PLACES, |at, only| {
         let flash = tempfile::Builder::new().prefix("forebay-test-").tempdir_in(flash_in).unwrap();
         let flash = fs::canonicalize(flash.path()).map(|path| (path, flash)).unwrap();
         let (path, _keep) = (&flash.0, &flash.1);
         let text = path.to_str().unwrap();
-        let worker = [(CHILD_FLASH, text), (CHILD_KIND, &kind_text)];
+        let only = (KILL_ONLY, only.unwrap_or_default());
+        let worker = [(CHILD_FLASH, text), (CHILD_KIND, &kind_text), only];
         let killed = run_killed(CHILD, &worker, at);
         let opener = [(CHILD_FLASH, text), (CHILD_KIND, &kind_text), (CHILD_OPENS, "1")];
         for start_at in 1.. {
@@ -123,35 +146,9 @@ fn killed_at_each_step(kind: StoreKind, flash_in: &str, again: bool) {
         must_agree(&ledger, path, &when);
         assert_eq!(held_by_kernel(path), 0, "{when}");
         ledger.close().unwrap();
-        match killed {
-            Some(place) => places.push(place),
-            None => break,
-        }
-    }
+        killed
+    });
     println!("{kind:?}: killed {} times: {places:?}", places.len());
-    for place in [
-        "a buffer and its servers are on record",
-        "a buffer's capacity is on record",
-        "a store says that it is being made",
-        "a buffer has its store",
-        "a buffer is formatted",
-        "a part is ready on record",
-        "a buffer has a part",
-        "a buffer is ready on record",
-        "an extension is on the leader's record",
-        "an extension is on record",
-        "a store says that it grows",
-        "a buffer is to be destroyed on record",
-        "a buffer is not served any more",
-        "a store is unmounted",
-        "a store has lost its contents and its record",
-        "a part is to be removed on record",
-        "a removed part has no store",
-        "a part of a buffer is gone",
-        "a change of the ledger is to be told",
-    ] {
-        assert!(places.iter().any(|killed| killed == place), "never killed after: {place}");
-    }
 }
 
 #[test]

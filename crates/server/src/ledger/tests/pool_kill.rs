@@ -3,14 +3,12 @@
 
 use super::pool::{Node, eventually, flash_of, parts_on, wide};
 use super::*;
-use forebay_failpoint::kill::run_killed;
+use forebay_failpoint::kill::{KILL_ONLY, at_each_point, run_killed};
 
 const CHILD_DIR: &str = "FOREBAY_TEST_POOL_DIR";
 const CHILD_NUMBER: &str = "FOREBAY_TEST_POOL_NUMBER";
 const CHILD: &str = "ledger::tests::pool_kill::child_server";
 const SIZE: u64 = 64 * MIB;
-/// Most passes over all steps.
-const PASSES: usize = 12;
 
 /// Two buffers, one of them extended, the other destroyed. Can be done again after any kill.
 fn work(ledger: &Ledger) -> Result<(), ControlError> {
@@ -79,33 +77,20 @@ fn all_answer(nodes: [&Node; 2]) -> bool {
     })
 }
 
-/// Kills at each step until it was killed at all of the places that are expected: several threads
-/// pass steps, so that the same number is not always the same place.
 fn killed_at_each_step(killed: usize, expected: &[&str]) {
-    let mut places: Vec<String> = Vec::new();
-    for _ in 0..PASSES {
-        places.extend(one_pass(killed));
-        if expected.iter().all(|place| places.iter().any(|killed| killed == place)) {
-            break;
-        }
-    }
-    println!("server {killed}: killed {} times: {places:?}", places.len());
-    for place in expected {
-        assert!(places.iter().any(|killed| killed == place), "never killed after: {place}");
-    }
-}
-
-fn one_pass(killed: usize) -> Vec<String> {
     let other = 1 - killed;
-    let mut places = Vec::new();
-    for at in 1.. {
+    let places = at_each_point(expected, |at, only| {
         let dir = tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap();
         let path = fs::canonicalize(dir.path()).unwrap();
         let (first, second) = (Node::start(&path, 0).unwrap(), Node::start(&path, 1).unwrap());
         let (stopped, alive) = if killed == 0 { (first, second) } else { (second, first) };
         stopped.stop();
         let number = killed.to_string();
-        let variables = [(CHILD_DIR, path.to_str().unwrap()), (CHILD_NUMBER, number.as_str())];
+        let variables = [
+            (CHILD_DIR, path.to_str().unwrap()),
+            (CHILD_NUMBER, number.as_str()),
+            (KILL_ONLY, only.unwrap_or_default()),
+        ];
         let place = run_killed(CHILD, &variables, at);
         let when = format!("server {killed}, step {at}, {place:?}");
         // The one that stayed is asked while the other is away: no answer is kept waiting.
@@ -125,12 +110,9 @@ fn one_pass(killed: usize) -> Vec<String> {
         must_agree(&path, nodes, &when);
         alive.stop();
         back.stop();
-        match place {
-            Some(place) => places.push(place),
-            None => break,
-        }
-    }
-    places
+        place
+    });
+    println!("server {killed}: killed {} times: {places:?}", places.len());
 }
 
 #[test]
