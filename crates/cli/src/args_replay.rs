@@ -340,7 +340,8 @@ pub struct MadbenchArgs {
 /// `forebay bench netcdf`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The blocks of a four-dimensional int variable are moved by POSIX calls, without the library and without a header.\n\n\
+    after_help = "Under a launcher with a parallel netCDF library it makes a netCDF-4 file; else the blocks of the variable are moved by POSIX calls, \
+without a header.\n\n\
 Example:\n  \
 forebay bench netcdf -n 2 -p 2 -d 20:64:64:16 -w -r /mnt/fb"
 )]

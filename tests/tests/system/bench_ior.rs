@@ -362,6 +362,24 @@ fn bench_warns_that_one_node_reads_its_own_data() {
     );
 }
 
+/// A22: what gzip makes of the file is what the tool says of its content, and says a warning of if it compresses.
+#[test]
+fn bench_says_how_far_its_content_compresses() {
+    let dir = disk();
+    for (kind, least, most) in
+        [("s", 0.99, 1.01), ("r", 0.99, 1.01), ("t", 0.0, 0.5), ("o", 0.0, 0.5), ("i", 0.0, 0.01)]
+    {
+        let value = json(&bench(dir.path(), &format!("-b 1m -w -k -E -l {kind} -o f --json")));
+        let told = value["tests"][0]["Parameters"]["contentCompressedShare"].as_f64().unwrap();
+        let gzip = Command::new("gzip").arg("-c").arg(dir.path().join("f")).output().unwrap();
+        let found = gzip.stdout.len() as f64 / f64::from(1 << 20);
+        assert!((told - found).abs() < 0.01, "{kind}: {told}, and gzip left {found}");
+        assert!((least..=most).contains(&found), "{kind}: {found}");
+        let warned = value["notes"].to_string().contains("the content compresses");
+        assert_eq!(warned, most < 0.99, "{kind}: {}", value["notes"]);
+    }
+}
+
 #[test]
 fn bench_stops_at_the_deadline_and_wears_out() {
     let dir = disk();

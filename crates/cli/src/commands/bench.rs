@@ -7,12 +7,14 @@ use super::{bench_compare, bench_io500, bench_ior_json, bench_machine, bench_rep
 use crate::args_bench::{BenchCommand, ContentArg, IorArgs};
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
 use anyhow::Context;
+use flate2::Compression;
+use flate2::write::DeflateEncoder;
 use forebay_loadgen::ior::{Ior, IorError, MpiIo, Progress};
 use forebay_loadgen::mpi;
 use forebay_loadgen::outcome::{Access, Phase, Run, table_head};
 use forebay_loadgen::replay::STOPPED;
 use forebay_loadgen::residency::Cache;
-use forebay_workload::content::Content;
+use forebay_workload::content::{Content, Filler, Place};
 use forebay_workload::ior::{Order, Pattern, Reorder};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
@@ -379,10 +381,48 @@ fn notes_before(args: &IorArgs, ior: &Ior, options: &Options) -> Vec<String> {
     if args.content == ContentArg::Random && ior.write {
         notes.push("-l r makes its bytes inside the timed loop, as IOR does: writes look slower than they are".into());
     }
-    if args.content == ContentArg::Incompressible {
-        notes.push("-l i compresses (one word fills the block, as in IOR): a store that compresses looks faster than it is".into());
+    let share = if ior.write { compressed_share(ior) } else { 1.0 };
+    if share < INCOMPRESSIBLE_SHARE {
+        notes.push(format!(
+            "the content compresses {:.1}:1 (gzip): a store that compresses looks faster than it is. -l s and -l r do not compress",
+            1.0 / share
+        ));
     }
     notes
+}
+
+/// Least share of its bytes that content keeps which is called incompressible.
+const INCOMPRESSIBLE_SHARE: f64 = 0.99;
+/// Bytes of content that are compressed to see how much is left: far more than the 32 KiB that gzip remembers.
+const SAMPLE_BYTES: u64 = 1 << 20;
+
+/// The share of the first process's content that is left when gzip's method has compressed it.
+pub(super) fn compressed_share(ior: &Ior) -> f64 {
+    let transfer_bytes = ior.pattern.transfer_bytes.clamp(1, SAMPLE_BYTES);
+    let mut filler = Filler::new(ior.content, ior.seed, transfer_bytes as usize);
+    let mut compressed = DeflateEncoder::new(Counter(0), Compression::default());
+    let mut offset = 0;
+    while offset < SAMPLE_BYTES {
+        // A counter takes all that it is given.
+        let _ = compressed.write_all(filler.bytes(Place { rank: 0, offset }));
+        offset += transfer_bytes;
+    }
+    let left = compressed.finish().map_or(offset, |counter| counter.0);
+    left as f64 / offset as f64
+}
+
+/// Counts bytes.
+struct Counter(u64);
+
+impl Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// What the page cache did to the figures.

@@ -5,6 +5,7 @@
 //! have (a reference number, a dry run) has IOR's value for "not asked for".
 //! Caller: `bench`.
 
+use super::bench::compressed_share;
 use crate::args_bench::{ContentArg, IorArgs};
 use forebay_loadgen::ior::Ior;
 use forebay_loadgen::mpi;
@@ -137,6 +138,7 @@ impl Printed<'_> {
             "randomOffsetSeed": ior.pattern.order_seed,
             "useO_DIRECT": u8::from(ior.direct),
             "cold": ior.cold,
+            "contentCompressedShare": compressed_share(ior),
         });
         merge(&mut all, rest);
         all
