@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 
 /// How long an answer counts.
 const BELIEVED: Duration = Duration::from_millis(500);
-/// How long it is waited for.
+/// How long it is waited for by who can tell something without it.
 const WAIT: Duration = Duration::from_millis(300);
+/// How long by who cannot. A busy machine takes longer than [`WAIT`] now and then.
+const WAIT_ALL: Duration = Duration::from_secs(4);
 
 #[derive(Default)]
 struct Asked {
@@ -48,6 +50,17 @@ impl Probe {
     /// True if the PFS has been asked and does not answer.
     pub fn is_silent(&self) -> bool {
         self.0.0.lock().since.is_some_and(|since| since.elapsed() >= WAIT)
+    }
+
+    /// True if the PFS has been asked and does not answer, also if that is waited for.
+    pub fn stays_silent(&self) -> bool {
+        let (asked, answered) = &*self.0;
+        let mut asked = asked.lock();
+        if let Some(since) = asked.since {
+            let left = WAIT_ALL.saturating_sub(since.elapsed());
+            answered.wait_while_for(&mut asked, |asked| asked.since.is_some(), left);
+        }
+        asked.since.is_some()
     }
 
     /// Starts the thread that asks. It ends when the PFS answers; nobody waits for it.

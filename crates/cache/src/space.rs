@@ -8,7 +8,7 @@ use super::map::BLOCK_BYTES;
 use super::record::State;
 use forebay_policy::Origin;
 use forebay_policy::eviction::{self, Eviction, SEGMENT_BYTES};
-use forebay_policy::room::{self, EVICT_MIN_BYTES, Headroom, LOOK_MOST, ShortFills, Waiter};
+use forebay_policy::room::{self, Ahead, EVICT_MIN_BYTES, Headroom, LOOK_MOST, ShortFills, Waiter};
 use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
@@ -74,6 +74,8 @@ pub(crate) struct Space {
     more: Condvar,
     /// A kernel is about to write a file itself.
     kernel_writes: Condvar,
+    /// What kernels that write may use until somebody looks again.
+    ahead: Mutex<Ahead>,
     /// When a write last found what flash lies on full, and when that was last logged.
     full: Mutex<Option<(Instant, Instant)>>,
     /// Fills that found no room in spite of the count.
@@ -95,6 +97,7 @@ impl Space {
             waiting: Mutex::new(()),
             more: Condvar::new(),
             kernel_writes: Condvar::new(),
+            ahead: Mutex::default(),
             full: Mutex::new(None),
             short_fills: Mutex::default(),
             pins_from: Mutex::new(Ino(0)),
@@ -269,8 +272,11 @@ impl Space {
     /// Makes room for kernels that write, so that they meet a full flash only when what is there is dirty;
     /// then drains are asked for. How long until the next look.
     fn keep_room(&self, fs: &CacheFs) -> Duration {
-        let free = self.free(fs).unwrap_or(0);
-        let keep = room::keep(free, self.clean_bytes(), self.capacity());
+        let (mut ahead, capacity) = (self.ahead.lock(), self.capacity());
+        let now = || self.origin.moment(Instant::now());
+        let (begun, free) = (now(), self.free(fs).unwrap_or(0));
+        ahead.looks(begun, free);
+        let keep = room::keep(free, self.clean_bytes(), ahead.low_bytes(capacity), capacity);
         if keep.press {
             fs.drainer.pressure(true);
         }
@@ -281,7 +287,10 @@ impl Space {
                 return LOOK_MOST;
             }
         }
-        room::look_pause(self.free(fs).unwrap_or(0), self.capacity())
+        let free = self.free(fs).unwrap_or(0);
+        let pause = room::look_pause(free, capacity);
+        ahead.looked(begun, now(), free, pause);
+        pause
     }
 
     /// A write found no room in spite of the count. The first time others may have been faster; then what flash
@@ -379,9 +388,20 @@ impl Space {
     }
 }
 
+/// The calling thread runs before others of this machine, if it may: kernels that write do not wait for it. Who uses the fast
+/// path has the privilege.
+fn be_on_time() {
+    const MOST: i32 = -20;
+    // Of a thread: Linux knows nothing of processes here.
+    if let Err(error) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), MOST) {
+        tracing::debug!(%error, "who keeps room for kernels runs no sooner than others");
+    }
+}
+
 impl CacheFs {
     /// Keeps room while kernels write files themselves, until the buffer is closed.
     pub(super) fn keep_room_for_kernels(&self) {
+        be_on_time();
         loop {
             let pause = (self.counters.kernel_writes() > 0).then(|| self.space.keep_room(self));
             let mut waiting = self.space.waiting.lock();
@@ -392,6 +412,7 @@ impl CacheFs {
                 Some(pause) => drop(self.space.kernel_writes.wait_for(&mut waiting, pause)),
                 // Who lets a kernel write counts it, and then tells with this lock held.
                 None if self.counters.kernel_writes() == 0 => {
+                    self.space.ahead.lock().rests();
                     self.space.kernel_writes.wait(&mut waiting);
                 }
                 None => {}

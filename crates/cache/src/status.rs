@@ -204,6 +204,7 @@ impl CacheFs {
         let asked = match below.is_empty() {
             // The root is what it is.
             true => Err(Errno::EISDIR),
+            false if files.is_empty() && self.probe.stays_silent() => Err(Errno::ETIMEDOUT),
             false if self.probe.is_silent() => Err(Errno::ETIMEDOUT),
             false => self.named(caller, path),
         };

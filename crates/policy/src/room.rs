@@ -12,9 +12,8 @@ pub const RESERVE_SHARE: u64 = 64;
 /// Part of the capacity that must be free or clean for a kernel to get a file for writing.
 pub const HEADROOM_SHARE: u64 = 4;
 /// Parts of the capacity (one in so many) between which room is kept while kernels write files themselves,
-/// which wait for nobody: when less is free clean data goes, until more is.
+/// which wait for nobody: when less is free clean data goes, until more is. The least: see [`Ahead`].
 pub const LOW_SHARE: u64 = 8;
-const HIGH_SHARE: u64 = HEADROOM_SHARE;
 /// Pauses between two looks at the room while kernels write: what the fastest flash could write
 /// meanwhile is a small part of what is kept.
 pub const LOOK_LEAST: Duration = Duration::from_millis(5);
@@ -100,13 +99,70 @@ pub struct Keep {
     pub press: bool,
 }
 
-/// What is to be done, with so much free and clean, so that kernels meet a full flash only when all there is dirty.
-pub fn keep(free_bytes: u64, clean_bytes: u64, capacity_bytes: u64) -> Keep {
-    let (low, high) = (capacity_bytes / LOW_SHARE, capacity_bytes / HIGH_SHARE);
+/// What is to be done, with so much free and clean, so that kernels meet a full flash only when all there is dirty. `low`
+/// is [`Ahead::low_bytes`].
+pub fn keep(free_bytes: u64, clean_bytes: u64, low: u64, capacity_bytes: u64) -> Keep {
     if free_bytes >= low {
         return Keep::default();
     }
+    let high = low + capacity_bytes / LOW_SHARE;
     Keep { evict_bytes: Some(high - free_bytes), press: free_bytes + clean_bytes < low }
+}
+
+/// How fast kernels write, and how late whoever looks after their room comes to it: what they may have written by then is
+/// kept free. Both are the most that was seen, and fade by a [`FADE_SHARE`]th with each look.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ahead {
+    bytes_per_s: f64,
+    late: Duration,
+    /// Two looks were compared.
+    is_known: bool,
+    /// When the last look was over, how much was free then, and the pause after it.
+    last: Option<(Moment, u64, Duration)>,
+}
+
+/// See [`Ahead`].
+const FADE_SHARE: u32 = 64;
+/// Most of the capacity (one part in so many) that is kept free, whatever the rate.
+const AHEAD_MOST_SHARE: u64 = 2;
+
+impl Ahead {
+    /// A look begins, with so much free.
+    pub fn looks(&mut self, now: Moment, free_bytes: u64) {
+        let Some((then, left, pause)) = self.last.take() else { return };
+        let took = now.since(then);
+        let written = left.saturating_sub(free_bytes) as f64;
+        // Of a moment no rate can be told.
+        if took >= LOOK_LEAST / 2 {
+            self.bytes_per_s = self.bytes_per_s.max(written / took.as_secs_f64());
+        }
+        self.late = self.late.max(took.saturating_sub(pause));
+        self.is_known = true;
+    }
+
+    /// The look that began then is over; the next one comes after a pause.
+    pub fn looked(&mut self, begun: Moment, now: Moment, free_bytes: u64, pause: Duration) {
+        self.late = self.late.max(now.since(begun));
+        self.bytes_per_s -= self.bytes_per_s / f64::from(FADE_SHARE);
+        self.late -= self.late / FADE_SHARE;
+        self.last = Some((now, free_bytes, pause));
+    }
+
+    /// Kernels have stopped to write.
+    pub fn rests(&mut self) {
+        *self = Ahead::default();
+    }
+
+    /// Below this clean data goes.
+    pub fn low_bytes(&self, capacity_bytes: u64) -> u64 {
+        if !self.is_known {
+            return headroom_bytes(capacity_bytes);
+        }
+        // The next look may be as late once more, and what goes then takes as long.
+        let unseen = LOOK_MOST + 2 * self.late;
+        let written = (self.bytes_per_s * unseen.as_secs_f64()) as u64;
+        written.clamp(capacity_bytes / LOW_SHARE, capacity_bytes / AHEAD_MOST_SHARE)
+    }
 }
 
 /// How long until the room is looked at again.
@@ -186,16 +242,82 @@ mod tests {
 
     #[test]
     fn room_is_kept_for_kernels_before_they_can_have_used_it() {
-        assert_eq!(keep(8 * GIB, 0, 64 * GIB), Keep::default());
+        let low = 8 * GIB;
+        assert_eq!(keep(8 * GIB, 0, low, 64 * GIB), Keep::default());
         let some = Keep { evict_bytes: Some(9 * GIB), press: false };
-        assert_eq!(keep(7 * GIB, 20 * GIB, 64 * GIB), some);
-        assert!(keep(7 * GIB, 0, 64 * GIB).press);
+        assert_eq!(keep(7 * GIB, 20 * GIB, low, 64 * GIB), some);
+        assert!(keep(7 * GIB, 0, low, 64 * GIB).press);
         for free in [0, GIB, 4 * GIB, 5 * GIB, 8 * GIB, 64 * GIB] {
             let pause = look_pause(free, 64 * GIB);
             assert!((LOOK_LEAST..=LOOK_MOST).contains(&pause));
             let written = (pause.as_secs_f64() * FLASH_BYTES_PER_S as f64) as u64;
             assert!(free < 4 * GIB || written <= free, "{free}: {pause:?}");
         }
+    }
+
+    /// A kernel writes at a steady rate into a flash that is full of clean data, and whoever looks after it is always as late.
+    fn writes_to_the_end(capacity: u64, bytes_per_s: u64, late: Duration, takes: Duration) -> bool {
+        let (mut ahead, mut now) = (Ahead::default(), Moment::from_ms(0));
+        let (mut dirty, mut free) = (0, headroom_bytes(capacity));
+        let mut pause = LOOK_LEAST;
+        let mut passes = |time: Duration, now: &mut Moment, free: &mut u64| {
+            let written = (time.as_secs_f64() * bytes_per_s as f64) as u64;
+            *now = *now + time;
+            dirty += written.min(*free);
+            *free -= written.min(*free);
+            (*free, dirty)
+        };
+        loop {
+            let (left, dirty) = passes(pause + late, &mut now, &mut free);
+            let clean = capacity - dirty - left;
+            if left == 0 || clean == 0 {
+                return clean == 0;
+            }
+            let begun = now;
+            ahead.looks(now, free);
+            let keep = keep(free, clean, ahead.low_bytes(capacity), capacity);
+            let (left, _) = passes(takes, &mut now, &mut free);
+            free = left + keep.evict_bytes.unwrap_or(0).min(clean);
+            pause = look_pause(free, capacity);
+            ahead.looked(begun, now, free, pause);
+        }
+    }
+
+    #[test]
+    fn room_follows_the_rate_of_who_writes_and_the_lateness_of_who_looks() {
+        let (quarter_gib, mb) = (GIB / 4, 1_000_000);
+        for (rate, late_ms, takes_ms) in [
+            (200 * mb, 0, 5),
+            (200 * mb, 120, 30),
+            (300 * mb, 90, 40),
+            (200 * mb, 200, 20),
+            (2_000 * mb, 2, 10),
+        ] {
+            let (late, takes) = (Duration::from_millis(late_ms), Duration::from_millis(takes_ms));
+            let ended = writes_to_the_end(quarter_gib, rate, late, takes);
+            assert!(ended, "{rate} bytes/s, {late_ms} ms late, {takes_ms} ms for a look");
+        }
+        // What is more than half the capacity in the time that nobody looks cannot be kept.
+        assert!(!writes_to_the_end(
+            quarter_gib,
+            2_000 * mb,
+            Duration::from_millis(200),
+            LOOK_LEAST
+        ));
+    }
+
+    #[test]
+    fn what_was_seen_of_a_burst_fades() {
+        let (mut ahead, at) = (Ahead::default(), Moment::from_ms);
+        ahead.looked(at(0), at(0), GIB, LOOK_LEAST);
+        ahead.looks(at(500), GIB / 2);
+        let most = ahead.low_bytes(4 * GIB);
+        assert!(most > GIB, "{most}");
+        for n in 0..400 {
+            ahead.looked(at(500 + 100 * n), at(500 + 100 * n), GIB, LOOK_MOST);
+            ahead.looks(at(600 + 100 * n), GIB);
+        }
+        assert_eq!(ahead.low_bytes(4 * GIB), 4 * GIB / LOW_SHARE);
     }
 
     #[test]
