@@ -74,23 +74,18 @@ TEST_RUNNER = $(CARGO) run --quiet --locked -p forebay-test-runner -- --jobs $(T
 check: packages-docs lint-quick ## Format, lints, and the unit tests that need no root: before each commit
 	$(TEST_RUNNER) --tier check
 
-# torch (540 MB) and the readers of exported traces (900 MB) are fetched once, while cargo compiles. clippy compiles all
-# of it once more: it has the processors while tests wait.
+# clippy compiles all of it once more: it has the processors while tests wait.
 test: packages-test fmt ## Format, lints, and each promise of docs/SEMANTICS.md at least once: before a change is sent
 	scripts/check-semantics
 	scripts/check-links
 	scripts/deny --if-installed "$(TOOLS)"
-	{ scripts/timed python sh -c 'scripts/torch-venv "$(TORCH_VENV)" && scripts/trace-venv "$(TRACE_VENV)"'; } & venvs=$$!; \
-	  scripts/timed build $(CARGO) test --workspace --locked --no-run && wait $$venvs
-	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
-	  FOREBAY_TRACE_PYTHON="$(TRACE_VENV)/bin/python" $(TEST_RUNNER) --tier test --beside "$(CLIPPY)" $(TEST_ARGS)
+	scripts/timed build $(CARGO) test --workspace --locked --no-run
+	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) $(TEST_RUNNER) --tier test --beside "$(CLIPPY)" $(TEST_ARGS)
 
 # Compute nodes of a job are always busy. What fails here and not in `make test` waits too short, or is a race. All is built before.
 load: packages-test ## The tests of make test beside busy loops, as many as processors (TEST_ARGS): after a change of a protocol
-	{ scripts/torch-venv "$(TORCH_VENV)" && scripts/trace-venv "$(TRACE_VENV)"; } & venvs=$$!; \
-	  $(CARGO) test --workspace --locked --no-run && wait $$venvs
-	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
-	  FOREBAY_TRACE_PYTHON="$(TRACE_VENV)/bin/python" scripts/under-load $(TEST_RUNNER) --tier test $(TEST_ARGS)
+	$(CARGO) test --workspace --locked --no-run
+	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) scripts/under-load $(TEST_RUNNER) --tier test $(TEST_ARGS)
 
 # What is tested here is what is installed: the release executable.
 test-full: packages-test build torch trace-readers lint-quick ## All tests, on all kinds of store, by the release executable: before a release

@@ -133,7 +133,7 @@ fn a_server_that_cannot_be_asked_for_a_second_part_undoes_the_first() {
     let mut refused = 0;
     // So many messages arrive, then none for as long as the call is patient.
     for arrive in 0..16 {
-        let world = World::in_memory();
+        let world = World::new();
         let (a, _) = world.dir_on(Ino::ROOT, 1, "a");
         let (_, moved) = world.dir_on(a, 1, "moved");
         let (_, replaced) = world.dir_on(Ino::ROOT, 1, "replaced");

@@ -255,7 +255,7 @@ impl Run {
 }
 
 fn run_in_bad_weather(seed: u64) {
-    let mut run = Run::new(World::in_memory(), seed, WEATHER_KILL_ONE_IN);
+    let mut run = Run::new(World::new(), seed, WEATHER_KILL_ONE_IN);
     let steps = variable("FOREBAY_TEST_SHARDS_STEPS").map_or(WEATHER_STEPS, |steps| steps as u32);
     run.world.bad_weather(seed);
     for n in 0..steps {
