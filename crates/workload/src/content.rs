@@ -245,9 +245,11 @@ pub struct Aligned {
 const PAGE_BYTES: usize = 4096;
 
 impl Aligned {
-    /// `len` zero bytes.
+    /// `len` zero bytes, all of whose pages are there: whoever moved them first would be timed making pages.
     pub fn new(len: usize) -> Aligned {
-        let memory = vec![0_u8; len + PAGE_BYTES];
+        // Memory that is asked for as zeroes consists of pages that the kernel makes later.
+        let mut memory = std::hint::black_box(vec![1_u8; len + PAGE_BYTES]);
+        memory.fill(0);
         let first = memory.as_ptr().align_offset(PAGE_BYTES);
         Aligned { memory, first, len }
     }

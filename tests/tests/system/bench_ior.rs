@@ -369,7 +369,8 @@ fn bench_says_how_far_its_content_compresses() {
     for (kind, least, most) in
         [("s", 0.99, 1.01), ("r", 0.99, 1.01), ("t", 0.0, 0.5), ("o", 0.0, 0.5), ("i", 0.0, 0.01)]
     {
-        let value = json(&bench(dir.path(), &format!("-b 1m -w -k -E -l {kind} -o f --json")));
+        let value =
+            json(&bench(dir.path(), &format!("-b 1m -w -k --overwrite -l {kind} -o f --json")));
         let told = value["tests"][0]["Parameters"]["contentCompressedShare"].as_f64().unwrap();
         let gzip = Command::new("gzip").arg("-c").arg(dir.path().join("f")).output().unwrap();
         let found = gzip.stdout.len() as f64 / f64::from(1 << 20);
