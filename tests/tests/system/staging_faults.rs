@@ -300,10 +300,10 @@ fn an_umount_that_is_refused_stops_no_plan() {
         let held = std::fs::File::open(site.buffer.root()).unwrap();
         let without_plan = refused();
         let plan = site.stage_into(Air::Still, &[]);
-        // A stop would wait five seconds for the call that hangs.
-        let with_plan = refused();
-        let more = with_plan.saturating_sub(without_plan);
-        assert!(more < Duration::from_secs(4), "plans were stopped first: {more:?}");
+        // A stop would wait five seconds for the call that hangs, each time. A busy machine is as slow now and then.
+        let more: Vec<_> = (0..3).map(|_| refused().saturating_sub(without_plan)).collect();
+        let soon = more.iter().any(|more| *more < Duration::from_secs(4));
+        assert!(soon, "plans were stopped first: {more:?}");
         drop(held);
         site.pfs().weather.set(Air::Fair);
         wait_until("the plan ends", || site.plan(&plan)["state"] == "done");
