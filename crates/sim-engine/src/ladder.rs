@@ -139,8 +139,7 @@ impl<E: Copy> Ladder<E> {
         if last.time_ns == first_ns {
             return false;
         }
-        // To where the rung before it, or `top`, goes on.
-        let end_ns = self.rungs.last().map_or(self.top_start_ns, Rung::open_ns);
+        let end_ns = self.goes_on_ns(self.rungs.len());
         let last_ns = last.time_ns.max(end_ns.saturating_sub(1));
         let mut rung = self.spare.pop().unwrap_or_default();
         rung.cover(first_ns, last_ns, waiting.len());
@@ -156,6 +155,12 @@ impl<E: Copy> Ladder<E> {
         self.bottom_end_ns = first_ns;
         self.rungs.push(rung);
         true
+    }
+
+    /// Where the first so many rungs, or `top`, go on. A later rung may reach beyond that by the rounding of its width, but has
+    /// no events there.
+    fn goes_on_ns(&self, rungs: usize) -> u64 {
+        self.rungs[..rungs].iter().map(Rung::open_ns).fold(self.top_start_ns, u64::min)
     }
 
     #[inline]
@@ -218,7 +223,8 @@ impl<E: Copy> Ladder<E> {
             if rung.shift > 0 {
                 self.bottom.sort_unstable_by_key(Entry::key);
             }
-            self.bottom_end_ns = bucket_end_ns;
+            // What comes later of times from there on belongs behind what the rung before it has of them.
+            self.bottom_end_ns = bucket_end_ns.min(self.goes_on_ns(self.rungs.len() - 1));
             return true;
         }
     }
