@@ -518,6 +518,7 @@ pub struct DryRun {
     /// Directories that would be made, those on the way included.
     pub directories_made: u64,
     /// Missing directories on the way to the target that would be made, the first one first.
+    #[serde(rename = "parents_made")]
     pub parents: Vec<PathBytes>,
     /// The first [`MAX_REPORTED_PATHS`] paths of the target that would be replaced; with
     /// `no_clobber` those that would be left as they are.
@@ -654,7 +655,7 @@ pub struct PlanStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<Box<CommitStatus>>,
     /// What it would do, if it only looks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "would_do", default, skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Box<DryRun>>,
 }
 

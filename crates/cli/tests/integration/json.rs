@@ -196,6 +196,7 @@ fn scratch(seen: &Seen) {
     forebay.done("mount", &[&os(&["--scratch", "64MiB"])[..], &[mnt]].concat());
     forebay.done("stage in", &[source.as_os_str(), at("f").as_os_str()]);
     let out = base.join("out");
+    forebay.done("stage out", &[OsStr::new("--dry-run"), at("f").as_os_str(), out.as_os_str()]);
     let plan =
         forebay.done("stage out", &[OsStr::new("--no-wait"), at("f").as_os_str(), out.as_os_str()]);
     let number = plan["plan"].to_string();

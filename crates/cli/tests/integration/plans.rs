@@ -303,8 +303,8 @@ fn what_is_there_is_told_beforehand_and_left_when_asked_for() {
     // A line for each state that was seen; the last one is the outcome.
     let said = run(&["--dry-run", "--json"]);
     let said: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
-    assert_eq!(said["dry_run"]["files_overwritten"], 1);
-    assert_eq!(said["dry_run"]["existing"][0], format!("{}/a", place.display()));
+    assert_eq!(said["would_do"]["files_overwritten"], 1);
+    assert_eq!(said["would_do"]["existing"][0], format!("{}/a", place.display()));
     assert!(!place.join("b").exists());
     let said = run(&["--no-clobber"]);
     assert!(said.contains("1 file was there already and was left as it is"), "{said}");
