@@ -452,9 +452,7 @@ impl CacheFs {
         to: (Ino, &[u8]),
         flags: u32,
     ) -> Result<()> {
-        if flags & !(rename_flags::NOREPLACE | rename_flags::EXCHANGE) != 0 {
-            return Err(Errno::EINVAL);
-        }
+        rename_flags::check(flags)?;
         let who = Who::of(caller);
         let from_dir = self.open_parent(&who, from.0, from.1)?;
         let to_dir = self.open_parent(&who, to.0, to.1)?;

@@ -134,6 +134,18 @@ impl CacheFs {
         }
     }
 
+    /// True if there is a whiteout of that name.
+    pub fn is_whiteout(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<bool> {
+        let who = Who::of(caller);
+        let dir = self.open_parent(&who, parent, name)?;
+        let _act = who.act()?;
+        match self.pfs.stat_at(dir.as_fd(), name) {
+            Ok(stat) => Ok(stat.kind() == FileKind::CharDev && stat.rdev == 0),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     /// The object of an open file, for the kernel that has it already.
     pub fn object(&self, ino: Ino) -> Result<Arc<File>> {
         let file = self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)?;

@@ -98,8 +98,18 @@ pub mod rename_flags {
     pub const NOREPLACE: u32 = 1;
     /// Exchange the two names atomically.
     pub const EXCHANGE: u32 = 2;
-    /// Leave a whiteout; refused with EINVAL.
+    /// Leave a whiteout at the old name: a character device 0:0 without rights, by which an overlay says that a name of a
+    /// lower layer is gone.
     pub const WHITEOUT: u32 = 4;
+
+    /// EINVAL for flags that nobody knows or that do not go together, as rename(2) has it.
+    pub fn check(flags: u32) -> crate::Result<()> {
+        let is_known = flags & !(NOREPLACE | EXCHANGE | WHITEOUT) == 0;
+        match is_known && (flags & EXCHANGE == 0 || flags == EXCHANGE) {
+            true => Ok(()),
+            false => Err(crate::Errno::EINVAL),
+        }
+    }
 }
 
 /// Flags of setxattr: the values of `setxattr(2)`.

@@ -40,6 +40,7 @@ mod log_drain;
 mod mapped;
 mod model;
 mod native_files;
+mod overlays;
 mod planted;
 mod posix_traps;
 mod powercut;

@@ -336,7 +336,7 @@ impl NameOps for RemoteFs {
         flags: u32,
     ) -> Result<()> {
         self.of(new_parent)?.kept.puts(new_parent, new_name);
-        if flags & rename_flags::EXCHANGE != 0 {
+        if flags & (rename_flags::EXCHANGE | rename_flags::WHITEOUT) != 0 {
             self.of(parent)?.kept.puts(parent, name);
         }
         let call = Call::Rename { parent, name, new_parent, new_name, flags };

@@ -1,9 +1,12 @@
-//! rename with all its cases (rename(2)): plain, over an existing name, NOREPLACE, EXCHANGE,
+//! rename with all its cases (rename(2)): plain, over an existing name, NOREPLACE, EXCHANGE, WHITEOUT,
 //! of directories between directories. What is about other shards is in `rename_over`.
 
 use super::super::{Namespace, check_name, txn::Txn};
-use forebay_proto::api::rename_flags;
+use super::create::NewInode;
+use crate::shards::{push_parts, record_of};
+use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::attr::FileKind;
+use forebay_proto::net::servers::MadeInode;
 use forebay_proto::{Caller, Errno, Ino, Result};
 use forebay_store::record::Change;
 use forebay_store::record::EntryRecord;
@@ -26,10 +29,7 @@ impl Namespace {
     ) -> Result<()> {
         let from = Side { dir: from.0, name: from.1 };
         let to = Side { dir: to.0, name: to.1 };
-        let known = rename_flags::NOREPLACE | rename_flags::EXCHANGE;
-        if flags & !known != 0 || flags & known == known {
-            return Err(Errno::EINVAL);
-        }
+        rename_flags::check(flags)?;
         for name in [from.name, to.name] {
             match name {
                 b"." | b".." => return Err(Errno::EBUSY),
@@ -39,6 +39,20 @@ impl Namespace {
         if self.is_over_shards(from, to)? {
             return self.rename_over(caller, from, to, flags);
         }
+        match flags & rename_flags::WHITEOUT {
+            0 => self.rename_here(caller, from, to, flags),
+            // It takes an inode.
+            _ => self.with_reclaimed(|| self.rename_here(caller, from, to, flags)),
+        }
+    }
+
+    fn rename_here(
+        &self,
+        caller: &Caller,
+        from: Side<'_>,
+        to: Side<'_>,
+        flags: u32,
+    ) -> Result<()> {
         let mut txn = self.begin(caller);
         txn.live_dir(from.dir)?;
         txn.live_dir(to.dir)?;
@@ -72,13 +86,32 @@ impl Namespace {
                 orphan = Some(target.ino);
             }
         }
-        move_entry(&mut txn, from, source, to, target)?;
+        let whiteout = match flags & rename_flags::WHITEOUT {
+            0 => None,
+            _ => Some(make_whiteout(&mut txn, &self.whiteout_like(caller, from.dir)?)?),
+        };
+        move_entry(&mut txn, (from, source, whiteout), to, target)?;
         txn.commit()?;
         if let Some(orphan) = orphan {
             self.after_last_name(orphan);
         }
         Ok(())
     }
+
+    /// What a whiteout is like that a rename leaves in a directory of this shard.
+    pub(crate) fn whiteout_like(&self, caller: &Caller, dir: Ino) -> Result<MadeInode> {
+        let of_dir = self.directory(dir)?;
+        let new = NewInode::of(FileKind::CharDev, CreateArgs { mode: 0, umask: 0 });
+        self.made_inode(caller, dir, &of_dir, &new, 0, forebay_store::clock::stamp())
+    }
+}
+
+/// Makes a whiteout, which gets its name in the same transaction. Nobody refers to it yet.
+pub(super) fn make_whiteout(txn: &mut Txn<'_>, like: &MadeInode) -> Result<Ino> {
+    let ino = txn.take_ino()?;
+    push_parts(txn, ino, like);
+    txn.put_new(ino, record_of(&MadeInode { now: txn.now, ..like.clone() }));
+    Ok(ino)
 }
 
 /// Takes the name off what is being replaced; true if it was its last.
@@ -106,12 +139,17 @@ fn replace_target(
 
 fn move_entry(
     txn: &mut Txn<'_>,
-    from: Side<'_>,
-    source: EntryRecord,
+    (from, source, whiteout): (Side<'_>, EntryRecord, Option<Ino>),
     to: Side<'_>,
     target: Option<EntryRecord>,
 ) -> Result<()> {
-    txn.drop_entry(from.dir, from.name, source.cookie)?;
+    match whiteout {
+        None => txn.drop_entry(from.dir, from.name, source.cookie)?,
+        Some(ino) => {
+            let cookie = Some(source.cookie);
+            txn.add_entry(from.dir, from.name, ino, FileKind::CharDev, cookie)?;
+        }
+    }
     txn.add_entry(to.dir, to.name, source.ino, source.kind, target.map(|t| t.cookie))?;
     let now = txn.now;
     let moved = txn.edit(source.ino)?;

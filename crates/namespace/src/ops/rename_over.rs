@@ -8,7 +8,7 @@
 //! commit finds out itself.
 
 use super::super::Namespace;
-use super::rename::Side;
+use super::rename::{Side, make_whiteout};
 use crate::shards::Joint;
 use crate::txn::Txn;
 use forebay_proto::api::rename_flags;
@@ -86,10 +86,16 @@ impl Namespace {
         {
             joint.prepare(replaced.ino.shard(), Wanted::EmptyDir(replaced.ino))?;
         }
+        let whiteout = match flags & rename_flags::WHITEOUT {
+            0 => None,
+            _ if from.dir.shard() == self.shard => Some(self.whiteout_like(caller, from.dir)?),
+            _ => Some(joint.whiteout_like(caller, from.dir)?),
+        };
         let mut txn = self.begin(caller);
         txn.is_part_of(joint.txn());
         must_be_as_looked(&mut txn, &looked, self)?;
-        self.change_names(&mut txn, &mut joint, &looked)?;
+        let whiteout = whiteout.map(|like| make_whiteout(&mut txn, &like)).transpose()?;
+        self.change_names(&mut txn, &mut joint, &looked, whiteout)?;
         self.change_moved(&mut txn, &mut joint, &looked)?;
         let orphan = match looked.replaced() {
             Some(replaced) => self.change_replaced(&mut txn, &mut joint, replaced, to)?,
@@ -151,18 +157,19 @@ impl Namespace {
         txn: &mut Txn<'_>,
         joint: &mut Joint<'_>,
         looked: &Looked<'_>,
+        whiteout: Option<Ino>,
     ) -> Result<()> {
         let Looked { from, to, source, target, exchange } = looked;
         let exchanged = target.filter(|_| *exchange);
+        let now = exchanged.map(|target| (target.ino, target.kind));
+        let now = now.or(whiteout.map(|ino| (ino, FileKind::CharDev)));
         if from.dir.shard() != self.shard {
             let (dir, name) = (from.dir, from.name.to_vec());
-            let now = exchanged.map(|target| (target.ino, target.kind));
             joint.step(dir.shard(), Step::SetName { dir, name, was: source.ino, now });
         } else {
-            match exchanged {
-                Some(target) => {
-                    let cookie = Some(source.cookie);
-                    txn.add_entry(from.dir, from.name, target.ino, target.kind, cookie)?;
+            match now {
+                Some((ino, kind)) => {
+                    txn.add_entry(from.dir, from.name, ino, kind, Some(source.cookie))?;
                 }
                 None => txn.drop_entry(from.dir, from.name, source.cookie)?,
             }

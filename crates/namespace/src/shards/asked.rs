@@ -4,7 +4,7 @@ use super::Shards;
 use super::finish::first_batch;
 use crate::Namespace;
 use forebay_proto::net::servers::{NamesQuestion, NamesReply, Step, TxnId};
-use forebay_proto::{Errno, Result, ShardId};
+use forebay_proto::{Caller, Errno, Result, ShardId};
 
 impl Namespace {
     /// Answers a question of the server of another shard of this buffer.
@@ -48,6 +48,11 @@ impl Namespace {
                 Ok(NamesReply::Done)
             }
             NamesQuestion::Renaming => Ok(NamesReply::Renaming(shards.renaming())),
+            NamesQuestion::Whiteout { dir, uid, gid } => {
+                let caller = Caller { uid: *uid, gid: *gid, ..Caller::default() };
+                let like = self.whiteout_like(&caller, *dir)?;
+                Ok(NamesReply::Whiteout(Box::new(like)))
+            }
             NamesQuestion::Sync => self.store.sync().map(|_| NamesReply::Done),
         }
     }

@@ -9,7 +9,7 @@ use super::{HoldKey, Intent, Left, MAX_INTENTS, Shards};
 use crate::Namespace;
 use crate::txn::Txn;
 use forebay_failpoint::step;
-use forebay_proto::net::servers::{NamesQuestion, NamesReply, Step, TxnId, Wanted};
+use forebay_proto::net::servers::{MadeInode, NamesQuestion, NamesReply, Step, TxnId, Wanted};
 use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
 use std::collections::BTreeSet;
 
@@ -89,6 +89,15 @@ impl Joint<'_> {
             self.asked.remove(&at);
         }
         reply
+    }
+
+    /// What a whiteout is like that is left in a directory of another shard.
+    pub(crate) fn whiteout_like(&self, caller: &Caller, dir: Ino) -> Result<MadeInode> {
+        let question = NamesQuestion::Whiteout { dir, uid: caller.uid, gid: caller.gid };
+        match self.shards.ask(dir.shard(), question)? {
+            NamesReply::Whiteout(like) => Ok(*like),
+            _ => Err(Errno::EPROTO),
+        }
     }
 
     /// Adds what another shard has to do once this is decided; nothing, if its server is gone for good.

@@ -145,6 +145,15 @@ pub enum NamesQuestion<'a> {
     Renaming,
     /// All that was committed before, on flash.
     Sync,
+    /// What is a whiteout like that somebody's rename leaves in a directory?
+    Whiteout {
+        /// Directory.
+        dir: Ino,
+        /// User.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
 }
 
 /// What is prepared.
@@ -447,6 +456,8 @@ pub enum NamesReply {
     },
     /// To `Renaming`.
     Renaming(Vec<u64>),
+    /// To `Whiteout`.
+    Whiteout(Box<MadeInode>),
 }
 
 /// Answer about objects.

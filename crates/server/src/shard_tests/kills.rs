@@ -1,7 +1,7 @@
 //! Each kind of operation, over each combination of shards, with a server killed at each point.
 
 use super::world::{SHARDS, World};
-use forebay_proto::api::rename_flags::EXCHANGE;
+use forebay_proto::api::rename_flags::{EXCHANGE, WHITEOUT};
 use forebay_proto::{Errno, FileKind, Ino, Result};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ pub(super) struct Rename {
     pub(super) dirs: bool,
     /// Shard of what has the new name.
     pub(super) target: Option<u16>,
-    pub(super) exchange: bool,
+    pub(super) flags: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,8 +96,7 @@ impl Case<'_> {
             Op::Rmdir(_) => world.rmdir(b, &self.made),
             Op::Link(_) => world.link(self.before.0["old"].0, b, "new").map(drop),
             Op::Rename(rename) => {
-                let flags = if rename.exchange { EXCHANGE } else { 0 };
-                world.rename((a, "old"), (b, "new"), flags)
+                world.rename((a, "old"), (b, "new"), rename.flags)
             }
         }
     }
@@ -120,8 +119,13 @@ impl Case<'_> {
             Op::Rename(rename) => {
                 let moved = a.remove("old").unwrap();
                 let replaced = b.insert("new".into(), moved);
-                if let (true, Some(replaced)) = (rename.exchange, replaced) {
+                if let (EXCHANGE, Some(replaced)) = (rename.flags, replaced) {
                     a.insert("old".into(), replaced);
+                }
+                if rename.flags == WHITEOUT {
+                    let left = now.0.get("old").unwrap_or_else(|| panic!("{told}: no whiteout"));
+                    assert_eq!(left.1, FileKind::CharDev, "{told}");
+                    a.insert("old".into(), *left);
                 }
                 if rename.dirs {
                     assert!(self.world.entries(moved.0).contains_key("inside"), "{told}");
@@ -197,8 +201,8 @@ fn files_are_renamed_once_wherever_a_server_is_killed() {
     for (a, b) in [(1, 0), (0, 2), (0, 0)] {
         for moved in 0..SHARDS {
             let target = [None, Some(0), Some(1), Some(2)][usize::from((moved + a + b) % 4)];
-            let exchange = target.is_some() && moved == 1;
-            let rename = Rename { moved, dirs: false, target, exchange };
+            let flags = if target.is_some() && moved == 1 { EXCHANGE } else { 0 };
+            let rename = Rename { moved, dirs: false, target, flags };
             killed_everywhere(Op::Rename(rename), (a, b));
         }
     }
@@ -207,8 +211,22 @@ fn files_are_renamed_once_wherever_a_server_is_killed() {
 #[test]
 fn files_are_exchanged_once_wherever_a_server_is_killed() {
     for (moved, target) in [(0, 1), (1, 2), (2, 2)] {
-        let rename = Rename { moved, dirs: false, target: Some(target), exchange: true };
+        let rename = Rename { moved, dirs: false, target: Some(target), flags: EXCHANGE };
         assert!(killed_everywhere(Op::Rename(rename), (1, 0)) >= 7);
+    }
+}
+
+#[test]
+fn a_rename_leaves_its_whiteout_once_wherever_a_server_is_killed() {
+    for (dirs, moved, target, shards) in [
+        (false, 0, None, (1, 0)),
+        (false, 1, Some(2), (1, 0)),
+        (false, 2, None, (0, 0)),
+        (true, 1, None, (0, 1)),
+        (true, 2, Some(1), (2, 0)),
+    ] {
+        let rename = Rename { moved, dirs, target, flags: WHITEOUT };
+        assert!(killed_everywhere(Op::Rename(rename), shards) >= 4);
     }
 }
 
@@ -217,8 +235,8 @@ fn directories_are_renamed_once_wherever_a_server_is_killed() {
     for (a, b) in [(1, 0), (0, 1), (2, 1), (1, 1)] {
         for moved in 0..SHARDS {
             let target = [None, Some(0), Some(1), Some(2)][usize::from((moved + a) % 4)];
-            let exchange = target.is_some() && moved == 2;
-            let rename = Rename { moved, dirs: true, target, exchange };
+            let flags = if target.is_some() && moved == 2 { EXCHANGE } else { 0 };
+            let rename = Rename { moved, dirs: true, target, flags };
             killed_everywhere(Op::Rename(rename), (a, b));
         }
     }

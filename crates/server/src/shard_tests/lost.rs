@@ -3,6 +3,7 @@
 
 use super::kills::{Case, Op, Rename};
 use super::world::World;
+use forebay_proto::api::rename_flags::EXCHANGE;
 use forebay_proto::{Errno, FileKind, Ino, Result};
 use std::sync::atomic::Ordering;
 
@@ -74,9 +75,9 @@ fn what_was_made_removed_or_linked_with_a_lost_server_holds_nobody_up() {
 #[test]
 fn names_that_were_to_go_to_a_lost_server_stay_and_can_be_used() {
     for (a, b, moved, dirs) in [(1, 2, 0, false), (1, 2, 1, true), (0, 1, 2, true)] {
-        let rename = Rename { moved, dirs, target: None, exchange: false };
+        let rename = Rename { moved, dirs, target: None, flags: 0 };
         assert!(given_up_everywhere(Op::Rename(rename), (a, b)) >= 5);
     }
-    let rename = Rename { moved: 0, dirs: true, target: Some(1), exchange: true };
+    let rename = Rename { moved: 0, dirs: true, target: Some(1), flags: EXCHANGE };
     given_up_everywhere(Op::Rename(rename), (1, 2));
 }

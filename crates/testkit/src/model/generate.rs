@@ -245,7 +245,10 @@ impl Generator {
             21..24 => Op::Symlink { target: self.target(model), path: self.new_path(model) },
             24 => Op::Readlink { path: self.path(model) },
             25..36 => {
-                let flags = *[0, 0, 0, libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE, 3]
+                // 3 and 6 do not go together.
+                let (no, swap, white) =
+                    (libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE, libc::RENAME_WHITEOUT);
+                let flags = *[0, 0, 0, 0, no, swap, white, white, white | no, 3, 6]
                     .choose(&mut self.rng)
                     .unwrap();
                 let from = self.path(model);
@@ -258,6 +261,7 @@ impl Generator {
                     (libc::S_IFIFO, 0),
                     (libc::S_IFSOCK, 0),
                     (libc::S_IFCHR, libc::makedev(1, 3)),
+                    (libc::S_IFCHR, 0),
                     (libc::S_IFBLK, libc::makedev(259, 70_000)),
                 ]
                 .choose(&mut self.rng)

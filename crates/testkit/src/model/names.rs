@@ -95,8 +95,9 @@ impl Model {
     pub(super) fn make(&mut self, maker: &Maker, path: &RawPath, node: Node, mode: u32) -> Outcome {
         let (dir, name) = self.new_place(maker.who, path)?;
         self.may_change(maker.who, dir)?;
-        if let Node::Special(kind, _) = node {
-            if maker.who.uid != 0 && (kind == libc::S_IFCHR || kind == libc::S_IFBLK) {
+        if let Node::Special(kind, device) = node {
+            let is_device = kind == libc::S_IFCHR || kind == libc::S_IFBLK;
+            if maker.who.uid != 0 && is_device && (kind, device) != (libc::S_IFCHR, 0) {
                 return no(libc::EPERM);
             }
         }
@@ -202,7 +203,8 @@ impl Model {
     ) -> Outcome {
         let exchange = flags & libc::RENAME_EXCHANGE != 0;
         let no_replace = flags & libc::RENAME_NOREPLACE != 0;
-        if exchange && no_replace {
+        let whiteout = flags & libc::RENAME_WHITEOUT != 0;
+        if exchange && (no_replace || whiteout) {
             return no(libc::EINVAL);
         }
         // Both parents are looked up first, then the two last names.
@@ -233,7 +235,14 @@ impl Model {
         }
         let moved = (old.parent, old_name, source);
         self.may_rename(who, &moved, (new.parent, target), exchange)?;
-        self.do_rename(moved, (new.parent, new_name, target), exchange)
+        let (old_parent, old_name) = (moved.0, moved.1.clone());
+        self.do_rename(moved, (new.parent, new_name, target), exchange)?;
+        if whiteout {
+            let maker = Maker { who, umask: 0 };
+            let id = self.new_inode(&maker, old_parent, Node::Special(libc::S_IFCHR, 0), 0);
+            self.attach(old_parent, old_name, id);
+        }
+        Ok(Answer::Done)
     }
 
     fn may_rename(

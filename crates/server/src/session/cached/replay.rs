@@ -11,6 +11,7 @@ use super::Cached;
 use crate::session::calls::{At, Reply};
 use forebay_lease::slots::Before;
 use forebay_proto::api::ops::*;
+use forebay_proto::api::rename_flags;
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Errno, Ino, Result};
 use forebay_store::record::Answered;
@@ -119,7 +120,10 @@ impl At<'_> {
             Call::Unlink { parent, name } | Call::Rmdir { parent, name } => {
                 !exists(parent, name)? || (goes != Ino(0) && at(parent, name)? != Some(goes))
             }
-            Call::Rename { parent, name, new_parent, new_name, .. } => match goes {
+            Call::Rename { parent, name, new_parent, new_name, flags } => match goes {
+                Ino(0) if flags & rename_flags::WHITEOUT != 0 => {
+                    cache.fs.is_whiteout(&self.caller, parent, name)?
+                }
                 // No mount knew it: only that it is gone from there.
                 Ino(0) => !exists(parent, name)?,
                 goes => at(new_parent, new_name)? == Some(goes) && at(parent, name)? != Some(goes),
