@@ -1,6 +1,6 @@
 //! Questions to a server's ledger: pools, buffers, staging without a mount.
 
-use crate::Result;
+use crate::{Result, server_process};
 use forebay_net::handshake::{self, Credential};
 use forebay_net::{Link, LinkError, ServerAddress, Stream, peer};
 use forebay_proto::control::ControlError;
@@ -159,11 +159,33 @@ pub(crate) fn describe(what: &str, address: &ServerAddress, error: LinkError) ->
                     told.hint("is `forebay serve` running there?")
                 }
                 std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
-                    ControlError::new(&what, None, "no answer within the time limit")
-                        .errno(libc::ETIMEDOUT)
+                    silent(&what, address)
                 }
                 _ => told,
             }
         }
     }
+}
+
+/// A server whose kernel accepted the connection, but which did not answer in time.
+fn silent(what: &str, address: &ServerAddress) -> ControlError {
+    let (why, hint) = match (server_process::stopped_at(address), address) {
+        (Some(pid), _) => (
+            format!("no answer: its process {pid} is stopped (SIGSTOP, Ctrl-Z or a debugger)"),
+            format!("`kill -CONT {pid}` lets it go on; nothing is lost meanwhile"),
+        ),
+        (None, ServerAddress::Tcp { host, .. }) => (
+            "no answer within the time limit".to_string(),
+            format!(
+                "on {host}, `pgrep forebay | xargs ps -o pid,stat,args -p` shows its process: `kill -CONT PID` lets one \
+                 in state T go on; else the machine or the way to it is overloaded, and its log tells more"
+            ),
+        ),
+        (None, ServerAddress::Unix(_)) => (
+            "no answer within the time limit".to_string(),
+            "the machine is overloaded, or its flash does not answer; its log tells more"
+                .to_string(),
+        ),
+    };
+    ControlError::new(what, None, &why).errno(libc::ETIMEDOUT).hint(&hint)
 }

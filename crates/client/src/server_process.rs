@@ -5,6 +5,7 @@
 
 use crate::Result;
 use crate::control::open_socket;
+use forebay_net::{ServerAddress, Stream};
 use forebay_proto::control::ControlError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -38,6 +39,15 @@ pub fn wait_readable(stream: &UnixStream, timeout: Duration) -> io::Result<bool>
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// The process id of the server that listens at a Unix socket, if that is stopped now.
+pub fn stopped_at(address: &ServerAddress) -> Option<u32> {
+    let ServerAddress::Unix(_) = address else { return None };
+    match Stream::connect(address).ok()? {
+        Stream::Unix(stream) => id(&stream).filter(|pid| is_stopped(*pid)),
+        Stream::Tcp(_) => None,
     }
 }
 

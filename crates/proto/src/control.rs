@@ -293,6 +293,10 @@ pub struct BufferStatus {
     /// The address of the server by which it is mounted, if it is served.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "server_address")]
     pub server: Option<String>,
+    /// Why the server of a mount does not tell its state, if it does not: what stands in its place is what
+    /// it said when it was mounted, and no use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_error: Option<String>,
     /// Mount point.
     pub mount_point: PathBytes,
     /// The store's directory on flash; of a served buffer, the mount's own directory.

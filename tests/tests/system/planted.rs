@@ -7,6 +7,7 @@ use forebay_tests::procs::try_run_for;
 use forebay_tests::sys;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -219,4 +220,40 @@ fn a_job_record_that_another_user_planted_is_never_run() {
     assert!(!ok && said.contains("not a file of your own"), "{said}");
     let (ok, said) = site.forebay(&["status"], None);
     assert!(ok && !said.contains("job-planted"), "{said}");
+}
+
+/// Whatever the umask of who mounts.
+#[test]
+fn nobody_else_writes_what_a_mount_makes_for_itself() {
+    let Some(site) = Site::new() else { return };
+    let (ok, said) = site.umount(&["--destroy"]);
+    assert!(ok, "{said}");
+    let mut command = Command::new(binary());
+    command.args(["mount", "--scratch", "8MiB", "--store", "directory"]);
+    command.arg(site.base.path().join("mnt")).env("FOREBAY_FLASH", site.flash());
+    let open_to_all = || {
+        rustix::process::umask(rustix::fs::Mode::empty());
+        Ok(())
+    };
+    // SAFETY: a number of this child changes, before it becomes another program; nothing is allocated.
+    unsafe { command.pre_exec(open_to_all) };
+    let (ok, said) = try_run_for(&mut command, LIMIT);
+    assert!(ok, "{said}");
+    let mut dirs = vec![site.store.clone()];
+    let mut seen = 0;
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            let metadata = std::fs::symlink_metadata(&path).unwrap();
+            let is_socket = std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type());
+            assert!(is_socket || metadata.mode() & 0o022 == 0, "{path:?} {:o}", metadata.mode());
+            seen += 1;
+            if metadata.is_dir() {
+                dirs.push(path);
+            }
+        }
+    }
+    assert!(seen > 3, "{seen} found");
+    let (ok, said) = site.umount(&["--destroy"]);
+    assert!(ok, "{said}");
 }

@@ -83,3 +83,43 @@ fn a_path_at_a_server_without_its_slash_is_explained() {
     let (ok, said) = served.ask(0, &["stage", "in", "/etc/hostname", "shared:a/b"]);
     assert!(!ok && said.contains("is written shared:/a/b"), "{said}");
 }
+
+/// All at once: each waits for its time limit.
+#[test]
+fn a_stopped_server_is_told_by_whoever_asks_it() {
+    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+    fs::write(served.root(0).join("f"), vec![1; 5000]).unwrap();
+    let root = served.root(0).to_str().unwrap().to_string();
+    served.signal_server(0, libc::SIGSTOP);
+    let (text, json, unix, tcp) = std::thread::scope(|scope| {
+        let (served, root) = (&served, &root);
+        let text = scope.spawn(move || served.local(&["status", root]));
+        let json = scope.spawn(move || served.local(&["status", "--json", root]));
+        let unix = scope.spawn(move || served.ask(0, &["buffer", "list"]));
+        let tcp = scope.spawn(move || served.local(&["buffer", "list", "--server", &served.tcp()]));
+        let joined = [text, json, unix, tcp].map(|asked| asked.join().unwrap());
+        joined.into()
+    });
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGCONT);
+
+    let go_on = format!("`kill -CONT {pid}` lets it go on");
+    let stopped = format!("its process {pid} is stopped");
+    // A mount tells what it knows itself, and that the server is silent.
+    assert!(text.0 && text.1.contains("NO ANSWER"), "{}", text.1);
+    assert!(text.1.contains(&stopped) && text.1.contains(&go_on), "{}", text.1);
+    assert!(
+        text.1.contains("what is used is not known") && !text.1.contains(" used ("),
+        "{}",
+        text.1
+    );
+    let told: serde_json::Value = serde_json::from_str(&json.1).unwrap();
+    assert!(told["server_error"].as_str().unwrap().contains(&stopped), "{told}");
+    // Without a mount; from another machine nobody sees the process.
+    assert!(!unix.0 && unix.1.contains(&stopped) && unix.1.contains(&go_on), "{}", unix.1);
+    assert!(!tcp.0 && tcp.1.contains("no answer within the time limit"), "{}", tcp.1);
+    assert!(tcp.1.contains("pgrep forebay") && tcp.1.contains("kill -CONT PID"), "{}", tcp.1);
+
+    let (_, after) = served.local(&["status", &root]);
+    assert!(!after.contains("NO ANSWER") && after.contains(" used ("), "{after}");
+}

@@ -102,13 +102,18 @@ fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
     if let (Some(buffer), Some(server)) = (&status.buffer, &status.server) {
         println!("served      {buffer}, by {server}");
     }
-    println!("store       {} ({}{volatile})", visible(&store), kind_name(status));
-    println!(
-        "capacity    {}, {} used ({percent:.1} %), {} inodes",
-        format_bytes(status.capacity_bytes),
-        format_bytes(status.used_bytes),
-        status.inodes
-    );
+    let capacity = format_bytes(status.capacity_bytes);
+    if let Some(error) = &status.server_error {
+        println!("NO ANSWER   {error}");
+        println!("capacity    {capacity}; what is used is not known");
+    } else {
+        println!("store       {} ({}{volatile})", visible(&store), kind_name(status));
+        println!(
+            "capacity    {capacity}, {} used ({percent:.1} %), {} inodes",
+            format_bytes(status.used_bytes),
+            status.inodes
+        );
+    }
     println!("fast path   {}", yes_or_why(status.fast_path, status.fast_path_reason.as_deref()));
     if let Some(cache) = &status.cache {
         super::cache::print_cache(cache);

@@ -85,7 +85,7 @@ struct Up {
 /// Answers until a signal ends it. Mounts stay.
 pub fn serve(plan: AgentPlan, report: Reporter) -> Result<(), ControlError> {
     signals::block();
-    super::raise_file_limit()?;
+    super::settle_process()?;
     logging::start(plan.log_file.as_deref(), &plan.log_level)?;
     let agent = Arc::new(Agent::new(&plan)?);
     let listening = listen(agent.clone(), &plan.addresses)?;

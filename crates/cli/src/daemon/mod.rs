@@ -30,6 +30,7 @@ use forebay_fuse::{Door, FastPath, FastPathOff, Limits, MountOptions, Session, r
 use forebay_proto::control::ControlError;
 use forebay_server::http::{Http, HttpListener};
 use forebay_store::descriptors::MIN_DESCRIPTORS;
+use rustix::fs::Mode;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -87,7 +88,7 @@ pub struct Mount {
 /// Mounts, reports, serves until the end.
 pub fn serve(plan: MountPlan, mut report: Reporter) -> Result<(), ControlError> {
     signals::block();
-    raise_file_limit()?;
+    settle_process()?;
     // Before anything is made: an address that is taken is told at once.
     let http = plan.http.map(HttpListener::bind).transpose()?;
     let place = Place::prepare(&plan)?;
@@ -235,6 +236,15 @@ fn run(
         tracing::error!("{error}");
     }
     finished
+}
+
+/// The limits under which a mount, a server and an agent run. What they make for themselves, others cannot
+/// write, whatever the umask of who started them; what they make for a requester has that one's.
+fn settle_process() -> Result<(), ControlError> {
+    let others_write = Mode::WGRP | Mode::WOTH;
+    let was = rustix::process::umask(others_write);
+    rustix::process::umask(was | others_write);
+    raise_file_limit()
 }
 
 /// As many descriptors as this process may have: objects are kept open. An error if they are too few.

@@ -432,6 +432,7 @@ impl Mount {
             buffer_type: "scratch".into(),
             buffer: None,
             server: None,
+            server_error: None,
             mount_point: PathBytes::new(self.mount_point_bytes()),
             store: PathBytes::new(self.backing.dir().as_os_str().as_bytes()),
             store_kind: StoreKind::Directory,
@@ -471,7 +472,7 @@ impl Mount {
     }
 }
 
-/// With what the server says; without an answer, with what it said at the beginning.
+/// With what the server says; without an answer, with what it said at the beginning and why there is none.
 fn of_the_server(served: &Served, common: BufferStatus) -> BufferStatus {
     let attached = served.fs.attached();
     let common = BufferStatus {
@@ -480,29 +481,25 @@ fn of_the_server(served: &Served, common: BufferStatus) -> BufferStatus {
         server: Some(served.target.address.to_string()),
         volatile: attached.volatile,
         capacity_bytes: attached.capacity_bytes,
+        buffer_type: attached.cache.as_ref().map_or("scratch", |_| "cache").into(),
         ..common
     };
-    let common = match attached.cache {
-        None => common,
-        Some(_) => {
-            let cache = served.cache_status();
-            let cache = cache.inspect_err(|error| {
-                tracing::warn!("the server does not tell the cache's state: {error}");
-            });
-            BufferStatus { buffer_type: "cache".into(), cache: cache.ok(), ..common }
-        }
-    };
-    match served.status() {
-        Ok(buffer) => BufferStatus {
+    let told = served.status().and_then(|buffer| {
+        let cache = attached.cache.as_ref().map(|_| served.cache_status()).transpose()?;
+        Ok((buffer, cache))
+    });
+    match told {
+        Ok((buffer, cache)) => BufferStatus {
             store_kind: buffer.store_kind,
             capacity_bytes: buffer.capacity_bytes,
             used_bytes: buffer.used_bytes,
             inodes: buffer.inodes,
+            cache,
             ..common
         },
         Err(error) => {
             tracing::warn!("the server does not tell the buffer's state: {error}");
-            common
+            BufferStatus { server_error: Some(error.to_string()), ..common }
         }
     }
 }

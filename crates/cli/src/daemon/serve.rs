@@ -1,7 +1,7 @@
 //! The process of `forebay serve`: a ledger with its buffers, and the listener in front of it,
 //! until a signal ends it. Killed, it leaves what the next start settles (the ledger's promise).
 
-use super::{Reporter, logging, raise_file_limit, signals};
+use super::{Reporter, logging, settle_process, signals};
 use crate::secrets;
 use forebay_net::ServerAddress;
 use forebay_net::node::host_name;
@@ -63,7 +63,7 @@ struct Up {
 /// Serves until a signal ends it.
 pub fn serve(plan: ServePlan, report: Reporter) -> Result<(), ControlError> {
     signals::block();
-    raise_file_limit()?;
+    settle_process()?;
     // Opening the ledger makes its directory, where the log is by default.
     let default_log = || forebay_server::ledger::directory(&plan.ledger.flash).join(LOG_NAME);
     let log_file = plan.log_file.clone().or_else(|| (!plan.foreground).then(default_log));

@@ -46,13 +46,7 @@ impl Namespace {
         }
     }
 
-    fn rename_here(
-        &self,
-        caller: &Caller,
-        from: Side<'_>,
-        to: Side<'_>,
-        flags: u32,
-    ) -> Result<()> {
+    fn rename_here(&self, caller: &Caller, from: Side<'_>, to: Side<'_>, flags: u32) -> Result<()> {
         let mut txn = self.begin(caller);
         txn.live_dir(from.dir)?;
         txn.live_dir(to.dir)?;

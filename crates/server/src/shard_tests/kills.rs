@@ -95,9 +95,7 @@ impl Case<'_> {
             Op::Unlink { .. } => world.unlink(b, "old"),
             Op::Rmdir(_) => world.rmdir(b, &self.made),
             Op::Link(_) => world.link(self.before.0["old"].0, b, "new").map(drop),
-            Op::Rename(rename) => {
-                world.rename((a, "old"), (b, "new"), rename.flags)
-            }
+            Op::Rename(rename) => world.rename((a, "old"), (b, "new"), rename.flags),
         }
     }
 
