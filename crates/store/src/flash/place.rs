@@ -19,11 +19,13 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
 
 /// Gives a file blocks up to so many bytes. Some file systems (ext4) take all that is free before
-/// they answer ENOSPC, and others on that flash fail meanwhile: what cannot fit is refused first.
+/// they answer ENOSPC, and others on that flash fail meanwhile: what cannot fit is refused first. What the file system
+/// keeps for its administrator is not for buffers, and without CAP_SYS_RESOURCE root does not get it either.
 pub fn allocate(file: &fs::File, bytes: u64) -> rustix::io::Result<()> {
     let has_bytes = rustix::fs::fstat(file)?.st_blocks as u64 * 512;
     let flash = rustix::fs::fstatvfs(file)?;
-    if bytes.saturating_sub(has_bytes) > flash.f_bfree * flash.f_frsize {
+    let has_limit = flash.f_blocks > 0;
+    if has_limit && bytes.saturating_sub(has_bytes) > flash.f_bavail * flash.f_frsize {
         return Err(rustix::io::Errno::NOSPC);
     }
     rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes)

@@ -93,7 +93,7 @@ fn an_image_grows_within_three_percent_and_is_found_again() {
 }
 
 /// The least that was free on flash while something was done.
-fn least_available(flash: &Path, during: impl FnOnce()) -> u64 {
+pub(super) fn least_available(flash: &Path, during: impl FnOnce()) -> u64 {
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
