@@ -27,6 +27,8 @@ const COMING_WAITS_MAX: u32 = 3;
 pub(super) const WAIT: Duration = Duration::from_millis(100);
 /// Most files of which it is looked, at a time, whether the PFS still has them.
 const VOID_PINS_LOOKED_AT: usize = 64;
+/// So long a look that makes room for kernels is worth a word in the log.
+const SLOW: Duration = Duration::from_millis(150);
 /// What is said where the file system below has no room for what the capacity allows.
 const FULL: &str = "the file system that flash lies on is full, though the capacity is not used up: writers wait for drains, or get ENOSPC; remove what else lies there";
 /// How often it is logged, and how long it is shown after a write met it.
@@ -276,13 +278,34 @@ impl Space {
         let now = || self.origin.moment(Instant::now());
         let (begun, free) = (now(), self.free(fs).unwrap_or(0));
         ahead.looks(begun, free);
+        if free == 0 && self.clean_bytes() > 0 {
+            let clean_bytes = self.clean_bytes();
+            let late_ms = ahead.late().as_millis();
+            tracing::warn!(
+                clean_bytes,
+                late_ms,
+                "kernels may have met a full flash: who makes room came too late"
+            );
+        }
         let keep = room::keep(free, self.clean_bytes(), ahead.low_bytes(capacity), capacity);
         if keep.press {
             fs.drainer.pressure(true);
         }
         if let Some(bytes) = keep.evict_bytes {
             let _turn = self.turn.lock();
-            if self.evict(fs, bytes) == 0 {
+            let got_turn = now();
+            let went_bytes = self.evict(fs, bytes);
+            let (waited, took) = (got_turn.since(begun), now().since(got_turn));
+            if waited + took >= SLOW {
+                tracing::warn!(
+                    wanted_bytes = bytes,
+                    went_bytes,
+                    ?waited,
+                    ?took,
+                    "making room for kernels that write took long"
+                );
+            }
+            if went_bytes == 0 {
                 // All is dirty, pinned or in use: it will not be otherwise so soon.
                 return LOOK_MOST;
             }

@@ -148,6 +148,11 @@ impl Ahead {
         self.last = Some((now, free_bytes, pause));
     }
 
+    /// How late the last look came at the worst lately, or how long it took.
+    pub fn late(&self) -> Duration {
+        self.late
+    }
+
     /// Kernels have stopped to write.
     pub fn rests(&mut self) {
         *self = Ahead::default();

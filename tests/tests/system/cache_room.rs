@@ -28,8 +28,9 @@ fn a_kernel_that_writes_meets_a_full_flash_only_when_what_is_there_is_dirty() {
     let piece = pattern(2, 1 << 20);
     let file = File::create(site.mnt("f")).unwrap();
     let served = requests(&site, "WRITE");
+    let mnt = site.base.join("mnt");
     let evicted = || {
-        let status = site.status(&site.base.join("mnt"));
+        let status = site.status(&mnt);
         status["cache"]["evicted_bytes"].as_u64().unwrap()
     };
     // No more than what an open for writing asks for: what is written below has no room yet.
@@ -38,7 +39,11 @@ fn a_kernel_that_writes_meets_a_full_flash_only_when_what_is_there_is_dirty() {
     // Three quarters of the flash: much more than was free at the open, at 200 MB/s.
     let start = Instant::now();
     for i in 0..capacity / MIB * 3 / 4 {
-        file.write_all_at(&piece, i * MIB).unwrap_or_else(|e| panic!("after {i} MiB: {e}"));
+        let log = || std::fs::read_to_string(site.status(&mnt)["log_file"].as_str().unwrap());
+        let wrote = file.write_all_at(&piece, i * MIB);
+        wrote.unwrap_or_else(|e| {
+            panic!("after {i} MiB: {e}; {} evicted; {log:?}", evicted(), log = log())
+        });
         let due = Duration::from_millis(5) * (i as u32 + 1);
         std::thread::sleep(due.saturating_sub(start.elapsed()));
     }
