@@ -30,6 +30,7 @@ mod capacity;
 mod commit;
 mod commit_faults;
 mod concurrent;
+mod containers;
 mod crash;
 mod documents;
 mod examples;
