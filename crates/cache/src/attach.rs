@@ -89,7 +89,7 @@ impl CacheFs {
         self.nodes.attach(ino, file)
     }
 
-    fn new_record(&self, stat: &PfsStat, path: &[u8], who: &Who) -> Record {
+    pub(super) fn new_record(&self, stat: &PfsStat, path: &[u8], who: &Who) -> Record {
         Record::new(stat, path, who.clone(), &self.clocks)
     }
 
@@ -223,7 +223,7 @@ impl CacheFs {
             && state.held.is_empty()
             && r.state == State::Clean
             && r.kept_as.is_none()
-            && !(r.pinned || state.listed || state.gone);
+            && !(r.pinned || r.nameless || state.listed || state.gone);
         if empty {
             let key = r.key;
             state.gone = true;

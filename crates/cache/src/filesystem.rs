@@ -91,9 +91,14 @@ impl NameOps for CacheFs {
         self.create_data(caller, parent, name, args, want_local)
     }
 
-    fn tmpfile(&self, _: &Caller, _: Ino, _: CreateArgs, _: bool) -> Result<(Entry, Opened)> {
-        // As on NFS: programs make a name and remove it.
-        Err(Errno::EOPNOTSUPP)
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<(Entry, Opened)> {
+        self.make_nameless(caller, parent, args, want_local)
     }
 
     fn fsyncdir(&self, ino: Ino) -> Result<()> {

@@ -30,6 +30,7 @@ mod lost;
 mod map;
 mod mapped;
 mod moves;
+mod nameless;
 mod names;
 mod nodes;
 mod nodes_log;

@@ -193,7 +193,10 @@ impl CacheFs {
             let known = self.nodes.get(ino)?;
             self.while_one_inode(ino, known.kind, || {
                 self.own_change(known.file.as_ref(), ino, &who, || {
-                    self.link_one_of(&who, ino, (dir.as_fd(), name))
+                    match self.link_nameless(&who, ino, dir.as_fd(), (parent, name))? {
+                        Some(linked) => Ok(linked),
+                        None => self.link_one_of(&who, ino, (dir.as_fd(), name)),
+                    }
                 })
             })
         })?;
@@ -597,6 +600,18 @@ pub(super) fn give_group(who: &Who, dir: BorrowedFd<'_>, name: &[u8]) {
     let gid = Some(rfs::Gid::from_raw(gid));
     // Refused where the server's user is not in that group: then it has the server's.
     if let Err(error) = rfs::chownat(dir, name, None, gid, AtFlags::SYMLINK_NOFOLLOW) {
+        tracing::debug!(%error, "what was made keeps the server's group");
+    }
+}
+
+/// The same for a file that was made without a name.
+pub(super) fn give_group_of(who: &Who, dir: BorrowedFd<'_>, made: BorrowedFd<'_>) {
+    let Some(gid) = who.group_to_give() else { return };
+    let inherits = rfs::fstat(dir).is_ok_and(|stat| stat.st_mode & libc::S_ISGID != 0);
+    if inherits {
+        return;
+    }
+    if let Err(error) = rfs::fchown(made, None, Some(rfs::Gid::from_raw(gid))) {
         tracing::debug!(%error, "what was made keeps the server's group");
     }
 }

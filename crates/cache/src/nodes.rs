@@ -34,6 +34,8 @@ use table::Table;
 
 /// Most names kept of one inode: with the oldest forgotten, one that is left still leads to it.
 const NAMES_MAX: usize = 16;
+/// What stands on record for the name of a file that never had one. No file is called so: `names` refuses it.
+const NAMELESS: &[u8] = b".forebay-drain.nameless";
 /// Deepest path, in components.
 const DEPTH_MAX: usize = 2_048;
 
@@ -143,6 +145,23 @@ impl Nodes {
                 node.who = who.clone();
             }
         }
+        ino
+    }
+
+    /// A file without a name was made in a directory: its node, referenced once, as that of a file that has just
+    /// lost its name. Its data server is this one, which holds its PFS inode.
+    pub fn made_nameless(&self, parent: Ino, key: Key, who: &Who, held: OwnedFd) -> Ino {
+        let mut table = self.0.lock();
+        let here = u64::from(table.shard.0);
+        let ino = table.node_of(key, FileKind::File, who, || here);
+        if let Some(node) = table.nodes.get_mut(&ino) {
+            node.lookups += 1;
+            node.held = Some(Arc::new(held));
+        }
+        // On record as a name that came and went: the next server gives its number to no other file while a
+        // mount may hold it.
+        table.add_name(ino, parent, NAMELESS);
+        table.drop_name(ino, parent, NAMELESS);
         ino
     }
 

@@ -228,7 +228,11 @@ impl CacheFs {
             self.revalidate(file, stat)?;
             return Ok(false);
         }
-        if !file.state.lock().gone {
+        let goes_on = {
+            let state = file.state.lock();
+            state.gone || state.record.nameless
+        };
+        if !goes_on {
             // Nothing was here of it when it was removed.
             self.lose(file)?;
         }
@@ -343,7 +347,7 @@ impl CacheFs {
     }
 
     /// With the file's `meta` locked.
-    fn open_attached(
+    pub(super) fn open_attached(
         &self,
         file: &Arc<CacheFile>,
         ino: Ino,
@@ -436,6 +440,11 @@ impl CacheFs {
         }
         let state = file.state.lock();
         if state.opens > 0 {
+            return;
+        }
+        if state.record.nameless {
+            drop(state);
+            self.end_nameless(file);
             return;
         }
         if state.record.is_dirty() {

@@ -134,6 +134,10 @@ pub(crate) struct Record {
     /// A name of ours by which it is found, since no other one is known. `beside` has the rules.
     #[serde(default)]
     pub kept_as: Option<PathBytes>,
+    /// Made without a name (O_TMPFILE), and given none yet: nothing of it drains, and it goes with its last open.
+    /// [`super::nameless`] has the rules.
+    #[serde(default)]
+    pub nameless: bool,
     /// Who wrote it.
     pub writer: Who,
     /// Seconds since 1970 since when something here is not on the PFS.
@@ -175,6 +179,7 @@ impl Record {
             acl_group: None,
             removed: false,
             kept_as: None,
+            nameless: false,
             writer,
             dirty_since_s: None,
             failure: None,

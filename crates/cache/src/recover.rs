@@ -105,6 +105,10 @@ impl CacheFs {
         self.settle_removals();
         let mut ours = HashSet::new();
         for (ino, record) in self.flash.all()? {
+            let Some(record) = self.take_up_nameless(ino, record)? else {
+                dropped += 1;
+                continue;
+            };
             let key = record.key;
             let is_dirty = record.is_dirty();
             if power_cut && !is_dirty && record.kept_as.is_none() {

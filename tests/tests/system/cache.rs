@@ -12,6 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ forebay_tests::on_both_kinds!(
     a_flash_that_kernels_filled_to_the_last_page_drains,
     users_have_on_the_cache_the_rights_that_they_have_on_the_pfs,
     what_is_made_is_on_the_pfs_as_who_made_it,
+    files_without_a_name_get_one_and_else_leave_nothing,
     a_cache_killed_while_it_writes_and_drains_loses_nothing,
     errors_of_the_pfs_are_told_and_what_failed_drains_when_they_are_over,
     a_pfs_that_hangs_or_vanishes_holds_the_drain_up_and_nothing_else,
@@ -382,13 +384,16 @@ fn what_is_made_is_on_the_pfs_as_who_made_it(kind: Kind) {
                 std::fs::create_dir(at("dir")).unwrap();
                 std::os::unix::fs::symlink("x", at("link")).unwrap();
                 sys::mknod(sys::bytes(&at("fifo")), libc::S_IFIFO | 0o600, 0).unwrap();
+                let dir = site.mnt(top);
+                let made = sys::open(sys::bytes(&dir), libc::O_TMPFILE | libc::O_RDWR, 0o600);
+                sys::link_fd(&made.unwrap(), sys::bytes(&at("named"))).unwrap();
             });
         }
     }
     for drained in [false, true] {
         for (name, who) in &makers {
             for (top, gid) in [("", 2001), ("team/", 2000)] {
-                for what in ["file", "hard", "single", "dir", "link", "fifo"] {
+                for what in ["file", "hard", "single", "dir", "link", "fifo", "named"] {
                     let path = format!("{top}{name}.{what}");
                     for at in [site.mnt(&path), site.pfs(&path)] {
                         let meta = std::fs::symlink_metadata(&at).unwrap();
@@ -400,6 +405,49 @@ fn what_is_made_is_on_the_pfs_as_who_made_it(kind: Kind) {
         }
         site.must_be_durable();
     }
+}
+
+fn files_without_a_name_get_one_and_else_leave_nothing(kind: Kind) {
+    let site = Site::mounted_as(kind, 64 * MIB, &[]);
+    let root = site.mnt("");
+    let nameless = |bytes: &[u8]| {
+        let made = sys::open(sys::bytes(&root), libc::O_TMPFILE | libc::O_RDWR, 0o640).unwrap();
+        assert_eq!(sys::write(&made, bytes), Ok(bytes.len()));
+        assert_eq!(sys::fstat(&made).unwrap().nlink, 0);
+        made
+    };
+    let names = |dir: &Path| std::fs::read_dir(dir).unwrap().count();
+    // Its room comes back with its last close.
+    let data = pattern(1, 15 << 20);
+    for _ in 0..6 {
+        let file = nameless(&data);
+        assert_eq!((names(&root), names(&site.pfs(""))), (0, 0));
+        let (ok, said) = site.wait(&root);
+        assert!(ok, "{said}");
+        assert_eq!(sys::pread(&file, 1000, 100).unwrap(), data[1000..1100]);
+    }
+    let named = pattern(2, 3 << 20);
+    let file = nameless(&named);
+    sys::link_fd(&file, sys::bytes(&site.mnt("named"))).unwrap();
+    let taken = sys::link_fd(&nameless(b"other"), sys::bytes(&site.mnt("named")));
+    assert_eq!(taken, Err(sys::Errno(libc::EEXIST)));
+    drop(file);
+    site.must_be_durable();
+    assert!(std::fs::read(site.pfs("named")).unwrap() == named);
+    let stat = sys::stat(sys::bytes(&site.pfs("named"))).unwrap();
+    assert_eq!((stat.nlink, stat.mode & 0o777), (1, 0o640));
+
+    let lost = nameless(b"without a name");
+    let late = nameless(&named);
+    sys::link_fd(&late, sys::bytes(&site.mnt("late"))).unwrap();
+    site.kill();
+    site.mount();
+    drop((lost, late));
+    assert!(std::fs::read(site.mnt("late")).unwrap() == named);
+    site.must_be_durable();
+    assert_eq!((names(&root), names(&site.pfs(""))), (2, 2));
+    assert_eq!(site.umount(&[]), (true, String::new()));
+    assert!(std::fs::read(site.pfs("late")).unwrap() == named);
 }
 
 fn users_have_on_the_cache_the_rights_that_they_have_on_the_pfs(kind: Kind) {

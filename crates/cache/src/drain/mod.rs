@@ -269,9 +269,9 @@ fn age(since_s: i64) -> Duration {
 }
 
 impl CacheFs {
-    /// A dirty file is in the list, and its node stays. With the file's state locked.
+    /// A dirty file that has a name is in the list, and its node stays. With the file's state locked.
     pub(super) fn list_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) {
-        if state.listed || state.gone {
+        if state.listed || state.gone || state.record.nameless {
             return;
         }
         state.listed = true;

@@ -12,6 +12,7 @@ mod kill;
 mod lost;
 mod model;
 mod moves;
+mod nameless;
 mod room;
 mod sides;
 

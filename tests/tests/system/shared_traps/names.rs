@@ -303,12 +303,6 @@ fn nameless(two: &Two, one: &str, other: &str) {
         let flags = libc::O_TMPFILE | libc::O_RDWR | extra;
         procs::apart(|| sys::open(two.here(one), flags, 0o666).unwrap())
     };
-    if two.served.is_cache() {
-        // As on NFS: programs make a name and remove it.
-        let made = sys::open(two.here(one), libc::O_TMPFILE | libc::O_RDWR, 0o666).map(drop);
-        assert_eq!(made, Err(Errno(libc::EOPNOTSUPP)));
-        return;
-    }
     let before = sys::list(two.there(one)).unwrap().len();
     let fd = open(0);
     sys::pwrite(&fd, 0, b"content").unwrap();

@@ -204,7 +204,10 @@ impl At<'_> {
                 let created = self.cache_create(cache, parent, name, args, want_local);
                 return created.unwrap_or_else(Reply::failed);
             }
-            Call::Tmpfile { .. } => Err(Errno::EOPNOTSUPP),
+            Call::Tmpfile { parent, args, want_local } => {
+                let made = self.cache_tmpfile(cache, parent, args, want_local);
+                return made.unwrap_or_else(Reply::failed);
+            }
             Call::DirLimit(ino) => cache.fs.dir_limit(ino).map(Answer::Limit),
             Call::List { ino, after, limit, max_bytes, plus } => {
                 let plus = plus && self.may_stat_below(cache, ino);

@@ -9,10 +9,10 @@ use crate::session::calls::{At, Reply};
 use crate::session::names::subjects_of_rename;
 use forebay_failpoint::step;
 use forebay_lease::leases::Subject;
-use forebay_proto::api::CreateArgs;
 use forebay_proto::api::ops::*;
+use forebay_proto::api::{CreateArgs, Opened};
 use forebay_proto::net::Answer;
-use forebay_proto::{Entry, Errno, Ino, Result, SetAttr};
+use forebay_proto::{Attr, Entry, Errno, Ino, Result, SetAttr};
 use forebay_store::record::Answered;
 
 /// A number that means nothing: what is moved or removed is not known to any mount.
@@ -106,12 +106,32 @@ impl At<'_> {
             self.opened(cache, entry.attr.ino, opened.local.is_some(), libc::O_RDWR as u32);
             (entry, opened)
         };
+        Ok(self.made_open(parent, entry.attr, opened))
+    }
+
+    /// Nothing of it is written down: a server that starts finds no file without a name, and makes another one.
+    pub(super) fn cache_tmpfile(
+        &self,
+        cache: &Cached,
+        parent: Ino,
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<Reply> {
+        let want_local = want_local && self.local;
+        let (entry, opened) = cache.fs.tmpfile(&self.caller, parent, args, want_local)?;
+        self.sessions.took(self.session, entry.attr.ino);
+        self.opened(cache, entry.attr.ino, opened.local.is_some(), libc::O_RDWR as u32);
+        Ok(self.made_open(parent, entry.attr, opened))
+    }
+
+    /// The answer with what was made and is open.
+    fn made_open(&self, parent: Ino, attr: Attr, opened: Opened) -> Reply {
         let answer = Answer::Created {
-            attr: self.sessions.keep(self.session, entry.attr),
+            attr: self.sessions.keep(self.session, attr),
             keep_names: self.keep_names(parent),
             local: opened.local.is_some(),
         };
-        Ok(Reply { file: opened.local, ..Reply::of(answer) })
+        Reply { file: opened.local, ..Reply::of(answer) }
     }
 
     pub(super) fn cache_remove(

@@ -52,7 +52,11 @@ impl At<'_> {
             }
             Before::Recorded(_) => return self.answer(call, room),
         };
-        again.unwrap_or_else(Reply::failed)
+        match (again, call) {
+            // It went with the session that had it open.
+            (Err(Errno::ESTALE), Call::Tmpfile { .. }) => self.answer(call, room),
+            (again, _) => again.unwrap_or_else(Reply::failed),
+        }
     }
 
     /// The answer to a call that was done; `ino` is what it made or gave a name.
@@ -72,6 +76,17 @@ impl At<'_> {
                     .inspect_err(|_| self.sessions.give_back(self.session, ino, 1))?;
                 let local = opened.local.is_some();
                 let answer = Answer::Created { attr, keep_names, local };
+                Ok(Reply { file: opened.local, ..Reply::of(answer) })
+            }
+            Call::Tmpfile { want_local, .. } => {
+                let attr = cache.fs.getattr(ino)?;
+                let flags = libc::O_RDWR as u32;
+                let opened = self.cache_open(cache, ino, flags, false, want_local)?;
+                cache.fs.take_reference(ino);
+                self.sessions.took(self.session, ino);
+                let local = opened.local.is_some();
+                let attr = self.sessions.keep(self.session, attr);
+                let answer = Answer::Created { attr, keep_names: false, local };
                 Ok(Reply { file: opened.local, ..Reply::of(answer) })
             }
             Call::Open { ino, open_flags, kill_suid, want_local } => {

@@ -30,7 +30,8 @@ impl At<'_> {
             | Call::Symlink { parent, .. }
             | Call::Unlink { parent, .. }
             | Call::Rmdir { parent, .. }
-            | Call::Create { parent, .. } => held(parent),
+            | Call::Create { parent, .. }
+            | Call::Tmpfile { parent, .. } => held(parent),
             Call::Link { ino, parent, .. } => held(ino).and_then(|()| held(parent)),
             Call::Rename { parent, new_parent, .. } => held(parent).and_then(|()| held(new_parent)),
             Call::Getattr(ino)

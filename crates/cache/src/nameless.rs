@@ -1,0 +1,179 @@
+//! Files that are made without a name (O_TMPFILE), as long as they have none.
+//!
+//! The PFS makes such a file, too, and keeps nothing of it when this server ends. What is written lies on flash, on record as
+//! `nameless`: nothing of it drains, and it goes with its last open. The first `linkat` gives it its name on the PFS; from
+//! then on it is a file like any other.
+//!
+//! Invariant: the record tells the name, on flash that survives a power cut, before the PFS has it, and that the file is
+//! nameless no more after that. So a kill or a power cut leaves the file with what was fsynced of it under that name, or
+//! nothing. On a PFS that makes no such files (NFS, GlusterFS, Lustre) the call is EOPNOTSUPP, as it is there: programs then
+//! make a name and remove it. Called by `filesystem`, `names` (link), `open` (the last close), and `recover`.
+
+use super::CacheFs;
+use super::attach::Opening;
+use super::file::CacheFile;
+use super::names::{At, give_group_of};
+use super::pfs::{PfsStat, errno, proc_path};
+use super::record::Record;
+use forebay_credentials::acting::Who;
+use forebay_proto::api::{CreateArgs, Opened};
+use forebay_proto::control::PathBytes;
+use forebay_proto::{Caller, Entry, Errno, Ino, Result};
+use forebay_store::descriptors;
+use rustix::fs::{self as rfs, AtFlags, Mode, OFlags};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// What a file system answers that makes no files without a name.
+fn not_supported(error: rustix::io::Errno) -> Errno {
+    match errno(error) {
+        Errno::EISDIR | Errno::EINVAL => Errno::EOPNOTSUPP,
+        other => other,
+    }
+}
+
+impl CacheFs {
+    /// Makes a file without a name on the PFS, and opens it here.
+    pub(super) fn make_nameless(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        args: CreateArgs,
+        want_local: bool,
+    ) -> Result<(Entry, Opened)> {
+        let who = Who::of(caller);
+        let (made, stat) = {
+            let dir = self.open_dir(&who, parent, OFlags::PATH)?;
+            let _act = who.act()?;
+            let mode = Mode::from_raw_mode(self.masked(dir.as_fd(), args));
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let made = rfs::openat(&dir, ".", flags, mode).map_err(not_supported)?;
+            give_group_of(&who, dir.as_fd(), made.as_fd());
+            let stat = self.pfs.stat_fd(made.as_fd())?;
+            (File::from(made), stat)
+        };
+        descriptors::for_a_program(&made)?;
+        self.clocks.stamped(stat.ctime);
+        let held = OwnedFd::from(made.try_clone()?);
+        let ino = self.nodes.made_nameless(parent, stat.key, &who, held);
+        let opened = self.open_nameless(ino, made.as_fd(), &stat, who, want_local);
+        let answer = opened.and_then(|(file, opened)| {
+            Ok((Entry { attr: self.attr_of(ino, &stat, Some(&file))? }, opened))
+        });
+        answer.inspect_err(|_| drop(self.nodes.forget(ino, 1)))
+    }
+
+    fn open_nameless(
+        &self,
+        ino: Ino,
+        made: BorrowedFd<'_>,
+        stat: &PfsStat,
+        who: Who,
+        want_local: bool,
+    ) -> Result<(Arc<CacheFile>, Opened)> {
+        let record = Record { nameless: true, ..self.new_record(stat, b"", &who) };
+        let file = self.make(ino, record, 0).map_err(|e| match e {
+            // Something is on record of an inode that the PFS had under this number.
+            Errno::EEXIST => Errno::EAGAIN,
+            e => e,
+        })?;
+        let opening = Opening::of(self.nodes.attach(ino, file)?).ok_or(Errno::ESTALE)?;
+        let file = opening.file();
+        // A default ACL of the directory.
+        let opened = self.note_acl(file, made).and_then(|()| {
+            let _meta = file.meta.lock();
+            self.open_attached(file, ino, who, want_local)
+        });
+        if opened.is_err() {
+            self.end_nameless(file);
+        }
+        Ok((file.clone(), opened?))
+    }
+
+    /// Nobody has it open any more: nobody can give it a name.
+    pub(super) fn end_nameless(&self, file: &Arc<CacheFile>) {
+        let _meta = file.meta.lock();
+        let ends = {
+            let state = file.state.lock();
+            state.record.nameless && !state.gone && state.opens == 0
+        };
+        if !ends {
+            return;
+        }
+        if let Err(error) = self.lose(file) {
+            tracing::warn!(ino = %file.ino, %error, "a file without a name stays on flash until the next start");
+        }
+    }
+
+    /// Gives a file its first name, at `to` in the open directory `dir`; as it was, and as it is. `None`: it has, or had, one.
+    /// With the file's `meta` locked.
+    pub(super) fn link_nameless(
+        &self,
+        who: &Who,
+        ino: Ino,
+        dir: BorrowedFd<'_>,
+        to: At<'_>,
+    ) -> Result<Option<(PfsStat, PfsStat)>> {
+        let known = self.nodes.get(ino)?;
+        let (Some(file), Some(held)) = (known.file, known.held) else { return Ok(None) };
+        {
+            let state = file.state.lock();
+            if state.gone || !state.record.nameless {
+                return Ok(None);
+            }
+        }
+        let path = PathBytes::new(&self.path_below(to)?);
+        file.state.lock().save_synced(&self.flash, &file, |record| record.path = path)?;
+        forebay_failpoint::step("a file without a name is about to get one");
+        let before = self.pfs.stat_fd(held.as_fd())?;
+        {
+            let _act = who.act()?;
+            let from = proc_path(held.as_fd(), b"");
+            rfs::linkat(rfs::CWD, &from[..], dir, to.1, AtFlags::SYMLINK_FOLLOW).map_err(errno)?;
+        }
+        forebay_failpoint::step("a file without a name has one on the PFS");
+        self.nodes.name(ino, to.0, to.1);
+        self.nodes.hold(ino, None);
+        {
+            let mut state = file.state.lock();
+            state.save(&self.flash, &file, |record| record.nameless = false)?;
+            if state.record.is_dirty() {
+                self.list_dirty(&file, &mut state);
+            }
+        }
+        forebay_failpoint::step("a file without a name has one on record");
+        Ok(Some((before, self.pfs.stat_at(dir, to.1)?)))
+    }
+
+    /// At the start: a file that was made without a name has the one on record if the PFS has it there. Else nothing of it
+    /// is kept.
+    pub(super) fn take_up_nameless(&self, ino: Ino, record: Record) -> Result<Option<Record>> {
+        if !record.nameless {
+            return Ok(Some(record));
+        }
+        if self.was_named(&record) {
+            let record = Record { nameless: false, ..record };
+            self.flash.save(ino, &record)?;
+            return Ok(Some(record));
+        }
+        self.flash.remove(ino, record.key)?;
+        self.flash.release(ino);
+        Ok(None)
+    }
+
+    fn was_named(&self, record: &Record) -> bool {
+        let path = record.path.as_bytes();
+        let look = |who: &Who| {
+            let _act = who.act()?;
+            self.pfs.stat(path)
+        };
+        match look(&Who::server()).or_else(|_| look(&record.writer)) {
+            _ if path.is_empty() => false,
+            Ok(stat) => stat.key == record.key,
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => false,
+            // Not known: nothing of it is given up.
+            Err(_) => true,
+        }
+    }
+}
