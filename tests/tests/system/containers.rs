@@ -60,7 +60,6 @@ const CONTAINERS: &str = r#"
     mkdir -p podman image/bin
     cp /bin/busybox image/bin
     for name in sh ls cat echo mkdir rm mv ln chmod test; do ln -s busybox image/bin/$name; done
-    printf '[storage]\ndriver = "overlay"\ngraphroot = "%s/storage"\nrunroot = "%s/run"\n' $PWD/podman $PWD/podman > storage.conf
     cat > containers.conf <<END
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
@@ -73,8 +72,8 @@ lock_type = "file"
 static_dir = "$PWD/podman/storage/libpod"
 tmp_dir = "$PWD/podman/tmp"
 END
-    export CONTAINERS_STORAGE_CONF=$PWD/storage.conf CONTAINERS_CONF=$PWD/containers.conf
-    podman() { command podman --log-level error "$@"; }
+    export CONTAINERS_CONF=$PWD/containers.conf
+    podman() { command podman --root $PWD/podman/storage --runroot $PWD/podman/run --log-level error "$@"; }
     tar -C image -c . | podman import -q - small > /dev/null
     podman run --rm small sh -c 'echo hello; mkdir /d; echo 1 > /d/f; mv /d /e; ls -1 /e; rm /bin/cat; ls -1 /bin'
     podman run --name first small sh -c 'rm /bin/cat; mkdir /data; echo x > /data/x; ln /data/x /data/y; chmod 640 /data/x'
