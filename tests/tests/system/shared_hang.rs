@@ -21,8 +21,8 @@ const LEASE: Duration = Duration::from_secs(4);
 const AT_ONCE: Duration = Duration::from_secs(2);
 /// How soon a mount is off that needs nothing of the server any more.
 const OFF: Duration = Duration::from_secs(6);
-/// The same by force, whatever it waits for.
-const OFF_BY_FORCE: Duration = Duration::from_secs(2);
+/// The same by force, whatever it waits for: before the mount's patience is over, which says that it does not wait for it.
+const OFF_BY_FORCE: Duration = Duration::from_secs(PATIENCE_S as u64 - 1);
 
 fn within<T>(limit: Duration, what: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
