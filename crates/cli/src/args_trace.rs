@@ -42,12 +42,7 @@ pub struct TraceArgs {
     #[arg(long, short = 'q')]
     pub quiet: bool,
     /// The program, and its arguments.
-    #[arg(
-        value_name = "COMMAND",
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     pub command: Vec<OsString>,
 }
 
@@ -125,12 +120,7 @@ pub struct ExecArgs {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// The program, and its arguments.
-    #[arg(
-        value_name = "COMMAND",
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     pub command: Vec<OsString>,
 }
 

@@ -233,6 +233,51 @@ fn dense_data_has_large_pages_beside_sparse_files() {
     }
 }
 
+/// Blocks of 64 KiB of a file, each place once, in an order of its own. True if the buffer had large pages all the time.
+fn write_in_any_order(buffer: &Buffer, name: &str, blocks: u64) -> bool {
+    let block = vec![7; 64 << 10];
+    let flags = libc::O_CREAT | libc::O_WRONLY;
+    let fd = sys::open(buffer.path(name), flags, 0o644).unwrap();
+    let mut large = true;
+    for turn in 0..blocks {
+        // 389 is prime and divides no number of blocks here: each place comes once.
+        let at = (turn * 389 + 300) % blocks * (64 << 10);
+        assert_eq!(sys::pwrite(&fd, at, &block), Ok(64 << 10));
+        // Whoever looks at the pages has time to.
+        if turn % 64 == 0 {
+            std::thread::sleep(Duration::from_millis(20));
+            large &= has_large_pages(buffer);
+        }
+    }
+    large
+}
+
+#[test]
+fn files_that_are_filled_in_any_order_have_large_pages() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 1 << 30);
+    // 48 MiB: the holes of one fit into what large pages may cost (a sixteenth), not of two. So each comes when the
+    // one before was closed and found to be full.
+    for file in 0..4 {
+        let start = Instant::now();
+        while !write_in_any_order(&buffer, &format!("filled.{file}"), 768) {
+            assert!(start.elapsed() < Duration::from_secs(20), "{file}: small pages");
+            sys::unlink(buffer.path(format!("filled.{file}"))).unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+    // Files of the same size with one byte in each MiB, one after the other: only the first have large pages.
+    let before = space(&buffer).free;
+    for file in 0..6 {
+        write_sparse(&buffer, &format!("sparse.{file}"), 48 << 20, 0..48);
+        std::thread::sleep(Duration::from_millis(1_300));
+    }
+    let took = before.saturating_sub(space(&buffer).free);
+    assert!(took <= 66 << 20, "{took} bytes for 288 bytes in holes");
+}
+
 /// Nothing waits for space that is not needed: with hundreds of open files without names in a buffer that is
 /// nearly full, each of these took 50 ms.
 fn nearly_full_is_not_slow(buffer: &Buffer) {

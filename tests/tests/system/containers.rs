@@ -73,7 +73,9 @@ static_dir = "$PWD/podman/storage/libpod"
 tmp_dir = "$PWD/podman/tmp"
 END
     export CONTAINERS_CONF=$PWD/containers.conf
-    podman() { command podman --root $PWD/podman/storage --runroot $PWD/podman/run --log-level error "$@"; }
+    run=$(mktemp -d /tmp/podXXXX)
+    trap 'rm -rf $run' EXIT
+    podman() { command podman --root $PWD/podman/storage --runroot $run --log-level error "$@"; }
     tar -C image -c . | podman import -q - small > /dev/null
     podman run --rm small sh -c 'echo hello; mkdir /d; echo 1 > /d/f; mv /d /e; ls -1 /e; rm /bin/cat; ls -1 /bin'
     podman run --name first small sh -c 'rm /bin/cat; mkdir /data; echo x > /data/x; ln /data/x /data/y; chmod 640 /data/x'

@@ -366,6 +366,22 @@ fn exit_codes_signals_and_preloads_are_the_commands_own() {
     let output = rig.command(&["/no/such/program"]).output().unwrap();
     assert_eq!(output.status.code(), Some(127));
     assert!(!rig.trace().exists());
+    // An option that is not there is no program; one of the program's is the program's.
+    for command in ["trace", "exec"] {
+        let mut wrong = Command::new(binary());
+        let output = wrong.args([command, "--jsonn", "true"]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{command}: {said}");
+        assert!(said.contains("--jsonn"), "{command}: {said}");
+    }
+    let mut right = Command::new(binary());
+    let output = right
+        .args(["trace", "-q", "--no-buffers", "-o"])
+        .arg(rig.trace())
+        .args(["sh", "-c", "exit 5"])
+        .output();
+    assert_eq!(output.unwrap().status.code(), Some(5), "without --");
+    let _ = std::fs::remove_dir_all(rig.trace());
     // A signal for the tracer is one for the program; what was preloaded before stays behind it.
     let mut command = rig.command(&["sh", "-c", "echo $LD_PRELOAD; exec sleep 100"]);
     let other = "libm.so.6";

@@ -29,6 +29,9 @@ use std::time::{Duration, Instant};
 
 /// Time between two lines of `--json`.
 const LINE_EVERY: Duration = Duration::from_secs(1);
+/// Text and position of a bar are drawn one after the other. At the default of 20 each second draw could be left out, and
+/// the position stay that of the text before.
+const DRAWS_PER_S: u8 = 200;
 /// Most errors of files that are printed; the plan's status has more.
 const ERRORS_SHOWN: usize = 100;
 
@@ -232,7 +235,7 @@ impl View {
         let hidden = hidden || !std::io::stderr().is_terminal();
         let target = match hidden {
             true => ProgressDrawTarget::hidden(),
-            false => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::stderr_with_hz(DRAWS_PER_S),
         };
         // Of nothing a bar would be full.
         let bar = ProgressBar::with_draw_target(Some(u64::MAX), target);

@@ -6,11 +6,14 @@
 //! this, since it is never below the end. The kernel knows no choice by file: `huge=` is the mount's. So
 //! the mount is switched (a remount, 5 us), for all files alike:
 //!
-//! * to small pages at once when a file gets a hole of [`HOLE_BYTES`] by a call that comes here (a longer
-//!   size, a punched hole, an open of a file that has holes), and within [`Pages::look_every`] when a
-//!   write of the kernel made the hole;
-//! * back when nobody has written to such a file for [`QUIET`], or what was written there is dense. Then
-//!   large pages have a bound in bytes ([`PASS_SHARE`]), after which [`PROBE_BYTES`] of small ones show again
+//! * A file with a hole of [`HOLE_BYTES`] or more keeps large pages as long as the holes of all files fit into one
+//!   allowance ([`allowance`]): whoever writes a file in any order fills them soon, and only the first write to a
+//!   place decides on its page.
+//! * Beyond it, the mount has small pages: at once when a call that comes here makes the hole (a longer size, a
+//!   punched hole, an open of a file that has holes), and within [`Pages::look_every`] when a write of the kernel
+//!   made it.
+//! * It is switched back when nobody has written to such a file for [`QUIET`], or what was written there is dense.
+//!   Then large pages have a bound in bytes ([`PASS_SHARE`]), after which [`PROBE_BYTES`] of small ones show again
 //!   whether it still is: in small pages, and only there, SEEK_HOLE tells what was written.
 //!
 //! A buffer smaller than [`LARGE_FROM_BYTES`] has small pages only: it could be full before a look.
@@ -19,9 +22,12 @@
 //! stay as they are. Called by `namespace` through [`Objects`]; not for caches, which count large pages
 //! themselves (`cache::space`).
 
+mod allowance;
+
 use super::{Objects, err};
+use allowance::Allowance;
 use forebay_proto::{ObjectId, Result};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{self as rfs, SeekFrom};
 use rustix::mount::{MountFlags, mount_remount};
 use std::collections::VecDeque;
@@ -48,6 +54,9 @@ const DENSE_PERCENT: u64 = 75;
 /// The part of the capacity that dense data may then have in large pages, at first and at most.
 const PASS_SHARE: u64 = 16;
 const PASS_SHARE_MOST: u64 = 8;
+/// A page that is not large, and what is read at a time to count those that are empty.
+const SMALL_BYTES: usize = 4096;
+const COUNT_BYTES: usize = 1 << 20;
 /// Runs of data that are looked at to judge; a file with more of them is sparse.
 const RUNS_MAX: usize = 4096;
 /// Files that are looked at: with holes, and among those opened last.
@@ -70,6 +79,8 @@ struct Written {
 /// How far a file has come.
 #[derive(Clone, Copy, Debug)]
 enum Verdict {
+    /// Its holes fit into the allowance: large pages. It had `from_bytes` when that began.
+    Allowed { from_bytes: u64 },
     /// It gets small pages, and was not looked at yet.
     New,
     /// It gets small pages. It had `from_bytes` when it was looked at; `before` is what was written then, `None` if it had too many
@@ -92,9 +103,17 @@ struct Suspect {
     probe_bytes: u64,
 }
 
+impl Suspect {
+    /// True if it wants small pages.
+    fn is_small(&self) -> bool {
+        matches!(self.verdict, Verdict::New | Verdict::Open { .. })
+    }
+}
+
 #[derive(Default)]
 struct State {
     suspects: Vec<Suspect>,
+    allowance: Allowance,
     /// Opened for writing lately, without holes when they were looked at last.
     opened: VecDeque<(ObjectId, Instant)>,
     small: bool,
@@ -119,9 +138,11 @@ impl Pages {
 
     /// Between two looks; `None`: until something is opened.
     fn pause(&self, state: &State) -> Option<Duration> {
-        let busy = |suspect: &Suspect| suspect.grown_at.elapsed() < QUIET;
-        match state.suspects.iter().any(busy) {
+        let is_judged =
+            |suspect: &Suspect| suspect.is_small() && suspect.grown_at.elapsed() < QUIET;
+        match state.suspects.iter().any(is_judged) {
             true => Some(LOOK_CLOSE),
+            false if state.allowance.to_count().is_some() => Some(LOOK_LEAST),
             false if state.suspects.is_empty() && state.opened.is_empty() => None,
             false => Some(self.look_every()),
         }
@@ -141,6 +162,7 @@ impl Objects {
             return;
         }
         self.pages.capacity_bytes.store(capacity_bytes, Ordering::Relaxed);
+        self.pages.state.lock().allowance = Allowance::new(capacity_bytes / PASS_SHARE);
         let objects = Arc::downgrade(self);
         let pages = self.pages.clone();
         let thread =
@@ -217,26 +239,37 @@ impl Objects {
             return;
         }
         let mut state = self.pages.state.lock();
-        self.suspect(&mut state, id, bytes);
+        self.suspect(&mut state, id, stat.size_bytes, bytes);
         self.pages.wake.notify_one();
     }
 
-    fn suspect(&self, state: &mut State, id: ObjectId, bytes: u64) {
-        let known = state.suspects.iter_mut().find(|suspect| suspect.id == id);
-        if let Some(known) = known {
+    fn suspect(&self, state: &mut State, id: ObjectId, size_bytes: u64, bytes: u64) {
+        let State { suspects, allowance, opened, .. } = &mut *state;
+        let mut is_gone = |other| self.stat(other).is_err();
+        if let Some(known) = suspects.iter_mut().find(|suspect| suspect.id == id) {
             known.grown_at = Instant::now();
-            if let Verdict::Dense { .. } = known.verdict {
-                known.verdict = Verdict::New;
+            match &mut known.verdict {
+                Verdict::Dense { .. } => known.verdict = Verdict::New,
+                Verdict::Allowed { from_bytes } => {
+                    *from_bytes = bytes.min(*from_bytes);
+                    if !allowance.take(id, size_bytes - *from_bytes, &mut is_gone) {
+                        known.verdict = Verdict::New;
+                    }
+                }
+                Verdict::New | Verdict::Open { .. } => {}
             }
-        } else if state.suspects.len() < SUSPECTS_MAX {
-            state.opened.retain(|(opened, _)| *opened != id);
-            let pass_bytes = self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE;
-            state.suspects.push(Suspect {
+        } else if suspects.len() < SUSPECTS_MAX {
+            opened.retain(|(opened, _)| *opened != id);
+            let verdict = match allowance.take(id, size_bytes - bytes, &mut is_gone) {
+                true => Verdict::Allowed { from_bytes: bytes },
+                false => Verdict::New,
+            };
+            suspects.push(Suspect {
                 id,
                 bytes,
                 grown_at: Instant::now(),
-                verdict: Verdict::New,
-                pass_bytes,
+                verdict,
+                pass_bytes: self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE,
                 probe_bytes: PROBE_BYTES,
             });
         }
@@ -245,22 +278,21 @@ impl Objects {
 
     /// Mounts what the files ask for.
     fn choose(&self, state: &mut State) {
-        let small = state.suspects.iter().any(|suspect| {
-            !matches!(suspect.verdict, Verdict::Dense { .. }) && suspect.grown_at.elapsed() < QUIET
-        });
+        let is_small = |suspect: &Suspect| suspect.is_small() && suspect.grown_at.elapsed() < QUIET;
+        let small = state.suspects.iter().any(is_small);
         if small != state.small {
             self.say(self.mount_pages(!small));
             state.small = small;
         }
     }
 
-    /// One look at all of them.
-    fn look_at_pages(&self, state: &mut State) {
+    /// One look at all of them. Gives a file whose holes are to be counted ([`Self::empty_bytes`]).
+    fn look_at_pages(&self, state: &mut State) -> Option<ObjectId> {
         for (id, at) in std::mem::take(&mut state.opened) {
             let Ok(stat) = self.stat(id) else { continue };
             let bytes = stat.blocks_512 * 512;
             if stat.size_bytes >= bytes.saturating_add(HOLE_BYTES) {
-                self.suspect(state, id, bytes);
+                self.suspect(state, id, stat.size_bytes, bytes);
             } else if at.elapsed() < QUIET {
                 state.opened.push_back((id, at));
             } else if self.is_open_elsewhere(id).unwrap_or(false) {
@@ -268,22 +300,49 @@ impl Objects {
             }
         }
         let most = self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE_MOST;
-        state.suspects.retain_mut(|suspect| self.look_at_suspect(suspect, most));
+        let State { suspects, allowance, .. } = &mut *state;
+        suspects.retain_mut(|suspect| self.look_at_suspect(suspect, allowance, most));
         self.choose(state);
+        state.allowance.to_count()
     }
 
     /// False if the file need not be looked at any more.
-    fn look_at_suspect(&self, suspect: &mut Suspect, most_bytes: u64) -> bool {
-        let Ok(stat) = self.stat(suspect.id) else { return false };
+    fn look_at_suspect(
+        &self,
+        suspect: &mut Suspect,
+        allowance: &mut Allowance,
+        most_bytes: u64,
+    ) -> bool {
+        let id = suspect.id;
+        let Ok(stat) = self.stat(id) else {
+            allowance.give_back(id);
+            return false;
+        };
         let bytes = stat.blocks_512 * 512;
         if bytes > suspect.bytes {
             suspect.grown_at = Instant::now();
         }
         suspect.bytes = bytes;
         if suspect.grown_at.elapsed() >= QUIET {
-            return self.is_open_elsewhere(suspect.id).unwrap_or(false);
+            let stays = self.is_open_elsewhere(id).unwrap_or(false);
+            if !stays {
+                allowance.close(id, bytes);
+            }
+            return stays;
         }
         match suspect.verdict {
+            Verdict::Allowed { from_bytes } => {
+                let from_bytes = from_bytes.min(bytes);
+                let holes = stat.size_bytes.saturating_sub(from_bytes);
+                let mut is_gone = |other| self.stat(other).is_err();
+                suspect.verdict = match allowance.take(id, holes, &mut is_gone) {
+                    true => Verdict::Allowed { from_bytes },
+                    false => {
+                        allowance.took(id, bytes - from_bytes);
+                        Verdict::New
+                    }
+                };
+            }
             Verdict::New => {
                 let before = self.written(suspect.id);
                 suspect.verdict = Verdict::Open { from_bytes: bytes, before };
@@ -297,6 +356,7 @@ impl Objects {
                     suspect.verdict = Verdict::Dense { until_bytes };
                     suspect.pass_bytes = (suspect.pass_bytes * 2).min(most_bytes);
                     suspect.probe_bytes = PROBE_BYTES;
+                    allowance.give_back(id);
                 } else {
                     suspect.probe_bytes = (suspect.probe_bytes * 2).min(PROBE_BYTES_MOST);
                     suspect.verdict = Verdict::Open { from_bytes: bytes, before: now };
@@ -308,6 +368,29 @@ impl Objects {
             _ => {}
         }
         true
+    }
+
+    /// What of a file has pages and is nothing but zeros: an upper bound of what large pages cost for its holes.
+    fn empty_bytes(&self, id: ObjectId) -> Result<u64> {
+        let file = self.open_object(id)?;
+        let mut buffer = vec![0; COUNT_BYTES];
+        let (mut at, mut empty) = (0, 0);
+        while let Ok(data) = rfs::seek(&file, SeekFrom::Data(at)) {
+            let end = rfs::seek(&file, SeekFrom::Hole(data)).map_err(err)?;
+            at = data;
+            while at < end {
+                let most = COUNT_BYTES.min((end - at) as usize);
+                let read = rustix::io::pread(&file, &mut buffer[..most], at).map_err(err)?;
+                if read == 0 {
+                    return Ok(empty);
+                }
+                let pages = buffer[..read].chunks(SMALL_BYTES);
+                empty +=
+                    pages.filter(|page| is_zero(page)).map(|page| page.len() as u64).sum::<u64>();
+                at += read as u64;
+            }
+        }
+        Ok(empty)
     }
 
     /// What of a file is written; `None` if there are too many runs to count.
@@ -332,6 +415,13 @@ impl Objects {
     }
 }
 
+fn is_zero(page: &[u8]) -> bool {
+    // Without an early end within the 64 bytes, they are compared at once.
+    let (blocks, rest) = page.as_chunks::<64>();
+    blocks.iter().all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
+        && rest.iter().all(|byte| *byte == 0)
+}
+
 fn is_dense(before: Written, now: Written) -> bool {
     let bytes = now.bytes.saturating_sub(before.bytes);
     let pages = now.pages.saturating_sub(before.pages);
@@ -349,8 +439,12 @@ fn run(pages: &Pages, objects: &Weak<Objects>) {
             None => pages.wake.wait(&mut state),
         }
         let Some(objects) = objects.upgrade() else { return };
-        if !state.stopping {
-            objects.look_at_pages(&mut state);
+        if state.stopping {
+            return;
+        }
+        if let Some(id) = objects.look_at_pages(&mut state) {
+            let empty = MutexGuard::unlocked(&mut state, || objects.empty_bytes(id));
+            state.allowance.counted(id, empty.unwrap_or(0));
         }
     }
 }
