@@ -32,6 +32,8 @@ pub struct Ior {
     pub pattern: Pattern,
     /// Whose part is read back.
     pub reads: Reorder,
+    /// Whose part is compared by `-W`.
+    pub write_checks: Reorder,
     /// Whether the seed of `reads` grows by 1 with each repetition (a negative `-X`).
     pub reads_change: bool,
     /// The file (`-o`), or what the names of the ranks' files begin with.
@@ -432,8 +434,19 @@ impl Ior {
         })
     }
 
+    /// Whose part `rank` accesses in a repetition.
+    pub fn part_of(&self, access: Access, rank: u32, repetition: u32) -> u32 {
+        match access {
+            Access::Write => rank,
+            Access::WriteCheck => self.pattern.read_rank(rank, self.write_checks),
+            Access::Read | Access::ReadCheck => {
+                self.pattern.read_rank(rank, self.reads_of(repetition))
+            }
+        }
+    }
+
     /// Whose part is read back in a repetition.
-    pub fn reads_of(&self, repetition: u32) -> Reorder {
+    fn reads_of(&self, repetition: u32) -> Reorder {
         let more = if self.reads_change { repetition } else { 0 };
         match self.reads {
             Reorder::Draw { seed, least } => Reorder::Draw { seed: seed.wrapping_add(more), least },
@@ -542,10 +555,7 @@ impl Rank<'_> {
         log: &mut Option<Log<LoggedFile>>,
     ) -> Result<(), String> {
         let ior = self.ior;
-        let part = match access {
-            Access::Write => self.rank,
-            _ => ior.pattern.read_rank(self.rank, ior.reads_of(repetition)),
-        };
+        let part = ior.part_of(access, self.rank, repetition);
         let file_part = if ior.pattern.file_per_process { part } else { 0 };
         let path = ior.file_of(file_part, repetition);
         let mut noted = Noted::new(log, (file_part, repetition), &path);

@@ -43,7 +43,10 @@ function splits(axis) {
   if (axis.unit === "seconds" && !axis.log) {
     return (u, at, min, max) => {
       const least = (max - min) / 10;
-      const step = least < 1 ? 10 ** Math.ceil(Math.log10(Math.max(least, 1e-9))) : TIME_STEPS.find(s => s >= least) || 864000 * Math.ceil(least / 864000);
+      // Below ten seconds 1, 2 or 5 times a power of ten, for at most five numbers, which are longer there.
+      const fifth = Math.max(2 * least, 1e-9), ten = 10 ** Math.floor(Math.log10(fifth));
+      const short = [1, 2, 5, 10].map(m => m * ten).find(s => s >= fifth * (1 - 1e-9));
+      const step = least < 1 ? short : TIME_STEPS.find(s => s >= least) || 864000 * Math.ceil(least / 864000);
       const out = [];
       for (let v = Math.ceil(min / step) * step; v <= max + step * 1e-6; v += step) out.push(v);
       return out;

@@ -246,10 +246,11 @@ impl Process<File> {
     /// # Errors
     /// It cannot be read, or is no trace of this version.
     pub fn open(path: &Path) -> Result<Process<File>, TraceError> {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
+        // A pipe in the directory would be waited for: it is looked at before it is opened.
+        if !path.metadata()?.is_file() {
             return Err(TraceError::Foreign);
         }
+        let file = File::open(path)?;
         Process::new(file)
     }
 }

@@ -8,6 +8,8 @@ use forebay_ensemble::modes;
 use forebay_trace_format::{Class, Op};
 use serde::Serialize;
 
+/// The finding whose share is not one of the time in calls.
+const SLOW_TASK_ID: &str = "slow-task";
 /// Findings below this share of the time are left out.
 const SHARE_MIN: f64 = 0.05;
 /// Calls of a kind that a rule wants to see.
@@ -61,6 +63,16 @@ pub fn find(all: &Gathered, groups: &[Group], buffers: &[BufferSeen]) -> Vec<Fin
     found
 }
 
+impl Finding {
+    /// What its share is a share of, in words.
+    pub fn share_of(&self) -> &'static str {
+        match self.id {
+            SLOW_TASK_ID => "that task's time, for which the others wait",
+            _ => "the time in calls",
+        }
+    }
+}
+
 fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
@@ -82,7 +94,7 @@ fn slow_task(all: &Gathered, groups: &[Group]) -> Option<Finding> {
         all.tasks.iter().map(|(task, seen)| (seen.all_s, *task)).collect();
     times.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (worst_s, worst) = *times.last()?;
-    let median_s = times[(times.len() - 1) / 2].0;
+    let median_s = (times[(times.len() - 1) / 2].0 + times[times.len() / 2].0) / 2.0;
     if times.len() < 3 || worst_s < SLOW_TASK * median_s {
         return None;
     }
@@ -126,7 +138,7 @@ fn slow_task(all: &Gathered, groups: &[Group]) -> Option<Finding> {
     } else {
         "Look at that task's node and path to storage; compare with a run on other nodes."
     };
-    finding("slow-task", title, evidence, advice, 1.0 - median_s / worst_s)
+    finding(SLOW_TASK_ID, title, evidence, advice, 1.0 - median_s / worst_s)
 }
 
 /// Few calls that take far longer than the others, of many tasks.

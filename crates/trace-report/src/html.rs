@@ -1,6 +1,6 @@
 //! The report as one page of HTML: of one run, or of two side by side.
 
-use crate::text::{bytes, rate, time};
+use crate::text::{bytes, rate, several, time};
 use crate::{BufferSeen, Group, Lanes, Report};
 use forebay_plot_page::{Axis, Cells, Chart, Kind, Mark, Page, Section, Series, Shape, Unit};
 use std::collections::BTreeMap;
@@ -34,10 +34,10 @@ pub fn html(runs: &[Run<'_>]) -> String {
             report.commands.first().map_or("", |command| command).chars().take(COMMAND).collect();
         let begin = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
         page.fact(format!(
-            "{begin}{} {what}, {} processes on {} hosts, {} from first to last call",
+            "{begin}{} {what}, {} on {}, {} from first to last call",
             report.tasks,
-            report.processes,
-            report.hosts,
+            several(report.processes, "process", "processes"),
+            several(report.hosts, "host", "hosts"),
             time(report.span_s)
         ));
         if !command.is_empty() {
@@ -87,7 +87,8 @@ fn found(section: &mut Section, report: &Report) {
         let text = vec![
             finding.evidence.clone(),
             format!(
-                "Accounts for about {share:.0} % of the time in calls. Try: {}",
+                "Accounts for about {share:.0} % of {}. Try: {}",
+                finding.share_of(),
                 finding.advice
             ),
         ];
@@ -369,29 +370,30 @@ fn distributions(section: &mut Section, runs: &[Run<'_>]) {
             let share = |count: u64| count as f64 / total.max(1) as f64;
             let points = counts.iter().map(|(at, count)| (f64::from_bits(*at), share(*count)));
             let name = format!("{}, {total} calls", run.name);
-            chart.series.push(Series::line(name, with_gaps(points)).shape(Shape::Steps));
+            chart.series.push(Series::line(name, outline(points, 1e-6)).shape(Shape::Steps));
         }
         section.chart(chart);
     }
 }
 
-/// Buckets as steps: a step begins at its bucket's lower edge, and an empty bucket ends the one before.
-fn with_gaps(buckets: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+/// Buckets as steps: each from its lower edge to its upper one, with `floor` beside and between them: on a logarithmic axis
+/// nothing can be drawn at zero, and a bucket without an end would not be drawn at all.
+fn outline(buckets: impl Iterator<Item = (f64, f64)>, floor: f64) -> Vec<(f64, f64)> {
     let half = (0.5 / f64::from(forebay_ensemble::BUCKETS_PER_OCTAVE)).exp2();
     let mut points: Vec<(f64, f64)> = Vec::new();
     let mut end = 0.0;
     for (middle, value) in buckets {
         let begin = middle / half;
-        if end > 0.0 && begin > end * 1.001 {
-            points.push((end, 0.0));
+        if end == 0.0 {
+            points.push((begin / 1.001, floor));
+        } else if begin > end * 1.001 {
+            points.push((end, floor));
         }
         points.push((begin, value));
         end = middle * half;
     }
     if end > 0.0 {
-        // The last one's value goes on to its end.
-        let last = points.last().map_or(0.0, |(_, value)| *value);
-        points.push((end, last));
+        points.push((end, floor));
     }
     points
 }
@@ -403,7 +405,7 @@ fn histogram(group: &Group) -> Chart {
         Axis::new("calls", Unit::Plain).log(),
     );
     let points = group.histogram.iter().map(|(at_s, count)| (*at_s, *count as f64));
-    chart.series.push(Series::line("calls", with_gaps(points)).shape(Shape::Steps));
+    chart.series.push(Series::line("calls", outline(points, 0.5)).shape(Shape::Steps));
     for mode in &group.modes {
         let share = 100.0 * mode.share;
         let meaning = mode.meaning.split(':').next().unwrap_or_default();
@@ -529,4 +531,19 @@ fn files(section: &mut Section, report: &Report) {
     let caption = format!("those with most time, of {}", report.file_count);
     let heads = ["file", "time", "calls", "read", "written", "processes"];
     section.table(caption, &heads, rows.collect());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bucket_is_drawn_to_its_end() {
+        let points = outline([(1.0, 5.0), (16.0, 3.0)].into_iter(), 0.5);
+        let values: Vec<f64> = points.iter().map(|(_, value)| *value).collect();
+        assert_eq!(values, [0.5, 5.0, 0.5, 3.0, 0.5]);
+        assert!(points.is_sorted_by(|a, b| a.0 < b.0), "{points:?}");
+        assert!(points[1].0 < 1.0 && points[2].0 > 1.0 && points[4].0 > 16.0, "{points:?}");
+        assert!(outline(std::iter::empty(), 0.5).is_empty());
+    }
 }

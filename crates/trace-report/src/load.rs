@@ -260,8 +260,13 @@ impl File {
             }
         };
         let first = self.header.first.ticks;
+        let mut names = 0;
         let read = process.each(|item| {
-            let Item::Event(event) = item else { return };
+            let event = match item {
+                Item::Event(event) => event,
+                Item::Name { .. } => return names += 1,
+                Item::Info { .. } => return,
+            };
             let since = event.start_ticks.wrapping_sub(first) as i64;
             each(Timed {
                 event,
@@ -269,6 +274,13 @@ impl File {
                 duration_s: event.duration_ticks as f64 * self.tick_s,
             });
         });
+        if names > NAMES_MAX {
+            let (path, more) = (self.path.display(), names - NAMES_MAX);
+            let text = format!(
+                "{path}: {more} files beyond the first {NAMES_MAX} have no name here, and calls on them count nowhere"
+            );
+            Trace::problem(problems, text);
+        }
         match read {
             Ok(summary) => {
                 for damage in summary.damage {
@@ -371,7 +383,25 @@ fn whole(raw: &HashMap<u32, (u32, String)>, id: u32) -> String {
         }
         path.push_str(part.strip_prefix("./").unwrap_or(part));
     }
-    path
+    match path.contains("/..") {
+        true => without_parents(&path),
+        false => path,
+    }
+}
+
+/// A path without `NAME/..`, so that one file has one name. What leads out of a symbolic link to a directory is named as if
+/// that were a directory itself.
+fn without_parents(path: &str) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for name in path.split('/').filter(|name| !name.is_empty() && *name != ".") {
+        match name {
+            ".." if names.last().is_some_and(|last| *last != "..") => drop(names.pop()),
+            ".." if path.starts_with('/') => {}
+            _ => names.push(name),
+        }
+    }
+    let begin = if path.starts_with('/') { "/" } else { "" };
+    format!("{begin}{}", names.join("/"))
 }
 
 /// The files of a trace's directory, or the one file that was named.
@@ -405,4 +435,23 @@ fn command_of(path: &Path) -> Option<String> {
     // Only this part of it is wanted here, so a newer version is no trouble.
     let run: Run = serde_json::from_str(&text).ok()?;
     Some(run.command.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_file_has_one_name() {
+        for (path, name) in [
+            ("/a/b/../f", "/a/f"),
+            ("/../a", "/a"),
+            ("/a/..", "/"),
+            ("../a/../f", "../f"),
+            ("../../f", "../../f"),
+            ("/a/..b/c", "/a/..b/c"),
+        ] {
+            assert_eq!(without_parents(path), name);
+        }
+    }
 }

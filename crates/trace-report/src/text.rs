@@ -73,6 +73,14 @@ pub fn text(report: &Report) -> String {
     out
 }
 
+/// A number of things, in words.
+pub(crate) fn several(count: u64, one: &str, more: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        _ => format!("{count} {more}"),
+    }
+}
+
 fn head(report: &Report, out: &mut String) -> std::fmt::Result {
     for command in report.commands.iter().take(4) {
         writeln!(out, "{}", visible(command))?;
@@ -84,7 +92,9 @@ fn head(report: &Report, out: &mut String) -> std::fmt::Result {
     };
     writeln!(
         out,
-        "{tasks}{processes} processes on {hosts} hosts, {} from first to last call",
+        "{tasks}{} on {}, {} from first to last call",
+        several(processes, "process", "processes"),
+        several(hosts, "host", "hosts"),
         time(report.span_s)
     )?;
     writeln!(
@@ -94,7 +104,8 @@ fn head(report: &Report, out: &mut String) -> std::fmt::Result {
         report.left_out
     )?;
     if report.killed > 0 {
-        writeln!(out, "{} processes did not end by themselves", report.killed)?;
+        let processes = several(report.killed, "process", "processes");
+        writeln!(out, "{processes} did not end: killed, or running still")?;
     }
     for problem in &report.problems {
         writeln!(out, "INCOMPLETE: {}", visible(problem))?;

@@ -192,6 +192,26 @@ const SUMMARY: [&[&str]; 2] = [
     ],
 ];
 
+/// Whose part a process compares after the write, by the options alone: offsets of ranks 0 to 2, as IOR's own.
+#[test]
+fn what_is_compared_after_a_write_is_whose_ior_compares() {
+    let dir = disk();
+    let small = "-N 3 -b 4096 -t 4096 -w -W -r -o f --show-offsets -O numTasksOnNode0=1";
+    let of = |options: &str, access: &str| {
+        let output = bench(dir.path(), &format!("{small} {options}"));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines = text.lines().filter(|line| line.to_lowercase().starts_with(access));
+        let offsets = lines.map(|line| line.split(',').nth(3).unwrap().parse::<u64>().unwrap());
+        offsets.collect::<Vec<_>>()
+    };
+    let check = "writecheck,";
+    assert_eq!(of("", check), [0, 4096, 8192]);
+    assert_eq!(of("-C", "read,"), [4096, 8192, 0]);
+    assert_eq!(of("-C", check), [8192, 0, 4096], "one node further on than reads");
+    assert_eq!(of("-C -Q 2", check), [0, 4096, 8192]);
+    assert_eq!(of("-Z -Z -X 7", check), [0, 4096, 8192], "only reads are drawn");
+}
+
 /// The log has each transfer of each process in its order, and `forebay report` counts them; a log that is there is not mixed with another.
 #[test]
 fn bench_logs_each_operation_of_each_process() {

@@ -131,7 +131,11 @@ fn the_page_about_containers_runs_as_it_stands() {
     fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink(binary(), bin.join("forebay")).unwrap();
     let mut shell = reaping_shell();
-    shell.args(["-euc", example]).current_dir(&place).env("FOREBAY_FLASH", place.path());
+    shell
+        .args(["-euc", example])
+        .current_dir(&place)
+        .env_remove("FOREBAY_FLASH")
+        .env_remove("TMPDIR");
     let dirs = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", bin.display());
     let (ok, said) = try_run_for(shell.env("PATH", dirs), LIMIT);
     assert!(ok && said.lines().any(|line| line == "42"), "{said}");

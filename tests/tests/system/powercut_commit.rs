@@ -39,7 +39,9 @@ fn tree_of(generation: u32) -> Tree {
     let mut tree = Tree::new();
     let file = |rank: usize, bytes: usize| {
         let line = format!("generation {generation} rank {rank}\n");
-        Some(line.into_bytes().into_iter().cycle().take(bytes).collect())
+        let mut content = line.repeat(bytes / line.len() + 1).into_bytes();
+        content.truncate(bytes);
+        Some(content)
     };
     tree.insert("d".into(), None);
     tree.insert("d/e".into(), None);

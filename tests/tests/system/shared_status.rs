@@ -31,6 +31,14 @@ fn a_mount_tells_where_a_file_is_and_whether_it_takes_the_fast_path() {
     assert_eq!(far["fast_path"], false, "{far}");
     assert!(far["fast_path_reason"].as_str().is_some_and(|why| why != "not mounted"), "{far}");
 
+    // A plan is one, however many mounts its buffer has.
+    let pfs = tempfile::tempdir().unwrap();
+    let to = pfs.path().join("staged");
+    let (ok, said) = served.local(&["stage", "out", &path(1), to.to_str().unwrap()]);
+    assert!(ok, "{said}");
+    let (ok, said) = served.local(&["stage", "status"]);
+    assert!(ok && said.matches(to.to_str().unwrap()).count() == 1, "{said}");
+
     // Without a mount.
     let file = json(served.ask(0, &["status", "--json", "shared:/f"]));
     assert!(file["size_bytes"] == 5000 && is_here(&file) && file["near"].is_null(), "{file}");

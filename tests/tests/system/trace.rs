@@ -392,6 +392,48 @@ fn exit_codes_signals_and_preloads_are_the_commands_own() {
     assert!(line.trim().ends_with(&format!("libforebay_trace.so:{other}")), "{line}");
     procs::run(Command::new("kill").args(["-TERM", &child.id().to_string()]));
     assert_eq!(child.wait().unwrap().signal(), Some(15));
+    // A signal that has a meaning to the program alone, and one of the program's own choice.
+    for (name, number) in [("ALRM", 14), ("RTMIN+3", libc::SIGRTMIN() + 3)] {
+        let _ = std::fs::remove_dir_all(rig.trace());
+        let line =
+            format!("trap 'echo saving; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
+        let mut command = rig.command(&["bash", "-c", &line]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut reader = std::io::BufReader::new(child.stdout.take().unwrap());
+        let mut said = String::new();
+        std::io::BufRead::read_line(&mut reader, &mut said).unwrap();
+        procs::run(Command::new("kill").args([&format!("-{number}"), &child.id().to_string()]));
+        std::io::Read::read_to_string(&mut reader, &mut said).unwrap();
+        assert_eq!((child.wait().unwrap().code(), &*said), (Some(7), "ready\nsaving\n"), "{name}");
+    }
+    // Who started it ignores the ends of children, and so does the program then.
+    let _ = std::fs::remove_dir_all(rig.trace());
+    let ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
+                    os.execv(sys.argv[1], sys.argv[1:])";
+    let mut python = Command::new("python3");
+    python.args(["-c", ignoring]).arg(binary()).args(["trace", "-q", "--no-buffers", "-o"]);
+    // Not by a shell, which has a use of its own for this signal.
+    python.arg(rig.trace()).args(["grep", "SigIgn", "/proc/self/status", "/none"]);
+    let output = python.output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let ignored = String::from_utf8(output.stdout).unwrap();
+    let bits = u64::from_str_radix(ignored.rsplit(':').next().unwrap().trim(), 16).unwrap();
+    assert_ne!(bits & 1 << (libc::SIGCHLD - 1), 0, "{ignored}");
+}
+
+#[test]
+fn a_pipe_in_the_directory_of_a_trace_is_waited_for_by_nobody() {
+    let rig = Rig::new();
+    std::fs::create_dir(rig.trace()).unwrap();
+    procs::run(Command::new("mkfifo").arg(rig.trace().join("a.fbt")));
+    let (program, trace) = (binary().display().to_string(), rig.trace().display().to_string());
+    let line = format!(
+        "timeout 60 {program} trace --append -o {trace} -- true; echo $?; timeout 60 {program} report {trace}"
+    );
+    let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.starts_with("0\n"), "{output:?}");
+    assert_ne!(output.status.code(), Some(124), "{output:?}");
 }
 
 #[test]

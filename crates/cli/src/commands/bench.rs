@@ -231,6 +231,9 @@ fn plan(args: &IorArgs, options: &Options) -> anyhow::Result<Ior> {
         }
         (false, _) => Reorder::Permute { seed: reorder_seed },
     };
+    // As IOR: under -C from one node further on than reads, else from the process itself.
+    let next = args.task_per_node_offset.saturating_add(1).saturating_mul(tasks_on_node);
+    let write_checks = if args.reorder { Reorder::Shift { shift: next } } else { Reorder::Own };
     let mut pattern = Pattern {
         tasks,
         block_bytes: args.block_bytes,
@@ -248,6 +251,7 @@ fn plan(args: &IorArgs, options: &Options) -> anyhow::Result<Ior> {
     Ok(Ior {
         pattern,
         reads,
+        write_checks,
         reads_change: args.reorder_seed < 0,
         path: args.file.clone(),
         write,
@@ -345,10 +349,7 @@ fn show_offsets(ior: &Ior) -> Outcome {
     ];
     for (_, access) in phases.into_iter().filter(|(wanted, _)| *wanted) {
         for rank in 0..ior.pattern.tasks {
-            let part = match access {
-                Access::Write => rank,
-                _ => ior.pattern.read_rank(rank, ior.reads_of(0)),
-            };
+            let part = ior.part_of(access, rank, 0);
             let file = ior.file_of(if ior.pattern.file_per_process { part } else { 0 }, 0);
             let mut walk = ior.pattern.walk(part);
             for _ in 0..ior.pattern.transfers_of(part) {

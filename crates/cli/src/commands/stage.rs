@@ -21,6 +21,7 @@ use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::format_bytes;
 use forebay_proto::{Errno, PlanId};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::collections::HashSet;
 use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -467,12 +468,18 @@ pub(super) fn path_bytes(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 
-/// The plans of all buffers of the caller that are mounted here and answer, or what `of` picks of them.
+/// The plans of all buffers of the caller that are mounted here and answer, or what `of` picks of them: each once, also of a
+/// buffer that is mounted several times.
 pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result<Vec<PlanStatus>> {
-    let mut plans = Vec::new();
+    let mut plans: Vec<PlanStatus> = Vec::new();
+    let key =
+        |plan: &PlanStatus| (plan.plan, plan.buffer_prefix.clone(), plan.spec.pfs_path.clone());
+    let mut seen = HashSet::new();
     for (mut control, place) in which_buffer::all()? {
         match control.stage_list() {
-            Ok(more) => plans.extend(more.into_iter().filter(&of)),
+            Ok(more) => {
+                plans.extend(more.into_iter().filter(&of).filter(|plan| seen.insert(key(plan))))
+            }
             // A mount of another user's.
             Err(error) if matches!(error.errno, Some(libc::EPERM | libc::EACCES)) => {}
             Err(error) => {

@@ -11,6 +11,7 @@ use super::trace_run::{self, Ended};
 use crate::args::TraceArgs;
 use crate::failure::{EXIT_FAILED, Outcome, Usage, visible};
 use anyhow::{Context, bail};
+use forebay_jobs::run::report::shell_word;
 use forebay_proto::size::format_bytes;
 use forebay_trace_format::layout::{self, lost};
 use forebay_trace_format::{Process, TraceError};
@@ -271,7 +272,8 @@ fn said(args: &TraceArgs, dir: &Path, found: &Found, unseen: Option<&Unseen>) {
     }
     if found.not_begun > 0 {
         let count = found.not_begun;
-        eprintln!("forebay trace: {count} processes were not recorded: no room for the trace");
+        let what = if count == 1 { "process was" } else { "processes were" };
+        eprintln!("forebay trace: {count} {what} not recorded: no room for the trace");
     }
     if !found.command {
         let why = match unseen {
@@ -284,7 +286,8 @@ fn said(args: &TraceArgs, dir: &Path, found: &Found, unseen: Option<&Unseen>) {
     if !args.quiet && found.processes > 0 && rank().is_none_or(|rank| rank == 0) {
         let (processes, bytes) = (found.processes, format_bytes(found.bytes));
         let what = if processes == 1 { "process" } else { "processes" };
-        let shown = dir.display();
+        let shown = shell_word(dir);
+        let shown = visible(&shown);
         eprintln!("forebay trace: {processes} {what}, {bytes}; show it: forebay report {shown}");
     }
 }

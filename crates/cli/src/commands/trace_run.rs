@@ -16,7 +16,7 @@ pub const RUN_RECORD_VERSION: u32 = 1;
 /// Most bytes of such a record that are read.
 const RECORD_MAX: u64 = 16 << 20;
 /// Signals that are handed on to the command.
-const FORWARDED: [c_int; 8] = [
+const FORWARDED: [c_int; 13] = [
     libc::SIGHUP,
     libc::SIGINT,
     libc::SIGQUIT,
@@ -25,6 +25,11 @@ const FORWARDED: [c_int; 8] = [
     libc::SIGUSR2,
     libc::SIGXCPU,
     libc::SIGWINCH,
+    libc::SIGALRM,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGIO,
+    libc::SIGPWR,
 ];
 
 /// What is on record of one `forebay trace`.
@@ -90,6 +95,8 @@ pub fn runs(dir: &Path) -> bool {
 /// the ones and changes the other before `main`.
 static CLOSED: AtomicU32 = AtomicU32::new(0);
 static SIGPIPE_WAS: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
+/// What SIGCHLD did before [`start`]: who ignores it has no children to wait for.
+static SIGCHLD_WAS: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 
 extern "C" fn as_it_was() {
     for fd in 0..3 {
@@ -152,7 +159,7 @@ extern "C" fn forward(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c
 
 /// Hands signals on from now on, but for those that this program was told to ignore.
 fn forward_signals() {
-    for signal in FORWARDED {
+    for signal in FORWARDED.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
         // SAFETY: valid, zeroed structs; the handler calls only what it may.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
@@ -197,6 +204,9 @@ pub fn start(command: &[OsString], environment: &[OsString]) -> io::Result<Child
         mask
     };
     let parent = std::process::id();
+    // SAFETY: a disposition of this process alone.
+    let sigchld = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    SIGCHLD_WAS.store(sigchld, Ordering::Relaxed);
     // SAFETY: this program has one thread; the child calls only what may be called after fork.
     let pid = unsafe { libc::fork() };
     match pid {
@@ -275,6 +285,7 @@ unsafe fn become_command(
         if libc::getppid() != parent as i32 {
             libc::_exit(127);
         }
+        libc::signal(libc::SIGCHLD, SIGCHLD_WAS.load(Ordering::Relaxed));
         libc::signal(libc::SIGPIPE, SIGPIPE_WAS.load(Ordering::Relaxed));
         // The report must not be on a number that is closed here.
         let report = libc::fcntl(report, libc::F_DUPFD_CLOEXEC, 3);
