@@ -104,6 +104,32 @@ fn git_is_replayed_in_the_same_sizes() {
     assert!(transfers.len() > 20, "{transfers:?}");
 }
 
+/// Who makes a directory, who writes into it and who removes it are three processes, and a replay without pauses has them in any
+/// order.
+#[test]
+fn directories_that_processes_share_are_made_and_removed_without_pauses() {
+    let script = "
+        (sleep 0.2; mkdir d d/e; sleep 0.5; rmdir d/e d) &
+        (sleep 0.4; dd if=/dev/zero of=d/e/f bs=5000 count=1 status=none; cat d/e/f > /dev/null; rm d/e/f) &
+        wait";
+    let rig = Rig::new();
+    let (trace, load) = (rig.path("trace"), rig.path("load"));
+    let mut traced = Command::new(binary());
+    traced.args(["trace", "-q", "-o"]).arg(&trace).args(["--", "/bin/sh", "-c", script]);
+    run(traced.current_dir(rig.path("work")).stdin(Stdio::null()));
+    rig.forebay(&["trace", "export", "--to", "workload", "-o"], &[&load, &trace]);
+    for _ in 0..10 {
+        let replay = ["bench", "run", "-q", "--json", "--no-cache-look", "--think-scale", "0"];
+        let told = rig.forebay(&replay, &[&load.join("workload.toml"), &rig.path("again")]);
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let phases = told["phases"].as_array().unwrap();
+        let written: u64 = phases.iter().filter_map(|one| one["written_bytes"].as_u64()).sum();
+        assert_eq!(written, 5000, "{told}");
+        let left = std::fs::read_dir(rig.path("again")).unwrap();
+        left.for_each(|entry| std::fs::remove_dir_all(entry.unwrap().path()).unwrap());
+    }
+}
+
 #[test]
 fn sqlite_is_replayed_in_the_same_sizes() {
     let script = "
