@@ -177,6 +177,55 @@ pub fn cwd(buffer: &mut [u8]) -> &[u8] {
     usize::try_from(done - 1).ok().and_then(|done| buffer.get(..done)).unwrap_or(&[])
 }
 
+/// Most bytes of the name of a socket, without the 0 before it.
+const SOCKET_NAME_MAX: usize = 107;
+
+/// Sends a datagram to the socket of an abstract name (unix(7)); gives up when its queue stays full for `patience_ms`.
+pub fn send_to(name: &[u8], message: &[u8], patience_ms: u64) -> bool {
+    if name.is_empty() || name.len() > SOCKET_NAME_MAX {
+        return false;
+    }
+    let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as usize;
+    // SAFETY: only numbers.
+    let fd = unsafe { call(libc::SYS_socket, libc::AF_UNIX as usize, kind, 0, 0) };
+    if fd < 0 {
+        return false;
+    }
+    let wait = libc::timeval {
+        tv_sec: (patience_ms / 1000) as libc::time_t,
+        tv_usec: (patience_ms % 1000 * 1000) as libc::suseconds_t,
+    };
+    // SAFETY: zeros are a valid value of the struct.
+    let mut to: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    to.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in to.sun_path.iter_mut().skip(1).zip(name) {
+        *to = *from as libc::c_char;
+    }
+    let to_bytes = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    // SAFETY: the structs and the message live during the calls; the descriptor is ours.
+    unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            fd,
+            libc::SOL_SOCKET as c_long,
+            libc::SO_SNDTIMEO as c_long,
+            &raw const wait,
+            size_of::<libc::timeval>(),
+        );
+        let sent = libc::syscall(
+            libc::SYS_sendto,
+            fd,
+            message.as_ptr(),
+            message.len(),
+            libc::MSG_NOSIGNAL as c_long,
+            &raw const to,
+            to_bytes,
+        );
+        call(libc::SYS_close, fd as usize, 0, 0, 0);
+        sent == message.len() as c_long
+    }
+}
+
 /// Thread.
 pub fn tid() -> u32 {
     // SAFETY: no arguments.

@@ -7,7 +7,7 @@
 
 use crate::{clock, names, sys};
 use forebay_trace_format::Op;
-use forebay_trace_format::layout::{self, flag, header, lost, two};
+use forebay_trace_format::layout::{self, flag, header, lost, told, two};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -25,6 +25,10 @@ const PATIENCE: u32 = 10_000;
 const FREE_BLOCKS: usize = 256;
 /// After a refusal of the file system it is left alone for so many ticks (some ms).
 const REFUSED_TICKS: u64 = 1 << 24;
+/// How long a process waits to tell that it has no file.
+const TELL_PATIENCE_MS: u64 = 200;
+/// Most bytes of the name of the socket to which it is told.
+const TELL_MAX: usize = 64;
 /// Longest path of the file.
 const PATH_MAX: usize = 4096;
 
@@ -35,6 +39,12 @@ struct Page {
     generation: AtomicU32,
     /// 1: somebody makes the file; 2: it could not be made.
     making: AtomicU32,
+    /// Not 0: the file has its name, and is there under it.
+    named: AtomicU32,
+    /// Not 0: it was told that there is no file.
+    told: AtomicU32,
+    /// Calls without a record since there is no file.
+    lost_before: AtomicU64,
     /// Where the file is mapped.
     base: AtomicPtr<u8>,
     /// Blocks that the mapping has.
@@ -77,8 +87,6 @@ static GENERATIONS: AtomicU32 = AtomicU32::new(0);
 /// The mapping of the process that this one was forked from.
 static OLD_BASE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static OLD_BYTES: AtomicU64 = AtomicU64::new(0);
-/// Calls without a record before there was a file.
-static LOST_BEFORE: AtomicU64 = AtomicU64::new(0);
 /// Goes up when descriptors became shared with another process: see `files`.
 pub static EPOCH: AtomicU32 = AtomicU32::new(0);
 /// Its destructor gives a thread's block back; -1: none.
@@ -91,6 +99,9 @@ struct Config {
     dir_bytes: usize,
     host: [u8; header::HOST_MAX],
     host_bytes: usize,
+    /// The socket to which it is told that there is no file.
+    tell: [u8; TELL_MAX],
+    tell_bytes: usize,
     limit: u64,
     hint_hz: u64,
     rank: i32,
@@ -108,6 +119,8 @@ static CONFIG: Once<Config> = Once(std::cell::UnsafeCell::new(Config {
     dir_bytes: 0,
     host: [0; header::HOST_MAX],
     host_bytes: 0,
+    tell: [0; TELL_MAX],
+    tell_bytes: 0,
     limit: LIMIT_DEFAULT,
     hint_hz: 0,
     rank: -1,
@@ -230,6 +243,9 @@ fn configure(config: &mut Config) -> bool {
         name.nodename.map(|byte| if byte == b'/' as libc::c_char { b'_' } else { byte as u8 });
     let end = host.iter().position(|byte| *byte == 0).unwrap_or(host.len());
     config.host_bytes = copy(&mut config.host, host.get(..end).unwrap_or(&[]));
+    if let Some(name) = variable(c"FOREBAY_TRACE_TELL").filter(|name| name.len() <= TELL_MAX) {
+        config.tell_bytes = copy(&mut config.tell, name);
+    }
     if let Some(limit) = variable(c"FOREBAY_TRACE_LIMIT").and_then(number) {
         config.limit = limit.max(LIMIT_MIN);
     }
@@ -267,14 +283,35 @@ fn ready() -> bool {
         match page.making.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 let made = make(page);
-                page.making.store(if made { 0 } else { 2 }, Ordering::Release);
-                return made;
+                match made {
+                    Ok(()) if page.told.swap(0, Ordering::Relaxed) != 0 => tell(told::MADE, 0, 0),
+                    Err(errno) if page.told.swap(1, Ordering::Relaxed) == 0 => {
+                        tell(told::NOT_MADE, errno, 0);
+                    }
+                    _ => {}
+                }
+                page.making.store(if made.is_ok() { 0 } else { 2 }, Ordering::Release);
+                return made.is_ok();
             }
             Err(2) => return again(page),
             Err(_) => sys::give_way(),
         }
     }
     false
+}
+
+/// Tells the program that traces this one what became of its file.
+fn tell(what: u32, errno: i32, calls: u64) {
+    // SAFETY: `PAGE` is set, so it was written.
+    let config = unsafe { &*CONFIG.0.get() };
+    let mut message = [0; told::BYTES];
+    let texts = what.to_le_bytes().into_iter().chain(errno.to_le_bytes());
+    for (to, from) in message.iter_mut().zip(texts.chain(calls.to_le_bytes())) {
+        *to = from;
+    }
+    let name = config.tell.get(..config.tell_bytes).unwrap_or(&[]);
+    // On another node, or where that program is gone, nobody counts.
+    sys::send_to(name, &message, TELL_PATIENCE_MS);
 }
 
 /// A file that could not be made is tried again, at most every some milliseconds.
@@ -310,12 +347,16 @@ fn digits(mut value: u64, base: u64, buffer: &mut [u8; 20]) -> &[u8] {
     }
 }
 
-/// Makes and maps the file of this process.
-fn make(page: &Page) -> bool {
-    // SAFETY: `PAGE` is set, so it was written.
-    let config = unsafe { &*CONFIG.0.get() };
+/// Opens the file of this process; under one name, however often it is tried. -1 and errno if it cannot be.
+fn open_file(page: &Page, config: &Config) -> i32 {
     // SAFETY: only who holds `making` comes here; readers come after `generation` is set.
     let path = unsafe { &mut *PATH.0.get() };
+    if page.named.load(Ordering::Relaxed) != 0 {
+        let fd = sys::open(path, libc::O_RDWR | libc::O_CLOEXEC, 0);
+        if fd >= 0 || sys::errno() != libc::ENOENT {
+            return fd;
+        }
+    }
     let (pid, ticks) = (sys::pid(), clock::ticks());
     path.fill(0);
     let (mut at, mut buffer) = (0, [0; 20]);
@@ -329,8 +370,22 @@ fn make(page: &Page) -> bool {
     append(path, &mut at, b".fbt");
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
     let fd = sys::open(path, flags, 0o644);
+    page.named.store((fd >= 0).into(), Ordering::Relaxed);
+    fd
+}
+
+/// Makes and maps the file of this process.
+///
+/// # Errors
+/// The errno for which it could not be; ENOSPC also where there was no memory.
+fn make(page: &Page) -> Result<(), i32> {
+    // SAFETY: `PAGE` is set, so it was written.
+    let config = unsafe { &*CONFIG.0.get() };
+    let pid = sys::pid();
+    page.pid.store(pid, Ordering::Relaxed);
+    let fd = open_file(page, config);
     if fd < 0 {
-        return false;
+        return Err(sys::errno());
     }
     // A larger file would raise SIGXFSZ.
     let mut limit = config.limit.min(sys::file_limit()) / layout::BLOCK_BYTES as u64;
@@ -347,14 +402,14 @@ fn make(page: &Page) -> bool {
     }
     sys::close(fd);
     if base.is_null() {
-        return false;
+        return Err(libc::ENOSPC);
     }
     let bytes = limit as usize * layout::BLOCK_BYTES;
     sys::advise(base, bytes, libc::MADV_DONTDUMP);
     if !present(base, 0, layout::HEADER_USED_BYTES) {
         // SAFETY: nobody has the address yet.
         unsafe { sys::unmap(base, bytes) };
-        return false;
+        return Err(libc::ENOSPC);
     }
     let old = OLD_BASE.swap(base, Ordering::Relaxed);
     let old_bytes = OLD_BYTES.swap(bytes as u64, Ordering::Relaxed);
@@ -367,15 +422,15 @@ fn make(page: &Page) -> bool {
     page.base.store(base, Ordering::Relaxed);
     page.limit_blocks.store(limit, Ordering::Relaxed);
     page.file_blocks.store(first, Ordering::Relaxed);
-    page.pid.store(pid, Ordering::Relaxed);
     if forked {
         // What was open before is shared with the process that this one was forked from.
         EPOCH.fetch_add(1, Ordering::Relaxed);
     }
-    write_header(base, config, pid, forked, limit);
+    let lost_before = page.lost_before.swap(0, Ordering::Relaxed);
+    write_header(base, config, (pid, forked), limit, lost_before);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
     page.generation.store(generation, Ordering::Release);
-    true
+    Ok(())
 }
 
 /// A field of the header.
@@ -390,7 +445,13 @@ fn field32(base: *mut u8, at: usize) -> &'static AtomicU32 {
     unsafe { &*base.add(at).cast::<AtomicU32>() }
 }
 
-fn write_header(base: *mut u8, config: &Config, pid: u32, forked: bool, limit: u64) {
+fn write_header(
+    base: *mut u8,
+    config: &Config,
+    (pid, forked): (u32, bool),
+    limit: u64,
+    lost_before: u64,
+) {
     let set32 = |at, value| field32(base, at).store(value, Ordering::Relaxed);
     let set64 = |at, value| field64(base, at).store(value, Ordering::Relaxed);
     let (ppid, uid) = sys::parent_and_user();
@@ -408,9 +469,8 @@ fn write_header(base: *mut u8, config: &Config, pid: u32, forked: bool, limit: u
     set_anchor(base, header::ANCHOR);
     set64(header::BLOCKS, 1);
     set64(header::LIMIT_BYTES, limit * layout::BLOCK_BYTES as u64);
-    let before = LOST_BEFORE.swap(0, Ordering::Relaxed);
-    set64(header::LOST, before);
-    if before > 0 {
+    set64(header::LOST, lost_before);
+    if lost_before > 0 {
         set32(header::LOST_WHY, lost::NO_FILE);
     }
     // SAFETY: `at + max` bytes of the header are mapped, and nobody else has it yet.
@@ -457,10 +517,15 @@ pub fn later_anchor() {
 
 /// Notes how the process ends; not for a vfork child, which runs in its parent's memory.
 pub fn ended(how: u32) {
-    let Some(page) = page().filter(|page| page.generation.load(Ordering::Acquire) != 0) else {
+    let Some(page) = page().filter(|page| page.pid.load(Ordering::Relaxed) == sys::pid()) else {
         return;
     };
-    if page.pid.load(Ordering::Relaxed) == sys::pid() {
+    if page.generation.load(Ordering::Acquire) == 0 {
+        let calls = page.lost_before.swap(0, Ordering::Relaxed);
+        if calls > 0 && page.told.load(Ordering::Relaxed) != 0 {
+            tell(told::ENDED, 0, calls);
+        }
+    } else {
         later_anchor();
         let base = page.base.load(Ordering::Relaxed);
         field32(base, header::ENDED).store(how, Ordering::Relaxed);
@@ -638,9 +703,7 @@ fn address(page: &Page, slot: u64) -> *mut AtomicU64 {
 fn claim_slowly(slots: u64) -> Option<*mut AtomicU64> {
     let _errno = sys::Errno::keep();
     if !ready() {
-        if !is_off() {
-            LOST_BEFORE.fetch_add(1, Ordering::Relaxed);
-        }
+        page()?.lost_before.fetch_add(1, Ordering::Relaxed);
         return None;
     }
     let page = page()?;

@@ -120,6 +120,18 @@ pub mod lost {
     pub const NO_FILE: u32 = 4;
 }
 
+/// What a process without a file tells the program that traces it, as a datagram: u32 what at 0, i32 errno at 4, u64 calls at 8.
+pub mod told {
+    /// Bytes of the message.
+    pub const BYTES: usize = 16;
+    /// Its file could not be made, for the reason in errno.
+    pub const NOT_MADE: u32 = 1;
+    /// Its file was made after all; what was not recorded before stands there.
+    pub const MADE: u32 = 2;
+    /// It ends, or becomes another program; so many calls were not recorded since the message before.
+    pub const ENDED: u32 = 3;
+}
+
 /// First byte of a slot that goes on with the record before it.
 pub const CONTINUED: u8 = 255;
 /// First byte of slot 0 of a block: u32 thread at 4, u64 block number at 8.

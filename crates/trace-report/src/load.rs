@@ -93,7 +93,10 @@ impl Trace {
         for place in places {
             for path in files_of(place)? {
                 if path.extension().is_some_and(|end| end == "json") {
-                    commands.extend(command_of(&path));
+                    if let Some(run) = run_of(&path) {
+                        problems.extend(run.missing());
+                        commands.push(run.command.join(" "));
+                    }
                     continue;
                 }
                 match Process::open(&path) {
@@ -425,16 +428,32 @@ fn files_of(place: &Path) -> Result<Vec<PathBuf>, ReportError> {
     Ok(files)
 }
 
-/// The command of a run's record.
-fn command_of(path: &Path) -> Option<String> {
-    #[derive(serde::Deserialize)]
-    struct Run {
-        command: Vec<String>,
+/// What the record of a run tells a report. A newer version is no trouble: only this part of it is wanted.
+#[derive(serde::Deserialize)]
+struct Run {
+    command: Vec<String>,
+    /// Processes that have no file in the trace, and the calls that are known of them.
+    #[serde(default)]
+    unrecorded_processes: u64,
+    #[serde(default)]
+    unrecorded_calls: u64,
+}
+
+impl Run {
+    /// What is missing of it.
+    fn missing(&self) -> Option<String> {
+        let (processes, calls) = (self.unrecorded_processes, self.unrecorded_calls);
+        (processes > 0).then(|| {
+            format!(
+                "processes that could not make a file in the trace: {processes}; calls that are known of them: {calls}"
+            )
+        })
     }
+}
+
+fn run_of(path: &Path) -> Option<Run> {
     let text = std::fs::read_to_string(path).ok()?;
-    // Only this part of it is wanted here, so a newer version is no trouble.
-    let run: Run = serde_json::from_str(&text).ok()?;
-    Some(run.command.join(" "))
+    serde_json::from_str(&text).ok()
 }
 
 #[cfg(test)]

@@ -6,10 +6,11 @@ use forebay_tests::buffer::binary;
 use forebay_tests::procs;
 use forebay_trace_format::{Event, Header, Item, Op, Process};
 use std::collections::HashMap;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// A directory for one test: `work` for what is written, `trace` for the trace.
 struct Rig {
@@ -406,6 +407,25 @@ fn exit_codes_signals_and_preloads_are_the_commands_own() {
         std::io::Read::read_to_string(&mut reader, &mut said).unwrap();
         assert_eq!((child.wait().unwrap().code(), &*said), (Some(7), "ready\nsaving\n"), "{name}");
     }
+    // Stopped and continued, both.
+    let _ = std::fs::remove_dir_all(rig.trace());
+    let mut command = rig.command(&["sh", "-c", "echo $$; while :; do sleep 0.05; done"]);
+    let mut child = command.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+    let mut shell = String::new();
+    let mut reader = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut reader, &mut shell).unwrap();
+    let pids = [child.id().to_string(), shell.trim().to_string()];
+    for (signal, stopped) in [("-TSTP", true), ("-CONT", false), ("-TSTP", true), ("-CONT", false)] {
+        procs::run(Command::new("kill").args([signal, &pids[0]]));
+        let state = |pid: &String| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit(')').next().unwrap().trim().starts_with('T')
+        };
+        let both = || pids.iter().all(|pid| state(pid) == stopped);
+        forebay_tests::until(&format!("both after {signal}"), Duration::from_secs(60), both);
+    }
+    procs::run(Command::new("kill").args(["-TERM", &pids[0]]));
+    assert_eq!(child.wait().unwrap().signal(), Some(15));
     // Who started it ignores the ends of children, and so does the program then.
     let _ = std::fs::remove_dir_all(rig.trace());
     let ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
@@ -460,6 +480,51 @@ fn a_trace_that_cannot_be_written_stops_nothing_but_itself() {
     assert!(kept > 1_000 && kept + lost == 100_000, "{kept} kept, {lost} lost");
     assert!(said.contains(&format!("{lost} calls were not recorded: there was no room")), "{said}");
     assert_eq!(std::fs::metadata(rig.work().join("many")).unwrap().len(), 800_000);
+}
+
+/// What is told of processes that have no file: how many calls, at least those to write, and why.
+#[test]
+fn processes_that_cannot_make_their_files_are_counted_with_their_calls() {
+    // The last inode is the shell's; then a header that finds no room.
+    for room in ["size=8m,nr_inodes=3", "size=8k"] {
+        let rig = Rig::new();
+        std::fs::create_dir(rig.trace()).unwrap();
+        let mut mount = Command::new("mount");
+        procs::run(mount.args(["-t", "tmpfs", "-o", room, "none"]).arg(rig.trace()));
+        let line = format!("{} many {} 100000", program().display(), rig.work().display());
+        let line = format!("{line}; exit $?");
+        let mut command = Command::new(binary());
+        command.args(["trace", "--no-buffers", "-o"]).arg(rig.trace());
+        let output = command.args(["--", "sh", "-c", &line]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let names = std::fs::read_dir(rig.trace()).unwrap();
+        let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        let report = Command::new(binary()).args(["report", "--json"]).arg(rig.trace()).output();
+        procs::run(Command::new("umount").arg(rig.trace()));
+        assert!(output.status.success(), "{said}");
+        let traces = names.iter().filter(|name| name.to_string_lossy().ends_with(".fbt")).count();
+        let told = said.lines().find(|line| line.contains("not recorded, with ")).unwrap_or(&said);
+        let number = |after: &str| -> u64 {
+            let digits = told.split(after).nth(1).unwrap_or_default();
+            digits.split(' ').next().unwrap_or_default().parse().unwrap_or(0)
+        };
+        // Each has one name, however often it was tried. A shell's child may count as itself, and as what it becomes.
+        let processes = number("forebay trace: ");
+        match room.contains("inodes") {
+            true => assert!(traces == 1 && (1..=2).contains(&processes), "{names:?}: {said}"),
+            false => assert_eq!(traces as u64, processes, "{names:?}: {said}"),
+        }
+        let calls = number("with ");
+        assert!((100_000..101_000).contains(&calls), "{room}: {said}");
+        assert!(told.ends_with("there was no room for the trace"), "{room}: {said}");
+        if traces == 1 {
+            let report = String::from_utf8(report.unwrap().stdout).unwrap();
+            let problem = format!(
+                "processes that could not make a file in the trace: {processes}; calls that are known of them: {calls}"
+            );
+            assert!(report.contains(&problem), "{report}");
+        }
+    }
 }
 
 #[test]

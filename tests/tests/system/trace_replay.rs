@@ -130,6 +130,22 @@ fn directories_that_processes_share_are_made_and_removed_without_pauses() {
     }
 }
 
+/// A replay has what is read of a file, and not as much room as the file is long.
+#[test]
+fn a_large_sparse_file_is_replayed_in_little_room() {
+    let rig = Rig::new();
+    let file = std::fs::File::create(rig.path("work").join("sparse")).unwrap();
+    file.set_len(100 << 30).unwrap();
+    let script = "
+import os
+fd = os.open('sparse', os.O_RDWR)
+for at in (5 << 20, (40 << 30) + 7, (100 << 30) - 10): assert os.pread(fd, 10, at) == bytes(10)
+os.pwrite(fd, b'x' * 3, 70 << 30)
+";
+    let transfers = rig.replays(&["/usr/bin/python3", "-I", "-c", script]);
+    assert_eq!((transfers[&(false, 10)], transfers[&(true, 3)]), (3, 1));
+}
+
 #[test]
 fn sqlite_is_replayed_in_the_same_sizes() {
     let script = "

@@ -44,6 +44,7 @@ mod trace_buffers;
 mod trace_export;
 mod trace_program;
 mod trace_run;
+mod trace_unrecorded;
 mod umount;
 mod umount_kept;
 mod umount_live;

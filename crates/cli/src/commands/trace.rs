@@ -8,6 +8,7 @@ use super::preload_library;
 use super::trace_buffers::{self, Buffers, Watch};
 use super::trace_program::{self, Unseen};
 use super::trace_run::{self, Ended};
+use super::trace_unrecorded::{Counting, Listener, Unrecorded};
 use crate::args::TraceArgs;
 use crate::failure::{EXIT_FAILED, Outcome, Usage, visible};
 use anyhow::{Context, bail};
@@ -48,7 +49,10 @@ pub fn run(args: TraceArgs) -> Outcome {
     let unseen = program.as_deref().and_then(trace_program::unseen);
     let preload = !unseen.as_ref().is_some_and(|unseen| unseen.harmful);
     let record = Record::begin(&args, &dir, &host)?;
-    let environment = environment(&library, &dir, &host, args.limit, preload)?;
+    // Without one, as many are told as have begun a file.
+    let listener = Listener::new(&record.process()).ok();
+    let tell = listener.as_ref().map(Listener::name);
+    let environment = environment(&library, &dir, &host, (args.limit, tell), preload)?;
     let buffers = (!args.no_buffers).then(|| Buffers::find(&dir, record.run()));
     let child = match trace_run::start(&args.command, &environment) {
         Ok(child) => child,
@@ -59,15 +63,17 @@ pub fn run(args: TraceArgs) -> Outcome {
             return Ok(code);
         }
     };
+    let counting = listener.and_then(|listener| listener.count().ok());
     let watch = buffers.and_then(Buffers::watch);
     let ended = child.wait()?;
+    let unrecorded = counting.map(Counting::end).unwrap_or_default();
     let problems = watch.map(Watch::end).unwrap_or_default();
     for problem in trace_buffers::of_used(problems, &dir, &host) {
         eprintln!("forebay trace: {}", visible(&problem));
     }
     let found = Found::look(&dir, &host, child.pid);
-    record.end(&ended);
-    said(&args, &dir, &found, unseen.as_ref());
+    record.end(&ended, unrecorded);
+    said(&args, &dir, &found, unrecorded, unseen.as_ref());
     ended.become_it()
 }
 
@@ -123,7 +129,7 @@ fn environment(
     library: &Path,
     dir: &Path,
     host: &str,
-    limit: u64,
+    (limit, tell): (u64, Option<&str>),
     preload: bool,
 ) -> anyhow::Result<Vec<OsString>> {
     let mut environment = preload_library::environment(preload.then_some(library), |name| {
@@ -134,6 +140,9 @@ fn environment(
     };
     set("FOREBAY_TRACE_DIR", dir.as_os_str());
     set("FOREBAY_TRACE_LIMIT", OsStr::new(&limit.to_string()));
+    if let Some(tell) = tell {
+        set("FOREBAY_TRACE_TELL", OsStr::new(tell));
+    }
     if let Some(hz) = trace_run::counter_hz() {
         set("FOREBAY_TRACE_CLOCK", OsStr::new(&format!("{host}:{hz}")));
     }
@@ -160,6 +169,8 @@ impl Record {
             rank: rank(),
             started_ns,
             ended: None,
+            unrecorded_processes: 0,
+            unrecorded_calls: 0,
         };
         let path = dir.join(format!("run.{host}.{pid}.{started_ns:x}.json"));
         let record = Record { path, record };
@@ -175,8 +186,13 @@ impl Record {
         match (job, record.rank) {
             (Some(job), _) => job,
             (None, Some(_)) => "ranks".into(),
-            (None, None) => format!("{}.{:x}", std::process::id(), record.started_ns),
+            (None, None) => self.process(),
         }
+    }
+
+    /// This process, among all of this host.
+    fn process(&self) -> String {
+        format!("{}.{:x}", std::process::id(), self.record.started_ns)
     }
 
     fn write(&self) -> anyhow::Result<()> {
@@ -194,8 +210,10 @@ impl Record {
         }
     }
 
-    fn end(mut self, ended: &Ended) {
+    fn end(mut self, ended: &Ended, unrecorded: Unrecorded) {
         self.record.ended = Some(ended.to_string());
+        self.record.unrecorded_processes = unrecorded.processes;
+        self.record.unrecorded_calls = unrecorded.calls;
         if let Err(error) = self.write() {
             eprintln!("forebay trace: {} could not be finished: {error:#}", self.path.display());
         }
@@ -260,7 +278,13 @@ fn trim(path: &Path, pid: u32, bytes: u64) {
 }
 
 /// Says at the end where the trace is, and what it lacks.
-fn said(args: &TraceArgs, dir: &Path, found: &Found, unseen: Option<&Unseen>) {
+fn said(
+    args: &TraceArgs,
+    dir: &Path,
+    found: &Found,
+    unrecorded: Unrecorded,
+    unseen: Option<&Unseen>,
+) {
     let name = args.command[0].display();
     if found.lost > 0 {
         let why = match found.lost_why {
@@ -270,15 +294,24 @@ fn said(args: &TraceArgs, dir: &Path, found: &Found, unseen: Option<&Unseen>) {
         };
         eprintln!("forebay trace: {} calls were not recorded: {why}", found.lost);
     }
-    if found.not_begun > 0 {
-        let count = found.not_begun;
+    let count = found.not_begun.max(unrecorded.processes);
+    let without_file = match unrecorded.errno {
+        0 | libc::ENOSPC | libc::EDQUOT => "there was no room for the trace".to_string(),
+        errno => format!("the file in the trace could not be made: {}", std::io::Error::from_raw_os_error(errno)),
+    };
+    if count > 0 {
         let what = if count == 1 { "process was" } else { "processes were" };
-        eprintln!("forebay trace: {count} {what} not recorded: no room for the trace");
+        let calls = match unrecorded.calls {
+            0 => String::new(),
+            1 => ", with 1 call".to_string(),
+            calls => format!(", with {calls} calls"),
+        };
+        eprintln!("forebay trace: {count} {what} not recorded{calls}: {without_file}");
     }
     if !found.command {
         let why = match unseen {
             Some(unseen) => unseen.why.clone(),
-            None if found.not_begun > 0 => "there was no room for the trace".into(),
+            None if count > 0 => without_file,
             None => "it changed the environment, or the loader took no preloaded library".into(),
         };
         eprintln!("forebay trace: nothing was recorded of {name} itself: {why}");

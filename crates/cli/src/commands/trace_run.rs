@@ -16,7 +16,7 @@ pub const RUN_RECORD_VERSION: u32 = 1;
 /// Most bytes of such a record that are read.
 const RECORD_MAX: u64 = 16 << 20;
 /// Signals that are handed on to the command.
-const FORWARDED: [c_int; 13] = [
+const FORWARDED: [c_int; 14] = [
     libc::SIGHUP,
     libc::SIGINT,
     libc::SIGQUIT,
@@ -30,6 +30,7 @@ const FORWARDED: [c_int; 13] = [
     libc::SIGPROF,
     libc::SIGIO,
     libc::SIGPWR,
+    libc::SIGCONT,
 ];
 
 /// What is on record of one `forebay trace`.
@@ -49,6 +50,12 @@ pub struct RunRecord {
     pub started_ns: u64,
     /// How it ended, in words; nothing while it runs, or if it was killed together with this program.
     pub ended: Option<String>,
+    /// Processes of it that have no file in the trace, as far as that was told.
+    #[serde(default)]
+    pub unrecorded_processes: u64,
+    /// Calls that they are known to have made.
+    #[serde(default)]
+    pub unrecorded_calls: u64,
 }
 
 /// The records in a trace.
@@ -144,6 +151,9 @@ pub struct Child {
 
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
+/// A handler with SA_SIGINFO.
+type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void);
+
 /// Hands a signal on that somebody sent; one that a terminal sent has reached the command already.
 extern "C" fn forward(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let child = CHILD.load(Ordering::Relaxed);
@@ -157,16 +167,41 @@ extern "C" fn forward(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c
     }
 }
 
+/// Hands SIGTSTP on, and stops as well. By the default action, which the kernel leaves out where nobody could continue this
+/// program: then the command does not stop either.
+extern "C" fn forward_stop(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    forward(signal, info, context);
+    // SAFETY: valid, zeroed structs; the calls may be made in a handler; errno is brought back.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let (mut action, mut ours): (libc::sigaction, libc::sigaction) =
+            (std::mem::zeroed(), std::mem::zeroed());
+        let mut only: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut only);
+        libc::sigaddset(&raw mut only, signal);
+        action.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(signal, &raw const action, &raw mut ours);
+        libc::raise(signal);
+        // Here it stops, until SIGCONT.
+        libc::sigprocmask(libc::SIG_UNBLOCK, &raw const only, std::ptr::null_mut());
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const only, std::ptr::null_mut());
+        libc::sigaction(signal, &raw const ours, std::ptr::null_mut());
+        *libc::__errno_location() = errno;
+    }
+}
+
 /// Hands signals on from now on, but for those that this program was told to ignore.
 fn forward_signals() {
-    for signal in FORWARDED.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
+    let real_time = libc::SIGRTMIN()..=libc::SIGRTMAX();
+    for signal in FORWARDED.into_iter().chain([libc::SIGTSTP]).chain(real_time) {
+        let handler: Handler = if signal == libc::SIGTSTP { forward_stop } else { forward };
         // SAFETY: valid, zeroed structs; the handler calls only what it may.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, std::ptr::null(), &raw mut action);
             if action.sa_sigaction != libc::SIG_IGN {
                 action = std::mem::zeroed();
-                action.sa_sigaction = forward as *const () as usize;
+                action.sa_sigaction = handler as *const () as usize;
                 action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
                 libc::sigaction(signal, &raw const action, std::ptr::null_mut());
             }

@@ -6,7 +6,7 @@ use crate::mpi;
 use crate::netcdf::{self, Making};
 use crate::residency::{Cache, Pages, drop_all};
 use forebay_workload::language::{
-    Action, FileId, Interface, Layout, Share, Step, Transfer, Work, Workload,
+    Action, FileId, Interface, Layout, Op, OperationsError, Share, Step, Transfer, Work, Workload,
 };
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 const MOST_FILES: usize = 10_000;
 /// Bytes written at once into files that must be there.
 const PIECE_BYTES: u64 = 1 << 20;
+/// Most pieces of the files of listed operations of which it is known that they are used; with more all are made.
+const MOST_PIECES: usize = 4 << 20;
 
 /// The files that a phase reads; None if it reads none, or more than are looked at.
 pub(super) fn reads_of(workload: &Workload, job: u32, phase: (u32, u32)) -> Option<Vec<FileId>> {
@@ -125,7 +127,7 @@ impl Looked {
 /// Makes the files that must be there before the workload begins.
 pub(super) fn prepare(workload: &Workload, dir: &Path) -> Result<(), String> {
     let mut content = Bytes::new(workload, PIECE_BYTES as usize);
-    let mut make = |id: FileId, bytes: u64| -> Result<(), String> {
+    let mut make = |id: FileId, bytes: u64, used: Option<&Pieces>| -> Result<(), String> {
         let mut name = String::new();
         workload.path(&id, &mut name).map_err(|error| error.to_string())?;
         let path = dir.join(&name);
@@ -142,11 +144,19 @@ pub(super) fn prepare(workload: &Workload, dir: &Path) -> Result<(), String> {
         let mut offset = 0;
         while offset < bytes {
             let len = PIECE_BYTES.min(bytes - offset);
-            let content = content.of(&piece(id, offset, len));
-            file.write_all_at(content, offset).map_err(said)?;
-            offset += len;
+            if used.is_none_or(|used| used.contains(&(id.item, offset / PIECE_BYTES))) {
+                let content = content.of(&piece(id, offset, len));
+                file.write_all_at(content, offset).map_err(said)?;
+                offset += len;
+                continue;
+            }
+            // What nobody reads may be a hole of any length.
+            let next = used.and_then(|used| {
+                used.range((id.item, offset / PIECE_BYTES)..(id.item, u64::MAX)).next()
+            });
+            offset = next.map_or(bytes, |next| (next.1 * PIECE_BYTES).min(bytes));
         }
-        file.sync_all().map_err(said)
+        file.set_len(bytes).and_then(|()| file.sync_all()).map_err(said)
     };
     for (number, spec) in workload.files.iter().enumerate().filter(|(_, spec)| spec.prepared) {
         let number = number as u32;
@@ -164,21 +174,48 @@ pub(super) fn prepare(workload: &Workload, dir: &Path) -> Result<(), String> {
         }
         for id in ids {
             for item in 0..spec.items {
-                make(FileId { item, ..id }, spec.item_bytes(item))?;
+                make(FileId { item, ..id }, spec.item_bytes(item), None)?;
             }
         }
     }
     for (job, this) in workload.jobs.iter().enumerate() {
         let Work::Listed { file, .. } = &this.work else { continue };
+        let used = pieces(workload, job as u32).map_err(|error| error.to_string())?;
         for item in 0..file.names() {
             let name = file.name(item).map_err(|error| error.to_string())?;
             if let Some(bytes) = name.prepared_bytes {
                 let spec = workload.files.len() as u32;
-                make(FileId { spec, job: job as u32, process: 0, repeat: 0, item }, bytes)?;
+                let id = FileId { spec, job: job as u32, process: 0, repeat: 0, item };
+                make(id, bytes, used.as_ref())?;
             }
         }
     }
     Ok(())
+}
+
+/// Pieces of [`PIECE_BYTES`] of files, by the number of the file.
+type Pieces = BTreeSet<(u32, u64)>;
+
+/// The pieces that listed operations read or write; None if there are too many.
+///
+/// A program may read a few bytes at the end of a large sparse file: the replay needs those bytes, not as much room as the file
+/// is long.
+fn pieces(workload: &Workload, job: u32) -> Result<Option<Pieces>, OperationsError> {
+    let mut pieces = Pieces::new();
+    for process in 0..workload.jobs.get(job as usize).map_or(0, |job| job.processes) {
+        let mut walk = workload.walk(job, process)?;
+        while let Some(op) = walk.next_op()? {
+            let Op::Transfer(part) = op else { continue };
+            let end = part.offset.saturating_add(part.bytes);
+            for piece in part.offset / PIECE_BYTES..end.div_ceil(PIECE_BYTES) {
+                pieces.insert((part.file.item, piece));
+                if pieces.len() > MOST_PIECES {
+                    return Ok(None);
+                }
+            }
+        }
+    }
+    Ok(Some(pieces))
 }
 
 /// Makes a file of netCDF by this process alone.
