@@ -46,6 +46,21 @@ class Cache(unittest.TestCase):
             forebay.flush(os.path.join(MOUNT, "absent"))
         self.assertEqual(caught.exception.errno, errno.ENOENT)
 
+    def test_a_flush_of_an_open_file_counts_at_its_close(self):
+        path = os.path.join(MOUNT, "flushed-open")
+        there = os.path.join(PFS, "flushed-open")
+        end = time.monotonic() + 120
+        with open(path, "wb") as file:
+            file.write(b"z" * 300_000)
+            file.flush()
+            forebay.flush(path)
+            while not os.path.exists(there) or os.path.getsize(there) < 300_000:
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.05)
+        while forebay.state(path).state != "clean":
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+
     def test_a_wait_needs_no_close(self):
         path = os.path.join(MOUNT, "log")
         with open(path, "wb") as file:

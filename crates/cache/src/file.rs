@@ -265,6 +265,8 @@ pub(crate) struct DrainedOpen {
     pub mtime: forebay_proto::Timestamp,
     /// All of it was read for that.
     pub not_again_before: std::time::Instant,
+    /// Somebody asked for that drain.
+    pub asked: bool,
 }
 
 impl DrainedOpen {

@@ -448,8 +448,14 @@ impl CacheFs {
             return;
         }
         if state.record.is_dirty() {
+            let drained = state.drained_open.filter(|open| open.asked);
             drop(state);
-            self.drainer.closed(file);
+            // Who asked while it was open, or while its close was under way, was given all that it has: it is clean after one more
+            // look, whatever its policy.
+            match drained.is_some_and(|open| self.has_nothing_since(file, &open)) {
+                true => self.drainer.ask(std::slice::from_ref(file)),
+                false => self.drainer.closed(file),
+            }
             return;
         }
         drop(state);

@@ -415,7 +415,8 @@ fn exit_codes_signals_and_preloads_are_the_commands_own() {
     let mut reader = std::io::BufReader::new(child.stdout.take().unwrap());
     std::io::BufRead::read_line(&mut reader, &mut shell).unwrap();
     let pids = [child.id().to_string(), shell.trim().to_string()];
-    for (signal, stopped) in [("-TSTP", true), ("-CONT", false), ("-TSTP", true), ("-CONT", false)] {
+    for (signal, stopped) in [("-TSTP", true), ("-CONT", false), ("-TSTP", true), ("-CONT", false)]
+    {
         procs::run(Command::new("kill").args([signal, &pids[0]]));
         let state = |pid: &String| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();

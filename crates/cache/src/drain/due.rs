@@ -3,7 +3,7 @@
 //! Called by the workers of the drain for what is next in the list, and by `sums` for a quiet moment.
 
 use super::super::CacheFs;
-use super::super::file::CacheFile;
+use super::super::file::{CacheFile, DrainedOpen};
 use super::super::pfs::nanoseconds;
 use super::super::record::State;
 use forebay_policy::Moment;
@@ -76,6 +76,11 @@ impl CacheFs {
             last = last.max(Instant::now().checked_sub(ago));
         }
         last
+    }
+
+    /// True if a file still is what was drained of it while it was open.
+    pub(crate) fn has_nothing_since(&self, file: &CacheFile, drained: &DrainedOpen) -> bool {
+        self.flash.stat(file.ino).is_ok_and(|object| drained.has(&object))
     }
 
     /// How long ago the data of a file was written, by its object.

@@ -400,15 +400,17 @@ impl CacheFs {
             }
             Ok(false) => {
                 let mut state = file.state.lock();
-                let asked = asked && state.locals == 0;
+                let still_asked = asked && state.locals == 0;
                 let not_again_before = Instant::now() + began.elapsed() * OPEN_PAUSES;
                 state.drained_open = before.map(|object| DrainedOpen {
                     size_bytes: object.size_bytes,
                     mtime: object.mtime,
                     not_again_before,
+                    asked,
                 });
                 drop(state);
-                self.drainer.put_back(file, Instant::now() + Duration::from_millis(200), asked);
+                let then = Instant::now() + Duration::from_millis(200);
+                self.drainer.put_back(file, then, still_asked);
             }
             Err(Failed { errno: Errno::ECANCELED | Errno::EAGAIN, .. }) => {
                 self.drainer.put_back(file, Instant::now() + Duration::from_millis(50), asked);

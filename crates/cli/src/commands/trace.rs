@@ -297,7 +297,10 @@ fn said(
     let count = found.not_begun.max(unrecorded.processes);
     let without_file = match unrecorded.errno {
         0 | libc::ENOSPC | libc::EDQUOT => "there was no room for the trace".to_string(),
-        errno => format!("the file in the trace could not be made: {}", std::io::Error::from_raw_os_error(errno)),
+        errno => format!(
+            "the file in the trace could not be made: {}",
+            std::io::Error::from_raw_os_error(errno)
+        ),
     };
     if count > 0 {
         let what = if count == 1 { "process was" } else { "processes were" };
