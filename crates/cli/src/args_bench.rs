@@ -140,7 +140,8 @@ pub struct IorArgs {
     /// Seed of -Z; negative: its absolute value plus the repetition.
     #[arg(short = 'X', value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
     pub reorder_seed: i32,
-    /// Transfers in random order; twice: blocks drawn at random, with repetition.
+    /// Transfers in random order; twice: blocks drawn at random, with repetition. Once, on a shared file, each transfer belongs to a process
+    /// drawn at random, as with IOR: processes get uneven shares, and the one with the most decides the time.
     #[arg(short = 'z', action = ArgAction::Count)]
     pub random_offset: u8,
     /// Seed of -z. Default: drawn, and printed with --json.

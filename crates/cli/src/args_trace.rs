@@ -149,7 +149,8 @@ pub struct ReportArgs {
     /// Show this run beside the first in the page.
     #[arg(long, value_name = "TRACE", requires = "html")]
     pub against: Option<PathBuf>,
-    /// Show it again and again while the run goes on, until all its processes have ended. With --json a line for each look.
+    /// Show it again and again while the run goes on, until all its processes have ended. Waits for a TRACE that is not there
+    /// yet. With --json a line for each look.
     #[arg(long)]
     pub watch: bool,
     /// Seconds between two looks of --watch. A look at a large trace takes longer; then at most half of the time is spent in looking.

@@ -13,6 +13,12 @@ const COUNT_MIN: f64 = 8.0;
 const DEPTH_SD: f64 = 4.0;
 /// And at least how deep it is, as a share of that peak.
 const DEPTH_MIN: f64 = 0.2;
+/// A hill is what is higher than this share of its top.
+const HILL: f64 = 0.5;
+/// Its middle is its peak if it is at least so high; else the hill is not even, and the top is.
+const MIDDLE_MIN: f64 = 0.9;
+/// How many standard deviations of counting a place is below the fullest one of its hill before it is a valley.
+const DIP_SD: f64 = 1.5;
 /// Width of the smoothing kernel, in buckets (standard deviation), for this many values; less data, more.
 const KERNEL: (f64, f64) = (1.6, 20_000.0);
 const KERNEL_MAX: f64 = 6.0;
@@ -20,7 +26,7 @@ const KERNEL_MAX: f64 = 6.0;
 /// A peak.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mode {
-    /// Where it is: the median of its values.
+    /// Where it is: the middle of the bucket of its peak.
     pub value: f64,
     /// From where to where it goes: the valleys, or the ends.
     pub from: f64,
@@ -39,7 +45,7 @@ pub fn modes(of: &Histogram) -> Vec<Mode> {
     if total == 0.0 {
         return Vec::new();
     }
-    let width = (KERNEL.0 * (KERNEL.1 / total).powf(0.2)).clamp(KERNEL.0, KERNEL_MAX);
+    let width = width_for(total);
     let smooth = smoothed(&counts, width);
     let mut cuts = valleys(&smooth, width);
     // What is too small belongs to the neighbour with the higher valley between.
@@ -66,6 +72,11 @@ pub fn modes(of: &Histogram) -> Vec<Mode> {
 fn parts(cuts: &[usize], end: usize) -> Vec<(usize, usize)> {
     let begins = [0].into_iter().chain(cuts.iter().copied());
     begins.zip(cuts.iter().copied().chain([end])).collect()
+}
+
+/// Width of the kernel for so many values.
+fn width_for(values: f64) -> f64 {
+    (KERNEL.0 * (KERNEL.1 / values.max(1.0)).powf(0.2)).clamp(KERNEL.0, KERNEL_MAX)
 }
 
 /// Counts with a normal kernel over them.
@@ -130,24 +141,44 @@ fn mode((from, to): (usize, usize), counts: &[f64], total: f64) -> Mode {
     let used = |at: &usize| counts[*at] > 0.0;
     let first = (from..to).find(used).unwrap_or(from);
     let last = (from..to).rev().find(used).unwrap_or(from);
-    // The median: the top itself wanders where few values are.
-    let mut below = 0.0;
-    let mut median = first as f64;
-    for (at, count) in counts.iter().enumerate().take(to).skip(from).filter(|(_, c)| **c > 0.0) {
-        if below + count >= 0.5 * mass {
-            median = at as f64 + (0.5 * mass - below) / count - 0.5;
-            break;
-        }
-        below += count;
-    }
     let half = 0.5 / f64::from(BUCKETS_PER_OCTAVE);
     Mode {
-        value: middle(median),
+        value: middle((first + peak(&counts[first..=last])) as f64),
         from: middle(first as f64) / half.exp2(),
         to: middle(last as f64) * half.exp2(),
         share: mass / total,
         count: mass as u64,
     }
+}
+
+/// The bucket of the peak of a mode's buckets: the middle of the hill around the greatest smoothed count, since the top itself wanders
+/// by chance on a wide hill. The median of all is no peak: it lies in the tail of a mode with a long one, and in the
+/// valley of one with two tops.
+fn peak(counts: &[f64]) -> usize {
+    let smooth = smoothed(counts, width_for(counts.iter().sum()));
+    let top = greatest(0..counts.len(), |at| smooth[at], counts.len() / 2);
+    let on_hill = |at: &usize| smooth[*at] >= HILL * smooth[top];
+    let begin = (0..=top).rev().take_while(on_hill).last().unwrap_or(top);
+    let end = (top..counts.len()).take_while(on_hill).last().unwrap_or(top);
+    let weights = (begin..=end).map(|at| (at as f64 * counts[at], counts[at]));
+    let (moment, mass) = weights.fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+    let centre = if mass > 0.0 { (moment / mass).round() as usize } else { top };
+    let centre = if smooth[centre] < MIDDLE_MIN * smooth[top] { top } else { centre };
+    // Few values have a wide kernel, which makes one hill of two peaks.
+    let beside = |at: usize| counts[at.saturating_sub(1)..(at + 2).min(counts.len())].iter().sum();
+    let fullest = greatest(begin..end + 1, beside, centre);
+    let (here, there) = (beside(centre), beside(fullest));
+    let dip = there - here > DIP_SD * (there + here).sqrt();
+    let at = if dip { fullest } else { centre };
+    // Of three buckets side by side the fullest is what one sees as the peak.
+    greatest(at.saturating_sub(1)..(at + 2).min(counts.len()), |at| counts[at], at)
+}
+
+/// The place of the greatest value; of several, the one nearest to `near`.
+fn greatest(places: std::ops::Range<usize>, of: impl Fn(usize) -> f64, near: usize) -> usize {
+    let most = places.clone().map(&of).fold(f64::NEG_INFINITY, f64::max);
+    let full = places.filter(|at| of(*at) >= most);
+    full.min_by_key(|at| at.abs_diff(near)).unwrap_or(near)
 }
 
 #[cfg(test)]
@@ -200,6 +231,35 @@ mod tests {
                     assert!((mode.share - weight).abs() < 0.03, "{number}: {mode:?} {weight}");
                     assert!(mode.from <= mode.value && mode.value <= mode.to);
                 }
+            }
+        }
+    }
+
+    /// Values in the middles of buckets, from one bucket on.
+    fn filled(first: usize, counts: &[u64]) -> Histogram {
+        let mut histogram = Histogram::default();
+        for (at, count) in counts.iter().enumerate() {
+            (0..*count).for_each(|_| histogram.add(middle((first + at) as f64) as u64));
+        }
+        histogram
+    }
+
+    #[test]
+    fn a_mode_is_at_a_peak_and_not_in_a_valley() {
+        // Two peaks that are one mode, as chance could make the valley: the median lies in it.
+        let two = [20, 0, 1, 0, 1, 0, 1, 0, 0, 22];
+        // More values in a long tail than in the peak: the median lies in the tail.
+        let tail: Vec<u64> =
+            [50, 150, 400, 150, 50].into_iter().chain(std::iter::repeat_n(15, 80)).collect();
+        // Nothing at the place of the greatest smoothed count.
+        let apart = [9, 0, 0, 0, 9];
+        for (counts, wanted) in [(&two[..], vec![0, 9]), (&tail[..], vec![2]), (&apart, vec![0, 4])]
+        {
+            let found = modes(&filled(300, counts));
+            assert!(!found.is_empty());
+            for mode in &found {
+                let at = crate::histogram::bucket_of(mode.value as u64) - 300;
+                assert!(wanted.contains(&at), "{at} of {counts:?}: {found:?}");
             }
         }
     }

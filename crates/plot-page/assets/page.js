@@ -78,7 +78,7 @@ function splits(axis) {
 function axisOptions(axis, side, size) {
   const write = UNITS[axis.unit];
   const options = {
-    label: side === 2 ? axis.label : undefined, labelSize: 18, stroke: css("--quiet"), font: "11px system-ui, sans-serif",
+    label: axis.title, labelSize: 18, stroke: css("--quiet"), font: "11px system-ui, sans-serif",
     labelFont: "12px system-ui, sans-serif", grid: { stroke: css("--rule"), width: 0.5 }, ticks: { stroke: css("--rule"), width: 0.5 }, size,
     space: side === 2 ? 64 : 28, values: (u, all) => all.map(v => v === null ? "" : write(v)),
   };
@@ -108,14 +108,15 @@ function axisOptions(axis, side, size) {
 function scaleOptions(axis, values) {
   const options = { time: false };
   if (axis.log) { options.distr = 3; options.log = 10; }
-  if (axis.range) { options.range = () => axis.range; return options; }
-  if (axis.log) {
-    let least = Infinity, most = 0;
-    for (const v of values) if (v !== null && v > 0) { if (v < least) least = v; if (v > most) most = v; }
-    if (most === 0) { least = 1; most = 10; }
-    // The pointer can choose a part of the x axis; else all, with room on both sides.
-    options.range = (u, min, max, key) => key === "x" && min !== null && min < max && (min > least || max < most)
-      ? [min, max] : [least / 1.5, most * 1.5];
+  if (axis.log || axis.range) {
+    let least = Infinity, most = -Infinity;
+    for (const v of values) if (v !== null && (v > 0 || !axis.log)) { if (v < least) least = v; if (v > most) most = v; }
+    if (most < least) { least = 1; most = 10; }
+    // The pointer can choose a part of the x axis; else all, with room on both sides. Charts that are compared have a range that is
+    // wider than their data: a part of it is a part for all of them.
+    const chosen = (min, max) => axis.range ? min !== least || max !== most : min > least || max < most;
+    options.range = (u, min, max, key) => key === "x" && min !== null && min < max && chosen(min, max)
+      ? [min, max] : axis.range || [least / 1.5, most * 1.5];
   }
   return options;
 }
@@ -158,7 +159,7 @@ function chartOptions(chart, width) {
   const options = {
     width, height: chart.tall ? HEIGHT_TALL : HEIGHT,
     scales: { x: scaleOptions(x, chart.x), y: scaleOptions(y, chart.y.flat()) },
-    axes: [axisOptions(x, 2, 30), { ...axisOptions(y, 3, 68) }],
+    axes: [axisOptions(x, 2, 30), { ...axisOptions(y, 3, 78) }],
     series: [{ label: x.label, value: (u, v) => v === null ? "-" : UNITS[x.unit](v) }],
     cursor: { drag: { x: true, y: false } },
     hooks: { draw: [drawMarks(chart)] },
@@ -185,7 +186,7 @@ function cellsOptions(field, width) {
   const rows = field.rows.length, x = field.axes[0];
   const height = Math.max(HEIGHT, Math.min(640, 70 + rows * Math.max(ROW_MIN, Math.min(ROW_MAX, 420 / rows))));
   const columns = field.rows.length ? field.rows[0][0].length : 0;
-  const [from, to] = x.range || [0, 1];
+  const [from, to] = field.columns;
   const step = (to - from) / Math.max(columns, 1);
   const paint = u => {
     const c = u.ctx, { left, top, width: w, height: h } = u.bbox;
@@ -207,10 +208,12 @@ function cellsOptions(field, width) {
     c.restore();
   };
   const name = v => field.names[Math.min(rows - 1, Math.max(0, Math.floor(rows - v)))] ?? "";
+  const middle = [];
+  for (let i = 0; i <= columns; i++) middle.push(from + i * step);
   const options = {
     width, height,
-    scales: { x: { time: false }, y: { time: false, range: () => [0, rows] } },
-    axes: [axisOptions(x, 2, 30), { ...axisOptions({ label: "", unit: "plain", places: [] }, 3, 68), grid: { show: false },
+    scales: { x: scaleOptions(x, middle), y: { time: false, range: () => [0, rows] } },
+    axes: [axisOptions(x, 2, 30), { ...axisOptions({ title: field.row_label, unit: "plain", places: [] }, 3, 78), grid: { show: false },
       splits: () => { const every = Math.max(1, Math.ceil(rows / 16)); const out = []; for (let r = 0; r < rows; r += every) out.push(rows - r - 0.5); return out; },
       values: (u, all) => all.map(name) }],
     series: [{ label: x.label, value: (u, v) => v === null ? "-" : UNITS[x.unit](v) },
@@ -220,8 +223,6 @@ function cellsOptions(field, width) {
     hooks: { drawClear: [paint] },
   };
   if (field.together) options.cursor.sync = { key: field.together, scales: ["x", null] };
-  const middle = [];
-  for (let i = 0; i <= columns; i++) middle.push(from + i * step);
   return [options, [middle, middle.map(() => null)]];
 }
 

@@ -17,6 +17,19 @@ pub enum Unit {
     Share,
 }
 
+impl Unit {
+    /// What stands behind the name of an axis. Its numbers have the multiples: ms, MiB. Plain numbers count what the name says.
+    fn of_axis(self) -> &'static str {
+        match self {
+            Unit::Plain => "",
+            Unit::Bytes => " (bytes)",
+            Unit::BytesPerSecond => " (bytes/s)",
+            Unit::Seconds => " (seconds)",
+            Unit::Share => " (%)",
+        }
+    }
+}
+
 /// Scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
@@ -29,7 +42,7 @@ pub enum Scale {
 /// An axis.
 #[derive(Debug, Clone)]
 pub struct Axis {
-    /// What it shows.
+    /// What it shows, without the unit: that is written behind it. Of plain numbers also what is counted.
     pub label: String,
     /// How its numbers are written.
     pub unit: Unit,
@@ -74,7 +87,7 @@ impl Axis {
             Unit::Share => "share",
         };
         json!({
-            "label": self.label, "unit": unit, "log": self.scale == Scale::Log,
+            "label": self.label, "title": format!("{}{}", self.label, self.unit.of_axis()), "unit": unit, "log": self.scale == Scale::Log,
             "range": self.range.map(|(from, to)| json!([from, to])), "places": self.places,
         })
     }
@@ -259,8 +272,10 @@ pub struct Cells {
     pub title: String,
     /// A sentence below it.
     pub note: String,
-    /// The axis below; its range is that of the columns.
+    /// The axis below.
     pub x: Axis,
+    /// Begin of the first column and end of the last one: the axis may reach further.
+    pub columns: (f64, f64),
     /// What a row is.
     pub row_label: String,
     /// Names of the rows.
@@ -309,7 +324,7 @@ impl Cells {
             .collect();
         json!({
             "kind": "cells", "axes": [self.x.json()], "row_label": self.row_label, "names": self.rows,
-            "kinds": kinds, "rows": rows, "together": self.together,
+            "columns": [self.columns.0, self.columns.1], "kinds": kinds, "rows": rows, "together": self.together,
         })
     }
 }

@@ -58,7 +58,7 @@ fn over_time(section: &mut Section, outcome: &Outcome) {
         let mut chart = Chart::new(
             "Data that only buffers have",
             Axis::new("time", Unit::Seconds),
-            Axis::new("bytes", Unit::Bytes),
+            Axis::new("not on storage", Unit::Bytes),
         );
         chart.wide = true;
         chart.together = "time".into();
@@ -170,7 +170,7 @@ pub fn figure(figure: &Figure, machine: &Machine) -> String {
     let steps: Vec<f64> = crate::study::steps().into_iter().map(f64::from).collect();
     let mut chart = Chart::new(
         "Simulated (points) and by the closed form (lines)",
-        Axis::new("processes", Unit::Plain).log().places(steps),
+        Axis::new("number of processes", Unit::Plain).log().places(steps),
         Axis::new("bandwidth", Unit::BytesPerSecond).log(),
     );
     (chart.wide, chart.tall) = (true, true);
@@ -287,8 +287,8 @@ fn pareto_front(page: &mut Page, swept: &Sweep) {
     }
     let mut chart = Chart::new(
         "Price against time to solution",
-        Axis::new("price", Unit::Plain),
-        Axis::new("jobs end", Unit::Seconds),
+        Axis::new("price (in the unit of the machine file)", Unit::Plain),
+        Axis::new("time until the jobs end", Unit::Seconds),
     );
     chart.wide = true;
     chart.note = "A point of the front: no other point is at most as dear and ends sooner.".into();

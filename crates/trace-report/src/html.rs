@@ -7,6 +7,10 @@ use std::collections::BTreeMap;
 
 /// Distributions that are drawn.
 const HISTOGRAMS: usize = 10;
+/// Fewest calls whose distribution is drawn: that of fewer is chance.
+const CHART_CALLS_MIN: u64 = 20;
+/// Kinds of calls with fewer that are named.
+const FEW_NAMED: usize = 6;
 /// Rows of tables.
 const ROWS: usize = 20;
 /// Charts with the time of the run below show the same moment.
@@ -48,8 +52,18 @@ pub fn html(runs: &[Run<'_>]) -> String {
         let title = titled("What stands out", run, runs);
         found(page.section(title), run.report);
     }
+    let called: Vec<Run<'_>> = runs.iter().filter(|run| !run.report.is_empty()).copied().collect();
+    if !called.is_empty() {
+        what_calls_did(&mut page, &called);
+    }
+    page.footer("Made by forebay report. Drag over a chart to see a part of it, double-click for all. What the words mean: docs/TRACING.md.");
+    page.html()
+}
+
+/// All that is drawn and counted, of runs that have calls.
+fn what_calls_did(page: &mut Page, runs: &[Run<'_>]) {
     totals(page.section("Where the time went"), runs);
-    over_time(&mut page, runs);
+    over_time(page, runs);
     distributions(page.section("How long calls take"), runs);
     tasks(page.section("Tasks"), runs);
     for run in runs.iter().filter(|run| !run.report.buffers.is_empty()) {
@@ -64,8 +78,6 @@ pub fn html(runs: &[Run<'_>]) -> String {
         let title = titled("Files", run, runs);
         files(page.section(title), run.report);
     }
-    page.footer("Made by forebay report. Drag over a chart to see a part of it, double-click for all. What the words mean: docs/TRACING.md.");
-    page.html()
 }
 
 fn titled(title: &str, run: &Run<'_>, runs: &[Run<'_>]) -> String {
@@ -75,6 +87,16 @@ fn titled(title: &str, run: &Run<'_>, runs: &[Run<'_>]) -> String {
 fn found(section: &mut Section, report: &Report) {
     for problem in &report.problems {
         section.warning(format!("Incomplete: {problem}"));
+    }
+    if report.is_empty() {
+        section.text("The run has no calls on files, so nothing of it is drawn.");
+        if report.left_out > 0 {
+            section.text(format!(
+                "{} left out: of files of the system, pipes and devices. --all-files takes them in.",
+                several(report.left_out, "call is", "calls are")
+            ));
+        }
+        return;
     }
     if report.findings.is_empty() {
         section.text("No known fault accounts for 5 % of the time.");
@@ -143,65 +165,147 @@ fn totals(section: &mut Section, runs: &[Run<'_>]) {
     }
 }
 
-fn run_time(report: &Report) -> Axis {
-    let from = report.lanes.from_s;
-    Axis::new("time of the run", Unit::Seconds).range(from, from + report.span_s.max(1e-9))
+/// The time of the run; of several the same axis, from the first begin to the last end.
+fn run_time(runs: &[Run<'_>]) -> Axis {
+    let (mut from_s, mut to_s) = (f64::INFINITY, 0.0_f64);
+    for lanes in runs.iter().map(|run| (run.report.lanes.from_s, run.report.span_s)) {
+        from_s = from_s.min(lanes.0);
+        to_s = to_s.max(lanes.0 + lanes.1);
+    }
+    Axis::new("time of the run", Unit::Seconds).range(from_s, to_s.max(from_s + 1e-9))
+}
+
+/// One of the charts over the time of a run that stand beside those of the other run.
+struct OverTime<'a> {
+    title: String,
+    note: String,
+    /// What the y axis shows.
+    label: &'static str,
+    unit: Unit,
+    /// Name, number of the colour, and the values.
+    series: Vec<(&'static str, usize, Vec<(f64, f64)>)>,
+    run: &'a Run<'a>,
+}
+
+/// Draws charts that are compared: all have the same axes.
+fn draw_over_time(section: &mut Section, charts: Vec<OverTime<'_>>, runs: &[Run<'_>]) {
+    let values = charts.iter().flat_map(|chart| &chart.series).flat_map(|series| &series.2);
+    let most = values.map(|(_, value)| *value).fold(0.0, f64::max);
+    let most = if most > 0.0 { 1.05 * most } else { 1.0 };
+    for one in charts {
+        let y = Axis::new(one.label, one.unit).range(0.0, most);
+        let mut chart = Chart::new(titled(&one.title, one.run, runs), run_time(runs), y);
+        let end_s = one.run.report.lanes.from_s + one.run.report.span_s;
+        for (name, colour, mut points) in one.series {
+            // The last step has an end, which the axis need not have.
+            if points.last().is_some_and(|(at_s, _)| *at_s < end_s) {
+                points.push((end_s, 0.0));
+            }
+            chart.series.push(Series::line(name, points).shape(Shape::Area).colour(colour));
+        }
+        (chart.note, chart.together) = (one.note, RUN_TIME.into());
+        section.chart(chart);
+    }
 }
 
 fn over_time(page: &mut Page, runs: &[Run<'_>]) {
     let section = page.section("What each task does when");
     for run in runs {
         if let Some(cells) = lanes(&run.report.lanes, run.report) {
-            let title = titled("Task by time", run, runs);
-            section.cells(Cells { title, ..cells });
+            let (title, x) = (titled("Task by time", run, runs), run_time(runs));
+            section.cells(Cells { title, x, ..cells });
         }
     }
     let section = page.section("Over time");
-    for (number, run) in runs.iter().enumerate() {
-        let mut chart = Chart::new(
-            titled("Bytes a second, all tasks", run, runs),
-            run_time(run.report),
-            Axis::new("bytes/s", Unit::BytesPerSecond),
-        );
-        let steps = &run.report.intensity;
-        let read = steps.iter().map(|step| (step.at_s, step.read_bytes_per_s)).collect();
-        let written = steps.iter().map(|step| (step.at_s, step.written_bytes_per_s)).collect();
-        chart.series.push(Series::line("read", read).shape(Shape::Area).colour(0));
-        chart.series.push(Series::line("written", written).shape(Shape::Area).colour(1));
-        chart.together = format!("{RUN_TIME}{number}");
-        if let Some(period) = run.report.period {
-            chart.note = format!(
-                "The I/O comes again every {} ({:.0} % alike).",
-                time(period.period_s),
-                100.0 * period.confidence
-            );
-        }
-        section.chart(chart);
-        let mut chart = Chart::new(
-            titled("Tasks that are in a call", run, runs),
-            run_time(run.report),
-            Axis::new("tasks", Unit::Plain),
-        );
-        let busy = steps.iter().map(|step| (step.at_s, step.busy_tasks)).collect();
-        chart.series.push(Series::line("in a call", busy).shape(Shape::Area).colour(2));
-        chart.together = format!("{RUN_TIME}{number}");
-        section.chart(chart);
-        for seen in &run.report.buffers {
-            for mut chart in buffer_over_time(seen, run, runs) {
-                chart.together = format!("{RUN_TIME}{number}");
-                section.chart(chart);
-            }
-        }
+    for run in runs.iter().filter(|run| !run.report.moved_bytes()) {
+        section.text(titled("No call moved bytes: no rates are drawn", run, runs));
+    }
+    let moved = runs.iter().filter(|run| run.report.moved_bytes());
+    draw_over_time(section, moved.map(bytes_over_time).collect(), runs);
+    let busy = runs.iter().map(|run| OverTime {
+        title: "Tasks that are in a call".into(),
+        note: String::new(),
+        label: "number of tasks",
+        unit: Unit::Plain,
+        series: vec![(
+            "in a call",
+            2,
+            run.report.intensity.iter().map(|step| (step.at_s, step.busy_tasks)).collect(),
+        )],
+        run,
+    });
+    draw_over_time(section, busy.collect(), runs);
+    let buffers = || runs.iter().flat_map(|run| run.report.buffers.iter().map(move |of| (run, of)));
+    let moved = buffers().filter(|(_, seen)| seen.fills.count + seen.drains.count > 0);
+    draw_over_time(section, moved.map(fills_and_drains).collect(), runs);
+    let stalled = buffers().filter(|(_, seen)| !seen.stalls.is_empty());
+    draw_over_time(section, stalled.map(stalls).collect(), runs);
+    progress(section, runs);
+}
+
+fn bytes_over_time<'a>(run: &'a Run<'a>) -> OverTime<'a> {
+    let steps = &run.report.intensity;
+    let read = steps.iter().map(|step| (step.at_s, step.read_bytes_per_s)).collect();
+    let written = steps.iter().map(|step| (step.at_s, step.written_bytes_per_s)).collect();
+    let note = run.report.period.map(|period| {
+        let (again, alike) = (time(period.period_s), 100.0 * period.confidence);
+        format!("The I/O comes again every {again} ({alike:.0} % alike).")
+    });
+    OverTime {
+        title: "Bytes a second, all tasks".into(),
+        note: note.unwrap_or_default(),
+        label: "rate",
+        unit: Unit::BytesPerSecond,
+        series: vec![("read", 0, read), ("written", 1, written)],
+        run,
+    }
+}
+
+/// What a buffer moved, below what the tasks did at the same moments.
+fn fills_and_drains<'a>((run, seen): (&'a Run<'a>, &BufferSeen)) -> OverTime<'a> {
+    let steps = &seen.over_time;
+    let filled = steps.iter().map(|step| (step.at_s, step.filled_bytes_per_s)).collect();
+    let drained = steps.iter().map(|step| (step.at_s, step.drained_bytes_per_s)).collect();
+    OverTime {
+        title: format!("Fills and drains of {}", seen.name),
+        note: String::new(),
+        label: "rate",
+        unit: Unit::BytesPerSecond,
+        series: vec![("from the PFS", 0, filled), ("to the PFS", 1, drained)],
+        run,
+    }
+}
+
+/// Who waited for a buffer.
+fn stalls<'a>((run, seen): (&'a Run<'a>, &BufferSeen)) -> OverTime<'a> {
+    let stalled = seen.over_time.iter().map(|step| (step.at_s, step.stalled)).collect();
+    let reasons = seen
+        .stalls
+        .iter()
+        .map(|stall| format!("{} waited {} for {}", stall.count, time(stall.time_s), stall.why));
+    OverTime {
+        title: format!("Calls that wait for {}", seen.name),
+        note: format!("{}.", reasons.collect::<Vec<_>>().join("; ")),
+        label: "number of calls",
+        unit: Unit::Plain,
+        series: vec![("waiting", 3, stalled)],
+        run,
+    }
+}
+
+fn progress(section: &mut Section, runs: &[Run<'_>]) {
+    if !runs.iter().any(|run| run.report.moved_bytes()) {
+        return;
     }
     let longest = runs.iter().map(|run| run.report.span_s).fold(1e-9, f64::max);
     let mut chart = Chart::new(
         "Progress",
         Axis::new("time since the first call", Unit::Seconds).range(0.0, longest),
-        Axis::new("done", Unit::Share).range(0.0, 1.02),
+        Axis::new("share that is done", Unit::Share).range(0.0, 1.02),
     );
     chart.note =
         "The slope is the rate of all tasks together; a long flat tail is stragglers.".into();
-    for (number, run) in runs.iter().enumerate() {
+    for (number, run) in runs.iter().enumerate().filter(|(_, run)| run.report.moved_bytes()) {
         let from = run.report.lanes.from_s;
         let name = |what: &str| {
             if runs.len() > 1 { format!("{}: {what}", run.name) } else { what.to_string() }
@@ -216,39 +320,6 @@ fn over_time(page: &mut Page, runs: &[Run<'_>]) {
         chart.series.push(done.colour(number).shape(Shape::Steps).dashed());
     }
     section.chart(chart);
-}
-
-/// What a buffer did, below what the tasks did at the same moments.
-fn buffer_over_time(seen: &BufferSeen, run: &Run<'_>, runs: &[Run<'_>]) -> Vec<Chart> {
-    let steps = &seen.over_time;
-    let mut charts = Vec::new();
-    if seen.fills.count + seen.drains.count > 0 {
-        let mut chart = Chart::new(
-            titled(&format!("Fills and drains of {}", seen.name), run, runs),
-            run_time(run.report),
-            Axis::new("bytes/s", Unit::BytesPerSecond),
-        );
-        let filled = steps.iter().map(|step| (step.at_s, step.filled_bytes_per_s)).collect();
-        let drained = steps.iter().map(|step| (step.at_s, step.drained_bytes_per_s)).collect();
-        chart.series.push(Series::line("from the PFS", filled).shape(Shape::Area).colour(0));
-        chart.series.push(Series::line("to the PFS", drained).shape(Shape::Area).colour(1));
-        charts.push(chart);
-    }
-    if !seen.stalls.is_empty() {
-        let mut chart = Chart::new(
-            titled(&format!("Calls that wait for {}", seen.name), run, runs),
-            run_time(run.report),
-            Axis::new("calls", Unit::Plain),
-        );
-        let stalled = steps.iter().map(|step| (step.at_s, step.stalled)).collect();
-        chart.series.push(Series::line("waiting", stalled).shape(Shape::Area).colour(3));
-        let reasons = seen.stalls.iter().map(|stall| {
-            format!("{} waited {} for {}", stall.count, time(stall.time_s), stall.why)
-        });
-        chart.note = format!("{}.", reasons.collect::<Vec<_>>().join("; "));
-        charts.push(chart);
-    }
-    charts
 }
 
 /// What a buffer did, in numbers.
@@ -312,10 +383,12 @@ fn lanes(lanes: &Lanes, report: &Report) -> Option<Cells> {
         (most.map_or(0, |(kind, _)| kind as u8), all.min(1.0))
     };
     let colours = [0, 1, 4, 3, 5];
+    let columns = lanes.cells.first().map_or(0, Vec::len);
     Some(Cells {
         title: String::new(),
         note: "A cell has the colour of the kind of call that took most of it, and is the fainter the less of its time was in calls.".into(),
-        x: run_time(report),
+        x: Axis::new("", Unit::Seconds),
+        columns: (lanes.from_s, lanes.from_s + lanes.step_s * columns as f64),
         row_label: what.into(),
         rows: rows.collect(),
         kinds: lanes
@@ -325,7 +398,7 @@ fn lanes(lanes: &Lanes, report: &Report) -> Option<Cells> {
             .map(|(name, colour)| Kind { name: (*name).into(), colour })
             .collect(),
         cells: lanes.cells.iter().map(|row| row.iter().map(cell).collect()).collect(),
-        together: String::new(),
+        together: RUN_TIME.into(),
     })
 }
 
@@ -338,16 +411,51 @@ fn distributions(section: &mut Section, runs: &[Run<'_>]) {
         "Single calls are not reproducible, their distribution is. Separate peaks are separate kinds of service; the few slow calls \
          on the right decide when a phase ends.",
     );
-    if let [run] = runs {
-        for group in run.report.groups.iter().take(HISTOGRAMS) {
-            section.chart(histogram(group));
-        }
-        return;
+    let few = match runs {
+        [run] => of_one_run(section, run.report),
+        _ => of_several_runs(section, runs),
+    };
+    if !few.is_empty() {
+        let named = few.iter().take(FEW_NAMED).cloned().collect::<Vec<_>>().join(", ");
+        let more = match few.len().saturating_sub(FEW_NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        section.text(format!(
+            "Not drawn, because fewer than {CHART_CALLS_MIN} calls have no shape: {named}{more}."
+        ));
     }
-    let mut calls: BTreeMap<(&str, &str), Overlaid> = BTreeMap::new();
+}
+
+/// Draws the distributions of a run; the result is what has too few calls.
+fn of_one_run(section: &mut Section, report: &Report) -> Vec<String> {
+    let (enough, few): (Vec<&Group>, Vec<&Group>) =
+        report.groups.iter().partition(|group| group.count >= CHART_CALLS_MIN);
+    for group in enough.iter().take(HISTOGRAMS) {
+        section.chart(histogram(group));
+    }
+    let said = |group: &&Group| {
+        let (name, calls) = (called(group.call, group.size), calls(group.count));
+        format!("{name} in phase {} ({calls}, {})", group.phase, time(group.sum_s))
+    };
+    few.iter().map(said).collect()
+}
+
+/// A call, and its class of size if it has one.
+fn called(call: &str, size: &str) -> String {
+    if size.is_empty() { call.to_string() } else { format!("{call} {size}") }
+}
+
+fn calls(count: u64) -> String {
+    several(count, "call", "calls")
+}
+
+/// The same of several runs, over each other.
+fn of_several_runs(section: &mut Section, runs: &[Run<'_>]) -> Vec<String> {
+    let mut of_calls: BTreeMap<(&str, &str), Overlaid> = BTreeMap::new();
     for (number, run) in runs.iter().enumerate() {
         for group in &run.report.groups {
-            let (sum_s, counts) = calls
+            let (sum_s, counts) = of_calls
                 .entry((group.call, group.size))
                 .or_insert_with(|| (0.0, vec![BTreeMap::new(); runs.len()]));
             *sum_s += group.sum_s;
@@ -357,23 +465,43 @@ fn distributions(section: &mut Section, runs: &[Run<'_>]) {
             }
         }
     }
-    let mut calls: Vec<_> = calls.into_iter().collect();
-    calls.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
-    for ((call, size), (_, counts)) in calls.into_iter().take(HISTOGRAMS) {
+    let mut of_calls: Vec<_> = of_calls.into_iter().collect();
+    of_calls.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
+    let total = |counts: &BTreeMap<u64, u64>| counts.values().sum::<u64>();
+    let (enough, few): (Vec<_>, Vec<_>) = of_calls
+        .iter()
+        .partition(|(_, (_, counts))| counts.iter().any(|of| total(of) >= CHART_CALLS_MIN));
+    for ((call, size), (_, counts)) in enough.into_iter().take(HISTOGRAMS) {
         let mut chart = Chart::new(
-            format!("{call} {size}"),
+            called(call, size),
             Axis::new("duration", Unit::Seconds).log(),
             Axis::new("share of calls", Unit::Share).log(),
         );
-        for (run, counts) in runs.iter().zip(counts) {
-            let total: u64 = counts.values().sum();
-            let share = |count: u64| count as f64 / total.max(1) as f64;
+        // Half of what one call of the longer run is.
+        let floor = 0.5 / counts.iter().map(total).max().unwrap_or(1).max(1) as f64;
+        let mut left_out = Vec::new();
+        for (number, (run, counts)) in runs.iter().zip(counts).enumerate() {
+            let all = total(counts);
+            let name = format!("{}, {}", run.name, calls(all));
+            if all < CHART_CALLS_MIN {
+                left_out.push(name);
+                continue;
+            }
+            let share = |count: u64| count as f64 / all as f64;
             let points = counts.iter().map(|(at, count)| (f64::from_bits(*at), share(*count)));
-            let name = format!("{}, {total} calls", run.name);
-            chart.series.push(Series::line(name, outline(points, 1e-6)).shape(Shape::Steps));
+            let series = Series::line(name, outline(points, floor)).shape(Shape::Steps);
+            chart.series.push(series.colour(number));
+        }
+        if !left_out.is_empty() {
+            chart.note = format!("Too few to be drawn: {}.", left_out.join("; "));
         }
         section.chart(chart);
     }
+    let said = |((call, size), (sum_s, counts)): &((&str, &str), Overlaid)| {
+        let all: u64 = counts.iter().map(total).sum();
+        format!("{} ({}, {})", called(call, size), calls(all), time(*sum_s))
+    };
+    few.into_iter().map(said).collect()
 }
 
 /// Buckets as steps: each from its lower edge to its upper one, with `floor` beside and between them: on a logarithmic axis
@@ -400,9 +528,9 @@ fn outline(buckets: impl Iterator<Item = (f64, f64)>, floor: f64) -> Vec<(f64, f
 
 fn histogram(group: &Group) -> Chart {
     let mut chart = Chart::new(
-        format!("{} {} in phase {}", group.call, group.size, group.phase),
+        format!("{} in phase {}", called(group.call, group.size), group.phase),
         Axis::new("duration", Unit::Seconds).log(),
-        Axis::new("calls", Unit::Plain).log(),
+        Axis::new("number of calls", Unit::Plain).log(),
     );
     let points = group.histogram.iter().map(|(at_s, count)| (*at_s, *count as f64));
     chart.series.push(Series::line("calls", outline(points, 0.5)).shape(Shape::Steps));
@@ -446,7 +574,7 @@ fn tasks(section: &mut Section, runs: &[Run<'_>]) {
     let mut chart = Chart::new(
         "Rate of a task",
         Axis::new("share of the tasks", Unit::Share).range(0.0, 1.0),
-        Axis::new("bytes/s in calls", Unit::BytesPerSecond),
+        Axis::new("rate in calls", Unit::BytesPerSecond),
     );
     chart.note = "The slowest task on the left. Level: all tasks are served alike.".into();
     let mut figures = Vec::new();
@@ -469,6 +597,10 @@ fn tasks(section: &mut Section, runs: &[Run<'_>]) {
                 (name("all together"), rate(rates.together)),
             ]);
         }
+    }
+    if figures.is_empty() {
+        section.text("No task moved bytes.");
+        return;
     }
     section.figures(figures);
     section.chart(chart);

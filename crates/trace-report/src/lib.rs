@@ -120,6 +120,16 @@ pub struct Report {
 }
 
 impl Report {
+    /// True if there is nothing to show: no calls, or only such as are left out.
+    fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// True if any call moved bytes.
+    fn moved_bytes(&self) -> bool {
+        self.totals.read_bytes + self.totals.written_bytes > 0
+    }
+
     /// A sentence for a run that hardly waits for I/O at all: then its findings are no matter.
     fn hardly_matters(&self) -> Option<&'static str> {
         let none = self.advice.as_ref().is_some_and(|advice| advice.buffer == "none");
@@ -222,7 +232,7 @@ pub struct Group {
 /// A peak, and what it can be.
 #[derive(Debug, Clone, Serialize)]
 pub struct ModeSeen {
-    /// Where, s.
+    /// Its peak, s.
     pub value_s: f64,
     /// Share of the calls.
     pub share: f64,

@@ -132,7 +132,9 @@ fn head(report: &Report, out: &mut String) -> std::fmt::Result {
 
 fn findings(report: &Report, out: &mut String) -> std::fmt::Result {
     writeln!(out, "\nFINDINGS")?;
-    if report.findings.is_empty() {
+    if report.is_empty() {
+        writeln!(out, "  none: the run has no calls on files")?;
+    } else if report.findings.is_empty() {
         writeln!(out, "  none: no known fault accounts for 5 % of the time")?;
     }
     if let Some(note) = report.hardly_matters().filter(|_| !report.findings.is_empty()) {

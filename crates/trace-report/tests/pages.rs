@@ -6,6 +6,7 @@ use forebay_plot_page::testing::{Seen, looked_at};
 use forebay_trace_format::Op;
 use forebay_trace_format::write::{Who, Writer};
 use forebay_trace_report::{Options, Report, Run, html, report};
+use serde_json::Value;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -54,6 +55,107 @@ fn traced(dir: &Path, slow: i32, harmonics: &[f64]) -> Report {
         std::fs::write(dir.join(format!("n.{number}.1.fbt")), writer.finish()).unwrap();
     }
     report(&[dir.to_path_buf()], Options::default()).unwrap()
+}
+
+/// The figures of a page as it has them for its script.
+fn figures(page: &str) -> Vec<Value> {
+    let data = page.split("id=\"data\">").nth(1).and_then(|rest| rest.split("</script>").next());
+    serde_json::from_str(data.unwrap()).unwrap()
+}
+
+/// One process that makes so many calls of each kind.
+fn of_calls(dir: &Path, calls: &[(Op, u64)]) -> Report {
+    let who = Who { host: "node1".into(), pid: 900, rank: 0, ranks: 1, exe: "/a/app".into() };
+    let mut writer = Writer::new(&who, 1_700_000_000 * S);
+    writer.name(1, 0, b"/pfs/out");
+    writer.regular(1, 8, 9);
+    let mut now = S / 10;
+    for (op, count) in calls {
+        for at in 0..*count {
+            let (offset, bytes) = match op.moves_data() {
+                true => (at * MIB, MIB),
+                false => ((1 << 48) - 1, 0),
+            };
+            writer.call(*op, 1, offset, bytes, bytes as i64, now, 1_000_000 + at * 1_000);
+            now += 2_000_000;
+        }
+    }
+    std::fs::write(dir.join("n.0.1.fbt"), writer.finish()).unwrap();
+    report(&[dir.to_path_buf()], Options::default()).unwrap()
+}
+
+#[test]
+fn what_has_too_few_calls_is_named_and_not_drawn() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let many = of_calls(before.path(), &[(Op::Open, 2), (Op::Pwrite, 50), (Op::Fsync, 19)]);
+    let page = html(&[Run { name: "run", report: &many }]);
+    let titles = |page: &str, part: &str| page.matches(&format!("<figcaption>{part}")).count();
+    assert_eq!(["pwrite", "open", "fsync"].map(|call| titles(&page, call)), [1, 0, 0]);
+    assert!(page.contains("fewer than 20 calls have no shape: fsync in phase 0 (19 calls,"));
+    assert!(page.contains("open in phase 0 (2 calls,"));
+    // Of two runs what one has enough of is drawn of that one.
+    let few = of_calls(after.path(), &[(Op::Open, 2), (Op::Pwrite, 3), (Op::Fsync, 40)]);
+    let page = html(&[Run { name: "before", report: &many }, Run { name: "after", report: &few }]);
+    assert_eq!(["pwrite", "open", "fsync"].map(|call| titles(&page, call)), [1, 0, 1]);
+    assert!(page.contains("Too few to be drawn: after, 3 calls."));
+    assert!(page.contains("fewer than 20 calls have no shape: open (4 calls,"));
+}
+
+#[test]
+fn of_a_run_without_calls_the_page_says_so_and_draws_nothing() {
+    let (none, some) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let nothing = of_calls(none.path(), &[]);
+    let empty = Run { name: "nothing", report: &nothing };
+    let page = html(&[empty]);
+    assert!(page.contains("The run has no calls on files"));
+    assert!(figures(&page).is_empty(), "{:?}", figures(&page));
+    // The other one of two is drawn.
+    let few = of_calls(some.path(), &[(Op::Pwrite, 30)]);
+    let page = html(&[empty, Run { name: "some", report: &few }]);
+    assert!(page.contains("What stands out: nothing") && page.contains("The run has no calls"));
+    assert!(!figures(&page).is_empty());
+    // Calls that move no bytes have no rates.
+    let names = tempfile::tempdir().unwrap();
+    let names = of_calls(names.path(), &[(Op::Stat, 30)]);
+    let page = html(&[Run { name: "names", report: &names }]);
+    assert!(page.contains("No call moved bytes"));
+    for figure in figures(&page) {
+        assert!(figure["axes"].to_string().find("bytes_per_s").is_none(), "{figure}");
+    }
+}
+
+#[test]
+fn charts_of_two_runs_have_the_same_axes() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let long = traced(before.path(), 11, &[1.0, 2.0, 4.0]);
+    let short = of_calls(after.path(), &[(Op::Pwrite, 40)]);
+    let page =
+        html(&[Run { name: "before", report: &long }, Run { name: "after", report: &short }]);
+    let figures = figures(&page);
+    let titles: Vec<&str> = page
+        .split("<figcaption>")
+        .skip(1)
+        .filter_map(|rest| rest.split("</figcaption>").next())
+        .collect();
+    assert_eq!(titles.len(), figures.len());
+    for what in ["Task by time", "Bytes a second, all tasks", "Tasks that are in a call"] {
+        let axes = ["before", "after"].map(|run| {
+            let title = format!("{what}: {run}");
+            let at = titles.iter().position(|found| *found == title).unwrap();
+            figures[at]["axes"].clone()
+        });
+        assert_eq!(axes[0], axes[1], "{what}");
+        for axis in axes[0].as_array().unwrap() {
+            let range = axis["range"].as_array().unwrap();
+            assert!(range[0].as_f64() < range[1].as_f64(), "{what}: {axis}");
+        }
+    }
+    // Each axis has a name, and a unit unless it is a number of things.
+    for axis in figures.iter().flat_map(|figure| figure["axes"].as_array().unwrap()) {
+        let title = axis["title"].as_str().unwrap();
+        let counts = title.starts_with("number of");
+        assert!(counts || (title.ends_with(')') && !title.starts_with(' ')), "{axis}");
+    }
 }
 
 #[test]

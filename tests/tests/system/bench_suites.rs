@@ -94,7 +94,7 @@ fn the_ime_matrix_has_its_figure_by_posix_and_by_mpi_io() {
     for part in [
         "random shared x2",
         "sequential unique x2",
-        "bytes of a transfer",
+        "size of a transfer",
         "Phase read, 2 processes, POSIX",
     ] {
         assert!(text.contains(part), "{part}");

@@ -6,6 +6,7 @@ use forebay_tests::buffer::binary;
 use forebay_tests::procs;
 use forebay_trace_format::{Op, Who, Writer};
 use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -28,17 +29,24 @@ fn traced(place: &Path, trace: &Path) -> Command {
 }
 
 #[test]
-fn watch_shows_a_run_as_it_goes_on_and_ends_with_it() {
+fn watch_waits_for_a_run_shows_it_as_it_goes_on_and_ends_with_it() {
     let base = tempfile::Builder::new().prefix("forebay-report-").tempdir_in("/tmp").unwrap();
     let trace = base.path().join("t");
-    let mut run = traced(base.path(), &trace).spawn().unwrap();
-    while !base.path().join("out").exists() {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    // Begun before the trace is there.
     let mut watch = Command::new(binary());
     watch.args(["report", "--watch", "--interval", "0.1", "--json"]).arg(&trace);
-    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
-    let lines = std::io::BufRead::lines(std::io::BufReader::new(watch.stdout.take().unwrap()));
+    let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut errors = BufReader::new(watch.stderr.take().unwrap());
+    errors.read_line(&mut said).unwrap();
+    let wanted = format!("waiting for {}, which is not there yet", trace.display());
+    assert!(said.contains(&wanted), "{said}");
+    // An empty directory is how a run begins.
+    std::fs::create_dir(&trace).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(watch.try_wait().unwrap().is_none(), "it ended before the run began");
+    let mut run = traced(base.path(), &trace).spawn().unwrap();
+    let lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let mut seen = Vec::new();
     for line in lines {
         let found: Value = serde_json::from_str(&line.unwrap()).unwrap();
@@ -51,6 +59,28 @@ fn watch_shows_a_run_as_it_goes_on_and_ends_with_it() {
     // It grows, has the first half before the second began, and at last has all.
     assert!(seen.windows(2).all(|pair| pair[0] <= pair[1]), "{seen:?}");
     assert!(seen.contains(&100) && seen.last() == Some(&200), "{seen:?}");
+    let mut rest = String::new();
+    errors.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "", "it is told once");
+}
+
+/// What is there and is no trace will not become one.
+#[test]
+fn watch_refuses_what_is_there_and_no_trace() {
+    let base = tempfile::Builder::new().prefix("forebay-report-").tempdir_in("/tmp").unwrap();
+    let (file, empty) = (base.path().join("notes.txt"), base.path().join("empty"));
+    std::fs::write(&file, "no trace").unwrap();
+    std::fs::create_dir(&empty).unwrap();
+    for (place, wanted) in
+        [(file.clone(), "no trace in"), (empty, "no trace in"), (file.join("below"), "cannot read")]
+    {
+        let mut command = Command::new(binary());
+        command.args(["report", "--watch", "--interval", "0.1"]).arg(&place);
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(wanted) && !said.contains("waiting"), "{said}");
+    }
 }
 
 #[test]

@@ -322,7 +322,7 @@ fn page(args: &SuiteArgs, rows: &[Row]) -> Page {
         let mut chart = Chart::new(
             "Bytes on the PFS, and bytes that only the buffer has",
             Axis::new("time", Unit::Seconds),
-            Axis::new("bytes", Unit::Bytes),
+            Axis::new("size", Unit::Bytes),
         );
         let points = |value: fn(&Look) -> u64| {
             row.looks.iter().map(|look| (look.at_s, value(look) as f64)).collect()

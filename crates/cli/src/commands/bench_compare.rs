@@ -356,11 +356,11 @@ fn size_axis(points: &[&&Point]) -> Axis {
     sizes.sort_unstable();
     sizes.dedup();
     let places = sizes.into_iter().map(|size| size as f64).collect();
-    Axis::new("bytes of a transfer", Unit::Bytes).log().places(places)
+    Axis::new("size of a transfer", Unit::Bytes).log().places(places)
 }
 
 fn ratios(section: &mut Section, a: &str, b: &str, points: &[&&Point]) {
-    let ratio = Axis::new("A/B", Unit::Plain).log();
+    let ratio = Axis::new("ratio A/B", Unit::Plain).log();
     let mut chart = Chart::new(format!("{a} against {b}"), size_axis(points), ratio);
     for (number, (name, of)) in curves(points).into_iter().enumerate() {
         let line =
@@ -377,7 +377,7 @@ fn ratios(section: &mut Section, a: &str, b: &str, points: &[&&Point]) {
 }
 
 fn rates(section: &mut Section, dir: &str, side: usize, points: &[&&Point]) {
-    let rate = Axis::new("bytes/s", Unit::BytesPerSecond).log();
+    let rate = Axis::new("rate", Unit::BytesPerSecond).log();
     let mut chart = Chart::new(dir.to_string(), size_axis(points), rate);
     for (number, (name, of)) in curves(points).into_iter().enumerate() {
         let line = of.iter().map(|point| (point.size as f64, point.rates[side])).collect();

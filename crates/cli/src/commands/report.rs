@@ -4,8 +4,8 @@ use crate::args::ReportArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json};
 use anyhow::Context;
 use forebay_trace_report::{Options, Report, ReportError, Run, html, report, text};
-use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Clears a terminal and goes to its first place.
@@ -73,19 +73,46 @@ fn page(args: &ReportArgs, file: &Path, found: &Report, options: Options) -> Out
 /// Looks again and again. The trace is read anew each time, so memory does not grow with it.
 fn watch(args: &ReportArgs, options: Options) -> Outcome {
     let clear = std::io::stdout().is_terminal() && !args.json;
+    let pause = Duration::from_secs_f64(args.interval);
+    let waited = wait_for(&args.traces, pause);
     loop {
         let begun = Instant::now();
-        // Asked before the look: what comes after it is seen by the next one.
+        // Both are asked before the look: what comes after it is seen by the next one. A directory that the run has just made gets
+        // its record next, so it is asked first whether it is empty.
+        let begins = waited && args.traces.iter().any(|trace| is_empty_directory(trace));
         let running = args.traces.iter().any(|trace| super::trace_run::runs(trace));
         match report(&args.traces, options) {
             Ok(found) => show(args, &found, clear)?,
             // The run has just been started.
-            Err(ReportError::Nothing { .. }) if running => {}
+            Err(ReportError::Nothing { .. }) if running || begins => {}
             Err(error) => return Err(error.into()),
         }
-        if !running {
+        if !(running || begins) {
             return Ok(EXIT_OK);
         }
-        std::thread::sleep(Duration::from_secs_f64(args.interval).max(begun.elapsed()));
+        std::thread::sleep(pause.max(begun.elapsed()));
     }
+}
+
+/// Waits until all traces are there: a job that is queued makes its trace when it begins. True if any was not.
+fn wait_for(traces: &[PathBuf], pause: Duration) -> bool {
+    let missing = |trace: &&PathBuf| {
+        // Every other error is told by the look.
+        std::fs::metadata(trace).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    };
+    let mut told = None;
+    while let Some(trace) = traces.iter().find(missing) {
+        if told != Some(trace) {
+            let name = trace.to_string_lossy();
+            let name = crate::failure::visible(&name);
+            eprintln!("forebay report: waiting for {name}, which is not there yet (Ctrl-C ends)");
+            told = Some(trace);
+        }
+        std::thread::sleep(pause);
+    }
+    told.is_some()
+}
+
+fn is_empty_directory(place: &Path) -> bool {
+    std::fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_none())
 }
