@@ -282,6 +282,11 @@ impl FileSystem for CacheFs {
         synced.into_iter().collect()
     }
 
+    /// A number is a node's, and the node goes with its last reference.
+    fn finds_by_number(&self) -> bool {
+        false
+    }
+
     fn may_hang(&self) -> bool {
         true
     }

@@ -35,6 +35,9 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(code) = forebay_fuse::help_with_handles(std::env::args_os()) {
+        return code;
+    }
     if let Err(wrong) = timing::set().and_then(|()| changed_policy::set()) {
         return failure::report(Err(wrong));
     }

@@ -177,6 +177,7 @@ pub(crate) mod init {
     pub(crate) const CREATE_SUPP_GROUP: u64 = 1 << 34;
     pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub(crate) const PASSTHROUGH: u64 = 1 << 37;
+    pub(crate) const NO_EXPORT_SUPPORT: u64 = 1 << 38;
 }
 
 /// `SetattrIn::valid`.

@@ -6,6 +6,7 @@ use crate::beside::Beside;
 use crate::buffer::{Believed, Reply};
 use crate::device::Device;
 use crate::dirs::DirHandles;
+use crate::handles::Handles;
 use crate::init::Agreed;
 use crate::lifetime::Lifetimes;
 use crate::limits::Within;
@@ -34,6 +35,8 @@ pub(crate) struct Connection {
     /// What programs do beside the kernel.
     pub(crate) beside: Beside,
     pub(crate) dirs: DirHandles,
+    /// Names for what the kernel finds by handle.
+    pub(crate) handles: Handles,
     pub(crate) workers: Workers,
     pub(crate) waits: Waits,
     pub(crate) fast_path: FastPath,
@@ -72,6 +75,7 @@ impl Connection {
             opens: OpenTable::new(),
             beside: Beside::new(),
             dirs: DirHandles::new(),
+            handles: Handles::new(options.by_handle.as_deref()),
             workers: Workers::new(options.worker_count()),
             fast_path,
             agreed,

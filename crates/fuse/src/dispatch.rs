@@ -8,7 +8,7 @@ use crate::abi::{self, op};
 use crate::buffer::Reply;
 use crate::connection::{Connection, Request};
 use crate::device::{Device, ECONNABORTED};
-use crate::ops::{attrs, data, files, listing, locks, names, xattrs};
+use crate::ops::{attrs, data, files, handles, listing, locks, names, xattrs};
 use forebay_proto::{Errno, Ino};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -131,6 +131,9 @@ fn call(
     request: &Request<'_>,
     reply: &mut Reply,
 ) -> Result<Given, Errno> {
+    if let Some(done) = handles::call(cx, request, reply) {
+        return done;
+    }
     match request.head.opcode {
         op::LOOKUP => names::lookup(cx, request, reply),
         op::FORGET => names::forget(cx, request),

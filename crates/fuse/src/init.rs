@@ -36,7 +36,6 @@ pub(crate) enum InitError {
 /// dropped also when only its attributes tell of a change.
 const WANTED: u64 = init::ASYNC_READ
     | init::ATOMIC_O_TRUNC
-    | init::EXPORT_SUPPORT
     | init::BIG_WRITES
     | init::DONT_MASK
     | init::AUTO_INVAL_DATA
@@ -56,6 +55,24 @@ const WANTED: u64 = init::ASYNC_READ
 /// Lock calls become requests.
 const LOCKS: u64 = init::POSIX_LOCKS | init::FLOCK_LOCKS;
 
+/// What a file system asks for.
+#[derive(Clone, Copy)]
+pub(crate) struct Served {
+    /// It serves locks.
+    pub(crate) locks: bool,
+    /// It finds inodes by their numbers. Without, [`init::NO_EXPORT_SUPPORT`] where the kernel has it (Linux 6.9): else
+    /// the kernel gives handles that lead somewhere only as long as it caches the inode.
+    pub(crate) handles: bool,
+}
+
+impl Served {
+    fn flags(self) -> u64 {
+        let locks = if self.locks { LOCKS } else { 0 };
+        let handles = if self.handles { init::EXPORT_SUPPORT } else { init::NO_EXPORT_SUPPORT };
+        locks | handles
+    }
+}
+
 /// Requests that the kernel may have under way for readahead, releases and write-back. Its own
 /// default of 12 makes closing files wait for each other.
 const MAX_BACKGROUND: u16 = 64;
@@ -69,7 +86,7 @@ const PAGE_BYTES: usize = 4096;
 pub(crate) fn handshake(
     device: &Device,
     options: &MountOptions,
-    serve_locks: bool,
+    served: Served,
 ) -> Result<Agreed, InitError> {
     let mut buffer = PageBuffer::for_requests();
     let mut reply = Reply::new();
@@ -102,7 +119,7 @@ pub(crate) fn handshake(
             _ => take::<abi::InitInExt>(&mut rest).map_err(InitError::Io)?.flags2,
         };
         let offered = u64::from(request.flags) | u64::from(flags2) << 32;
-        let (out, agreed) = agree(&request, offered, options, serve_locks);
+        let (out, agreed) = agree(&request, offered, options, served);
         reply.put(&out);
         send(device, &mut reply, head.unique, None)?;
         return Ok(agreed);
@@ -122,12 +139,9 @@ fn agree(
     request: &abi::InitIn,
     offered: u64,
     options: &MountOptions,
-    serve_locks: bool,
+    served: Served,
 ) -> (abi::InitOut, Agreed) {
-    let mut wanted = WANTED;
-    if serve_locks {
-        wanted |= LOCKS;
-    }
+    let mut wanted = WANTED | served.flags();
     if options.fast_path && options.probe.is_some() {
         wanted |= init::PASSTHROUGH;
     }

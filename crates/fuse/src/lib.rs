@@ -12,6 +12,7 @@
 //! | `opens` | which inodes are open, and how |
 //! | `lifetime` | how long the kernel may believe what it is told |
 //! | `locks`, `locked`, `fcntl` | requests for locks that wait; whose locks are whose |
+//! | `handles` | names for files that the kernel finds by handle |
 //! | `follow` | keeps a reader on its client's CPU |
 //! | `turns` | one reader at a time, some for large blocks, others when it is stuck |
 //! | `notify` | what changed behind the mount |
@@ -30,6 +31,7 @@ mod dirs;
 mod dispatch;
 mod fcntl;
 mod follow;
+mod handles;
 mod init;
 mod lifetime;
 mod limits;
@@ -50,6 +52,7 @@ mod waits;
 mod workers;
 
 pub use beside::Door;
+pub use handles::help as help_with_handles;
 pub use limits::Limits;
 pub use mount::{FILE_SYSTEM_TYPE, MountError, UnmountError, abort, remount, unmount};
 pub use options::{FastPath, FastPathOff, MountBy, MountFlags, MountOptions, readers_abreast};

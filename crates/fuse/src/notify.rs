@@ -14,6 +14,7 @@
 use crate::abi;
 use crate::connection::Connection;
 use crate::device::{Device, ECONNABORTED};
+use crate::handles::DIR_NODE;
 use crate::lifetime::AnswersUnderWay;
 use forebay_proto::{Errno, Ino, Notify};
 use parking_lot::{Condvar, Mutex};
@@ -30,6 +31,8 @@ const MAX_INODES: usize = 1 << 16;
 const PRUNE_AT_ONCE: usize = 256;
 /// A file that was closed is in use for a moment after its RELEASE.
 const LET_GO_AFTER: Duration = Duration::from_millis(50);
+/// How long the kernel keeps a name in the directory of handles that nobody uses: whoever asked for the inode has it by then.
+pub(crate) const NAME_STAYS: Duration = Duration::from_secs(1);
 /// A thread whose answer the kernel has runs by then, mostly.
 const TELL_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Longest wait for the kernel to hear: a notification of a name waits for a request in its
@@ -44,6 +47,8 @@ struct Waiting {
     unused: VecDeque<(Instant, Ino)>,
     /// Attributes to be dropped once more, each from that moment on.
     again: VecDeque<(Instant, Ino)>,
+    /// Nodes whose names in the directory of handles go, each from that moment on.
+    handles: VecDeque<(Instant, Ino)>,
     overflow: bool,
     stop: bool,
     /// Counts the batches taken; the one under way is the last.
@@ -60,13 +65,17 @@ impl Waiting {
     /// Takes out what is due by now.
     fn due(&mut self) -> Due {
         let now = Instant::now();
-        Due { unused: take_due(&mut self.unused, now), again: take_due(&mut self.again, now) }
+        Due {
+            unused: take_due(&mut self.unused, now),
+            again: take_due(&mut self.again, now),
+            handles: take_due(&mut self.handles, now),
+        }
     }
 
     /// When something will be due.
     fn next_due(&self) -> Option<Instant> {
         let of = |list: &VecDeque<(Instant, Ino)>| list.front().map(|(from, _)| *from);
-        of(&self.unused).into_iter().chain(of(&self.again)).min()
+        [&self.unused, &self.again, &self.handles].into_iter().filter_map(of).min()
     }
 
     fn overflow(&mut self) {
@@ -81,11 +90,12 @@ impl Waiting {
 struct Due {
     unused: Vec<Ino>,
     again: Vec<Ino>,
+    handles: Vec<Ino>,
 }
 
 impl Due {
     fn is_empty(&self) -> bool {
-        self.unused.is_empty() && self.again.is_empty()
+        self.unused.is_empty() && self.again.is_empty() && self.handles.is_empty()
     }
 }
 
@@ -200,6 +210,16 @@ impl Notifier {
         self.wake.notify_one();
     }
 
+    /// The kernel is told of a name in the directory of handles, and is to forget it a little later.
+    pub(crate) fn name_goes(&self, node: u64) {
+        let mut waiting = self.waiting.lock();
+        // One that is left out waits for the kernel to need its memory.
+        if waiting.handles.len() < MAX_INODES {
+            waiting.handles.push_back((Instant::now() + NAME_STAYS, Ino(node)));
+            self.wake.notify_one();
+        }
+    }
+
     /// True when the kernel has heard all that waits now; false if that takes longer.
     fn heard_within(&self, longest: Duration) -> bool {
         let until = Instant::now() + longest;
@@ -249,10 +269,11 @@ impl Notifier {
             if !waiting.is_empty() || !due.is_empty() {
                 let (unused, again) =
                     (std::mem::take(&mut waiting.unused), std::mem::take(&mut waiting.again));
+                let handles = std::mem::take(&mut waiting.handles);
                 let (taken, heard) = (waiting.taken + 1, waiting.heard);
                 let batch = std::mem::replace(
                     &mut *waiting,
-                    Waiting { unused, again, taken, heard, ..Waiting::default() },
+                    Waiting { unused, again, handles, taken, heard, ..Waiting::default() },
                 );
                 return Some((batch, due));
             }
@@ -269,6 +290,12 @@ impl Notifier {
         while let Some((batch, due)) = self.next() {
             for ino in due.again {
                 report(invalidate_attributes(&cx.device, &mut message, ino), "attributes");
+            }
+            for node in due.handles {
+                let name = node.0.to_string();
+                let gone =
+                    invalidate_entry(&cx.device, &mut message, Ino(DIR_NODE), name.as_bytes());
+                report(gone, "a name of a handle");
             }
             report(let_go(&cx.device, &mut message, &due.unused), "unused inodes");
             if batch.overflow {
@@ -419,7 +446,7 @@ mod tests {
         assert!(batch.inodes.contains(&Ino(6)) && due.is_empty(), "changes do not wait for it");
         let (batch, due) = n.next().unwrap();
         assert!(batch.is_empty() && begun.elapsed() >= LET_GO_AFTER);
-        assert_eq!(due, Due { unused: vec![Ino(5)], again: Vec::new() });
+        assert_eq!(due, Due { unused: vec![Ino(5)], ..Due::default() });
         Notifier { has_prune: false, ..notifier() }.not_kept(Ino(5));
     }
 

@@ -6,6 +6,7 @@ use forebay_proto::api::AccessTimes;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -150,6 +151,9 @@ pub struct MountOptions {
     pub reads_are_hits: bool,
     /// Limits of sizes and numbers of files.
     pub limits: Limits,
+    /// A program that calls [`crate::help_with_handles`] first: so that files that are found by handle can go on being used.
+    /// `None`: an overlay may say ESTALE of them.
+    pub by_handle: Option<PathBuf>,
 }
 
 /// One day: the kernel is told of what changes behind it.
@@ -175,6 +179,7 @@ impl Default for MountOptions {
             activity: Arc::default(),
             reads_are_hits: true,
             limits: Limits::default(),
+            by_handle: None,
         }
     }
 }

@@ -193,7 +193,8 @@ fn start(
     let flags = options.flags;
     let device = device.with_access_times(flags.access_times()).with_root(fs.root());
     fs.set_access_times(flags.access_times(), flags.access_times_of_dirs());
-    let agreed = init::handshake(&device, options, fs.locks().is_some()).map_err(|e| match e {
+    let served = init::Served { locks: fs.locks().is_some(), handles: fs.finds_by_number() };
+    let agreed = init::handshake(&device, options, served).map_err(|e| match e {
         InitError::Protocol { major, minor } => {
             MountError::Protocol { path: path.into(), major, minor }
         }
@@ -224,6 +225,7 @@ fn start(
         standby: options.standby,
     };
     fs.set_notify(session.notifier());
+    session.connection.handles.begin(path, &session.notifier);
     spawn_threads(&session, channels, options.follow_client)
         .map_err(|e| MountError::Thread(path.into(), Errno::from_io(&e)))?;
     Ok(session)
@@ -348,6 +350,7 @@ impl Reader {
         self.connection.waits.end();
         self.connection.workers.stop();
         self.connection.tries.stop();
+        self.connection.handles.stop();
         self.connection.beside.stop();
         crate::ops::locks::end_of_mount(&self.connection);
     }
@@ -389,7 +392,8 @@ impl Reader {
             follower.request_of(request.head.pid);
             let here = self.serves_in_place(&request, &follower);
             let syncs = cx.flags.syncs_names() && workers::takes_space(request.head.opcode);
-            let long = (syncs || workers::takes_long(&request)) && !here;
+            let by_handle = cx.handles.asks(&request);
+            let long = (syncs || by_handle || workers::takes_long(&request)) && !here;
             if long || workers::waits_for_space(cx, &request) {
                 let (next, taken) = cx.workers.hand_over(&cx.waits, &self.device, buffer, len);
                 buffer = next;

@@ -206,6 +206,7 @@ fn serve(
     if let Ok(rq) = Request::parse(bytes, device.root())
         && cx.waits.dequeue(rq.head.unique)
     {
+        cx.handles.before(cx, &rq);
         waits::serve(cx, device, &rq, reply, serving);
     }
 }

@@ -327,6 +327,12 @@ pub trait FileSystem: NameOps + AttrOps + DataOps + XattrOps + 'static {
     fn statfs(&self) -> Result<StatFs>;
     /// Everything on flash.
     fn sync_all(&self) -> Result<()>;
+    /// True if an inode is found by its number as long as it has a name, also after all references to it were given back. If
+    /// not, the kernel gives nobody a file handle: one that leads nowhere would cost overlays with `index` or
+    /// `nfs_export` the directories behind it.
+    fn finds_by_number(&self) -> bool {
+        true
+    }
     /// True if a call may have to wait for somebody else for long, a server or a PFS: then signals end it. Calls on
     /// flash alone are waited for, as on any local file system.
     fn may_hang(&self) -> bool {

@@ -31,6 +31,55 @@ fn check0(result: i32) -> Sys<()> {
     check(result.into()).map(|_| ())
 }
 
+/// `MAX_HANDLE_SZ` of the kernel.
+const HANDLE_BYTES_MAX: usize = 128;
+
+/// What `name_to_handle_at(2)` gives: a file without its name.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Handle {
+    bytes: u32,
+    kind: i32,
+    handle: [u8; HANDLE_BYTES_MAX],
+}
+
+/// The handle of a path; a last link is not followed.
+pub fn handle_of(path: impl AsRef<[u8]>) -> Sys<Handle> {
+    let path = c(path);
+    let mut handle =
+        Handle { bytes: HANDLE_BYTES_MAX as u32, kind: 0, handle: [0; HANDLE_BYTES_MAX] };
+    let mut mount = 0i32;
+    // SAFETY: the path ends in NUL; the handle has the room that it says, as the kernel's structure has it; all outlive
+    // the call.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            &raw mut handle,
+            &raw mut mount,
+            0,
+        )
+    })?;
+    Ok(handle)
+}
+
+/// `open_by_handle_at(2)` on the file system of an open file.
+pub fn open_by_handle(of: &impl AsRawFd, handle: &Handle, flags: i32) -> Sys<OwnedFd> {
+    let mut handle = *handle;
+    // SAFETY: the handle is what the kernel gave, and outlives the call.
+    let fd = check(unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            of.as_raw_fd(),
+            &raw mut handle,
+            flags | libc::O_CLOEXEC,
+        )
+    })?;
+    // SAFETY: the call gave this descriptor to us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
 /// A path for the kernel.
 pub fn c(path: impl AsRef<[u8]>) -> CString {
     CString::new(path.as_ref()).unwrap()

@@ -1,16 +1,19 @@
 //! The kernel's overlay with its upper and work directories on a buffer, as containers have it: what it shows and what it leaves
-//! in the upper directory are those of an overlay on tmpfs.
+//! in the upper directory are those of an overlay on tmpfs. With its lower directory there, too, what it copied up is found by
+//! handles after a new mount.
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::Buffer;
 use forebay_tests::procs::{Cred, as_user, try_run};
 use forebay_tests::served::{Options, Served, Store, Via};
-use forebay_tests::{on_both_kinds, on_every_kind, site, sys};
+use forebay_tests::{on_both_kinds, on_every_kind, site, sys, until};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Overlays over one lower tree.
 struct Overlay {
@@ -22,14 +25,16 @@ struct Overlay {
 impl Overlay {
     /// Its upper and work directories below `dir`.
     fn new(lower: &Path, dir: &Path, merged: PathBuf) -> Overlay {
+        Overlay::with(lower, dir, merged, "redirect_dir=on,metacopy=on")
+    }
+
+    fn with(lower: &Path, dir: &Path, merged: PathBuf, more: &str) -> Overlay {
         for sub in ["upper", "work"] {
             fs::create_dir_all(dir.join(sub)).unwrap();
         }
         fs::create_dir_all(&merged).unwrap();
         let (lower, at) = (lower.display(), dir.display());
-        let options = format!(
-            "lowerdir={lower},upperdir={at}/upper,workdir={at}/work,redirect_dir=on,metacopy=on"
-        );
+        let options = format!("lowerdir={lower},upperdir={at}/upper,workdir={at}/work,{more}");
         let overlay = Overlay { dir: dir.to_path_buf(), merged, options };
         overlay.mount();
         overlay
@@ -167,9 +172,236 @@ fn anybody_leaves_a_whiteout(on: &Path) {
     fs::remove_dir_all(&dir).unwrap();
 }
 
+/// Longer than a name in the directory of handles stays.
+const NAMES_ARE_GONE: Duration = Duration::from_millis(1500);
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What overlays are mounted with. The first is the default of most kernels.
+const OPTIONS: [&str; 6] = [
+    "index=off,redirect_dir=off,metacopy=off",
+    "index=on",
+    "redirect_dir=on",
+    "index=on,nfs_export=on",
+    "metacopy=on",
+    "index=on,redirect_dir=on,metacopy=on,xino=on",
+];
+
+/// The kernel forgets what it found by names.
+fn forget_names() {
+    fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+}
+
+/// Changes that copy files up, so that the overlay finds the lower ones by their handles.
+const COPY_UP: &str = "
+    chmod 600 three; echo more >> dir/four; chown -h 7:8 link
+    echo more >> two; mv two renamed; mv dir/deep/five five
+    echo more >> names/first; chmod 700 dir/deep; touch away";
+
+fn read_open(file: std::os::fd::OwnedFd) -> String {
+    let mut content = String::new();
+    fs::File::from(file).read_to_string(&mut content).unwrap();
+    content
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Handles {
+    /// They lead to files also when the kernel has forgotten these.
+    Stay,
+    /// There are none: overlays do without.
+    None,
+}
+
+/// An overlay with all of its layers on `on`, mounted anew after the kernel forgot its files: each use of a copied-up file
+/// works, not only the first, and it has the number that it had before if that can be found.
+fn copied_up_files_are_found_again(on: &Path, more: &str, handles: Handles) {
+    let dir = on.join("all-layers");
+    let lower = dir.join("lower");
+    fs::create_dir_all(&lower).unwrap();
+    let script = format!("{LOWER}; mkdir names; echo names > names/first; ln names/first second");
+    let (ok, said) = try_run(Command::new("sh").args(["-euc", &script]).current_dir(&lower));
+    assert!(ok, "{said}");
+    let overlay = Overlay::with(&lower, &dir, dir.join("merged"), more);
+    overlay.shell(COPY_UP);
+    let [expected, _] = overlay.look();
+    let numbers = overlay.numbers();
+    for round in 0..2 {
+        overlay.umount();
+        forget_names();
+        overlay.mount();
+        for look in 0..4 {
+            let which = format!("{more}: mount {round}, look {look}");
+            assert_eq!(overlay.look()[0], expected, "{which}");
+            if handles == Handles::Stay {
+                assert_eq!(overlay.numbers(), numbers, "{which}");
+            }
+            if (round, look) == (0, 2) {
+                std::thread::sleep(NAMES_ARE_GONE);
+            }
+        }
+        overlay.shell("cat three dir/four renamed five names/first second; stat link > /dev/null");
+        if handles == Handles::Stay && more.contains("nfs_export") {
+            overlay.opens_by_handle("renamed");
+        }
+    }
+    overlay.shell("echo again >> three; mv renamed once-more; rm five; ls -lR . > /dev/null");
+    overlay.umount();
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+impl Overlay {
+    /// Inode numbers of what was copied up.
+    fn numbers(&self) -> Vec<u64> {
+        let paths = ["three", "dir/four", "link", "renamed", "five", "names/first"];
+        let number = |path| fs::symlink_metadata(self.merged.join(path)).unwrap().ino();
+        paths.into_iter().map(number).collect()
+    }
+
+    fn opens_by_handle(&self, path: &str) {
+        let content = fs::read_to_string(self.merged.join(path)).unwrap();
+        let handle = sys::handle_of(sys::bytes(&self.merged.join(path))).unwrap();
+        self.umount();
+        forget_names();
+        self.mount();
+        let top = fs::File::open(&self.merged).unwrap();
+        for _ in 0..3 {
+            let file = sys::open_by_handle(&top, &handle, libc::O_RDONLY).unwrap();
+            assert_eq!(read_open(file), content, "{path}");
+        }
+    }
+}
+
+/// Files are opened by handle with and without their names in the kernel's cache, and go when they are removed.
+fn handles_lead_to_files(on: &Path) {
+    let dir = on.join("handles");
+    fs::create_dir_all(dir.join("sub")).unwrap();
+    let [file, other, link] = ["file", "sub/other", "link"].map(|name| dir.join(name));
+    fs::write(&file, "content").unwrap();
+    fs::hard_link(&file, &other).unwrap();
+    std::os::unix::fs::symlink("nowhere", &link).unwrap();
+    let handle = |path: &Path| sys::handle_of(sys::bytes(path)).unwrap();
+    let [to_file, to_link, to_dir] = [handle(&file), handle(&link), handle(&dir.join("sub"))];
+    let top = fs::File::open(on).unwrap();
+    for _ in 0..3 {
+        forget_names();
+        let opened = sys::open_by_handle(&top, &to_file, libc::O_RDONLY).unwrap();
+        assert_eq!(read_open(opened), "content");
+        let opened = sys::open_by_handle(&top, &to_link, libc::O_PATH | libc::O_NOFOLLOW);
+        opened.unwrap();
+        let found = sys::open_by_handle(&top, &to_dir, libc::O_RDONLY | libc::O_DIRECTORY).unwrap();
+        drop(found);
+    }
+    // Nothing of it is seen.
+    let names = |dir: &Path| fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).count();
+    assert_eq!((names(&dir), fs::metadata(&dir).unwrap().nlink()), (3, 3));
+    fs::remove_file(&other).unwrap();
+    fs::remove_file(&file).unwrap();
+    until("a removed file has no handle", LIMIT, || {
+        match sys::open_by_handle(&top, &to_file, libc::O_RDONLY) {
+            Ok(_) => false,
+            Err(errno) => errno.0 == libc::ESTALE,
+        }
+    });
+    drop(top);
+    fs::remove_dir_all(&dir).unwrap();
+}
+
 fn works_on(on: &Path) {
     anybody_leaves_a_whiteout(on);
     agrees_with_tmpfs(on);
+}
+
+fn copies_are_found_on(on: &Path, handles: Handles) {
+    match handles {
+        Handles::Stay => handles_lead_to_files(on),
+        Handles::None => {
+            let refused = sys::handle_of(sys::bytes(on)).map(drop);
+            assert_eq!(refused.map_err(|errno| errno.0), Err(libc::EOPNOTSUPP));
+        }
+    }
+    for more in OPTIONS {
+        copied_up_files_are_found_again(on, more, handles);
+    }
+}
+
+on_every_kind!(copied_up_files_on_a_scratch_buffer_are_found_by_handle);
+
+fn copied_up_files_on_a_scratch_buffer_are_found_by_handle(buffer: &Buffer) {
+    copies_are_found_on(&buffer.root(), Handles::Stay);
+}
+
+/// The process that helps with handles of the mount at `root`.
+fn helper_of(root: &Path) -> Option<i32> {
+    let dir = [b"forebay-handles\0", sys::bytes(root), b"/"].concat();
+    let processes = fs::read_dir("/proc").unwrap();
+    let mut numbers =
+        processes.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<i32>().ok());
+    numbers.find(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| c.starts_with(&dir)))
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: a signal to a process that this test caused to be.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+}
+
+on_every_kind!(a_helper_that_is_killed_or_stopped_holds_up_nothing_for_long);
+
+fn a_helper_that_is_killed_or_stopped_holds_up_nothing_for_long(buffer: &Buffer) {
+    let root = buffer.root();
+    fs::write(root.join("file"), "content").unwrap();
+    let handle = sys::handle_of(sys::bytes(&root.join("file"))).unwrap();
+    let open = || {
+        forget_names();
+        let top = fs::File::open(&root).unwrap();
+        let begun = Instant::now();
+        assert_eq!(
+            read_open(sys::open_by_handle(&top, &handle, libc::O_RDONLY).unwrap()),
+            "content"
+        );
+        begun.elapsed()
+    };
+    assert!(helper_of(&root).is_none(), "nobody used a handle yet");
+    open();
+    let first = helper_of(&root).unwrap();
+    signal(first, libc::SIGKILL);
+    // The first use finds that it is dead, the next starts another one.
+    open();
+    open();
+    let second = helper_of(&root).unwrap();
+    assert_ne!(first, second);
+    signal(second, libc::SIGSTOP);
+    assert!(open() < LIMIT, "it is waited for");
+    assert!(open() < Duration::from_secs(2), "but once");
+    signal(second, libc::SIGCONT);
+    until("it helps again", LIMIT, || {
+        open();
+        helper_of(&root) == Some(second)
+    });
+    signal(second, libc::SIGSTOP);
+    buffer.kill();
+    signal(second, libc::SIGCONT);
+    until("a helper ends with its mount", LIMIT, || helper_of(&root).is_none());
+    buffer.start();
+    open();
+    let third = helper_of(&root).unwrap();
+    buffer.umount(&[]).unwrap();
+    until("a helper ends with its mount", LIMIT, || helper_of(&root) != Some(third));
+}
+
+on_both_kinds!(copied_up_files_on_a_cache_are_found_without_handles);
+
+fn copied_up_files_on_a_cache_are_found_without_handles(kind: site::Kind) {
+    let site = site::Site::mounted_as(kind, 64 << 20, &["--drain", "end"]);
+    copies_are_found_on(&site.base.join("mnt"), Handles::None);
+    let (ok, said) = site.umount(&[]);
+    assert!(ok, "{said}");
+}
+
+#[test]
+fn copied_up_files_over_two_servers_are_found_by_handle() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+    for mount in [0, 1] {
+        copies_are_found_on(&served.root(mount), Handles::Stay);
+    }
 }
 
 on_every_kind!(an_overlay_on_a_scratch_buffer);

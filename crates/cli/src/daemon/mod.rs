@@ -167,6 +167,8 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
         activity: backing.activity(),
         reads_are_hits: !backing.may_miss(),
         limits: plan.limits,
+        // This program, whatever its file is called by now.
+        by_handle: Some("/proc/self/exe".into()),
         ..MountOptions::default()
     };
     Session::mount(backing.file_system()?, point, options).map_err(|error| {

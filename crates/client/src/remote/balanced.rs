@@ -571,6 +571,10 @@ impl FileSystem for Balanced {
         Ok(())
     }
 
+    fn finds_by_number(&self) -> bool {
+        false
+    }
+
     fn may_hang(&self) -> bool {
         true
     }

@@ -657,6 +657,11 @@ impl FileSystem for RemoteFs {
         })
     }
 
+    /// The server of a cache forgets what nobody references.
+    fn finds_by_number(&self) -> bool {
+        self.attached.cache.is_none()
+    }
+
     fn may_hang(&self) -> bool {
         true
     }

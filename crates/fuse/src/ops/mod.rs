@@ -4,6 +4,7 @@
 pub(crate) mod attrs;
 pub(crate) mod data;
 pub(crate) mod files;
+pub(crate) mod handles;
 pub(crate) mod listing;
 pub(crate) mod locks;
 pub(crate) mod names;

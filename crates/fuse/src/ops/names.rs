@@ -5,6 +5,8 @@ use crate::abi;
 use crate::buffer::{Reply, take, take_name};
 use crate::connection::{Connection, Request};
 use crate::dispatch::Given;
+use crate::handles::DIR_NODE;
+use crate::ops::handles;
 use forebay_proto::api::CreateArgs;
 use forebay_proto::{Entry, Errno, FileKind, Ino, Result};
 
@@ -23,6 +25,9 @@ fn put_made(cx: &Connection, rq: &Request<'_>, reply: &mut Reply, entry: &Entry)
 pub(crate) fn lookup(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
     let mut rest = rq.body;
     let name = take_name(&mut rest)?;
+    if rq.head.nodeid == Ino::ROOT.0 && cx.handles.is_dir(name) {
+        return Ok(handles::found(reply));
+    }
     match cx.fs.lookup(&rq.caller()?, rq.ino(), name) {
         Ok(entry) => Ok(put_entry(cx, rq, reply, &entry)),
         Err(Errno::ENOENT) => {
@@ -51,7 +56,9 @@ pub(crate) fn batch_forget(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
     let head: abi::BatchForgetIn = take(&mut rest)?;
     for _ in 0..head.count {
         let one: abi::ForgetOne = take(&mut rest)?;
-        forget_one(cx, rq.other(one.nodeid), one.nlookup);
+        if one.nodeid != DIR_NODE {
+            forget_one(cx, rq.other(one.nodeid), one.nlookup);
+        }
     }
     Ok(Given::Nothing)
 }
