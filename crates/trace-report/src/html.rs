@@ -167,11 +167,9 @@ fn totals(section: &mut Section, runs: &[Run<'_>]) {
 
 /// The time of the run; of several the same axis, from the first begin to the last end.
 fn run_time(runs: &[Run<'_>]) -> Axis {
-    let (mut from_s, mut to_s) = (f64::INFINITY, 0.0_f64);
-    for lanes in runs.iter().map(|run| (run.report.lanes.from_s, run.report.span_s)) {
-        from_s = from_s.min(lanes.0);
-        to_s = to_s.max(lanes.0 + lanes.1);
-    }
+    let begins = runs.iter().map(|run| run.report.lanes.from_s);
+    let ends = runs.iter().map(|run| run.report.lanes.from_s + run.report.span_s);
+    let (from_s, to_s) = (begins.fold(f64::INFINITY, f64::min), ends.fold(0.0, f64::max));
     Axis::new("time of the run", Unit::Seconds).range(from_s, to_s.max(from_s + 1e-9))
 }
 
@@ -182,26 +180,25 @@ struct OverTime<'a> {
     /// What the y axis shows.
     label: &'static str,
     unit: Unit,
-    /// Name, number of the colour, and the values.
-    series: Vec<(&'static str, usize, Vec<(f64, f64)>)>,
+    series: Vec<Series>,
     run: &'a Run<'a>,
 }
 
 /// Draws charts that are compared: all have the same axes.
 fn draw_over_time(section: &mut Section, charts: Vec<OverTime<'_>>, runs: &[Run<'_>]) {
-    let values = charts.iter().flat_map(|chart| &chart.series).flat_map(|series| &series.2);
+    let values = charts.iter().flat_map(|chart| &chart.series).flat_map(|series| &series.points);
     let most = values.map(|(_, value)| *value).fold(0.0, f64::max);
     let most = if most > 0.0 { 1.05 * most } else { 1.0 };
     for one in charts {
         let y = Axis::new(one.label, one.unit).range(0.0, most);
         let mut chart = Chart::new(titled(&one.title, one.run, runs), run_time(runs), y);
         let end_s = one.run.report.lanes.from_s + one.run.report.span_s;
-        for (name, colour, mut points) in one.series {
+        for mut series in one.series {
             // The last step has an end, which the axis need not have.
-            if points.last().is_some_and(|(at_s, _)| *at_s < end_s) {
-                points.push((end_s, 0.0));
+            if series.points.last().is_some_and(|(at_s, _)| *at_s < end_s) {
+                series.points.push((end_s, 0.0));
             }
-            chart.series.push(Series::line(name, points).shape(Shape::Area).colour(colour));
+            chart.series.push(series.shape(Shape::Area));
         }
         (chart.note, chart.together) = (one.note, RUN_TIME.into());
         section.chart(chart);
@@ -222,19 +219,7 @@ fn over_time(page: &mut Page, runs: &[Run<'_>]) {
     }
     let moved = runs.iter().filter(|run| run.report.moved_bytes());
     draw_over_time(section, moved.map(bytes_over_time).collect(), runs);
-    let busy = runs.iter().map(|run| OverTime {
-        title: "Tasks that are in a call".into(),
-        note: String::new(),
-        label: "number of tasks",
-        unit: Unit::Plain,
-        series: vec![(
-            "in a call",
-            2,
-            run.report.intensity.iter().map(|step| (step.at_s, step.busy_tasks)).collect(),
-        )],
-        run,
-    });
-    draw_over_time(section, busy.collect(), runs);
+    draw_over_time(section, runs.iter().map(busy_over_time).collect(), runs);
     let buffers = || runs.iter().flat_map(|run| run.report.buffers.iter().map(move |of| (run, of)));
     let moved = buffers().filter(|(_, seen)| seen.fills.count + seen.drains.count > 0);
     draw_over_time(section, moved.map(fills_and_drains).collect(), runs);
@@ -256,7 +241,22 @@ fn bytes_over_time<'a>(run: &'a Run<'a>) -> OverTime<'a> {
         note: note.unwrap_or_default(),
         label: "rate",
         unit: Unit::BytesPerSecond,
-        series: vec![("read", 0, read), ("written", 1, written)],
+        series: vec![
+            Series::line("read", read).colour(0),
+            Series::line("written", written).colour(1),
+        ],
+        run,
+    }
+}
+
+fn busy_over_time<'a>(run: &'a Run<'a>) -> OverTime<'a> {
+    let busy = run.report.intensity.iter().map(|step| (step.at_s, step.busy_tasks)).collect();
+    OverTime {
+        title: "Tasks that are in a call".into(),
+        note: String::new(),
+        label: "number of tasks",
+        unit: Unit::Plain,
+        series: vec![Series::line("in a call", busy).colour(2)],
         run,
     }
 }
@@ -271,7 +271,10 @@ fn fills_and_drains<'a>((run, seen): (&'a Run<'a>, &BufferSeen)) -> OverTime<'a>
         note: String::new(),
         label: "rate",
         unit: Unit::BytesPerSecond,
-        series: vec![("from the PFS", 0, filled), ("to the PFS", 1, drained)],
+        series: vec![
+            Series::line("from the PFS", filled).colour(0),
+            Series::line("to the PFS", drained).colour(1),
+        ],
         run,
     }
 }
@@ -288,7 +291,7 @@ fn stalls<'a>((run, seen): (&'a Run<'a>, &BufferSeen)) -> OverTime<'a> {
         note: format!("{}.", reasons.collect::<Vec<_>>().join("; ")),
         label: "number of calls",
         unit: Unit::Plain,
-        series: vec![("waiting", 3, stalled)],
+        series: vec![Series::line("waiting", stalled).colour(3)],
         run,
     }
 }
