@@ -197,6 +197,9 @@ pub(crate) fn probe_fast_path(
     if !agreed.has(init::PASSTHROUGH) {
         return off(FastPathOff::KernelTooOld);
     }
+    if options.flags.sync && !options.in_memory {
+        return off(FastPathOff::Sync);
+    }
     match device.backing_open(probe) {
         Ok(id) => {
             if let Err(error) = device.backing_close(id) {

@@ -151,6 +151,8 @@ pub struct MountOptions {
     pub reads_are_hits: bool,
     /// Limits of sizes and numbers of files.
     pub limits: Limits,
+    /// The store is in memory, where nothing is to be on flash.
+    pub in_memory: bool,
     /// A program that calls [`crate::help_with_handles`] first: so that files that are found by handle can go on being used.
     /// `None`: an overlay may say ESTALE of them.
     pub by_handle: Option<PathBuf>,
@@ -179,6 +181,7 @@ impl Default for MountOptions {
             activity: Arc::default(),
             reads_are_hits: true,
             limits: Limits::default(),
+            in_memory: false,
             by_handle: None,
         }
     }
@@ -232,6 +235,8 @@ pub enum FastPathOff {
     Disabled,
     /// The store has no whole local files.
     StoreIsServed,
+    /// `sync`: the kernel does not tell the file behind that its writes are to be on flash when they return.
+    Sync,
     /// The kernel refused with this errno.
     Refused(forebay_proto::Errno),
 }
@@ -244,6 +249,9 @@ impl fmt::Display for FastPathOff {
             FastPathOff::KernelTooOld => f.write_str("kernel too old"),
             FastPathOff::Disabled => f.write_str("disabled"),
             FastPathOff::StoreIsServed => f.write_str("store is served"),
+            FastPathOff::Sync => {
+                f.write_str("with -o sync each write is served, to be on flash when it returns")
+            }
             FastPathOff::Refused(errno) => write!(f, "refused by the kernel: {errno}"),
         }
     }

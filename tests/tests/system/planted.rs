@@ -132,6 +132,36 @@ fn a_store_that_another_user_planted_is_refused() {
     give(&site.store);
     let (ok, said) = site.mount();
     assert!(!ok && said.contains("belongs to user 4242"), "{said}");
+    sys::chown(sys::bytes(&site.flash()), 0, 0).unwrap();
+    // By a link of root's, and by one that somebody else can let lead elsewhere, on the way and at its end.
+    let link = site.base.path().join("link");
+    let by_link = |flash: &Path| {
+        let point = site.base.path().join("mnt");
+        let flash = flash.to_str().unwrap();
+        site.forebay(
+            &[
+                "mount",
+                "--scratch",
+                "8MiB",
+                "--store",
+                "directory",
+                "--no-fast-path",
+                "--flash",
+                flash,
+            ],
+            Some(&point),
+        )
+    };
+    for (target, rest) in [(site.flash(), ""), (site.base.path().to_path_buf(), "flash")] {
+        symlink(&target, &link).unwrap();
+        let (ok, said) = by_link(&link.join(rest));
+        assert!(ok, "{said}");
+        assert!(site.umount(&["--keep"]).0);
+        sys::lchown(sys::bytes(&link), MALLORY, MALLORY).unwrap();
+        let (ok, said) = by_link(&link.join(rest));
+        assert!(!ok && said.contains("it is a link of user 4242"), "{said}");
+        std::fs::remove_file(&link).unwrap();
+    }
     assert_eq!(listing(&site.store), Vec::<String>::new());
     site.remove();
     // Names that lead elsewhere, and what is no directory.
@@ -177,6 +207,19 @@ fn a_store_of_ones_own_with_parts_of_another_user_is_refused() {
     give(&site.store.join("lock"));
     site.is_refused("belongs to user 4242");
     sys::chown(sys::bytes(&site.store.join("lock")), 0, 0).unwrap();
+    // What is kept in it, and what is kept below that.
+    for part in ["meta", "data", "plans", "meta/namespace", "meta/namespace/data.mdb"] {
+        let path = site.store.join(part);
+        sys::lchown(sys::bytes(&path), MALLORY, MALLORY).unwrap();
+        site.is_refused("belongs to user 4242");
+        sys::chown(sys::bytes(&path), 0, 0).unwrap();
+    }
+    let (meta, elsewhere) = (site.store.join("meta"), site.base.path().join("elsewhere"));
+    std::fs::rename(&meta, &elsewhere).unwrap();
+    symlink(&elsewhere, &meta).unwrap();
+    site.is_refused("it is a link");
+    std::fs::remove_file(&meta).unwrap();
+    std::fs::rename(&elsewhere, &meta).unwrap();
     // Pipes that nobody writes to hold nobody up.
     for name in ["store.json", "lock"] {
         let path = site.store.join(name);

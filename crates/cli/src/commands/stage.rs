@@ -30,9 +30,10 @@ use std::time::{Duration, Instant};
 
 /// Time between two lines of `--json`.
 const LINE_EVERY: Duration = Duration::from_secs(1);
-/// Text and position of a bar are drawn one after the other. At the default of 20 each second draw could be left out, and
-/// the position stay that of the text before.
+/// At the default of 20 the last of two states that follow one another at once would not be drawn.
 const DRAWS_PER_S: u8 = 200;
+/// Characters of a bar.
+const BAR_CELLS: usize = 16;
 /// Most errors of files that are printed; the plan's status has more.
 const ERRORS_SHOWN: usize = 100;
 
@@ -238,10 +239,9 @@ impl View {
             true => ProgressDrawTarget::hidden(),
             false => ProgressDrawTarget::stderr_with_hz(DRAWS_PER_S),
         };
-        // Of nothing a bar would be full.
-        let bar = ProgressBar::with_draw_target(Some(u64::MAX), target);
+        let bar = ProgressBar::with_draw_target(None, target);
         // The template is ours: should it not parse, the default bar is shown.
-        let style = ProgressStyle::with_template("{percent:>3}% {bar:16} {wide_msg}");
+        let style = ProgressStyle::with_template("{wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         View { json: false, bar, last_line: None }
     }
@@ -261,13 +261,8 @@ impl View {
 
     /// The state as a bar.
     pub(super) fn show_bar(&self, status: &PlanStatus) {
-        // The text first: each of the two draws, and they should not differ.
-        self.bar.set_message(progress_text(status));
-        let (at, of) = position(status);
-        self.bar.update(|bar| {
-            bar.set_len(of);
-            bar.set_pos(at);
-        });
+        // Bar and text as one: what is set in two steps is drawn after the first, too.
+        self.bar.set_message(format!("{} {}", bar_text(position(status)), progress_text(status)));
     }
 
     /// Takes the bar off the terminal.
@@ -285,6 +280,13 @@ impl View {
         print_errors(last, flags);
         Ok(())
     }
+}
+
+/// Percentage and bar.
+fn bar_text((at, of): (u64, u64)) -> String {
+    let share = |whole: usize| (u128::from(at) * whole as u128 / u128::from(of.max(1))) as usize;
+    let full = share(BAR_CELLS).min(BAR_CELLS);
+    format!("{:>3}% {}{}", share(100), "█".repeat(full), "░".repeat(BAR_CELLS - full))
 }
 
 /// How far a plan is, and of what, for a bar that is full only at the end: in bytes, in files where none
@@ -564,6 +566,10 @@ mod tests {
         assert_eq!(percent(&status(true, (4 << 20, 4 << 20), (4, 4))), 99, "it is being finished");
         let done = PlanStatus { state: PlanState::Done, ..status(true, (0, 0), (0, 0)) };
         assert_eq!(percent(&done), 100);
+        assert_eq!(bar_text(position(&done)), format!("100% {}", "█".repeat(16)));
+        assert_eq!(bar_text((1, 4)), format!(" 25% {}{}", "█".repeat(4), "░".repeat(12)));
+        assert_eq!(bar_text((u64::MAX - 1, u64::MAX)), format!(" 99% {}░", "█".repeat(15)));
+        assert_eq!(bar_text((0, 0)), format!("  0% {}", "░".repeat(16)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::servers::BufferPath;
 use crate::{site, state_dir};
 use forebay_client::{Control, MountRef, mounts, server_process};
 use forebay_jobs::run::record::{RECORD_NAME, left_over};
+use forebay_net::ServerAddress;
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
 use forebay_proto::layout::LOG;
 use forebay_proto::net::ledger::BufferName;
@@ -294,7 +295,7 @@ fn list_mounted(mount: &MountRef) -> Listed {
     let mut listed = Listed {
         mount_point: Some(bytes_of(&mount.mount_point)),
         buffer: served.as_ref().and_then(|record| record.buffer.parse().ok()),
-        server: served.map(|record| record.server),
+        server: served.as_ref().map(|record| record.server.clone()),
         store: bytes_of(&mount.store_dir),
         state: "live",
         capacity_bytes: None,
@@ -306,6 +307,14 @@ fn list_mounted(mount: &MountRef) -> Listed {
         listed.state = "stopped";
         listed.why =
             Some(format!("its process {pid} is stopped: `kill -CONT {pid}` lets it go on"));
+        return listed;
+    }
+    let address = served.and_then(|record| record.server.parse::<ServerAddress>().ok());
+    if let Some(pid) = address.and_then(|address| server_process::stopped_at(&address)) {
+        listed.state = "stopped";
+        listed.why = Some(format!(
+            "process {pid} of its server is stopped: `kill -CONT {pid}` lets it go on"
+        ));
         return listed;
     }
     // One that is stopped or hangs keeps the others waiting for a moment only.

@@ -362,6 +362,14 @@ impl Backing {
         }
     }
 
+    /// True if what is written is lost with the node's memory, so that nothing is ever on flash.
+    pub fn is_in_memory(&self) -> bool {
+        match self {
+            Backing::Own { store, .. } => store.volatile(),
+            Backing::Served(served) => served.fs.attached().volatile,
+        }
+    }
+
     /// A file like the objects, to try passthrough with; `None` where there is no hope.
     pub fn probe(&self) -> Result<Option<File>, ControlError> {
         match self {

@@ -167,6 +167,7 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
         activity: backing.activity(),
         reads_are_hits: !backing.may_miss(),
         limits: plan.limits,
+        in_memory: backing.is_in_memory(),
         // This program, whatever its file is called by now.
         by_handle: Some("/proc/self/exe".into()),
         ..MountOptions::default()

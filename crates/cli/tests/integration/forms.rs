@@ -293,6 +293,35 @@ fn options_that_mount_8_passes_are_taken_and_hold() {
     }
 }
 
+/// The kernel hands writes of the fast path on without the mount's option.
+#[test]
+fn with_sync_data_is_on_the_device_when_a_write_returns() {
+    must_be_root();
+    let rig = Rig::new(Flash::Disk);
+    rig.mount_with("320MiB", &["--store", "image", "-o", "sync"]);
+    let status = rig.run(&["status".as_ref(), "--json".as_ref(), rig.mnt.as_os_str()]);
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["fast_path"], false, "{status}");
+    let reason = status["fast_path_reason"].as_str().unwrap();
+    assert!(reason.contains("sync"), "{reason}");
+    let image = fs::read_dir(&rig.flash).unwrap().next().unwrap().unwrap().path().join("image");
+    let mut losetup = std::process::Command::new("losetup");
+    let device = losetup.args(["-n", "-O", "NAME", "-j"]).arg(&image).output().unwrap();
+    let device = text(&device.stdout).trim().replace("/dev/", "");
+    // Sectors of 512 B that were written: the seventh number.
+    let written_bytes = || {
+        let stat = fs::read_to_string(format!("/sys/block/{device}/stat")).unwrap();
+        stat.split_whitespace().nth(6).unwrap().parse::<u64>().unwrap() * 512
+    };
+    let file = fs::File::create(rig.mnt.join("file")).unwrap();
+    let before = written_bytes();
+    for at in 0..64 {
+        std::os::unix::fs::FileExt::write_all_at(&file, &[7; 65_536], at * 65_536).unwrap();
+    }
+    let written = written_bytes() - before;
+    assert!(written >= 64 * 65_536, "{written} bytes");
+}
+
 #[test]
 fn the_mount_helper_mounts_and_remounts() {
     must_be_root();

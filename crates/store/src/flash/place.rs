@@ -4,17 +4,21 @@
 use super::error::{Flash, Result, fail};
 use super::key::StoreKey;
 use forebay_proto::control::ControlError;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Prefix of every store's directory.
 pub const STORE_PREFIX: &str = "forebay-";
 /// Directories that are commonly named as --flash without being set.
 const USUAL_PLACES: [&str; 3] = ["/dev/shm", "/tmp", "/var/tmp"];
+/// Symbolic links on a way that are followed, as many as the kernel does.
+const LINKS_MAX: u32 = 40;
+/// The part of a store that holds the objects, which may be many.
+const OBJECTS: &str = "data";
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
 
@@ -50,6 +54,7 @@ fn resolve(given: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) ->
             hint: Some("name a directory on fast local storage, such as --flash /dev/shm".into()),
         });
     };
+    check_links(&path)?;
     let path = fs::canonicalize(&path).at("use flash", &path)?;
     if !path.is_dir() {
         return Err(fail("use flash", &path, "not a directory").errno(libc::ENOTDIR));
@@ -78,6 +83,51 @@ fn check_way(flash: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses a way to flash that goes by somebody else's symbolic link: who has it can let it lead elsewhere.
+fn check_links(flash: &Path) -> Result<()> {
+    let me = rustix::process::geteuid().as_raw();
+    let whole = std::path::absolute(flash).at("use flash", flash)?;
+    let mut left: Vec<OsString> = names_of(&whole).rev().collect();
+    let (mut at, mut links) = (PathBuf::from("/"), 0);
+    while let Some(name) = left.pop() {
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        let next = at.join(&name);
+        // What is not there, or leads in a circle, is refused with its errno when it is used.
+        let Ok(meta) = fs::symlink_metadata(&next) else { return Ok(()) };
+        if !meta.is_symlink() {
+            at = next;
+            continue;
+        }
+        links += 1;
+        if links > LINKS_MAX {
+            return Ok(());
+        }
+        if ![me, 0].contains(&meta.uid()) && !is_unmapped(meta.uid()) {
+            let why =
+                format!("it is a link of user {}, who could let it lead elsewhere", meta.uid());
+            return Err(fail("use flash", &next, &why)
+                .errno(libc::EACCES)
+                .hint("name the directory itself"));
+        }
+        let target = fs::read_link(&next).at("use flash", &next)?;
+        if target.is_absolute() {
+            at = PathBuf::from("/");
+        }
+        left.extend(names_of(&target).rev());
+    }
+    Ok(())
+}
+
+/// The names of a path, `..` among them.
+fn names_of(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
+    let is_name =
+        |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
+    path.components().filter(is_name).map(|part| part.as_os_str().to_os_string())
 }
 
 /// True if this is how a user namespace shows those whom it does not know, root outside among them.
@@ -134,7 +184,36 @@ pub fn is_own_directory(dir: &Path) -> Result<bool> {
             .errno(libc::EACCES)
             .hint("chmod go-w it, if it is yours and nobody has changed it"));
     }
+    check_parts(dir, me)?;
     Ok(true)
+}
+
+/// Refuses a store of which a part belongs to somebody else, or is a link: who made that could read, or exchange, what is kept
+/// there. The objects themselves are not looked at.
+fn check_parts(dir: &Path, me: u32) -> Result<()> {
+    let mut dirs = vec![dir.to_path_buf()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).at("look at the store", &dir)? {
+            let path = entry.at("look at the store", &dir)?.path();
+            let meta = match fs::symlink_metadata(&path) {
+                // Removed meanwhile by who uses it.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                meta => meta.at("look at the store", &path)?,
+            };
+            if ![me, 0].contains(&meta.uid()) {
+                return Err(belongs_to(&path, meta.uid()));
+            }
+            if meta.is_symlink() {
+                return Err(fail("use the store", &path, "it is a link, and no store has any")
+                    .errno(libc::EACCES)
+                    .hint("remove it, if you know whose it is; or give another --flash"));
+            }
+            if meta.is_dir() && path.file_name() != Some(OsStr::new(OBJECTS)) {
+                dirs.push(path);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The error for what is not this user's.
