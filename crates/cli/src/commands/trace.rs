@@ -175,7 +175,10 @@ impl Record {
         let path = dir.join(format!("run.{host}.{pid}.{started_ns:x}.json"));
         let record = Record { path, record };
         let cannot = || format!("cannot write a trace to {}", dir.display());
-        record.write().with_context(cannot)?;
+        if let Err(error) = record.write().with_context(cannot) {
+            record.withdraw();
+            return Err(error);
+        }
         Ok(record)
     }
 
