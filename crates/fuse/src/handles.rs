@@ -33,6 +33,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read, Result, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::{Arc, OnceLock};
@@ -66,6 +67,8 @@ struct Place {
 struct Helper {
     running: Option<Running>,
     starts: u32,
+    /// The last time.
+    failed: bool,
     over: bool,
 }
 
@@ -111,9 +114,14 @@ impl Handles {
         if !self.asks(rq) {
             return;
         }
-        // What is there no more is not worth a helper, nor is a directory.
-        let kind = cx.fs.getattr(rq.ino()).ok().and_then(|attr| FileKind::from_mode(attr.mode));
-        if kind.is_some_and(|kind| kind != FileKind::Dir) {
+        // What is there no more is not worth a helper, nor is a directory. Where the question itself might hang, the helper waits
+        // for the answer, not this thread. A panic is met again, and answered, when the request is served.
+        let is_worth_it = || {
+            cx.fs
+                .getattr(rq.ino())
+                .is_ok_and(|a| FileKind::from_mode(a.mode) != Some(FileKind::Dir))
+        };
+        if cx.fs.may_hang() || catch_unwind(AssertUnwindSafe(is_worth_it)).unwrap_or(false) {
             self.name(rq.head.nodeid);
         }
     }
@@ -121,7 +129,10 @@ impl Handles {
     fn name(&self, node: u64) {
         let (Some(program), Some(place)) = (&self.program, self.place.get()) else { return };
         let Some(mut helper) = self.helper.try_lock_for(PATIENCE) else { return };
-        if let Err(error) = helper.look(program, &place.dir, node) {
+        let looked = helper.look(program, &place.dir, node);
+        // Once for all files in a row.
+        let told = std::mem::replace(&mut helper.failed, looked.is_err());
+        if let (Err(error), false) = (&looked, told) {
             tracing::warn!(%error, "a file that was found by its handle has no name: an overlay may say ESTALE");
         }
         place.notifier.name_goes(node);
