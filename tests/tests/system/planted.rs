@@ -132,36 +132,6 @@ fn a_store_that_another_user_planted_is_refused() {
     give(&site.store);
     let (ok, said) = site.mount();
     assert!(!ok && said.contains("belongs to user 4242"), "{said}");
-    sys::chown(sys::bytes(&site.flash()), 0, 0).unwrap();
-    // By a link of root's, and by one that somebody else can let lead elsewhere, on the way and at its end.
-    let link = site.base.path().join("link");
-    let by_link = |flash: &Path| {
-        let point = site.base.path().join("mnt");
-        let flash = flash.to_str().unwrap();
-        site.forebay(
-            &[
-                "mount",
-                "--scratch",
-                "8MiB",
-                "--store",
-                "directory",
-                "--no-fast-path",
-                "--flash",
-                flash,
-            ],
-            Some(&point),
-        )
-    };
-    for (target, rest) in [(site.flash(), ""), (site.base.path().to_path_buf(), "flash")] {
-        symlink(&target, &link).unwrap();
-        let (ok, said) = by_link(&link.join(rest));
-        assert!(ok, "{said}");
-        assert!(site.umount(&["--keep"]).0);
-        sys::lchown(sys::bytes(&link), MALLORY, MALLORY).unwrap();
-        let (ok, said) = by_link(&link.join(rest));
-        assert!(!ok && said.contains("it is a link of user 4242"), "{said}");
-        std::fs::remove_file(&link).unwrap();
-    }
     assert_eq!(listing(&site.store), Vec::<String>::new());
     site.remove();
     // Names that lead elsewhere, and what is no directory.
@@ -246,6 +216,26 @@ fn flash_that_somebody_else_could_exchange_is_refused() {
     sys::chown(sys::bytes(&site.flash()), MALLORY, MALLORY).unwrap();
     let (ok, said) = site.mount();
     assert!(!ok && said.contains("belongs to user 4242"), "{said}");
+    sys::chown(sys::bytes(&site.flash()), 0, 0).unwrap();
+    // By a link of root's, and by one that somebody else can let lead elsewhere, on the way and at its end.
+    let link = site.base.path().join("link");
+    let by_link = |flash: &Path| {
+        let point = site.base.path().join("mnt");
+        let flash = flash.to_str().unwrap();
+        let mount = "mount --scratch 8MiB --store directory --no-fast-path --flash";
+        let words: Vec<&str> = mount.split(' ').chain([flash]).collect();
+        site.forebay(&words, Some(&point))
+    };
+    for (target, rest) in [(site.flash(), ""), (site.base.path().to_path_buf(), "flash")] {
+        symlink(&target, &link).unwrap();
+        let (ok, said) = by_link(&link.join(rest));
+        assert!(ok, "{said}");
+        assert!(site.umount(&["--keep"]).0);
+        sys::lchown(sys::bytes(&link), MALLORY, MALLORY).unwrap();
+        let (ok, said) = by_link(&link.join(rest));
+        assert!(!ok && said.contains("it is a link of user 4242"), "{said}");
+        std::fs::remove_file(&link).unwrap();
+    }
 }
 
 #[test]
