@@ -95,6 +95,19 @@ impl Target {
         }
     }
 
+    /// Reads what there is, at most all of it; the bytes that it got.
+    ///
+    /// # Errors
+    /// Those of the calls; it is no file of this process alone.
+    pub fn read_at_most(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        match self {
+            Target::Posix(file) => file.read_at(bytes, offset),
+            Target::Mpi { .. } | Target::NetCdf(_) => {
+                self.read_exact_at(bytes, offset).map(|()| bytes.len())
+            }
+        }
+    }
+
     /// What was written is on the medium. A file that all ranks have opened together is synced by all of them.
     ///
     /// # Errors

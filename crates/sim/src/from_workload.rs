@@ -6,6 +6,9 @@
 
 use crate::program::{Action, Job, Phase, Program, Step, Who};
 use forebay_workload::language::{self, FileSpec, Layout, Only, SyncWhen, Whole, Work, Workload};
+use forebay_workload::streams::{Piece, Stream};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 /// The one phase of a job that lists its operations: simulated processes go through theirs without regard to phases.
 pub const LISTED_PHASE: &str = "operations";
@@ -218,9 +221,32 @@ fn files(workload: &Workload, job: u32, whole: &Whole, write: bool, add: &mut dy
     }
 }
 
+/// What a call on a stream does to its file: whether it writes, and bytes.
+fn by_stream(
+    stream: &mut Stream,
+    write: bool,
+    place: (u64, u64),
+    unseen: bool,
+    pieces: &mut Vec<(bool, u64)>,
+) {
+    let mut read = Vec::new();
+    let mut written = |piece: Piece| {
+        pieces.push((true, piece.bytes));
+        Ok::<_, Infallible>(())
+    };
+    let Ok(()) = match write {
+        true => stream.write(place, unseen, written),
+        false => stream.read(place, unseen, &mut written, |piece| {
+            read.push((false, piece.bytes));
+            Ok(piece.bytes)
+        }),
+    };
+    pieces.append(&mut read);
+}
+
 /// The operations of a trace as one phase: of each process its own steps, equal ones that follow each other as one.
 fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
-    use forebay_workload::language::Op;
+    use forebay_workload::language::{Calls, Op, Transfer};
     let of_job = &workload.jobs[job as usize];
     let records = workload.operations_of(job).map_or(0, |file| file.records());
     if records > MAX_LISTED {
@@ -229,25 +255,58 @@ fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
             of_job.name
         ));
     }
+    let moved = |write, file, transfer_bytes| Action::Move {
+        write,
+        file,
+        shared: false,
+        transfer_bytes,
+        transfers: 1,
+        think_ns: 0,
+        durable: false,
+        new_files: false,
+        items: 1,
+    };
     let mut steps: Vec<Step> = Vec::new();
     for process in 0..of_job.processes {
         let who = Who { first: process, last: process, every: 1 };
         let mut walk = workload.walk(job, process).map_err(|error| error.to_string())?;
         let mut meetings = 0;
+        let mut streams: BTreeMap<u32, Stream> = BTreeMap::new();
         while let Some(op) = walk.next_op().map_err(|error| error.to_string())? {
             let action = match op {
+                // Of calls on streams what libc makes of them; a buffer finds as much as it asks for.
+                Op::Transfer(Transfer {
+                    stream: Some(calls), write, file, offset, bytes, ..
+                }) => {
+                    let stream = streams.entry(file.item).or_default();
+                    let mut pieces = Vec::new();
+                    let unseen = calls == Calls::Unseen;
+                    by_stream(stream, write, (offset, bytes), unseen, &mut pieces);
+                    for (write, bytes) in pieces {
+                        push(&mut steps, Step { action: moved(write, file.item, bytes), who });
+                    }
+                    continue;
+                }
+                Op::Flush { file } | Op::Close { file } => {
+                    let mut kept = 0;
+                    if let Some(stream) = streams.get_mut(&file.item) {
+                        let Ok(()) = stream.flush(&mut |piece: Piece| {
+                            kept = piece.bytes;
+                            Ok::<_, Infallible>(())
+                        });
+                    }
+                    if kept > 0 {
+                        push(&mut steps, Step { action: moved(true, file.item, kept), who });
+                    }
+                    match op {
+                        Op::Close { .. } => Action::Names { count: 1, implied: false },
+                        _ => continue,
+                    }
+                }
                 Op::Think { ns, .. } => Action::Compute { ns },
-                Op::Transfer(transfer) if transfer.bytes > 0 => Action::Move {
-                    write: transfer.write,
-                    file: transfer.file.item,
-                    shared: false,
-                    transfer_bytes: transfer.bytes,
-                    transfers: 1,
-                    think_ns: 0,
-                    durable: false,
-                    new_files: false,
-                    items: 1,
-                },
+                Op::Transfer(transfer) if transfer.bytes > 0 => {
+                    moved(transfer.write, transfer.file.item, transfer.bytes)
+                }
                 Op::Meet(..) => {
                     meetings += 1;
                     Action::Meet { number: meetings }
@@ -257,6 +316,13 @@ fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
                 _ => Action::Names { count: 1, implied: false },
             };
             push(&mut steps, Step { action, who });
+        }
+        // At its end a process writes what its streams keep.
+        for (item, stream) in &mut streams {
+            let Ok(()) = stream.flush(&mut |piece: Piece| {
+                push(&mut steps, Step { action: moved(true, *item, piece.bytes), who });
+                Ok::<_, Infallible>(())
+            });
         }
     }
     let phase = Phase {

@@ -10,12 +10,13 @@
 //! that was there before the run is prepared with as many bytes as were read of it.
 
 use crate::{ExportError, Exported, Walk, cannot, create};
+use forebay_trace_format::layout::flag;
 use forebay_trace_format::{Class, Event, Op};
 use forebay_trace_report::timeline::Timeline;
 use forebay_workload::language::Workload;
 use forebay_workload::language::is_below;
 use forebay_workload::language::operations::{
-    Kind, MAX_NAME_BYTES, Name, OperationsWriter, Record,
+    Kind, MAX_NAME_BYTES, Name, OperationsWriter, Record, STREAM, UNSEEN,
 };
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -156,6 +157,7 @@ fn kind(event: &Event) -> Option<Kind> {
         Open | Creat | Fopen => Some(Kind::Open),
         Close | Fclose => Some(Kind::Close),
         Fsync | AioFsync | Msync => Some(Kind::Fsync),
+        Fflush => Some(Kind::Flush),
         Fdatasync => Some(Kind::Fdatasync),
         Ftruncate | Truncate => event.offset.map(|_| Kind::Truncate),
         Mkdir => Some(Kind::Mkdir),
@@ -259,6 +261,10 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
             match kind {
                 Kind::Read | Kind::Write => {
                     (record.offset, record.length) = (event.offset.unwrap_or(0), event.bytes());
+                    if event.flags & flag::STDIO != 0 {
+                        let unseen = matches!(event.op, Op::StdioRead | Op::StdioWrite);
+                        record.flags |= STREAM | if unseen { UNSEEN } else { 0 };
+                    }
                 }
                 Kind::Truncate => record.length = event.offset.unwrap_or(0),
                 Kind::Rename => record.length = NO_NAME,
@@ -283,16 +289,16 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
         }
     }
     let (mut hosts, mut processes, mut kept) = (std::collections::HashSet::new(), 0_u32, 0);
-    for lane in lanes.into_iter().filter(|lane| moves(&lane.operations)) {
+    if !lanes.iter().any(|lane| moves(&lane.operations)) {
+        return Err(ExportError::Nothing(
+            "no thread of the trace read, wrote or synced a file".into(),
+        ));
+    }
+    for lane in lanes.into_iter().filter(|lane| matters(&lane.operations)) {
         to.process();
         processes += 1;
         kept += push(&mut to, lane.operations, &line).map_err(cannot(&path))?;
         hosts.insert(lane.host);
-    }
-    if processes == 0 {
-        return Err(ExportError::Nothing(
-            "no thread of the trace read, wrote or synced a file".into(),
-        ));
     }
     to.finish().and_then(|mut out| out.flush()).map_err(cannot(&path))?;
     let text = toml(walk, processes, hosts.len() as u32);
@@ -305,7 +311,7 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
     exported.calls = kept;
     if other > 0 {
         exported.notes.push(format!(
-            "{other} calls are not in the workload: those that failed, of threads that move no bytes, second opens of one file, links by whose names something is read, attributes, positions"
+            "{other} calls are not in the workload: those that failed, of threads that change nothing, second opens of one file, links by whose names something is read, attributes, positions"
         ));
     }
     exported.notes.push("barriers of MPI are not in a trace: the pauses that they made are".into());
@@ -367,6 +373,18 @@ fn moves(operations: &Operations) -> bool {
     operations.iter().any(|(_, _, record)| matches!(record.kind, Read | Write | Fsync | Fdatasync))
 }
 
+/// Whether others can see what it did: it moves bytes, or makes or takes names that they may need.
+fn matters(operations: &Operations) -> bool {
+    use Kind::{Create, Mkdir, Rename, Rmdir, Truncate, Unlink};
+    let changes = |record: &Record| match record.kind {
+        Mkdir | Rmdir | Create | Unlink | Rename | Truncate => true,
+        // By a mode that makes it.
+        Kind::Open => record.flags != 0,
+        _ => false,
+    };
+    moves(operations) || operations.iter().any(|(_, _, record)| changes(record))
+}
+
 /// Takes down what a call says of a file.
 fn note(files: &mut Files, path: &str, directory: bool, timed: &forebay_trace_report::load::Timed) {
     let event = &timed.event;
@@ -381,8 +399,7 @@ fn note(files: &mut Files, path: &str, directory: bool, timed: &forebay_trace_re
     let Some(number) = files.of(path) else { return };
     let Some(used) = files.all.get_mut(number as usize) else { return };
     used.directory |= directory || matches!(kind, Kind::Mkdir | Kind::Rmdir | Kind::Readdir);
-    let creates =
-        event.op == Op::Creat || event.flags & forebay_trace_format::layout::flag::WRITES != 0;
+    let creates = event.op == Op::Creat || event.flags & flag::WRITES != 0;
     match kind {
         Kind::Write | Kind::Mkdir => {
             used.written = true;
@@ -392,7 +409,7 @@ fn note(files: &mut Files, path: &str, directory: bool, timed: &forebay_trace_re
             used.written = true;
             used.made_s = used.made_s.min(timed.start_s);
         }
-        Kind::Close | Kind::Fsync | Kind::Fdatasync | Kind::Create => {}
+        Kind::Close | Kind::Fsync | Kind::Fdatasync | Kind::Create | Kind::Flush => {}
         Kind::Read => {
             used.needed_s = used.needed_s.min(timed.start_s);
             let end = event.offset.unwrap_or(0).saturating_add(event.bytes());

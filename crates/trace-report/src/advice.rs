@@ -3,7 +3,7 @@
 //! Rules, in this order: none where I/O takes hardly any of the tasks' time; a log for many small or unaligned writes into
 //! shared files; a cache where input is read more than once or far more is read than written; else scratch.
 
-use crate::gather::{FileStats, Gathered};
+use crate::gather::{FileStats, Gathered, OTHER_FILES};
 use serde::Serialize;
 
 /// Share of the tasks' time below which I/O is no matter.
@@ -194,7 +194,9 @@ fn layout(
         evidence.push(format!("the largest file has {}", size(sums.largest_bytes)));
         return ("striped", Some(stripe));
     }
-    evidence.push("no file has several writers: each can lie whole on one server".into());
+    evidence.push(format!(
+        "no file has {WRITERS_MANY} writers or more: each can lie whole on one server"
+    ));
     ("striped", None)
 }
 
@@ -215,10 +217,15 @@ impl Sums {
         } else {
             self.own_read_bytes += file.read_bytes;
         }
+        // Of many files together no end is known.
+        let bytes = match file.path == OTHER_FILES {
+            true => file.written_bytes,
+            false => file.written_bytes.min(file.end_bytes),
+        };
         if file.removed {
-            self.removed_bytes += file.written_bytes.min(file.end_bytes);
+            self.removed_bytes += bytes;
         } else if file.writes > 0 {
-            self.left_bytes += file.written_bytes.min(file.end_bytes);
+            self.left_bytes += bytes;
         }
     }
 }

@@ -2,7 +2,7 @@
 //! the I/O time that the fault accounts for. The greatest share comes first.
 
 use crate::gather::{Gathered, SMALL_BYTES, Stats};
-use crate::text::{bytes, rate};
+use crate::text::{bytes, rate, time};
 use crate::{BufferSeen, Group, StallSeen};
 use forebay_ensemble::modes;
 use forebay_trace_format::{Class, Op};
@@ -73,6 +73,11 @@ impl Finding {
     }
 }
 
+/// Seconds, so that what is short is not 0.
+fn seconds(time_s: f64) -> String {
+    if time_s < 0.001 { time(time_s) } else { format!("{time_s:.3} s") }
+}
+
 fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
@@ -109,20 +114,28 @@ fn slow_task(all: &Gathered, groups: &[Group]) -> Option<Finding> {
         })
     });
     let mut evidence = format!(
-        "task {worst} spent {worst_s:.3} s in I/O, the median task {median_s:.3} s; it made {more:.1} times the calls of a mean task"
+        "task {worst} spent {} in I/O, the median task {}; it made {more:.1} times the calls of a mean task",
+        seconds(worst_s),
+        seconds(median_s)
     );
     // What it does alone, or more of than others, has no prediction from the others.
     match beyond.and_then(|group| Some((group, group.slowest?))) {
         Some((group, slowest)) => evidence.push_str(&format!(
-            "; {}: {:.3} s measured, {:.3} s expected of the slowest of {} by chance",
-            group.call, slowest.measured_s, slowest.predicted_s, slowest.tasks
+            "; {}: {} measured, {} expected of the slowest of {} by chance",
+            group.call,
+            seconds(slowest.measured_s),
+            seconds(slowest.predicted_s),
+            slowest.tasks
         )),
         None if more_work => {
             let own = |group: &&Group| group.slowest.is_none() && group.sum_s > 0.2 * worst_s;
             if let Some(group) = groups.iter().find(own) {
                 evidence.push_str(&format!(
-                    "; alone it made {} calls of {} {}, {:.3} s",
-                    group.count, group.call, group.size, group.sum_s
+                    "; alone it made {} calls of {} {}, {}",
+                    group.count,
+                    group.call,
+                    group.size,
+                    seconds(group.sum_s)
                 ));
             }
         }
@@ -144,7 +157,7 @@ fn slow_task(all: &Gathered, groups: &[Group]) -> Option<Finding> {
 /// Few calls that take far longer than the others, of many tasks.
 fn rare_stalls(all: &Gathered, total_s: f64) -> Option<Finding> {
     let (mut excess_s, mut stalls, mut calls, mut worst) = (0.0, 0, 0, 0.0_f64);
-    let mut call = "";
+    let mut names: Vec<&'static str> = Vec::new();
     for (key, stats) in all.by_time() {
         let of = &stats.durations;
         if of.count() < 500 || !(key.op.moves_data() || key.op.class() == Class::Sync) {
@@ -161,8 +174,8 @@ fn rare_stalls(all: &Gathered, total_s: f64) -> Option<Finding> {
         if here == 0 || here as f64 > 0.02 * of.count() as f64 {
             continue;
         }
-        if call.is_empty() {
-            call = key.op.name();
+        if !names.contains(&key.op.name()) {
+            names.push(key.op.name());
         }
         excess_s += sum / NS;
         stalls += here;
@@ -173,8 +186,11 @@ fn rare_stalls(all: &Gathered, total_s: f64) -> Option<Finding> {
         return None;
     }
     let evidence = format!(
-        "{stalls} of {calls} calls ({call}) took more than 10 times the median, up to {worst:.3} s; without that they would \
-         have taken {excess_s:.3} s less"
+        "{stalls} of {calls} calls ({}) took more than 10 times the median, up to {}; without that they would \
+         have taken {} less",
+        names.join(", "),
+        seconds(worst),
+        seconds(excess_s)
     );
     finding(
         "rare-stalls",
@@ -264,8 +280,10 @@ fn misaligned(all: &Gathered, total_s: f64) -> Option<Finding> {
         return None;
     }
     let evidence = format!(
-        "{} of {} writes to files that several tasks use begin or end inside a block of 4096 bytes; they took {:.3} s",
-        pattern.misaligned, pattern.placed, pattern.misaligned_s
+        "{} of {} writes to files that several tasks use begin or end inside a block of 4096 bytes; they took {}",
+        pattern.misaligned,
+        pattern.placed,
+        seconds(pattern.misaligned_s)
     );
     finding(
         "misaligned",
@@ -285,10 +303,11 @@ fn small(all: &Gathered, total_s: f64) -> Option<Finding> {
         return None;
     }
     let evidence = format!(
-        "{count} of {calls} transfers move {} KiB or less ({} reads, {} writes); they took {time_s:.3} s",
+        "{count} of {calls} transfers move {} KiB or less ({} reads, {} writes); they took {}",
         SMALL_BYTES >> 10,
         reads.small,
-        writes.small
+        writes.small,
+        seconds(time_s)
     );
     finding(
         "small",
@@ -305,8 +324,12 @@ fn sync_per_write(all: &Gathered, total_s: f64) -> Option<Finding> {
         return None;
     }
     let evidence = format!(
-        "{} of {} syncs come after one or two writes; they took {:.3} s, the {} writes {:.3} s",
-        syncs.after_few, syncs.calls, syncs.time_s, all.totals.writes, all.totals.write_s
+        "{} of {} syncs come after one or two writes; they took {}, the {} writes {}",
+        syncs.after_few,
+        syncs.calls,
+        seconds(syncs.time_s),
+        all.totals.writes,
+        seconds(all.totals.write_s)
     );
     finding(
         "sync-per-write",
@@ -323,8 +346,10 @@ fn truncate_per_write(all: &Gathered, total_s: f64) -> Option<Finding> {
         return None;
     }
     let evidence = format!(
-        "{} truncations beside {} writes took {:.3} s",
-        truncates.calls, all.totals.writes, truncates.time_s
+        "{} truncations beside {} writes took {}",
+        truncates.calls,
+        all.totals.writes,
+        seconds(truncates.time_s)
     );
     finding(
         "truncate-per-write",
@@ -360,12 +385,13 @@ fn metadata_storm(all: &Gathered, total_s: f64) -> Option<Finding> {
     let named: Vec<String> = calls
         .iter()
         .take(3)
-        .map(|(sum, name, count)| format!("{name} {count} times, {sum:.3} s"))
+        .map(|(sum, name, count)| format!("{name} {count} times, {}", seconds(*sum)))
         .collect();
     let evidence = format!(
-        "{} calls on names and attributes of {} files took {time_s:.3} s beside {} reads and writes: {}",
+        "{} calls on names and attributes of {} files took {} beside {} reads and writes: {}",
         totals.metadata_calls,
-        all.files.len(),
+        all.file_count(),
+        seconds(time_s),
         totals.reads + totals.writes,
         named.join("; ")
     );

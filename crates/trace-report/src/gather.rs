@@ -39,7 +39,7 @@ const FILES_MAX: usize = 200_000;
 /// Further files that are still counted, by a hash of 8 bytes for each.
 const COUNTED_MAX: usize = 4_000_000;
 /// The name of the further ones.
-const OTHER_FILES: &str = "(other files)";
+pub const OTHER_FILES: &str = "(other files)";
 /// Groups, files and modes that are reported.
 const GROUPS_SHOWN: usize = 40;
 const FILES_SHOWN: usize = 20;
@@ -169,6 +169,12 @@ pub struct Gathered {
 }
 
 impl Gathered {
+    /// Files that were used; at most [`COUNTED_MAX`] of those that are not kept apart are counted.
+    pub fn file_count(&self) -> u64 {
+        let apart = self.files.len() - usize::from(!self.others.is_empty());
+        (apart + self.others.len()) as u64
+    }
+
     pub fn of(trace: &Trace, options: Options, timeline: &Timeline) -> Gathered {
         let mut all = Gathered {
             groups: HashMap::default(),
@@ -403,8 +409,12 @@ impl Gathered {
             })
             .collect();
         files.sort_by(|a, b| b.time_s.total_cmp(&a.time_s).then(a.path.cmp(&b.path)));
-        let apart = files.len() - usize::from(!self.others.is_empty());
-        let file_count = (apart + self.others.len()) as u64;
+        let file_count = self.file_count();
+        if !self.others.is_empty() {
+            problems.push(format!(
+                "there are more than {FILES_MAX} files: the further ones are told of together, as one called {OTHER_FILES}"
+            ));
+        }
         if self.others.len() == COUNTED_MAX {
             problems.push(format!(
                 "there are more than {file_count} files: they were counted no further"

@@ -2,7 +2,8 @@
 //! which order, and what the bytes are.
 //!
 //! [`language`] is the workload language: a file that a person reads and writes, which can be observed (written from a trace),
-//! replayed (`forebay-loadgen`) and predicted (a simulator). [`ior`] is IOR's pattern, transfer by transfer as IOR has it.
+//! replayed (`forebay-loadgen`) and predicted (a simulator). [`ior`] is IOR's pattern, transfer by transfer as IOR has it. [`streams`] is
+//! what libc makes of calls on a stream.
 //! Nothing here does I/O but on the description itself, or reads a clock.
 //!
 //! Invariants: the same description and seed give the same transfers and bytes on every machine.
@@ -15,4 +16,5 @@ pub mod ior;
 pub mod language;
 pub mod patterns;
 pub mod random;
+pub mod streams;
 pub mod units;

@@ -466,6 +466,20 @@ fn a_trace_that_cannot_be_written_stops_nothing_but_itself() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.stdout.is_empty() && output.status.code() == Some(1));
     assert!(said.contains("cannot write a trace to"), "{said}");
+    // A disk that is full from the begin costs the trace, and not the program.
+    let rig = Rig::new();
+    std::fs::create_dir(rig.trace()).unwrap();
+    procs::run(
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=4k", "none"]).arg(rig.trace()),
+    );
+    std::fs::write(rig.trace().join("full"), [1; 4096]).unwrap();
+    let mut command = Command::new(binary());
+    command.args(["trace", "--no-buffers", "-o"]).arg(rig.trace().join("t"));
+    let output = command.args(["--", "sh", "-c", "echo ran; exit 3"]).output().unwrap();
+    procs::run(Command::new("umount").arg(rig.trace()));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), &*output.stdout), (Some(3), &b"ran\n"[..]), "{said}");
+    assert!(said.contains("nothing is recorded of sh") && said.contains("No space left"), "{said}");
     // A full disk: the program runs, and what is missing is said.
     let rig = Rig::new();
     std::fs::create_dir(rig.trace()).unwrap();

@@ -146,6 +146,82 @@ os.pwrite(fd, b'x' * 3, 70 << 30)
     assert_eq!((transfers[&(false, 10)], transfers[&(true, 3)]), (3, 1));
 }
 
+/// A program that reads and writes by stdio, in all ways that make libc do another thing.
+const STREAMS: &str = r#"
+#include <stdio.h>
+static char d[100000];
+int main(void) {
+  FILE *f = fopen("out", "w");
+  for (int i = 0; i < 1000; i++) fwrite(d, 1, 100, f);
+  fwrite(d, 1, 10000, f);
+  fwrite(d, 1, 8192, f);
+  fflush(f);
+  for (int i = 0; i < 300; i++) fprintf(f, "%099d\n", i);
+  fflush(f);
+  fwrite(d, 1, 50, f);
+  fseek(f, 5000, SEEK_SET);
+  fwrite(d, 1, 20000, f);
+  fclose(f);
+  f = fopen("out", "r");
+  for (int i = 0; i < 200; i++) fread(d, 1, 100, f);
+  fread(d, 1, 30000, f);
+  fseek(f, 70001, SEEK_SET);
+  fread(d, 1, 9, f);
+  fread(d, 1, 30000, f);
+  fclose(f);
+  f = fopen("out", "a");
+  fputs("end\n", f);
+  return 0;
+}
+"#;
+
+/// What a program did to files of a name: how many reads and writes of each size, as the kernel saw them.
+fn seen_by_the_kernel(command: &mut Command, name: &str, log: &Path) -> Transfers {
+    let (program, arguments) = (command.get_program().to_owned(), command.get_args());
+    let mut strace = Command::new("strace");
+    // A file for each thread: in one, calls at once would stand in two pieces.
+    std::fs::create_dir(log).unwrap();
+    strace.args(["-ff", "-y", "-qq", "-e", "trace=read,write,pread64,pwrite64", "-o"]);
+    strace.arg(log.join("thread"));
+    strace.arg(program).args(arguments).stdin(Stdio::null());
+    strace.current_dir(command.get_current_dir().unwrap_or(Path::new("/")));
+    run(&mut strace);
+    let mut transfers = Transfers::new();
+    for thread in std::fs::read_dir(log).unwrap() {
+        let lines = std::fs::read(thread.unwrap().path()).unwrap();
+        let lines = String::from_utf8_lossy(&lines).into_owned();
+        for line in lines.lines().filter(|line| line.contains(&format!("/{name}>,"))) {
+            let bytes = line.rsplit("= ").next().and_then(|bytes| bytes.trim().parse().ok());
+            if let Some(bytes @ 1..) = bytes {
+                let writes = line.starts_with("write") || line.starts_with("pwrite");
+                *transfers.entry((writes, bytes)).or_default() += 1;
+            }
+        }
+    }
+    transfers
+}
+
+/// What libc makes of calls on streams is what a replay does, while its log has the calls.
+#[test]
+fn streams_are_replayed_as_the_kernel_saw_them() {
+    let rig = Rig::new();
+    let (source, program) = (rig.path("streams.c"), rig.path("streams"));
+    std::fs::write(&source, STREAMS).unwrap();
+    run(Command::new("cc").args(["-O0", "-w", "-o"]).args([&program, &source]));
+    let work = rig.path("work");
+    let original =
+        seen_by_the_kernel(Command::new(&program).current_dir(&work), "out", &rig.path("strace1"));
+    assert!(original[&(true, 4096)] > 20 && original[&(false, 4096)] > 4, "{original:?}");
+    std::fs::remove_file(work.join("out")).unwrap();
+    let calls = rig.replays(&[program.to_str().unwrap()]);
+    assert_eq!(calls[&(true, 100)], 1000, "the log has the calls");
+    let mut replay = Command::new(binary());
+    replay.args(["bench", "run", "-q", "--json", "--no-cache-look"]);
+    replay.arg(rig.path("load").join("workload.toml")).arg(rig.path("again"));
+    let replayed = seen_by_the_kernel(&mut replay, "out", &rig.path("strace2"));
+    assert_eq!(original, replayed);
+}
+
 #[test]
 fn sqlite_is_replayed_in_the_same_sizes() {
     let script = "

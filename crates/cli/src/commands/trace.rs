@@ -43,12 +43,18 @@ pub fn run(args: TraceArgs) -> Outcome {
         return Err(Usage(format!("--limit: at least {least} for each process")).into());
     }
     let library = preload_library::find(LIBRARY)?;
-    let dir = output(&args)?;
+    let dir = match output(&args) {
+        Err(error) if is_full(&error) => return Ok(untraced(&args, &error)),
+        dir => dir?,
+    };
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let program = trace_program::find(&args.command[0]);
     let unseen = program.as_deref().and_then(trace_program::unseen);
     let preload = !unseen.as_ref().is_some_and(|unseen| unseen.harmful);
-    let record = Record::begin(&args, &dir, &host)?;
+    let record = match Record::begin(&args, &dir, &host) {
+        Err(error) if is_full(&error) => return Ok(untraced(&args, &error)),
+        record => record?,
+    };
     // Without one, as many are told as have begun a file.
     let listener = Listener::new(&record.process()).ok();
     let tell = listener.as_ref().map(Listener::name);
@@ -75,6 +81,24 @@ pub fn run(args: TraceArgs) -> Outcome {
     record.end(&ended, unrecorded);
     said(&args, &dir, &found, unrecorded, unseen.as_ref());
     ended.become_it()
+}
+
+/// Whether there is no room.
+fn is_full(error: &anyhow::Error) -> bool {
+    let of = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<std::io::Error>()?.raw_os_error()
+    };
+    matches!(error.chain().find_map(of), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+/// Becomes the command, of which nothing is recorded: want of room costs records, and never the program.
+fn untraced(args: &TraceArgs, error: &anyhow::Error) -> u8 {
+    let name = args.command[0].display();
+    eprintln!("forebay trace: nothing is recorded of {name}: {}", visible(&format!("{error:#}")));
+    let environment = preload_library::environment(None, |_| false);
+    let Err(error) = trace_run::exec(&args.command, &environment);
+    eprintln!("forebay: cannot run {name}: {error}");
+    trace_run::exit_code_of(&error)
 }
 
 /// Name of the launcher's job, if there is one.

@@ -261,5 +261,6 @@ fn piece(file: FileId, offset: u64, bytes: u64) -> Transfer {
         sync: false,
         verify: false,
         interface: Interface::Posix,
+        stream: None,
     }
 }

@@ -272,7 +272,7 @@ fn netcdf_library(
 fn longest_of(workload: &Workload, by_netcdf: bool) -> u64 {
     let slab = if by_netcdf { player::longest_slab(workload) } else { 0 };
     let piece = if slab > 0 { player::SLAB_PIECE_BYTES } else { 0 };
-    workload.longest_transfer().max(slab).max(piece)
+    workload.longest_transfer().max(slab).max(piece).max(forebay_workload::streams::BUFFER_BYTES)
 }
 
 fn total_bytes(workload: &Workload) -> u64 {

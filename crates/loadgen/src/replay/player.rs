@@ -18,10 +18,11 @@ use crate::target::Target;
 use forebay_ensemble::histogram::{BUCKETS, bucket_of};
 use forebay_workload::content::{Aligned, Content, Filler, Place, Placed};
 use forebay_workload::language::{
-    Action, FileId, Interface, Meeting, Mode, Move, NameOp, Op, Phase, Share, Slab, Step, Transfer,
-    Walk, Work, Workload,
+    Action, Calls, FileId, Interface, Meeting, Mode, Move, NameOp, Op, Phase, Share, Slab, Step,
+    Transfer, Walk, Work, Workload,
 };
 use forebay_workload::random::mix;
+use forebay_workload::streams::{Piece, Stream};
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -205,6 +206,8 @@ pub(super) struct Player<'a> {
     files: HashMap<FileId, Arc<Target>, foldhash::fast::RandomState>,
     /// By file of the workload: whether all ranks open and close it together ([`together`]).
     together: Vec<bool>,
+    /// By file: the stream of stdio over it.
+    streams: HashMap<FileId, Stream, foldhash::fast::RandomState>,
     /// Transfers of MPI-IO that have begun, the oldest first.
     begun: VecDeque<BegunTransfer>,
     path: String,
@@ -241,6 +244,7 @@ impl<'a> Player<'a> {
             process,
             rank,
             files: HashMap::default(),
+            streams: HashMap::default(),
             together: together(workload),
             begun: VecDeque::new(),
             base: path.len(),
@@ -344,6 +348,7 @@ impl<'a> Player<'a> {
             }
             Op::Wait => self.wait_for_helper()?,
             Op::Sync { file, data_only } => self.sync(file, data_only)?,
+            Op::Flush { file } => self.flush(file)?,
             Op::Truncate { file, bytes } => self.truncate(file, bytes)?,
             Op::Name { op, file, to } => self.name(op, file, to)?,
             Op::Signal { event } => self.board.signal(event),
@@ -534,6 +539,7 @@ impl<'a> Player<'a> {
         let mut left: Vec<FileId> = self.files.keys().copied().collect();
         left.sort_unstable();
         for file in left {
+            self.flush(file)?;
             match self.files.get(&file).map(|open| &**open) {
                 Some(Target::Mpi { .. } | Target::NetCdf(_)) => self.close(file)?,
                 _ => drop(self.files.remove(&file)),
@@ -675,6 +681,8 @@ impl<'a> Player<'a> {
     }
 
     fn close(&mut self, file: FileId) -> Result<(), End> {
+        self.flush(file)?;
+        self.streams.remove(&file);
         let Some(opened) = self.files.remove(&file) else { return Ok(()) };
         // A transfer that was only begun may still hold it; then the last holder closes it.
         let Ok(opened) = Arc::try_unwrap(opened) else { return Ok(()) };
@@ -700,6 +708,9 @@ impl<'a> Player<'a> {
                 None => Vec::new(),
             };
             return self.take_in(done);
+        }
+        if let Some(calls) = transfer.stream {
+            return self.by_stream(transfer, calls, &opened);
         }
         let class = if transfer.write { Class::Write } else { Class::Read };
         let (start, moved) = if transfer.write {
@@ -739,6 +750,76 @@ impl<'a> Player<'a> {
             self.compare(transfer)?;
         }
         Ok(())
+    }
+
+    /// A call on a stream of stdio: does to the file what libc would. It counts as the one call that it is.
+    fn by_stream(&mut self, transfer: &Transfer, calls: Calls, opened: &Target) -> Result<(), End> {
+        let (place, unseen) = ((transfer.offset, transfer.bytes), calls == Calls::Unseen);
+        let mut stream = self.streams.remove(&transfer.file).unwrap_or_default();
+        let start = now_ns();
+        let moved = match transfer.write {
+            true => stream.write(place, unseen, |piece| self.write_piece(transfer, opened, piece)),
+            false => {
+                // One is at work at a time.
+                let player = std::cell::RefCell::new(&mut *self);
+                stream.read(
+                    place,
+                    unseen,
+                    |piece| player.borrow_mut().write_piece(transfer, opened, piece),
+                    |piece| player.borrow_mut().read_piece(transfer, opened, piece),
+                )
+            }
+        };
+        let end = now_ns();
+        self.streams.insert(transfer.file, stream);
+        moved?;
+        let (class, call) = match transfer.write {
+            true => (Class::Write, Call::Write),
+            false => (Class::Read, Call::Read),
+        };
+        self.count(class, start, end);
+        self.record.bytes[usize::from(transfer.write)] += transfer.bytes;
+        self.board.shared.slot(self.rank).progress(transfer.bytes);
+        self.log(call, &transfer.file, place, start, end);
+        Ok(())
+    }
+
+    fn write_piece(&mut self, of: &Transfer, opened: &Target, piece: Piece) -> Result<(), End> {
+        // As long as the buffer for a transfer; a longer one is a call's, and no call is longer.
+        let whole = Transfer { write: true, offset: piece.offset, bytes: piece.bytes, ..*of };
+        let written = opened.write_all_at(self.bytes.of(&whole), piece.offset);
+        written.map_err(|error| self.failed(&moving(&whole), &of.file, &error))
+    }
+
+    fn read_piece(&mut self, of: &Transfer, opened: &Target, piece: Piece) -> Result<u64, End> {
+        let begun_ns = now_ns();
+        loop {
+            let buffer = &mut self.buffer.bytes_mut()[..piece.bytes as usize];
+            let error = match opened.read_at_most(buffer, piece.offset) {
+                Ok(got) if got as u64 >= piece.least_bytes => return Ok(got as u64),
+                Ok(_) => io::ErrorKind::UnexpectedEof.into(),
+                Err(error) => error,
+            };
+            if !self.waits_for_another(&error, begun_ns) {
+                let least = Transfer { offset: piece.offset, bytes: piece.least_bytes, ..*of };
+                return Err(self.failed(&moving(&least), &of.file, &error));
+            }
+        }
+    }
+
+    /// Writes what the stream over a file keeps.
+    fn flush(&mut self, file: FileId) -> Result<(), End> {
+        let Some(mut stream) = self.streams.remove(&file) else { return Ok(()) };
+        let flushed = match self.files.get(&file).cloned() {
+            // It was closed, and what the stream kept was written then.
+            None => Ok(()),
+            Some(opened) => {
+                let of = written_by_a_stream(file);
+                stream.flush(&mut |piece| self.write_piece(&of, &opened, piece))
+            }
+        };
+        self.streams.insert(file, stream);
+        flushed
     }
 
     /// Moves a slab of a variable: one call of the library.
@@ -964,6 +1045,22 @@ impl<'a> Player<'a> {
 }
 
 /// The words of a failed transfer.
+/// A transfer, for what a stream writes later than the call that it was for.
+fn written_by_a_stream(file: FileId) -> Transfer {
+    Transfer {
+        write: true,
+        file,
+        offset: 0,
+        bytes: 0,
+        part: 0,
+        asynchronous: false,
+        sync: false,
+        verify: false,
+        interface: Interface::Posix,
+        stream: None,
+    }
+}
+
 fn moving(transfer: &Transfer) -> String {
     let what = if transfer.write { "write" } else { "read" };
     format!("{what} {} bytes at {} of", transfer.bytes, transfer.offset)

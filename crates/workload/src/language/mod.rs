@@ -26,4 +26,4 @@ pub use model::{
 pub use operations::{OperationsError, OperationsFile, OperationsWriter};
 pub use path::{FileId, Part, Template, Tree, is_below};
 pub use spread::{Share, Slab};
-pub use walk::{Meeting, Op, Transfer, Walk};
+pub use walk::{Calls, Meeting, Op, Transfer, Walk};

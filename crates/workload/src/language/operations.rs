@@ -53,10 +53,11 @@ pub enum Kind {
     Rename = 16,
     Phase = 17,
     Wait = 18,
+    Flush = 19,
 }
 
 impl Kind {
-    const ALL: [Kind; 18] = [
+    const ALL: [Kind; 19] = [
         Kind::Think,
         Kind::Meet,
         Kind::Open,
@@ -75,6 +76,7 @@ impl Kind {
         Kind::Rename,
         Kind::Phase,
         Kind::Wait,
+        Kind::Flush,
     ];
 
     fn of(number: u8) -> Option<Kind> {
@@ -86,13 +88,17 @@ impl Kind {
 pub const ASYNCHRONOUS: u8 = 1;
 /// Flag of a transfer: all processes do it together.
 pub const COLLECTIVE: u8 = 2;
+/// Flag of a transfer: it is a call on a stream of stdio, of which libc makes others.
+pub const STREAM: u8 = 4;
+/// Flag of such a transfer: it is many calls, of which only the sum is known.
+pub const UNSEEN: u8 = 8;
 
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// What.
     pub kind: Kind,
-    /// Of a transfer [`ASYNCHRONOUS`], [`COLLECTIVE`]; of an open the number of the mode
+    /// Of a transfer [`ASYNCHRONOUS`], [`COLLECTIVE`], [`STREAM`], [`UNSEEN`]; of an open the number of the mode
     /// (0 read, 1 write, 2 truncate, 3 new).
     pub flags: u8,
     /// Number of the file's name; of a phase its number.

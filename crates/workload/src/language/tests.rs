@@ -37,6 +37,7 @@ fn story(workload: &Workload, job: u32, process: u32) -> Vec<String> {
             format!("{word} {} {}+{}", path(&transfer.file), transfer.offset, transfer.bytes)
         }
         Op::Wait => "wait".into(),
+        Op::Flush { file } => format!("flush {}", path(&file)),
         Op::Sync { file, data_only } => format!("sync {} {data_only}", path(&file)),
         Op::Truncate { file, bytes } => format!("truncate {} {bytes}", path(&file)),
         Op::Name { op, file, to } => match to {

@@ -62,6 +62,17 @@ pub struct Transfer {
     pub verify: bool,
     /// By which interface.
     pub interface: Interface,
+    /// By a stream of stdio, if it is a call on one: of listed operations only.
+    pub stream: Option<Calls>,
+}
+
+/// What is known of the calls on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// It is one call.
+    One,
+    /// It is the sum of many.
+    Unseen,
 }
 
 /// An operation of a process.
@@ -130,6 +141,11 @@ pub enum Op {
         file: FileId,
         /// fdatasync.
         data_only: bool,
+    },
+    /// What the stream over a file keeps is written.
+    Flush {
+        /// Which.
+        file: FileId,
     },
     /// Sets a size.
     Truncate {
@@ -530,6 +546,7 @@ impl<'w> Walk<'w> {
                         asynchronous: part.asynchronous,
                         sync: part.sync == SyncWhen::Each,
                         verify: part.verify,
+                        stream: None,
                         interface: self.workload.files[part.file as usize].interface,
                     }));
                 }
@@ -615,6 +632,7 @@ impl<'w> Walk<'w> {
                         asynchronous: false,
                         sync: false,
                         verify: whole.verify,
+                        stream: None,
                         interface: spec.interface,
                     }));
                 }
@@ -761,6 +779,11 @@ impl<'w> Walk<'w> {
                     0 => Interface::Posix,
                     _ => Interface::MpiCollective,
                 },
+                stream: match record.flags & (operations::STREAM | operations::UNSEEN) {
+                    0 => None,
+                    operations::STREAM => Some(Calls::One),
+                    _ => Some(Calls::Unseen),
+                },
             }),
             Kind::Fsync => Op::Sync { file: id()?, data_only: false },
             Kind::Fdatasync => Op::Sync { file: id()?, data_only: true },
@@ -777,6 +800,7 @@ impl<'w> Walk<'w> {
                 return self.listed_phase(file).map(Some);
             }
             Kind::Wait => Op::Wait,
+            Kind::Flush => Op::Flush { file: id()? },
         };
         Ok(Some(op))
     }
