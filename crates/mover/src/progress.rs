@@ -24,6 +24,8 @@ pub(super) struct Progress {
     pub files_skipped: AtomicU64,
     /// Left as they are, because the plan replaces nothing.
     pub files_existing: AtomicU64,
+    /// Of another user, which the copies cannot be.
+    pub files_owner_changed: AtomicU64,
     /// What a dry run has found so far.
     pub dry_run: Mutex<DryRun>,
     pub bytes_total: AtomicU64,
@@ -56,6 +58,7 @@ impl Progress {
             files_failed: AtomicU64::new(0),
             files_skipped: AtomicU64::new(0),
             files_existing: AtomicU64::new(0),
+            files_owner_changed: AtomicU64::new(0),
             dry_run: Mutex::default(),
             bytes_total: AtomicU64::new(0),
             bytes_done: AtomicI64::new(0),
@@ -163,6 +166,7 @@ impl Progress {
             files_failed: self.files_failed.load(Relaxed),
             files_skipped: self.files_skipped.load(Relaxed),
             files_existing: self.files_existing.load(Relaxed),
+            files_owner_changed: self.files_owner_changed.load(Relaxed),
             bytes_total,
             bytes_done: self.bytes_done(),
             rate_bytes_per_s: rate,

@@ -444,6 +444,9 @@ impl<'a> Walker<'a> {
         }
         let bytes = if is_file { task.meta.size_bytes } else { 0 };
         run.progress.found(bytes);
+        if !run.identity.is_superuser() && task.meta.uid != run.identity.uid() {
+            run.progress.files_owner_changed.fetch_add(1, Relaxed);
+        }
         if looked == Looked::Ours {
             if let Some(leader) = &task.leader {
                 leader.published.store(true, Relaxed);

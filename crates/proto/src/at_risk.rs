@@ -158,6 +158,7 @@ mod tests {
             commit: None,
             dry_run: None,
             files_existing: 0,
+            files_owner_changed: 0,
         }
     }
 

@@ -635,6 +635,9 @@ pub struct PlanStatus {
     /// of the other counts.
     #[serde(default)]
     pub files_existing: u64,
+    /// Of those found, files and links of another user: their copies belong to the requester, who is not root.
+    #[serde(default)]
+    pub files_owner_changed: u64,
     /// Bytes of data found.
     pub bytes_total: u64,
     /// Of them copied and verified.

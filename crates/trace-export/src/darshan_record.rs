@@ -30,6 +30,7 @@ mod posix {
     pub const FSYNCS: usize = 8;
     pub const FDSYNCS: usize = 9;
     pub const RENAME_SOURCES: usize = 10;
+    pub const RENAME_TARGETS: usize = 11;
     pub const BYTES_READ: usize = 14;
     pub const MAX_BYTE_READ: usize = 16;
     pub const CONSEC_READS: usize = 18;
@@ -145,6 +146,7 @@ impl Record {
             Op::Fsync | Op::AioFsync => count(posix::FSYNCS),
             Op::Fdatasync => count(posix::FDSYNCS),
             Op::Rename => count(posix::RENAME_SOURCES),
+            Op::RenameTarget => count(posix::RENAME_TARGETS),
             _ => {}
         }
         match event.op.class() {

@@ -338,4 +338,12 @@ fn trees_of_overlays_are_staged_whole_by_root_and_a_user_is_told_what_is_missing
     let (ok, said) = try_run_for(command.args(["stage", "in"]).arg(&tree).arg(&theirs), LIMIT);
     assert!(!ok && said.contains("theirs/device") && said.contains("dir/a"), "{said}");
     assert_eq!(said_by("stat -c '%F %t:%T' gone", &theirs).trim(), "character special file 0:0");
+    // Nor may he give a file away.
+    let copy = buffer.root().join("copy");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "5000", "--regid", "5000", "--clear-groups"]).arg(binary());
+    command.args(["stage", "in"]).arg(tree.join("sparse")).arg(&copy);
+    let (ok, said) = try_run_for(&mut command, LIMIT);
+    assert!(ok && said.contains("1 file is another user's, its copy is yours"), "{said}");
+    assert_eq!(said_by("stat -c %u copy", &buffer.root()).trim(), "5000");
 }

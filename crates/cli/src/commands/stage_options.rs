@@ -31,13 +31,20 @@ pub(super) fn begun(stager: &mut Stager, started: PlanStatus) -> PlanStatus {
     seen
 }
 
-/// What a plan left as it was, behind what it did.
+/// What a plan left as it was, and whose files it could not keep theirs, behind what it did.
 pub(super) fn kept_text(status: &PlanStatus) -> String {
-    match status.files_existing {
+    let mut text = match status.files_existing {
         0 => String::new(),
         1 => "; 1 file was there already and was left as it is".to_string(),
         count => format!("; {count} files were there already and were left as they are"),
-    }
+    };
+    // Only root gives files away.
+    text.push_str(&match status.files_owner_changed {
+        0 => String::new(),
+        1 => "; 1 file is another user's, its copy is yours".to_string(),
+        count => format!("; {count} files are other users', their copies are yours"),
+    });
+    text
 }
 
 /// What a dry run has found, on one line.
