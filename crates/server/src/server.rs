@@ -99,6 +99,12 @@ const DAMAGED_HINT: &str = "`forebay check` tells what is damaged; `forebay umou
 const NO_ROOM_HINT: &str =
     "nothing is damaged: free space on the flash directory's file system and do the same again";
 
+/// What the names of a buffer are in: the one is made from the other.
+const NAMES: [&str; 2] = ["namespace", "log.0"];
+
+/// Directories above an object, at most.
+const OBJECT_DEPTH: u32 = 4;
+
 fn failed(what: &str, path: &Path, why: impl ToString, errno: Option<i32>) -> ControlError {
     ControlError {
         what: what.into(),
@@ -130,6 +136,7 @@ impl Server {
         let clean = take_clean_marker(&meta)
             .map_err(|e| at("read the marker of a clean close in", meta.clone())(e))?;
         let unclean = !store.created() && !clean;
+        must_have_names(&store, &meta).map_err(|error| hinted(&store, error))?;
         let names = Arc::new(open_names(&store, &meta)?);
         let directory = store.kind() == StoreKind::Directory;
         let accounting = directory.then(|| Accounting::new(store.capacity_bytes()));
@@ -409,6 +416,28 @@ fn put_clean_marker(meta: &Path) -> Result<(), Errno> {
     File::create(meta.join(CLEAN_MARKER))?.sync_all()?;
     File::open(meta)?.sync_all()?;
     Ok(())
+}
+
+/// Refuses a buffer that was found with objects and without their names: taken for an empty one, it would lose them.
+fn must_have_names(store: &Store, meta: &Path) -> Result<(), ControlError> {
+    let data = store.data_dir();
+    let has_names = || NAMES.iter().any(|name| meta.join(name).exists());
+    if store.created() || has_names() || !has_objects(&data, OBJECT_DEPTH) {
+        return Ok(());
+    }
+    let why =
+        format!("the names of the objects in {} are gone: somebody removed them", data.display());
+    Err(failed("open the namespace in", meta, why, Some(libc::EIO)))
+}
+
+/// True if there is a file below a directory.
+fn has_objects(dir: &Path, depth: u32) -> bool {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => depth > 0 && has_objects(&entry.path(), depth - 1),
+        Ok(kind) => kind.is_file(),
+        Err(_) => false,
+    })
 }
 
 /// Verifies a stopped store: records, objects, and that they fit each other.

@@ -255,6 +255,31 @@ fn a_job_record_that_another_user_planted_is_never_run() {
     assert!(ok && !said.contains("job-planted"), "{said}");
 }
 
+/// As who cleans up what is old leaves it.
+#[test]
+fn a_kept_buffer_whose_names_were_removed_is_not_taken_for_an_empty_one() {
+    let Some(site) = Site::new() else { return };
+    let (ok, said) = site.mount();
+    assert!(ok, "{said}");
+    std::fs::write(site.base.path().join("mnt/file"), b"kept").unwrap();
+    let (ok, said) = site.umount(&["--keep"]);
+    assert!(ok, "{said}");
+    let (meta, aside) = (site.store.join("meta"), site.base.path().join("aside"));
+    std::fs::rename(&meta, &aside).unwrap();
+    std::fs::create_dir(&meta).unwrap();
+    chmod(&meta, 0o700);
+    let (ok, said) = site.mount();
+    assert!(!ok && said.contains("meta") && said.contains("somebody removed them"), "{said}");
+    // Nothing was made or removed there: brought back, it is as it was.
+    std::fs::remove_dir(&meta).unwrap();
+    std::fs::rename(&aside, &meta).unwrap();
+    let (ok, said) = site.mount();
+    assert!(ok, "{said}");
+    assert_eq!(std::fs::read(site.base.path().join("mnt/file")).unwrap(), b"kept");
+    let (ok, said) = site.umount(&["--destroy"]);
+    assert!(ok, "{said}");
+}
+
 /// Whatever the umask of who mounts.
 #[test]
 fn nobody_else_writes_what_a_mount_makes_for_itself() {
