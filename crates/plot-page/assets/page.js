@@ -208,12 +208,15 @@ function cellsOptions(field, width) {
     c.restore();
   };
   const name = v => field.names[Math.min(rows - 1, Math.max(0, Math.floor(rows - v)))] ?? "";
+  // Room for the longest name, beside the title.
+  const longest = Math.max(0, ...field.names.map(name => name.length));
+  const side = Math.max(78, Math.min(220, 40 + Math.round(6.5 * longest)));
   const middle = [];
   for (let i = 0; i <= columns; i++) middle.push(from + i * step);
   const options = {
     width, height,
     scales: { x: scaleOptions(x, middle), y: { time: false, range: () => [0, rows] } },
-    axes: [axisOptions(x, 2, 30), { ...axisOptions({ title: field.row_label, unit: "plain", places: [] }, 3, 78), grid: { show: false },
+    axes: [axisOptions(x, 2, 30), { ...axisOptions({ title: field.row_label, unit: "plain", places: [] }, 3, side), grid: { show: false },
       splits: () => { const every = Math.max(1, Math.ceil(rows / 16)); const out = []; for (let r = 0; r < rows; r += every) out.push(rows - r - 0.5); return out; },
       values: (u, all) => all.map(name) }],
     series: [{ label: x.label, value: (u, v) => v === null ? "-" : UNITS[x.unit](v) },
