@@ -444,7 +444,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Calls `f` with every object on the store and its allocated bytes. For recovery and checks.
+    /// Calls `f` with every object on the store and its allocated bytes; one that goes meanwhile may be left out. For recovery
+    /// and checks.
     pub fn for_each(&self, f: &mut dyn FnMut(ObjectId, u64)) -> Result<()> {
         for fan in 0..FAN_OUT {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -454,7 +455,10 @@ impl Objects {
                 let entry = entry.map_err(err)?;
                 let Some(id) = parse_name(entry.file_name().to_bytes()) else { continue };
                 let bytes = match &self.accounting {
-                    Some(_) => self.stat(id)?.blocks_512 * 512,
+                    Some(_) => match self.stat(id) {
+                        Err(Errno::ENOENT) => continue,
+                        stat => stat?.blocks_512 * 512,
+                    },
                     None => 0,
                 };
                 f(id, bytes);
