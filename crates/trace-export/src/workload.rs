@@ -294,7 +294,14 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
             "no thread of the trace read, wrote or synced a file".into(),
         ));
     }
-    for lane in lanes.into_iter().filter(|lane| matters(&lane.operations)) {
+    for mut lane in lanes {
+        if !moves(&lane.operations) {
+            // Of what moves no bytes, only that counts which others may need.
+            lane.operations.retain(|(_, _, record)| makes(record));
+        }
+        if lane.operations.is_empty() {
+            continue;
+        }
         to.process();
         processes += 1;
         kept += push(&mut to, lane.operations, &line).map_err(cannot(&path))?;
@@ -311,7 +318,7 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
     exported.calls = kept;
     if other > 0 {
         exported.notes.push(format!(
-            "{other} calls are not in the workload: those that failed, of threads that change nothing, second opens of one file, links by whose names something is read, attributes, positions"
+            "{other} calls are not in the workload: those that failed, of threads that move no bytes unless they make names, second opens of one file, links by whose names something is read, attributes, positions"
         ));
     }
     exported.notes.push("barriers of MPI are not in a trace: the pauses that they made are".into());
@@ -373,16 +380,14 @@ fn moves(operations: &Operations) -> bool {
     operations.iter().any(|(_, _, record)| matches!(record.kind, Read | Write | Fsync | Fdatasync))
 }
 
-/// Whether others can see what it did: it moves bytes, or makes or takes names that they may need.
-fn matters(operations: &Operations) -> bool {
-    use Kind::{Create, Mkdir, Rename, Rmdir, Truncate, Unlink};
-    let changes = |record: &Record| match record.kind {
-        Mkdir | Rmdir | Create | Unlink | Rename | Truncate => true,
+/// Whether it may make a name.
+fn makes(record: &Record) -> bool {
+    match record.kind {
+        Kind::Mkdir | Kind::Create | Kind::Rename => true,
         // By a mode that makes it.
         Kind::Open => record.flags != 0,
         _ => false,
-    };
-    moves(operations) || operations.iter().any(|(_, _, record)| changes(record))
+    }
 }
 
 /// Takes down what a call says of a file.

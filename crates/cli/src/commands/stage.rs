@@ -243,6 +243,9 @@ impl View {
         // The template is ours: should it not parse, the default bar is shown.
         let style = ProgressStyle::with_template("{wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        // It opens empty, also where all is done at the first look.
+        bar.set_message(bar_text((0, 1)));
+        bar.tick();
         View { json: false, bar, last_line: None }
     }
 
