@@ -168,7 +168,7 @@ function chartOptions(chart, width) {
   if (chart.together) options.cursor.sync = { key: chart.together };
   for (const s of chart.series) {
     const stroke = colour(s.colour);
-    const made = { label: s.name, stroke, width: 1.6, spanGaps: s.shape === "line" || !x.log, points: { show: s.shape === "dots", size: chart.tall ? 8 : 6, fill: stroke },
+    const made = { label: s.name, stroke, width: 1.6, spanGaps: true, points: { show: s.shape === "dots", size: chart.tall ? 8 : 6, fill: stroke },
       value: (u, v) => v === null || v === undefined ? "-" : UNITS[y.unit](v) };
     if (s.shape === "steps" || s.shape === "area") made.paths = stepped;
     if (s.shape === "area") made.fill = faint(stroke, 0.25);

@@ -10,7 +10,7 @@ use crate::sys;
 use crate::trace::{self, EPOCH};
 use forebay_trace_format::layout::{self, flag, kind};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Descriptors that are known; of higher ones the records name no file.
 const DESCRIPTORS: usize = 65_536;
@@ -29,6 +29,12 @@ pub struct Open {
     stream_position: AtomicU64,
     /// The stream over it, 0 if none was seen.
     stream: AtomicUsize,
+    /// Bytes in the stream's buffer that wait to be written, after the last call that was seen.
+    stream_kept: AtomicU64,
+    /// Calls that write to the stream just now.
+    stream_calls: AtomicU32,
+    /// Bytes of the calls that were seen, of what was standard output or error at the begin.
+    written: AtomicU64,
 }
 
 /// Has a position.
@@ -39,6 +45,29 @@ const SHARED: u32 = 1 << 9;
 const STREAM: u32 = 1 << 10;
 /// Closed by exec.
 const CLOEXEC: u32 = 1 << 11;
+/// Standard output or error from before the begin.
+const STANDARD: u32 = 1 << 12;
+
+/// Of standard output and error, if they were a regular file at the begin and are still: where they stood, and which.
+struct Standard {
+    position: AtomicU64,
+    inode: AtomicU64,
+    /// Another file, or none, by now.
+    is_other: AtomicBool,
+}
+
+/// By descriptor, less one.
+static STANDARDS: [Standard; 2] = [const {
+    Standard {
+        position: AtomicU64::new(layout::NO_OFFSET),
+        inode: AtomicU64::new(0),
+        is_other: AtomicBool::new(false),
+    }
+}; 2];
+
+fn standard(fd: c_int) -> Option<&'static Standard> {
+    STANDARDS.get(usize::try_from(fd).ok()?.checked_sub(1)?)
+}
 
 static OPEN: [Open; DESCRIPTORS] = [const {
     Open {
@@ -50,6 +79,9 @@ static OPEN: [Open; DESCRIPTORS] = [const {
         position: AtomicU64::new(0),
         stream_position: AtomicU64::new(0),
         stream: AtomicUsize::new(0),
+        stream_kept: AtomicU64::new(0),
+        stream_calls: AtomicU32::new(0),
+        written: AtomicU64::new(0),
     }
 }; DESCRIPTORS];
 /// Index into [`OPEN`] and 1; 0: not known.
@@ -121,10 +153,17 @@ fn learn(fd: c_int) -> Fd {
             open.generation.store(trace::generation(), Ordering::Relaxed);
             of(fd, open)
         }
-        None => match attach(fd, name, sys::status_flags(fd), SHARED) {
+        None => match attach(fd, name, sys::status_flags(fd), SHARED | standard_flag(fd)) {
             Some(open) => of(fd, open),
             None => nothing,
         },
+    }
+}
+
+fn standard_flag(fd: c_int) -> u32 {
+    match standard(fd) {
+        Some(standard) if !standard.is_other.load(Ordering::Relaxed) => STANDARD,
+        _ => 0,
     }
 }
 
@@ -139,7 +178,7 @@ fn record_flags(flags: c_int) -> u32 {
 /// A new descriptor.
 fn attach(fd: c_int, name: Name, flags: c_int, more: u32) -> Option<&'static Open> {
     let place = FDS.get(usize::try_from(fd).ok()?)?;
-    detach(fd);
+    let_go(fd);
     let (number, open) = free_entry(fd as usize)?;
     let seekable = matches!(name.kind, kind::REGULAR | kind::UNKNOWN);
     let device = name.kind == kind::DEVICE && sys::position(fd) >= 0 && block_device(fd);
@@ -152,6 +191,9 @@ fn attach(fd: c_int, name: Name, flags: c_int, more: u32) -> Option<&'static Ope
     open.position.store(0, Ordering::Relaxed);
     open.stream_position.store(0, Ordering::Relaxed);
     open.stream.store(0, Ordering::Relaxed);
+    open.stream_kept.store(0, Ordering::Relaxed);
+    open.stream_calls.store(0, Ordering::Relaxed);
+    open.written.store(0, Ordering::Relaxed);
     // Mostly it was there before, and looking is cheaper.
     if HIGHEST.load(Ordering::Relaxed) < fd {
         HIGHEST.fetch_max(fd, Ordering::Relaxed);
@@ -180,12 +222,14 @@ fn free_entry(hint: usize) -> Option<(u32, &'static Open)> {
 
 /// A file that this process opened.
 pub fn opened(fd: c_int, name: Name, flags: c_int) {
+    is_other_now(fd);
     attach(fd, name.learn(fd), flags, 0);
 }
 
 /// A stream over a descriptor that this process opened with it.
 pub fn stream_opened(fd: c_int, name: Name, append: bool, stream: usize) {
     let flags = if append { libc::O_APPEND } else { 0 };
+    is_other_now(fd);
     let Some(open) = attach(fd, name.learn(fd), flags, STREAM) else { return };
     open.stream.store(stream, Ordering::Relaxed);
     if append {
@@ -201,8 +245,20 @@ pub fn stream_adopted(fd: c_int, stream: usize) {
     }
 }
 
+/// A descriptor of standard output or error is of another file from now on.
+fn is_other_now(fd: c_int) {
+    if let Some(standard) = standard(fd) {
+        standard.is_other.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A descriptor is no more.
 pub fn detach(fd: c_int) {
+    is_other_now(fd);
+    let_go(fd);
+}
+
+fn let_go(fd: c_int) {
     let Some(place) = usize::try_from(fd).ok().and_then(|fd| FDS.get(fd)) else { return };
     if place.load(Ordering::Relaxed) == 0 {
         return;
@@ -215,7 +271,7 @@ pub fn detach(fd: c_int) {
 
 /// Descriptors in a range are no more; with `cloexec`, they will not be after an exec.
 pub fn detach_range(first: u32, last: u32) {
-    let highest = HIGHEST.load(Ordering::Relaxed).max(0) as u32;
+    let highest = HIGHEST.load(Ordering::Relaxed).max(STANDARDS.len() as c_int) as u32;
     for fd in first..=last.min(highest) {
         detach(fd as c_int);
     }
@@ -247,6 +303,49 @@ pub fn flags_changed(fd: c_int, flags: c_int) {
     }
 }
 
+/// At the begin: where standard output and error stand, if they are regular files.
+pub fn note_standards() {
+    for (fd, standard) in (1..).zip(&STANDARDS) {
+        let Some(stat) = sys::fstat(fd).filter(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG)
+        else {
+            standard.is_other.store(true, Ordering::Relaxed);
+            continue;
+        };
+        let append = sys::status_flags(fd) & libc::O_APPEND != 0;
+        let position = if append { stat.st_size } else { sys::position(fd) };
+        let position = u64::try_from(position).unwrap_or(layout::NO_OFFSET);
+        standard.position.store(position, Ordering::Relaxed);
+        standard.inode.store(stat.st_ino ^ stat.st_dev.rotate_left(32), Ordering::Relaxed);
+    }
+}
+
+/// At the end: how many bytes were written to standard output or error, which stands at `now`, since the begin, by calls that
+/// were not seen, and by those that were. `None` if it is another file, or the process shares it with others that it made.
+pub fn moved_of_standard(fd: c_int, now: u64) -> Option<(u64, u64)> {
+    let this = standard(fd)?;
+    let begun = this.position.load(Ordering::Relaxed);
+    let is_other = this.is_other.load(Ordering::Relaxed) || begun == layout::NO_OFFSET;
+    if is_other || EPOCH.load(Ordering::Relaxed) != 0 {
+        return None;
+    }
+    let written = |fd: c_int| match known(fd) {
+        Some(open) if open.flags.load(Ordering::Relaxed) & STANDARD != 0 => {
+            open.written.load(Ordering::Relaxed)
+        }
+        _ => 0,
+    };
+    let mut seen = written(fd);
+    let other = standard(3 - fd)?;
+    if other.inode.load(Ordering::Relaxed) == this.inode.load(Ordering::Relaxed) {
+        // Both are one file: its bytes are told of once.
+        if fd == 2 {
+            return None;
+        }
+        seen += written(3 - fd);
+    }
+    Some((now.checked_sub(begun)?.checked_sub(seen)?, seen))
+}
+
 /// Streams that this process opened and did not close, for the end of the process.
 pub fn streams(mut each: impl FnMut(usize)) {
     for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
@@ -272,6 +371,9 @@ impl Fd {
         let own = open.epoch.load(Ordering::Relaxed) == EPOCH.load(Ordering::Relaxed);
         if flags & SHARED == 0 && !append && own {
             return open.position.fetch_add(bytes, Ordering::Relaxed);
+        }
+        if write && flags & STANDARD != 0 {
+            open.written.fetch_add(bytes, Ordering::Relaxed);
         }
         self.asked(open, bytes)
     }
@@ -308,6 +410,9 @@ impl Fd {
         if flags & SEEKABLE == 0 {
             return layout::NO_OFFSET;
         }
+        if flags & STANDARD != 0 {
+            open.written.fetch_add(bytes, Ordering::Relaxed);
+        }
         if flags & STREAM != 0 {
             return open.stream_position.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -318,6 +423,24 @@ impl Fd {
                 position.saturating_sub(bytes)
             }
             Err(_) => layout::NO_OFFSET,
+        }
+    }
+
+    /// A call that writes to the stream begins. True if calls that are not seen have written to it since the last one: its buffer,
+    /// which `kept` tells, is not as that one left it. Not told while others write to it.
+    #[inline(always)]
+    pub fn stream_writes(&self, kept: impl FnOnce() -> u64) -> bool {
+        let Some(open) = self.open else { return false };
+        let alone = open.stream_calls.fetch_add(1, Ordering::Relaxed) == 0;
+        alone && open.stream_kept.load(Ordering::Relaxed) != kept()
+    }
+
+    /// That call has ended.
+    #[inline(always)]
+    pub fn stream_wrote(&self, kept: impl FnOnce() -> u64) {
+        if let Some(open) = self.open {
+            open.stream_kept.store(kept(), Ordering::Relaxed);
+            open.stream_calls.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

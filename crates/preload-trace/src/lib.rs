@@ -61,6 +61,9 @@ extern "C" fn begin() {
         }
     }
     trace::begin();
+    if !trace::is_off() {
+        files::note_standards();
+    }
     drop(errno);
 }
 

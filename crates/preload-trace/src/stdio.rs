@@ -1,8 +1,9 @@
 //! Streams of stdio. Their own reads and writes go by libc's inner calls, which nobody can take the place
 //! of, so the calls on the stream are recorded, with the stream's position.
 //!
-//! What fprintf, putc and the like move is found from the position at the next fflush, fseek, fclose or the
-//! end, and recorded as bytes that were not seen one by one, if the stream is this process's own file.
+//! What fprintf, putc and the like move is found from the position at the next fwrite, fflush, fseek, fclose or the
+//! end, and recorded as bytes that were not seen one by one, if the stream is this process's own file. Of standard output and
+//! error that is done at the end, if the process made no other one.
 
 use crate::files::{self, Fd, get};
 use crate::names;
@@ -17,6 +18,10 @@ unsafe extern "C" {
     fn __fwriting(stream: *mut FILE) -> c_int;
     /// As `fileno`, which other preloaded recorders count as a call of the program.
     pub(crate) fn fileno_unlocked(stream: *mut FILE) -> c_int;
+    /// Bytes in its buffer that wait to be written.
+    fn __fpending(stream: *mut FILE) -> size_t;
+    static stdout: *mut FILE;
+    static stderr: *mut FILE;
     fn ftrylockfile(stream: *mut FILE) -> c_int;
     fn funlockfile(stream: *mut FILE);
 }
@@ -34,6 +39,9 @@ unsafe fn fd_of(stream: *mut FILE) -> Option<c_int> {
     (fd >= 0).then_some(fd)
 }
 
+/// Of the first word of glibc's FILE, which is part of its ABI: the stream has no buffer.
+const IO_UNBUFFERED: c_int = 2;
+
 /// A call that moved bytes of a stream.
 ///
 /// # Safety
@@ -46,7 +54,9 @@ unsafe fn moved(op: Op, stream: *mut FILE, length: u64, bytes: u64, start: u64) 
     let at = get(fd);
     // SAFETY: by the caller's promise.
     let offset = at.stream_moved(bytes, || unsafe { libc::ftello(stream) });
-    let flags = at.flags | flag::STDIO;
+    // SAFETY: an open stream, whose first word only its own calls change.
+    let is_unbuffered = unsafe { stream.cast::<c_int>().read_volatile() } & IO_UNBUFFERED != 0;
+    let flags = at.flags | flag::STDIO | if is_unbuffered { flag::UNBUFFERED } else { 0 };
     let (file, result) = (at.file, bytes as i64);
     trace::put(Call { op, flags, file, offset, length, result, start, end });
 }
@@ -79,6 +89,65 @@ unsafe fn settle(stream: *mut FILE, at: Fd) {
     trace::put(Call { op, flags, file, offset: seen, length: bytes, result, start, end });
 }
 
+/// A call that writes to a stream: what calls that are not seen wrote before it is recorded first.
+///
+/// # Safety
+/// `stream` is an open stream, and `write` does what the program asked for; it gives bytes asked for, and done.
+#[inline(always)]
+unsafe fn wrote<T>(stream: *mut FILE, write: impl FnOnce() -> (T, u64, u64)) -> T {
+    // SAFETY: by the caller's promise.
+    let (kept, fd) = unsafe { (|| __fpending(stream) as u64, fd_of(stream)) };
+    let Some(fd) = fd else { return write().0 };
+    let at = get(fd);
+    if at.stream_writes(kept) {
+        // SAFETY: by the caller's promise.
+        unsafe { settle(stream, at) };
+    }
+    let start = clock::ticks();
+    let (done, length, bytes) = write();
+    // SAFETY: by the caller's promise.
+    unsafe { moved(Op::Fwrite, stream, length, bytes, start) };
+    at.stream_wrote(kept);
+    done
+}
+
+/// What this process has written, all in all, by system calls; nothing if the kernel does not count it.
+fn written_by_all_calls() -> Option<u64> {
+    let mut text = [0; 512];
+    let bytes = names::read_file(b"/proc/self/io\0", &mut text);
+    let text = std::str::from_utf8(text.get(..bytes)?).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("wchar: ")?.parse().ok())
+}
+
+/// Records what went to standard output or error by calls that were not seen.
+///
+/// # Safety
+/// `stream` is that stream, of this descriptor.
+unsafe fn settle_standard(fd: c_int, stream: *mut FILE) {
+    // SAFETY: by the caller's promise.
+    let (is_it, kept) = unsafe { (fd_of(stream) == Some(fd), __fpending(stream) as u64) };
+    // What is appended goes to the end, wherever the descriptor stands before.
+    let position = match sys::status_flags(fd) & libc::O_APPEND {
+        // SAFETY: by the caller's promise.
+        0 => unsafe { libc::ftello(stream) },
+        _ => sys::fstat(fd).map_or(-1, |stat| stat.st_size + kept as i64),
+    };
+    let Ok(now) = u64::try_from(position) else { return };
+    let Some((unseen, seen)) = files::moved_of_standard(fd, now).filter(|_| is_it) else { return };
+    if unseen == 0 {
+        return;
+    }
+    // Others may write to the same file: of this process is at most what it has written.
+    let own = written_by_all_calls().map_or(unseen, |all| (all + kept).saturating_sub(seen));
+    let (bytes, offset) = (unseen.min(own), now - unseen);
+    if bytes > 0 {
+        let (op, at, result) = (Op::StdioWrite, get(fd), bytes as i64);
+        let (flags, file) = (at.flags | flag::STDIO, at.file);
+        let (start, end) = (clock::ticks(), clock::ticks());
+        trace::put(Call { op, flags, file, offset, length: bytes, result, start, end });
+    }
+}
+
 /// Settles the streams that are open at the end of the program.
 pub fn end() {
     if trace::is_off() {
@@ -96,6 +165,15 @@ pub fn end() {
             }
         }
     });
+    // SAFETY: libc's own streams; one that another thread uses is left alone.
+    unsafe {
+        for (fd, stream) in [(1, stdout), (2, stderr)] {
+            if !stream.is_null() && ftrylockfile(stream) == 0 {
+                settle_standard(fd, stream);
+                funlockfile(stream);
+            }
+        }
+    }
 }
 
 /// A stream that was opened by name, or not.
@@ -259,27 +337,27 @@ interpose! {
         done
     }
     fn fwrite(from: *const c_void, size: size_t, count: size_t, stream: *mut FILE) -> size_t, real => {
-        let start = clock::ticks();
-        let done = real(from, size, count, stream);
         let length = (size as u64).saturating_mul(count as u64);
-        moved(Op::Fwrite, stream, length, size as u64 * done as u64, start);
-        done
+        wrote(stream, || {
+            let done = real(from, size, count, stream);
+            (done, length, size as u64 * done as u64)
+        })
     }
     fn fwrite_unlocked(
         from: *const c_void, size: size_t, count: size_t, stream: *mut FILE,
     ) -> size_t, real => {
-        let start = clock::ticks();
-        let done = real(from, size, count, stream);
         let length = (size as u64).saturating_mul(count as u64);
-        moved(Op::Fwrite, stream, length, size as u64 * done as u64, start);
-        done
+        wrote(stream, || {
+            let done = real(from, size, count, stream);
+            (done, length, size as u64 * done as u64)
+        })
     }
     fn fputs(text: *const c_char, stream: *mut FILE) -> c_int, real => {
-        let start = clock::ticks();
-        let done = real(text, stream);
         let length = text_bytes(text);
-        moved(Op::Fwrite, stream, length, if done < 0 { 0 } else { length }, start);
-        done
+        wrote(stream, || {
+            let done = real(text, stream);
+            (done, length, if done < 0 { 0 } else { length })
+        })
     }
     fn fseek(stream: *mut FILE, to: c_long, whence: c_int) -> c_int, real => {
         before(stream);

@@ -40,6 +40,11 @@ pub fn every_point() -> bool {
     std::env::var_os("FOREBAY_TEST_EVERY_POINT").is_some()
 }
 
+/// How many of so many random steps a test makes: `make test-full` all, `make test` half of them.
+pub fn random_steps(all: u64) -> u64 {
+    if every_point() { all } else { all.div_ceil(2) }
+}
+
 /// A number from the environment, or `default`.
 pub fn env_u64(name: &str, default: u64) -> u64 {
     match std::env::var(name) {

@@ -19,7 +19,7 @@ use forebay_workload::language::operations::{
     Kind, MAX_NAME_BYTES, Name, OperationsWriter, Record, STREAM, UNSEEN,
 };
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
 use std::path::Path;
 
@@ -92,9 +92,29 @@ impl Files {
         }
     }
 
+    /// Directories above what the removals of processes that move no bytes would have taken away: these calls are not in the
+    /// workload, so the directories never become empty.
+    fn keep_something(&self, lanes: &[Lane]) -> HashSet<u32> {
+        let idle = lanes.iter().filter(|lane| !moves(&lane.operations));
+        let removals = idle
+            .flat_map(|lane| &lane.operations)
+            .filter(|(_, _, record)| matches!(record.kind, Kind::Unlink | Kind::Rmdir));
+        let mut keep = HashSet::new();
+        for (_, _, record) in removals {
+            let Some(used) = self.all.get(record.file as usize) else { continue };
+            let path = format!("/{}", used.path);
+            let mut rest = path.as_str();
+            while let Some(at) = rest.rfind('/').filter(|at| *at > 0) {
+                rest = &rest[..at];
+                keep.extend(self.by_path.get(rest));
+            }
+        }
+        keep
+    }
+
     /// Directories in which something is prepared, so that they are there from the begin.
-    fn there(&self) -> std::collections::HashSet<String> {
-        let mut there = std::collections::HashSet::new();
+    fn there(&self) -> HashSet<String> {
+        let mut there = HashSet::new();
         for used in self.all.iter().filter(|used| used.is_prepared()) {
             let mut rest = used.path.as_str();
             if used.directory {
@@ -261,7 +281,7 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
             match kind {
                 Kind::Read | Kind::Write => {
                     (record.offset, record.length) = (event.offset.unwrap_or(0), event.bytes());
-                    if event.flags & flag::STDIO != 0 {
+                    if event.flags & flag::STDIO != 0 && event.flags & flag::UNBUFFERED == 0 {
                         let unseen = matches!(event.op, Op::StdioRead | Op::StdioWrite);
                         record.flags |= STREAM | if unseen { UNSEEN } else { 0 };
                     }
@@ -288,17 +308,27 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
             Lane::add(&mut lanes, who, header.ppid, rank, operations);
         }
     }
-    let (mut hosts, mut processes, mut kept) = (std::collections::HashSet::new(), 0_u32, 0);
+    let (mut hosts, mut processes, mut kept) = (HashSet::new(), 0_u32, 0);
     if !lanes.iter().any(|lane| moves(&lane.operations)) {
         return Err(ExportError::Nothing(
             "no thread of the trace read, wrote or synced a file".into(),
         ));
     }
-    for mut lane in lanes {
-        if !moves(&lane.operations) {
+    let keep = files.keep_something(&lanes);
+    for lane in &mut lanes {
+        let idle = !moves(&lane.operations);
+        lane.operations.retain(|(_, _, record)| {
             // Of what moves no bytes, only that counts which others may need.
-            lane.operations.retain(|(_, _, record)| makes(record));
-        }
+            (makes(record) || !idle) && !(record.kind == Kind::Rmdir && keep.contains(&record.file))
+        });
+    }
+    let removed = removed(&lanes);
+    for (number, mut lane) in lanes.into_iter().enumerate() {
+        // Whether another process has removed the name already is a matter of time.
+        lane.operations.retain(|(_, _, record)| {
+            let by_another = removed.get(&record.file).is_some_and(|by| *by != Some(number));
+            !(by_another && matches!(record.kind, Kind::Stat | Kind::Readdir))
+        });
         if lane.operations.is_empty() {
             continue;
         }
@@ -318,7 +348,7 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
     exported.calls = kept;
     if other > 0 {
         exported.notes.push(format!(
-            "{other} calls are not in the workload: those that failed, of threads that move no bytes unless they make names, second opens of one file, links by whose names something is read, attributes, positions"
+            "{other} calls are not in the workload: those that failed, of threads that move no bytes unless they make names, removals of directories that these would have emptied, looks at names that another process removes, second opens of one file, links by whose names something is read, attributes, positions"
         ));
     }
     exported.notes.push("barriers of MPI are not in a trace: the pauses that they made are".into());
@@ -378,6 +408,20 @@ impl Lane {
 fn moves(operations: &Operations) -> bool {
     use Kind::{Fdatasync, Fsync, Read, Write};
     operations.iter().any(|(_, _, record)| matches!(record.kind, Read | Write | Fsync | Fdatasync))
+}
+
+/// Names that the workload removes, and the number of the process that does, if only one does.
+fn removed(lanes: &[Lane]) -> HashMap<u32, Option<usize>> {
+    let mut removed = HashMap::new();
+    for (number, lane) in lanes.iter().enumerate() {
+        for (_, _, record) in &lane.operations {
+            if matches!(record.kind, Kind::Unlink | Kind::Rmdir | Kind::Rename) {
+                let by = removed.entry(record.file).or_insert(Some(number));
+                *by = by.filter(|before| *before == number);
+            }
+        }
+    }
+    removed
 }
 
 /// Whether it may make a name.

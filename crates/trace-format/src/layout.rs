@@ -162,6 +162,8 @@ pub mod flag {
     pub const APPEND: u8 = 16;
     /// The file was opened to be created or emptied; of a mapping: shared and writable.
     pub const WRITES: u8 = 32;
+    /// With `STDIO`: the stream has no buffer (setvbuf), so the call went to the file as it is.
+    pub const UNBUFFERED: u8 = 64;
 }
 
 /// Kinds of file in [`FILE_INFO`].

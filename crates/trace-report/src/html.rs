@@ -119,10 +119,8 @@ fn found(section: &mut Section, report: &Report) {
 }
 
 fn totals(section: &mut Section, runs: &[Run<'_>]) {
-    let mut heads = vec![""];
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    for run in runs {
-        heads.extend(["calls", "time", "share", "bytes"]);
+    let compared = runs.len() > 1;
+    let of_run = runs.iter().map(|run| {
         let totals = &run.report.totals;
         let kinds = [
             ("read", totals.reads, totals.read_s, Some(totals.read_bytes)),
@@ -130,25 +128,23 @@ fn totals(section: &mut Section, runs: &[Run<'_>]) {
             ("open, names, attributes", totals.metadata_calls, totals.metadata_s, None),
             ("sync", totals.syncs, totals.sync_s, None),
         ];
-        for (at, (name, calls, seconds, moved)) in kinds.into_iter().enumerate() {
-            if rows.len() <= at {
-                rows.push(vec![name.to_string()]);
-            }
+        kinds.map(|(name, calls, seconds, moved)| {
             let share = 100.0 * seconds / totals.all_s().max(1e-12);
-            rows[at].extend([
-                calls.to_string(),
-                time(seconds),
-                format!("{share:.0} %"),
-                moved.map_or(String::new(), bytes),
-            ]);
-        }
-    }
-    let names: Vec<&str> = runs.iter().map(|run| run.name).collect();
-    let caption = match runs {
-        [_] => "time in calls, all tasks together".to_string(),
-        _ => format!("time in calls, all tasks together: {}", names.join(", then ")),
-    };
-    section.table(caption, &heads, rows);
+            let mut row = vec![name.to_string()];
+            row.extend(compared.then(|| run.name.to_string()));
+            let moved = moved.map_or(String::new(), bytes);
+            row.extend([calls.to_string(), time(seconds), format!("{share:.0} %"), moved]);
+            row
+        })
+    });
+    // The same kind of all runs is one below the other.
+    let of_run: Vec<_> = of_run.collect();
+    let rows = (0..4).flat_map(|kind| of_run.iter().map(move |rows| rows[kind].clone()));
+    let mut heads = vec![""];
+    heads.extend(compared.then_some("run"));
+    heads.extend(["calls", "time", "share", "bytes"]);
+    let caption = "time in calls, all tasks together";
+    section.table(caption, &heads, rows.collect());
     if let [one, other] = runs {
         let ratio = |a: f64, b: f64| if a > 0.0 { format!("{:.2}", b / a) } else { "-".into() };
         let (a, b) = (&one.report.totals, &other.report.totals);

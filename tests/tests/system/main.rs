@@ -36,6 +36,7 @@ mod documents;
 mod examples;
 mod fast_path;
 mod install;
+mod installed;
 mod jobs;
 mod log_drain;
 mod mapped;

@@ -4,12 +4,12 @@
 
 use forebay_tests::buffer::Buffer;
 use forebay_tests::model::{self, Plan};
-use forebay_tests::{env_u64, long, on_every_kind, seed};
+use forebay_tests::{env_u64, long, on_every_kind, random_steps, seed};
 
 on_every_kind!(random_operations, random_operations_with_kills);
 
 fn steps(short: u64) -> u64 {
-    env_u64("FOREBAY_STEPS", if long() { 100 * short } else { short })
+    env_u64("FOREBAY_STEPS", if long() { 100 * short } else { random_steps(short) })
 }
 
 fn random_operations(buffer: &Buffer) {

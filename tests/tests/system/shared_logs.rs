@@ -6,7 +6,7 @@ use forebay_tests::model::{SharedPlan, run_shared};
 use forebay_tests::pfs::Pfs;
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
-use forebay_tests::{env_u64, long, procs, seed};
+use forebay_tests::{env_u64, long, procs, random_steps, seed};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -494,7 +494,7 @@ fn a_mount_of_a_buffer_in_logs_agrees_with_the_model() {
     assert_eq!(status["layout"], "log", "{status}");
     let plan = SharedPlan {
         seed: seed("a_mount_of_a_buffer_in_logs_agrees_with_the_model"),
-        steps: steps(1_200),
+        steps: steps(random_steps(1_200)),
         whole_every: 300,
         kill_server_every: 200,
         kill_mount_every: 0,

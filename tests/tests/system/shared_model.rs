@@ -5,11 +5,11 @@
 use forebay_tests::model::{SharedPlan, run_shared};
 use forebay_tests::proxy::Proxy;
 use forebay_tests::served::{Host, Options, Served, Store, Via};
-use forebay_tests::{env_u64, long, seed};
+use forebay_tests::{env_u64, long, random_steps, seed};
 use std::sync::Arc;
 
 fn steps(short: u64) -> u64 {
-    env_u64("FOREBAY_STEPS", if long() { 50 * short } else { short })
+    env_u64("FOREBAY_STEPS", if long() { 50 * short } else { random_steps(short) })
 }
 
 fn plan(name: &str, steps_short: u64) -> SharedPlan {
@@ -76,7 +76,7 @@ fn mounts_of_three_servers_agree_with_the_model_over_kills_of_servers_and_mounts
 #[test]
 fn mounts_of_two_servers_agree_with_the_model_over_connections_that_break() {
     let name = "mounts_of_two_servers_agree_with_the_model_over_connections_that_break";
-    let plan = plan(name, 1_200);
+    let plan = plan(name, 1_800);
     let proxies = [1, 2].map(|n| Arc::new(Proxy::new(plan.seed ^ n)));
     let hosts = proxies.iter().map(|proxy| Host::Behind(Arc::clone(proxy))).collect();
     let served = Served::with(Options { hosts, ..Options::over(2, Store::Tmpfs) }, &[]);

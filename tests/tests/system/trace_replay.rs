@@ -130,6 +130,35 @@ fn directories_that_processes_share_are_made_and_removed_without_pauses() {
     }
 }
 
+/// A program's own directory becomes empty by a process that moves no bytes, whose removals are not in the workload.
+#[test]
+fn a_directory_that_another_process_emptied_keeps_no_replay_waiting() {
+    let script = "
+import os, time
+os.mkdir('d'); os.mkdir('d/e')
+open('d/e/f', 'wb').write(b'x' * 5000)
+while os.path.exists('d/e'): time.sleep(0.01)
+os.rmdir('d')
+";
+    let both = r#"/usr/bin/python3 -I -c "$0" & until [ -s d/e/f ]; do sleep 0.01; done; rm d/e/f; rmdir d/e; wait $!"#;
+    let rig = Rig::new();
+    let (trace, load) = (rig.path("trace"), rig.path("load"));
+    let mut traced = Command::new(binary());
+    traced.args(["trace", "-q", "-o"]).arg(&trace).args(["--", "/bin/sh", "-c", both, script]);
+    run(traced.current_dir(rig.path("work")).stdin(Stdio::null()));
+    rig.forebay(&["trace", "export", "--to", "workload", "-o"], &[&load, &trace]);
+    for scale in ["0", "1"] {
+        let replay = ["bench", "run", "-q", "--json", "--no-cache-look", "--think-scale", scale];
+        let told = rig.forebay(&replay, &[&load.join("workload.toml"), &rig.path("again")]);
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let phases = told["phases"].as_array().unwrap();
+        let written: u64 = phases.iter().filter_map(|one| one["written_bytes"].as_u64()).sum();
+        assert_eq!(written, 5000, "{told}");
+        let left = std::fs::read_dir(rig.path("again")).unwrap();
+        left.for_each(|entry| std::fs::remove_dir_all(entry.unwrap().path()).unwrap());
+    }
+}
+
 /// A replay has what is read of a file, and not as much room as the file is long.
 #[test]
 fn a_large_sparse_file_is_replayed_in_little_room() {
@@ -169,11 +198,58 @@ int main(void) {
   fread(d, 1, 9, f);
   fread(d, 1, 30000, f);
   fclose(f);
+  f = fopen("out", "w");
+  fprintf(f, "%0229d", 1);
+  fwrite(d, 1, 54293, f);
+  fflush(f);
+  for (int i = 0; i < 20; i++) { fputs("line ", f); fprintf(f, "%01000d\n", i); }
+  fclose(f);
+  f = fopen("out", "a");
+  setbuf(f, 0);
+  for (int i = 0; i < 30; i++) fwrite(d, 1, 77, f);
+  fclose(f);
   f = fopen("out", "a");
   fputs("end\n", f);
   return 0;
 }
 "#;
+
+/// Prints so many lines.
+const PRINTS: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+int main(int count, char **given) {
+  for (int i = 0; i < atoi(given[1]); i++) {
+    printf("line %d\n", i);
+    if (i % 100 == 0) puts("hundred");
+  }
+  fputs("end\n", stdout);
+  return 0;
+}
+"#;
+
+/// Standard output that is a file, alone and of several programs at once that share it.
+#[test]
+fn what_is_printed_into_a_file_is_recorded() {
+    let rig = Rig::new();
+    let (source, program) = (rig.path("prints.c"), rig.path("prints"));
+    std::fs::write(&source, PRINTS).unwrap();
+    run(Command::new("cc").args(["-O1", "-w", "-o"]).args([&program, &source]));
+    let program = program.to_str().unwrap();
+    let alone = format!("{program} 3000 > out");
+    let together = format!("for i in 1 2 3 4; do {program} 3000 & done > out; wait");
+    let appended = format!("echo before > out; {program} 50 >> out; {program} 70 >> out 2>&1");
+    for (number, script) in [alone, together, appended].into_iter().enumerate() {
+        let trace = rig.path(&format!("trace{number}"));
+        let mut traced = Command::new(binary());
+        traced.args(["trace", "-q", "-o"]).arg(&trace).args(["--", "/bin/sh", "-c", &script]);
+        run(traced.current_dir(rig.path("work")).stdin(Stdio::null()));
+        let bytes = std::fs::metadata(rig.path("work").join("out")).unwrap().len();
+        let report = rig.forebay(&["report", "--json"], &[&trace]);
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["totals"]["written_bytes"].as_u64(), Some(bytes), "{script}");
+    }
+}
 
 /// What a program did to files of a name: how many reads and writes of each size, as the kernel saw them.
 fn seen_by_the_kernel(command: &mut Command, name: &str, log: &Path) -> Transfers {

@@ -289,6 +289,35 @@ impl Namespace {
         written
     }
 
+    /// Writes a part of one object, wherever it is, in messages of at most [`MAX_PAYLOAD_BYTES`]. How many of the bytes are there
+    /// now: fewer only where flash is full.
+    fn write_object_on(
+        &self,
+        ino: Ino,
+        layout: &Layout,
+        (stripe, offset): (u32, u64),
+        data: &[u8],
+        sync: bool,
+    ) -> Result<u64> {
+        let object = ObjectId { ino, stripe };
+        let shard = layout.shard_of(stripe, self.server_count());
+        let mut done = 0;
+        for piece in data.chunks(MAX_PAYLOAD_BYTES as usize) {
+            let change = ObjectChange::Write { object, offset: offset + done, sync };
+            let count = match self.change_objects(shard, &change, piece) {
+                Ok(ObjectsReply::Count(count)) => count,
+                Ok(_) => return Err(Errno::EPROTO),
+                Err(Errno::ENOSPC) => 0,
+                Err(errno) => return Err(errno),
+            };
+            done += count;
+            if count < piece.len() as u64 {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
     /// The same into the objects, whatever is in logs.
     pub(super) fn write_objects(
         &self,
@@ -321,15 +350,8 @@ impl Namespace {
                 let from = (run.file_offset - offset) as usize;
                 bytes.extend_from_slice(&data[from..from + run.bytes as usize]);
             }
-            let object = ObjectId { ino, stripe: part.stripe };
-            let change = ObjectChange::Write { object, offset: part.offset, sync };
-            let shard = layout.shard_of(part.stripe, self.server_count());
-            let count = match self.change_objects(shard, &change, &bytes) {
-                Ok(ObjectsReply::Count(count)) => count,
-                Ok(_) => return Err(Errno::EPROTO),
-                Err(Errno::ENOSPC) => 0,
-                Err(errno) => return Err(errno),
-            };
+            let count =
+                self.write_object_on(ino, layout, (part.stripe, part.offset), &bytes, sync)?;
             if count < part.bytes {
                 // What stands before the first byte that is missing counts.
                 let rest = Part { offset: part.offset + count, bytes: part.bytes - count, ..*part };

@@ -147,13 +147,16 @@ impl Namespace {
         self.patiently(to, || self.ask_objects(to, question.clone(), payload, room))
     }
 
-    /// Repeats what fails because a server is away; at once an error if it has been away for long.
+    /// Repeats what fails because a server is away; at once an error if it has been away for long. What fails for as long while
+    /// others hear of that server ends, too.
     fn patiently<T>(&self, to: ShardId, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut pause = RETRY_FIRST;
+        let begun = Instant::now();
         loop {
             match attempt() {
                 Err(errno) if is_away(errno) => {
-                    let since = *self.striped.away.lock().entry(to).or_insert_with(Instant::now);
+                    let away = *self.striped.away.lock().entry(to).or_insert_with(Instant::now);
+                    let since = away.min(begun);
                     if since.elapsed() >= *self.striped.patience.read() {
                         return Err(errno);
                     }

@@ -6,6 +6,7 @@ use forebay_interfaces::peers::asking;
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, WriteMode};
 use forebay_proto::attr::{SetAttr, SetTime, Timestamp};
+use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::{Caller, Errno, FileKind, Ino, ObjectId, RequestId, Result, ShardId};
 use forebay_store::metadata::{LmdbStore, StoreOptions};
@@ -38,6 +39,10 @@ impl Net {
         room: &mut Vec<u8>,
     ) -> Result<Reply> {
         self.asked.fetch_add(1, Ordering::Relaxed);
+        // A longer one has no place in a message.
+        if payload.len() > MAX_PAYLOAD_BYTES as usize {
+            return Err(Errno::EMSGSIZE);
+        }
         let server = self.servers.read().get(usize::from(to.0)).cloned().flatten();
         let server = server.ok_or(Errno::EHOSTUNREACH)?;
         let Question::Objects { from, question, .. } = question else { return Err(Errno::EPROTO) };

@@ -12,7 +12,7 @@ use forebay_interfaces::peers::Peers;
 use forebay_net::handshake::{self, Credential};
 use forebay_net::{Link, LinkError, ServerAddress, Stream, peer};
 use forebay_proto::net::auth::{Key, Purpose, Secret};
-use forebay_proto::net::frame::{self, Kind};
+use forebay_proto::net::frame::{self, FrameError, Kind};
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::{Errno, Result, ServerId, ShardId};
 use parking_lot::{Condvar, Mutex};
@@ -184,6 +184,12 @@ impl Links {
                     Reply::Failed(errno) => Err(Errno(errno)),
                     reply => Ok(reply),
                 }
+            }
+            // Nothing of it was sent: asking again would not help.
+            Err(LinkError::Frame(error @ FrameError::TooLong { .. })) => {
+                tracing::error!(%server, %error, "a question to a server was not sent");
+                used.open = Some(open);
+                Err(Errno::EMSGSIZE)
             }
             Err(error) => {
                 tracing::debug!(%server, %error, "a question to a server has no answer");

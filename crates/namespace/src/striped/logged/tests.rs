@@ -160,6 +160,28 @@ fn logs_on(rig: &Rig, shard: u16) -> usize {
     }
 }
 
+/// More goes to one server at once than a message holds.
+#[test]
+fn large_writes_in_logs_are_brought_together_on_other_servers() {
+    let rig = Rig::new(2);
+    let ns = join(&rig, &Dead::default());
+    let ino = file(&rig, "large");
+    let stripe = (2_u64 << 20).to_string();
+    let who = Caller::root();
+    ns.setxattr(&who, ino, b"user.forebay.stripe_size_bytes", stripe.as_bytes(), 0, false).unwrap();
+    let mut writer = Writer::begin(&rig, ino, 1, 1).unwrap();
+    let mut model = Vec::new();
+    for n in 0..9_u64 {
+        let data: Vec<u8> = (0..1 << 20).map(|at| (at as u64 * 7 / 64 + n) as u8).collect();
+        writer.write(&rig, n << 20, &data);
+        put(&mut model, n << 20, &data);
+    }
+    writer.say(&rig, true).unwrap();
+    while ns.bring_next(ino).unwrap() {}
+    assert_eq!(ns.log_metrics().unwrap().extents, 0, "all of it was brought together");
+    assert!(whole(&ns, ino) == model);
+}
+
 #[test]
 fn what_is_published_agrees_with_a_model_over_restarts_and_deaths() {
     let rig = Rig::new(3);
