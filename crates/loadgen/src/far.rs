@@ -59,7 +59,7 @@ pub(crate) enum Ask {
     /// Ends it.
     EndTurn { place: (u32, u32, u32), position: u32 },
     /// Counts an event.
-    Signal { event: u32 },
+    Signal { event: u32, count: u64 },
     /// Waits for one.
     WaitFor { event: u32, count: u64 },
     /// Waits for the jobs before this one.

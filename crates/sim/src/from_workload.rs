@@ -311,7 +311,8 @@ fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
                     meetings += 1;
                     Action::Meet { number: meetings }
                 }
-                Op::Transfer(..) => continue,
+                // Who waited for whom is in the pauses of a trace.
+                Op::Transfer(..) | Op::Signal { .. } | Op::Await { .. } => continue,
                 Op::Sync { .. } => Action::Sync { count: 1 },
                 _ => Action::Names { count: 1, implied: false },
             };

@@ -11,6 +11,7 @@ mod darshan_record;
 mod fio;
 mod ftio;
 mod ior_csv;
+mod order;
 mod parquet_file;
 mod workload;
 

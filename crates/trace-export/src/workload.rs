@@ -4,11 +4,14 @@
 //! Processes that wait for each other, as a program for one that it started, are one process of the workload: their order is kept. A process goes
 //! to that of its parent if that one made no call from its first to its last one; ranks stay apart.
 //!
+//! Calls on names wait for those of other processes that came before ([`crate::order`]).
+//!
 //! Directories that were there before are made by a file in them, of which the replay knows nothing else ([`KEPT`]).
 //!
 //! Paths are relative to the directory that all files of the trace have in common, so a replay never touches the program's own files. A file
 //! that was there before the run is prepared with as many bytes as were read of it.
 
+use crate::order::{Waits, order};
 use crate::{ExportError, Exported, Walk, cannot, create};
 use forebay_trace_format::layout::flag;
 use forebay_trace_format::{Class, Event, Op};
@@ -92,24 +95,20 @@ impl Files {
         }
     }
 
-    /// Directories above what the removals of processes that move no bytes would have taken away: these calls are not in the
-    /// workload, so the directories never become empty.
-    fn keep_something(&self, lanes: &[Lane]) -> HashSet<u32> {
-        let idle = lanes.iter().filter(|lane| !moves(&lane.operations));
-        let removals = idle
-            .flat_map(|lane| &lane.operations)
-            .filter(|(_, _, record)| matches!(record.kind, Kind::Unlink | Kind::Rmdir));
-        let mut keep = HashSet::new();
-        for (_, _, record) in removals {
-            let Some(used) = self.all.get(record.file as usize) else { continue };
+    /// Of each name the directory above it that has a name itself.
+    fn parents(&self) -> Vec<Option<u32>> {
+        let above = |used: &Used| {
             let path = format!("/{}", used.path);
             let mut rest = path.as_str();
             while let Some(at) = rest.rfind('/').filter(|at| *at > 0) {
                 rest = &rest[..at];
-                keep.extend(self.by_path.get(rest));
+                if let Some(number) = self.by_path.get(rest) {
+                    return Some(*number);
+                }
             }
-        }
-        keep
+            None
+        };
+        self.all.iter().map(above).collect()
     }
 
     /// Directories in which something is prepared, so that they are there from the begin.
@@ -305,40 +304,32 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
             let operations: Operations =
                 operations.into_iter().filter(|(_, _, record)| known(record)).collect();
             let who = (header.host.clone(), header.pid, tid);
-            Lane::add(&mut lanes, who, header.ppid, rank, operations);
+            Lane::add(&mut lanes, who, header.ppid, rank, with_flushes(operations));
         }
     }
-    let (mut hosts, mut processes, mut kept) = (HashSet::new(), 0_u32, 0);
     if !lanes.iter().any(|lane| moves(&lane.operations)) {
         return Err(ExportError::Nothing(
             "no thread of the trace read, wrote or synced a file".into(),
         ));
     }
-    let keep = files.keep_something(&lanes);
     for lane in &mut lanes {
-        let idle = !moves(&lane.operations);
-        lane.operations.retain(|(_, _, record)| {
+        if !moves(&lane.operations) {
             // Of what moves no bytes, only that counts which others may need.
-            (makes(record) || !idle) && !(record.kind == Kind::Rmdir && keep.contains(&record.file))
-        });
-    }
-    let removed = removed(&lanes);
-    for (number, mut lane) in lanes.into_iter().enumerate() {
-        // Whether another process has removed the name already is a matter of time.
-        lane.operations.retain(|(_, _, record)| {
-            let by_another = removed.get(&record.file).is_some_and(|by| *by != Some(number));
-            !(by_another && matches!(record.kind, Kind::Stat | Kind::Readdir))
-        });
-        if lane.operations.is_empty() {
-            continue;
+            lane.operations.retain(|(_, _, record)| changes_names(record));
         }
+        once_open(&mut lane.operations);
+    }
+    lanes.retain(|lane| !lane.operations.is_empty());
+    let hosts: HashSet<String> = lanes.iter().map(|lane| lane.host.clone()).collect();
+    let processes: Vec<Operations> = lanes.into_iter().map(|lane| lane.operations).collect();
+    let order = order(&processes, &files.parents());
+    let (count, mut kept) = (processes.len() as u32, 0);
+    for (number, operations) in processes.into_iter().enumerate() {
         to.process();
-        processes += 1;
-        kept += push(&mut to, lane.operations, &line).map_err(cannot(&path))?;
-        hosts.insert(lane.host);
+        kept += push(&mut to, operations, (number, &order), &line).map_err(cannot(&path))?;
     }
     to.finish().and_then(|mut out| out.flush()).map_err(cannot(&path))?;
-    let text = toml(walk, processes, hosts.len() as u32);
+    let text = toml(walk, count, hosts.len() as u32);
     let path = dir.join("workload.toml");
     std::fs::write(&path, text).map_err(cannot(&path))?;
     // What was written must be what readers of workloads take.
@@ -348,11 +339,27 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
     exported.calls = kept;
     if other > 0 {
         exported.notes.push(format!(
-            "{other} calls are not in the workload: those that failed, of threads that move no bytes unless they make names, removals of directories that these would have emptied, looks at names that another process removes, second opens of one file, links by whose names something is read, attributes, positions"
+            "{other} calls are not in the workload: those that failed, of threads that move no bytes unless they make or remove names, second opens of one file, links by whose names something is read, attributes, positions"
         ));
     }
     exported.notes.push("barriers of MPI are not in a trace: the pauses that they made are".into());
     Ok(exported)
+}
+
+/// At its end a process writes what streams keep that it left open; another one of the same lane begins anew.
+fn with_flushes(mut operations: Operations) -> Operations {
+    let mut open = std::collections::BTreeSet::new();
+    for (_, _, record) in &operations {
+        match record.kind {
+            Kind::Write if record.flags & STREAM != 0 => drop(open.insert(record.file)),
+            Kind::Close => drop(open.remove(&record.file)),
+            _ => {}
+        }
+    }
+    let end_s = operations.iter().map(|one| one.1).fold(0.0, f64::max);
+    let flush = |file| (end_s, end_s, Record { file, ..Record::new(Kind::Flush) });
+    operations.extend(open.into_iter().map(flush));
+    operations
 }
 
 /// A rename whose new name is not known yet.
@@ -410,24 +417,10 @@ fn moves(operations: &Operations) -> bool {
     operations.iter().any(|(_, _, record)| matches!(record.kind, Read | Write | Fsync | Fdatasync))
 }
 
-/// Names that the workload removes, and the number of the process that does, if only one does.
-fn removed(lanes: &[Lane]) -> HashMap<u32, Option<usize>> {
-    let mut removed = HashMap::new();
-    for (number, lane) in lanes.iter().enumerate() {
-        for (_, _, record) in &lane.operations {
-            if matches!(record.kind, Kind::Unlink | Kind::Rmdir | Kind::Rename) {
-                let by = removed.entry(record.file).or_insert(Some(number));
-                *by = by.filter(|before| *before == number);
-            }
-        }
-    }
-    removed
-}
-
-/// Whether it may make a name.
-fn makes(record: &Record) -> bool {
+/// Whether it may make or remove a name.
+fn changes_names(record: &Record) -> bool {
     match record.kind {
-        Kind::Mkdir | Kind::Create | Kind::Rename => true,
+        Kind::Mkdir | Kind::Create | Kind::Rename | Kind::Unlink | Kind::Rmdir => true,
         // By a mode that makes it.
         Kind::Open => record.flags != 0,
         _ => false,
@@ -468,41 +461,53 @@ fn note(files: &mut Files, path: &str, directory: bool, timed: &forebay_trace_re
     }
 }
 
-/// Writes a thread's operations; a file is open once at a time.
-fn push<W: Write + std::io::Seek>(
-    to: &mut OperationsWriter<W>,
-    mut operations: Operations,
-    line: &Timeline,
-) -> std::io::Result<u64> {
+/// A file is open once at a time.
+fn once_open(operations: &mut Operations) {
     operations.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut open: HashMap<u32, u32> = HashMap::new();
+    operations.retain(|(_, _, record)| {
+        let opens = open.entry(record.file).or_default();
+        match record.kind {
+            Kind::Open => {
+                *opens += 1;
+                *opens == 1
+            }
+            Kind::Close => {
+                *opens = opens.saturating_sub(1);
+                *opens == 0
+            }
+            _ => true,
+        }
+    });
+}
+
+/// Writes a process's operations, and what they wait for.
+fn push<W: Write + std::io::Seek>(
+    to: &mut OperationsWriter<W>,
+    operations: Operations,
+    (process, order): (usize, &[Waits]),
+    line: &Timeline,
+) -> std::io::Result<u64> {
+    let waits = &order[process];
     let (mut phase, mut last_s, mut kept) = (None, line.from_s, 0);
-    for (start_s, end_s, mut record) in operations {
+    for (number, (start_s, end_s, mut record)) in operations.into_iter().enumerate() {
         let now = line.phase(start_s);
         if phase != Some(now) {
             phase = Some(now);
             to.push(Record { file: now as u32, ..Record::new(Kind::Phase) })?;
         }
-        let opens = open.entry(record.file).or_default();
-        match record.kind {
-            Kind::Open => {
-                *opens += 1;
-                if *opens > 1 {
-                    continue;
-                }
-            }
-            Kind::Close => {
-                *opens = opens.saturating_sub(1);
-                if *opens > 0 {
-                    continue;
-                }
-            }
-            _ => {}
-        }
         record.think_ns = ((start_s - last_s).max(0.0) * 1e9) as u64;
         last_s = last_s.max(end_s);
+        for (other, operation) in waits.before.get(&number).into_iter().flatten() {
+            let length = order[*other as usize].signals(*operation);
+            let think_ns = std::mem::take(&mut record.think_ns);
+            to.push(Record { file: *other, length, think_ns, ..Record::new(Kind::Await) })?;
+        }
         kept += 1;
         to.push(record)?;
+        if waits.told.contains(&number) {
+            to.push(Record::new(Kind::Signal))?;
+        }
     }
     Ok(kept)
 }

@@ -410,8 +410,9 @@ impl Gathered {
             .collect();
         files.sort_by(|a, b| b.time_s.total_cmp(&a.time_s).then(a.path.cmp(&b.path)));
         let file_count = self.file_count();
+        let mut notes = trace.notes;
         if !self.others.is_empty() {
-            problems.push(format!(
+            notes.push(format!(
                 "there are more than {FILES_MAX} files: the further ones are told of together, as one called {OTHER_FILES}"
             ));
         }
@@ -436,6 +437,7 @@ impl Gathered {
             left_out: timeline.left_out,
             lost,
             problems,
+            notes,
             span_s,
             totals: self.totals,
             phases: timeline.phases(),

@@ -34,8 +34,11 @@ pub fn html(runs: &[Run<'_>]) -> String {
     for run in runs {
         let report = run.report;
         let what = if report.ranks { "ranks" } else { "tasks" };
-        let command: String =
-            report.commands.first().map_or("", |command| command).chars().take(COMMAND).collect();
+        let whole = report.commands.first().map_or("", |command| command);
+        let mut command: String = whole.chars().take(COMMAND).collect();
+        if command.len() < whole.len() {
+            command.push('\u{2026}');
+        }
         let begin = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
         page.fact(format!(
             "{begin}{} {what}, {} on {}, {} from first to last call",
@@ -87,6 +90,9 @@ fn titled(title: &str, run: &Run<'_>, runs: &[Run<'_>]) -> String {
 fn found(section: &mut Section, report: &Report) {
     for problem in &report.problems {
         section.warning(format!("Incomplete: {problem}"));
+    }
+    for note in &report.notes {
+        section.text(format!("Note: {note}."));
     }
     if report.is_empty() {
         section.text("The run has no calls on files, so nothing of it is drawn.");

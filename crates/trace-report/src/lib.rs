@@ -83,6 +83,8 @@ pub struct Report {
     pub lost: u64,
     /// What is missing from this report, and why; empty if it is complete.
     pub problems: Vec<String>,
+    /// What a reader must know although nothing is missing: a clock that was set, files that are told of together.
+    pub notes: Vec<String>,
     /// From the first call to the end of the last.
     pub span_s: f64,
     /// Where the time of all tasks went.

@@ -55,6 +55,8 @@ pub struct Trace {
     pub commands: Vec<String>,
     /// What could not be read, and why.
     pub problems: Vec<String>,
+    /// What a reader must know of the trace, although nothing is missing.
+    pub notes: Vec<String>,
     /// Number of hosts.
     pub hosts: u64,
     /// Tasks are ranks.
@@ -125,6 +127,7 @@ impl Trace {
             buffers: Vec::new(),
             commands,
             problems,
+            notes: Vec::new(),
             hosts: 0,
             ranks,
             kept: Default::default(),
@@ -199,7 +202,7 @@ impl Trace {
                     header.host,
                     (offset - *known) as f64 / 1e9
                 );
-                Trace::problem(&mut self.problems, text);
+                Trace::problem(&mut self.notes, text);
             }
         }
         let mut hosts: Vec<&str> = headers

@@ -110,6 +110,9 @@ fn head(report: &Report, out: &mut String) -> std::fmt::Result {
     for problem in &report.problems {
         writeln!(out, "INCOMPLETE: {}", visible(problem))?;
     }
+    for note in &report.notes {
+        writeln!(out, "NOTE: {}", visible(note))?;
+    }
     let totals = &report.totals;
     writeln!(out, "\nTIME IN CALLS, all tasks: {}", time(totals.all_s()))?;
     let rows = [

@@ -19,6 +19,9 @@ pub const MAX_RECORDS: u64 = 1 << 21;
 /// Most phases of all jobs together: each has 33 KiB of histograms.
 pub const MAX_PHASES: usize = 8192;
 
+/// Signals of a process that has ended: more than anybody waits for.
+const ENDED: u64 = 1 << 62;
+
 /// What an operation is counted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -233,8 +236,8 @@ impl Board {
             barriers: map_zeroed(2 * sets.len())?,
             most: map_zeroed(sets.len())?,
             turns: map_zeroed(members)?,
-            event_counts: map_zeroed(workload.events.len())?,
-            event_words: map_zeroed(workload.events.len())?,
+            event_counts: map_zeroed(workload.event_count())?,
+            event_words: map_zeroed(workload.event_count())?,
             jobs_left,
             job_ends: map_zeroed(workload.jobs.len())?,
             records: map_zeroed(records * FIELDS)?,
@@ -306,8 +309,8 @@ impl Board {
                 self.end_turn(place, position);
                 Ok(Told::Done)
             }
-            Ask::Signal { event } => {
-                self.signal(event);
+            Ask::Signal { event, count } => {
+                self.signal_times(event, count);
                 Ok(Told::Done)
             }
             Ask::WaitFor { event, count } => self.wait_for(event, count).map(|()| Told::Done),
@@ -449,12 +452,21 @@ impl Board {
 
     /// Counts an event.
     pub fn signal(&self, event: u32) {
+        self.signal_times(event, 1);
+    }
+
+    /// Nobody waits any more for a process that has ended.
+    pub fn signal_end(&self, event: u32) {
+        self.signal_times(event, ENDED);
+    }
+
+    fn signal_times(&self, event: u32, count: u64) {
         if let Some(far) = self.shared.far() {
-            let _ = far.ask(&Ask::Signal { event });
+            let _ = far.ask(&Ask::Signal { event, count });
             return;
         }
         let word = &self.event_words[event as usize];
-        self.event_counts[event as usize].fetch_add(1, Ordering::AcqRel);
+        self.event_counts[event as usize].fetch_add(count, Ordering::AcqRel);
         word.fetch_add(1, Ordering::AcqRel);
         futex_wake_all(word);
     }
@@ -466,7 +478,7 @@ impl Board {
         }
         let counted = &self.event_counts[event as usize];
         let word = &self.event_words[event as usize];
-        self.until(word, || counted.load(Ordering::Acquire) >= count)
+        self.until(word, || counted.load(Ordering::Acquire) >= count.min(ENDED))
     }
 
     /// Waits for the jobs that must have ended before `job`, which has this number; gives when the last of them did

@@ -304,6 +304,9 @@ impl<'a> Player<'a> {
         self.wait_for_helper()?;
         self.close_all()?;
         self.end_phase()?;
+        if job.is_listed() {
+            self.board.signal_end(self.workload.process_event(self.job, self.process));
+        }
         self.board.end_job(self.job);
         Ok(())
     }

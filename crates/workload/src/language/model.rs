@@ -146,7 +146,26 @@ pub enum Work {
     },
 }
 
+impl Workload {
+    /// The event that a process of a job with listed operations signals: these come after those that have names.
+    pub fn process_event(&self, job: u32, process: u32) -> u32 {
+        let before = self.jobs.iter().take(job as usize).filter(|job| job.is_listed());
+        let processes: u32 = before.map(|job| job.processes).sum();
+        self.events.len() as u32 + processes + process
+    }
+
+    /// Events with names, and those of processes.
+    pub fn event_count(&self) -> usize {
+        self.process_event(self.jobs.len() as u32, 0) as usize
+    }
+}
+
 impl Job {
+    /// Whether its operations are listed, as those of a trace.
+    pub fn is_listed(&self) -> bool {
+        matches!(self.work, Work::Listed { .. })
+    }
+
     /// Number of phases; what a job with listed operations does before its first phase counts as phase 0.
     pub fn phase_count(&self) -> u32 {
         match &self.work {

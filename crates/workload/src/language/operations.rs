@@ -54,10 +54,14 @@ pub enum Kind {
     Phase = 17,
     Wait = 18,
     Flush = 19,
+    /// Other processes may wait for the operations so far ([`Kind::Await`]).
+    Signal = 20,
+    /// Waits until another process (`file` is its number) has come by so many signals (`length`), or has ended.
+    Await = 21,
 }
 
 impl Kind {
-    const ALL: [Kind; 19] = [
+    const ALL: [Kind; 21] = [
         Kind::Think,
         Kind::Meet,
         Kind::Open,
@@ -77,6 +81,8 @@ impl Kind {
         Kind::Phase,
         Kind::Wait,
         Kind::Flush,
+        Kind::Signal,
+        Kind::Await,
     ];
 
     fn of(number: u8) -> Option<Kind> {
@@ -101,11 +107,11 @@ pub struct Record {
     /// Of a transfer [`ASYNCHRONOUS`], [`COLLECTIVE`], [`STREAM`], [`UNSEEN`]; of an open the number of the mode
     /// (0 read, 1 write, 2 truncate, 3 new).
     pub flags: u8,
-    /// Number of the file's name; of a phase its number.
+    /// Number of the file's name; of a phase its number; of a wait that of the process.
     pub file: u32,
     /// In the file, in bytes.
     pub offset: u64,
-    /// Bytes; of a truncation the new size, of a rename the number of the new name.
+    /// Bytes; of a truncation the new size, of a rename the number of the new name, of a wait how many signals.
     pub length: u64,
     /// Time between the end of the operation before and the begin of this one, in nanoseconds.
     pub think_ns: u64,

@@ -801,6 +801,17 @@ impl<'w> Walk<'w> {
             }
             Kind::Wait => Op::Wait,
             Kind::Flush => Op::Flush { file: id()? },
+            Kind::Signal => {
+                Op::Signal { event: self.workload.process_event(self.job, self.process) }
+            }
+            Kind::Await if record.file < file.processes() => {
+                let event = self.workload.process_event(self.job, record.file);
+                Op::Await { event, count: record.length }
+            }
+            Kind::Await => {
+                let (what, why) = ("a wait", "it has the number of a process that is not there");
+                return Err(OperationsError::Damaged { what, at: 0, why });
+            }
         };
         Ok(Some(op))
     }
