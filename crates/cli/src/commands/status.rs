@@ -30,7 +30,8 @@ struct Listed {
     #[serde(skip_serializing_if = "Option::is_none", rename = "server_address")]
     server: Option<String>,
     store: PathBytes,
-    /// `live`, `dead`, `silent` (it does not answer), `stopped`, `kept`, `in use`, `served`, `hidden` (another user's).
+    /// `live`, `dead`, `silent` (it does not answer), `stopped`, `kept`, `in use`, `ending` (it is unmounted), `served`,
+    /// `hidden` (another user's).
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity_bytes: Option<u64>,
@@ -349,11 +350,20 @@ fn list_kept(found: &FoundStore) -> Listed {
             (false, _) => "kept",
         },
         buffer,
+    let waits_for = (found.in_use && buffer.is_none()).then(|| ending(&found.dir)).flatten();
         server: None,
         store: bytes_of(&found.dir),
         capacity_bytes,
         used_bytes: None,
-        why,
+            (true, None) if waits_for.is_some() => "ending",
+        why: why.or(waits_for),
         resume: None,
     }
+}
+
+/// What the process of a store waits for, if that was unmounted.
+fn ending(store_dir: &Path) -> Option<String> {
+    let control = Control::connect_store_until(store_dir, Some(Instant::now()));
+    let waits_for = control.and_then(|mut control| control.buffer_status()).ok()?.ending?;
+    Some(format!("unmounted, and waits for its last copy: {waits_for}"))
 }
