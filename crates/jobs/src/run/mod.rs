@@ -217,7 +217,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
 /// Goes on with a job whose runner is gone, or whose stage-out failed, to its end.
 ///
 /// # Errors
-/// If there is no such job, somebody runs it, or its buffer cannot be mounted again.
+/// If there is no such job, somebody runs it, or its buffer cannot be mounted again and is needed for more than its removal.
 pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     let what = || format!("go on with {}", path.display());
     let (mut record, dir) = JobRecord::load(path).map_err(|e| RunError::new(what(), e))?;
@@ -234,14 +234,18 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     console.say(&format!("forebay: {}: it was left in step {}", record.id, record.step));
     let say = |text: &str| console.step(first, text);
     // A buffer at servers is given back without a mount.
-    if record.served.is_none() || first != Step::Teardown {
-        mount::mount_again(&program.path, &record, &dir, &signals, &say)
-            .map_err(|why| RunError::new("mount the job's buffer again", why))?;
-    }
+    let mounted = match record.served.is_none() || first != Step::Teardown {
+        true => mount::mount_again(&program.path, &record, &dir, &signals, &say),
+        false => Ok(()),
+    };
     record.done.retain(|summary| summary.step < first);
     let mut machine = Machine::new(record, dir, program, signals, console);
     machine.resumed = true;
-    machine.drive(first);
+    match mounted {
+        Ok(()) => machine.drive(first),
+        Err(why) if first == Step::Teardown => machine.not_removed(why),
+        Err(why) => return Err(RunError::new("mount the job's buffer again", why)),
+    }
     Ok(machine.finish())
 }
 
@@ -318,6 +322,15 @@ impl Machine {
             self.console.say(&format!("forebay: the job's record was not written: {error}"));
         }
     }
+    /// All that is to be kept is on the PFS, and what is left of the buffer cannot be mounted to be removed: the job ends as
+    /// it did when that was tried first.
+    fn not_removed(&mut self, why: String) {
+        self.record.step = Step::Teardown;
+        self.console.step(Step::Teardown, &why);
+        self.record.done.push(StepSummary::new(Step::Teardown).ending(Ended::Failed, why));
+        self.save();
+    }
+
 
     fn setup(&mut self) -> StepSummary {
         let summary = StepSummary::new(Step::Setup);
