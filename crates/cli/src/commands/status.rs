@@ -6,7 +6,7 @@ use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::servers::BufferPath;
 use crate::{site, state_dir};
 use forebay_client::{Control, MountRef, mounts, server_process};
-use forebay_jobs::run::record::{RECORD_NAME, left_over};
+use forebay_jobs::run::record::{RECORD_NAME, as_path, left_at, left_over};
 use forebay_net::ServerAddress;
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
 use forebay_proto::layout::LOG;
@@ -253,6 +253,14 @@ fn name_left_jobs(places: &[PathBuf], listed: &mut [Listed]) {
             entry.resume = Some(bytes_of(&job.dir.join(RECORD_NAME)));
         }
     }
+    // With --work-dir a job's directory lies elsewhere, and its buffer is mounted in it.
+    for entry in listed.iter_mut().filter(|entry| entry.resume.is_none()) {
+        let Some(point) = &entry.mount_point else { continue };
+        let job = as_path(point).parent().and_then(|dir| left_at(&dir.join(RECORD_NAME)));
+        if let Some(job) = job.filter(|job| job.record.mount_point == *point) {
+            entry.resume = Some(bytes_of(&job.dir.join(RECORD_NAME)));
+        }
+    }
 }
 
 /// Where stores are looked for: in the flash that is named, else in the usual places and beside the stores
@@ -342,20 +350,20 @@ fn list_kept(found: &FoundStore) -> Listed {
         Ok(record) => (Some(record.capacity_bytes), None),
         Err(error) => (None, Some(error.to_string())),
     };
+    let waits_for = (found.in_use && buffer.is_none()).then(|| ending(&found.dir)).flatten();
     Listed {
         mount_point: key.and_then(StoreKey::mount_point).map(bytes_of),
         state: match (found.in_use, &buffer) {
             (true, Some(_)) => "served",
+            (true, None) if waits_for.is_some() => "ending",
             (true, None) => "in use",
             (false, _) => "kept",
         },
         buffer,
-    let waits_for = (found.in_use && buffer.is_none()).then(|| ending(&found.dir)).flatten();
         server: None,
         store: bytes_of(&found.dir),
         capacity_bytes,
         used_bytes: None,
-            (true, None) if waits_for.is_some() => "ending",
         why: why.or(waits_for),
         resume: None,
     }

@@ -38,6 +38,7 @@ use staging::{StageFailure, Stager};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -145,9 +146,10 @@ pub struct Finished {
 pub fn run(config: RunConfig) -> Result<Finished, RunError> {
     let signals = Signals::watch().map_err(|e| RunError::new("watch for signals", e))?;
     let console = Console::new();
-    for left in
-        record::left_over(&config.flash).unwrap_or_default().iter().take(MAX_LEFT_OVER_SHOWN)
-    {
+    let mut all_left = record::left_over(&config.flash).unwrap_or_default();
+    let in_work_dir = config.work_dir.as_deref().map(record::left_over_in);
+    all_left.extend(in_work_dir.and_then(Result::ok).unwrap_or_default());
+    for left in all_left.iter().take(MAX_LEFT_OVER_SHOWN) {
         let text = report::left_over_text(&left.record, &left.dir, &config.program.called);
         console.say(&format!("forebay: note: {text}"));
     }
@@ -163,7 +165,7 @@ pub fn run(config: RunConfig) -> Result<Finished, RunError> {
 fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
     let pid = std::process::id();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let id = format!("job-{}-{pid}", now.as_secs());
+    let id = format!("{}{}-{pid}", record::JOB_PREFIX, now.as_secs());
     let flash = config
         .flash
         .canonicalize()
@@ -171,7 +173,12 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
     let (base, made) = match &config.work_dir {
         Some(work) => {
             let dir = work.join(&id);
-            (work.clone(), fs::create_dir_all(&dir).and_then(|()| dir.canonicalize()))
+            // Nobody else may write it, or its record could not be trusted.
+            let make = |()| fs::DirBuilder::new().mode(0o700).create(&dir);
+            (
+                work.clone(),
+                fs::create_dir_all(work).and_then(make).and_then(|()| dir.canonicalize()),
+            )
         }
         None => (flash.clone(), record::make_job_dir(&flash, &id)),
     };
@@ -315,13 +322,6 @@ impl Machine {
         }
     }
 
-    /// Writes the record. The job is worth more than its record: a full flash directory does
-    /// not stop it.
-    fn save(&self) {
-        if let Err(error) = self.record.save(&self.dir) {
-            self.console.say(&format!("forebay: the job's record was not written: {error}"));
-        }
-    }
     /// All that is to be kept is on the PFS, and what is left of the buffer cannot be mounted to be removed: the job ends as
     /// it did when that was tried first.
     fn not_removed(&mut self, why: String) {
@@ -331,6 +331,13 @@ impl Machine {
         self.save();
     }
 
+    /// Writes the record. The job is worth more than its record: a full flash directory does
+    /// not stop it.
+    fn save(&self) {
+        if let Err(error) = self.record.save(&self.dir) {
+            self.console.say(&format!("forebay: the job's record was not written: {error}"));
+        }
+    }
 
     fn setup(&mut self) -> StepSummary {
         let summary = StepSummary::new(Step::Setup);

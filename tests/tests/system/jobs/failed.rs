@@ -159,6 +159,26 @@ fn a_buffer_that_cannot_be_removed_is_told_by_each_resume_until_it_can() {
 }
 
 #[test]
+fn a_job_whose_directory_lies_elsewhere_is_pointed_out_as_well() {
+    let place = Place::new();
+    let run = |script: PathBuf| {
+        let mut command = place.command(&["--work-dir", "work", "--flash"]);
+        Run::wait(command.arg(place.flash()).arg(script).spawn().unwrap())
+    };
+    let kept = run(place.script(&[STRIPED, OUT], "exit 0")).expect(121);
+    let record = kept.record();
+    let next = run(place.script(&[STRIPED], "true")).expect(0);
+    assert!(next.err.contains(&format!("run --resume {record}")), "{}", next.err);
+    let mut status = Command::new(binary());
+    let status = status.args(["status", "--json", "--flash"]).arg(place.flash()).output().unwrap();
+    let listed: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let listed = listed["buffers"].as_array().unwrap();
+    assert!(listed.iter().any(|entry| entry["resume"] == record), "{listed:?}");
+    place.discard(&record).expect(0);
+    place.assert_clean();
+}
+
+#[test]
 fn a_job_is_discarded_after_its_runner_and_its_server_were_killed_and_not_before() {
     let place = Place::new();
     let body = "cd $DW_JOB_STRIPED; echo 12345 > x; echo $$ > ready\n\
