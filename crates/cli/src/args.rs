@@ -283,8 +283,8 @@ pub struct UmountArgs {
     /// Keep the buffer on flash.
     #[arg(long)]
     pub keep: bool,
-    /// Detach even while files are open (programs that use them get errors), wait for no plan, and
-    /// destroy what only the buffer has, as --destroy does.
+    /// Detach even while files are open (programs that use them get errors), end copies of the mount in other mount
+    /// namespaces, wait for no plan, and destroy what only the buffer has, as --destroy does.
     #[arg(long)]
     pub force: bool,
     /// Destroy data that only the buffer has: files of a buffer whose server is dead or that was kept,
@@ -292,7 +292,8 @@ pub struct UmountArgs {
     /// --discard-dirty.
     #[arg(long, conflicts_with = "keep")]
     pub destroy: bool,
-    /// Do not wait: while plans have not ended or a cache is not drained, refuse and name them.
+    /// Do not wait: while plans have not ended, a cache is not drained, or processes in mount namespaces of their own have
+    /// the buffer mounted, refuse and name them.
     #[arg(long, conflicts_with_all = ["force", "destroy", "keep", "timeout", "discard_dirty"])]
     pub no_wait: bool,
     /// Wait at most this many seconds for plans or the drain of a cache; then the buffer stays mounted.

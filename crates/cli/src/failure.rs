@@ -1,5 +1,6 @@
 //! How a command ends: its exit code, and its error as text or JSON.
 
+use forebay_jobs::run::RunError;
 use forebay_proto::control::ControlError;
 use std::borrow::Cow;
 use std::process::ExitCode;
@@ -74,6 +75,9 @@ pub fn visible(text: &str) -> Cow<'_, str> {
 
 /// The error as a `--json` command prints it.
 pub fn as_control_error(error: &anyhow::Error) -> ControlError {
+    if let Some(RunError { what, why }) = error.downcast_ref() {
+        return ControlError::new(what, None, why);
+    }
     match error.downcast_ref::<ControlError>() {
         Some(error) => error.clone(),
         None => ControlError {
@@ -100,6 +104,15 @@ pub fn print_json<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_job_failed_at_and_why_stand_apart() {
+        let error =
+            RunError { what: "go on with /r".into(), why: "process 7 runs this job".into() };
+        let told = as_control_error(&error.into());
+        assert_eq!((&*told.what, &*told.why), ("go on with /r", "process 7 runs this job"));
+        assert_eq!(told.to_string(), "go on with /r: process 7 runs this job");
+    }
 
     #[test]
     fn control_characters_are_shown() {

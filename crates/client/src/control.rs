@@ -50,6 +50,19 @@ pub struct Control {
     is_behind: bool,
 }
 
+/// What an unmount is to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unmounting {
+    /// Keep the buffer.
+    pub keep: bool,
+    /// Detach even while files are open, and give up plans.
+    pub force: bool,
+    /// Give up plans.
+    pub destroy: bool,
+    /// Refuse what could not end at once.
+    pub no_wait: bool,
+}
+
 /// What is left of a wait for who has no time after `until`.
 fn left(timeout: Duration, until: Option<Instant>) -> Duration {
     let Some(until) = until else { return timeout };
@@ -273,13 +286,11 @@ impl Control {
 
     /// Unmounts; returns when the mount is gone and the buffer destroyed (or kept). What it waits for
     /// meanwhile is told to `waiting`. A buffer whose plans go on is not destroyed: EINPROGRESS, unless
-    /// `force` or `destroy` says so.
-    pub fn umount(
-        &mut self,
-        (keep, force, destroy): (bool, bool, bool),
-        mut waiting: impl FnMut(&str),
-    ) -> Result<()> {
-        let mut reply = self.request(&Request::Umount { keep, force, destroy }, UMOUNT_TIMEOUT)?;
+    /// `force` or `destroy` says so. A mount that has copies elsewhere ends with the last of them: with `no_wait` EBUSY.
+    pub fn umount(&mut self, asked: Unmounting, mut waiting: impl FnMut(&str)) -> Result<()> {
+        let Unmounting { keep, force, destroy, no_wait } = asked;
+        let request = Request::Umount { keep, force, destroy, no_wait };
+        let mut reply = self.request(&request, UMOUNT_TIMEOUT)?;
         loop {
             match reply {
                 Reply::Ok => return self.wait_for_end(),

@@ -17,7 +17,7 @@ pub mod server_process;
 mod umask;
 
 pub use cache_wait::{WaitFor, Waited, cache_wait};
-pub use control::{ANSWER_TIMEOUT, Control};
+pub use control::{ANSWER_TIMEOUT, Control, Unmounting};
 pub use ledger::Ledger;
 pub use locate::{MountRef, canonical, locate, locate_source, mounts, publish};
 pub use umask::umask;

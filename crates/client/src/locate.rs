@@ -205,6 +205,9 @@ mod tests {
 
     fn entry(point: &str, kind: &str, source: &str, root: &str) -> MountEntry {
         MountEntry {
+            id: 0,
+            parent_id: 0,
+            propagation: String::new(),
             device: 0,
             root: root.into(),
             point: point.into(),

@@ -15,6 +15,10 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
+    /// Its number, of no other mount of the machine while it is there; 0 if the table says something strange.
+    pub id: u64,
+    /// The number of the mount that it lies on.
+    pub parent_id: u64,
     /// Its device, as `stat` shows it for the files there; 0 if the table says something strange.
     pub device: u64,
     /// Which directory of the file system is mounted (not `/` for a bind mount of a part).
@@ -23,6 +27,8 @@ pub struct MountEntry {
     pub point: PathBuf,
     /// Options of this mount, such as `rw,nosuid`.
     pub options: String,
+    /// How changes below it go to and from other mounts, such as `shared:3 master:2`.
+    pub propagation: String,
     /// Type, such as `fuse.forebay`.
     pub kind: Vec<u8>,
     /// Source, such as `forebay:/dev/shm/forebay-0123`.
@@ -54,21 +60,42 @@ pub fn read() -> crate::Result<Vec<MountEntry>> {
     let text = std::fs::read(TABLE).map_err(|error| {
         ControlError::io("read the table of mounts", Some(Path::new(TABLE)), &error)
     })?;
-    Ok(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
+    Ok(parse(&text))
+}
+
+/// All mounts that another process sees; `None` if it has ended or may not be looked at.
+pub fn read_of(pid: u32) -> Option<Vec<MountEntry>> {
+    std::fs::read(format!("/proc/{pid}/mountinfo")).ok().map(|text| parse(&text))
+}
+
+fn parse(text: &[u8]) -> Vec<MountEntry> {
+    text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
 
 /// `36 35 98:0 /root /point options [tags]... - type source super-options`
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let device = fields.by_ref().nth(2).and_then(device_of).unwrap_or(0);
+    let number = |field: Option<&[u8]>| std::str::from_utf8(field?).ok()?.parse().ok();
+    let id = number(fields.next()).unwrap_or(0);
+    let parent_id = number(fields.next()).unwrap_or(0);
+    let device = fields.next().and_then(device_of).unwrap_or(0);
     let root = fields.next()?;
     let point = fields.next()?;
     let options = fields.next()?;
-    fields.by_ref().find(|field| *field == b"-")?;
+    let mut tags = Vec::new();
+    loop {
+        match fields.next()? {
+            b"-" => break,
+            tag => tags.push(String::from_utf8_lossy(tag)),
+        }
+    }
     let (kind, source) = (fields.next()?, fields.next()?);
     let super_options = fields.next().unwrap_or_default();
     let path = |raw: &[u8]| PathBuf::from(OsString::from_vec(unescape(raw)));
     Some(MountEntry {
+        id,
+        parent_id,
+        propagation: tags.join(" "),
         device,
         root: path(root),
         point: path(point),
@@ -116,6 +143,8 @@ mod tests {
         assert_eq!(entry.point.as_os_str().as_bytes(), b"/mnt/a b\nc\\");
         assert_eq!(entry.store_dir().unwrap(), PathBuf::from("/dev/shm/x y"));
         assert_eq!((entry.owner_uid(), entry.device), (Some(1000), 45));
+        assert_eq!((entry.id, entry.parent_id), (71, 24));
+        assert_eq!(entry.propagation, "shared:3 master:2");
         let plain = parse_line(b"22 1 254:0 / / rw - ext4 /dev/vda rw").unwrap();
         assert_eq!((plain.store_dir(), plain.options.as_str()), (None, "rw"));
         assert_eq!(parse_line(b""), None);

@@ -173,6 +173,9 @@ pub enum Request {
         /// `keep` such a request is refused: EINPROGRESS while plans go on, EIO after one has failed.
         #[serde(default)]
         destroy: bool,
+        /// Refuse while the mount could not end at once: EBUSY if it is mounted in other places, too.
+        #[serde(default)]
+        no_wait: bool,
     },
 }
 
@@ -327,6 +330,9 @@ pub struct BufferStatus {
     /// What a cache has that the PFS does not, and what it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Box<crate::cache::CacheStatus>>,
+    /// What it waits for, if it was unmounted and has not ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ending: Option<String>,
     /// Requests that the kernel sent since the start, by name.
     pub requests: Counts,
 }

@@ -84,4 +84,5 @@ mod trace_buffer;
 mod trace_export;
 mod trace_replay;
 mod trace_report;
+mod umount_copies;
 mod umount_plans;

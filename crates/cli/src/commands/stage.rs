@@ -292,8 +292,8 @@ fn bar_text((at, of): (u64, u64)) -> String {
     format!("{:>3}% {}{}", share(100), "█".repeat(full), "░".repeat(BAR_CELLS - full))
 }
 
-/// How far a plan is, and of what, for a bar that is full only at the end: in bytes, in files where none
-/// have any, and of what is not known yet nothing.
+/// How far a plan is, and of what, for a bar that is full only at the end and shows 99 % before it: in bytes, in
+/// files where none have any, and of what is not known yet nothing.
 fn position(status: &PlanStatus) -> (u64, u64) {
     let (done, total) = match (status.bytes_total, status.scanned) {
         (0, true) => (status.files_done, status.files_total),
@@ -303,8 +303,11 @@ fn position(status: &PlanStatus) -> (u64, u64) {
         return (1, 1);
     }
     // While the source is walked, what was found so far may all be copied.
-    let total = if status.scanned { total } else { total.max(2 * done) };
-    (done, total.max(done + 1))
+    let total = if status.scanned { total } else { total.max(done.saturating_mul(2)) };
+    match u128::from(done) * 100 > u128::from(total) * 99 {
+        true => (99, 100),
+        false => (done, total),
+    }
 }
 
 /// What stands beside the bar.
@@ -559,14 +562,20 @@ mod tests {
     #[test]
     fn a_bar_is_full_only_at_the_end() {
         let percent = |status: &PlanStatus| {
-            let (at, of) = position(status);
-            at * 100 / of
+            let text = bar_text(position(status));
+            text.split('%').next().unwrap().trim().parse::<u64>().unwrap()
         };
         assert_eq!(percent(&status(false, (0, 0), (0, 0))), 0, "nothing is known yet");
         assert!(percent(&status(false, (10 << 20, 10 << 20), (3, 3))) <= 50, "more may be found");
         assert_eq!(percent(&status(true, (1 << 20, 4 << 20), (1, 4))), 25);
         assert_eq!(percent(&status(true, (0, 0), (1, 4))), 25, "of files without bytes");
         assert_eq!(percent(&status(true, (4 << 20, 4 << 20), (4, 4))), 99, "it is being finished");
+        assert_eq!(percent(&status(true, (1, 1), (1, 1))), 99, "of a single byte as well");
+        assert_eq!(percent(&status(true, (7, 7), (1, 1))), 99);
+        assert_eq!(percent(&status(true, (0, 0), (1, 1))), 99);
+        assert_eq!(percent(&status(true, (7, 8), (0, 1))), 87);
+        assert_eq!(percent(&status(true, (u64::MAX, u64::MAX), (1, 1))), 99);
+        assert_eq!(percent(&status(false, (u64::MAX, u64::MAX), (1, 1))), 99);
         let done = PlanStatus { state: PlanState::Done, ..status(true, (0, 0), (0, 0)) };
         assert_eq!(percent(&done), 100);
         assert_eq!(bar_text(position(&done)), format!("100% {}", "█".repeat(16)));

@@ -6,7 +6,7 @@ use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::servers::BufferPath;
 use crate::{site, state_dir};
 use forebay_client::{Control, MountRef, mounts, server_process};
-use forebay_jobs::run::record::{RECORD_NAME, left_over};
+use forebay_jobs::run::record::{RECORD_NAME, as_path, left_at, left_over};
 use forebay_net::ServerAddress;
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
 use forebay_proto::layout::LOG;
@@ -30,7 +30,8 @@ struct Listed {
     #[serde(skip_serializing_if = "Option::is_none", rename = "server_address")]
     server: Option<String>,
     store: PathBytes,
-    /// `live`, `dead`, `silent` (it does not answer), `stopped`, `kept`, `in use`, `served`, `hidden` (another user's).
+    /// `live`, `dead`, `silent` (it does not answer), `stopped`, `kept`, `in use`, `ending` (it is unmounted), `served`,
+    /// `hidden` (another user's).
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity_bytes: Option<u64>,
@@ -252,6 +253,14 @@ fn name_left_jobs(places: &[PathBuf], listed: &mut [Listed]) {
             entry.resume = Some(bytes_of(&job.dir.join(RECORD_NAME)));
         }
     }
+    // With --work-dir a job's directory lies elsewhere, and its buffer is mounted in it.
+    for entry in listed.iter_mut().filter(|entry| entry.resume.is_none()) {
+        let Some(point) = &entry.mount_point else { continue };
+        let job = as_path(point).parent().and_then(|dir| left_at(&dir.join(RECORD_NAME)));
+        if let Some(job) = job.filter(|job| job.record.mount_point == *point) {
+            entry.resume = Some(bytes_of(&job.dir.join(RECORD_NAME)));
+        }
+    }
 }
 
 /// Where stores are looked for: in the flash that is named, else in the usual places and beside the stores
@@ -341,10 +350,12 @@ fn list_kept(found: &FoundStore) -> Listed {
         Ok(record) => (Some(record.capacity_bytes), None),
         Err(error) => (None, Some(error.to_string())),
     };
+    let waits_for = (found.in_use && buffer.is_none()).then(|| ending(&found.dir)).flatten();
     Listed {
         mount_point: key.and_then(StoreKey::mount_point).map(bytes_of),
         state: match (found.in_use, &buffer) {
             (true, Some(_)) => "served",
+            (true, None) if waits_for.is_some() => "ending",
             (true, None) => "in use",
             (false, _) => "kept",
         },
@@ -353,7 +364,14 @@ fn list_kept(found: &FoundStore) -> Listed {
         store: bytes_of(&found.dir),
         capacity_bytes,
         used_bytes: None,
-        why,
+        why: why.or(waits_for),
         resume: None,
     }
+}
+
+/// What the process of a store waits for, if that was unmounted.
+fn ending(store_dir: &Path) -> Option<String> {
+    let control = Control::connect_store_until(store_dir, Some(Instant::now()));
+    let waits_for = control.and_then(|mut control| control.buffer_status()).ok()?.ending?;
+    Some(format!("unmounted, and waits for its last copy: {waits_for}"))
 }

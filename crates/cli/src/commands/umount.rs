@@ -6,7 +6,7 @@
 //! whose server is gone need an option that says so.
 
 use super::umount_live::{self, Lost};
-use super::{cache, umount_kept};
+use super::{cache, umount_ending, umount_kept};
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::state_dir;
@@ -32,7 +32,7 @@ pub fn run(args: UmountArgs) -> Outcome {
     let mounted = mounts()?.into_iter().rev().find(|mount| mount.mount_point == mount_point);
     let lost = match mounted {
         Some(mount) => end_mount(&mount, &args)?,
-        None => umount_kept::end(&mount_point, &args)?,
+        None => not_mounted(&mount_point, &args)?,
     };
     if args.json {
         let mount_point = forebay_proto::control::PathBytes::new(
@@ -43,6 +43,17 @@ pub fn run(args: UmountArgs) -> Outcome {
         }))?;
     }
     Ok(EXIT_OK)
+}
+
+/// Of a mount that is not in the table: the process may still be ending, or the buffer was kept.
+fn not_mounted(mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> {
+    let of_served = state_dir::of(mount_point);
+    if let Ok(true) = flash::is_own_directory(&of_served)
+        && let Some(lost) = umount_ending::end(&[of_served], mount_point, args)?
+    {
+        return Ok(lost);
+    }
+    umount_kept::end(mount_point, args)
 }
 
 fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> {

@@ -1,8 +1,10 @@
-//! `forebay umount` of a buffer that no server uses: its server is dead, or it was kept on flash.
+//! `forebay umount` of a buffer that no server uses: its server is dead, or it was kept on flash. Of one whose process is still
+//! ending, see `umount_ending`.
 //!
 //! Nobody has said then that its files are elsewhere too: they go only with --destroy or --force, and the
 //! command says how many files and bytes that is.
 
+use super::umount_ending;
 use super::umount_live::Lost;
 use crate::args::UmountArgs;
 use crate::site;
@@ -30,6 +32,9 @@ pub fn end(mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> 
         return Err(error);
     }
     let dirs = stores_of(mount_point, args)?;
+    if let Some(lost) = umount_ending::end(&dirs, mount_point, args)? {
+        return Ok(lost);
+    }
     let dir = match &dirs[..] {
         _ if args.keep => return Err(not_mounted("`forebay status` lists the buffers")),
         [] => {

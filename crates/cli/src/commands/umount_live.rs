@@ -1,13 +1,14 @@
 //! `forebay umount` of a mount whose server lives: plans that have not ended are waited for, with progress.
 //!
 //! The server decides whether the buffer may go, at the moment of the unmount; the command only waits, so
-//! Ctrl-C leaves the mount as it was. What the user gives up is told by name.
+//! Ctrl-C leaves the mount as it was. A mount with copies in other mount namespaces ends with the last of them, which is
+//! waited for after the unmount: Ctrl-C leaves it to end by itself then. What the user gives up is told by name.
 
 use super::stage::{self, View};
 use crate::args::UmountArgs;
 use crate::failure::visible;
 use crate::state_dir;
-use forebay_client::{Control, MountRef};
+use forebay_client::{Control, MountRef, Unmounting};
 use forebay_proto::at_risk;
 use forebay_proto::control::{ControlError, PathBytes, PlanState, PlanStatus};
 use serde::Serialize;
@@ -80,7 +81,12 @@ pub fn end(
         true => plans_of(&mut control),
         false => Vec::new(),
     };
-    let asked = (args.keep, args.force, args.destroy);
+    let asked = Unmounting {
+        keep: args.keep,
+        force: args.force,
+        destroy: args.destroy,
+        no_wait: args.no_wait,
+    };
     loop {
         match control.umount(asked, waiting) {
             Err(error) if error.errno == Some(libc::EINPROGRESS) && !args.no_wait => {

@@ -5,8 +5,8 @@
 //! or hostile client takes a place of its own user, nothing else. Who asks comes from the
 //! socket (SO_PEERCRED, SO_PEERGROUPS).
 
-use super::ending::Unmounting;
 use super::{Mount, requests};
+use forebay_client::Unmounting;
 use forebay_client::frame::{read_message, write_message};
 use forebay_net::peer;
 use forebay_net::socket_path::with_short_path;
@@ -20,7 +20,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most connections of all other users together.
 const MAX_CONNECTIONS: usize = 128;
@@ -33,6 +33,8 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// When an unmount begins to say what it waits for, and how often it looks whether that is another thing.
 const WAITING_AFTER: Duration = Duration::from_secs(2);
 const WAITING_LOOK: Duration = Duration::from_secs(1);
+/// When it says the same thing again: who asked gives up an answer that stays away for long.
+const WAITING_AGAIN: Duration = Duration::from_secs(300);
 /// Pause after an error of accept (such as too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -153,8 +155,8 @@ fn converse(mount: &Arc<Mount>, stream: &UnixStream, caller: &Caller) -> io::Res
     stream.set_read_timeout(None)?;
     loop {
         match read_message::<Request>(stream) {
-            Ok(Some(Request::Umount { keep, force, destroy })) => {
-                let asked = Unmounting { keep, force, destroy };
+            Ok(Some(Request::Umount { keep, force, destroy, no_wait })) => {
+                let asked = Unmounting { keep, force, destroy, no_wait };
                 let reply = tell_waiting(mount, stream, || requests::umount(mount, caller, asked));
                 let sent = write_message(stream, &reply.reply);
                 if reply.counted {
@@ -175,14 +177,15 @@ fn tell_waiting<T>(mount: &Mount, stream: &UnixStream, work: impl FnOnce() -> T)
     let (ended, end) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let (mut told, mut pause) = (None, WAITING_AFTER);
+            let (mut told, mut told_at, mut pause) = (None, Instant::now(), WAITING_AFTER);
             while let Err(mpsc::RecvTimeoutError::Timeout) = end.recv_timeout(pause) {
                 pause = WAITING_LOOK;
-                let what = mount.backing.waits_for();
-                if what.is_none() || what == told {
+                let what = mount.waits_for();
+                if what.is_none() || (what == told && told_at.elapsed() < WAITING_AGAIN) {
                     continue;
                 }
                 told.clone_from(&what);
+                told_at = Instant::now();
                 let what = what.unwrap_or_default();
                 if let Err(error) = write_message(stream, &Reply::Waiting { what }) {
                     return tracing::debug!(%error, "the command that asked to unmount has ended");

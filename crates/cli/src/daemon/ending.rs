@@ -9,12 +9,14 @@
 //! PFS, unless the request gives them up: who waits for plans is the command, and what is checked here is that
 //! they have ended, at the moment from which no other can begin.
 //!
-//! No wait here is without end. Staging that hangs on its PFS refuses a plain `forebay umount`
+//! A mount ends with its last copy: until then a plain `forebay umount` waits, and names who has one (`copies`). No other wait
+//! here is without end. Staging that hangs on its PFS refuses a plain `forebay umount`
 //! after [`STAGING_WAIT_MAX`]; by force, a signal or anybody's umount(8) its threads are left
 //! behind (`leave`), and a kept buffer is recovered by the next mount.
 
 use super::backing::Backing;
 use super::{Mount, busy, leave};
+use forebay_client::Unmounting;
 use forebay_fuse::UnmountError;
 use forebay_mover::{STAGING_WAIT_MAX, Stuck};
 use forebay_proto::at_risk;
@@ -28,6 +30,8 @@ use std::time::{Duration, Instant};
 const FORCE_WAIT: Duration = Duration::from_secs(3);
 /// The same for a served buffer, of which nothing is lost with the process.
 const FORCE_WAIT_SERVED: Duration = Duration::from_millis(300);
+/// The same of a mount with copies, which do not go by themselves.
+const FORCE_WAIT_COPIES: Duration = Duration::from_secs(1);
 /// How long the end of a cache waits for requests that were not answered yet.
 const SESSION_WAIT: Duration = Duration::from_secs(10);
 /// How long a forced end waits for staging plans to stop.
@@ -38,6 +42,11 @@ const SIGNAL_WAIT: Duration = Duration::from_secs(10);
 /// has its parent's files for some microseconds, and may be seen with them.
 const MOMENT: Duration = Duration::from_millis(500);
 const MOMENT_PAUSE: Duration = Duration::from_millis(20);
+/// How long the end of a cache waits between looks whether the mount has copies: at first, and later.
+const COPIES_FIRST: Duration = Duration::from_millis(50);
+const COPIES_LOOK: Duration = Duration::from_millis(500);
+/// What a mount waits for that has no copy any more.
+const LAST_REQUESTS: &str = "its last requests";
 /// How long the process waits at its end for those who asked to have read their answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
@@ -56,6 +65,8 @@ struct State {
     keep: Option<bool>,
     /// By force: nobody is waited for as long as else.
     force: bool,
+    /// Unmounted by a request; it may have copies.
+    unmounted: bool,
     /// Do not wait for the session beyond this.
     deadline: Option<Instant>,
     /// The session's threads have ended.
@@ -66,17 +77,6 @@ struct State {
     outcome: Option<Result<(), ControlError>>,
     /// Requesters that have not yet sent their answer.
     waiting: u32,
-}
-
-/// What `forebay umount` asks for.
-#[derive(Clone, Copy, Debug)]
-pub struct Unmounting {
-    /// Keep the buffer.
-    pub keep: bool,
-    /// Detach even while files are open, and give up plans.
-    pub force: bool,
-    /// Give up plans.
-    pub destroy: bool,
 }
 
 impl Ending {
@@ -97,17 +97,12 @@ impl Mount {
         let Unmounting { keep, force, .. } = asked;
         self.ending.change(|state| state.waiting += 1);
         self.unmount_once(asked)?;
-        if force || self.backing.is_cache() {
-            // Nobody uses the mount any more, but a request of a cache may hang in a call on its PFS, and
-            // one of a served buffer waits for its server.
-            let wait = match (force, &self.backing) {
-                (true, Backing::Served(_)) => FORCE_WAIT_SERVED,
-                (true, Backing::Own { .. }) => FORCE_WAIT,
-                (false, _) => SESSION_WAIT,
-            };
+        if let Some(wait) = self.session_wait(force) {
             self.ending.change(|state| {
+                if force || !state.force {
+                    state.deadline = Some(Instant::now() + wait);
+                }
                 state.force |= force;
-                state.deadline = Some(Instant::now() + wait);
             });
         }
         let mut state = self.ending.lock();
@@ -117,6 +112,71 @@ impl Mount {
             }
             state = self.ending.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// How long the end of the session is waited for from now on; `None`: as long as there are copies of the mount.
+    fn session_wait(&self, force: bool) -> Option<Duration> {
+        let has_copies = force && self.end_copies();
+        match (force, &self.backing) {
+            // Nobody uses the mount any more, but a request of a cache may hang in a call on its PFS, and
+            // one of a served buffer waits for its server.
+            (true, Backing::Served(_)) => Some(FORCE_WAIT_SERVED),
+            (true, Backing::Own { .. }) if has_copies => Some(FORCE_WAIT_COPIES),
+            (true, Backing::Own { .. }) => Some(FORCE_WAIT),
+            (false, _) if self.backing.is_cache() => {
+                // Their users may write until they end.
+                self.wait_for_copies();
+                Some(SESSION_WAIT)
+            }
+            (false, _) => None,
+        }
+    }
+
+    /// Waits until nobody is seen who has a copy of the mount, or the session is over.
+    fn wait_for_copies(&self) {
+        let mut pause = COPIES_FIRST;
+        loop {
+            let goes_on = |state: &mut State| !state.session_over && !state.force;
+            let waited = self.ending.changed.wait_timeout_while(self.ending.lock(), pause, goes_on);
+            if !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+                return;
+            }
+            if !self.copies.are_seen() {
+                return;
+            }
+            pause = COPIES_LOOK;
+        }
+    }
+
+    /// By force: the users of copies get errors from now on.
+    fn end_copies(&self) {
+        if !self.ending.lock().session_over && self.copies.are_seen() {
+            self.copies.abort();
+        }
+    }
+
+    /// What an unmount waits for now, in words, with what to do; `None` if for nothing that takes long.
+    pub fn waits_for(&self) -> Option<String> {
+        self.backing.waits_for().or_else(|| self.waits_for_copies())
+    }
+
+    fn waits_for_copies(&self) -> Option<String> {
+        let state = self.ending.lock();
+        let waits = state.unmounted && !state.session_over && !state.force;
+        drop(state);
+        let who = waits.then(|| self.copies.describe())??;
+        let point = PathBytes::new(self.mount_point_bytes());
+        Some(format!(
+            "the end of its last copy: {who}; `forebay umount --force {}` ends it there, too; Ctrl-C leaves it to end by \
+             itself",
+            point.shell_word()
+        ))
+    }
+
+    /// Who keeps the mount from ending after it was unmounted, in words; `None` while it is mounted.
+    pub fn ends_after(&self) -> Option<String> {
+        let unmounted = self.ending.lock().unmounted || !self.copies.is_mounted();
+        unmounted.then(|| self.copies.describe().unwrap_or_else(|| LAST_REQUESTS.into()))
     }
 
     /// Unmounts, one request at a time; who comes after a success finds it done. What is to be
@@ -140,9 +200,12 @@ impl Mount {
             }
             false => self.unmount_in_peace(asked),
         };
-        if done.is_err() {
-            self.ending.change(|state| (state.keep, state.force) = (None, false));
-            self.backing.go_on_staging();
+        match &done {
+            Ok(()) => self.ending.change(|state| state.unmounted = true),
+            Err(_) => {
+                self.ending.change(|state| (state.keep, state.force) = (None, false));
+                self.backing.go_on_staging();
+            }
         }
         done
     }
@@ -162,6 +225,9 @@ impl Mount {
                 // No plan is stopped, and no big file copied again, for an unmount that cannot be.
                 return Err(self.busy());
             }
+        }
+        if let (true, Some(who)) = (asked.no_wait, self.copies.that_stay()) {
+            return Err(self.has_copies(&who));
         }
         if !asked.keep {
             match asked.destroy {
@@ -199,6 +265,10 @@ impl Mount {
 
     /// What the kernel says without unmounting; only root can ask it.
     fn is_busy(&self) -> bool {
+        if !self.copies.is_mounted() {
+            // What is mounted there is not ours.
+            return false;
+        }
         let point = self.session.mount_point();
         // The first question of two unmounts nothing. A look at the mount makes it the first.
         let looked = rustix::fs::open(point, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
@@ -258,6 +328,12 @@ impl Mount {
         )
     }
 
+    fn has_copies(&self, who: &str) -> ControlError {
+        ControlError::new("unmount", Some(self.session.mount_point()), who).errno(libc::EBUSY).hint(
+            "it ends with its last copy, and without --no-wait this command waits for that; --force ends it there, too",
+        )
+    }
+
     /// An unmount by somebody else may have come first, and it kept the buffer.
     fn must_be_as_asked(&self, kept: Option<bool>, keep: bool) -> Result<(), ControlError> {
         if kept == Some(keep) {
@@ -310,6 +386,10 @@ impl Mount {
     }
 
     fn unmount(&self, force: bool) -> Result<(), ControlError> {
+        if !self.copies.is_mounted() {
+            // Somebody else was faster; what is mounted there now is not ours.
+            return Ok(());
+        }
         let point = self.session.mount_point();
         if force {
             // Ends requests that hang, then detaches. Only root may; others just detach.

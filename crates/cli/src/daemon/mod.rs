@@ -10,6 +10,7 @@ pub mod agent_swap;
 mod backing;
 mod busy;
 mod control;
+mod copies;
 mod ending;
 mod leave;
 mod logging;
@@ -25,6 +26,7 @@ pub use spawn::{Reporter, run_in_background};
 
 use crate::mount_options::MountOptionSet;
 use backing::{Backing, Place};
+use copies::Copies;
 use ending::Ending;
 use forebay_fuse::{Door, FastPath, FastPathOff, Limits, MountOptions, Session, readers_abreast};
 use forebay_proto::control::ControlError;
@@ -74,6 +76,7 @@ pub struct MountPlan {
 pub struct Mount {
     backing: Backing,
     session: Session,
+    copies: Copies,
     ending: Ending,
     log_file: Option<PathBuf>,
     fast_path_reason: Option<String>,
@@ -115,6 +118,7 @@ fn mount(plan: &MountPlan, place: &Place, report: &mut Reporter) -> Result<Mount
         Ok(session) => {
             let fast_path_reason = settle_fast_path(plan, &backing, &session, report);
             Ok(Mount {
+                copies: Copies::of(session.mount_point(), backing.dir()),
                 backing,
                 session,
                 ending: Ending::default(),

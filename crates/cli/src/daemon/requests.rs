@@ -4,8 +4,8 @@
 
 use super::Mount;
 use super::backing::{Backing, Served};
-use super::ending::Unmounting;
 use forebay_cache::{CacheFs, why_not_invalidated, why_not_resolved};
+use forebay_client::Unmounting;
 use forebay_fuse::FastPath;
 use forebay_net::node::host_name;
 use forebay_proto::cache::{CachedFile, TreeState};
@@ -450,6 +450,7 @@ impl Mount {
                 .as_ref()
                 .map(|path| PathBytes::new(path.as_os_str().as_bytes())),
             cache: None,
+            ending: self.ends_after(),
             requests: requests.map(|(name, count)| (name.to_string(), count)).collect(),
         };
         match &self.backing {
@@ -484,6 +485,10 @@ fn of_the_server(served: &Served, common: BufferStatus) -> BufferStatus {
         buffer_type: attached.cache.as_ref().map_or("scratch", |_| "cache").into(),
         ..common
     };
+    if common.ending.is_some() {
+        // Its servers may be what it waits for.
+        return common;
+    }
     let told = served.status().and_then(|buffer| {
         let cache = attached.cache.as_ref().map(|_| served.cache_status()).transpose()?;
         Ok((buffer, cache))

@@ -154,7 +154,8 @@ fn a_signalled_mount_in_use_ends_at_the_second_signal_and_loses_nothing() {
 fn the_socket_takes_no_request_before_hello() {
     let rig = mounted();
     let stream = socket(&rig);
-    write_message(&stream, &Request::Umount { keep: false, force: true, destroy: false }).unwrap();
+    let umount = Request::Umount { keep: false, force: true, destroy: false, no_wait: false };
+    write_message(&stream, &umount).unwrap();
     let reply: Reply = read_message(&stream).unwrap().unwrap();
     assert!(matches!(reply, Reply::Error(_)));
     assert!(rig.is_mounted());

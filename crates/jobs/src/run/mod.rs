@@ -38,6 +38,7 @@ use staging::{StageFailure, Stager};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -145,9 +146,10 @@ pub struct Finished {
 pub fn run(config: RunConfig) -> Result<Finished, RunError> {
     let signals = Signals::watch().map_err(|e| RunError::new("watch for signals", e))?;
     let console = Console::new();
-    for left in
-        record::left_over(&config.flash).unwrap_or_default().iter().take(MAX_LEFT_OVER_SHOWN)
-    {
+    let mut all_left = record::left_over(&config.flash).unwrap_or_default();
+    let in_work_dir = config.work_dir.as_deref().map(record::left_over_in);
+    all_left.extend(in_work_dir.and_then(Result::ok).unwrap_or_default());
+    for left in all_left.iter().take(MAX_LEFT_OVER_SHOWN) {
         let text = report::left_over_text(&left.record, &left.dir, &config.program.called);
         console.say(&format!("forebay: note: {text}"));
     }
@@ -163,7 +165,7 @@ pub fn run(config: RunConfig) -> Result<Finished, RunError> {
 fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
     let pid = std::process::id();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let id = format!("job-{}-{pid}", now.as_secs());
+    let id = format!("{}{}-{pid}", record::JOB_PREFIX, now.as_secs());
     let flash = config
         .flash
         .canonicalize()
@@ -171,7 +173,12 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
     let (base, made) = match &config.work_dir {
         Some(work) => {
             let dir = work.join(&id);
-            (work.clone(), fs::create_dir_all(&dir).and_then(|()| dir.canonicalize()))
+            // Nobody else may write it, or its record could not be trusted.
+            let make = |()| fs::DirBuilder::new().mode(0o700).create(&dir);
+            (
+                work.clone(),
+                fs::create_dir_all(work).and_then(make).and_then(|()| dir.canonicalize()),
+            )
         }
         None => (flash.clone(), record::make_job_dir(&flash, &id)),
     };
@@ -217,7 +224,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
 /// Goes on with a job whose runner is gone, or whose stage-out failed, to its end.
 ///
 /// # Errors
-/// If there is no such job, somebody runs it, or its buffer cannot be mounted again.
+/// If there is no such job, somebody runs it, or its buffer cannot be mounted again and is needed for more than its removal.
 pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     let what = || format!("go on with {}", path.display());
     let (mut record, dir) = JobRecord::load(path).map_err(|e| RunError::new(what(), e))?;
@@ -234,14 +241,18 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     console.say(&format!("forebay: {}: it was left in step {}", record.id, record.step));
     let say = |text: &str| console.step(first, text);
     // A buffer at servers is given back without a mount.
-    if record.served.is_none() || first != Step::Teardown {
-        mount::mount_again(&program.path, &record, &dir, &signals, &say)
-            .map_err(|why| RunError::new("mount the job's buffer again", why))?;
-    }
+    let mounted = match record.served.is_none() || first != Step::Teardown {
+        true => mount::mount_again(&program.path, &record, &dir, &signals, &say),
+        false => Ok(()),
+    };
     record.done.retain(|summary| summary.step < first);
     let mut machine = Machine::new(record, dir, program, signals, console);
     machine.resumed = true;
-    machine.drive(first);
+    match mounted {
+        Ok(()) => machine.drive(first),
+        Err(why) if first == Step::Teardown => machine.not_removed(why),
+        Err(why) => return Err(RunError::new("mount the job's buffer again", why)),
+    }
     Ok(machine.finish())
 }
 
@@ -309,6 +320,15 @@ impl Machine {
         if self.dir.join(RECORD_NAME).exists() {
             self.save();
         }
+    }
+
+    /// All that is to be kept is on the PFS, and what is left of the buffer cannot be mounted to be removed: the job ends as
+    /// it did when that was tried first.
+    fn not_removed(&mut self, why: String) {
+        self.record.step = Step::Teardown;
+        self.console.step(Step::Teardown, &why);
+        self.record.done.push(StepSummary::new(Step::Teardown).ending(Ended::Failed, why));
+        self.save();
     }
 
     /// Writes the record. The job is worth more than its record: a full flash directory does

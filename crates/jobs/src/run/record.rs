@@ -24,6 +24,9 @@ use std::time::{Duration, SystemTime};
 /// Format of the record; another one is refused by name.
 pub const RECORD_FORMAT: u32 = 2;
 
+/// How the name of a job and of its directory begins.
+pub const JOB_PREFIX: &str = "job-";
+
 /// File name of a record.
 pub const RECORD_NAME: &str = "job.json";
 
@@ -267,20 +270,38 @@ const MAX_LISTED_JOBS: usize = 10_000;
 /// Those of listing the directory; none if there is no such directory. What is no readable
 /// record is passed over.
 pub fn left_over(flash: &Path) -> io::Result<Vec<LeftOver>> {
-    let entries = match own_dir(&jobs_dir(flash)).and_then(fs::read_dir) {
+    match own_dir(&jobs_dir(flash)) {
+        Ok(jobs) => left_over_in(&jobs),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The same of a directory in which jobs have theirs (`--work-dir`), beside whatever else and whoever may write there.
+///
+/// # Errors
+/// As [`left_over`].
+pub fn left_over_in(work_dir: &Path) -> io::Result<Vec<LeftOver>> {
+    let entries = match fs::read_dir(work_dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
     let mut found = Vec::new();
     for entry in entries.take(MAX_LISTED_JOBS) {
-        let Ok((record, dir)) = JobRecord::load(&entry?.path().join(RECORD_NAME)) else { continue };
-        if !record.runner.is_alive() {
-            found.push(LeftOver { dir, record });
+        let entry = entry?;
+        if entry.file_name().as_bytes().starts_with(JOB_PREFIX.as_bytes()) {
+            found.extend(left_at(&entry.path().join(RECORD_NAME)));
         }
     }
     found.sort_by(|a, b| a.record.id.cmp(&b.record.id));
     Ok(found)
+}
+
+/// The job of a record, if nobody runs it any more. What is no readable record of this user is none.
+pub fn left_at(path: &Path) -> Option<LeftOver> {
+    let (record, dir) = JobRecord::load(path).ok()?;
+    (!record.runner.is_alive()).then_some(LeftOver { dir, record })
 }
 
 /// Name of a record that is being written.

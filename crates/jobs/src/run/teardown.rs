@@ -40,19 +40,21 @@ impl Machine {
     fn give_back(&self) -> Result<(), String> {
         let Some(job) = &self.record.served else { return self.unmount() };
         let here = self.unmount();
-        let nodes = served::umount_nodes(&self.program, &self.record, &self.dir, &self.signals);
+        let umount_nodes =
+            || served::umount_nodes(&self.program, &self.record, &self.dir, &self.signals);
+        let mut nodes = umount_nodes();
         let gone = match self.record.keep || self.unasked {
             true => Ok(()),
             false => self.program.servers.destroy(job, false).map_err(|error| error.to_string()),
         };
-        let late = match self.resumed && !self.record.keep && gone.is_ok() {
-            true => mount::end_late(&self.program.path, &self.record, &self.dir, &self.signals)
-                .and_then(|()| {
-                    let (dir, signals) = (&self.dir, &self.signals);
-                    served::umount_nodes(&self.program, &self.record, dir, signals)
-                }),
-            false => Ok(()),
-        };
+        let mut late = Ok(());
+        if self.resumed && !self.record.keep && gone.is_ok() {
+            late = mount::end_late(&self.program.path, &self.record, &self.dir, &self.signals);
+            if late.is_ok() {
+                // What they answer now is how it is.
+                nodes = umount_nodes();
+            }
+        }
         let results = [here, nodes, gone, late];
         let failed: Vec<String> = results.into_iter().filter_map(Result::err).collect();
         if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }

@@ -120,6 +120,64 @@ fn exit_codes_of_a_script_are_told_from_those_of_the_runner() {
     place.assert_clean();
 }
 
+/// A directory that nobody can remove.
+struct Immutable(PathBuf);
+
+impl Immutable {
+    fn end(&self) {
+        let _ = Command::new("chattr").arg("-i").arg(&self.0).status();
+    }
+}
+
+impl Drop for Immutable {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[test]
+fn a_buffer_that_cannot_be_removed_is_told_by_each_resume_until_it_can() {
+    let place = Place::new();
+    let body = "mkdir ${DW_JOB_STRIPED}results\n\
+        for held in @PFS@/../flash/forebay-*/data/*; do break; done\n\
+        chattr +i $held; printf %s $held > @PFS@/held";
+    let script = place.script(&[STRIPED, OUT], body);
+    let mut command = place.command(&["--store", "directory", "--flash"]);
+    let run = Run::wait(command.arg(place.flash()).arg(script).spawn().unwrap());
+    let held = Immutable(fs::read_to_string(place.pfs("held")).unwrap().into());
+    let run = run.expect(122);
+    assert_eq!(run.summary()["outcome"], "not-removed");
+    let again = place.resume(&run.record()).expect(122);
+    assert_eq!(again.summary()["outcome"], "not-removed");
+    assert_eq!(again.record(), run.record());
+    let detail = again.step("teardown")["detail"].to_string();
+    assert!(detail.contains("Operation not permitted"), "{detail}");
+    assert!(again.err.contains("Something of the job is left"), "{}", again.err);
+    held.end();
+    place.resume(&run.record()).expect(0);
+    place.assert_clean();
+}
+
+#[test]
+fn a_job_whose_directory_lies_elsewhere_is_pointed_out_as_well() {
+    let place = Place::new();
+    let run = |script: PathBuf| {
+        let mut command = place.command(&["--work-dir", "work", "--flash"]);
+        Run::wait(command.arg(place.flash()).arg(script).spawn().unwrap())
+    };
+    let kept = run(place.script(&[STRIPED, OUT], "exit 0")).expect(121);
+    let record = kept.record();
+    let next = run(place.script(&[STRIPED], "true")).expect(0);
+    assert!(next.err.contains(&format!("run --resume {record}")), "{}", next.err);
+    let mut status = Command::new(binary());
+    let status = status.args(["status", "--json", "--flash"]).arg(place.flash()).output().unwrap();
+    let listed: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let listed = listed["buffers"].as_array().unwrap();
+    assert!(listed.iter().any(|entry| entry["resume"] == record), "{listed:?}");
+    place.discard(&record).expect(0);
+    place.assert_clean();
+}
+
 #[test]
 fn a_job_is_discarded_after_its_runner_and_its_server_were_killed_and_not_before() {
     let place = Place::new();

@@ -248,6 +248,9 @@ fn a_node_that_dies_holds_neither_the_buffer_nor_the_others() {
     assert_eq!(site.buffers(), Vec::<String>::new(), "the buffer is given back");
     assert_eq!(site.left_on_node(2), "0");
     assert!(site.left_on_node(1).starts_with('1'), "its mount is there, without a buffer");
+    let again = Run::wait(site.resume(&run.record())).expect(122);
+    let detail = again.step("teardown")["detail"].to_string();
+    assert_eq!(detail.matches("no route to host").count(), 1, "said once: {detail}");
     fs::remove_file(site.place.base.join("n1.away")).unwrap();
     Run::wait(site.resume(&run.record())).expect(0);
     site.assert_clean();

@@ -1,0 +1,234 @@
+//! `forebay umount` of a mount of which others have copies: a process in a mount namespace of its own, or a bind mount. The kernel
+//! ends the mount with the last of them: until then the command says whom it waits for, and nothing is lost.
+#![allow(clippy::unwrap_used)]
+
+use forebay_tests::buffer::{Buffer, Kind, binary, is_raw};
+use forebay_tests::procs::{LET_GO, run, try_run_for};
+use forebay_tests::served::{Served, Store, Via};
+use forebay_tests::site::Site;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Longest that a command may take that has to end at once.
+const AT_ONCE: Duration = Duration::from_secs(20);
+/// Longer than a cache waits for requests after its unmount.
+const BEYOND_REQUESTS_S: u32 = 12;
+
+/// A process that has a copy of one buffer's mount, and of no other test's.
+struct Copy {
+    process: Child,
+}
+
+impl Copy {
+    fn of(point: &Path) -> Copy {
+        Copy::doing(point, "exec sleep 600")
+    }
+
+    fn doing(point: &Path, work: &str) -> Copy {
+        let script = format!("{LET_GO}mount --make-rprivate /\necho ready\n{work}");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-ec", &script]);
+        command.env("KEEP", point.parent().unwrap()).env("POINT", point);
+        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let copy = Copy { process };
+        forebay_tests::until("it sleeps", LIMIT, || copy.program() != "unshare");
+        copy
+    }
+
+    fn program(&self) -> String {
+        let comm = std::fs::read_to_string(format!("/proc/{}/comm", self.process.id()));
+        comm.unwrap().trim().to_string()
+    }
+
+    /// What is said of it.
+    fn named(&self) -> String {
+        format!("process {} (sleep) has the buffer mounted in a mount namespace", self.process.id())
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// `forebay umount`, on its way.
+struct Umount {
+    process: Child,
+    said: Arc<Mutex<String>>,
+}
+
+impl Umount {
+    fn begin(point: &Path, args: &[&str]) -> Umount {
+        let mut command = Command::new(binary());
+        command.arg("umount").args(args).arg(point).stdin(Stdio::null()).stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let said = Arc::new(Mutex::new(String::new()));
+        let (to, mut from) = (Arc::clone(&said), process.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = from.read(&mut bytes) {
+                to.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]));
+            }
+        });
+        Umount { process, said }
+    }
+
+    /// Waits until it has said this, and still waits then.
+    fn says(&mut self, text: &str) {
+        forebay_tests::until("it says whom it waits for", LIMIT, || {
+            let ended = self.process.try_wait().unwrap();
+            let said = self.said.lock().unwrap();
+            assert!(ended.is_none(), "it ended, {ended:?}, and said: {said}");
+            said.contains(text)
+        });
+    }
+
+    fn ends_well(mut self) {
+        forebay_tests::until("it ends", LIMIT, || self.process.try_wait().unwrap().is_some());
+        let code = self.process.wait().unwrap();
+        assert!(code.success(), "{code}: {}", self.said.lock().unwrap());
+    }
+
+    fn cut_off(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// Stores on a buffer's flash.
+fn stores(buffer: &Buffer) -> usize {
+    std::fs::read_dir(buffer.flash()).unwrap().count()
+}
+
+fn waits_for(point: &Path, args: &[&str]) {
+    let copy = Copy::of(point);
+    let mut umount = Umount::begin(point, args);
+    umount.says(&copy.named());
+    umount.says(&format!("`forebay umount --force {}` ends it there, too", point.display()));
+    drop(copy);
+    umount.ends_well();
+}
+
+#[test]
+fn umount_names_who_has_a_copy_and_ends_with_it() {
+    if is_raw() {
+        return;
+    }
+    for (args, left) in [(&[][..], 0), (&["--keep"][..], 1)] {
+        let buffer = Buffer::mount(Kind::Tmpfs, 64 << 20);
+        std::fs::write(buffer.root().join("file"), "kept").unwrap();
+        waits_for(&buffer.root(), args);
+        assert_eq!((buffer.is_mounted(), stores(&buffer)), (false, left));
+        if left == 1 {
+            buffer.start();
+            let kept = std::fs::read_to_string(buffer.root().join("file")).unwrap();
+            assert_eq!(kept, "kept");
+        }
+    }
+    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+    waits_for(&served.root(0), &[]);
+    served.mount_ended(0);
+}
+
+#[test]
+fn a_cache_lives_until_the_users_of_its_copies_have_ended() {
+    if is_raw() {
+        return;
+    }
+    let site = Site::mounted(64 << 20, &[]);
+    // At first it would have been given up after some seconds, with what is written then.
+    let work = format!("sleep {BEYOND_REQUESTS_S}; echo late > $POINT/late; sync $POINT/late");
+    let copy = Copy::doing(&site.mnt(""), &work);
+    let mut umount = Umount::begin(&site.mnt(""), &[]);
+    umount.says(&format!("process {} (sh)", copy.process.id()));
+    umount.ends_well();
+    assert_eq!(std::fs::read_to_string(site.pfs("late")).unwrap(), "late\n");
+}
+
+#[test]
+fn without_waiting_who_has_a_copy_is_named_and_by_force_it_ends_there() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 64 << 20);
+    let root = buffer.root();
+    let refused = |named: &str| {
+        let said = buffer.umount(&["--no-wait"]).unwrap_err();
+        assert!(said.contains(named) && said.contains("--force"), "not said: {named}\n{said}");
+        assert!(buffer.is_mounted(), "{said}");
+        std::fs::write(root.join("file"), &said).unwrap();
+    };
+    let other = buffer.outside().join("other");
+    std::fs::create_dir(&other).unwrap();
+    run(Command::new("mount").arg("--bind").arg(&root).arg(&other));
+    refused(&format!("it is mounted on {} as well", other.display()));
+    run(Command::new("umount").arg(&other));
+
+    let copy = Copy::of(&root);
+    refused(&copy.named());
+    let begun = Instant::now();
+    buffer.umount(&["--force"]).unwrap();
+    assert!(begun.elapsed() < AT_ONCE, "after {:?}", begun.elapsed());
+    assert_eq!((buffer.is_mounted(), stores(&buffer)), (false, 0));
+    let there = PathBuf::from(format!("/proc/{}/root", copy.process.id()));
+    let file = there.join(root.join("file").strip_prefix("/").unwrap());
+    assert!(std::fs::read(file).is_err(), "it has ended there, too");
+}
+
+#[test]
+fn a_second_umount_finds_the_mount_that_the_first_one_left_to_end() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 64 << 20);
+    let (root, flash) = (buffer.root(), buffer.flash().display().to_string());
+    let copy = Copy::of(&root);
+    let mut first = Umount::begin(&root, &[]);
+    first.says(&copy.named());
+    first.cut_off();
+    assert!(!buffer.is_mounted());
+
+    let status = run(Command::new(binary()).args(["status", "--flash", &flash]));
+    assert!(status.starts_with("ending ") && status.contains(&copy.named()), "{status}");
+    let mut no_wait = Command::new(binary());
+    no_wait.args(["umount", "--no-wait", "--flash", &flash]).arg(&root);
+    let (ok, said) = try_run_for(&mut no_wait, AT_ONCE);
+    assert!(!ok && said.contains("unmounted before and is ending: "), "{said}");
+    assert!(said.contains(&copy.named()), "{said}");
+    let mut second = Umount::begin(&root, &["--flash", &flash]);
+    second.says(&copy.named());
+    assert_eq!(stores(&buffer), 1, "it goes on living there");
+
+    let begun = Instant::now();
+    Umount::begin(&root, &["--force", "--flash", &flash]).ends_well();
+    assert!(begun.elapsed() < AT_ONCE, "after {:?}", begun.elapsed());
+    second.ends_well();
+    assert_eq!(stores(&buffer), 0);
+}
+
+#[test]
+fn a_mount_of_a_served_buffer_that_is_ending_is_found_again() {
+    if is_raw() {
+        return;
+    }
+    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+    let root = served.root(0);
+    let copy = Copy::of(&root);
+    let mut first = Umount::begin(&root, &[]);
+    first.says(&copy.named());
+    first.cut_off();
+    let mut second = Umount::begin(&root, &[]);
+    second.says(&copy.named());
+    drop(copy);
+    second.ends_well();
+    served.mount_ended(0);
+}
