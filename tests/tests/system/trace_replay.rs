@@ -336,10 +336,8 @@ with h5py.File('data.h5', 'r+') as file:
 }
 
 /// LAMMPS on four ranks of MPI writes restart files by the first rank, and dumps; reads one again.
-#[test]
-fn lammps_under_mpi_is_replayed_in_the_same_sizes() {
-    let rig = Rig::new();
-    let input = "
+/// A liquid of Lennard-Jones, with a dump and a restart.
+const MELT: &str = "
 units lj
 atom_style atomic
 lattice fcc 0.8442
@@ -356,6 +354,10 @@ run 20
 write_restart state.restart
 write_data state.data
 ";
+
+#[test]
+fn lammps_under_mpi_is_replayed_in_the_same_sizes() {
+    let rig = Rig::new();
     let again = "
 read_restart state.restart
 pair_style lj/cut 2.5
@@ -364,11 +366,35 @@ fix 1 all nve
 run 5
 write_restart end.*.restart
 ";
-    std::fs::write(rig.path("work").join("in.first"), input).unwrap();
+    std::fs::write(rig.path("work").join("in.first"), MELT).unwrap();
     std::fs::write(rig.path("work").join("in.second"), again).unwrap();
     // What Open MPI keeps while it runs is none of the program's.
     let script = "set -e; export TMPDIR=/run; for part in first second; do
         mpirun --oversubscribe --mca mpi_yield_when_idle 1 -n 4 lmp -in in.$part -screen none -log none; done";
     let transfers = rig.replays(&["/bin/sh", "-c", script]);
     assert!(!transfers.is_empty());
+}
+
+/// Its Open MPI keeps files of its own, which several processes and threads make, use and remove, some of them without a byte.
+#[test]
+fn lammps_with_the_files_of_its_mpi_is_replayed_with_and_without_pauses() {
+    let alone = "lmp -in in.melt -screen none -log none";
+    let of_two = format!("mpirun --oversubscribe --mca mpi_yield_when_idle 1 -n 2 {alone}");
+    for program in [alone, &of_two] {
+        let rig = Rig::new();
+        std::fs::write(rig.path("work").join("in.melt"), MELT).unwrap();
+        let script = format!("set -e; mkdir tmp; export TMPDIR=$PWD/tmp; {program}");
+        let transfers = rig.replays(&["/bin/sh", "-c", &script]);
+        let written = transfers.iter().filter(|((write, _), _)| *write);
+        let written: u64 = written.map(|((_, bytes), count)| bytes * count).sum();
+        let replay = ["bench", "run", "-q", "--json", "--no-cache-look", "--think-scale", "0"];
+        for _ in 0..3 {
+            let workload = rig.path("load").join("workload.toml");
+            let told = rig.forebay(&replay, &[&workload, &rig.path("again")]);
+            let told: Value = serde_json::from_str(&told).unwrap();
+            let phases = told["phases"].as_array().unwrap();
+            let sum: u64 = phases.iter().filter_map(|one| one["written_bytes"].as_u64()).sum();
+            assert_eq!(sum, written, "{program}");
+        }
+    }
 }
