@@ -148,11 +148,13 @@ impl Mount {
         }
     }
 
-    /// By force: the users of copies get errors from now on.
-    fn end_copies(&self) {
-        if !self.ending.lock().session_over && self.copies.are_seen() {
+    /// By force: the users of copies get errors from now on. Whether there are any.
+    fn end_copies(&self) -> bool {
+        let has_copies = !self.ending.lock().session_over && self.copies.are_seen();
+        if has_copies {
             self.copies.abort();
         }
+        has_copies
     }
 
     /// What an unmount waits for now, in words, with what to do; `None` if for nothing that takes long.
