@@ -32,7 +32,7 @@ const PRUNE_AT_ONCE: usize = 256;
 /// A file that was closed is in use for a moment after its RELEASE.
 const LET_GO_AFTER: Duration = Duration::from_millis(50);
 /// How long the kernel keeps a name in the directory of handles that nobody uses: whoever asked for the inode has it by then.
-pub(crate) const NAME_STAYS: Duration = Duration::from_secs(10);
+pub(crate) const NAME_STAYS: Duration = Duration::from_secs(3);
 /// A thread whose answer the kernel has runs by then, mostly.
 const TELL_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Longest wait for the kernel to hear: a notification of a name waits for a request in its

@@ -11,14 +11,17 @@ use forebay_proto::control::ControlError;
 use std::path::Path;
 use std::time::Instant;
 
-/// Connects to the servers of all mounted buffers that the caller may ask and that answer soon.
+/// Connects to the servers of all mounted buffers that the caller may ask and that answer soon. A single one holds up nobody
+/// else: it has as much time as when it is asked by name.
 ///
 /// # Errors
 /// If there is none.
 pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
     let mut asked = Vec::new();
-    for place in mounts()? {
-        match Control::connect_store_until(&place.store_dir, Some(Instant::now())) {
+    let mounts = mounts()?;
+    let until = (mounts.len() > 1).then(Instant::now);
+    for place in mounts {
+        match Control::connect_store_until(&place.store_dir, until) {
             Ok(control) => asked.push((control, place)),
             Err(error) if error.errno == Some(libc::EACCES) => {}
             Err(error) => {
