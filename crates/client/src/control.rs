@@ -534,7 +534,7 @@ mod tests {
         control.set_until(Some(Instant::now()));
         assert_eq!(control.stage_list().unwrap_err().errno, Some(libc::ETIMEDOUT));
         control.set_until(None);
-        control.umount((false, true, false), |_| ()).unwrap();
+        control.umount(Unmounting { force: true, ..Unmounting::default() }, |_| ()).unwrap();
         server.join().unwrap();
     }
 

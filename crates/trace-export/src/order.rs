@@ -187,7 +187,10 @@ mod tests {
         (start_s, end_s, Record { file, ..Record::new(kind) })
     }
 
-    fn waits(processes: &[Vec<Timed>]) -> Vec<Vec<(usize, Vec<(u32, usize)>)>> {
+    /// Before which operation, and for whom.
+    type Found = Vec<(usize, Vec<(u32, usize)>)>;
+
+    fn waits(processes: &[Vec<Timed>]) -> Vec<Found> {
         let of = |one: Waits| one.before.into_iter().collect();
         order(processes, &[None, Some(DIR)]).into_iter().map(of).collect()
     }
@@ -218,7 +221,7 @@ mod tests {
     #[test]
     fn calls_that_overlap_and_calls_of_one_process_wait_for_nobody() {
         let one = vec![call(0.0, 2.0, Kind::Mkdir, DIR), call(3.0, 4.0, Kind::Rmdir, DIR)];
-        assert!(waits(&[one.clone()])[0].is_empty());
+        assert!(waits(std::slice::from_ref(&one))[0].is_empty());
         let beside = vec![call(1.0, 2.5, Kind::Stat, DIR), call(3.5, 5.0, Kind::Stat, DIR)];
         assert_eq!(waits(&[one, beside]), [vec![(1, vec![(1, 0)])], vec![]]);
     }

@@ -11,7 +11,7 @@
 //! Paths are relative to the directory that all files of the trace have in common, so a replay never touches the program's own files. A file
 //! that was there before the run is prepared with as many bytes as were read of it.
 
-use crate::order::{Waits, order};
+use crate::order::{self, Waits};
 use crate::{ExportError, Exported, Walk, cannot, create};
 use forebay_trace_format::layout::flag;
 use forebay_trace_format::{Class, Event, Op};
@@ -322,7 +322,7 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
     lanes.retain(|lane| !lane.operations.is_empty());
     let hosts: HashSet<String> = lanes.iter().map(|lane| lane.host.clone()).collect();
     let processes: Vec<Operations> = lanes.into_iter().map(|lane| lane.operations).collect();
-    let order = order(&processes, &files.parents());
+    let order = order::order(&processes, &files.parents());
     let (count, mut kept) = (processes.len() as u32, 0);
     for (number, operations) in processes.into_iter().enumerate() {
         to.process();
