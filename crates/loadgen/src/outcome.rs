@@ -472,7 +472,7 @@ mod tests {
         let phase = phase(vec![
             rank([0, s, s, 5 * s, 5 * s, 6 * s], 60, 6),
             rank([s, 2 * s, 2 * s, 9 * s, 9 * s, 10 * s], 40, 4),
-            rank([s, s, s, s, s, s], 0, 0),
+            rank([s, 2 * s, 2 * s, 5 * s, 5 * s, 6 * s], 0, 0),
         ]);
         // Of the first one.
         assert_eq!(phase.ior_latency_s(), Some(4.0 / 6.0));
