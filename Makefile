@@ -100,7 +100,7 @@ lint-quick: fmt clippy
 	scripts/check-semantics
 	scripts/check-links
 
-# Real torch for the checkpoint writer's tests: 540 MB once, kept below target/.
+# Real torch for the checkpoint writer's tests: 540 MB are fetched once, 1.5 GB are kept below target/.
 torch: packages-test
 	scripts/torch-venv "$(TORCH_VENV)"
 

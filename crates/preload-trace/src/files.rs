@@ -52,6 +52,8 @@ const STANDARD: u32 = 1 << 12;
 struct Standard {
     position: AtomicU64,
     inode: AtomicU64,
+    /// Bytes that calls which were seen wrote until the descriptor was closed.
+    written: AtomicU64,
     /// Another file, or none, by now.
     is_other: AtomicBool,
 }
@@ -61,6 +63,7 @@ static STANDARDS: [Standard; 2] = [const {
     Standard {
         position: AtomicU64::new(layout::NO_OFFSET),
         inode: AtomicU64::new(0),
+        written: AtomicU64::new(0),
         is_other: AtomicBool::new(false),
     }
 }; 2];
@@ -160,10 +163,15 @@ fn learn(fd: c_int) -> Fd {
     }
 }
 
+/// Whether a descriptor is the standard output or error of before the begin.
+pub fn is_standard(fd: c_int) -> bool {
+    standard(fd).is_some_and(|standard| !standard.is_other.load(Ordering::Relaxed))
+}
+
 fn standard_flag(fd: c_int) -> u32 {
-    match standard(fd) {
-        Some(standard) if !standard.is_other.load(Ordering::Relaxed) => STANDARD,
-        _ => 0,
+    match is_standard(fd) {
+        true => STANDARD,
+        false => 0,
     }
 }
 
@@ -248,7 +256,19 @@ pub fn stream_adopted(fd: c_int, stream: usize) {
 /// A descriptor of standard output or error is of another file from now on.
 fn is_other_now(fd: c_int) {
     if let Some(standard) = standard(fd) {
-        standard.is_other.store(true, Ordering::Relaxed);
+        if !standard.is_other.swap(true, Ordering::Relaxed) {
+            standard.written.store(written_to_standard(fd), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Bytes that calls which were seen wrote to standard output or error, while it is what it was at the begin.
+fn written_to_standard(fd: c_int) -> u64 {
+    match known(fd) {
+        Some(open) if open.flags.load(Ordering::Relaxed) & STANDARD != 0 => {
+            open.written.load(Ordering::Relaxed)
+        }
+        _ => 0,
     }
 }
 
@@ -319,8 +339,8 @@ pub fn note_standards() {
     }
 }
 
-/// At the end: how many bytes were written to standard output or error, which stands at `now`, since the begin, by calls that
-/// were not seen, and by those that were. `None` if it is another file, or the process shares it with others that it made.
+/// At the end, or when its stream is closed: how many bytes were written to standard output or error, which stands at `now`,
+/// since the begin, by calls that were not seen, and by those that were. `None` if it is another file, or the process shares it with others that it made.
 pub fn moved_of_standard(fd: c_int, now: u64) -> Option<(u64, u64)> {
     let this = standard(fd)?;
     let begun = this.position.load(Ordering::Relaxed);
@@ -328,20 +348,14 @@ pub fn moved_of_standard(fd: c_int, now: u64) -> Option<(u64, u64)> {
     if is_other || EPOCH.load(Ordering::Relaxed) != 0 {
         return None;
     }
-    let written = |fd: c_int| match known(fd) {
-        Some(open) if open.flags.load(Ordering::Relaxed) & STANDARD != 0 => {
-            open.written.load(Ordering::Relaxed)
-        }
-        _ => 0,
-    };
-    let mut seen = written(fd);
+    let mut seen = written_to_standard(fd);
     let other = standard(3 - fd)?;
     if other.inode.load(Ordering::Relaxed) == this.inode.load(Ordering::Relaxed) {
         // Both are one file: its bytes are told of once.
         if fd == 2 {
             return None;
         }
-        seen += written(3 - fd);
+        seen += other.written.load(Ordering::Relaxed).max(written_to_standard(3 - fd));
     }
     Some((now.checked_sub(begun)?.checked_sub(seen)?, seen))
 }

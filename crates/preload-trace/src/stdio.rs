@@ -148,6 +148,21 @@ unsafe fn settle_standard(fd: c_int, stream: *mut FILE) {
     }
 }
 
+/// Records what was moved by calls that are not seen, of a stream that is about to be closed.
+///
+/// # Safety
+/// `stream` is an open stream, of this descriptor.
+unsafe fn settle_before_close(fd: c_int, stream: *mut FILE) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        settle(stream, get(fd));
+        // Programs such as mawk close standard output before their end, to learn of errors.
+        if files::is_standard(fd) {
+            settle_standard(fd, stream);
+        }
+    }
+}
+
 /// Settles the streams that are open at the end of the program.
 pub fn end() {
     if trace::is_off() {
@@ -288,9 +303,8 @@ interpose! {
         let fd = fd_of(stream);
         let mut file = 0;
         if let Some(fd) = fd {
-            let at = get(fd);
-            settle(stream, at);
-            file = at.file;
+            file = get(fd).file;
+            settle_before_close(fd, stream);
             files::detach(fd);
         }
         let start = clock::ticks();
@@ -428,7 +442,7 @@ unsafe fn reopened(
     // SAFETY: by the caller's promise.
     unsafe {
         if let Some(fd) = fd_of(stream) {
-            settle(stream, get(fd));
+            settle_before_close(fd, stream);
             files::detach(fd);
         }
         let (start, got) = reopen(clock::ticks());

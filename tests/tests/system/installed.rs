@@ -1,4 +1,4 @@
-//! What the README says of its two commands: how much they install at most, and that `/dev/fuse` is left as it is.
+//! What the README says of its two commands: how much they install or make at most, and that `/dev/fuse` is left as it is.
 //!
 //! Sizes are Debian's own (`Installed-Size`, in KiB) of the packages in the lists of `make demo` and `make test` and of all
 //! that these depend on, without what each system has and what the README asks for beforehand. What is installed here
@@ -170,6 +170,32 @@ fn the_readme_says_how_much_is_installed() {
     assert!(readme.contains(&words), "README does not say {words:?}");
     for package in &BEFORE[1..] {
         assert!(readme.contains(package), "README does not name {package}");
+    }
+}
+
+/// What lies on disk below a directory, in bytes.
+fn used_below(dir: &Path) -> u64 {
+    let told = run(Command::new("du").args(["-s", "-B1"]).arg(dir));
+    told.split_whitespace().next().and_then(|bytes| bytes.parse().ok()).unwrap()
+}
+
+/// `make test-full` makes both.
+#[test]
+fn the_readme_says_how_much_python_lies_below_target() {
+    let readme = std::fs::read_to_string(top().join("README.md")).unwrap();
+    let readme = readme.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (words, variable, hint) in [
+        ("`make test-full` puts another", "FOREBAY_TORCH_PYTHON", "torch-venv"),
+        ("of PyTorch and", "FOREBAY_TRACE_PYTHON", "trace-venv"),
+    ] {
+        let named = std::env::var_os(variable).map(PathBuf::from);
+        let beside = binary().parent().unwrap().join(format!("../{hint}/bin/python"));
+        let python = named.unwrap_or(beside);
+        assert!(python.exists(), "no {}: scripts/{hint} makes it", python.display());
+        let venv = python.parent().and_then(Path::parent).unwrap();
+        let (said, used) = (said(&readme, words), used_below(venv) as f64);
+        println!("{words} {said:.0} B: {used:.0} B");
+        assert!(used <= said && used > said / 2.0, "{words} {said:.0} B, and it is {used:.0} B");
     }
 }
 

@@ -214,7 +214,7 @@ int main(void) {
 }
 "#;
 
-/// Prints so many lines.
+/// Prints so many lines, and closes or reopens standard output then if it is told to.
 const PRINTS: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -224,6 +224,15 @@ int main(int count, char **given) {
     if (i % 100 == 0) puts("hundred");
   }
   fputs("end\n", stdout);
+  if (given[2] && *given[2] == 'c') {
+    fflush(stdout);
+    fprintf(stderr, "%d lines\n", 300);
+    fputs("error\n", stderr);
+    fclose(stderr);
+    printf("after\n");
+    fclose(stdout);
+  }
+  if (given[2] && *given[2] == 'r') freopen("/dev/null", "w", stdout), printf("nothing\n");
   return 0;
 }
 "#;
@@ -239,12 +248,21 @@ fn what_is_printed_into_a_file_is_recorded() {
     let alone = format!("{program} 3000 > out");
     let together = format!("for i in 1 2 3 4; do {program} 3000 & done > out; wait");
     let appended = format!("echo before > out; {program} 50 >> out; {program} 70 >> out 2>&1");
-    for (number, script) in [alone, together, appended].into_iter().enumerate() {
+    // Programs that close or reopen a standard stream before their end.
+    let awk =
+        "seq 5000 > in; awk '{ printf \"%d %s\\n\", $1, \"of them\" }' in > out; rm in".to_string();
+    let closed = format!("{program} 300 close > out 2>&1");
+    let reopened = format!("{program} 300 reopen > out");
+    let scripts = [alone, together, appended, awk, closed, reopened];
+    for (number, script) in scripts.into_iter().enumerate() {
         let trace = rig.path(&format!("trace{number}"));
         let mut traced = Command::new(binary());
         traced.args(["trace", "-q", "-o"]).arg(&trace).args(["--", "/bin/sh", "-c", &script]);
         run(traced.current_dir(rig.path("work")).stdin(Stdio::null()));
-        let bytes = std::fs::metadata(rig.path("work").join("out")).unwrap().len();
+        let mut bytes = std::fs::metadata(rig.path("work").join("out")).unwrap().len();
+        if script.starts_with("seq") {
+            bytes += (1..=5000).map(|number: u32| number.to_string().len() as u64 + 1).sum::<u64>();
+        }
         let report = rig.forebay(&["report", "--json"], &[&trace]);
         let report: Value = serde_json::from_str(&report).unwrap();
         assert_eq!(report["totals"]["written_bytes"].as_u64(), Some(bytes), "{script}");
