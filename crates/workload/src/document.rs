@@ -1,6 +1,7 @@
 //! Reads TOML files that people write, so that each fault has its file, line and key, and says what was expected.
 //!
-//! A caller takes the keys that it knows from a [`Table`] and then calls [`Table::finish`], which refuses all others.
+//! A caller takes the keys that it knows from a [`Table`] and then calls [`Table::finish`], which refuses all others. One that calls
+//! [`Table::knows`] before says first which key is misspelt, and not that the one that was meant is missing.
 //! Sizes are texts with a unit or integers in bytes, times are texts with a unit or numbers in seconds (see [`crate::units`]).
 //!
 //! Invariant: nothing panics, whatever the text is.
@@ -118,7 +119,8 @@ impl<'t> Document<'t> {
             name: String::new(),
             line: 1,
             entries: self.root.get_ref(),
-            asked: RefCell::new(Vec::new()),
+            asked: RefCell::default(),
+            known: RefCell::default(),
         }
     }
 }
@@ -131,6 +133,8 @@ pub struct Table<'d> {
     line: usize,
     entries: &'d DeTable<'d>,
     asked: RefCell<Vec<&'static str>>,
+    /// What [`Table::knows`] was given: nothing else may be asked for. Empty: it was not called.
+    known: RefCell<Vec<&'static str>>,
 }
 
 type Value<'d> = &'d Spanned<DeValue<'d>>;
@@ -177,6 +181,8 @@ impl<'d> Table<'d> {
     }
 
     fn get(&self, key: &'static str) -> Option<Value<'d>> {
+        let known = self.known.borrow();
+        debug_assert!(known.is_empty() || known.contains(&key), "{key} stands in no list of keys");
         self.asked.borrow_mut().push(key);
         self.entries.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
     }
@@ -314,7 +320,8 @@ impl<'d> Table<'d> {
                 name: format!("{}[{index}]", self.full(key)),
                 line: self.source.line(value.span().start),
                 entries,
-                asked: RefCell::new(Vec::new()),
+                asked: RefCell::default(),
+                known: RefCell::default(),
             });
         }
         Ok(tables)
@@ -331,24 +338,79 @@ impl<'d> Table<'d> {
             name: self.full(key),
             line: self.source.line(value.span().start),
             entries,
-            asked: RefCell::new(Vec::new()),
+            asked: RefCell::default(),
+            known: RefCell::default(),
         }))
     }
 
     /// Refuses keys that nobody asked for.
+    ///
+    /// # Errors
+    /// The first such key, with what may have been meant.
     pub fn finish(&self) -> Result<(), Fault> {
-        let asked = self.asked.borrow();
-        let unknown = self.entries.keys().find(|key| !asked.contains(&key.get_ref().as_ref()));
-        match unknown {
-            None => Ok(()),
-            Some(key) => {
-                let mut known = asked.clone();
-                known.sort_unstable();
-                known.dedup();
-                Err(self.fault(key.get_ref(), "this key is not known here", one_of(&known)))
-            }
-        }
+        self.refuse_others(&self.asked.borrow())
     }
+
+    /// Refuses keys that are none of these. None but these may be asked for afterwards.
+    ///
+    /// # Errors
+    /// The first such key, with what may have been meant.
+    pub fn knows(&self, known: &[&'static str]) -> Result<(), Fault> {
+        *self.known.borrow_mut() = known.to_vec();
+        self.refuse_others(known)
+    }
+
+    fn refuse_others(&self, known: &[&str]) -> Result<(), Fault> {
+        let is_known = |key: &str| known.contains(&key);
+        let Some(key) = self.entries.keys().find(|key| !is_known(key.get_ref())) else {
+            return Ok(());
+        };
+        let mut all = known.to_vec();
+        all.sort_unstable();
+        all.dedup();
+        let meant = match nearest(key.get_ref(), &all) {
+            Some(near) => format!(" (did you mean {near}?)"),
+            None => String::new(),
+        };
+        let found = format!("this key is not known here{meant}");
+        Err(self.fault(key.get_ref(), found, one_of(&all)))
+    }
+}
+
+/// What may have been meant by a word that is none of these: the one that fewest keystrokes turn it into, if they are few for its
+/// length; else one of which it is the begin, or that is its begin.
+fn nearest<'w>(word: &str, known: &[&'w str]) -> Option<&'w str> {
+    /// Shorter words begin too many others.
+    const BEGIN: usize = 3;
+    let most = (word.chars().count() + 1) / 3;
+    let by_steps = known.iter().map(|other| (keystrokes(word, other), *other));
+    let near = by_steps.filter(|(steps, _)| *steps <= most).min_by_key(|(steps, _)| *steps);
+    near.map(|(_, other)| other).or_else(|| {
+        let begins = |a: &str, b: &str| a.len() >= BEGIN && b.starts_with(a);
+        known.iter().find(|other| begins(word, other) || begins(other, word)).copied()
+    })
+}
+
+/// How many keystrokes are between two words: a letter more, less or another, or two neighbours exchanged.
+fn keystrokes(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    // The last three rows of the usual table: for each begin of `b` the steps from the begin of `a`.
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for (row, from) in a.iter().enumerate() {
+        let mut this = vec![row + 1];
+        for (column, to) in b.iter().enumerate() {
+            let same = usize::from(from != to);
+            let mut steps = (last[column] + same).min(last[column + 1] + 1).min(this[column] + 1);
+            let exchanged = row > 0 && column > 0 && a[row - 1] == *to && b[column - 1] == *from;
+            if exchanged {
+                steps = steps.min(before[column - 1] + 1);
+            }
+            this.push(steps);
+        }
+        before = std::mem::replace(&mut last, this);
+    }
+    last[b.len()]
 }
 
 const SIZE: &str = "a size, such as \"4KiB\", \"1MB\", or an integer in bytes";
@@ -427,6 +489,44 @@ mod tests {
         assert_eq!(fault.to_string(), "f.toml:7: b[1].d: this key is not known here; expected c");
         let fault = Document::parse(Path::new("g.toml"), "a = 1\nb = \n").err().expect("no TOML");
         assert_eq!((fault.line, fault.path.as_path()), (2, Path::new("g.toml")));
+    }
+
+    #[test]
+    fn the_key_that_was_meant_is_named() {
+        let known = ["array", "block", "offset", "of", "segments", "transfer", "write"];
+        for (word, meant) in [
+            ("blok", Some("block")),
+            ("block_size", Some("block")),
+            ("bolck", Some("block")),
+            ("wirte", Some("write")),
+            ("trnasfer", Some("transfer")),
+            ("transfers", Some("transfer")),
+            ("seg", Some("segments")),
+            ("Offset", Some("offset")),
+            ("t", None),
+            ("of2", Some("of")),
+            ("size", None),
+            ("\u{e4}\u{f6}\u{fc}", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(word, &known), meant, "{word}");
+        }
+        for (a, b, steps) in
+            [("", "ab", 2), ("ab", "ba", 1), ("abc", "abc", 0), ("kitten", "sitting", 3)]
+        {
+            assert_eq!((keystrokes(a, b), keystrokes(b, a)), (steps, steps), "{a} {b}");
+        }
+        let document = document("a = 1\nblok = 2\n");
+        let root = document.root();
+        let fault = root.knows(&known).expect_err("unknown").to_string();
+        assert!(
+            fault.starts_with("f.toml:1: a: this key is not known here; expected one of"),
+            "{fault}"
+        );
+        let fault = root.knows(&["a", "block"]).expect_err("unknown").to_string();
+        let expected = "f.toml:2: blok: this key is not known here (did you mean block?); expected one of a, block";
+        assert_eq!(fault, expected);
+        assert_eq!(root.knows(&["a", "blok"]), Ok(()));
     }
 
     #[test]

@@ -145,7 +145,7 @@ fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
     };
     assert!(
         told("name = \"laptop\"", "nmae = \"laptop\"")
-            .contains("nmae: this key is not known here; expected one of")
+            .contains("nmae: this key is not known here (did you mean name?); expected one of")
     );
     assert!(
         told("rate = \"1Gbit/s\"", "rate = \"1Gbps\"")

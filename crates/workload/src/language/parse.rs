@@ -60,6 +60,55 @@ const VERBS: [&str; 21] = [
     "await",
 ];
 
+/// Keys of tables that are no steps. A key that is in no such list is named before a missing one is.
+const ROOT_KEYS: [&str; 6] = ["workload", "name", "seed", "content", "file", "job"];
+const FILE_KEYS: [&str; 8] =
+    ["name", "path", "size", "items", "prepared", "direct", "interface", "tree"];
+const TREE_KEYS: [&str; 5] = ["name", "branch", "depth", "items", "leaves"];
+const JOB_KEYS: [&str; 7] =
+    ["name", "processes", "processes_per_node", "start", "after", "phase", "operations"];
+const PHASE_KEYS: [&str; 7] = ["name", "repeat", "pause", "meet", "cold", "only", "steps"];
+const WHOSE_KEYS: [&str; 3] = ["shift", "drawn", "permuted"];
+/// Keys of a step beside its verb: of each one, of transfers, of transfers of an array, of whole files, of names.
+const STEP_KEYS: [&str; 2] = ["only", "turns"];
+const MOVE_KEYS: [&str; 12] = [
+    "item",
+    "transfer",
+    "block",
+    "offset",
+    "array",
+    "segments",
+    "stride",
+    "order",
+    "of",
+    "pause",
+    "asynchronous",
+    "stop_after",
+];
+const ARRAY_KEYS: [&str; 3] = ["divide", "element", "chunk"];
+const WHOLE_KEYS: [&str; 6] = ["of", "first", "count", "transfer", "stop_after", "wear_out"];
+const NAMES_KEYS: [&str; 3] = ["of", "first", "count"];
+
+/// The keys that a step may have which does this.
+fn step_keys(verb: &'static str) -> Vec<&'static str> {
+    let parts: &[&[&str]] = match verb {
+        "think" => &[&["busy"]],
+        "open" => &[&["mode", "of"]],
+        "close" | "fsync" | "fdatasync" => &[&["of"]],
+        "truncate" => &[&["of", "size"]],
+        "read" => &[&MOVE_KEYS, &ARRAY_KEYS, &["wear_out", "verify"]],
+        "write" => &[&MOVE_KEYS, &ARRAY_KEYS, &["wear_out", "sync"]],
+        "store" => &[&WHOLE_KEYS, &["sync"]],
+        "load" => &[&WHOLE_KEYS, &["verify"]],
+        "await" => &[&["count"]],
+        "rename" => &[&NAMES_KEYS, &["to", "to_first"]],
+        "mkdir" | "rmdir" | "create" | "stat" | "unlink" | "readdir" => &[&NAMES_KEYS],
+        _ => &[],
+    };
+    let parts = parts.iter().copied().flatten().copied();
+    parts.chain(STEP_KEYS).chain([verb]).collect()
+}
+
 impl Workload {
     /// Reads a workload file, and the files of operations beside it.
     ///
@@ -91,6 +140,10 @@ impl Workload {
         let document = Document::parse(path, text)?;
         let root = document.root();
         let version = root.integer("workload", 1..=u64::MAX)?;
+        // Another version may have other keys.
+        if matches!(version, None | Some(VERSION)) {
+            root.knows(&ROOT_KEYS)?;
+        }
         let expected = "workload = 1, the version of the language";
         match root.required("workload", version, expected)? {
             VERSION => {}
@@ -161,6 +214,7 @@ impl Reader<'_> {
         let mut numbers = HashMap::new();
         for (at, table) in jobs.iter().enumerate() {
             self.note(Place::Job(at), format!("job[{at}]"), table);
+            table.knows(&JOB_KEYS)?;
             let name = table.text("name", "a name")?;
             let name = match (name, jobs.len()) {
                 (Some(name), _) => name,
@@ -242,6 +296,7 @@ impl Reader<'_> {
         key: &str,
         table: &Table,
     ) -> Result<Phase, Fault> {
+        table.knows(&PHASE_KEYS)?;
         let name = table.text("name", "a name")?.unwrap_or_else(|| format!("phase {number}"));
         let repeat = table.integer("repeat", 1..=u64::from(u32::MAX))?.unwrap_or(1) as u32;
         let pause_ns = table.time_ns("pause")?.unwrap_or(0);
@@ -261,12 +316,17 @@ impl Reader<'_> {
         let verbs: Vec<&str> = VERBS.into_iter().filter(|verb| table.has(verb)).collect();
         let [verb] = verbs[..] else {
             let found = match verbs.len() {
-                0 => "the step does nothing".into(),
+                0 => {
+                    // What is no key of any step is a verb that is misspelt.
+                    table.knows(&VERBS.into_iter().flat_map(step_keys).collect::<Vec<_>>())?;
+                    "the step does nothing".into()
+                }
                 _ => format!("the step has both {} and {}", verbs[0], verbs[1]),
             };
             let all = VERBS.join(", ");
             return Err(table.fault("", found, format!("exactly one of {all}")));
         };
+        table.knows(&step_keys(verb))?;
         let action = match verb {
             "think" => Action::Think {
                 ns: table.required("think", table.time_ns("think")?, "a time")?,
@@ -442,6 +502,7 @@ fn array_layout(
 }
 
 fn file(table: &Table) -> Result<FileSpec, Fault> {
+    table.knows(&FILE_KEYS)?;
     let name = table.text("name", "a name for steps")?;
     let path = table.text("path", "a path")?;
     let path = match path {
@@ -465,6 +526,7 @@ fn file(table: &Table) -> Result<FileSpec, Fault> {
 }
 
 fn tree(table: &Table) -> Result<Tree, Fault> {
+    table.knows(&TREE_KEYS)?;
     let any = 1..=u64::from(u32::MAX);
     let name = table.text("name", "a name")?.unwrap_or_else(|| "mdtest_tree".into());
     let tree = Tree {
@@ -511,6 +573,7 @@ fn items(table: &Table) -> Result<Items, Fault> {
 
 fn whose(table: &Table) -> Result<Whose, Fault> {
     let Some(of) = table.table("of")? else { return Ok(Whose::Own) };
+    of.knows(&WHOSE_KEYS)?;
     let any = 0..=u64::from(u32::MAX);
     let shift = of.integer("shift", any.clone())?;
     let drawn = of.integer("drawn", any.clone())?;

@@ -279,11 +279,12 @@ fn the_description_has_each_key() {
         "store = \"f\"",
         "load = \"f\"",
         "await = \"e\"",
-        "stat = \"f\", of = { y = 1 }",
     ] {
         let head = wrong.replace("x = 1\n", "");
         samples.push(head + &job.replace("STEP", &format!("{{ {step}, x = 1 }}")));
     }
+    let whose = job.replace("STEP", "{ stat = \"f\", of = { x = 1 } }");
+    samples.push(wrong.replace("x = 1\n", "") + &whose);
     for sample in samples {
         let fault = parse(&sample).expect_err("an unknown key");
         assert!(fault.found.contains("not known"), "{fault}");
@@ -309,7 +310,17 @@ fn faults_say_where_and_what_was_expected() {
         ("workload = 2\n".into(), "w.toml:1: workload: it is 2; expected workload = 1"),
         ("workload = 1\n".into(), "w.toml:1: job: there is none; expected at least one [[job]]"),
         ("workload = 1\n[[job]\n".into(), "w.toml:2: this is not TOML"),
-        (with("wrtie = \"f\""), &format!("{step}: the step does nothing; expected exactly one of")),
+        (with("wrtie = \"f\""), &format!("{step}.wrtie: this key is not known here (did you mean write?)")),
+        (with("only = \"0\""), &format!("{step}: the step does nothing; expected exactly one of")),
+        // What is misspelt is said before what is missing.
+        (with("write = \"f\", blok = \"1MiB\""), &format!("{step}.blok: this key is not known here (did you mean block?); expected one of array, asynchronous, block, chunk")),
+        (with("rename = \"f\", too = \"f\""), &format!("{step}.too: this key is not known here (did you mean to?)")),
+        (with("open = \"f\", mod = \"read\""), &format!("{step}.mod: this key is not known here (did you mean mode?)")),
+        (with("stat = \"f\", of = { shfit = 1 }"), &format!("{step}.of.shfit: this key is not known here (did you mean shift?)")),
+        ("wrokload = 1\n".into(), "w.toml:1: wrokload: this key is not known here (did you mean workload?)"),
+        ("workload = 2\nnew = 1\n".into(), "w.toml:1: workload: it is 2"),
+        (file.replace("path", "paht"), "w.toml:4: file[0].paht: this key is not known here (did you mean path?)"),
+        ("workload = 1\n[[job]]\nproceses = 0\n".into(), "w.toml:3: job[0].proceses: this key is not known here (did you mean processes?)"),
         (with("read = \"f\", write = \"f\""), &format!("{step}: the step has both read and write")),
         (with("read = \"g\", block = 1"), &format!("{step}.read: no file is called \"g\"")),
         (with("read = \"f\", block = 0"), &format!("{step}.block: it is 0")),
