@@ -1,11 +1,13 @@
 //! The log of each operation of a run: a trace as `forebay trace` writes it, so `forebay report` shows it.
 //!
-//! Invariant: a rank keeps at most [`MOST_CALLS`] in memory; what comes after that is counted, and the trace says so.
+//! Invariants: a rank keeps at most [`MOST_CALLS`] in memory; what comes after that is counted, and the trace says so. Calls on streams of
+//! stdio are logged as the recorder records them, so that the trace of a program and the log of its replay count alike.
 //! Callers: `ior`, and `player` of `replay`.
 
 use crate::shared::now_ns;
-use forebay_trace_format::{Op, Who, Writer, layout};
-use forebay_workload::language::NameOp;
+use forebay_trace_format::layout::{self, flag};
+use forebay_trace_format::{Op, Who, Writer};
+use forebay_workload::language::{Calls, NameOp};
 use rustix::time::ClockId;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -24,6 +26,11 @@ pub(crate) enum Call {
     Close,
     Read,
     Write,
+    /// On a stream.
+    Stream {
+        write: bool,
+        calls: Calls,
+    },
     Fsync,
     Truncate,
     Name(NameOp),
@@ -36,6 +43,10 @@ impl Call {
             Call::Close => Op::Close,
             Call::Read => Op::Pread,
             Call::Write => Op::Pwrite,
+            Call::Stream { write: false, calls: Calls::One } => Op::Fread,
+            Call::Stream { write: true, calls: Calls::One } => Op::Fwrite,
+            Call::Stream { write: false, calls: Calls::Unseen } => Op::StdioRead,
+            Call::Stream { write: true, calls: Calls::Unseen } => Op::StdioWrite,
             Call::Fsync => Op::Fsync,
             Call::Truncate => Op::Ftruncate,
             Call::Name(NameOp::Mkdir) => Op::Mkdir,
@@ -111,10 +122,13 @@ impl<K: Copy + Eq + Hash> Log<K> {
             return;
         }
         let id = self.names.get(file).copied().unwrap_or(0);
-        let moves = matches!(call, Call::Read | Call::Write | Call::Truncate);
+        let is_stream = matches!(call, Call::Stream { .. });
+        let moves = is_stream || matches!(call, Call::Read | Call::Write | Call::Truncate);
         let offset = if moves { offset } else { layout::NO_OFFSET };
-        let start = start_ns + self.to_boottime_ns;
-        self.writer.call(call.op(), id, offset, length, length as i64, start, end_ns - start_ns);
+        let flags = if is_stream { flag::STDIO } else { 0 };
+        let (start, took) = (start_ns + self.to_boottime_ns, end_ns - start_ns);
+        let what = (call.op(), flags);
+        self.writer.flagged(what, id, offset, length, length as i64, start, took);
     }
 
     pub(crate) fn finish(self) -> Result<(), String> {

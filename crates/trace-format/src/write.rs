@@ -149,11 +149,26 @@ impl Writer {
         start_ns: u64,
         duration_ns: u64,
     ) {
+        self.flagged((op, 0), file, offset, length, result, start_ns, duration_ns);
+    }
+
+    /// The same with bits of [`flag`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn flagged(
+        &mut self,
+        (op, flags): (Op, u8),
+        file: u32,
+        offset: u64,
+        length: u64,
+        result: i64,
+        start_ns: u64,
+        duration_ns: u64,
+    ) {
         let narrow = length <= layout::LARGEST_NARROW
             && i32::try_from(result).is_ok()
             && u32::try_from(duration_ns).is_ok()
             && offset <= layout::NO_OFFSET;
-        let flags = if narrow { 0 } else { flag::WIDE };
+        let flags = flags | if narrow { 0 } else { flag::WIDE };
         self.room(if narrow { 1 } else { 3 });
         self.slot([
             layout::first_word(op as u8, flags, offset),

@@ -1,5 +1,5 @@
 //! Programs that nobody here wrote are traced, their I/O is written down as a workload, and the workload is replayed: the
-//! replay makes the same transfers, as many of each size, of as many bytes.
+//! replay makes the same transfers, as many of each size, of as many bytes, and the reports of both count as many writes.
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::binary;
@@ -64,14 +64,20 @@ impl Rig {
         // Nothing of the program's own was touched, and nothing of the replay stays.
         assert_eq!(std::fs::read_dir(self.path("again")).unwrap().count(), 0);
         // The report names the program, and moves the same bytes.
-        let report = self.forebay(&["report", "--json"], &[&trace]);
-        let report: Value = serde_json::from_str(&report).unwrap();
-        assert!(
-            report["totals"]["written_bytes"].as_u64() >= Some(sum(true)),
-            "{}",
-            report["totals"]
-        );
+        let (report, again) = (self.totals(&trace), self.totals(&log));
+        assert!(report["written_bytes"].as_u64() >= Some(sum(true)), "{report}");
+        // Bytes that printf and the like moved are no number of calls, in neither of them.
+        assert_eq!(report["writes"], again["writes"], "{report} {again}");
+        let calls =
+            phases.iter().filter_map(|phase| phase["operations"]["write"]["calls"].as_u64());
+        assert_eq!(again["writes"].as_u64(), Some(calls.sum()), "{told}");
         original
+    }
+
+    /// What the report of a trace has in all.
+    fn totals(&self, trace: &Path) -> Value {
+        let report = self.forebay(&["report", "--json"], &[trace]);
+        serde_json::from_str::<Value>(&report).unwrap()["totals"].take()
     }
 
     /// The transfers of a trace that have a place in a file.

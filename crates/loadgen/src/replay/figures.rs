@@ -155,7 +155,8 @@ impl PhaseResult {
         let mean_s = times.iter().sum::<f64>() / times.len().max(1) as f64;
         let classes: serde_json::Map<String, Value> = Class::ALL
             .iter()
-            .filter(|class| self.calls(**class) > 0)
+            // Of what many calls moved unseen there are bytes and time, and no number.
+            .filter(|class| self.calls(**class) > 0 || self.busy_s(**class) > 0.0)
             .map(|&class| {
                 let value = json!({
                     "calls": self.calls(class),

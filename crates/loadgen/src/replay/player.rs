@@ -755,7 +755,8 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A call on a stream of stdio: does to the file what libc would. It counts as the one call that it is.
+    /// A call on a stream of stdio: does to the file what libc would. It counts as the one call that it is; a sum of many is
+    /// no number of calls, and counts as its bytes and its time, as in the report of the trace.
     fn by_stream(&mut self, transfer: &Transfer, calls: Calls, opened: &Target) -> Result<(), End> {
         let (place, unseen) = ((transfer.offset, transfer.bytes), calls == Calls::Unseen);
         let mut stream = self.streams.remove(&transfer.file).unwrap_or_default();
@@ -776,13 +777,14 @@ impl<'a> Player<'a> {
         let end = now_ns();
         self.streams.insert(transfer.file, stream);
         moved?;
-        let (class, call) = match transfer.write {
-            true => (Class::Write, Call::Write),
-            false => (Class::Read, Call::Read),
-        };
-        self.count(class, start, end);
+        let class = if transfer.write { Class::Write } else { Class::Read };
+        match calls {
+            Calls::One => self.count(class, start, end),
+            Calls::Unseen => self.record.busy_ns[class as usize] += end - start,
+        }
         self.record.bytes[usize::from(transfer.write)] += transfer.bytes;
         self.board.shared.slot(self.rank).progress(transfer.bytes);
+        let call = Call::Stream { write: transfer.write, calls };
         self.log(call, &transfer.file, place, start, end);
         Ok(())
     }
