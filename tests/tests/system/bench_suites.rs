@@ -99,6 +99,17 @@ fn the_ime_matrix_has_its_figure_by_posix_and_by_mpi_io() {
     ] {
         assert!(text.contains(part), "{part}");
     }
+    // The rates of the two sides stand over one axis.
+    let data = text.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();
+    let charts: Vec<Value> = serde_json::from_str(data).unwrap();
+    let axes = charts.iter().map(|chart| &chart["axes"][1]);
+    let ranges: Vec<&Value> =
+        axes.filter(|axis| axis["label"] == "rate").map(|axis| &axis["range"]).collect();
+    assert_eq!(ranges.len(), 4, "of two phases and two sides");
+    for pair in ranges.chunks(2) {
+        let [from, to] = [0, 1].map(|at| pair[0][at].as_f64().unwrap());
+        assert!(0.0 < from && from < to && pair[0] == pair[1], "{pair:?}");
+    }
     let launcher = "mpirun --oversubscribe --mca mpi_yield_when_idle 1 -n {n}";
     let told = matrix(&["--transfers", "64k", "--calls", "mpi-io", "--launcher", launcher]);
     let rows = told["rows"].as_array().unwrap();

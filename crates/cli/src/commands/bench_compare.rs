@@ -298,8 +298,10 @@ fn page(sides: &Sides, points: &[Point]) -> Page {
             let placed: Vec<&&Point> =
                 of.iter().filter(|point| point.group.as_ref() == Some(group)).collect();
             ratios(section, &a, &b, &placed);
-            rates(section, &a, 0, &placed);
-            rates(section, &b, 1, &placed);
+            // Both charts have one axis, so that heights can be compared.
+            let axis = rate_axis(&placed);
+            rates(section, &a, 0, &placed, axis.clone());
+            rates(section, &b, 1, &placed, axis);
         }
         let section = page.section(format!("Phase {phase}"));
         let rows = of.iter().map(|point| {
@@ -376,8 +378,18 @@ fn ratios(section: &mut Section, a: &str, b: &str, points: &[&&Point]) {
     section.chart(chart);
 }
 
-fn rates(section: &mut Section, dir: &str, side: usize, points: &[&&Point]) {
-    let rate = Axis::new("rate", Unit::BytesPerSecond).log();
+/// An axis that has room for the rates of both sides.
+fn rate_axis(points: &[&&Point]) -> Axis {
+    /// Beside the least and the greatest one.
+    const ROOM: f64 = 1.5;
+    let axis = Axis::new("rate", Unit::BytesPerSecond).log();
+    let drawn = points.iter().flat_map(|point| point.rates).filter(|rate| *rate > 0.0);
+    let (least, most) = drawn
+        .fold((f64::INFINITY, 0.0_f64), |(least, most), rate| (least.min(rate), most.max(rate)));
+    if least <= most && most.is_finite() { axis.range(least / ROOM, most * ROOM) } else { axis }
+}
+
+fn rates(section: &mut Section, dir: &str, side: usize, points: &[&&Point], rate: Axis) {
     let mut chart = Chart::new(dir.to_string(), size_axis(points), rate);
     for (number, (name, of)) in curves(points).into_iter().enumerate() {
         let line = of.iter().map(|point| (point.size as f64, point.rates[side])).collect();
