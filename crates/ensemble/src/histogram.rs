@@ -65,6 +65,15 @@ impl Histogram {
         self.moments.add(value as f64);
     }
 
+    /// Counts a value so many times.
+    pub fn add_many(&mut self, value: u64, times: u64) {
+        if self.counts.is_empty() {
+            self.counts = vec![0; BUCKETS];
+        }
+        self.counts[bucket_of(value)] += times;
+        self.moments.add_many(value as f64, times);
+    }
+
     /// Counts all that `other` counted.
     pub fn merge(&mut self, other: &Histogram) {
         if self.counts.is_empty() {
@@ -142,6 +151,14 @@ mod tests {
         assert_eq!(first.counts, whole.counts);
         assert_eq!(first.count(), 10_000);
         assert!((first.moments.sd() / whole.moments.sd() - 1.0).abs() < 1e-9);
+        let (mut many, mut single) = (Histogram::default(), Histogram::default());
+        for (value, times) in [(7, 3), (1 << 20, 40), (99, 0)] {
+            many.add_many(value, times);
+            (0..times).for_each(|_| single.add(value));
+        }
+        assert_eq!((&many.counts, many.count()), (&single.counts, single.count()));
+        assert!((many.moments.sd() / single.moments.sd() - 1.0).abs() < 1e-9);
+        assert_eq!((many.moments.min, many.moments.max), (7.0, (1 << 20) as f64));
         let mut empty = Histogram::default();
         empty.merge(&whole);
         assert_eq!(empty, whole);

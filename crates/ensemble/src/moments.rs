@@ -26,7 +26,12 @@ impl Default for Moments {
 impl Moments {
     /// Counts a value.
     pub fn add(&mut self, value: f64) {
-        self.merge(&Moments { count: 1, min: value, max: value, mean: value, m2: 0.0, m3: 0.0 });
+        self.add_many(value, 1);
+    }
+
+    /// Counts a value so many times.
+    pub fn add_many(&mut self, value: f64, count: u64) {
+        self.merge(&Moments { count, min: value, max: value, mean: value, m2: 0.0, m3: 0.0 });
     }
 
     /// Counts all that `other` counted.

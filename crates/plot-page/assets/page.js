@@ -132,7 +132,7 @@ function drawMarks(chart) {
     for (const mark of chart.marks) {
       const x = u.valToPos(mark.at, "x", true);
       if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) continue;
-      c.strokeStyle = css("--quiet");
+      c.strokeStyle = mark.colour === null ? css("--quiet") : colour(mark.colour);
       c.lineWidth = devicePixelRatio;
       c.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
       c.beginPath(); c.moveTo(x, u.bbox.top); c.lineTo(x, u.bbox.top + u.bbox.height); c.stroke();

@@ -162,6 +162,8 @@ pub struct Mark {
     pub at: f64,
     /// The word.
     pub text: String,
+    /// Number of its colour, where it belongs to one of several series.
+    pub colour: Option<usize>,
 }
 
 /// A chart.
@@ -247,8 +249,10 @@ impl Chart {
                 })
             })
             .collect();
-        let marks: Vec<Value> =
-            self.marks.iter().map(|mark| json!({"at": mark.at, "text": mark.text})).collect();
+        let marks = self.marks.iter();
+        let marks: Vec<Value> = marks
+            .map(|mark| json!({"at": mark.at, "text": mark.text, "colour": mark.colour}))
+            .collect();
         json!({
             "kind": "chart", "axes": [self.x.json(), self.y.json()], "series": series, "x": x, "y": y,
             "marks": marks, "wide": self.wide, "tall": self.tall, "together": self.together,

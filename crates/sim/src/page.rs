@@ -342,10 +342,14 @@ fn stalling(answer: &Answer) -> Chart {
     let dots = Series::line("runs that stall", of(|t| t.stalled_share)).colour(0);
     chart.series.push(dots.shape(Shape::Dots));
     if let Some(least) = answer.least {
-        chart.marks.push(Mark { at: least, text: format!("least: {}", answer.shown()) });
+        chart.marks.push(Mark {
+            at: least,
+            text: format!("least: {}", answer.shown()),
+            colour: None,
+        });
     }
     if near(answer.of_machine) {
-        chart.marks.push(Mark { at: answer.of_machine, text: "machine file".into() });
+        chart.marks.push(Mark { at: answer.of_machine, text: "machine file".into(), colour: None });
     }
     chart
 }

@@ -496,7 +496,10 @@ fn of_several_runs(section: &mut Section, runs: &[Run<'_>]) -> Vec<String> {
             let points = counts.iter().map(|(at, count)| (f64::from_bits(*at), share(*count)));
             let series = Series::line(name, outline(points, floor)).shape(Shape::Steps);
             chart.series.push(series.colour(number));
+            chart.marks.extend(marks(run.name, number, counts));
         }
+        // Words that lie close are put below each other in this order.
+        chart.marks.sort_by(|a, b| a.at.total_cmp(&b.at));
         if !left_out.is_empty() {
             chart.note = format!("Too few to be drawn: {}.", left_out.join("; "));
         }
@@ -507,6 +510,22 @@ fn of_several_runs(section: &mut Section, runs: &[Run<'_>]) -> Vec<String> {
         format!("{} ({}, {})", called(call, size), calls(all), time(*sum_s))
     };
     few.into_iter().map(said).collect()
+}
+
+/// Marks at the modes of one of several runs: of all its phases together, so they are found here.
+fn marks(name: &str, number: usize, counts: &BTreeMap<u64, u64>) -> Vec<Mark> {
+    let mut all = forebay_ensemble::Histogram::default();
+    for (at, count) in counts {
+        all.add_many((f64::from_bits(*at) * 1e9).round() as u64, *count);
+    }
+    let found = forebay_ensemble::modes(&all);
+    let alone = found.len() == 1;
+    let mark = |mode: &forebay_ensemble::Mode| {
+        let at = mode.value / 1e9;
+        let share = if alone { String::new() } else { format!(" ({:.0} %)", 100.0 * mode.share) };
+        Mark { at, text: format!("{name}: {}{share}", time(at)), colour: Some(number) }
+    };
+    found.iter().map(mark).collect()
 }
 
 /// Buckets as steps: each from its lower edge to its upper one, with `floor` beside and between them: on a logarithmic axis
@@ -546,7 +565,7 @@ fn histogram(group: &Group) -> Chart {
             1 => time(mode.value_s),
             _ => format!("{} ({share:.0} %) {meaning}", time(mode.value_s)),
         };
-        chart.marks.push(Mark { at: mode.value_s, text });
+        chart.marks.push(Mark { at: mode.value_s, text, colour: None });
     }
     chart.note = format!(
         "{} calls, {} in all; median {}, 99 % within {}, longest {}.",

@@ -182,6 +182,33 @@ fn two_runs_stand_side_by_side() {
     let slow = traced(before.path(), 11, &[1.0, 2.0, 4.0]);
     let fast = traced(after.path(), -1, &[1.0]);
     let page = html(&[Run { name: "before", report: &slow }, Run { name: "after", report: &fast }]);
+    // The modes of each run are marked in its colour, from the fastest to the slowest.
+    let writes = figures(&page).into_iter().find(|figure| {
+        let is_distribution = figure["axes"][1]["label"] == "share of calls";
+        is_distribution && figure["marks"].as_array().is_some_and(|marks| marks.len() > 2)
+    });
+    let writes = writes.expect("a distribution of two runs with marks");
+    let marks: Vec<(&str, u64, f64)> = writes["marks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|mark| {
+            let (text, colour) = (mark["text"].as_str().unwrap(), mark["colour"].as_u64().unwrap());
+            (text, colour, mark["at"].as_f64().unwrap())
+        })
+        .collect();
+    let of = |name: &str, colour: u64| -> Vec<f64> {
+        let mine = marks.iter().filter(|mark| mark.0.starts_with(name) && mark.1 == colour);
+        mine.map(|mark| mark.2).collect()
+    };
+    let (slow_s, fast_s) = (of("before: ", 0), of("after: ", 1));
+    // The last one is of the slow rank.
+    assert_eq!((slow_s.len(), fast_s.len(), marks.len()), (4, 1, 5), "{marks:?}");
+    let peaks_s = [6e-3, 12e-3, 24e-3, 1.8 * 24e-3, 6e-3];
+    for (at_s, peak_s) in slow_s.iter().chain(&fast_s).zip(peaks_s) {
+        assert!((at_s / peak_s - 1.0).abs() < 0.2, "{marks:?}");
+    }
+    assert!(marks.is_sorted_by(|a, b| a.2 <= b.2), "{marks:?}");
     let profile = tempfile::tempdir().unwrap();
     let Seen { dom, figures: (all, drawn), .. } = looked_at(profile.path(), "two", &page);
     assert!(all >= 9 && drawn == all, "{drawn} of {all}");

@@ -331,7 +331,11 @@ fn page(args: &SuiteArgs, rows: &[Row]) -> Page {
         let in_buffer = points(|look| look.buffer_bytes);
         chart.series.push(Series::line("buffer", in_buffer).shape(Shape::Area).colour(0));
         chart.series.push(Series::line("PFS", on_pfs).shape(Shape::Area).colour(1));
-        let drain = forebay_plot_page::Mark { at: row.drain_from_s, text: "drain begins".into() };
+        let drain = forebay_plot_page::Mark {
+            at: row.drain_from_s,
+            text: "drain begins".into(),
+            colour: None,
+        };
         chart.marks.push(drain);
         chart.note = format!(
             "After the write the PFS has {}, the buffer {}; after the drain {} and {}. Into the cache at {}, into the PFS itself at {}, drained at {}.",
