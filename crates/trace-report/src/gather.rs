@@ -411,6 +411,7 @@ impl Gathered {
         files.sort_by(|a, b| b.time_s.total_cmp(&a.time_s).then(a.path.cmp(&b.path)));
         let file_count = self.file_count();
         let mut notes = trace.notes;
+        notes.extend(timeline.notes.iter().cloned());
         if !self.others.is_empty() {
             notes.push(format!(
                 "there are more than {FILES_MAX} files: the further ones are told of together, as one called {OTHER_FILES}"

@@ -17,6 +17,13 @@ const PROBLEMS_MAX: usize = 20;
 const DEPTH_MAX: usize = 64;
 /// Host clocks that differ by more from one process to the next were set while it ran.
 const CLOCK_STEP_NS: i128 = 1_000_000_000;
+/// Hosts whose first processes begin further apart were not started together, or have clocks that differ.
+const HOSTS_APART_S: f64 = 60.0;
+/// A file is made when its first call has returned, which may take this long: calls that ended earlier than that before the first look at
+/// its clock are told.
+const MADE_WITHIN_S: f64 = 1.0;
+/// Calls that would begin so long before the trace's begin are told: they are shown there.
+const BEFORE_BEGIN_S: f64 = 1e-3;
 /// Where the system's own files are.
 const SYSTEM: [&str; 12] = [
     "/usr/",
@@ -239,6 +246,27 @@ impl Trace {
             all.push(File { path, header, tick_s, first_s });
         }
         self.files.sort_by(|a, b| a.first_s.total_cmp(&b.first_s));
+        self.compare_hosts();
+    }
+
+    /// Tells if the processes of one host begin long after those of another.
+    fn compare_hosts(&mut self) {
+        let mut begins: HashMap<&str, f64> = HashMap::new();
+        // The first file of a host is the one that begins first.
+        for file in &self.files {
+            begins.entry(&file.header.host).or_insert(file.first_s);
+        }
+        let by_begin = |a: &(&&str, &f64), b: &(&&str, &f64)| a.1.total_cmp(b.1).then(a.0.cmp(b.0));
+        let (first, last) = (begins.iter().min_by(by_begin), begins.iter().max_by(by_begin));
+        let (Some(first), Some(last)) = (first, last) else { return };
+        let apart_s = last.1 - first.1;
+        if apart_s > HOSTS_APART_S {
+            let text = format!(
+                "the processes of {} begin {apart_s:.1} s after those of {}: if they were started together, the clocks of these hosts differ, and no time of one can be compared with one of the other",
+                last.0, first.0
+            );
+            Trace::problem(&mut self.notes, text);
+        }
     }
 
     /// Calls that the recorder could not keep.
@@ -256,6 +284,18 @@ impl Trace {
 }
 
 impl File {
+    /// If a call lies before the first look at the clock of its process, as none should: by how many seconds it begins before it.
+    pub fn early_s(&self, event: &Event) -> Option<f64> {
+        let since = event.start_ticks.wrapping_sub(self.header.first.ticks) as i64;
+        if since >= 0 {
+            return None;
+        }
+        let start_s = since as f64 * self.tick_s;
+        let ended_early = start_s + event.duration_ticks as f64 * self.tick_s < -MADE_WITHIN_S;
+        let is_early = ended_early || self.first_s + start_s < -BEFORE_BEGIN_S;
+        is_early.then_some(-start_s)
+    }
+
     /// Hands each call to `each`, with the index of its file in `names`.
     pub fn each(&self, problems: &mut Vec<String>, mut each: impl FnMut(Timed)) -> u64 {
         let process = match Process::open(&self.path) {

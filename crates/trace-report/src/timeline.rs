@@ -2,6 +2,7 @@
 
 use crate::Intensity;
 use crate::load::{Timed, Trace};
+use crate::text::several;
 use crate::{Options, PeriodSeen, Phase, Progress};
 use foldhash::HashMap;
 use forebay_trace_format::Class;
@@ -63,6 +64,8 @@ pub struct Timeline {
     pub to_s: f64,
     /// What could not be read.
     pub problems: Vec<String>,
+    /// What a reader must know although nothing is missing.
+    pub notes: Vec<String>,
     /// Calls in the trace.
     pub events: u64,
     /// Those of them that do not count.
@@ -81,6 +84,7 @@ impl Timeline {
             from_s: f64::INFINITY,
             to_s: 0.0,
             problems: Vec::new(),
+            notes: Vec::new(),
             events: 0,
             left_out: 0,
             shared: HashMap::default(),
@@ -90,7 +94,12 @@ impl Timeline {
             let names = trace.names(number);
             // By a file's number: whether it counts, and whether bytes of it were moved.
             let mut known: HashMap<u32, (bool, bool)> = HashMap::default();
+            let (mut early, mut earliest_s) = (0_u64, 0.0_f64);
             let events = file.each(&mut problems, |timed| {
+                if let Some(early_s) = file.early_s(&timed.event) {
+                    early += 1;
+                    earliest_s = earliest_s.max(early_s);
+                }
                 let id = timed.event.file;
                 let known = known.entry(id).or_insert_with(|| (names.counts(id, options), false));
                 if known.0 {
@@ -101,6 +110,14 @@ impl Timeline {
                 }
             });
             line.events += events;
+            if early > 0 {
+                let text = format!(
+                    "{}: {} before the first moment at which its clock is known, the earliest by {earliest_s:.3} s; what lies before the begin of the trace is shown there",
+                    file.path.display(),
+                    several(early, "call begins", "calls begin")
+                );
+                Trace::problem(&mut line.notes, text);
+            }
             let used = known.into_iter().filter(|(_, (_, moved))| *moved);
             let mut mine: Vec<&str> = used.map(|(id, _)| names.path(id)).collect();
             mine.sort_unstable();

@@ -569,6 +569,80 @@ fn a_clock_that_was_set_meanwhile_is_told_and_moves_nothing() {
     assert_eq!(found.phases.len(), before.phases.len());
 }
 
+/// The first look at the clocks of a process was so much later.
+fn look_later(bytes: &mut [u8], ns: u64) {
+    for at in [header::ANCHOR, header::ANCHOR + 8, header::ANCHOR + 16] {
+        let was = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        bytes[at..at + 8].copy_from_slice(&(was + ns).to_le_bytes());
+    }
+}
+
+/// Records that lie before the first look at the clock of their process cannot be right: told, and shown at the begin.
+#[test]
+fn calls_before_the_first_look_at_a_clock_are_told() {
+    let mut planted = Planted::new(17);
+    writers(&mut planted, |planted, _, _| planted.about(5e6));
+    assert!(planted.report().notes.is_empty(), "{:?}", planted.report().notes);
+    // The clock of one process was first looked at 3 s after the others', so all of its calls but the later ones lie before.
+    let path = planted.dir.path().join("n.7.1.fbt");
+    let mut bytes = std::fs::read(&path).unwrap();
+    look_later(&mut bytes, 3 * S);
+    std::fs::write(&path, bytes).unwrap();
+    let found = planted.report();
+    assert!(found.problems.is_empty(), "{:?}", found.problems);
+    assert_eq!(found.notes.len(), 1, "{:?}", found.notes);
+    assert!(found.notes[0].contains("n.7.1.fbt: 200 calls begin before"), "{:?}", found.notes);
+    assert!(found.notes[0].contains("the earliest by 2.990 s"), "{:?}", found.notes);
+    assert!(text(&found).contains("before the first moment at which its clock is known"));
+
+    // Alone it begins with its clock: what is before that stands at the begin.
+    let alone = report(&[path], Options::default()).unwrap();
+    assert!(alone.notes[0].contains("shown there"), "{:?}", alone.notes);
+
+    // A child whose first call waited long for a pipe, and made the file when that had returned, is in order.
+    let planted = Planted::new(18);
+    planted.put("n.0.1.fbt", planted.rank(0, 2, "/pfs/a"));
+    let mut child = planted.rank(1, 2, "/pfs/a");
+    child.call(Op::Read, 0, 10, 5 * S);
+    let path = planted.dir.path().join("n.1.1.fbt");
+    planted.put("n.1.1.fbt", child);
+    let mut bytes = std::fs::read(&path).unwrap();
+    look_later(&mut bytes, 5 * S + S / 50);
+    std::fs::write(&path, bytes).unwrap();
+    assert!(planted.report().notes.is_empty(), "{:?}", planted.report().notes);
+}
+
+/// The clock of a second host is an hour ahead of the first one's.
+#[test]
+fn hosts_whose_clocks_are_an_hour_apart_are_told() {
+    for (hour_s, told) in [(3_600, true), (20, false)] {
+        let mut planted = Planted::new(19);
+        for number in 0..4 {
+            let mut rank = planted.rank(number, 4, "/pfs/shared");
+            for at in 0..100 {
+                let took = planted.about(5e6);
+                rank.call(Op::Pwrite, at * MIB, MIB, took);
+            }
+            planted.put(&format!("n.{number}.1.fbt"), rank);
+        }
+        for number in 2..4 {
+            let path = planted.dir.path().join(format!("n.{number}.1.fbt"));
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[header::HOST + 4] = b'2';
+            let place = header::ANCHOR + 16..header::ANCHOR + 24;
+            let real = u64::from_le_bytes(bytes[place.clone()].try_into().unwrap()) + hour_s * S;
+            bytes[place].copy_from_slice(&real.to_le_bytes());
+            std::fs::write(path, bytes).unwrap();
+        }
+        let found = planted.report();
+        assert_eq!((found.hosts, found.problems.len()), (2, 0), "{:?}", found.problems);
+        let notes = found.notes.join("\n");
+        let part = "the processes of node2 begin 3600.0 s after those of node1";
+        assert_eq!(notes.contains(part), told, "{notes}");
+        assert_eq!(found.notes.is_empty(), !told, "{notes}");
+    }
+}
+
 #[test]
 fn a_million_calls_are_reported_in_time_and_4096_ranks_in_bounds() {
     let mut planted = Planted::new(14);
