@@ -1,6 +1,7 @@
 //! What stands out, in words: a rule for each known fault, each with its evidence, what to try, and the share of
 //! the I/O time that the fault accounts for. The greatest share comes first.
 
+use crate::convoy;
 use crate::gather::{Gathered, SMALL_BYTES, Stats};
 use crate::text::{bytes, rate, time};
 use crate::{BufferSeen, Group, StallSeen};
@@ -202,29 +203,36 @@ fn rare_stalls(all: &Gathered, total_s: f64) -> Option<Finding> {
     )
 }
 
-/// Writers of one file that wait for each other.
+/// Writers of one file that wait for each other: as a write that was alone shows, or, if none ever was, how writes end.
 fn lock_convoy(all: &Gathered, total_s: f64) -> Option<Finding> {
-    let file = all
-        .files
-        .iter()
-        .filter(|file| file.writers >= 4 && file.writes >= CALLS_MIN)
-        .max_by(|a, b| a.write_s.total_cmp(&b.write_s))?;
+    let at = convoy::candidate(all)?;
+    let file = all.files.get(at)?;
     let path = &file.path;
     let span_s = file.write_to_s - file.write_from_s;
     let mean_s = file.write_s / file.writes as f64;
     let at_once = file.write_s / span_s.max(1e-9);
+    if at_once < convoy::AT_ONCE_MIN * file.writers as f64 {
+        return None;
+    }
     // One at a time: as many wait as there are, and each takes as many times an undisturbed one.
     let times = mean_s / file.write_min_s.max(1e-9);
     let one_at_a_time = file.write_min_s * file.writes as f64 / span_s.max(1e-9);
-    if at_once < 0.5 * file.writers as f64
-        || times < 0.4 * file.writers as f64
-        || one_at_a_time < 0.3
-    {
-        return None;
-    }
+    let was_alone = times >= 0.4 * file.writers as f64 && one_at_a_time >= 0.3;
+    let in_turn = all.in_turn.filter(|seen| seen.file == at);
+    let (times, how) = match (was_alone, in_turn) {
+        (true, _) => (times, format!("each took {times:.1} times the fastest")),
+        (false, Some(seen)) => (
+            at_once,
+            format!(
+                "they ended one after the other, one every {} ({} of them within half and twice that), so that each waited for those before it",
+                seconds(seen.apart_s),
+                percent(seen.even)
+            ),
+        ),
+        (false, None) => return None,
+    };
     let evidence = format!(
-        "{} tasks write to {path}: {at_once:.1} writes were under way at once, and each took {times:.1} times the fastest; \
-         that is the rate of one writer",
+        "{} tasks write to {path}: {at_once:.1} writes were under way at once, and {how}; that is the rate of one writer",
         file.writers
     );
     finding(

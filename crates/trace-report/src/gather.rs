@@ -5,6 +5,7 @@
 
 use crate::advice::advise;
 use crate::bursts::Bursts;
+use crate::convoy::{self, InTurn};
 use crate::lanes::Lanes;
 use crate::load::{Timed, Trace};
 use crate::timeline::Timeline;
@@ -165,6 +166,8 @@ pub struct Gathered {
     pub syncs: PerWrite,
     pub truncates: PerWrite,
     pub opens: u64,
+    /// Writes that end one after the other.
+    pub in_turn: Option<InTurn>,
     problems: Vec<String>,
 }
 
@@ -190,6 +193,7 @@ impl Gathered {
             syncs: PerWrite::default(),
             truncates: PerWrite::default(),
             opens: 0,
+            in_turn: None,
             problems: Vec::new(),
         };
         // Problems of the second reading are those of the first.
@@ -214,6 +218,7 @@ impl Gathered {
                 all.add(&timed, at, shared, number as u64 + 1, task, timeline, &mut process);
             });
         }
+        all.in_turn = convoy::in_turn(trace, &all);
         all
     }
 

@@ -8,6 +8,7 @@
 mod advice;
 mod buffers;
 mod bursts;
+mod convoy;
 mod findings;
 mod gather;
 mod html;

@@ -166,6 +166,66 @@ fn a_lock_convoy_is_named() {
     planted.finds("lock-convoy");
 }
 
+/// The trace begins when all wait already, so no write of it is alone: not the fastest one either. The lock goes to who waits longest, or
+/// to anybody.
+#[test]
+fn a_lock_convoy_in_which_no_write_was_alone_is_named() {
+    for (seed, writers, in_order) in
+        [(31, 16, true), (32, 16, false), (33, 4, true), (34, 64, true)]
+    {
+        let mut planted = Planted::new(seed);
+        let mut ranks: Vec<Rank> =
+            (0..writers).map(|at| planted.rank(at, writers, "/pfs/shared")).collect();
+        let mut free = S / 100 + writers as u64 * 1_000_000;
+        for at in 0..100 * writers as u64 {
+            let next = match in_order {
+                true => at as usize % ranks.len(),
+                false => planted.random.random_range(0..ranks.len()),
+            };
+            free += planted.about(1e6);
+            let begin = ranks[next].now;
+            ranks[next].call(Op::Pwrite, at * MIB, MIB, free - begin);
+        }
+        for (number, rank) in ranks.into_iter().enumerate() {
+            planted.put(&format!("n.{number}.1.fbt"), rank);
+        }
+        let report = planted.finds("lock-convoy");
+        let evidence = &report.findings[0].evidence;
+        // By chance somebody gets the lock again at once.
+        let how = if in_order {
+            "they ended one after the other, one every"
+        } else {
+            "times the fastest"
+        };
+        assert!(evidence.contains(how), "{evidence}");
+        assert!(report.findings[0].share > 0.7, "{:?}", report.findings[0]);
+    }
+}
+
+/// Writers of one file that do not wait for each other, begun together or spread evenly, with little spread or much.
+#[test]
+fn writers_of_one_file_that_go_on_by_themselves_are_no_lock_convoy() {
+    for (seed, spread) in [(41, 0.003), (42, 0.03), (43, 0.3)] {
+        for evenly in [false, true] {
+            let mut planted = Planted::new(seed);
+            for number in 0..16 {
+                let mut rank = planted.rank(number, 16, "/pfs/shared");
+                rank.now += if evenly { number as u64 * 1_000_000 } else { 0 };
+                for at in 0..100_u64 {
+                    let took = 1.6e7 * (spread * normal(&mut planted.random)).exp();
+                    rank.call(Op::Pwrite, (at * 16 + number as u64) * MIB, MIB, took as u64);
+                }
+                planted.put(&format!("n.{number}.1.fbt"), rank);
+            }
+            let found = planted.report().findings;
+            assert!(
+                found.iter().all(|one| one.id != "lock-convoy"),
+                "{spread} {evenly}: {found:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn read_ahead_that_thrashes_in_strided_reads_is_named() {
     // As MADbench's phase W on a file system that took strides for sequences: late reads are slow.
