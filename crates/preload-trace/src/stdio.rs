@@ -41,6 +41,52 @@ unsafe fn fd_of(stream: *mut FILE) -> Option<c_int> {
 
 /// Of the first word of glibc's FILE, which is part of its ABI: the stream has no buffer.
 const IO_UNBUFFERED: c_int = 2;
+/// It does not read.
+const IO_NO_READS: c_int = 4;
+/// It writes at each end of a line.
+const IO_LINE_BUF: c_int = 0x200;
+/// Places in FILE, in words: where the buffer has what was read, from and to.
+const IO_READ_END: usize = 2;
+const IO_READ_BASE: usize = 3;
+/// Most bytes of a buffer that are believed.
+const BUFFER_MAX: usize = 1 << 30;
+
+/// The first word of a stream.
+///
+/// # Safety
+/// `stream` is an open stream.
+#[inline(always)]
+unsafe fn word_of(stream: *mut FILE) -> c_int {
+    // SAFETY: an open stream, whose first word only its own calls change.
+    unsafe { stream.cast::<c_int>().read_volatile() }
+}
+
+/// Flag of a write that ended a line of a stream that writes at each: less waits to be written than the call brought.
+///
+/// # Safety
+/// `stream` is an open stream, and `word` is its first word.
+#[inline(always)]
+unsafe fn line_flag(stream: *mut FILE, word: c_int, bytes: u64) -> u8 {
+    // SAFETY: by the caller's promise. Streams that have a whole buffer are not asked.
+    let ended = word & IO_LINE_BUF != 0 && unsafe { __fpending(stream) as u64 } < bytes;
+    if ended { flag::LINE } else { 0 }
+}
+
+/// If a stream reads into a buffer: how many bytes that has.
+///
+/// # Safety
+/// `stream` is an open stream.
+unsafe fn read_ahead(stream: *mut FILE) -> Option<u64> {
+    // SAFETY: by the caller's promise; the words are those of glibc's FILE.
+    let (word, end, base) = unsafe {
+        let words = stream.cast::<usize>();
+        let at = |place: usize| words.add(place).read_volatile();
+        (word_of(stream), at(IO_READ_END), at(IO_READ_BASE))
+    };
+    let reads = word & (IO_NO_READS | IO_UNBUFFERED) == 0;
+    let has = end.checked_sub(base).filter(|bytes| *bytes <= BUFFER_MAX)?;
+    reads.then_some(has as u64)
+}
 
 /// A call that moved bytes of a stream.
 ///
@@ -54,9 +100,13 @@ unsafe fn moved(op: Op, stream: *mut FILE, length: u64, bytes: u64, start: u64) 
     let at = get(fd);
     // SAFETY: by the caller's promise.
     let offset = at.stream_moved(bytes, || unsafe { libc::ftello(stream) });
-    // SAFETY: an open stream, whose first word only its own calls change.
-    let is_unbuffered = unsafe { stream.cast::<c_int>().read_volatile() } & IO_UNBUFFERED != 0;
-    let flags = at.flags | flag::STDIO | if is_unbuffered { flag::UNBUFFERED } else { 0 };
+    // SAFETY: by the caller's promise.
+    let (word, line) = unsafe {
+        let word = word_of(stream);
+        (word, if op == Op::Fwrite { line_flag(stream, word, bytes) } else { 0 })
+    };
+    let unbuffered = if word & IO_UNBUFFERED != 0 { flag::UNBUFFERED } else { 0 };
+    let flags = at.flags | flag::STDIO | unbuffered | line;
     let (file, result) = (at.file, bytes as i64);
     trace::put(Call { op, flags, file, offset, length, result, start, end });
 }
@@ -84,7 +134,9 @@ unsafe fn settle(stream: *mut FILE, at: Fd) {
     }
     at.stream_at(seen + bytes);
     let op = if writes { Op::StdioWrite } else { Op::StdioRead };
-    let (flags, file, result) = (at.flags | flag::STDIO, at.file, bytes as i64);
+    // SAFETY: by the caller's promise.
+    let line = if writes { unsafe { line_flag(stream, word_of(stream), bytes) } } else { 0 };
+    let (flags, file, result) = (at.flags | flag::STDIO | line, at.file, bytes as i64);
     let (start, end) = (clock::ticks(), clock::ticks());
     trace::put(Call { op, flags, file, offset: seen, length: bytes, result, start, end });
 }
@@ -254,8 +306,14 @@ unsafe fn sought(stream: *mut FILE, done: i64, start: u64) {
         if let Ok(position) = position {
             at.stream_at(position);
         }
+        let (reads, length) = match read_ahead(stream) {
+            Some(bytes) => (flag::READS, bytes),
+            None => (0, 0),
+        };
         drop(errno);
-        plain(Op::Fseek, at, position.unwrap_or(NO_OFFSET), sys::result(done), start, end);
+        let (flags, offset) = (at.flags | flag::STDIO | reads, position.unwrap_or(NO_OFFSET));
+        let (op, file, result) = (Op::Fseek, at.file, sys::result(done));
+        trace::put(Call { op, flags, file, offset, length, result, start, end });
     }
 }
 

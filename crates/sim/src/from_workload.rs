@@ -244,6 +244,25 @@ fn by_stream(
     pieces.append(&mut read);
 }
 
+/// What libc does to a file when the position of a stream is set: whether it writes, and bytes.
+fn by_seek(stream: &mut Stream, to: u64, reads: bool) -> Vec<(bool, u64)> {
+    let (mut written, mut read) = (Vec::new(), Vec::new());
+    let Ok(()) = stream.seek(
+        to,
+        reads,
+        |piece| {
+            written.push((true, piece.bytes));
+            Ok::<_, Infallible>(())
+        },
+        |piece| {
+            read.push((false, piece.bytes));
+            Ok(piece.bytes)
+        },
+    );
+    written.append(&mut read);
+    written
+}
+
 /// The operations of a trace as one phase: of each process its own steps, equal ones that follow each other as one.
 fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
     use forebay_workload::language::{Calls, Op, Transfer};
@@ -283,6 +302,13 @@ fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
                     let unseen = calls == Calls::Unseen;
                     by_stream(stream, write, (offset, bytes), unseen, &mut pieces);
                     for (write, bytes) in pieces {
+                        push(&mut steps, Step { action: moved(write, file.item, bytes), who });
+                    }
+                    continue;
+                }
+                Op::Seek { file, offset, reads } => {
+                    let stream = streams.entry(file.item).or_default();
+                    for (write, bytes) in by_seek(stream, offset, reads) {
                         push(&mut steps, Step { action: moved(write, file.item, bytes), who });
                     }
                     continue;

@@ -19,8 +19,9 @@ use forebay_trace_report::timeline::Timeline;
 use forebay_workload::language::Workload;
 use forebay_workload::language::is_below;
 use forebay_workload::language::operations::{
-    Kind, MAX_NAME_BYTES, Name, OperationsWriter, Record, STREAM, UNSEEN,
+    Kind, MAX_NAME_BYTES, Name, OperationsWriter, READS, Record, STREAM, UNSEEN,
 };
+use forebay_workload::streams::BUFFER_BYTES;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
@@ -177,6 +178,7 @@ fn kind(event: &Event) -> Option<Kind> {
         Close | Fclose => Some(Kind::Close),
         Fsync | AioFsync | Msync => Some(Kind::Fsync),
         Fflush => Some(Kind::Flush),
+        Fseek => event.offset.map(|_| Kind::Seek),
         Fdatasync => Some(Kind::Fdatasync),
         Ftruncate | Truncate => event.offset.map(|_| Kind::Truncate),
         Mkdir => Some(Kind::Mkdir),
@@ -285,6 +287,10 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
                         record.flags |= STREAM | if unseen { UNSEEN } else { 0 };
                     }
                 }
+                Kind::Seek => {
+                    record.offset = event.offset.unwrap_or(0);
+                    record.flags = if event.flags & flag::READS != 0 { READS } else { 0 };
+                }
                 Kind::Truncate => record.length = event.offset.unwrap_or(0),
                 Kind::Rename => record.length = NO_NAME,
                 Kind::Open => {
@@ -294,7 +300,12 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
                 _ => {}
             }
             let end_s = timed.start_s + timed.duration_s;
-            threads.entry(event.tid).or_default().push((timed.start_s, end_s, record));
+            let thread = threads.entry(event.tid).or_default();
+            thread.push((timed.start_s, end_s, record));
+            if event.flags & flag::LINE != 0 && kind == Kind::Write {
+                // The stream wrote at the end of a line, whatever its buffer had room for.
+                thread.push((end_s, end_s, Record { file: id, ..Record::new(Kind::Flush) }));
+            }
             Ok(())
         })?;
         let rank = header.rank.is_some();
@@ -339,7 +350,7 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
     exported.calls = kept;
     if other > 0 {
         exported.notes.push(format!(
-            "{other} calls are not in the workload: those that failed, of threads that move no bytes unless they make or remove names, second opens of one file, links by whose names something is read, attributes, positions"
+            "{other} calls are not in the workload: those that failed, of threads that move no bytes unless they make or remove names, second opens of one file, links by whose names something is read, attributes, positions of descriptors"
         ));
     }
     exported.notes.push("barriers of MPI are not in a trace: the pauses that they made are".into());
@@ -457,6 +468,14 @@ fn note(files: &mut Files, path: &str, directory: bool, timed: &forebay_trace_re
             let end = event.offset.unwrap_or(0).saturating_add(event.bytes());
             used.read_bytes = used.read_bytes.max(end);
         }
+        Kind::Seek => {
+            // What the buffer has is from the begin of the block on, or from before it.
+            let (to, has) = (event.offset.unwrap_or(0), event.length);
+            if event.flags & flag::READS != 0 && has > 0 && used.needed_s.is_finite() {
+                let end = (to - to % BUFFER_BYTES).saturating_add(has);
+                used.read_bytes = used.read_bytes.max(end);
+            }
+        }
         _ => used.needed_s = used.needed_s.min(timed.start_s),
     }
 }
@@ -503,7 +522,8 @@ fn push<W: Write + std::io::Seek>(
             let think_ns = std::mem::take(&mut record.think_ns);
             to.push(Record { file: *other, length, think_ns, ..Record::new(Kind::Await) })?;
         }
-        kept += 1;
+        // Flushes that are no calls of the program are not counted as such.
+        kept += u64::from(record.kind != Kind::Flush || record.took_ns > 0);
         to.push(record)?;
         if waits.told.contains(&number) {
             to.push(Record::new(Kind::Signal))?;

@@ -162,8 +162,13 @@ pub mod flag {
     pub const APPEND: u8 = 16;
     /// The file was opened to be created or emptied; of a mapping: shared and writable.
     pub const WRITES: u8 = 32;
+    /// The same bit of a stream's position that was set: the stream reads, so libc may have read the block of its new place. The length is then
+    /// that of what the stream's buffer has read.
+    pub const READS: u8 = 32;
     /// With `STDIO`: the stream has no buffer (setvbuf), so the call went to the file as it is.
     pub const UNBUFFERED: u8 = 64;
+    /// With `STDIO`, of a write: the stream writes at each end of a line, and did so during this call.
+    pub const LINE: u8 = 128;
 }
 
 /// Kinds of file in [`FILE_INFO`].

@@ -2,7 +2,7 @@
 //!
 //! A trace has the calls that the program made (100 bytes by fwrite); the file system saw what libc made of them (4,096 bytes at a
 //! time). The rules are those of glibc (libio/fileops.c): a buffer of [`BUFFER_BYTES`]; whole blocks of a call that finds the buffer
-//! full or empty go past it; a position that was set is rounded down to a block for the next read.
+//! full or empty go past it; where a position is set, a stream that reads reads its block, from which what is written next fills the buffer.
 //!
 //! Invariants: pure, but for the moves that are handed to `each`; what is written is written once, in order; a read begins where
 //! the call does or before it, in its block. Bytes themselves are not kept: what stands at a place is known from the place.
@@ -31,6 +31,8 @@ pub struct Stream {
     kept: (u64, u64),
     /// The buffer may take what is written.
     takes: bool,
+    /// Bytes of the buffer before the place to which what is written next goes.
+    inside: u64,
     /// Read ahead: from here to there.
     ahead: (u64, u64),
 }
@@ -49,13 +51,13 @@ impl Stream {
         self.ahead = (0, 0);
         if offset != self.next {
             self.flush(&mut each)?;
-            self.takes = false;
+            (self.takes, self.inside) = (false, 0);
         }
         self.next = offset.saturating_add(bytes);
         if self.kept.1 == 0 {
             self.kept.0 = offset;
         }
-        let room = if self.takes { BUFFER_BYTES - self.kept.1 } else { 0 };
+        let room = if self.takes { BUFFER_BYTES - self.inside - self.kept.1 } else { 0 };
         let taken = room.min(bytes);
         self.kept.1 += taken;
         let mut left = bytes - taken;
@@ -65,15 +67,50 @@ impl Stream {
         self.flush(&mut each)?;
         self.takes = true;
         let mut at = offset + taken;
-        while unseen && left > BUFFER_BYTES {
-            each(whole(at, BUFFER_BYTES))?;
-            (at, left) = (at + BUFFER_BYTES, left - BUFFER_BYTES);
-        }
         let past = if unseen { 0 } else { left - left % BUFFER_BYTES };
         if past > 0 {
             each(whole(at, past))?;
+            (at, left) = (at + past, left - past);
+            self.inside = 0;
         }
-        self.kept = (at + past, left - past);
+        while left > BUFFER_BYTES - self.inside {
+            let piece = BUFFER_BYTES - std::mem::take(&mut self.inside);
+            each(whole(at, piece))?;
+            (at, left) = (at + piece, left - piece);
+        }
+        self.kept = (at, left);
+        Ok(())
+    }
+
+    /// Sets the position; `reads`: the stream can read. `write` writes a piece that was kept; `each` reads one and gives the bytes that
+    /// it got, which may be none.
+    ///
+    /// # Errors
+    /// Those of the two.
+    pub fn seek<E>(
+        &mut self,
+        to: u64,
+        reads: bool,
+        mut write: impl FnMut(Piece) -> Result<(), E>,
+        mut each: impl FnMut(Piece) -> Result<u64, E>,
+    ) -> Result<(), E> {
+        // A buffer that has nothing is filled up to the place only.
+        let exact = self.ahead.0 == self.ahead.1 && self.kept.1 == 0;
+        self.flush(&mut write)?;
+        (self.takes, self.inside, self.next) = (false, 0, to);
+        if !(self.ahead.0 <= to && to < self.ahead.1) {
+            let delta = if reads { to % BUFFER_BYTES } else { 0 };
+            self.ahead = (to, to);
+            if delta > 0 {
+                let (offset, least_bytes) = (to - delta, 0);
+                let bytes = if exact { delta } else { BUFFER_BYTES };
+                let got = each(Piece { offset, bytes, least_bytes })?.min(bytes);
+                if got >= delta {
+                    self.ahead = (offset, offset + got);
+                }
+            }
+        }
+        self.inside = to - self.ahead.0;
         Ok(())
     }
 
@@ -89,7 +126,7 @@ impl Stream {
         mut each: impl FnMut(Piece) -> Result<u64, E>,
     ) -> Result<(), E> {
         self.flush(&mut write)?;
-        self.takes = false;
+        (self.takes, self.inside) = (false, 0);
         let end = offset.saturating_add(bytes);
         let is_ahead = |ahead: (u64, u64), at: u64| ahead.0 <= at && at < ahead.1;
         let mut at = offset;
@@ -134,7 +171,11 @@ impl Stream {
     /// Those of `each`.
     pub fn flush<E>(&mut self, each: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
         let (offset, bytes) = std::mem::take(&mut self.kept);
-        if bytes > 0 { each(whole(offset, bytes)) } else { Ok(()) }
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.inside = 0;
+        each(whole(offset, bytes))
     }
 }
 
@@ -183,6 +224,23 @@ mod tests {
             );
         }
 
+        fn seek(&mut self, to: u64) {
+            let (writes, reads, size) = (&mut self.writes, &mut self.reads, self.size_bytes);
+            let Ok(()) = self.stream.seek(
+                to,
+                true,
+                |piece| {
+                    writes.push((piece.offset, piece.bytes));
+                    Ok::<_, Infallible>(())
+                },
+                |piece| {
+                    let got = piece.bytes.min(size.saturating_sub(piece.offset));
+                    reads.push((piece.offset, got));
+                    Ok(got)
+                },
+            );
+        }
+
         fn flush(&mut self) {
             let writes = &mut self.writes;
             let Ok(()) = self.stream.flush(&mut |piece| {
@@ -210,6 +268,40 @@ mod tests {
         assert_eq!(seen.writes[6..], [(50_000, 8192), (58_192, 1808)]);
         seen.flush();
         assert_eq!(seen.writes[8..], [(70_000, 10)]);
+    }
+
+    /// As strace shows a program of glibc 2.36 that does these calls on a file of 100,000 bytes.
+    #[test]
+    fn a_stream_that_reads_and_writes_reads_the_block_of_a_position_that_is_set() {
+        let mut seen = Seen { size_bytes: 100_000, ..Seen::default() };
+        seen.seek(5000);
+        seen.write(5000, 10, false);
+        seen.seek(20_000);
+        assert_eq!(seen.reads, [(4096, 904), (16_384, 4096)]);
+        seen.write(20_000, 3000, false);
+        seen.write(23_000, 3000, false);
+        seen.seek(30_000);
+        assert_eq!(seen.writes, [(5000, 10), (20_000, 480), (20_480, 4096), (24_576, 1424)]);
+        seen.read(30_000, 10);
+        seen.seek(30_010);
+        assert_eq!(seen.reads[2..], [(28_672, 4096)], "it is in the buffer");
+        seen.write(30_010, 9000, false);
+        seen.seek(8192);
+        seen.write(8192, 100, false);
+        seen.flush();
+        assert_eq!(seen.writes[4..], [(30_010, 8192), (38_202, 808), (8192, 100)]);
+        assert_eq!(seen.reads.len(), 3, "nothing of a block's begin");
+
+        let mut seen = Seen { size_bytes: 100_000, ..Seen::default() };
+        seen.seek(50_001);
+        seen.read(50_001, 10);
+        seen.seek(60_001);
+        seen.seek(70_001);
+        seen.read(70_001, 10);
+        seen.seek(99_999);
+        seen.seek(150_000);
+        let reads = [(49_152, 849), (50_001, 4096), (57_344, 4096), (69_632, 4096), (98_304, 1696)];
+        assert_eq!((&seen.reads[..5], &seen.reads[5..]), (&reads[..], &[(147_456, 0)][..]));
     }
 
     #[test]

@@ -352,6 +352,7 @@ impl<'a> Player<'a> {
             Op::Wait => self.wait_for_helper()?,
             Op::Sync { file, data_only } => self.sync(file, data_only)?,
             Op::Flush { file } => self.flush(file)?,
+            Op::Seek { file, offset, reads } => self.seek(file, offset, reads)?,
             Op::Truncate { file, bytes } => self.truncate(file, bytes)?,
             Op::Name { op, file, to } => self.name(op, file, to)?,
             Op::Signal { event } => self.board.signal(event),
@@ -825,6 +826,24 @@ impl<'a> Player<'a> {
         };
         self.streams.insert(file, stream);
         flushed
+    }
+
+    /// Sets the position of the stream over a file, for which libc may write what the stream keeps, and read. A file that is not open
+    /// is not opened for that.
+    fn seek(&mut self, file: FileId, to: u64, reads: bool) -> Result<(), End> {
+        let Some(opened) = self.files.get(&file).cloned() else { return Ok(()) };
+        let mut stream = self.streams.remove(&file).unwrap_or_default();
+        let of = written_by_a_stream(file);
+        // One is at work at a time.
+        let player = std::cell::RefCell::new(&mut *self);
+        let sought = stream.seek(
+            to,
+            reads,
+            |piece| player.borrow_mut().write_piece(&of, &opened, piece),
+            |piece| player.borrow_mut().read_piece(&of, &opened, piece),
+        );
+        self.streams.insert(file, stream);
+        sought
     }
 
     /// Moves a slab of a variable: one call of the library.

@@ -58,10 +58,12 @@ pub enum Kind {
     Signal = 20,
     /// Waits until another process (`file` is its number) has come by so many signals (`length`), or has ended.
     Await = 21,
+    /// The position of a stream of stdio is set.
+    Seek = 22,
 }
 
 impl Kind {
-    const ALL: [Kind; 21] = [
+    const ALL: [Kind; 22] = [
         Kind::Think,
         Kind::Meet,
         Kind::Open,
@@ -83,6 +85,7 @@ impl Kind {
         Kind::Flush,
         Kind::Signal,
         Kind::Await,
+        Kind::Seek,
     ];
 
     fn of(number: u8) -> Option<Kind> {
@@ -99,13 +102,16 @@ pub const STREAM: u8 = 4;
 /// Flag of such a transfer: it is many calls, of which only the sum is known.
 pub const UNSEEN: u8 = 8;
 
+/// Flag of a position that is set: the stream reads, so libc may read the block of its new place at once.
+pub const READS: u8 = 1;
+
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// What.
     pub kind: Kind,
     /// Of a transfer [`ASYNCHRONOUS`], [`COLLECTIVE`], [`STREAM`], [`UNSEEN`]; of an open the number of the mode
-    /// (0 read, 1 write, 2 truncate, 3 new).
+    /// (0 read, 1 write, 2 truncate, 3 new); of a position that is set [`READS`].
     pub flags: u8,
     /// Number of the file's name; of a phase its number; of a wait that of the process.
     pub file: u32,

@@ -38,6 +38,7 @@ fn story(workload: &Workload, job: u32, process: u32) -> Vec<String> {
         }
         Op::Wait => "wait".into(),
         Op::Flush { file } => format!("flush {}", path(&file)),
+        Op::Seek { file, offset, reads } => format!("seek {} {offset} {reads}", path(&file)),
         Op::Sync { file, data_only } => format!("sync {} {data_only}", path(&file)),
         Op::Truncate { file, bytes } => format!("truncate {} {bytes}", path(&file)),
         Op::Name { op, file, to } => match to {

@@ -147,6 +147,15 @@ pub enum Op {
         /// Which.
         file: FileId,
     },
+    /// Sets the position of the stream over a file.
+    Seek {
+        /// Which.
+        file: FileId,
+        /// To where.
+        offset: u64,
+        /// The stream reads.
+        reads: bool,
+    },
     /// Sets a size.
     Truncate {
         /// Of which.
@@ -801,6 +810,11 @@ impl<'w> Walk<'w> {
             }
             Kind::Wait => Op::Wait,
             Kind::Flush => Op::Flush { file: id()? },
+            Kind::Seek => Op::Seek {
+                file: id()?,
+                offset: record.offset,
+                reads: record.flags & operations::READS != 0,
+            },
             Kind::Signal => {
                 Op::Signal { event: self.workload.process_event(self.job, self.process) }
             }
