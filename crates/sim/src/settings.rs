@@ -126,7 +126,7 @@ mod tests {
         let told = |settings: &[&str]| intrepid(settings).expect_err("wrong").to_string();
         assert_eq!(
             told(&["storage.server=64"]).split("; expected").next(),
-            Some("m.toml: storage.server: this key is not known here")
+            Some("m.toml: storage.server: this key is not known here (did you mean servers?)")
         );
         assert!(told(&["buffer=4GiB"]).contains("this is a table"));
         assert!(told(&["storage.servers.x=1"]).contains("no table"));
