@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 CARGO ?= cargo
+# What incremental builds keep is as large again, and a fresh clone has no use for it.
+export CARGO_INCREMENTAL ?= 0
 PREFIX ?= /usr/local
 DESTDIR ?=
 # Where `mount -t fuse.forebay` looks for its helper. It is not below PREFIX on any system.

@@ -20,6 +20,7 @@ use forebay_proto::api::ops::*;
 use forebay_proto::control::{ControlError, FileStatus, PathBytes, StoreKind};
 use forebay_proto::events::{EventKind, Happened};
 use forebay_proto::ids::ShardId;
+use forebay_proto::metrics::DeviceMetrics;
 use forebay_proto::net::frame;
 use forebay_proto::net::lost::{LostCursor, LostPage};
 use forebay_proto::{Caller, Errno, Ino};
@@ -89,6 +90,8 @@ pub struct Server {
     events: Arc<EventLog>,
     activity: Arc<Activity>,
     recovery: RecoveryReport,
+    /// What the device of an image had moved when this began.
+    device_at_start: Option<DeviceMetrics>,
 }
 
 /// What to do about metadata that cannot be read.
@@ -209,8 +212,19 @@ impl Server {
             namespace.objects().manage_pages(store.capacity_bytes());
         }
         mover.resume();
-        let server =
-            Server { store, names, namespace, over, mover, events, activity, cache, recovery };
+        let device_at_start = crate::metrics::of_device(&store);
+        let server = Server {
+            store,
+            names,
+            namespace,
+            over,
+            mover,
+            events,
+            activity,
+            cache,
+            recovery,
+            device_at_start,
+        };
         Ok(Arc::new(server))
     }
 
@@ -260,6 +274,11 @@ impl Server {
     /// The store.
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// What the device of an image had moved when this server began, for counters that begin at zero; `None` without a device.
+    pub(crate) fn device_at_start(&self) -> Option<DeviceMetrics> {
+        self.device_at_start
     }
 
     /// What recovery did at the start.

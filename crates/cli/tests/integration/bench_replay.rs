@@ -154,7 +154,16 @@ fn run_tells_what_is_wrong_and_leaves_nothing_behind() {
     let head = "workload = 1\n[[file]]\nname = \"f\"\npath = \"f\"\nsize = 4096\n";
     let with = |step: &str| format!("{head}[[job]]\n[[job.phase]]\nsteps = [{step}]\n");
     for (workload, code, expected) in [
-        (with("{ wrtie = \"f\" }"), 2, "w.toml:8: job[0].phase[0].steps[0]: the step does nothing"),
+        (
+            with("{ only = \"first\" }"),
+            2,
+            "w.toml:8: job[0].phase[0].steps[0]: the step does nothing",
+        ),
+        (
+            with("{ wrtie = \"f\" }"),
+            2,
+            "w.toml:8: job[0].phase[0].steps[0].wrtie: this key is not known here (did you mean write?)",
+        ),
         (with("{ read = \"f\" }"), 1, "/f: No such file"),
         (with("{ write = \"f\", block = \"2GiB\", transfer = \"2GiB\" }"), 2, "at most 1073741824"),
         (with("{ unlink = \"f\" }"), 1, "rank 0: unlink"),

@@ -13,4 +13,5 @@ mod calls;
 mod sample;
 
 pub use calls::CallCounts;
+pub(crate) use sample::of_device;
 pub use sample::{of_server, process, started};

@@ -9,6 +9,7 @@ use forebay_proto::events::UtcTime;
 use forebay_proto::metrics::{
     BufferMetrics, DeviceMetrics, Errors, ServerMetrics, StagingMetrics, errno_name,
 };
+use forebay_store::flash::Store;
 use rustix::time::ClockId;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
@@ -48,7 +49,20 @@ pub fn of_server(server: &Server, buffer: String) -> BufferMetrics {
 /// What the loop device of an image store has moved: the only place where bytes are counted that kernels read and write
 /// by themselves. A tmpfs has no device, and the file system of a plain directory has the files of others too.
 fn device(server: &Server) -> Option<DeviceMetrics> {
-    let store = server.store();
+    let (now, begun) = (of_device(server.store())?, server.device_at_start()?);
+    Some(since(&begun, &now))
+}
+
+/// What was moved since then: the kernel counts for a device's number, also what earlier images moved that had it.
+fn since(begun: &DeviceMetrics, now: &DeviceMetrics) -> DeviceMetrics {
+    DeviceMetrics {
+        read_bytes: now.read_bytes.saturating_sub(begun.read_bytes),
+        written_bytes: now.written_bytes.saturating_sub(begun.written_bytes),
+    }
+}
+
+/// What the loop device of a store has moved since the machine's start.
+pub(crate) fn of_device(store: &Store) -> Option<DeviceMetrics> {
     if store.kind() != StoreKind::LoopXfs {
         return None;
     }
@@ -133,5 +147,12 @@ mod tests {
         let told = of_stat(text).unwrap();
         assert_eq!((told.read_bytes, told.written_bytes), (80 * 512, 24 * 512));
         assert_eq!(of_stat("1 2 3"), None);
+    }
+
+    #[test]
+    fn a_device_that_had_another_image_counts_from_zero() {
+        let [begun, now] = [(13 << 30, 52 << 30), ((13 << 30) + 4096, (52 << 30) + 512)]
+            .map(|(read_bytes, written_bytes)| DeviceMetrics { read_bytes, written_bytes });
+        assert_eq!(since(&begun, &now), DeviceMetrics { read_bytes: 4096, written_bytes: 512 });
     }
 }
