@@ -325,10 +325,12 @@ impl Waits {
         if waiting.tid != 0 && is_dying(waiting.tid) {
             return self.may_hang || changes_nothing(waiting.opcode);
         }
-        if !self.may_hang || waiting.is_page || since.elapsed() < AFTER_A_SIGNAL {
+        if !self.may_hang || waiting.is_page {
             return false;
         }
-        !takes_its_time(waiting.opcode) || !cx.fs.is_answering()
+        // Asked from the first look on: whether somebody answers shows after a moment.
+        let is_for_nothing = !takes_its_time(waiting.opcode) || !cx.fs.is_answering();
+        is_for_nothing && since.elapsed() >= AFTER_A_SIGNAL
     }
 
     /// Whether a request is looked after.

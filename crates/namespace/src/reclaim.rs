@@ -48,8 +48,9 @@ const SHORT_BYTES: u64 = 256 << 20;
 /// With so much more free than is short, nobody looks again for this long: who writes fastest takes less.
 const ROOMY_BYTES: u64 = 64 << 20;
 const ROOMY_FOR: Duration = Duration::from_millis(2);
-/// How long after an unlink the kernel's last reference to a file that is not open may take.
-const FORGET_WAIT: Duration = Duration::from_millis(50);
+/// How long after an unlink the kernel's last reference to a file that is not open may take: on a busy machine the thread
+/// that reads it may be without a processor for a while.
+const FORGET_WAIT: Duration = Duration::from_millis(200);
 /// Each wait that was in vain (the removed file is open) divides the next one by this; each one that
 /// was not doubles it again, up to [`FORGET_WAIT`].
 const VAIN_DIVISOR: u32 = 8;

@@ -339,7 +339,7 @@ pub trait FileSystem: NameOps + AttrOps + DataOps + XattrOps + 'static {
         false
     }
     /// False if somebody whose answer calls wait for is known to be silent: then signals end also calls that may take
-    /// their time, such as `fsync`.
+    /// their time, such as `fsync`. Does not wait; asked again and again, it tells within a second.
     fn is_answering(&self) -> bool {
         true
     }

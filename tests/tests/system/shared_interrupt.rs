@@ -274,10 +274,15 @@ fn programs_that_wait_for_a_server_that_is_cut_off_end_with_a_signal_and_all_goe
 #[test]
 fn a_signal_that_a_program_takes_is_eintr_while_the_server_hangs() {
     let _alone = without_children();
-    let served = Served::new(Store::Directory, &[Via::Local, Via::Local, Via::Tcp]);
+    // With this lease nothing tells for 30 s that the server is silent, unless it is asked.
+    let options = Options { timing: Some("lease_ms=60000"), ..Options::new(Store::Directory) };
+    let served = Served::with(options, &[Via::Local, Via::Local, Via::Tcp]);
     for mount in [1, 2] {
         let at = places(&served, mount).pop().unwrap();
-        let calls: [(&str, Call); 3] = [
+        // Written before the server stops: the kernel sends it at once, and the data is not on flash yet.
+        sys::pwrite(&at.fd, 0, &[b'a'; SIZE]).unwrap();
+        let calls: [(&str, Call); 4] = [
+            ("fsync", |at| sys::fsync(&at.fd)),
             ("read", |at| sys::pread(&at.fd, 0, 4096).map(drop)),
             ("lookup", |at| sys::stat(at.path("none")).map(drop)),
             ("lock", |at| lock(&at.fd, libc::F_SETLKW)),

@@ -2,6 +2,7 @@
 //! whether this mount reads and writes it by the fast path.
 #![allow(clippy::unwrap_used)]
 
+use forebay_tests::procs::wait_until_stopped;
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys;
 use std::fs;
@@ -130,4 +131,39 @@ fn a_stopped_server_is_told_by_whoever_asks_it() {
 
     let (_, after) = served.local(&["status", &root]);
     assert!(!after.contains("NO ANSWER") && after.contains(" used ("), "{after}");
+}
+
+/// Whichever of two servers it is: the one that the mounts ask for the buffer's state, and the other.
+#[test]
+fn a_stopped_server_of_two_is_named_by_the_states_of_their_buffer() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local]);
+    fs::write(served.root(0).join("f"), vec![1; 5000]).unwrap();
+    let states = || {
+        let point = served.root(0).to_str().unwrap().to_string();
+        let (of_one, of_all) =
+            (served.local(&["status", "--json", &point]), served.local(&["status", "--json"]));
+        assert!(of_one.0 && of_all.0, "{} {}", of_one.1, of_all.1);
+        let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        let (of_one, of_all) = (parse(&of_one.1), parse(&of_all.1));
+        let listed = of_all["buffers"].as_array().unwrap();
+        let listed = listed.iter().find(|entry| entry["mount_point"] == point.as_str()).unwrap();
+        (of_one, listed.clone())
+    };
+    let capacity_bytes = states().0["capacity_bytes"].clone();
+    for stopped in [0, 1] {
+        let pid = served.server_pid(stopped);
+        served.signal_server(stopped, libc::SIGSTOP);
+        wait_until_stopped(pid);
+        let (of_one, listed) = states();
+        served.signal_server(stopped, libc::SIGCONT);
+        for why in [&of_one["server_error"], &listed["why"]] {
+            let why = why.as_str().unwrap_or_default();
+            let is_named = why.contains(&format!("process {pid}")) && why.contains("stopped");
+            assert!(is_named && why.contains(&format!("`kill -CONT {pid}`")), "{why}");
+        }
+        assert_eq!(of_one["capacity_bytes"], capacity_bytes, "{of_one}");
+        assert!(listed["state"] != "live" && listed["used_bytes"].is_null(), "{listed}");
+    }
+    let (of_one, listed) = states();
+    assert!(of_one["server_error"].is_null() && listed["state"] == "live", "{of_one} {listed}");
 }

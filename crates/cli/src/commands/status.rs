@@ -331,13 +331,29 @@ fn list_mounted(mount: &MountRef) -> Listed {
     match control.and_then(|mut control| control.buffer_status()) {
         Ok(status) => {
             listed.capacity_bytes = Some(status.capacity_bytes);
-            listed.used_bytes = Some(status.used_bytes);
+            match status.server_error {
+                Some(error) => {
+                    listed.state = "silent";
+                    listed.why = Some(error);
+                }
+                None => listed.used_bytes = Some(status.used_bytes),
+            }
         }
         Err(error) if error.errno == Some(libc::EACCES) => listed.state = "hidden",
         Err(error) => {
             let is_dead = error.errno == Some(libc::ENOTCONN);
             listed.state = if is_dead { "dead" } else { "silent" };
-            listed.why = Some(error.why);
+            listed.why = Some(match (&listed.server, error.errno) {
+                // The mount answers by itself, unless it is asking.
+                (Some(server), Some(libc::ETIMEDOUT)) => {
+                    let point = mount.mount_point.display();
+                    format!(
+                        "no answer yet: it waits for its servers, of which {server} is one; `forebay status {point}` waits \
+                         for them and tells more"
+                    )
+                }
+                _ => error.why,
+            });
         }
     }
     listed

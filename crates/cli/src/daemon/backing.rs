@@ -16,7 +16,7 @@ use forebay_proto::api::ops::*;
 use forebay_proto::cache::CacheStatus;
 use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StoreKind};
 use forebay_proto::net::ledger::{
-    AccessMode, BufferName, LedgerReply, LedgerRequest, ServedBuffer,
+    AccessMode, BufferName, LedgerReply, LedgerRequest, PartState, ServedBuffer,
 };
 use forebay_proto::net::servers::ShardPlace;
 use forebay_proto::{Caller, Errno};
@@ -25,6 +25,7 @@ use forebay_store::flash::{Store, StoreOptions};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long the end of a mount waits for a drain that may hang in a call on the PFS.
@@ -122,7 +123,14 @@ impl Place {
                     Balanced::new(Arc::clone(&fs), 0, all, patience)
                 });
                 let dir = dir.clone();
-                Ok(Backing::Served(Box::new(Served { fs, balanced, dir, target, others })))
+                Ok(Backing::Served(Box::new(Served {
+                    fs,
+                    balanced,
+                    dir,
+                    target,
+                    others,
+                    told_capacity_bytes: AtomicU64::new(0),
+                })))
             }
         }
     }
@@ -251,6 +259,8 @@ pub struct Served {
     pub target: Target,
     /// Other servers that may be asked.
     pub others: Vec<Target>,
+    /// Capacity of the whole buffer when its servers last told it; 0 = not yet.
+    told_capacity_bytes: AtomicU64,
 }
 
 impl Served {
@@ -311,11 +321,56 @@ impl Served {
         }
     }
 
-    /// What the server says of the buffer.
+    /// What the servers say of the buffer; an error if one of them does not tell of its part. One on this node that is
+    /// stopped is not waited for.
     pub fn status(&self) -> Result<ServedBuffer, ControlError> {
-        match self.ask(&LedgerRequest::Status { name: self.name()? })? {
-            LedgerReply::Buffer(buffer) => Ok(*buffer),
-            _ => Err(ControlError::new("ask the server", None, "a strange answer")),
+        if let Some(error) = self.stopped() {
+            return Err(error);
+        }
+        let buffer = match self.ask(&LedgerRequest::Status { name: self.name()? })? {
+            LedgerReply::Buffer(buffer) => *buffer,
+            _ => return Err(ControlError::new("ask the server", None, "a strange answer")),
+        };
+        self.told_capacity_bytes.store(buffer.capacity_bytes, Ordering::Relaxed);
+        match buffer.parts.iter().find(|part| part.state == PartState::Away) {
+            // Who asks it may have waited long enough for it to be stopped meanwhile.
+            Some(part) => Err(self.stopped().unwrap_or_else(|| {
+                let what = format!("ask the server of part {} on {}", part.shard.0, part.host);
+                ControlError::new(&what, None, "it does not answer")
+                    .errno(libc::ETIMEDOUT)
+                    .hint("`forebay pool status` tells which servers answer; its log tells more")
+            })),
+            None => Ok(buffer),
+        }
+    }
+
+    /// Says which of its servers on this node are stopped.
+    fn stopped(&self) -> Option<ControlError> {
+        let stopped = self.remote().servers_stopped();
+        let list = |of: fn(&(ServerAddress, u32)) -> String, between: &str| {
+            stopped.iter().map(of).collect::<Vec<_>>().join(between)
+        };
+        let (addresses, pids) =
+            (list(|s| s.0.to_string(), " and "), list(|s| s.1.to_string(), " "));
+        let (whose, are) = match stopped.len() {
+            0 => return None,
+            1 => ("its process", "is"),
+            _ => ("their processes", "are"),
+        };
+        let why = format!("{whose} {pids} {are} stopped (SIGSTOP, Ctrl-Z or a debugger)");
+        let hint = format!("`kill -CONT {pids}` lets it go on; nothing is lost meanwhile");
+        let error = ControlError::new(&format!("ask the server {addresses}"), None, &why);
+        Some(error.errno(libc::ETIMEDOUT).hint(&hint))
+    }
+
+    /// Capacity of the whole buffer in bytes, as far as it is known without asking: all parts are of one size.
+    pub fn known_capacity_bytes(&self) -> u64 {
+        match self.told_capacity_bytes.load(Ordering::Relaxed) {
+            0 => {
+                let attached = self.fs.attached();
+                attached.capacity_bytes * attached.shards.len().max(1) as u64
+            }
+            told => told,
         }
     }
 }

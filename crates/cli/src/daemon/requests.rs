@@ -481,7 +481,7 @@ fn of_the_server(served: &Served, common: BufferStatus) -> BufferStatus {
         buffer: Some(served.target.buffer.clone()),
         server: Some(served.target.address.to_string()),
         volatile: attached.volatile,
-        capacity_bytes: attached.capacity_bytes,
+        capacity_bytes: served.known_capacity_bytes(),
         buffer_type: attached.cache.as_ref().map_or("scratch", |_| "cache").into(),
         ..common
     };

@@ -211,6 +211,11 @@ impl RemoteFs {
         self.servers.away()
     }
 
+    /// The servers on this node that are stopped (SIGSTOP, a debugger), and their processes. None of them is asked.
+    pub fn servers_stopped(&self) -> Vec<(ServerAddress, u32)> {
+        self.servers.stopped()
+    }
+
     /// The servers whose answers programs wait for now, and whether they are known to be away.
     pub fn waited_for(&self) -> Vec<(ServerAddress, bool)> {
         self.servers.waited_for()
@@ -301,9 +306,9 @@ fn give_back(peer: &Peer) {
 
 fn keep_alive(peer: &Peer) {
     while !peer.is_closing() {
-        std::thread::sleep(ALIVE_LOOK);
+        let is_asked = peer.wait_for_a_question(ALIVE_LOOK);
         let lease = peer.lease();
-        if (peer.kept.lease_left() < lease * 2 / 3 || peer.is_away())
+        if (is_asked || peer.kept.lease_left() < lease * 2 / 3 || peer.is_away())
             && let Err(error) = peer.call(&Caller::root(), Call::Renew, &[], Room::None)
         {
             tracing::debug!(%error, "no sign of life from the server");

@@ -39,7 +39,7 @@ use forebay_proto::{Attr, Caller, Errno, Ino, Result};
 pub(super) use left::Then;
 use left::{Left, Touched, WhenLeft};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
-use patience::{ANSWER_LIMIT, RETRY_FIRST, Waits};
+use patience::{ANSWER_LIMIT, RETRY_FIRST, SignOfLife, Waits};
 use slots::{Slot, this_cpu};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -115,7 +115,7 @@ pub(super) struct Session {
     generation: u64,
     pub(super) attached: Option<Attached>,
     /// Where connections for calls go: the server's Unix socket if this is its node.
-    address: ServerAddress,
+    pub(super) address: ServerAddress,
     /// Where it was begun.
     pub(super) begun_at: ServerAddress,
 }
@@ -140,6 +140,8 @@ pub(super) struct Peer {
     slot_free: Condvar,
     /// Calls under way for which a program waits.
     programs_wait: AtomicUsize,
+    /// A sign of life that somebody waits for (see `patience`).
+    sign_of_life: SignOfLife,
     /// The connections of the slots, to end calls that wait when the mount ends.
     streams: Mutex<BTreeMap<SlotId, Stream>>,
     /// Since when it cannot be reached.
@@ -228,6 +230,7 @@ impl Peer {
             slots: Mutex::new(slots),
             slot_free: Condvar::new(),
             programs_wait: AtomicUsize::new(0),
+            sign_of_life: SignOfLife::default(),
             streams: Mutex::default(),
             lost_since: Mutex::new(None),
             silent: AtomicBool::new(false),

@@ -6,6 +6,7 @@
 
 use super::peer::Peer;
 use crate::ledger::{greet_as, greet_told};
+use crate::server_process;
 use forebay_net::handshake::Credential;
 use forebay_net::{Link, LinkError, ServerAddress};
 use forebay_proto::net::auth::Purpose;
@@ -18,6 +19,9 @@ use std::time::Duration;
 /// How long a server is away before it is believed to have moved: where it listens, and how a mount names that, can be
 /// written in two ways.
 const MOVED_AFTER: Duration = Duration::from_secs(3);
+
+/// Longest wait to see where a session is while it is made anew.
+const SESSION_LOOK: Duration = Duration::from_millis(100);
 
 /// What a server must be, as far as it is known before it is asked.
 #[derive(Default)]
@@ -68,6 +72,12 @@ impl Peer {
     /// Where it is looked for first.
     pub(super) fn address(&self) -> ServerAddress {
         self.addresses.read().first().unwrap_or(&self.target.address).clone()
+    }
+
+    /// Where it is reached and which process it is, if it runs on this node and is stopped (SIGSTOP, a debugger).
+    pub(super) fn stopped(&self) -> Option<(ServerAddress, u32)> {
+        let address = self.session.try_read_for(SESSION_LOOK)?.address.clone();
+        server_process::stopped_at(&address).map(|pid| (address, pid))
     }
 
     /// It runs on this node.

@@ -133,6 +133,11 @@ impl Servers {
         self.peers.iter().filter(|peer| peer.is_away()).map(|peer| peer.address()).collect()
     }
 
+    /// The servers on this node that are stopped, and their processes.
+    pub(super) fn stopped(&self) -> Vec<(ServerAddress, u32)> {
+        self.peers.iter().filter_map(|peer| peer.stopped()).collect()
+    }
+
     /// The servers whose answers programs wait for, and whether they are known to be away.
     pub(super) fn waited_for(&self) -> Vec<(ServerAddress, bool)> {
         let waited_for = self.peers.iter().filter(|peer| peer.is_waited_for());

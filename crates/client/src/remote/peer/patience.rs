@@ -8,6 +8,7 @@ use forebay_net::LinkError;
 use forebay_proto::net::session::{MAX_SLOTS, SessionId};
 use forebay_proto::net::{Call, GivenBack, Request};
 use forebay_proto::{Caller, Errno, Result};
+use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,20 @@ const LAST_CALL_LIMIT: Duration = Duration::from_millis(500);
 /// First and longest pause between two attempts to reach a server.
 pub(super) const RETRY_FIRST: Duration = Duration::from_millis(10);
 const RETRY_LONGEST: Duration = Duration::from_millis(500);
+
+/// How long a server that is asked for a sign of life may take, where a signal ends what waits for it. A busy machine
+/// delays an answer, so it is not much less than the second within which a signal ends a call.
+const SIGN_LIMIT: Duration = Duration::from_millis(700);
+/// A server that was heard so lately is not asked.
+const HEARD_LATELY: Duration = Duration::from_millis(200);
+
+/// A question for a sign of life that somebody waits for.
+#[derive(Default)]
+pub(super) struct SignOfLife {
+    /// When it was asked for, and whether the question was taken up.
+    asked: Mutex<Option<(Instant, bool)>>,
+    wanted: Condvar,
+}
 
 /// A program waits for an answer.
 pub(super) struct Waits<'a>(&'a AtomicUsize);
@@ -93,10 +108,36 @@ impl Peer {
         self.programs_wait.load(Ordering::Relaxed) > 0
     }
 
-    /// A program waits for an answer, and nothing was heard since signs of life were due, or it is known to be away.
+    /// A program waits for an answer, and the server is known to be away, or nothing was heard since signs of life were
+    /// due, or it does not give the one that this asks for. Asks and does not wait: who wants to know looks again.
     pub(in crate::remote) fn is_silent_now(&self) -> bool {
         let lease = self.lease();
-        self.is_waited_for() && (self.is_away() || self.kept.heard_at(lease).elapsed() > lease / 2)
+        let heard = self.kept.heard_at(lease);
+        if !self.is_waited_for() || self.is_away() || heard.elapsed() > lease / 2 {
+            return self.is_waited_for();
+        }
+        let mut asked = self.sign_of_life.asked.lock();
+        match *asked {
+            Some((at, _)) if heard < at => at.elapsed() >= SIGN_LIMIT,
+            _ if heard.elapsed() < HEARD_LATELY => false,
+            _ => {
+                *asked = Some((Instant::now(), false));
+                self.sign_of_life.wanted.notify_one();
+                false
+            }
+        }
+    }
+
+    /// Waits for so long, or until somebody wants a sign of life; true then.
+    pub(in crate::remote) fn wait_for_a_question(&self, longest: Duration) -> bool {
+        let mut asked = self.sign_of_life.asked.lock();
+        if !matches!(*asked, Some((_, false))) {
+            let _ = self.sign_of_life.wanted.wait_for(&mut asked, longest);
+        }
+        match &mut *asked {
+            Some((_, is_taken)) => !std::mem::replace(is_taken, true),
+            None => false,
+        }
     }
 
     /// It has not answered for as long as this mount is patient.
