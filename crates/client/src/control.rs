@@ -393,7 +393,10 @@ impl Control {
                 let why = format!("{who} has not answered within the time limit");
                 ControlError::new(&what, Some(&self.store_dir), &why)
                     .errno(libc::ETIMEDOUT)
-                    .hint("its log file may tell why; `forebay umount --force` of its mount does not wait for it")
+                    .hint(
+                        "it may wait for its servers (`forebay status` of its mount names them); its log file may tell why; \
+                         `forebay umount --force` of its mount does not wait for it",
+                    )
             }
             _ => ControlError::io(&what, Some(&self.store_dir), error),
         }

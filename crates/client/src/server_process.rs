@@ -14,6 +14,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+/// What is said of a process that is stopped.
+pub const ARE_STOPPED: &str = "stopped (SIGSTOP, Ctrl-Z or a debugger)";
+
 /// Pause between the two looks of [`must_run`].
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 
@@ -71,7 +74,7 @@ pub fn must_run(what: &str, store_dir: &Path) -> Result<()> {
 
 /// The error that says so.
 pub fn stopped(what: &str, store_dir: &Path, pid: u32) -> ControlError {
-    let why = format!("its process {pid} is stopped (SIGSTOP, Ctrl-Z or a debugger)");
+    let why = format!("its process {pid} is {ARE_STOPPED}");
     let hint = format!(
         "`kill -CONT {pid}` lets it go on; `forebay umount --force` of its mount detaches that without it, and \
          keeps the buffer"

@@ -13,8 +13,10 @@
 //! kernel finds their own.
 //!
 //! * The helper is a process, not a thread: one that waits for an answer of this process must not keep its `/dev/fuse` open when
-//!   it is killed, nor keep it from dumping its core. It has no descriptor of ours but two pipes, nothing open on the mount,
-//!   and ends with the pipes. It starts with the first handle.
+//!   it is killed, nor keep it from dumping its core. It has no descriptor of ours but two pipes, nothing open on the mount but
+//!   for [`HOLD`] after a look, and ends with the pipes. It starts with the first handle.
+//! * Until the kernel has used the entry with the name, nobody but the helper holds it: a kernel that needs memory, or is told
+//!   to drop its caches, would forget it.
 //! * Only workers wait for it, for [`PATIENCE`] at most: readers answer what it asks. What it does not do in time is
 //!   answered without a name, as everything is where there is no helper.
 //! * A name in the kernel's cache keeps a removed file, so it goes after [`crate::notify::NAME_STAYS`]. Who uses the file keeps the
@@ -28,9 +30,10 @@ use crate::notify::Notifier;
 use forebay_proto::FileKind;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::fs::{Mode, OFlags};
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read, Result, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,6 +48,8 @@ pub(crate) const DIR_NODE: u64 = u64::MAX;
 const HELPER: &str = "forebay-handles";
 /// Longest wait for the helper: it is late on a machine that is busy, or where the path to the mount hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the helper holds what it has looked up: longer than the answer to who asked takes. An unmount meets EBUSY meanwhile.
+const HOLD: Duration = Duration::from_millis(20);
 /// How often it is started: it ends early only if somebody kills it.
 const STARTS_MAX: u32 = 16;
 
@@ -188,16 +193,8 @@ impl Running {
     }
 
     fn has_answered(&mut self, patience: Duration) -> Result<bool> {
-        let until = Instant::now() + patience;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
-            match poll(&mut [PollFd::new(&self.from, PollFlags::IN)], Some(&left)) {
-                Ok(0) => return Ok(false),
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+        if !is_readable(&self.from, patience)? {
+            return Ok(false);
         }
         self.from.read_exact(&mut [0])?;
         self.owes = false;
@@ -214,6 +211,20 @@ impl Drop for Running {
     }
 }
 
+/// Waits for something to read, or the other end's close; false after `patience`.
+fn is_readable(from: &impl AsFd, patience: Duration) -> Result<bool> {
+    let until = Instant::now() + patience;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
+        match poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// What the helper does, if this process was started as one; `None` if it was not. To be called first by the program
 /// that [`crate::MountOptions::by_handle`] names.
 pub fn help(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
@@ -225,16 +236,22 @@ pub fn help(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let _ = rustix::thread::set_name(c"forebay-handles");
     let (mut from, mut to) = (std::io::stdin().lock(), std::io::stdout().lock());
     let mut node = [0; size_of::<u64>()];
-    while from.read_exact(&mut node).is_ok() {
+    let mut held: Option<OwnedFd> = None;
+    loop {
+        if held.is_some() && is_readable(&from, HOLD).is_ok_and(|is_asked| !is_asked) {
+            drop(held.take());
+        }
+        if from.read_exact(&mut node).is_err() {
+            return Some(ExitCode::SUCCESS);
+        }
         let path = dir.join(u64::from_ne_bytes(node).to_string());
-        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-        // Whether it is there or not, the kernel knows now.
-        let _ = rustix::fs::statx(CWD, &path, flags, StatxFlags::TYPE);
+        // Opens nothing: no server hears of it. Whether it is there or not, the kernel knows now.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        held = rustix::fs::open(&path, flags, Mode::empty()).ok();
         if to.write_all(&[0]).and_then(|()| to.flush()).is_err() {
-            break;
+            return Some(ExitCode::SUCCESS);
         }
     }
-    Some(ExitCode::SUCCESS)
 }
 
 /// Attributes of the directory: for who owns the mount, and for who may pass by the permissions of directories.

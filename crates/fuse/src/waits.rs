@@ -47,6 +47,8 @@ struct Waiting {
     unique: u64,
     opcode: u32,
     tid: u32,
+    /// Whose answer it waits for may depend on this inode; `None`: on no one.
+    of: Option<Ino>,
     /// It fills the page cache, for a mapping perhaps.
     is_page: bool,
     changes: Changes,
@@ -69,6 +71,7 @@ impl Waiting {
             unique: head.unique,
             opcode: head.opcode,
             tid: head.pid,
+            of: (head.opcode != op::SYNCFS).then(|| rq.ino()),
             is_page,
             changes,
             device,
@@ -329,7 +332,7 @@ impl Waits {
             return false;
         }
         // Asked from the first look on: whether somebody answers shows after a moment.
-        let is_for_nothing = !takes_its_time(waiting.opcode) || !cx.fs.is_answering();
+        let is_for_nothing = !takes_its_time(waiting.opcode) || !cx.fs.is_answering(waiting.of);
         is_for_nothing && since.elapsed() >= AFTER_A_SIGNAL
     }
 

@@ -338,9 +338,10 @@ pub trait FileSystem: NameOps + AttrOps + DataOps + XattrOps + 'static {
     fn may_hang(&self) -> bool {
         false
     }
-    /// False if somebody whose answer calls wait for is known to be silent: then signals end also calls that may take
-    /// their time, such as `fsync`. Does not wait; asked again and again, it tells within a second.
-    fn is_answering(&self) -> bool {
+    /// False if somebody whose answer a call on an inode waits for is known to be silent: then signals end also calls that may
+    /// take their time, such as `fsync`. `None`: a call on the whole. Does not wait; asked again and again, it tells within a
+    /// second.
+    fn is_answering(&self, _ino: Option<Ino>) -> bool {
         true
     }
     /// Says when reads of files and listings of directories store access times, where this file system stores them itself.

@@ -283,6 +283,9 @@ pub enum StoreKind {
     Directory,
 }
 
+/// Part of a `server_error` that time may mend: the servers were not waited for any longer.
+pub const NO_ANSWER_YET: &str = "no answer yet";
+
 /// State of a buffer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BufferStatus {
@@ -296,8 +299,8 @@ pub struct BufferStatus {
     /// The address of the server by which it is mounted, if it is served.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "server_address")]
     pub server: Option<String>,
-    /// Why the server of a mount does not tell its state, if it does not: what stands in its place is what
-    /// it said when it was mounted, and no use.
+    /// Why a server of a mount does not tell its state, if it does not: the capacity is the buffer's all the same, what is
+    /// used is not known and stands here as 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_error: Option<String>,
     /// Mount point.

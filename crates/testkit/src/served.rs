@@ -187,7 +187,11 @@ impl Served {
     }
 
     fn flash(&self, at: usize) -> PathBuf {
-        self.base.join(if at == 0 { "flash".into() } else { format!("flash{at}") })
+        match (at, &self.options.flash) {
+            (0, Some(flash)) => flash.clone(),
+            (0, None) => self.base.join("flash"),
+            _ => self.base.join(format!("flash{at}")),
+        }
     }
 
     /// The executable, where the first server is reached, with the secrets of these servers.

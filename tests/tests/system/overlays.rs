@@ -360,6 +360,8 @@ fn a_helper_that_is_killed_or_stopped_holds_up_nothing_for_long(buffer: &Buffer)
     fs::write(root.join("file"), "content").unwrap();
     let handle = sys::handle_of(sys::bytes(&root.join("file"))).unwrap();
     let open = || {
+        // It holds what it has looked up for a moment.
+        std::thread::sleep(Duration::from_millis(100));
         forget_names();
         let top = fs::File::open(&root).unwrap();
         let begun = Instant::now();
@@ -373,6 +375,7 @@ fn a_helper_that_is_killed_or_stopped_holds_up_nothing_for_long(buffer: &Buffer)
     open();
     let first = helper_of(&root).unwrap();
     signal(first, libc::SIGKILL);
+    until("it is gone", LIMIT, || helper_of(&root).is_none());
     // The first use finds that it is dead, the next starts another one.
     open();
     open();

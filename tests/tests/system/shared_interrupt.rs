@@ -6,6 +6,7 @@
 use forebay_tests::machines::Machines;
 use forebay_tests::procs::{self, Child, Shared, without_children};
 use forebay_tests::served::{LEASE, Options, Served, Store, Via};
+use forebay_tests::slow_disk::SlowDisk;
 use forebay_tests::sys::{self, Errno, Sys};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
@@ -308,5 +309,54 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_server_hangs() {
         served.signal_server(0, libc::SIGCONT);
         assert_eq!(sys::pread(&at.fd, 0, 1), Ok(b"a".to_vec()));
         lock(&at.fd, libc::F_SETLK).unwrap();
+    }
+}
+
+/// More programs than a mount has connections for calls; each waits for several others.
+const SLOW_FSYNCS: usize = 24;
+/// What the disk of the flash takes in a second.
+const SLOW_BYTES_PER_S: u64 = 256 << 10;
+
+#[test]
+fn a_signal_that_a_program_takes_ends_no_fsync_of_a_server_that_is_only_slow() {
+    let _alone = without_children();
+    let place = tempfile::tempdir().unwrap();
+    let disk = SlowDisk::new(place.path(), 256 << 20).unwrap();
+    let (flash, capacity) = (Some(disk.path().to_path_buf()), 64 << 20);
+    let served =
+        Served::with(Options { flash, capacity, ..Options::new(Store::Directory) }, &[Via::Tcp]);
+    let files: Vec<OwnedFd> = (0..SLOW_FSYNCS)
+        .map(|at| sys::open(served.path(0, format!("{at}")), NEW_FILE, 0o644).unwrap())
+        .collect();
+    for file in &files {
+        sys::pwrite(file, 0, &[b's'; 64 << 10]).unwrap();
+    }
+    disk.limit(SLOW_BYTES_PER_S).unwrap();
+    let begun = Shared::new(1);
+    let ended = Shared::new(1);
+    let (begun_, ended_) = (&begun, &ended);
+    let children = files.iter().map(|file| {
+        Child::spawn("fsync", move || {
+            procs::take_a_signal();
+            begun_[0].fetch_add(1, SeqCst);
+            assert_eq!(sys::fsync(file), Ok(()));
+            ended_[0].fetch_add(1, SeqCst);
+        })
+    });
+    let children: Vec<Child> = children.collect();
+    while begun[0].load(SeqCst) < SLOW_FSYNCS as u64 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for _ in 0..6 {
+        std::thread::sleep(Duration::from_millis(500));
+        children.iter().for_each(|child| child.signal(libc::SIGUSR1));
+    }
+    assert!(
+        ended[0].load(SeqCst) < SLOW_FSYNCS as u64,
+        "no fsync took so long as to be interrupted"
+    );
+    disk.limit(0).unwrap();
+    for child in children {
+        child.wait(SOON).unwrap();
     }
 }

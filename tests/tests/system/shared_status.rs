@@ -136,10 +136,10 @@ fn a_stopped_server_is_told_by_whoever_asks_it() {
 /// Whichever of two servers it is: the one that the mounts ask for the buffer's state, and the other.
 #[test]
 fn a_stopped_server_of_two_is_named_by_the_states_of_their_buffer() {
-    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local]);
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
     fs::write(served.root(0).join("f"), vec![1; 5000]).unwrap();
-    let states = || {
-        let point = served.root(0).to_str().unwrap().to_string();
+    let states = |at: usize| {
+        let point = served.root(at).to_str().unwrap().to_string();
         let (of_one, of_all) =
             (served.local(&["status", "--json", &point]), served.local(&["status", "--json"]));
         assert!(of_one.0 && of_all.0, "{} {}", of_one.1, of_all.1);
@@ -149,21 +149,26 @@ fn a_stopped_server_of_two_is_named_by_the_states_of_their_buffer() {
         let listed = listed.iter().find(|entry| entry["mount_point"] == point.as_str()).unwrap();
         (of_one, listed.clone())
     };
-    let capacity_bytes = states().0["capacity_bytes"].clone();
+    let capacity_bytes = states(0).0["capacity_bytes"].clone();
     for stopped in [0, 1] {
         let pid = served.server_pid(stopped);
         served.signal_server(stopped, libc::SIGSTOP);
         wait_until_stopped(pid);
-        let (of_one, listed) = states();
+        let [near, far] = [states(0), states(1)];
         served.signal_server(stopped, libc::SIGCONT);
-        for why in [&of_one["server_error"], &listed["why"]] {
+        for why in [&near.0["server_error"], &near.1["why"]] {
             let why = why.as_str().unwrap_or_default();
             let is_named = why.contains(&format!("process {pid}")) && why.contains("stopped");
             assert!(is_named && why.contains(&format!("`kill -CONT {pid}`")), "{why}");
         }
-        assert_eq!(of_one["capacity_bytes"], capacity_bytes, "{of_one}");
-        assert!(listed["state"] != "live" && listed["used_bytes"].is_null(), "{listed}");
+        // By TCP nobody sees the process.
+        for (of_one, listed) in [near, far] {
+            assert!(of_one["server_error"].is_string(), "{of_one}");
+            assert_eq!(of_one["capacity_bytes"], capacity_bytes, "{of_one}");
+            assert_eq!(listed["capacity_bytes"], capacity_bytes, "{listed}");
+            assert!(listed["state"] != "live" && listed["used_bytes"].is_null(), "{listed}");
+        }
     }
-    let (of_one, listed) = states();
+    let (of_one, listed) = states(0);
     assert!(of_one["server_error"].is_null() && listed["state"] == "live", "{of_one} {listed}");
 }

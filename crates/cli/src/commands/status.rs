@@ -7,8 +7,7 @@ use crate::servers::BufferPath;
 use crate::{site, state_dir};
 use forebay_client::{Control, MountRef, mounts, server_process};
 use forebay_jobs::run::record::{RECORD_NAME, as_path, left_at, left_over};
-use forebay_net::ServerAddress;
-use forebay_proto::control::{BufferStatus, ControlError, FileStatus, PathBytes};
+use forebay_proto::control::{BufferStatus, ControlError, FileStatus, NO_ANSWER_YET, PathBytes};
 use forebay_proto::layout::LOG;
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::format_bytes;
@@ -16,7 +15,11 @@ use forebay_store::flash::{self, FoundStore, StoreKey};
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long the state of one buffer is asked for again while its servers do not tell it, and the pause between.
+const SERVERS_WAIT: Duration = Duration::from_secs(6);
+const SERVERS_PAUSE: Duration = Duration::from_millis(100);
 
 /// One line of the list.
 #[derive(Serialize)]
@@ -81,7 +84,16 @@ fn one(path: &Path, json: bool) -> anyhow::Result<()> {
     let found = super::cache::locate(path)?;
     let mut control = Control::connect_store(&found.store_dir)?;
     if found.path_in_buffer == Path::new("/") {
-        let status = control.buffer_status()?;
+        let until = Instant::now() + SERVERS_WAIT;
+        let mut status = control.buffer_status()?;
+        // A busy server answers late.
+        let is_late = |status: &BufferStatus| {
+            status.server_error.as_ref().is_some_and(|error| error.contains(NO_ANSWER_YET))
+        };
+        while is_late(&status) && Instant::now() < until {
+            std::thread::sleep(SERVERS_PAUSE);
+            status = control.buffer_status()?;
+        }
         return if json { print_json(&status) } else { print_buffer(&status) };
     }
     let mut cached = Cached::Mounted(Box::new(control));
@@ -318,14 +330,6 @@ fn list_mounted(mount: &MountRef) -> Listed {
             Some(format!("its process {pid} is stopped: `kill -CONT {pid}` lets it go on"));
         return listed;
     }
-    let address = served.and_then(|record| record.server.parse::<ServerAddress>().ok());
-    if let Some(pid) = address.and_then(|address| server_process::stopped_at(&address)) {
-        listed.state = "stopped";
-        listed.why = Some(format!(
-            "process {pid} of its server is stopped: `kill -CONT {pid}` lets it go on"
-        ));
-        return listed;
-    }
     // One that is stopped or hangs keeps the others waiting for a moment only.
     let control = Control::connect_store_until(&mount.store_dir, Some(Instant::now()));
     match control.and_then(|mut control| control.buffer_status()) {
@@ -333,7 +337,11 @@ fn list_mounted(mount: &MountRef) -> Listed {
             listed.capacity_bytes = Some(status.capacity_bytes);
             match status.server_error {
                 Some(error) => {
-                    listed.state = "silent";
+                    listed.state = if error.contains(server_process::ARE_STOPPED) {
+                        "stopped"
+                    } else {
+                        "silent"
+                    };
                     listed.why = Some(error);
                 }
                 None => listed.used_bytes = Some(status.used_bytes),

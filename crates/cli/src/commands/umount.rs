@@ -10,16 +10,17 @@ use super::{cache, umount_ending, umount_kept};
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::state_dir;
-use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts};
+use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts, server_process};
 use forebay_proto::control::ControlError;
 use forebay_store::flash::{self, Store};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// Longest wait with --force for the greeting of a server that may be stopped or stuck; a live one
-/// greets within milliseconds.
-const FORCE_GREETING_WAIT: Duration = Duration::from_secs(3);
+/// Longest wait with --force for the greeting of a server that is stopped, and of one that is not: a live one greets within
+/// milliseconds, on a busy machine within seconds, and one that is stuck does not greet at all.
+const FORCE_STOPPED_WAIT: Duration = Duration::from_secs(3);
+const FORCE_GREETING_WAIT: Duration = Duration::from_secs(10);
 /// Of a cache whose flash directory was removed: longest time of looking for what is lost, and most names that are
 /// looked at.
 const LOOK_WAIT: Duration = Duration::from_secs(10);
@@ -60,7 +61,11 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> 
     // Called from a directory in the mount, this process would keep it busy.
     rustix::process::chdir("/")
         .map_err(|error| ControlError::io("go to /", None, &error.into()))?;
-    let wait = if args.force { FORCE_GREETING_WAIT } else { ANSWER_TIMEOUT };
+    let wait = match args.force {
+        true if server_process::stopped_server(&mount.store_dir).is_some() => FORCE_STOPPED_WAIT,
+        true => FORCE_GREETING_WAIT,
+        false => ANSWER_TIMEOUT,
+    };
     match Control::connect_store_within(&mount.store_dir, wait) {
         Ok(control) => {
             let control = cache::before_umount(control, &mount.mount_point, args)?;

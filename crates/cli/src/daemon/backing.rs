@@ -7,6 +7,7 @@ use forebay_activity::Activity;
 use forebay_cache::CacheOptions;
 use forebay_client::Ledger;
 use forebay_client::remote::{Balanced, RemoteFs, SERVER_PATIENCE, Target};
+use forebay_client::server_process::ARE_STOPPED;
 use forebay_mover::Stuck;
 use forebay_net::ServerAddress;
 use forebay_net::handshake::Credential;
@@ -14,7 +15,7 @@ use forebay_net::node::host_name;
 use forebay_proto::api::CreateArgs;
 use forebay_proto::api::ops::*;
 use forebay_proto::cache::CacheStatus;
-use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StoreKind};
+use forebay_proto::control::{ControlError, NO_ANSWER_YET, PathBytes, PlanStatus, StoreKind};
 use forebay_proto::net::ledger::{
     AccessMode, BufferName, LedgerReply, LedgerRequest, PartState, ServedBuffer,
 };
@@ -24,8 +25,8 @@ use forebay_server::{Server, ServerOptions};
 use forebay_store::flash::{Store, StoreOptions};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// How long the end of a mount waits for a drain that may hang in a call on the PFS.
@@ -33,6 +34,13 @@ const DRAIN_WAIT: Duration = Duration::from_secs(3);
 
 /// How long an end by force waits for servers to hear of it.
 const FORCE_CLOSE_WAIT: Duration = Duration::from_millis(700);
+
+/// How long the state of a buffer is waited for by a mount that is asked for it: who asks waits for 2 s at least. And by one
+/// that begins.
+pub const STATE_WAIT: Duration = Duration::from_millis(1500);
+pub const FIRST_STATE_WAIT: Duration = Duration::from_secs(10);
+/// Most questions for it that may wait for silent servers at once.
+const STATE_QUESTIONS_MAX: usize = 4;
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -130,6 +138,7 @@ impl Place {
                     target,
                     others,
                     told_capacity_bytes: AtomicU64::new(0),
+                    state_questions: Arc::default(),
                 })))
             }
         }
@@ -250,6 +259,25 @@ fn buffer_name(target: &Target) -> Result<BufferName, ControlError> {
     })
 }
 
+/// Asks the ledger of the first of these servers that can be reached.
+fn ask(
+    target: &Target,
+    others: &[Target],
+    request: &LedgerRequest,
+) -> Result<LedgerReply, ControlError> {
+    let mut failed = match Ledger::connect(&target.address, &target.credential) {
+        Ok(mut ledger) => return ledger.ask(request),
+        Err(error) => error,
+    };
+    for other in others {
+        match Ledger::connect_told(&other.address, &other.credential) {
+            Ok(mut ledger) => return ledger.ask(request),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
 /// A mounted served buffer.
 pub struct Served {
     pub fs: Arc<RemoteFs>,
@@ -261,22 +289,44 @@ pub struct Served {
     pub others: Vec<Target>,
     /// Capacity of the whole buffer when its servers last told it; 0 = not yet.
     told_capacity_bytes: AtomicU64,
+    /// Questions for the buffer's state that are under way.
+    state_questions: Arc<AtomicUsize>,
 }
 
 impl Served {
     /// Asks the server's ledger.
     pub fn ask(&self, request: &LedgerRequest) -> Result<LedgerReply, ControlError> {
-        let mut failed = match Ledger::connect(&self.target.address, &self.target.credential) {
-            Ok(mut ledger) => return ledger.ask(request),
-            Err(error) => error,
+        ask(&self.target, &self.others, request)
+    }
+
+    /// The same, for so long: its thread may wait for longer.
+    fn ask_within(
+        &self,
+        request: LedgerRequest,
+        limit: Duration,
+    ) -> Result<LedgerReply, ControlError> {
+        let what = format!("ask the server {}", self.target.address);
+        let silent = || {
+            ControlError::new(&what, None, NO_ANSWER_YET)
+                .errno(libc::ETIMEDOUT)
+                .hint("`forebay pool status` tells which servers answer; their logs tell more")
         };
-        for other in &self.others {
-            match Ledger::connect_told(&other.address, &other.credential) {
-                Ok(mut ledger) => return ledger.ask(request),
-                Err(error) => failed = error,
-            }
+        let under_way = Arc::clone(&self.state_questions);
+        if under_way.fetch_add(1, Ordering::Relaxed) >= STATE_QUESTIONS_MAX {
+            under_way.fetch_sub(1, Ordering::Relaxed);
+            return Err(silent());
         }
-        Err(failed)
+        let (tell, told) = mpsc::channel();
+        let (target, others) = (self.target.clone(), self.others.clone());
+        let question = move || {
+            // Whoever asked may have gone.
+            let _gone = tell.send(ask(&target, &others, &request));
+            under_way.fetch_sub(1, Ordering::Relaxed);
+        };
+        if std::thread::Builder::new().name("state".into()).spawn(question).is_err() {
+            self.state_questions.fetch_sub(1, Ordering::Relaxed);
+        }
+        told.recv_timeout(limit).unwrap_or_else(|_| Err(silent()))
     }
 
     /// What is used now.
@@ -314,20 +364,20 @@ impl Served {
     }
 
     /// What the servers say of a cache.
-    pub fn cache_status(&self) -> Result<Box<CacheStatus>, ControlError> {
-        match self.ask(&LedgerRequest::CacheStatus { name: self.name()? })? {
+    pub fn cache_status(&self, limit: Duration) -> Result<Box<CacheStatus>, ControlError> {
+        match self.ask_within(LedgerRequest::CacheStatus { name: self.name()? }, limit)? {
             LedgerReply::CacheStatus(cache) => Ok(cache),
             _ => Err(ControlError::new("ask the server", None, "a strange answer")),
         }
     }
 
-    /// What the servers say of the buffer; an error if one of them does not tell of its part. One on this node that is
-    /// stopped is not waited for.
-    pub fn status(&self) -> Result<ServedBuffer, ControlError> {
+    /// What the servers say of the buffer within `limit`; an error if one of them does not tell of its part. One on this node
+    /// that is stopped is not waited for.
+    pub fn status(&self, limit: Duration) -> Result<ServedBuffer, ControlError> {
         if let Some(error) = self.stopped() {
             return Err(error);
         }
-        let buffer = match self.ask(&LedgerRequest::Status { name: self.name()? })? {
+        let buffer = match self.ask_within(LedgerRequest::Status { name: self.name()? }, limit)? {
             LedgerReply::Buffer(buffer) => *buffer,
             _ => return Err(ControlError::new("ask the server", None, "a strange answer")),
         };
@@ -345,7 +395,7 @@ impl Served {
     }
 
     /// Says which of its servers on this node are stopped.
-    fn stopped(&self) -> Option<ControlError> {
+    pub fn stopped(&self) -> Option<ControlError> {
         let stopped = self.remote().servers_stopped();
         let list = |of: fn(&(ServerAddress, u32)) -> String, between: &str| {
             stopped.iter().map(of).collect::<Vec<_>>().join(between)
@@ -357,7 +407,7 @@ impl Served {
             1 => ("its process", "is"),
             _ => ("their processes", "are"),
         };
-        let why = format!("{whose} {pids} {are} stopped (SIGSTOP, Ctrl-Z or a debugger)");
+        let why = format!("{whose} {pids} {are} {ARE_STOPPED}");
         let hint = format!("`kill -CONT {pids}` lets it go on; nothing is lost meanwhile");
         let error = ControlError::new(&format!("ask the server {addresses}"), None, &why);
         Some(error.errno(libc::ETIMEDOUT).hint(&hint))

@@ -25,7 +25,7 @@ pub use backing::BackingPlan;
 pub use spawn::{Reporter, run_in_background};
 
 use crate::mount_options::MountOptionSet;
-use backing::{Backing, Place};
+use backing::{Backing, FIRST_STATE_WAIT, Place};
 use copies::Copies;
 use ending::Ending;
 use forebay_fuse::{Door, FastPath, FastPathOff, Limits, MountOptions, Session, readers_abreast};
@@ -232,7 +232,7 @@ fn run(
                 ?recovery,
                 "mounted"
             );
-            report.ready(&mount.status(), None, mount.log_file.as_deref())
+            report.ready(&mount.status(FIRST_STATE_WAIT), None, mount.log_file.as_deref())
         });
     if started.is_err() {
         mount.give_up();

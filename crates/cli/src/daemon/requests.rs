@@ -3,7 +3,7 @@
 //! unmount.
 
 use super::Mount;
-use super::backing::{Backing, Served};
+use super::backing::{Backing, STATE_WAIT, Served};
 use forebay_cache::{CacheFs, why_not_invalidated, why_not_resolved};
 use forebay_client::Unmounting;
 use forebay_fuse::FastPath;
@@ -31,7 +31,7 @@ pub fn answer(mount: &Mount, caller: &Caller, request: Request) -> Reply {
         (_, Request::Umount { .. }) => {
             Err(ControlError::new("unmount", None, "asked for in the wrong place"))
         }
-        (_, Request::BufferStatus) => Ok(Reply::Buffer(mount.status())),
+        (_, Request::BufferStatus) => Ok(Reply::Buffer(mount.status(STATE_WAIT))),
         (_, Request::Activity { server, after }) => activity(mount, caller, server, after),
         (Backing::Own { server, .. }, request) => of_own(mount, server, caller, request),
         (Backing::Served(served), request) => of_served(mount, served, caller, request),
@@ -317,7 +317,11 @@ fn ask_served(
         Request::Events { record, query } => {
             LedgerRequest::Events { name: Some(name), record, query }
         }
-        Request::Metrics => LedgerRequest::Metrics { name: Some(name), pool: true },
+        // All servers are asked: one that is stopped would be waited for.
+        Request::Metrics => match served.stopped() {
+            Some(error) => return Err(error),
+            None => LedgerRequest::Metrics { name: Some(name), pool: true },
+        },
         Request::Activity { .. } | Request::BufferStatus | Request::Umount { .. } => {
             return Err(strange());
         }
@@ -423,8 +427,8 @@ fn of_errno(what: &str, path: &Path, errno: Errno) -> ControlError {
 }
 
 impl Mount {
-    /// State of the buffer.
-    pub fn status(&self) -> BufferStatus {
+    /// State of the buffer; what servers elsewhere do not say within `limit` is not known.
+    pub fn status(&self, limit: Duration) -> BufferStatus {
         let requests = self.session.request_counts().into_iter().filter(|(_, count)| *count > 0);
         let fast_path = matches!(self.session.fast_path(), FastPath::On);
         let common = BufferStatus {
@@ -468,13 +472,13 @@ impl Mount {
                     ..common
                 }
             }
-            Backing::Served(served) => of_the_server(served, common),
+            Backing::Served(served) => of_the_server(served, common, limit),
         }
     }
 }
 
 /// With what the server says; without an answer, with what it said at the beginning and why there is none.
-fn of_the_server(served: &Served, common: BufferStatus) -> BufferStatus {
+fn of_the_server(served: &Served, common: BufferStatus, limit: Duration) -> BufferStatus {
     let attached = served.fs.attached();
     let common = BufferStatus {
         uuid: attached.uuid.clone(),
@@ -489,8 +493,8 @@ fn of_the_server(served: &Served, common: BufferStatus) -> BufferStatus {
         // Its servers may be what it waits for.
         return common;
     }
-    let told = served.status().and_then(|buffer| {
-        let cache = attached.cache.as_ref().map(|_| served.cache_status()).transpose()?;
+    let told = served.status(limit).and_then(|buffer| {
+        let cache = attached.cache.as_ref().map(|_| served.cache_status(limit)).transpose()?;
         Ok((buffer, cache))
     });
     match told {

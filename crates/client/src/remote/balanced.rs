@@ -579,9 +579,10 @@ impl FileSystem for Balanced {
         true
     }
 
-    fn is_answering(&self) -> bool {
+    fn is_answering(&self, _: Option<Ino>) -> bool {
+        // Inodes have numbers of this mount's own.
         let current = self.current.read().clone();
-        current.fs.is_answering()
+        current.fs.is_answering(None)
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {

@@ -666,8 +666,13 @@ impl FileSystem for RemoteFs {
         true
     }
 
-    fn is_answering(&self) -> bool {
-        !self.servers.all().iter().any(|peer| peer.is_silent_now())
+    fn is_answering(&self, ino: Option<Ino>) -> bool {
+        // A file that is striped, or in logs, needs more servers than that of its inode.
+        let one = ino.filter(|ino| self.striped.layout(*ino).is_none());
+        match one.and_then(|ino| self.servers.of(ino).ok()) {
+            Some(peer) => !peer.is_silent_now(),
+            None => !self.servers.all().iter().any(|peer| peer.is_silent_now()),
+        }
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {

@@ -306,9 +306,9 @@ fn give_back(peer: &Peer) {
 
 fn keep_alive(peer: &Peer) {
     while !peer.is_closing() {
-        let is_asked = peer.wait_for_a_question(ALIVE_LOOK);
+        peer.ask_for_wanted_sign(ALIVE_LOOK);
         let lease = peer.lease();
-        if (is_asked || peer.kept.lease_left() < lease * 2 / 3 || peer.is_away())
+        if (peer.kept.lease_left() < lease * 2 / 3 || peer.is_away())
             && let Err(error) = peer.call(&Caller::root(), Call::Renew, &[], Room::None)
         {
             tracing::debug!(%error, "no sign of life from the server");

@@ -2,6 +2,7 @@
 //! reaches them.
 
 use crate::proxy::Proxy;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Kind of store.
@@ -63,6 +64,8 @@ pub struct Options {
     pub strict: bool,
     /// One for each server, or none: all are on this node.
     pub hosts: Vec<Host>,
+    /// Where the first server has its flash, if not beside the others.
+    pub flash: Option<PathBuf>,
 }
 
 impl Options {
@@ -84,6 +87,7 @@ impl Options {
             log: false,
             strict: false,
             hosts: Vec::new(),
+            flash: None,
         }
     }
 

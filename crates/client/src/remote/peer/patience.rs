@@ -27,18 +27,27 @@ const LAST_CALL_LIMIT: Duration = Duration::from_millis(500);
 pub(super) const RETRY_FIRST: Duration = Duration::from_millis(10);
 const RETRY_LONGEST: Duration = Duration::from_millis(500);
 
-/// How long a server that is asked for a sign of life may take, where a signal ends what waits for it. A busy machine
-/// delays an answer, so it is not much less than the second within which a signal ends a call.
-const SIGN_LIMIT: Duration = Duration::from_millis(700);
-/// A server that was heard so lately is not asked.
-const HEARD_LATELY: Duration = Duration::from_millis(200);
+/// How long a server that is asked for a sign of life may take, where a signal ends what waits for it. With the looks at both
+/// ends, of some 50 and 200 ms, it is within the second in which a signal ends a call.
+const SIGN_LIMIT: Duration = Duration::from_millis(600);
+/// One that gave a sign of life so lately is not asked again.
+const SIGN_HOLDS: Duration = Duration::from_millis(200);
 
 /// A question for a sign of life that somebody waits for.
 #[derive(Default)]
 pub(super) struct SignOfLife {
-    /// When it was asked for, and whether the question was taken up.
-    asked: Mutex<Option<(Instant, bool)>>,
+    state: Mutex<Sign>,
     wanted: Condvar,
+}
+
+#[derive(Default)]
+enum Sign {
+    #[default]
+    NotWanted,
+    /// Since when, and whether the question was taken up.
+    Wanted(Instant, bool),
+    /// When it was given.
+    Given(Instant),
 }
 
 /// A program waits for an answer.
@@ -108,36 +117,48 @@ impl Peer {
         self.programs_wait.load(Ordering::Relaxed) > 0
     }
 
-    /// A program waits for an answer, and the server is known to be away, or nothing was heard since signs of life were
-    /// due, or it does not give the one that this asks for. Asks and does not wait: who wants to know looks again.
+    /// A program waits for an answer, and the server is known to be away, or it does not give the sign of life that this asks
+    /// for. Asks and does not wait: who wants to know looks again.
     pub(in crate::remote) fn is_silent_now(&self) -> bool {
-        let lease = self.lease();
-        let heard = self.kept.heard_at(lease);
-        if !self.is_waited_for() || self.is_away() || heard.elapsed() > lease / 2 {
-            return self.is_waited_for();
+        if !self.is_waited_for() {
+            return false;
         }
-        let mut asked = self.sign_of_life.asked.lock();
-        match *asked {
-            Some((at, _)) if heard < at => at.elapsed() >= SIGN_LIMIT,
-            _ if heard.elapsed() < HEARD_LATELY => false,
+        if self.is_away() {
+            return true;
+        }
+        let mut sign = self.sign_of_life.state.lock();
+        match *sign {
+            Sign::Wanted(since, _) => since.elapsed() >= SIGN_LIMIT,
+            Sign::Given(at) if at.elapsed() < SIGN_HOLDS => false,
             _ => {
-                *asked = Some((Instant::now(), false));
+                *sign = Sign::Wanted(Instant::now(), false);
                 self.sign_of_life.wanted.notify_one();
                 false
             }
         }
     }
 
-    /// Waits for so long, or until somebody wants a sign of life; true then.
-    pub(in crate::remote) fn wait_for_a_question(&self, longest: Duration) -> bool {
-        let mut asked = self.sign_of_life.asked.lock();
-        if !matches!(*asked, Some((_, false))) {
-            let _ = self.sign_of_life.wanted.wait_for(&mut asked, longest);
+    /// Waits for so long, or until somebody wants a sign of life, which it asks for then.
+    pub(in crate::remote) fn ask_for_wanted_sign(&self, longest: Duration) {
+        let mut sign = self.sign_of_life.state.lock();
+        if !matches!(*sign, Sign::Wanted(_, false)) {
+            let _ = self.sign_of_life.wanted.wait_for(&mut sign, longest);
         }
-        match &mut *asked {
-            Some((_, is_taken)) => !std::mem::replace(is_taken, true),
-            None => false,
-        }
+        let Sign::Wanted(since, is_taken @ false) = &mut *sign else { return };
+        let since = *since;
+        *is_taken = true;
+        drop(sign);
+        // On a connection of its own: those of calls may all wait.
+        let now = match self.greet_anywhere() {
+            Ok(_) | Err(LinkError::Refused(_)) => Sign::Given(Instant::now()),
+            // By now who wanted it has looked, or is gone.
+            Err(_) if since.elapsed() > 2 * SIGN_LIMIT => Sign::NotWanted,
+            Err(_) => {
+                std::thread::sleep(RETRY_FIRST);
+                Sign::Wanted(since, false)
+            }
+        };
+        *self.sign_of_life.state.lock() = now;
     }
 
     /// It has not answered for as long as this mount is patient.
