@@ -2,6 +2,7 @@
 //! writes blank, tab, newline and backslash as three octal digits.
 
 use forebay_proto::control::ControlError;
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -66,6 +67,17 @@ pub fn read() -> crate::Result<Vec<MountEntry>> {
 /// All mounts that another process sees; `None` if it has ended or may not be looked at.
 pub fn read_of(pid: u32) -> Option<Vec<MountEntry>> {
     std::fs::read(format!("/proc/{pid}/mountinfo")).ok().map(|text| parse(&text))
+}
+
+/// One process, by its number, of each other mount namespace whose processes this one may look at.
+pub fn other_namespaces() -> Vec<u32> {
+    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    let mut known: HashSet<PathBuf> = namespace("self").into_iter().collect();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers
+        .filter(|pid: &u32| namespace(&pid.to_string()).is_some_and(|of| known.insert(of)))
+        .collect()
 }
 
 fn parse(text: &[u8]) -> Vec<MountEntry> {

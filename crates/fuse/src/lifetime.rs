@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::init::Agreed;
 use crate::opens::OpenTable;
 use crate::options::MountOptions;
+use crate::stood_on::StoodOn;
 use forebay_proto::api::LocalFiles;
 use forebay_proto::{Errno, FileSystem, Ino};
 use parking_lot::RwLock;
@@ -44,6 +45,7 @@ pub(crate) struct Lifetimes {
     negative: Duration,
     attr: Duration,
     answers: AnswersUnderWay,
+    stood_on: Arc<StoodOn>,
 }
 
 impl Lifetimes {
@@ -55,11 +57,16 @@ impl Lifetimes {
             negative: options.negative_ttl.min(limit),
             attr: options.attr_ttl.min(limit),
             answers: AnswersUnderWay::default(),
+            stood_on: Arc::new(StoodOn::new(options.asks_if_stood_on.clone())),
         }
     }
 
     pub(crate) fn answers_under_way(&self) -> AnswersUnderWay {
         self.answers.clone()
+    }
+
+    pub(crate) fn stood_on(&self) -> Arc<StoodOn> {
+        Arc::clone(&self.stood_on)
     }
 
     /// Fills in the lifetimes of an answer and sends it.
@@ -87,6 +94,7 @@ impl Lifetimes {
             Some((known, ttl)) if known == parent => ttl,
             _ => {
                 let ttl = fs.entry_ttl(parent).min(beside.entry_limit(parent));
+                let ttl = ttl.min(self.stood_on.limit());
                 last = Some((parent, ttl));
                 ttl
             }
@@ -114,6 +122,7 @@ impl Lifetimes {
                 Believed::Attr { at, ino } => (at, None, of_attr(ino)),
             };
             if let Some(name) = name {
+                self.stood_on.gives(name);
                 put(reply, at + offset_of!(EntryOut, entry_valid), name.as_secs());
                 put(reply, at + offset_of!(EntryOut, entry_valid_nsec), name.subsec_nanos());
                 put(reply, at + offset_of!(EntryOut, attr_valid), attr.as_secs());

@@ -16,6 +16,7 @@ use crate::connection::Connection;
 use crate::device::{Device, ECONNABORTED};
 use crate::handles::DIR_NODE;
 use crate::lifetime::AnswersUnderWay;
+use crate::stood_on::StoodOn;
 use forebay_proto::{Errno, Ino, Notify};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashSet, VecDeque};
@@ -113,6 +114,7 @@ pub(crate) struct Notifier {
     has_epoch: bool,
     has_prune: bool,
     answers: AnswersUnderWay,
+    stood_on: Arc<StoodOn>,
 }
 
 impl Notify for Notifier {
@@ -146,7 +148,7 @@ impl Notify for Notifier {
         if !self.has_epoch {
             return false;
         }
-        match send(&self.device, &mut Vec::new(), abi::NOTIFY_INC_EPOCH, &[]) {
+        match drop_names(&self.device, &self.answers, &self.stood_on) {
             Ok(()) => true,
             Err(error) if MOUNT_IS_GOING.contains(&error) => true,
             Err(error) => {
@@ -247,6 +249,7 @@ impl Notifier {
             has_epoch: cx.agreed.minor >= abi::MINOR_INC_EPOCH,
             has_prune: cx.agreed.minor >= abi::MINOR_PRUNE,
             answers: cx.lifetimes.answers_under_way(),
+            stood_on: cx.lifetimes.stood_on(),
         }
     }
 
@@ -331,10 +334,23 @@ fn report(result: Result<(), Errno>, what: &str) {
     }
 }
 
+/// No name is believed any more without asking when this returns. Where other mounts stand on names, waits for the end of
+/// their lifetimes.
+fn drop_names(device: &Device, answers: &AnswersUnderWay, stood_on: &StoodOn) -> Result<(), Errno> {
+    match stood_on.outlasts(|| answers.wait()) {
+        true => Ok(()),
+        false => send(device, &mut Vec::new(), abi::NOTIFY_INC_EPOCH, &[]),
+    }
+}
+
+fn drop_names_of(cx: &Connection) -> Result<(), Errno> {
+    drop_names(&cx.device, &cx.lifetimes.answers_under_way(), &cx.lifetimes.stood_on())
+}
+
 fn drop_everything(cx: &Connection, message: &mut Vec<u8>) {
     tracing::warn!("too many changes at once behind the mount: dropping all cached names");
     if cx.agreed.minor >= abi::MINOR_INC_EPOCH {
-        report(send(&cx.device, message, abi::NOTIFY_INC_EPOCH, &[]), "all names");
+        report(drop_names_of(cx), "all names");
     }
     for ino in cx.opens.open_inodes() {
         report(invalidate_inode(&cx.device, message, ino), "an inode");
@@ -365,7 +381,7 @@ fn invalidate_attributes(device: &Device, message: &mut Vec<u8>, ino: Ino) -> Re
 /// any name, before it has asked.
 pub(crate) fn changed_unseen(cx: &Connection, inodes: [Option<Ino>; 2]) {
     if cx.agreed.minor >= abi::MINOR_INC_EPOCH {
-        report(send(&cx.device, &mut Vec::new(), abi::NOTIFY_INC_EPOCH, &[]), "all names");
+        report(drop_names_of(cx), "all names");
     }
     inodes.into_iter().flatten().for_each(|ino| attributes_unknown(&cx.device, ino));
 }
@@ -416,6 +432,7 @@ mod tests {
             has_epoch: false,
             has_prune: true,
             answers: AnswersUnderWay::default(),
+            stood_on: Arc::new(StoodOn::new(None)),
         }
     }
 

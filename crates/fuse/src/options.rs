@@ -1,6 +1,7 @@
 //! What a mount is asked for, and what it then is.
 
 use crate::limits::Limits;
+use crate::stood_on::AsksIfStoodOn;
 use forebay_activity::Activity;
 use forebay_proto::api::AccessTimes;
 use std::ffi::OsString;
@@ -156,6 +157,8 @@ pub struct MountOptions {
     /// A program that calls [`crate::help_with_handles`] first: so that files that are found by handle can go on being used.
     /// `None`: an overlay may say ESTALE of them.
     pub by_handle: Option<PathBuf>,
+    /// Whether other mounts stand on this one: they would go with its names. `None`: nobody knows.
+    pub asks_if_stood_on: Option<AsksIfStoodOn>,
 }
 
 /// One day: the kernel is told of what changes behind it.
@@ -183,6 +186,7 @@ impl Default for MountOptions {
             limits: Limits::default(),
             in_memory: false,
             by_handle: None,
+            asks_if_stood_on: None,
         }
     }
 }

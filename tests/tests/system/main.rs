@@ -79,6 +79,7 @@ mod sim;
 mod slurm;
 mod staging;
 mod staging_faults;
+mod stood_on;
 mod trace;
 mod trace_buffer;
 mod trace_export;

@@ -11,6 +11,7 @@ mod backing;
 mod busy;
 mod control;
 mod copies;
+mod dependents;
 mod ending;
 mod leave;
 mod logging;
@@ -27,6 +28,7 @@ pub use spawn::{Reporter, run_in_background};
 use crate::mount_options::MountOptionSet;
 use backing::{Backing, FIRST_STATE_WAIT, Place};
 use copies::Copies;
+use dependents::Dependents;
 use ending::Ending;
 use forebay_fuse::{Door, FastPath, FastPathOff, Limits, MountOptions, Session, readers_abreast};
 use forebay_proto::control::ControlError;
@@ -174,6 +176,7 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
         in_memory: backing.is_in_memory(),
         // This program, whatever its file is called by now.
         by_handle: Some("/proc/self/exe".into()),
+        asks_if_stood_on: Some(Dependents::of(point).asks()),
         ..MountOptions::default()
     };
     Session::mount(backing.file_system()?, point, options).map_err(|error| {
