@@ -6,6 +6,10 @@
 //!
 //! On flash: 8 bytes for each block, at its number times 8, in a file beside the object. Low 32 bits
 //! CRC32C, then 18 bits of length, the bits of [`Bits`] in the top byte.
+//!
+//! A CRC finds damage, but does not tell whether a block was changed: where data ends with its own CRC32C, as in ext4's superblock
+//! and directories, other data of this kind in its place leaves the CRC of the block as it was. So blocks whose content is known have
+//! an XXH3 too, in memory only: after a restart, what a kernel has written since counts as changed.
 
 use forebay_proto::Result;
 use std::collections::BTreeMap;
@@ -41,12 +45,28 @@ pub(crate) struct Entry {
     pub len: u32,
     /// [`bits`].
     pub bits: u8,
+    /// XXH3 of the same bytes; not on flash, 0 if it is not known.
+    pub xxh3: u64,
 }
 
 impl Entry {
-    /// A block that is here, with its checksum.
-    pub fn present(crc: u32, len: u32) -> Entry {
-        Entry { crc, len, bits: bits::PRESENT }
+    /// A block that is here, with its checksums.
+    pub fn of(data: &[u8]) -> Entry {
+        let (crc, xxh3) = (crc(data), xxhash_rust::xxh3::xxh3_64(data));
+        Entry { crc, len: data.len() as u32, bits: bits::PRESENT, xxh3 }
+    }
+
+    /// Whether it is known that this is its content.
+    pub fn surely_is(&self, content: &Entry) -> bool {
+        (self.crc, self.len) == (content.crc, content.len)
+            && self.xxh3 == content.xxh3
+            && self.xxh3 != 0
+    }
+
+    /// Whether its checksums, as far as they are known, say that this is its content.
+    pub fn may_be(&self, content: &Entry) -> bool {
+        let differs = self.xxh3 != 0 && self.xxh3 != content.xxh3;
+        (self.crc, self.len) == (content.crc, content.len) && !differs
     }
 
     /// True if all of `wanted` are set.
@@ -70,7 +90,8 @@ impl Entry {
     }
 
     fn unpack(raw: u64) -> Entry {
-        Entry { crc: raw as u32, len: ((raw >> 32) & 0x3_ffff) as u32, bits: (raw >> 56) as u8 }
+        let (crc, len) = (raw as u32, ((raw >> 32) & 0x3_ffff) as u32);
+        Entry { crc, len, bits: (raw >> 56) as u8, xxh3: 0 }
     }
 }
 
@@ -83,6 +104,8 @@ pub(crate) fn crc(data: &[u8]) -> u32 {
 #[derive(Debug, Default)]
 pub(crate) struct BlockMap {
     chunks: BTreeMap<u64, Box<[u64; CHUNK as usize]>>,
+    /// What is known of their XXH3.
+    xxh3: BTreeMap<u64, Box<[u64; CHUNK as usize]>>,
     present: u64,
     dirty: u64,
     /// Blocks that a write left FRESH which a kill cut: what flash has of them is nobody's.
@@ -120,8 +143,12 @@ impl BlockMap {
 
     /// The entry of a block.
     pub fn get(&self, block: u64) -> Entry {
-        match self.chunks.get(&(block / CHUNK)) {
-            Some(chunk) => Entry::unpack(chunk[(block % CHUNK) as usize]),
+        let (chunk, at) = (block / CHUNK, (block % CHUNK) as usize);
+        match self.chunks.get(&chunk) {
+            Some(entries) => Entry {
+                xxh3: self.xxh3.get(&chunk).map_or(0, |known| known[at]),
+                ..Entry::unpack(entries[at])
+            },
             None => Entry::default(),
         }
     }
@@ -139,6 +166,15 @@ impl BlockMap {
         let chunk =
             self.chunks.entry(block / CHUNK).or_insert_with(|| Box::new([0; CHUNK as usize]));
         chunk[(block % CHUNK) as usize] = entry.pack();
+        let known = match entry.xxh3 {
+            0 => self.xxh3.get_mut(&(block / CHUNK)),
+            _ => Some(
+                self.xxh3.entry(block / CHUNK).or_insert_with(|| Box::new([0; CHUNK as usize])),
+            ),
+        };
+        if let Some(known) = known {
+            known[(block % CHUNK) as usize] = entry.xxh3;
+        }
     }
 
     /// Blocks that are here.
@@ -155,11 +191,11 @@ impl BlockMap {
     pub fn blocks(&self) -> impl Iterator<Item = (u64, Entry)> + '_ {
         self.chunks.iter().flat_map(|(chunk, entries)| {
             let first = chunk * CHUNK;
-            entries
-                .iter()
-                .enumerate()
-                .filter(|(_, raw)| **raw != 0)
-                .map(move |(i, raw)| (first + i as u64, Entry::unpack(*raw)))
+            let known = self.xxh3.get(chunk);
+            entries.iter().enumerate().filter(|(_, raw)| **raw != 0).map(move |(i, raw)| {
+                let xxh3 = known.map_or(0, |known| known[i]);
+                (first + i as u64, Entry { xxh3, ..Entry::unpack(*raw) })
+            })
         })
     }
 
@@ -211,17 +247,50 @@ pub(crate) fn blocks_of(offset: u64, length: u64) -> std::ops::Range<u64> {
 mod tests {
     use super::*;
 
+    fn present(crc: u32, len: u32) -> Entry {
+        Entry { crc, len, bits: bits::PRESENT, xxh3: 0 }
+    }
+
     #[test]
     fn entries_survive_being_packed() {
-        let entry = Entry { crc: 0xdead_beef, len: BLOCK_BYTES as u32, bits: 0x0f };
+        let entry = Entry { crc: 0xdead_beef, len: BLOCK_BYTES as u32, bits: 0x0f, xxh3: 0 };
         assert_eq!(Entry::unpack(entry.pack()), entry);
+    }
+
+    /// Records that end with their own CRC: the CRC of a block does not tell one from the other.
+    #[test]
+    fn what_a_crc_does_not_tell_apart_is_another_content() {
+        let block = |record: &[u8]| {
+            let mut block = vec![7; 4096];
+            block[100..100 + record.len()].copy_from_slice(record);
+            let at = 100 + record.len();
+            block[at..at + 4].copy_from_slice(&crc(record).to_le_bytes());
+            Entry::of(&block)
+        };
+        let (one, other) = (block(b"first record"), block(b"other record"));
+        assert_eq!((one.crc, one.len), (other.crc, other.len));
+        assert!(one.surely_is(&one) && !one.surely_is(&other) && !one.may_be(&other));
+        let of_flash = Entry::unpack(one.pack());
+        assert!(of_flash.may_be(&one) && of_flash.may_be(&other) && !of_flash.surely_is(&one));
+    }
+
+    #[test]
+    fn what_is_known_of_a_block_goes_with_its_content() {
+        let mut map = BlockMap::default();
+        let known = Entry::of(b"known");
+        map.set(5, known);
+        map.set(5, map.get(5).with(bits::DIRTY));
+        assert!(map.get(5).surely_is(&known));
+        assert_eq!(map.blocks().next(), Some((5, known.with(bits::DIRTY))));
+        map.set(5, Entry { xxh3: 0, ..known });
+        assert!(!map.get(5).surely_is(&known) && map.get(5).may_be(&known));
     }
 
     #[test]
     fn a_map_is_read_back_and_counts() {
         let mut map = BlockMap::default();
-        let dirty = Entry::present(7, 9).with(bits::DIRTY);
-        map.set(3, Entry::present(1, 2));
+        let dirty = present(7, 9).with(bits::DIRTY);
+        map.set(3, present(1, 2));
         map.set(CHUNK + 1, dirty);
         map.set(CHUNK + 1, dirty.without(bits::DIRTY));
         map.set(CHUNK * 2, dirty);

@@ -8,7 +8,7 @@
 use super::CacheFs;
 use super::file::CacheFile;
 use super::filling::Filling;
-use super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
+use super::map::{BLOCK_BYTES, Entry, bits, blocks_of};
 use crossbeam_channel::{Receiver, TrySendError};
 use forebay_activity::Begun;
 use forebay_proto::activity::{ActivityKind, Stall};
@@ -246,10 +246,7 @@ impl CacheFs {
             Err(e) => return Err(e),
         }
         forebay_failpoint::step("data of a fill is on flash");
-        let entries: Vec<Entry> = data
-            .chunks(BLOCK_BYTES as usize)
-            .map(|block| Entry::present(crc(block), block.len() as u32))
-            .collect();
+        let entries: Vec<Entry> = data.chunks(BLOCK_BYTES as usize).map(Entry::of).collect();
         file.state.lock().put(&self.flash, file, piece.start, &entries)?;
         self.space.came(file.ino, offset, usable as u64);
         Ok(usable == length)

@@ -474,12 +474,12 @@ fn end(
             && state.writing.get(&block).is_some_and(|w| !w.shared);
         if known {
             let from = (start - offset) as usize;
-            closed.push((block, crc(&done[from..from + BLOCK_BYTES as usize])));
+            closed.push((block, Entry::of(&done[from..from + BLOCK_BYTES as usize])));
         }
         leave(state, block);
     }
-    for (block, crc) in closed {
-        let entry = Entry { crc, len: BLOCK_BYTES as u32, ..state.map.get(block) };
+    for (block, sum) in closed {
+        let entry = Entry { bits: state.map.get(block).bits, ..sum };
         state.put(&fs.flash, file, block, &[entry.without(bits::OPEN | bits::FRESH)])?;
     }
     no_longer_fresh(state, fs, file, blocks, offset + done.len() as u64)?;

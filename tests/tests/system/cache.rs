@@ -23,6 +23,7 @@ forebay_tests::on_both_kinds!(
     states_are_told_to_programs_and_passthrough_makes_no_request,
     a_wait_ends_when_what_was_written_before_is_on_the_pfs_also_of_open_files,
     what_is_stored_into_a_mapping_after_the_close_is_drained,
+    records_that_end_with_their_own_crc_are_drained,
     warm_tells_what_is_on_flash_and_what_did_not_fit,
     served_writers_of_more_than_the_buffer_wait_and_never_see_enospc,
     a_flash_that_kernels_filled_to_the_last_page_drains,
@@ -35,6 +36,51 @@ forebay_tests::on_both_kinds!(
 );
 
 const MIB: u64 = 1 << 20;
+
+/// CRC32C, a bit at a time, as ext4 and others have it at the end of their records.
+fn crc32c(data: &[u8]) -> u32 {
+    !data.iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 }
+        })
+    })
+}
+
+/// One such record in the place of another leaves the CRC32C of what it lies in as it was.
+fn records_that_end_with_their_own_crc_are_drained(kind: Kind) {
+    assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    let site = Site::mounted_as(kind, 64 * MIB, &[]);
+    let record = |number: u64| {
+        let mut record = number.to_le_bytes().repeat(100);
+        record.extend(crc32c(&record).to_le_bytes());
+        record
+    };
+    let mut expected = pattern(7, 3 * MIB as usize);
+    std::fs::write(site.mnt("f"), &expected).unwrap();
+    for number in 1..5 {
+        // In the middle of blocks, at the begin and at the end of the file.
+        let record = record(number);
+        for at in [0, 200_000, 131_072 * 3 - 400, expected.len() - record.len()] {
+            let file = File::options().write(true).open(site.mnt("f")).unwrap();
+            file.write_all_at(&record, at as u64).unwrap();
+            expected[at..at + record.len()].copy_from_slice(&record);
+        }
+        site.must_be_durable();
+        assert!(std::fs::read(site.pfs("f")).unwrap() == expected, "record {number}");
+    }
+    // What a server that begins does not know.
+    site.kill();
+    site.mount();
+    let record = record(9);
+    let file = File::options().write(true).open(site.mnt("f")).unwrap();
+    file.write_all_at(&record, 0).unwrap();
+    drop(file);
+    expected[..record.len()].copy_from_slice(&record);
+    site.must_be_durable();
+    assert!(std::fs::read(site.pfs("f")).unwrap() == expected, "after a kill");
+    let (ok, said) = site.umount(&[]);
+    assert!(ok, "{said}");
+}
 
 fn programs_work_on_the_cache_and_the_pfs_has_their_bytes(kind: Kind) {
     let site = Site::mounted_as(kind, 256 * MIB, &[]);

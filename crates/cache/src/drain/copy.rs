@@ -11,7 +11,7 @@
 
 use super::super::CacheFs;
 use super::super::file::CacheFile;
-use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::record::State;
 use super::foreground::Turn;
 use super::{Failed, failed, lost};
@@ -164,10 +164,7 @@ impl CacheFs {
             data[got..].fill(0);
             got
         };
-        let sums: Vec<Entry> = data
-            .chunks(BLOCK_BYTES as usize)
-            .map(|bytes| Entry::present(crc(bytes), bytes.len() as u32))
-            .collect();
+        let sums: Vec<Entry> = data.chunks(BLOCK_BYTES as usize).map(Entry::of).collect();
         let mut state = file.state.lock();
         let first = blocks.first().copied().unwrap_or(0);
         let mut entries: Vec<Entry> = blocks.iter().map(|block| state.map.get(*block)).collect();
@@ -189,7 +186,12 @@ impl CacheFs {
             if entry.has(bits::OPEN) {
                 entries[i] = sum.without(bits::OPEN);
                 written.blocks.push((block, entries[i]));
-            } else if (entry.crc, entry.len) == (sum.crc, sum.len) || is_content(&entry, bytes) {
+            } else if (entry.crc, entry.len) == (sum.crc, sum.len) {
+                // A kernel may have written it since: what the PFS has is this.
+                entries[i].xxh3 = sum.xxh3;
+                written.blocks.push((block, sum));
+            } else if let Some(content) = content_of(&entry, bytes) {
+                entries[i].xxh3 = content.xxh3;
                 written.blocks.push((block, sum));
             } else if state.record.whole {
                 // A kernel writes it at this moment. What the PFS has is this, not what it had before.
@@ -244,7 +246,7 @@ fn compare(reader: &File, blocks: &[(u64, Entry)], memory: &mut Memory) -> Resul
         let got = read_some(reader, block * BLOCK_BYTES, data)
             .map_err(|e| failed(e, "read back from the PFS"))?
             .min(entry.len as usize);
-        if got < entry.len as usize || crc(&data[..got]) != entry.crc {
+        if got < entry.len as usize || !entry.may_be(&Entry::of(&data[..got])) {
             return Err(failed(Errno::EIO, "verify what the PFS has"));
         }
     }
@@ -256,10 +258,11 @@ fn write_back(target: &File, offset: u64, length: u64, flags: u32) -> Result<(),
     sync_range(target, offset, length, flags).map_err(|e| failed(e, "write to the PFS"))
 }
 
-/// True if the block is what its entry says: the CRC of the first bytes, zeros behind.
-fn is_content(entry: &Entry, bytes: &[u8]) -> bool {
+/// The checksums of a block that is what its entry says: the CRC of the first bytes, zeros behind.
+fn content_of(entry: &Entry, bytes: &[u8]) -> Option<Entry> {
     let length = (entry.len as usize).min(bytes.len());
-    crc(&bytes[..length]) == entry.crc && bytes[length..].iter().all(|b| *b == 0)
+    let content = Entry::of(&bytes[..length]);
+    (content.crc == entry.crc && bytes[length..].iter().all(|b| *b == 0)).then_some(content)
 }
 
 /// Reads until the buffer is full or the file ends.
@@ -286,12 +289,12 @@ mod tests {
     fn a_flipped_bit_is_seen_wherever_it_is() {
         let mut block = vec![0u8; 4096];
         block[..10].copy_from_slice(b"0123456789");
-        let entry = Entry::present(crc(b"0123456789"), 10);
-        assert!(is_content(&entry, &block));
+        let entry = Entry::of(b"0123456789");
+        assert!(content_of(&entry, &block).is_some());
         for at in [0, 9, 10, 4095] {
             let mut flipped = block.clone();
             flipped[at] ^= 4;
-            assert!(!is_content(&entry, &flipped), "at {at}");
+            assert!(content_of(&entry, &flipped).is_none(), "at {at}");
         }
     }
 }

@@ -2,12 +2,12 @@
 //! which the PFS has nothing is not read for that if it drains now: all of it drains, and is read then.
 //!
 //! Invariant: a file stops being `whole` only if no kernel has it open any more, and it did not change
-//! while it was read. Blocks that are as the PFS has them (their CRC is that of the clean entry)
-//! stay clean, so that only what was written drains.
+//! while it was read. Blocks that are as the PFS has them (their XXH3 is that of the clean entry; a CRC does not tell, see
+//! [`super::super::map`]) stay clean, so that only what was written drains.
 
 use super::super::CacheFs;
 use super::super::file::CacheFile;
-use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::record::State;
 use super::foreground::Turn;
 use forebay_proto::{Errno, Result};
@@ -123,7 +123,7 @@ impl CacheFs {
                 // A hole: zeros, which the PFS has to get where it has something else.
                 let until = (data / BLOCK_BYTES).min(size.div_ceil(BLOCK_BYTES));
                 while block < until && block * BLOCK_BYTES < on_pfs {
-                    push(block, Entry::present(crc(b""), 0).with(bits::DIRTY));
+                    push(block, Entry::of(b"").with(bits::DIRTY));
                     block += 1;
                 }
                 block = block.max(until);
@@ -136,10 +136,10 @@ impl CacheFs {
             }
             let length = BLOCK_BYTES.min(size - start) as usize;
             let got = self.flash.read(file.ino, start, &mut buffer[..length])?;
-            let now = Entry::present(crc(&buffer[..got]), got as u32);
+            let now = Entry::of(&buffer[..got]);
             let old = file.state.lock().map.get(block);
             let unchanged = old.bits & (bits::PRESENT | bits::DIRTY | bits::OPEN) == bits::PRESENT
-                && (old.crc, old.len) == (now.crc, now.len);
+                && old.surely_is(&now);
             if !unchanged {
                 push(block, now.with(bits::DIRTY));
             }

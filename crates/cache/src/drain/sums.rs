@@ -8,7 +8,7 @@
 
 use super::super::CacheFs;
 use super::super::file::CacheFile;
-use super::super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::record::State;
 use super::foreground::Turn;
 use super::settle::Sums;
@@ -89,7 +89,7 @@ impl CacheFs {
             }
             let _gate = file.gate.read();
             let got = self.flash.read(file.ino, block * BLOCK_BYTES, &mut data)?;
-            let sum = crc(&data[..got]);
+            let sum = Entry::of(&data[..got]);
             let mut state = file.state.lock();
             if state.gone || state.record.whole {
                 return Err(Errno::EAGAIN);
@@ -99,7 +99,7 @@ impl CacheFs {
                 && !state.writing.contains_key(&block);
             let entry = state.map.get(block);
             if is_same && is_open(&entry) {
-                let entry = Entry { crc: sum, len: got as u32, ..entry }.without(bits::OPEN);
+                let entry = Entry { bits: entry.bits, ..sum }.without(bits::OPEN);
                 state.put(&self.flash, file, block, &[entry])?;
             }
             drop((state, _gate));
