@@ -39,6 +39,8 @@ const TELL_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Longest wait for the kernel to hear: a notification of a name waits for a request in its
 /// directory.
 const HEAR_MAX: Duration = Duration::from_secs(5);
+/// Longest wait for the thread that tells the kernel to run, on busy processors, and for it to have told of other inodes.
+const TELL_MAX: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
 struct Waiting {
@@ -54,6 +56,8 @@ struct Waiting {
     stop: bool,
     /// Counts the batches taken; the one under way is the last.
     taken: u64,
+    /// Batches of which the kernel is being told the last thing, or has been.
+    last_thing: u64,
     /// Batches that the kernel has heard.
     heard: u64,
 }
@@ -189,15 +193,16 @@ impl Notify for Notifier {
     }
 
     fn wait_heard(&self) {
-        if !self.heard_within(HEAR_MAX) {
+        if !self.heard_within(HEAR_MAX, HEAR_MAX) {
             tracing::warn!("the kernel has not heard yet of names that changed");
         }
     }
 
     /// A notification of an inode makes the kernel ignore sizes in answers to what it asked before; SEEK_END and
-    /// reads near the end then go by the size that it knew. So it must not come after what changed the file returned.
+    /// reads near the end then go by the size that it knew. So it must not come after what changed the file returned:
+    /// `longest` is how long it may take, not how long the thread that sends it may wait for a processor.
     fn wait_heard_within(&self, longest: Duration) {
-        self.heard_within(longest);
+        self.heard_within(longest, longest.max(TELL_MAX));
     }
 }
 
@@ -222,17 +227,32 @@ impl Notifier {
         }
     }
 
-    /// True when the kernel has heard all that waits now; false if that takes longer.
-    fn heard_within(&self, longest: Duration) -> bool {
-        let until = Instant::now() + longest;
+    /// True when the kernel has heard all that waits now; false if that takes longer, or if the kernel is not even told
+    /// the last of it after `told_max`.
+    fn heard_within(&self, longest: Duration, told_max: Duration) -> bool {
+        let mut until = Instant::now() + told_max;
         let mut waiting = self.waiting.lock();
         let batch = waiting.taken + u64::from(!waiting.is_empty());
+        let mut is_being_told = false;
         while waiting.heard < batch && !waiting.stop {
-            if self.was_heard.wait_until(&mut waiting, until).timed_out() {
+            if !is_being_told && waiting.last_thing >= batch {
+                is_being_told = true;
+                until = until.min(Instant::now() + longest);
+            }
+            if Instant::now() >= until {
                 return false;
             }
+            self.was_heard.wait_until(&mut waiting, until);
         }
         true
+    }
+
+    /// The rest of the batch that was taken is one notification.
+    fn last_thing(&self) {
+        let mut waiting = self.waiting.lock();
+        waiting.last_thing = waiting.taken;
+        drop(waiting);
+        self.was_heard.notify_all();
     }
 }
 
@@ -273,11 +293,18 @@ impl Notifier {
                 let (unused, again) =
                     (std::mem::take(&mut waiting.unused), std::mem::take(&mut waiting.again));
                 let handles = std::mem::take(&mut waiting.handles);
-                let (taken, heard) = (waiting.taken + 1, waiting.heard);
-                let batch = std::mem::replace(
-                    &mut *waiting,
-                    Waiting { unused, again, handles, taken, heard, ..Waiting::default() },
-                );
+                let taken = waiting.taken + 1;
+                let (last_thing, heard) = (waiting.last_thing, waiting.heard);
+                let left = Waiting {
+                    unused,
+                    again,
+                    handles,
+                    taken,
+                    last_thing,
+                    heard,
+                    ..Waiting::default()
+                };
+                let batch = std::mem::replace(&mut *waiting, left);
                 return Some((batch, due));
             }
             match waiting.next_due() {
@@ -315,7 +342,10 @@ impl Notifier {
         for (parent, name) in &batch.names {
             report(invalidate_entry(&self.device, message, *parent, name), "a name");
         }
-        for &ino in &batch.inodes {
+        for (at, &ino) in batch.inodes.iter().enumerate() {
+            if at + 1 == batch.inodes.len() {
+                self.last_thing();
+            }
             report(invalidate_inode(&self.device, message, ino), "an inode");
         }
     }
@@ -465,6 +495,32 @@ mod tests {
         assert!(batch.is_empty() && begun.elapsed() >= LET_GO_AFTER);
         assert_eq!(due, Due { unused: vec![Ino(5)], ..Due::default() });
         Notifier { has_prune: false, ..notifier() }.not_kept(Ino(5));
+    }
+
+    #[test]
+    fn a_notification_that_waits_for_a_processor_is_waited_for_and_one_that_waits_for_pages_is_not()
+    {
+        const SHORT: Duration = Duration::from_millis(20);
+        const LONG: Duration = Duration::from_secs(60);
+        let n = notifier();
+        // The thread that tells runs late, then is quick.
+        n.inode_changed(Ino(5));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(5 * SHORT);
+                n.next().unwrap();
+                n.last_thing();
+                n.waiting.lock().heard += 1;
+                n.was_heard.notify_all();
+            });
+            assert!(n.heard_within(SHORT, LONG));
+        });
+        // It is in the kernel, which waits for pages.
+        n.inode_changed(Ino(6));
+        n.next().unwrap();
+        n.last_thing();
+        let begun = Instant::now();
+        assert!(!n.heard_within(SHORT, LONG) && begun.elapsed() < LONG);
     }
 
     #[test]
