@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -64,6 +65,8 @@ impl Drop for Copy {
 struct Umount {
     process: Child,
     said: Arc<Mutex<String>>,
+    /// Ends when all that it said has been read.
+    listener: JoinHandle<()>,
 }
 
 impl Umount {
@@ -73,13 +76,13 @@ impl Umount {
         let mut process = command.spawn().unwrap();
         let said = Arc::new(Mutex::new(String::new()));
         let (to, mut from) = (Arc::clone(&said), process.stderr.take().unwrap());
-        std::thread::spawn(move || {
+        let listener = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(length @ 1..) = from.read(&mut bytes) {
                 to.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]));
             }
         });
-        Umount { process, said }
+        Umount { process, said, listener }
     }
 
     /// Waits until it has said this, and still waits then.
@@ -95,6 +98,7 @@ impl Umount {
     fn ends_well(mut self) {
         forebay_tests::until("it ends", LIMIT, || self.process.try_wait().unwrap().is_some());
         let code = self.process.wait().unwrap();
+        self.listener.join().unwrap();
         assert!(code.success(), "{code}: {}", self.said.lock().unwrap());
     }
 
@@ -102,6 +106,7 @@ impl Umount {
     fn fails(mut self) -> String {
         forebay_tests::until("it ends", LIMIT, || self.process.try_wait().unwrap().is_some());
         let code = self.process.wait().unwrap();
+        self.listener.join().unwrap();
         let said = self.said.lock().unwrap().clone();
         assert_eq!(code.code(), Some(1), "{said}");
         said
