@@ -105,6 +105,9 @@ impl CacheFs {
                 object.blocks_512.max(stat.blocks.min(object.size_bytes.div_ceil(512)));
         }
         attr.blocks_512 = attr.blocks_512.max(promised);
+        // The next change may be of the other inode, which nobody has looked at: of the PFS's by a chmod, of the data's by
+        // a write. Its stamp is to be later, too.
+        forebay_store::clock::shown(attr.ctime);
         Ok(attr)
     }
 
