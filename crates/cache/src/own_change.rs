@@ -116,8 +116,9 @@ impl CacheFs {
                 return Ok(());
             }
         }
-        // This is the look.
-        if on_pfs > self.flash.stat(file.ino)?.ctime {
+        // This is the look. What nobody has written shows the PFS's ctime alone.
+        let object = self.flash.stat(file.ino)?;
+        if on_pfs > object.ctime || file.state.lock().is_untouched(&object) {
             return Ok(());
         }
         // An access time of the data is shown to nobody, and no other call moves the ctime alone.

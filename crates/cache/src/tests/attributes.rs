@@ -288,3 +288,21 @@ fn a_change_moves_ctime_where_the_clock_of_the_pfs_is_behind() {
     assert_eq!(rig.read_pfs("f"), b"data");
     cache.crash();
 }
+
+/// It is dirty until its close, since its kernel may write it.
+#[test]
+fn a_file_that_is_opened_to_write_and_not_written_keeps_its_ctime() {
+    let rig = Rig::new(64 * MIB);
+    rig.put("f", b"something");
+    let cache = rig.open();
+    let ino = cache.lookup("f").unwrap();
+    let ctime = || cache.fs.getattr(ino).unwrap().ctime;
+    let before = ctime();
+    let handle = cache.open("f", libc::O_RDWR, true).unwrap();
+    assert!(handle.local.is_some(), "the kernel has it");
+    assert_eq!(ctime(), before, "while it is open");
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(ctime(), before, "when it is clean again");
+    cache.crash();
+}
