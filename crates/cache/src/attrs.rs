@@ -99,12 +99,18 @@ impl CacheFs {
             };
             attr.size_bytes = object.size_bytes;
             attr.mtime = object.mtime;
-            attr.ctime = attr.ctime.max(object.ctime);
+            // Of what a kernel may write and has not, the data's ctime is of the open.
+            if !file.state.lock().is_untouched(&object) {
+                attr.ctime = attr.ctime.max(object.ctime);
+            }
             // What is not here is on the PFS.
             attr.blocks_512 =
                 object.blocks_512.max(stat.blocks.min(object.size_bytes.div_ceil(512)));
         }
         attr.blocks_512 = attr.blocks_512.max(promised);
+        // The next change may be of the other inode, which nobody has looked at: of the PFS's by a chmod, of the data's by
+        // a write. Its stamp is to be later, too.
+        forebay_store::clock::shown(attr.ctime);
         Ok(attr)
     }
 

@@ -3,13 +3,14 @@
 //!
 //! Invariants: one node for a PFS inode, whatever its names; a node lives as long as it is
 //! referenced by the kernel, pinned, or the parent in a name of another node, one with a name as long as
-//! a mount that is away may hold it (`left`), and one of a file as long as the server holds it that is the data server
-//! of its data (`shared`). Names are what was
+//! a mount that is away may hold it (`left`) or a drain has changed its PFS inode lately (`renumbered`), and one of a file
+//! as long as the server holds it that is the data server of its data (`shared`). Names are what was
 //! seen last, not what is: whoever uses a path looks that it leads to the node's key. Bounded by
 //! what the kernel keeps in its caches, and by [`NAMES_MAX`] names of one inode.
 
 mod keys;
 mod left;
+mod renumbered;
 mod shared;
 mod table;
 #[cfg(test)]
@@ -195,7 +196,8 @@ impl Nodes {
     pub fn unname(&self, ino: Ino, parent: Ino, name: &[u8]) {
         let mut table = self.0.lock();
         table.drop_name(ino, parent, name);
-        let files = table.drop_unused(ino);
+        let mut files = table.let_go_below(ino);
+        files.extend(table.drop_unused(ino));
         drop(table);
         drop(files);
     }
@@ -231,10 +233,14 @@ impl Nodes {
     /// The node's PFS inode was replaced by another one, by us.
     pub fn rekey(&self, ino: Ino, key: Key) {
         let mut table = self.0.lock();
+        let mut files = Vec::new();
         if table.nodes.contains_key(&ino) {
             table.set_key(ino, key);
             table.note(&Line::Rekey { ino, key });
+            files = table.keep_number(ino);
         }
+        drop(table);
+        drop(files);
     }
 
     /// The same for one that is known by its old key only.

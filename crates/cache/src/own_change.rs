@@ -7,6 +7,7 @@ use super::CacheFs;
 use super::file::CacheFile;
 use super::record::Base;
 use forebay_credentials::acting::Who;
+use forebay_proto::attr::Timestamp;
 use forebay_proto::{Ino, Result};
 use parking_lot::MutexGuard;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -81,6 +82,9 @@ impl CacheFs {
         after: &Base,
     ) -> Result<()> {
         self.clocks.stamped(after.ctime);
+        if let Err(error) = self.move_ctime(file, after.ctime) {
+            tracing::warn!(%error, ino = %file.ino, "a change of attributes may not show in a file's ctime");
+        }
         let mut state = file.state.lock();
         let base = state.record.base;
         // What is dirty is not believed by its ctime.
@@ -98,6 +102,27 @@ impl CacheFs {
             record.base.ctime = after.ctime;
             record.base.owner = after.owner;
         })
+    }
+}
+
+impl CacheFs {
+    /// `stat` of a dirty file shows the later one of two ctimes, that of the PFS inode and that of the data. Where the PFS's
+    /// clock is behind ours, its stamp of a change that we have made may not be later than what was shown before: then the
+    /// data's moves, which the kernel stamps later than any that somebody has looked at.
+    fn move_ctime(&self, file: &CacheFile, on_pfs: Timestamp) -> Result<()> {
+        {
+            let state = file.state.lock();
+            if !state.record.is_dirty() || state.is_lost() || state.gone {
+                return Ok(());
+            }
+        }
+        // This is the look. What nobody has written shows the PFS's ctime alone.
+        let object = self.flash.stat(file.ino)?;
+        if on_pfs > object.ctime || file.state.lock().is_untouched(&object) {
+            return Ok(());
+        }
+        // An access time of the data is shown to nobody, and no other call moves the ctime alone.
+        self.flash.set_times(file.ino, Some(forebay_store::clock::stamp()), None)
     }
 }
 

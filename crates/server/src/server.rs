@@ -127,6 +127,19 @@ fn hinted(store: &Store, error: ControlError) -> ControlError {
     }
 }
 
+/// Before a cache is opened, which looks at the pages that it has.
+fn choose_pages(store: &Store, namespace: &Namespace, is_cache: bool) {
+    if store.kind() != StoreKind::Tmpfs {
+        return;
+    }
+    let objects = namespace.objects();
+    if is_cache {
+        let _are_large = objects.fix_pages(store.capacity_bytes());
+    } else {
+        objects.manage_pages(store.capacity_bytes());
+    }
+}
+
 impl Server {
     /// Opens the buffer on a store: formats a new one, recovers one whose server died, resumes
     /// staging plans that were not finished.
@@ -190,6 +203,7 @@ impl Server {
             None => namespace.clone(),
         };
         let mover = Arc::new(Mover::new(tree, store.plans_dir(), mover_options)?);
+        choose_pages(&store, &namespace, options.cache.is_some());
         let cache = match options.cache {
             Some(cache) => {
                 let told = CacheEvents {
@@ -208,9 +222,6 @@ impl Server {
             }
             None => None,
         };
-        if store.kind() == StoreKind::Tmpfs && cache.is_none() {
-            namespace.objects().manage_pages(store.capacity_bytes());
-        }
         mover.resume();
         let device_at_start = crate::metrics::of_device(&store);
         let server = Server {

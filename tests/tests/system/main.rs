@@ -22,6 +22,7 @@ mod cache_faults_more;
 mod cache_lost;
 mod cache_programs;
 mod cache_room;
+mod cache_stat;
 mod cache_xattrs;
 mod cached_shared;
 mod cached_shared_striped;

@@ -8,6 +8,7 @@ use super::super::nodes_log::{Line, NodesLog};
 use super::super::pfs::Key;
 use super::keys::Keys;
 use super::left::Away;
+use super::renumbered::Renumbered;
 use super::shared::OwnershipTable;
 use super::{DEPTH_MAX, NAMES_MAX, Node};
 use forebay_credentials::acting::Who;
@@ -37,6 +38,8 @@ pub(super) struct Table {
     pub moving: HashMap<Ino, (Ino, Box<[u8]>)>,
     /// What mounts that are away may hold.
     pub away: Away,
+    /// What keeps its number though a drain has changed its PFS inode.
+    pub renumbered: Renumbered,
     /// The log is being read: nothing goes before it is known who holds what.
     pub replaying: bool,
 }
@@ -53,6 +56,7 @@ impl Default for Table {
             restored: Vec::new(),
             moving: HashMap::new(),
             away: Away::default(),
+            renumbered: Renumbered::default(),
             replaying: false,
         }
     }
@@ -287,7 +291,12 @@ impl Table {
             if !unused {
                 continue;
             }
+            if self.keeps_number(ino) {
+                files.extend(self.nodes.get_mut(&ino).and_then(|node| node.file.take()));
+                continue;
+            }
             let Some(node) = self.nodes.remove(&ino) else { continue };
+            self.renumbered.remove(ino);
             for key in [Some(node.key), node.shared.other_key].into_iter().flatten() {
                 if self.by_key.get(&key) == Some(&ino) {
                     self.by_key.remove(&key);

@@ -5,6 +5,7 @@ use forebay_proto::api::DirEntry;
 use forebay_proto::{Cookie, SetAttr, Timestamp, acl};
 use rustix::fs::{self as rfs, XattrFlags};
 use std::os::unix::fs::MetadataExt;
+use std::time::SystemTime;
 
 /// As the kernel has it: version 2, then tag, rights and id of each entry.
 fn acl_of(entries: &[(u16, u16, u32)]) -> Vec<u8> {
@@ -191,5 +192,117 @@ fn listings_show_the_numbers_that_stat_shows_also_after_a_drain() {
     }
     let numbers: std::collections::BTreeSet<_> = made.values().collect();
     assert_eq!(numbers.len(), made.len(), "two files have one number");
+    cache.crash();
+}
+
+/// True if the kernel gives a change that follows a look a later time at once (since Linux 6.13), and not only with the
+/// next tick.
+fn stamps_are_fine(path: &Path) -> bool {
+    std::fs::write(path, b"").unwrap();
+    let ctime = || {
+        let meta = std::fs::metadata(path).unwrap();
+        (meta.ctime(), meta.ctime_nsec())
+    };
+    (0..3).all(|round| {
+        let before = ctime();
+        rfs::chmod(path, rfs::Mode::from_raw_mode(0o600 + round)).unwrap();
+        ctime() > before
+    })
+}
+
+/// Of a dirty file the data is stamped by writes, and the PFS inode by all other changes: two clocks, or one whose grain is a
+/// tick. Whoever looks between two changes sees one order of times.
+#[test]
+fn a_change_that_follows_a_look_moves_ctime() {
+    let rig = Rig::new(64 * MIB);
+    let tick = match stamps_are_fine(&rig.pfs("probe")) {
+        true => Duration::ZERO,
+        false => Duration::from_millis(20),
+    };
+    let (root, top) = (Caller::root(), Ino::ROOT);
+    let cache = rig.open();
+    for local in [false, true] {
+        let name = if local { "by-kernel" } else { "served" };
+        let handle = cache.open(name, libc::O_RDWR | libc::O_CREAT, local).unwrap();
+        let ino = handle.ino;
+        for round in 0..60u32 {
+            let changed = |what: &str, change: &dyn Fn()| {
+                let before = cache.fs.getattr(ino).unwrap().ctime;
+                std::thread::sleep(tick);
+                change();
+                let after = cache.fs.getattr(ino).unwrap().ctime;
+                assert!(after > before, "{name} {round}: {before:?} stays after {what}");
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+                let now = Timestamp { sec: now.as_secs() as i64, nsec: now.subsec_nanos() };
+                assert!(after <= now, "{name} {round}: {after:?} after {what}, at {now:?}");
+            };
+            let write = || handle.write(0, &round.to_le_bytes()).unwrap();
+            write();
+            let mode = SetAttr { mode: Some(0o600 + (round & 7)), ..SetAttr::default() };
+            let set = |change: &SetAttr| {
+                cache.fs.setattr(&root, ino, change).unwrap();
+            };
+            changed("chmod", &|| set(&mode));
+            changed("a write after chmod", &write);
+            let uid = SetAttr { uid: Some(4242 + round), ..SetAttr::default() };
+            changed("chown", &|| set(&uid));
+            write();
+            let mark = || cache.fs.setxattr(&root, ino, b"user.a", b"1", 0, false).unwrap();
+            changed("setxattr", &mark);
+            write();
+            let link = || {
+                cache.fs.link(&root, ino, top, b"g").unwrap();
+            };
+            changed("link", &link);
+            write();
+            changed("rename", &|| cache.fs.rename(&root, top, b"g", top, b"h", 0).unwrap());
+            write();
+            changed("unlink", &|| cache.fs.unlink(&root, top, b"h").unwrap());
+        }
+    }
+    cache.crash();
+}
+
+/// Where the PFS's clock is behind, its stamp of a change is older than that of a write before.
+#[test]
+fn a_change_moves_ctime_where_the_clock_of_the_pfs_is_behind() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, false).unwrap();
+    handle.write(0, b"data").unwrap();
+    let file = cache.fs.nodes.get(handle.ino).unwrap().file.unwrap();
+    let before = cache.fs.getattr(handle.ino).unwrap();
+    let stamped = record::Base::of(&cache.fs.pfs.stat(b"f").unwrap());
+    assert!(stamped.ctime <= before.ctime);
+    // Before Linux 6.13 a stamp is later with the next tick only.
+    std::thread::sleep(Duration::from_millis(25));
+    {
+        let _meta = file.meta.lock();
+        cache.fs.follow_own_change(&file, &stamped, &stamped).unwrap();
+    }
+    let after = cache.fs.getattr(handle.ino).unwrap();
+    assert!(after.ctime > before.ctime, "{:?} after {:?}", after.ctime, before.ctime);
+    assert_eq!((after.mtime, after.atime), (before.mtime, before.atime));
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("f"), b"data");
+    cache.crash();
+}
+
+/// It is dirty until its close, since its kernel may write it.
+#[test]
+fn a_file_that_is_opened_to_write_and_not_written_keeps_its_ctime() {
+    let rig = Rig::new(64 * MIB);
+    rig.put("f", b"something");
+    let cache = rig.open();
+    let ino = cache.lookup("f").unwrap();
+    let ctime = || cache.fs.getattr(ino).unwrap().ctime;
+    let before = ctime();
+    let handle = cache.open("f", libc::O_RDWR, true).unwrap();
+    assert!(handle.local.is_some(), "the kernel has it");
+    assert_eq!(ctime(), before, "while it is open");
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(ctime(), before, "when it is clean again");
     cache.crash();
 }

@@ -18,9 +18,12 @@
 //!
 //! A buffer smaller than [`LARGE_FROM_BYTES`] has small pages only: it could be full before a look.
 //!
+//! A cache follows the last rule and not the others ([`Objects::fix_pages`]): each file that it fetches has holes until it is
+//! whole, and a look that opens a file makes the cache believe that a kernel has it. From [`LARGE_FROM_BYTES`] on it has
+//! large pages for the speed of fills and appends, and counts them (`cache::space`); what is clean goes before they run out.
+//!
 //! Invariants: the lists are bounded; a file that does not fit in is not looked at. Pages that are there
-//! stay as they are. Called by `namespace` through [`Objects`]; not for caches, which count large pages
-//! themselves (`cache::space`).
+//! stay as they are. Called by `namespace` and, when a buffer is opened, by `server`, through [`Objects`].
 
 mod allowance;
 
@@ -152,13 +155,7 @@ impl Pages {
 impl Objects {
     /// Chooses pages from now on, for a store that is a tmpfs of its own.
     pub fn manage_pages(self: &Arc<Self>, capacity_bytes: u64) {
-        let large = capacity_bytes >= LARGE_FROM_BYTES;
-        // The last server may have been killed with small ones.
-        if let Err(errno) = self.mount_pages(large) {
-            tracing::info!(%errno, "no choice of pages for the store: it keeps those that it has");
-            return;
-        }
-        if !large {
+        if !self.fix_pages(capacity_bytes) {
             return;
         }
         self.pages.capacity_bytes.store(capacity_bytes, Ordering::Relaxed);
@@ -177,6 +174,18 @@ impl Objects {
                 self.say(self.mount_pages(false));
             }
         }
+    }
+
+    /// Chooses pages by the capacity alone, for a store that is a tmpfs of its own. True if they are large, and may be
+    /// changed.
+    pub fn fix_pages(&self, capacity_bytes: u64) -> bool {
+        let large = capacity_bytes >= LARGE_FROM_BYTES;
+        // The last server may have been killed with small ones.
+        if let Err(errno) = self.mount_pages(large) {
+            tracing::info!(%errno, "no choice of pages for the store: it keeps those that it has");
+            return false;
+        }
+        large
     }
 
     /// Ends the choice.
