@@ -139,6 +139,8 @@ impl Ledger {
     /// Why a server did not answer just now, and what to do.
     pub(super) fn why_silent(&self, server: ServerId) -> (String, String) {
         let at = self.at_addresses(server);
+        let mine = self.state.lock().addresses.first().map(|mine| format!(" --server {mine}"));
+        let asked = mine.unwrap_or_default();
         let (why, hint) = match self.links.silence(server) {
             Some(Silence::Stopped(pid)) => (
                 format!("its process {pid} is {ARE_STOPPED}"),
@@ -156,7 +158,7 @@ impl Ledger {
             ),
             Some(Silence::Refused) => (
                 format!("it cannot be reached{at}"),
-                "is `forebay serve` running there? `forebay pool status` shows the servers".into(),
+                format!("is `forebay serve` running there? `forebay pool status{asked}` shows the servers"),
             ),
             None => (
                 format!("it gave no answer{at}"),
