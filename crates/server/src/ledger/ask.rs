@@ -141,7 +141,7 @@ impl Ledger {
         let at = self.at_addresses(server);
         let mine = self.state.lock().addresses.first().map(|mine| format!(" --server {mine}"));
         let asked = mine.unwrap_or_default();
-        let (why, hint) = match self.links.silence(server) {
+        match self.links.silence(server) {
             Some(Silence::Stopped(pid)) => (
                 format!("its process {pid} is {ARE_STOPPED}"),
                 format!("`kill -CONT {pid}` lets it go on; nothing is lost meanwhile"),
@@ -164,8 +164,7 @@ impl Ledger {
                 format!("it gave no answer{at}"),
                 "the connection broke, or nobody knows where it is; its log tells more".into(),
             ),
-        };
-        (why, hint)
+        }
     }
 
     /// The same in one text.
