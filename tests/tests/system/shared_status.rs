@@ -2,7 +2,7 @@
 //! whether this mount reads and writes it by the fast path.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::procs::wait_until_stopped;
+use forebay_tests::procs::{try_run_for, wait_until_stopped};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys;
 use std::fs;
@@ -204,10 +204,15 @@ fn a_stopped_server_of_two_is_named_by_whoever_asks_the_other_one() {
         let began = Instant::now();
         (command, served.local(command).1, began.elapsed())
     });
+    // It goes on asking.
+    let mut stage_in =
+        served.forebay(&["stage", "in", "/etc/hostname", "shared:/x", "--server", &at]);
+    let waits = try_run_for(&mut stage_in, TOLD_WITHIN / 2).1;
     // Other tests may have mounts that do not answer: it asks them too.
     let of_all = served.local(&["stage", "status"]).1;
     served.signal_server(stopped, libc::SIGCONT);
     assert!(of_all.contains(&format!("process {pid} is stopped")), "{of_all}");
+    assert!(waits.contains(&format!("`kill -CONT {pid}`")), "{waits}");
     for (command, text, took) in said {
         assert!(text.contains(&format!("process {pid} is stopped")), "{command:?}: {text}");
         assert!(text.contains(&format!("`kill -CONT {pid}`")), "{command:?}: {text}");
