@@ -14,8 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// What is said of a process that is stopped.
-pub const ARE_STOPPED: &str = "stopped (SIGSTOP, Ctrl-Z or a debugger)";
+pub use forebay_net::peer::{ARE_STOPPED, is_stopped};
 
 /// Pause between the two looks of [`must_run`].
 const SECOND_LOOK: Duration = Duration::from_millis(300);
@@ -24,14 +23,6 @@ const SECOND_LOOK: Duration = Duration::from_millis(300);
 pub fn id(stream: &UnixStream) -> Option<u32> {
     let peer = socket_peercred(stream).ok()?;
     u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
-}
-
-/// True if a process is stopped, by a signal or a debugger.
-pub fn is_stopped(pid: u32) -> bool {
-    // `pid (name) state ...` (proc(5)).
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().unwrap_or_default().split_whitespace().next();
-    matches!(state, Some("T" | "t"))
 }
 
 /// Waits until there is something to read, or the other end is closed; false after `timeout`.

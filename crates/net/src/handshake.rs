@@ -113,7 +113,18 @@ pub fn connect(
     purpose: Purpose,
     credential: &Credential,
 ) -> Result<Welcome, LinkError> {
-    link.set_timeouts(Some(HANDSHAKE_TIMEOUT), Some(HANDSHAKE_TIMEOUT))?;
+    connect_within(link, program, purpose, credential, HANDSHAKE_TIMEOUT)
+}
+
+/// The same, waiting so long for each of the server's answers.
+pub fn connect_within(
+    link: &mut Link,
+    program: &str,
+    purpose: Purpose,
+    credential: &Credential,
+    limit: Duration,
+) -> Result<Welcome, LinkError> {
+    link.set_timeouts(Some(limit), Some(limit))?;
     let share = Share::new()?;
     let nonce = share.public;
     let hello = Hello { program: program.into(), purpose, key: credential.key(), nonce };

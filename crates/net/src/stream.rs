@@ -93,6 +93,11 @@ pub enum Stream {
 impl Stream {
     /// Connects.
     pub fn connect(address: &ServerAddress) -> io::Result<Stream> {
+        Stream::connect_within(address, CONNECT_TIMEOUT)
+    }
+
+    /// The same, waiting so long for each address of a TCP host.
+    pub fn connect_within(address: &ServerAddress, limit: Duration) -> io::Result<Stream> {
         match address {
             ServerAddress::Unix(path) => {
                 with_short_path(path, |path| UnixStream::connect(path)).map(Stream::Unix)
@@ -100,7 +105,7 @@ impl Stream {
             ServerAddress::Tcp { host, port } => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
                 for address in (host.as_str(), *port).to_socket_addrs()? {
-                    match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+                    match TcpStream::connect_timeout(&address, limit) {
                         Ok(stream) => return Stream::from_tcp(stream),
                         Err(error) => last = error,
                     }

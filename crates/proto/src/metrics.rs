@@ -119,6 +119,10 @@ pub struct BufferMetrics {
     /// How its store holds the capacity; `None` if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_kind: Option<StoreKind>,
+    /// Parts of the buffer, over all of its servers but those that were given up; 0: the process that tells is none of
+    /// several.
+    #[serde(default)]
+    pub part_count: u64,
     /// Capacity of this server's part.
     pub capacity_bytes: u64,
     /// Of it used, by whatever way it was written.
@@ -378,6 +382,7 @@ impl BufferMetrics {
     /// The part of another server is added to this one's: the figures of the whole buffer.
     pub fn add(&mut self, other: &BufferMetrics) {
         self.up |= other.up;
+        self.part_count = self.part_count.max(other.part_count);
         self.capacity_bytes += other.capacity_bytes;
         self.used_bytes += other.used_bytes;
         self.inodes += other.inodes;

@@ -2,10 +2,14 @@
 //! whether this mount reads and writes it by the fast path.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::procs::wait_until_stopped;
+use forebay_tests::procs::{try_run_for, wait_until_stopped};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys;
 use std::fs;
+use std::time::{Duration, Instant};
+
+/// Longest that a command may take when a server of a pool is stopped (docs/PROMISES.md, H2).
+const TOLD_WITHIN: Duration = Duration::from_secs(12);
 
 fn json(said: (bool, String)) -> serde_json::Value {
     assert!(said.0, "{}", said.1);
@@ -171,4 +175,95 @@ fn a_stopped_server_of_two_is_named_by_the_states_of_their_buffer() {
     }
     let (of_one, listed) = states(0);
     assert!(of_one["server_error"].is_null() && listed["state"] == "live", "{of_one} {listed}");
+}
+
+/// Whichever of the servers it is, and whoever is asked: the server that does not answer is named, with its process.
+#[test]
+fn a_stopped_server_of_two_is_named_by_whoever_asks_the_other_one() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[]);
+    let first = served.status()["parts"][0]["server"].as_str().unwrap().to_string();
+    // It answers for the buffer's files; of a mount of the other one by TCP nothing is known but that.
+    let stopped = usize::from(served.server_id(1) == first);
+    let other = 1 - stopped;
+    let mount = served.mount(Via::AtServer(other));
+    let point = served.root(mount).to_str().unwrap().to_string();
+    fs::write(served.root(mount).join("f"), vec![1; 5000]).unwrap();
+    let at = served.unix_at(other);
+    let commands: [&[&str]; 6] = [
+        &["pool", "status", "--server", &at],
+        &["buffer", "status", "shared", "--server", &at],
+        &["buffer", "list", "--server", &at],
+        &["stage", "status", "--buffer", "shared:", "--server", &at],
+        &["stage", "status", "--buffer", &point],
+        &["status", &point],
+    ];
+    let pid = served.server_pid(stopped);
+    served.signal_server(stopped, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let said = commands.map(|command| {
+        let began = Instant::now();
+        (command, served.local(command).1, began.elapsed())
+    });
+    // It goes on asking.
+    let mut stage_in =
+        served.forebay(&["stage", "in", "/etc/hostname", "shared:/x", "--server", &at]);
+    let waits = try_run_for(&mut stage_in, TOLD_WITHIN / 2).1;
+    // Other tests may have mounts that do not answer: it asks them too.
+    let of_all = served.local(&["stage", "status"]).1;
+    served.signal_server(stopped, libc::SIGCONT);
+    assert!(of_all.contains(&format!("process {pid} is stopped")), "{of_all}");
+    assert!(waits.contains(&format!("`kill -CONT {pid}`")), "{waits}");
+    for (command, text, took) in said {
+        assert!(text.contains(&format!("process {pid} is stopped")), "{command:?}: {text}");
+        assert!(text.contains(&format!("`kill -CONT {pid}`")), "{command:?}: {text}");
+        assert!(!text.contains("is `forebay serve` running"), "{command:?}: {text}");
+        assert!(took < TOLD_WITHIN, "{command:?}: {took:?}");
+    }
+}
+
+/// All that `forebay top` says of the buffer, by server 0 and by both mounts, while server 1 does not answer for the
+/// reason `why`.
+fn must_be_told_as_a_part(served: &Served, capacity_bytes: u64, why: &str) {
+    let (unix, near, far) = (
+        served.unix(),
+        served.root(0).to_str().unwrap().to_string(),
+        served.root(1).to_str().unwrap().to_string(),
+    );
+    let asked: [&[&str]; 3] = [&["--server", &unix], &[&near], &[&far]];
+    for whom in asked {
+        let began = Instant::now();
+        let top = json(served.local(&[&["top", "--once", "--json"][..], whom].concat()));
+        let took = began.elapsed();
+        let line = &top["buffers"][0];
+        assert_eq!(line["capacity_bytes"], capacity_bytes, "{whom:?}: {top}");
+        assert!(line["partial"] == true && line["server_count"] == 2, "{whom:?}: {top}");
+        assert!(line["used_bytes"].is_null(), "{whom:?}: {top}");
+        assert!(line["used_at_least_bytes"].is_u64(), "{whom:?}: {top}");
+        let unheard = top["unheard"][0]["why"].as_str().unwrap_or_default();
+        assert!(unheard.contains(why), "{whom:?}: {top}");
+        assert!(took < TOLD_WITHIN, "{whom:?}: {took:?}");
+    }
+    let (ok, text) = served.local(&["top", "--once", "--server", &unix]);
+    assert!(ok && text.contains("at least ") && text.contains("512 MiB"), "{text}");
+    assert!(text.contains("figures of 1 of its 2 servers") && text.contains(why), "{text}");
+}
+
+#[test]
+fn a_part_of_a_buffer_does_not_stand_for_it_when_its_other_server_is_stopped_or_dead() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+    fs::write(served.root(0).join("f"), vec![1; 5000]).unwrap();
+    let whole = json(served.ask(0, &["top", "--once", "--json"]));
+    let line = &whole["buffers"][0];
+    let capacity_bytes = line["capacity_bytes"].as_u64().unwrap();
+    assert!(line["partial"] == false && line["server_count"] == 2, "{whole}");
+    assert!(line["used_bytes"].is_u64() && line["used_at_least_bytes"].is_null(), "{whole}");
+
+    let pid = served.server_pid(1);
+    served.signal_server(1, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    must_be_told_as_a_part(&served, capacity_bytes, &format!("`kill -CONT {pid}`"));
+    served.signal_server(1, libc::SIGCONT);
+    served.kill_server_at(1);
+    must_be_told_as_a_part(&served, capacity_bytes, "it cannot be reached");
+    served.start_server_at(1);
 }

@@ -525,6 +525,7 @@ mod tests {
                 alive: true,
                 leader: true,
                 lost: false,
+                why: None,
                 capacity_bytes: 16 << 30,
                 reserved_bytes: 8 << 30,
             }],

@@ -83,6 +83,13 @@ fn table(pool: &PoolStatus) -> String {
             visible(&format!("{}, {}", server.host, server.addresses.join(", "))),
         );
     }
+    for server in &pool.servers {
+        if let Some(why) = &server.why {
+            let at = server.addresses.join(", ");
+            text += &visible(&format!("server {at} on {} does not answer: {why}", server.host));
+            text += "\n";
+        }
+    }
     text
 }
 
@@ -93,7 +100,10 @@ pub fn lines(pool: &PoolStatus) -> String {
         let free = server.capacity_bytes.saturating_sub(server.reserved_bytes);
         let room = match (server.lost, server.alive) {
             (true, _) => "lost".to_string(),
-            (false, false) => "does not answer".to_string(),
+            (false, false) => match &server.why {
+                Some(why) => format!("does not answer: {why}"),
+                None => "does not answer".to_string(),
+            },
             (false, true) => {
                 let (free, all) = (format_bytes(free), format_bytes(server.capacity_bytes));
                 format!("{free} of {all} free")
@@ -119,6 +129,7 @@ mod tests {
             alive,
             leader,
             lost,
+            why: None,
             capacity_bytes: 16 << 30,
             reserved_bytes: 4 << 30,
         };
@@ -132,5 +143,28 @@ mod tests {
             ],
         };
         insta::assert_snapshot!(table(&pool) + &lines(&pool));
+    }
+
+    #[test]
+    fn a_server_that_does_not_answer_is_told_with_the_reason() {
+        let why = "its process 7 is stopped (`kill -CONT 7` lets it go on)";
+        let silent = ServerStatus {
+            id: "3".repeat(32),
+            addresses: vec!["node3:4242".into()],
+            host: "node3".into(),
+            alive: false,
+            leader: false,
+            lost: false,
+            why: Some(why.into()),
+            capacity_bytes: 16 << 30,
+            reserved_bytes: 0,
+        };
+        let pool = PoolStatus { granularity_bytes: 16 << 20, servers: vec![silent] };
+        let shown = table(&pool);
+        assert_eq!(
+            shown.lines().last().unwrap(),
+            format!("server node3:4242 on node3 does not answer: {why}")
+        );
+        assert_eq!(lines(&pool), format!("server node3:4242 on node3: does not answer: {why}\n"));
     }
 }

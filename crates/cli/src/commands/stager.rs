@@ -6,6 +6,7 @@
 
 use super::which_buffer;
 use crate::args::ServerArgs;
+use crate::failure::visible;
 use crate::servers::ServedStaging;
 use forebay_client::remote::PATIENCE;
 use forebay_client::{Control, MountRef};
@@ -256,7 +257,12 @@ impl Away {
     /// Says that the server is waited for; the error once it was away for longer than [`PATIENCE`].
     fn tell(&mut self, stager: &Stager, error: ControlError) -> Result<(), ControlError> {
         if self.since.is_none() {
-            eprintln!("forebay: waiting for {}: {}", stager.who(), error.why);
+            // The server that is asked may tell of another one: that one is named, with what to do.
+            let why = match error.what.starts_with("ask server ") {
+                true => error.to_string(),
+                false => error.why.clone(),
+            };
+            eprintln!("forebay: waiting for {}: {}", stager.who(), visible(&why));
         }
         match self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
             true => Ok(()),

@@ -1,5 +1,6 @@
 //! `forebay top`: what buffers do now, one line each, again and again. A buffer is one line, however many servers have
-//! parts of it and wherever it is mounted here: the sum of what its servers tell.
+//! parts of it and wherever it is mounted here: the sum of what its servers tell. Where one of them does not, the line
+//! says so: a part never stands for the whole.
 
 mod asked;
 
@@ -27,7 +28,7 @@ pub fn run(args: TopArgs) -> Outcome {
         let now = asked.look()?;
         let shown = Shown::of(&before, &now);
         let printed = match args.json {
-            true => print_json(&shown),
+            true => json(&shown).and_then(|shown| print_json(&shown)),
             false => print(&shown, terminal && !args.once),
         };
         match printed {
@@ -66,8 +67,16 @@ struct Unheard {
 /// One buffer with its rates.
 #[derive(serde::Serialize)]
 struct Line {
-    /// Servers that told of it.
-    server_count: u32,
+    /// Servers of the buffer, but those that were given up.
+    server_count: u64,
+    /// Some of them did not tell: all but the capacity is of the others.
+    partial: bool,
+    /// Servers that told what they have.
+    #[serde(skip)]
+    told_count: u64,
+    /// Capacity of one part: all are of one size.
+    #[serde(skip)]
+    part_bytes: u64,
     /// Where it is mounted, of the mounts that told of it.
     mount_points: Vec<String>,
     /// Bytes per second; `None` if it was not there before.
@@ -102,6 +111,7 @@ impl Shown {
         for (mount, why) in &now.unheard {
             shown.not_heard(mount, why);
         }
+        shown.buffers.iter_mut().for_each(Line::complete);
         shown
     }
 
@@ -124,6 +134,8 @@ impl Shown {
                 sum(&mut whole.written_bytes_per_s, part.written_bytes_per_s);
                 sum(&mut whole.used_bytes_per_s, part.used_bytes_per_s);
                 sum(&mut whole.calls_per_s, part.calls_per_s);
+                whole.told_count += part.told_count;
+                whole.part_bytes = whole.part_bytes.max(part.part_bytes);
                 whole.server_count += part.server_count;
                 whole.now.add(&part.now);
                 whole
@@ -156,6 +168,10 @@ fn rates(before: &[&ServerMetrics], server: &ServerMetrics, buffer: &BufferMetri
     };
     Line {
         server_count: 1,
+        partial: false,
+        // Of a part that is not served nothing is told.
+        told_count: buffer.up.into(),
+        part_bytes: buffer.capacity_bytes,
         mount_points: Vec::new(),
         read_bytes_per_s: per_s(&|b| b.read_bytes),
         written_bytes_per_s: per_s(&|b| b.written_bytes),
@@ -165,12 +181,29 @@ fn rates(before: &[&ServerMetrics], server: &ServerMetrics, buffer: &BufferMetri
     }
 }
 
+/// As JSON: what is used is not known where a server did not tell, and then stands under a name of its own.
+fn json(shown: &Shown) -> anyhow::Result<serde_json::Value> {
+    let mut value = serde_json::to_value(shown)?;
+    let lines = value.get_mut("buffers").and_then(serde_json::Value::as_array_mut);
+    for (line, of) in lines.into_iter().flatten().zip(&shown.buffers) {
+        if of.partial {
+            line["used_at_least_bytes"] = line["used_bytes"].take();
+        }
+    }
+    Ok(value)
+}
+
 fn print(shown: &Shown, refresh: bool) -> anyhow::Result<()> {
     let mut text = String::new();
     if refresh {
         text.push_str(CLEAR);
     }
     text += &table(&shown.buffers);
+    for line in shown.buffers.iter().filter(|line| line.partial) {
+        let (told, all) = (line.told_count, line.server_count);
+        text += &visible(&format!("{}: figures of {told} of its {all} servers", line.now.buffer));
+        text.push('\n');
+    }
     for unheard in &shown.unheard {
         text += &visible(&format!("not heard: {}: {}", unheard.who, unheard.why));
         text.push('\n');
@@ -227,6 +260,26 @@ fn table(lines: &[Line]) -> String {
 }
 
 impl Line {
+    /// Once all parts that were told of are added: what the buffer has, also on servers that did not tell.
+    fn complete(&mut self) {
+        self.server_count = self.server_count.max(self.now.part_count);
+        let missing = self.server_count.saturating_sub(self.told_count);
+        // Where no part is served nothing is known.
+        self.partial = missing > 0 && self.told_count > 0;
+        if self.partial {
+            self.now.capacity_bytes += missing * self.part_bytes;
+            self.used_bytes_per_s = None;
+        }
+    }
+
+    /// Bytes of which a server that did not tell may have more.
+    fn at_least(&self, bytes: u64) -> String {
+        match self.partial {
+            true => format!("at least {}", format_bytes(bytes)),
+            false => format_bytes(bytes),
+        }
+    }
+
     /// Its name does not say where it is mounted.
     fn is_mounted_elsewhere(&self) -> bool {
         self.mount_points.iter().any(|mount| *mount != self.now.buffer)
@@ -241,7 +294,7 @@ fn row(line: &Line, any_cache: bool, any_logs: bool) -> Vec<String> {
     }
     let mut row = vec![
         name,
-        format_bytes(b.used_bytes),
+        line.at_least(b.used_bytes),
         format_bytes(b.capacity_bytes),
         rate(line.used_bytes_per_s),
     ];
@@ -252,7 +305,7 @@ fn row(line: &Line, any_cache: bool, any_logs: bool) -> Vec<String> {
         row.push(of(&|logs| format_bytes(logs.together_bytes)));
     }
     if any_cache {
-        row.push(b.cache.as_ref().map_or("-".into(), |c| format_bytes(c.dirty_bytes)));
+        row.push(b.cache.as_ref().map_or("-".into(), |c| line.at_least(c.dirty_bytes)));
         let ratio = b.cache.as_ref().and_then(|c| c.hit_ratio());
         row.push(ratio.map_or("-".into(), |ratio| format!("{:.0} %", ratio * 100.0)));
     }
@@ -400,6 +453,44 @@ mod tests {
         assert_eq!(whole.written_bytes_per_s, Some(3.0 * f64::from(1 << 20)));
         assert_eq!(whole.used_bytes_per_s, Some(1.5 * f64::from(1 << 20)));
         assert_eq!((whole.now.call_count(), whole.now.error_count()), (6, 4));
+    }
+
+    #[test]
+    fn a_part_does_not_stand_for_a_buffer_whose_other_server_is_silent() {
+        let part = BufferMetrics { part_count: 2, ..buffer("run9", 20 << 20, 1 << 20) };
+        let before = look(&[None], &[server(10, vec![part.clone()])]);
+        let now = look(&[None], &[server(12, vec![part.clone()])]);
+        let shown = Shown::of(&before, &now);
+        let line = &shown.buffers[0];
+        assert!(line.partial);
+        assert_eq!((line.server_count, line.now.capacity_bytes), (2, 8 << 30));
+        let told = json(&shown).unwrap();
+        let told = &told["buffers"][0];
+        assert!(told["used_bytes"].is_null() && told["used_bytes_per_s"].is_null(), "{told}");
+        assert_eq!(told["used_at_least_bytes"], 20 << 20, "{told}");
+        assert!(told["partial"] == true && told["server_count"] == 2, "{told}");
+        let text = table(&shown.buffers);
+        assert!(text.contains("at least 20.0 MiB") && text.contains("8.0 GiB"), "{text}");
+
+        // With the other part, also one that its server does not serve, or alone.
+        let other = ServerMetrics { host: "b".into(), ..server(12, vec![part.clone()]) };
+        let both = look(&[None], &[server(12, vec![part.clone()]), other.clone()]);
+        let shown = Shown::of(&both, &both);
+        let line = &shown.buffers[0];
+        assert!(!line.partial);
+        assert_eq!((line.server_count, line.now.capacity_bytes), (2, 8 << 30));
+        let fault = BufferMetrics {
+            uuid: "run9".into(),
+            part_count: 2,
+            why: Some("broken".into()),
+            ..BufferMetrics::default()
+        };
+        let other = ServerMetrics { buffers: vec![fault], ..other };
+        let half = look(&[None], &[server(12, vec![part]), other]);
+        let shown = Shown::of(&half, &half);
+        let line = &shown.buffers[0];
+        assert!(line.partial);
+        assert_eq!((line.server_count, line.now.capacity_bytes), (2, 8 << 30));
     }
 
     #[test]

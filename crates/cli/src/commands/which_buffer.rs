@@ -9,7 +9,10 @@ use forebay_client::{Control, MountRef, locate, mounts};
 use forebay_proto::PlanId;
 use forebay_proto::control::ControlError;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long several mounts are waited for together. A server that is asked by them waits for another one for 6 s.
+const ALL_WAIT: Duration = Duration::from_secs(8);
 
 /// Connects to the servers of all mounted buffers that the caller may ask and that answer soon. A single one holds up nobody
 /// else: it has as much time as when it is asked by name.
@@ -19,7 +22,7 @@ use std::time::Instant;
 pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
     let mut asked = Vec::new();
     let mounts = mounts()?;
-    let until = (mounts.len() > 1).then(Instant::now);
+    let until = (mounts.len() > 1).then(|| Instant::now() + ALL_WAIT);
     for place in mounts {
         match Control::connect_store_until(&place.store_dir, until) {
             Ok(control) => asked.push((control, place)),

@@ -39,6 +39,10 @@ const FORCE_CLOSE_WAIT: Duration = Duration::from_millis(700);
 /// that begins.
 pub const STATE_WAIT: Duration = Duration::from_millis(1500);
 pub const FIRST_STATE_WAIT: Duration = Duration::from_secs(10);
+/// How long what all servers of a buffer count is waited for: they wait for each other for 3 s.
+const FIGURES_WAIT: Duration = Duration::from_secs(4);
+/// At the end of such a wait the servers are greeted for so long, to see which is silent. Less than [`STATE_WAIT`].
+const GREET_WAIT: Duration = Duration::from_millis(400);
 /// Most questions for it that may wait for silent servers at once.
 const STATE_QUESTIONS_MAX: usize = 4;
 
@@ -305,16 +309,10 @@ impl Served {
         request: LedgerRequest,
         limit: Duration,
     ) -> Result<LedgerReply, ControlError> {
-        let what = format!("ask the server {}", self.target.address);
-        let silent = || {
-            ControlError::new(&what, None, NO_ANSWER_YET)
-                .errno(libc::ETIMEDOUT)
-                .hint("`forebay pool status` tells which servers answer; their logs tell more")
-        };
         let under_way = Arc::clone(&self.state_questions);
         if under_way.fetch_add(1, Ordering::Relaxed) >= STATE_QUESTIONS_MAX {
             under_way.fetch_sub(1, Ordering::Relaxed);
-            return Err(silent());
+            return Err(self.silent());
         }
         let (tell, told) = mpsc::channel();
         let (target, others) = (self.target.clone(), self.others.clone());
@@ -326,7 +324,50 @@ impl Served {
         if std::thread::Builder::new().name("state".into()).spawn(question).is_err() {
             self.state_questions.fetch_sub(1, Ordering::Relaxed);
         }
-        told.recv_timeout(limit).unwrap_or_else(|_| Err(silent()))
+        match told.recv_timeout(limit.saturating_sub(GREET_WAIT)) {
+            Ok(answer) => answer,
+            Err(_) => {
+                let silent = self.silent();
+                told.try_recv().unwrap_or(Err(silent))
+            }
+        }
+    }
+
+    /// There is no answer: names the servers that do not even greet, for the one that is asked may wait for another one.
+    fn silent(&self) -> ControlError {
+        let (there, silent) = self.remote().servers_greeted(GREET_WAIT);
+        let who = match silent.is_empty() {
+            true => self.target.address.to_string(),
+            false => silent.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
+        };
+        let hint = format!(
+            "`forebay pool status --server {}` tells which servers answer; their logs tell more",
+            there.first().unwrap_or(&self.target.address)
+        );
+        ControlError::new(&format!("ask the server {who}"), None, NO_ANSWER_YET)
+            .errno(libc::ETIMEDOUT)
+            .hint(&hint)
+    }
+
+    /// What the servers count, told by one of them that is not stopped.
+    pub fn figures(&self, request: LedgerRequest) -> Result<LedgerReply, ControlError> {
+        let Some(stopped) = self.stopped() else {
+            return self.ask_within(request, FIGURES_WAIT);
+        };
+        for address in self.remote().servers_running() {
+            let connected = match address == self.target.address {
+                true => Ledger::connect(&address, &self.target.credential),
+                false => match there(&self.target, &address.to_string()) {
+                    Some(other) => Ledger::connect_told(&other.address, &other.credential),
+                    None => continue,
+                },
+            };
+            match connected {
+                Ok(mut ledger) => return ledger.ask(&request),
+                Err(error) => tracing::debug!(%error, "not asked"),
+            }
+        }
+        Err(stopped)
     }
 
     /// What is used now.
@@ -386,9 +427,11 @@ impl Served {
             // Who asks it may have waited long enough for it to be stopped meanwhile.
             Some(part) => Err(self.stopped().unwrap_or_else(|| {
                 let what = format!("ask the server of part {} on {}", part.shard.0, part.host);
-                ControlError::new(&what, None, "it does not answer")
-                    .errno(libc::ETIMEDOUT)
-                    .hint("`forebay pool status` tells which servers answer; its log tells more")
+                let why = part.why.as_deref().unwrap_or("it does not answer");
+                let address = &self.target.address;
+                ControlError::new(&what, None, why).errno(libc::ETIMEDOUT).hint(&format!(
+                    "`forebay pool status --server {address}` tells which servers answer"
+                ))
             })),
             None => Ok(buffer),
         }

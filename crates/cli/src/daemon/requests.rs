@@ -317,20 +317,21 @@ fn ask_served(
         Request::Events { record, query } => {
             LedgerRequest::Events { name: Some(name), record, query }
         }
-        // All servers are asked: one that is stopped would be waited for.
-        Request::Metrics => match served.stopped() {
-            Some(error) => return Err(error),
-            None => LedgerRequest::Metrics { name: Some(name), pool: true },
-        },
+        Request::Metrics => LedgerRequest::Metrics { name: Some(name), pool: true },
         Request::Activity { .. } | Request::BufferStatus | Request::Umount { .. } => {
             return Err(strange());
         }
     };
+    let is_figures = matches!(request, LedgerRequest::Metrics { .. });
     let request = match user {
         Some(user) => LedgerRequest::OnBehalf { user: user.clone(), request: Box::new(request) },
         None => request,
     };
-    match served.ask(&request)? {
+    let reply = match is_figures {
+        true => served.figures(request)?,
+        false => served.ask(&request)?,
+    };
+    match reply {
         LedgerReply::Ok => Ok(Reply::Ok),
         LedgerReply::File(file) => Ok(Reply::File(of_mount(mount, served, file))),
         LedgerReply::Plan(plan) => Ok(Reply::Plan(plan)),

@@ -452,8 +452,11 @@ fn a_buffer_of_several_servers_is_shown_once_and_whole() {
     let top: Value = serde_json::from_str(&top).unwrap();
     assert_eq!(
         (&top["buffers"][0]["server_count"], top["unheard"].as_array().unwrap().len()),
-        (&1.into(), 1)
+        (&2.into(), 1)
     );
+    assert_eq!(top["buffers"][0]["capacity_bytes"], whole["capacity_bytes"], "{top}");
+    assert_eq!(top["buffers"][0]["partial"], true, "{top}");
+    assert!(top["buffers"][0]["used_bytes"].is_null(), "{top}");
     pool.start(1, None);
     crate::common::wait_for("the state of the buffer", || get(&http, "/healthz") == "ok\n");
     for mount in &mounts {

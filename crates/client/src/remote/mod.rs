@@ -216,6 +216,16 @@ impl RemoteFs {
         self.servers.stopped()
     }
 
+    /// Where the servers are that are neither stopped on this node nor gone for good.
+    pub fn servers_running(&self) -> Vec<ServerAddress> {
+        self.servers.running()
+    }
+
+    /// Greets the servers: those that answer within `limit`, and those that do not.
+    pub fn servers_greeted(&self, limit: Duration) -> (Vec<ServerAddress>, Vec<ServerAddress>) {
+        self.servers.greeted(limit)
+    }
+
     /// The servers whose answers programs wait for now, and whether they are known to be away.
     pub fn waited_for(&self) -> Vec<(ServerAddress, bool)> {
         self.servers.waited_for()

@@ -7,8 +7,8 @@
 use super::peer::Peer;
 use crate::ledger::{greet_as, greet_told};
 use crate::server_process;
-use forebay_net::handshake::Credential;
-use forebay_net::{Link, LinkError, ServerAddress};
+use forebay_net::handshake::{self, Credential};
+use forebay_net::{Link, LinkError, ServerAddress, Stream};
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::servers::ShardPlace;
 use forebay_proto::net::session::Attached;
@@ -78,6 +78,28 @@ impl Peer {
     pub(super) fn stopped(&self) -> Option<(ServerAddress, u32)> {
         let address = self.session.try_read_for(SESSION_LOOK)?.address.clone();
         server_process::stopped_at(&address).map(|pid| (address, pid))
+    }
+
+    /// Where it is spoken with now, or looked for first.
+    pub(super) fn used_address(&self) -> ServerAddress {
+        let session = self.session.try_read_for(SESSION_LOOK);
+        let used = session.filter(|session| session.attached.is_some());
+        used.map_or_else(|| self.address(), |session| session.address.clone())
+    }
+
+    /// Whether it greets within `limit`; `None` if nobody is there. It is told no secret, and a refusal is an answer too.
+    pub(super) fn greets(&self, limit: Duration) -> Option<bool> {
+        let greet = || -> std::result::Result<(), LinkError> {
+            let mut link = Link::new(Stream::connect_within(&self.used_address(), limit)?);
+            let (program, purpose) = (env!("CARGO_PKG_VERSION"), Purpose::Ledger);
+            let nobody = Credential::Peer;
+            handshake::connect_within(&mut link, program, purpose, &nobody, limit).map(drop)
+        };
+        match greet() {
+            Ok(()) | Err(LinkError::Refused(_)) => Some(true),
+            Err(error) if error.is_timeout() => Some(false),
+            Err(_) => None,
+        }
     }
 
     /// It runs on this node.

@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// How often it is looked whether a server is away.
 const PLACES_LOOK: Duration = Duration::from_secs(1);
 
+/// Most servers that are greeted at once.
+const GREETED_MOST: usize = 64;
+
 /// All servers of a buffer, by shard; at least one.
 pub(super) struct Servers {
     peers: Vec<Arc<Peer>>,
@@ -136,6 +139,27 @@ impl Servers {
     /// The servers on this node that are stopped, and their processes.
     pub(super) fn stopped(&self) -> Vec<(ServerAddress, u32)> {
         self.peers.iter().filter_map(|peer| peer.stopped()).collect()
+    }
+
+    /// Where the servers are that are neither stopped nor gone for good.
+    pub(super) fn running(&self) -> Vec<ServerAddress> {
+        let running = self.peers.iter().filter(|peer| peer.stopped().is_none() && !peer.is_gone());
+        running.map(|peer| peer.used_address()).collect()
+    }
+
+    /// Greets the servers at once: which answer within `limit`, and which do not. No more than [`GREETED_MOST`].
+    pub(super) fn greeted(&self, limit: Duration) -> (Vec<ServerAddress>, Vec<ServerAddress>) {
+        let looks: Vec<Option<bool>> = std::thread::scope(|scope| {
+            let asked = self.peers.iter().take(GREETED_MOST);
+            let asked: Vec<_> = asked.map(|peer| scope.spawn(move || peer.greets(limit))).collect();
+            asked.into_iter().map(|look| look.join().unwrap_or_default()).collect()
+        });
+        let of = |wanted: Option<bool>| -> Vec<ServerAddress> {
+            let looks = self.peers.iter().zip(&looks);
+            let found = looks.filter(|(_, look)| **look == wanted);
+            found.map(|(peer, _)| peer.used_address()).collect()
+        };
+        (of(Some(true)), of(Some(false)))
     }
 
     /// The servers whose answers programs wait for, and whether they are known to be away.

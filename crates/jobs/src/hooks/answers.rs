@@ -191,6 +191,7 @@ mod tests {
             alive: true,
             leader: false,
             lost: false,
+            why: None,
             capacity_bytes,
             reserved_bytes,
         }

@@ -381,6 +381,9 @@ pub struct ServerStatus {
     pub leader: bool,
     /// It was given up with `forebay pool forget`.
     pub lost: bool,
+    /// Why it does not answer, and what to do, if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// What it gives in all.
     pub capacity_bytes: u64,
     /// Of it promised to buffers.

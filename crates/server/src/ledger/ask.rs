@@ -4,6 +4,8 @@
 use super::record::BufferRecord;
 use super::show::Survey;
 use super::{Identity, Ledger};
+use crate::net::links::{Links, Silence};
+use forebay_net::peer::ARE_STOPPED;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::LedgerRequest;
 use forebay_proto::net::pool::{PoolAsked, PoolQuestion, PoolReply};
@@ -15,10 +17,18 @@ use std::time::Duration;
 const CHANGE_LIMIT: Duration = Duration::from_secs(100);
 /// Longest wait for a server to tell how it is. One that takes longer is shown as not answering.
 const FACTS_LIMIT: Duration = Duration::from_secs(3);
+/// The same for one that took longer a moment ago.
+const FACTS_AGAIN_LIMIT: Duration = Duration::from_secs(1);
 /// Longest wait for a server that tries to reach the leader: some attempts to greet one that hangs.
 const HEARS_LIMIT: Duration = Duration::from_secs(40);
 /// Longest wait for anything else.
 const LIMIT: Duration = Duration::from_secs(10);
+/// Longest wait for a server to show that it is there, before something is passed on to it that may take long.
+const THERE_LIMIT: Duration = Duration::from_secs(6);
+/// The same for one that did not show it a moment ago.
+const THERE_AGAIN_LIMIT: Duration = Duration::from_secs(3);
+/// One that answered no longer ago is there.
+const THERE_FOR: Duration = Duration::from_secs(1);
 /// Longest wait for a question that is passed on; one that waits for a plan takes that long.
 const PASSED_ON_LIMIT: Duration = Duration::from_secs(110);
 
@@ -65,27 +75,102 @@ impl Ledger {
         server: ServerId,
         question: &PoolQuestion,
     ) -> Result<PoolReply, ControlError> {
+        let limit = limit(question);
+        match limit == FACTS_LIMIT {
+            // Who asks that can do without.
+            true => self.ask_soon(server, question, (limit, FACTS_AGAIN_LIMIT)),
+            false => self.ask_by(server, question, |links, question| {
+                links.ask(server, question, &[], &mut Vec::new(), limit)
+            }),
+        }
+    }
+
+    /// For who can do without the answer: within a limit with all that has to be done for it, the second one if the
+    /// server was silent a moment ago.
+    fn ask_soon(
+        &self,
+        server: ServerId,
+        question: &PoolQuestion,
+        (limit, again): (Duration, Duration),
+    ) -> Result<PoolReply, ControlError> {
+        self.ask_by(server, question, |links, question| {
+            links.ask_soon(server, question, limit, again)
+        })
+    }
+
+    fn ask_by(
+        &self,
+        server: ServerId,
+        question: &PoolQuestion,
+        ask: impl FnOnce(&Links, &Question<'_>) -> forebay_proto::Result<Reply>,
+    ) -> Result<PoolReply, ControlError> {
         let what = format!("ask server {}", self.host_of(server));
         let failed = |why: &str, errno: Errno| ControlError::new(&what, None, why).errno(errno.0);
         let asked = PoolAsked { term: self.term(), question: question.clone() };
         let json = serde_json::to_vec(&asked)
             .map_err(|error| failed(&error.to_string(), Errno::EPROTO))?;
-        let reply = self
-            .links
-            .ask(server, &Question::Pool(&json), &[], &mut Vec::new(), limit(question))
-            .map_err(|errno| match errno {
-                Errno::EHOSTUNREACH => {
-                    let why = format!("it cannot be reached{}", self.at_addresses(server));
-                    failed(&why, errno).hint(
-                        "is `forebay serve` running there? `forebay pool status` shows the servers",
-                    )
-                }
-                Errno::ETIMEDOUT => failed("it gave no answer", errno),
-                Errno::EIO => failed("it is gone for good", errno),
-                errno => failed(&errno.to_string(), errno),
-            })?;
+        let links: &Links = &self.links;
+        let reply = ask(links, &Question::Pool(&json)).map_err(|errno| match errno {
+            Errno::EHOSTUNREACH | Errno::ETIMEDOUT => {
+                let (why, hint) = self.why_silent(server);
+                failed(&why, errno).hint(&hint)
+            }
+            Errno::EIO => failed("it is gone for good", errno),
+            errno => failed(&errno.to_string(), errno),
+        })?;
         let Reply::Pool(json) = reply else { return Err(self.nonsense(server)) };
         serde_json::from_slice(&json).map_err(|_| self.nonsense(server))
+    }
+
+    /// EHOSTUNREACH for a server that does not answer at all: then nothing was asked of it.
+    pub(super) fn must_be_there(&self, server: ServerId) -> Result<(), ControlError> {
+        if self.links.answered_within(server, THERE_FOR) {
+            return Ok(());
+        }
+        match self.ask_soon(server, &PoolQuestion::Facts, (THERE_LIMIT, THERE_AGAIN_LIMIT)) {
+            Err(error) if matches!(error.errno, Some(libc::EHOSTUNREACH | libc::ETIMEDOUT)) => {
+                Err(error.errno(libc::EHOSTUNREACH))
+            }
+            // What else is wrong the question itself meets.
+            _ => Ok(()),
+        }
+    }
+
+    /// Why a server did not answer just now, and what to do.
+    pub(super) fn why_silent(&self, server: ServerId) -> (String, String) {
+        let at = self.at_addresses(server);
+        let mine = self.state.lock().addresses.first().map(|mine| format!(" --server {mine}"));
+        let asked = mine.unwrap_or_default();
+        match self.links.silence(server) {
+            Some(Silence::Stopped(pid)) => (
+                format!("its process {pid} is {ARE_STOPPED}"),
+                format!("`kill -CONT {pid}` lets it go on; nothing is lost meanwhile"),
+            ),
+            Some(Silence::Silent) => (
+                format!("it gives no answer{at}"),
+                "is its process stopped, or its node away? On its node `pgrep forebay | xargs ps -o pid,stat,args -p` \
+                 shows the process: `kill -CONT PID` lets one in state T go on; its log tells more"
+                    .into(),
+            ),
+            Some(Silence::Other) => (
+                format!("it cannot be reached{at}"),
+                "something else is there, or it has another key; the logs of both servers tell more".into(),
+            ),
+            Some(Silence::Refused) => (
+                format!("it cannot be reached{at}"),
+                format!("is `forebay serve` running there? `forebay pool status{asked}` shows the servers"),
+            ),
+            None => (
+                format!("it gave no answer{at}"),
+                "the connection broke, or nobody knows where it is; its log tells more".into(),
+            ),
+        }
+    }
+
+    /// The same in one text.
+    pub(super) fn told_silent(&self, server: ServerId) -> String {
+        let (why, hint) = self.why_silent(server);
+        format!("{why} ({hint})")
     }
 
     /// It gave an answer to another question.

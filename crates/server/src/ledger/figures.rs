@@ -62,7 +62,10 @@ impl Ledger {
                 Some(Ok(metrics)) => told.servers.push(metrics),
                 // It has no part of the buffer.
                 Some(Err(error)) if name.is_some() && error.errno == Some(libc::ENOENT) => {}
-                Some(Err(error)) => told.unheard.push(self.unheard(id, error.why)),
+                Some(Err(error)) => {
+                    let hint = error.hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
+                    told.unheard.push(self.unheard(id, error.why + &hint));
+                }
                 None => told.unheard.push(self.unheard(id, "it could not be asked".into())),
             }
         }
@@ -113,7 +116,12 @@ impl Ledger {
                 },
             };
             let missing = || self.missing(&part.spec.servers, &part.spec.uuid);
-            BufferMetrics { why: told.why.clone().or_else(missing), ..told }
+            let part_count = part.spec.servers.iter().filter(|id| !self.is_lost(**id)).count();
+            BufferMetrics {
+                why: told.why.clone().or_else(missing),
+                part_count: part_count as u64,
+                ..told
+            }
         });
         ServerMetrics {
             server: Some(self.server_id().to_string()),

@@ -3,6 +3,7 @@
 //! on with the identity of who asked, once, or twice by way of the leader.
 
 use super::{Identity, Ledger};
+use crate::net::links::Silence;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
 use forebay_proto::events::EventRecord;
@@ -96,14 +97,18 @@ impl Ledger {
 
     fn pass_on(&self, server: ServerId, who: &Identity, request: LedgerRequest) -> LedgerReply {
         let question = PoolQuestion::Ledger { who: who.to_asker(), request };
-        match self.ask(server, &question) {
+        match self.must_be_there(server).and_then(|()| self.ask(server, &question)) {
             Ok(PoolReply::Ledger(reply)) => *reply,
             Ok(_) => LedgerReply::Error(self.nonsense(server)),
-            Err(error) if server == self.leader() => LedgerReply::Error(
-                error.hint(
-                    "it keeps the ledger of the pool: start it again; mounts go on without. If it is gone for good: `forebay pool leader --take-over`",
-                ),
-            ),
+            Err(error) if server == self.leader() => {
+                let hint = match (self.links.silence(server), &error.hint) {
+                    (Some(Silence::Silent | Silence::Stopped(_)), Some(hint)) => format!(
+                        "{hint}. It keeps the ledger of the pool; mounts go on without. If it is gone for good: `forebay pool leader --take-over`"
+                    ),
+                    _ => "it keeps the ledger of the pool: start it again; mounts go on without. If it is gone for good: `forebay pool leader --take-over`".into(),
+                };
+                LedgerReply::Error(error.hint(&hint))
+            }
             Err(error) => LedgerReply::Error(error),
         }
     }

@@ -54,6 +54,7 @@ impl Ledger {
                 alive: facts.is_some(),
                 leader: server.id == leader,
                 lost: server.lost,
+                why: (facts.is_none() && !server.lost).then(|| self.told_silent(server.id)),
                 capacity_bytes: facts.map_or(server.capacity_bytes, |facts| facts.capacity_bytes),
                 reserved_bytes: facts.map_or(0, |facts| facts.reserved_bytes),
             }
@@ -150,7 +151,10 @@ impl Ledger {
             (None, _) if answered => {
                 (PartState::Faulty, Some("its server does not have it".to_string()))
             }
-            (None, _) => (PartState::Away, Some("its server does not answer".to_string())),
+            (None, _) => {
+                let why = format!("its server does not answer: {}", self.told_silent(server));
+                (PartState::Away, Some(why))
+            }
         };
         BufferPart {
             shard,

@@ -5,11 +5,15 @@
 //! server that greets with another identity than the expected one. A connection that broke is
 //! dropped, the next question makes a new one; so nothing has to be told of a server's restart.
 //!
+//! Why a server does not answer is kept ([`Silence`]) for who is to be told. Who only asks how it is ([`Links::ask_soon`])
+//! does not wait again and again for one that was silent a moment ago, nor for a process that is stopped.
+//!
 //! [`Links`] is one for a process (the ledger's); [`BufferPeers`] shows it to one buffer.
 
 use crate::places::{Directory, Places};
 use forebay_interfaces::peers::Peers;
-use forebay_net::handshake::{self, Credential};
+use forebay_net::handshake::{self, Credential, HANDSHAKE_TIMEOUT};
+use forebay_net::stream::CONNECT_TIMEOUT;
 use forebay_net::{Link, LinkError, ServerAddress, Stream, peer};
 use forebay_proto::net::auth::{Key, Purpose, Secret};
 use forebay_proto::net::frame::{self, FrameError, Kind};
@@ -34,6 +38,57 @@ const STAGING_LIMIT: Duration = Duration::from_secs(5);
 /// A server that could not be reached is not tried again for so long.
 const AWAY_PAUSE: Duration = Duration::from_millis(200);
 
+/// So long after a server was silent it is waited for less ([`Links::ask_soon`]).
+const SILENT_FOR: Duration = Duration::from_secs(10);
+/// Shortest wait for one of several addresses of a server.
+const ADDRESS_LIMIT_LEAST: Duration = Duration::from_millis(100);
+
+/// Why a server did not answer when it was last asked; of several addresses what tells most, which is the greatest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Silence {
+    /// Nobody listens where it was.
+    Refused,
+    /// Another server is there, or it does not know this one's key, or it closed the connection.
+    Other,
+    /// It did not answer in time, or its node did not.
+    Silent,
+    /// Its process, on this node, is stopped.
+    Stopped(u32),
+}
+
+/// When a server was first silent after it had been asked with all patience, and why.
+#[derive(Clone, Copy)]
+struct Noted {
+    why: Silence,
+    at: Instant,
+}
+
+/// How long a server is waited for.
+#[derive(Clone, Copy)]
+struct Wait {
+    /// For a place among its connections, and for its answer.
+    limit: Duration,
+    /// For each of its answers to a greeting.
+    greeting: Duration,
+    /// All its addresses share that time, and a process that is stopped is not waited for.
+    soon: bool,
+    /// Less than all patience: it was silent a moment ago.
+    again: bool,
+}
+
+/// Why nobody was greeted.
+struct NotGreeted {
+    error: LinkError,
+    /// The process that listens there.
+    process: Option<u32>,
+}
+
+impl From<io::Error> for NotGreeted {
+    fn from(error: io::Error) -> NotGreeted {
+        NotGreeted { error: error.into(), process: None }
+    }
+}
+
 /// A connection, with the time limit that it has now.
 struct Open {
     link: Link,
@@ -56,6 +111,21 @@ struct LineState {
     away_until: Option<Instant>,
     /// Counts how often it has been heard of: an attempt from before says nothing of it any more.
     heard: u64,
+    /// When it last answered a question.
+    answered: Option<Instant>,
+    /// Since then it did not.
+    silence: Option<Noted>,
+}
+
+impl LineState {
+    fn note_silence(&mut self, why: Silence, wait: &Wait) {
+        let at = match self.silence {
+            // Else one that is slow would never be waited for again.
+            Some(noted) if wait.again => noted.at,
+            _ => Instant::now(),
+        };
+        self.silence = Some(Noted { why, at });
+    }
 }
 
 /// A place among a line's connections; dropped with its connection unless that is given back.
@@ -111,7 +181,6 @@ pub struct Links {
     unreached: Mutex<Option<TellUnreached>>,
 }
 
-/// Connects, and says who is there.
 /// A server, as it runs: another start of it, or a copy of its flash that was started, is another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Start {
@@ -121,8 +190,18 @@ pub struct Start {
     pub incarnation: u64,
 }
 
-fn greet(key: &Secret, address: &ServerAddress) -> std::result::Result<(Link, Start), LinkError> {
-    let stream = Stream::connect(address)?;
+/// Connects, and says who is there. `soon`: a process that is stopped is not waited for.
+fn greet(
+    key: &Secret,
+    address: &ServerAddress,
+    limit: Duration,
+    soon: bool,
+) -> std::result::Result<(Link, Start), NotGreeted> {
+    let stream = Stream::connect_within(address, limit.min(CONNECT_TIMEOUT))?;
+    let process = peer::process(&stream);
+    if soon && process.is_some_and(peer::stays_stopped) {
+        return Err(NotGreeted { error: timed_out(), process });
+    }
     let credential = match address {
         // The kernel tells the server who we are, and us who made the socket.
         ServerAddress::Unix(_) => {
@@ -135,9 +214,30 @@ fn greet(key: &Secret, address: &ServerAddress) -> std::result::Result<(Link, St
         ServerAddress::Tcp { .. } => Credential::Secret(Key::Server, key.clone()),
     };
     let mut link = Link::new(stream);
-    let program = env!("CARGO_PKG_VERSION");
-    let welcome = handshake::connect(&mut link, program, Purpose::Servers, &credential)?;
+    let (program, purpose) = (env!("CARGO_PKG_VERSION"), Purpose::Servers);
+    let welcome = handshake::connect_within(&mut link, program, purpose, &credential, limit)
+        .map_err(|error| NotGreeted { error, process })?;
     Ok((link, Start { server: ServerId(welcome.server), incarnation: welcome.incarnation }))
+}
+
+fn timed_out() -> LinkError {
+    io::Error::from(io::ErrorKind::TimedOut).into()
+}
+
+/// What a failure at one of its addresses says of a server. `process` listens there, if that is known.
+fn silence_of(error: &LinkError, address: &ServerAddress, process: Option<u32>) -> Silence {
+    use io::ErrorKind as Kind;
+    let LinkError::Io(error) = error else { return Silence::Other };
+    match error.kind() {
+        Kind::ConnectionRefused | Kind::NotFound => Silence::Refused,
+        Kind::WouldBlock | Kind::TimedOut => {
+            let stopped = process.filter(|pid| peer::is_stopped(*pid));
+            let stopped = stopped.or_else(|| peer::stopped_listener(address));
+            stopped.map_or(Silence::Silent, Silence::Stopped)
+        }
+        Kind::HostUnreachable | Kind::NetworkUnreachable => Silence::Silent,
+        _ => Silence::Other,
+    }
 }
 
 /// True if nothing came and the peer has not closed it. While nothing is asked nothing may come.
@@ -173,12 +273,57 @@ impl Links {
         room: &mut Vec<u8>,
         limit: Duration,
     ) -> Result<Reply> {
+        let wait = Wait { limit, greeting: HANDSHAKE_TIMEOUT, soon: false, again: false };
+        self.ask_waiting(server, question, payload, room, wait)
+    }
+
+    /// The same of who is only asked how it is: `limit` is that of the greeting too, over all its addresses; one that
+    /// was silent a moment ago is given `again`; and a process of this node that is stopped is not waited for.
+    pub fn ask_soon(
+        &self,
+        server: ServerId,
+        question: &Question<'_>,
+        limit: Duration,
+        again: Duration,
+    ) -> Result<Reply> {
+        let noted = self.known_line(server).and_then(|line| line.state.lock().silence);
+        let was_silent = noted
+            .is_some_and(|noted| noted.why >= Silence::Silent && noted.at.elapsed() < SILENT_FOR);
+        let limit = if was_silent { again } else { limit };
+        let wait = Wait { limit, greeting: limit, soon: true, again: was_silent };
+        self.ask_waiting(server, question, &[], &mut Vec::new(), wait)
+    }
+
+    /// Of a server that was asked already.
+    fn known_line(&self, server: ServerId) -> Option<Arc<Line>> {
+        self.lines.lock().get(&server).cloned()
+    }
+
+    fn ask_waiting(
+        &self,
+        server: ServerId,
+        question: &Question<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+        wait: Wait,
+    ) -> Result<Reply> {
         self.addresses(server)?;
         let line = Arc::clone(self.lines.lock().entry(server).or_default());
-        let mut used = self.take(&line, server, limit)?;
+        let mut used = self.take(&line, server, wait)?;
         let Some(mut open) = used.open.take() else { return Err(Errno::EHOSTUNREACH) };
-        match open.exchange(question, payload, room, limit) {
+        let process = peer::process(open.link.stream());
+        if let (true, Some(pid)) = (wait.soon, process)
+            && peer::stays_stopped(pid)
+        {
+            line.state.lock().note_silence(Silence::Stopped(pid), &wait);
+            used.open = Some(open);
+            return Err(Errno::EHOSTUNREACH);
+        }
+        match open.exchange(question, payload, room, wait.limit) {
             Ok(reply) => {
+                let mut state = line.state.lock();
+                (state.answered, state.silence) = (Some(Instant::now()), None);
+                drop(state);
                 used.open = Some(open);
                 match reply {
                     Reply::Failed(errno) => Err(Errno(errno)),
@@ -193,9 +338,32 @@ impl Links {
             }
             Err(error) => {
                 tracing::debug!(%server, %error, "a question to a server has no answer");
+                if error.is_timeout() {
+                    let why = self.why_silent(server, &error, process);
+                    line.state.lock().note_silence(why, &wait);
+                }
                 Err(Errno::ETIMEDOUT)
             }
         }
+    }
+
+    /// Why a server did not answer on a connection that it had taken.
+    fn why_silent(&self, server: ServerId, error: &LinkError, process: Option<u32>) -> Silence {
+        let addresses = self.addresses(server).unwrap_or_default();
+        let whys = addresses.iter().map(|address| silence_of(error, address, process));
+        whys.max().unwrap_or(Silence::Silent)
+    }
+
+    /// Why a server does not answer, if it did not when it was last asked.
+    pub fn silence(&self, server: ServerId) -> Option<Silence> {
+        let noted = self.known_line(server)?.state.lock().silence;
+        noted.map(|noted| noted.why)
+    }
+
+    /// True if it answered a question no longer ago.
+    pub fn answered_within(&self, server: ServerId, time: Duration) -> bool {
+        let answered = self.known_line(server).and_then(|line| line.state.lock().answered);
+        answered.is_some_and(|answered| answered.elapsed() < time)
     }
 
     /// A server has been heard of: it is tried again at once.
@@ -203,6 +371,7 @@ impl Links {
         if let Some(line) = self.lines.lock().get(&server) {
             let mut state = line.state.lock();
             state.away_until = None;
+            state.silence = None;
             state.heard = state.heard.wrapping_add(1);
         }
     }
@@ -214,7 +383,8 @@ impl Links {
 
     /// The same, and which of its starts it is.
     pub fn started_at(&self, address: &ServerAddress) -> std::result::Result<Start, LinkError> {
-        greet(&self.key, address).map(|(_, start)| start)
+        let greeted = greet(&self.key, address, HANDSHAKE_TIMEOUT, false);
+        greeted.map(|(_, start)| start).map_err(|failed| failed.error)
     }
 
     /// Where a server is, as far as is known now.
@@ -224,26 +394,30 @@ impl Links {
     }
 
     /// A connection that nobody else uses.
-    fn take<'a>(&self, line: &'a Line, server: ServerId, limit: Duration) -> Result<InUse<'a>> {
-        let deadline = Instant::now() + limit;
+    fn take<'a>(&self, line: &'a Line, server: ServerId, wait: Wait) -> Result<InUse<'a>> {
+        let deadline = Instant::now() + wait.limit;
         let mut used = line.place(deadline)?;
         if used.open.is_some() {
             return Ok(used);
         }
         loop {
             let heard = line.state.lock().heard;
-            let connected = self.connect(server, &self.addresses(server)?);
+            let connected = self.connect(server, &self.addresses(server)?, wait);
             let mut state = line.state.lock();
-            if let Some(link) = connected {
-                state.away_until = None;
-                drop(state);
-                used.open = Some(Open { link, limit: None, next_id: 0 });
-                return Ok(used);
-            }
+            let why = match connected {
+                Ok(link) => {
+                    state.away_until = None;
+                    drop(state);
+                    used.open = Some(Open { link, limit: None, next_id: 0 });
+                    return Ok(used);
+                }
+                Err(why) => why,
+            };
             // It was heard of after this attempt had begun: that says more than the failure does.
             if state.heard != heard && Instant::now() < deadline {
                 continue;
             }
+            state.note_silence(why, &wait);
             state.away_until = Some(Instant::now() + AWAY_PAUSE);
             drop(state);
             if let Some(tell) = &*self.unreached.lock() {
@@ -255,19 +429,39 @@ impl Links {
 
     /// A new connection. Sockets of this node first: they are the fastest, and where the path is
     /// another node's they fail at once.
-    fn connect(&self, server: ServerId, addresses: &[ServerAddress]) -> Option<Link> {
+    fn connect(
+        &self,
+        server: ServerId,
+        addresses: &[ServerAddress],
+        wait: Wait,
+    ) -> std::result::Result<Link, Silence> {
         let unix = |address: &&ServerAddress| matches!(address, ServerAddress::Unix(_));
         let (near, far): (Vec<_>, Vec<_>) = addresses.iter().partition(unix);
+        let until = Instant::now() + wait.greeting;
+        let mut why: Option<Silence> = None;
         for address in near.into_iter().chain(far) {
-            match greet(&self.key, address) {
-                Ok((link, start)) if start.server == server => return Some(link),
+            let limit = match wait.soon {
+                true => until.saturating_duration_since(Instant::now()).max(ADDRESS_LIMIT_LEAST),
+                false => wait.greeting,
+            };
+            let failed = match greet(&self.key, address, limit, wait.soon) {
+                Ok((link, start)) if start.server == server => return Ok(link),
                 Ok((_, Start { server: other, .. })) => {
                     tracing::debug!(%server, %address, %other, "another server is there");
+                    Silence::Other
                 }
-                Err(error) => tracing::debug!(%server, %address, %error, "not reached"),
+                Err(NotGreeted { error, process }) => {
+                    tracing::debug!(%server, %address, %error, "not reached");
+                    silence_of(&error, address, process)
+                }
+            };
+            why = why.max(Some(failed));
+            // Its other addresses would be waited for as long.
+            if wait.soon && matches!(failed, Silence::Stopped(_)) {
+                break;
             }
         }
-        None
+        Err(why.unwrap_or(Silence::Other))
     }
 }
 

@@ -167,6 +167,43 @@ fn a_server_that_is_heard_of_while_an_attempt_fails_is_tried_again() {
 }
 
 #[test]
+fn who_can_do_without_an_answer_does_not_wait_long_and_learns_why_there_is_none() {
+    // Its kernel takes connections, and nobody answers.
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nobody.local_addr().unwrap().to_string().parse().unwrap();
+    let links = links(&[address]);
+    assert_eq!(links.silence(SERVER), None);
+    let ask = || {
+        let began = Instant::now();
+        let asked = links.ask_soon(SERVER, &about(NamesQuestion::Ping), 2 * SECOND, SECOND / 5);
+        assert_eq!(asked, Err(Errno::EHOSTUNREACH));
+        began.elapsed()
+    };
+    let first = ask();
+    assert!(first >= SECOND && first < 8 * SECOND, "{first:?}");
+    assert_eq!(links.silence(SERVER), Some(Silence::Silent));
+    // Nobody is asked at all for a moment.
+    std::thread::sleep(SECOND / 4);
+    let again = ask();
+    assert!(again < SECOND + SECOND / 2, "{again:?}");
+
+    drop(nobody);
+    std::thread::sleep(SECOND / 4);
+    ask();
+    assert_eq!(links.silence(SERVER), Some(Silence::Refused));
+
+    let (_, listening) = served("127.0.0.1:0");
+    let addresses = listening.addresses().to_vec();
+    links.directory().set(SERVER, KnownServer { addresses, ..KnownServer::default() });
+    std::thread::sleep(SECOND / 4);
+    let asked = links.ask_soon(SERVER, &about(NamesQuestion::Ping), 5 * SECOND, 5 * SECOND);
+    assert_eq!(asked, Ok(Reply::Names(NamesReply::Shard(ShardId(3)))));
+    assert_eq!(links.silence(SERVER), None);
+    assert!(links.answered_within(SERVER, 60 * SECOND));
+    listening.stop();
+}
+
+#[test]
 fn connections_to_one_server_are_bounded() {
     let (answers, listening) = served("127.0.0.1:0");
     let links = links(listening.addresses());

@@ -10,7 +10,11 @@ use forebay_client::{Control, MountRef, locate, mounts};
 use forebay_proto::control::ControlError;
 use forebay_proto::metrics::PoolMetrics;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
-use std::time::Instant;
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a mount is waited for in one look. Its servers wait for each other for 3 s.
+const MOUNT_WAIT: Duration = Duration::from_millis(4_500);
 
 /// Who is asked.
 pub(super) struct Asked {
@@ -69,12 +73,19 @@ impl Asked {
     /// All buffers now.
     pub(super) fn look(&mut self) -> Result<Look, ControlError> {
         let mut look = Look { told: Vec::new(), unheard: Vec::new() };
-        for mount in &mut self.mounts {
+        // At once, so that those which do not answer are waited for together.
+        let told: Vec<_> = std::thread::scope(|scope| {
+            let asked: Vec<_> =
+                self.mounts.iter_mut().map(|mount| scope.spawn(move || mount.metrics())).collect();
+            asked.into_iter().map(ScopedJoinHandle::join).collect()
+        });
+        for (mount, told) in self.mounts.iter().zip(told) {
             let point = mount.at.mount_point.display().to_string();
-            match mount.metrics() {
+            let gone = |_| Err(ControlError::new("ask the mount", None, "its question broke off"));
+            match told.unwrap_or_else(gone) {
                 Ok(metrics) => look.told.push(Told { mount: Some(point), metrics }),
                 Err(error) if self.named_mount => return Err(error),
-                Err(error) => look.unheard.push((point, error.why)),
+                Err(error) => look.unheard.push((point, why(error))),
             }
         }
         if let Some(server) = &mut self.server {
@@ -91,14 +102,22 @@ impl Asked {
 impl Mount {
     /// One that is stopped or hangs keeps the others waiting for a moment only.
     fn metrics(&mut self) -> Result<PoolMetrics, ControlError> {
-        let now = Some(Instant::now());
+        let until = Some(Instant::now() + MOUNT_WAIT);
         let mut control = match self.control.take() {
             Some(control) => control,
-            None => Control::connect_store_until(&self.at.store_dir, now)?,
+            None => Control::connect_store_until(&self.at.store_dir, until)?,
         };
-        control.set_until(now);
+        control.set_until(until);
         let metrics = control.metrics()?;
         self.control = Some(control);
         Ok(metrics)
+    }
+}
+
+/// What is shown of a mount that did not tell: of one that waits for a server, which and what to do.
+fn why(error: ControlError) -> String {
+    match error.path.is_none() {
+        true => error.to_string(),
+        false => error.why,
     }
 }
