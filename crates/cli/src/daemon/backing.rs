@@ -307,9 +307,11 @@ impl Served {
     ) -> Result<LedgerReply, ControlError> {
         let what = format!("ask the server {}", self.target.address);
         let silent = || {
-            ControlError::new(&what, None, NO_ANSWER_YET)
-                .errno(libc::ETIMEDOUT)
-                .hint("`forebay pool status` tells which servers answer; their logs tell more")
+            let hint = format!(
+                "`forebay pool status --server {}` tells which servers answer; their logs tell more",
+                self.target.address
+            );
+            ControlError::new(&what, None, NO_ANSWER_YET).errno(libc::ETIMEDOUT).hint(&hint)
         };
         let under_way = Arc::clone(&self.state_questions);
         if under_way.fetch_add(1, Ordering::Relaxed) >= STATE_QUESTIONS_MAX {
@@ -386,9 +388,13 @@ impl Served {
             // Who asks it may have waited long enough for it to be stopped meanwhile.
             Some(part) => Err(self.stopped().unwrap_or_else(|| {
                 let what = format!("ask the server of part {} on {}", part.shard.0, part.host);
+                let hint = format!(
+                    "`forebay pool status --server {}` tells which servers answer; its log tells more",
+                    self.target.address
+                );
                 ControlError::new(&what, None, "it does not answer")
                     .errno(libc::ETIMEDOUT)
-                    .hint("`forebay pool status` tells which servers answer; its log tells more")
+                    .hint(&hint)
             })),
             None => Ok(buffer),
         }
