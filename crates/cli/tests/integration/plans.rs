@@ -4,9 +4,13 @@
 use crate::common::pool::Pool;
 use crate::common::{Flash, Rig, failure, must_be_root, text};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// A mounted buffer, and a file of 4 MiB to stage in.
@@ -124,6 +128,93 @@ fn ctrl_c_ends_a_command_soon_whose_server_is_stopped() {
     interrupted_at_a_stopped_server(at_mount, rig.pid() as u32, &flags);
     let cancelled = rig.forebay().args(["stage", "cancel", "1", "--buffer"]).arg(&rig.mnt).output();
     assert!(cancelled.unwrap().status.success());
+}
+
+/// Passes on what clients and a server say to each other; what a client says from message `held` on reaches nobody.
+struct Relay {
+    address: String,
+    /// Messages of clients so far.
+    said: Arc<AtomicUsize>,
+    held: Arc<AtomicUsize>,
+}
+
+impl Relay {
+    fn to(server: &str) -> Relay {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relay = Relay {
+            address: listener.local_addr().unwrap().to_string(),
+            said: Arc::default(),
+            held: Arc::new(AtomicUsize::new(usize::MAX)),
+        };
+        let (server, said, held) = (server.to_string(), relay.said.clone(), relay.held.clone());
+        // It ends with the process of the tests.
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (mut client, mut there) =
+                    (client.unwrap(), TcpStream::connect(&server).unwrap());
+                let (mut back, mut answers) =
+                    (client.try_clone().unwrap(), there.try_clone().unwrap());
+                std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+                let (said, held) = (said.clone(), held.clone());
+                std::thread::spawn(move || {
+                    let mut message = vec![0; 64 << 10];
+                    while let Ok(bytes @ 1..) = client.read(&mut message) {
+                        if said.fetch_add(1, SeqCst) + 1 < held.load(SeqCst) {
+                            there.write_all(&message[..bytes]).unwrap();
+                        }
+                    }
+                    let _ = there.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        });
+        relay
+    }
+}
+
+#[test]
+fn ctrl_c_before_the_server_answered_says_that_it_is_not_known_whether_the_plan_was_begun() {
+    must_be_root();
+    let pool = Pool::new(&["64MiB"]);
+    pool.done(0, &["buffer", "create", "b", "--capacity", "32MiB"]);
+    let source = pool.rig.base().join("source");
+    fs::write(&source, vec![7; 4096]).unwrap();
+    let relay = Relay::to(&pool.servers[0].tcp);
+    let listed = pool.command(&["stage", "status", "b:", "--server", &relay.address]).output();
+    assert!(listed.unwrap().status.success());
+    // As many are said before a question is asked: the last of them is the question.
+    let question = relay.said.swap(0, SeqCst);
+    relay.held.store(question, SeqCst);
+    let arguments: [&std::ffi::OsStr; 7] = [
+        "stage".as_ref(),
+        "in".as_ref(),
+        "--json".as_ref(),
+        source.as_ref(),
+        "b:/copy".as_ref(),
+        "--server".as_ref(),
+        relay.address.as_ref(),
+    ];
+    let served = following(&arguments, Some(&pool.rig.base().join("config")));
+    crate::common::wait_for("the question", || relay.said.load(SeqCst) >= question);
+    let begun = Instant::now();
+    signal(served.id(), libc::SIGINT);
+    let output = served.wait_with_output().unwrap();
+    let took = begun.elapsed();
+    let message = failure(&output, 1);
+    assert!(took < SOON, "it took {took:?}: {message}");
+    let flags = format!("--buffer b: --server {}", relay.address);
+    for part in [
+        "whether the plan was begun is not known",
+        &format!("`forebay stage status {flags}`"),
+        &format!("`forebay stage cancel PLAN {flags}`"),
+    ] {
+        assert!(message.contains(part), "not said: {part}\n{message}");
+    }
+    let last = text(&output.stdout).lines().last().unwrap_or_default().to_string();
+    let told: serde_json::Value = serde_json::from_str(&last).unwrap();
+    assert_eq!(
+        (&told["error"]["what"], &told["error"]["path"]),
+        (&"start staging".into(), &serde_json::Value::Null)
+    );
 }
 
 /// At a server without a mount; and its hints about plans can be run as they stand.
