@@ -208,7 +208,7 @@ pub struct IorArgs {
     /// Log each operation into this new directory, as a trace: forebay report shows it.
     #[arg(long, value_name = "DIR")]
     pub log: Option<PathBuf>,
-    /// Print which process would access what (access,rank,file,offset,bytes), and do nothing.
+    /// Print which process would access what (access,rank,file,offset,bytes), and do nothing. With --json one object for each transfer.
     #[arg(long)]
     pub show_offsets: bool,
     /// Print one JSON object, with IOR's keys.

@@ -1,8 +1,11 @@
 //! How a command ends: its exit code, and its error as text or JSON.
 
+use crate::failure_parts;
 use forebay_jobs::run::RunError;
 use forebay_proto::control::ControlError;
 use std::borrow::Cow;
+use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// It did what was asked.
@@ -19,6 +22,32 @@ pub type Outcome = anyhow::Result<u8>;
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
+
+/// A wrong use that is told in parts: of a file that says something wrong, of one that is there already. Ends with [`EXIT_USAGE`].
+#[derive(Debug, thiserror::Error)]
+#[error("{plain}")]
+pub struct Refused {
+    /// What was refused, of which path, why, what to do.
+    pub told: Box<ControlError>,
+    /// The same as a person reads it.
+    pub plain: String,
+}
+
+impl From<ControlError> for Refused {
+    fn from(told: ControlError) -> Refused {
+        Refused { plain: told.to_string(), told: Box::new(told) }
+    }
+}
+
+/// Whether the caller called wrongly.
+pub fn is_usage(error: &anyhow::Error) -> bool {
+    error.is::<Usage>() || error.is::<Refused>()
+}
+
+/// For `map_err`: what was being done on which path when the system refused it.
+pub fn at<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> ControlError + 'a {
+    move |error| ControlError::io(what, Some(path), &error)
+}
 
 /// From now on a reader of what this process prints that goes away (`| head`) ends it quietly, as it ends
 /// other commands. Not by the default of SIGPIPE: a socket, or a child's input, that closes is an error to
@@ -51,8 +80,9 @@ pub fn report(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("forebay: {}", visible(&format!("{error:#}")));
-            ExitCode::from(if error.is::<Usage>() { EXIT_USAGE } else { EXIT_FAILED })
+            let text = failure_parts::plain(&error).unwrap_or_else(|| format!("{error:#}"));
+            eprintln!("forebay: {}", visible(&text));
+            ExitCode::from(if is_usage(&error) { EXIT_USAGE } else { EXIT_FAILED })
         }
     }
 }
@@ -78,18 +108,25 @@ pub fn as_control_error(error: &anyhow::Error) -> ControlError {
     if let Some(RunError { what, why }) = error.downcast_ref() {
         return ControlError::new(what, None, why);
     }
-    match error.downcast_ref::<ControlError>() {
-        Some(error) => error.clone(),
-        None => ControlError {
-            what: error.to_string(),
-            path: None,
-            errno: error
-                .chain()
-                .find_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error()),
-            why: error.chain().skip(1).map(ToString::to_string).collect::<Vec<_>>().join(": "),
-            hint: None,
-        },
+    if let Some(Usage(why)) = error.downcast_ref() {
+        return ControlError::new("use the command line", None, why).errno(libc::EINVAL);
     }
+    if let Some(error) = error.downcast_ref::<ControlError>() {
+        return error.clone();
+    }
+    failure_parts::parts(error).unwrap_or_else(|| of_chain(error))
+}
+
+/// Of an error that has no parts: what was being done is its head, why the rest; a lone text is why.
+fn of_chain(error: &anyhow::Error) -> ControlError {
+    let errno = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
+    let why = error.chain().skip(1).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let head = error.to_string();
+    let told = match why.is_empty() {
+        true => ControlError::new("run the command", None, &head),
+        false => ControlError::new(&head, None, &why),
+    };
+    ControlError { errno, ..told }
 }
 
 /// Prints one JSON value as a line on standard output.
@@ -112,6 +149,23 @@ mod tests {
         let told = as_control_error(&error.into());
         assert_eq!((&*told.what, &*told.why), ("go on with /r", "process 7 runs this job"));
         assert_eq!(told.to_string(), "go on with /r: process 7 runs this job");
+    }
+
+    #[test]
+    fn a_reason_is_always_told() {
+        let told = as_control_error(&Usage("-N 0: expected at least 1".into()).into());
+        assert_eq!(
+            (&*told.what, &*told.why),
+            ("use the command line", "-N 0: expected at least 1")
+        );
+        let lone = as_control_error(&anyhow::anyhow!("no room"));
+        assert_eq!((&*lone.what, &*lone.why), ("run the command", "no room"));
+        let chain = as_control_error(&anyhow::anyhow!("no room").context("write the page"));
+        assert_eq!((&*chain.what, &*chain.why), ("write the page", "no room"));
+        let path = Path::new("/p/x");
+        let io = at("remove", path)(io::Error::from_raw_os_error(libc::EACCES));
+        assert_eq!(io.to_string(), "remove /p/x: Permission denied");
+        assert_eq!(io.errno, Some(libc::EACCES));
     }
 
     #[test]

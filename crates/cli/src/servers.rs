@@ -2,6 +2,7 @@
 
 use crate::args::ServerArgs;
 use crate::failure::{Usage, as_control_error};
+use crate::hints::Asked;
 use crate::{secrets, site};
 use forebay_client::Ledger;
 use forebay_net::ServerAddress;
@@ -25,10 +26,28 @@ pub fn address(args: &ServerArgs) -> anyhow::Result<ServerAddress> {
     }
 }
 
+/// How a command names its server: `--server ADDR`; empty if nothing says which one that is.
+pub fn flag(args: &ServerArgs) -> String {
+    address(args).map_or_else(|_| String::new(), |address| flag_of(&address, args))
+}
+
+/// The same, of the one that was found. A secret that was named is to be named again.
+fn flag_of(address: &ServerAddress, args: &ServerArgs) -> String {
+    match &args.secret_file {
+        None => format!("--server {address}"),
+        Some(file) => {
+            let file = forebay_jobs::run::report::shell_word(file);
+            format!("--server {address} --secret-file {file}")
+        }
+    }
+}
+
 /// A connection to a server's ledger.
 pub struct Server {
     ledger: Ledger,
     address: ServerAddress,
+    /// How hints name what was asked.
+    asked: Asked,
 }
 
 impl Server {
@@ -37,12 +56,17 @@ impl Server {
         let address = address(args)?;
         let unix = matches!(address, ServerAddress::Unix(_));
         let credential = secrets::credential(unix, args.secret_file.as_deref(), buffer)?;
-        Ok(Server { ledger: Ledger::connect(&address, &credential)?, address })
+        let asked = Asked {
+            server: flag_of(&address, args),
+            plans_of: buffer.map(|name| format!("--buffer {name}:")).unwrap_or_default(),
+            buffer: buffer.map(ToString::to_string).unwrap_or_default(),
+        };
+        Ok(Server { ledger: Ledger::connect(&address, &credential)?, address, asked })
     }
 
-    /// Asks; an error of the ledger is an error here.
+    /// Asks; an error of the ledger is an error here, and its hint names this server.
     pub fn ask(&mut self, request: &LedgerRequest) -> Result<LedgerReply, ControlError> {
-        self.ledger.ask(request)
+        self.ledger.ask(request).map_err(|error| self.asked.complete(error))
     }
 
     /// What the servers have to give.
@@ -131,7 +155,7 @@ impl ServedStaging {
 
     /// How `forebay stage` commands name it.
     pub fn flags(&self) -> String {
-        format!("--buffer {}: --server {}", self.name, self.server.address)
+        format!("--buffer {}: {}", self.name, self.server.asked.server)
     }
 
     /// Starts a plan; with a token that has started one already, none.

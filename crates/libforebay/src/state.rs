@@ -179,9 +179,9 @@ pub(crate) fn wait(path: &Path, deadline: Deadline) -> Answer<()> {
         Some(plan) => {
             let why =
                 format!("plan {}, which was to copy it to the PFS, did not end well", plan.plan);
-            Err(ControlError::new("wait for", Some(path), &why)
-                .errno(libc::EIO)
-                .hint("`forebay stage status` tells why"))
+            let mount = PathBytes::new(place.mount_point.as_os_str().as_bytes()).shell_word();
+            let hint = format!("`forebay stage status {} --buffer {mount}` tells why", plan.plan);
+            Err(ControlError::new("wait for", Some(path), &why).errno(libc::EIO).hint(&hint))
         }
         None => {
             let why = "nothing copies it to the PFS: a scratch buffer does that only when asked";

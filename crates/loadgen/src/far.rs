@@ -197,7 +197,7 @@ impl Host {
                         // Its reason may be that of those who failed before it.
                         let why = crate::ranks::why_ranks_failed(shared);
                         let why = why.unwrap_or_else(|| "a rank does not end".into());
-                        eprintln!("forebay: {why}");
+                        eprintln!("forebay: {}", crate::failed::plain(&why));
                         world.abort();
                     }
                 }

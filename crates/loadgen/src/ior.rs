@@ -9,6 +9,7 @@
 //! called cold only if the page cache was seen to hold none of its files.
 //! Caller: the command line's `forebay bench ior`.
 
+use crate::failed;
 use crate::far::{Far, Host};
 use crate::log::{Call, Log};
 use crate::mpi::{self, How, World};
@@ -128,8 +129,19 @@ pub enum IorError {
         /// Why not.
         source: io::Error,
     },
-    /// A rank failed, or the run was stopped.
-    #[error("{0}")]
+    /// It is there, and is to be left alone.
+    #[error("write {}: it is there already", .0.display())]
+    Exists(PathBuf),
+    /// A read that is to be cold would not be, or that cannot be seen.
+    #[error("read {} from an empty page cache: {why}", path.display())]
+    NotCold {
+        /// What was to be read.
+        path: PathBuf,
+        /// Why it is not cold.
+        why: String,
+    },
+    /// A rank failed, or the run was stopped: a text of [`failed`].
+    #[error("{}", failed::plain(.0))]
     Rank(String),
 }
 
@@ -192,10 +204,7 @@ impl Ior {
                 let path = self.file_of(rank, repetition);
                 let there = path.symlink_metadata().is_ok();
                 if there && !reads_only && !self.overwrite && !self.use_existing {
-                    return Err(IorError::Refused(format!(
-                        "{} is there already: --overwrite replaces it, -E writes into it, another -o leaves it alone",
-                        path.display()
-                    )));
+                    return Err(IorError::Exists(path));
                 }
                 if !there && (reads_only || self.use_existing) {
                     let source = io::Error::from_raw_os_error(libc::ENOENT);
@@ -396,23 +405,18 @@ impl Ior {
             path,
             source,
         })?;
-        match self.cache_of(repetition)? {
-            Cache::Seen(Pages { resident: 0, .. }) => self.cache_of(repetition),
-            Cache::Seen(pages) => Err(IorError::Refused(format!(
-                "--cold: {} of {} pages of {} stay in the page cache (another process may use them): the read would not be cold",
-                pages.resident,
-                pages.total,
-                self.path.display()
-            ))),
-            Cache::Memory => Err(IorError::Refused(format!(
-                "--cold: {} lies on a file system in memory: no read there is cold",
-                self.path.display()
-            ))),
-            Cache::Unseen => Err(IorError::Refused(format!(
-                "--cold: the file system of {} may have a cache elsewhere (FUSE, network): whether a read is cold cannot be seen from here",
-                self.path.display()
-            ))),
-        }
+        let why = match self.cache_of(repetition)? {
+            Cache::Seen(Pages { resident: 0, .. }) => return self.cache_of(repetition),
+            Cache::Seen(pages) => format!(
+                "{} of {} pages stay in the page cache (another process may use them): the read would not be cold",
+                pages.resident, pages.total
+            ),
+            Cache::Memory => {
+                "it lies on a file system in memory: no read there is cold".to_string()
+            }
+            Cache::Unseen => "its file system may have a cache elsewhere (FUSE, network): whether a read is cold cannot be seen from here".to_string(),
+        };
+        Err(IorError::NotCold { path: self.path.clone(), why })
     }
 
     /// The files of a repetition.
@@ -559,7 +563,7 @@ impl Rank<'_> {
         let file_part = if ior.pattern.file_per_process { part } else { 0 };
         let path = ior.file_of(file_part, repetition);
         let mut noted = Noted::new(log, (file_part, repetition), &path);
-        let said = |what: &str, error: io::Error| format!("{what} {}: {error}", path.display());
+        let said = |what: &str, error: io::Error| failed::said(what, &path, &error);
         let slot = self.slot();
         slot.stamp(Stamp::OpenStart);
         let began_ns = noted.now_ns();
@@ -681,7 +685,9 @@ impl Mover<'_> {
     fn pattern(&self) -> Result<Pattern, String> {
         let mut pattern = self.rank.ior.pattern.clone();
         if let (Order::Random { .. }, false) = (pattern.order, self.access == Access::Write) {
-            let file_bytes = self.file.len(self.path).map_err(|error| error.to_string())?;
+            let file_bytes = self.file.len(self.path);
+            let file_bytes =
+                file_bytes.map_err(|error| failed::said("look at", self.path, &error))?;
             pattern.order = Order::Random { file_bytes };
         }
         Ok(pattern)
@@ -698,13 +704,11 @@ impl Mover<'_> {
             return Ok(self.rank.shared.written_by(self.part).min(round));
         }
         let Some(path) = &ior.status_file else { return Ok(round) };
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| format!("read {}: {error}", path.display()))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|error| failed::said("read", path, &error))?;
         let transfers: u64 = text.trim().parse().map_err(|_| {
-            format!(
-                "{}: expected the number of transfers that a write phase left there",
-                path.display()
-            )
+            let why = "it is not the number of transfers that a write phase leaves there";
+            failed::because("read", path, why)
         })?;
         Ok(transfers.min(round))
     }
@@ -742,7 +746,7 @@ impl Mover<'_> {
         let bytes = self.rank.ior.pattern.transfer_bytes;
         moved.map_err(|error| {
             let what = if self.access == Access::Write { "write" } else { "read" };
-            format!("{what} {bytes} bytes at {offset} of {}: {error}", self.path.display())
+            failed::said(&format!("{what} {bytes} bytes at {offset} of"), self.path, &error)
         })?;
         let call = if self.access == Access::Write { Call::Write } else { Call::Read };
         noted.at(call, (offset, bytes), (start_ns, synced_from_ns.unwrap_or(ended_ns)));
@@ -868,6 +872,6 @@ impl PerTransfer {
             }
             out.flush()
         };
-        write().map_err(|error| format!("write {}: {error}", path.display()))
+        write().map_err(|error| failed::said("write", &path, &error))
     }
 }

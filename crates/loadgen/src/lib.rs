@@ -10,6 +10,7 @@
 //! Callers: the command line's `forebay bench`; `forebay-bench`, by processes that are [`held`] ready.
 
 pub mod clocks;
+pub mod failed;
 mod far;
 pub mod held;
 pub mod ior;

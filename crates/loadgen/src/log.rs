@@ -4,6 +4,7 @@
 //! stdio are logged as the recorder records them, so that the trace of a program and the log of its replay count alike.
 //! Callers: `ior`, and `player` of `replay`.
 
+use crate::failed;
 use crate::shared::now_ns;
 use forebay_trace_format::layout::{self, flag};
 use forebay_trace_format::{Op, Who, Writer};
@@ -133,6 +134,6 @@ impl<K: Copy + Eq + Hash> Log<K> {
 
     pub(crate) fn finish(self) -> Result<(), String> {
         std::fs::write(&self.path, self.writer.finish())
-            .map_err(|error| format!("write {}: {error}", self.path.display()))
+            .map_err(|error| failed::said("write", &self.path, &error))
     }
 }

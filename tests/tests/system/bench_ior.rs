@@ -240,7 +240,7 @@ fn bench_logs_each_operation_of_each_process() {
     let again = bench(dir.path(), &format!("{args} --log ops"));
     assert!(!again.status.success());
     let told = String::from_utf8_lossy(&again.stderr).into_owned();
-    assert!(told.contains("make the directory of the log, ops"), "{told}");
+    assert!(told.contains("make the directory of the log ops: File exists"), "{told}");
 }
 
 /// A4: what reads IOR's JSON reads ours: each key of IOR is there, with its type, and means what it means there.

@@ -5,8 +5,8 @@
 
 use super::{bench_compare, bench_io500, bench_ior_json, bench_machine, bench_replay};
 use crate::args_bench::{BenchCommand, ContentArg, IorArgs};
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
-use anyhow::Context;
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Refused, Usage, at, is_usage, print_json};
+use crate::failure_parts;
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
 use forebay_loadgen::ior::{Ior, IorError, MpiIo, Progress};
@@ -14,11 +14,14 @@ use forebay_loadgen::mpi;
 use forebay_loadgen::outcome::{Access, Phase, Run, table_head};
 use forebay_loadgen::replay::STOPPED;
 use forebay_loadgen::residency::Cache;
+use forebay_proto::control::PathBytes;
 use forebay_workload::content::{Content, Filler, Place};
 use forebay_workload::ior::{Order, Pattern, Reorder};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -41,7 +44,7 @@ pub fn run(command: BenchCommand) -> Outcome {
     let outcome = match outcome {
         // Rank 0 tells what all ranks are told, and its exit code is that of the run. A launcher ends all ranks as soon as one
         // exits with another code than 0: the words of rank 0 could be lost.
-        Err(error) if world.rank() != 0 && (error.is::<Usage>() || is_stop(&error)) => Ok(EXIT_OK),
+        Err(error) if world.rank() != 0 && (is_usage(&error) || is_stop(&error)) => Ok(EXIT_OK),
         Ok(_) if world.rank() != 0 => Ok(EXIT_OK),
         outcome => outcome,
     };
@@ -104,7 +107,7 @@ fn ior(args: &IorArgs) -> Outcome {
     let ior = plan(args, &options)?;
     ior.pattern.check(ior.reads).map_err(|error| Usage(error.to_string()))?;
     if args.show_offsets {
-        return show_offsets(&ior);
+        return show_offsets(&ior, args.json);
     }
     ior.check().map_err(usage)?;
     make_log_dir(args.log.as_deref())?;
@@ -154,6 +157,13 @@ fn ior(args: &IorArgs) -> Outcome {
 fn usage(error: IorError) -> anyhow::Error {
     match error {
         IorError::Pattern(_) | IorError::Refused(_) => Usage(error.to_string()).into(),
+        IorError::Exists(_) => {
+            let error = error.into();
+            match failure_parts::parts(&error) {
+                Some(told) => Refused::from(told).into(),
+                None => error,
+            }
+        }
         other => other.into(),
     }
 }
@@ -296,8 +306,11 @@ fn plan(args: &IorArgs, options: &Options) -> anyhow::Result<Ior> {
 /// Makes the directory of `--log`, once for all ranks.
 pub(super) fn make_log_dir(log: Option<&Path>) -> anyhow::Result<()> {
     let Some(log) = log.filter(|_| mpi::is_first()) else { return Ok(()) };
-    std::fs::create_dir(log)
-        .with_context(|| format!("make the directory of the log, {}", log.display()))
+    // A log that is there is not mixed with another.
+    std::fs::create_dir(log).map_err(|error| {
+        let told = at("make the directory of the log", log)(error);
+        told.hint("name one that is not there yet").into()
+    })
 }
 
 fn seconds(flag: &str, given: f64) -> Result<Duration, Usage> {
@@ -338,9 +351,12 @@ fn hog_bytes(text: &str) -> anyhow::Result<u64> {
     Ok(bytes)
 }
 
-fn show_offsets(ior: &Ior) -> Outcome {
+/// One line for each transfer: CSV, or an object.
+fn show_offsets(ior: &Ior, json: bool) -> Outcome {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    writeln!(out, "access,rank,file,offset,bytes")?;
+    if !json {
+        writeln!(out, "access,rank,file,offset,bytes")?;
+    }
     let phases = [
         (ior.write, Access::Write),
         (ior.write_check, Access::WriteCheck),
@@ -354,8 +370,20 @@ fn show_offsets(ior: &Ior) -> Outcome {
             let mut walk = ior.pattern.walk(part);
             for _ in 0..ior.pattern.transfers_of(part) {
                 let Some(offset) = walk.next_offset() else { break };
-                let bytes = ior.pattern.transfer_bytes;
-                writeln!(out, "{},{rank},{},{offset},{bytes}", access.word(), file.display())?;
+                let (transfer, bytes) = (access.word(), ior.pattern.transfer_bytes);
+                if !json {
+                    writeln!(out, "{transfer},{rank},{},{offset},{bytes}", file.display())?;
+                    continue;
+                }
+                let one = json!({
+                    "transfer": transfer,
+                    "rank": rank,
+                    "path": PathBytes::new(file.as_os_str().as_bytes()),
+                    "offset_bytes": offset,
+                    "size_bytes": bytes,
+                });
+                serde_json::to_writer(&mut out, &one)?;
+                out.write_all(b"\n")?;
             }
         }
     }

@@ -8,12 +8,11 @@
 use super::bench::drawn_seed;
 use super::bench_common::{OwnDir, WorkloadFile, processes};
 use crate::args_compare::SuiteArgs;
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
-use anyhow::{Context, bail};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, print_json};
 use forebay_client::Control;
 use forebay_plot_page::{Axis, Chart, Page, Series, Shape, Unit};
 use forebay_proto::cache::{CacheRequest, TreeState};
-use forebay_proto::control::PathBytes;
+use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::size::format_bytes as shown;
 use forebay_workload::language::Workload;
 use forebay_workload::patterns::suites;
@@ -52,9 +51,9 @@ struct Sides {
 }
 
 impl Sides {
-    fn state(&self) -> anyhow::Result<TreeState> {
+    fn state(&self) -> Result<TreeState, ControlError> {
         let mut control = self.control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        Ok(control.cache_tree(CacheRequest::State { path: self.in_buffer.clone() })?)
+        control.cache_tree(CacheRequest::State { path: self.in_buffer.clone() })
     }
 
     fn look(&self) -> anyhow::Result<Look> {
@@ -100,7 +99,7 @@ fn bytes_below(dir: &Path) -> anyhow::Result<u64> {
     while let Some(one) = waiting.pop() {
         let entries = match std::fs::read_dir(&one) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            entries => entries.with_context(|| format!("list {}", one.display()))?,
+            entries => entries.map_err(at("list", &one))?,
         };
         for entry in entries.filter_map(Result::ok) {
             match entry.metadata() {
@@ -151,8 +150,7 @@ pub fn suite(args: &SuiteArgs) -> Outcome {
         rows.push(row(args, *tasks)?);
     }
     if let Some(file) = &args.html {
-        std::fs::write(file, page(args, &rows).html())
-            .with_context(|| format!("write {}", file.display()))?;
+        std::fs::write(file, page(args, &rows).html()).map_err(at("write", file))?;
     }
     if args.how.json {
         print_json(&as_json(args, &rows))?;
@@ -183,16 +181,16 @@ fn row(args: &SuiteArgs, tasks: u32) -> anyhow::Result<Row> {
     let (raw_s, _) = write(&workload, raw_dir.path())?;
     raw_dir.remove()?;
     let own = OwnDir::make(&args.dir, false)?;
-    let (control, place) = Control::connect_path(own.path())
-        .with_context(|| format!("{}: it must lie in a mounted cache", args.dir.display()))?;
-    let name = own.path().file_name().context("the directory has no name")?;
-    let on_pfs = args.raw.join(name);
+    let no_cache = |error: ControlError| error.hint("it must lie in a mounted cache");
+    let (control, place) = Control::connect_path(own.path()).map_err(no_cache)?;
+    let on_pfs = args.raw.join(own.path().file_name().unwrap_or_default());
     if !on_pfs.is_dir() {
-        bail!(
-            "{}: --raw must be the directory of the PFS that {} shows: nothing of what is made in one is in the other",
-            args.raw.display(),
+        let why = format!(
+            "it is not the directory of the PFS that {} shows: nothing of what is made in one is in the other",
             args.dir.display()
         );
+        let told = ControlError::new("use --raw", Some(&args.raw), &why);
+        return Err(told.hint("name the one that the cache shows").into());
     }
     let sides = Sides {
         control: Mutex::new(control),
@@ -201,7 +199,7 @@ fn row(args: &SuiteArgs, tasks: u32) -> anyhow::Result<Row> {
         begun: Instant::now(),
         looks: Mutex::default(),
     };
-    sides.state().context("it is no cache")?;
+    sides.state().map_err(no_cache)?;
     policy(own.path(), "never")?;
     let (write_s, bytes) = sides.beside(|| write(&workload, own.path()))?;
     let before = sides.look()?;
@@ -222,13 +220,17 @@ fn write(workload: &Workload, dir: &Path) -> anyhow::Result<(f64, u64)> {
     let mut command = std::process::Command::new("/proc/self/exe");
     command.args(["bench", "run", "--json", "--keep", "--no-cache-look"]).arg(file.path()).arg(dir);
     command.env(forebay_loadgen::mpi::VARIABLE, "off");
-    let output = command.output().context("start forebay bench run")?;
+    let output = command
+        .output()
+        .map_err(|error| ControlError::io("start forebay bench run", None, &error))?;
     if !output.status.success() {
-        bail!("the write failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(ControlError::new("write in", Some(dir), said.trim()).into());
     }
+    let strange = |why: &str| ControlError::new("read what forebay bench run said", None, why);
     let told: serde_json::Value =
-        serde_json::from_slice(&output.stdout).context("read what forebay bench run said")?;
-    let phases = told["phases"].as_array().context("it said nothing of phases")?;
+        serde_json::from_slice(&output.stdout).map_err(|error| strange(&error.to_string()))?;
+    let phases = told["phases"].as_array().ok_or_else(|| strange("it said nothing of phases"))?;
     let sum = |key: &str| phases.iter().filter_map(|phase| phase[key].as_f64()).sum::<f64>();
     Ok((sum("time_s"), sum("written_bytes") as u64))
 }
@@ -236,7 +238,7 @@ fn write(workload: &Workload, dir: &Path) -> anyhow::Result<(f64, u64)> {
 fn policy(dir: &Path, policy: &str) -> anyhow::Result<()> {
     use rustix::fs::XattrFlags;
     rustix::fs::setxattr(dir, DRAIN, policy.as_bytes(), XattrFlags::empty())
-        .with_context(|| format!("set {DRAIN} of {} to {policy}", dir.display()))
+        .map_err(|error| at(&format!("set {DRAIN} to {policy} of"), dir)(error.into()).into())
 }
 
 /// Asks for the drain, and waits for its end.
@@ -251,7 +253,8 @@ fn drain(sides: &Sides) -> anyhow::Result<()> {
             return Ok(());
         }
         if state.failed + state.conflicts > 0 {
-            bail!("a file could not be drained: `forebay status` of it says why");
+            let told = ControlError::new("drain", Some(&sides.on_pfs), "a file failed");
+            return Err(told.hint("`forebay status` of it in the cache says why").into());
         }
         std::thread::sleep(LOOK);
     }

@@ -5,7 +5,8 @@
 //! touched.
 
 use super::bench::drawn_seed;
-use anyhow::{Context, bail};
+use crate::failure::at;
+use anyhow::bail;
 use forebay_loadgen::mpi;
 use forebay_loadgen::replay::{Progress, STOPPED};
 use forebay_workload::language::Workload;
@@ -49,9 +50,9 @@ impl OwnDir {
     }
 
     fn make_here(dir: &Path, keep: bool) -> anyhow::Result<OwnDir> {
-        let dir = std::fs::canonicalize(dir).with_context(|| format!("find {}", dir.display()))?;
+        let dir = std::fs::canonicalize(dir).map_err(at("find", dir))?;
         let path = dir.join(format!("forebay-bench.{}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
+        std::fs::create_dir(&path).map_err(at("make", &path))?;
         Ok(OwnDir { path, keep })
     }
 
@@ -63,8 +64,7 @@ impl OwnDir {
         if !self.keep {
             // What fails now is told; the drop would only try again.
             self.keep = true;
-            std::fs::remove_dir_all(&self.path)
-                .with_context(|| format!("remove {}", self.path.display()))?;
+            std::fs::remove_dir_all(&self.path).map_err(at("remove", &self.path))?;
         }
         Ok(())
     }
@@ -95,10 +95,10 @@ impl WorkloadFile {
             .write(true)
             .create_new(true)
             .open(&path)
-            .with_context(|| format!("make {}", path.display()))?;
+            .map_err(at("make", &path))?;
         let made = WorkloadFile(path);
         std::io::Write::write_all(&mut file, workload.to_toml().as_bytes())
-            .with_context(|| format!("write {}", made.0.display()))?;
+            .map_err(at("write", &made.0))?;
         Ok(made)
     }
 

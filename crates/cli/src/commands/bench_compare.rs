@@ -11,12 +11,13 @@ use super::bench::{bar, drawn_seed};
 use super::bench_caching;
 use super::bench_common::{OwnDir, WorkloadFile, processes};
 use crate::args_compare::{CallsArg, CompareArgs, PairArgs, SuiteArgs, SuiteKind};
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
-use anyhow::{Context, bail};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, at, print_json};
+use crate::failure_parts::misread;
 use forebay_ensemble::paired::{Pairs, Summary};
 use forebay_loadgen::replay::figures::PhaseResult;
 use forebay_loadgen::replay::{Options, Silent, play};
 use forebay_plot_page::{Axis, Chart, Page, Section, Series, Unit};
+use forebay_proto::control::ControlError;
 use forebay_proto::size::format_bytes;
 use forebay_workload::language::Workload;
 use forebay_workload::patterns::suites::{self, Calls, Entry};
@@ -29,7 +30,7 @@ use std::path::{Path, PathBuf};
 pub fn compare(args: &CompareArgs) -> Outcome {
     let entries = match &args.workload {
         Some(path) => {
-            let workload = Workload::read(path).map_err(|fault| Usage(fault.to_string()))?;
+            let workload = Workload::read(path).map_err(misread)?;
             let name = if workload.name.is_empty() {
                 path.display().to_string()
             } else {
@@ -116,8 +117,7 @@ fn rows(sides: &Sides, entries: &[Entry], how: &PairArgs, html: Option<&Path>) -
     }
     bar.finish_and_clear();
     if let Some(file) = html {
-        std::fs::write(file, page(sides, &points).html())
-            .with_context(|| format!("write {}", file.display()))?;
+        std::fs::write(file, page(sides, &points).html()).map_err(at("write", file))?;
     }
     if as_json {
         print_json(&json!({
@@ -228,20 +228,27 @@ fn run_by_mpi(sides: &Sides, dir: &Path, entry: &Entry) -> anyhow::Result<Vec<Me
     let ranks: u32 = entry.workload.jobs.iter().map(|job| job.processes).sum();
     let launcher = sides.launcher.replace("{n}", &ranks.to_string());
     let mut words = launcher.split_whitespace();
-    let program = words.next().context("--launcher is empty")?;
-    let own = std::env::current_exe().context("find this program's own file")?;
+    let started = |why: &str| {
+        let told = ControlError::new(&format!("start {launcher:?}"), None, why);
+        told.hint("name another with --launcher, or leave mpi-io out of --calls")
+    };
+    let program = words.next().ok_or_else(|| started("--launcher is empty"))?;
+    let own = std::env::current_exe()
+        .map_err(|error| ControlError::io("find this program's own file", None, &error))?;
     let mut command = std::process::Command::new(program);
     command.args(words).arg(own).args(["bench", "run", "-q", "--json"]).arg(file.path()).arg(dir);
-    let output = command.output().with_context(|| {
-        format!("start {launcher:?}: name another with --launcher, or leave mpi-io out of --calls")
-    })?;
+    let output = command.output().map_err(|error| started(&error.to_string()))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{launcher:?} of {:?} in {} failed: {}", entry.name, dir.display(), said.trim());
+        let what = format!("run {:?} by {launcher:?} in", entry.name);
+        return Err(ControlError::new(&what, Some(dir), said.trim()).into());
     }
-    let told: Value = serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("read what the ranks of {launcher:?} said"))?;
-    let phases = told["phases"].as_array().context("they said nothing of phases")?;
+    let strange = |why: &str| {
+        ControlError::new(&format!("read what the ranks of {launcher:?} said"), None, why)
+    };
+    let told: Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| strange(&error.to_string()))?;
+    let phases = told["phases"].as_array().ok_or_else(|| strange("they said nothing of phases"))?;
     Ok(phases.iter().filter_map(Measured::of_json).collect())
 }
 

@@ -8,12 +8,12 @@
 use super::bench::{bar, drawn_seed, note};
 use super::bench_common::OwnDir;
 use crate::args_compare::Io500Args;
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
-use anyhow::Context;
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, print_json};
 use forebay_loadgen::mpi;
 use forebay_loadgen::replay::board::Class;
 use forebay_loadgen::replay::figures::{PhaseResult, Played};
 use forebay_loadgen::replay::{Options, Silent, play};
+use forebay_proto::control::ControlError;
 use forebay_workload::language::Workload;
 use forebay_workload::patterns::io500::{Io500, Score, Stage, VALID_S};
 use serde_json::{Value, json};
@@ -82,7 +82,9 @@ pub fn io500(args: &Io500Args) -> Outcome {
             Some(workload) => {
                 let played = run.play(&workload)?;
                 differences += played.differences();
-                let phase = played.phases.first().context("the phase measured nothing")?;
+                let phase = played.phases.first().ok_or_else(|| {
+                    ControlError::new(&format!("run {}", stage.word()), None, "it measured nothing")
+                })?;
                 if stage.is_timed() {
                     made.insert(stage.word(), done_by_each(stage, phase));
                 }
@@ -139,11 +141,10 @@ fn find(dir: &Path, timestamp: SystemTime) -> anyhow::Result<Row> {
     let (mut looked, mut found) = (0_u64, 0_u64);
     let mut waiting = vec![dir.to_path_buf()];
     while let Some(one) = waiting.pop() {
-        let entries = std::fs::read_dir(&one).with_context(|| format!("read {}", one.display()))?;
+        let entries = std::fs::read_dir(&one).map_err(at("read", &one))?;
         for entry in entries {
-            let entry = entry.with_context(|| format!("read {}", one.display()))?;
-            let meta =
-                entry.metadata().with_context(|| format!("look at {}", entry.path().display()))?;
+            let entry = entry.map_err(at("read", &one))?;
+            let meta = entry.metadata().map_err(|error| at("look at", &entry.path())(error))?;
             if meta.is_dir() {
                 waiting.push(entry.path());
                 continue;

@@ -10,12 +10,12 @@
 use super::bench::{bar, drawn_seed};
 use super::bench_common::OwnDir;
 use crate::args_compare::MachineArgs;
-use crate::failure::{EXIT_OK, Outcome, Usage, print_json};
-use anyhow::Context;
+use crate::failure::{EXIT_OK, Outcome, Usage, at, print_json};
 use forebay_loadgen::link::{self, Link};
 use forebay_loadgen::replay::board::Class;
 use forebay_loadgen::replay::{Options, ReplayError, Silent, play};
 use forebay_loadgen::residency::Cache;
+use forebay_proto::control::ControlError;
 use forebay_workload::patterns::op_timing::{Locality, OpTiming};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -73,7 +73,8 @@ struct Fit {
 pub fn machine(args: &MachineArgs) -> Outcome {
     if let Some(address) = &args.link_serve {
         let told = |address| eprintln!("forebay bench: the other end of a link, at {address}");
-        link::serve(address, told).with_context(|| format!("listen at {address}"))?;
+        link::serve(address, told)
+            .map_err(|error| ControlError::io(&format!("listen at {address}"), None, &error))?;
         return Ok(EXIT_OK);
     }
     let Some(flash) = &args.dir else { return Err(Usage("expected DIR".into()).into()) };
@@ -94,10 +95,12 @@ pub fn machine(args: &MachineArgs) -> Outcome {
     bar.finish_and_clear();
     // Last: it starts a thread, and the others fork.
     let link = match &args.link {
-        Some(address) => link::measure(address).with_context(|| {
-            format!("measure the way to {address} (there: forebay bench machine --link-serve)")
+        Some(address) => link::measure(address).map_err(|error| {
+            let told = ControlError::io(&format!("measure the way to {address}"), None, &error);
+            told.hint("start `forebay bench machine --link-serve` there")
         })?,
-        None => link::measure_loopback().context("measure the loopback")?,
+        None => link::measure_loopback()
+            .map_err(|error| ControlError::io("measure the loopback", None, &error))?,
     };
     if args.json {
         let all: Vec<Value> = dirs.iter().zip(&measured).map(|(dir, m)| m.json(dir)).collect();
@@ -115,9 +118,7 @@ pub fn machine(args: &MachineArgs) -> Outcome {
     }
     let text = machine_file(args, flash, &measured, &link)?;
     match &args.output {
-        Some(path) => {
-            std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?
-        }
+        Some(path) => std::fs::write(path, text).map_err(at("write", path))?,
         None => print!("{text}"),
     }
     Ok(EXIT_OK)
@@ -158,11 +159,11 @@ fn is_cache(error: &anyhow::Error) -> bool {
 /// How requests are made in a directory.
 fn how_of(dir: &Path) -> anyhow::Result<How> {
     let path = dir.join("probe");
-    std::fs::write(&path, [0; 4096]).with_context(|| format!("write {}", path.display()))?;
+    std::fs::write(&path, [0; 4096]).map_err(at("write", &path))?;
     let cache = Cache::of_all(std::iter::once(path.clone()));
     let _ = std::fs::remove_file(&path);
     let said =
-        |(path, error): (PathBuf, std::io::Error)| anyhow::anyhow!("{}: {error}", path.display());
+        |(path, error): (PathBuf, std::io::Error)| at("look at the page cache of", &path)(error);
     let cache = cache.map_err(said)?;
     // tmpfs takes the flag, and copies pages all the same.
     Ok(match (cache, takes_direct(dir)) {
@@ -199,12 +200,13 @@ fn median_s(dir: &Path, size: u64, bytes: u64, write: bool, how: How) -> anyhow:
     };
     let workload = timing.workload().map_err(|refused| Usage(refused.to_string()))?;
     let below = dir.join(format!("{size}-{write}"));
-    std::fs::create_dir_all(&below).with_context(|| format!("make {}", below.display()))?;
+    std::fs::create_dir_all(&below).map_err(at("make", &below))?;
     let played = play(&workload, &Options::of(&below), &mut Silent)?;
-    std::fs::remove_dir_all(&below).with_context(|| format!("remove {}", below.display()))?;
+    std::fs::remove_dir_all(&below).map_err(at("remove", &below))?;
     let class = if write { Class::Write } else { Class::Read };
-    let phase = played.phases.first().context("the run measured no request")?;
-    let median = phase.latency_s(class, 0.5).context("the run measured no request")?;
+    let nothing = || ControlError::new("measure requests in", Some(dir), "none was measured");
+    let phase = played.phases.first().ok_or_else(nothing)?;
+    let median = phase.latency_s(class, 0.5).ok_or_else(nothing)?;
     let mean_s = phase.busy_s(class) / phase.calls(class).max(1) as f64;
     // A disk or link with a budget lets most requests pass at once and a few wait for long: its rate is in the mean alone.
     Ok(if mean_s > median * UNEVEN { mean_s } else { median })
@@ -301,7 +303,7 @@ fn machine_file(
         (Some(pfs), [flash, storage]) => {
             text.push_str(&storage.section("storage.device", pfs));
             let free = rustix::fs::statvfs(dir)
-                .with_context(|| format!("ask for the room in {}", dir.display()))?;
+                .map_err(|error| at("ask for the room in", dir)(error.into()))?;
             let capacity = free.f_bavail.saturating_mul(free.f_frsize);
             let _ = write!(
                 text,

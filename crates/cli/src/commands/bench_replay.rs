@@ -6,8 +6,8 @@
 use super::bench::{bar, drawn_seed, make_log_dir, note, tasks};
 use super::bench_common::{Display, OwnDir};
 use crate::args_replay::*;
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
-use anyhow::Context;
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, print_json};
+use crate::failure_parts::misread;
 use forebay_loadgen::mpi;
 use forebay_loadgen::outcome::Summary;
 use forebay_loadgen::replay::board::Class;
@@ -35,7 +35,7 @@ enum Extra {
 pub fn run(args: &RunArgs) -> Outcome {
     let mut workload = match Workload::read(&args.workload) {
         Ok(workload) => workload,
-        Err(fault) => return Err(Usage(fault.to_string()).into()),
+        Err(fault) => return Err(misread(fault).into()),
     };
     if let Some(seed) = args.replay.seed {
         workload.seed = seed;
@@ -111,8 +111,7 @@ fn mdtest_until(args: &MdtestArgs, mdtest: Mdtest) -> Outcome {
         let played = running.play(&workload)?;
         let created = played.phases.last().map_or(0, created_by_each);
         if let Some(path) = args.status_file.as_ref().filter(|_| mpi::is_first()) {
-            std::fs::write(path, format!("{created}\n"))
-                .with_context(|| format!("write {}", path.display()))?;
+            std::fs::write(path, format!("{created}\n")).map_err(at("write", path))?;
         }
         add(played);
         // What was created goes in any case, so that the next iteration begins as this one did.
@@ -279,8 +278,7 @@ fn replay_by(
         );
     }
     if let Some(path) = &args.workload_to {
-        std::fs::write(path, workload.to_toml())
-            .with_context(|| format!("write {}", path.display()))?;
+        std::fs::write(path, workload.to_toml()).map_err(at("write", path))?;
         return Ok(EXIT_OK);
     }
     let mut running = Running::begin(args)?;

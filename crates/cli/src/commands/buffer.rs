@@ -11,7 +11,7 @@ use crate::args::{
 use crate::failure::{EXIT_OK, Outcome, Usage, print_json, visible};
 use crate::json;
 use crate::secrets;
-use crate::servers::{BufferPath, Server};
+use crate::servers::{self, BufferPath, Server};
 use forebay_client::WaitFor;
 use forebay_proto::at_risk;
 use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StoreKind};
@@ -74,8 +74,9 @@ fn create(args: &BufferCreateArgs) -> Outcome {
     let path = secrets::buffer_path(&args.name)?;
     let (buffer, secret) = ask_until_answered(&args.at, &token, &spec)?;
     if let Err(error) = secrets::keep_buffer(&args.name, &secret) {
+        let (name, at) = (&args.name, servers::flag(&args.at));
         let kept =
-            format!("the buffer was made; `forebay buffer destroy {}` removes it again", args.name);
+            format!("the buffer was made; `forebay buffer destroy {name} {at}` removes it again");
         return Err(error.hint(&kept).into());
     }
     if args.json {
@@ -275,10 +276,7 @@ fn must_lose_nothing(server: &mut Server, args: &BufferDestroyArgs) -> Result<()
     else {
         return Ok(());
     };
-    let flags = match &args.at.server {
-        Some(server) => format!("--buffer {name}: --server {server}"),
-        None => format!("--buffer {name}:"),
-    };
+    let flags = format!("--buffer {name}: {}", servers::flag(&args.at));
     let refused = |plans: &[&PlanStatus], errno, hint: &str| {
         let numbers = at_risk::numbers(plans);
         let error = ControlError::new("destroy the buffer", None, &at_risk::describe_all(plans));

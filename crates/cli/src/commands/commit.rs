@@ -40,9 +40,7 @@ fn commit(args: &CommitArgs, source: &Path, to: &Path) -> Outcome {
         None => in_mount(Direction::Out, to, source)?,
     };
     let absolute = std::path::absolute(to).context("find the current directory")?;
-    if !args.background {
-        catch_interrupt();
-    }
+    let _caught = (!args.background).then(|| catch_interrupt(&stager, None, args.json));
     let started = stager.start(StageSpec {
         direction: Direction::Out,
         kind: StageKind::Directory,

@@ -20,6 +20,7 @@ mod completions;
 mod events;
 mod exec;
 pub mod hook;
+mod interrupted;
 mod man;
 mod man_markdown;
 pub mod mount;

@@ -106,7 +106,7 @@ fn publish(path: &Path, is_final: bool) -> Result<(), ControlError> {
             ),
             Some(libc::ETIMEDOUT) => because(
                 "a node that has it open for writing did not answer",
-                "`forebay buffer status` shows mounts and servers; try again",
+                "`forebay buffer status NAME --server ADDR` shows mounts and servers; try again",
             ),
             _ => error,
         }

@@ -42,7 +42,9 @@ pub fn run(args: ReconcileArgs) -> Outcome {
             );
         }
         for buffer in &found.unknown {
-            println!("buffer {buffer}: no job here has it (`forebay buffer destroy` removes it)");
+            println!(
+                "buffer {buffer}: no job here has it (`forebay buffer destroy {buffer}` removes it)"
+            );
         }
     }
     Ok(if found.failed.is_empty() { EXIT_OK } else { EXIT_FAILED })

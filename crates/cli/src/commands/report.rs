@@ -1,8 +1,7 @@
 //! `forebay report TRACE...`: what a trace says. The work is in `forebay_trace_report`.
 
 use crate::args::ReportArgs;
-use crate::failure::{EXIT_OK, Outcome, print_json};
-use anyhow::Context;
+use crate::failure::{EXIT_OK, Outcome, at, print_json};
 use forebay_trace_report::{Options, Report, ReportError, Run, html, report, text};
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -59,8 +58,7 @@ fn page(args: &ReportArgs, file: &Path, found: &Report, options: Options) -> Out
         }
         runs.push(Run { name: &second, report });
     }
-    std::fs::write(file, html(&runs))
-        .with_context(|| format!("cannot write {}", file.display()))?;
+    std::fs::write(file, html(&runs)).map_err(at("cannot write", file))?;
     for run in &runs {
         for problem in &run.report.problems {
             eprintln!("forebay: INCOMPLETE: {}", crate::failure::visible(problem));

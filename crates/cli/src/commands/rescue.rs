@@ -46,7 +46,7 @@ pub fn run(args: RescueArgs) -> Outcome {
         false => hooks.rescue(&session).map_err(|why| {
             let error = failed("bring the results to the PFS", why);
             error.hint(&format!(
-                "the buffer is kept. Other files of it: `forebay stage out {}:/PATH ...`; to give it up: \
+                "the buffer is kept. Other files of it: `forebay stage out {}:/PATH /PFS/PATH --server ADDR`; to give it up: \
                  `forebay rescue {name} --discard`",
                 buffer(&session)
             ))

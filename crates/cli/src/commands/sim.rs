@@ -6,8 +6,8 @@ use crate::args_sim::{
     SimMachineArgs, SimPholdArgs, SimRunArgs, SimSizeArgs, SimSweepArgs, SimValidateArgs,
     SimulationArgs, WorkloadArgs,
 };
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, print_json};
-use anyhow::Context;
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, print_json};
+use forebay_proto::control::ControlError;
 use forebay_sim::machine::Machine;
 use forebay_sim::model::{self, Options};
 use forebay_sim::program::Program;
@@ -260,9 +260,10 @@ fn phold(args: &SimPholdArgs) -> Outcome {
         add("ladder", &|| run.run(&mut Ladder::default()));
         add("heap", &|| run.run(&mut Heap::default()));
         if checksums[0] != checksums[1] {
-            anyhow::bail!(
-                "a fault of the engine: its queues give different orders of {processes} processes"
-            );
+            let why = format!("its queues give different orders of {processes} processes");
+            return Err(ControlError::new("measure the engine", None, &why)
+                .hint("this is a fault of the program: report it")
+                .into());
         }
     }
     match args.json {
@@ -277,9 +278,9 @@ fn check_page(path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     let is_new = !path.exists();
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
-    opened.with_context(|| format!("write the page to {}", path.display()))?;
+    opened.map_err(at("write the page to", path))?;
     if is_new {
-        std::fs::remove_file(path).with_context(|| format!("remove {}", path.display()))?;
+        std::fs::remove_file(path).map_err(at("remove", path))?;
     }
     Ok(())
 }
@@ -287,7 +288,8 @@ fn check_page(path: Option<&Path>) -> anyhow::Result<()> {
 /// Writes a page, if one is wanted.
 fn write_page(path: Option<&Path>, page: impl FnOnce() -> String) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
-    std::fs::write(path, page()).with_context(|| format!("write the page to {}", path.display()))
+    std::fs::write(path, page()).map_err(at("write the page to", path))?;
+    Ok(())
 }
 
 /// Does it while a bar shows how many simulations are done.

@@ -6,10 +6,11 @@
 use super::bench::bar;
 use super::bench_common::{Display, OwnDir};
 use crate::args_sim::{SimCalibrateArgs, SimCheckArgs, SimReplayArgs};
-use crate::failure::{EXIT_OK, Outcome, Usage, print_json};
-use anyhow::{Context, bail};
+use crate::failure::{EXIT_OK, Outcome, Refused, Usage, at, print_json};
+use crate::failure_parts::misread;
 use forebay_loadgen::replay::figures::{PhaseResult, Played};
 use forebay_loadgen::replay::{Options as ReplayOptions, play};
+use forebay_proto::control::ControlError;
 use forebay_sim::calibrate::{self, Observation};
 use forebay_sim::check::{self, Check, Replayed};
 use forebay_sim::model::{self, Options};
@@ -24,21 +25,19 @@ pub fn check(args: &SimCheckArgs) -> Outcome {
     let machine = settings::machine(&path, &text, &args.machine.set)?;
     let workload = read(&args.workload, args.seed)?;
     let program = from_workload::program(&workload);
-    let program = program.map_err(|why| Usage(format!("{}: {why}", args.workload.display())))?;
+    let program = program.map_err(|why| not_simulated(&args.workload, &why))?;
     // Predicted before anything is measured.
     let options = Options { seed: args.seed.into(), ..Options::default() };
     let outcome = model::run(&machine, &program, &options)?;
     let replayed = replay(&workload, &args.dir, &args.replay, args.json)?;
     let checked = check::compare(&outcome, &replayed);
     if checked.is_empty() {
-        bail!(
-            "{}: no phase moves bytes or names, so there is nothing to compare",
-            args.workload.display()
-        );
+        let why = "no phase moves bytes or names, so there is nothing to compare";
+        return Err(ControlError::new("check", Some(&args.workload), why).into());
     }
     let (median_error, worst_error) = check::errors(&checked);
     let absolute = |path: &Path| -> anyhow::Result<String> {
-        let path = std::path::absolute(path).with_context(|| format!("find {}", path.display()))?;
+        let path = std::path::absolute(path).map_err(at("find", path))?;
         Ok(path.display().to_string())
     };
     let result = Check {
@@ -75,8 +74,7 @@ pub fn calibrate(args: &SimCalibrateArgs) -> Outcome {
     let keys = args.keys.as_deref();
     let made = calibrate::calibrate((&path, &text), &fitted, &others, keys, options);
     let made = made.map_err(Usage)?;
-    std::fs::write(&args.output, &made.text)
-        .with_context(|| format!("write {}", args.output.display()))?;
+    std::fs::write(&args.output, &made.text).map_err(at("write", &args.output))?;
     match args.json {
         true => print_json(&made)?,
         false => print!("{}", calibrate::text(&made)),
@@ -89,14 +87,14 @@ fn observation(file: &Path, args: &SimCalibrateArgs) -> anyhow::Result<Observati
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
     let simulated = |workload: &Workload| {
         let program = from_workload::program(workload);
-        program.map_err(|why| Usage(format!("{}: {why}", file.display())))
+        program.map_err(|why| not_simulated(file, &why))
     };
     let shared = &args.machine.set;
     if file.extension().is_some_and(|end| end == "json") {
-        let text =
-            std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+        let text = std::fs::read_to_string(file).map_err(at("read", file))?;
         let check: Check = serde_json::from_str(&text).map_err(|error| {
-            Usage(format!("{}: {error}; expected what sim check --json printed", file.display()))
+            let told = ControlError::new("read", Some(file), &error.to_string());
+            Refused::from(told.hint("expected what sim check --json printed"))
         })?;
         let set = check.set.iter().map(|text| Setting::parse(text).map_err(Usage));
         let set = set.collect::<Result<Vec<Setting>, Usage>>()?;
@@ -114,8 +112,8 @@ fn observation(file: &Path, args: &SimCalibrateArgs) -> anyhow::Result<Observati
         });
     }
     let Some(dir) = &args.dir else {
-        let told = format!("{}: a workload is to be replayed; expected --dir", file.display());
-        return Err(Usage(told).into());
+        let told = ControlError::new("replay", Some(file), "it is not said where");
+        return Err(Refused::from(told.hint("expected --dir")).into());
     };
     let workload = read(file, args.seed)?;
     Ok(Observation {
@@ -126,8 +124,12 @@ fn observation(file: &Path, args: &SimCalibrateArgs) -> anyhow::Result<Observati
     })
 }
 
+fn not_simulated(path: &Path, why: &str) -> Refused {
+    ControlError::new("simulate", Some(path), why).into()
+}
+
 fn read(path: &Path, seed: u32) -> anyhow::Result<Workload> {
-    let mut workload = Workload::read(path).map_err(|fault| Usage(fault.to_string()))?;
+    let mut workload = Workload::read(path).map_err(misread)?;
     workload.seed = seed;
     Ok(workload)
 }
@@ -167,9 +169,10 @@ fn replay(
                 .args(["-c", command])
                 .stdout(std::process::Stdio::null())
                 .status();
-            let status = status.with_context(|| format!("run {command:?} by sh"))?;
+            let what = format!("run --before {command:?} by sh");
+            let status = status.map_err(|error| ControlError::io(&what, None, &error))?;
             if !status.success() {
-                bail!("--before {command:?} failed: {status}");
+                return Err(ControlError::new(&what, None, &status.to_string()).into());
             }
         }
         let own = OwnDir::make(dir, false)?;
@@ -179,7 +182,8 @@ fn replay(
         let played = played?;
         own.remove()?;
         if played.differences() > 0 {
-            bail!("{} transfers of the replay did not read what was written", played.differences());
+            let why = format!("{} transfers did not read what was written", played.differences());
+            return Err(ControlError::new("replay in", Some(dir), &why).into());
         }
         for (job, phase, time_s) in times(workload, &played) {
             let known = replayed.iter().position(|r| r.job == job && r.phase == phase);

@@ -5,6 +5,7 @@
 //! to standard error as a bar on a terminal, or with `--json` to standard output, one
 //! `PlanStatus` a line each second and at the end. The exit code is 1 unless the plan is done.
 
+use super::interrupted::{self, Caught};
 use super::stage_options::{begun, dry_run_line, kept_text, print_existing};
 use super::stager::Stager;
 use super::which_buffer;
@@ -25,7 +26,6 @@ use std::collections::HashSet;
 use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Time between two lines of `--json`.
@@ -36,9 +36,6 @@ const DRAWS_PER_S: u8 = 200;
 const BAR_CELLS: usize = 16;
 /// Most errors of files that are printed; the plan's status has more.
 const ERRORS_SHOWN: usize = 100;
-
-/// Set by Ctrl-C.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Runs the command.
 pub fn run(args: StageCommand) -> Outcome {
@@ -83,10 +80,8 @@ fn copy(direction: Direction, args: &StageCopyArgs, options: StageOptions) -> Ou
         commit: None,
         options: StageOptions { dry_run: args.dry_run, umask: forebay_client::umask(), ..options },
     };
-    if !args.no_wait {
-        // From the start: the plan goes on whenever Ctrl-C comes, and the command says so.
-        catch_interrupt();
-    }
+    // From the start: the plan goes on whenever Ctrl-C comes, and the command says so.
+    let _caught = (!args.no_wait).then(|| catch_interrupt(&stager, None, args.json));
     let started = stager.start(spec)?;
     if args.no_wait {
         let begun = begun(&mut stager, started);
@@ -193,31 +188,51 @@ fn rate(args: &StageRateArgs) -> Outcome {
 
 /// Shows plans until they have ended.
 pub(super) fn follow(stager: &mut Stager, plans: &[PlanId], json: bool) -> Outcome {
-    catch_interrupt();
     let mut code = EXIT_OK;
     for plan in plans {
         let mut view = View::new(json);
+        let _caught = catch_interrupt(stager, Some((*plan, &view)), json);
         let last = stager.wait(*plan, |status| {
             view.show(status);
-            !INTERRUPTED.load(Relaxed)
+            !interrupted::is_interrupted()
         });
+        let last = last.map_err(|error| stager.lost(*plan, error));
+        // Looking after a server that is gone may take long, too.
+        interrupted::settle();
         view.clear();
-        let last = last.map_err(|error| stager.lost(*plan, error))?;
         let flags = stager.flags();
-        if !last.state.is_final() {
-            eprintln!(
-                "forebay: plan {plan} goes on without this command. To follow it:\n  \
-                 forebay stage wait {plan} {flags}\nTo stop it:\n  \
-                 forebay stage cancel {plan} {flags}"
-            );
+        let goes_on = match &last {
+            Ok(last) => !last.state.is_final(),
+            // There is no such plan.
+            Err(error) if error.errno == Some(libc::ENOENT) => false,
+            Err(_) => interrupted::is_interrupted(),
+        };
+        if goes_on {
+            eprintln!("{}", interrupted::goes_on(*plan, &flags));
             return Ok(EXIT_FAILED);
         }
+        let last = last?;
         view.finish(&last, &flags)?;
         if last.state != PlanState::Done {
             code = EXIT_FAILED;
         }
     }
     Ok(code)
+}
+
+/// From now on Ctrl-C ends the wait for an answer, about this plan if its number is known.
+pub(super) fn catch_interrupt(
+    stager: &Stager,
+    shown: Option<(PlanId, &View)>,
+    json: bool,
+) -> Caught {
+    interrupted::catch(interrupted::Waits {
+        who: stager.who(),
+        flags: stager.flags(),
+        json,
+        plan: shown.map(|(plan, _)| plan),
+        bar: shown.map(|(_, view)| view.bar.clone()),
+    })
 }
 
 /// How the progress of one plan is shown.
@@ -497,29 +512,6 @@ pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result
         }
     }
     Ok(plans)
-}
-
-/// Whether Ctrl-C came since [`catch_interrupt`].
-pub(super) fn is_interrupted() -> bool {
-    INTERRUPTED.load(Relaxed)
-}
-
-/// From now on Ctrl-C only sets [`INTERRUPTED`]; a second one ends the command at once.
-pub(super) fn catch_interrupt() {
-    if INTERRUPTED.load(Relaxed) {
-        return;
-    }
-    extern "C" fn note(_: libc::c_int) {
-        INTERRUPTED.store(true, Relaxed);
-    }
-    // SAFETY: the handler only stores to an atomic; the action is a valid, zeroed struct with
-    // its handler and flags set; SA_RESETHAND gives the second signal its default.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = note as *const () as usize;
-        action.sa_flags = libc::SA_RESTART | libc::SA_RESETHAND;
-        libc::sigaction(libc::SIGINT, &action, std::ptr::null_mut());
-    }
 }
 
 #[cfg(test)]

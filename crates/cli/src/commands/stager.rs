@@ -4,9 +4,10 @@
 //! A plan outlives its server: one that is away while a command waits for the plan is waited for, as
 //! long as mounts wait ([`PATIENCE`]), and asked again.
 
-use super::which_buffer;
+use super::{interrupted, which_buffer};
 use crate::args::ServerArgs;
 use crate::failure::visible;
+use crate::hints::Asked;
 use crate::servers::ServedStaging;
 use forebay_client::remote::PATIENCE;
 use forebay_client::{Control, MountRef};
@@ -73,53 +74,60 @@ impl Stager {
         let mut away = Away::default();
         loop {
             let started = match self {
-                Stager::Mounted(mount) => return mount.0.stage_start(spec),
+                Stager::Mounted(mount) => mount.0.stage_start(spec.clone()),
                 Stager::Served(served) => served.start(spec.clone(), &token),
             };
-            match started {
-                // EAGAIN says here that too many plans wait.
-                Err(error) if error.errno != Some(libc::EAGAIN) && self.is_away(&error) => {
-                    if super::stage::is_interrupted() {
-                        return Err(error);
-                    }
-                    away.tell(self, error)?;
-                    self.pause_and_connect();
-                }
-                other => return other,
+            let error = match started {
+                Ok(started) => return Ok(started),
+                Err(error) => error,
+            };
+            // EAGAIN says here that too many plans wait.
+            let silent = error.errno.is_some_and(|e| e != libc::EAGAIN && AWAY.contains(&e));
+            if silent && interrupted::is_interrupted() {
+                return Err(interrupted::not_known(&self.who(), &self.flags()));
             }
+            if !silent || matches!(self, Stager::Mounted(_)) {
+                return Err(self.complete(error));
+            }
+            away.tell(self, error)?;
+            self.pause_and_connect();
         }
     }
 
     /// State of a plan.
     pub fn status(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
-        match self {
+        let told = match self {
             Stager::Mounted(mount) => mount.0.stage_status(plan),
             Stager::Served(served) => served.status(plan),
-        }
+        };
+        told.map_err(|error| self.complete(error))
     }
 
     /// All plans that the caller may see.
     pub fn list(&mut self) -> Result<Vec<PlanStatus>, ControlError> {
-        match self {
+        let told = match self {
             Stager::Mounted(mount) => mount.0.stage_list(),
             Stager::Served(served) => served.list(),
-        }
+        };
+        told.map_err(|error| self.complete(error))
     }
 
     /// Stops a plan.
     pub fn cancel(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
-        match self {
+        let told = match self {
             Stager::Mounted(mount) => mount.0.stage_cancel(plan),
             Stager::Served(served) => served.cancel(plan),
-        }
+        };
+        told.map_err(|error| self.complete(error))
     }
 
     /// Changes the rate limit of a plan; 0 = none.
     pub fn rate(&mut self, plan: PlanId, bytes_per_s: u64) -> Result<PlanStatus, ControlError> {
-        match self {
+        let told = match self {
             Stager::Mounted(mount) => mount.0.stage_rate(plan, bytes_per_s),
             Stager::Served(served) => served.rate(plan, bytes_per_s),
-        }
+        };
+        told.map_err(|error| self.complete(error))
     }
 
     /// Calls `progress` with each state seen until the plan has ended, or it returns false.
@@ -138,7 +146,7 @@ impl Stager {
             });
             let error = match seen {
                 Err(error) if self.is_away(&error) => error,
-                other => return other,
+                other => return other.map_err(|error| self.complete(error)),
             };
             away.tell(self, error)?;
             if let Some(status) = last.take_if(|status| !progress(status)) {
@@ -189,8 +197,18 @@ impl Stager {
         }
     }
 
+    /// The error, with a hint that names the buffer. What a server told names it already.
+    fn complete(&self, error: ControlError) -> ControlError {
+        match self {
+            Stager::Mounted(_) => {
+                Asked { plans_of: self.flags(), ..Asked::default() }.complete(error)
+            }
+            Stager::Served(_) => error,
+        }
+    }
+
     /// Who is waited for.
-    fn who(&self) -> String {
+    pub fn who(&self) -> String {
         match self {
             Stager::Mounted(mount) => format!("the server of {}", mount.1.mount_point.display()),
             Stager::Served(served) => format!("the server {}", served.address()),

@@ -1,7 +1,7 @@
 //! `forebay trace export`: a trace in the format of another program. The work is in `forebay_trace_export`.
 
 use crate::args::{ExportFormat, TraceExportArgs};
-use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use crate::failure::{EXIT_OK, Outcome, at, print_json, visible};
 use anyhow::Context;
 use forebay_trace_export::{Format, export};
 use forebay_trace_report::Options;
@@ -63,8 +63,7 @@ pub fn run(args: TraceExportArgs) -> Outcome {
 /// The name of the trace, in the working directory.
 fn default_output(traces: &[PathBuf], format: Format, name: &str) -> anyhow::Result<PathBuf> {
     let first = traces.first().context("no trace was given")?;
-    let first =
-        std::fs::canonicalize(first).with_context(|| format!("cannot read {}", first.display()))?;
+    let first = std::fs::canonicalize(first).map_err(at("read", first))?;
     let own = first.file_name().map(|own| own.to_string_lossy().into_owned());
     let own = own.unwrap_or_else(|| "trace".into());
     Ok(PathBuf::from(match format.extension() {

@@ -112,7 +112,7 @@ fn stand_on(device: u64, points: &[PathBuf], table: &[MountEntry]) -> bool {
             there.chain(points).any(|point| path.starts_with(point))
         }
     };
-    table.iter().any(|entry| lies_on(entry) || has_layer(entry, &is_in))
+    table.iter().any(|entry| lies_on(entry) || has_layer(entry, is_in))
 }
 
 /// Whether an overlay has a layer of which this is true.

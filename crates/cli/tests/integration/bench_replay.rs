@@ -148,6 +148,45 @@ steps = [
     assert_eq!(files(dir.path()).len(), 1, "the run removes its files");
 }
 
+/// What failed, on which path, why and what to do stand apart, also of what a process of the run failed at.
+#[test]
+fn failures_come_in_parts() {
+    let dir = disk();
+    let head = "workload = 1\n[[file]]\nname = \"f\"\npath = \"f\"\nsize = 4096\n";
+    let with = |step: &str| format!("{head}[[job]]\n[[job.phase]]\nsteps = [{step}]\n");
+    fs::write(dir.path().join("wrong.toml"), with("{ wrtie = \"f\" }")).unwrap();
+    fs::write(dir.path().join("missing.toml"), with("{ read = \"f\" }")).unwrap();
+    fs::write(dir.path().join("there"), b"x").unwrap();
+    let failed = |args: &str| {
+        let output = bench(dir.path(), &format!("{args} --json"));
+        assert!(!output.status.success(), "{args}");
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (told["error"].clone(), text(&output.stderr))
+    };
+    let (error, plain) = failed("run wrong.toml .");
+    assert_eq!((&error["what"], &error["path"]), (&"read".into(), &"wrong.toml".into()));
+    let why = error["why"].as_str().unwrap();
+    assert!(why.starts_with("line 8: job[0].phase[0].steps[0].wrtie: "), "{error}");
+    assert!(error["hint"].as_str().unwrap().starts_with("expected "), "{error}");
+    assert!(plain.contains("read wrong.toml:8: job[0]"), "{plain}");
+    let (error, plain) = failed("run missing.toml .");
+    assert_eq!(error["what"], "rank 0: open", "{error}");
+    assert!(error["path"].as_str().unwrap().ends_with("/f"), "{error}");
+    assert_eq!((&error["why"], &error["errno"]), (&"No such file or directory".into(), &2.into()));
+    assert!(plain.contains("rank 0: open ") && !plain.contains("os error"), "{plain}");
+    let (error, plain) = failed("ior -w -o there");
+    assert_eq!((&error["what"], &error["path"]), (&"write".into(), &"there".into()), "{error}");
+    assert_eq!(error["why"], "it is there already");
+    assert!(plain.contains("write there: it is there already (--overwrite replaces it"), "{plain}");
+    let (error, _) = failed("ior -r -o none");
+    assert_eq!((&error["what"], &error["path"]), (&"find".into(), &"none".into()), "{error}");
+    let (error, _) = failed("mdtest -n 1 /no/such/place");
+    assert_eq!((&error["what"], &error["path"]), (&"find".into(), &"/no/such/place".into()));
+    let (error, _) = failed("ior -N 0 -o f");
+    assert_eq!(error["what"], "use the command line");
+    assert!(error["why"].as_str().unwrap().contains("number of processes"), "{error}");
+}
+
 #[test]
 fn run_tells_what_is_wrong_and_leaves_nothing_behind() {
     let dir = disk();

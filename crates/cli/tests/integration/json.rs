@@ -220,6 +220,11 @@ fn scratch(seen: &Seen) {
     let exported = base.join("trace.json");
     let to = [os(&["--to", "chrome", "-o"]), vec![exported.as_os_str(), trace.as_os_str()]];
     forebay.done("trace export", &to.concat());
+    let offsets = ["--show-offsets", "-N", "2", "-t", "4k", "-b", "8k", "-o", "f"];
+    let last = forebay.done("bench ior", &os(&offsets));
+    assert_eq!((&last["transfer"], &last["rank"]), (&"read".into(), &1.into()), "{last}");
+    assert_eq!((&last["offset_bytes"], &last["size_bytes"]), (&12_288.into(), &4096.into()));
+    assert_eq!(last["path"], "f");
     forebay.ends(false, "verify", &[OsStr::new("/no/such/place")]);
     forebay.done("commit", &[OsStr::new("--status"), mnt]);
     forebay.done("stripe", &[at("f").as_os_str(), at("tree").as_os_str()]);

@@ -1,11 +1,17 @@
 //! What the `forebay stage` commands say and which buffer they mean. The copying itself is tested
 //! in forebay-server and in `tests/`.
 
+use crate::common::pool::Pool;
 use crate::common::{Flash, Rig, failure, must_be_root, text};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 /// A mounted buffer, and a file of 4 MiB to stage in.
 fn rig() -> (Rig, PathBuf) {
@@ -40,6 +46,8 @@ fn the_buffer_of_the_current_directory_is_meant() {
     let message = failure(&ask(&other.mnt, &["wait", "1"]), 1);
     assert!(message.contains("there is no plan 1 of yours"), "{message}");
     assert!(!message.contains("may go on"), "{message}");
+    let hint = format!("`forebay stage status --buffer {}`", other.mnt.display());
+    assert!(message.contains(&hint), "{message}");
     // A list has the plans of all buffers, from wherever it is asked for.
     let copied = |to: &std::path::Path| {
         rig.forebay().args(["stage", "in"]).args([&source, &to.join("copy")]).output().unwrap()
@@ -60,22 +68,189 @@ fn the_buffer_of_the_current_directory_is_meant() {
     }
 }
 
+/// How soon a command is over after Ctrl-C, whatever its server does.
+const SOON: Duration = Duration::from_secs(2);
+
+/// A command that Ctrl-C can end.
+fn following(arguments: &[&std::ffi::OsStr], config: Option<&std::path::Path>) -> Child {
+    let mut command = Command::new("env");
+    // A test run in the background of a shell has the signal ignored: a user's command has not.
+    command.args(["--default-signal=INT"]).arg(crate::common::program()).args(arguments);
+    if let Some(config) = config {
+        command.env("FOREBAY_CONFIG_DIR", config);
+    }
+    command.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+fn signal(pid: u32, signal: i32) {
+    // SAFETY: kill only sends a signal, to a process that this test started.
+    assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+}
+
 /// Sends SIGINT to a command that follows a plan, once the plan is there; what the command said.
 fn interrupted(rig: &Rig, arguments: &[&std::ffi::OsStr]) -> String {
-    let following = std::process::Command::new("env")
-        // A test run in the background of a shell has the signal ignored: a user's command has not.
-        .args(["--default-signal=INT"])
-        .arg(crate::common::program())
-        .args(arguments)
-        .stderr(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
+    let following = following(arguments, None);
     let plans = || rig.run(&["stage".as_ref(), "status".as_ref(), rig.mnt.as_ref()]);
     crate::common::wait_for("the plan", || text(&plans().stdout).contains(": 0 B of"));
-    // SAFETY: kill only sends a signal, to the child that this test started.
-    assert_eq!(unsafe { libc::kill(following.id() as i32, libc::SIGINT) }, 0);
+    signal(following.id(), libc::SIGINT);
     failure(&following.wait_with_output().unwrap(), 1)
+}
+
+/// What a command says that follows plan 1 of a server, which is stopped, and then gets Ctrl-C.
+#[track_caller]
+fn interrupted_at_a_stopped_server(following: Child, server: u32, flags: &str) {
+    signal(server, libc::SIGSTOP);
+    // It has asked meanwhile, and waits for an answer.
+    std::thread::sleep(Duration::from_millis(600));
+    let begun = Instant::now();
+    signal(following.id(), libc::SIGINT);
+    let output = following.wait_with_output().unwrap();
+    let took = begun.elapsed();
+    signal(server, libc::SIGCONT);
+    let message = failure(&output, 1);
+    assert!(took < SOON, "it took {took:?}: {message}");
+    for line in ["plan 1 goes on", &format!("forebay stage cancel 1 {flags}")] {
+        assert!(message.contains(line), "not said: {line}\n{message}");
+    }
+    assert_eq!(message.matches("goes on").count(), 1, "said once: {message}");
+}
+
+#[test]
+fn ctrl_c_ends_a_command_soon_whose_server_is_stopped() {
+    let (rig, source) = rig();
+    let copy = rig.mnt.join("copy");
+    let rate: [&std::ffi::OsStr; 4] =
+        ["stage".as_ref(), "in".as_ref(), "--rate".as_ref(), "1KiB".as_ref()];
+    let at_mount = following(&[&rate[..], &[source.as_ref(), copy.as_ref()]].concat(), None);
+    let plans = || rig.run(&["stage".as_ref(), "status".as_ref(), rig.mnt.as_ref()]);
+    crate::common::wait_for("the plan", || text(&plans().stdout).contains(": 0 B of"));
+    let flags = format!("--buffer {}", rig.mnt.display());
+    interrupted_at_a_stopped_server(at_mount, rig.pid() as u32, &flags);
+    let cancelled = rig.forebay().args(["stage", "cancel", "1", "--buffer"]).arg(&rig.mnt).output();
+    assert!(cancelled.unwrap().status.success());
+}
+
+/// Passes on what clients and a server say to each other; what a client says from message `held` on reaches nobody.
+struct Relay {
+    address: String,
+    /// Messages of clients so far.
+    said: Arc<AtomicUsize>,
+    held: Arc<AtomicUsize>,
+}
+
+impl Relay {
+    fn to(server: &str) -> Relay {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relay = Relay {
+            address: listener.local_addr().unwrap().to_string(),
+            said: Arc::default(),
+            held: Arc::new(AtomicUsize::new(usize::MAX)),
+        };
+        let (server, said, held) = (server.to_string(), relay.said.clone(), relay.held.clone());
+        // It ends with the process of the tests.
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (mut client, mut there) =
+                    (client.unwrap(), TcpStream::connect(&server).unwrap());
+                let (mut back, mut answers) =
+                    (client.try_clone().unwrap(), there.try_clone().unwrap());
+                std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+                let (said, held) = (said.clone(), held.clone());
+                std::thread::spawn(move || {
+                    let mut message = vec![0; 64 << 10];
+                    while let Ok(bytes @ 1..) = client.read(&mut message) {
+                        if said.fetch_add(1, SeqCst) + 1 < held.load(SeqCst) {
+                            there.write_all(&message[..bytes]).unwrap();
+                        }
+                    }
+                    let _ = there.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        });
+        relay
+    }
+}
+
+#[test]
+fn ctrl_c_before_the_server_answered_says_that_it_is_not_known_whether_the_plan_was_begun() {
+    must_be_root();
+    let pool = Pool::new(&["64MiB"]);
+    pool.done(0, &["buffer", "create", "b", "--capacity", "32MiB"]);
+    let source = pool.rig.base().join("source");
+    fs::write(&source, vec![7; 4096]).unwrap();
+    let relay = Relay::to(&pool.servers[0].tcp);
+    let listed = pool.command(&["stage", "status", "b:", "--server", &relay.address]).output();
+    assert!(listed.unwrap().status.success());
+    // As many are said before a question is asked: the last of them is the question.
+    let question = relay.said.swap(0, SeqCst);
+    relay.held.store(question, SeqCst);
+    let arguments: [&std::ffi::OsStr; 7] = [
+        "stage".as_ref(),
+        "in".as_ref(),
+        "--json".as_ref(),
+        source.as_ref(),
+        "b:/copy".as_ref(),
+        "--server".as_ref(),
+        relay.address.as_ref(),
+    ];
+    let served = following(&arguments, Some(&pool.rig.base().join("config")));
+    crate::common::wait_for("the question", || relay.said.load(SeqCst) >= question);
+    let begun = Instant::now();
+    signal(served.id(), libc::SIGINT);
+    let output = served.wait_with_output().unwrap();
+    let took = begun.elapsed();
+    let message = failure(&output, 1);
+    assert!(took < SOON, "it took {took:?}: {message}");
+    let flags = format!("--buffer b: --server {}", relay.address);
+    for part in [
+        "whether the plan was begun is not known",
+        &format!("`forebay stage status {flags}`"),
+        &format!("`forebay stage cancel PLAN {flags}`"),
+    ] {
+        assert!(message.contains(part), "not said: {part}\n{message}");
+    }
+    let last = text(&output.stdout).lines().last().unwrap_or_default().to_string();
+    let told: serde_json::Value = serde_json::from_str(&last).unwrap();
+    assert_eq!(
+        (&told["error"]["what"], &told["error"]["path"]),
+        (&"start staging".into(), &serde_json::Value::Null)
+    );
+}
+
+/// At a server without a mount; and its hints about plans can be run as they stand.
+#[test]
+fn what_is_said_of_plans_of_a_server_names_it() {
+    must_be_root();
+    let pool = Pool::new(&["64MiB"]);
+    pool.done(0, &["buffer", "create", "b", "--capacity", "32MiB"]);
+    let source = pool.rig.base().join("source");
+    fs::write(&source, vec![7; 4 << 20]).unwrap();
+    let tcp = pool.servers[0].tcp.clone();
+    let arguments: [&std::ffi::OsStr; 8] = [
+        "stage".as_ref(),
+        "in".as_ref(),
+        "--rate".as_ref(),
+        "1KiB".as_ref(),
+        source.as_ref(),
+        "b:/copy".as_ref(),
+        "--server".as_ref(),
+        tcp.as_ref(),
+    ];
+    let served = following(&arguments, Some(&pool.rig.base().join("config")));
+    let plans = || pool.done(0, &["stage", "status", "b:"]);
+    crate::common::wait_for("the plan", || plans().contains(": 0 B of"));
+    let flags = format!("--buffer b: --server {tcp}");
+    let server = pool.servers[0].child.as_ref().unwrap().id();
+    interrupted_at_a_stopped_server(served, server, &flags);
+    pool.done(0, &["stage", "cancel", "1", "--buffer", "b:"]);
+    for (asked, hint) in [
+        (&["stage", "rate", "1", "1MiB", "--buffer", "b:"][..], format!("stage status 1 {flags}`")),
+        (&["stage", "status", "99", "--buffer", "b:"][..], format!("stage status {flags}`")),
+        (&["buffer", "status", "none"][..], format!("buffer list --server {tcp}`")),
+    ] {
+        let message = failure(&pool.ask(0, asked), 1);
+        assert!(message.contains(&hint), "{asked:?} does not say {hint}: {message}");
+    }
 }
 
 #[test]

@@ -202,7 +202,42 @@ fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
     // Errors have the form that they have everywhere.
     let output = sim(&["run", "--set", "io.nodes=600", "--json"]);
     let error: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(error["error"]["what"].is_string());
+    let error = &error["error"];
+    assert_eq!((&error["what"], &error["path"]), (&"read".into(), &"intrepid-2011.toml".into()));
+    assert!(error["why"].as_str().unwrap().contains("600 I/O nodes"), "{error}");
+    assert!(error["hint"].as_str().unwrap().starts_with("expected "), "{error}");
+    let output = sim(&["run", "-N", "200000", "-F", "--json"]);
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(told["error"]["what"], "simulate", "{told}");
+    let why = told["error"]["why"].as_str().unwrap();
+    assert!(why.ends_with("200000 processes on 50000 nodes"), "{told}");
+    for (arguments, what, path, why) in [
+        (&["run", "-m", "nothing"][..], "read", "nothing", "there is no such machine"),
+        (&["run", "nothing"][..], "read", "nothing", "there is no such workload"),
+        (
+            &["run", "--html", "/no/place/p.html"][..],
+            "write the page to",
+            "/no/place/p.html",
+            "No such",
+        ),
+        (
+            &["run", "--set", "storage.server=1"][..],
+            "read",
+            "intrepid-2011.toml",
+            "storage.server: ",
+        ),
+        (&["check", "/no/w.toml", "--dir", "/"][..], "read", "/no/w.toml", "No such"),
+    ] {
+        let output = sim(&[arguments, &["--json"]].concat());
+        assert!(!output.status.success(), "{arguments:?}");
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let error = &told["error"];
+        assert_eq!((&error["what"], &error["path"]), (&what.into(), &path.into()), "{error}");
+        assert!(error["why"].as_str().unwrap().contains(why), "{error}");
+        // Plainly: what failed, on which path, why.
+        let plain = text(&output.stderr);
+        assert!(plain.contains(&format!("{what} {path}")) && plain.contains(why), "{plain}");
+    }
 }
 
 /// crates/sim/tests/integration/pages.rs looks at the pages in a browser.

@@ -141,14 +141,14 @@ impl RemoteFs {
                     let why = format!("the server of part {} has it: {errno}", root.shard().0);
                     Err(ControlError::new(what, None, &why)
                         .errno(errno.0)
-                        .hint("`forebay buffer status` shows its servers"))
+                        .hint("`forebay buffer status NAME --server ADDR` shows its servers"))
                 }
             },
             None => {
                 let what = "find this node's namespace in the buffer";
                 Err(ControlError::new(what, None, "the server of its first part does not answer")
                     .errno(libc::EHOSTUNREACH)
-                    .hint("`forebay buffer status` shows its servers"))
+                    .hint("`forebay buffer status NAME --server ADDR` shows its servers"))
             }
         }
     }

@@ -2,6 +2,7 @@
 //! Callers: `player`, `replay`.
 
 use super::player::{Bytes, variable_of};
+use crate::failed;
 use crate::mpi;
 use crate::netcdf::{self, Making};
 use crate::residency::{Cache, Pages, drop_all};
@@ -96,7 +97,7 @@ impl Looked {
             }
         }
         let said = |(path, error): (PathBuf, std::io::Error)| {
-            format!("look at the page cache of {}: {error}", path.display())
+            failed::said("look at the page cache of", &path, &error)
         };
         if empties {
             drop_all(paths.iter().cloned()).map_err(said)?;
@@ -131,7 +132,7 @@ pub(super) fn prepare(workload: &Workload, dir: &Path) -> Result<(), String> {
         let mut name = String::new();
         workload.path(&id, &mut name).map_err(|error| error.to_string())?;
         let path = dir.join(&name);
-        let said = |error: std::io::Error| format!("make {}: {error}", path.display());
+        let said = |error: std::io::Error| failed::said("make", &path, &error);
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(said)?;
         }

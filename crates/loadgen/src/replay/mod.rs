@@ -13,6 +13,7 @@ mod files;
 mod helper;
 mod player;
 
+use crate::failed;
 use crate::far::{Far, Host};
 use crate::mpi::{self, World};
 use crate::netcdf;
@@ -83,10 +84,10 @@ pub enum ReplayError {
         source: std::io::Error,
     },
     /// A file that must be there before could not be made.
-    #[error("{0}")]
+    #[error("{}", failed::plain(.0))]
     Prepare(String),
-    /// A process failed, or the run was stopped.
-    #[error("{0}")]
+    /// A process failed, or the run was stopped: a text of [`failed`].
+    #[error("{}", failed::plain(.0))]
     Rank(String),
 }
 

@@ -10,6 +10,7 @@ use super::board::{Board, CLASSES, CacheWords, Class, Record};
 use super::files::{Looked, reads_of, writes_of};
 use super::helper::{Helper, MOST_BEGUN};
 use crate::clocks::own_waited_ns;
+use crate::failed;
 use crate::log::{Call, Log};
 use crate::mpi::{self, Begun, How};
 use crate::netcdf::{self, Making};
@@ -492,7 +493,7 @@ impl<'a> Player<'a> {
 
     fn failed(&mut self, what: &str, file: &FileId, error: &io::Error) -> End {
         match self.path_of(file) {
-            Ok(path) => End::Failed(format!("{what} {}: {error}", path.display())),
+            Ok(path) => End::Failed(failed::said(what, path, error)),
             Err(end) => end,
         }
     }
@@ -671,7 +672,7 @@ impl<'a> Player<'a> {
         let parent = self.path_of(file)?.parent().map(Path::to_path_buf);
         if let Some(parent) = parent {
             std::fs::create_dir_all(&parent)
-                .map_err(|error| End::Failed(format!("make {}: {error}", parent.display())))?;
+                .map_err(|error| End::Failed(failed::said("make", &parent, &error)))?;
         }
         Ok(())
     }
