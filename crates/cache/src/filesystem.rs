@@ -187,7 +187,9 @@ impl DataOps for CacheFs {
         if mode.kill_suid {
             self.kill_suid(ino, None)?;
         }
-        self.write_data(&self.data(ino)?, offset, data, mode)
+        let file = self.data(ino)?;
+        self.kill_capability_left(&file, ino)?;
+        self.write_data(&file, offset, data, mode)
     }
 
     fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
@@ -198,7 +200,9 @@ impl DataOps for CacheFs {
     }
 
     fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
-        self.allocate_data(&self.data(ino)?, mode, offset, length)
+        let file = self.data(ino)?;
+        self.kill_capability_left(&file, ino)?;
+        self.allocate_data(&file, mode, offset, length)
     }
 
     fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
@@ -214,6 +218,7 @@ impl DataOps for CacheFs {
         length: u64,
     ) -> Result<u64> {
         let (from, into) = (self.data(source)?, self.data(target)?);
+        self.kill_capability_left(&into, target)?;
         let mut buffer = vec![0; COPY_PIECE_BYTES.min(length) as usize];
         let mut done = 0;
         while done < length.min(COPY_MAX_BYTES) {

@@ -418,7 +418,7 @@ impl<'a> Walker<'a> {
             return Ok(());
         }
         let is_file = task.meta.kind == FileKind::File;
-        if is_file && task.meta.nlink > 1 {
+        if task.meta.nlink > 1 {
             let names = task.source_name.len() + 2 * task.target_name.len();
             if let Err(fault) = run.link_records.take(size_of::<(Task, Leader)>() + 128 + names) {
                 run.progress.found(0);
