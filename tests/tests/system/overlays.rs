@@ -197,6 +197,51 @@ fn copies_keep_what_programs_may(on: &Path) {
     }
 }
 
+/// Who is not root makes names over whiteouts, also where root made these, as on tmpfs.
+fn users_make_names_over_whiteouts(on: &Path) {
+    let own = tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap();
+    fs::set_permissions(own.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let lower = own.path().join("lower");
+    fs::create_dir(&lower).unwrap();
+    let fill = "for name in file dir link own; do echo $name > $name; done; mkdir sub; echo 1 > sub/in-sub";
+    let (ok, said) = try_run(Command::new("sh").args(["-euc", fill]).current_dir(&lower));
+    assert!(ok, "{said}");
+    let ours = Overlay::with(&lower, &on.join("users"), own.path().join("ours"), "index=off");
+    let theirs =
+        Overlay::with(&lower, &own.path().join("users"), own.path().join("theirs"), "index=off");
+    let user = Cred { uid: 4242, gid: 4343, groups: vec![] };
+    for overlay in [&ours, &theirs] {
+        overlay.shell("chown 4242:4343 . own; chmod 1777 sub; rm file dir link sub/in-sub");
+        // As Podman has it: what is above the upper directory is root's alone.
+        fs::set_permissions(&overlay.dir, fs::Permissions::from_mode(0o700)).unwrap();
+        as_user(&user, || {
+            let path = |name: &str| overlay.merged.join(name);
+            fs::write(path("plain"), b"over nothing").unwrap();
+            fs::write(path("file"), b"by a user").unwrap();
+            fs::create_dir(path("dir")).unwrap();
+            fs::write(path("dir/below"), b"below").unwrap();
+            std::os::unix::fs::symlink("nowhere", path("link")).unwrap();
+            fs::write(path("sub/in-sub"), b"in a sticky directory").unwrap();
+            fs::remove_file(path("own")).unwrap();
+            fs::write(path("own"), b"again").unwrap();
+        });
+    }
+    let expected = theirs.look();
+    let made = &expected[1]["file"];
+    assert!(made.contains(" 4242 4343 "), "{made}");
+    assert_eq!(ours.look(), expected);
+    // The overlay's own directory is nobody's all the same.
+    fs::set_permissions(&ours.dir, fs::Permissions::from_mode(0o755)).unwrap();
+    let work = ours.dir.join("work/work");
+    as_user(&user, || {
+        let refused = fs::write(work.join("planted"), b"").unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+    });
+    assert!(!work.join("planted").exists());
+    ours.umount();
+    theirs.umount();
+}
+
 /// Also somebody without privilege may leave one, and no right comes with it.
 fn anybody_leaves_a_whiteout(on: &Path) {
     let dir = on.join("theirs");
@@ -368,6 +413,7 @@ fn works_on(on: &Path) {
     anybody_leaves_a_whiteout(on);
     agrees_with_tmpfs(on);
     copies_keep_what_programs_may(on);
+    users_make_names_over_whiteouts(on);
 }
 
 fn copies_are_found_on(on: &Path, handles: Handles) {
