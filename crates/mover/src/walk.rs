@@ -357,6 +357,7 @@ impl<'a> Walker<'a> {
         let source_path = join(source_top, &rel, b"");
         match opened {
             Ok((source, target, attrs, names)) => {
+                run.note_not_kept(&frame.source, name, &meta, &source_path);
                 let top = self.target_top.clone();
                 run.dirs.lock().push(DirDone { top, rel: rel.clone(), source_path, attrs });
                 run.progress.done();
@@ -444,8 +445,8 @@ impl<'a> Walker<'a> {
         }
         let bytes = if is_file { task.meta.size_bytes } else { 0 };
         run.progress.found(bytes);
-        if !run.identity.is_superuser() && task.meta.uid != run.identity.uid() {
-            run.progress.files_owner_changed.fetch_add(1, Relaxed);
+        if let Some((source, _)) = &task.dirs {
+            run.note_not_kept(source, &task.source_name, &task.meta, &task.source_path());
         }
         if looked == Looked::Ours {
             if let Some(leader) = &task.leader {
