@@ -15,6 +15,7 @@ use forebay_proto::{Caller, Errno, Ino, Result, acl};
 use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Prefix of the xattrs that tell the cache's own state.
 const OWN: &[u8] = b"user.forebay.";
@@ -129,10 +130,14 @@ impl CacheFs {
     pub(super) fn setattr_of(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
         let who = Who::of(caller);
         let known = self.nodes.get(ino)?;
-        if change.kill_suid {
+        let new_owner = change.uid.is_some() || change.gid.is_some();
+        let mut file = known.file.clone();
+        let keeps = new_owner
+            && change.size_bytes.is_none()
+            && file.as_ref().is_some_and(|file| self.is_copied_up(caller, ino, file));
+        if change.kill_suid && !keeps {
             self.kill_suid(ino, Some(caller))?;
         }
-        let mut file = known.file.clone();
         if let Some(size) = change.size_bytes {
             let mut tries = 0;
             file = loop {
@@ -142,15 +147,20 @@ impl CacheFs {
                 }
             };
         }
-        let through = change.mode.is_some()
-            || change.uid.is_some()
-            || change.gid.is_some()
-            || change.atime.is_some()
-            || change.mtime.is_some();
+        let through =
+            change.mode.is_some() || new_owner || change.atime.is_some() || change.mtime.is_some();
         if through {
             self.own_change_of_inode(file.as_ref(), ino, &who, |inode| {
-                let _act = who.act()?;
-                set_on_pfs(&proc_path(inode, b""), change)
+                let path = proc_path(inode, b"");
+                let rights = match keeps {
+                    true => Some(Rights::of(&path, self.pfs.stat_fd(inode)?.mode)?),
+                    false => None,
+                };
+                {
+                    let _act = who.act()?;
+                    set_on_pfs(&path, change)?;
+                }
+                rights.map_or(Ok(()), |rights| rights.give_back(&path, change))
             })?;
             let has_times = |f: &&Arc<CacheFile>| f.is_dirty() && !f.state.lock().is_lost();
             if let Some(file) = file.as_ref().filter(has_times) {
@@ -158,6 +168,18 @@ impl CacheFs {
             }
         }
         self.getattr_of(ino)
+    }
+
+    /// Whether this is an overlay's copy of a lower file: without a name as yet, of who asks. The overlay sets
+    /// `security.capability` and the mode before the owner, and means to keep them; the kernel asks for a copy's owner as
+    /// it does for chown(2). Nobody else has written the file.
+    fn is_copied_up(&self, caller: &Caller, ino: Ino, file: &CacheFile) -> bool {
+        let is_nameless = {
+            let state = file.state.lock();
+            state.record.nameless && !state.gone
+        };
+        let owner = || self.pfs.stat_fd(self.open_node_any(ino)?.as_fd()).map(|stat| stat.uid);
+        is_nameless && owner() == Ok(caller.uid)
     }
 
     /// truncate(2) and ftruncate(2).
@@ -218,8 +240,8 @@ impl CacheFs {
         }
     }
 
-    /// Takes `security.capability` off a file that is about to be written, whoever writes: what is written by the
-    /// kernel itself no request tells of, so it goes at the open. With the file's `meta` locked.
+    /// Takes `security.capability` off a file that is about to be written. What a kernel writes itself it may write without
+    /// a word, where it believes that there is none; so a user's goes at the open. With the file's `meta` locked.
     pub(super) fn kill_capability(
         &self,
         file: &Arc<CacheFile>,
@@ -227,15 +249,36 @@ impl CacheFs {
         inode: BorrowedFd<'_>,
     ) -> Result<()> {
         let path = proc_path(inode, b"");
-        if rfs::getxattr(&path[..], CAPABILITY, &mut [0u8; 0][..]).is_err() {
+        if !has_capability(&path) {
+            file.has_capability.store(false, Ordering::Relaxed);
             return Ok(());
         }
         let remove = || rfs::removexattr(&path[..], CAPABILITY).map_err(errno);
         match self.own_change_locked(file, ino, &Who::server(), remove) {
             // Where the server may not, the drain cannot keep it either.
-            Ok(()) | Err(Errno::ENODATA | Errno::EPERM | Errno::EACCES) => Ok(()),
+            Ok(()) | Err(Errno::ENODATA | Errno::EPERM | Errno::EACCES) => {
+                file.has_capability.store(false, Ordering::Relaxed);
+                Ok(())
+            }
             Err(e) => Err(e),
         }
+    }
+
+    /// The superuser opens the file for writing: an overlay does so with what it has copied up, and nothing may be written.
+    /// `security.capability` stays until the first write: of what the kernel writes itself the kernel takes it off.
+    pub(super) fn leave_capability(&self, file: &CacheFile, inode: BorrowedFd<'_>) {
+        let has = has_capability(&proc_path(inode, b""));
+        file.has_capability.store(has, Ordering::Relaxed);
+    }
+
+    /// Takes off, before a write that is asked for here, what was left on at the open.
+    pub(super) fn kill_capability_left(&self, file: &Arc<CacheFile>, ino: Ino) -> Result<()> {
+        if !file.has_capability.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _meta = file.meta.lock();
+        let fd = self.open_node_any(ino)?;
+        self.kill_capability(file, ino, fd.as_fd())
     }
 
     /// Keeps in mind what an ACL lets the owning group do, for when the PFS file is gone and ours is to take its place.
@@ -431,6 +474,42 @@ fn is_overtaken(file: &CacheFile, stat: &PfsStat) -> bool {
 fn in_words(error: Option<&CacheError>) -> Result<String> {
     let error = error.ok_or(Errno::ENODATA)?;
     Ok(format!("{} {}", Errno(error.errno).name(), error.what))
+}
+
+fn has_capability(path: &[u8]) -> bool {
+    rfs::getxattr(path, CAPABILITY, &mut [0u8; 0][..]).is_ok()
+}
+
+/// What the PFS takes off a file whose owner is changed.
+struct Rights {
+    mode: u32,
+    capability: Option<Vec<u8>>,
+}
+
+impl Rights {
+    fn of(path: &[u8], mode: u32) -> Result<Rights> {
+        let capability = match grown(|buffer| rfs::getxattr(path, CAPABILITY, buffer)) {
+            Ok(value) => Some(value),
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => None,
+            Err(e) => return Err(e),
+        };
+        Ok(Rights { mode: mode & 0o7777, capability })
+    }
+
+    /// As the server, after `change`.
+    fn give_back(self, path: &[u8], change: &SetAttr) -> Result<()> {
+        if change.mode.is_none() && self.mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
+            let mode = Mode::from_raw_mode(self.mode);
+            rfs::chmodat(rfs::CWD, path, mode, AtFlags::empty()).map_err(errno)?;
+        }
+        match self.capability {
+            Some(value) => {
+                let set = rfs::setxattr(path, CAPABILITY, &value, XattrFlags::empty());
+                set.map_err(errno)
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 fn at(time: Option<SetTime>) -> Option<Timestamp> {

@@ -19,7 +19,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Writes that are under way in one block.
@@ -120,6 +120,8 @@ pub(crate) struct CacheFile {
     source: Mutex<Option<Arc<File>>>,
     /// Its PFS inode, where its last name that is known was removed and it has others.
     pub inode: Mutex<Option<Arc<OwnedFd>>>,
+    /// The superuser has opened it for writing, and it has `security.capability` until it is written.
+    pub has_capability: AtomicBool,
 }
 
 impl CacheFile {
@@ -185,6 +187,7 @@ impl CacheFile {
             filled: Condvar::new(),
             source: Mutex::new(None),
             inode: Mutex::new(None),
+            has_capability: AtomicBool::new(false),
         })
     }
 

@@ -25,7 +25,7 @@ impl CacheFs {
 
 impl NameOps for CacheFs {
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.lookup_name(caller, parent, name)
+        self.as_judged(caller, &[parent], || self.lookup_name(caller, parent, name))
     }
 
     fn forget(&self, ino: Ino, count: u64) {
@@ -45,27 +45,30 @@ impl NameOps for CacheFs {
         args: CreateArgs,
         rdev: u32,
     ) -> Result<Entry> {
-        self.make_node(caller, parent, name, kind, args, rdev)
+        let make = || self.make_node(caller, parent, name, kind, args, rdev);
+        self.as_judged(caller, &[parent], make)
     }
 
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
-        self.make_dir(caller, parent, name, args)
+        self.as_judged(caller, &[parent], || self.make_dir(caller, parent, name, args))
     }
 
     fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
-        self.make_name(caller, parent, name, |dir| rustix::fs::symlinkat(target, dir, name))
+        let make =
+            || self.make_name(caller, parent, name, |dir| rustix::fs::symlinkat(target, dir, name));
+        self.as_judged(caller, &[parent], make)
     }
 
     fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.make_link(caller, ino, parent, name)
+        self.as_judged(caller, &[parent], || self.make_link(caller, ino, parent, name))
     }
 
     fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.remove_name(caller, parent, name)
+        self.as_judged(caller, &[parent], || self.remove_name(caller, parent, name))
     }
 
     fn rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.remove_dir(caller, parent, name)
+        self.as_judged(caller, &[parent], || self.remove_dir(caller, parent, name))
     }
 
     fn rename(
@@ -77,7 +80,8 @@ impl NameOps for CacheFs {
         new_name: &[u8],
         flags: u32,
     ) -> Result<()> {
-        self.rename_name(caller, (parent, name), (new_parent, new_name), flags)
+        let rename = || self.rename_name(caller, (parent, name), (new_parent, new_name), flags);
+        self.as_judged(caller, &[parent, new_parent], rename)
     }
 
     fn create(
@@ -88,7 +92,8 @@ impl NameOps for CacheFs {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        self.create_data(caller, parent, name, args, want_local)
+        let create = || self.create_data(caller, parent, name, args, want_local);
+        self.as_judged(caller, &[parent], create)
     }
 
     fn tmpfile(
@@ -149,7 +154,7 @@ impl AttrOps for CacheFs {
     }
 
     fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
-        self.setattr_of(caller, ino, change)
+        self.as_judged_below(caller, ino, b"", || self.setattr_of(caller, ino, change))
     }
 
     fn attr_ttl(&self, _ino: Ino) -> Duration {
@@ -187,7 +192,9 @@ impl DataOps for CacheFs {
         if mode.kill_suid {
             self.kill_suid(ino, None)?;
         }
-        self.write_data(&self.data(ino)?, offset, data, mode)
+        let file = self.data(ino)?;
+        self.kill_capability_left(&file, ino)?;
+        self.write_data(&file, offset, data, mode)
     }
 
     fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
@@ -198,7 +205,9 @@ impl DataOps for CacheFs {
     }
 
     fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
-        self.allocate_data(&self.data(ino)?, mode, offset, length)
+        let file = self.data(ino)?;
+        self.kill_capability_left(&file, ino)?;
+        self.allocate_data(&file, mode, offset, length)
     }
 
     fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
@@ -214,6 +223,7 @@ impl DataOps for CacheFs {
         length: u64,
     ) -> Result<u64> {
         let (from, into) = (self.data(source)?, self.data(target)?);
+        self.kill_capability_left(&into, target)?;
         let mut buffer = vec![0; COPY_PIECE_BYTES.min(length) as usize];
         let mut done = 0;
         while done < length.min(COPY_MAX_BYTES) {
@@ -251,11 +261,12 @@ impl XattrOps for CacheFs {
         flags: u32,
         _kill_sgid: bool,
     ) -> Result<()> {
-        self.setxattr_of(caller, ino, name, value, flags)
+        let set = || self.setxattr_of(caller, ino, name, value, flags);
+        self.as_judged_below(caller, ino, name, set)
     }
 
     fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
-        self.removexattr_of(caller, ino, name)
+        self.as_judged_below(caller, ino, name, || self.removexattr_of(caller, ino, name))
     }
 }
 

@@ -35,6 +35,7 @@ mod names;
 mod nodes;
 mod nodes_log;
 mod open;
+mod overlays;
 mod own_change;
 mod paths;
 mod pfs;

@@ -60,7 +60,10 @@ impl CacheFs {
         self.must_be(ino, &stat)?;
         let is_lost = self.is_lost_or_valid(ino, file, &stat)?;
         if writes(flags) {
-            self.kill_capability(file, ino, source.as_fd())?;
+            match caller.uid == 0 && flags as i32 & libc::O_TRUNC == 0 {
+                true => self.leave_capability(file, source.as_fd()),
+                false => self.kill_capability(file, ino, source.as_fd())?,
+            }
             self.note_acl(file, source.as_fd())?;
         }
         let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;

@@ -8,8 +8,10 @@
 use crate::identity::{Acting, Identity, set_thread_groups};
 use forebay_net::node::groups_of_process;
 use forebay_proto::{Caller, Errno, Result};
+use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 /// Whose rights a call has. Kept in records, so that a drain can act as the writer.
@@ -69,7 +71,7 @@ impl Who {
         }
         // From here on the groups are given back, also if the rest fails.
         let mut act = Act { acting: None, switched };
-        act.acting = Some(identity.enter()?);
+        act.acting = Some(identity.enter_with(JUDGEMENT.get().rights)?);
         Ok(act)
     }
 }
@@ -90,6 +92,57 @@ impl Drop for Act {
             tracing::error!(%error, "a thread could not get the server's groups back");
         }
     }
+}
+
+/// What is known of the request that a thread answers.
+#[derive(Clone, Copy)]
+struct Judgement {
+    /// Who sent it passes on what a kernel asks, and no program can send another one.
+    is_kernels: bool,
+    /// What the requester is known to have beyond user and groups.
+    rights: CapabilitySet,
+}
+
+thread_local!(static JUDGEMENT: Cell<Judgement> =
+    const { Cell::new(Judgement { is_kernels: false, rights: CapabilitySet::empty() }) });
+
+/// While it lives the thread has that knowledge.
+#[must_use]
+pub struct Judged {
+    before: Judgement,
+    /// It is the thread's.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Judged {
+    fn now(judgement: Judgement) -> Judged {
+        Judged { before: JUDGEMENT.replace(judgement), not_send: PhantomData }
+    }
+
+    /// The request comes from a kernel, by a mount that may ask for anybody.
+    pub fn by_kernel(is_kernels: bool) -> Judged {
+        Judged::now(Judgement { is_kernels, ..JUDGEMENT.get() })
+    }
+
+    /// The kernel has found that the requester may use any directory and name, and with `trusted` also attributes that
+    /// only root sees: [`Who::act`] has these rights, too.
+    pub fn may_use_directories(trusted: bool) -> Judged {
+        let mut rights =
+            CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER;
+        rights.set(CapabilitySet::SYS_ADMIN, trusted);
+        Judged::now(Judgement { rights, ..JUDGEMENT.get() })
+    }
+}
+
+impl Drop for Judged {
+    fn drop(&mut self) {
+        JUDGEMENT.set(self.before);
+    }
+}
+
+/// Whether the thread's request is known to come from a kernel ([`Judged::by_kernel`]).
+pub fn is_kernels() -> bool {
+    JUDGEMENT.get().is_kernels
 }
 
 fn is_root() -> bool {
@@ -145,5 +198,27 @@ mod tests {
         assert_eq!(open(4243, &[77]), Ok(()));
         assert_eq!(open(4243, &[78]), Err(Some(libc::EACCES)), "groups are not left over");
         std::fs::File::open(file.path()).unwrap();
+    }
+
+    #[test]
+    fn what_the_kernel_has_judged_holds_for_its_scope() {
+        assert!(is_root(), "only root can act as others: run this test as root");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o000)).unwrap();
+        let make = |name: &str| {
+            let _act = Who { uid: 4242, gid: 4243, groups: Vec::new() }.act().unwrap();
+            let made = std::fs::File::create_new(dir.path().join(name));
+            made.map(drop).map_err(|e| e.raw_os_error())
+        };
+        assert_eq!(make("before"), Err(Some(libc::EACCES)));
+        {
+            let _judged = Judged::may_use_directories(false);
+            assert_eq!(make("during"), Ok(()));
+        }
+        assert_eq!(make("after"), Err(Some(libc::EACCES)));
+        let made = std::fs::metadata(dir.path().join("during")).unwrap();
+        let owner = std::os::unix::fs::MetadataExt::uid(&made);
+        assert_eq!(owner, 4242, "it is the user's all the same");
+        assert!(!is_kernels());
     }
 }

@@ -73,6 +73,11 @@ impl Identity {
     /// Acts as the requester until the guard is dropped. The thread must have adopted the
     /// identity before. Fails closed: EPERM if the identity could not be taken whole.
     pub fn enter(&self) -> Result<Acting> {
+        self.enter_with(CapabilitySet::empty())
+    }
+
+    /// The same with capabilities that the server has, for what the kernel has judged of the requester.
+    pub(crate) fn enter_with(&self, rights: CapabilitySet) -> Result<Acting> {
         let server_gid = self.server_gid;
         if self.switch_group {
             let acting = Acting { back: Back::Group, server_gid, not_send: PhantomData };
@@ -85,8 +90,8 @@ impl Identity {
         let server = capabilities(None).map_err(|e| Errno(e.raw_os_error()))?;
         let acting = Acting { back: Back::All(server), server_gid, not_send: PhantomData };
         set_fs_ids(self.uid, self.gid);
-        let none = CapabilitySets { effective: CapabilitySet::empty(), ..server };
-        set_capabilities(None, none).map_err(|e| Errno(e.raw_os_error()))?;
+        let fewer = CapabilitySets { effective: server.effective & rights, ..server };
+        set_capabilities(None, fewer).map_err(|e| Errno(e.raw_os_error()))?;
         if fs_ids() != (self.uid, self.gid) {
             return Err(Errno::EPERM);
         }

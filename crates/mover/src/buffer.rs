@@ -3,6 +3,7 @@
 
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta, OpenSource, Temp, TempAt, Xattrs};
+use super::not_kept::is_roots;
 use super::pfs::{split, trim_end};
 use super::run::join;
 use super::side::{At, Located, MakeTop, PRIVATE_MODE, Source, Target, not_a_directory};
@@ -211,6 +212,11 @@ impl Source for Buffer {
     fn dir_xattrs(&self, dir: &Dir) -> Outcome<Xattrs> {
         let got = ino(dir).and_then(|ino| self.tree.xattrs(&self.who, ino));
         got.map_err(Fault::source("read xattrs of source"))
+    }
+
+    fn left_out(&self, _dir: &Dir, _name: &[u8], meta: &Meta) -> Vec<Vec<u8>> {
+        let all = self.tree.xattrs(&Caller::root(), Ino(meta.ino)).unwrap_or_default();
+        all.into_iter().map(|(name, _)| name).filter(|name| is_roots(name)).collect()
     }
 
     fn shard_of(&self, meta: &Meta) -> Option<ShardId> {

@@ -32,6 +32,7 @@ mod journal;
 mod left;
 mod memory;
 mod meta;
+mod not_kept;
 mod parts;
 mod pfs;
 mod pfs_target;

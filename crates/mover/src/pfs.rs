@@ -8,6 +8,7 @@
 
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta, OpenSource, Xattrs};
+use super::not_kept::is_roots;
 use super::side::{Located, Source};
 use forebay_credentials::identity::{Acting, Identity};
 use forebay_proto::attr::FileKind;
@@ -339,6 +340,14 @@ impl Source for Pfs {
     fn dir_xattrs(&self, dir: &Dir) -> Outcome<Xattrs> {
         let fault = Fault::source("read xattrs of source");
         self.xattrs_of(fd(dir).map_err(&fault)?).map_err(&fault)
+    }
+
+    fn left_out(&self, dir: &Dir, name: &[u8], _meta: &Meta) -> Vec<Vec<u8>> {
+        let Ok(at) = fd(dir) else { return Vec::new() };
+        let path = below_fd(at, name);
+        // As the server: the kernel shows `trusted.*` to nobody but root.
+        let names = xattr_bytes(|buf| rustix::fs::llistxattr(&path[..], buf)).unwrap_or_default();
+        names.split(|&b| b == 0).filter(|name| is_roots(name)).map(<[u8]>::to_vec).collect()
     }
 
     fn shard_of(&self, _meta: &Meta) -> Option<ShardId> {

@@ -1,7 +1,8 @@
 //! Counting what a plan has done, and telling it: totals, rate over the last seconds, ETA.
 
 use forebay_proto::control::{
-    DryRun, FileError, MAX_REPORTED_ERRORS, PathBytes, PlanState, PlanStatus, StageSpec,
+    DryRun, FileError, MAX_NOT_KEPT_KINDS, MAX_NOT_KEPT_PATHS, MAX_REPORTED_ERRORS, NotKept,
+    PathBytes, PlanState, PlanStatus, StageSpec,
 };
 use forebay_proto::{PlanId, ShardId};
 use parking_lot::Mutex;
@@ -26,6 +27,8 @@ pub(super) struct Progress {
     pub files_existing: AtomicU64,
     /// Of another user, which the copies cannot be.
     pub files_owner_changed: AtomicU64,
+    /// What copies lack of root's, by kind.
+    not_kept: Mutex<Vec<NotKept>>,
     /// What a dry run has found so far.
     pub dry_run: Mutex<DryRun>,
     pub bytes_total: AtomicU64,
@@ -59,6 +62,7 @@ impl Progress {
             files_skipped: AtomicU64::new(0),
             files_existing: AtomicU64::new(0),
             files_owner_changed: AtomicU64::new(0),
+            not_kept: Mutex::default(),
             dry_run: Mutex::default(),
             bytes_total: AtomicU64::new(0),
             bytes_done: AtomicI64::new(0),
@@ -135,6 +139,24 @@ impl Progress {
         }
     }
 
+    /// The copy of what is at `path` will lack this.
+    pub fn not_kept(&self, what: &str, path: &PathBytes) {
+        let mut kinds = self.not_kept.lock();
+        let known = kinds.iter().position(|kind| kind.what == what);
+        if known.is_none() && kinds.len() >= MAX_NOT_KEPT_KINDS {
+            return;
+        }
+        let at = known.unwrap_or_else(|| {
+            kinds.push(NotKept { what: what.to_string(), files: 0, paths: Vec::new() });
+            kinds.len() - 1
+        });
+        let kind = &mut kinds[at];
+        kind.files += 1;
+        if kind.paths.len() < MAX_NOT_KEPT_PATHS {
+            kind.paths.push(path.clone());
+        }
+    }
+
     /// What a requester is told.
     pub fn status(
         &self,
@@ -167,6 +189,7 @@ impl Progress {
             files_skipped: self.files_skipped.load(Relaxed),
             files_existing: self.files_existing.load(Relaxed),
             files_owner_changed: self.files_owner_changed.load(Relaxed),
+            not_kept: self.not_kept.lock().clone(),
             bytes_total,
             bytes_done: self.bytes_done(),
             rate_bytes_per_s: rate,

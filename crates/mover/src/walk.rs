@@ -357,6 +357,7 @@ impl<'a> Walker<'a> {
         let source_path = join(source_top, &rel, b"");
         match opened {
             Ok((source, target, attrs, names)) => {
+                run.note_not_kept(&frame.source, name, &meta, &source_path);
                 let top = self.target_top.clone();
                 run.dirs.lock().push(DirDone { top, rel: rel.clone(), source_path, attrs });
                 run.progress.done();
@@ -418,7 +419,7 @@ impl<'a> Walker<'a> {
             return Ok(());
         }
         let is_file = task.meta.kind == FileKind::File;
-        if is_file && task.meta.nlink > 1 {
+        if task.meta.nlink > 1 {
             let names = task.source_name.len() + 2 * task.target_name.len();
             if let Err(fault) = run.link_records.take(size_of::<(Task, Leader)>() + 128 + names) {
                 run.progress.found(0);
@@ -444,8 +445,8 @@ impl<'a> Walker<'a> {
         }
         let bytes = if is_file { task.meta.size_bytes } else { 0 };
         run.progress.found(bytes);
-        if !run.identity.is_superuser() && task.meta.uid != run.identity.uid() {
-            run.progress.files_owner_changed.fetch_add(1, Relaxed);
+        if let Some((source, _)) = &task.dirs {
+            run.note_not_kept(source, &task.source_name, &task.meta, &task.source_path());
         }
         if looked == Looked::Ours {
             if let Some(leader) = &task.leader {

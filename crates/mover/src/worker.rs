@@ -154,6 +154,9 @@ impl<'a> Worker<'a> {
             let fault = match self.begin(&mut task, attempt) {
                 Ok(Step::Pending(pending)) => return Some(*pending),
                 Ok(Step::Done) => {
+                    if let Some(leader) = &task.leader {
+                        leader.published.store(true, Relaxed);
+                    }
                     run.item_done(&task);
                     return None;
                 }
@@ -285,6 +288,13 @@ impl<'a> Worker<'a> {
         if task.meta.kind == FileKind::File {
             return self.begin_file(task, dirs, attempt);
         }
+        self.make_special(task, &dirs)?;
+        Ok(Step::Done)
+    }
+
+    /// Makes a symbolic link, or what else has no data.
+    fn make_special(&self, task: &Task, dirs: &(Dir, Dir)) -> Outcome<()> {
+        let run = self.run;
         let xattrs = match task.meta.kind {
             FileKind::Dir => return Err(Fault::changed("a directory has its name")),
             _ => run.source.name_xattrs(&dirs.0, &task.source_name, &task.meta)?,
@@ -296,18 +306,17 @@ impl<'a> Worker<'a> {
         match task.meta.kind {
             FileKind::Symlink => {
                 let to = run.source.readlink(&dirs.0, &task.source_name)?;
-                run.target.symlink(at, &to, &task.meta, &xattrs)?;
+                run.target.symlink(at, &to, &task.meta, &xattrs)
             }
             FileKind::CharDev | FileKind::BlockDev
                 if !run.identity.is_superuser() && !is_whiteout =>
             {
                 let why = "only the superuser can make device nodes".to_string();
                 let fault = Fault::target("make special file")(Errno::EPERM);
-                return Err(Fault { why: Some(why), ..fault });
+                Err(Fault { why: Some(why), ..fault })
             }
-            _ => run.target.node(at, &task.meta, &xattrs)?,
+            _ => run.target.node(at, &task.meta, &xattrs),
         }
-        Ok(Step::Done)
     }
 
     fn begin_file(&mut self, task: &mut Task, dirs: (Dir, Dir), attempt: u32) -> Outcome<Step<'a>> {
@@ -403,7 +412,16 @@ impl<'a> Worker<'a> {
             let old = run.target.reopen(&task.target_top, &leader.rel)?;
             let new = run.target.reopen(&task.target_top, &task.rel)?;
             let at = At { dir: &new, name: &task.target_name, temp: run.next_temp() };
-            run.target.link(&old, &leader.name, at)
+            match run.target.link(&old, &leader.name, at) {
+                Err(fault) if task.meta.kind != FileKind::File && is_no_place_for_links(&fault) => {
+                    let source = run.source.reopen(&task.source_top, &task.rel)?;
+                    self.make_special(&task, &(source, new))?;
+                    let why =
+                        "the target keeps no hard link of it; it is there, as a file of its own";
+                    Err(Fault { sort: Sort::Partial, why: Some(why.to_string()), ..fault })
+                }
+                linked => linked,
+            }
         });
         match linked {
             Ok(()) => run.progress.done(),
@@ -412,6 +430,11 @@ impl<'a> Worker<'a> {
             }
         }
     }
+}
+
+/// Whether a file system has no hard links of what was to be linked, or no more of them.
+fn is_no_place_for_links(fault: &Fault) -> bool {
+    [Errno::EPERM, Errno::EOPNOTSUPP, Errno::EMLINK].contains(&fault.errno)
 }
 
 /// Fails if a source on the PFS is not what the plan's server found, or newer. A client of a PFS

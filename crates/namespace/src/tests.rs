@@ -6,6 +6,7 @@ use forebay_interfaces::tree::BufferTree;
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, WriteMode, rename_flags};
 use forebay_proto::attr::{FileKind, SetAttr};
+use forebay_proto::net::tree::{TreeAsked, TreeQuestion, TreeReply};
 use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId};
 use forebay_store::metadata::{LmdbStore, StoreOptions};
 use forebay_store::objects::Objects;
@@ -274,6 +275,55 @@ fn the_mover_may_only_what_its_requester_may() {
     ns.publish(&alice, again.ino, shared, b"out").unwrap();
     ns.statfs().unwrap();
     assert_eq!(ns.getattr(new.ino), Err(Errno::ESTALE));
+    ns.close();
+}
+
+#[test]
+fn anybody_has_whiteouts_made_and_only_root_devices() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ns, _) = open(dir.path(), false);
+    let open_to_all = SetAttr { mode: Some(0o777), ..SetAttr::default() };
+    ns.setattr(&Caller::root(), Ino::ROOT, &open_to_all).unwrap();
+    // As the mover of another server asks.
+    let node = |who: Caller, kind: FileKind, rdev: u32| {
+        let (name, target) = (&b"node"[..], &b""[..]);
+        let dir = Ino::ROOT;
+        let question = TreeQuestion::Node { dir, name, kind, mode: 0o600, rdev, target };
+        match ns.answer_tree(&TreeAsked { who, question }) {
+            TreeReply::Failed(errno) => Err(errno),
+            _ => Ok(ns.lookup(&Caller::root(), dir, name).unwrap().attr),
+        }
+    };
+    let made = node(user(1000), FileKind::CharDev, 0).unwrap();
+    assert_eq!((made.kind(), made.rdev, made.uid), (FileKind::CharDev, 0, 1000));
+    assert_eq!(node(user(1000), FileKind::CharDev, 0x103).map(drop), Err(libc::EPERM));
+    assert_eq!(node(user(1000), FileKind::BlockDev, 0).map(drop), Err(libc::EPERM));
+    assert_eq!(node(Caller::root(), FileKind::CharDev, 0x103).unwrap().rdev, 0x103);
+    ns.close();
+}
+
+#[test]
+fn a_copy_without_a_name_keeps_its_rights_when_it_gets_an_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ns, _) = open(dir.path(), false);
+    let (root, name, args) = (Caller::root(), b"security.capability", ARGS);
+    let copy = ns.tmpfile(&root, Ino::ROOT, args, false).unwrap().0.attr.ino;
+    let named = ns.create(&root, Ino::ROOT, b"named", args, false).unwrap().0.attr.ino;
+    let given = ns.tmpfile(&user(1000), Ino::ROOT, args, false).unwrap().0.attr.ino;
+    let chmod = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+    let chown = SetAttr { uid: Some(7), gid: Some(7), kill_suid: true, ..SetAttr::default() };
+    for (ino, keeps) in [(copy, true), (named, false), (given, false)] {
+        ns.setxattr(&root, ino, name, &[1; 20], 0, false).unwrap();
+        ns.setattr(&root, ino, &chmod).unwrap();
+        let mode = ns.setattr(&root, ino, &chown).unwrap().mode & 0o7777;
+        let has = ns.getxattr(ino, name).is_ok();
+        assert_eq!((mode, has), (if keeps { 0o6755 } else { 0o755 }, keeps), "{ino}");
+    }
+    // What is written loses them, name or not.
+    let mode = WriteMode { kill_suid: true, ..WriteMode::default() };
+    ns.write(copy, 0, b"x", mode).unwrap();
+    assert_eq!(ns.getxattr(copy, name), Err(Errno::ENODATA));
+    assert_eq!(ns.getattr(copy).unwrap().mode & 0o7777, 0o755);
     ns.close();
 }
 

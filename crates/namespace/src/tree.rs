@@ -18,6 +18,15 @@ pub(super) const SEARCH: u16 = 1;
 /// Deepest path walked, in components.
 const MAX_COMPONENTS: usize = 4096;
 
+/// EPERM for a device, of who is not root. A whiteout of an overlay (0:0) opens nothing: anybody may make one.
+pub(super) fn may_make(who: &Caller, kind: FileKind, rdev: u32) -> Result<()> {
+    let is_device = matches!(kind, FileKind::CharDev | FileKind::BlockDev);
+    match who.uid != 0 && is_device && (kind, rdev) != (FileKind::CharDev, 0) {
+        true => Err(Errno::EPERM),
+        false => Ok(()),
+    }
+}
+
 impl Namespace {
     pub(super) fn permit(
         &self,
@@ -300,11 +309,7 @@ impl BufferTree for Namespace {
         mode: u32,
         rdev: u32,
     ) -> Result<Attr> {
-        // A whiteout of an overlay (0:0) opens nothing: anybody may make one.
-        let is_device = matches!(kind, FileKind::CharDev | FileKind::BlockDev);
-        if who.uid != 0 && is_device && (kind, rdev) != (FileKind::CharDev, 0) {
-            return Err(Errno::EPERM);
-        }
+        may_make(who, kind, rdev)?;
         let new = NewInode { rdev, ..NewInode::of(kind, CreateArgs { mode, umask: 0 }) };
         self.make_replacing(who, dir, name, &new)
     }

@@ -6,7 +6,7 @@
 
 use super::ops::NewInode;
 use super::shards::{Patience, Where};
-use super::tree::{READ, SEARCH, WRITE};
+use super::tree::{READ, SEARCH, WRITE, may_make};
 use super::{MAX_LOOKUPS, Named, Namespace};
 use forebay_interfaces::tree::BufferTree;
 use forebay_proto::api::CreateArgs;
@@ -274,9 +274,7 @@ impl Namespace {
         name: &[u8],
         new: NewInode<'_>,
     ) -> Result<TreeReply> {
-        if who.uid != 0 && matches!(new.kind, FileKind::CharDev | FileKind::BlockDev) {
-            return Err(Errno::EPERM);
-        }
+        may_make(who, new.kind, new.rdev)?;
         self.permit_name(who, dir, name)?;
         self.clear_name(who, dir, name)?;
         let made = self.op_make(who, dir, name, &new)?;

@@ -159,6 +159,7 @@ mod tests {
             dry_run: None,
             files_existing: 0,
             files_owner_changed: 0,
+            not_kept: Vec::new(),
         }
     }
 

@@ -615,6 +615,22 @@ pub struct PlanPart {
     pub bytes_done: u64,
 }
 
+/// What copies lack of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotKept {
+    /// The kind: `owner`, `set-user-id bit`, or the name of an xattr.
+    pub what: String,
+    /// Files and directories that have it.
+    pub files: u64,
+    /// The first [`MAX_NOT_KEPT_PATHS`] of them, in the source.
+    pub paths: Vec<PathBytes>,
+}
+
+/// Most kinds of what copies lack; names of xattrs are anybody's.
+pub const MAX_NOT_KEPT_KINDS: usize = 16;
+/// Most paths kept of each.
+pub const MAX_NOT_KEPT_PATHS: usize = 100;
+
 /// Progress of a plan.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PlanStatus {
@@ -647,6 +663,9 @@ pub struct PlanStatus {
     /// Of those found, files and links of another user: their copies belong to the requester, who is not root.
     #[serde(default)]
     pub files_owner_changed: u64,
+    /// What copies lack because the requester is not root, by kind; at most [`MAX_NOT_KEPT_KINDS`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_kept: Vec<NotKept>,
     /// Bytes of data found.
     pub bytes_total: u64,
     /// Of them copied and verified.

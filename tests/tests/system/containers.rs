@@ -294,6 +294,7 @@ const TREE: &str = r#"
     mkdir opaque dir; mknod gone c 0 0; chmod 0 gone; mknod device b 7 200; mkfifo fifo
     setfattr -n trusted.overlay.opaque -v y opaque; setfattr -n trusted.overlay.redirect -v /x dir
     setfattr -n user.overlay.origin -v 0x00ff dir; echo 1 > dir/a; ln dir/a dir/hard; ln -s a dir/soft
+    ln gone opaque/gone; ln fifo dir/fifo; ln -P dir/soft dir/soft-too
     truncate -s 10M sparse; printf x | dd of=sparse bs=1 seek=5000000 conv=notrunc status=none
     chown 4242:4343 dir/a; chmod 2640 dir/a; setfacl -m u:77:r dir/a
     setfattr -n security.capability -v 0x0100000200040000000000000000000000000000 dir/a

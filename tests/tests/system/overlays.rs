@@ -148,6 +148,100 @@ fn agrees_with_tmpfs(on: &Path) {
     ours.umount();
 }
 
+/// Files that give rights to programs: each is copied up in another way.
+const WITH_RIGHTS: [&str; 7] =
+    ["opened", "attributes", "then-opened", "owner", "written", "cut", "mode-only"];
+
+/// Uses of them. Who opens a file and does not write it takes nothing off; who writes it, or gives it to somebody, does.
+const USES: &str = "
+    exec 3<> opened; exec 3>&-; touch attributes; chmod 4711 then-opened; exec 3<> then-opened; exec 3>&-
+    chown 7:8 owner; printf x >> written; truncate -s 1 cut; chmod 6755 mode-only";
+
+/// What a program may by its file is copied up with the file, as it is on tmpfs.
+fn copies_keep_what_programs_may(on: &Path) {
+    let own = tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap();
+    let (lower, name) = (own.path().join("lower"), "security.capability");
+    fs::create_dir(&lower).unwrap();
+    // Version 2, effective, permitted: CAP_CHOWN.
+    let mut value = [0u8; 20];
+    value[..8].copy_from_slice(&[1, 0, 0, 2, 1, 0, 0, 0]);
+    for file in WITH_RIGHTS {
+        let path = lower.join(file);
+        fs::write(&path, file).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
+        sys::setxattr(sys::bytes(&path), name, &value, 0).unwrap();
+    }
+    let seen = |top: &Path| {
+        WITH_RIGHTS.map(|file| {
+            let path = top.join(file);
+            let mode = fs::symlink_metadata(&path).unwrap().mode() & 0o7777;
+            (file, mode, sys::getxattr(sys::bytes(&path), name).is_ok())
+        })
+    };
+    for more in ["metacopy=off", "redirect_dir=on,metacopy=on"] {
+        let [ours, theirs] = [on, own.path()].map(|at| at.join(more.replace([',', '='], "-")));
+        let ours = Overlay::with(&lower, &ours, own.path().join("ours"), more);
+        let theirs = Overlay::with(&lower, &theirs, own.path().join("theirs"), more);
+        for overlay in [&ours, &theirs] {
+            overlay.shell(USES);
+        }
+        let expected = seen(&theirs.merged);
+        assert!(expected[..3].iter().all(|(_, _, has)| *has), "{expected:?}");
+        assert!(expected[3..6].iter().all(|(_, _, has)| !*has), "{expected:?}");
+        assert_eq!(seen(&ours.merged), expected, "{more}");
+        let upper = ours.dir.join("upper");
+        assert_eq!(seen(&upper), expected, "{more}");
+        for overlay in [&ours, &theirs] {
+            overlay.umount();
+        }
+    }
+}
+
+/// Who is not root makes names over whiteouts, also where root made these, as on tmpfs.
+fn users_make_names_over_whiteouts(on: &Path) {
+    let own = tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap();
+    fs::set_permissions(own.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let lower = own.path().join("lower");
+    fs::create_dir(&lower).unwrap();
+    let fill = "for name in file dir link own; do echo $name > $name; done; mkdir sub; echo 1 > sub/in-sub";
+    let (ok, said) = try_run(Command::new("sh").args(["-euc", fill]).current_dir(&lower));
+    assert!(ok, "{said}");
+    let ours = Overlay::with(&lower, &on.join("users"), own.path().join("ours"), "index=off");
+    let theirs =
+        Overlay::with(&lower, &own.path().join("users"), own.path().join("theirs"), "index=off");
+    let user = Cred { uid: 4242, gid: 4343, groups: vec![] };
+    for overlay in [&ours, &theirs] {
+        overlay.shell("chown 4242:4343 . own; chmod 1777 sub; rm file dir link sub/in-sub");
+        // As Podman has it: what is above the upper directory is root's alone.
+        fs::set_permissions(&overlay.dir, fs::Permissions::from_mode(0o700)).unwrap();
+        as_user(&user, || {
+            let path = |name: &str| overlay.merged.join(name);
+            fs::write(path("plain"), b"over nothing").unwrap();
+            fs::write(path("file"), b"by a user").unwrap();
+            fs::create_dir(path("dir")).unwrap();
+            fs::write(path("dir/below"), b"below").unwrap();
+            std::os::unix::fs::symlink("nowhere", path("link")).unwrap();
+            fs::write(path("sub/in-sub"), b"in a sticky directory").unwrap();
+            fs::remove_file(path("own")).unwrap();
+            fs::write(path("own"), b"again").unwrap();
+        });
+    }
+    let expected = theirs.look();
+    let made = &expected[1]["file"];
+    assert!(made.contains(" 4242 4343 "), "{made}");
+    assert_eq!(ours.look(), expected);
+    // The overlay's own directory is nobody's all the same.
+    fs::set_permissions(&ours.dir, fs::Permissions::from_mode(0o755)).unwrap();
+    let work = ours.dir.join("work/work");
+    as_user(&user, || {
+        let refused = fs::write(work.join("planted"), b"").unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+    });
+    assert!(!work.join("planted").exists());
+    ours.umount();
+    theirs.umount();
+}
+
 /// Also somebody without privilege may leave one, and no right comes with it.
 fn anybody_leaves_a_whiteout(on: &Path) {
     let dir = on.join("theirs");
@@ -318,6 +412,8 @@ fn handles_lead_to_files(on: &Path) {
 fn works_on(on: &Path) {
     anybody_leaves_a_whiteout(on);
     agrees_with_tmpfs(on);
+    copies_keep_what_programs_may(on);
+    users_make_names_over_whiteouts(on);
 }
 
 fn copies_are_found_on(on: &Path, handles: Handles) {

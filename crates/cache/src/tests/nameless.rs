@@ -3,6 +3,7 @@
 
 use super::*;
 use forebay_failpoint::kill::{KILL_ONLY, at_each_point, run_killed};
+use forebay_proto::SetAttr;
 use std::io::Write;
 
 const CHILD_BASE: &str = "FOREBAY_TEST_NAMELESS_BASE";
@@ -96,6 +97,44 @@ fn a_file_that_gets_its_first_name_is_one_like_any_other() {
     cache.crash();
     let cache = rig.open();
     assert_eq!(cache.read("served").unwrap().len(), 700_100);
+    cache.crash();
+}
+
+/// It is an overlay's copy of a lower file: what that may was set before.
+#[test]
+fn a_file_without_a_name_keeps_its_rights_when_it_gets_an_owner() {
+    let rig = Rig::new(CAPACITY);
+    let cache = rig.open();
+    let (root, name) = (Caller::root(), b"security.capability");
+    // Version 2, effective, permitted: CAP_CHOWN.
+    let mut value = [0u8; 20];
+    value[..8].copy_from_slice(&[1, 0, 0, 2, 1, 0, 0, 0]);
+    let chmod = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+    let chown = SetAttr { uid: Some(7), gid: Some(8), kill_suid: true, ..SetAttr::default() };
+    let handle = nameless(&cache, false);
+    let ino = handle.ino;
+    cache.fs.setxattr(&root, ino, name, &value, 0, false).unwrap();
+    cache.fs.setattr(&root, ino, &chmod).unwrap();
+    let attr = cache.fs.setattr(&root, ino, &chown).unwrap();
+    assert_eq!((attr.mode & 0o7777, attr.uid, attr.gid), (0o6755, 7, 8));
+    assert_eq!(cache.fs.getxattr(ino, name), Ok(value.to_vec()));
+    assert_eq!(link(&cache, ino, "copy"), Ok(1));
+    drop(handle);
+    // The superuser may open it for writing; what is written takes it off.
+    let flags = libc::O_RDWR as u32;
+    for writes in [false, true] {
+        let opened = cache.fs.open(&root, ino, flags, false, false).unwrap();
+        let again = Handle { running: &cache, ino, local: opened.local };
+        if writes {
+            again.write(0, b"x").unwrap();
+        }
+        drop(again);
+        assert_eq!(cache.fs.getxattr(ino, name).is_ok(), !writes);
+    }
+    // With a name it is chown(2).
+    cache.fs.setxattr(&root, ino, name, &value, 0, false).unwrap();
+    let attr = cache.fs.setattr(&root, ino, &chown).unwrap();
+    assert_eq!((attr.mode & 0o7777, cache.fs.getxattr(ino, name)), (0o755, Err(Errno::ENODATA)));
     cache.crash();
 }
 

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 const BEGIN_WAIT: Duration = Duration::from_secs(1);
 /// Time between two looks at it.
 const BEGIN_LOOK: Duration = Duration::from_millis(10);
+/// Most names that are printed of what a copy lacks; `--json` has more.
+const NOT_KEPT_SHOWN: usize = 3;
 /// Most taken names that are printed; `--json` has more.
 const NAMES_SHOWN: usize = 100;
 
@@ -44,6 +46,15 @@ pub(super) fn kept_text(status: &PlanStatus) -> String {
         1 => "; 1 file is another user's, its copy is yours".to_string(),
         count => format!("; {count} files are other users', their copies are yours"),
     });
+    for kind in &status.not_kept {
+        let shown = kind.paths.iter().take(NOT_KEPT_SHOWN);
+        let names: Vec<String> =
+            shown.map(|path| visible(&path.to_string()).into_owned()).collect();
+        let more = kind.files - names.len() as u64;
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let (what, names) = (visible(&kind.what), names.join(", "));
+        text.push_str(&format!("; {what} not kept: {names}{more}"));
+    }
     text
 }
 

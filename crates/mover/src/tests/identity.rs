@@ -188,3 +188,46 @@ fn swapping_in_symbolic_links_never_leads_out_of_the_tree() {
     }
     assert!(leftovers(&site.pfs("root")).is_empty());
 }
+
+/// Who is not root is told what the copies lack, by kind and name.
+#[test]
+fn what_only_root_keeps_is_told_by_name() {
+    need_root();
+    let site = site();
+    std::fs::create_dir_all(site.pfs("home/tree/opaque")).unwrap();
+    // Version 2, effective, permitted: CAP_CHOWN.
+    let mut value = [0u8; 20];
+    value[..8].copy_from_slice(&[1, 0, 0, 2, 1, 0, 0, 0]);
+    for (name, owner, mode) in
+        [("mine", USER, 0o755), ("theirs", 0, 0o4755), ("plain", USER, 0o644)]
+    {
+        let path = site.pfs(&format!("home/tree/{name}"));
+        std::fs::write(&path, name).unwrap();
+        chown(&path, Some(owner), Some(USER)).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let set = |path: &str, name: &str, value: &[u8]| {
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::lsetxattr(site.pfs(path), name, value, flags).unwrap();
+    };
+    set("home/tree/mine", "security.capability", &value);
+    set("home/tree/opaque", "trusted.overlay.opaque", b"y");
+    let status = site.run_as(&user(), site.stage_in("home/tree", "/home/copy"));
+    assert_eq!(status.state, PlanState::Done, "{status:?}");
+    let mut told: Vec<_> = status
+        .not_kept
+        .iter()
+        .map(|kind| (kind.what.as_str(), kind.files, kind.paths[0].to_string()))
+        .collect();
+    told.sort();
+    let path = |name: &str| site.pfs(&format!("home/tree/{name}")).display().to_string();
+    let expected = [
+        ("owner", 1, path("theirs")),
+        ("security.capability", 1, path("mine")),
+        ("set-user-id bit", 1, path("theirs")),
+        ("trusted.overlay.opaque", 1, path("opaque")),
+    ];
+    assert_eq!(told, expected);
+    let by_root = site.must(site.stage_in("home/tree", "/by-root"));
+    assert!(by_root.not_kept.is_empty(), "root keeps all: {:?}", by_root.not_kept);
+}

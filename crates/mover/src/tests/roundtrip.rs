@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, XattrFlags};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug)]
@@ -271,6 +271,40 @@ fn a_tree_beyond_the_bounds_of_a_plan_is_told() {
         assert_eq!(there, 40 - status.files_failed, "what was not refused is there");
     }
     site.must(site.stage_in("dirs/39", "/alone"));
+}
+
+/// The kernel's overlay links its whiteouts.
+#[test]
+fn hard_links_of_what_has_no_data_stay_links() {
+    need_root();
+    let site = Site::new();
+    std::fs::create_dir_all(site.pfs("tree/deep")).unwrap();
+    for (name, kind) in [("gone", FileType::CharacterDevice), ("fifo", FileType::Fifo)] {
+        let path = site.pfs(&format!("tree/{name}"));
+        rustix::fs::mknodat(CWD, &path, kind, Mode::RUSR, 0).unwrap();
+    }
+    std::os::unix::fs::symlink("nowhere", site.pfs("tree/link")).unwrap();
+    for name in ["gone", "fifo", "link"] {
+        for other in ["a", "b"] {
+            let [from, to] =
+                [format!("tree/{name}"), format!("tree/deep/{name}-{other}")].map(|p| site.pfs(&p));
+            rustix::fs::linkat(CWD, &from, CWD, &to, AtFlags::empty()).unwrap();
+        }
+    }
+    site.must(site.stage_in("tree", "/tree"));
+    site.must(site.stage_out("/tree", "out"));
+    // Once more over itself.
+    site.must(site.stage_out("/tree", "out"));
+    for top in [site.buffer("tree"), site.pfs("out")] {
+        for name in ["gone", "fifo", "link"] {
+            let look = |path: String| std::fs::symlink_metadata(top.join(path)).unwrap();
+            let first = look(name.to_string());
+            assert_eq!(first.nlink(), 3, "{name} in {}", top.display());
+            for other in ["a", "b"] {
+                assert_eq!(look(format!("deep/{name}-{other}")).ino(), first.ino(), "{name}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -31,6 +31,7 @@ impl Namespace {
         let record = txn.get(ino)?;
         let new_owner = change.uid.is_some() || change.gid.is_some();
         let kills = change.kill_suid || (new_owner && record.kind() != FileKind::Dir);
+        let kills = kills && !(new_owner && is_copied_up(caller, &record, change));
         let bits = match change.kill_suid || caller.uid != 0 {
             true => privileges::killed(record.mode, record.gid, Some(caller)),
             false => privileges::killed(record.mode, record.gid, None),
@@ -147,6 +148,14 @@ impl Namespace {
         txn.commit()?;
         Ok(())
     }
+}
+
+/// Whether this is an overlay's copy of a lower file: without a name as yet, of who asks. The overlay sets
+/// `security.capability` and the mode before the owner, and means to keep them; the kernel asks the server for a copy's
+/// owner as it does for chown(2). Nobody else has written the file.
+fn is_copied_up(caller: &Caller, record: &InodeRecord, change: &SetAttr) -> bool {
+    let is_own = record.nlink == 0 && record.uid == caller.uid;
+    is_own && record.kind() == FileKind::File && change.size_bytes.is_none()
 }
 
 fn at(time: Option<SetTime>, now: Timestamp) -> Option<Timestamp> {

@@ -23,6 +23,7 @@ use super::grace::Grace;
 use super::inodes::Inodes;
 use super::{Session, Sessions};
 use forebay_cache::CacheFs;
+use forebay_credentials::acting::Judged;
 use forebay_lease::leases::Subject;
 use forebay_lease::slots::Before;
 use forebay_proto::api::Notify;
@@ -86,6 +87,7 @@ impl BufferType for Cached {
     }
 
     fn answer(&self, at: &At<'_>, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
+        let _judged = Judged::by_kernel(at.session.acts_as.is_none());
         at.cache_call(self, call, room)
     }
 
@@ -96,6 +98,7 @@ impl BufferType for Cached {
         before: Before,
         room: &mut Vec<u8>,
     ) -> Reply {
+        let _judged = Judged::by_kernel(at.session.acts_as.is_none());
         at.cache_answer_once(self, call, before, room)
     }
 
