@@ -4,7 +4,8 @@
 #
 # environment: LET_GO (lines that let the mounts of other tests go), ROOT (an empty directory), NODES (how many), PLUGIN (lua or datawarp), FOREBAY (the executable), LUA
 # (burst_buffer.lua as it is installed), SERVERS (how many), CAPACITY (of each), SWAP (a directory on a disk for swap space of
-# nodes, or nothing), BURST_BUFFER_CONF and SITE_CONF (more lines).
+# nodes, or nothing), WIDE_CAPACITY and WIDE_GRANULARITY (of a second pool, `wide`, or nothing), BURST_BUFFER_CONF and
+# SITE_CONF (more lines).
 #
 # Writes $ROOT/up when all is up, or $ROOT/failed. Each node n1, n2, ... is a slurmd and a `forebay agent` with mounts
 # and a host name of their own; $ROOT/node.N.pid is a process to enter them by. The PFS is $ROOT/pfs on all of them.
@@ -68,12 +69,18 @@ unset FOREBAY_SERVER FOREBAY_FLASH
 
 SWAP_CONF=
 if [ -n "$SWAP" ]; then SWAP_CONF="swap_dir = \"$SWAP\""; fi
+WIDE_CONF=
+if [ -n "${WIDE_CAPACITY:-}" ]; then
+  WIDE_CONF="[pool.wide]
+server = \"10.77.0.1:4342\""
+fi
 cat >forebay.conf <<END
 default_pool = "flash"
 state_dir = "$ROOT/site-state"
 $SITE_CONF
 [pool.flash]
 server = "10.77.0.1:4242"
+$WIDE_CONF
 [agent]
 address = "{node}:4243"
 umount_limit_s = 5
@@ -151,6 +158,12 @@ cat >bin/agent <<END
 exec "$FOREBAY" agent --background --listen "n\$1:4243" --log-file "$ROOT/log/agent-n\$1.log" ${SWAP:+--swap-dir "$SWAP/n\$1"}
 END
 for i in $(seq "$SERVERS"); do bash bin/server "$i"; done
+# A server that joins nobody is a pool of its own; it has the same key.
+if [ -n "${WIDE_CAPACITY:-}" ]; then
+  mkdir flash.wide
+  "$FOREBAY" serve --background --flash "$ROOT/flash.wide" --capacity "$WIDE_CAPACITY" \
+    --granularity "$WIDE_GRANULARITY" --listen 10.77.0.1:4342 --log-file "$ROOT/log/serve-wide.log"
+fi
 
 for i in $(seq "$NODES"); do
   unshare --mount --uts bash -euc '

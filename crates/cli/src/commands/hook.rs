@@ -20,8 +20,9 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Longest that a question may take which a scheduler asks with its locks held.
+/// Longest that a question may take which a scheduler asks with its locks held: below a second, which is promised.
 const AT_ONCE: Duration = Duration::from_millis(800);
+const _: () = assert!(AT_ONCE.as_millis() < 1_000);
 /// Longest log of calls; the one before it is kept beside it.
 const MAX_LOG_BYTES: u64 = 16 << 20;
 

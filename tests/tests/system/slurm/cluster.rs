@@ -33,6 +33,8 @@ pub struct Options {
     pub nodes: usize,
     pub servers: usize,
     pub capacity: &'static str,
+    /// A second pool, `wide`, of one server: its capacity, and its granularity.
+    pub wide_pool: Option<(&'static str, &'static str)>,
     /// Whether the nodes have a place for swap space.
     pub has_swap: bool,
     /// More lines of burst_buffer.conf, and of the site's configuration.
@@ -46,6 +48,7 @@ impl Default for Options {
             nodes: 2,
             servers: 1,
             capacity: "256MiB",
+            wide_pool: None,
             has_swap: false,
             burst_buffer_conf: "",
             site_conf: String::new(),
@@ -91,6 +94,7 @@ impl Cluster {
             fs::create_dir_all(dir).unwrap();
         }
         let log = fs::File::create(base.join("cluster.log")).unwrap();
+        let (wide_capacity, wide_granularity) = options.wide_pool.unwrap_or_default();
         let mut command = Command::new("unshare");
         command
             .args(["--fork", "--pid", "--kill-child=KILL", "--mount", "--mount-proc"])
@@ -104,6 +108,8 @@ impl Cluster {
             .env("LET_GO", procs::LET_GO)
             .env("LUA", repository("packaging/slurm/burst_buffer.lua"))
             .env("CAPACITY", options.capacity)
+            .env("WIDE_CAPACITY", wide_capacity)
+            .env("WIDE_GRANULARITY", wide_granularity)
             .env("SWAP", swap.clone().unwrap_or_default())
             .env("BURST_BUFFER_CONF", options.burst_buffer_conf)
             .env("SITE_CONF", options.site_conf.replace("@ROOT@", &base.display().to_string()))
@@ -467,12 +473,25 @@ impl Cluster {
     }
 
     pub const SERVER: &str = "--server 10.77.0.1:4242";
+    /// The server of the second pool.
+    pub const WIDE_SERVER: &str = "--server 10.77.0.1:4342";
 
     /// Bytes that the servers have promised to buffers.
     pub fn reserved(&self) -> u64 {
-        let pool = self.forebay(&format!("pool status {}", Cluster::SERVER));
+        self.reserved_at(Cluster::SERVER)
+    }
+
+    /// The same of one pool.
+    pub fn reserved_at(&self, server: &str) -> u64 {
+        let pool = self.forebay(&format!("pool status {server}"));
         let servers = pool["servers"].as_array().unwrap();
         servers.iter().map(|server| server["reserved_bytes"].as_u64().unwrap()).sum()
+    }
+
+    /// All that slurmctld has logged.
+    pub fn controller_log(&self) -> String {
+        let log = fs::read(self.base.join("log/slurmctld.log")).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
     }
 
     /// Nothing of any job is left: no session, no buffer, no mount, no directory.

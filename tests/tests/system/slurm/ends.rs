@@ -198,6 +198,57 @@ fn scancel_in_each_state_leaves_nothing_by_the_lua_plugin() {
     scancel_in_each_state(Plugin::Lua);
 }
 
+/// Put back into the queue while it runs: what it has written is staged out, its buffer is given back, and it begins anew
+/// with a buffer of its own, into which its input is staged as it is by then.
+fn a_requeued_job_begins_anew(plugin: Plugin) {
+    let cluster = Cluster::with(plugin, Options { nodes: 1, ..Options::default() });
+    cluster.put("in", "first");
+    let input = "#DW stage_in type=file source=@PFS@/in destination=$DW_JOB_STRIPED/in";
+    let out = format!("{OUT}out");
+    let body =
+        "set -e; [ ! -e ${DW_JOB_STRIPED}result ]; cp ${DW_JOB_STRIPED}in ${DW_JOB_STRIPED}result
+echo >> @PFS@/runs; until [ -e @PFS@/go ]; do sleep 0.1; done";
+    let script = cluster.script(&["#SBATCH -N 1 --requeue", BUFFER, input, &out], body);
+    let job = cluster.submit(&script, "").unwrap();
+    let runs = || result(&cluster, "runs").unwrap_or_default().len();
+    let count = |step: &str| cluster.steps(job).iter().filter(|name| *name == step).count();
+    cluster.until("the job runs", || runs() == 1);
+    cluster.must(&format!("scontrol requeue {job}"));
+    cluster.until("its first buffer is given back", || {
+        count("teardown") > 0 && !cluster.session_is_there(&job.to_string())
+    });
+    assert_eq!(result(&cluster, "out").as_deref(), Some("first"), "{}", cluster.logs());
+    // Slurm lets it begin two minutes later at the earliest, so nothing of it is there now.
+    cluster.assert_clean();
+    cluster.put("in", "second");
+    cluster.until("it is back in the queue", || cluster.field(job, "JobState") == "PENDING");
+    cluster.until("the job runs again", || {
+        if count("setup") == 1 {
+            cluster.start_again(job);
+        }
+        runs() == 2
+    });
+    assert_eq!(cluster.field(job, "Restarts"), "1");
+    fs::write(cluster.pfs("go"), "").unwrap();
+    assert_eq!(cluster.until_over(job), "COMPLETED", "{}{}", cluster.output(job), cluster.logs());
+    assert_eq!(result(&cluster, "out").as_deref(), Some("second"), "{}", cluster.logs());
+    for step in ["setup", "data_in", "pre_run", "post_run", "data_out"] {
+        assert_eq!(count(step), 2, "{step}: {:?}", cluster.steps(job));
+    }
+    assert_eq!(count("teardown --hurry"), 0, "{:?}", cluster.steps(job));
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_requeued_job_begins_anew_and_loses_nothing_by_the_lua_plugin() {
+    a_requeued_job_begins_anew(Plugin::Lua);
+}
+
+#[test]
+fn a_requeued_job_begins_anew_and_loses_nothing_by_the_datawarp_plugin() {
+    a_requeued_job_begins_anew(Plugin::Datawarp);
+}
+
 /// A teardown that its caller does not survive, as Slurm does to a job that is cancelled while it waits, and a job whose
 /// teardown was killed before it did anything.
 #[test]

@@ -67,6 +67,29 @@ fn arguments_of_all_versions_of_slurm_are_passed_on() {
     );
 }
 
+/// Slurm takes none of the functions if one that it wants is missing: eleven in 22.05, two more from 24.05 on.
+#[test]
+fn every_function_that_any_version_of_slurm_calls_is_there() {
+    let names = [
+        "pools",
+        "job_process",
+        "setup",
+        "data_in",
+        "test_data_in",
+        "real_size",
+        "paths",
+        "pre_run",
+        "post_run",
+        "data_out",
+        "test_data_out",
+        "job_teardown",
+        "get_status",
+    ];
+    let calls = names.map(|name| format!("type(slurm_bb_{name})"));
+    let said = results("exit 1", &calls.each_ref().map(String::as_str));
+    assert_eq!(said, names.map(|_| "function nil"));
+}
+
 #[test]
 fn only_a_program_that_ended_well_by_itself_has_done_its_step() {
     let step = ["slurm_bb_data_out('7', '/s')"];

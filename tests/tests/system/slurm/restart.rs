@@ -1,6 +1,7 @@
-//! The controller is started again in each state of a job's buffer, also while no server answers.
+//! The controller is started again in each state of a job's buffer, also while no server answers, and while what it asks
+//! first fails.
 
-use super::cluster::{Cluster, Plugin};
+use super::cluster::{Cluster, Options, Plugin};
 use std::fs;
 
 /// Started again in a state before the job starts: Slurm tears down at once and begins anew, a minute later if nobody says
@@ -98,4 +99,67 @@ fn a_controller_started_again_in_each_state_goes_on_by_the_datawarp_plugin() {
 #[test]
 fn a_controller_started_again_in_each_state_goes_on_by_the_lua_plugin() {
     a_controller_that_is_started_again(Plugin::Lua);
+}
+
+/// A burst_buffer.lua that lacks a function which Slurm wants: the controller comes up, and its log names the function.
+fn lacks_a_function(cluster: &Cluster) {
+    let path = cluster.base.join("burst_buffer.lua");
+    let whole = fs::read_to_string(&path).unwrap();
+    let lacking = whole.replace("function slurm_bb_get_status", "function slurm_bb_of_later");
+    assert_ne!(whole, lacking);
+    fs::write(&path, lacking).unwrap();
+    cluster.restart_controller();
+    cluster.until("the function is named", || {
+        cluster.controller_log().contains("missing required function slurm_bb_get_status")
+    });
+    fs::write(&path, whole).unwrap();
+}
+
+/// `pools` fails when the controller starts: it comes up and says why, runs jobs without a buffer, and those with one from
+/// its next question on that is answered.
+fn a_controller_whose_pools_fail(plugin: Plugin) {
+    const KNOWN: &str = "TotalSpace=256MiB";
+    let cluster = Cluster::with(plugin, Options { nodes: 1, ..Options::default() });
+    cluster.put("in", "input");
+    let shown = || cluster.sh("scontrol show burst").1;
+    cluster.until("the pool is known", || shown().contains(KNOWN));
+    if plugin == Plugin::Lua {
+        lacks_a_function(&cluster);
+    }
+    cluster.fail("pools", Some("no pool is known here"));
+    cluster.restart_controller();
+    cluster.until("it is told", || cluster.controller_log().contains("no pool is known here"));
+    assert!(!shown().contains(KNOWN), "{}", cluster.logs());
+    let plain = cluster.submit(&cluster.script(&["#SBATCH -N 1"], "true"), "").unwrap();
+    assert_eq!(cluster.until_over(plain), "COMPLETED", "{}", cluster.logs());
+    let script = cluster.script(
+        &[
+            "#SBATCH -N 1",
+            "#DW jobdw type=scratch access_mode=striped capacity=64MiB pool=flash",
+            "#DW stage_in type=file source=@PFS@/in destination=$DW_JOB_STRIPED/in",
+            "#DW stage_out type=file source=$DW_JOB_STRIPED/out destination=@PFS@/out",
+        ],
+        "cp ${DW_JOB_STRIPED}in ${DW_JOB_STRIPED}out",
+    );
+    if plugin == Plugin::Lua {
+        // Slurm knows no pool of that name. By the other plugin it does not look at a job that names the default pool.
+        cluster.submit(&script, "").expect_err("it is refused");
+    }
+    cluster.fail("pools", None);
+    // Slurm asks every 30 s.
+    cluster.until("the pool is known again", || shown().contains(KNOWN));
+    let job = cluster.submit(&script, "").unwrap();
+    assert_eq!(cluster.until_over(job), "COMPLETED", "{}", cluster.logs());
+    assert_eq!(fs::read_to_string(cluster.pfs("out")).unwrap(), "input", "{}", cluster.logs());
+    cluster.assert_clean();
+}
+
+#[test]
+fn a_controller_whose_pools_fail_at_its_start_works_when_they_answer_by_the_lua_plugin() {
+    a_controller_whose_pools_fail(Plugin::Lua);
+}
+
+#[test]
+fn a_controller_whose_pools_fail_at_its_start_works_when_they_answer_by_the_datawarp_plugin() {
+    a_controller_whose_pools_fail(Plugin::Datawarp);
 }
