@@ -228,14 +228,15 @@ impl Mount {
                 return Err(self.busy());
             }
         }
+        // What would be lost is told before what is only waited for.
+        if !asked.keep && !asked.destroy {
+            self.must_lose_nothing()?;
+        }
         if let (true, Some(who)) = (asked.no_wait, self.copies.that_stay()) {
             return Err(self.has_copies(&who));
         }
-        if !asked.keep {
-            match asked.destroy {
-                true => self.backing.give_up_commits(),
-                false => self.must_lose_nothing()?,
-            }
+        if !asked.keep && asked.destroy {
+            self.backing.give_up_commits();
         }
         if let Some(stuck) = self.backing.hold_staging(STAGING_WAIT_MAX).first() {
             return Err(self.hanging(stuck));
