@@ -132,16 +132,15 @@ impl CacheFs {
         let known = self.nodes.get(ino)?;
         let new_owner = change.uid.is_some() || change.gid.is_some();
         let mut file = known.file.clone();
-        let keeps = new_owner
-            && change.size_bytes.is_none()
-            && file.as_ref().is_some_and(|file| self.is_copied_up(caller, ino, file));
+        let is_copy = file.as_ref().is_some_and(|file| self.is_copied_up(caller, ino, file));
+        let keeps = is_copy && new_owner && change.size_bytes.is_none();
         if change.kill_suid && !keeps {
             self.kill_suid(ino, Some(caller))?;
         }
         if let Some(size) = change.size_bytes {
             let mut tries = 0;
             file = loop {
-                match self.resize(&who, ino, size) {
+                match self.resize(&who, ino, size, is_copy && !change.kill_suid) {
                     Err(Errno::ESTALE) if tries < RESIZE_TRIES => tries += 1,
                     done => break Some(done?),
                 }
@@ -182,8 +181,8 @@ impl CacheFs {
         is_nameless && owner() == Ok(caller.uid)
     }
 
-    /// truncate(2) and ftruncate(2).
-    fn resize(&self, who: &Who, ino: Ino, size: u64) -> Result<Arc<CacheFile>> {
+    /// truncate(2) and ftruncate(2). An overlay gives its copy of a lower file (`is_copy`) the size that it has.
+    fn resize(&self, who: &Who, ino: Ino, size: u64, is_copy: bool) -> Result<Arc<CacheFile>> {
         let _writing = self.may_write(ino)?;
         let fd = self.open_node(ino, who)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
@@ -197,7 +196,9 @@ impl CacheFs {
             let stat = self.pfs.stat_fd(fd.as_fd())?;
             self.must_be(ino, &stat)?;
             self.is_lost_or_valid(ino, &file, &stat)?;
-            self.kill_capability(&file, ino, fd.as_fd())?;
+            if !is_copy {
+                self.kill_capability(&file, ino, fd.as_fd())?;
+            }
             self.note_acl(&file, fd.as_fd())?;
             let mut state = file.state.lock();
             if state.opens == 0 {

@@ -114,6 +114,8 @@ fn a_file_without_a_name_keeps_its_rights_when_it_gets_an_owner() {
     let handle = nameless(&cache, false);
     let ino = handle.ino;
     cache.fs.setxattr(&root, ino, name, &value, 0, false).unwrap();
+    let cut = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+    cache.fs.setattr(&root, ino, &cut).unwrap();
     cache.fs.setattr(&root, ino, &chmod).unwrap();
     let attr = cache.fs.setattr(&root, ino, &chown).unwrap();
     assert_eq!((attr.mode & 0o7777, attr.uid, attr.gid), (0o6755, 7, 8));

@@ -470,7 +470,7 @@ mod tests {
         assert_eq!(told["used_at_least_bytes"], 20 << 20, "{told}");
         assert!(told["partial"] == true && told["server_count"] == 2, "{told}");
         let text = table(&shown.buffers);
-        assert!(text.contains("at least 20.0 MiB") && text.contains("8.0 GiB"), "{text}");
+        assert!(text.contains("at least 20.0 MiB") && text.contains("8.00 GiB"), "{text}");
 
         // With the other part, also one that its server does not serve, or alone.
         let other = ServerMetrics { host: "b".into(), ..server(12, vec![part.clone()]) };
