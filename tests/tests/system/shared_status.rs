@@ -198,6 +198,8 @@ fn a_stopped_server_of_two_is_named_by_whoever_asks_the_other_one() {
         &["status", &point],
     ];
     let pid = served.server_pid(stopped);
+    // It has answered a moment ago.
+    assert!(served.local(commands[0]).0);
     served.signal_server(stopped, libc::SIGSTOP);
     wait_until_stopped(pid);
     let said = commands.map(|command| {

@@ -27,8 +27,6 @@ const LIMIT: Duration = Duration::from_secs(10);
 const THERE_LIMIT: Duration = Duration::from_secs(6);
 /// The same for one that did not show it a moment ago.
 const THERE_AGAIN_LIMIT: Duration = Duration::from_secs(3);
-/// One that answered no longer ago is there.
-const THERE_FOR: Duration = Duration::from_secs(1);
 /// Longest wait for a question that is passed on; one that waits for a plan takes that long.
 const PASSED_ON_LIMIT: Duration = Duration::from_secs(110);
 
@@ -122,11 +120,9 @@ impl Ledger {
         serde_json::from_slice(&json).map_err(|_| self.nonsense(server))
     }
 
-    /// EHOSTUNREACH for a server that does not answer at all: then nothing was asked of it.
+    /// EHOSTUNREACH for a server that does not answer at all: then nothing was asked of it. It is asked each time: one that
+    /// was stopped a moment after it answered would be waited for as long as what is passed on may take.
     pub(super) fn must_be_there(&self, server: ServerId) -> Result<(), ControlError> {
-        if self.links.answered_within(server, THERE_FOR) {
-            return Ok(());
-        }
         match self.ask_soon(server, &PoolQuestion::Facts, (THERE_LIMIT, THERE_AGAIN_LIMIT)) {
             Err(error) if matches!(error.errno, Some(libc::EHOSTUNREACH | libc::ETIMEDOUT)) => {
                 Err(error.errno(libc::EHOSTUNREACH))

@@ -111,9 +111,7 @@ struct LineState {
     away_until: Option<Instant>,
     /// Counts how often it has been heard of: an attempt from before says nothing of it any more.
     heard: u64,
-    /// When it last answered a question.
-    answered: Option<Instant>,
-    /// Since then it did not.
+    /// Since its last answer it did not answer.
     silence: Option<Noted>,
 }
 
@@ -321,9 +319,7 @@ impl Links {
         }
         match open.exchange(question, payload, room, wait.limit) {
             Ok(reply) => {
-                let mut state = line.state.lock();
-                (state.answered, state.silence) = (Some(Instant::now()), None);
-                drop(state);
+                line.state.lock().silence = None;
                 used.open = Some(open);
                 match reply {
                     Reply::Failed(errno) => Err(Errno(errno)),
@@ -358,12 +354,6 @@ impl Links {
     pub fn silence(&self, server: ServerId) -> Option<Silence> {
         let noted = self.known_line(server)?.state.lock().silence;
         noted.map(|noted| noted.why)
-    }
-
-    /// True if it answered a question no longer ago.
-    pub fn answered_within(&self, server: ServerId, time: Duration) -> bool {
-        let answered = self.known_line(server).and_then(|line| line.state.lock().answered);
-        answered.is_some_and(|answered| answered.elapsed() < time)
     }
 
     /// A server has been heard of: it is tried again at once.

@@ -199,7 +199,6 @@ fn who_can_do_without_an_answer_does_not_wait_long_and_learns_why_there_is_none(
     let asked = links.ask_soon(SERVER, &about(NamesQuestion::Ping), 5 * SECOND, 5 * SECOND);
     assert_eq!(asked, Ok(Reply::Names(NamesReply::Shard(ShardId(3)))));
     assert_eq!(links.silence(SERVER), None);
-    assert!(links.answered_within(SERVER, 60 * SECOND));
     listening.stop();
 }
 
