@@ -328,7 +328,9 @@ impl Handle<'_> {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
-        self.running.fs.release(self.ino, self.local.is_some());
+        // A kernel has closed the data before it tells of the close; else it would count as mapped.
+        let is_local = self.local.take().is_some();
+        self.running.fs.release(self.ino, is_local);
     }
 }
 
