@@ -19,8 +19,9 @@ use forebay_interfaces::data::sync_range;
 use forebay_proto::control::Verify;
 use forebay_proto::{Errno, Result};
 use rustix::fs::{self as rfs, Advice, Mode, OFlags};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -64,6 +65,21 @@ struct Sent {
     written: usize,
 }
 
+/// What is left of a piece without some of its blocks, as few runs, each with where it begins in the piece.
+fn without<'a>(holes: &HashSet<usize>, data: &'a [u8]) -> Vec<(u64, &'a [u8])> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let blocks = data.chunks(BLOCK_BYTES as usize).enumerate();
+    for (number, block) in blocks.filter(|(number, _)| !holes.contains(number)) {
+        let from = number * BLOCK_BYTES as usize;
+        let to = from + block.len();
+        match runs.last_mut() {
+            Some(run) if run.end == from => run.end = to,
+            _ => runs.push(from..to),
+        }
+    }
+    runs.into_iter().map(|run| (run.start as u64, &data[run])).collect()
+}
+
 impl CacheFs {
     /// Copies these blocks (in order) of a file of `size` bytes.
     pub(super) fn copy_blocks(
@@ -99,10 +115,14 @@ impl CacheFs {
             if !is_waited_for {
                 self.drainer.pace(length as u64);
             }
-            self.pfs
-                .weather()
-                .and_then(|()| target.write_all_at(data, offset).map_err(|e| Errno::from_io(&e)))
-                .map_err(|e| failed(e, "write to the PFS"))?;
+            let holes = self.holes_on_both_sides(file, target, offset, data)?;
+            for (from, piece) in without(&holes, data) {
+                let at = offset + from;
+                self.pfs
+                    .weather()
+                    .and_then(|()| target.write_all_at(piece, at).map_err(|e| Errno::from_io(&e)))
+                    .map_err(|e| failed(e, "write to the PFS"))?;
+            }
             file.state.lock().drained_bytes += length as u64;
             self.counters.sent(length as u64);
             at += run;
@@ -115,6 +135,33 @@ impl CacheFs {
             turn.give_way(self);
         }
         Ok(written)
+    }
+
+    /// The blocks of a piece, counted from its begin, that are holes on flash and read as zeros from the target: a sparse
+    /// file would else take its whole size on the PFS.
+    fn holes_on_both_sides(
+        &self,
+        file: &Arc<CacheFile>,
+        target: &File,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<HashSet<usize>, Failed> {
+        let mut holes = HashSet::new();
+        let mut there = Vec::new();
+        for (number, block) in data.chunks(BLOCK_BYTES as usize).enumerate() {
+            if block.iter().any(|byte| *byte != 0) {
+                continue;
+            }
+            let start = offset + number as u64 * BLOCK_BYTES;
+            let end = start + block.len() as u64;
+            let next = self.next_data(file, start, end).map_err(|e| failed(e, "look for holes"))?;
+            there.resize(block.len(), 1);
+            // What the target does not have, or does not let be read, is written.
+            if next >= end && target.read_exact_at(&mut there, start).is_ok() && there == block {
+                holes.insert(number);
+            }
+        }
+        Ok(holes)
     }
 
     /// Waits for what has left the window, and reads it back.

@@ -152,7 +152,7 @@ impl CacheFs {
     }
 
     /// Where the next data begins, `size` if there is none.
-    fn next_data(&self, file: &CacheFile, offset: u64, size: u64) -> Result<u64> {
+    pub(super) fn next_data(&self, file: &CacheFile, offset: u64, size: u64) -> Result<u64> {
         match self.flash.seek(file.ino, offset, libc::SEEK_DATA as u32) {
             Err(Errno::ENXIO) => Ok(size.next_multiple_of(BLOCK_BYTES)),
             other => other,

@@ -2,6 +2,8 @@
 
 use super::super::map::BLOCK_BYTES;
 use super::*;
+use rustix::fs::FallocateFlags;
+use std::os::unix::fs::MetadataExt;
 
 #[test]
 fn a_read_fetches_each_byte_once() {
@@ -39,7 +41,6 @@ fn readers_of_one_file_share_its_fetches() {
 
 #[test]
 fn a_new_file_appears_whole_and_a_changed_one_keeps_its_inode() {
-    use std::os::unix::fs::MetadataExt;
     let rig = Rig::new(64 * MIB);
     let cache = rig.open();
     let data = pattern(3, 500_000);
@@ -191,6 +192,50 @@ fn holes_truncations_and_links_come_out_right() {
     assert!(rig.read_pfs("second") == wanted, "one file under two names");
     cache.fs.unlink(&Caller::root(), Ino::ROOT, b"f").unwrap();
     assert!(cache.read("second").unwrap() == wanted);
+    cache.crash();
+}
+
+/// Between the blocks with data are holes on both sides.
+#[test]
+fn a_sparse_file_that_drains_while_it_is_open_stays_sparse_on_the_pfs() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, true).unwrap();
+    let local = handle.local.clone().unwrap();
+    local.set_len(128 * MIB).unwrap();
+    let drained = || {
+        let begun = Instant::now();
+        cache.fs.flush(&Running::root(), b"/").unwrap();
+        let state = || cache.fs.tree_state(&Running::root(), b"/").unwrap();
+        while !state().has_all_before(begun.elapsed()) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", state());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let mut wanted = vec![0; 128 << 20];
+    for round in 0..3 {
+        for place in (0..10).map(|number| (number * 12 + round) * MIB) {
+            handle.write(place, b"x").unwrap();
+            wanted[place as usize] = b'x';
+        }
+        // What was data becomes a hole, which the PFS gets.
+        let last = 127 * MIB;
+        match round {
+            0 => handle.write(last, b"gone").unwrap(),
+            _ => {
+                let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(&local, mode, last, MIB).unwrap();
+            }
+        }
+        drained();
+    }
+    drop(local);
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    let on_pfs = std::fs::metadata(rig.pfs("f")).unwrap();
+    assert_eq!(on_pfs.len(), 128 * MIB);
+    assert!(on_pfs.blocks() * 512 <= 16 * MIB, "{} KiB", on_pfs.blocks() / 2);
+    assert!(rig.read_pfs("f") == wanted);
     cache.crash();
 }
 
