@@ -29,12 +29,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// How long a request goes on after a signal that does not kill: most have ended by then.
-const AFTER_A_SIGNAL: Duration = Duration::from_millis(500);
+/// How long a request goes on after a signal that does not kill: most have ended by then. A call may make two, one after the
+/// other: a change of a size asks for `security.capability` first.
+const AFTER_A_SIGNAL: Duration = Duration::from_millis(350);
 /// How long its thread may take to end after it was asked to.
 const TO_END: Duration = Duration::from_millis(400);
 /// How often interrupted requests are looked at, and all that is under way.
 const LOOK: Duration = Duration::from_millis(50);
+const _: () = assert!(2 * (AFTER_A_SIGNAL.as_millis() + 2 * LOOK.as_millis()) < 1_000);
 const LOOK_AT_ALL: Duration = Duration::from_secs(1);
 /// An interrupt may be read before its request is entered; how long it is remembered for that.
 const EARLY: Duration = Duration::from_secs(1);
