@@ -119,7 +119,8 @@ fn who_joins_is_told_that_the_leader_is_gone_and_where_it_was() {
     let named = format!("its leader, server {host} ({}), cannot be reached", &old.to_string()[..8]);
     let text = error.to_string();
     assert!(text.contains(&named) && text.contains("0.sock"), "{text}");
-    fails::<()>(Err(error), libc::EHOSTUNREACH, "pool leader --take-over");
+    let hint = format!("`forebay pool leader --take-over --server {}`", socket(dir.path(), 1));
+    fails::<()>(Err(error), libc::EHOSTUNREACH, &hint);
     third.close().unwrap();
 }
 
