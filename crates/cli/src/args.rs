@@ -296,8 +296,9 @@ pub struct UmountArgs {
     /// the buffer mounted, refuse and name them.
     #[arg(long, conflicts_with_all = ["force", "destroy", "keep", "timeout", "discard_dirty"])]
     pub no_wait: bool,
-    /// Wait at most this many seconds for plans or the drain of a cache; then the buffer stays mounted.
-    /// Without it, wait as long as it takes; Ctrl-C leaves the mount as it is.
+    /// Wait at most about this many seconds, then end with 1 and name what is waited for. While that is plans or the drain of a
+    /// cache the buffer stays mounted; a mount of which processes in mount namespaces of their own have copies is unmounted,
+    /// and ends by itself with the last of them. Without it, wait as long as it takes; Ctrl-C leaves the mount as it is.
     #[arg(long, value_name = "SECONDS",
           conflicts_with_all = ["force", "destroy", "no_drain", "discard_dirty"])]
     pub timeout: Option<u64>,

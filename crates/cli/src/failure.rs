@@ -103,13 +103,34 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// What was being done when the command line was wrong.
+const COMMAND_LINE: &str = "use the command line";
+
+/// A wrong command line with what to do about it.
+pub fn refused(why: &str, hint: &str) -> Refused {
+    let told = ControlError::new(COMMAND_LINE, None, why).errno(libc::EINVAL).hint(hint);
+    Refused { plain: format!("{why}; {hint}"), told: Box::new(told) }
+}
+
+/// What to do comes last in a text, behind one of these.
+const HINTS: [&str; 2] = ["; expected ", "; leave "];
+
+/// An error of a text that may end with what to do.
+pub fn hinted(text: &str, of: impl FnOnce(&str) -> ControlError) -> ControlError {
+    let at = HINTS.iter().filter_map(|begin| text.rfind(*begin)).max();
+    match at {
+        Some(at) => of(&text[..at]).hint(&text[at + "; ".len()..]),
+        None => of(text),
+    }
+}
+
 /// The error as a `--json` command prints it.
 pub fn as_control_error(error: &anyhow::Error) -> ControlError {
-    if let Some(RunError { what, why }) = error.downcast_ref() {
-        return ControlError::new(what, None, why);
+    if let Some(error) = error.downcast_ref::<RunError>() {
+        return error.parts().clone();
     }
     if let Some(Usage(why)) = error.downcast_ref() {
-        return ControlError::new("use the command line", None, why).errno(libc::EINVAL);
+        return hinted(why, |why| ControlError::new(COMMAND_LINE, None, why).errno(libc::EINVAL));
     }
     if let Some(error) = error.downcast_ref::<ControlError>() {
         return error.clone();
@@ -144,11 +165,31 @@ mod tests {
 
     #[test]
     fn what_a_job_failed_at_and_why_stand_apart() {
-        let error =
-            RunError { what: "go on with /r".into(), why: "process 7 runs this job".into() };
+        let error = RunError::at("go on with", Path::new("/r"), "process 7 runs this job");
+        assert_eq!(error.to_string(), "go on with /r: process 7 runs this job");
         let told = as_control_error(&error.into());
-        assert_eq!((&*told.what, &*told.why), ("go on with /r", "process 7 runs this job"));
+        assert_eq!((&*told.what, &*told.why), ("go on with", "process 7 runs this job"));
+        assert_eq!(told.path.as_ref().map(ToString::to_string).as_deref(), Some("/r"));
         assert_eq!(told.to_string(), "go on with /r: process 7 runs this job");
+    }
+
+    #[test]
+    fn what_to_do_stands_apart_from_why() {
+        let of = |text: &str| as_control_error(&Usage(text.into()).into());
+        let told = of("-n 8 and -I 4: 1 directories hold 4 items; leave one of the two away");
+        assert_eq!(told.why, "-n 8 and -I 4: 1 directories hold 4 items");
+        assert_eq!(told.hint.as_deref(), Some("leave one of the two away"));
+        let told = of("x: it is to be fitted and held out; expected one of the two");
+        assert_eq!(told.why, "x: it is to be fitted and held out");
+        assert_eq!(told.hint.as_deref(), Some("expected one of the two"));
+        assert_eq!(of("SCRIPT is missing").hint, None);
+        let error = refused("--bytes: it is too little", "expected at least 4MiB");
+        assert_eq!(error.to_string(), "--bytes: it is too little; expected at least 4MiB");
+        let error = anyhow::Error::from(error);
+        assert!(is_usage(&error));
+        let told = as_control_error(&error);
+        assert_eq!((&*told.why, told.errno), ("--bytes: it is too little", Some(libc::EINVAL)));
+        assert_eq!(told.hint.as_deref(), Some("expected at least 4MiB"));
     }
 
     #[test]

@@ -185,10 +185,17 @@ fn of_program(error: &ProgramError) -> ControlError {
 fn of_report(error: &ReportError) -> ControlError {
     match error {
         ReportError::Read { path, error } => ControlError::io("read", Some(path), error),
-        ReportError::Nothing { places, why } => {
-            let why = why.trim_start_matches([':', ';', ',', ' ']);
-            let why = if why.is_empty() { "there is none" } else { why };
-            ControlError::new(&format!("find a trace in {places}"), None, why)
+        ReportError::Nothing { places, file, why } => {
+            let why = if why.is_empty() { "there is none" } else { why.as_str() };
+            match (file, &places[..]) {
+                (Some(path), _) | (None, [path]) => {
+                    ControlError::new("find a trace in", Some(path), why)
+                }
+                (None, all) => {
+                    let what = format!("find a trace in {}", forebay_trace_report::listed(all));
+                    ControlError::new(&what, None, why)
+                }
+            }
         }
     }
 }
@@ -243,6 +250,7 @@ mod tests {
     fn no_part_is_missing() {
         let source = || std::io::Error::from_raw_os_error(libc::EACCES);
         let path = || PathBuf::from("/p");
+        let nothing = |places, file| ReportError::Nothing { places, file, why: "no trace".into() };
         let errors: Vec<(anyhow::Error, bool)> = vec![
             (IorError::File { what: "remove", path: path(), source: source() }.into(), true),
             (IorError::Exists(path()).into(), true),
@@ -252,12 +260,30 @@ mod tests {
             (SimError::Stuck("2 writes wait".into()).into(), false),
             (ProgramError::Unknown("x".into(), "a, b".into()).into(), true),
             (ReportError::Read { path: path(), error: source() }.into(), true),
+            (nothing(vec![path()], None).into(), true),
+            (nothing(vec![path(), path()], Some(path())).into(), true),
+            (nothing(vec![path(), path()], None).into(), false),
             (ExportError::Exists(path()).into(), true),
         ];
         for (error, has_path) in errors {
             let told = parts(&error).unwrap();
             assert!(!told.what.is_empty() && !told.why.is_empty(), "{told:?}");
             assert_eq!(told.path.is_some(), has_path, "{told:?}");
+            let twice = has_path && (told.what.contains("/p") || told.why.contains("/p"));
+            assert!(!twice, "{told:?}");
         }
+    }
+
+    #[test]
+    fn people_read_where_a_trace_was_looked_for_and_which_file_is_none() {
+        let of = |places: &[&str], file: Option<&str>, why: &str| {
+            let places = places.iter().map(PathBuf::from).collect();
+            ReportError::Nothing { places, file: file.map(PathBuf::from), why: why.into() }
+        };
+        let told = |error: ReportError| error.to_string();
+        assert_eq!(told(of(&["a", "b"], None, "")), "no trace in a, b");
+        assert_eq!(told(of(&["a"], None, "only x")), "no trace in a: only x");
+        let wanted = "no trace in a: a/f: it is not a trace";
+        assert_eq!(told(of(&["a"], Some("a/f"), "it is not a trace")), wanted);
     }
 }

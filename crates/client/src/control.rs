@@ -287,6 +287,7 @@ impl Control {
     /// Unmounts; returns when the mount is gone and the buffer destroyed (or kept). What it waits for
     /// meanwhile is told to `waiting`. A buffer whose plans go on is not destroyed: EINPROGRESS, unless
     /// `force` or `destroy` says so. A mount that has copies elsewhere ends with the last of them: with `no_wait` EBUSY.
+    /// ETIMEDOUT once the asker's time is over ([`Control::set_until`]): what was begun goes on ([`Control::gave_up`]).
     pub fn umount(&mut self, asked: Unmounting, mut waiting: impl FnMut(&str)) -> Result<()> {
         let Unmounting { keep, force, destroy, no_wait } = asked;
         let request = Request::Umount { keep, force, destroy, no_wait };
@@ -298,13 +299,25 @@ impl Control {
                 Reply::Waiting { what } => waiting(&what),
                 _ => return Err(self.unexpected()),
             }
+            if self.until.is_some_and(|until| Instant::now() >= until) {
+                self.is_behind = true;
+                return Err(self.failed("hear from", &ErrorKind::TimedOut.into()));
+            }
+            self.set_timeout(UMOUNT_TIMEOUT)?;
             reply = self.receive()?;
         }
+    }
+
+    /// True if the last request failed since its answer was not waited for to its end: what it asked for may go on.
+    pub fn gave_up(&self) -> bool {
+        self.is_behind
     }
 
     /// Waits until the server's process has ended, which closes the connection: then all that
     /// it held (flash, the store's lock) is free.
     fn wait_for_end(&mut self) -> Result<()> {
+        // All is done; who has no more time waits for these moments too.
+        self.until = None;
         self.set_timeout(END_TIMEOUT)?;
         self.wait_for_message("wait for the end of")?;
         match read_message::<Reply>(&self.stream) {
@@ -538,6 +551,35 @@ mod tests {
         assert_eq!(control.stage_list().unwrap_err().errno, Some(libc::ETIMEDOUT));
         control.set_until(None);
         control.umount(Unmounting { force: true, ..Unmounting::default() }, |_| ()).unwrap();
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn an_unmount_that_goes_on_is_left_when_the_time_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap();
+        let server = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let _hello: Hello = read_message(&stream).unwrap().unwrap();
+            let welcome = Welcome { protocol: CONTROL_PROTOCOL, program: "9.9".into() };
+            write_message(&stream, &welcome).unwrap();
+            let _asked = read_message::<Request>(&stream).unwrap();
+            let waiting = Reply::Waiting { what: "a copy".into() };
+            // Until nobody hears it any more.
+            while write_message(&stream, &waiting).is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let mut control = Control::connect_store(dir.path()).unwrap();
+        let begun = Instant::now();
+        control.set_until(begun.checked_add(Duration::from_millis(500)));
+        let mut told = Vec::new();
+        let error =
+            control.umount(Unmounting::default(), |what| told.push(what.to_string())).unwrap_err();
+        assert_eq!((error.errno, control.gave_up()), (Some(libc::ETIMEDOUT), true));
+        assert!(begun.elapsed() < UMOUNT_TIMEOUT / 10, "after {:?}", begun.elapsed());
+        assert!(told.iter().all(|what| what == "a copy") && !told.is_empty(), "{told:?}");
+        drop(control);
         server.join().unwrap();
     }
 

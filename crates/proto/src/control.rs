@@ -256,8 +256,11 @@ impl ControlError {
     /// From an error of the system.
     pub fn io(what: &str, path: Option<&Path>, error: &std::io::Error) -> ControlError {
         let text = error.to_string();
-        let why = text.split(" (os error").next().unwrap_or(&text);
-        ControlError { errno: error.raw_os_error(), ..ControlError::new(what, path, why) }
+        let (why, rest) = text.split_once(" (os error ").unwrap_or((text.as_str(), ""));
+        // One that a library has put a path around has the number in its text only.
+        let in_text = || rest.split(')').next()?.parse().ok();
+        let errno = error.raw_os_error().or_else(in_text);
+        ControlError { errno, ..ControlError::new(what, path, why) }
     }
     /// Adds what to do about it.
     pub fn hint(mut self, hint: &str) -> ControlError {
@@ -745,6 +748,18 @@ mod tests {
         assert_eq!(word("run7:"), "run7:");
         assert_eq!(word("/mnt/my b'x"), r"'/mnt/my b'\''x'");
         assert_eq!(word(""), "''");
+    }
+
+    #[test]
+    fn what_the_system_said_has_its_number_also_behind_a_path() {
+        let plain = std::io::Error::from_raw_os_error(2);
+        let wrapped = std::io::Error::new(plain.kind(), format!("{plain} at path \"/no/x\""));
+        for error in [plain, wrapped] {
+            let told = ControlError::io("write", Some(Path::new("/no")), &error);
+            assert_eq!((told.errno, &*told.why), (Some(2), "No such file or directory"));
+        }
+        let own = ControlError::io("write", None, &std::io::Error::other("no room"));
+        assert_eq!((own.errno, &*own.why), (None, "no room"));
     }
 
     #[test]

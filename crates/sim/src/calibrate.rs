@@ -178,6 +178,29 @@ fn parameters(machine: &Machine, keys: Option<&[String]>) -> Vec<Parameter> {
     rates.chain(times).filter(|parameter| wanted(&parameter.key)).collect()
 }
 
+/// Why nothing was fitted.
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrateError {
+    /// The machine file, or what was set of it, is wrong.
+    #[error("{0}")]
+    Fault(Box<Fault>),
+    /// A workload cannot run on the machine, or a key cannot be fitted.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<Fault> for CalibrateError {
+    fn from(fault: Fault) -> CalibrateError {
+        CalibrateError::Fault(Box::new(fault))
+    }
+}
+
+impl From<String> for CalibrateError {
+    fn from(why: String) -> CalibrateError {
+        CalibrateError::Refused(why)
+    }
+}
+
 struct Fit<'a> {
     path: &'a Path,
     text: &'a str,
@@ -202,17 +225,17 @@ impl Fit<'_> {
         &mut self,
         of: &Observation,
         parameters: &[Parameter],
-    ) -> Result<Vec<Checked>, String> {
+    ) -> Result<Vec<Checked>, CalibrateError> {
         self.simulations += 1;
         let set = [Fit::settings(parameters), of.set.clone()].concat();
-        let machine = settings::machine(self.path, self.text, &set).map_err(|f| f.to_string())?;
+        let machine = settings::machine(self.path, self.text, &set)?;
         let outcome = model::run(&machine, &of.program, &self.options);
         let outcome = outcome.map_err(|error| format!("{}: {error}", of.name))?;
         Ok(check::compare(&outcome, &of.replayed))
     }
 
     /// The error of some parameters, and the phases.
-    fn error(&mut self, parameters: &[Parameter]) -> Result<(f64, Vec<Checked>), String> {
+    fn error(&mut self, parameters: &[Parameter]) -> Result<(f64, Vec<Checked>), CalibrateError> {
         let mut all = Vec::new();
         for of in self.observations {
             all.extend(self.check(of, parameters)?);
@@ -231,7 +254,7 @@ impl Fit<'_> {
         Ok((sum + moved.sum::<f64>(), all))
     }
 
-    fn search(&mut self, parameters: &mut [Parameter]) -> Result<(), String> {
+    fn search(&mut self, parameters: &mut [Parameter]) -> Result<(), CalibrateError> {
         let (mut least, _) = self.error(parameters)?;
         for step in STEPS {
             for _ in 0..ROUNDS {
@@ -279,20 +302,20 @@ pub fn calibrate(
     others: &[Observation],
     keys: Option<&[String]>,
     options: Options,
-) -> Result<Calibration, String> {
+) -> Result<Calibration, CalibrateError> {
     // A part that the workloads' machine has only by what was changed of the file can be fitted, too.
     let set = fitted.first().map_or(&[][..], |of| &of.set);
-    let machine = settings::machine(path, text, set).map_err(|fault: Fault| fault.to_string())?;
+    let machine = settings::machine(path, text, set)?;
     let mut parameters = parameters(&machine, keys);
     if let Some(unknown) =
         keys.and_then(|keys| keys.iter().find(|key| parameters.iter().all(|p| p.key != **key)))
     {
         let known: Vec<&str> =
             RATES.iter().copied().chain(TIMES.iter().map(|(key, _)| *key)).collect();
-        return Err(format!(
-            "{unknown:?} cannot be fitted: expected a part that the machine has, of {}",
+        return Err(CalibrateError::Refused(format!(
+            "{unknown:?} cannot be fitted; expected a part that the machine has, of {}",
             known.join(", ")
-        ));
+        )));
     }
     let mut fit = Fit { path, text, observations: fitted, options, simulations: 0 };
     let (_, before) = fit.error(&parameters)?;

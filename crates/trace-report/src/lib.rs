@@ -43,13 +43,28 @@ pub enum ReportError {
         error: std::io::Error,
     },
     /// Nothing in it can be read as a trace.
-    #[error("no trace in {places}{why}")]
+    #[error("no trace in {}{}", listed(places), because(file.as_deref(), why))]
     Nothing {
         /// Where it was looked for.
-        places: String,
+        places: Vec<PathBuf>,
+        /// The file there that is no trace, if it is known.
+        file: Option<PathBuf>,
         /// What was wrong with what is there, or nothing.
         why: String,
     },
+}
+
+/// Places, as people read them.
+pub fn listed(places: &[PathBuf]) -> String {
+    places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn because(file: Option<&std::path::Path>, why: &str) -> String {
+    match (file, why) {
+        (Some(file), why) => format!(": {}: {why}", file.display()),
+        (None, "") => String::new(),
+        (None, why) => format!(": {why}"),
+    }
 }
 
 /// What is taken in.

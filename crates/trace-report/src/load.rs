@@ -99,6 +99,8 @@ impl Trace {
         let mut problems = Vec::new();
         let mut headers = Vec::new();
         let mut commands = Vec::new();
+        let nothing = |file, why| ReportError::Nothing { places: places.to_vec(), file, why };
+        let mut broken = None;
         for place in places {
             for path in files_of(place)? {
                 if path.extension().is_some_and(|end| end == "json") {
@@ -110,23 +112,23 @@ impl Trace {
                 }
                 match Process::open(&path) {
                     Ok(process) => headers.push((path, process.header)),
-                    Err(error) => problems.push(format!("{}: {error}", path.display())),
+                    Err(error) => {
+                        problems.push(format!("{}: {error}", path.display()));
+                        broken.get_or_insert((path, error.to_string()));
+                    }
                 }
             }
         }
         if headers.is_empty() {
-            let places: Vec<String> =
-                places.iter().map(|place| place.display().to_string()).collect();
-            let why = problems.first().map_or(String::new(), |why| format!(": {why}"));
-            return Err(ReportError::Nothing { places: places.join(", "), why });
+            return Err(match broken {
+                Some((path, why)) => nothing(Some(path), why),
+                None => nothing(None, problems.into_iter().next().unwrap_or_default()),
+            });
         }
         commands.sort();
         commands.dedup();
         if headers.iter().all(|(_, header)| header.role == layout::role::BUFFER) {
-            let places: Vec<String> =
-                places.iter().map(|place| place.display().to_string()).collect();
-            let why = ": only what buffers did, and nothing of a program".into();
-            return Err(ReportError::Nothing { places: places.join(", "), why });
+            return Err(nothing(None, "only what buffers did, and nothing of a program".into()));
         }
         let ranks = headers.iter().any(|(_, header)| header.rank.is_some());
         let mut trace = Trace {

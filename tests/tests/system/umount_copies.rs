@@ -236,6 +236,54 @@ fn a_second_umount_finds_the_mount_that_the_first_one_left_to_end() {
 }
 
 #[test]
+fn a_time_limit_ends_the_wait_for_copies_and_says_who_has_them() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 64 << 20);
+    let (root, flash) = (buffer.root(), buffer.flash().display().to_string());
+    std::fs::write(root.join("file"), "kept").unwrap();
+    let copy = Copy::of(&root);
+    let limited = |args: &[&str]| {
+        let begun = Instant::now();
+        let mut umount = Command::new(binary());
+        umount.args(["umount", "--json", "--timeout", "2", "--flash", &flash]).args(args);
+        let output = umount.arg(&root).stdin(Stdio::null()).output().unwrap();
+        assert!(begun.elapsed() < AT_ONCE, "after {:?}", begun.elapsed());
+        assert_eq!(output.status.code(), Some(1));
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let told: serde_json::Value =
+            serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+        assert_eq!(told["error"]["errno"], libc::ETIMEDOUT, "{told}");
+        let why = told["error"]["why"].as_str().unwrap();
+        assert!(why.contains("the time is over") && why.contains(&copy.named()), "{told}");
+        assert!(told["error"]["hint"].as_str().unwrap().contains("--force"), "{told}");
+    };
+    // The one that unmounts, and those that come after it.
+    limited(&["--keep"]);
+    assert!(!buffer.is_mounted());
+    limited(&["--keep"]);
+    assert_eq!(stores(&buffer), 1);
+    drop(copy);
+    forebay_tests::until("it ends by itself", LIMIT, || {
+        let status = run(Command::new(binary()).args(["status", "--flash", &flash]));
+        status.lines().any(|line| line.starts_with("kept "))
+    });
+    buffer.start();
+    assert_eq!(std::fs::read_to_string(root.join("file")).unwrap(), "kept");
+
+    // After umount(8), too.
+    let copy = Copy::of(&root);
+    run(Command::new("umount").arg(&root));
+    let mut umount = Command::new(binary());
+    umount.args(["umount", "--timeout", "2", "--flash", &flash]).arg(&root);
+    let (ok, said) = try_run_for(&mut umount, AT_ONCE);
+    assert!(!ok && said.contains("the time is over") && said.contains(&copy.named()), "{said}");
+    Umount::begin(&root, &["--force", "--flash", &flash]).ends_well();
+    assert_eq!(stores(&buffer), 0);
+}
+
+#[test]
 fn a_mount_of_a_served_buffer_that_is_ending_is_found_again() {
     if is_raw() {
         return;

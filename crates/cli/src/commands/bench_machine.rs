@@ -10,7 +10,7 @@
 use super::bench::{bar, drawn_seed};
 use super::bench_common::OwnDir;
 use crate::args_compare::MachineArgs;
-use crate::failure::{EXIT_OK, Outcome, Usage, at, print_json};
+use crate::failure::{EXIT_OK, Outcome, Usage, at, print_json, refused};
 use forebay_loadgen::link::{self, Link};
 use forebay_loadgen::replay::board::Class;
 use forebay_loadgen::replay::{Options, ReplayError, Silent, play};
@@ -79,9 +79,8 @@ pub fn machine(args: &MachineArgs) -> Outcome {
     }
     let Some(flash) = &args.dir else { return Err(Usage("expected DIR".into()).into()) };
     if args.bytes < SIZES[SIZES.len() - 1] {
-        return Err(
-            Usage("--bytes: expected at least 4MiB, one of the largest requests".into()).into()
-        );
+        let why = format!("--bytes: {} bytes are too few", args.bytes);
+        return Err(refused(&why, "expected at least 4MiB, one of the largest requests").into());
     }
     let bar = bar(args.quiet || args.json);
     let dirs: Vec<&Path> =
@@ -102,6 +101,15 @@ pub fn machine(args: &MachineArgs) -> Outcome {
         None => link::measure_loopback()
             .map_err(|error| ControlError::io("measure the loopback", None, &error))?,
     };
+    let text = match args.json && args.output.is_none() {
+        true => None,
+        false => Some(machine_file(args, flash, &measured, &link)?),
+    };
+    match (&text, &args.output) {
+        (Some(text), Some(path)) => std::fs::write(path, text).map_err(at("write", path))?,
+        (Some(text), None) => print!("{text}"),
+        (None, _) => {}
+    }
     if args.json {
         let all: Vec<Value> = dirs.iter().zip(&measured).map(|(dir, m)| m.json(dir)).collect();
         print_json(&json!({
@@ -114,12 +122,6 @@ pub fn machine(args: &MachineArgs) -> Outcome {
                 "fetch_bytes_per_s": link.fetch_bytes_per_s,
             },
         }))?;
-        return Ok(EXIT_OK);
-    }
-    let text = machine_file(args, flash, &measured, &link)?;
-    match &args.output {
-        Some(path) => std::fs::write(path, text).map_err(at("write", path))?,
-        None => print!("{text}"),
     }
     Ok(EXIT_OK)
 }

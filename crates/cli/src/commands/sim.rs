@@ -6,7 +6,7 @@ use crate::args_sim::{
     SimMachineArgs, SimPholdArgs, SimRunArgs, SimSizeArgs, SimSweepArgs, SimValidateArgs,
     SimulationArgs, WorkloadArgs,
 };
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, print_json};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, hinted, print_json, visible};
 use forebay_proto::control::ControlError;
 use forebay_sim::machine::Machine;
 use forebay_sim::model::{self, Options};
@@ -177,8 +177,35 @@ fn sweep_keys(args: &SimSweepArgs) -> Outcome {
     } else {
         print!("{}", forebay_sim::text::table(&swept.rows(true), &[]));
     }
-    let failed = swept.points.iter().all(|point| point.error.is_some());
-    Ok(if failed { EXIT_FAILED } else { EXIT_OK })
+    match failed_points(&path, &swept) {
+        Some((told, true)) => Err(told.into()),
+        Some((told, false)) => {
+            eprintln!("forebay: {}", visible(&told.to_string()));
+            Ok(EXIT_OK)
+        }
+        None => Ok(EXIT_OK),
+    }
+}
+
+/// How many points have no figures, and why the first has none; `true`: all of them.
+fn failed_points(machine: &Path, swept: &sweep::Sweep) -> Option<(ControlError, bool)> {
+    let failed = swept.points.iter().filter(|point| point.error.is_some()).count();
+    let first = swept.points.iter().find(|point| point.error.is_some())?;
+    let all = failed == swept.points.len();
+    let text = first.error.as_deref().unwrap_or_default();
+    // The path stands apart.
+    let text = text.strip_prefix(&format!("{}: ", machine.display())).unwrap_or(text);
+    let values: Vec<String> =
+        swept.keys.iter().zip(&first.values).map(|(key, value)| format!("{key}={value}")).collect();
+    let told = hinted(text, |why| {
+        let why = format!(
+            "{failed} of {} points failed, the first ({}): {why}",
+            swept.points.len(),
+            values.join(", ")
+        );
+        ControlError::new("sweep", Some(machine), &why).errno(libc::EINVAL)
+    });
+    Some((told, all))
 }
 
 fn size_buffer(args: &SimSizeArgs) -> Outcome {

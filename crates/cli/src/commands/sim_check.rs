@@ -11,7 +11,7 @@ use crate::failure_parts::misread;
 use forebay_loadgen::replay::figures::{PhaseResult, Played};
 use forebay_loadgen::replay::{Options as ReplayOptions, play};
 use forebay_proto::control::ControlError;
-use forebay_sim::calibrate::{self, Observation};
+use forebay_sim::calibrate::{self, CalibrateError, Observation};
 use forebay_sim::check::{self, Check, Replayed};
 use forebay_sim::model::{self, Options};
 use forebay_sim::settings::Setting;
@@ -73,7 +73,10 @@ pub fn calibrate(args: &SimCalibrateArgs) -> Outcome {
     let options = Options { seed: args.seed.into(), ..Options::default() };
     let keys = args.keys.as_deref();
     let made = calibrate::calibrate((&path, &text), &fitted, &others, keys, options);
-    let made = made.map_err(Usage)?;
+    let made = made.map_err(|error| match error {
+        CalibrateError::Fault(fault) => anyhow::Error::from(misread(*fault)),
+        CalibrateError::Refused(why) => Usage(why).into(),
+    })?;
     std::fs::write(&args.output, &made.text).map_err(at("write", &args.output))?;
     match args.json {
         true => print_json(&made)?,

@@ -58,6 +58,7 @@ fn not_mounted(mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlErr
 }
 
 fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> {
+    let until = umount_live::time_limit(args);
     // Called from a directory in the mount, this process would keep it busy.
     rustix::process::chdir("/")
         .map_err(|error| ControlError::io("go to /", None, &error.into()))?;
@@ -69,7 +70,7 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> 
     match Control::connect_store_within(&mount.store_dir, wait) {
         Ok(control) => {
             let control = cache::before_umount(control, &mount.mount_point, args)?;
-            return umount_live::end(control, mount, args);
+            return umount_live::end(control, mount, args, until);
         }
         Err(error) if error.errno == Some(libc::ENOTCONN) => lost_with_flash(mount, args)?,
         // A server that does not answer any more can be left behind, its buffer kept; those who

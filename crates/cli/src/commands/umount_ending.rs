@@ -33,7 +33,7 @@ pub fn end(
         owner_uid: None,
         device: 0,
     };
-    umount_live::end(control, &mount, args).map(Some)
+    umount_live::end(control, &mount, args, umount_live::time_limit(args)).map(Some)
 }
 
 /// A connection to the process of a store that is ending, and what that waits for.

@@ -2,13 +2,13 @@
 //!
 //! The server decides whether the buffer may go, at the moment of the unmount; the command only waits, so
 //! Ctrl-C leaves the mount as it was. A mount with copies in other mount namespaces ends with the last of them, which is
-//! waited for after the unmount: Ctrl-C leaves it to end by itself then. What the user gives up is told by name.
+//! waited for after the unmount: Ctrl-C and --timeout leave it to end by itself then. What the user gives up is told by name.
 
 use super::stage::{self, View};
 use crate::args::UmountArgs;
 use crate::failure::visible;
 use crate::state_dir;
-use forebay_client::{Control, MountRef, Unmounting};
+use forebay_client::{Control, MountRef, Unmounting, server_process};
 use forebay_proto::at_risk;
 use forebay_proto::control::{ControlError, PathBytes, PlanState, PlanStatus};
 use serde::Serialize;
@@ -64,19 +64,21 @@ impl Lost {
     }
 }
 
-/// Ends a mount, and waits for plans that its buffer must outlive.
+/// When the time of a command that begins now is over; `None`: never.
+pub fn time_limit(args: &UmountArgs) -> Option<Instant> {
+    args.timeout.and_then(|s| Instant::now().checked_add(Duration::from_secs(s)))
+}
+
+/// Ends a mount, and waits for plans that its buffer must outlive, and for the end of its copies, but not beyond `until`.
 pub fn end(
     mut control: Control,
     mount: &MountRef,
     args: &UmountArgs,
+    until: Option<Instant>,
 ) -> Result<Lost, ControlError> {
     let point = &mount.mount_point;
-    let waiting = |what: &str| {
-        eprintln!("forebay: {}", visible(&format!("{}: waiting for {what}", point.display())));
-    };
     // A served buffer stays at its servers, with its plans.
     let is_own = state_dir::record(&mount.store_dir).is_none();
-    let until = args.timeout.and_then(|s| Instant::now().checked_add(Duration::from_secs(s)));
     let plans = match is_own && (args.keep || args.destroy || args.force) {
         true => plans_of(&mut control),
         false => Vec::new(),
@@ -88,7 +90,17 @@ pub fn end(
         no_wait: args.no_wait,
     };
     loop {
-        match control.umount(asked, waiting) {
+        let mut told = None;
+        control.set_until(until);
+        let ended = control.umount(asked, |what| {
+            eprintln!("forebay: {}", visible(&format!("{}: waiting for {what}", point.display())));
+            told = Some(what.to_string());
+        });
+        control.set_until(None);
+        match ended {
+            Err(error) if until.is_some() && was_left(&control, mount, &error) => {
+                return Err(time_is_over(mount, args, told.as_deref()));
+            }
             Err(error) if error.errno == Some(libc::EINPROGRESS) && !args.no_wait => {
                 wait(&mut control, mount, until, args.json)?;
             }
@@ -104,6 +116,35 @@ pub fn end(
             }
         }
     }
+}
+
+/// Whether an unmount that was begun was not waited for any longer. Of a server that is stopped the error says so.
+fn was_left(control: &Control, mount: &MountRef, error: &ControlError) -> bool {
+    error.errno == Some(libc::ETIMEDOUT)
+        && control.gave_up()
+        && server_process::stopped_server(&mount.store_dir).is_none()
+}
+
+/// The time is over, and the unmount that was begun goes on without this command. Who has copies is asked now: the server may
+/// not have told it yet.
+fn time_is_over(mount: &MountRef, args: &UmountArgs, told: Option<&str>) -> ControlError {
+    let soon = Instant::now().checked_add(LOOK_WAIT);
+    let status = Control::connect_store_until(&mount.store_dir, soon)
+        .and_then(|mut control| control.buffer_status());
+    let why = match (status.ok().and_then(|status| status.ending), told) {
+        (Some(who), _) => format!("the time is over; it is unmounted and has not ended: {who}"),
+        (None, Some(what)) => format!("the time is over, and it waits for {what}"),
+        (None, None) => "the time is over, and it has not ended".into(),
+    };
+    let word = |path: &Path| PathBytes::new(path.as_os_str().as_bytes()).shell_word();
+    let keep = if args.keep { "--keep " } else { "" };
+    let flash =
+        args.flash.as_ref().map_or_else(String::new, |dir| format!("--flash {} ", word(dir)));
+    let point = word(&mount.mount_point);
+    ControlError::new("unmount", Some(&mount.mount_point), &why).errno(libc::ETIMEDOUT).hint(&format!(
+        "it ends by itself, without this command; `forebay umount {keep}{flash}{point}` waits for that, \
+         `forebay umount --force {keep}{flash}{point}` ends it now"
+    ))
 }
 
 /// The plans that stand against the end of the buffer. A server that does not answer soon is not waited

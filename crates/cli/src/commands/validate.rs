@@ -2,10 +2,9 @@
 //! there, and prints what the job asks for. Changes nothing. `forebay run` starts the same way.
 
 use crate::args::ValidateArgs;
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, at, print_json};
 use crate::scheduler::SiteBack;
 use crate::site;
-use anyhow::Context;
 use forebay_jobs::check::{self, Report, StoreRoom};
 use forebay_jobs::hooks::answers::Pool;
 use forebay_jobs::hooks::site::Site;
@@ -146,7 +145,7 @@ fn read_for(dialect: Dialect, path: &Path) -> anyhow::Result<Result<JobRequest, 
     let mut bytes = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_SCRIPT_BYTES as u64 + 1).read_to_end(&mut bytes))
-        .with_context(|| format!("read script {}", path.display()))?;
+        .map_err(at("read script", path))?;
     Ok(script::parse_for(dialect, &path.display().to_string(), &bytes))
 }
 

@@ -6,6 +6,7 @@
 
 use crate::failure::{Usage, visible};
 use forebay_client::{Control, MountRef, locate, mounts};
+use forebay_jobs::run::report::shell_word;
 use forebay_proto::PlanId;
 use forebay_proto::control::ControlError;
 use std::path::Path;
@@ -76,12 +77,26 @@ pub fn connect(path: Option<&Path>, plans: &[PlanId]) -> anyhow::Result<(Control
         0 => Err(none().into()),
         1 => Ok(asked.remove(0)),
         _ => {
-            let names: Vec<_> = asked
-                .iter()
-                .map(|(_, place)| format!("--buffer {}", place.mount_point.display()))
-                .collect();
+            let names: Vec<_> =
+                asked.iter().map(|(_, place)| named(&place.mount_point)).collect();
             let text = format!("several buffers are mounted, name one: {}", names.join(" or "));
             Err(Usage(text).into())
         }
+    }
+}
+
+/// What names a buffer, as a shell takes it.
+fn named(mount_point: &Path) -> String {
+    format!("--buffer {}", shell_word(mount_point))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_point_with_a_blank_is_one_word() {
+        assert_eq!(named(Path::new("/mnt/fb")), "--buffer /mnt/fb");
+        assert_eq!(named(Path::new("/mnt/my fb")), "--buffer '/mnt/my fb'");
     }
 }

@@ -577,3 +577,19 @@ fn io500_runs_its_phases_and_scores_them() {
     assert_eq!(amount("find"), files);
     assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
 }
+
+#[test]
+fn a_measured_machine_is_written_to_its_file_beside_the_json() {
+    let dir = disk();
+    let measure = |args: &str| bench(dir.path(), &format!("machine --json -q {args} ."));
+    let told = json(&measure("--bytes 4m -o machine.toml"));
+    assert_eq!(told["directories"].as_array().unwrap().len(), 1, "{told}");
+    let written = fs::read_to_string(dir.path().join("machine.toml")).unwrap();
+    assert!(written.contains("[storage.device]"), "{written}");
+    let refused = measure("--bytes 1m");
+    assert_eq!(refused.status.code(), Some(2));
+    let told: Value = serde_json::from_slice(&refused.stdout).unwrap();
+    assert_eq!(told["error"]["why"], "--bytes: 1048576 bytes are too few", "{told}");
+    let hint = told["error"]["hint"].as_str().unwrap();
+    assert!(hint.starts_with("expected at least 4MiB"), "{told}");
+}

@@ -259,3 +259,40 @@ fn a_cache_does_not_show_its_own_store() {
     assert!(message.contains("its own store") && message.contains("--flash"), "{message}");
     assert_eq!(fs::read_dir(inside).unwrap().count(), 0, "nothing is left there");
 }
+
+#[test]
+fn the_path_of_a_failure_stands_apart_from_what_and_why() {
+    let rig = Rig::new(Flash::Disk);
+    let (base, told) = (rig.base(), |arguments: &[&OsStr]| {
+        let output = rig.run(arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        let printed = text(&output.stdout);
+        let last: serde_json::Value =
+            serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+        last["error"].clone()
+    });
+    let garbage = base.join("garbage");
+    fs::write(&garbage, "nonsense = [\n").unwrap();
+    let garbage = garbage.to_str().unwrap();
+    let trace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/slow-job/before");
+    let trace = trace.to_str().unwrap();
+    let export = ["trace", "export", "--json", "--to", "chrome", "-o", "/no/such/x"];
+    let enoent = serde_json::json!(libc::ENOENT);
+    let null = serde_json::Value::Null;
+    for (arguments, what, path, errno) in [
+        (vec!["run", "--json", "--resume", "/no/such"], "go on with", "/no/such", &enoent),
+        (vec!["run", "--json", "--discard", "/no/such"], "discard", "/no/such", &enoent),
+        (vec!["run", "--json", "/no/such"], "read script", "/no/such", &enoent),
+        (vec!["validate", "--json", "/no/such"], "read script", "/no/such", &enoent),
+        (vec!["report", "--json", garbage], "find a trace in", garbage, &null),
+        ([&export[..], &[garbage]].concat(), "find a trace in", garbage, &null),
+        ([&export[..], &[trace]].concat(), "write", "/no/such/x", &enoent),
+    ] {
+        let line: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
+        let error = told(&line);
+        assert_eq!((&error["what"], &error["path"]), (&what.into(), &path.into()), "{error}");
+        assert_eq!(&error["errno"], errno, "{error}");
+        let why = error["why"].as_str().unwrap();
+        assert!(!why.contains(path) && !why.contains("os error"), "{error}");
+    }
+}

@@ -265,6 +265,13 @@ fn scratch(seen: &Seen) {
         #DW stage_in type=file source=/p/x destination=$DW_PERSISTENT_STRIPED_alpha/x\n";
     fs::write(&slurm, lines).unwrap();
     forebay.done("validate", &[OsStr::new("--slurm"), slurm.as_os_str()]);
+    let limited = base.join("limited.sh");
+    let lines = "#!/bin/bash\n\
+        #DW jobdw type=scratch access_mode=private(MFS=1MiB,MFC=10) capacity=32MiB\n";
+    fs::write(&limited, lines).unwrap();
+    let told = forebay.done("validate", &[limited.as_os_str()]);
+    let limits = serde_json::json!({ "max_file_bytes": 1_048_576, "max_files": 10 });
+    assert_eq!(told["request"]["limits"], limits, "{told}");
     forebay.done("run", &[script.as_os_str()]);
     fs::write(base.join("bad.sh"), "#!/bin/bash\n#DW jobdw type=none\n").unwrap();
     let refused = make().args(["validate", "--json"]).arg(base.join("bad.sh")).output().unwrap();

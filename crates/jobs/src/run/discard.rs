@@ -33,14 +33,16 @@ pub struct Discarded {
     pub left: Option<String>,
 }
 
+const WHAT: &str = "discard";
+
 /// Gives a job up.
 ///
 /// # Errors
 /// If there is no such job, somebody runs it, or its buffer cannot be destroyed: the record stays then.
 pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
-    let what = || format!("discard {}", path.display());
-    let failed = |why: &dyn ToString| RunError::new(what(), why.to_string());
-    let (mut record, dir) = JobRecord::load(path).map_err(|e| failed(&e))?;
+    let failed = |why: &dyn ToString| RunError::at(WHAT, path, why.to_string());
+    let refused = |error: std::io::Error| RunError::io(WHAT, path, &error);
+    let (mut record, dir) = JobRecord::load(path).map_err(refused)?;
     if record.runner.is_alive() {
         return Err(failed(&format!("process {} runs this job", record.runner.pid)));
     }
@@ -52,7 +54,7 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     let console = Console::new();
     let own = ProcessRef::of(std::process::id() as i32);
     record.runner = own.ok_or_else(|| failed(&"/proc does not show this process"))?;
-    record.save(&dir).map_err(|e| failed(&e))?;
+    record.save(&dir).map_err(refused)?;
     let held = held(&record, &dir, program, &signals, &console);
     let text = match &held {
         Ok(files) => format!("{}: its buffer holds {}", record.id, describe(&record, files)),
@@ -62,7 +64,7 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     // From here on nothing of it is to be kept: what a kill leaves is teardown only.
     record.step = Step::Teardown;
     record.keep = false;
-    record.save(&dir).map_err(|e| failed(&e))?;
+    record.save(&dir).map_err(refused)?;
     destroy(&record, &dir, program, &signals).map_err(|why| failed(&why))?;
     let left = served::umount_nodes(program, &record, &dir, &signals).err();
     if let Some(why) = &left {

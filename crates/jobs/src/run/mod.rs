@@ -25,7 +25,7 @@ pub mod words;
 use crate::request::JobRequest;
 use console::Console;
 use forebay_client::Control;
-use forebay_proto::control::{Direction, Verify};
+use forebay_proto::control::{ControlError, Direction, Verify};
 use forebay_proto::size::format_bytes;
 use process::Script;
 use record::{JobRecord, ProcessRef, RECORD_FORMAT, RECORD_NAME, ScriptExit, as_bytes, as_path};
@@ -37,6 +37,7 @@ use signals::{Signals, signal_name};
 use staging::{StageFailure, Stager};
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -106,17 +107,27 @@ pub struct Program {
 
 /// Why a job was not begun or not taken up. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: {why}")]
-pub struct RunError {
-    /// What was being done.
-    pub what: String,
-    /// Why it failed.
-    pub why: String,
-}
+#[error("{0}")]
+pub struct RunError(Box<ControlError>);
 
 impl RunError {
-    fn new(what: impl Into<String>, why: impl ToString) -> RunError {
-        RunError { what: what.into(), why: why.to_string() }
+    fn new(what: impl AsRef<str>, why: impl ToString) -> RunError {
+        RunError(Box::new(ControlError::new(what.as_ref(), None, &why.to_string())))
+    }
+
+    /// With the path that it is about.
+    pub fn at(what: &str, path: &Path, why: impl ToString) -> RunError {
+        RunError(Box::new(ControlError::new(what, Some(path), &why.to_string())))
+    }
+
+    /// What the system refused.
+    fn io(what: &str, path: &Path, error: &io::Error) -> RunError {
+        RunError(Box::new(ControlError::io(what, Some(path), error)))
+    }
+
+    /// What was being done, on which path, and why it failed.
+    pub fn parts(&self) -> &ControlError {
+        &self.0
     }
 }
 
@@ -166,10 +177,8 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
     let pid = std::process::id();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let id = format!("{}{}-{pid}", record::JOB_PREFIX, now.as_secs());
-    let flash = config
-        .flash
-        .canonicalize()
-        .map_err(|e| RunError::new(format!("use flash {}", config.flash.display()), e))?;
+    let flash =
+        config.flash.canonicalize().map_err(|e| RunError::io("use flash", &config.flash, &e))?;
     let (base, made) = match &config.work_dir {
         Some(work) => {
             let dir = work.join(&id);
@@ -182,15 +191,14 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
         }
         None => (flash.clone(), record::make_job_dir(&flash, &id)),
     };
-    let what = || format!("make a directory for the job in {}", base.display());
-    let dir = made.map_err(|e| RunError::new(what(), e))?;
+    let dir = made.map_err(|e| RunError::io("make a directory for the job in", &base, &e))?;
     let (mount_point, ours) = match &config.mount_dir {
         Some(given) => (given.clone(), !given.exists()),
         None => (dir.join(record::MOUNT_NAME), true),
     };
     let mount_point = fs::create_dir_all(&mount_point)
         .and_then(|()| mount_point.canonicalize())
-        .map_err(|e| RunError::new(format!("make mount point {}", mount_point.display()), e))?;
+        .map_err(|e| RunError::io("make mount point", &mount_point, &e))?;
     let served = config.served.as_ref().map(|given| served::begin(given, &id)).transpose()?;
     let own = ProcessRef::of(pid as i32);
     let runner = own.ok_or_else(|| RunError::new("read /proc", "it does not show this process"))?;
@@ -217,7 +225,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
         done: vec![validated],
         plans: Vec::new(),
     };
-    record.save(&dir).map_err(|e| RunError::new(format!("write to {}", dir.display()), e))?;
+    record.save(&dir).map_err(|e| RunError::io("write to", &dir, &e))?;
     Ok((record, dir))
 }
 
@@ -226,17 +234,17 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
 /// # Errors
 /// If there is no such job, somebody runs it, or its buffer cannot be mounted again and is needed for more than its removal.
 pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
-    let what = || format!("go on with {}", path.display());
-    let (mut record, dir) = JobRecord::load(path).map_err(|e| RunError::new(what(), e))?;
+    const WHAT: &str = "go on with";
+    let (mut record, dir) = JobRecord::load(path).map_err(|e| RunError::io(WHAT, path, &e))?;
     if record.runner.is_alive() {
         let why = format!("process {} runs this job", record.runner.pid);
-        return Err(RunError::new(what(), why));
+        return Err(RunError::at(WHAT, path, why));
     }
     let own = ProcessRef::of(std::process::id() as i32);
     record.runner = own.ok_or_else(|| RunError::new("read /proc", "it does not show us"))?;
     let signals = Signals::watch().map_err(|e| RunError::new("watch for signals", e))?;
     let first = step::resume_at(record.step);
-    record.save(&dir).map_err(|e| RunError::new(what(), e))?;
+    record.save(&dir).map_err(|e| RunError::io(WHAT, path, &e))?;
     let console = Console::new();
     console.say(&format!("forebay: {}: it was left in step {}", record.id, record.step));
     let say = |text: &str| console.step(first, text);

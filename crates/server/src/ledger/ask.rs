@@ -6,7 +6,7 @@ use super::show::Survey;
 use super::{Identity, Ledger};
 use crate::net::links::{Links, Silence};
 use forebay_net::peer::ARE_STOPPED;
-use forebay_proto::control::ControlError;
+use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::net::ledger::LedgerRequest;
 use forebay_proto::net::pool::{PoolAsked, PoolQuestion, PoolReply};
 use forebay_proto::net::servers::{Question, Reply};
@@ -132,11 +132,18 @@ impl Ledger {
         }
     }
 
+    /// ` --server` with an address of this server, for commands in hints: they are to work as they stand. Empty before it
+    /// listens.
+    pub(super) fn asked_flag(&self) -> String {
+        let mine = self.state.lock().addresses.first().map(|mine| mine.to_string());
+        let word = mine.map(|mine| PathBytes::new(mine.as_bytes()).shell_word());
+        word.map_or_else(String::new, |mine| format!(" --server {mine}"))
+    }
+
     /// Why a server did not answer just now, and what to do.
     pub(super) fn why_silent(&self, server: ServerId) -> (String, String) {
         let at = self.at_addresses(server);
-        let mine = self.state.lock().addresses.first().map(|mine| format!(" --server {mine}"));
-        let asked = mine.unwrap_or_default();
+        let asked = self.asked_flag();
         match self.links.silence(server) {
             Some(Silence::Stopped(pid)) => (
                 format!("its process {pid} is {ARE_STOPPED}"),

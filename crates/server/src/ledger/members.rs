@@ -162,8 +162,10 @@ impl Ledger {
         }
         let place = KnownServer { addresses: vec![address.clone()], ..KnownServer::default() };
         self.links.directory().set(at, place);
+        let asked = at;
         for _ in 0..MAX_REFERRALS {
-            match self.announce_to(at).map_err(|error| self.no_leader(address, at, error))? {
+            let no_leader = |error| self.no_leader((address, asked), at, error);
+            match self.announce_to(at).map_err(no_leader)? {
                 None => return Ok(()),
                 Some(leader) => {
                     self.note_server(&leader);
@@ -176,7 +178,7 @@ impl Ledger {
 
     fn no_leader(
         &self,
-        address: &ServerAddress,
+        (address, asked): (&ServerAddress, ServerId),
         at: ServerId,
         error: ControlError,
     ) -> ControlError {
@@ -188,9 +190,17 @@ impl Ledger {
             self.host_of(at),
             self.at_addresses(at)
         );
-        ControlError::new(&format!("{WHAT} of {address}"), None, &why).errno(libc::EHOSTUNREACH).hint(
-            "start it again; if it is gone for good: `forebay pool leader --take-over` at another server of the pool",
-        )
+        // Who was asked can take its place, unless that is the one that is gone.
+        let another = match asked == at {
+            true => "` at another server of the pool".into(),
+            false => format!(" --server {address}`"),
+        };
+        let hint = format!(
+            "start it again; if it is gone for good: `forebay pool leader --take-over{another}"
+        );
+        ControlError::new(&format!("{WHAT} of {address}"), None, &why)
+            .errno(libc::EHOSTUNREACH)
+            .hint(&hint)
     }
 
     /// Announces itself at a server, or where that one says that the leader is. True if this server is a

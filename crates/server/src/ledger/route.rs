@@ -101,13 +101,17 @@ impl Ledger {
             Ok(PoolReply::Ledger(reply)) => *reply,
             Ok(_) => LedgerReply::Error(self.nonsense(server)),
             Err(error) if server == self.leader() => {
-                let hint = match (self.links.silence(server), &error.hint) {
-                    (Some(Silence::Silent | Silence::Stopped(_)), Some(hint)) => format!(
-                        "{hint}. It keeps the ledger of the pool; mounts go on without. If it is gone for good: `forebay pool leader --take-over`"
-                    ),
-                    _ => "it keeps the ledger of the pool: start it again; mounts go on without. If it is gone for good: `forebay pool leader --take-over`".into(),
+                let first = match (self.links.silence(server), &error.hint) {
+                    (Some(Silence::Silent | Silence::Stopped(_)), Some(hint)) => {
+                        format!("{hint}. It keeps the ledger of the pool")
+                    }
+                    _ => "it keeps the ledger of the pool: start it again".into(),
                 };
-                LedgerReply::Error(error.hint(&hint))
+                // This server was asked, and can take its place.
+                let at = self.asked_flag();
+                LedgerReply::Error(error.hint(&format!(
+                    "{first}; mounts go on without. If it is gone for good: `forebay pool leader --take-over{at}`"
+                )))
             }
             Err(error) => LedgerReply::Error(error),
         }

@@ -97,6 +97,6 @@ fn what_is_right_stays_and_what_cannot_be_fitted_is_refused() {
     let keys = ["buffer.capacity".to_string()];
     let refused =
         calibrate((Path::new("m.toml"), &right), &fitted, &[], Some(&keys), Options::default());
-    let told = refused.unwrap_err();
+    let told = refused.unwrap_err().to_string();
     assert!(told.contains("buffer.capacity") && told.contains("buffer.names"), "{told}");
 }
