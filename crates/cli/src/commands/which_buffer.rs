@@ -39,6 +39,21 @@ pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
     }
 }
 
+/// An error that says that a mount's process does not answer, or, where that waits for a server, which server that is.
+pub fn whose(error: ControlError, store_dir: &Path) -> ControlError {
+    // What a server said, or was found out about it, has no path.
+    if error.errno != Some(libc::ETIMEDOUT) || error.path.is_none() {
+        return error;
+    }
+    // It tells its own state at once, also while it asks.
+    let control = Control::connect_store_until(store_dir, Some(Instant::now()));
+    let state = control.and_then(|mut control| control.buffer_status());
+    match state.ok().and_then(|state| state.server_error) {
+        Some(why) => ControlError { why, hint: None, ..error },
+        None => error,
+    }
+}
+
 fn none() -> ControlError {
     ControlError::new("find the buffer", None, "no buffer of yours is mounted")
         .errno(libc::ENOENT)

@@ -27,7 +27,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the end of a mount waits for a drain that may hang in a call on the PFS.
 const DRAIN_WAIT: Duration = Duration::from_secs(3);
@@ -43,6 +43,10 @@ pub const FIRST_STATE_WAIT: Duration = Duration::from_secs(10);
 const FIGURES_WAIT: Duration = Duration::from_secs(4);
 /// At the end of such a wait the servers are greeted for so long, to see which is silent. Less than [`STATE_WAIT`].
 const GREET_WAIT: Duration = Duration::from_millis(400);
+/// How long a server on this node that is stopped is given to go on, before who asks it is told.
+const STOPPED_WAIT: Duration = Duration::from_secs(3);
+/// Pause between two looks at it.
+const STOPPED_LOOK: Duration = Duration::from_millis(200);
 /// Most questions for it that may wait for silent servers at once.
 const STATE_QUESTIONS_MAX: usize = 4;
 
@@ -282,6 +286,22 @@ fn ask(
     Err(failed)
 }
 
+/// Says that these servers are stopped, which are their processes, and what to do.
+fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
+    let list = |of: fn(&(ServerAddress, u32)) -> String, between: &str| {
+        stopped.iter().map(of).collect::<Vec<_>>().join(between)
+    };
+    let (addresses, pids) = (list(|s| s.0.to_string(), " and "), list(|s| s.1.to_string(), " "));
+    let (whose, are) = match stopped.len() {
+        1 => ("its process", "is"),
+        _ => ("their processes", "are"),
+    };
+    let why = format!("{whose} {pids} {are} {ARE_STOPPED}");
+    let hint = format!("`kill -CONT {pids}` lets it go on; nothing is lost meanwhile");
+    let error = ControlError::new(&format!("ask the server {addresses}"), None, &why);
+    error.errno(libc::ETIMEDOUT).hint(&hint)
+}
+
 /// A mounted served buffer.
 pub struct Served {
     pub fs: Arc<RemoteFs>,
@@ -298,9 +318,26 @@ pub struct Served {
 }
 
 impl Served {
-    /// Asks the server's ledger.
+    /// Asks the server's ledger. One on this node that stays stopped is not waited for, where no other one may be asked.
     pub fn ask(&self, request: &LedgerRequest) -> Result<LedgerReply, ControlError> {
+        if self.others.is_empty() {
+            self.asked_must_run()?;
+        }
         ask(&self.target, &self.others, request)
+    }
+
+    /// An error if the server that is asked is stopped, and stays so for [`STOPPED_WAIT`].
+    fn asked_must_run(&self) -> Result<(), ControlError> {
+        let until = Instant::now() + STOPPED_WAIT;
+        loop {
+            match self.remote().server_stopped_at(&self.target.address) {
+                None => return Ok(()),
+                Some(stopped) if Instant::now() >= until => {
+                    return Err(are_stopped(&[stopped]));
+                }
+                Some(_) => std::thread::sleep(STOPPED_LOOK),
+            }
+        }
     }
 
     /// The same, for so long: its thread may wait for longer.
@@ -340,10 +377,16 @@ impl Served {
             true => self.target.address.to_string(),
             false => silent.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
         };
-        let hint = format!(
-            "`forebay pool status --server {}` tells which servers answer; their logs tell more",
-            there.first().unwrap_or(&self.target.address)
-        );
+        let hint = match there.first() {
+            Some(there) => format!(
+                "`forebay pool status --server {there}` tells why a server does not answer, with its process if it sees \
+                 that; their logs tell more"
+            ),
+            None => "none of its servers answers: are their processes stopped, or their nodes away? On their nodes \
+                     `pgrep forebay | xargs ps -o pid,stat,args -p` shows the processes: `kill -CONT PID` lets one in \
+                     state T go on; their logs tell more"
+                .into(),
+        };
         ControlError::new(&format!("ask the server {who}"), None, NO_ANSWER_YET)
             .errno(libc::ETIMEDOUT)
             .hint(&hint)
@@ -440,20 +483,7 @@ impl Served {
     /// Says which of its servers on this node are stopped.
     pub fn stopped(&self) -> Option<ControlError> {
         let stopped = self.remote().servers_stopped();
-        let list = |of: fn(&(ServerAddress, u32)) -> String, between: &str| {
-            stopped.iter().map(of).collect::<Vec<_>>().join(between)
-        };
-        let (addresses, pids) =
-            (list(|s| s.0.to_string(), " and "), list(|s| s.1.to_string(), " "));
-        let (whose, are) = match stopped.len() {
-            0 => return None,
-            1 => ("its process", "is"),
-            _ => ("their processes", "are"),
-        };
-        let why = format!("{whose} {pids} {are} {ARE_STOPPED}");
-        let hint = format!("`kill -CONT {pids}` lets it go on; nothing is lost meanwhile");
-        let error = ControlError::new(&format!("ask the server {addresses}"), None, &why);
-        Some(error.errno(libc::ETIMEDOUT).hint(&hint))
+        (!stopped.is_empty()).then(|| are_stopped(&stopped))
     }
 
     /// Capacity of the whole buffer in bytes, as far as it is known without asking: all parts are of one size.
