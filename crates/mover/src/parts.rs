@@ -187,6 +187,7 @@ impl Parts {
                 && part.state != PartState::Failed
                 && let Some(why) = servers.peers.why_silent(shard)
             {
+                let why = format!("it does not answer: {why}");
                 (part.state, part.why) = (PartState::Waiting, Some(why));
             }
         }
@@ -243,7 +244,7 @@ mod tests {
             let waiting = told.filter(|part| part.state == PartState::Waiting);
             waiting.map(|part| (part.shard, part.why)).collect()
         };
-        let silent = vec![(1, Some("its process 7 is stopped".to_string()))];
+        let silent = vec![(1, Some("it does not answer: its process 7 is stopped".to_string()))];
 
         // A step that belongs to no part waits for an answer.
         assert_eq!(waiting(&of(true), true), silent);

@@ -295,20 +295,49 @@ fn a_stopped_server_stays_named_when_its_session_is_given_up() {
     let options = Options { patience_s: Some(1), ..Options::over(2, Store::Tmpfs) };
     let served = Served::with(options, &[Via::Local]);
     let point = served.root(0).to_str().unwrap().to_string();
-    let pid = served.server_pid(0);
-    served.signal_server(0, libc::SIGSTOP);
+    // The one that has the names.
+    let stopped = served.server_of_part(0);
+    let pid = served.server_pid(stopped);
+    served.signal_server(stopped, libc::SIGSTOP);
     wait_until_stopped(pid);
-    let until = Instant::now() + Duration::from_secs(8);
-    let mut said = Vec::new();
-    while Instant::now() < until {
-        // It waits for the server, and gives it up.
-        let _ = fs::metadata(served.root(0).join(said.len().to_string()));
-        said.push(served.local(&["status", &point]).1);
-    }
-    served.signal_server(0, libc::SIGCONT);
+    let said = std::thread::scope(|scope| {
+        // It waits for the server, gives the session up, and waits for a new one.
+        scope.spawn(|| fs::metadata(served.root(0).join("no-such")));
+        let until = Instant::now() + Duration::from_secs(8);
+        let mut said = Vec::new();
+        while Instant::now() < until {
+            said.push(served.local(&["status", &point]).1);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        served.signal_server(stopped, libc::SIGCONT);
+        said
+    });
     for text in said {
         assert!(text.contains(&format!("`kill -CONT {pid}`")), "{text}");
     }
+}
+
+/// A mount by TCP does not see the process of its server; another server of the pool does, and is asked. Where none answers,
+/// none is named to be asked.
+#[test]
+fn a_mount_by_tcp_hears_of_its_stopped_server_from_another_one() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[]);
+    let mount = served.mount(Via::AtServer(1));
+    let point = served.root(mount).to_str().unwrap().to_string();
+    let pids = [0, 1].map(|server| served.server_pid(server));
+    served.signal_server(1, libc::SIGSTOP);
+    wait_until_stopped(pids[1]);
+    let began = Instant::now();
+    let one = served.local(&["status", &point]).1;
+    let took = began.elapsed();
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pids[0]);
+    let none = served.local(&["status", &point]).1;
+    served.signal_server(0, libc::SIGCONT);
+    served.signal_server(1, libc::SIGCONT);
+    assert!(one.contains(&format!("`kill -CONT {}`", pids[1])), "{one}");
+    assert!(took < TOLD_WITHIN, "{took:?}");
+    assert!(none.contains("`kill -CONT ") && !none.contains("pool status --server"), "{none}");
 }
 
 /// All that `forebay top` says of the buffer, by server 0 and by both mounts, while server 1 does not answer for the

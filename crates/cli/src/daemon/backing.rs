@@ -23,6 +23,7 @@ use forebay_proto::net::servers::ShardPlace;
 use forebay_proto::{Caller, Errno};
 use forebay_server::{Server, ServerOptions};
 use forebay_store::flash::{Store, StoreOptions};
+use parking_lot::Mutex;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -47,6 +48,8 @@ const GREET_WAIT: Duration = Duration::from_millis(400);
 const STOPPED_WAIT: Duration = Duration::from_secs(3);
 /// Pause between two looks at it.
 const STOPPED_LOOK: Duration = Duration::from_millis(200);
+/// What another server says of one that is silent holds for so long.
+const TOLD_HOLDS: Duration = Duration::from_secs(5);
 /// Most questions for it that may wait for silent servers at once.
 const STATE_QUESTIONS_MAX: usize = 4;
 
@@ -147,6 +150,7 @@ impl Place {
                     others,
                     told_capacity_bytes: AtomicU64::new(0),
                     state_questions: Arc::default(),
+                    told_by_other: Arc::default(),
                 })))
             }
         }
@@ -302,6 +306,33 @@ fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
     error.errno(libc::ETIMEDOUT).hint(&hint)
 }
 
+/// Asks, as the mount does, the server at an address that was told.
+fn connect_at(target: &Target, address: &ServerAddress) -> Result<Ledger, ControlError> {
+    if *address == target.address {
+        return Ledger::connect(address, &target.credential);
+    }
+    let other = there(target, &address.to_string()).ok_or_else(|| {
+        ControlError::new(&format!("ask the server {address}"), None, "no credential is for it")
+    })?;
+    Ledger::connect_told(&other.address, &other.credential)
+}
+
+/// An error if a server has not told of its part; `asked` is a server that answers.
+fn away_part(buffer: &ServedBuffer, asked: &ServerAddress) -> Option<ControlError> {
+    let part = buffer.parts.iter().find(|part| part.state == PartState::Away)?;
+    let what = format!("ask the server of part {} on {}", part.shard.0, part.host);
+    let why = part.why.as_deref().unwrap_or("it does not answer");
+    let hint = format!("`forebay pool status --server {asked}` tells which servers answer");
+    Some(ControlError::new(&what, None, why).errno(libc::ETIMEDOUT).hint(&hint))
+}
+
+/// What a server said of another one that is silent.
+#[derive(Default)]
+struct ToldByOther {
+    is_being_asked: bool,
+    said: Option<(Instant, ControlError)>,
+}
+
 /// A mounted served buffer.
 pub struct Served {
     pub fs: Arc<RemoteFs>,
@@ -315,6 +346,7 @@ pub struct Served {
     told_capacity_bytes: AtomicU64,
     /// Questions for the buffer's state that are under way.
     state_questions: Arc<AtomicUsize>,
+    told_by_other: Arc<Mutex<ToldByOther>>,
 }
 
 impl Served {
@@ -377,6 +409,11 @@ impl Served {
             true => self.target.address.to_string(),
             false => silent.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
         };
+        if let (false, Some(asked)) = (silent.is_empty(), there.first())
+            && let Some(error) = self.told_by(asked)
+        {
+            return error;
+        }
         let hint = match there.first() {
             Some(there) => format!(
                 "`forebay pool status --server {there}` tells why a server does not answer, with its process if it sees \
@@ -392,20 +429,44 @@ impl Served {
             .hint(&hint)
     }
 
+    /// What a server that answers said lately of one that does not: it may see the process. It is asked now for who asks next;
+    /// nobody waits for that here.
+    fn told_by(&self, asked: &ServerAddress) -> Option<ControlError> {
+        let mut told = self.told_by_other.lock();
+        let said = told.said.as_ref().filter(|(at, _)| at.elapsed() < TOLD_HOLDS);
+        let said = said.map(|(_, error)| error.clone());
+        if !told.is_being_asked
+            && let Ok(name) = self.name()
+        {
+            let (told_by_other, target) = (Arc::clone(&self.told_by_other), self.target.clone());
+            let asked = asked.clone();
+            let question = move || {
+                let answer = connect_at(&target, &asked)
+                    .and_then(|mut ledger| ledger.ask(&LedgerRequest::Status { name }));
+                let error = match answer {
+                    Ok(LedgerReply::Buffer(buffer)) => away_part(&buffer, &asked),
+                    // It could not ask the other one itself.
+                    Err(error) if error.what.starts_with("ask server ") => Some(error),
+                    _ => None,
+                };
+                *told_by_other.lock() = ToldByOther {
+                    is_being_asked: false,
+                    said: error.map(|error| (Instant::now(), error)),
+                };
+            };
+            let spawned = std::thread::Builder::new().name("told by other".into()).spawn(question);
+            told.is_being_asked = spawned.is_ok();
+        }
+        said
+    }
+
     /// What the servers count, told by one of them that is not stopped.
     pub fn figures(&self, request: LedgerRequest) -> Result<LedgerReply, ControlError> {
         let Some(stopped) = self.stopped() else {
             return self.ask_within(request, FIGURES_WAIT);
         };
         for address in self.remote().servers_running() {
-            let connected = match address == self.target.address {
-                true => Ledger::connect(&address, &self.target.credential),
-                false => match there(&self.target, &address.to_string()) {
-                    Some(other) => Ledger::connect_told(&other.address, &other.credential),
-                    None => continue,
-                },
-            };
-            match connected {
+            match connect_at(&self.target, &address) {
                 Ok(mut ledger) => return ledger.ask(&request),
                 Err(error) => tracing::debug!(%error, "not asked"),
             }
@@ -466,16 +527,9 @@ impl Served {
             _ => return Err(ControlError::new("ask the server", None, "a strange answer")),
         };
         self.told_capacity_bytes.store(buffer.capacity_bytes, Ordering::Relaxed);
-        match buffer.parts.iter().find(|part| part.state == PartState::Away) {
+        match away_part(&buffer, &self.target.address) {
             // Who asks it may have waited long enough for it to be stopped meanwhile.
-            Some(part) => Err(self.stopped().unwrap_or_else(|| {
-                let what = format!("ask the server of part {} on {}", part.shard.0, part.host);
-                let why = part.why.as_deref().unwrap_or("it does not answer");
-                let address = &self.target.address;
-                ControlError::new(&what, None, why).errno(libc::ETIMEDOUT).hint(&format!(
-                    "`forebay pool status --server {address}` tells which servers answer"
-                ))
-            })),
+            Some(error) => Err(self.stopped().unwrap_or(error)),
             None => Ok(buffer),
         }
     }

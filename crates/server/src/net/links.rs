@@ -150,9 +150,7 @@ impl LineState {
         let oldest = self.asked.iter().map(Instant::elapsed).max()?;
         (oldest >= LOOK_AFTER).then_some(oldest)
     }
-}
 
-impl LineState {
     fn note_silence(&mut self, why: Silence, wait: &Wait) {
         let at = match self.silence {
             // Else one that is slow would never be waited for again.
