@@ -9,6 +9,7 @@ use forebay_client::{Control, MountRef, locate, mounts};
 use forebay_proto::PlanId;
 use forebay_proto::control::ControlError;
 use std::path::Path;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long several mounts are waited for together. A server that is asked by them waits for another one for 6 s.
@@ -23,8 +24,17 @@ pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
     let mut asked = Vec::new();
     let mounts = mounts()?;
     let until = (mounts.len() > 1).then(|| Instant::now() + ALL_WAIT);
-    for place in mounts {
-        match Control::connect_store_until(&place.store_dir, until) {
+    // At once, so that those which do not answer are waited for together.
+    let connected: Vec<_> = std::thread::scope(|scope| {
+        let connects: Vec<_> = mounts
+            .iter()
+            .map(|at| scope.spawn(move || Control::connect_store_until(&at.store_dir, until)))
+            .collect();
+        connects.into_iter().map(ScopedJoinHandle::join).collect()
+    });
+    let gone = |_| Err(ControlError::new("ask the mount", None, "its question broke off"));
+    for (place, control) in mounts.into_iter().zip(connected) {
+        match control.unwrap_or_else(gone) {
             Ok(control) => asked.push((control, place)),
             Err(error) if error.errno == Some(libc::EACCES) => {}
             Err(error) => {
