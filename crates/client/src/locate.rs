@@ -135,6 +135,14 @@ pub fn locate_source(path: &Path) -> crate::Result<MountRef> {
     }
 }
 
+/// The mount point of the buffer that `path` lies below, and its store, by the path's text alone: no link is followed, and
+/// nothing in the mount is looked at.
+pub fn mount_above(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let (table, absolute) = (mountinfo::read().ok()?, std::path::absolute(path).ok()?);
+    let entry = covering(&absolute, &table)?;
+    Some((entry.point.clone(), entry.store_dir()?))
+}
+
 /// The path without links and `..`, also where it leads to a mount point whose server is dead.
 pub fn canonical(path: &Path) -> crate::Result<PathBuf> {
     let absolute = std::path::absolute(path)

@@ -39,6 +39,14 @@ pub trait Peers: Send + Sync {
     fn is_lost(&self, _shard: ShardId) -> bool {
         false
     }
+    /// True while a question of this buffer to the server of a shard has no answer for so long that people are told.
+    fn is_waited_for(&self, _shard: ShardId) -> bool {
+        false
+    }
+    /// Why the server of a shard does not answer and what to do, for people; `None` as long as nothing is known to be wrong.
+    fn why_silent(&self, _shard: ShardId) -> Option<String> {
+        None
+    }
     /// Which buffer, for the questions.
     fn buffer(&self) -> u128;
     /// The server of a shard, for people.

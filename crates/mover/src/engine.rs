@@ -612,9 +612,10 @@ impl Plan {
 
     fn status_as(&self, state: PlanState) -> PlanStatus {
         let worked_ms = self.journal.get().map_or(0, |journal| journal.worked_ms());
+        let parts = self.parts.status(state == PlanState::Running);
         let file = self.file.lock();
         let status = self.progress.status(file.plan, &file.spec, state, self.uid, worked_ms);
-        let (buffer_prefix, parts) = (self.buffer_prefix.clone(), self.parts.status());
+        let buffer_prefix = self.buffer_prefix.clone();
         let commit = self.commit.as_ref().map(|commit| Box::new(commit.status()));
         // Where several servers copy, one that is not heard here may have the work.
         let alone = state == PlanState::Running && parts.is_empty();

@@ -14,10 +14,14 @@ use forebay_proto::{Errno, Result, ShardId};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// What a file costs beside its bytes when files are spread, in bytes: about what a device moves in
 /// the time that making a file takes.
 const FILE_COST_BYTES: u64 = 64 << 10;
+
+/// So long after a step of a plan found a server away the plan waits for that one: longer than the next attempt takes.
+const AWAY_HOLDS: Duration = Duration::from_secs(30);
 
 /// How a mover reaches those of the buffer's other servers.
 #[derive(Clone)]
@@ -102,6 +106,9 @@ impl Part {
 pub(super) struct Parts {
     mine: ShardId,
     list: Vec<Part>,
+    servers: Option<Servers>,
+    /// When a step found a server away, whichever that was.
+    away_at: Mutex<Option<Instant>>,
 }
 
 impl Parts {
@@ -110,15 +117,17 @@ impl Parts {
         let count = servers.map_or(1, |servers| servers.peers.count());
         let mine = servers.map_or(ShardId(0), |servers| servers.peers.mine());
         let name = |shard| servers.map_or(String::new(), |servers| servers.peers.name(shard));
-        Parts::new(mine, (0..count).map(|shard| name(ShardId(shard))).collect())
+        let names = (0..count).map(|shard| name(ShardId(shard))).collect();
+        Parts::new(mine, names, servers.cloned())
     }
 
     /// The same servers, which have done nothing yet.
     pub fn anew(&self) -> Parts {
-        Parts::new(self.mine, self.list.iter().map(|part| part.server.clone()).collect())
+        let names = self.list.iter().map(|part| part.server.clone()).collect();
+        Parts::new(self.mine, names, self.servers.clone())
     }
 
-    fn new(mine: ShardId, names: Vec<String>) -> Parts {
+    fn new(mine: ShardId, names: Vec<String>, servers: Option<Servers>) -> Parts {
         let part = |(shard, server): (u16, String)| Part {
             shard: ShardId(shard),
             server,
@@ -129,7 +138,7 @@ impl Parts {
             given_bytes: AtomicU64::new(0),
         };
         let list = if names.len() > 1 { (0..).zip(names).map(part).collect() } else { Vec::new() };
-        Parts { mine, list }
+        Parts { mine, list, servers, away_at: Mutex::new(None) }
     }
 
     /// This server's; `None` if it is alone.
@@ -158,9 +167,31 @@ impl Parts {
         (busy.count() as u64).max(1)
     }
 
-    /// For people.
-    pub fn status(&self) -> Vec<PlanPart> {
-        self.list.iter().map(|part| part.status(part.shard == self.mine)).collect()
+    /// A step of the plan needs a server that does not answer.
+    pub fn note_away(&self) {
+        *self.away_at.lock() = Some(Instant::now());
+    }
+
+    /// For people. Of a plan that runs with what is known of the servers that it waits for: who waits for an answer does
+    /// not tell, and not all steps belong to a part.
+    pub fn status(&self, is_running: bool) -> Vec<PlanPart> {
+        let mut parts: Vec<PlanPart> =
+            self.list.iter().map(|part| part.status(part.shard == self.mine)).collect();
+        let Some(servers) = self.servers.as_ref().filter(|_| is_running) else { return parts };
+        let away = self.away_at.lock().is_some_and(|at| at.elapsed() < AWAY_HOLDS);
+        for part in parts.iter_mut().filter(|part| part.shard != self.mine.0) {
+            let shard = ShardId(part.shard);
+            let waits =
+                away || part.state == PartState::Waiting || servers.peers.is_waited_for(shard);
+            if waits
+                && part.state != PartState::Failed
+                && let Some(why) = servers.peers.why_silent(shard)
+            {
+                let why = format!("it does not answer: {why}");
+                (part.state, part.why) = (PartState::Waiting, Some(why));
+            }
+        }
+        parts
     }
 }
 
@@ -171,6 +202,65 @@ mod tests {
 
     fn three() -> Servers {
         Servers::new(asking(ShardId(0), 3, 1, |_, _, _, _| Err(Errno::EHOSTUNREACH)))
+    }
+
+    /// Two others: part 1 is silent, of part 2 nothing is known to be wrong.
+    struct OneSilent {
+        is_waited_for: bool,
+    }
+
+    impl Peers for OneSilent {
+        fn mine(&self) -> ShardId {
+            ShardId(0)
+        }
+
+        fn count(&self) -> u16 {
+            3
+        }
+
+        fn buffer(&self) -> u128 {
+            1
+        }
+
+        fn ask(&self, _: ShardId, _: &Question<'_>, _: &[u8], _: &mut Vec<u8>) -> Result<Reply> {
+            Err(Errno::ETIMEDOUT)
+        }
+
+        fn is_waited_for(&self, _: ShardId) -> bool {
+            self.is_waited_for
+        }
+
+        fn why_silent(&self, shard: ShardId) -> Option<String> {
+            (shard == ShardId(1)).then(|| "its process 7 is stopped".into())
+        }
+    }
+
+    #[test]
+    fn a_plan_says_why_a_server_that_it_waits_for_is_silent() {
+        let of =
+            |is_waited_for| Parts::of(Some(&Servers::new(Arc::new(OneSilent { is_waited_for }))));
+        let waiting = |parts: &Parts, is_running| -> Vec<(u16, Option<String>)> {
+            let told = parts.status(is_running).into_iter();
+            let waiting = told.filter(|part| part.state == PartState::Waiting);
+            waiting.map(|part| (part.shard, part.why)).collect()
+        };
+        let silent = vec![(1, Some("it does not answer: its process 7 is stopped".to_string()))];
+
+        // A step that belongs to no part waits for an answer.
+        assert_eq!(waiting(&of(true), true), silent);
+        assert!(waiting(&of(true), false).is_empty(), "a plan that has ended waits for nobody");
+        // A step found a server away, and will ask again.
+        let parts = of(false);
+        assert!(waiting(&parts, true).is_empty(), "the plan does not need it now");
+        parts.note_away();
+        assert_eq!(waiting(&parts, true), silent);
+        // A part that waits: why it does is said better by who knows it.
+        let parts = of(false);
+        let part = parts.get(ShardId(1)).unwrap();
+        part.set(PartState::Waiting, Some("it does not answer: ETIMEDOUT".into()));
+        assert_eq!(waiting(&parts, true), silent);
+        part.set(PartState::Failed, Some("it is lost".into()));
+        assert!(waiting(&parts, true).is_empty(), "it is not waited for any more");
     }
 
     #[test]

@@ -434,6 +434,7 @@ impl Run {
     pub fn before_retry(&self, fault: Fault, attempt: u32) -> Result<u32, (Fault, u32)> {
         if self.is_away(&fault) {
             // Waited for until the plan is stopped: no attempt of the item.
+            self.parts.note_away();
             let slept = self.pace.sleep(AWAY_PAUSE);
             return slept.map(|()| attempt).map_err(|stop| (stop, attempt));
         }

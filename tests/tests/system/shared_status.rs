@@ -223,6 +223,125 @@ fn a_stopped_server_of_two_is_named_by_whoever_asks_the_other_one() {
     }
 }
 
+/// The server of the plan answers, another one that it needs does not: the plan says which, with its process. Who waits for
+/// the plan is told without a terminal, too.
+#[test]
+fn a_plan_names_the_stopped_server_that_it_waits_for() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[]);
+    let first = served.status()["parts"][0]["server"].as_str().unwrap().to_string();
+    let leads = usize::from(served.server_id(1) == first);
+    let stopped = 1 - leads;
+    let mount = served.mount(Via::AtServer(leads));
+    let point = served.root(mount).to_str().unwrap().to_string();
+    let source = tempfile::tempdir().unwrap();
+    // Of so many files each server gets some.
+    for number in 0..20 {
+        fs::write(source.path().join(number.to_string()), vec![1; 5000]).unwrap();
+    }
+    let pid = served.server_pid(stopped);
+    served.signal_server(stopped, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let source = source.path().to_str().unwrap();
+    let mut stage_in = served.forebay(&["stage", "in", source, &format!("{point}/in")]);
+    let waits = try_run_for(&mut stage_in, TOLD_WITHIN).1;
+    let listed = served.local(&["stage", "status", "--buffer", &point]).1;
+    let one = served.local(&["stage", "status", "1", "--buffer", &point]).1;
+    served.signal_server(stopped, libc::SIGCONT);
+    for text in [&waits, &listed, &one] {
+        assert!(text.contains(&format!("process {pid} is stopped")), "{text}");
+        assert!(text.contains(&format!("`kill -CONT {pid}`")), "{text}");
+    }
+    assert_eq!(waits.matches("waiting for ").count(), 1, "{waits}");
+    let (done, text) = served.local(&["stage", "wait", "1", "--buffer", &point]);
+    assert!(done && text.contains("done: 20 files"), "{text}");
+}
+
+/// The mount's own server does not answer: commands that look at a path in the mount, or ask by it, say so within seconds,
+/// and name the server's process, not the mount's.
+#[test]
+fn commands_that_ask_by_a_mount_name_its_stopped_server() {
+    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+    let point = served.root(0).to_str().unwrap().to_string();
+    let (there, below) = (format!("{point}/new"), format!("{point}/no/such"));
+    let commands: [&[&str]; 3] = [
+        &["stage", "in", "/etc/hostname", &there],
+        &["stage", "in", "--no-wait", "/etc/hostname", &there],
+        &["stage", "status", "--buffer", &point],
+    ];
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let said = commands.map(|command| {
+        let began = Instant::now();
+        (command, served.local(command).1, began.elapsed())
+    });
+    // Other tests may have mounts that do not answer: it asks them too.
+    let of_all = served.local(&["stage", "status"]).1;
+    // A directory on the way is looked at, which waits for the server as long as the mount is patient.
+    let mut looks = served.forebay(&["stage", "in", "/etc/hostname", &below]);
+    let looks = try_run_for(&mut looks, TOLD_WITHIN).1;
+    served.signal_server(0, libc::SIGCONT);
+    for (command, text, took) in said {
+        assert!(text.contains(&format!("process {pid} is stopped")), "{command:?}: {text}");
+        assert!(text.contains(&format!("`kill -CONT {pid}`")), "{command:?}: {text}");
+        assert!(took < TOLD_WITHIN, "{command:?}: {took:?}");
+    }
+    assert!(of_all.contains(&format!("process {pid} is stopped")), "{of_all}");
+    assert!(looks.contains(&format!("waiting for the server of {point}, to look at")), "{looks}");
+    assert!(looks.contains(&format!("`kill -CONT {pid}`")), "{looks}");
+}
+
+/// While a mount makes a new session with a server that is stopped, which takes long, it still knows its process.
+#[test]
+fn a_stopped_server_stays_named_when_its_session_is_given_up() {
+    let options = Options { patience_s: Some(1), ..Options::over(2, Store::Tmpfs) };
+    let served = Served::with(options, &[Via::Local]);
+    let point = served.root(0).to_str().unwrap().to_string();
+    // The one that has the names.
+    let stopped = served.server_of_part(0);
+    let pid = served.server_pid(stopped);
+    served.signal_server(stopped, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let said = std::thread::scope(|scope| {
+        // It waits for the server, gives the session up, and waits for a new one.
+        scope.spawn(|| fs::metadata(served.root(0).join("no-such")));
+        let until = Instant::now() + Duration::from_secs(8);
+        let mut said = Vec::new();
+        while Instant::now() < until {
+            said.push(served.local(&["status", &point]).1);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        served.signal_server(stopped, libc::SIGCONT);
+        said
+    });
+    for text in said {
+        assert!(text.contains(&format!("`kill -CONT {pid}`")), "{text}");
+    }
+}
+
+/// A mount by TCP does not see the process of its server; another server of the pool does, and is asked. Where none answers,
+/// none is named to be asked.
+#[test]
+fn a_mount_by_tcp_hears_of_its_stopped_server_from_another_one() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[]);
+    let mount = served.mount(Via::AtServer(1));
+    let point = served.root(mount).to_str().unwrap().to_string();
+    let pids = [0, 1].map(|server| served.server_pid(server));
+    served.signal_server(1, libc::SIGSTOP);
+    wait_until_stopped(pids[1]);
+    let began = Instant::now();
+    let one = served.local(&["status", &point]).1;
+    let took = began.elapsed();
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pids[0]);
+    let none = served.local(&["status", &point]).1;
+    served.signal_server(0, libc::SIGCONT);
+    served.signal_server(1, libc::SIGCONT);
+    assert!(one.contains(&format!("`kill -CONT {}`", pids[1])), "{one}");
+    assert!(took < TOLD_WITHIN, "{took:?}");
+    assert!(none.contains("`kill -CONT ") && !none.contains("pool status --server"), "{none}");
+}
+
 /// All that `forebay top` says of the buffer, by server 0 and by both mounts, while server 1 does not answer for the
 /// reason `why`.
 fn must_be_told_as_a_part(served: &Served, capacity_bytes: u64, why: &str) {

@@ -21,6 +21,7 @@ mod events;
 mod exec;
 pub mod hook;
 mod interrupted;
+mod looking;
 mod man;
 mod man_markdown;
 pub mod mount;

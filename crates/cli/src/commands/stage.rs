@@ -6,6 +6,7 @@
 //! `PlanStatus` a line each second and at the end. The exit code is 1 unless the plan is done.
 
 use super::interrupted::{self, Caught};
+use super::looking::Looking;
 use super::stage_options::{begun, dry_run_line, kept_text, print_existing};
 use super::stager::Stager;
 use super::which_buffer;
@@ -22,7 +23,7 @@ use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::format_bytes;
 use forebay_proto::{Errno, PlanId};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -32,6 +33,8 @@ use std::time::{Duration, Instant};
 const LINE_EVERY: Duration = Duration::from_secs(1);
 /// At the default of 20 the last of two states that follow one another at once would not be drawn.
 const DRAWS_PER_S: u8 = 200;
+/// A plan that waits for one of its servers for so long says so: some are just busy.
+const WAITED_FOR_TOLD: Duration = Duration::from_secs(2);
 /// Characters of a bar.
 const BAR_CELLS: usize = 16;
 /// Most errors of files that are printed; the plan's status has more.
@@ -111,6 +114,7 @@ pub(super) fn in_mount(
     pfs: &Path,
     buffer: &Path,
 ) -> Result<(Stager, PathBytes), ControlError> {
+    let _looking = Looking::at(buffer);
     let place = match direction {
         Direction::In => locate(buffer),
         Direction::Out => locate_source(buffer),
@@ -141,7 +145,7 @@ fn status(args: &StageStatusArgs) -> Outcome {
         };
         match args.json {
             true => plans.iter().try_for_each(print_json)?,
-            false => plans.iter().for_each(|one| println!("{}", visible(&line(one)))),
+            false => plans.iter().for_each(print_in_list),
         }
         return Ok(EXIT_OK);
     };
@@ -157,6 +161,20 @@ fn status(args: &StageStatusArgs) -> Outcome {
     }
     print_errors(&one, &stager.flags());
     Ok(EXIT_OK)
+}
+
+/// A plan in a list: on one line, and one for each server that it waits for, with why.
+fn print_in_list(plan: &PlanStatus) {
+    println!("{}", visible(&line(plan)));
+    for part in waited_for(plan).filter(|part| part.why.is_some()) {
+        println!("{}", visible(&part_line(part)));
+    }
+}
+
+/// Of a plan that runs: what the servers do that it waits for.
+fn waited_for(plan: &PlanStatus) -> impl Iterator<Item = &PlanPart> {
+    let runs = plan.state == PlanState::Running;
+    plan.parts.iter().filter(move |part| runs && part.state == PartState::Waiting)
 }
 
 fn cancel(args: &StagePlanArgs) -> Outcome {
@@ -240,6 +258,8 @@ pub(super) struct View {
     json: bool,
     bar: ProgressBar,
     last_line: Option<Instant>,
+    /// The servers that the plan waits for, since when, and whether that has been said.
+    waited_for: HashMap<u16, (Instant, bool)>,
 }
 
 impl View {
@@ -261,10 +281,14 @@ impl View {
         // It opens empty, also where all is done at the first look.
         bar.set_message(bar_text((0, 1)));
         bar.tick();
-        View { json: false, bar, last_line: None }
+        View { json: false, bar, last_line: None, waited_for: HashMap::new() }
     }
 
     fn show(&mut self, status: &PlanStatus) {
+        for text in self.newly_waited_for(status) {
+            // Also where there is no terminal: nothing else would be said as long as it lasts.
+            self.bar.suspend(|| eprintln!("forebay: {}", visible(&text)));
+        }
         if self.json {
             let due = self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
             if due && !status.state.is_final() {
@@ -275,6 +299,23 @@ impl View {
             return;
         }
         self.show_bar(status);
+    }
+
+    /// Each server that is waited for since [`WAITED_FOR_TOLD`], once as long as it is, with why.
+    fn newly_waited_for(&mut self, status: &PlanStatus) -> Vec<String> {
+        self.waited_for.retain(|shard, _| waited_for(status).any(|part| part.shard == *shard));
+        let mut texts = Vec::new();
+        for part in waited_for(status) {
+            let (since, told) =
+                self.waited_for.entry(part.shard).or_insert_with(|| (Instant::now(), false));
+            if let (false, Some(why)) = (*told, &part.why)
+                && since.elapsed() >= WAITED_FOR_TOLD
+            {
+                *told = true;
+                texts.push(format!("waiting for {}: {why}", part.server));
+            }
+        }
+        texts
     }
 
     /// The state as a bar.
@@ -345,7 +386,7 @@ pub(super) fn progress_text(status: &PlanStatus) -> String {
     if let Some(silent_s) = status.silent_s {
         text.push_str(&format!(", the PFS has not answered for {silent_s:.0} s"));
     }
-    for part in status.parts.iter().filter(|part| part.state == PartState::Waiting) {
+    for part in waited_for(status) {
         text.push_str(&format!(", waiting for {}", part.server));
     }
     text
@@ -467,13 +508,16 @@ pub(super) fn duration_text(seconds: f64) -> String {
 /// under the link's name, as with cp(1): the server only hears where the link leads.
 fn pfs_path(direction: Direction, pfs: &Path, buffer: &Path) -> anyhow::Result<PathBuf> {
     let absolute = std::path::absolute(pfs).context("find the current directory")?;
-    let into_directory = pfs.as_os_str().as_bytes().ends_with(b"/") || absolute.is_dir();
+    let into_directory = || pfs.as_os_str().as_bytes().ends_with(b"/") || absolute.is_dir();
+    // What is in the mount is looked at only where it matters: one of its servers may not answer.
+    if direction == Direction::In || !into_directory() {
+        return Ok(absolute);
+    }
+    let _looking = Looking::at(buffer);
     let is_link = std::fs::symlink_metadata(buffer).is_ok_and(|meta| meta.is_symlink());
-    let is_file = std::fs::metadata(buffer).is_ok_and(|meta| meta.is_file());
+    let is_file = || std::fs::metadata(buffer).is_ok_and(|meta| meta.is_file());
     Ok(match buffer.file_name() {
-        Some(name) if direction == Direction::Out && into_directory && is_link && is_file => {
-            absolute.join(name)
-        }
+        Some(name) if is_link && is_file() => absolute.join(name),
         _ => absolute,
     })
 }
@@ -491,6 +535,26 @@ pub(super) fn path_bytes(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 
+/// The plans that mounts know, asked at once: those that wait for their servers are waited for together.
+fn lists(
+    mounts: Vec<(Control, MountRef)>,
+) -> Vec<(MountRef, Result<Vec<PlanStatus>, ControlError>)> {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = mounts
+            .into_iter()
+            .map(|(mut control, place)| {
+                let store_dir = place.store_dir.clone();
+                let ask = move || {
+                    control.stage_list().map_err(|error| which_buffer::whose(error, &store_dir))
+                };
+                (place, scope.spawn(ask))
+            })
+            .collect();
+        let gone = |_| Err(ControlError::new("ask the mount", None, "its question broke off"));
+        asked.into_iter().map(|(place, ask)| (place, ask.join().unwrap_or_else(gone))).collect()
+    })
+}
+
 /// The plans of all buffers of the caller that are mounted here and answer, or what `of` picks of them: each once, also of a
 /// buffer that is mounted several times.
 pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result<Vec<PlanStatus>> {
@@ -498,8 +562,8 @@ pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result
     let key =
         |plan: &PlanStatus| (plan.plan, plan.buffer_prefix.clone(), plan.spec.pfs_path.clone());
     let mut seen = HashSet::new();
-    for (mut control, place) in which_buffer::all()? {
-        match control.stage_list() {
+    for (place, told) in lists(which_buffer::all()?) {
+        match told {
             Ok(more) => {
                 plans.extend(more.into_iter().filter(&of).filter(|plan| seen.insert(key(plan))))
             }
@@ -574,6 +638,33 @@ mod tests {
         assert_eq!(bar_text((1, 4)), format!(" 25% {}{}", "█".repeat(4), "░".repeat(12)));
         assert_eq!(bar_text((u64::MAX - 1, u64::MAX)), format!(" 99% {}░", "█".repeat(15)));
         assert_eq!(bar_text((0, 0)), format!("  0% {}", "░".repeat(16)));
+    }
+
+    #[test]
+    fn a_server_that_is_waited_for_is_told_once_with_why() {
+        let part = |why: &str| PlanPart {
+            shard: 1,
+            server: "node2:7070".into(),
+            state: PartState::Waiting,
+            why: Some(why.into()),
+            files_done: 0,
+            bytes_done: 0,
+        };
+        let waits = PlanStatus {
+            parts: vec![part("its process 7 is stopped (`kill -CONT 7`)")],
+            ..status(true, (0, 1), (0, 1))
+        };
+        let mut view = View::bar(true);
+        assert!(view.newly_waited_for(&waits).is_empty(), "it may just be busy");
+        for (since, _) in view.waited_for.values_mut() {
+            *since -= WAITED_FOR_TOLD;
+        }
+        let told = view.newly_waited_for(&waits);
+        assert_eq!(told, ["waiting for node2:7070: its process 7 is stopped (`kill -CONT 7`)"]);
+        assert!(view.newly_waited_for(&waits).is_empty(), "once");
+        assert!(view.newly_waited_for(&status(true, (0, 1), (0, 1))).is_empty());
+        assert!(view.waited_for.is_empty(), "another time it is told again");
+        assert!(progress_text(&waits).ends_with(", waiting for node2:7070"));
     }
 
     #[test]

@@ -276,7 +276,9 @@ impl Away {
     fn tell(&mut self, stager: &Stager, error: ControlError) -> Result<(), ControlError> {
         if self.since.is_none() {
             // The server that is asked may tell of another one: that one is named, with what to do.
-            let why = match error.what.starts_with("ask server ") {
+            let says_what_to_do =
+                error.hint.as_ref().is_some_and(|hint| hint.contains("kill -CONT"));
+            let why = match says_what_to_do || error.what.starts_with("ask server ") {
                 true => error.to_string(),
                 false => error.why.clone(),
             };

@@ -10,6 +10,7 @@ use forebay_jobs::run::report::shell_word;
 use forebay_proto::PlanId;
 use forebay_proto::control::ControlError;
 use std::path::Path;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long several mounts are waited for together. A server that is asked by them waits for another one for 6 s.
@@ -24,8 +25,17 @@ pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
     let mut asked = Vec::new();
     let mounts = mounts()?;
     let until = (mounts.len() > 1).then(|| Instant::now() + ALL_WAIT);
-    for place in mounts {
-        match Control::connect_store_until(&place.store_dir, until) {
+    // At once, so that those which do not answer are waited for together.
+    let connected: Vec<_> = std::thread::scope(|scope| {
+        let connects: Vec<_> = mounts
+            .iter()
+            .map(|at| scope.spawn(move || Control::connect_store_until(&at.store_dir, until)))
+            .collect();
+        connects.into_iter().map(ScopedJoinHandle::join).collect()
+    });
+    let gone = |_| Err(ControlError::new("ask the mount", None, "its question broke off"));
+    for (place, control) in mounts.into_iter().zip(connected) {
+        match control.unwrap_or_else(gone) {
             Ok(control) => asked.push((control, place)),
             Err(error) if error.errno == Some(libc::EACCES) => {}
             Err(error) => {
@@ -37,6 +47,21 @@ pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
     match asked.is_empty() {
         true => Err(none().into()),
         false => Ok(asked),
+    }
+}
+
+/// An error that says that a mount's process does not answer, or, where that waits for a server, which server that is.
+pub fn whose(error: ControlError, store_dir: &Path) -> ControlError {
+    // What a server said, or was found out about it, has no path.
+    if error.errno != Some(libc::ETIMEDOUT) || error.path.is_none() {
+        return error;
+    }
+    // It tells its own state at once, also while it asks.
+    let control = Control::connect_store_until(store_dir, Some(Instant::now()));
+    let state = control.and_then(|mut control| control.buffer_status());
+    match state.ok().and_then(|state| state.server_error) {
+        Some(why) => ControlError { why, hint: None, ..error },
+        None => error,
     }
 }
 

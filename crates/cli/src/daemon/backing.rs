@@ -23,11 +23,12 @@ use forebay_proto::net::servers::ShardPlace;
 use forebay_proto::{Caller, Errno};
 use forebay_server::{Server, ServerOptions};
 use forebay_store::flash::{Store, StoreOptions};
+use parking_lot::Mutex;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the end of a mount waits for a drain that may hang in a call on the PFS.
 const DRAIN_WAIT: Duration = Duration::from_secs(3);
@@ -43,6 +44,12 @@ pub const FIRST_STATE_WAIT: Duration = Duration::from_secs(10);
 const FIGURES_WAIT: Duration = Duration::from_secs(4);
 /// At the end of such a wait the servers are greeted for so long, to see which is silent. Less than [`STATE_WAIT`].
 const GREET_WAIT: Duration = Duration::from_millis(400);
+/// How long a server on this node that is stopped is given to go on, before who asks it is told.
+const STOPPED_WAIT: Duration = Duration::from_secs(3);
+/// Pause between two looks at it.
+const STOPPED_LOOK: Duration = Duration::from_millis(200);
+/// What another server says of one that is silent holds for so long.
+const TOLD_HOLDS: Duration = Duration::from_secs(5);
 /// Most questions for it that may wait for silent servers at once.
 const STATE_QUESTIONS_MAX: usize = 4;
 
@@ -143,6 +150,7 @@ impl Place {
                     others,
                     told_capacity_bytes: AtomicU64::new(0),
                     state_questions: Arc::default(),
+                    told_by_other: Arc::default(),
                 })))
             }
         }
@@ -282,6 +290,49 @@ fn ask(
     Err(failed)
 }
 
+/// Says that these servers are stopped, which are their processes, and what to do.
+fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
+    let list = |of: fn(&(ServerAddress, u32)) -> String, between: &str| {
+        stopped.iter().map(of).collect::<Vec<_>>().join(between)
+    };
+    let (addresses, pids) = (list(|s| s.0.to_string(), " and "), list(|s| s.1.to_string(), " "));
+    let (whose, are) = match stopped.len() {
+        1 => ("its process", "is"),
+        _ => ("their processes", "are"),
+    };
+    let why = format!("{whose} {pids} {are} {ARE_STOPPED}");
+    let hint = format!("`kill -CONT {pids}` lets it go on; nothing is lost meanwhile");
+    let error = ControlError::new(&format!("ask the server {addresses}"), None, &why);
+    error.errno(libc::ETIMEDOUT).hint(&hint)
+}
+
+/// Asks, as the mount does, the server at an address that was told.
+fn connect_at(target: &Target, address: &ServerAddress) -> Result<Ledger, ControlError> {
+    if *address == target.address {
+        return Ledger::connect(address, &target.credential);
+    }
+    let other = there(target, &address.to_string()).ok_or_else(|| {
+        ControlError::new(&format!("ask the server {address}"), None, "no credential is for it")
+    })?;
+    Ledger::connect_told(&other.address, &other.credential)
+}
+
+/// An error if a server has not told of its part; `asked` is a server that answers.
+fn away_part(buffer: &ServedBuffer, asked: &ServerAddress) -> Option<ControlError> {
+    let part = buffer.parts.iter().find(|part| part.state == PartState::Away)?;
+    let what = format!("ask the server of part {} on {}", part.shard.0, part.host);
+    let why = part.why.as_deref().unwrap_or("it does not answer");
+    let hint = format!("`forebay pool status --server {asked}` tells which servers answer");
+    Some(ControlError::new(&what, None, why).errno(libc::ETIMEDOUT).hint(&hint))
+}
+
+/// What a server said of another one that is silent.
+#[derive(Default)]
+struct ToldByOther {
+    is_being_asked: bool,
+    said: Option<(Instant, ControlError)>,
+}
+
 /// A mounted served buffer.
 pub struct Served {
     pub fs: Arc<RemoteFs>,
@@ -295,12 +346,30 @@ pub struct Served {
     told_capacity_bytes: AtomicU64,
     /// Questions for the buffer's state that are under way.
     state_questions: Arc<AtomicUsize>,
+    told_by_other: Arc<Mutex<ToldByOther>>,
 }
 
 impl Served {
-    /// Asks the server's ledger.
+    /// Asks the server's ledger. One on this node that stays stopped is not waited for, where no other one may be asked.
     pub fn ask(&self, request: &LedgerRequest) -> Result<LedgerReply, ControlError> {
+        if self.others.is_empty() {
+            self.asked_must_run()?;
+        }
         ask(&self.target, &self.others, request)
+    }
+
+    /// An error if the server that is asked is stopped, and stays so for [`STOPPED_WAIT`].
+    fn asked_must_run(&self) -> Result<(), ControlError> {
+        let until = Instant::now() + STOPPED_WAIT;
+        loop {
+            match self.remote().server_stopped_at(&self.target.address) {
+                None => return Ok(()),
+                Some(stopped) if Instant::now() >= until => {
+                    return Err(are_stopped(&[stopped]));
+                }
+                Some(_) => std::thread::sleep(STOPPED_LOOK),
+            }
+        }
     }
 
     /// The same, for so long: its thread may wait for longer.
@@ -340,13 +409,55 @@ impl Served {
             true => self.target.address.to_string(),
             false => silent.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
         };
-        let hint = format!(
-            "`forebay pool status --server {}` tells which servers answer; their logs tell more",
-            there.first().unwrap_or(&self.target.address)
-        );
+        if let (false, Some(asked)) = (silent.is_empty(), there.first())
+            && let Some(error) = self.told_by(asked)
+        {
+            return error;
+        }
+        let hint = match there.first() {
+            Some(there) => format!(
+                "`forebay pool status --server {there}` tells why a server does not answer, with its process if it sees \
+                 that; their logs tell more"
+            ),
+            None => "none of its servers answers: are their processes stopped, or their nodes away? On their nodes \
+                     `pgrep forebay | xargs ps -o pid,stat,args -p` shows the processes: `kill -CONT PID` lets one in \
+                     state T go on; their logs tell more"
+                .into(),
+        };
         ControlError::new(&format!("ask the server {who}"), None, NO_ANSWER_YET)
             .errno(libc::ETIMEDOUT)
             .hint(&hint)
+    }
+
+    /// What a server that answers said lately of one that does not: it may see the process. It is asked now for who asks next;
+    /// nobody waits for that here.
+    fn told_by(&self, asked: &ServerAddress) -> Option<ControlError> {
+        let mut told = self.told_by_other.lock();
+        let said = told.said.as_ref().filter(|(at, _)| at.elapsed() < TOLD_HOLDS);
+        let said = said.map(|(_, error)| error.clone());
+        if !told.is_being_asked
+            && let Ok(name) = self.name()
+        {
+            let (told_by_other, target) = (Arc::clone(&self.told_by_other), self.target.clone());
+            let asked = asked.clone();
+            let question = move || {
+                let answer = connect_at(&target, &asked)
+                    .and_then(|mut ledger| ledger.ask(&LedgerRequest::Status { name }));
+                let error = match answer {
+                    Ok(LedgerReply::Buffer(buffer)) => away_part(&buffer, &asked),
+                    // It could not ask the other one itself.
+                    Err(error) if error.what.starts_with("ask server ") => Some(error),
+                    _ => None,
+                };
+                *told_by_other.lock() = ToldByOther {
+                    is_being_asked: false,
+                    said: error.map(|error| (Instant::now(), error)),
+                };
+            };
+            let spawned = std::thread::Builder::new().name("told by other".into()).spawn(question);
+            told.is_being_asked = spawned.is_ok();
+        }
+        said
     }
 
     /// What the servers count, told by one of them that is not stopped.
@@ -355,14 +466,7 @@ impl Served {
             return self.ask_within(request, FIGURES_WAIT);
         };
         for address in self.remote().servers_running() {
-            let connected = match address == self.target.address {
-                true => Ledger::connect(&address, &self.target.credential),
-                false => match there(&self.target, &address.to_string()) {
-                    Some(other) => Ledger::connect_told(&other.address, &other.credential),
-                    None => continue,
-                },
-            };
-            match connected {
+            match connect_at(&self.target, &address) {
                 Ok(mut ledger) => return ledger.ask(&request),
                 Err(error) => tracing::debug!(%error, "not asked"),
             }
@@ -423,16 +527,9 @@ impl Served {
             _ => return Err(ControlError::new("ask the server", None, "a strange answer")),
         };
         self.told_capacity_bytes.store(buffer.capacity_bytes, Ordering::Relaxed);
-        match buffer.parts.iter().find(|part| part.state == PartState::Away) {
+        match away_part(&buffer, &self.target.address) {
             // Who asks it may have waited long enough for it to be stopped meanwhile.
-            Some(part) => Err(self.stopped().unwrap_or_else(|| {
-                let what = format!("ask the server of part {} on {}", part.shard.0, part.host);
-                let why = part.why.as_deref().unwrap_or("it does not answer");
-                let address = &self.target.address;
-                ControlError::new(&what, None, why).errno(libc::ETIMEDOUT).hint(&format!(
-                    "`forebay pool status --server {address}` tells which servers answer"
-                ))
-            })),
+            Some(error) => Err(self.stopped().unwrap_or(error)),
             None => Ok(buffer),
         }
     }
@@ -440,20 +537,7 @@ impl Served {
     /// Says which of its servers on this node are stopped.
     pub fn stopped(&self) -> Option<ControlError> {
         let stopped = self.remote().servers_stopped();
-        let list = |of: fn(&(ServerAddress, u32)) -> String, between: &str| {
-            stopped.iter().map(of).collect::<Vec<_>>().join(between)
-        };
-        let (addresses, pids) =
-            (list(|s| s.0.to_string(), " and "), list(|s| s.1.to_string(), " "));
-        let (whose, are) = match stopped.len() {
-            0 => return None,
-            1 => ("its process", "is"),
-            _ => ("their processes", "are"),
-        };
-        let why = format!("{whose} {pids} {are} {ARE_STOPPED}");
-        let hint = format!("`kill -CONT {pids}` lets it go on; nothing is lost meanwhile");
-        let error = ControlError::new(&format!("ask the server {addresses}"), None, &why);
-        Some(error.errno(libc::ETIMEDOUT).hint(&hint))
+        (!stopped.is_empty()).then(|| are_stopped(&stopped))
     }
 
     /// Capacity of the whole buffer in bytes, as far as it is known without asking: all parts are of one size.

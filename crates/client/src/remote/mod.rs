@@ -216,6 +216,11 @@ impl RemoteFs {
         self.servers.stopped()
     }
 
+    /// The same of the server that is reached at `address`.
+    pub fn server_stopped_at(&self, address: &ServerAddress) -> Option<(ServerAddress, u32)> {
+        self.servers.stopped_at(address)
+    }
+
     /// Where the servers are that are neither stopped on this node nor gone for good.
     pub fn servers_running(&self) -> Vec<ServerAddress> {
         self.servers.running()

@@ -133,6 +133,9 @@ pub(super) struct Peer {
     client: ClientId,
     pub(super) node: NodeId,
     pub(super) session: RwLock<Session>,
+    /// Where connections for calls of its last session went, also while that is over and another one is being made, which
+    /// holds `session`.
+    pub(super) spoken_at: Mutex<ServerAddress>,
     /// Who makes a new session.
     renewal: Mutex<()>,
     /// The one used last is at the front (see `slots`).
@@ -225,6 +228,7 @@ impl Peer {
                 address: target.address.clone(),
                 begun_at: target.address.clone(),
             }),
+            spoken_at: Mutex::new(target.address.clone()),
             target,
             renewal: Mutex::new(()),
             slots: Mutex::new(slots),
@@ -635,6 +639,7 @@ impl Peer {
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
         session.begun_at = server.clone();
         session.address = self.best_address(&attached, server);
+        self.spoken_at.lock().clone_from(&session.address);
         session.generation = generation;
         self.lease_ms.store(attached.lease_ms.into(), Ordering::Relaxed);
         session.attached = Some(attached);

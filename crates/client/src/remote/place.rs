@@ -76,8 +76,13 @@ impl Peer {
 
     /// Where it is reached and which process it is, if it runs on this node and is stopped (SIGSTOP, a debugger).
     pub(super) fn stopped(&self) -> Option<(ServerAddress, u32)> {
-        let address = self.session.try_read_for(SESSION_LOOK)?.address.clone();
+        let address = self.spoken_at.lock().clone();
         server_process::stopped_at(&address).map(|pid| (address, pid))
+    }
+
+    /// It is reached at this address, as far as is known.
+    pub(super) fn is_at(&self, address: &ServerAddress) -> bool {
+        self.target.address == *address || self.addresses.read().contains(address)
     }
 
     /// Where it is spoken with now, or looked for first.

@@ -141,6 +141,11 @@ impl Servers {
         self.peers.iter().filter_map(|peer| peer.stopped()).collect()
     }
 
+    /// Where the server that is reached at `address` is spoken with and its process, if that runs on this node and is stopped.
+    pub(super) fn stopped_at(&self, address: &ServerAddress) -> Option<(ServerAddress, u32)> {
+        self.peers.iter().find(|peer| peer.is_at(address))?.stopped()
+    }
+
     /// Where the servers are that are neither stopped nor gone for good.
     pub(super) fn running(&self) -> Vec<ServerAddress> {
         let running = self.peers.iter().filter(|peer| peer.stopped().is_none() && !peer.is_gone());

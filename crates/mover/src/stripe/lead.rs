@@ -340,6 +340,7 @@ impl Lead<'_> {
                         let why = format!("it does not answer: {errno}");
                         return Err(self.away(shard, Errno::ETIMEDOUT, &why));
                     }
+                    self.run.parts.note_away();
                     pace.sleep(AWAY_PAUSE)?;
                     continue;
                 }

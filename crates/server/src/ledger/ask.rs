@@ -4,8 +4,7 @@
 use super::record::BufferRecord;
 use super::show::Survey;
 use super::{Identity, Ledger};
-use crate::net::links::{Links, Silence};
-use forebay_net::peer::ARE_STOPPED;
+use crate::net::links::{self, Links};
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::net::ledger::LedgerRequest;
 use forebay_proto::net::pool::{PoolAsked, PoolQuestion, PoolReply};
@@ -143,31 +142,7 @@ impl Ledger {
     /// Why a server did not answer just now, and what to do.
     pub(super) fn why_silent(&self, server: ServerId) -> (String, String) {
         let at = self.at_addresses(server);
-        let asked = self.asked_flag();
-        match self.links.silence(server) {
-            Some(Silence::Stopped(pid)) => (
-                format!("its process {pid} is {ARE_STOPPED}"),
-                format!("`kill -CONT {pid}` lets it go on; nothing is lost meanwhile"),
-            ),
-            Some(Silence::Silent) => (
-                format!("it gives no answer{at}"),
-                "is its process stopped, or its node away? On its node `pgrep forebay | xargs ps -o pid,stat,args -p` \
-                 shows the process: `kill -CONT PID` lets one in state T go on; its log tells more"
-                    .into(),
-            ),
-            Some(Silence::Other) => (
-                format!("it cannot be reached{at}"),
-                "something else is there, or it has another key; the logs of both servers tell more".into(),
-            ),
-            Some(Silence::Refused) => (
-                format!("it cannot be reached{at}"),
-                format!("is `forebay serve` running there? `forebay pool status{asked}` shows the servers"),
-            ),
-            None => (
-                format!("it gave no answer{at}"),
-                "the connection broke, or nobody knows where it is; its log tells more".into(),
-            ),
-        }
+        links::told(self.links.silence(server), &at, &self.asked_flag())
     }
 
     /// The same in one text.

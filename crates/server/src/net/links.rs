@@ -13,6 +13,7 @@
 use crate::places::{Directory, Places};
 use forebay_interfaces::peers::Peers;
 use forebay_net::handshake::{self, Credential, HANDSHAKE_TIMEOUT};
+use forebay_net::peer::ARE_STOPPED;
 use forebay_net::stream::CONNECT_TIMEOUT;
 use forebay_net::{Link, LinkError, ServerAddress, Stream, peer};
 use forebay_proto::net::auth::{Key, Purpose, Secret};
@@ -42,6 +43,15 @@ const AWAY_PAUSE: Duration = Duration::from_millis(200);
 const SILENT_FOR: Duration = Duration::from_secs(10);
 /// Shortest wait for one of several addresses of a server.
 const ADDRESS_LIMIT_LEAST: Duration = Duration::from_millis(100);
+
+/// A question about a buffer that has waited for so long is a reason to look whether the server's process is stopped.
+const LOOK_AFTER: Duration = Duration::from_secs(2);
+/// One that has waited for so long is not answered, whatever the reason is.
+const SILENT_AFTER: Duration = Duration::from_secs(5);
+/// What such a look found holds for so long.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Longest wait for a connection by which only the process is seen that listens. The kernel makes it, not the process.
+const LOOK_CONNECT: Duration = Duration::from_millis(100);
 
 /// Why a server did not answer when it was last asked; of several addresses what tells most, which is the greatest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -113,9 +123,34 @@ struct LineState {
     heard: u64,
     /// Since its last answer it did not answer.
     silence: Option<Noted>,
+    /// Since when questions about buffers wait.
+    asked: Vec<Instant>,
+    /// What a look while a question waited found, and when.
+    looked: Option<(Instant, Silence)>,
+}
+
+/// A question about a buffer that waits for its answer.
+struct Waiting {
+    line: Arc<Line>,
+    since: Instant,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut state = self.line.state.lock();
+        if let Some(place) = state.asked.iter().position(|since| *since == self.since) {
+            state.asked.swap_remove(place);
+        }
+    }
 }
 
 impl LineState {
+    /// How long the oldest question about a buffer has waited, if that is long.
+    fn waits(&self) -> Option<Duration> {
+        let oldest = self.asked.iter().map(Instant::elapsed).max()?;
+        (oldest >= LOOK_AFTER).then_some(oldest)
+    }
+
     fn note_silence(&mut self, why: Silence, wait: &Wait) {
         let at = match self.silence {
             // Else one that is slow would never be waited for again.
@@ -238,6 +273,47 @@ fn silence_of(error: &LinkError, address: &ServerAddress, process: Option<u32>) 
     }
 }
 
+/// Why a server whose connection stands does not answer, as far as the kernel shows it: nothing is asked of it.
+fn look(address: &ServerAddress) -> Silence {
+    let process = match address {
+        ServerAddress::Unix(_) => {
+            let stream = Stream::connect_within(address, LOOK_CONNECT);
+            stream.ok().and_then(|stream| peer::process(&stream))
+        }
+        ServerAddress::Tcp { .. } => None,
+    };
+    silence_of(&timed_out(), address, process)
+}
+
+/// Why a server does not answer, with what to do. `at`: its addresses, as ` at ADDRESS`; `asked`: how a command names a
+/// server that does, as ` --server ADDRESS`.
+pub fn told(silence: Option<Silence>, at: &str, asked: &str) -> (String, String) {
+    match silence {
+        Some(Silence::Stopped(pid)) => (
+            format!("its process {pid} is {ARE_STOPPED}"),
+            format!("`kill -CONT {pid}` lets it go on; nothing is lost meanwhile"),
+        ),
+        Some(Silence::Silent) => (
+            format!("it gives no answer{at}"),
+            "is its process stopped, or its node away? On its node `pgrep forebay | xargs ps -o pid,stat,args -p` \
+             shows the process: `kill -CONT PID` lets one in state T go on; its log tells more"
+                .into(),
+        ),
+        Some(Silence::Other) => (
+            format!("it cannot be reached{at}"),
+            "something else is there, or it has another key; the logs of both servers tell more".into(),
+        ),
+        Some(Silence::Refused) => (
+            format!("it cannot be reached{at}"),
+            format!("is `forebay serve` running there? `forebay pool status{asked}` shows the servers"),
+        ),
+        None => (
+            format!("it gave no answer{at}"),
+            "the connection broke, or nobody knows where it is; its log tells more".into(),
+        ),
+    }
+}
+
 /// True if nothing came and the peer has not closed it. While nothing is asked nothing may come.
 fn is_quiet(link: &Link) -> bool {
     let mut fds = [PollFd::new(link.stream(), PollFlags::IN | PollFlags::RDHUP)];
@@ -354,6 +430,41 @@ impl Links {
     pub fn silence(&self, server: ServerId) -> Option<Silence> {
         let noted = self.known_line(server)?.state.lock().silence;
         noted.map(|noted| noted.why)
+    }
+
+    /// A question about a buffer begins to wait.
+    fn begins_to_wait(&self, server: ServerId) -> Waiting {
+        let line = Arc::clone(self.lines.lock().entry(server).or_default());
+        let since = Instant::now();
+        line.state.lock().asked.push(since);
+        Waiting { line, since }
+    }
+
+    /// True while a question about a buffer waits for it for long.
+    fn is_waited_for(&self, server: ServerId) -> bool {
+        self.known_line(server).is_some_and(|line| line.state.lock().waits().is_some())
+    }
+
+    /// The same as [`Links::silence`], also while a question still waits.
+    pub fn silence_now(&self, server: ServerId) -> Option<Silence> {
+        let line = self.known_line(server)?;
+        let (waits, looked) = {
+            let state = line.state.lock();
+            if let Some(noted) = state.silence {
+                return Some(noted.why);
+            }
+            (state.waits()?, state.looked)
+        };
+        let why = match looked.filter(|(at, _)| at.elapsed() < LOOK_AGAIN) {
+            Some((_, why)) => why,
+            None => {
+                let addresses = self.addresses(server).ok()?;
+                let why = addresses.iter().map(look).max()?;
+                line.state.lock().looked = Some((Instant::now(), why));
+                why
+            }
+        };
+        (matches!(why, Silence::Stopped(_)) || waits >= SILENT_AFTER).then_some(why)
     }
 
     /// A server has been heard of: it is tried again at once.
@@ -544,7 +655,19 @@ impl Peers for BufferPeers {
             Question::Staging { .. } => STAGING_LIMIT,
             _ => QUESTION_LIMIT,
         };
+        let _waiting = self.links.begins_to_wait(server);
         self.links.ask(server, question, payload, room, limit)
+    }
+
+    fn is_waited_for(&self, shard: ShardId) -> bool {
+        self.places.server(shard).is_some_and(|server| self.links.is_waited_for(server))
+    }
+
+    fn why_silent(&self, shard: ShardId) -> Option<String> {
+        let silence = self.links.silence_now(self.places.server(shard)?)?;
+        // Where it is, who asks says itself.
+        let (why, hint) = told(Some(silence), "", "");
+        Some(format!("{why} ({hint})"))
     }
 
     fn ask_within(&self, to: ShardId, question: &Question<'_>, limit: Duration) -> Result<Reply> {

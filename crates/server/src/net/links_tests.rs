@@ -145,6 +145,35 @@ fn errors_say_whether_it_may_have_been_done() {
     listening.stop();
 }
 
+/// Who waits for an answer does not tell that it waits: others see it, and that the server's process is not stopped.
+#[test]
+fn a_question_that_waits_is_seen_by_others() {
+    let (_, listening) = served("127.0.0.1:0");
+    let links = Arc::new(links(listening.addresses()));
+    let places = Places::new(vec![SERVER, ServerId(1)], Arc::clone(links.directory()));
+    let peers = BufferPeers::new(Arc::clone(&links), places, ShardId(1), 1);
+    let seen = || (peers.is_waited_for(ShardId(0)), peers.why_silent(ShardId(0)));
+    assert_eq!(seen(), (false, None), "nothing was asked");
+    std::thread::scope(|scope| {
+        let asked =
+            scope.spawn(|| peers.ask(ShardId(0), &sleep(3000), b"", &mut Vec::new()).is_ok());
+        std::thread::sleep(SECOND);
+        assert_eq!(seen(), (false, None), "that is not long");
+        std::thread::sleep(3 * SECOND / 2);
+        assert_eq!(seen(), (true, None), "it may be slow");
+        assert!(asked.join().unwrap());
+    });
+    assert_eq!(seen(), (false, None));
+    // A server that gave no answer is silent until it gives one.
+    let slow = links.ask(SERVER, &sleep(1000), b"", &mut Vec::new(), Duration::from_millis(100));
+    assert_eq!(slow, Err(Errno::ETIMEDOUT));
+    let why = peers.why_silent(ShardId(0)).unwrap();
+    assert!(why.contains("it gives no answer") && why.contains("kill -CONT PID"), "{why}");
+    assert!(peers.ask(ShardId(0), &sleep(0), b"", &mut Vec::new()).is_ok());
+    assert_eq!(seen(), (false, None));
+    listening.stop();
+}
+
 /// A server that starts while it is asked is not passed over for an attempt that began before it was there.
 #[test]
 fn a_server_that_is_heard_of_while_an_attempt_fails_is_tried_again() {

@@ -1,0 +1,84 @@
+//! A look at a path in a mount waits for the server that has it, as any program does that looks there. A command that looks
+//! before it asks anybody says so when that takes long: whom the mount waits for, and why.
+//!
+//! Callers: `stage` (and so `commit`).
+
+use crate::failure::visible;
+use forebay_client::{Control, mount_above};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+/// A look that takes longer is told.
+const TOLD_AFTER: Duration = Duration::from_secs(3);
+
+/// As long as it lives something in a mount is looked at.
+pub(super) struct Looking {
+    /// Dropped with it, which the thread that waits sees.
+    _looks: Option<Sender<()>>,
+}
+
+impl Looking {
+    /// At `path`, which may be in no mount: then nothing is ever told.
+    pub(super) fn at(path: &Path) -> Looking {
+        let Some((point, store_dir)) = mount_above(path) else { return Looking { _looks: None } };
+        let (looks, ended) = channel();
+        let path = path.to_path_buf();
+        let tell = move || tell_when_long(&ended, &path, &point, &store_dir);
+        match std::thread::Builder::new().name("looking".into()).spawn(tell) {
+            Ok(_) => Looking { _looks: Some(looks) },
+            Err(error) => {
+                tracing::debug!(%error, "nobody tells whom a look waits for");
+                Looking { _looks: None }
+            }
+        }
+    }
+}
+
+fn tell_when_long(ended: &Receiver<()>, path: &Path, point: &Path, store_dir: &Path) {
+    if ended.recv_timeout(TOLD_AFTER) != Err(RecvTimeoutError::Timeout) {
+        return;
+    }
+    let why = why_silent(store_dir);
+    if ended.try_recv() == Err(TryRecvError::Empty) {
+        eprintln!("forebay: {}", visible(&text(path, point, why.as_deref())));
+    }
+}
+
+/// What the mount's process knows of its servers, or why it does not tell.
+fn why_silent(store_dir: &Path) -> Option<String> {
+    // It has the shortest time that anybody is given.
+    let control = Control::connect_store_until(store_dir, Some(Instant::now()));
+    match control.and_then(|mut control| control.buffer_status()) {
+        Ok(status) => status.server_error,
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+fn text(path: &Path, point: &Path, why: Option<&str>) -> String {
+    let (path, at) = (path.display(), point.display());
+    let why = why.map_or_else(|| format!("`forebay status {at}` shows its state"), str::to_string);
+    format!("waiting for the server of {at}, to look at {path} there; no plan is begun yet: {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_takes_long_says_whom_it_waits_for() {
+        let (path, point) = (Path::new("m/a/b"), Path::new("/m"));
+        let told = text(path, point, Some("ask the server n1:7: no answer yet"));
+        assert_eq!(
+            told,
+            "waiting for the server of /m, to look at m/a/b there; no plan is begun yet: ask the server n1:7: no answer yet"
+        );
+        assert!(text(path, point, None).ends_with(": `forebay status /m` shows its state"));
+    }
+
+    #[test]
+    fn what_is_in_no_mount_has_nobody_to_wait_for() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(mount_above(&dir.path().join("x")).is_none());
+    }
+}
