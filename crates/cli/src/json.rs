@@ -4,7 +4,7 @@
 use forebay_proto::control::ControlError;
 use forebay_proto::events::Event;
 use forebay_proto::layout::log_or_plain;
-use forebay_proto::net::ledger::{BufferSpec, PoolStatus, ServedBuffer};
+use forebay_proto::net::ledger::{BufferSpec, PartState, PoolStatus, ServedBuffer};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -43,7 +43,19 @@ pub fn buffer(of: &ServedBuffer) -> anyhow::Result<Value> {
     if !log.is_off() {
         shown.insert("consistency".into(), serde_json::to_value(log)?);
     }
+    let partial = is_partial(of);
+    shown.insert("partial".into(), partial.into());
+    if partial {
+        let told = shown.insert("used_bytes".into(), Value::Null);
+        shown.insert("used_at_least_bytes".into(), told.unwrap_or_default());
+        shown.insert("inodes".into(), Value::Null);
+    }
     Ok(shown.into())
+}
+
+/// A part of the buffer is on a server that does not tell: what is used is at least what the others say.
+pub fn is_partial(of: &ServedBuffer) -> bool {
+    of.parts.iter().any(|part| matches!(part.state, PartState::Away | PartState::Faulty))
 }
 
 /// The servers of a pool.

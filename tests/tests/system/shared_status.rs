@@ -243,7 +243,7 @@ fn a_plan_names_the_stopped_server_that_it_waits_for() {
     wait_until_stopped(pid);
     let source = source.path().to_str().unwrap();
     let mut stage_in = served.forebay(&["stage", "in", source, &format!("{point}/in")]);
-    let waits = try_run_for(&mut stage_in, TOLD_WITHIN).1;
+    let waits = try_run_for(&mut stage_in, TOLD_WITHIN * 3 / 4).1;
     let listed = served.local(&["stage", "status", "--buffer", &point]).1;
     let one = served.local(&["stage", "status", "1", "--buffer", &point]).1;
     served.signal_server(stopped, libc::SIGCONT);
@@ -279,7 +279,7 @@ fn commands_that_ask_by_a_mount_name_its_stopped_server() {
     let of_all = served.local(&["stage", "status"]).1;
     // A directory on the way is looked at, which waits for the server as long as the mount is patient.
     let mut looks = served.forebay(&["stage", "in", "/etc/hostname", &below]);
-    let looks = try_run_for(&mut looks, TOLD_WITHIN).1;
+    let looks = try_run_for(&mut looks, TOLD_WITHIN * 2 / 3).1;
     served.signal_server(0, libc::SIGCONT);
     for (command, text, took) in said {
         assert!(text.contains(&format!("process {pid} is stopped")), "{command:?}: {text}");

@@ -354,7 +354,7 @@ fn table(buffers: &[ServedBuffer]) -> String {
             buffer.spec.name.to_string(),
             state_name(buffer.state).into(),
             format_bytes(buffer.capacity_bytes),
-            format_bytes(buffer.used_bytes),
+            used_text(buffer),
             kind_name(buffer.store_kind).into(),
             buffer.owner_uid.to_string(),
             buffer.mounts.to_string(),
@@ -370,7 +370,14 @@ fn table(buffers: &[ServedBuffer]) -> String {
         .collect()
 }
 
+/// What is used, as far as its servers tell.
+fn used_text(buffer: &ServedBuffer) -> String {
+    let used = format_bytes(buffer.used_bytes);
+    if json::is_partial(buffer) { format!("at least {used}") } else { used }
+}
+
 fn describe(buffer: &ServedBuffer) -> String {
+    let capacity = format_bytes(buffer.capacity_bytes);
     let percent = 100.0 * buffer.used_bytes as f64 / buffer.capacity_bytes.max(1) as f64;
     let access = match buffer.spec.access {
         AccessMode::Striped => "striped",
@@ -389,12 +396,14 @@ fn describe(buffer: &ServedBuffer) -> String {
         format!("buffer      {} ({kind}, {access})", buffer.spec.name),
         format!("state       {}", state_name(buffer.state)),
         format!("store       {}{warning}", kind_name(buffer.store_kind)),
-        format!(
-            "capacity    {}, {} used ({percent:.1} %), {} inodes",
-            format_bytes(buffer.capacity_bytes),
-            format_bytes(buffer.used_bytes),
-            buffer.inodes
-        ),
+        match json::is_partial(buffer) {
+            true => format!("capacity    {capacity}, {} used", used_text(buffer)),
+            false => format!(
+                "capacity    {capacity}, {} used ({percent:.1} %), {} inodes",
+                used_text(buffer),
+                buffer.inodes
+            ),
+        },
         format!("owner       user {}", buffer.owner_uid),
     ];
     if let Some(cache) = &buffer.spec.cache {

@@ -80,6 +80,16 @@ fn of_buffer(named: &BufferPath, path: &Path, at: &ServerArgs, json: bool) -> an
     super::buffer::status_of(at, named, json)
 }
 
+/// What is used is not known while a server does not tell.
+fn as_json(status: &BufferStatus) -> anyhow::Result<serde_json::Value> {
+    let mut told = serde_json::to_value(status)?;
+    if status.server_error.is_some() {
+        told["used_bytes"] = serde_json::Value::Null;
+        told["inodes"] = serde_json::Value::Null;
+    }
+    Ok(told)
+}
+
 fn one(path: &Path, json: bool) -> anyhow::Result<()> {
     let found = super::cache::locate(path)?;
     let mut control = Control::connect_store(&found.store_dir)?;
@@ -94,7 +104,7 @@ fn one(path: &Path, json: bool) -> anyhow::Result<()> {
             std::thread::sleep(SERVERS_PAUSE);
             status = control.buffer_status()?;
         }
-        return if json { print_json(&status) } else { print_buffer(&status) };
+        return if json { print_json(&as_json(&status)?) } else { print_buffer(&status) };
     }
     let mut cached = Cached::Mounted(Box::new(control));
     if let Some(answer) = super::cache::status(&mut cached, &found.path_in_buffer, path, json)? {
