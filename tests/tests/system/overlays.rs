@@ -51,7 +51,8 @@ impl Overlay {
             if ok {
                 return;
             }
-            assert!(said.contains("busy") && begun.elapsed() < LIMIT, "{said}");
+            let is_busy = ["busy", "already mounted"].iter().any(|word| said.contains(word));
+            assert!(is_busy && begun.elapsed() < LIMIT, "{said}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }

@@ -102,8 +102,7 @@ pub fn connect(path: Option<&Path>, plans: &[PlanId]) -> anyhow::Result<(Control
         0 => Err(none().into()),
         1 => Ok(asked.remove(0)),
         _ => {
-            let names: Vec<_> =
-                asked.iter().map(|(_, place)| named(&place.mount_point)).collect();
+            let names: Vec<_> = asked.iter().map(|(_, place)| named(&place.mount_point)).collect();
             let text = format!("several buffers are mounted, name one: {}", names.join(" or "));
             Err(Usage(text).into())
         }
