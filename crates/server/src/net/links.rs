@@ -151,6 +151,16 @@ impl LineState {
         (oldest >= LOOK_AFTER).then_some(oldest)
     }
 
+    /// True while it is not tried again. One that was stopped is, as soon as it goes on.
+    fn is_away(&self) -> bool {
+        let pauses = self.away_until.is_some_and(|until| Instant::now() < until);
+        let goes_on = || match self.silence {
+            Some(Noted { why: Silence::Stopped(pid), .. }) => !peer::is_stopped(pid),
+            _ => false,
+        };
+        pauses && !goes_on()
+    }
+
     fn note_silence(&mut self, why: Silence, wait: &Wait) {
         let at = match self.silence {
             // Else one that is slow would never be waited for again.
@@ -189,7 +199,7 @@ impl Line {
                 }
                 state.open -= 1;
             }
-            if state.away_until.is_some_and(|until| Instant::now() < until) {
+            if state.is_away() {
                 return Err(Errno::EHOSTUNREACH);
             }
             if state.open < MAX_LINKS {
