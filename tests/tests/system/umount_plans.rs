@@ -242,7 +242,7 @@ fn a_dead_buffer_with_files_and_a_plan_goes_only_by_destroy() {
         }
         site.buffer.start();
         assert!(all_there(&site.buffer.root().join("results")));
-        assert_eq!(site.plan()["state"], "running");
+        wait_until("the plan goes on", || site.plan()["state"] == "running");
         assert!(site.umount(&["--keep"]).0);
         // Nothing is mounted now: the same.
         let mut command = site.forebay(&["umount", "--flash"]);

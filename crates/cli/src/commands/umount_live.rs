@@ -22,6 +22,8 @@ const SILENCE_MAX_S: f64 = 8.0;
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for the answer of a server that is asked what would be lost.
 const LOOK_WAIT: Duration = Duration::from_secs(3);
+/// The same when the time of the command is over: it looks through all mount tables of its node.
+const WHO_WAIT: Duration = Duration::from_secs(10);
 
 /// What went with a buffer because the user said so.
 #[derive(Debug, Default, Serialize)]
@@ -128,7 +130,7 @@ fn was_left(control: &Control, mount: &MountRef, error: &ControlError) -> bool {
 /// The time is over, and the unmount that was begun goes on without this command. Who has copies is asked now: the server may
 /// not have told it yet.
 fn time_is_over(mount: &MountRef, args: &UmountArgs, told: Option<&str>) -> ControlError {
-    let soon = Instant::now().checked_add(LOOK_WAIT);
+    let soon = Instant::now().checked_add(WHO_WAIT);
     let status = Control::connect_store_until(&mount.store_dir, soon)
         .and_then(|mut control| control.buffer_status());
     let why = match (status.ok().and_then(|status| status.ending), told) {
