@@ -156,6 +156,45 @@ fn a_kept_buffer_is_destroyed_by_umount() {
     assert!(message.contains("no buffer is mounted there"), "{message}");
 }
 
+/// What somebody made in a buffer is not taken for nothing because it has no bytes.
+#[test]
+fn what_is_no_file_keeps_a_buffer_too() {
+    must_be_root();
+    type Make = fn(&Path);
+    let makes: [(&str, Make, bool); 3] = [
+        ("a directory", |at| fs::create_dir(at).unwrap(), false),
+        ("a link", |at| std::os::unix::fs::symlink("there", at).unwrap(), false),
+        ("a socket", |at| drop(std::os::unix::net::UnixListener::bind(at).unwrap()), true),
+    ];
+    let rig = Rig::new(Flash::Memory);
+    for (what, make, killed) in makes {
+        rig.mount("8MiB");
+        make(&rig.mnt.join("it"));
+        if killed {
+            rig.kill_server();
+        } else {
+            assert!(rig.umount(&["--keep"]).status.success());
+        }
+        let message = failure(&rig.umount(&[]), 1);
+        assert!(message.contains("holds no files, and 1 other entry"), "{what}: {message}");
+        assert!(message.contains("umount --destroy"), "{what}: {message}");
+        assert_eq!(rig.stores().len(), 1, "a refusal changes nothing");
+        assert_eq!(rig.is_mounted(), killed);
+        let output = rig.umount(&["--destroy", "--json"]);
+        assert!(output.status.success() && rig.stores().is_empty(), "{}", text(&output.stderr));
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let lost = (&told["lost"]["files"], &told["lost"]["other_entries"]);
+        assert_eq!(lost, (&0.into(), &1.into()), "{what}");
+    }
+    // What is removed again is nothing.
+    rig.mount("8MiB");
+    fs::create_dir(rig.mnt.join("it")).unwrap();
+    fs::remove_dir(rig.mnt.join("it")).unwrap();
+    rig.kill_server();
+    let output = rig.umount(&[]);
+    assert!(output.status.success() && rig.stores().is_empty(), "{}", text(&output.stderr));
+}
+
 /// Nothing in the environment names the flash.
 #[test]
 fn a_kept_buffer_in_a_usual_place_is_listed_and_found() {
