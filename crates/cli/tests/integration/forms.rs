@@ -370,8 +370,9 @@ fn the_mount_helper_mounts_and_remounts() {
         command.arg0("/sbin/mount.fuse.forebay").env_remove("FOREBAY_FLASH").env_remove("TMPDIR");
         command.args(arguments).output().unwrap()
     };
-    let options =
-        format!("rw,nosuid,nodev,scratch=16MiB,flash={},_netdev,x-y=z", rig.flash.display());
+    let passed = "strictatime,nodiratime,lazytime,dirsync,silent";
+    let flash = rig.flash.display();
+    let options = format!("rw,nosuid,nodev,{passed},scratch=16MiB,flash={flash},_netdev,x-y=z");
     let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), options.as_ref()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     fs::write(rig.mnt.join("x"), b"1").unwrap();
@@ -382,6 +383,15 @@ fn the_mount_helper_mounts_and_remounts() {
     let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), "remount,rw".as_ref()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     fs::write(rig.mnt.join("y"), b"2").unwrap();
+    // What the mount's process would have to do: it is not told of a remount.
+    for option in ["noatime", "sync"] {
+        let options = format!("remount,ro,{option}");
+        let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), options.as_ref()]);
+        let message = failure(&output, 1);
+        assert!(message.contains(&format!("{option} would not hold")), "{message}");
+        assert!(message.contains("umount --keep"), "{message}");
+        fs::write(rig.mnt.join("y"), b"nothing was changed").unwrap();
+    }
     let message =
         failure(&helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), "turbo".as_ref()]), 2);
     assert!(message.contains("turbo"), "{message}");
