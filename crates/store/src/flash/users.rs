@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// All locks of files on this machine, with the processes that have them (proc(5)).
 const LOCKS: &str = "/proc/locks";
 /// Descriptors of one process that are looked at: the lock of a store is among the first, its objects may be many.
-const DESCRIPTORS_MAX: usize = 1_000;
+const DESCRIPTORS_MAX: usize = 10_000;
 
 /// The stores whose lock a process has that this user may look at.
 pub fn in_use() -> BTreeSet<PathBuf> {
