@@ -269,8 +269,8 @@ pub enum StoreChoice {
 Plain umount and `fusermount3 -u` unmount too, but keep the buffer on flash.\n\n\
 The command waits for staging plans and commits that have not ended, and shows progress; a cache drains. If a PFS does not answer, or results of a \
 plan that failed are in the buffer only, the buffer stays mounted and the exit code is 1. Ctrl-C leaves the mount as it is.\n\n\
-A buffer with files whose server is dead, or that was kept, is destroyed only with --destroy or --force: \
-the command first says how many files and bytes there are.\n\n\
+A buffer with anything in it whose server is dead, or that was kept, is destroyed only with --destroy or --force: \
+the command first says how many files, bytes and other entries there are.\n\n\
 Examples:\n  \
 forebay umount /mnt/fb             wait for plans, unmount, destroy the buffer and give its space back\n  \
 forebay umount --keep /mnt/fb      the same mount command finds it again, and plans go on\n  \
@@ -287,7 +287,7 @@ pub struct UmountArgs {
     /// namespaces, wait for no plan, and destroy what only the buffer has, as --destroy does.
     #[arg(long)]
     pub force: bool,
-    /// Destroy data that only the buffer has: files of a buffer whose server is dead or that was kept,
+    /// Destroy data that only the buffer has: what is in a buffer whose server is dead or that was kept,
     /// results of plans that have not ended or have failed. For what a cache has not drained use
     /// --discard-dirty.
     #[arg(long, conflicts_with = "keep")]

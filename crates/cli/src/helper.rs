@@ -2,12 +2,18 @@
 //! for `mount -t fuse.forebay` and for lines of /etc/fstab.
 //!
 //! SRC that is a directory is FLASH if no `flash=` is given; any other SRC says nothing.
+//!
+//! A remount changes what the kernel holds by itself. The process of the mount is not told of it, so an option that it would
+//! have to follow is refused.
 
 use crate::args::{Cli, Command, MountArgs};
 use crate::commands;
 use crate::failure::{EXIT_OK, Outcome, Usage};
 use crate::mount_options::{self, MountOptionSet};
 use clap::Parser;
+use forebay_client::mountinfo::{self, MountEntry};
+use forebay_fuse::MountFlags;
+use forebay_proto::control::ControlError;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -61,11 +67,47 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Outcome {
     }
     if call.options.remount {
         let point = forebay_client::canonical(&mount_point)?;
+        must_be_followed(&point, call.options.flags)?;
         forebay_fuse::remount(&point, call.options.flags)?;
         return Ok(EXIT_OK);
     }
     let args = mount_args(&call, mount_point)?;
     commands::mount::mount(args, call.options)
+}
+
+/// An error where a remount asks for what would not hold.
+fn must_be_followed(point: &Path, wanted: MountFlags) -> Result<(), ControlError> {
+    let table = mountinfo::read()?;
+    // The last of several mounts on one point is the one that is seen.
+    let Some(entry) = table.iter().rev().find(|entry| entry.point == point) else { return Ok(()) };
+    let new = not_followed(entry, wanted);
+    if new.is_empty() {
+        return Ok(());
+    }
+    let why = format!(
+        "the process of a mount is not told of a remount, and {} would not hold",
+        new.join(", ")
+    );
+    Err(ControlError::new("remount", Some(point), &why).errno(libc::EOPNOTSUPP).hint(
+        "nothing was changed; unmount it (a buffer of `mount --scratch` with `forebay umount --keep`), and mount it again \
+         with the option",
+    ))
+}
+
+/// What is asked for that this mount does not have, and that its process would have to do: access times and syncs.
+fn not_followed(entry: &MountEntry, wanted: MountFlags) -> Vec<&'static str> {
+    let has = |list: &str, name: &str| list.split(',').any(|option| option == name);
+    let of_mount = |name| has(&entry.options, name);
+    let of_all = |name| has(&entry.super_options, name);
+    let is_strict = !of_mount("noatime") && !of_mount("relatime");
+    let asked = [
+        ("noatime", wanted.noatime && !of_mount("noatime")),
+        ("nodiratime", wanted.nodiratime && !of_mount("nodiratime")),
+        ("strictatime", wanted.strictatime && !is_strict),
+        ("sync", wanted.sync && !of_all("sync")),
+        ("dirsync", wanted.dirsync && !of_all("dirsync")),
+    ];
+    asked.into_iter().filter(|(_, is_new)| *is_new).map(|(name, _)| name).collect()
 }
 
 fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Call, Usage> {
@@ -190,6 +232,34 @@ mod tests {
         let call = call(&["forebay:/x", "/mnt", "-o", shown]).unwrap();
         assert!(call.options.remount);
         assert_eq!(call.options.flags.names(), ["ro", "nosuid"]);
+    }
+
+    #[test]
+    fn a_remount_is_refused_what_the_mount_would_not_follow() {
+        let entry = |options: &str, super_options: &str| MountEntry {
+            id: 1,
+            parent_id: 0,
+            device: 1,
+            root: "/".into(),
+            point: "/mnt".into(),
+            options: options.into(),
+            propagation: String::new(),
+            kind: mountinfo::FILE_SYSTEM_TYPE.to_vec(),
+            source: b"forebay:/x".to_vec(),
+            super_options: super_options.into(),
+        };
+        let asked = |entry: &MountEntry, list: &str| {
+            let call = call(&["none", "/mnt", "-o", &format!("remount,{list}")]).unwrap();
+            not_followed(entry, call.options.flags)
+        };
+        let plain = entry("rw,relatime", "rw,user_id=0");
+        assert_eq!(asked(&plain, "noatime,sync,dirsync"), ["noatime", "sync", "dirsync"]);
+        assert_eq!(asked(&plain, "strictatime,nodiratime"), ["nodiratime", "strictatime"]);
+        let kernels_own = "ro,nosuid,nodev,noexec,nosymfollow,relatime,lazytime,silent";
+        assert_eq!(asked(&plain, kernels_own), [""; 0]);
+        let all = entry("rw,noatime,nodiratime", "rw,sync,dirsync,user_id=0");
+        assert_eq!(asked(&all, "ro,noatime,nodiratime,sync,dirsync"), [""; 0]);
+        assert_eq!(asked(&entry("rw", "rw"), "ro,strictatime"), [""; 0]);
     }
 
     #[test]

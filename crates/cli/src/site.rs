@@ -26,10 +26,11 @@ pub fn flash(given: Option<&Path>) -> Result<Option<PathBuf>, ControlError> {
     }
 }
 
-/// The directories in which kept buffers are looked for without --flash. A file that cannot be read adds none.
+/// The directories in which buffers that are kept or ending are looked for without --flash, those beside stores in use
+/// among them. A file that cannot be read adds none.
 pub fn usual_places() -> Vec<PathBuf> {
     let of_site = Site::load(&Site::path()).ok().flatten().and_then(|site| site.flash);
-    forebay_store::flash::usual_places(of_site)
+    forebay_store::flash::usual_places(of_site, forebay_store::flash::in_use())
 }
 
 /// A server of the site's default pool, if there is one.

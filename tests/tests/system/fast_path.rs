@@ -56,11 +56,24 @@ fn stores_into_a_mapping_show_in_the_times_on_an_image() {
     fast(Kind::Xfs, stores_show);
 }
 
+/// As a program shows it that asks for nothing else.
+fn mtime_alone(buffer: &Buffer) -> (i64, i64) {
+    let path = std::ffi::CString::new(buffer.path("f")).unwrap();
+    let flags = rustix::fs::AtFlags::empty();
+    let wanted = rustix::fs::StatxFlags::MTIME;
+    let found = rustix::fs::statx(rustix::fs::CWD, path.as_c_str(), flags, wanted);
+    let mtime = found.unwrap().stx_mtime;
+    (mtime.tv_sec, i64::from(mtime.tv_nsec))
+}
+
 fn stores_show(buffer: &Buffer) {
     let name = || buffer.path("f");
     std::fs::write(sys::path(name()), [0; 4096]).unwrap();
     let times = || {
+        // By a look at mtime alone, and by one at all.
+        let alone = mtime_alone(buffer);
         let stat = sys::stat(name()).unwrap();
+        assert_eq!(alone, stat.mtime, "statx of mtime alone");
         (stat.mtime, stat.ctime)
     };
     for closed_before in [None, Some(false), Some(true)] {

@@ -219,6 +219,17 @@ fn a_second_umount_finds_the_mount_that_the_first_one_left_to_end() {
     let status = run(Command::new(binary()).args(["status", "--flash", &flash]));
     let is_it = |line: &str| line.starts_with("ending ") && line.contains(&copy.named());
     assert!(status.lines().any(is_it), "{status}");
+    // Nobody has to name its flash, which is no usual place.
+    let unnamed = |args: &[&str]| {
+        let mut command = Command::new(binary());
+        command.env_remove("FOREBAY_FLASH").env_remove("TMPDIR").args(args);
+        command
+    };
+    let status = run(&mut unnamed(&["status"]));
+    assert!(status.lines().any(is_it), "{status}");
+    let (ok, said) = try_run_for(unnamed(&["umount", "--no-wait"]).arg(&root), AT_ONCE);
+    assert!(!ok && said.contains("unmounted before and is ending: "), "{said}");
+    assert!(said.contains(&copy.named()), "{said}");
     let mut no_wait = Command::new(binary());
     no_wait.args(["umount", "--no-wait", "--flash", &flash]).arg(&root);
     let (ok, said) = try_run_for(&mut no_wait, AT_ONCE);

@@ -1,18 +1,16 @@
 //! `forebay check`: verifies a buffer that no server uses.
 //!
-//! The database is read through a memory map without checksums: a damaged page can make the
-//! reader crash. So a child process verifies, and its death is a finding like any other.
+//! A damaged database can make the reader crash (`in_child`). So a child process verifies, and its death is a finding
+//! like any other.
 
+use super::in_child::{self, Child};
 use crate::args::CheckArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use crate::site;
 use forebay_client::{canonical, mounts};
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_store::flash::{self, Store, StoreKey};
-use std::fs::File;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
@@ -21,9 +19,9 @@ pub fn run(args: CheckArgs) -> Outcome {
     let dir = store_of(&args)?;
     // What cannot be read is told by the verification.
     let key = flash::load_record(&dir).ok().flatten().map(|record| record.key);
-    let problems = match in_child(|| verify(&dir))? {
-        Verified::Ended(found) => found?,
-        Verified::Died(status) => {
+    let problems = match in_child::run("the check", || verify(&dir))? {
+        Child::Ended(found) => found?,
+        Child::Died(status) => {
             give_back(&dir)?;
             vec![died_text(status)]
         }
@@ -64,50 +62,6 @@ fn verify(dir: &Path) -> Result<Vec<String>, ControlError> {
     let problems = forebay_server::check(&store);
     store.release()?;
     problems
-}
-
-/// How a child process came to its end.
-enum Verified {
-    /// It reported.
-    Ended(Result<Vec<String>, ControlError>),
-    /// It died, or said nothing.
-    Died(ExitStatus),
-}
-
-/// Runs `work` in a child process.
-fn in_child(
-    work: impl FnOnce() -> Result<Vec<String>, ControlError>,
-) -> Result<Verified, ControlError> {
-    let failed = |what: &str, error: &std::io::Error| ControlError::io(what, None, error);
-    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-        .map_err(|error| failed("make a pipe", &error.into()))?;
-    // SAFETY: no thread but this one exists yet (this command starts none), so the child may go
-    // on as a whole process.
-    let child = match unsafe { libc::fork() } {
-        -1 => return Err(failed("start the check", &std::io::Error::last_os_error())),
-        0 => {
-            drop(read);
-            let report = serde_json::to_vec(&work()).unwrap_or_default();
-            let sent = File::from(write).write_all(&report);
-            std::process::exit(i32::from(sent.is_err()))
-        }
-        child => child,
-    };
-    drop(write);
-    let report = std::io::read_to_string(File::from(read));
-    let mut status = 0;
-    // SAFETY: waits for the child that was just started; `status` is a valid place for its end.
-    while unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
-        let error = std::io::Error::last_os_error();
-        if error.kind() != std::io::ErrorKind::Interrupted {
-            return Err(failed("wait for the check", &error));
-        }
-    }
-    let report = report.ok().and_then(|text| serde_json::from_str(&text).ok());
-    Ok(match report {
-        Some(found) => Verified::Ended(found),
-        None => Verified::Died(ExitStatus::from_raw(status)),
-    })
 }
 
 /// What a dead child held: an image stays mounted.

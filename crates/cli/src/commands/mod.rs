@@ -20,6 +20,7 @@ mod completions;
 mod events;
 mod exec;
 pub mod hook;
+mod in_child;
 mod interrupted;
 mod looking;
 mod man;

@@ -1,9 +1,10 @@
 //! `forebay umount` of a buffer that no server uses: its server is dead, or it was kept on flash. Of one whose process is still
 //! ending, see `umount_ending`.
 //!
-//! Nobody has said then that its files are elsewhere too: they go only with --destroy or --force, and the
-//! command says how many files and bytes that is.
+//! Nobody has said then that what somebody made in it is elsewhere too: that goes only with --destroy or --force, and the
+//! command says how many files, bytes and other entries it is.
 
+use super::in_child::{self, Child};
 use super::umount_ending;
 use super::umount_live::Lost;
 use crate::args::UmountArgs;
@@ -13,6 +14,7 @@ use forebay_proto::at_risk;
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::size::format_bytes;
 use forebay_store::flash::{self, Holdings, Store, StoreKey};
+use forebay_store::metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -107,16 +109,22 @@ pub fn to_be_lost(dir: &Path, mount_point: &Path, args: &UmountArgs) -> Result<L
             return Ok(Lost::default());
         }
         Err(error) if error.errno == Some(libc::EBUSY) => return Err(error),
-        Err(error) => {
-            let hint = error.hint.clone().map(|hint| format!("{hint}; ")).unwrap_or_default();
-            return Err(error.hint(&format!("{hint}{}", what_destroys(&point))));
-        }
+        Err(error) => return Err(unknown(error, &point)),
     };
-    let lost = lost_of(&holdings, &point)?;
+    let mut lost = lost_of(&holdings, &point)?;
+    match named(holdings.meta_dir()) {
+        Ok((files, others)) => {
+            lost.files = lost.files.map(|objects| objects.max(files));
+            lost.other_entries = Some(others);
+        }
+        // Refused because of its files, or given up with its damage.
+        Err(error) if says_so || !lost.is_nothing() => tracing::debug!(%error, "not counted"),
+        Err(error) => return Err(unknown(error, &point)),
+    }
     if says_so || lost.is_nothing() {
         return Ok(lost);
     }
-    let mut why = format!("no server runs, and the buffer holds {}", lost.files_text());
+    let mut why = format!("no server runs, and the buffer holds {}", lost.entries_text());
     if !lost.plans.is_empty() {
         why += &format!("; {}", lost.plans_text());
     }
@@ -127,6 +135,29 @@ pub fn to_be_lost(dir: &Path, mount_point: &Path, args: &UmountArgs) -> Result<L
     Err(ControlError::new("destroy the buffer of", Some(mount_point), &why)
         .errno(libc::ENOTEMPTY)
         .hint(&hint))
+}
+
+/// The error for a store of which it is not known what it holds.
+fn unknown(error: ControlError, point: &PathBytes) -> ControlError {
+    let hint = error.hint.clone().map(|hint| format!("{hint}; ")).unwrap_or_default();
+    error.hint(&format!("{hint}{}", what_destroys(point)))
+}
+
+/// How many files and other entries have names in the namespace kept in `meta`, which may be damaged.
+fn named(meta: &Path) -> Result<(u64, u64), ControlError> {
+    let failed = |why: &str| ControlError::new("count the names in", Some(meta), why);
+    let count = || match metadata::named(meta) {
+        Ok(named) => Ok((named.files, named.others)),
+        Err(error) => Err(failed(&error.to_string())),
+    };
+    match in_child::run("the count", count)? {
+        Child::Ended(counted) => counted,
+        Child::Died(status) => {
+            let why =
+                format!("the namespace database is damaged: reading it ended the count ({status})");
+            Err(failed(&why).hint("`forebay check` of the store tells more"))
+        }
+    }
 }
 
 fn what_destroys(point: &PathBytes) -> String {
@@ -145,17 +176,26 @@ fn lost_of(holdings: &Holdings, prefix: &PathBytes) -> Result<Lost, ControlError
     Ok(Lost {
         files: Some(holdings.files),
         bytes: Some(holdings.bytes),
+        other_entries: None,
         plans: at_risk.into_iter().cloned().collect(),
     })
 }
 
 impl Lost {
-    /// How much, in words.
-    pub fn files_text(&self) -> String {
-        let (files, bytes) = (self.files.unwrap_or(0), format_bytes(self.bytes.unwrap_or(0)));
-        match files {
+    /// What was in it, in words.
+    pub fn entries_text(&self) -> String {
+        let bytes = format_bytes(self.bytes.unwrap_or(0));
+        let files = match self.files.unwrap_or(0) {
+            0 => "no files".to_string(),
             1 => format!("1 file, {bytes}"),
-            _ => format!("{files} files, {bytes}"),
+            files => format!("{files} files, {bytes}"),
+        };
+        match self.other_entries.unwrap_or(0) {
+            0 => files,
+            1 => format!("{files}, and 1 other entry (a directory, link or the like)"),
+            others => {
+                format!("{files}, and {others} other entries (directories, links and the like)")
+            }
         }
     }
 }

@@ -34,6 +34,9 @@ pub struct Lost {
     /// Their bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
+    /// What else was in it: directories, links, pipes, sockets and devices, without its root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub other_entries: Option<u64>,
     /// Plans that had not ended, or had failed.
     pub plans: Vec<PlanStatus>,
 }
@@ -41,7 +44,12 @@ pub struct Lost {
 impl Lost {
     /// Nothing was lost.
     pub fn is_nothing(&self) -> bool {
-        self.files.unwrap_or(0) == 0 && self.plans.is_empty()
+        !self.has_entries() && self.plans.is_empty()
+    }
+
+    /// Something was in it.
+    fn has_entries(&self) -> bool {
+        self.files.unwrap_or(0) + self.other_entries.unwrap_or(0) > 0
     }
 
     /// The plans in words.
@@ -55,8 +63,8 @@ impl Lost {
             return;
         }
         let point = mount_point.display();
-        if self.files.unwrap_or(0) > 0 {
-            let text = format!("{point}: destroyed with {}", self.files_text());
+        if self.has_entries() {
+            let text = format!("{point}: destroyed with {}", self.entries_text());
             eprintln!("forebay: {}", visible(&text));
         }
         if !self.plans.is_empty() {

@@ -220,5 +220,8 @@ fn names_of_buffers_are_shown_as_text() {
     let dom = browser.run(&["--dump-dom".into(), url]);
     assert!(dom.contains("&lt;img src=x") && !dom.contains("<img"), "{dom}");
     assert!(dom.contains("<title>Forebay</title>"), "{dom}");
+    // What kernels move by themselves cannot be known in memory, and the page says so.
+    assert_eq!(up["store_kind"], "tmpfs", "{up}");
+    assert!(dom.contains("nothing counts it: memory (tmpfs) has no device"), "{dom}");
     rig.umount(&[]);
 }

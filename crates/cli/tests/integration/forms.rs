@@ -156,6 +156,45 @@ fn a_kept_buffer_is_destroyed_by_umount() {
     assert!(message.contains("no buffer is mounted there"), "{message}");
 }
 
+/// What somebody made in a buffer is not taken for nothing because it has no bytes.
+#[test]
+fn what_is_no_file_keeps_a_buffer_too() {
+    must_be_root();
+    type Make = fn(&Path);
+    let makes: [(&str, Make, bool); 3] = [
+        ("a directory", |at| fs::create_dir(at).unwrap(), false),
+        ("a link", |at| std::os::unix::fs::symlink("there", at).unwrap(), false),
+        ("a socket", |at| drop(std::os::unix::net::UnixListener::bind(at).unwrap()), true),
+    ];
+    let rig = Rig::new(Flash::Memory);
+    for (what, make, killed) in makes {
+        rig.mount("8MiB");
+        make(&rig.mnt.join("it"));
+        if killed {
+            rig.kill_server();
+        } else {
+            assert!(rig.umount(&["--keep"]).status.success());
+        }
+        let message = failure(&rig.umount(&[]), 1);
+        assert!(message.contains("holds no files, and 1 other entry"), "{what}: {message}");
+        assert!(message.contains("umount --destroy"), "{what}: {message}");
+        assert_eq!(rig.stores().len(), 1, "a refusal changes nothing");
+        assert_eq!(rig.is_mounted(), killed);
+        let output = rig.umount(&["--destroy", "--json"]);
+        assert!(output.status.success() && rig.stores().is_empty(), "{}", text(&output.stderr));
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let lost = (&told["lost"]["files"], &told["lost"]["other_entries"]);
+        assert_eq!(lost, (&0.into(), &1.into()), "{what}");
+    }
+    // What is removed again is nothing.
+    rig.mount("8MiB");
+    fs::create_dir(rig.mnt.join("it")).unwrap();
+    fs::remove_dir(rig.mnt.join("it")).unwrap();
+    rig.kill_server();
+    let output = rig.umount(&[]);
+    assert!(output.status.success() && rig.stores().is_empty(), "{}", text(&output.stderr));
+}
+
 /// Nothing in the environment names the flash.
 #[test]
 fn a_kept_buffer_in_a_usual_place_is_listed_and_found() {
@@ -331,8 +370,9 @@ fn the_mount_helper_mounts_and_remounts() {
         command.arg0("/sbin/mount.fuse.forebay").env_remove("FOREBAY_FLASH").env_remove("TMPDIR");
         command.args(arguments).output().unwrap()
     };
-    let options =
-        format!("rw,nosuid,nodev,scratch=16MiB,flash={},_netdev,x-y=z", rig.flash.display());
+    let passed = "strictatime,nodiratime,lazytime,dirsync,silent";
+    let flash = rig.flash.display();
+    let options = format!("rw,nosuid,nodev,{passed},scratch=16MiB,flash={flash},_netdev,x-y=z");
     let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), options.as_ref()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     fs::write(rig.mnt.join("x"), b"1").unwrap();
@@ -343,6 +383,15 @@ fn the_mount_helper_mounts_and_remounts() {
     let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), "remount,rw".as_ref()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     fs::write(rig.mnt.join("y"), b"2").unwrap();
+    // What the mount's process would have to do: it is not told of a remount.
+    for option in ["noatime", "sync"] {
+        let options = format!("remount,ro,{option}");
+        let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), options.as_ref()]);
+        let message = failure(&output, 1);
+        assert!(message.contains(&format!("{option} would not hold")), "{message}");
+        assert!(message.contains("umount --keep"), "{message}");
+        fs::write(rig.mnt.join("y"), b"nothing was changed").unwrap();
+    }
     let message =
         failure(&helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), "turbo".as_ref()]), 2);
     assert!(message.contains("turbo"), "{message}");

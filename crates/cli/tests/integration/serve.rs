@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
@@ -315,6 +316,52 @@ fn in_the_background_it_returns_when_it_listens() {
         fs::read_to_string(log).unwrap().contains("ending")
     });
     crate::common::wait_for("its end", || !Path::new(&format!("/proc/{pid}")).exists());
+}
+
+/// Key, ledger and a buffer, made under umask 000.
+#[test]
+fn nobody_else_writes_what_a_server_makes_for_itself() {
+    let mut served = Served::new(Flash::Disk);
+    served.end(libc::SIGTERM);
+    for dir in [served.config(), served.rig.flash.clone()] {
+        fs::remove_dir_all(dir).unwrap();
+    }
+    fs::create_dir(&served.rig.flash).unwrap();
+    let unix = served.unix.clone();
+    let mut command =
+        served.command(&["serve", "--capacity", "64MiB", "--listen", &unix, "--json"]);
+    let open_to_all = || {
+        // SAFETY: a number of this child changes, before it becomes another program.
+        unsafe { libc::umask(0) };
+        Ok(())
+    };
+    // SAFETY: nothing is allocated between fork and exec.
+    unsafe { command.pre_exec(open_to_all) };
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    let out = child.stdout.take().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+    served.child = Some(child);
+    let create = ["buffer", "create", "a", "--capacity", "16MiB", "--store", "directory"];
+    let made = served.at(&unix, &create);
+    assert!(made.status.success(), "{line}{}", text(&made.stderr));
+    let (mut paths, mut seen) = (vec![served.config(), served.rig.flash.clone()], 0);
+    while let Some(path) = paths.pop() {
+        // Gone meanwhile: the server goes on.
+        let Ok(meta) = fs::symlink_metadata(&path) else { continue };
+        let is_socket = std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type());
+        let mode = meta.permissions().mode();
+        // The flash directory is this test's, and who may use a socket is decided by who connects.
+        let is_made = path != served.rig.flash && !is_socket;
+        assert!(!is_made || mode & 0o022 == 0, "{} {mode:o}", path.display());
+        seen += 1;
+        if meta.is_dir() {
+            paths.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    assert!(seen > 8, "{seen} found");
+    let destroyed = served.at(&unix, &["buffer", "destroy", "a"]);
+    assert!(destroyed.status.success(), "{}", text(&destroyed.stderr));
 }
 
 #[test]

@@ -4,11 +4,13 @@
 
 use super::session::{Session, SessionKind};
 use super::{Done, Hooks, Refusal, unexpected};
+use crate::record_file;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest, PoolStatus};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
 /// In the state directory: the last answer to `pools`.
@@ -120,7 +122,8 @@ impl Hooks<'_> {
         if last_pools(self.sessions.dir()) != pools.pools {
             let path = self.sessions.dir().join(POOLS_NAME);
             let beside = path.with_extension("new");
-            fs::write(&beside, &text)
+            record_file::create(&beside, record_file::RECORD_MODE)
+                .and_then(|mut file| file.write_all(text.as_bytes()))
                 .and_then(|()| fs::rename(&beside, &path))
                 .map_err(|error| ControlError::io("note the pools", Some(&path), &error))?;
         }

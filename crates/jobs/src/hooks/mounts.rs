@@ -3,6 +3,7 @@
 
 use super::session::{Session, SessionNode};
 use super::{Done, Hooks, NO_SESSION, Refusal};
+use crate::record_file;
 use crate::request::{AccessMode, JobRequest, persistent_cache_variable, persistent_variable};
 use forebay_proto::control::ControlError;
 use forebay_proto::net::node::{NodeMount, NodeReply, NodeRequest, OWN_LINK, SessionName};
@@ -43,7 +44,7 @@ impl Hooks<'_> {
         for (name, value) in self.environment(token, &request) {
             text += &format!("{name}={value}\n");
         }
-        std::fs::File::create(file)
+        record_file::create(file, record_file::RECORD_MODE)
             .and_then(|mut file| file.write_all(text.as_bytes()))
             .map_err(|error| Refusal::new(&format!("write {}: {error}", file.display())))?;
         Ok(String::new())

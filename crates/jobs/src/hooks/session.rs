@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Format of the record; another one is refused by name.
@@ -216,7 +216,9 @@ impl Sessions {
 
     fn lock(&self) -> Result<File, ControlError> {
         let path = self.dir.join("lock");
-        let opened = File::options().create(true).truncate(false).write(true).open(&path);
+        let mut lock = File::options();
+        lock.create(true).truncate(false).write(true).mode(record_file::RECORD_MODE);
+        let opened = lock.open(&path);
         let file = opened.map_err(|error| self.failed(&path, &error))?;
         flock(&file, FlockOperation::LockExclusive)
             .map_err(|error| self.failed(&path, &error.into()))?;

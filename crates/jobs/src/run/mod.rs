@@ -22,6 +22,7 @@ pub mod step;
 mod teardown;
 pub mod words;
 
+use crate::record_file;
 use crate::request::JobRequest;
 use console::Console;
 use forebay_client::Control;
@@ -186,7 +187,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
             let make = |()| fs::DirBuilder::new().mode(0o700).create(&dir);
             (
                 work.clone(),
-                fs::create_dir_all(work).and_then(make).and_then(|()| dir.canonicalize()),
+                record_file::create_dirs(work).and_then(make).and_then(|()| dir.canonicalize()),
             )
         }
         None => (flash.clone(), record::make_job_dir(&flash, &id)),
@@ -196,7 +197,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
         Some(given) => (given.clone(), !given.exists()),
         None => (dir.join(record::MOUNT_NAME), true),
     };
-    let mount_point = fs::create_dir_all(&mount_point)
+    let mount_point = record_file::create_dirs(&mount_point)
         .and_then(|()| mount_point.canonicalize())
         .map_err(|e| RunError::io("make mount point", &mount_point, &e))?;
     let served = config.served.as_ref().map(|given| served::begin(given, &id)).transpose()?;

@@ -6,6 +6,7 @@
 
 use super::record::{JobRecord, RECORD_NAME, as_path, jobs_dir};
 use super::signals::{Signals, with_clear_mask};
+use crate::record_file;
 use forebay_client::Control;
 use forebay_proto::control::Verify;
 use rustix::process::Signal;
@@ -115,7 +116,8 @@ pub fn mount_again(
         // A dead mount is there, though it cannot be looked at.
         let point = record.mount_point();
         if fs::symlink_metadata(point).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
-            fs::create_dir_all(point).map_err(|e| format!("make {}: {e}", point.display()))?;
+            record_file::create_dirs(point)
+                .map_err(|e| format!("make {}: {e}", point.display()))?;
         }
         let Err(refusal) = mount(program, record, dir, signals) else { return Ok(()) };
         let in_use = refusal.errno == Some(libc::EBUSY);
@@ -245,8 +247,10 @@ fn run(
     let name = args.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let said = dir.join(format!("{name}.stderr"));
     // A file, not a pipe: the server that `mount` leaves behind may keep it open.
-    let create =
-        |path: &Path| fs::File::create(path).map_err(|e| format!("make {}: {e}", path.display()));
+    let create = |path: &Path| {
+        record_file::create(path, record_file::SAID_MODE)
+            .map_err(|e| format!("make {}: {e}", path.display()))
+    };
     let stderr = create(&said)?;
     let told = dir.join(format!("{name}.stdout"));
     let stdout = create(&told)?;

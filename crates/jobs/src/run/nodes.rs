@@ -10,6 +10,7 @@ use super::mount::reason;
 use super::report::shell_word;
 use super::signals::{Signals, with_clear_mask};
 use super::words::words;
+use crate::record_file;
 use crate::request::FileLimits;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -278,7 +279,8 @@ impl Launcher<'_> {
         let (program, args) = words.split_first().ok_or("the launch command is empty")?;
         let file = |what: &str| {
             let path = self.said(node, what);
-            fs::File::create(&path).map_err(|e| format!("make {}: {e}", path.display()))
+            record_file::create(&path, record_file::SAID_MODE)
+                .map_err(|e| format!("make {}: {e}", path.display()))
         };
         let mut command = Command::new(program);
         command.args(args).arg("sh").stdin(Stdio::piped());

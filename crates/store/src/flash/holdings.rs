@@ -1,8 +1,8 @@
 //! What a store holds whose server does not run, told before a command destroys it.
 //!
 //! Counted are the objects on flash: one for each file, with the size of the file. The namespace is not
-//! read (a damaged one could crash the reader), so a file without a name that recovery would remove
-//! counts too. Nothing is changed but that an image may be mounted for the moment of the look.
+//! read here (a damaged one could crash the reader: see [`crate::metadata::named`]), so a file without a name that
+//! recovery would remove counts too. Nothing is changed but that an image may be mounted for the moment of the look.
 
 use super::error::{Flash, Result};
 use super::place::{is_mounted_on, is_own_directory};
@@ -22,6 +22,8 @@ pub struct Holdings {
     pub bytes: u64,
     /// Where its plans are, for as long as this lives.
     plans_dir: PathBuf,
+    /// Where its names are, for as long as this lives.
+    meta_dir: PathBuf,
     store: Option<Store>,
     /// The image was mounted for this look.
     is_ours: bool,
@@ -31,6 +33,11 @@ impl Holdings {
     /// Where the store's staging plans are; readable as long as this lives.
     pub fn plans_dir(&self) -> &Path {
         &self.plans_dir
+    }
+
+    /// Where the store's log and namespace database are; readable as long as this lives.
+    pub fn meta_dir(&self) -> &Path {
+        &self.meta_dir
     }
 }
 
@@ -65,6 +72,7 @@ impl Store {
             files: 0,
             bytes: 0,
             plans_dir: body(dir, record.kind).join("plans"),
+            meta_dir: body(dir, record.kind).join("meta"),
             is_ours: is_image && !was_mounted,
             store: Some(store),
         };

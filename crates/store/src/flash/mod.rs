@@ -27,6 +27,7 @@ mod tests;
 #[cfg(test)]
 mod tests_grow;
 mod tmpfs;
+mod users;
 
 pub use create::StoreOptions;
 pub(crate) use create::{BLOCK_BYTES, expected_kind, needs};
@@ -38,6 +39,7 @@ pub use place::{allocate, is_own_directory, resolve_flash, store_dir, usual_plac
 pub use record::load as load_record;
 pub use record::{MetaBudget, StoreRecord, StoreState};
 pub use record::{new_uuid, random_bytes, replace_file};
+pub use users::in_use;
 
 use error::{Flash, Result};
 use forebay_proto::control::{ControlError, PathBytes, SOCKET_NAME, StoreKind};

@@ -141,12 +141,17 @@ fn is_unmapped(uid: u32) -> bool {
     overflow == Some(uid) && !all
 }
 
-/// Where stores are looked for without --flash: the directories of $FOREBAY_FLASH, of the site and of $TMPDIR, and
-/// [`USUAL_PLACES`]; canonical, each once, those that are there and that nobody else could exchange.
-pub fn usual_places(of_site: Option<PathBuf>) -> Vec<PathBuf> {
+/// Where stores are looked for without --flash: the directories of $FOREBAY_FLASH, of the site and of $TMPDIR,
+/// [`USUAL_PLACES`], and those where `known` stores lie; canonical, each once, those that are there and that nobody else
+/// could exchange.
+pub fn usual_places(
+    of_site: Option<PathBuf>,
+    known: impl IntoIterator<Item = PathBuf>,
+) -> Vec<PathBuf> {
     let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let named = [set("FOREBAY_FLASH"), of_site, set("TMPDIR")].into_iter().flatten();
-    let all = named.chain(USUAL_PLACES.map(PathBuf::from));
+    let beside = known.into_iter().filter_map(|store| store.parent().map(Path::to_path_buf));
+    let all = named.chain(USUAL_PLACES.map(PathBuf::from)).chain(beside);
     let mut places = Vec::new();
     for path in all.filter_map(|path| fs::canonicalize(path).ok()) {
         if path.is_dir() && check_way(&path).is_ok() && !places.contains(&path) {

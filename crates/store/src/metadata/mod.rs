@@ -31,7 +31,7 @@ mod tests;
 pub use error::StoreError;
 pub use lmdb::LmdbStore;
 pub use space::{entry_bytes, room_bytes};
-pub use verify::{DumpStats, Problem, verify};
+pub use verify::{DumpStats, Named, Problem, named, verify};
 
 use crate::record::{Change, EntryRecord, InodeRecord, KeptAnswer, ShardKey};
 use forebay_proto::{Cookie, Ino, Lsn, RequestId, Result};

@@ -1,4 +1,5 @@
-//! Checking a stopped store, for `forebay check`: reads everything, changes nothing of it.
+//! Checking a stopped store, for `forebay check`, and counting what is in it, for `forebay umount`: reads everything, changes
+//! nothing of it.
 //!
 //! The log is read over the database as an open would, so the state that is checked is the one
 //! that a mount would show.
@@ -98,15 +99,23 @@ impl Findings {
     }
 }
 
-/// Checks the store in `dir` (`meta/` of the buffer's store). An error if it cannot be read at
-/// all (another process has it, other format, damaged log); else what it holds and what is
-/// wrong with it.
-pub fn verify(dir: &Path) -> Result<(DumpStats, Vec<Problem>), StoreError> {
+/// A stopped store, as an open would find it.
+struct Stopped {
+    view: View,
+    /// What log and database say of themselves.
+    stats: DumpStats,
+    /// Nobody opens it meanwhile.
+    _lock: files::Lock,
+}
+
+/// Opens the stopped store in `dir` to be read. An error if it cannot be read at all (another process has it, other format,
+/// damaged log).
+fn open_stopped(dir: &Path) -> Result<Stopped, StoreError> {
     let database = dir.join("namespace");
     if !database.join("data.mdb").exists() {
         return Err(StoreError::damaged(dir, "there is no namespace database here"));
     }
-    let _lock = files::lock(dir)?;
+    let lock = files::lock(dir)?;
     let db = Db::open_read_only(&database)?;
     let state = db.state()?.ok_or_else(|| StoreError::damaged(&database, "never completed"))?;
     files::check_format(&db, &state)?;
@@ -117,19 +126,54 @@ pub fn verify(dir: &Path) -> Result<(DumpStats, Vec<Problem>), StoreError> {
         true => recover::Replay { last_lsn: state.applied_lsn, ..Default::default() },
         false => recover::replay(segments, state.epoch, state.applied_lsn)?,
     };
-    let mut f = Findings::default();
-    f.stats.log_records = replay.records;
-    f.stats.applied_lsn = state.applied_lsn;
-    f.stats.last_lsn = replay.last_lsn;
-    f.stats.closed = state.closed;
+    let stats = DumpStats {
+        log_records: replay.records,
+        applied_lsn: state.applied_lsn,
+        last_lsn: replay.last_lsn,
+        closed: state.closed,
+        ..DumpStats::default()
+    };
     let layers = RwLock::new(Layers { active: replay.overlay, frozen: None });
-    let view = View { layers, db };
+    Ok(Stopped { view: View { layers, db }, stats, _lock: lock })
+}
+
+/// Checks the store in `dir` (`meta/` of the buffer's store). An error if it cannot be read at
+/// all (another process has it, other format, damaged log); else what it holds and what is
+/// wrong with it.
+pub fn verify(dir: &Path) -> Result<(DumpStats, Vec<Problem>), StoreError> {
+    let Stopped { view, stats, _lock } = open_stopped(dir)?;
+    let mut f = Findings { stats, ..Findings::default() };
     f.one_of = shard_of(&view)?;
     check_rows(&view, &mut f)?;
     check_entries(&view, &mut f)?;
     check_inodes(&view, &mut f)?;
     check_answers(&view, &mut f)?;
     Ok((f.stats, f.problems))
+}
+
+/// What somebody made in a store that is not one of several shards: what has a name, without the root.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Named {
+    /// Regular files.
+    pub files: u64,
+    /// Directories, links, pipes, sockets and devices.
+    pub others: u64,
+}
+
+/// Counts what has a name in the stopped store in `dir` (`meta/` of the buffer's store). Whoever reads a damaged database
+/// may crash: see `forebay check`.
+pub fn named(dir: &Path) -> Result<Named, StoreError> {
+    let Stopped { view, _lock, .. } = open_stopped(dir)?;
+    let mut named = Named::default();
+    view.for_each_inode_from(Ino(0), &mut |ino, record| {
+        match record.kind() {
+            _ if ino == Ino::ROOT || record.nlink == 0 => {}
+            FileKind::File => named.files += 1,
+            _ => named.others += 1,
+        }
+        true
+    })?;
+    Ok(named)
 }
 
 /// Which of several shards the store is. Every inode of a store is of the store's shard.

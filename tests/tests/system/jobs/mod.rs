@@ -15,6 +15,8 @@ use forebay_tests::buffer::binary;
 use place::{Place, Run, signal, until};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -57,6 +59,34 @@ echo said"#,
     assert_eq!(moved_in["bytes"], 19, "{moved_in}");
     assert_eq!(moved_out["bytes"], 19 + 24, "{moved_out}");
     assert_eq!(run.summary()["steps"].as_array().unwrap().len(), 8);
+    place.assert_clean();
+}
+
+/// A job that was submitted under umask 000.
+#[test]
+fn records_of_a_job_are_its_owners_whatever_the_umask() {
+    let place = Place::new();
+    let body = "find @PFS@/../work -type f -printf '%m %f\\n' > @PFS@/modes";
+    let (work, mnt) = (place.base.join("work"), place.base.join("above/mnt"));
+    let mut command = place.command(&["--flash"]);
+    command.arg(place.flash()).arg("--work-dir").arg(&work).arg("--mount-dir").arg(&mnt);
+    command.arg(place.script(&[STRIPED], body));
+    let open_to_all = || {
+        // SAFETY: a number of this child changes, before it becomes another program.
+        unsafe { libc::umask(0) };
+        Ok(())
+    };
+    // SAFETY: nothing is allocated between fork and exec.
+    unsafe { command.pre_exec(open_to_all) };
+    let run = Run::wait(command.spawn().unwrap()).expect(0);
+    let modes = fs::read_to_string(place.pfs("modes")).unwrap();
+    for wanted in ["644 job.json", "600 mount.stdout", "600 mount.stderr"] {
+        assert!(modes.lines().any(|line| line == wanted), "no {wanted}: {modes}{}", run.err);
+    }
+    for dir in [&work, &place.base.join("above")] {
+        let mode = fs::metadata(dir).unwrap().permissions().mode();
+        assert_eq!(mode & 0o022, 0, "{} {mode:o}", dir.display());
+    }
     place.assert_clean();
 }
 

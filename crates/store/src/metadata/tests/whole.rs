@@ -1,6 +1,6 @@
 //! Full stores, readers beside a writer, stores that are not ours, and the offline check.
 
-use super::super::{StoreError, db::Db, files, verify};
+use super::super::{Named, StoreError, db::Db, files, named, verify};
 use super::*;
 use forebay_proto::Errno;
 use rand::rngs::StdRng;
@@ -365,6 +365,23 @@ fn the_offline_check_passes_a_right_store_closed_or_killed() {
     assert_eq!((stats.applied_lsn, stats.last_lsn, stats.closed), (1, 2, false));
     assert!(before == std::fs::read(tmp.path().join("log.0")).unwrap());
     assert_eq!(LmdbStore::verify(tmp.path()).unwrap(), []);
+}
+
+#[test]
+fn what_has_a_name_is_counted_in_a_store_closed_or_killed() {
+    let tmp = tempfile::tempdir().unwrap();
+    small_tree(tmp.path());
+    // A directory and a symbolic link; not the root, and not the orphan.
+    assert_eq!(named(tmp.path()).unwrap(), Named { files: 1, others: 2 });
+    let store = open(tmp.path());
+    let changes = vec![
+        Change::PutInode(Ino(6), record(libc::S_IFIFO | 0o600, 1, 0)),
+        Change::PutInode(Ino(7), record(libc::S_IFREG | 0o600, 1, 0)),
+    ];
+    store.commit(batch(changes)).unwrap();
+    drop(store);
+    // The log has them, and the database not yet.
+    assert_eq!(named(tmp.path()).unwrap(), Named { files: 2, others: 3 });
 }
 
 #[test]
