@@ -457,7 +457,7 @@ fn begin(state: &mut FileState, fs: &CacheFs, file: &CacheFile, blocks: Range<u6
 }
 
 /// Blocks were written. One that a single request wrote from its start, with all that it has, gets
-/// its checksum.
+/// its checksum. All entries are written down at once, after the data that they vouch for.
 fn end(
     state: &mut FileState,
     fs: &CacheFs,
@@ -466,23 +466,24 @@ fn end(
     offset: u64,
     done: &[u8],
 ) -> Result<()> {
-    let mut closed = Vec::new();
+    let until = offset + done.len() as u64;
+    let mut entries = Vec::with_capacity((blocks.end - blocks.start) as usize);
     for block in blocks.clone() {
         let start = block * BLOCK_BYTES;
         let known = start >= offset
-            && (start + BLOCK_BYTES) <= offset + done.len() as u64
+            && start + BLOCK_BYTES <= until
             && state.writing.get(&block).is_some_and(|w| !w.shared);
-        if known {
-            let from = (start - offset) as usize;
-            closed.push((block, Entry::of(&done[from..from + BLOCK_BYTES as usize])));
-        }
         leave(state, block);
+        entries.push(if known {
+            let from = (start - offset) as usize;
+            let sum = Entry::with_crc(&done[from..from + BLOCK_BYTES as usize]);
+            let entry = Entry { bits: state.map.get(block).bits, ..sum };
+            entry.without(bits::OPEN | bits::FRESH)
+        } else {
+            no_longer_fresh(state, block, until)
+        });
     }
-    for (block, sum) in closed {
-        let entry = Entry { bits: state.map.get(block).bits, ..sum };
-        state.put(&fs.flash, file, block, &[entry.without(bits::OPEN | bits::FRESH)])?;
-    }
-    no_longer_fresh(state, fs, file, blocks, offset + done.len() as u64)?;
+    state.put(&fs.flash, file, blocks.start, &entries)?;
     state.last_write = Instant::now();
     Ok(())
 }
@@ -499,28 +500,20 @@ fn end_unknown(
         leave(state, block);
     }
     state.last_write = Instant::now();
-    no_longer_fresh(state, fs, file, blocks, until)
+    let entries: Vec<Entry> =
+        blocks.clone().map(|block| no_longer_fresh(state, block, until)).collect();
+    state.put(&fs.flash, file, blocks.start, &entries)
 }
 
-/// A change of blocks that were not here has come up to this offset. Behind it nothing came into them, by
-/// an error: the PFS has what was there.
-fn no_longer_fresh(
-    state: &mut FileState,
-    fs: &CacheFs,
-    file: &CacheFile,
-    blocks: Range<u64>,
-    until: u64,
-) -> Result<()> {
-    for block in blocks {
-        let entry = state.map.get(block);
-        if !entry.has(bits::FRESH) {
-            continue;
-        }
-        let untouched = block * BLOCK_BYTES >= until && !state.writing.contains_key(&block);
-        let entry = if untouched { Entry::default() } else { entry.without(bits::FRESH) };
-        state.put(&fs.flash, file, block, &[entry])?;
+/// The entry of a block after a change that has come up to this offset. One that was not here and that the change did not
+/// reach, by an error, has nothing of it: the PFS has what was there.
+fn no_longer_fresh(state: &FileState, block: u64, until: u64) -> Entry {
+    let entry = state.map.get(block);
+    let untouched = block * BLOCK_BYTES >= until && !state.writing.contains_key(&block);
+    match entry.has(bits::FRESH) && untouched {
+        true => Entry::default(),
+        false => entry.without(bits::FRESH),
     }
-    Ok(())
 }
 
 /// A drain that began after the write did may have read the block before its bytes came: it is not clean at the end of that.
