@@ -41,6 +41,9 @@ pub(crate) struct Flash {
     /// Tests set it: data cannot be read.
     #[cfg(test)]
     pub unreadable: AtomicBool,
+    /// How often a map was written.
+    #[cfg(test)]
+    pub map_writes: AtomicU64,
 }
 
 fn name_of(key: Key) -> Vec<u8> {
@@ -61,6 +64,8 @@ impl Flash {
             ballast_bytes: AtomicU64::new(0),
             #[cfg(test)]
             unreadable: AtomicBool::new(false),
+            #[cfg(test)]
+            map_writes: AtomicU64::new(0),
         }
     }
 
@@ -477,6 +482,8 @@ impl Flash {
     }
 
     fn write_map_bytes(&self, ino: Ino, offset: u64, bytes: &[u8]) -> Result<()> {
+        #[cfg(test)]
+        self.map_writes.fetch_add(1, Ordering::Relaxed);
         match self.objects().write(map_of(ino), offset, bytes, WriteMode::default()) {
             Ok(written) if written == bytes.len() => Ok(()),
             Ok(_) => Err(Errno::ENOSPC),

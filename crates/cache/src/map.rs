@@ -8,8 +8,9 @@
 //! CRC32C, then 18 bits of length, the bits of [`Bits`] in the top byte.
 //!
 //! A CRC finds damage, but does not tell whether a block was changed: where data ends with its own CRC32C, as in ext4's superblock
-//! and directories, other data of this kind in its place leaves the CRC of the block as it was. So blocks whose content is known have
-//! an XXH3 too, in memory only: after a restart, what a kernel has written since counts as changed.
+//! and directories, other data of this kind in its place leaves the CRC of the block as it was. So blocks that the PFS has, too, have
+//! an XXH3, in memory only: after a restart, what a kernel has written since counts as changed. It is made when a block comes from
+//! the PFS or drains, from the same read. A dirty block needs none, so that writers pay for one pass over their data only.
 
 use forebay_proto::Result;
 use std::collections::BTreeMap;
@@ -52,21 +53,27 @@ pub(crate) struct Entry {
 impl Entry {
     /// A block that is here, with its checksums.
     pub fn of(data: &[u8]) -> Entry {
-        let (crc, xxh3) = (crc(data), xxhash_rust::xxh3::xxh3_64(data));
-        Entry { crc, len: data.len() as u32, bits: bits::PRESENT, xxh3 }
+        Entry { xxh3: xxh3(data), ..Entry::with_crc(data) }
     }
 
-    /// Whether it is known that this is its content.
-    pub fn surely_is(&self, content: &Entry) -> bool {
-        (self.crc, self.len) == (content.crc, content.len)
-            && self.xxh3 == content.xxh3
-            && self.xxh3 != 0
+    /// The same of one that is dirty: its XXH3 is made when it drains.
+    pub fn with_crc(data: &[u8]) -> Entry {
+        Entry { crc: crc(data), len: data.len() as u32, bits: bits::PRESENT, xxh3: 0 }
     }
 
-    /// Whether its checksums, as far as they are known, say that this is its content.
-    pub fn may_be(&self, content: &Entry) -> bool {
-        let differs = self.xxh3 != 0 && self.xxh3 != content.xxh3;
-        (self.crc, self.len) == (content.crc, content.len) && !differs
+    /// Whether it is known that these bytes are its content.
+    pub fn surely_is(&self, content: &[u8]) -> bool {
+        self.xxh3 != 0 && self.may_be(content)
+    }
+
+    /// Whether its checksums, as far as they are known, say that these bytes are its content. An XXH3 says all that a CRC
+    /// does.
+    pub fn may_be(&self, content: &[u8]) -> bool {
+        let is_same = || match self.xxh3 {
+            0 => self.crc == crc(content),
+            known => known == xxh3(content),
+        };
+        self.len as usize == content.len() && is_same()
     }
 
     /// True if all of `wanted` are set.
@@ -98,6 +105,10 @@ impl Entry {
 /// CRC32C.
 pub(crate) fn crc(data: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data) as u32
+}
+
+fn xxh3(data: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(data)
 }
 
 /// The map of one file, in memory.
@@ -265,13 +276,18 @@ mod tests {
             block[100..100 + record.len()].copy_from_slice(record);
             let at = 100 + record.len();
             block[at..at + 4].copy_from_slice(&crc(record).to_le_bytes());
-            Entry::of(&block)
+            block
         };
-        let (one, other) = (block(b"first record"), block(b"other record"));
+        let (its, others) = (block(b"first record"), block(b"other record"));
+        let (one, other) = (Entry::of(&its), Entry::of(&others));
         assert_eq!((one.crc, one.len), (other.crc, other.len));
-        assert!(one.surely_is(&one) && !one.surely_is(&other) && !one.may_be(&other));
+        assert!(one.surely_is(&its) && !one.surely_is(&others) && !one.may_be(&others));
         let of_flash = Entry::unpack(one.pack());
-        assert!(of_flash.may_be(&one) && of_flash.may_be(&other) && !of_flash.surely_is(&one));
+        assert!(of_flash.may_be(&its) && of_flash.may_be(&others) && !of_flash.surely_is(&its));
+        // Without an XXH3 a CRC still finds damage, and both know how long the block is.
+        let written = Entry::with_crc(&its);
+        assert_eq!((written.pack(), written.xxh3), (one.pack(), 0));
+        assert!(written.may_be(&its) && !written.may_be(&its[1..]) && !one.may_be(&its[1..]));
     }
 
     #[test]
@@ -280,10 +296,10 @@ mod tests {
         let known = Entry::of(b"known");
         map.set(5, known);
         map.set(5, map.get(5).with(bits::DIRTY));
-        assert!(map.get(5).surely_is(&known));
+        assert!(map.get(5).surely_is(b"known"));
         assert_eq!(map.blocks().next(), Some((5, known.with(bits::DIRTY))));
         map.set(5, Entry { xxh3: 0, ..known });
-        assert!(!map.get(5).surely_is(&known) && map.get(5).may_be(&known));
+        assert!(!map.get(5).surely_is(b"known") && map.get(5).may_be(b"known"));
     }
 
     #[test]

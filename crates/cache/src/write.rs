@@ -145,11 +145,14 @@ impl CacheFs {
             let written = self.flash.write(file.ino, offset, data);
             forebay_failpoint::step("dirty data is on flash");
             let done = written.as_ref().map_or(&data[..0], |n| &data[..*n]);
+            // Not with the lock: other writers of the file go on meanwhile.
+            let sums = WholeBlocks::of(offset, done);
+            let until = offset + done.len() as u64;
             let mut state = file.state.lock();
             if !done.is_empty() {
-                state.has_seen(offset + done.len() as u64);
+                state.has_seen(until);
             }
-            end(&mut state, self, file, blocks, offset, done)?;
+            end(&mut state, self, file, blocks, until, &sums)?;
             drop(state);
             self.counters.written(done.len() as u64);
             return written;
@@ -456,33 +459,48 @@ fn begin(state: &mut FileState, fs: &CacheFs, file: &CacheFile, blocks: Range<u6
     Ok(())
 }
 
-/// Blocks were written. One that a single request wrote from its start, with all that it has, gets
-/// its checksum.
+/// The blocks that a write covers in whole, with their checksums.
+struct WholeBlocks {
+    first: u64,
+    entries: Vec<Entry>,
+}
+
+impl WholeBlocks {
+    fn of(offset: u64, done: &[u8]) -> WholeBlocks {
+        let first = offset.div_ceil(BLOCK_BYTES);
+        let whole = done.get((first * BLOCK_BYTES - offset) as usize..).unwrap_or_default();
+        let blocks = whole.chunks_exact(BLOCK_BYTES as usize);
+        WholeBlocks { first, entries: blocks.map(Entry::with_crc).collect() }
+    }
+
+    fn get(&self, block: u64) -> Option<Entry> {
+        let at = block.checked_sub(self.first)?;
+        self.entries.get(at as usize).copied()
+    }
+}
+
+/// Blocks were written, up to an offset. One that a single request wrote from its start, with all that it has, gets
+/// its checksum. All entries are written down at once, after the data that they vouch for.
 fn end(
     state: &mut FileState,
     fs: &CacheFs,
     file: &CacheFile,
     blocks: Range<u64>,
-    offset: u64,
-    done: &[u8],
+    until: u64,
+    sums: &WholeBlocks,
 ) -> Result<()> {
-    let mut closed = Vec::new();
+    let mut entries = Vec::with_capacity((blocks.end - blocks.start) as usize);
     for block in blocks.clone() {
-        let start = block * BLOCK_BYTES;
-        let known = start >= offset
-            && (start + BLOCK_BYTES) <= offset + done.len() as u64
-            && state.writing.get(&block).is_some_and(|w| !w.shared);
-        if known {
-            let from = (start - offset) as usize;
-            closed.push((block, Entry::of(&done[from..from + BLOCK_BYTES as usize])));
-        }
+        let alone = state.writing.get(&block).is_some_and(|w| !w.shared);
         leave(state, block);
+        entries.push(match sums.get(block).filter(|_| alone) {
+            Some(sum) => {
+                Entry { bits: state.map.get(block).bits, ..sum }.without(bits::OPEN | bits::FRESH)
+            }
+            None => no_longer_fresh(state, block, until),
+        });
     }
-    for (block, sum) in closed {
-        let entry = Entry { bits: state.map.get(block).bits, ..sum };
-        state.put(&fs.flash, file, block, &[entry.without(bits::OPEN | bits::FRESH)])?;
-    }
-    no_longer_fresh(state, fs, file, blocks, offset + done.len() as u64)?;
+    state.put(&fs.flash, file, blocks.start, &entries)?;
     state.last_write = Instant::now();
     Ok(())
 }
@@ -499,28 +517,20 @@ fn end_unknown(
         leave(state, block);
     }
     state.last_write = Instant::now();
-    no_longer_fresh(state, fs, file, blocks, until)
+    let entries: Vec<Entry> =
+        blocks.clone().map(|block| no_longer_fresh(state, block, until)).collect();
+    state.put(&fs.flash, file, blocks.start, &entries)
 }
 
-/// A change of blocks that were not here has come up to this offset. Behind it nothing came into them, by
-/// an error: the PFS has what was there.
-fn no_longer_fresh(
-    state: &mut FileState,
-    fs: &CacheFs,
-    file: &CacheFile,
-    blocks: Range<u64>,
-    until: u64,
-) -> Result<()> {
-    for block in blocks {
-        let entry = state.map.get(block);
-        if !entry.has(bits::FRESH) {
-            continue;
-        }
-        let untouched = block * BLOCK_BYTES >= until && !state.writing.contains_key(&block);
-        let entry = if untouched { Entry::default() } else { entry.without(bits::FRESH) };
-        state.put(&fs.flash, file, block, &[entry])?;
+/// The entry of a block after a change that has come up to this offset. One that was not here and that the change did not
+/// reach, by an error, has nothing of it: the PFS has what was there.
+fn no_longer_fresh(state: &FileState, block: u64, until: u64) -> Entry {
+    let entry = state.map.get(block);
+    let untouched = block * BLOCK_BYTES >= until && !state.writing.contains_key(&block);
+    match entry.has(bits::FRESH) && untouched {
+        true => Entry::default(),
+        false => entry.without(bits::FRESH),
     }
-    Ok(())
 }
 
 /// A drain that began after the write did may have read the block before its bytes came: it is not clean at the end of that.
@@ -549,5 +559,22 @@ mod tests {
         assert_eq!(of(5, 5), [0]);
         assert_eq!(of(b, 3 * b + 1), [4]);
         assert_eq!(of(0, 0), [0u64; 0]);
+    }
+
+    #[test]
+    fn what_is_written_in_whole_has_its_checksums() {
+        let b = BLOCK_BYTES;
+        let data: Vec<u8> = (0..3 * b).map(|at| (at % 251) as u8).collect();
+        let of = |offset: u64, length: u64| {
+            let sums = WholeBlocks::of(offset, &data[..length as usize]);
+            (0..6).filter(|block| sums.get(*block).is_some()).collect::<Vec<u64>>()
+        };
+        assert_eq!(of(0, 3 * b), [0, 1, 2]);
+        assert_eq!(of(2 * b, 2 * b + 1), [2, 3]);
+        assert_eq!(of(b + 1, 3 * b - 2), [2]);
+        assert_eq!(of(b + 1, 2 * b - 2), [0u64; 0]);
+        assert_eq!((of(1, 5), of(b, 0)), (Vec::new(), Vec::new()));
+        let second = &data[b as usize - 7..][..b as usize];
+        assert_eq!(WholeBlocks::of(4 * b + 7, &data).get(5), Some(Entry::with_crc(second)));
     }
 }

@@ -123,7 +123,7 @@ impl CacheFs {
                 // A hole: zeros, which the PFS has to get where it has something else.
                 let until = (data / BLOCK_BYTES).min(size.div_ceil(BLOCK_BYTES));
                 while block < until && block * BLOCK_BYTES < on_pfs {
-                    push(block, Entry::of(b"").with(bits::DIRTY));
+                    push(block, Entry::with_crc(b"").with(bits::DIRTY));
                     block += 1;
                 }
                 block = block.max(until);
@@ -136,12 +136,12 @@ impl CacheFs {
             }
             let length = BLOCK_BYTES.min(size - start) as usize;
             let got = self.flash.read(file.ino, start, &mut buffer[..length])?;
-            let now = Entry::of(&buffer[..got]);
+            let now = &buffer[..got];
             let old = file.state.lock().map.get(block);
             let unchanged = old.bits & (bits::PRESENT | bits::DIRTY | bits::OPEN) == bits::PRESENT
-                && old.surely_is(&now);
+                && old.surely_is(now);
             if !unchanged {
-                push(block, now.with(bits::DIRTY));
+                push(block, Entry::with_crc(now).with(bits::DIRTY));
             }
             block += 1;
             if block % ENTRIES_AT_ONCE as u64 == 0 {

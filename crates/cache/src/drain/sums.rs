@@ -89,7 +89,7 @@ impl CacheFs {
             }
             let _gate = file.gate.read();
             let got = self.flash.read(file.ino, block * BLOCK_BYTES, &mut data)?;
-            let sum = Entry::of(&data[..got]);
+            let sum = Entry::with_crc(&data[..got]);
             let mut state = file.state.lock();
             if state.gone || state.record.whole {
                 return Err(Errno::EAGAIN);

@@ -1,6 +1,6 @@
 //! Fills, writes, drains and room: one file at a time.
 
-use super::super::map::BLOCK_BYTES;
+use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::*;
 use rustix::fs::FallocateFlags;
 use std::os::unix::fs::MetadataExt;
@@ -85,6 +85,38 @@ fn only_what_was_written_drains_after_a_kernel_wrote_it() {
     let [.., drained] = cache.fs.counters.bytes();
     assert_eq!(drained, super::super::map::BLOCK_BYTES);
     cache.crash();
+}
+
+#[test]
+fn a_served_write_costs_two_writes_of_the_map_and_no_second_checksum() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let data = pattern(9, 2 * MIB as usize);
+    let (first, second) = data.split_at(MIB as usize);
+    let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, false).unwrap();
+    handle.write(0, first).unwrap();
+    let map_writes = || cache.fs.flash.map_writes.load(Ordering::Relaxed);
+    let before = map_writes();
+    handle.write(MIB, second).unwrap();
+    assert_eq!(map_writes() - before, 2, "that the blocks are OPEN, and their checksums");
+    let file = cache.fs.nodes.get(handle.ino).unwrap().file.unwrap();
+    let entries = || -> Vec<Entry> { file.state.lock().map.blocks().map(|(_, e)| e).collect() };
+    let written = |e: &Entry| e.has(bits::DIRTY) && !e.has(bits::OPEN) && e.xxh3 == 0;
+    assert!(entries().len() == 16 && entries().iter().all(written));
+    drop(handle);
+    let before = map_writes();
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(map_writes() - before, 1, "that they are clean");
+    // What a kernel writes from now on is told from what the PFS has.
+    let blocks = data.chunks(BLOCK_BYTES as usize);
+    assert!(entries().iter().zip(blocks).all(|(e, block)| e.surely_is(block)));
+    assert_eq!(rig.read_pfs("f"), data);
+    drop(file);
+    cache.crash();
+    let again = rig.open();
+    assert_eq!(again.state("/f").file.unwrap().state, "clean");
+    assert_eq!(again.read("f").unwrap(), data);
+    again.crash();
 }
 
 #[test]
