@@ -103,7 +103,8 @@ impl NameOps for CacheFs {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        self.make_nameless(caller, parent, args, want_local)
+        let make = || self.make_nameless(caller, parent, args, want_local);
+        self.as_judged(caller, &[parent], make)
     }
 
     fn fsyncdir(&self, ino: Ino) -> Result<()> {

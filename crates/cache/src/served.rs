@@ -5,7 +5,7 @@
 //! call in that could drop data. Called by `session`.
 
 use super::CacheFs;
-use super::pfs::{errno, proc_path};
+use super::pfs::{PfsStat, errno, proc_path};
 use forebay_credentials::acting::Who;
 use forebay_interfaces::references::References;
 use forebay_proto::api::ops::*;
@@ -14,7 +14,7 @@ use forebay_proto::net::session::ClientId;
 use forebay_proto::{Caller, Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 impl CacheFs {
@@ -93,19 +93,30 @@ impl CacheFs {
         parent: Ino,
         name: &[u8],
     ) -> Result<Option<(Ino, FileKind)>> {
-        let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
-        let _settled = self.publishing.read_recursive();
-        let stat = {
-            let _act = who.act()?;
-            self.pfs.stat_at(dir.as_fd(), name)
-        };
-        match stat {
-            Ok(stat) => {
-                let ino = self.nodes.number(stat.key);
-                let ino = ino.inspect(|ino| self.nodes.name(*ino, parent, name));
-                Ok(ino.map(|ino| (ino, stat.kind())))
-            }
+        self.as_judged(caller, &[parent], || {
+            let who = Who::of(caller);
+            let dir = self.open_parent(&who, parent, name)?;
+            let _settled = self.publishing.read_recursive();
+            let Some(stat) = self.stat_as(&who, &dir, name)? else { return Ok(None) };
+            let ino = self.nodes.number(stat.key);
+            let ino = ino.inspect(|ino| self.nodes.name(*ino, parent, name));
+            Ok(ino.map(|ino| (ino, stat.kind())))
+        })
+    }
+
+    /// What the PFS has under a name, if there is one.
+    fn stat_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Option<PfsStat>> {
+        self.as_judged(caller, &[parent], || {
+            let who = Who::of(caller);
+            let dir = self.open_parent(&who, parent, name)?;
+            self.stat_as(&who, &dir, name)
+        })
+    }
+
+    fn stat_as(&self, who: &Who, dir: &OwnedFd, name: &[u8]) -> Result<Option<PfsStat>> {
+        let _act = who.act()?;
+        match self.pfs.stat_at(dir.as_fd(), name) {
+            Ok(stat) => Ok(Some(stat)),
             Err(Errno::ENOENT) => Ok(None),
             Err(e) => Err(e),
         }
@@ -124,26 +135,13 @@ impl CacheFs {
 
     /// True if there is such a name.
     pub fn exists(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<bool> {
-        let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
-        let _act = who.act()?;
-        match self.pfs.stat_at(dir.as_fd(), name) {
-            Ok(_) => Ok(true),
-            Err(Errno::ENOENT) => Ok(false),
-            Err(e) => Err(e),
-        }
+        Ok(self.stat_name(caller, parent, name)?.is_some())
     }
 
     /// True if there is a whiteout of that name.
     pub fn is_whiteout(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<bool> {
-        let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
-        let _act = who.act()?;
-        match self.pfs.stat_at(dir.as_fd(), name) {
-            Ok(stat) => Ok(stat.kind() == FileKind::CharDev && stat.rdev == 0),
-            Err(Errno::ENOENT) => Ok(false),
-            Err(e) => Err(e),
-        }
+        let is_one = |stat: PfsStat| stat.kind() == FileKind::CharDev && stat.rdev == 0;
+        Ok(self.stat_name(caller, parent, name)?.is_some_and(is_one))
     }
 
     /// The object of an open file, for the kernel that has it already.
