@@ -279,6 +279,8 @@ fn anybody_leaves_a_whiteout(on: &Path) {
     fs::remove_dir_all(&dir).unwrap();
 }
 
+/// Longer than a helper holds what it has looked up.
+const HELPER_LETS_GO: Duration = Duration::from_millis(200);
 /// Longer than a name in the directory of handles stays.
 const NAMES_ARE_GONE: Duration = Duration::from_secs(4);
 const LIMIT: Duration = Duration::from_secs(20);
@@ -460,7 +462,7 @@ fn a_helper_that_is_killed_or_stopped_holds_up_nothing_for_long(buffer: &Buffer)
     let handle = sys::handle_of(sys::bytes(&root.join("file"))).unwrap();
     let open = || {
         // It holds what it has looked up for a moment.
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(HELPER_LETS_GO);
         forget_names();
         let top = fs::File::open(&root).unwrap();
         let begun = Instant::now();
