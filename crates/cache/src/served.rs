@@ -5,6 +5,7 @@
 //! call in that could drop data. Called by `session`.
 
 use super::CacheFs;
+use super::attach::Opening;
 use super::pfs::{PfsStat, errno, proc_path};
 use forebay_credentials::acting::Who;
 use forebay_interfaces::references::References;
@@ -16,6 +17,9 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+
+/// How often a file is looked for again that is forgotten, or drained, while a mount says that it has it open.
+const REOPEN_TRIES: u32 = 3;
 
 impl CacheFs {
     /// The mounts of the last server have said what they hold, or are away.
@@ -174,16 +178,8 @@ impl CacheFs {
         let _writing = self.may_write(ino).inspect_err(|error| {
             tracing::warn!(%ino, %error, "the metadata server does not hear that a file may be written");
         });
-        let file = match known.file {
-            Some(file) => file,
-            None => {
-                let who = &known.who;
-                let fd = self.open_node(ino, &Who::server());
-                let fd = fd.or_else(|_| self.open_node(ino, who))?;
-                let stat = self.pfs.stat_fd(fd.as_fd())?;
-                self.attach(ino, &stat, who)?
-            }
-        };
+        let opening = self.file_to_reopen(ino)?;
+        let file = opening.file();
         let _meta = file.meta.lock();
         let mut state = file.state.lock();
         if state.gone {
@@ -191,8 +187,8 @@ impl CacheFs {
         }
         if may_have_written && !state.is_lost() {
             // Read once at its close, as after any write by a kernel.
-            self.mark_dirty(&file, &mut state)?;
-            state.save(&self.flash, &file, |record| record.whole = true)?;
+            self.mark_dirty(file, &mut state)?;
+            state.save(&self.flash, file, |record| record.whole = true)?;
             state.at_open = None;
         }
         state.opens += count;
@@ -204,6 +200,26 @@ impl CacheFs {
             }
         }
         Ok(state.record.whole)
+    }
+
+    /// What is on flash of a file that a mount has open. Nothing of it is forgotten any more; what is just being forgotten
+    /// is made anew: its name is there.
+    fn file_to_reopen(&self, ino: Ino) -> Result<Opening> {
+        let mut tries = 0;
+        loop {
+            let known = self.nodes.get(ino)?;
+            if let Some(opening) = known.file.and_then(Opening::of) {
+                return Ok(opening);
+            }
+            let who = &known.who;
+            let fd = self.open_node(ino, &Who::server());
+            let fd = fd.or_else(|_| self.open_node(ino, who))?;
+            let stat = self.pfs.stat_fd(fd.as_fd())?;
+            match self.attach_to_open(ino, &stat, who) {
+                Err(Errno::ESTALE) if tries < REOPEN_TRIES => tries += 1,
+                opening => return opening,
+            }
+        }
     }
 
     /// How long what the PFS says may be believed, in milliseconds.
