@@ -46,7 +46,7 @@ impl CacheFs {
         }
     }
 
-    /// A call on what has a name in such a directory.
+    /// A call on what has a name in such a directory, or on a work directory itself.
     pub(super) fn as_judged_below<T>(
         &self,
         caller: &Caller,
@@ -58,7 +58,7 @@ impl CacheFs {
             Err(refused @ (Errno::EACCES | Errno::EPERM)) => {
                 let names = self.nodes.names(ino);
                 let dirs: Vec<Ino> = names.into_iter().map(|(dir, _)| dir).collect();
-                if !self.is_of_an_overlay(caller, &dirs) {
+                if !self.is_of_an_overlay(caller, &dirs) && !self.is_their_work_dir(caller, ino) {
                     return Err(refused);
                 }
                 let _judged = Judged::may_use_directories(xattr.starts_with(TRUSTED));
@@ -68,10 +68,14 @@ impl CacheFs {
         }
     }
 
-    fn is_of_an_overlay(&self, caller: &Caller, dirs: &[Ino]) -> bool {
+    /// Whether a kernel has judged a call that the PFS may refuse.
+    fn is_judged(&self, caller: &Caller) -> bool {
         // A cache that is not served has the mount of its own process.
-        let is_judged = self.options.served.is_none() || is_kernels();
-        if caller.uid == 0 || !is_judged {
+        caller.uid != 0 && (self.options.served.is_none() || is_kernels())
+    }
+
+    fn is_of_an_overlay(&self, caller: &Caller, dirs: &[Ino]) -> bool {
+        if !self.is_judged(caller) {
             return false;
         }
         let paths: Vec<Vec<u8>> =
@@ -107,6 +111,12 @@ impl CacheFs {
             stat.is_ok_and(|stat| stat.kind() == FileKind::Dir && stat.uid == caller.uid)
         };
         paths.iter().all(is_theirs) && paths.iter().any(|path| self.is_below_own(caller, path))
+    }
+
+    /// The same of the directory that a call is about.
+    fn is_their_work_dir(&self, caller: &Caller, ino: Ino) -> bool {
+        let path = self.nodes.path(ino);
+        self.is_judged(caller) && path.is_ok_and(|path| self.is_in_their_overlay(caller, &[path]))
     }
 
     /// Whether a directory is a work directory of the user's, or below one.

@@ -379,6 +379,12 @@ fn the_work_directory_of_a_users_own_overlay_is_for_what_is_the_users() {
     let nameless = mount.call_of_user(Call::Tmpfile { parent: work, args, want_local: false });
     assert!(matches!(nameless, Answer::Created { .. }), "{nameless:?}");
 
+    // The overlay looks whether there are such attributes.
+    let name: &[u8] = b"user.overlay.opaque";
+    let set = Call::Setxattr { ino: work, name, flags: 0, kill_sgid: false };
+    let set = mount.call_of_user(set);
+    assert!(matches!(set, Answer::Done), "{set:?}");
+
     // What the PFS does not let the user change stays as it is.
     std::fs::create_dir(rig.pfs("roots")).unwrap();
     mode(&rig.pfs("roots"), 0o755);
