@@ -5,7 +5,6 @@ use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, DirEntry, Notify, Opened, StatFs, WriteMode};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, Result};
-use rustix::fs::OFlags;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,7 +102,8 @@ impl NameOps for CacheFs {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        self.make_nameless(caller, parent, args, want_local)
+        let make = || self.make_nameless(caller, parent, args, want_local);
+        self.as_judged(caller, &[parent], make)
     }
 
     fn fsyncdir(&self, ino: Ino) -> Result<()> {
@@ -111,7 +111,8 @@ impl NameOps for CacheFs {
         if known.kind != FileKind::Dir {
             return self.flash.sync();
         }
-        let dir = self.open_dir(&known.who, ino, OFlags::RDONLY)?;
+        // Who has it open by an overlay may not come to it by its path.
+        let (_, dir) = self.open_list(ino)?;
         match rustix::fs::fsync(&dir) {
             // A PFS without it has names on disk when the call returned, or never says.
             Ok(()) | Err(rustix::io::Errno::INVAL) => self.flash.sync(),

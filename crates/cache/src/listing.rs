@@ -55,7 +55,8 @@ impl CacheFs {
         Ok(())
     }
 
-    fn open_list(&self, ino: Ino) -> Result<(Who, OwnedFd)> {
+    /// A directory without a requester, open for reading: as the server, or else as who looked it up last.
+    pub(super) fn open_list(&self, ino: Ino) -> Result<(Who, OwnedFd)> {
         let who = Who::server();
         match self.open_dir(&who, ino, OFlags::RDONLY) {
             Err(Errno::EACCES | Errno::EPERM) => {

@@ -5,7 +5,8 @@
 //! call in that could drop data. Called by `session`.
 
 use super::CacheFs;
-use super::pfs::{errno, proc_path};
+use super::attach::Opening;
+use super::pfs::{PfsStat, errno, proc_path};
 use forebay_credentials::acting::Who;
 use forebay_interfaces::references::References;
 use forebay_proto::api::ops::*;
@@ -14,8 +15,11 @@ use forebay_proto::net::session::ClientId;
 use forebay_proto::{Caller, Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+
+/// How often a file is looked for again that is forgotten, or drained, while a mount says that it has it open.
+const REOPEN_TRIES: u32 = 3;
 
 impl CacheFs {
     /// The mounts of the last server have said what they hold, or are away.
@@ -93,19 +97,30 @@ impl CacheFs {
         parent: Ino,
         name: &[u8],
     ) -> Result<Option<(Ino, FileKind)>> {
-        let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
-        let _settled = self.publishing.read_recursive();
-        let stat = {
-            let _act = who.act()?;
-            self.pfs.stat_at(dir.as_fd(), name)
-        };
-        match stat {
-            Ok(stat) => {
-                let ino = self.nodes.number(stat.key);
-                let ino = ino.inspect(|ino| self.nodes.name(*ino, parent, name));
-                Ok(ino.map(|ino| (ino, stat.kind())))
-            }
+        self.as_judged(caller, &[parent], || {
+            let who = Who::of(caller);
+            let dir = self.open_parent(&who, parent, name)?;
+            let _settled = self.publishing.read_recursive();
+            let Some(stat) = self.stat_as(&who, &dir, name)? else { return Ok(None) };
+            let ino = self.nodes.number(stat.key);
+            let ino = ino.inspect(|ino| self.nodes.name(*ino, parent, name));
+            Ok(ino.map(|ino| (ino, stat.kind())))
+        })
+    }
+
+    /// What the PFS has under a name, if there is one.
+    fn stat_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Option<PfsStat>> {
+        self.as_judged(caller, &[parent], || {
+            let who = Who::of(caller);
+            let dir = self.open_parent(&who, parent, name)?;
+            self.stat_as(&who, &dir, name)
+        })
+    }
+
+    fn stat_as(&self, who: &Who, dir: &OwnedFd, name: &[u8]) -> Result<Option<PfsStat>> {
+        let _act = who.act()?;
+        match self.pfs.stat_at(dir.as_fd(), name) {
+            Ok(stat) => Ok(Some(stat)),
             Err(Errno::ENOENT) => Ok(None),
             Err(e) => Err(e),
         }
@@ -124,26 +139,13 @@ impl CacheFs {
 
     /// True if there is such a name.
     pub fn exists(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<bool> {
-        let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
-        let _act = who.act()?;
-        match self.pfs.stat_at(dir.as_fd(), name) {
-            Ok(_) => Ok(true),
-            Err(Errno::ENOENT) => Ok(false),
-            Err(e) => Err(e),
-        }
+        Ok(self.stat_name(caller, parent, name)?.is_some())
     }
 
     /// True if there is a whiteout of that name.
     pub fn is_whiteout(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<bool> {
-        let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
-        let _act = who.act()?;
-        match self.pfs.stat_at(dir.as_fd(), name) {
-            Ok(stat) => Ok(stat.kind() == FileKind::CharDev && stat.rdev == 0),
-            Err(Errno::ENOENT) => Ok(false),
-            Err(e) => Err(e),
-        }
+        let is_one = |stat: PfsStat| stat.kind() == FileKind::CharDev && stat.rdev == 0;
+        Ok(self.stat_name(caller, parent, name)?.is_some_and(is_one))
     }
 
     /// The object of an open file, for the kernel that has it already.
@@ -176,16 +178,8 @@ impl CacheFs {
         let _writing = self.may_write(ino).inspect_err(|error| {
             tracing::warn!(%ino, %error, "the metadata server does not hear that a file may be written");
         });
-        let file = match known.file {
-            Some(file) => file,
-            None => {
-                let who = &known.who;
-                let fd = self.open_node(ino, &Who::server());
-                let fd = fd.or_else(|_| self.open_node(ino, who))?;
-                let stat = self.pfs.stat_fd(fd.as_fd())?;
-                self.attach(ino, &stat, who)?
-            }
-        };
+        let opening = self.file_to_reopen(ino)?;
+        let file = opening.file();
         let _meta = file.meta.lock();
         let mut state = file.state.lock();
         if state.gone {
@@ -193,8 +187,8 @@ impl CacheFs {
         }
         if may_have_written && !state.is_lost() {
             // Read once at its close, as after any write by a kernel.
-            self.mark_dirty(&file, &mut state)?;
-            state.save(&self.flash, &file, |record| record.whole = true)?;
+            self.mark_dirty(file, &mut state)?;
+            state.save(&self.flash, file, |record| record.whole = true)?;
             state.at_open = None;
         }
         state.opens += count;
@@ -206,6 +200,26 @@ impl CacheFs {
             }
         }
         Ok(state.record.whole)
+    }
+
+    /// What is on flash of a file that a mount has open. Nothing of it is forgotten any more; what is just being forgotten
+    /// is made anew: its name is there.
+    fn file_to_reopen(&self, ino: Ino) -> Result<Opening> {
+        let mut tries = 0;
+        loop {
+            let known = self.nodes.get(ino)?;
+            if let Some(opening) = known.file.and_then(Opening::of) {
+                return Ok(opening);
+            }
+            let who = &known.who;
+            let fd = self.open_node(ino, &Who::server());
+            let fd = fd.or_else(|_| self.open_node(ino, who))?;
+            let stat = self.pfs.stat_fd(fd.as_fd())?;
+            match self.attach_to_open(ino, &stat, who) {
+                Err(Errno::ESTALE) if tries < REOPEN_TRIES => tries += 1,
+                opening => return opening,
+            }
+        }
     }
 
     /// How long what the PFS says may be believed, in milliseconds.

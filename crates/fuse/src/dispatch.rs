@@ -189,7 +189,8 @@ fn call(
             crate::waits::interrupt(cx, request)
         }
         op::DESTROY => Ok(Given::Nothing),
-        // No file attributes of chattr(1), no device commands.
+        // No file attributes of chattr(1), no device commands. An overlay that copies a file up takes this answer, and no other
+        // but EINVAL, for a file system without such attributes, and goes on.
         op::IOCTL => Err(Errno::ENOTTY),
         // The kernel remembers ENOSYS: it then decides by itself (ACCESS by mode and ACL, POLL
         // as always ready, BMAP as not possible) and does not ask again.
@@ -254,6 +255,17 @@ mod tests {
             let request = Request::parse(&bytes, cx.device.root()).unwrap();
             assert_eq!(call_guarded(&cx, &cx.device, &request, &mut reply), Err(Errno::EINVAL));
         }
+    }
+
+    #[test]
+    fn who_asks_for_attributes_of_chattr_hears_that_there_are_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let cx = connection(dir.path(), "/dev/null");
+        let mut reply = Reply::new();
+        let head = abi::InHeader { len: 72, opcode: op::IOCTL, nodeid: 1, ..Default::default() };
+        let bytes = [head.as_bytes(), &[0u8; 32]].concat();
+        let request = Request::parse(&bytes, cx.device.root()).unwrap();
+        assert_eq!(call_guarded(&cx, &cx.device, &request, &mut reply), Err(Errno::ENOTTY));
     }
 
     #[test]

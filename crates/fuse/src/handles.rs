@@ -16,7 +16,7 @@
 //!   it is killed, nor keep it from dumping its core. It has no descriptor of ours but two pipes, nothing open on the mount but
 //!   for [`HOLD`] after a look, and ends with the pipes. It starts with the first handle.
 //! * Until the kernel has used the entry with the name, nobody but the helper holds it: a kernel that needs memory, or is told
-//!   to drop its caches, would forget it.
+//!   to drop its caches, would forget it. Many who ask at once are not served at once: each name is held until its own time is over.
 //! * Only workers wait for it, for [`PATIENCE`] at most: readers answer what it asks. What it does not do in time is
 //!   answered without a name, as everything is where there is no helper.
 //! * A name in the kernel's cache keeps a removed file, so it goes after [`crate::notify::NAME_STAYS`]. Who uses the file keeps the
@@ -31,6 +31,7 @@ use forebay_proto::FileKind;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read, Result, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -48,8 +49,11 @@ pub(crate) const DIR_NODE: u64 = u64::MAX;
 const HELPER: &str = "forebay-handles";
 /// Longest wait for the helper: it is late on a machine that is busy, or where the path to the mount hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the helper holds what it has looked up: longer than the answer to who asked takes. An unmount meets EBUSY meanwhile.
-const HOLD: Duration = Duration::from_millis(20);
+/// How long the helper holds what it has looked up: longer than it takes to answer who asked, and who asked to run. An unmount
+/// meets EBUSY meanwhile.
+const HOLD: Duration = Duration::from_millis(50);
+/// Most that it holds at once.
+const HELD_MAX: usize = 256;
 /// How often it is started: it ends early only if somebody kills it.
 const STARTS_MAX: u32 = 16;
 
@@ -236,10 +240,13 @@ pub fn help(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let _ = rustix::thread::set_name(c"forebay-handles");
     let (mut from, mut to) = (std::io::stdin().lock(), std::io::stdout().lock());
     let mut node = [0; size_of::<u64>()];
-    let mut held: Option<OwnedFd> = None;
+    let mut held: Held<OwnedFd> = Held::default();
     loop {
-        if held.is_some() && is_readable(&from, HOLD).is_ok_and(|is_asked| !is_asked) {
-            drop(held.take());
+        while let Some(left) = held.next_end(Instant::now()) {
+            if !left.is_zero() && is_readable(&from, left).unwrap_or(true) {
+                break;
+            }
+            held.let_go(Instant::now());
         }
         if from.read_exact(&mut node).is_err() {
             return Some(ExitCode::SUCCESS);
@@ -247,9 +254,40 @@ pub fn help(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
         let path = dir.join(u64::from_ne_bytes(node).to_string());
         // Opens nothing: no server hears of it. Whether it is there or not, the kernel knows now.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        held = rustix::fs::open(&path, flags, Mode::empty()).ok();
+        if let Ok(name) = rustix::fs::open(&path, flags, Mode::empty()) {
+            held.hold(Instant::now(), name);
+        }
         if to.write_all(&[0]).and_then(|()| to.flush()).is_err() {
             return Some(ExitCode::SUCCESS);
+        }
+    }
+}
+
+/// What the helper has looked up lately, the first first.
+struct Held<T>(VecDeque<(Instant, T)>);
+
+impl<T> Default for Held<T> {
+    fn default() -> Held<T> {
+        Held(VecDeque::new())
+    }
+}
+
+impl<T> Held<T> {
+    fn hold(&mut self, now: Instant, name: T) {
+        if self.0.len() == HELD_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((now + HOLD, name));
+    }
+
+    /// How long the first is still held.
+    fn next_end(&self, now: Instant) -> Option<Duration> {
+        self.0.front().map(|(until, _)| until.saturating_duration_since(now))
+    }
+
+    fn let_go(&mut self, now: Instant) {
+        while self.next_end(now).is_some_and(|left| left.is_zero()) {
+            self.0.pop_front();
         }
     }
 }
@@ -285,6 +323,26 @@ mod tests {
         assert!(one.is_dir(one.name.as_bytes()) && !other.is_dir(one.name.as_bytes()));
         let none = Handles::new(None);
         assert!(!none.is_dir(none.name.as_bytes()));
+    }
+
+    #[test]
+    fn what_was_looked_up_stays_held_while_others_are_looked_up() {
+        let begun = Instant::now();
+        let mut held = Held::default();
+        assert_eq!(held.next_end(begun), None);
+        held.hold(begun, 1);
+        held.hold(begun + HOLD / 2, 2);
+        assert_eq!((held.0.len(), held.next_end(begun)), (2, Some(HOLD)));
+        held.let_go(begun + HOLD / 2);
+        assert_eq!(held.0.len(), 2);
+        held.let_go(begun + HOLD);
+        assert_eq!((held.0.len(), held.next_end(begun + HOLD)), (1, Some(HOLD / 2)));
+        held.let_go(begun + 2 * HOLD);
+        assert_eq!(held.0.len(), 0);
+        for name in 0..HELD_MAX + 3 {
+            held.hold(begun, name);
+        }
+        assert_eq!((held.0.len(), held.0[0].1), (HELD_MAX, 3));
     }
 
     #[test]

@@ -246,6 +246,40 @@ fn users_make_names_over_whiteouts(on: &Path) {
     theirs.umount();
 }
 
+/// What a user does in an own overlay: its lower directory, where the other two are, and where it is mounted.
+const OF_A_USER: &str = "
+    mount -t overlay overlay -o userxattr,lowerdir=$1,upperdir=$2/upper,workdir=$2/work $3
+    cd $3
+    rm gone; echo again > gone; rm -r dir; mkdir dir; echo new > dir/new
+    echo more >> changed; mv kept moved; mkdir made; chmod 600 mode
+    cd /; umount $3";
+
+/// A user mounts an overlay in a user namespace, as rootless Podman does. Its work directory is the user's, and has mode 0.
+fn users_have_overlays_of_their_own(on: &Path) {
+    let own = tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap();
+    fs::set_permissions(own.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let user = Cred { uid: 4242, gid: 4343, groups: vec![] };
+    let fill = "mkdir -p lower/dir merged; cd lower; chmod 755 .
+        for name in gone kept changed mode dir/below; do echo $name > $name; done; chown -R 4242:4343 .";
+    let (ok, said) = try_run(Command::new("sh").args(["-euc", fill]).current_dir(own.path()));
+    assert!(ok, "{said}");
+    let [expected, found] = [own.path(), on].map(|at| {
+        let at = at.join("rootless");
+        let make = "mkdir -p $1/upper $1/work; chown -R 4242:4343 $1";
+        let (ok, said) = try_run(Command::new("sh").args(["-euc", make, "sh"]).arg(&at));
+        assert!(ok, "{said}");
+        let mut script = Command::new("unshare");
+        script.args(["--user", "--map-root-user", "--mount", "sh", "-euc", OF_A_USER, "sh"]);
+        script.arg(own.path().join("lower")).arg(&at).arg(own.path().join("merged"));
+        let (ok, said) = as_user(&user, || try_run(&mut script));
+        assert!(ok, "{}: {said}", at.display());
+        let mut all = BTreeMap::new();
+        look(&at.join("upper"), Path::new(""), &mut all);
+        all
+    });
+    assert_eq!(found, expected);
+}
+
 /// Also somebody without privilege may leave one, and no right comes with it.
 fn anybody_leaves_a_whiteout(on: &Path) {
     let dir = on.join("theirs");
@@ -279,6 +313,8 @@ fn anybody_leaves_a_whiteout(on: &Path) {
     fs::remove_dir_all(&dir).unwrap();
 }
 
+/// Longer than a helper holds what it has looked up.
+const HELPER_LETS_GO: Duration = Duration::from_millis(200);
 /// Longer than a name in the directory of handles stays.
 const NAMES_ARE_GONE: Duration = Duration::from_secs(4);
 const LIMIT: Duration = Duration::from_secs(20);
@@ -460,7 +496,7 @@ fn a_helper_that_is_killed_or_stopped_holds_up_nothing_for_long(buffer: &Buffer)
     let handle = sys::handle_of(sys::bytes(&root.join("file"))).unwrap();
     let open = || {
         // It holds what it has looked up for a moment.
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(HELPER_LETS_GO);
         forget_names();
         let top = fs::File::open(&root).unwrap();
         let begun = Instant::now();
@@ -528,10 +564,8 @@ on_both_kinds!(an_overlay_on_a_cache);
 fn an_overlay_on_a_cache(kind: site::Kind) {
     let site = site::Site::mounted_as(kind, 64 << 20, &["--drain", "end"]);
     works_on(&site.base.join("mnt"));
-    // A served one refuses them still.
-    if kind == site::Kind::Own {
-        users_make_names_over_whiteouts(&site.base.join("mnt"));
-    }
+    users_make_names_over_whiteouts(&site.base.join("mnt"));
+    users_have_overlays_of_their_own(&site.base.join("mnt"));
     let (ok, said) = site.umount(&[]);
     assert!(ok, "{said}");
 }

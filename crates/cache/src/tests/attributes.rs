@@ -308,3 +308,18 @@ fn a_file_that_is_opened_to_write_and_not_written_keeps_its_ctime() {
     assert_eq!(ctime(), before, "when it is clean again");
     cache.crash();
 }
+
+/// As in an overlay, which holds its upper directory open whatever is above that.
+#[test]
+fn a_directory_is_synced_also_below_one_that_is_closed_to_who_has_it_open() {
+    let rig = Rig::new(64 * MIB);
+    std::fs::create_dir_all(rig.pfs("d/sub")).unwrap();
+    let cache = rig.open();
+    let user = Caller { uid: 4242, gid: 4242, groups: vec![4242], ..Caller::default() };
+    let dir = cache.lookup("d").unwrap();
+    let sub = cache.fs.lookup(&user, dir, b"sub").unwrap().attr.ino;
+    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(rig.pfs("d"), closed).unwrap();
+    cache.fs.fsyncdir(sub).unwrap();
+    cache.crash();
+}

@@ -66,6 +66,29 @@ fn what_is_opened_as_it_is_forgotten_is_made_anew_and_drains() {
     }
 }
 
+/// A mount comes back, and has a file open that nobody had for a while: it is taken off flash at that moment.
+#[test]
+fn what_is_forgotten_as_a_mount_comes_back_with_it_is_open_all_the_same() {
+    let rig = Rig::new(CAPACITY);
+    rig.put("f", b"there");
+    let running = rig.open();
+    let handle = running.open("f", libc::O_RDONLY, false).unwrap();
+    let ino = handle.ino;
+    let forgotten = running.fs.nodes.get(ino).unwrap().file.unwrap();
+    let key = {
+        let mut state = forgotten.state.lock();
+        (state.gone, state.forgotten) = (true, true);
+        state.record.key
+    };
+    running.fs.flash.remove(forgotten.ino, key).unwrap();
+    running.fs.reopen(ino, 1, false, false).unwrap();
+    let file = running.fs.nodes.get(ino).unwrap().file.unwrap();
+    assert!(!Arc::ptr_eq(&file, &forgotten));
+    assert_eq!(handle.read_all().unwrap(), b"there");
+    drop((file, forgotten, handle));
+    running.crash();
+}
+
 /// Who has read a record, and comes to use it when a drain has given the file another key and nobody has it any more.
 #[test]
 fn a_record_that_a_drain_has_overtaken_is_not_taken_for_the_files() {

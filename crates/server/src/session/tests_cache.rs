@@ -5,11 +5,12 @@ use super::tests::{attaching, facts};
 use super::*;
 use crate::{Server, ServerOptions};
 use forebay_cache::{CacheOptions, When};
-use forebay_proto::Cookie;
+use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::control::{PathBytes, StoreKind, Verify};
 use forebay_proto::net::ledger::AccessMode;
 use forebay_proto::net::session::{LockCall, LockKind, LockSpec, Reclaim, SlotId};
 use forebay_proto::net::{Answer, Call, GivenBack, Request};
+use forebay_proto::{Cookie, FileKind};
 use forebay_store::flash::{Store, StoreKey, StoreOptions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -99,6 +100,15 @@ impl Mount<'_> {
     }
 
     fn call_with(&self, call: Call<'_>, payload: &[u8]) -> Reply {
+        self.request(Caller::root(), call, payload)
+    }
+
+    /// As the kernel of this mount asks for the user.
+    fn call_of_user(&self, call: Call<'_>) -> Answer {
+        self.request(user().unwrap(), call, b"").answer
+    }
+
+    fn request(&self, caller: Caller, call: Call<'_>, payload: &[u8]) -> Reply {
         self.made.set(self.made.get() + 1);
         let request = Request {
             session: self.session.id(),
@@ -106,7 +116,7 @@ impl Mount<'_> {
             slot_seq: self.made.get(),
             cpu: None,
             given_back: GivenBack::default(),
-            caller: Caller::root(),
+            caller,
             call,
         };
         self.rig.sessions.call(&self.session, &request, payload, &mut Vec::new(), true)
@@ -298,5 +308,97 @@ fn a_number_means_no_other_file_before_its_last_close_is_heard_of() {
         assert_eq!(mount.write(ino), Ok(1));
     }
     assert_eq!(mount.getattr(old), Err(Errno::ESTALE), "nothing holds it any more");
+    rig.sessions.close();
+}
+
+/// The directories of an overlay on the PFS, the work directory of mode 0 and the upper one: the upper one is the user's, the
+/// others are of `owner`. In the upper one is a file of root's, as a whiteout is mostly.
+fn lay_out_overlay(rig: &Rig, mount: &Mount<'_>, owner: u32) -> [Ino; 2] {
+    mode(&rig.pfs(""), 0o755);
+    for (dir, owner) in [("o", owner), ("o/upper", USER), ("o/work", owner), ("o/work/work", owner)]
+    {
+        std::fs::create_dir(rig.pfs(dir)).unwrap();
+        mode(&rig.pfs(dir), 0o755);
+        std::os::unix::fs::chown(rig.pfs(dir), Some(owner), Some(owner)).unwrap();
+    }
+    rig.put("o/upper/gone", "", 0o600);
+    mode(&rig.pfs("o/work/work"), 0);
+    let o = mount.lookup(Ino::ROOT, "o").unwrap();
+    let above = mount.lookup(o, "work").unwrap();
+    [mount.lookup(above, "work").unwrap(), mount.lookup(o, "upper").unwrap()]
+}
+
+fn make_file(mount: &Mount<'_>, parent: Ino, name: &[u8]) -> Answer {
+    let args = CreateArgs { mode: 0o644, umask: 0 };
+    let kind = FileKind::File;
+    mount.call_of_user(Call::Mknod { parent, name, kind, args, rdev: 0, near: None })
+}
+
+/// What an overlay asks for when a user makes a file over a whiteout.
+fn makes_over_a_whiteout(rig: &Rig, mount: &Mount<'_>, [work, upper]: [Ino; 2]) {
+    let name: &[u8] = b"#1";
+    let absent = mount.call_of_user(Call::Lookup { parent: work, name });
+    assert!(matches!(absent, Answer::Absent { .. }), "{absent:?}");
+    let made = make_file(mount, work, name);
+    assert!(matches!(made, Answer::Entry { .. }), "{made:?}");
+    let (new_name, flags) = (&b"gone"[..], rename_flags::EXCHANGE);
+    let exchange = Call::Rename { parent: work, name, new_parent: upper, new_name, flags };
+    let exchanged = mount.call_of_user(exchange);
+    assert!(matches!(exchanged, Answer::Done), "{exchanged:?}");
+    let removed = mount.call_of_user(Call::Unlink { parent: work, name });
+    assert!(matches!(removed, Answer::Done), "{removed:?}");
+    let there = std::fs::metadata(rig.pfs("o/upper/gone")).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&there), USER);
+    assert!(!rig.pfs("o/work/work/#1").exists());
+}
+
+#[test]
+fn what_a_kernel_asks_for_a_user_in_roots_overlay_is_done_on_a_served_cache() {
+    assert!(rustix::process::geteuid().is_root(), "only root can act as others");
+    let rig = Rig::new();
+    let mount = rig.attach(1, None, &[]);
+    let dirs = lay_out_overlay(&rig, &mount, 0);
+    // As Podman has it: what is above the upper directory is root's alone.
+    mode(&rig.pfs("o"), 0o700);
+    makes_over_a_whiteout(&rig, &mount, dirs);
+    // A program that asks the server itself has the user's rights on the PFS.
+    let theirs = rig.attach(2, user(), &[]);
+    let o = theirs.lookup(Ino::ROOT, "o").unwrap();
+    assert_eq!(theirs.lookup(o, "upper"), Err(Errno::EACCES));
+    rig.sessions.close();
+}
+
+#[test]
+fn the_work_directory_of_a_users_own_overlay_is_for_what_is_the_users() {
+    assert!(rustix::process::geteuid().is_root(), "only root can act as others");
+    let rig = Rig::new();
+    let mount = rig.attach(1, None, &[]);
+    let [work, upper] = lay_out_overlay(&rig, &mount, USER);
+    makes_over_a_whiteout(&rig, &mount, [work, upper]);
+    let args = CreateArgs { mode: 0o600, umask: 0 };
+    let nameless = mount.call_of_user(Call::Tmpfile { parent: work, args, want_local: false });
+    assert!(matches!(nameless, Answer::Created { .. }), "{nameless:?}");
+
+    // The overlay looks whether there are such attributes.
+    let name: &[u8] = b"user.overlay.opaque";
+    let set = Call::Setxattr { ino: work, name, flags: 0, kill_sgid: false };
+    let set = mount.call_of_user(set);
+    assert!(matches!(set, Answer::Done), "{set:?}");
+
+    // What the PFS does not let the user change stays as it is.
+    std::fs::create_dir(rig.pfs("roots")).unwrap();
+    mode(&rig.pfs("roots"), 0o755);
+    let roots = mount.lookup(Ino::ROOT, "roots").unwrap();
+    let name: &[u8] = b"#2";
+    let made = make_file(&mount, work, name);
+    assert!(matches!(made, Answer::Entry { .. }), "{made:?}");
+    let rename = Call::Rename { parent: work, name, new_parent: roots, new_name: name, flags: 0 };
+    assert_eq!(failed::<()>(mount.call_of_user(rename)), Err(Errno::EACCES));
+    assert!(!rig.pfs("roots/#2").exists());
+    let theirs = rig.attach(2, user(), &[]);
+    let o = theirs.lookup(Ino::ROOT, "o").unwrap();
+    let above = theirs.lookup(o, "work").unwrap();
+    let work = theirs.lookup(above, "work").unwrap();
+    assert_eq!(theirs.lookup(work, "#2"), Err(Errno::EACCES));
     rig.sessions.close();
 }
