@@ -95,7 +95,7 @@ impl CacheFs {
     ) -> Result<Option<(Ino, FileKind)>> {
         let who = Who::of(caller);
         let dir = self.open_parent(&who, parent, name)?;
-        let _settled = self.publishing.read_recursive();
+        let _settled = self.publishing.look();
         let stat = {
             let _act = who.act()?;
             self.pfs.stat_at(dir.as_fd(), name)
