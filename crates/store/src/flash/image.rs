@@ -6,7 +6,6 @@
 //! inodes and extent maps of objects come out of it: within 3 %). It is allocated whole when it
 //! is made: a buffer never meets a full flash later, and two buffers cannot hurt each other.
 
-use super::apart;
 use super::error::{Flash, Result, fail};
 use super::loopdev;
 use super::place::{allocate, is_mounted_on};
@@ -82,7 +81,7 @@ fn format_image(program: &Path, image: &Path) -> Result<()> {
 fn run_program(mut command: Command, what: &str, image: &Path) -> Result<()> {
     let program = PathBuf::from(command.get_program());
     command.env("LC_ALL", "C").stdin(Stdio::null());
-    let output = apart::output(command).at("run", &program)?;
+    let output = forebay_apart::output(command).at("run", &program)?;
     if output.status.success() {
         return Ok(());
     }

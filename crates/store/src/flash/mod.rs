@@ -10,7 +10,6 @@
 //! create, find, destroy and release stores, each under its [`StoreKey`]; the server only uses
 //! the paths and sizes.
 
-mod apart;
 mod create;
 mod error;
 mod grow;

@@ -3,7 +3,9 @@
 //! A process begins with copies of all descriptors of the one that makes it, and the kernel closes them before it runs its
 //! program. A close of a file of a network file system is a request there. So a server that has files of a PFS open that does
 //! not answer, for a cache or a plan of one buffer, could run no program for another one: it would not begin. Here a thread
-//! with a table of descriptors of its own makes the process, which begins with the first three alone. Called by `image`.
+//! with a table of descriptors of its own makes the process, which begins with the first three alone.
+//!
+//! Called where a server makes or grows an image, and where a mount that is not root's is unmounted.
 
 use std::io;
 use std::process::{Command, Output};
@@ -12,7 +14,10 @@ use std::process::{Command, Output};
 const FIRST_OTHER: libc::c_uint = 3;
 
 /// Runs a program to its end, and gives what it said.
-pub(super) fn output(mut command: Command) -> io::Result<Output> {
+///
+/// # Errors
+/// Those of starting it; how it ended is in what is given.
+pub fn output(mut command: Command) -> io::Result<Output> {
     let run = move || {
         // SAFETY: plain numbers. This thread gets a table of its own, without what is above the first three, and uses
         // none of that; other threads keep theirs. Kernels before 5.9 refuse it, and nothing is changed.
