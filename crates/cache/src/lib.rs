@@ -40,6 +40,7 @@ mod own_change;
 mod paths;
 mod pfs;
 mod probe;
+mod publishing;
 mod read;
 mod record;
 mod recover;
@@ -84,6 +85,7 @@ use nodes::Nodes;
 use parking_lot::{Mutex, RwLock};
 use pfs::{Identity, Key, Pfs};
 use probe::Probe;
+use publishing::{Look, Publishing};
 use read::Wish;
 use record::Record;
 use room_ahead::RoomAhead;
@@ -211,7 +213,7 @@ pub struct CacheFs {
     had_conflict: AtomicBool,
     /// Held alone while a drain puts another inode under a name, shared while a name or a number
     /// is compared with a key: so that nobody meets the new inode under the old number.
-    publishing: RwLock<()>,
+    publishing: Publishing,
     /// The other servers of a cache whose data is spread over several.
     data_servers: Option<DataServers>,
 }
@@ -282,7 +284,7 @@ impl CacheFs {
             token,
             discarding: AtomicBool::new(false),
             had_conflict: AtomicBool::new(false),
-            publishing: RwLock::new(()),
+            publishing: Publishing::default(),
             data_servers: peers.filter(|peers| peers.count() > 1).map(DataServers::new),
         });
         fs.share();
@@ -551,7 +553,7 @@ impl CacheFs {
                 so_far.push(b'/');
             }
             so_far.extend_from_slice(name);
-            let _settled = self.publishing.read_recursive();
+            let _settled = self.publishing.look();
             let stat = {
                 let _act = who.act()?;
                 self.pfs.stat(&so_far)?
@@ -566,12 +568,12 @@ impl CacheFs {
     }
 
     /// Keeps names and keys together ([`CacheFs::publishing`]); who has to wait for a drain's exchange says so.
-    fn settled(&self, ino: Ino) -> parking_lot::RwLockReadGuard<'_, ()> {
-        if let Some(settled) = self.publishing.try_read_recursive() {
+    fn settled(&self, ino: Ino) -> Look<'_> {
+        if let Some(settled) = self.publishing.try_look() {
             return settled;
         }
         let begun = self.activity.begin();
-        let settled = self.publishing.read_recursive();
+        let settled = self.publishing.look();
         self.activity.end(begun, ActivityKind::Stall, ino, (0, 0), Stall::Drain as i64);
         settled
     }

@@ -91,7 +91,7 @@ impl CacheFs {
         plus: bool,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<bool> {
-        let _settled = self.publishing.read_recursive();
+        let _settled = self.publishing.look();
         let stat = {
             let _act = who.act()?;
             self.pfs.stat_at(dir.as_fd(), name)?

@@ -227,7 +227,7 @@ impl CacheFs {
                 opened => opened?,
             };
             // A drain puts another inode under a name, and its key on the node.
-            let _settled = self.publishing.read_recursive();
+            let _settled = self.publishing.look();
             let _act = who.act()?;
             let before = match self.pfs.stat_at(old_dir.as_fd(), old_name) {
                 Ok(stat) if self.nodes.number(stat.key) == Some(ino) => stat,
@@ -287,7 +287,7 @@ impl CacheFs {
         (parent, name): At<'_>,
         goes: bool,
     ) -> Result<Leaving<'_>> {
-        let _settled = self.publishing.read_recursive();
+        let _settled = self.publishing.look();
         let _act = who.act()?;
         let stat = self.pfs.stat_at(dir, name)?;
         let known = goes || self.nodes.number(stat.key).is_some();

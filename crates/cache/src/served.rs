@@ -100,7 +100,7 @@ impl CacheFs {
         self.as_judged(caller, &[parent], || {
             let who = Who::of(caller);
             let dir = self.open_parent(&who, parent, name)?;
-            let _settled = self.publishing.read_recursive();
+            let _settled = self.publishing.look();
             let Some(stat) = self.stat_as(&who, &dir, name)? else { return Ok(None) };
             let ino = self.nodes.number(stat.key);
             let ino = ino.inspect(|ino| self.nodes.name(*ino, parent, name));

@@ -19,7 +19,9 @@ mod umask;
 pub use cache_wait::{WaitFor, Waited, cache_wait};
 pub use control::{ANSWER_TIMEOUT, Control, Unmounting};
 pub use ledger::Ledger;
-pub use locate::{MountRef, canonical, locate, locate_source, mount_above, mounts, publish};
+pub use locate::{
+    MountRef, canonical, locate, locate_source, mount_above, mounts, mounts_at, publish,
+};
 pub use umask::umask;
 
 /// Result of this crate: the error says what failed, on which path, why, and what to do.

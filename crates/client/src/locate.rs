@@ -40,10 +40,23 @@ fn whose_else(entry: &MountEntry) -> Option<u32> {
 /// All mounts of Forebay that this process sees, but for those that name a store of somebody else than
 /// who mounted.
 pub fn mounts() -> crate::Result<Vec<MountRef>> {
-    let table = mountinfo::read()?;
-    Ok(table
+    mounts_at(|_| true)
+}
+
+/// The same of those on mount points that are wanted. Of the others nothing is looked at: the flash of one of them may not
+/// answer, and a look at it hangs.
+pub fn mounts_at(wanted: impl Fn(&Path) -> bool) -> crate::Result<Vec<MountRef>> {
+    Ok(ours(&mountinfo::read()?, wanted, |entry| whose_else(entry).is_some()))
+}
+
+fn ours(
+    table: &[MountEntry],
+    wanted: impl Fn(&Path) -> bool,
+    is_others: impl Fn(&MountEntry) -> bool,
+) -> Vec<MountRef> {
+    table
         .iter()
-        .filter(|entry| whose_else(entry).is_none())
+        .filter(|entry| wanted(&entry.point) && !is_others(entry))
         .filter_map(|entry| {
             Some(MountRef {
                 mount_point: entry.point.clone(),
@@ -53,7 +66,7 @@ pub fn mounts() -> crate::Result<Vec<MountRef>> {
                 device: entry.device,
             })
         })
-        .collect())
+        .collect()
 }
 
 /// Publishes a file of a buffer: all mounts see what was written to it; and nobody writes it any more, if it `is_final`.
@@ -256,6 +269,26 @@ mod tests {
         ];
         let found = covering(Path::new("/m/x"), &table).unwrap();
         assert_eq!(found.store_dir().unwrap(), PathBuf::from("/new"));
+    }
+
+    #[test]
+    fn a_mount_is_found_without_a_look_at_the_stores_of_others() {
+        let table = [
+            entry("/hangs", "fuse.forebay", "forebay:/nfs/hangs", "/"),
+            entry("/m", "fuse.forebay", "forebay:/old", "/"),
+            entry("/m", "fuse.forebay", "forebay:/new", "/"),
+            entry("/m", "ext4", "/dev/vda", "/"),
+            entry("/m/planted", "fuse.forebay", "forebay:/nfs/hangs", "/"),
+        ];
+        let looked = std::cell::RefCell::new(Vec::new());
+        let look = |entry: &MountEntry| {
+            looked.borrow_mut().extend(entry.store_dir());
+            false
+        };
+        let found = ours(&table, |point| point == Path::new("/m"), look);
+        let stores: Vec<_> = found.into_iter().map(|mount| mount.store_dir).collect();
+        assert_eq!(stores, [PathBuf::from("/old"), PathBuf::from("/new")]);
+        assert_eq!(looked.take(), stores);
     }
 
     #[test]

@@ -296,11 +296,9 @@ fn unmount_by_helper(path: &Path, lazy: bool) -> Result<(), UnmountError> {
     if lazy {
         command.arg("-z");
     }
-    let output = command
-        .arg("--")
-        .arg(path)
-        .stdin(Stdio::null())
-        .output()
+    command.arg("--").arg(path).stdin(Stdio::null());
+    // A cache's mount has files of its PFS open, which may not answer.
+    let output = forebay_apart::output(command)
         .map_err(|e| UnmountError::NoHelper(path.into(), Errno::from_io(&e)))?;
     if output.status.success() {
         return Ok(());

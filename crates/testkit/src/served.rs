@@ -224,7 +224,7 @@ impl Served {
         said
     }
 
-    /// The same for what starts a server or a mount: it closes none of the test's files.
+    /// The same for what starts a server or a mount, or makes a buffer: it closes none of the test's files.
     fn must_apart(&self, command: &mut Command) -> String {
         let (ok, said) = self.starter.try_run_for(command, COMMAND_LIMIT);
         assert!(ok, "{command:?} failed: {said}\n{}", self.log_tail());
@@ -299,12 +299,13 @@ impl Served {
         let until = Instant::now() + RETURN_LIMIT;
         let proxied = self.options.hosts.iter().any(|host| matches!(host, Host::Behind(_)));
         while proxied && Instant::now() < until {
-            if procs::try_run_for(&mut command, COMMAND_LIMIT).0 {
+            if self.starter.try_run_for(&mut command, COMMAND_LIMIT).0 {
                 return;
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        self.must(&mut command);
+        // It must not wait for another buffer's mount, of which the test has files open.
+        self.must_apart(&mut command);
     }
 
     /// `forebay buffer status --json`.

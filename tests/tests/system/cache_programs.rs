@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a command may take.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -187,9 +187,25 @@ fn work(place: &Place, dir: &Path) {
         std::fs::create_dir(&own).unwrap();
         let mut command = Command::new("sh");
         command.args(["-ec", script]).current_dir(&own).env("SOURCE", place.dir("source.h5"));
+        let begun = Instant::now();
         let (ok, said) = try_run_for(&mut command, LIMIT);
-        assert!(ok, "{name} in {}: {said}", dir.display());
+        let took = begun.elapsed();
+        println!("{name} in {}: {took:?}", dir.display());
+        let shown = dir.display();
+        assert!(ok, "{name} in {shown} after {took:?}: {said}\n{}", what_goes_on(&own));
     }
+}
+
+/// Of a program that did not end in time: how many files it has, several times, and what its processes and ours wait for. So
+/// one that is slow is told from one that is stuck.
+fn what_goes_on(dir: &Path) -> String {
+    const LOOKS: Duration = Duration::from_secs(20);
+    let script = "for look in 1 2 3; do
+        find . | wc -l
+        ps -eo pid,stat,wchan:32,time,args | grep -e '[g]it ' -e '[f]orebay' -e '[g]luster' | cut -c 1-160
+        sleep 2
+    done";
+    try_run_for(Command::new("sh").args(["-c", script]).current_dir(dir), LOOKS).1
 }
 
 /// A file for the HDF5 tools, made once.

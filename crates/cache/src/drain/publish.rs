@@ -390,7 +390,7 @@ impl CacheFs {
         let Beside { dir, dir_path, temporary, name } = *beside;
         let flags = RenameFlags::EXCHANGE;
         let now_is = at("tell the metadata server what it is");
-        let _alone = self.publishing.write();
+        let _alone = self.publishing.alone();
         forebay_failpoint::step("the new file is about to get the name on the PFS");
         let exchange = || rfs::renameat_with(dir, temporary, dir, name, flags).map_err(errno);
         match self.as_writer(file, exchange) {

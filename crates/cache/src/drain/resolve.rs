@@ -260,7 +260,7 @@ impl CacheFs {
 
     /// Nothing has the name: an empty file gets it, to be drained into.
     fn make_anew(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
-        let _alone = self.publishing.write();
+        let _alone = self.publishing.alone();
         let (old, owner) = {
             let state = file.state.lock();
             (state.record.key, state.record.own_owner())

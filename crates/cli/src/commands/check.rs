@@ -7,7 +7,7 @@ use super::in_child::{self, Child};
 use crate::args::CheckArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use crate::site;
-use forebay_client::{canonical, mounts};
+use forebay_client::{canonical, mounts_at};
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_store::flash::{self, Store, StoreKey};
 use std::os::unix::ffi::OsStrExt;
@@ -79,7 +79,7 @@ fn store_of(args: &CheckArgs) -> Result<PathBuf, ControlError> {
     if target.join("store.json").is_file() {
         return Ok(target);
     }
-    if let Some(mount) = mounts()?.into_iter().rev().find(|mount| mount.mount_point == target) {
+    if let Some(mount) = mounts_at(|point| point == target)?.pop() {
         return Ok(mount.store_dir);
     }
     let is_store = target.file_name().is_some_and(|name| name.as_bytes().starts_with(b"forebay-"));

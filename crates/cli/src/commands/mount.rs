@@ -7,7 +7,7 @@ use crate::failure::{EXIT_OK, Outcome, Usage, visible};
 use crate::mount_options::{self, MountOptionSet};
 use crate::{secrets, servers, site, state_dir};
 use forebay_client::remote::Target;
-use forebay_client::{Control, canonical, mounts};
+use forebay_client::{Control, canonical, mounts_at};
 use forebay_fuse::Limits;
 use forebay_net::ServerAddress;
 use forebay_proto::control::{ControlError, StoreKind};
@@ -188,8 +188,7 @@ fn tells_state(errno: Option<i32>) -> bool {
 /// Detaches what a dead server of this same buffer left; refuses a live mount, and a dead one
 /// of another buffer.
 fn clear_dead_mounts(own_dir: &Path, mount_point: &Path) -> Result<(), ControlError> {
-    let there = mounts()?.into_iter().filter(|mount| mount.mount_point == mount_point);
-    for mount in there {
+    for mount in mounts_at(|point| point == mount_point)? {
         let refuse = |why: &str, errno: i32, hint: &str| {
             Err(ControlError::new("mount on", Some(mount_point), why).errno(errno).hint(hint))
         };

@@ -10,7 +10,7 @@ use super::{cache, umount_ending, umount_kept};
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::state_dir;
-use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts, server_process};
+use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts_at, server_process};
 use forebay_proto::control::ControlError;
 use forebay_store::flash::{self, Store};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ const LOOKED_AT_MAX: u32 = 100_000;
 pub fn run(args: UmountArgs) -> Outcome {
     let mount_point = canonical(&args.mount_point)?;
     // The last of several mounts on one point is the one that is seen.
-    let mounted = mounts()?.into_iter().rev().find(|mount| mount.mount_point == mount_point);
+    let mounted = mounts_at(|point| point == mount_point)?.pop();
     let lost = match mounted {
         Some(mount) => end_mount(&mount, &args)?,
         None => not_mounted(&mount_point, &args)?,

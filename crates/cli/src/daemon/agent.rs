@@ -11,7 +11,7 @@
 use super::agent_swap::{Swap, SwapPlace};
 use super::{Reporter, logging, signals};
 use crate::failure::visible;
-use forebay_client::mounts;
+use forebay_client::mounts_at;
 use forebay_jobs::run::mount::last_words;
 use forebay_jobs::run::signals::with_clear_mask;
 use forebay_net::ServerAddress;
@@ -186,8 +186,8 @@ impl Agent {
     /// What is mounted for a job, the last first.
     fn mounted(&self, session: &SessionName) -> Result<Vec<PathBuf>, ControlError> {
         let dir = self.dir(session);
-        let all = mounts()?.into_iter().rev().map(|mount| mount.mount_point);
-        Ok(all.filter(|point| point.starts_with(&dir)).collect())
+        let all = mounts_at(|point| point.starts_with(&dir))?;
+        Ok(all.into_iter().rev().map(|mount| mount.mount_point).collect())
     }
 
     /// Jobs that something was begun for and not ended: an agent before this one was killed in it, or it failed. Swap

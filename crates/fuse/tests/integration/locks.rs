@@ -4,11 +4,14 @@
 use crate::common::{Mount, eventually};
 use crate::process::{c_path, child, close, fcntl, flock, in_the_way, one_at_a_time, open};
 use forebay_locks::{LockCounts, LockTable, SessionLocks};
-use forebay_proto::net::session::SessionId;
+use forebay_proto::api::{LockWaiter, Locks};
+use forebay_proto::net::session::{LockKind, LockSpec, SessionId, Ticket};
+use forebay_proto::{Ino, Result};
 use libc::{EAGAIN, EDEADLK, EINTR, F_GETLK, F_RDLCK, F_SETLK, F_SETLKW, F_UNLCK, F_WRLCK};
 use libc::{F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN};
 use std::ffi::CString;
-use std::sync::{Arc, MutexGuard};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Two mounts of one buffer, as far as locks go: the file `f` has one number in both.
@@ -331,6 +334,91 @@ fn who_tries_a_lock_right_after_the_last_close_gets_it() {
         close(file);
     }
     p.is_free();
+}
+
+/// Who comes first: the end of a lock at a close, or the next one that wants it.
+#[derive(Default)]
+struct Order {
+    /// Requests that wait for a lock, and locks whose end at a close has begun and is over.
+    waiting: u32,
+    ending: u32,
+    ended: u32,
+    /// No more requests come.
+    is_over: bool,
+}
+
+/// Locks that end at a close only when the next one already waits for them, as late as a RELEASE can come; and that one is
+/// told that it waits only when the end is over. So the test has no times in it.
+struct Late {
+    locks: SessionLocks,
+    order: Arc<(Mutex<Order>, Condvar)>,
+}
+
+impl Late {
+    /// Changes the order, then waits for what it is to be; not for ever, so that a test that fails ends.
+    fn turn(&self, change: impl FnOnce(&mut Order), is_due: impl Fn(&Order) -> bool) {
+        let (order, changed) = &*self.order;
+        let mut order = order.lock().unwrap();
+        change(&mut order);
+        changed.notify_all();
+        let longest = Duration::from_secs(10);
+        drop(changed.wait_timeout_while(order, longest, |order| !is_due(order)).unwrap());
+    }
+}
+
+impl Locks for Late {
+    fn test(&self, spec: &LockSpec) -> Result<Option<LockSpec>> {
+        self.locks.test(spec)
+    }
+
+    fn set(&self, spec: &LockSpec, waiter: Option<LockWaiter>) -> Result<Option<Ticket>> {
+        let done = self.locks.set(spec, waiter);
+        if let Ok(Some(_)) = done {
+            self.turn(|order| order.waiting += 1, |order| order.ended >= order.waiting);
+        }
+        done
+    }
+
+    fn unset(&self, spec: &LockSpec) -> Result<()> {
+        self.locks.unset(spec)
+    }
+
+    fn cancel(&self, ticket: Ticket) {
+        self.locks.cancel(ticket);
+    }
+
+    fn drop_owner(&self, ino: Ino, kind: LockKind, owner: u64) -> Result<()> {
+        let begin = |order: &mut Order| order.ending += 1;
+        self.turn(begin, |order| order.is_over || order.waiting >= order.ending);
+        let done = self.locks.drop_owner(ino, kind, owner);
+        self.turn(|order| order.ended += 1, |_| true);
+        done
+    }
+}
+
+fn late_ends_are_waited_for(lock: impl Fn(RawFd) -> i32) {
+    let table = LockTable::new();
+    let order = Arc::default();
+    let locks = SessionLocks::new(Arc::clone(&table), SessionId(1));
+    let late = Late { locks, order: Arc::clone(&order) };
+    let m = Mount::of(|fs| fs.locks = Some(Box::new(late)), |o| o.readers = Some(3));
+    std::fs::write(m.at("f"), b"content").unwrap();
+    let path = c_path(&m.at("f"));
+    for round in 0..5 {
+        let file = open(&path);
+        assert_eq!(lock(file), 0, "round {round}: its last holder has closed the file");
+        close(file);
+    }
+    order.0.lock().unwrap().is_over = true;
+    order.1.notify_all();
+    eventually("no locks", || table.counts() == LockCounts { held: 0, waiting: 0 });
+}
+
+#[test]
+fn a_lock_whose_end_is_heard_only_after_the_next_try_is_got_by_that() {
+    let _one = one_at_a_time();
+    late_ends_are_waited_for(|file| flock(file, LOCK_EX | LOCK_NB));
+    late_ends_are_waited_for(|file| fcntl(file, F_OFD_SETLK, F_WRLCK, 0, 0));
 }
 
 #[test]

@@ -40,7 +40,7 @@ const MAX_MESSAGE_BYTES: usize = 4_096;
 /// True if a buffer is mounted at `path`, be its server alive or not. The kernel's table tells: a
 /// mount whose server is away answers late, and one without a buffer with errors of any kind.
 pub fn is_mounted(path: &Path) -> bool {
-    forebay_client::mounts().is_ok_and(|all| all.iter().any(|mount| mount.mount_point == path))
+    forebay_client::mounts_at(|point| point == path).is_ok_and(|all| !all.is_empty())
 }
 
 /// True if a buffer is mounted at `path` and its server answers. The mount itself is not asked:

@@ -1,6 +1,6 @@
 //! Changes: what must be recalled before they are made, and their order within a directory.
 
-use super::{DEAD, DEATH_LOOK, Session, Sessions};
+use super::{DEAD, DEATH_LOOK, Session, Sessions, held_up};
 use forebay_lease::leases::Subject;
 use forebay_proto::Ino;
 use forebay_proto::api::Notify;
@@ -152,12 +152,14 @@ impl Sessions {
 
     /// Waits until a client has done what it was told. One that does not within its lease is ended, and
     /// one that has died at once.
-    fn wait_for(&self, holder: &Arc<Session>, serial: u64, until: Instant) {
+    fn wait_for(&self, holder: &Arc<Session>, serial: u64, mut until: Instant) {
         loop {
             let look = until.min(Instant::now() + DEATH_LOOK);
             if holder.channel.wait(serial, look) {
                 return;
             }
+            // Its answer may wait to be read.
+            until += held_up(look, Instant::now());
             if holder.is_dead() {
                 return self.detach(holder, DEAD);
             }

@@ -3,8 +3,10 @@
 //! A client that was attached when the server died may still believe what it leased, until the
 //! lease is over by its own clock, and holds files that have no name any more. So the clients
 //! are listed in a file; a server that finds some makes no change and frees no file without a
-//! name until all of them have attached anew or a lease's time has passed (the *grace*).
+//! name until all of them have attached anew or a lease's time has passed (the *grace*). Time in which this process did
+//! not run does not count: who came back meanwhile waits to be heard.
 
+use super::{SWEEP, held_up};
 use forebay_proto::net::session::ClientId;
 use forebay_proto::{Errno, Result};
 use parking_lot::{Condvar, Mutex};
@@ -21,9 +23,21 @@ struct State {
     /// Of an earlier start and not back yet.
     awaited: BTreeSet<u64>,
     until: Instant,
+    /// When it was last looked whether that is over.
+    looked: Instant,
     over_told: bool,
     /// Did not come back in time.
     given_up: Vec<ClientId>,
+}
+
+impl State {
+    /// Whether the time is over. The thread that ends sessions looks every [`SWEEP`]; where nobody has for longer, this process
+    /// was held up.
+    fn is_time_over(&mut self, now: Instant) -> bool {
+        self.until += held_up(self.looked + SWEEP, now);
+        self.looked = now;
+        now >= self.until
+    }
 }
 
 /// The clients of a buffer.
@@ -40,10 +54,12 @@ impl Grace {
     /// sense is an error: guessing "nobody" could break a promise.
     pub(super) fn open(file: PathBuf, lease: Duration) -> Result<Grace> {
         let clients = read(&file)?;
+        let now = Instant::now();
         let state = State {
             awaited: clients.clone(),
             clients,
-            until: Instant::now() + lease,
+            until: now + lease,
+            looked: now,
             over_told: false,
             given_up: Vec::new(),
         };
@@ -72,7 +88,7 @@ impl Grace {
     /// True while a client of an earlier start may still come back.
     pub(super) fn is_awaited(&self, client: ClientId) -> bool {
         let mut state = self.state.lock();
-        if Instant::now() >= state.until {
+        if state.is_time_over(Instant::now()) {
             self.give_up(&mut state);
         }
         state.awaited.contains(&client.0)
@@ -102,7 +118,8 @@ impl Grace {
         let mut state = self.state.lock();
         while !state.awaited.is_empty() {
             let until = state.until;
-            if self.changed.wait_until(&mut state, until).timed_out() {
+            let is_late = self.changed.wait_until(&mut state, until).timed_out();
+            if is_late && state.is_time_over(Instant::now()) {
                 self.give_up(&mut state);
             }
         }
@@ -135,7 +152,7 @@ impl Grace {
     /// True once, when the grace is over.
     pub(super) fn just_over(&self) -> bool {
         let mut state = self.state.lock();
-        if Instant::now() >= state.until {
+        if state.is_time_over(Instant::now()) {
             self.give_up(&mut state);
         }
         state.awaited.is_empty() && !std::mem::replace(&mut state.over_told, true)
@@ -196,6 +213,31 @@ mod tests {
 
         let third = Grace::open(file, lease).unwrap();
         assert_eq!(third.state.lock().awaited, BTreeSet::from([7]), "9 is not waited for again");
+    }
+
+    #[test]
+    fn a_start_that_was_held_up_itself_waits_for_that_time_longer() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("clients");
+        Grace::open(file.clone(), LEASE).unwrap().attached(ClientId(7)).unwrap();
+        let grace = Grace::open(file, LEASE).unwrap();
+        let now = Instant::now();
+        let seconds = Duration::from_secs;
+        // Nobody looked for 20 s, in which the time was over.
+        let held_up = |state: &mut State| {
+            (state.looked, state.until) = (now - seconds(20), now - seconds(15));
+        };
+        held_up(&mut grace.state.lock());
+        assert!(grace.is_awaited(ClientId(7)), "it may have come back and was not heard");
+        // Looked at each second, as ever.
+        let mut state = grace.state.lock();
+        assert!(!state.is_time_over(now + seconds(1)) && !state.is_time_over(now + seconds(2)));
+        let until = state.until;
+        state.looked = until - SWEEP;
+        assert!(state.is_time_over(until));
+        held_up(&mut state);
+        drop(state);
+        assert!(!grace.just_over(), "nor is it over for who looks for that");
     }
 
     #[test]

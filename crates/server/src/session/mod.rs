@@ -18,6 +18,7 @@
 //!   one's references, locks or leases.
 //! * A session ends once: detached, or not heard of for the lease, or deaf to a recall for as
 //!   long, or when its mount's process has died on this node; all it held is then given back. Calls of an ended session are answered so.
+//!   Time in which this process itself was held up does not count.
 //! * No lock is held while a client is waited for, but for the order lock of the directory that
 //!   is being changed; a client never needs that lock to answer a recall.
 //!
@@ -74,6 +75,9 @@ use std::time::{Duration, Instant};
 pub const MAX_SESSIONS: usize = 1024;
 /// How often ended sessions are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
+/// A wait that ends so much too late was held up together with the whole process. Shorter delays are those of busy
+/// processors, and change nothing.
+const HELD_UP_LEAST: Duration = Duration::from_secs(1);
 /// How often it is looked, while a client's answer is waited for, whether its process has died.
 const DEATH_LOOK: Duration = Duration::from_millis(20);
 /// Why a session has ended.
@@ -172,6 +176,12 @@ impl Session {
         *self.heard.lock() = Instant::now();
     }
 
+    /// For so long nobody read what it says.
+    fn was_not_read(&self, late: Duration, now: Instant) {
+        let mut heard = self.heard.lock();
+        *heard = now.min(*heard + late);
+    }
+
     /// When it ends if nothing is heard.
     fn lease_end(&self) -> Instant {
         *self.heard.lock() + self.lease
@@ -194,6 +204,13 @@ impl Session {
         }
         (given, none)
     }
+}
+
+/// How long this process was held up (stopped, suspended with its machine, starved), as a wait shows that was over at `due`.
+/// What its clients said meanwhile waits to be read, so that time says nothing of them.
+fn held_up(due: Instant, now: Instant) -> Duration {
+    let late = now.saturating_duration_since(due);
+    if late >= HELD_UP_LEAST { late } else { Duration::ZERO }
 }
 
 fn path_bytes(path: &std::path::Path) -> Vec<u8> {
@@ -273,12 +290,16 @@ impl Sessions {
         std::thread::Builder::new()
             .name("sessions".into())
             .spawn(move || {
+                let mut late = Duration::ZERO;
                 while let Some(sessions) = watched.upgrade() {
+                    sessions.was_held_up(late);
                     if sessions.sweep() {
                         return;
                     }
                     drop(sessions);
+                    let due = Instant::now() + SWEEP;
                     std::thread::sleep(SWEEP);
+                    late = held_up(due, Instant::now());
                 }
             })
             .map_err(|e| Errno::from_io(&e))?;
@@ -416,6 +437,20 @@ impl Sessions {
         self.buffer.client_has_gone(client);
         if let Err(error) = self.namespace.forget_answers(client.0) {
             tracing::warn!(%error, "the last answers to a client that has gone are kept");
+        }
+    }
+
+    /// This process did not run for so long: that time is not counted as silence of its clients, whose signs of life wait
+    /// to be read. Else a session would end, and its locks go to others, for what the server itself did.
+    fn was_held_up(&self, late: Duration) {
+        if late.is_zero() {
+            return;
+        }
+        let seconds = late.as_secs_f64();
+        tracing::warn!(seconds, "this process was held up; no session ends for that");
+        let now = Instant::now();
+        for session in self.table.lock().sessions.values() {
+            session.was_not_read(late, now);
         }
     }
 

@@ -394,6 +394,38 @@ fn what_comes_along_with_a_call_is_given_back_with_it_and_once() {
 }
 
 #[test]
+fn what_holds_up_the_server_itself_ends_no_session_and_takes_no_lock() {
+    let (due, second) = (Instant::now(), Duration::from_secs(1));
+    assert_eq!(held_up(due, due + second / 2), Duration::ZERO, "busy processors");
+    assert_eq!(held_up(due + second, due), Duration::ZERO);
+    assert_eq!(held_up(due, due + 20 * second), 20 * second);
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    let (session, lease) = (&client.session, rig.sessions.lease);
+    let silent_for = |silent: Duration| *session.heard.lock() = Instant::now() - silent;
+    // It spoke 4 s before the server was stopped for longer than the lease, and has said much since that nobody has read
+    // yet. The thread that looks does not get at it between these steps.
+    session.busy.fetch_add(1, Ordering::AcqRel);
+    silent_for(lease + 5 * second);
+    rig.sessions.was_held_up(lease + second);
+    session.busy.fetch_sub(1, Ordering::AcqRel);
+    rig.sessions.sweep();
+    assert!(!session.is_over(), "it was the server that did not hear");
+    // Who was heard after that is not believed beyond its lease.
+    silent_for(Duration::ZERO);
+    rig.sessions.was_held_up(lease);
+    assert!(session.lease_end() <= Instant::now() + lease);
+    // A client that is silent while the server runs is given up as ever.
+    silent_for(lease + second);
+    rig.sessions.was_held_up(Duration::ZERO);
+    rig.sessions.sweep();
+    assert!(session.is_over());
+    rig.close();
+}
+
+#[test]
 fn answers_go_with_their_client() {
     let dir = tempfile::tempdir().unwrap();
     let path = std::fs::canonicalize(dir.path()).unwrap();

@@ -80,7 +80,8 @@ fn format_image(program: &Path, image: &Path) -> Result<()> {
 
 fn run_program(mut command: Command, what: &str, image: &Path) -> Result<()> {
     let program = PathBuf::from(command.get_program());
-    let output = command.env("LC_ALL", "C").stdin(Stdio::null()).output().at("run", &program)?;
+    command.env("LC_ALL", "C").stdin(Stdio::null());
+    let output = forebay_apart::output(command).at("run", &program)?;
     if output.status.success() {
         return Ok(());
     }

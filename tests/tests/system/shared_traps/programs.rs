@@ -120,7 +120,9 @@ for writer in range(4):
                 db.execute("commit")
             os._exit(0)
         except BaseException as e:
-            os.write(2, ("writer %d: %s\n" % (writer, e)).encode()); os._exit(1)
+            # "disk I/O error" has thirty reasons: its name says which call failed.
+            name = getattr(e, "sqlite_errorname", "")
+            os.write(2, ("writer %d: %s %s\n" % (writer, e, name)).encode()); os._exit(1)
     children.append(pid)
 assert all([os.waitpid(pid, 0)[1] == 0 for pid in children])
 for path in paths:
