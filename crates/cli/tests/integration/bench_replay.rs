@@ -416,6 +416,40 @@ fn the_other_patterns_move_their_bytes() {
     assert!(files(dir.path()).is_empty());
 }
 
+/// A file with O_DIRECT leaves nothing in the page cache; what is no whole block is told before anything is moved.
+#[test]
+fn direct_files_go_past_the_page_cache() {
+    let dir = disk();
+    let workload = r#"
+workload = 1
+[[file]]
+name = "f"
+path = "f.{process}"
+direct = true
+[[job]]
+processes = 2
+[[job.phase]]
+name = "write"
+steps = [{ write = "f", block = "256KiB", transfer = "64KiB" }]
+[[job.phase]]
+name = "read"
+steps = [{ read = "f", block = "256KiB", transfer = "4KiB", order = "shuffled", verify = true }]
+"#;
+    fs::write(dir.path().join("w.toml"), workload).unwrap();
+    let value = json(&bench(dir.path(), "run w.toml . --json"));
+    assert_eq!(value["differences"], 0);
+    for phase in value["phases"].as_array().unwrap() {
+        assert_eq!(phase["cache_after"]["resident"], 0, "{phase}");
+    }
+    let value = json(&bench(dir.path(), "op-timing -w -t 4k -n 32 --odirect --json ."));
+    assert_eq!(value["phases"][0]["cache_after"]["resident"], 0, "{value}");
+    let refused = bench(dir.path(), "op-timing -w -t 1000 -n 32 --odirect .");
+    let told = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{told}");
+    assert!(told.contains("1000 bytes") && told.contains("a multiple of 512"), "{told}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the workload file is left");
+}
+
 /// The first read of a file is from an empty cache, and each other one from a full one: both were seen.
 #[test]
 fn reread_tells_cached_reads_from_the_first_one() {
