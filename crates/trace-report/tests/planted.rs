@@ -5,9 +5,12 @@
 use forebay_trace_format::Op;
 use forebay_trace_format::layout::{self, NO_OFFSET, header};
 use forebay_trace_format::write::{Who, Writer};
+use forebay_trace_report::{BufferFile, BufferKind, BufferSeen, BufferStep, StallSeen};
 use forebay_trace_report::{Options, Report, report, text};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -540,6 +543,65 @@ fn harmonics_phases_and_the_period_are_seen() {
     let meanings: Vec<&str> = modes.iter().map(|mode| mode.meaning.as_str()).collect();
     assert_eq!(modes.len(), 3, "{modes:?}");
     assert!(meanings[1].contains("2 share") && meanings[2].contains("4 share"), "{meanings:?}");
+}
+
+/// Keys of all objects in a document.
+fn keys(value: &Value, into: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => {
+            for (key, value) in object {
+                into.insert(key.clone());
+                keys(value, into);
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| keys(value, into)),
+        _ => {}
+    }
+}
+
+/// A buffer of which everything was seen.
+fn a_buffer() -> BufferSeen {
+    let kind = BufferKind::default();
+    BufferSeen {
+        name: "/mnt/fb".into(),
+        host: "node1".into(),
+        events: 1,
+        lost: 0,
+        hits: kind,
+        misses: kind,
+        fills: kind,
+        drains: kind,
+        evictions: kind,
+        absorbed: kind,
+        kernel_opens: 0,
+        stalls: vec![StallSeen { id: "room", why: "room", count: 1, time_s: 1.0, longest_s: 1.0 }],
+        files: vec![BufferFile::default()],
+        over_time: vec![BufferStep::default()],
+    }
+}
+
+/// Scripts read the report by docs/TRACING.md: it has each key, and each finding that these runs have.
+#[test]
+fn the_description_of_the_json_has_each_key() {
+    let description = include_str!("../../../docs/TRACING.md");
+    let (_, rest) = description.split_once("### As JSON").unwrap();
+    let (section, _) = rest.split_once("\n### ").unwrap();
+    let mut planted = Planted::new(29);
+    writers(&mut planted, |planted, rank, _| planted.about(if rank == 11 { 2e7 } else { 5e6 }));
+    let mut slow = planted.report();
+    slow.buffers.push(a_buffer());
+    let mut found = BTreeSet::new();
+    keys(&serde_json::to_value(&slow).unwrap(), &mut found);
+    assert!(found.len() > 90 && found.contains("measured_s") && found.contains("idle_s"));
+    // What may be null in such a report, and is an object.
+    found.extend(["period_s", "confidence", "ratio", "parts"].map(String::from));
+    for key in found {
+        let named = [format!("`{key}`"), format!("`{key}[]`")];
+        assert!(named.iter().any(|name| section.contains(name)), "{key} is not described");
+    }
+    for finding in &slow.findings {
+        assert!(section.contains(&format!("`{}`", finding.id)), "{} is not named", finding.id);
+    }
 }
 
 #[test]
