@@ -304,6 +304,50 @@ fn bench_prints_the_json_of_ior() {
     }
 }
 
+/// Keys that are IOR's, beside those of the lists above: what has parts, and what only some runs have.
+const MORE_OF_IOR: [&str; 11] = [
+    "tests",
+    "Parameters",
+    "Options",
+    "Results",
+    "summary",
+    "max",
+    "readMB",
+    "readMiB",
+    "writeMB",
+    "writeMiB",
+    "memoryPerNode",
+];
+
+/// docs/BENCH.md describes each key that is not IOR's.
+#[test]
+fn keys_beside_those_of_ior_are_described() {
+    const DESCRIPTION: &str = include_str!("../../../docs/BENCH.md");
+    let dir = disk();
+    let value = json(&bench(dir.path(), "-N 2 -t 4k -b 16k -M 1m -D 60 -w -r -W -o f --json"));
+    let lists = [TOP, TEST, PARAMETERS, OPTIONS, RESULT, SUMMARY];
+    let mut of_ior: Vec<&str> = lists.into_iter().flatten().flatten().copied().collect();
+    of_ior.extend(MORE_OF_IOR);
+    let (mut waiting, mut others) = (vec![&value], 0);
+    while let Some(one) = waiting.pop() {
+        match one {
+            Value::Object(object) => {
+                for (key, value) in object {
+                    waiting.push(value);
+                    if !of_ior.contains(&key.as_str()) {
+                        others += 1;
+                        let named = [format!("`{key}`"), format!("`{key}[]`")];
+                        assert!(named.iter().any(|name| DESCRIPTION.contains(name)), "{key}");
+                    }
+                }
+            }
+            Value::Array(values) => waiting.extend(values),
+            _ => {}
+        }
+    }
+    assert!(others > 20, "{value}");
+}
+
 #[test]
 fn bench_finds_a_byte_that_changed() {
     let dir = disk();

@@ -22,8 +22,31 @@ fn bench(dir: &Path, args: &str) -> Output {
 #[track_caller]
 fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    let value = serde_json::from_slice(&output.stdout).unwrap();
+    described(&value);
+    value
 }
+
+/// docs/BENCH.md describes each key of what was printed.
+#[track_caller]
+fn described(value: &Value) {
+    let mut waiting = vec![value];
+    while let Some(one) = waiting.pop() {
+        match one {
+            Value::Object(object) => {
+                for (key, value) in object {
+                    let named = [format!("`{key}`"), format!("`{key}[]`")];
+                    assert!(named.iter().any(|name| DESCRIPTION.contains(name)), "{key}: {one}");
+                    waiting.push(value);
+                }
+            }
+            Value::Array(values) => waiting.extend(values),
+            _ => {}
+        }
+    }
+}
+
+const DESCRIPTION: &str = include_str!("../../../../docs/BENCH.md");
 
 /// All files below a directory, with their sizes, by path.
 fn files(dir: &Path) -> BTreeMap<PathBuf, u64> {
