@@ -353,7 +353,7 @@ pub struct NetcdfArgs {
     #[arg(short = 'p', value_name = "PROCESSES", default_value_t = 1)]
     pub per_node: u32,
     /// Size of the variable.
-    #[arg(short = 'd', value_name = "T:X:Y:Z", value_parser = parse_shape)]
+    #[arg(short = 'd', value_name = "T:X:Y:Z", default_value = "100:100:100:10", value_parser = parse_shape)]
     pub shape: Shape,
     /// Chunks: auto (what a process moves at a time), or their size. Default: contiguous.
     #[arg(short = 'c', value_name = "auto|T:X:Y:Z", value_parser = parse_chunk)]

@@ -415,6 +415,24 @@ fn the_trace_that_ships_with_the_demo_says_what_the_guide_says() {
     assert!(after.totals.all_s() < 0.5 * before.totals.all_s());
 }
 
+/// docs/how-to/slow-io.md shows parts of the report of that trace: word by word what the report prints.
+#[test]
+fn the_guide_shows_what_the_report_prints() {
+    let guide = include_str!("../../../docs/how-to/slow-io.md");
+    let shown = guide.split("```\n").find(|block| block.starts_with("TIME IN CALLS")).unwrap();
+    let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/slow-job");
+    let of = |name: &str| report(&[place.join(name)], Options::default()).unwrap();
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let printed = words(&text(&of("before")));
+    let (times, findings) = shown.split_once("\n\n").unwrap();
+    // Rows in which nothing happens are left out there; long lines are broken.
+    for part in times.lines().chain([findings]) {
+        assert!(printed.contains(&words(part)), "{part}: {printed}");
+    }
+    let after_ms = 1e3 * of("after").totals.all_s();
+    assert!(guide.contains(&format!("{after_ms:.0} ms in calls")), "{after_ms} ms");
+}
+
 #[test]
 fn the_buffer_that_a_run_asks_for_is_named_with_its_evidence() {
     let advice = |planted: &Planted| {
