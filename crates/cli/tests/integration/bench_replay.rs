@@ -429,6 +429,8 @@ fn the_other_patterns_move_their_bytes() {
         let args = format!("netcdf -n 2 -p 2 -d 10:16:8:4 --verify --sync {how}");
         assert_eq!(bytes(&args), [(0, variable), (variable, 0)], "{how}");
     }
+    // Without -d: 100 steps of 100 for each of 2 nodes, 100 for each of its processes, and 10, of 4 bytes.
+    assert_eq!(bytes("netcdf -n 2 -w"), [(0, 100 * 200 * 100 * 10 * 4)]);
     for locality in ["off0", "seq", "rnd", "reverse", "stride10k"] {
         let args = format!("op-timing --tasks 2 -t 4k -n 50 --locality {locality}");
         assert_eq!(bytes(&args), [(2 * 50 * 4096, 0)], "{locality}");
