@@ -291,6 +291,35 @@ fn small_transfers_syncs_truncations_and_metadata_are_named() {
 }
 
 #[test]
+fn reads_that_wait_for_the_pfs_behind_a_buffer_are_named() {
+    let mut planted = Planted::new(30);
+    let mut rank = planted.rank(0, 1, "/mnt/fb/in");
+    let who = Who { host: "node1".into(), pid: 900, rank: -1, ranks: -1, exe: "/mnt/fb".into() };
+    let mut buffer = Writer::new(&who, 1_700_000_000 * S);
+    buffer.of_buffer(0, 1_700_000_000 * S);
+    buffer.name(1, 0, b"in");
+    // The first half was not on flash.
+    for at in 0..200 {
+        let (op, ns) = if at < 100 { (Op::BufferMiss, 2e7) } else { (Op::BufferHit, 1e6) };
+        let (took, now) = (planted.about(ns), rank.now);
+        buffer.call(op, 1, at * MIB, MIB, MIB as i64, now, took - took / 10);
+        if op == Op::BufferMiss {
+            buffer.call(Op::BufferFill, 1, at * MIB, MIB, MIB as i64, now, took / 2);
+        }
+        rank.call(Op::Pread, at * MIB, MIB, took);
+    }
+    planted.put("n.0.1.fbt", rank);
+    std::fs::write(planted.dir.path().join("n.900.1.fbt"), buffer.finish()).unwrap();
+    let report = planted.finds("buffer-miss");
+    let evidence = &report.findings[0].evidence;
+    let wanted = "100 reads of /mnt/fb wanted 100.0 MiB that were not on flash";
+    assert!(evidence.starts_with(wanted), "{evidence}");
+    assert!(evidence.contains("100 reads were hits"), "{evidence}");
+    assert_eq!((report.processes, report.buffers.len()), (1, 1));
+    assert_eq!(report.buffers[0].files[0].misses, 100, "{:?}", report.buffers[0].files);
+}
+
+#[test]
 fn the_story_of_gcrm_comes_out_records_not_aligned_and_metadata_of_one_task() {
     // 10,240 tasks there, 64 here: each writes records of 1.6 MB to one HDF5 file, on no boundary; task 0 writes records below
     // 3 KB for the file's own books between.
