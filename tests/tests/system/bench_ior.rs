@@ -574,11 +574,22 @@ fn the_recorder_times_transfers_as_the_benchmark_does() {
     }
 }
 
-/// -M: the processes hold so much memory together.
+/// -M: the processes hold so much memory together; memoryPerTask: each holds so much.
 #[test]
 fn bench_holds_memory_as_asked() {
+    for option in ["-M 64m", "-O memoryPerTask=32m"] {
+        holds_32_mib_each(option);
+    }
     let dir = disk();
-    let child = long_run(dir.path(), "-M 64m");
+    let value = json(&bench(dir.path(), "-N 2 -b 1m -w -O memoryPerTask=1m -o f --json"));
+    let parameters = &value["tests"][0]["Parameters"];
+    let held = ["memoryPerTask", "memoryPerNode"].map(|key| parameters[key].as_u64());
+    assert_eq!(held, [Some(1 << 20), Some(0)]);
+}
+
+fn holds_32_mib_each(option: &str) {
+    let dir = disk();
+    let child = long_run(dir.path(), option);
     let held_kib: Vec<u64> = ranks_of(&child)
         .into_iter()
         .map(|rank| {
@@ -590,7 +601,8 @@ fn bench_holds_memory_as_asked() {
     // SAFETY: the child runs.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     child.wait_with_output().unwrap();
-    assert!(held_kib.len() == 2 && held_kib.iter().all(|kib| *kib >= 32 << 10), "{held_kib:?}");
+    let all_hold = held_kib.iter().all(|kib| *kib >= 32 << 10);
+    assert!(held_kib.len() == 2 && all_hold, "{option}: {held_kib:?}");
 }
 
 #[test]
@@ -694,6 +706,7 @@ fn bench_tells_a_full_buffer_and_wrong_parameters() {
         ("-t 100 -b 1000 --odirect", "512"),
         ("-D=-1", "-D"),
         ("-M 101%", "0% to 100%"),
+        ("-M 1m -O memoryPerTask=1m", "without -O memoryPerTask"),
         ("-b 9000000000g -t 1g", "too large"),
     ] {
         let output = bench(dir.path(), &format!("{args} -o f"));
