@@ -115,6 +115,25 @@ static void stdio(void) {
   WANT(f != NULL && fprintf(f, "left open") == 9);
 }
 
+/* Calls on streams by the names that compilers make of them: of an fgets with _FORTIFY_SOURCE, of an optimized getline; and those that
+ * take no lock. */
+char *__fgets_chk(char *to, size_t bytes, int room, FILE *stream);
+
+static void streams(void) {
+  FILE *f = fopen(in("lines"), "w");
+  WANT(f != NULL);
+  for (int i = 0; i < 5; i++) WANT(fputs_unlocked("eleven here\n", f) >= 0);
+  WANT(fflush_unlocked(f) == 0 && fclose(f) == 0);
+  char line[64], *text = NULL;
+  size_t room = 0;
+  f = fopen(in("lines"), "r");
+  WANT(f != NULL && __fgets_chk(line, sizeof line, sizeof line, f) == line);
+  WANT(fgets_unlocked(line, sizeof line, f) == line);
+  WANT(__getdelim(&text, &room, '\n', f) == 12 && getline(&text, &room, f) == 12);
+  WANT(fclose(f) == 0);
+  free(text);
+}
+
 static void asynchronous(void) {
   int fd = create("aio", 0);
   struct aiocb one = {.aio_fildes = fd, .aio_buf = data, .aio_nbytes = 4000, .aio_offset = 8000};
@@ -134,6 +153,11 @@ static void asynchronous(void) {
   }
   WANT(lio_listio(LIO_WAIT, both, 2, NULL) == 0);
   WANT(aio_return(&two[0]) == 100 && aio_return(&two[1]) == 100);
+  struct aiocb last = {.aio_fildes = create("aio-sync", 0)};
+  list[0] = &last;
+  WANT(aio_fsync(O_SYNC, &last) == 0);
+  while (aio_error(&last) == EINPROGRESS) aio_suspend(list, 1, NULL);
+  WANT(aio_return(&last) == 0);
 }
 
 static int shared;
@@ -227,6 +251,7 @@ int main(int argc, char **argv) {
   if (!strcmp(what, "calls")) calls();
   else if (!strcmp(what, "names")) names();
   else if (!strcmp(what, "stdio")) stdio();
+  else if (!strcmp(what, "streams")) streams();
   else if (!strcmp(what, "aio")) asynchronous();
   else if (!strcmp(what, "threads")) threads();
   else if (!strcmp(what, "forks")) forks(argv[0]);

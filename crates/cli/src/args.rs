@@ -672,11 +672,66 @@ pub fn parse_rate(text: &str) -> Result<u64, forebay_proto::size::SizeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     #[test]
     fn the_structure_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    /// The lines of the code blocks of a document.
+    fn code(text: &str) -> Vec<&str> {
+        let mut inside = false;
+        let mut lines = Vec::new();
+        for line in text.lines() {
+            match line.starts_with("```") {
+                true => inside = !inside,
+                false if inside => lines.push(line),
+                false => {}
+            }
+        }
+        lines
+    }
+
+    /// The words of a command, from `forebay` on, without what stands beside it. None of a line with an omission, or that a command prints.
+    fn command_of(line: &str) -> Option<Vec<&str>> {
+        let text = &line[line.find("forebay ")?..];
+        let end = ["   ", " #", " | "].iter().filter_map(|end| text.find(end)).min();
+        let words: Vec<&str> = text[..end.unwrap_or(text.len())].split_whitespace().collect();
+        let is_other = |word: &&str| *word == "..." || word.ends_with(':');
+        (!words.iter().any(is_other)).then_some(words)
+    }
+
+    /// Who copies a command from a document about measuring, or from its help, gets no "unexpected argument".
+    #[test]
+    fn commands_that_documents_and_help_show_are_understood() {
+        let documents = [
+            include_str!("../../../docs/BENCH.md"),
+            include_str!("../../../docs/TRACING.md"),
+            include_str!("../../../docs/how-to/measure.md"),
+            include_str!("../../../docs/how-to/slow-io.md"),
+        ];
+        let mut lines: Vec<String> =
+            documents.into_iter().flat_map(code).map(String::from).collect();
+        let root = Cli::command();
+        let measuring = ["bench", "trace", "report"];
+        let mut waiting: Vec<_> =
+            measuring.iter().filter_map(|name| root.find_subcommand(name)).collect();
+        while let Some(command) = waiting.pop() {
+            waiting.extend(command.get_subcommands());
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            if let Some((_, examples)) = help.split_once("Example") {
+                lines.extend(examples.lines().map(String::from));
+            }
+        }
+        let parts = lines.iter().flat_map(|line| line.split(" && "));
+        let commands: Vec<Vec<&str>> = parts.filter_map(command_of).collect();
+        assert!(commands.len() > 40, "{commands:?}");
+        for words in commands {
+            if let Err(error) = Cli::try_parse_from(words.iter().copied()) {
+                panic!("{words:?}: {error}");
+            }
+        }
     }
 
     #[test]

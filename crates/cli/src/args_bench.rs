@@ -199,7 +199,7 @@ pub struct IorArgs {
     #[arg(short = 'M', value_name = "SIZE|PERCENT")]
     pub hog: Option<String>,
     /// IOR's further options: numTasksOnNode0=N, numNodes=N, stoneWallingWearOut=1, stoneWallingStatusFile=FILE, useO_DIRECT=1,
-    /// savePerOpDataCSV=PREFIX.
+    /// savePerOpDataCSV=PREFIX, memoryPerTask=SIZE.
     #[arg(short = 'O', value_name = "KEY=VALUE", value_delimiter = ',')]
     pub options: Vec<String>,
     /// Empty the page cache of the files before each read, and refuse to read if that cannot be seen to have worked.

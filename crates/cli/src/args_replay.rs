@@ -352,9 +352,9 @@ pub struct NetcdfArgs {
     /// Processes of a node: y is cut over them.
     #[arg(short = 'p', value_name = "PROCESSES", default_value_t = 1)]
     pub per_node: u32,
-    /// Size of the variable.
+    /// Size of the variable. Default, as NetCDF-Bench's: 100 steps, 100 of x for each node, 100 of y for each of its processes, 10 of z.
     #[arg(short = 'd', value_name = "T:X:Y:Z", value_parser = parse_shape)]
-    pub shape: Shape,
+    pub shape: Option<Shape>,
     /// Chunks: auto (what a process moves at a time), or their size. Default: contiguous.
     #[arg(short = 'c', value_name = "auto|T:X:Y:Z", value_parser = parse_chunk)]
     pub chunk: Option<Shape>,

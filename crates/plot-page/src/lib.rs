@@ -15,9 +15,10 @@ pub use chart::{Axis, Cells, Chart, Kind, Mark, Scale, Series, Shape, Unit};
 
 use html::escape;
 
-/// The plotting library, unchanged (assets/uplot).
-const UPLOT_SCRIPT: &str = include_str!("../assets/uplot/uPlot.iife.min.js");
-const UPLOT_STYLE: &str = include_str!("../assets/uplot/uPlot.min.css");
+/// The plotting library, unchanged (assets/uplot): the server's page has it, too.
+pub const UPLOT_SCRIPT: &str = include_str!("../assets/uplot/uPlot.iife.min.js");
+/// Its style.
+pub const UPLOT_STYLE: &str = include_str!("../assets/uplot/uPlot.min.css");
 /// Our own.
 const SCRIPT: &str = include_str!("../assets/page.js");
 const STYLE: &str = include_str!("../assets/page.css");

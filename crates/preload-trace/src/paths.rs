@@ -41,8 +41,8 @@ macro_rules! on_paths {
             timed {
                 fn [fstat fstat64](fd: c_int, to: *mut Stat) -> c_int => |done, start| on_fd(Op::Fstat, fd, done.into(), start);
                 fn [__fxstat __fxstat64](version: c_int, fd: c_int, to: *mut Stat) -> c_int => |done, start| on_fd(Op::Fstat, fd, done.into(), start);
-                fn [fstatfs](fd: c_int, to: *mut StatFs) -> c_int => |done, start| on_fd(Op::Statfs, fd, done.into(), start);
-                fn [fstatvfs](fd: c_int, to: *mut StatVfs) -> c_int => |done, start| on_fd(Op::Statfs, fd, done.into(), start);
+                fn [fstatfs fstatfs64](fd: c_int, to: *mut StatFs) -> c_int => |done, start| on_fd(Op::Statfs, fd, done.into(), start);
+                fn [fstatvfs fstatvfs64](fd: c_int, to: *mut StatVfs) -> c_int => |done, start| on_fd(Op::Statfs, fd, done.into(), start);
                 fn [fchmod](fd: c_int, mode: mode_t) -> c_int => |done, start| on_fd(Op::Chmod, fd, done.into(), start);
                 fn [fchown](fd: c_int, user: uid_t, group: gid_t) -> c_int => |done, start| on_fd(Op::Chown, fd, done.into(), start);
                 fn [futimens](fd: c_int, times: *const timespec) -> c_int => |done, start| on_fd(Op::Utimens, fd, done.into(), start);
@@ -50,6 +50,8 @@ macro_rules! on_paths {
                 fn [readlinkat](dir: c_int, path: *const c_char, to: *mut c_char, room: size_t) -> ssize_t => |done, start| on_path(Op::Readlink, dir, path, done as i64, start);
                 fn [getxattr lgetxattr](path: *const c_char, name: *const c_char, to: *mut c_void, room: size_t) -> ssize_t => |done, start| on_path(Op::Xattr, CWD, path, done as i64, start);
                 fn [listxattr llistxattr](path: *const c_char, to: *mut c_char, room: size_t) -> ssize_t => |done, start| on_path(Op::Xattr, CWD, path, done as i64, start);
+                fn [flistxattr](fd: c_int, to: *mut c_char, room: size_t) -> ssize_t => |done, start| on_fd(Op::Xattr, fd, done as i64, start);
+                fn [fremovexattr](fd: c_int, name: *const c_char) -> c_int => |done, start| on_fd(Op::Xattr, fd, done.into(), start);
                 fn [fgetxattr](fd: c_int, name: *const c_char, to: *mut c_void, room: size_t) -> ssize_t => |done, start| on_fd(Op::Xattr, fd, done as i64, start);
                 fn [fsetxattr](fd: c_int, name: *const c_char, from: *const c_void, bytes: size_t, flags: c_int) -> c_int => |done, start| on_fd(Op::Xattr, fd, done.into(), start);
                 fn [truncate truncate64](path: *const c_char, length: off_t) -> c_int => |done, start| truncated(path, length, done, start);
@@ -194,4 +196,5 @@ on_paths! {
     Xattr: setxattr(path: *const c_char, name: *const c_char, from: *const c_void, bytes: size_t, flags: c_int) [CWD, path];
     Xattr: lsetxattr(path: *const c_char, name: *const c_char, from: *const c_void, bytes: size_t, flags: c_int) [CWD, path];
     Xattr: removexattr(path: *const c_char, name: *const c_char) [CWD, path];
+    Xattr: lremovexattr(path: *const c_char, name: *const c_char) [CWD, path];
 }

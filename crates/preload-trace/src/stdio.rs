@@ -1,5 +1,6 @@
 //! Streams of stdio. Their own reads and writes go by libc's inner calls, which nobody can take the place
-//! of, so the calls on the stream are recorded, with the stream's position.
+//! of, so the calls on the stream are recorded, with the stream's position. Compilers make other names of them: `__fgets_chk` of an
+//! fgets in a program that is built with _FORTIFY_SOURCE, as distributions do, and `__getdelim` of a getline in an optimized one.
 //!
 //! What fprintf, putc and the like move is found from the position at the next fwrite, fflush, fseek, fclose or the
 //! end, and recorded as bytes that were not seen one by one, if the stream is this process's own file. Of standard output and
@@ -342,9 +343,10 @@ unsafe fn text_bytes(text: *const c_char) -> u64 {
 interpose! {
     timed {
         fn [fopen fopen64](path: *const c_char, mode: *const c_char) -> *mut FILE => |stream, start| opened(path, mode, stream, start);
-        fn [fgets](to: *mut c_char, room: c_int, stream: *mut FILE) -> *mut c_char => |got, start| moved(Op::Fread, stream, room.max(1) as u64 - 1, text_bytes(got), start);
+        fn [fgets fgets_unlocked](to: *mut c_char, room: c_int, stream: *mut FILE) -> *mut c_char => |got, start| moved(Op::Fread, stream, room.max(1) as u64 - 1, text_bytes(got), start);
+        fn [__fgets_chk __fgets_unlocked_chk](to: *mut c_char, bytes: size_t, room: c_int, stream: *mut FILE) -> *mut c_char => |got, start| moved(Op::Fread, stream, room.max(1) as u64 - 1, text_bytes(got), start);
         fn [getline](line: *mut *mut c_char, room: *mut size_t, stream: *mut FILE) -> ssize_t => |done, start| moved(Op::Fread, stream, done.max(0) as u64, done.max(0) as u64, start);
-        fn [getdelim](line: *mut *mut c_char, room: *mut size_t, end: c_int, stream: *mut FILE) -> ssize_t => |done, start| moved(Op::Fread, stream, done.max(0) as u64, done.max(0) as u64, start);
+        fn [getdelim __getdelim](line: *mut *mut c_char, room: *mut size_t, end: c_int, stream: *mut FILE) -> ssize_t => |done, start| moved(Op::Fread, stream, done.max(0) as u64, done.max(0) as u64, start);
     }
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE, real => {
         let stream = real(fd, mode);
@@ -431,6 +433,13 @@ interpose! {
             (done, length, if done < 0 { 0 } else { length })
         })
     }
+    fn fputs_unlocked(text: *const c_char, stream: *mut FILE) -> c_int, real => {
+        let length = text_bytes(text);
+        wrote(stream, || {
+            let done = real(text, stream);
+            (done, length, if done < 0 { 0 } else { length })
+        })
+    }
     fn fseek(stream: *mut FILE, to: c_long, whence: c_int) -> c_int, real => {
         before(stream);
         let start = clock::ticks();
@@ -473,18 +482,31 @@ interpose! {
         done
     }
     fn fflush(stream: *mut FILE) -> c_int, real => {
-        if stream.is_null() {
-            return real(stream);
-        }
-        before(stream);
-        let start = clock::ticks();
-        let done = real(stream);
-        let end = clock::ticks();
-        if let Some(fd) = fd_of(stream) {
-            plain(Op::Fflush, get(fd), NO_OFFSET, sys::result(done.into()), start, end);
-        }
-        done
+        flushed(stream, || real(stream))
     }
+    fn fflush_unlocked(stream: *mut FILE) -> c_int, real => {
+        flushed(stream, || real(stream))
+    }
+}
+
+/// fflush, which writes what waits.
+///
+/// # Safety
+/// `stream` is an open stream, or NULL for all of them, and `flush` calls the function behind.
+unsafe fn flushed(stream: *mut FILE, flush: impl FnOnce() -> c_int) -> c_int {
+    if stream.is_null() {
+        return flush();
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { before(stream) };
+    let start = clock::ticks();
+    let done = flush();
+    let end = clock::ticks();
+    // SAFETY: by the caller's promise.
+    if let Some(fd) = unsafe { fd_of(stream) } {
+        plain(Op::Fflush, get(fd), NO_OFFSET, sys::result(done.into()), start, end);
+    }
+    done
 }
 
 /// freopen: the stream's file is another one afterwards.

@@ -5,9 +5,12 @@
 use forebay_trace_format::Op;
 use forebay_trace_format::layout::{self, NO_OFFSET, header};
 use forebay_trace_format::write::{Who, Writer};
+use forebay_trace_report::{BufferFile, BufferKind, BufferSeen, BufferStep, StallSeen};
 use forebay_trace_report::{Options, Report, report, text};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -288,6 +291,35 @@ fn small_transfers_syncs_truncations_and_metadata_are_named() {
 }
 
 #[test]
+fn reads_that_wait_for_the_pfs_behind_a_buffer_are_named() {
+    let mut planted = Planted::new(30);
+    let mut rank = planted.rank(0, 1, "/mnt/fb/in");
+    let who = Who { host: "node1".into(), pid: 900, rank: -1, ranks: -1, exe: "/mnt/fb".into() };
+    let mut buffer = Writer::new(&who, 1_700_000_000 * S);
+    buffer.of_buffer(0, 1_700_000_000 * S);
+    buffer.name(1, 0, b"in");
+    // The first half was not on flash.
+    for at in 0..200 {
+        let (op, ns) = if at < 100 { (Op::BufferMiss, 2e7) } else { (Op::BufferHit, 1e6) };
+        let (took, now) = (planted.about(ns), rank.now);
+        buffer.call(op, 1, at * MIB, MIB, MIB as i64, now, took - took / 10);
+        if op == Op::BufferMiss {
+            buffer.call(Op::BufferFill, 1, at * MIB, MIB, MIB as i64, now, took / 2);
+        }
+        rank.call(Op::Pread, at * MIB, MIB, took);
+    }
+    planted.put("n.0.1.fbt", rank);
+    std::fs::write(planted.dir.path().join("n.900.1.fbt"), buffer.finish()).unwrap();
+    let report = planted.finds("buffer-miss");
+    let evidence = &report.findings[0].evidence;
+    let wanted = "100 reads of /mnt/fb wanted 100.0 MiB that were not on flash";
+    assert!(evidence.starts_with(wanted), "{evidence}");
+    assert!(evidence.contains("100 reads were hits"), "{evidence}");
+    assert_eq!((report.processes, report.buffers.len()), (1, 1));
+    assert_eq!(report.buffers[0].files[0].misses, 100, "{:?}", report.buffers[0].files);
+}
+
+#[test]
 fn the_story_of_gcrm_comes_out_records_not_aligned_and_metadata_of_one_task() {
     // 10,240 tasks there, 64 here: each writes records of 1.6 MB to one HDF5 file, on no boundary; task 0 writes records below
     // 3 KB for the file's own books between.
@@ -410,6 +442,24 @@ fn the_trace_that_ships_with_the_demo_says_what_the_guide_says() {
     let buffers = [&before, &after].map(|report| report.advice.as_ref().unwrap().buffer);
     assert_eq!(buffers, ["log", "scratch"]);
     assert!(after.totals.all_s() < 0.5 * before.totals.all_s());
+}
+
+/// docs/how-to/slow-io.md shows parts of the report of that trace: word by word what the report prints.
+#[test]
+fn the_guide_shows_what_the_report_prints() {
+    let guide = include_str!("../../../docs/how-to/slow-io.md");
+    let shown = guide.split("```\n").find(|block| block.starts_with("TIME IN CALLS")).unwrap();
+    let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/slow-job");
+    let of = |name: &str| report(&[place.join(name)], Options::default()).unwrap();
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let printed = words(&text(&of("before")));
+    let (times, findings) = shown.split_once("\n\n").unwrap();
+    // Rows in which nothing happens are left out there; long lines are broken.
+    for part in times.lines().chain([findings]) {
+        assert!(printed.contains(&words(part)), "{part}: {printed}");
+    }
+    let after_ms = 1e3 * of("after").totals.all_s();
+    assert!(guide.contains(&format!("{after_ms:.0} ms in calls")), "{after_ms} ms");
 }
 
 #[test]
@@ -540,6 +590,65 @@ fn harmonics_phases_and_the_period_are_seen() {
     let meanings: Vec<&str> = modes.iter().map(|mode| mode.meaning.as_str()).collect();
     assert_eq!(modes.len(), 3, "{modes:?}");
     assert!(meanings[1].contains("2 share") && meanings[2].contains("4 share"), "{meanings:?}");
+}
+
+/// Keys of all objects in a document.
+fn keys(value: &Value, into: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => {
+            for (key, value) in object {
+                into.insert(key.clone());
+                keys(value, into);
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| keys(value, into)),
+        _ => {}
+    }
+}
+
+/// A buffer of which everything was seen.
+fn a_buffer() -> BufferSeen {
+    let kind = BufferKind::default();
+    BufferSeen {
+        name: "/mnt/fb".into(),
+        host: "node1".into(),
+        events: 1,
+        lost: 0,
+        hits: kind,
+        misses: kind,
+        fills: kind,
+        drains: kind,
+        evictions: kind,
+        absorbed: kind,
+        kernel_opens: 0,
+        stalls: vec![StallSeen { id: "room", why: "room", count: 1, time_s: 1.0, longest_s: 1.0 }],
+        files: vec![BufferFile::default()],
+        over_time: vec![BufferStep::default()],
+    }
+}
+
+/// Scripts read the report by docs/TRACING.md: it has each key, and each finding that these runs have.
+#[test]
+fn the_description_of_the_json_has_each_key() {
+    let description = include_str!("../../../docs/TRACING.md");
+    let (_, rest) = description.split_once("### As JSON").unwrap();
+    let (section, _) = rest.split_once("\n### ").unwrap();
+    let mut planted = Planted::new(29);
+    writers(&mut planted, |planted, rank, _| planted.about(if rank == 11 { 2e7 } else { 5e6 }));
+    let mut slow = planted.report();
+    slow.buffers.push(a_buffer());
+    let mut found = BTreeSet::new();
+    keys(&serde_json::to_value(&slow).unwrap(), &mut found);
+    assert!(found.len() > 90 && found.contains("measured_s") && found.contains("idle_s"));
+    // What may be null in such a report, and is an object.
+    found.extend(["period_s", "confidence", "ratio", "parts"].map(String::from));
+    for key in found {
+        let named = [format!("`{key}`"), format!("`{key}[]`")];
+        assert!(named.iter().any(|name| section.contains(name)), "{key} is not described");
+    }
+    for finding in &slow.findings {
+        assert!(section.contains(&format!("`{}`", finding.id)), "{} is not named", finding.id);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::bench_netcdf::moved;
 use forebay_tests::buffer::{Buffer, Kind, Options, binary};
 use forebay_trace_format::Class;
 use serde_json::Value;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -304,6 +304,50 @@ fn bench_prints_the_json_of_ior() {
     }
 }
 
+/// Keys that are IOR's, beside those of the lists above: what has parts, and what only some runs have.
+const MORE_OF_IOR: [&str; 11] = [
+    "tests",
+    "Parameters",
+    "Options",
+    "Results",
+    "summary",
+    "max",
+    "readMB",
+    "readMiB",
+    "writeMB",
+    "writeMiB",
+    "memoryPerNode",
+];
+
+/// docs/BENCH.md describes each key that is not IOR's.
+#[test]
+fn keys_beside_those_of_ior_are_described() {
+    const DESCRIPTION: &str = include_str!("../../../docs/BENCH.md");
+    let dir = disk();
+    let value = json(&bench(dir.path(), "-N 2 -t 4k -b 16k -M 1m -D 60 -w -r -W -o f --json"));
+    let lists = [TOP, TEST, PARAMETERS, OPTIONS, RESULT, SUMMARY];
+    let mut of_ior: Vec<&str> = lists.into_iter().flatten().flatten().copied().collect();
+    of_ior.extend(MORE_OF_IOR);
+    let (mut waiting, mut others) = (vec![&value], 0);
+    while let Some(one) = waiting.pop() {
+        match one {
+            Value::Object(object) => {
+                for (key, value) in object {
+                    waiting.push(value);
+                    if !of_ior.contains(&key.as_str()) {
+                        others += 1;
+                        let named = [format!("`{key}`"), format!("`{key}[]`")];
+                        assert!(named.iter().any(|name| DESCRIPTION.contains(name)), "{key}");
+                    }
+                }
+            }
+            Value::Array(values) => waiting.extend(values),
+            _ => {}
+        }
+    }
+    assert!(others > 20, "{value}");
+}
+
 #[test]
 fn bench_finds_a_byte_that_changed() {
     let dir = disk();
@@ -401,6 +445,166 @@ fn bench_says_how_far_its_content_compresses() {
     }
 }
 
+/// The moments of each process of a phase: open, transfers, close, each with its begin and its end.
+fn stamps(result: &Value) -> Vec<Vec<u64>> {
+    let ranks = result["ranks"].as_array().unwrap();
+    ranks.iter().map(|rank| serde_json::from_value(rank["stamps_ns"].clone()).unwrap()).collect()
+}
+
+/// IOR's letters that say how often, when, and into which files.
+#[test]
+fn bench_repeats_pauses_and_names_files_as_asked() {
+    let dir = disk();
+    let results = |args: &str| -> Vec<Value> {
+        let value = json(&bench(dir.path(), &format!("-t 4k -b 16k {args} --json")));
+        value["tests"][0]["Results"].as_array().unwrap().clone()
+    };
+    assert_eq!(results("-w -i 3 -o f").len(), 3);
+    // No repetition begins after the time of -T.
+    assert_eq!(results("-w -r -i 3 -T 0 -o f").len(), 2);
+    let begun = Instant::now();
+    results("-w -r -d 0.2 -o f");
+    assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
+    // With -g nothing is moved before all have opened, and nothing closed before all is moved.
+    let together = stamps(&results("-N 3 -F -w -g -o f")[0]);
+    let first = |at: usize| together.iter().map(|of_rank| of_rank[at]).min().unwrap();
+    let last = |at: usize| together.iter().map(|of_rank| of_rank[at]).max().unwrap();
+    assert!(last(1) <= first(2) && last(3) <= first(4), "{together:?}");
+    // -m: a file for each repetition. -E writes into one that is there, and leaves it.
+    results("-w -i 2 -m -k -o each");
+    let names: Vec<PathBuf> = ["each.0", "each.1"].map(|name| dir.path().join(name)).into();
+    assert_eq!(files(dir.path()), names);
+    let number = std::fs::metadata(&names[0]).unwrap().ino();
+    results("-w -E -o each.0");
+    assert_eq!(std::fs::metadata(&names[0]).unwrap().ino(), number);
+    results("-N 2 -F -u -w -k -o own");
+    for name in ["0/own.00000000", "1/own.00000001"] {
+        assert_eq!(std::fs::metadata(dir.path().join(name)).unwrap().len(), 16 << 10, "{name}");
+    }
+    // -Y: an fsync after each write.
+    results("-w -Y -o f --log ops");
+    let mut report = Command::new(binary());
+    let report =
+        json(&report.args(["report", "ops", "--json"]).current_dir(&dir).output().unwrap());
+    assert_eq!((&report["totals"]["writes"], &report["totals"]["syncs"]), (&4.into(), &4.into()));
+}
+
+/// What reads IOR's CSV reads ours: its columns come first, and mean what they mean there.
+#[test]
+fn bench_prints_the_columns_of_ior() {
+    let dir = disk();
+    let output = bench(dir.path(), "-N 2 -t 4k -b 64k -s 2 -i 2 -w -r -o f --csv");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (head, rows) = text.split_once('\n').unwrap();
+    let of_ior = "access,bw(MiB/s),IOPS,Latency,block(KiB),xfer(KiB),open(s),wr/rd(s),close(s),total(s),numTasks,iter";
+    assert!(head.starts_with(of_ior), "{head}");
+    let rows: Vec<Vec<&str>> = rows.lines().map(|row| row.split(',').collect()).collect();
+    assert_eq!(rows.len(), 4, "{text}");
+    let columns = head.split(',').count();
+    for (row, access) in rows.iter().zip(["write", "read", "write", "read"]) {
+        assert_eq!((row.len(), row[0]), (columns, access), "{text}");
+        let number = |at: usize| row[at].parse::<f64>().unwrap();
+        assert_eq!([number(4), number(5), number(10)], [64.0, 4.0, 2.0], "{text}");
+        // 2 processes, 2 segments of 64 KiB: a quarter of a MiB, by the whole time.
+        assert!((number(1) * number(9) / 0.25 - 1.0).abs() < 1e-3, "{text}");
+        assert!((number(2) * number(7) / 64.0 - 1.0).abs() < 1e-3, "{text}");
+    }
+    assert_eq!([rows[1][11], rows[3][11]], ["0", "1"], "{text}");
+}
+
+/// With O_DIRECT nothing of the file comes into the page cache, and reads are cold without more ado.
+#[test]
+fn bench_goes_past_the_page_cache() {
+    let dir = disk();
+    for option in ["--odirect", "--posix.odirect", "-O useO_DIRECT=1"] {
+        let value =
+            json(&bench(dir.path(), &format!("-N 2 -t 64k -b 1m -w -r -R {option} -o f --json")));
+        let test = &value["tests"][0];
+        assert_eq!(test["Parameters"]["useO_DIRECT"], 1, "{option}");
+        for result in test["Results"].as_array().unwrap() {
+            assert_eq!(result["cache_after"]["resident"], 0, "{option}: {result}");
+            assert_eq!(result["differences"], 0, "{option}: {result}");
+        }
+        assert_eq!(test["Results"][1]["cache"], "cold", "{option}");
+    }
+}
+
+/// Times of transfers, in seconds, of a file as IOR's savePerOpDataCSV has them; only those that moved so many bytes.
+fn durations(file: &Path, bytes: f64) -> Vec<f64> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let (head, rows) = text.split_once('\n').unwrap();
+    assert_eq!(head, "time,runtime,tp", "{}", file.display());
+    let row = |line: &str| -> (f64, f64) {
+        let part: Vec<f64> = line.split(',').map(|part| part.parse().unwrap()).collect();
+        (part[1], part[1] * part[2])
+    };
+    let rows = rows.lines().map(row);
+    rows.filter(|row| (row.1 / bytes - 1.0).abs() < 0.01).map(|row| row.0).collect()
+}
+
+/// A6: the recorder has each transfer that the benchmark has measured, in its order, and takes it for hardly shorter.
+#[test]
+fn the_recorder_times_transfers_as_the_benchmark_does() {
+    let dir = disk();
+    let mut traced = Command::new(binary());
+    traced.args(["trace", "-q", "--no-buffers", "-o", "t", "--"]).arg(binary());
+    let args = "bench ior -q -t 64k -b 8m -w -r -e -o f -O savePerOpDataCSV=own";
+    let output = traced.args(args.split_whitespace()).current_dir(&dir).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut export = Command::new(binary());
+    export.args(["trace", "export", "--to", "ior-csv", "-o", "seen", "t"]).current_dir(&dir);
+    let output = export.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for access in ["write", "read"] {
+        let own = durations(&dir.path().join(format!("own-{access}-0-00000.csv")), 65_536.0);
+        let of_access = files(&dir.path().join("seen")).into_iter().filter(|path| {
+            path.file_name().unwrap().to_string_lossy().starts_with(&format!("{access}-"))
+        });
+        let seen: Vec<f64> = of_access.flat_map(|path| durations(&path, 65_536.0)).collect();
+        assert_eq!((own.len(), seen.len()), (128, 128), "{access}");
+        // What the benchmark adds around a call is short; now and then it loses its processor there.
+        let mut around: Vec<f64> = own.iter().zip(&seen).map(|(own, seen)| own - seen).collect();
+        let mut whole = own.clone();
+        around.sort_by(f64::total_cmp);
+        whole.sort_by(f64::total_cmp);
+        let (added_s, call_s) = (around[64], whole[64]);
+        eprintln!("{access}: {call_s:.9} s a call, of which {added_s:.9} s around it");
+        assert!(added_s > -0.05 * call_s, "{access}: {added_s} of {call_s}");
+        assert!(added_s < 0.05 * call_s + 3e-6, "{access}: {added_s} of {call_s}");
+    }
+}
+
+/// -M: the processes hold so much memory together; memoryPerTask: each holds so much.
+#[test]
+fn bench_holds_memory_as_asked() {
+    for option in ["-M 64m", "-O memoryPerTask=32m"] {
+        holds_32_mib_each(option);
+    }
+    let dir = disk();
+    let value = json(&bench(dir.path(), "-N 2 -b 1m -w -O memoryPerTask=1m -o f --json"));
+    let parameters = &value["tests"][0]["Parameters"];
+    let held = ["memoryPerTask", "memoryPerNode"].map(|key| parameters[key].as_u64());
+    assert_eq!(held, [Some(1 << 20), Some(0)]);
+}
+
+fn holds_32_mib_each(option: &str) {
+    let dir = disk();
+    let child = long_run(dir.path(), option);
+    let held_kib: Vec<u64> = ranks_of(&child)
+        .into_iter()
+        .map(|rank| {
+            let text = std::fs::read_to_string(format!("/proc/{rank}/status")).unwrap();
+            let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse().unwrap()
+        })
+        .collect();
+    // SAFETY: the child runs.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    child.wait_with_output().unwrap();
+    let all_hold = held_kib.iter().all(|kib| *kib >= 32 << 10);
+    assert!(held_kib.len() == 2 && all_hold, "{option}: {held_kib:?}");
+}
+
 #[test]
 fn bench_stops_at_the_deadline_and_wears_out() {
     let dir = disk();
@@ -425,10 +629,11 @@ fn bench_stops_at_the_deadline_and_wears_out() {
     assert_eq!(status.trim(), written[0].to_string());
 }
 
-/// Starts a run that would take very long, and waits until its file grows.
-fn long_run(dir: &Path) -> std::process::Child {
+/// Starts a run that would take very long, with more options, and waits until its file grows.
+fn long_run(dir: &Path, more: &str) -> std::process::Child {
     let mut command = Command::new(binary());
     command.args("bench ior -N 2 -t 4k -b 4k -s 100000000 -Y -w -o f".split_whitespace());
+    command.args(more.split_whitespace());
     command.current_dir(dir).stdout(Stdio::null()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -452,7 +657,7 @@ fn ranks_of(child: &std::process::Child) -> Vec<i32> {
 #[test]
 fn bench_ends_when_a_process_of_it_is_killed() {
     let dir = disk();
-    let child = long_run(dir.path());
+    let child = long_run(dir.path(), "");
     let ranks = ranks_of(&child);
     assert_eq!(ranks.len(), 2);
     // SAFETY: a process of the child's that runs.
@@ -467,7 +672,7 @@ fn bench_ends_when_a_process_of_it_is_killed() {
 #[test]
 fn bench_removes_its_files_after_an_interrupt() {
     let dir = disk();
-    let child = long_run(dir.path());
+    let child = long_run(dir.path(), "");
     let ranks = ranks_of(&child);
     // SAFETY: the child runs.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
@@ -500,6 +705,8 @@ fn bench_tells_a_full_buffer_and_wrong_parameters() {
         ("-a MPIIO", "start it by mpirun or srun"),
         ("-t 100 -b 1000 --odirect", "512"),
         ("-D=-1", "-D"),
+        ("-M 101%", "0% to 100%"),
+        ("-M 1m -O memoryPerTask=1m", "without -O memoryPerTask"),
         ("-b 9000000000g -t 1g", "too large"),
     ] {
         let output = bench(dir.path(), &format!("{args} -o f"));

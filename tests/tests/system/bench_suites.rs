@@ -1,6 +1,7 @@
 //! `forebay bench suite`: the experiment of a cached write, whose result is where the bytes are, and the IME matrix with its figure.
 #![allow(clippy::unwrap_used)]
 
+use forebay_plot_page::testing::{Seen, looked_at};
 use forebay_tests::buffer::binary;
 use forebay_tests::procs::{run, try_run};
 use forebay_tests::site::{Kind, Site};
@@ -17,6 +18,13 @@ fn bench(dir: &Path, args: &[&str]) -> Command {
     command.arg("bench").args(args).current_dir(dir);
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command
+}
+
+/// The page in a real browser: so many charts or more, all of them drawn.
+fn drawn(name: &str, page: &str, charts: usize) {
+    let profile = tempfile::tempdir().unwrap();
+    let Seen { dom, figures: (all, drawn), .. } = looked_at(profile.path(), name, page);
+    assert!(all >= charts && drawn == all, "{name}: {drawn} of {all}: {dom}");
 }
 
 fn after_a_cached_write_the_buffer_has_all_and_the_pfs_nothing(kind: Kind) {
@@ -50,6 +58,9 @@ fn after_a_cached_write_the_buffer_has_all_and_the_pfs_nothing(kind: Kind) {
     }
     let text = std::fs::read_to_string(&page).unwrap();
     assert!(text.contains("drain begins") && text.contains("bytes that only the buffer has"));
+    if matches!(kind, Kind::Own) {
+        drawn("dw-caching", &text, 2);
+    }
     // Nothing of it stays on either side.
     for place in [mnt, pfs] {
         let left = std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name());
@@ -102,6 +113,7 @@ fn the_ime_matrix_has_its_figure_by_posix_and_by_mpi_io() {
     ] {
         assert!(text.contains(part), "{part}");
     }
+    drawn("ime", &text, 4);
     // The rates of the two sides stand over one axis.
     let data = text.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();
     let charts: Vec<Value> = serde_json::from_str(data).unwrap();

@@ -227,6 +227,24 @@ fn names_streams_and_aio_are_recorded() {
     assert_eq!(processes[0].calls(Op::AioWrite, &file), [(4000, Some(8000))]);
     assert_eq!(processes[0].calls(Op::AioRead, &file), [(100, Some(8000)), (100, Some(8100))]);
     assert_eq!(processes[0].count(Op::AioSubmit, &file), 3);
+    assert_eq!(processes[0].calls(Op::AioFsync, &rig.work().join("aio-sync")), [(0, None)]);
+}
+
+/// A program that is built with _FORTIFY_SOURCE, as distributions build theirs, calls `__fgets_chk` where its source has fgets.
+#[test]
+fn calls_on_streams_are_recorded_by_the_names_that_compilers_make_of_them() {
+    let rig = Rig::new();
+    let processes = rig.run("streams");
+    let lines = rig.work().join("lines");
+    let twelve = |count: u64| -> Vec<(i64, Option<u64>)> {
+        (0..count).map(|at| (12, Some(at * 12))).collect()
+    };
+    assert_eq!(processes[0].calls(Op::Fwrite, &lines), twelve(5));
+    assert_eq!(processes[0].calls(Op::Fread, &lines), twelve(4));
+    assert_eq!(processes[0].count(Op::Fflush, &lines), 1);
+    // Nothing is left of which only the bytes are known.
+    let unseen = [Op::StdioRead, Op::StdioWrite].map(|op| processes[0].count(op, &lines));
+    assert_eq!(unseen, [0, 0]);
 }
 
 #[test]

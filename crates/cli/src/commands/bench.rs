@@ -177,6 +177,7 @@ struct Options {
     status_file: Option<PathBuf>,
     direct: bool,
     per_transfer_csv: Option<PathBuf>,
+    memory_per_task: Option<u64>,
 }
 
 impl Options {
@@ -202,9 +203,14 @@ impl Options {
                 "stonewallingstatusfile" => options.status_file = Some(value.into()),
                 "useo_direct" => options.direct = number()? != 0,
                 "saveperopdatacsv" => options.per_transfer_csv = Some(value.into()),
+                "memorypertask" => {
+                    let bytes = crate::args_bench::parse_size(value)
+                        .map_err(|why| Usage(format!("-O {text}: {why}")))?;
+                    options.memory_per_task = Some(bytes);
+                }
                 _ => {
                     return Err(Usage(format!(
-                        "-O {text}: expected one of numTasksOnNode0, numNodes, stoneWallingWearOut, stoneWallingStatusFile, useO_DIRECT, savePerOpDataCSV"
+                        "-O {text}: expected one of numTasksOnNode0, numNodes, stoneWallingWearOut, stoneWallingStatusFile, useO_DIRECT, savePerOpDataCSV, memoryPerTask"
                     )));
                 }
             }
@@ -296,7 +302,7 @@ fn plan(args: &IorArgs, options: &Options) -> anyhow::Result<Ior> {
         },
         wear_out: options.wear_out,
         status_file: options.status_file.clone(),
-        hog_bytes: args.hog.as_deref().map_or(Ok(0), hog_bytes)?,
+        hog_bytes: held_bytes(args, options, tasks)?,
         cold: args.cold,
         per_transfer_csv: options.per_transfer_csv.clone(),
         log: args.log.clone(),
@@ -330,6 +336,16 @@ fn own_seed() -> u32 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (forebay_workload::random::mix(now.as_nanos() as u64 ^ u64::from(std::process::id())) >> 33)
         as u32
+}
+
+/// Memory that all processes hold together.
+fn held_bytes(args: &IorArgs, options: &Options, tasks: u32) -> anyhow::Result<u64> {
+    match (&args.hog, options.memory_per_task) {
+        (None, None) => Ok(0),
+        (Some(text), None) => hog_bytes(text),
+        (None, Some(bytes)) => hog_bytes(&bytes.saturating_mul(tasks.into()).to_string()),
+        (Some(_), Some(_)) => Err(Usage("-M: expected without -O memoryPerTask".into()).into()),
+    }
 }
 
 /// `-M`: a size, or percent of the node's memory.

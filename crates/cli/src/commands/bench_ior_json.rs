@@ -99,8 +99,8 @@ impl Printed<'_> {
             "options": args.options.join(","),
             "dryRun": 0,
             "nodes": nodes(),
-            "memoryPerTask": 0,
-            "memoryPerNode": ior.hog_bytes,
+            "memoryPerTask": if args.hog.is_some() { 0 } else { self.held_by_each() },
+            "memoryPerNode": if args.hog.is_some() { ior.hog_bytes } else { 0 },
             "tasksPerNode": self.tasks_per_node(),
             "repetitions": ior.repetitions,
             "multiFile": u8::from(ior.multi_file),
@@ -228,6 +228,10 @@ impl Printed<'_> {
             line
         };
         lines.map(of_line).collect()
+    }
+
+    fn held_by_each(&self) -> u64 {
+        self.ior.hog_bytes / u64::from(self.ior.pattern.tasks)
     }
 
     fn tasks_per_node(&self) -> u32 {

@@ -232,10 +232,11 @@ pub fn netcdf(args: &NetcdfArgs) -> Outcome {
         _ => (args.nodes, args.per_node),
     };
     tasks(nodes.saturating_mul(per_node))?;
+    let [along_x, along_y] = [nodes, per_node].map(|parts| 100 * u64::from(parts));
     let bench = NetCdf {
         nodes,
         per_node,
-        shape: args.shape.0,
+        shape: args.shape.map_or([100, along_x, along_y, 10], |shape| shape.0),
         chunk: args.chunk.map(|chunk| chunk.0),
         blocks: args.calls.as_deref() == Some("blocks"),
         collective: args.together == "coll",

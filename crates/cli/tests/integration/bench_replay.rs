@@ -22,8 +22,31 @@ fn bench(dir: &Path, args: &str) -> Output {
 #[track_caller]
 fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    let value = serde_json::from_slice(&output.stdout).unwrap();
+    described(&value);
+    value
 }
+
+/// docs/BENCH.md describes each key of what was printed.
+#[track_caller]
+fn described(value: &Value) {
+    let mut waiting = vec![value];
+    while let Some(one) = waiting.pop() {
+        match one {
+            Value::Object(object) => {
+                for (key, value) in object {
+                    let named = [format!("`{key}`"), format!("`{key}[]`")];
+                    assert!(named.iter().any(|name| DESCRIPTION.contains(name)), "{key}: {one}");
+                    waiting.push(value);
+                }
+            }
+            Value::Array(values) => waiting.extend(values),
+            _ => {}
+        }
+    }
+}
+
+const DESCRIPTION: &str = include_str!("../../../../docs/BENCH.md");
 
 /// All files below a directory, with their sizes, by path.
 fn files(dir: &Path) -> BTreeMap<PathBuf, u64> {
@@ -406,6 +429,8 @@ fn the_other_patterns_move_their_bytes() {
         let args = format!("netcdf -n 2 -p 2 -d 10:16:8:4 --verify --sync {how}");
         assert_eq!(bytes(&args), [(0, variable), (variable, 0)], "{how}");
     }
+    // Without -d: 100 steps of 100 for each of 2 nodes, 100 for each of its processes, and 10, of 4 bytes.
+    assert_eq!(bytes("netcdf -n 2 -w"), [(0, 100 * 200 * 100 * 10 * 4)]);
     for locality in ["off0", "seq", "rnd", "reverse", "stride10k"] {
         let args = format!("op-timing --tasks 2 -t 4k -n 50 --locality {locality}");
         assert_eq!(bytes(&args), [(2 * 50 * 4096, 0)], "{locality}");
@@ -414,6 +439,40 @@ fn the_other_patterns_move_their_bytes() {
     let read = (2 * 300_000, 0);
     assert_eq!(bytes("reread --tasks 2 --size 300000 -t 64k --passes 3 --verify"), [read; 4]);
     assert!(files(dir.path()).is_empty());
+}
+
+/// A file with O_DIRECT leaves nothing in the page cache; what is no whole block is told before anything is moved.
+#[test]
+fn direct_files_go_past_the_page_cache() {
+    let dir = disk();
+    let workload = r#"
+workload = 1
+[[file]]
+name = "f"
+path = "f.{process}"
+direct = true
+[[job]]
+processes = 2
+[[job.phase]]
+name = "write"
+steps = [{ write = "f", block = "256KiB", transfer = "64KiB" }]
+[[job.phase]]
+name = "read"
+steps = [{ read = "f", block = "256KiB", transfer = "4KiB", order = "shuffled", verify = true }]
+"#;
+    fs::write(dir.path().join("w.toml"), workload).unwrap();
+    let value = json(&bench(dir.path(), "run w.toml . --json"));
+    assert_eq!(value["differences"], 0);
+    for phase in value["phases"].as_array().unwrap() {
+        assert_eq!(phase["cache_after"]["resident"], 0, "{phase}");
+    }
+    let value = json(&bench(dir.path(), "op-timing -w -t 4k -n 32 --odirect --json ."));
+    assert_eq!(value["phases"][0]["cache_after"]["resident"], 0, "{value}");
+    let refused = bench(dir.path(), "op-timing -w -t 1000 -n 32 --odirect .");
+    let told = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{told}");
+    assert!(told.contains("1000 bytes") && told.contains("a multiple of 512"), "{told}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the workload file is left");
 }
 
 /// The first read of a file is from an empty cache, and each other one from a full one: both were seen.

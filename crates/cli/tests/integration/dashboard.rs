@@ -138,9 +138,14 @@ fn the_page_shows_the_figures_of_metrics_and_asks_nobody_else() {
     assert!(texts.iter().any(|text| text == "5.00 MiB"), "{texts:?}");
     assert!(texts.iter().any(|text| text.ends_with(" of 64.0 MiB")), "{texts:?}");
     assert!(dom.contains(&rig.mnt.display().to_string()));
-    // Something was drawn, of several samples.
-    let line = dom.split("<polyline ").nth(1).unwrap();
-    assert!(attribute(line, "points").unwrap().contains(','), "{line}");
+    // Each chart that has samples was drawn, and something of several samples.
+    let points_of =
+        |place: &str| -> u32 { attribute(place, "data-points").unwrap().parse().unwrap() };
+    let places: Vec<&str> = dom.split("<div class=\"drawing\" ").skip(1).collect();
+    assert!(places.iter().any(|place| points_of(place) > 1), "{dom}");
+    for place in places {
+        assert_eq!(points_of(place) > 0, place.contains("<canvas"), "{place}");
+    }
 
     let asked = asked_by_pages(&net_log);
     assert!(asked.iter().any(|(_, url)| url.contains("/history.json")), "{asked:?}");
@@ -151,7 +156,8 @@ fn the_page_shows_the_figures_of_metrics_and_asks_nobody_else() {
 
 /// What the charts of a page say that they show, by their titles.
 fn charts(dom: &str) -> BTreeMap<String, String> {
-    let charts = dom.split("<svg ").skip(1).filter_map(|svg| attribute(svg, "aria-label"));
+    let places = dom.split("<div class=\"drawing\" ").skip(1);
+    let charts = places.filter_map(|place| attribute(place, "aria-label"));
     let told = charts.filter_map(|label| {
         let (title, said) = label.split_once(": ")?;
         Some((title.to_string(), said.to_string()))

@@ -1,10 +1,16 @@
 //! The answers: which path gives what.
 
 use super::{Shared, prometheus};
+use forebay_plot_page::{UPLOT_SCRIPT, UPLOT_STYLE};
 use std::fmt::Write;
+use std::sync::LazyLock;
 
-/// The page: all of it, nothing is loaded from elsewhere.
-const PAGE: &str = include_str!("page.html");
+/// The page: all of it, nothing is loaded from elsewhere. The library that draws is that of all pages.
+static PAGE: LazyLock<String> = LazyLock::new(|| {
+    let page = include_str!("page.html");
+    let styled = page.replacen("/* the style of uPlot */", UPLOT_STYLE, 1);
+    styled.replacen("/* the script of uPlot */", UPLOT_SCRIPT, 1)
+});
 /// Nothing but the page's own script and styles runs, and it asks nobody but this server.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; \
      style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; \
@@ -75,7 +81,7 @@ impl Answer {
 pub(super) fn to(shared: &Shared, target: &str) -> Answer {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     match path {
-        "/" => Answer::of("text/html; charset=utf-8", PAGE.into())
+        "/" => Answer::of("text/html; charset=utf-8", PAGE.as_bytes().to_vec())
             .with("Content-Security-Policy", PAGE_POLICY),
         "/metrics" => match prometheus::text(shared.watched.metrics()) {
             Ok(text) => Answer::of(prometheus::CONTENT_TYPE, text.into_bytes()),

@@ -5,7 +5,7 @@
 //! Callers: `parse`, and who makes workloads in code.
 
 use super::model::{Action, Job, Layout, MAX_DIMENSIONS, MAX_ENTRIES, MAX_PROCESSES, Move, Only};
-use super::model::{FileSpec, Items, Order, Phase, Step, Work, Workload};
+use super::model::{FileSpec, Interface, Items, Order, Phase, Step, Whole, Work, Workload};
 use super::path::{Template, is_name};
 
 /// Where something is wrong.
@@ -48,6 +48,8 @@ fn wrong<T>(
 
 /// Most levels of a tree.
 const MAX_DEPTH: u32 = 60;
+/// With O_DIRECT the kernel moves whole blocks; no device has smaller ones.
+const DIRECT_BYTES: u64 = 512;
 
 impl Workload {
     /// Checks it all, and notes which steps open their files by themselves ([`Move::opens`]).
@@ -309,9 +311,7 @@ impl Workload {
             }
             Action::Store(whole) | Action::Load(whole) => {
                 self.check_items(place, &whole.items, file)?;
-                if whole.transfer_bytes == 0 {
-                    return wrong(place, "transfer", "it is 0", "at least 1 byte");
-                }
+                check_whole(place, whole, file)?;
             }
             Action::Truncate { bytes, .. } if *bytes > i64::MAX as u64 => {
                 return wrong(place, "size", "it is too large", "at most 2^63-1 bytes");
@@ -328,6 +328,7 @@ impl Workload {
                     _ => count,
                 };
                 check_move(place, part, sharers)?;
+                check_direct_move(place, part, file)?;
                 if file.interface.is_netcdf() {
                     check_variable(place, part)?;
                 }
@@ -446,6 +447,53 @@ fn check_move(place: Place, part: &Move, sharers: u32) -> Result<(), Wrong> {
         return wrong(place, "wear_out", "there is no limit", "a key stop_after");
     }
     Ok(())
+}
+
+/// Whether a file's bytes go past the page cache, in whole blocks.
+fn is_direct(file: &FileSpec) -> bool {
+    file.direct && file.interface == Interface::Posix
+}
+
+fn check_direct(place: Place, numbers: &[(&'static str, u64)]) -> Result<(), Wrong> {
+    match numbers.iter().find(|(_, bytes)| bytes % DIRECT_BYTES != 0) {
+        None => Ok(()),
+        Some(&(key, bytes)) => {
+            let found = format!("{bytes} bytes of a file with direct = true");
+            wrong(place, key, found, format!("a multiple of {DIRECT_BYTES}"))
+        }
+    }
+}
+
+/// Transfers past the page cache. Where the runs of an array lie is not looked at.
+fn check_direct_move(place: Place, part: &Move, file: &FileSpec) -> Result<(), Wrong> {
+    match &part.layout {
+        Layout::Blocks { offset, block_bytes, stride_bytes, .. } if is_direct(file) => {
+            let numbers = [
+                ("offset", *offset),
+                ("block", *block_bytes),
+                ("transfer", part.transfer_bytes),
+                ("stride", *stride_bytes),
+            ];
+            check_direct(place, &numbers)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whole files. Past the page cache their last transfer has what is left.
+fn check_whole(place: Place, whole: &Whole, file: Option<&FileSpec>) -> Result<(), Wrong> {
+    if whole.transfer_bytes == 0 {
+        return wrong(place, "transfer", "it is 0", "at least 1 byte");
+    }
+    let Some(file) = file.filter(|file| is_direct(file)) else { return Ok(()) };
+    check_direct(place, &[("transfer", whole.transfer_bytes)])?;
+    match file.sizes.iter().find(|bytes| *bytes % DIRECT_BYTES != 0) {
+        None => Ok(()),
+        Some(bytes) => {
+            let found = format!("{bytes} bytes of a file with direct = true");
+            wrong(Place::File(whole.file as usize), "size", found, "multiples of 512")
+        }
+    }
 }
 
 /// What a netCDF library can move.

@@ -337,6 +337,14 @@ fn faults_say_where_and_what_was_expected() {
         (with("think = \"1s\", busier = true"), &format!("{step}.busier: this key is not known here; expected one of busy, only, think, turns")),
         (with("stat = \"f\", first = 1"), &format!("{step}.items: all of them from 1 on")),
         (with("open = \"f\""), &format!("{step}.mode: it is missing")),
+        (
+            with("write = \"f\", block = 47008, transfer = 47008").replace("path = \"f\"", "path = \"f\"\ndirect = true"),
+            "w.toml:11: job[0].phase[0].steps[1].block: 47008 bytes of a file with direct = true; expected a multiple of 512",
+        ),
+        (
+            with("store = \"f\", transfer = 4096").replace("path = \"f\"", "path = \"f\"\ndirect = true\nsize = 5000"),
+            "w.toml:6: file[0].size: 5000 bytes of a file with direct = true; expected multiples of 512",
+        ),
         (format!("{file}items = 2\n"), "w.toml:5: file[0].items: several items have one path; expected {item}"),
         (format!("{file}prepared = true\n"), "w.toml:5: file[0].prepared: its size is not known"),
         (file.replace("\"f\"\n", "\"../f\"\n"), "w.toml:4: file[0].path: \"../f\"; expected a path relative"),
