@@ -107,7 +107,7 @@ pub fn spec(direction: Direction, pfs: &Path, buffer: &str) -> StageSpec {
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = vec![0_u8; len.next_multiple_of(8)];
-    // Words, not slices: nothing optimizes this.
+    // Words, not slices: little is compiled for them, optimized or not.
     for word in bytes.as_chunks_mut::<8>().0 {
         state ^= state << 13;
         state ^= state >> 7;
