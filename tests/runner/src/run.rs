@@ -157,11 +157,13 @@ fn run_all(
     // What can start changes only when one has ended: thousands that wait are not gone through at each look.
     let mut has_room = true;
     while !waiting.is_empty() || !running.is_empty() {
-        while has_room && let Some(at) = next(&waiting, &running, plan.jobs) {
-            *number += 1;
-            running.push(start(plan, waiting.remove(at), *number)?);
+        if has_room {
+            while let Some(at) = next(&waiting, &running, plan.jobs) {
+                *number += 1;
+                running.push(start(plan, waiting.remove(at), *number)?);
+            }
+            has_room = false;
         }
-        has_room = false;
         std::thread::sleep(LOOK);
         if let Some(beside) = &mut beside {
             beside.look()?;
