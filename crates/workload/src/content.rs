@@ -63,10 +63,7 @@ impl Filler {
         let mut pool = Aligned::new(pool_bytes);
         if content == Content::Stamped {
             let mut state = mix(u64::from(seed));
-            for word in pool.bytes_mut().chunks_mut(8) {
-                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                word.copy_from_slice(&mix(state).to_le_bytes()[..word.len()]);
-            }
+            fill_with_words(pool.bytes_mut(), &mut state);
         }
         Filler { content, seed, transfer_bytes, pool, base_of: None }
     }
@@ -162,6 +159,22 @@ fn stamp_into(content: Content, block: &mut [u8], stamp: &[u8; 8]) {
     }
 }
 
+/// Fills memory with random words. Each rank does so for megabytes when it starts: in whole words, since builds that
+/// optimize nothing take several times as long over slices.
+fn fill_with_words(memory: &mut [u8], state: &mut u64) {
+    let mut next = || {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(*state).to_le_bytes()
+    };
+    let (words, rest) = memory.as_chunks_mut::<8>();
+    for word in words {
+        *word = next();
+    }
+    if !rest.is_empty() {
+        rest.copy_from_slice(&next()[..rest.len()]);
+    }
+}
+
 fn random_words(buffer: &mut [u8], seed: u32, place: Place) {
     let mut start = seed.wrapping_add(place.rank).wrapping_add(place.offset as u32);
     let mut state = u64::from(rand_r(&mut start));
@@ -192,10 +205,7 @@ impl Placed {
         let longest = longest + STAMP_EVERY_BYTES;
         let mut memory = Aligned::new(RING_BYTES + longest);
         let mut state = mix(u64::from(seed) ^ (1 << 40));
-        for word in memory.bytes_mut()[..RING_BYTES].chunks_mut(8) {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            word.copy_from_slice(&mix(state).to_le_bytes()[..word.len()]);
-        }
+        fill_with_words(&mut memory.bytes_mut()[..RING_BYTES], &mut state);
         for from in (0..longest).step_by(RING_BYTES) {
             let len = RING_BYTES.min(longest - from);
             memory.bytes_mut().copy_within(0..len, RING_BYTES + from);

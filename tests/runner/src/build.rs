@@ -135,11 +135,10 @@ pub fn build(workspace: &Path, is_units_only: bool) -> Result<Built> {
 }
 
 /// The libraries that `forebay trace` and `forebay exec` preload. They have no tests of their own, so a build of tests
-/// leaves them out.
+/// leaves them out. They are built with all else: by themselves they would have crates compiled with other features.
 fn build_preloaded(workspace: &Path) -> Result<()> {
     let mut cargo = cargo(workspace);
-    cargo.args(["build", "--quiet", "--locked", "-p", "forebay-preload-trace"]);
-    cargo.args(["-p", "forebay-preload"]);
+    cargo.args(["build", "--quiet", "--locked", "--workspace", "--lib", "--tests"]);
     match cargo.status().context("cannot run cargo")?.success() {
         true => Ok(()),
         false => bail!("what forebay trace and forebay exec preload cannot be built: see above"),

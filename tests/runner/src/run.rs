@@ -154,10 +154,15 @@ fn run_all(
 ) -> Result<Vec<Ended>> {
     let (all, started, mut told) = (waiting.len(), Instant::now(), Instant::now());
     let (mut running, mut ended) = (Vec::<Running>::new(), Vec::<Ended>::new());
+    // What can start changes only when one has ended: thousands that wait are not gone through at each look.
+    let mut has_room = true;
     while !waiting.is_empty() || !running.is_empty() {
-        while let Some(at) = next(&waiting, &running, plan.jobs) {
-            *number += 1;
-            running.push(start(plan, waiting.remove(at), *number)?);
+        if has_room {
+            while let Some(at) = next(&waiting, &running, plan.jobs) {
+                *number += 1;
+                running.push(start(plan, waiting.remove(at), *number)?);
+            }
+            has_room = false;
         }
         std::thread::sleep(LOOK);
         if let Some(beside) = &mut beside {
@@ -166,7 +171,10 @@ fn run_all(
         let mut at = 0;
         while at < running.len() {
             match look(&mut running[at])? {
-                Some(gone) => ended.push(end(plan, running.swap_remove(at), gone)),
+                Some(gone) => {
+                    ended.push(end(plan, running.swap_remove(at), gone));
+                    has_room = true;
+                }
                 None => at += 1,
             }
         }

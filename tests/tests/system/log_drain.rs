@@ -3,6 +3,7 @@
 //! updates of a header by one. The writes of the servers are read from strace(1).
 #![allow(clippy::unwrap_used)]
 
+use forebay_tests::cached;
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys;
 use std::io::{BufRead, BufReader};
@@ -74,7 +75,7 @@ fn pattern(task: u64) -> Vec<Write> {
 }
 
 fn fill(write: Write, task: u64) -> Vec<u8> {
-    (0..write.bytes).map(|at| ((write.offset + at) * 131 / 7 + task) as u8).collect()
+    cached::bytes_at(write.offset, write.bytes as usize, task)
 }
 
 /// Every task writes its own through its mount; what the file is then.

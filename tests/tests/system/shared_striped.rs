@@ -153,9 +153,9 @@ impl<'a> Shared<'a> {
         let seen = sys::pread(&self.files[view], from, length + 200).unwrap();
         let end = self.model.len().min(from as usize + length + 200);
         let wanted = self.model.get(from as usize..end).unwrap_or_default();
-        let differs = seen.iter().zip(wanted).position(|(a, b)| a != b);
+        let differs = || seen.iter().zip(wanted).position(|(a, b)| a != b);
         assert_eq!(seen.len(), wanted.len(), "after {said}: mount {view} reads at {from}");
-        assert!(seen == wanted, "after {said}: mount {view} differs at {from} + {differs:?}");
+        assert!(seen == wanted, "after {said}: mount {view} differs at {from} + {:?}", differs());
     }
 
     fn whole(&self) {

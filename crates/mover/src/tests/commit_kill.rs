@@ -60,69 +60,70 @@ fn write_tree(top: &Path, generation: u64) {
     }
 }
 
-fn killed_at_each_step(how: &str) {
-    let mut places = std::collections::BTreeSet::new();
-    let mut at = 1;
-    loop {
-        let keep = tempfile::tempdir().unwrap();
-        let dir = keep.path();
-        let (pfs, source) = (dir.join("pfs"), dir.join("buffer/tree/t"));
-        std::fs::create_dir(&pfs).unwrap();
-        let variables = [(CHILD_DIR, dir.to_str().unwrap()), (CHILD_HOW, how)];
-        // The old tree is a commit's, so that all kinds of places have one.
-        write_tree(&source, 1);
-        let first = match how {
-            "fail" => "exchange",
-            how => how,
-        };
-        let before = [(CHILD_DIR, dir.to_str().unwrap()), (CHILD_HOW, first)];
-        assert_eq!(kill::run_killed(CHILD, &before, STEPS_MAX), None);
-        std::fs::remove_dir_all(dir.join("plans")).unwrap();
-        write_tree(&source, 2);
-        let over = AtomicBool::new(false);
-        let killed = std::thread::scope(|scope| {
-            for read in [read_held, read_versioned] {
-                let (place, over) = (pfs.join("ckpt"), &over);
-                scope.spawn(move || {
-                    while !over.load(SeqCst) {
-                        assert!(place.exists(), "the place is always there");
-                        if let Some(found) = read(&place, &FILES) {
-                            assert!((1..=2).contains(&found));
-                        }
-                        std::thread::sleep(std::time::Duration::from_micros(200));
+/// What is left of a commit that is killed at that point (of those of that name, if any). Where it was killed.
+fn killed_at(how: &str, at: u64, only: Option<&str>) -> Option<String> {
+    assert!(at < STEPS_MAX, "it never ends");
+    // In memory: what is killed is the server, not its machine.
+    let keep = tempfile::tempdir_in("/dev/shm").unwrap();
+    let dir = keep.path();
+    let (pfs, source) = (dir.join("pfs"), dir.join("buffer/tree/t"));
+    std::fs::create_dir(&pfs).unwrap();
+    let variables = [(CHILD_DIR, dir.to_str().unwrap()), (CHILD_HOW, how)];
+    // The old tree is a commit's, so that all kinds of places have one.
+    write_tree(&source, 1);
+    let first = match how {
+        "fail" => "exchange",
+        how => how,
+    };
+    let before = [(CHILD_DIR, dir.to_str().unwrap()), (CHILD_HOW, first)];
+    assert_eq!(kill::run_killed(CHILD, &before, STEPS_MAX), None);
+    std::fs::remove_dir_all(dir.join("plans")).unwrap();
+    write_tree(&source, 2);
+    let over = AtomicBool::new(false);
+    let killed = std::thread::scope(|scope| {
+        for read in [read_held, read_versioned] {
+            let (place, over) = (pfs.join("ckpt"), &over);
+            scope.spawn(move || {
+                while !over.load(SeqCst) {
+                    assert!(place.exists(), "the place is always there");
+                    if let Some(found) = read(&place, &FILES) {
+                        assert!((1..=2).contains(&found));
                     }
-                });
-            }
-            let killed = kill::run_killed(CHILD, &variables, at);
-            // Killed a second time, somewhere in the going on.
-            if killed.is_some() {
-                kill::run_killed(CHILD, &variables, 1 + at * 7 % 23);
-                assert_eq!(kill::run_killed(CHILD, &variables, STEPS_MAX), None);
-            }
-            over.store(true, SeqCst);
-            killed
-        });
-        let expected = if how == "fail" { 1 } else { 2 };
-        assert_eq!(read_held(&pfs.join("ckpt"), &FILES), Some(expected), "after {killed:?}");
-        let version = check_manifest(&pfs.join("ckpt"));
-        let beside = match how {
-            "symlink" => vec![format!(".ckpt.forebay-{version}"), "ckpt".to_string()],
-            _ => vec!["ckpt".to_string()],
-        };
-        assert_eq!(names(&pfs), beside, "after {killed:?}");
-        // Manifest and versioned name.
-        assert_eq!(leftovers(&pfs).len(), 2, "after {killed:?}");
-        let Some(killed) = killed else { break };
-        places.insert(killed);
-        at += 1;
-        assert!(at < STEPS_MAX, "it never ends");
-    }
-    println!("killed at {at} points: {places:#?}");
+                    std::thread::sleep(std::time::Duration::from_micros(200));
+                }
+            });
+        }
+        let [dir, how] = variables;
+        let only = (kill::KILL_ONLY, only.unwrap_or_default());
+        let killed = kill::run_killed(CHILD, &[dir, how, only], at);
+        // Killed a second time, somewhere in the going on.
+        if killed.is_some() {
+            kill::run_killed(CHILD, &variables, 1 + at * 7 % 23);
+            assert_eq!(kill::run_killed(CHILD, &variables, STEPS_MAX), None);
+        }
+        over.store(true, SeqCst);
+        killed
+    });
+    let expected = if how == "fail" { 1 } else { 2 };
+    assert_eq!(read_held(&pfs.join("ckpt"), &FILES), Some(expected), "after {killed:?}");
+    let version = check_manifest(&pfs.join("ckpt"));
+    let beside = match how {
+        "symlink" => vec![format!(".ckpt.forebay-{version}"), "ckpt".to_string()],
+        _ => vec!["ckpt".to_string()],
+    };
+    assert_eq!(names(&pfs), beside, "after {killed:?}");
+    // Manifest and versioned name.
+    assert_eq!(leftovers(&pfs).len(), 2, "after {killed:?}");
+    killed
+}
+
+fn killed_at_each_step(how: &str) {
     let must = match how {
         "fail" => "a commit is given up on record",
         _ => "a commit is published on record",
     };
-    assert!(places.contains(must), "{places:?}");
+    let places = kill::at_each_point(&[must], |at, only| killed_at(how, at, only));
+    println!("killed at {} points: {places:#?}", places.len());
 }
 
 #[test]

@@ -173,7 +173,7 @@ fn run(dir: &Path, what: &str, kill: Option<(u16, u64)>) -> bool {
 /// In and out again, `victim` being killed at its point `at` in one of both; false if it has no such
 /// point.
 fn killed_at(victim: u16, at: u64, out: bool) -> bool {
-    let keep = tempfile::tempdir().unwrap();
+    let keep = tempfile::tempdir_in("/dev/shm").unwrap();
     let dir = keep.path();
     for sub in ["pfs/tree", "pfs/out"] {
         std::fs::create_dir_all(dir.join(sub)).unwrap();

@@ -106,13 +106,15 @@ pub fn spec(direction: Direction, pfs: &Path, buffer: &str) -> StageSpec {
 /// Some bytes that do not repeat.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = vec![0; len];
-    for chunk in bytes.chunks_mut(8) {
+    let mut bytes = vec![0_u8; len.next_multiple_of(8)];
+    // Words, not slices: little is compiled for them, optimized or not.
+    for word in bytes.as_chunks_mut::<8>().0 {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
+        *word = state.to_le_bytes();
     }
+    bytes.truncate(len);
     bytes
 }
 

@@ -212,7 +212,7 @@ fn count(content: &[u8], token: &str) -> usize {
 
 fn killed_everywhere(local: bool) -> usize {
     for at in 1.. {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = std::fs::canonicalize(dir.path()).unwrap();
         Rig::open(&path).close();
         let mut variables = vec![(CHILD_DIR, path.to_str().unwrap())];
@@ -289,7 +289,7 @@ fn appends_beside_a_kernel_that_writes_the_file_itself_are_made_once_as_well() {
 
 #[test]
 fn an_append_that_was_cut_short_by_a_kill_is_taken_off_and_made_whole() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = std::fs::canonicalize(dir.path()).unwrap();
     let rig = Rig::open(&path);
     let client = rig.attach(A);
@@ -315,7 +315,7 @@ fn an_append_that_was_cut_short_by_a_kill_is_taken_off_and_made_whole() {
 
 #[test]
 fn a_file_without_a_name_waits_for_the_call_that_made_it() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = std::fs::canonicalize(dir.path()).unwrap();
     let tmpfile = || Call::Tmpfile { parent: Ino::ROOT, args: ARGS, want_local: true };
     let made = |reply: &Reply| match &reply.answer {
@@ -343,7 +343,7 @@ fn a_file_without_a_name_waits_for_the_call_that_made_it() {
 
 #[test]
 fn a_reference_is_given_back_once_however_often_it_is_said() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = std::fs::canonicalize(dir.path()).unwrap();
     let rig = Rig::open(&path);
     let client = rig.attach(A);
@@ -363,7 +363,7 @@ fn a_reference_is_given_back_once_however_often_it_is_said() {
 
 #[test]
 fn what_comes_along_with_a_call_is_given_back_with_it_and_once() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = std::fs::canonicalize(dir.path()).unwrap();
     let rig = Rig::open(&path);
     let client = rig.attach(A);
@@ -427,7 +427,7 @@ fn what_holds_up_the_server_itself_ends_no_session_and_takes_no_lock() {
 
 #[test]
 fn answers_go_with_their_client() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = std::fs::canonicalize(dir.path()).unwrap();
     let rig = Rig::open(&path);
     let client = rig.attach(A);
@@ -450,7 +450,7 @@ fn answers_go_with_their_client() {
 #[ignore = "a measurement, run by hand with --nocapture"]
 fn cost_of_answers() {
     const CALLS: u32 = 20_000;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let rig = Rig::open(&std::fs::canonicalize(dir.path()).unwrap());
     let client = rig.attach(A);
     step_of_a(&client, 1, false, None);

@@ -565,7 +565,8 @@ fn store_options(dir: &Path) -> StoreOptions {
     StoreOptions {
         dir: dir.join("meta"),
         uuid: [7; 16],
-        log_bytes: 5 << 20,
+        // The least that there is: each world has many stores, and the kernel makes these pages for each.
+        log_bytes: 4096 + (4 << 20),
         map_bytes: 32 << 20,
         volatile: true,
         preallocate: false,

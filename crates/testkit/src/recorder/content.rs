@@ -6,6 +6,8 @@
 //! it held since it was last made durable: any of these may be found, nothing else.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Unit of all offsets and lengths of the workload. Divides a sector (512 bytes).
 pub const CELL_BYTES: u64 = 32;
@@ -98,13 +100,47 @@ pub enum DataOp {
     },
 }
 
+/// Hashes of numbers that follow each other. Models of files are made anew for each cut, and hashes that withstand an
+/// attacker took most of the time.
+#[derive(Clone, Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Other values that a cell may still have: mostly one.
+#[derive(Clone, Debug)]
+struct Older {
+    first: Cell,
+    more: Vec<Cell>,
+}
+
+impl Older {
+    fn all(&self) -> impl Iterator<Item = Cell> + '_ {
+        std::iter::once(self.first).chain(self.more.iter().copied())
+    }
+
+    fn has(&self, cell: Cell) -> bool {
+        self.all().any(|older| older == cell)
+    }
+}
+
 /// What one file may hold.
 #[derive(Clone, Debug, Default)]
 pub struct Content {
     cells: Vec<Cell>,
     size: u64,
-    /// Other values that a cell may still have.
-    older: HashMap<u64, Vec<Cell>>,
+    /// By the number of the cell.
+    older: HashMap<u64, Older, BuildHasherDefault<Spread>>,
     size_min: u64,
     size_max: u64,
     /// False while nothing older needs to be kept (a later fsync makes all of it durable).
@@ -137,9 +173,15 @@ impl Content {
         if durable {
             self.older.remove(&index);
         } else if old != cell && !self.settled {
-            let older = self.older.entry(index).or_default();
-            if !older.contains(&old) {
-                older.push(old);
+            match self.older.entry(index) {
+                Entry::Vacant(place) => {
+                    place.insert(Older { first: old, more: Vec::new() });
+                }
+                Entry::Occupied(mut older) => {
+                    if !older.get().has(old) {
+                        older.get_mut().more.push(old);
+                    }
+                }
             }
         }
     }
@@ -210,9 +252,9 @@ impl Content {
                 continue;
             }
             let older = self.older.get(&(index as u64));
-            if !older.is_some_and(|older| older.contains(&cell)) {
+            if !older.is_some_and(|older| older.has(cell)) {
                 let older: Vec<String> =
-                    older.into_iter().flatten().map(|cell| describe(*cell)).collect();
+                    older.into_iter().flat_map(Older::all).map(describe).collect();
                 return Some(format!(
                     "offset {offset} holds {}; it may hold {} or {older:?}",
                     describe(cell),

@@ -8,7 +8,7 @@ use forebay_trace_report::{Options, Run, html, report, text};
 use std::path::{Path, PathBuf};
 
 /// Damaged traces that are tried; with `FOREBAY_LONG=1` a hundred times as many, and `FOREBAY_SEED=N` tries one.
-const TRIES: u64 = 100;
+const TRIES: u64 = 50;
 /// Longest that one may take, in seconds: a thousand times what it takes.
 const LIMIT_S: u64 = 60;
 const FORMATS: [Format; 7] = [

@@ -124,7 +124,7 @@ fn fails<T>(result: Result<T, ControlError>, errno: i32, said: &str) {
 
 #[test]
 fn a_buffer_is_made_found_again_and_destroyed() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     let ledger = open(flash.path());
     let (id, made) = (ledger.server_id(), create(&ledger, "a", 20 * MIB).unwrap());
     assert_eq!((made.state, made.capacity_bytes), (BufferState::Ready, 32 * MIB));
@@ -158,7 +158,7 @@ fn a_buffer_is_made_found_again_and_destroyed() {
 
 #[test]
 fn no_more_is_given_than_there_is() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     let ledger = open(flash.path());
     create(&ledger, "a", 100 * MIB).unwrap();
     let message = create(&ledger, "b", 17 * MIB).unwrap_err();
@@ -186,7 +186,7 @@ fn no_more_is_given_than_there_is() {
 
 #[test]
 fn a_failed_creation_leaves_nothing() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     let ledger = open(flash.path());
     let tmpfs = spec("a", 16 * MIB, StoreKind::Tmpfs);
     let error = create_as(&ledger, &root(), "t", tmpfs).unwrap_err();
@@ -201,7 +201,7 @@ fn a_failed_creation_leaves_nothing() {
 
 #[test]
 fn everyone_has_their_own_and_nobody_else_s() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     let ledger = open(flash.path());
     let (ann, bob) = (user(4001), user(4002));
     let make = |who: &Identity, text: &str| {
@@ -245,7 +245,7 @@ fn everyone_has_their_own_and_nobody_else_s() {
 
 #[test]
 fn one_user_cannot_have_all_buffers() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     {
         let ledger = open(flash.path());
         create_as(&ledger, &user(4001), "t", spec("x", MIB, StoreKind::Directory)).unwrap();
@@ -281,7 +281,7 @@ fn one_user_cannot_have_all_buffers() {
 
 #[test]
 fn flash_that_vanishes_under_a_server_is_told() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     let ledger = open(flash.path());
     create(&ledger, "a", MIB).unwrap();
     create(&ledger, "b", MIB).unwrap();
@@ -314,7 +314,7 @@ impl BufferUser for Mounts {
 
 #[test]
 fn a_mounted_buffer_is_destroyed_only_by_force() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     let ledger = open(flash.path());
     create(&ledger, "a", MIB).unwrap();
     let served = ledger.buffer(&name("a")).unwrap();
@@ -333,8 +333,8 @@ fn a_mounted_buffer_is_destroyed_only_by_force() {
 
 #[test]
 fn files_are_staged_without_a_mount() {
-    let flash = tempfile::tempdir().unwrap();
-    let pfs = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
+    let pfs = tempfile::tempdir_in("/dev/shm").unwrap();
     let ledger = open(flash.path());
     let who = Identity::of_server_key();
     let made = spec("a", 16 * MIB, StoreKind::Directory);
@@ -383,7 +383,7 @@ fn files_are_staged_without_a_mount() {
 
 #[test]
 fn many_who_ask_for_the_same_get_the_same() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     let ledger = open(flash.path());
     let made: Vec<String> = std::thread::scope(|scope| {
         let asking: Vec<_> =
@@ -412,7 +412,7 @@ fn store_of(flash: &Path, uuid: &str) -> Option<forebay_store::flash::StoreRecor
 
 #[test]
 fn an_extension_that_flash_refuses_changes_nothing() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     let stat = rustix::fs::statvfs(flash.path()).unwrap();
     // More than is free, though not more than the file system has.
     let all_bytes = stat.f_blocks * stat.f_frsize;
@@ -434,7 +434,7 @@ fn an_extension_that_flash_refuses_changes_nothing() {
 fn a_buffer_is_destroyed_on_full_flash() {
     assert!(rustix::process::geteuid().is_root(), "this test needs root");
     use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let flash = dir.path().join("flash");
     fs::create_dir(&flash).unwrap();
     mount("small", &flash, "tmpfs", MountFlags::empty(), Some(c"size=48m,mode=700")).unwrap();
@@ -456,7 +456,7 @@ fn a_buffer_is_destroyed_on_full_flash() {
 
 #[test]
 fn an_unknown_store_is_left_alone() {
-    let flash = tempfile::tempdir().unwrap();
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
     let ledger = open(flash.path());
     let made = create(&ledger, "a", MIB).unwrap();
     ledger.close().unwrap();

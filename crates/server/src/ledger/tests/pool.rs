@@ -119,7 +119,7 @@ pub(super) fn ping(node: &Node, text: &str, to: u16) -> Result<Reply, forebay_pr
 
 #[test]
 fn a_buffer_of_several_servers_has_a_part_on_each() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let nodes: Vec<Node> = (0..3).map(|n| Node::start(dir.path(), n).unwrap()).collect();
     let leader = &nodes[0].ledger;
     assert_eq!(servers(leader).len(), 3);
@@ -168,7 +168,7 @@ fn a_buffer_of_several_servers_has_a_part_on_each() {
 
 #[test]
 fn parts_go_where_the_most_room_is_and_rights_hold_everywhere() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let capacities = [64 * MIB, 256 * MIB, 128 * MIB];
     let nodes: Vec<Node> =
         (0..3).map(|n| Node::start_with(dir.path(), n, capacities[n]).unwrap()).collect();
@@ -204,7 +204,7 @@ fn parts_go_where_the_most_room_is_and_rights_hold_everywhere() {
 
 #[test]
 fn members_come_back_by_themselves_and_serve_without_the_leader() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut nodes: Vec<Node> = (0..2).map(|n| Node::start(dir.path(), n).unwrap()).collect();
     let made = create_as(&nodes[0].ledger, &root(), "t", wide("w", 64 * MIB, 2)).unwrap().0;
     let member_id = nodes[1].id();
@@ -247,7 +247,7 @@ fn members_come_back_by_themselves_and_serve_without_the_leader() {
 
 #[test]
 fn a_server_away_while_its_part_is_destroyed_removes_it_when_it_is_back() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut nodes: Vec<Node> = (0..2).map(|n| Node::start(dir.path(), n).unwrap()).collect();
     create_as(&nodes[0].ledger, &root(), "t", wide("w", 64 * MIB, 2)).unwrap();
     nodes.pop().unwrap().stop();
@@ -265,7 +265,7 @@ fn a_server_away_while_its_part_is_destroyed_removes_it_when_it_is_back() {
 
 #[test]
 fn a_server_gone_for_good_is_lost_and_comes_back_empty() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut nodes: Vec<Node> = (0..3).map(|n| Node::start(dir.path(), n).unwrap()).collect();
     let made = create_as(&nodes[0].ledger, &root(), "t", wide("w", 64 * MIB, 3)).unwrap().0;
     let gone = nodes[2].id();
@@ -308,7 +308,7 @@ fn a_server_gone_for_good_is_lost_and_comes_back_empty() {
 
 #[test]
 fn who_may_not_join_is_told_why() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let leader = Node::start(dir.path(), 0).unwrap();
     // A server with buffers of its own keeps them.
     let flash = flash_of(dir.path(), 1);
@@ -357,7 +357,7 @@ fn evidence(ledger: &Ledger, who: &Identity) -> Vec<String> {
 
 #[test]
 fn what_happened_at_each_server_of_a_buffer_is_told_by_any_of_them_also_afterwards() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let capacities = [64 * MIB, 256 * MIB, 256 * MIB];
     let nodes: Vec<Node> =
         (0..3).map(|n| Node::start_with(dir.path(), n, capacities[n]).unwrap()).collect();
@@ -398,7 +398,7 @@ fn what_happened_at_each_server_of_a_buffer_is_told_by_any_of_them_also_afterwar
 
 #[test]
 fn a_copy_of_a_servers_flash_does_not_take_its_place_while_it_runs() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let leader = Node::start(dir.path(), 0).unwrap();
     let first = Node::start(dir.path(), 1).unwrap();
     let id = first.ledger.server_id();

@@ -47,7 +47,7 @@ fn burn(dir: &Path, nodes: &mut Vec<Node>) -> ServerId {
 
 #[test]
 fn a_member_takes_over_from_a_leader_that_is_gone_for_good() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (mut nodes, made, secret) = pool_of_three(dir.path());
     fails(take_over(&nodes[1], &[]), libc::EBUSY, "answers");
     let old = burn(dir.path(), &mut nodes);
@@ -108,7 +108,7 @@ fn a_member_takes_over_from_a_leader_that_is_gone_for_good() {
 
 #[test]
 fn who_joins_is_told_that_the_leader_is_gone_and_where_it_was() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (mut nodes, ..) = pool_of_three(dir.path());
     let old = burn(dir.path(), &mut nodes);
     let flash = flash_of(dir.path(), 3);
@@ -135,7 +135,7 @@ fn quiet(dir: &Path, number: usize, listens: bool) -> (Arc<Ledger>, Option<crate
 
 #[test]
 fn a_leader_that_any_server_hears_is_not_taken_over_from() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (mut nodes, ..) = pool_of_three(dir.path());
     let old = nodes[0].id();
     // A member that does not reach the leader, while the other one does.
@@ -178,7 +178,7 @@ fn a_leader_that_any_server_hears_is_not_taken_over_from() {
 
 #[test]
 fn an_old_leader_that_comes_back_is_refused_by_name_and_starts_over() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (mut nodes, made, _) = pool_of_three(dir.path());
     let old = nodes[0].id();
     nodes.remove(0).stop();
@@ -218,7 +218,7 @@ fn an_old_leader_that_comes_back_is_refused_by_name_and_starts_over() {
 
 #[test]
 fn a_member_that_only_the_old_leader_knew_is_found_again_with_its_buffers() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (mut nodes, ..) = pool_of_three(dir.path());
     let last = nodes[2].id();
     // As if the leader had died before it told of the last one.
@@ -243,7 +243,7 @@ fn a_member_that_only_the_old_leader_knew_is_found_again_with_its_buffers() {
 
 #[test]
 fn of_two_that_take_over_at_once_one_stays() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (mut nodes, ..) = pool_of_three(dir.path());
     burn(dir.path(), &mut nodes);
     std::thread::scope(|scope| {
