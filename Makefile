@@ -71,9 +71,6 @@ docs: packages-docs ## Build the documents as a book: target/docs/book/index.htm
 # How the tests are chosen and run: tests/runner, tests/tiers.conf, CONTRIBUTING.md. All are built with one
 # profile, and so is the executable that the system tests of `make test` run.
 CLIPPY = $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-# Of what is installed and the tests from outside; unit and system tests, two thirds of the work, have theirs in `make check` and
-# `make test-full`. (With tests, since cargo has proc macros compiled once more with other features where none is asked for.)
-CLIPPY_OF_CODE = $(CARGO) clippy --workspace --lib --bins --test integration --locked -- -D warnings
 TEST_RUNNER = $(CARGO) run --quiet --locked -p forebay-test-runner -- --jobs $(TEST_JOBS)
 # All that a run of tests needs, in one build: cargo chooses the features of other crates by what it is asked for, so a command for one
 # crate compiles some of them once more.
@@ -83,13 +80,13 @@ BUILT_RUNNER = "$(TARGET_DIR)/debug/test-runner" --jobs $(TEST_JOBS)
 check: packages-docs lint-quick ## Format, lints, and the unit tests that need no root: before each commit
 	$(TEST_RUNNER) --tier check
 
-# clippy compiles what it looks at once more: it has the processors while tests wait.
+# clippy compiles all of it once more: it has the processors while tests wait.
 test: packages-test fmt ## Format, lints, and each promise of docs/SEMANTICS.md at least once: before a change is sent
 	scripts/check-semantics
 	scripts/check-links
 	scripts/deny --if-installed "$(TOOLS)"
 	scripts/timed build $(BUILD_TESTS)
-	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) $(BUILT_RUNNER) --tier test --beside "$(CLIPPY_OF_CODE)" $(TEST_ARGS)
+	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) $(BUILT_RUNNER) --tier test --beside "$(CLIPPY)" $(TEST_ARGS)
 
 # Compute nodes of a job are always busy. What fails here and not in `make test` waits too short, or is a race. All is built before.
 load: packages-test ## The tests of make test beside busy loops, as many as processors (TEST_ARGS): after a change of a protocol
