@@ -16,7 +16,6 @@ mod args_stripe;
 mod args_trace;
 mod args_watch;
 mod changed_policy;
-mod command_line;
 mod commands;
 mod daemon;
 mod failure;
@@ -33,7 +32,8 @@ mod site;
 mod state_dir;
 mod timing;
 
-use args::Command;
+use args::{Cli, Command};
+use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     if helper::is_helper(arguments.next().as_deref()) {
         return failure::report(helper::run(arguments));
     }
-    let cli = match command_line::parse() {
+    let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return wrong_usage(&error),
     };
