@@ -39,8 +39,10 @@ const TELL_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Longest wait for the kernel to hear: a notification of a name waits for a request in its
 /// directory.
 const HEAR_MAX: Duration = Duration::from_secs(5);
-/// Longest wait for the thread that tells the kernel to run, on busy processors, and for it to have told of other inodes.
-const TELL_MAX: Duration = Duration::from_secs(1);
+/// Longest wait for the thread that tells the kernel to have told of other inodes and names: each may wait for a request.
+const TELL_MAX: Duration = Duration::from_millis(200);
+/// Longest wait for that thread to run, on busy processors.
+const RUN_MAX: Duration = Duration::from_secs(1);
 /// So often it is looked whether that thread runs or sleeps, when it is in the kernel for longer than it may be.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
@@ -231,26 +233,27 @@ impl Notifier {
         }
     }
 
-    /// True when the kernel has heard all that waits now; false if the kernel is not even told the last of it after
-    /// `told_max`, or waits for `longest` then. A thread that is to tell it and waits for a processor has not told it.
+    /// True when the kernel has heard all that waits now. False if the thread that tells it sleeps in the kernel: after
+    /// `told_max` for something else, or after `longest` for the last of it. One that waits for a processor is waited for,
+    /// up to [`RUN_MAX`].
     fn heard_within(&self, longest: Duration, told_max: Duration) -> bool {
-        let end = Instant::now() + told_max;
+        let begun = Instant::now();
+        let end = begun + told_max.max(RUN_MAX);
         let mut waiting = self.waiting.lock();
         let batch = waiting.taken + u64::from(!waiting.is_empty());
-        let mut being_told_since = None;
+        let mut late_from = begun + told_max;
+        let mut is_being_told = false;
         while waiting.heard < batch && !waiting.stop {
             let now = Instant::now();
-            if being_told_since.is_none() && waiting.last_thing >= batch {
-                being_told_since = Some(now);
+            if !is_being_told && waiting.last_thing >= batch {
+                is_being_told = true;
+                late_from = late_from.min(now + longest);
             }
-            let is_late = being_told_since.is_some_and(|since| now >= since + longest);
-            if now >= end || (is_late && waiting.teller.is_none_or(sleeps)) {
+            if now >= end || (now >= late_from && waiting.teller.is_none_or(sleeps)) {
                 return false;
             }
-            let pause = being_told_since.map_or(told_max, |since| {
-                (since + longest).saturating_duration_since(now).max(LOOK_PAUSE)
-            });
-            self.was_heard.wait_until(&mut waiting, end.min(now + pause));
+            let look = late_from.max(now + LOOK_PAUSE).min(end);
+            self.was_heard.wait_until(&mut waiting, look);
         }
         true
     }

@@ -65,6 +65,11 @@ impl Channel {
         self.state.lock().connected
     }
 
+    /// True if no connection has served it yet.
+    pub fn is_new(&self) -> bool {
+        self.state.lock().turn == 0
+    }
+
     /// The session is over: nobody waits any more.
     pub fn end(&self) {
         self.state.lock().over = true;
@@ -300,12 +305,13 @@ mod tests {
     #[test]
     fn a_client_that_connects_anew_takes_over() {
         let channel = Channel::default();
+        assert!(channel.is_new() && !channel.is_connected());
         let first = channel.connect();
         let second = channel.connect();
         channel.recall(&[Subject::Names(Ino(1))]);
         assert!(channel.next(first).is_none());
         channel.disconnect(first);
-        assert!(channel.is_connected());
+        assert!(channel.is_connected() && !channel.is_new());
         assert!(channel.next(second).is_some());
     }
 

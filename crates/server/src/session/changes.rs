@@ -194,7 +194,7 @@ impl Sessions {
             return;
         }
         // The directory may be at another server, so who has it in its kernel is not known here.
-        let hears = |other: &&Arc<Session>| other.id != by && other.channel.is_connected();
+        let hears = |other: &&Arc<Session>| other.id != by && other.hears_soon();
         let others: Vec<_> = self.table.lock().sessions.values().filter(hears).cloned().collect();
         let until = Instant::now() + MOVED_MAX;
         let serials: Vec<_> = others.iter().map(|other| other.channel.moved(names)).collect();

@@ -78,6 +78,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// A wait that ends so much too late was held up together with the whole process. Shorter delays are those of busy
 /// processors, and change nothing.
 const HELD_UP_LEAST: Duration = Duration::from_secs(1);
+/// A client that has attached makes its connection for recalls within that time, or never.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is looked, while a client's answer is waited for, whether its process has died.
 const DEATH_LOOK: Duration = Duration::from_millis(20);
 /// Why a session has ended.
@@ -129,6 +131,7 @@ pub struct Session {
     acts_as: Option<Caller>,
     /// It ends when nothing was heard of it for so long.
     lease: Duration,
+    begun: Instant,
     heard: Mutex<Instant>,
     /// Calls being done: it is not silent meanwhile.
     busy: AtomicUsize,
@@ -149,6 +152,13 @@ impl Session {
     /// Which.
     pub fn id(&self) -> SessionId {
         self.id
+    }
+
+    /// Whether what it is told now reaches it, or will in a moment: a mount may know names before its connection for recalls
+    /// is there.
+    fn hears_soon(&self) -> bool {
+        let connects = self.channel.is_new() && self.begun.elapsed() < CONNECTS_WITHIN;
+        self.channel.is_connected() || connects
     }
 
     /// True once it has ended.
@@ -337,6 +347,7 @@ impl Sessions {
                 attach,
                 acts_as,
                 lease: self.lease,
+                begun: Instant::now(),
                 heard: Mutex::new(Instant::now()),
                 busy: AtomicUsize::new(0),
                 channel: Channel::default(),

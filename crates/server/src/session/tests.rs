@@ -426,6 +426,33 @@ fn what_holds_up_the_server_itself_ends_no_session_and_takes_no_lock() {
 }
 
 #[test]
+fn a_move_waits_for_a_client_that_has_attached_and_does_not_hear_yet() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let (mover, other) = (rig.attach(A), rig.attach(B));
+    let channel = &other.session.channel;
+    let told = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Its connection comes while the move is made.
+            std::thread::sleep(Duration::from_millis(50));
+            let turn = channel.connect();
+            let (serial, message) = channel.next(turn).unwrap();
+            assert_eq!(message.moved, [(Ino::ROOT, b"d".to_vec())]);
+            told.store(true, Ordering::Release);
+            channel.done(turn, serial);
+            channel.disconnect(turn);
+        });
+        rig.sessions.dirs_moved(mover.session.id(), &[(Ino::ROOT, b"d")]);
+        assert!(told.load(Ordering::Acquire), "its kernel has the directory at two places");
+    });
+    // One that is cut off is not waited for.
+    assert!(!other.session.hears_soon());
+    rig.close();
+}
+
+#[test]
 fn answers_go_with_their_client() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = std::fs::canonicalize(dir.path()).unwrap();
