@@ -47,13 +47,8 @@ const COPIES_FIRST: Duration = Duration::from_millis(50);
 const COPIES_LOOK: Duration = Duration::from_millis(500);
 /// What a mount waits for that has no copy any more.
 const LAST_REQUESTS: &str = "its last requests";
-/// How long the process waits at its end for those who have the outcome to have sent it, since the last of them got it: on
-/// processors that are busy a thread may wait long for its turn.
-const ANSWER_WAIT: Duration = Duration::from_secs(30);
-/// How long it waits for those who asked and are still in a call of the kernel, since the outcome is known. By force the
-/// kernel ends the session first, and then waits for its lock of all mounts: the outcome is often known before the
-/// unmount returns. The process could not end before that anyway.
-const OUTCOME_WAIT: Duration = Duration::from_secs(120);
+/// How long the process waits at its end for those who asked to have read their answer.
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
 /// What was decided, and what came of it.
 #[derive(Default)]
@@ -80,29 +75,8 @@ struct State {
     decided: Option<bool>,
     /// All is done.
     outcome: Option<Result<(), ControlError>>,
-    /// When that was so, and when the last requester took the outcome.
-    outcome_at: Option<Instant>,
-    taken_at: Option<Instant>,
-    /// Requesters that have not yet got the outcome: they unmount, or wait.
-    asking: u32,
     /// Requesters that have not yet sent their answer.
     waiting: u32,
-}
-
-impl State {
-    /// How long the process still waits for those who asked, if it does. Who is late in a call of the kernel must not lose
-    /// the answer: the command would say that the mount's process was killed.
-    fn stays_for(&self, now: Instant) -> Option<Duration> {
-        if self.waiting == 0 {
-            return None;
-        }
-        let (since, limit) = match self.asking {
-            0 => (self.taken_at.max(self.outcome_at), ANSWER_WAIT),
-            _ => (self.outcome_at, OUTCOME_WAIT),
-        };
-        let left = limit.checked_sub(now.saturating_duration_since(since?))?;
-        (!left.is_zero()).then_some(left)
-    }
 }
 
 impl Ending {
@@ -120,20 +94,8 @@ impl Mount {
     /// `forebay umount`: unmounts and waits for the outcome. The caller sends the answer and
     /// then calls [`Mount::answered`], whatever this returned.
     pub fn end_by_request(&self, asked: Unmounting) -> Result<(), ControlError> {
-        self.ending.change(|state| {
-            state.asking += 1;
-            state.waiting += 1;
-        });
-        let ended = self.end_as_asked(asked);
-        self.ending.change(|state| {
-            state.asking -= 1;
-            state.taken_at = Some(Instant::now());
-        });
-        ended
-    }
-
-    fn end_as_asked(&self, asked: Unmounting) -> Result<(), ControlError> {
         let Unmounting { keep, force, .. } = asked;
+        self.ending.change(|state| state.waiting += 1);
         self.unmount_once(asked)?;
         if let Some(wait) = self.session_wait(force) {
             self.ending.change(|state| {
@@ -525,54 +487,9 @@ fn finish(mount: &Mount, session_over: bool) -> (Result<(), ControlError>, bool)
 
 /// Gives the outcome to those who asked and lets them send it.
 fn answer(mount: &Mount, result: Result<(), ControlError>) {
-    mount.ending.change(|state| {
-        state.outcome = Some(result);
-        state.outcome_at = Some(Instant::now());
-    });
-    let mut state = mount.ending.lock();
-    while let Some(left) = state.stays_for(Instant::now()) {
-        let waited = mount.ending.changed.wait_timeout(state, left);
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_asked_has_the_answer_though_the_kernel_lets_go_of_the_mount_late() {
-        let known = Instant::now();
-        let after = |seconds| known + Duration::from_secs(seconds);
-        // One asked, and the session ended before its unmount returned.
-        let mut state =
-            State { asking: 1, waiting: 1, outcome_at: Some(known), ..State::default() };
-        for seconds in [0, 5, 31, 119] {
-            assert!(state.stays_for(after(seconds)).is_some(), "after {seconds} s");
-        }
-        assert_eq!(state.stays_for(known + OUTCOME_WAIT), None, "there is an end");
-        // The unmount returned after 100 s: from then on it has time to send its answer.
-        (state.asking, state.taken_at) = (0, Some(after(100)));
-        assert_eq!(state.stays_for(after(100)), Some(ANSWER_WAIT));
-        assert_eq!(state.stays_for(after(110)), Some(ANSWER_WAIT - Duration::from_secs(10)));
-        assert_eq!(state.stays_for(after(100) + ANSWER_WAIT), None);
-        state.waiting = 0;
-        assert_eq!(state.stays_for(after(100)), None, "all have it");
-    }
-
-    #[test]
-    fn who_was_refused_before_the_outcome_does_not_shorten_the_wait() {
-        let known = Instant::now();
-        let refused = known.checked_sub(Duration::from_secs(3)).unwrap_or(known);
-        let state = State {
-            waiting: 1,
-            outcome_at: Some(known),
-            taken_at: Some(refused),
-            ..State::default()
-        };
-        assert_eq!(state.stays_for(known), Some(ANSWER_WAIT));
-        // Nobody asked.
-        let state = State { outcome_at: Some(known), ..State::default() };
-        assert_eq!(state.stays_for(known), None);
-    }
+    mount.ending.change(|state| state.outcome = Some(result));
+    let state = mount.ending.lock();
+    let done =
+        mount.ending.changed.wait_timeout_while(state, ANSWER_WAIT, |state| state.waiting > 0);
+    drop(done.unwrap_or_else(PoisonError::into_inner));
 }
