@@ -7,7 +7,6 @@ use forebay_tests::procs::{self, Child};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 const NEW_FILE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
@@ -276,25 +275,4 @@ fn a_server_that_hangs_for_less_than_the_patience_is_only_waited_for() {
             assert!(sys::stat(served.path(1 - at, moved)).is_ok());
         }
     }
-}
-
-/// A process begins with copies of all files that are open where it is made. The kernel closes them when it runs its program,
-/// and asks the mount of each: what is made beside a mount that is stopped, and has an open file, does not begin. So what
-/// starts servers, mounts and buffers for a test has no copies.
-#[test]
-fn a_buffer_is_made_while_another_mount_with_an_open_file_is_stopped() {
-    const LOOK: Duration = Duration::from_secs(1);
-    let _children = procs::with_children();
-    // Closed last: a close waits for a mount that is stopped.
-    let mut open = Vec::new();
-    let other = Served::with(Options::new(Store::Tmpfs), &[Via::Local]);
-    open.push(sys::open(other.path(0, "open"), NEW_FILE, 0o644).unwrap());
-    other.signal_mount(0, libc::SIGSTOP);
-    let (ended, _) = procs::try_run_for(&mut Command::new("true"), LOOK);
-    let made = Served::with(Options::new(Store::Tmpfs), &[Via::Local]);
-    std::fs::write(made.root(0).join("f"), b"bytes").unwrap();
-    assert_eq!(std::fs::read(made.root(0).join("f")).unwrap(), b"bytes");
-    other.signal_mount(0, libc::SIGCONT);
-    assert!(!ended, "a command that has a copy of the file waits for the mount that is stopped");
-    assert!(procs::try_run_for(&mut Command::new("true"), AT_ONCE + SLACK).0, "it waits no more");
 }
