@@ -481,10 +481,17 @@ impl Served {
 
     /// What programs, or the end of the mount, wait for, in words; `None` if for nothing.
     fn waits_for(&self) -> Option<String> {
-        let servers = self.remote().waited_for();
-        let one = |(address, is_away): &(ServerAddress, bool)| match is_away {
-            true => format!("{address}, which does not answer"),
-            false => address.to_string(),
+        let remote = self.remote();
+        let servers = remote.waited_for();
+        let one = |(address, is_away): &(ServerAddress, bool)| match (
+            remote.server_stopped_at(address),
+            is_away,
+        ) {
+            (Some((_, pid)), _) => format!(
+                "{address}, whose process {pid} is {ARE_STOPPED} (`kill -CONT {pid}` lets it go on)"
+            ),
+            (None, true) => format!("{address}, which does not answer"),
+            (None, false) => address.to_string(),
         };
         let list = servers.iter().map(one).collect::<Vec<_>>().join(" and ");
         let patience_s = self.target.patience.as_secs();
