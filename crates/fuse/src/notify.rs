@@ -40,9 +40,7 @@ const TELL_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// directory.
 const HEAR_MAX: Duration = Duration::from_secs(5);
 /// Longest wait for the thread that tells the kernel to run, on busy processors, and for it to have told of other inodes.
-const TELL_MAX: Duration = Duration::from_secs(1);
-/// So often it is looked whether that thread runs or sleeps, when it is in the kernel for longer than it may be.
-const LOOK_PAUSE: Duration = Duration::from_millis(5);
+const TELL_MAX: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
 struct Waiting {
@@ -62,8 +60,6 @@ struct Waiting {
     last_thing: u64,
     /// Batches that the kernel has heard.
     heard: u64,
-    /// The thread that tells, for [`sleeps`]; `None` before it runs.
-    teller: Option<i32>,
 }
 
 impl Waiting {
@@ -231,26 +227,22 @@ impl Notifier {
         }
     }
 
-    /// True when the kernel has heard all that waits now; false if the kernel is not even told the last of it after
-    /// `told_max`, or waits for `longest` then. A thread that is to tell it and waits for a processor has not told it.
+    /// True when the kernel has heard all that waits now; false if that takes longer, or if the kernel is not even told
+    /// the last of it after `told_max`.
     fn heard_within(&self, longest: Duration, told_max: Duration) -> bool {
-        let end = Instant::now() + told_max;
+        let mut until = Instant::now() + told_max;
         let mut waiting = self.waiting.lock();
         let batch = waiting.taken + u64::from(!waiting.is_empty());
-        let mut being_told_since = None;
+        let mut is_being_told = false;
         while waiting.heard < batch && !waiting.stop {
-            let now = Instant::now();
-            if being_told_since.is_none() && waiting.last_thing >= batch {
-                being_told_since = Some(now);
+            if !is_being_told && waiting.last_thing >= batch {
+                is_being_told = true;
+                until = until.min(Instant::now() + longest);
             }
-            let is_late = being_told_since.is_some_and(|since| now >= since + longest);
-            if now >= end || (is_late && waiting.teller.is_none_or(sleeps)) {
+            if Instant::now() >= until {
                 return false;
             }
-            let pause = being_told_since.map_or(told_max, |since| {
-                (since + longest).saturating_duration_since(now).max(LOOK_PAUSE)
-            });
-            self.was_heard.wait_until(&mut waiting, end.min(now + pause));
+            self.was_heard.wait_until(&mut waiting, until);
         }
         true
     }
@@ -262,18 +254,6 @@ impl Notifier {
         drop(waiting);
         self.was_heard.notify_all();
     }
-}
-
-fn this_thread() -> i32 {
-    rustix::thread::gettid().as_raw_nonzero().get()
-}
-
-/// True if a thread of this process waits in the kernel for something else than a processor (proc(5): a state other than R).
-fn sleeps(thread: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
-    let stat = stat.unwrap_or_default();
-    let state = stat.rsplit(')').next().unwrap_or_default().split_whitespace().next();
-    state != Some("R")
 }
 
 /// `NotifyInvalInodeOut::off`: no pages.
@@ -315,7 +295,6 @@ impl Notifier {
                 let handles = std::mem::take(&mut waiting.handles);
                 let taken = waiting.taken + 1;
                 let (last_thing, heard) = (waiting.last_thing, waiting.heard);
-                let teller = waiting.teller;
                 let left = Waiting {
                     unused,
                     again,
@@ -323,7 +302,6 @@ impl Notifier {
                     taken,
                     last_thing,
                     heard,
-                    teller,
                     ..Waiting::default()
                 };
                 let batch = std::mem::replace(&mut *waiting, left);
@@ -339,7 +317,6 @@ impl Notifier {
     /// What the thread does until [`Notifier::stop`].
     pub(crate) fn run(&self, cx: &Connection) {
         let mut message = Vec::new();
-        self.waiting.lock().teller = Some(this_thread());
         while let Some((batch, due)) = self.next() {
             for ino in due.again {
                 report(invalidate_attributes(&cx.device, &mut message, ino), "attributes");
@@ -544,42 +521,6 @@ mod tests {
         n.last_thing();
         let begun = Instant::now();
         assert!(!n.heard_within(SHORT, LONG) && begun.elapsed() < LONG);
-    }
-
-    #[test]
-    fn a_thread_that_runs_has_not_told_the_kernel_yet() {
-        const SHORT: Duration = Duration::from_millis(10);
-        const LONG: Duration = Duration::from_secs(60);
-        let n = notifier();
-        n.inode_changed(Ino(5));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                n.waiting.lock().teller = Some(this_thread());
-                n.next().unwrap();
-                n.last_thing();
-                let begun = Instant::now();
-                while begun.elapsed() < 20 * SHORT {
-                    std::hint::spin_loop();
-                }
-                n.waiting.lock().heard += 1;
-                n.was_heard.notify_all();
-            });
-            assert!(n.heard_within(SHORT, LONG));
-        });
-        // One that sleeps is in the kernel.
-        n.inode_changed(Ino(6));
-        let (sleeps, awake) = std::sync::mpsc::channel::<()>();
-        let n = &n;
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                n.waiting.lock().teller = Some(this_thread());
-                n.next().unwrap();
-                n.last_thing();
-                assert!(awake.recv().is_err());
-            });
-            assert!(!n.heard_within(SHORT, LONG));
-            drop(sleeps);
-        });
     }
 
     #[test]
