@@ -186,7 +186,8 @@ fn no_more_is_given_than_there_is() {
 
 #[test]
 fn a_failed_creation_leaves_nothing() {
-    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
+    // On a disk: there is no tmpfs there.
+    let flash = tempfile::tempdir().unwrap();
     let ledger = open(flash.path());
     let tmpfs = spec("a", 16 * MIB, StoreKind::Tmpfs);
     let error = create_as(&ledger, &root(), "t", tmpfs).unwrap_err();
@@ -412,7 +413,8 @@ fn store_of(flash: &Path, uuid: &str) -> Option<forebay_store::flash::StoreRecor
 
 #[test]
 fn an_extension_that_flash_refuses_changes_nothing() {
-    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
+    // On a disk: it has something on it.
+    let flash = tempfile::tempdir().unwrap();
     let stat = rustix::fs::statvfs(flash.path()).unwrap();
     // More than is free, though not more than the file system has.
     let all_bytes = stat.f_blocks * stat.f_frsize;
