@@ -51,9 +51,11 @@ pub fn process(stream: &Stream) -> Option<u32> {
 
 /// True if a process is stopped, by a signal or a debugger.
 pub fn is_stopped(pid: u32) -> bool {
-    // `pid (name) state ...` (proc(5)).
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().unwrap_or_default().split_whitespace().next();
+    // `State:  T (stopped)` (proc(5)). Not `stat`, which waits for a program that begins: behind a mount that does not answer
+    // that may be for long, since the kernel closes its copies of files first.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    let state = state.and_then(|state| state.split_whitespace().next());
     matches!(state, Some("T" | "t"))
 }
 
