@@ -40,11 +40,18 @@ fn main() -> ExitCode {
     if let Some(code) = forebay_fuse::help_with_handles(std::env::args_os()) {
         return code;
     }
+    let front = commands::hook::front(std::env::args_os().next().as_deref());
+    if front.is_some() {
+        commands::hook::quiet();
+    }
     if let Err(wrong) = timing::set().and_then(|()| changed_policy::set()) {
-        return failure::report(Err(wrong));
+        return match front {
+            Some(_) => commands::hook::refuse(&wrong),
+            None => failure::report(Err(wrong)),
+        };
     }
     let mut arguments = std::env::args_os();
-    if let Some(front) = commands::hook::front(std::env::args_os().next().as_deref()) {
+    if let Some(front) = front {
         return commands::hook::run(front, arguments.skip(1));
     }
     if helper::is_helper(arguments.next().as_deref()) {

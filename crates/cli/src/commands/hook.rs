@@ -1,8 +1,8 @@
 //! `forebay` called as `dw_wlm_cli` or `dwstat`: the steps of a job's buffer as Slurm's burst-buffer plugins call
 //! them, and the tables that users of DataWarp know.
 //!
-//! Standard output is the answer and nothing else; standard error is never used, for the plugin merges both. Each call
-//! leaves a line in `hooks.log` in the site's state directory. Exit codes: 0 done, 1 failed.
+//! Standard output is the answer and nothing else; standard error is never used, for the plugin merges both ([`quiet`] comes
+//! before all else). Each call leaves a line in `hooks.log` in the site's state directory. Exit codes: 0 done, 1 failed.
 
 use crate::failure::{EXIT_FAILED, EXIT_OK};
 use crate::scheduler::SiteBack;
@@ -44,9 +44,8 @@ pub fn front(program: Option<&OsStr>) -> Option<Front> {
     }
 }
 
-/// Runs as a hook.
+/// Runs as a hook, after [`quiet`].
 pub fn run(front: Front, arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    quiet();
     let begun = Instant::now();
     let words: Vec<OsString> = arguments.collect();
     let site = match Site::load(&Site::path()) {
@@ -66,8 +65,8 @@ pub fn run(front: Front, arguments: impl Iterator<Item = OsString>) -> ExitCode 
     say(&done)
 }
 
-/// Nothing that this process starts or writes may keep the scheduler's pipes, or spoil its answer.
-fn quiet() {
+/// Nothing that this process starts or writes may keep the scheduler's pipes, or spoil its answer. The first that a hook does.
+pub fn quiet() {
     let null = File::options().write(true).open("/dev/null");
     // SAFETY: plain numbers of descriptors; `null` lives until it is duplicated, and nothing uses a descriptor above 2
     // yet: this process has just begun.
@@ -85,6 +84,11 @@ fn quiet() {
 fn leave_the_group() {
     // A leader of its group cannot leave it: by the DataWarp plugin, which kills first and starts then.
     let _ = rustix::process::setsid();
+}
+
+/// Ends a hook that did not begin: what is wrong goes where the scheduler reads.
+pub fn refuse(wrong: &anyhow::Error) -> ExitCode {
+    say(&Err(Refusal::new(&format!("{wrong:#}"))))
 }
 
 fn say(done: &Done) -> ExitCode {
@@ -108,20 +112,25 @@ fn with_hooks<T>(
     work(&Hooks { site, sessions, back: &back })
 }
 
-/// Does it in a thread, and gives it up after [`AT_ONCE`]: the end of the process ends it.
+/// Does it, and gives it up after [`AT_ONCE`]: the end of the process ends it.
 fn at_once(
     site: &Site,
     what: &str,
     work: impl FnOnce(&Hooks<'_>) -> Done + Send + 'static,
 ) -> Done {
-    let (tell, told) = mpsc::channel();
     let site = site.clone();
+    within(AT_ONCE, what, move || with_hooks(&site, work))
+}
+
+/// What a thread says within the limit. It is not waited for any longer, and goes on.
+fn within(limit: Duration, what: &str, work: impl FnOnce() -> Done + Send + 'static) -> Done {
+    let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
         // Who waits may have given up.
-        let _ = tell.send(with_hooks(&site, work));
+        let _ = tell.send(work());
     });
-    told.recv_timeout(AT_ONCE).unwrap_or_else(|_| {
-        Err(Refusal::new(&format!("{what}: no answer within {} ms", AT_ONCE.as_millis())))
+    told.recv_timeout(limit).unwrap_or_else(|_| {
+        Err(Refusal::new(&format!("{what}: no answer within {} ms", limit.as_millis())))
     })
 }
 
@@ -199,4 +208,24 @@ fn log(dir: &Path, front: Front, words: &[OsString], done: &Done, took: Duration
         .append(true)
         .open(&path)
         .and_then(|mut file| file.write_all(line.as_bytes()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By no clock: who waited longer than the limit would wait for ever here.
+    #[test]
+    fn what_does_not_answer_within_the_limit_is_given_up() {
+        let (end, until_the_end) = mpsc::channel::<()>();
+        let work = move || -> Done {
+            let _ = until_the_end.recv();
+            Ok("too late".to_string())
+        };
+        let said = within(Duration::from_millis(7), "ask", work);
+        assert_eq!(said, Err(Refusal("ask: no answer within 7 ms".into())));
+        drop(end);
+        let said = within(Duration::from_secs(3_600), "ask", || Ok("in time".to_string()));
+        assert_eq!(said, Ok("in time".to_string()));
+    }
 }

@@ -9,6 +9,7 @@ mod control;
 mod dashboard;
 mod errors;
 mod forms;
+mod hooks;
 mod json;
 mod limits;
 mod munge;
