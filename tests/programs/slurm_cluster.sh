@@ -42,7 +42,8 @@ mount -t tmpfs -o mode=755 tmpfs /run/forebay
 chmod 755 "$ROOT"
 
 # A step as Slurm calls it. A test makes it stand still before it begins (at/before.STEP) or before it returns
-# (at/behind.STEP), where at/is.STEP tells that it does, or fail with what stands in at/fail.STEP.
+# (at/behind.STEP), where at/is.STEP tells that it does, or fail with what stands in at/fail.STEP. What our program says on standard
+# error, which it never uses, is found in hooks.stderr: Slurm would have it in the answer.
 cat >bin/dw_wlm_cli <<END
 #!/bin/bash
 at=$ROOT/at
@@ -53,14 +54,17 @@ stand() {
 }
 if [ -e "\$at/fail.\$2" ]; then cat "\$at/fail.\$2"; exit 1; fi
 stand before "\$2"
-[ -e "\$at/behind.\$2" ] || exec -a dw_wlm_cli "$FOREBAY" "\$@"
-(exec -a dw_wlm_cli "$FOREBAY" "\$@")
+[ -e "\$at/behind.\$2" ] || exec -a dw_wlm_cli "$FOREBAY" "\$@" 2>>"$ROOT/hooks.stderr"
+(exec -a dw_wlm_cli "$FOREBAY" "\$@" 2>>"$ROOT/hooks.stderr")
 code=\$?
 stand behind "\$2"
 exit \$code
 END
-chmod 755 bin/dw_wlm_cli
-ln -s "$FOREBAY" bin/dwstat
+cat >bin/dwstat <<END
+#!/bin/bash
+exec -a dwstat "$FOREBAY" "\$@" 2>>"$ROOT/hooks.stderr"
+END
+chmod 755 bin/dw_wlm_cli bin/dwstat
 ln -s "$FOREBAY" bin/forebay
 sed "s|@LIBEXEC@|$ROOT/bin|" "$LUA" >burst_buffer.lua
 

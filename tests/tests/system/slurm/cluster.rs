@@ -494,8 +494,10 @@ impl Cluster {
         String::from_utf8_lossy(&log).into_owned()
     }
 
-    /// Nothing of any job is left: no session, no buffer, no mount, no directory.
+    /// Nothing of any job is left: no session, no buffer, no mount, no directory. Nor has a hook said anything where it must not.
     pub fn assert_clean(&self) {
+        let said = fs::read_to_string(self.base.join("hooks.stderr")).unwrap_or_default();
+        assert_eq!(said, "", "hooks said this on standard error");
         let sessions: Vec<_> = fs::read_dir(self.base.join("site-state/sessions"))
             .unwrap()
             .map(|entry| entry.unwrap().file_name())

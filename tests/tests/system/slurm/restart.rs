@@ -101,17 +101,30 @@ fn a_controller_started_again_in_each_state_goes_on_by_the_lua_plugin() {
     a_controller_that_is_started_again(Plugin::Lua);
 }
 
-/// A burst_buffer.lua that lacks a function which Slurm wants: the controller comes up, and its log names the function.
-fn lacks_a_function(cluster: &Cluster) {
+/// A burst_buffer.lua that is not there, is no Lua, or lacks a function which Slurm wants: the controller comes up, and its log
+/// names the file, or the function.
+fn has_no_use_of_its_script(cluster: &Cluster) {
     let path = cluster.base.join("burst_buffer.lua");
     let whole = fs::read_to_string(&path).unwrap();
     let lacking = whole.replace("function slurm_bb_get_status", "function slurm_bb_of_later");
     assert_ne!(whole, lacking);
-    fs::write(&path, lacking).unwrap();
-    cluster.restart_controller();
-    cluster.until("the function is named", || {
-        cluster.controller_log().contains("missing required function slurm_bb_get_status")
-    });
+    for (text, word) in [
+        (None, "burst_buffer.lua"),
+        (Some("function ("), "burst_buffer.lua"),
+        (Some(lacking.as_str()), "missing required function slurm_bb_get_status"),
+    ] {
+        match text {
+            Some(text) => fs::write(&path, text).unwrap(),
+            None => fs::remove_file(&path).unwrap(),
+        }
+        let before = cluster.controller_log().len();
+        cluster.restart_controller();
+        cluster.until(&format!("{word} is named, of {text:?}"), || {
+            let log = cluster.controller_log();
+            let new = log.get(before..).unwrap_or_default();
+            new.lines().any(|line| line.contains("error: ") && line.contains(word))
+        });
+    }
     fs::write(&path, whole).unwrap();
 }
 
@@ -124,7 +137,7 @@ fn a_controller_whose_pools_fail(plugin: Plugin) {
     let shown = || cluster.sh("scontrol show burst").1;
     cluster.until("the pool is known", || shown().contains(KNOWN));
     if plugin == Plugin::Lua {
-        lacks_a_function(&cluster);
+        has_no_use_of_its_script(&cluster);
     }
     cluster.fail("pools", Some("no pool is known here"));
     cluster.restart_controller();
