@@ -363,7 +363,8 @@ fn scripts_of_a_datawarp_course_run_as_they_stand() {
     scripts_of_a_datawarp_course(Plugin::Lua);
 }
 
-/// Requests on the command line (`--bb=`), jobs that hold no node (`-N0`), limits of files, and a cache of which each node has its own view.
+/// Requests on the command line (`--bb=`), jobs that hold no node (`-N0`), limits of files, a cache of which each node has its own
+/// view, and read-only copies.
 #[test]
 fn requests_on_the_command_line_and_jobs_without_nodes() {
     let options = Options {
@@ -405,5 +406,65 @@ touch a b; touch c 2>&1 | grep 'quota exceeded' && ls | wc -l >> @PFS@/limits",
         "",
     );
     assert_eq!(fs::read_to_string(cluster.pfs("cached/out")).unwrap(), "input");
+    // Read-only, with a copy on each server: of the job, and one that outlives it.
+    let made = "#BB create_persistent name=copies capacity=32MiB access_mode=ldbalance type=cache pfs=@PFS@/cached";
+    done(&[made], "true", "");
+    let job = done(
+        &[
+            "#DW jobdw type=cache access_mode=ldbalance pfs=@PFS@/cached capacity=32MiB",
+            "#DW persistentdw name=copies",
+        ],
+        "set -e; env | grep '^DW_.*LDBAL' | sort > @PFS@/variables
+cat ${DW_JOB_LDBAL_CACHE}in ${DW_PERSISTENT_LDBAL_CACHE_copies}out > @PFS@/copies
+touch ${DW_JOB_LDBAL_CACHE}new && exit 3
+touch ${DW_PERSISTENT_LDBAL_CACHE_copies}new && exit 4
+true",
+        "",
+    );
+    assert_eq!(fs::read_to_string(cluster.pfs("copies")).unwrap(), "inputinput");
+    let at = format!("/run/forebay/jobs/{job}");
+    let variables = format!(
+        "DW_JOB_LDBAL_CACHE={at}/job/\nDW_PERSISTENT_LDBAL_CACHE_copies={at}/persistent-copies/\n"
+    );
+    assert_eq!(fs::read_to_string(cluster.pfs("variables")).unwrap(), variables);
+    done(&["#BB destroy_persistent name=copies"], "true", "-N0");
+    cluster.until("the copies are gone", || !cluster.session_is_there("copies"));
+    cluster.assert_clean();
+}
+
+/// One file that two nodes write in small pieces in turn, of a buffer in logs over two servers: the job's two nodes see all of
+/// it when both have closed it, and so does the PFS at the end.
+#[test]
+fn a_job_writes_one_file_from_two_nodes_into_logs() {
+    const PIECE: usize = 47_008;
+    const ROUNDS: usize = 6;
+    let options = Options { servers: 2, ..Options::default() };
+    let cluster = Cluster::with(Plugin::Lua, options);
+    let body = format!(
+        "set -e
+srun -N2 -n2 bash -ec 'for ((i = 0; i < {ROUNDS}; i++)); do
+  head -c {PIECE} /dev/zero | tr \"\\0\" $SLURM_PROCID |
+    dd of=${{DW_JOB_STRIPED}}all bs={PIECE} iflag=fullblock seek=$((2 * i + SLURM_PROCID)) conv=notrunc status=none
+done'
+srun -N2 -n2 bash -c 'sha256sum < ${{DW_JOB_STRIPED}}all' > @PFS@/seen
+{} stripe ${{DW_JOB_STRIPED}}all > @PFS@/layout",
+        cluster.base.join("bin/forebay").display()
+    );
+    let script = cluster.script(
+        &[
+            "#SBATCH -N 2",
+            "#DW jobdw type=scratch access_mode=striped capacity=64MiB pool=flash layout=log",
+            "#DW stage_out type=file source=$DW_JOB_STRIPED/all destination=@PFS@/all",
+        ],
+        &body,
+    );
+    let job = cluster.submit(&script, "").unwrap();
+    assert_eq!(cluster.until_over(job), "COMPLETED", "{}{}", cluster.output(job), cluster.logs());
+    let pieces = ["0", "1"].map(|rank| rank.repeat(PIECE)).concat();
+    assert!(fs::read(cluster.pfs("all")).unwrap() == pieces.repeat(ROUNDS).into_bytes());
+    let layout = fs::read_to_string(cluster.pfs("layout")).unwrap();
+    assert!(layout.contains("in logs"), "{layout}");
+    let sum = cluster.must(&format!("sha256sum < {}", cluster.pfs("all").display()));
+    assert_eq!(fs::read_to_string(cluster.pfs("seen")).unwrap(), sum.repeat(2));
     cluster.assert_clean();
 }
