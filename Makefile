@@ -94,7 +94,7 @@ load: packages-test ## The tests of make test beside busy loops, as many as proc
 	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) scripts/under-load $(BUILT_RUNNER) --tier test $(TEST_ARGS)
 
 # What is tested here is what is installed: the release executable.
-test-full: packages-test build torch trace-readers lint-quick ## All tests, on all kinds of store, by the release executable: before a release
+test-full: packages-test packages-demo build torch trace-readers lint-quick ## All tests, on all kinds of store, by the release executable: before a release
 	scripts/deny --if-installed "$(TOOLS)"
 	FOREBAY_CACHE_MODEL_S=$(FULL_MODEL_SECONDS) FOREBAY_TEST_WEATHER_SEEDS=$(FULL_WEATHER_SEEDS) FOREBAY_TEST_EVERY_POINT=1 \
 	  FOREBAY_BIN="$(FOREBAY)" FOREBAY_TORCH_PYTHON="$(TORCH_VENV)/bin/python" \
@@ -114,8 +114,8 @@ torch: packages-test
 trace-readers: packages-test
 	scripts/trace-venv "$(TRACE_VENV)"
 
-test-slurm: packages-test ## The tests of jobs under Slurm alone
-	$(TEST_RUNNER) --tier test system::slurm $(TEST_ARGS)
+test-slurm: packages-test packages-demo ## The tests of jobs under Slurm alone, also those that make test leaves to make test-full
+	$(TEST_RUNNER) --tier full system::slurm $(TEST_ARGS)
 
 model: packages-build ## Run the random test of the cache for MODEL_SECONDS (FOREBAY_SEED replays a run)
 	FOREBAY_CACHE_MODEL_S=$(MODEL_SECONDS) $(CARGO) test -p forebay-cache --lib --locked \

@@ -3,6 +3,7 @@
 
 mod bench;
 mod cluster;
+mod demo;
 mod ends;
 mod jobs;
 mod language;
