@@ -3,8 +3,8 @@
 # `n4`, each with a network, mounts and a host name of its own. The files and commands are read from the page; what is
 # not there is not done, but for the list below. Run as the first process of namespaces (processes, mounts, network).
 #
-# environment: BASE (an empty directory), PAGE (OPERATIONS.md), TREE (the repository), FOREBAY (the executable), LET_GO.
-# Prints THE END if all of it works.
+# environment: BASE (an empty directory), PAGE (OPERATIONS.md), TREE (the repository), FOREBAY (the executable), LET_GO, JOBS (JOBS.md:
+# a user follows it there, by jobs_page.sh, after the first job; or nothing). Prints THE END if all of it works.
 #
 # The test's own: MUNGE is started as the distribution does; `systemctl` starts what the units say, because no systemd
 # runs here; `scp` copies from a node; the nodes have the processors of this machine; Slurm schedules every second.
@@ -37,6 +37,10 @@ mkdir "$root/etc/slurm"
 } >"$root/etc/hosts"
 cp "$PAGE" "$root/place/page.md"
 cp "$0" "$root/place/script"
+if [ -n "${JOBS:-}" ]; then
+  cp "$JOBS" "$root/place/jobs.md"
+  cp "${0%/*}/jobs_page.sh" "$root/place/jobs.sh"
+fi
 mount -t tmpfs local "$root/usr/local"
 # Installed as the page says, from what was built.
 make -s -C "$TREE" install FOREBAY="$FOREBAY" DESTDIR="$root" SBINDIR=/usr/local/sbin >/dev/null
@@ -51,12 +55,12 @@ export PATH=/place/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 unset FOREBAY_FLASH FOREBAY_SERVER FOREBAY_CONF FOREBAY_CONFIG_DIR SLURM_CONF TMPDIR
 
 # The block of the page after the line that holds these words, without its indentation.
-block() { # WORDS
+block() { # WORDS [PAGE]
   awk -v words="$1" '
     !found && index($0, words) { found = 1; next }
     found && /^    / { inside = 1; printf "%s%s\n", gap, substr($0, 5); gap = ""; next }
     inside && /^$/ { gap = "\n"; next }
-    inside { exit }' page.md >block.new
+    inside { exit }' "${2:-page.md}" >block.new
   [ -s block.new ] || { echo "OPERATIONS: there is no block after \"$1\""; exit 1; }
   cat block.new
 }
@@ -202,6 +206,11 @@ shown=$(block '`scontrol show burst` shows the pool')
 said=$(on ctl 'scontrol show burst' | head -1)
 [ "$said" = "$shown" ] || { echo "OPERATIONS: scontrol show burst says: $said"; exit 1; }
 job datawarp ""
+if [ -e jobs.sh ]; then
+  . ./jobs.sh
+  echo THE END
+  exit 0
+fi
 step ctl "$(grep -o 'systemctl enable --now forebay-reconcile.timer' page.md)"
 slurm lua 'and for `burst_buffer/lua`, with'
 step ctl "$(grep -o 'cp /usr/local/share/forebay/slurm/burst_buffer.lua /etc/slurm/' page.md)"

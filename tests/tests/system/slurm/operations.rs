@@ -1,4 +1,5 @@
-//! The page for administrators, followed word by word (tests/programs/operations.sh).
+//! The page for administrators, followed word by word (tests/programs/operations.sh), and that for users on the site that comes of it
+//! (tests/programs/jobs_page.sh).
 
 use super::cluster::repository;
 use forebay_tests::buffer::binary;
@@ -6,9 +7,10 @@ use forebay_tests::procs::{LET_GO, try_run};
 use std::fs;
 use std::process::Command;
 
-fn follow(page: &str) -> (bool, String) {
+/// An administrator follows the one page, and a user the other, if there is one.
+fn follow(page: &str, jobs: Option<&str>) -> (bool, String) {
     let base = tempfile::tempdir().unwrap();
-    let path = base.path().join("page.md");
+    let (path, of_user) = (base.path().join("page.md"), base.path().join("jobs.md"));
     fs::write(&path, page).unwrap();
     let mut command = Command::new("timeout");
     command.args([
@@ -24,7 +26,11 @@ fn follow(page: &str) -> (bool, String) {
     command.args(["--fork", "--kill-child", "bash"]);
     command.arg(repository("tests/programs/operations.sh"));
     command.env("BASE", base.path()).env("PAGE", &path).env("TREE", repository(""));
-    command.env("FOREBAY", binary()).env("LET_GO", LET_GO);
+    command.env("FOREBAY", binary()).env("LET_GO", LET_GO).env_remove("JOBS");
+    if let Some(jobs) = jobs {
+        fs::write(&of_user, jobs).unwrap();
+        command.env("JOBS", &of_user);
+    }
     try_run(&mut command)
 }
 
@@ -34,13 +40,20 @@ fn page() -> String {
 
 #[test]
 fn the_page_for_administrators_sets_up_a_site_that_runs_jobs() {
-    let (done, said) = follow(&page());
+    let (done, said) = follow(&page(), None);
     assert!(done && said.ends_with("THE END\n"), "{said}");
 }
 
 #[test]
 fn a_page_that_says_what_does_not_work_is_found() {
     let (done, said) =
-        follow(&page().replace("enable --now forebay-serve ", "enable --now forebay-none "));
+        follow(&page().replace("enable --now forebay-serve ", "enable --now forebay-none "), None);
     assert!(!done && said.contains("OPERATIONS: "), "{said}");
+}
+
+#[test]
+fn a_user_of_that_site_follows_the_page_about_jobs() {
+    let jobs = fs::read_to_string(repository("docs/JOBS.md")).unwrap();
+    let (done, said) = follow(&page(), Some(&jobs));
+    assert!(done && said.ends_with("THE END\n"), "{said}");
 }
