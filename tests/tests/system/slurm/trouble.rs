@@ -1,6 +1,7 @@
 //! Servers, nodes and a PFS that fail under jobs of Slurm: what the user reads, what is kept, and how it goes on.
 
 use super::cluster::{Cluster, Options, Plugin};
+use serde_json::Value;
 use std::fs;
 
 const BUFFER: &str = "#DW jobdw type=scratch access_mode=striped capacity=64MiB pool=flash";
@@ -289,6 +290,46 @@ fn a_failure_in_each_step_is_told_and_can_be_mended_by_the_datawarp_plugin() {
 #[test]
 fn a_failure_in_each_step_is_told_and_can_be_mended_by_the_lua_plugin() {
     a_failure_in_each_step(Plugin::Lua);
+}
+
+/// Without `Flags=TeardownFailure` Slurm calls no teardown after a failure. The job waits with the reason, its buffer is there with
+/// what only it has, and goes when somebody cancels the job.
+#[test]
+fn without_the_flag_that_is_recommended_a_failed_job_waits_with_all_it_has() {
+    for plugin in [Plugin::Datawarp, Plugin::Lua] {
+        let burst_buffer_conf = "Flags=DisablePersistent";
+        let options = Options { nodes: 1, burst_buffer_conf, ..Options::default() };
+        let cluster = Cluster::with(plugin, options);
+        let input = "#DW stage_in type=file source=@PFS@/none destination=$DW_JOB_STRIPED/in";
+        let job = cluster.submit(&cluster.script(&[BUFFER, input], "true"), "").unwrap();
+        cluster.until("the job is held", || cluster.field(job, "Priority") == "0");
+        let shown = cluster.shown(job).replace('_', " ");
+        assert!(shown.contains("line 3"), "{plugin:?}: {shown}");
+        assert!(cluster.session_is_there(&job.to_string()) && cluster.reserved() > 0);
+        cluster.must(&format!("scancel {job}"));
+        match plugin {
+            Plugin::Datawarp => assert_eq!(cluster.until_over(job), "CANCELLED"),
+            Plugin::Lua => cluster.until_cancelled(job),
+        }
+        let out = "#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=@PFS@/gone/a";
+        let script = cluster.script(&[BUFFER, out], "echo a > ${DW_JOB_STRIPED}a");
+        let job = cluster.submit(&script, "").unwrap();
+        cluster.until("the reason is told", || cluster.listed(job, "%r").contains("gone"));
+        assert_eq!(cluster.field(job, "BurstBufferState"), "staging-out", "{}", cluster.logs());
+        let record = cluster.base.join(format!("site-state/sessions/{job}.json"));
+        let session: Value = serde_json::from_slice(&fs::read(record).unwrap()).unwrap();
+        cluster.must(&format!(
+            "{}/bin/forebay stage out {}:/a {} {}",
+            cluster.base.display(),
+            session["buffer"].as_str().unwrap(),
+            cluster.pfs("rescued").display(),
+            Cluster::SERVER
+        ));
+        assert_eq!(fs::read_to_string(cluster.pfs("rescued")).unwrap(), "a\n");
+        cluster.must(&format!("scancel --hurry {job}"));
+        cluster.until_over(job);
+        cluster.assert_clean();
+    }
 }
 
 /// One of three nodes does not answer when the job ends: it is named, and nobody waits for it longer than the limit.
