@@ -122,6 +122,9 @@ mod tests {
         .unwrap();
         assert_eq!((setup.user, setup.group), (Some(1000), Some(100)));
         assert_eq!(setup.node_file.as_deref(), Some("/tmp/n".as_ref()));
+        // On a Cray the file has another name.
+        let cray = parse("--function pre_run --token 17 --job s --nidlistfile /tmp/nids").unwrap();
+        assert_eq!(cray.node_file.as_deref(), Some("/tmp/nids".as_ref()));
         let made = parse(
             "--function create_persistent -c CLI -t alpha -u 1000 -C flash:2013265920 -a striped -T scratch",
         )

@@ -453,7 +453,7 @@ srun -N2 -n2 bash -c 'sha256sum < ${{DW_JOB_STRIPED}}all' > @PFS@/seen
     let script = cluster.script(
         &[
             "#SBATCH -N 2",
-            "#DW jobdw type=scratch access_mode=striped capacity=64MiB pool=flash layout=log",
+            "#DW jobdw type=scratch access_mode=striped capacity=128MiB pool=flash layout=log",
             "#DW stage_out type=file source=$DW_JOB_STRIPED/all destination=@PFS@/all",
         ],
         &body,
