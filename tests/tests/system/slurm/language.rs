@@ -406,7 +406,12 @@ touch a b; touch c 2>&1 | grep 'quota exceeded' && ls | wc -l >> @PFS@/limits",
         "",
     );
     assert_eq!(fs::read_to_string(cluster.pfs("cached/out")).unwrap(), "input");
-    // Read-only, with a copy on each server: of the job, and one that outlives it.
+    read_only_copies(&cluster, &done);
+    cluster.assert_clean();
+}
+
+/// Caches that are read-only, with a copy on each server: of the job, and one that outlives it. `done` runs a job to its end.
+fn read_only_copies(cluster: &Cluster, done: &dyn Fn(&[&str], &str, &str) -> u32) {
     let made = "#BB create_persistent name=copies capacity=32MiB access_mode=ldbalance type=cache pfs=@PFS@/cached";
     done(&[made], "true", "");
     let job = done(
@@ -429,7 +434,6 @@ true",
     assert_eq!(fs::read_to_string(cluster.pfs("variables")).unwrap(), variables);
     done(&["#BB destroy_persistent name=copies"], "true", "-N0");
     cluster.until("the copies are gone", || !cluster.session_is_there("copies"));
-    cluster.assert_clean();
 }
 
 /// One file that two nodes write in small pieces in turn, of a buffer in logs over two servers: the job's two nodes see all of
