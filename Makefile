@@ -23,7 +23,7 @@ MDBOOK_VERSION := 0.5.4
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 # Tests that run at once, beside those that tests/tiers.conf says to wait most of the time.
-TEST_JOBS ?= 5
+TEST_JOBS ?= 6
 # More for tests/runner: parts of names of tests (TEST_ARGS=served_cache::), --verbose, --repeat N.
 TEST_ARGS ?=
 # How long the random test of the cache runs in `make test`, `make test-full`, and `make model`.

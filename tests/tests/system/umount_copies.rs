@@ -19,6 +19,9 @@ const AT_ONCE: Duration = Duration::from_secs(20);
 /// Longer than a cache waits for requests after its unmount.
 const BEYOND_REQUESTS_S: u32 = 12;
 
+/// What is said of one process, or several, that have copies.
+const HAVE: &str = " the buffer mounted in ";
+
 /// A process that has a copy of one buffer's mount, and of no other test's.
 struct Copy {
     process: Child,
@@ -48,9 +51,9 @@ impl Copy {
         comm.unwrap().trim().to_string()
     }
 
-    /// What is said of it.
+    /// How it is named: alone, or beside a process of another test that has just got a copy of all mounts and has not let go of them.
     fn named(&self) -> String {
-        format!("process {} (sleep) has the buffer mounted in a mount namespace", self.process.id())
+        format!(" {} (sleep)", self.process.id())
     }
 }
 
@@ -127,6 +130,7 @@ fn waits_for(point: &Path, args: &[&str]) {
     let copy = Copy::of(point);
     let mut umount = Umount::begin(point, args);
     umount.says(&copy.named());
+    umount.says(HAVE);
     umount.says(&format!("`forebay umount --force {}` ends it there, too", point.display()));
     drop(copy);
     umount.ends_well();
@@ -194,6 +198,7 @@ fn without_waiting_who_has_a_copy_is_named_and_by_force_it_ends_there() {
 
     let copy = Copy::of(&root);
     refused(&copy.named());
+    refused(HAVE);
     let begun = Instant::now();
     buffer.umount(&["--force"]).unwrap();
     assert!(begun.elapsed() < AT_ONCE, "after {:?}", begun.elapsed());
