@@ -444,18 +444,33 @@ pub(crate) fn interrupt(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
 
 /// Whether SIGKILL (into which the kernel turns every deadly signal) is pending for a thread, or it ends already.
 fn is_dying(tid: u32) -> bool {
-    const PF_EXITING: u64 = 4;
     if tid == 0 {
         return false;
     }
     let Ok(status) = std::fs::read_to_string(format!("/proc/{tid}/status")) else { return false };
+    dies(&status).unwrap_or_else(|| {
+        std::fs::read_to_string(format!("/proc/{tid}/stat")).is_ok_and(|stat| is_exiting(&stat))
+    })
+}
+
+/// The same by /proc/TID/status (proc(5)); `None` if that does not tell.
+///
+/// Whoever has memory is asked no more: a thread that ends gives it up before its files. And `stat` must not be read of a thread
+/// that begins a program: it closes its copies of files first, by requests to this mount perhaps, and the kernel lets nobody
+/// read `stat` until they are answered, so the thread that could let it go would wait for it.
+fn dies(status: &str) -> Option<bool> {
     let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
     let bits = pending.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
     if bits.is_some_and(|bits| bits & (1 << (libc::SIGKILL - 1)) != 0) {
-        return true;
+        return Some(true);
     }
-    // Field 9 of /proc/TID/stat (proc(5)). The name, field 2, may contain anything.
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{tid}/stat")) else { return false };
+    // Threads of the kernel have none either.
+    status.lines().any(|line| line.starts_with("VmSize:")).then_some(false)
+}
+
+/// PF_EXITING in field 9 of /proc/TID/stat. The name, field 2, may contain anything.
+fn is_exiting(stat: &str) -> bool {
+    const PF_EXITING: u64 = 4;
     let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(9 - 3));
     flags.and_then(|text| text.parse::<u64>().ok()).is_some_and(|flags| flags & PF_EXITING != 0)
 }
@@ -463,6 +478,19 @@ fn is_dying(tid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_who_has_no_memory_is_asked_whether_it_ends() {
+        let status =
+            "Name:\tsh\nState:\tS (sleeping)\nVmSize:\t2576 kB\nSigPnd:\t0000000000000000\n";
+        assert_eq!(dies(status), Some(false), "it may begin a program: its `stat` waits for us");
+        assert_eq!(dies(&status.replace("0000\n", "0100\n")), Some(true));
+        assert_eq!(dies(&status.replace("0000\n", "4000\n")), Some(false), "SIGTERM");
+        assert_eq!(dies(&status.replace("VmSize:\t2576 kB\n", "")), None);
+        assert!(is_exiting("7 (a) b) S 1 7 7 0 -1 4228100 0"));
+        assert!(!is_exiting("7 (a) b) S 1 7 7 0 -1 4194304 0"));
+        assert!(!is_dying(rustix::thread::gettid().as_raw_nonzero().get() as u32));
+    }
 
     #[test]
     fn what_a_call_that_was_answered_for_may_change_waits_for_its_end() {
