@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::{Buffer, binary};
-use forebay_tests::procs::{run, try_run, try_run_for};
+use forebay_tests::procs::{LET_GO, run, try_run, try_run_for};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::site::Site;
 use forebay_tests::{on_both_kinds, on_every_kind, site, until};
@@ -28,10 +28,12 @@ fn said_by(script: &str, dir: &Path) -> String {
 }
 
 /// A shell with process numbers of its own, that waits for what others leave: where nobody does, Podman waits 20 s for the
-/// process beside a container to be gone.
-fn reaping_shell() -> Command {
+/// process beside a container to be gone. It has mounts of its own, too, and holds none of those that other tests have;
+/// what is mounted in `keep` stays.
+fn reaping_shell(keep: &Path) -> Command {
     let mut shell = Command::new("unshare");
-    shell.args(["--pid", "--fork", "--mount-proc", "bash"]);
+    let begin = format!("{LET_GO}exec bash \"$@\"");
+    shell.args(["--pid", "--fork", "--mount-proc", "bash", "-c", &begin, "bash"]).env("KEEP", keep);
     shell
 }
 
@@ -90,11 +92,12 @@ END
 
 fn podman_works_on(on: &Path) {
     let theirs = in_memory();
-    let expected = said_in(reaping_shell(), CONTAINERS, theirs.path());
+    let expected = said_in(reaping_shell(theirs.path()), CONTAINERS, theirs.path());
     assert!(expected.contains("hello") && expected.contains("D /bin/cat"), "{expected}");
     let ours = on.join("containers");
     fs::create_dir(&ours).unwrap();
-    assert_eq!(said_in(reaping_shell(), CONTAINERS, &ours), expected);
+    let shell = reaping_shell(on.parent().unwrap());
+    assert_eq!(said_in(shell, CONTAINERS, &ours), expected);
 }
 
 on_every_kind!(podman_on_a_scratch_buffer);
@@ -130,7 +133,7 @@ fn the_page_about_containers_runs_as_it_stands() {
     let bin = place.path().join("bin");
     fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink(binary(), bin.join("forebay")).unwrap();
-    let mut shell = reaping_shell();
+    let mut shell = reaping_shell(place.path());
     shell
         .args(["-euc", example])
         .current_dir(&place)
