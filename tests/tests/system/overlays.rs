@@ -634,3 +634,15 @@ fn an_overlay_over_one_server() {
 fn an_overlay_over_two_servers() {
     over_servers(2);
 }
+
+/// As on a cache, where the PFS has a say too.
+#[test]
+fn users_have_overlays_of_their_own_without_a_pfs() {
+    let buffer = Buffer::mount(forebay_tests::buffer::Kind::Tmpfs, 64 << 20);
+    users_have_overlays_of_their_own(&buffer.root());
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+    for mount in [0, 1] {
+        users_have_overlays_of_their_own(&served.root(mount));
+        fs::remove_dir_all(served.root(mount).join("rootless")).unwrap();
+    }
+}
