@@ -81,7 +81,7 @@ fn program(pid: u32) -> String {
 
 fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
 }
 
 /// Whether a process other than this one has a file below this directory open or mapped, as far as may be seen. One that
