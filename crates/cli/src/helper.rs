@@ -12,7 +12,6 @@ use crate::failure::{EXIT_OK, Outcome, Usage};
 use crate::mount_options::{self, MountOptionSet};
 use clap::Parser;
 use forebay_client::mountinfo::{self, MountEntry};
-use forebay_fuse::MountFlags;
 use forebay_proto::control::ControlError;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -67,7 +66,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Outcome {
     }
     if call.options.remount {
         let point = forebay_client::canonical(&mount_point)?;
-        must_be_followed(&point, call.options.flags)?;
+        must_be_followed(&point, &call.options)?;
         forebay_fuse::remount(&point, call.options.flags)?;
         return Ok(EXIT_OK);
     }
@@ -76,7 +75,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Outcome {
 }
 
 /// An error where a remount asks for what would not hold.
-fn must_be_followed(point: &Path, wanted: MountFlags) -> Result<(), ControlError> {
+fn must_be_followed(point: &Path, wanted: &MountOptionSet) -> Result<(), ControlError> {
     let table = mountinfo::read()?;
     // The last of several mounts on one point is the one that is seen.
     let Some(entry) = table.iter().rev().find(|entry| entry.point == point) else { return Ok(()) };
@@ -90,24 +89,31 @@ fn must_be_followed(point: &Path, wanted: MountFlags) -> Result<(), ControlError
     );
     Err(ControlError::new("remount", Some(point), &why).errno(libc::EOPNOTSUPP).hint(
         "nothing was changed; unmount it (a buffer of `mount --scratch` with `forebay umount --keep`), and mount it again \
-         with the option",
+         with these options",
     ))
 }
 
-/// What is asked for that this mount does not have, and that its process would have to do: access times and syncs.
-fn not_followed(entry: &MountEntry, wanted: MountFlags) -> Vec<&'static str> {
+/// What is asked for that this mount does not have, or what it has that is taken back, and that its process would have to do:
+/// access times and syncs.
+fn not_followed(entry: &MountEntry, asked: &MountOptionSet) -> Vec<&'static str> {
     let has = |list: &str, name: &str| list.split(',').any(|option| option == name);
     let of_mount = |name| has(&entry.options, name);
     let of_all = |name| has(&entry.super_options, name);
     let is_strict = !of_mount("noatime") && !of_mount("relatime");
-    let asked = [
+    let (wanted, takes_back) = (asked.flags, |name| asked.taken_back.contains(&name));
+    let all = [
         ("noatime", wanted.noatime && !of_mount("noatime")),
         ("nodiratime", wanted.nodiratime && !of_mount("nodiratime")),
         ("strictatime", wanted.strictatime && !is_strict),
         ("sync", wanted.sync && !of_all("sync")),
         ("dirsync", wanted.dirsync && !of_all("dirsync")),
+        ("relatime", takes_back("relatime") && !of_mount("relatime")),
+        ("atime", takes_back("atime") && of_mount("noatime")),
+        ("nostrictatime", takes_back("nostrictatime") && is_strict),
+        ("diratime", takes_back("diratime") && of_mount("nodiratime")),
+        ("async", takes_back("async") && of_all("sync")),
     ];
-    asked.into_iter().filter(|(_, is_new)| *is_new).map(|(name, _)| name).collect()
+    all.into_iter().filter(|(_, is_new)| *is_new).map(|(name, _)| name).collect()
 }
 
 fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Call, Usage> {
@@ -250,7 +256,7 @@ mod tests {
         };
         let asked = |entry: &MountEntry, list: &str| {
             let call = call(&["none", "/mnt", "-o", &format!("remount,{list}")]).unwrap();
-            not_followed(entry, call.options.flags)
+            not_followed(entry, &call.options)
         };
         let plain = entry("rw,relatime", "rw,user_id=0");
         assert_eq!(asked(&plain, "noatime,sync,dirsync"), ["noatime", "sync", "dirsync"]);
@@ -260,6 +266,15 @@ mod tests {
         let all = entry("rw,noatime,nodiratime", "rw,sync,dirsync,user_id=0");
         assert_eq!(asked(&all, "ro,noatime,nodiratime,sync,dirsync"), [""; 0]);
         assert_eq!(asked(&entry("rw", "rw"), "ro,strictatime"), [""; 0]);
+        // Its opposites would not hold either.
+        let back = "rw,noatime,nodiratime,relatime,diratime,async";
+        assert_eq!(asked(&all, back), ["relatime", "diratime", "async"]);
+        assert_eq!(asked(&all, "atime"), ["atime"]);
+        assert_eq!(
+            asked(&entry("rw", "rw"), "relatime,nostrictatime"),
+            ["relatime", "nostrictatime"]
+        );
+        assert_eq!(asked(&plain, "relatime,atime,nostrictatime,diratime,async"), [""; 0]);
     }
 
     #[test]

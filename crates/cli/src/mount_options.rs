@@ -15,6 +15,9 @@ pub struct MountOptionSet {
     pub allow_other: bool,
     /// The mount is there: change its flags.
     pub remount: bool,
+    /// Opposites of flags that were asked for by name, and not followed by what they take back: `relatime` and the like. A
+    /// mount that is there may have what they take back.
+    pub taken_back: Vec<&'static str>,
     /// Options with a value or that only `forebay` knows, in order: name and value.
     pub own: Vec<(String, Option<PathBuf>)>,
 }
@@ -47,8 +50,18 @@ const NOTHING_TO_DO: &[&str] = &[
     "default_permissions",
 ];
 
+/// Those of them that take back what the mount's process does.
+const OPPOSITES: [&str; 5] = ["relatime", "atime", "nostrictatime", "diratime", "async"];
+
 /// What the kernel shows of a mount; `mount -o remount` hands all of it back.
 const KERNELS_OWN: [&str; 5] = ["user_id", "group_id", "max_read", "rootmode", "blksize"];
+
+impl MountOptionSet {
+    /// What these take back is asked for after them.
+    fn asks_again(&mut self, opposites: &[&str]) {
+        self.taken_back.retain(|taken| !opposites.contains(taken));
+    }
+}
 
 /// Adds the options of one list (separated by commas) to a set. `known` are the names with
 /// values that the caller takes; another name is an error unless `sloppy`.
@@ -69,19 +82,30 @@ pub fn add(
             ("noexec", None) => set.flags.noexec = true,
             ("noatime", None) => {
                 (set.flags.noatime, set.flags.strictatime) = (true, false);
+                set.asks_again(&["relatime", "atime"]);
             }
             ("strictatime", None) => {
                 (set.flags.noatime, set.flags.strictatime) = (false, true);
+                set.asks_again(&["relatime", "nostrictatime"]);
             }
-            ("nodiratime", None) => set.flags.nodiratime = true,
+            ("nodiratime", None) => {
+                set.flags.nodiratime = true;
+                set.asks_again(&["diratime"]);
+            }
             ("lazytime", None) => set.flags.lazytime = true,
-            ("sync", None) => set.flags.sync = true,
+            ("sync", None) => {
+                set.flags.sync = true;
+                set.asks_again(&["async"]);
+            }
             ("dirsync", None) => set.flags.dirsync = true,
             ("nosymfollow", None) => set.flags.nosymfollow = true,
             ("silent", None) => set.flags.silent = true,
             ("allow_other", None) => set.allow_other = true,
             ("remount", None) => set.remount = true,
-            (name, None) if NOTHING_TO_DO.contains(&name) => undo(&mut set.flags, name),
+            (name, None) if NOTHING_TO_DO.contains(&name) => {
+                undo(&mut set.flags, name);
+                set.taken_back.extend(OPPOSITES.iter().find(|opposite| **opposite == name));
+            }
             (name, _) if name.starts_with("x-") || name == "comment" => (),
             (name, Some(_)) if KERNELS_OWN.contains(&name) => (),
             (name, value) if known.contains(&name) => set.own.push((name.into(), value)),
@@ -140,6 +164,16 @@ mod tests {
         assert_eq!(flags.names(), ["dirsync"], "it has no opposite");
         assert_eq!(parse("noatime,strictatime").unwrap().flags.names(), ["strictatime"]);
         assert_eq!(parse("strictatime,noatime").unwrap().flags.names(), ["noatime"]);
+    }
+
+    #[test]
+    fn what_is_taken_back_by_name_is_noted_unless_it_is_asked_for_again() {
+        let taken_back = |list: &str| parse(list).unwrap().taken_back;
+        assert_eq!(taken_back("ro,noatime,relatime,async"), ["relatime", "async"]);
+        assert_eq!(taken_back("relatime,atime,diratime,async,noatime,nodiratime,sync"), [""; 0]);
+        assert_eq!(taken_back("nostrictatime,relatime,strictatime"), [""; 0]);
+        assert_eq!(taken_back("relatime,nostrictatime,noatime"), ["nostrictatime"]);
+        assert_eq!(taken_back("defaults,rw,suid,dev,exec,norelatime"), [""; 0]);
     }
 
     #[test]

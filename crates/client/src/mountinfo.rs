@@ -4,6 +4,8 @@
 use forebay_proto::control::ControlError;
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +14,8 @@ pub const FILE_SYSTEM_TYPE: &[u8] = b"fuse.forebay";
 /// What stands before the store's directory in the source of a mount.
 pub const SOURCE_PREFIX: &[u8] = b"forebay:";
 const TABLE: &str = "/proc/self/mountinfo";
+/// More bytes than the first number of a table has.
+const FIRST_NUMBER_MAX: usize = 24;
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,15 +73,36 @@ pub fn read_of(pid: u32) -> Option<Vec<MountEntry>> {
     std::fs::read(format!("/proc/{pid}/mountinfo")).ok().map(|text| parse(&text))
 }
 
-/// One process, by its number, of each other mount namespace whose processes this one may look at.
+/// Tells the mount namespace of a process (`self`, or its number), as it sees that, from all others: the number of the first
+/// mount in it, which no other namespace has. Who has changed its root sees less, and counts as another one. `None` if the
+/// process has ended, or sees none.
+///
+/// Not the link /proc/PID/ns/mnt: to read that one waits for a process that begins a program behind a mount that does not
+/// answer, and only the superuser may. The table of mounts waits for no process, and this reads one line of it.
+fn namespace(process: &str) -> Option<u64> {
+    let mut line = [0; FIRST_NUMBER_MAX];
+    let mut table = File::open(format!("/proc/{process}/mountinfo")).ok()?;
+    let length = table.read(&mut line).ok()?;
+    let number = line[..length].split(|byte| *byte == b' ').next()?;
+    std::str::from_utf8(number).ok()?.parse().ok()
+}
+
+/// The mount namespace that a process sees; the same number for all that see the same.
+pub fn namespace_of(pid: u32) -> Option<u64> {
+    namespace(&pid.to_string())
+}
+
+/// That of this process.
+pub fn own_namespace() -> Option<u64> {
+    namespace("self")
+}
+
+/// One process, by its number, of each other mount namespace that is seen.
 pub fn other_namespaces() -> Vec<u32> {
-    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
-    let mut known: HashSet<PathBuf> = namespace("self").into_iter().collect();
+    let mut known: HashSet<u64> = own_namespace().into_iter().collect();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    numbers
-        .filter(|pid: &u32| namespace(&pid.to_string()).is_some_and(|of| known.insert(of)))
-        .collect()
+    numbers.filter(|pid: &u32| namespace_of(*pid).is_some_and(|of| known.insert(of))).collect()
 }
 
 fn parse(text: &[u8]) -> Vec<MountEntry> {
@@ -165,5 +190,21 @@ mod tests {
     #[test]
     fn the_table_of_this_machine_has_a_root() {
         assert!(read().unwrap().iter().any(|entry| entry.point == Path::new("/")));
+    }
+
+    #[test]
+    fn processes_that_see_the_same_mounts_have_one_namespace() {
+        let own = own_namespace().unwrap();
+        assert_eq!(namespace_of(std::process::id()), Some(own));
+        let ids: HashSet<u64> = read().unwrap().iter().map(|entry| entry.id).collect();
+        assert!(ids.contains(&own), "it is the number of a mount that we see");
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let of_child = namespace_of(child.id());
+        let others = other_namespaces();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(of_child, Some(own));
+        assert!(!others.contains(&child.id()) && !others.contains(&std::process::id()));
+        assert_eq!(namespace_of(u32::MAX), None);
     }
 }

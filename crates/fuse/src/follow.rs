@@ -9,8 +9,14 @@
 //! until somebody else asks. Where it runs is looked up once in so many requests, as the look
 //! costs two requests. Nothing here can fail in a way that matters: then the reader runs where
 //! the scheduler puts it.
+//!
+//! A thread of its own looks, for all readers, and no reader waits for it. A client that begins a program closes its copies of files
+//! first, by requests to its mounts, and until they are answered the kernel lets nobody read its `stat`: a reader that looked by
+//! itself would wait for a client that waits for it.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Requests of one thread in a row after which it is followed, and after which it is looked
 /// again where it runs.
@@ -18,6 +24,15 @@ const FOLLOW_AFTER: u32 = 256;
 
 /// Requests of one thread in a row after which it is taken to ask alone.
 const ALONE_AFTER: u32 = 16;
+
+/// Most looks that wait; the others are left out.
+const MAX_QUEUED: usize = 64;
+
+/// What was seen last, for one reader: a thread, and the CPU on which it ran.
+type Seen = Arc<Mutex<Option<(u32, usize)>>>;
+
+/// A thread to look at, and who wants to know.
+type Wanted = (u32, Seen);
 
 /// What one reader knows about its client.
 pub(crate) struct Follower {
@@ -27,13 +42,24 @@ pub(crate) struct Follower {
     in_a_row: u32,
     alone: u32,
     pinned: Option<usize>,
+    /// A look is on its way.
+    asked: bool,
+    seen: Seen,
 }
 
 impl Follower {
     /// For the calling thread.
     pub(crate) fn new(enabled: bool) -> Follower {
         let allowed = if enabled { sched_getaffinity(None).ok() } else { None };
-        Follower { allowed, tid: 0, in_a_row: 0, alone: 0, pinned: None }
+        Follower {
+            allowed,
+            tid: 0,
+            in_a_row: 0,
+            alone: 0,
+            pinned: None,
+            asked: false,
+            seen: Seen::default(),
+        }
     }
 
     /// Counts a request of a thread; 0 is the kernel itself (releases, forgets).
@@ -52,10 +78,11 @@ impl Follower {
             self.run_anywhere();
             return;
         }
+        self.go_where_it_runs();
         self.in_a_row += 1;
         if self.in_a_row >= FOLLOW_AFTER {
             self.in_a_row = 0;
-            self.go_where_it_runs();
+            self.asked = look_at(tid, &self.seen);
         }
     }
 
@@ -73,9 +100,15 @@ impl Follower {
         }
     }
 
+    /// If a look has found out where.
     fn go_where_it_runs(&mut self) {
-        let Some(allowed) = &self.allowed else { return };
-        let Some(cpu) = cpu_of(self.tid) else { return };
+        let (true, Some(allowed)) = (self.asked, &self.allowed) else { return };
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((tid, cpu)) = seen else { return };
+        self.asked = false;
+        if tid != self.tid {
+            return;
+        }
         if cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu) || self.pinned == Some(cpu) {
             return;
         }
@@ -84,6 +117,25 @@ impl Follower {
         if sched_setaffinity(None, &only).is_ok() {
             self.pinned = Some(cpu);
         }
+    }
+}
+
+/// Has a thread looked at; false if nobody can.
+fn look_at(tid: u32, seen: &Seen) -> bool {
+    static LOOKS: OnceLock<Option<SyncSender<Wanted>>> = OnceLock::new();
+    let looks = LOOKS.get_or_init(|| {
+        let (wants, wanted) = sync_channel(MAX_QUEUED);
+        let looks = move || look(&wanted, cpu_of);
+        std::thread::Builder::new().name("follow".into()).spawn(looks).ok().map(|_| wants)
+    });
+    looks.as_ref().is_some_and(|looks| looks.try_send((tid, Arc::clone(seen))).is_ok())
+}
+
+/// What the thread does that looks: to the end of the process.
+fn look(wanted: &Receiver<Wanted>, cpu_of: impl Fn(u32) -> Option<usize>) {
+    while let Ok((tid, seen)) = wanted.recv() {
+        let cpu = cpu_of(tid);
+        *seen.lock().unwrap_or_else(PoisonError::into_inner) = cpu.map(|cpu| (tid, cpu));
     }
 }
 
@@ -98,6 +150,29 @@ fn cpu_of(tid: u32) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_look_that_hangs_holds_no_reader_up() {
+        let (wants, wanted) = sync_channel::<Wanted>(1);
+        let (let_go, hangs) = sync_channel::<()>(0);
+        let seen = Seen::default();
+        let looks = std::thread::spawn(move || {
+            look(&wanted, |tid| {
+                let _ = hangs.recv();
+                Some(tid as usize)
+            });
+        });
+        wants.send((7, Arc::clone(&seen))).unwrap();
+        // The client of this reader begins a program now; the reader serves it all the same.
+        let mut follower = Follower::new(true);
+        (follower.tid, follower.asked, follower.seen) = (7, true, Arc::clone(&seen));
+        follower.request_of(7);
+        assert!(follower.asked && follower.pinned.is_none());
+        drop((let_go, wants));
+        looks.join().unwrap();
+        assert_eq!(*seen.lock().unwrap(), Some((7, 7)));
+    }
 
     #[test]
     fn a_thread_asks_alone_until_another_one_does() {
@@ -124,6 +199,12 @@ mod tests {
             for _ in 0..=FOLLOW_AFTER {
                 follower.request_of(own);
                 follower.request_of(0);
+            }
+            // Somebody else looks where we run.
+            let until = Instant::now() + Duration::from_secs(60);
+            while sched_getaffinity(None).unwrap().count() != 1 && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+                follower.request_of(own);
             }
             assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
             follower.request_of(own + 1);

@@ -30,13 +30,18 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// How long a request goes on after a signal that does not kill: most have ended by then. A call may make two, one after the
-/// other: a change of a size asks for `security.capability` first.
+/// other: a change of a size asks for `security.capability` first. The second one's time is that of the first ([`LetGo`]).
 const AFTER_A_SIGNAL: Duration = Duration::from_millis(350);
-/// How long its thread may take to end after it was asked to.
-const TO_END: Duration = Duration::from_millis(400);
+/// How long its thread may take to end after it was asked to: longer than it waits without a look ([`asked::LOOK`]).
+const TO_END: Duration = Duration::from_millis(300);
+const _: () = assert!(TO_END.as_millis() > asked::LOOK.as_millis());
+/// So long after the signal nobody waits for threads any more, but for a look.
+const LAST: Duration = Duration::from_millis(700);
+/// How long what a thread asks for counts as one call with a request of it that was let go. Whoever has a signal is told within
+/// this time.
+const ONE_CALL: Duration = Duration::from_secs(1);
 /// How often interrupted requests are looked at, and all that is under way.
 const LOOK: Duration = Duration::from_millis(50);
-const _: () = assert!(2 * (AFTER_A_SIGNAL.as_millis() + 2 * LOOK.as_millis()) < 1_000);
 const LOOK_AT_ALL: Duration = Duration::from_secs(1);
 /// An interrupt may be read before its request is entered; how long it is remembered for that.
 const EARLY: Duration = Duration::from_secs(1);
@@ -121,6 +126,58 @@ struct Interrupted {
     since: Instant,
     /// When its thread was asked to end.
     asked: Option<Instant>,
+}
+
+/// Threads that were let go lately, and since when a signal had waited then.
+#[derive(Default)]
+struct LetGo(HashMap<u32, Instant>);
+
+impl LetGo {
+    /// Since when a signal has waited for the thread of a request that was interrupted `since` then.
+    fn since(&self, tid: u32, since: Instant) -> Instant {
+        let is_one_call = |first: &Instant| since.saturating_duration_since(*first) < ONE_CALL;
+        self.0.get(&tid).copied().filter(is_one_call).map_or(since, |first| first.min(since))
+    }
+
+    fn note(&mut self, tid: u32, since: Instant) {
+        // 0 is the kernel itself, for all.
+        if tid != 0 {
+            self.0.insert(tid, since);
+        }
+    }
+
+    fn forget_old(&mut self) {
+        self.0.retain(|_, first| first.elapsed() < ONE_CALL);
+    }
+}
+
+/// What decides whether a request lets go of its caller.
+#[derive(Clone, Copy)]
+struct Kind {
+    may_hang: bool,
+    opcode: u32,
+    is_page: bool,
+    is_dying: bool,
+}
+
+impl Kind {
+    /// Whether it does, so long after the signal.
+    fn lets_go(self, since: Duration, is_answering: impl FnOnce() -> bool) -> bool {
+        if self.is_dying {
+            return self.may_hang || changes_nothing(self.opcode);
+        }
+        if !self.may_hang || self.is_page {
+            return false;
+        }
+        // Asked from the first look on: whether somebody answers shows after a moment.
+        let is_for_nothing = !takes_its_time(self.opcode) || !is_answering();
+        is_for_nothing && since >= AFTER_A_SIGNAL
+    }
+}
+
+/// Whether a request is answered for, so long after the signal and after its thread was asked to end.
+fn is_answered_for(opcode: u32, since: Duration, asked: Duration) -> bool {
+    !is_about_locks(opcode) && (asked >= TO_END || (since >= LAST && asked >= LOOK))
 }
 
 #[derive(Default)]
@@ -241,7 +298,7 @@ impl Waits {
 
     /// What the thread does until [`Waits::end`].
     pub(crate) fn run(&self, cx: &Connection) {
-        let mut last = Vec::new();
+        let (mut last, mut let_go) = (Vec::new(), LetGo::default());
         let mut looked = Instant::now();
         loop {
             let mut state = self.state.lock();
@@ -262,7 +319,8 @@ impl Waits {
                 looked = Instant::now();
                 self.find_dying(&mut last, &mut interrupted);
             }
-            interrupted.retain_mut(|interrupted| self.goes_on(cx, interrupted));
+            let_go.forget_old();
+            interrupted.retain_mut(|interrupted| self.goes_on(cx, interrupted, &mut let_go));
             let mut state = self.state.lock();
             let is_idle = interrupted.is_empty();
             state.interrupted.append(&mut interrupted);
@@ -288,15 +346,17 @@ impl Waits {
     }
 
     /// Looks after an interrupted request; false when there is nothing more to do.
-    fn goes_on(&self, cx: &Connection, interrupted: &mut Interrupted) -> bool {
+    fn goes_on(&self, cx: &Connection, interrupted: &mut Interrupted, let_go: &mut LetGo) -> bool {
         let unique = interrupted.unique;
         let queued = self.queued.lock().get(&unique).cloned();
         if let Some(waiting) = queued {
+            interrupted.since = let_go.since(waiting.tid, interrupted.since);
             if !self.lets_go(cx, &waiting, interrupted.since) {
                 return true;
             }
             // Not if a worker has just begun.
             if self.dequeue(unique) {
+                let_go.note(waiting.tid, interrupted.since);
                 waiting.answer_interrupted();
                 return false;
             }
@@ -306,12 +366,15 @@ impl Waits {
             return interrupted.asked.is_none() && interrupted.since.elapsed() < EARLY;
         };
         let Some(waiting) = serving.now.lock().clone() else { return false };
+        interrupted.since = let_go.since(waiting.tid, interrupted.since);
+        let since = interrupted.since;
         match interrupted.asked {
-            None if self.lets_go(cx, &waiting, interrupted.since) => {
+            None if self.lets_go(cx, &waiting, since) => {
                 serving.asked.give_up(unique);
+                let_go.note(waiting.tid, since);
                 interrupted.asked = Some(Instant::now());
             }
-            Some(asked) if asked.elapsed() >= TO_END && !is_about_locks(waiting.opcode) => {
+            Some(asked) if is_answered_for(waiting.opcode, since.elapsed(), asked.elapsed()) => {
                 let mut now = serving.now.lock();
                 if now.as_ref().is_some_and(|now| now.unique == unique) {
                     *now = None;
@@ -327,15 +390,13 @@ impl Waits {
 
     /// Whether a request that was interrupted then lets go of its caller now.
     fn lets_go(&self, cx: &Connection, waiting: &Waiting, since: Instant) -> bool {
-        if waiting.tid != 0 && is_dying(waiting.tid) {
-            return self.may_hang || changes_nothing(waiting.opcode);
-        }
-        if !self.may_hang || waiting.is_page {
-            return false;
-        }
-        // Asked from the first look on: whether somebody answers shows after a moment.
-        let is_for_nothing = !takes_its_time(waiting.opcode) || !cx.fs.is_answering(waiting.of);
-        is_for_nothing && since.elapsed() >= AFTER_A_SIGNAL
+        let kind = Kind {
+            may_hang: self.may_hang,
+            opcode: waiting.opcode,
+            is_page: waiting.is_page,
+            is_dying: is_dying(waiting.tid),
+        };
+        kind.lets_go(since.elapsed(), || cx.fs.is_answering(waiting.of))
     }
 
     /// Whether a request is looked after.
@@ -444,18 +505,33 @@ pub(crate) fn interrupt(cx: &Connection, rq: &Request<'_>) -> Result<Given> {
 
 /// Whether SIGKILL (into which the kernel turns every deadly signal) is pending for a thread, or it ends already.
 fn is_dying(tid: u32) -> bool {
-    const PF_EXITING: u64 = 4;
     if tid == 0 {
         return false;
     }
     let Ok(status) = std::fs::read_to_string(format!("/proc/{tid}/status")) else { return false };
+    dies(&status).unwrap_or_else(|| {
+        std::fs::read_to_string(format!("/proc/{tid}/stat")).is_ok_and(|stat| is_exiting(&stat))
+    })
+}
+
+/// The same by /proc/TID/status (proc(5)); `None` if that does not tell.
+///
+/// Whoever has memory is asked no more: a thread that ends gives it up before its files. And `stat` must not be read of a thread
+/// that begins a program: it closes its copies of files first, by requests to this mount perhaps, and the kernel lets nobody
+/// read `stat` until they are answered, so the thread that could let it go would wait for it.
+fn dies(status: &str) -> Option<bool> {
     let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
     let bits = pending.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
     if bits.is_some_and(|bits| bits & (1 << (libc::SIGKILL - 1)) != 0) {
-        return true;
+        return Some(true);
     }
-    // Field 9 of /proc/TID/stat (proc(5)). The name, field 2, may contain anything.
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{tid}/stat")) else { return false };
+    // Threads of the kernel have none either.
+    status.lines().any(|line| line.starts_with("VmSize:")).then_some(false)
+}
+
+/// PF_EXITING in field 9 of /proc/TID/stat. The name, field 2, may contain anything.
+fn is_exiting(stat: &str) -> bool {
+    const PF_EXITING: u64 = 4;
     let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(9 - 3));
     flags.and_then(|text| text.parse::<u64>().ok()).is_some_and(|flags| flags & PF_EXITING != 0)
 }
@@ -463,6 +539,92 @@ fn is_dying(tid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_who_has_no_memory_is_asked_whether_it_ends() {
+        let status =
+            "Name:\tsh\nState:\tS (sleeping)\nVmSize:\t2576 kB\nSigPnd:\t0000000000000000\n";
+        assert_eq!(dies(status), Some(false), "it may begin a program: its `stat` waits for us");
+        assert_eq!(dies(&status.replace("0000\n", "0100\n")), Some(true));
+        assert_eq!(dies(&status.replace("0000\n", "4000\n")), Some(false), "SIGTERM");
+        assert_eq!(dies(&status.replace("VmSize:\t2576 kB\n", "")), None);
+        assert!(is_exiting("7 (a) b) S 1 7 7 0 -1 4228100 0"));
+        assert!(!is_exiting("7 (a) b) S 1 7 7 0 -1 4194304 0"));
+        assert!(!is_dying(rustix::thread::gettid().as_raw_nonzero().get() as u32));
+    }
+
+    /// When a caller is let go of whom a signal came at 0, by a request that begins at `begun`. Looks are made from `phase` after
+    /// that on; a thread that `ends` does so when it has looked. `None`: not by a signal.
+    fn let_go_at(
+        kind: Kind,
+        is_answering: bool,
+        ends: bool,
+        begun: u64,
+        phase: u64,
+    ) -> Option<u64> {
+        let at_ms = Duration::from_millis;
+        let (look_ms, thread_ms) = (LOOK.as_millis() as u64, asked::LOOK.as_millis() as u64);
+        let mut asked: Option<u64> = None;
+        for look in 0..200 {
+            let now = begun + phase + look * look_ms;
+            match asked {
+                None if kind.lets_go(at_ms(now), || is_answering) => asked = Some(now),
+                Some(at) if ends && now >= at + thread_ms => return Some(at + thread_ms),
+                Some(at) if is_answered_for(kind.opcode, at_ms(now), at_ms(now - at)) => {
+                    return Some(now);
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn every_wait_ends_within_a_second_of_a_signal() {
+        const SECOND_MS: u64 = 1_000;
+        let phases = [0, 1, 25, LOOK.as_millis() as u64 - 1];
+        let kind = |opcode| Kind { may_hang: true, opcode, is_page: false, is_dying: false };
+        for opcode in (1..=64).filter(|opcode| dispatch::is_answered(*opcode)) {
+            for (first, second) in phases.into_iter().flat_map(|a| phases.map(|b| (a, b))) {
+                // A server that is stopped: the thread hears that it is to end. A PFS that hangs: it does not hear it.
+                for ends in [true, false] {
+                    if !ends && is_about_locks(opcode) {
+                        continue;
+                    }
+                    let of_one = let_go_at(kind(opcode), false, ends, 0, first).unwrap();
+                    // A call of two requests: the second one begins when the first has ended.
+                    let of_two = let_go_at(kind(opcode), false, ends, of_one, second).unwrap();
+                    assert!(of_one <= of_two && of_two < SECOND_MS, "{opcode}: {of_one} {of_two}");
+                    let dies = Kind { is_dying: true, ..kind(opcode) };
+                    let killed = let_go_at(dies, true, ends, 0, first).unwrap();
+                    assert!(killed < SECOND_MS / 2, "{opcode}: {killed}");
+                }
+            }
+        }
+        // What goes on, whoever has a signal.
+        assert_eq!(let_go_at(kind(op::FSYNC), true, true, 0, 0), None, "a server that answers");
+        let page = Kind { is_page: true, ..kind(op::READ) };
+        assert_eq!(let_go_at(page, false, true, 0, 0), None, "it would be SIGBUS");
+        let local = Kind { may_hang: false, ..kind(op::WRITE) };
+        assert_eq!(let_go_at(local, false, true, 0, 0), None, "flash alone is waited for");
+    }
+
+    #[test]
+    fn the_second_request_of_a_call_has_the_time_of_the_first() {
+        let begun = Instant::now();
+        let after = |ms: u64| begun + Duration::from_millis(ms);
+        let mut let_go = LetGo::default();
+        assert_eq!(let_go.since(7, after(0)), after(0));
+        let_go.note(7, after(0));
+        assert_eq!(let_go.since(7, after(600)), after(0));
+        assert_eq!(let_go.since(8, after(600)), after(600), "another thread");
+        // Not a program that has signals again and again: each call has its time.
+        assert_eq!(let_go.since(7, after(1_000)), after(1_000));
+        let_go.note(0, after(0));
+        assert_eq!(let_go.since(0, after(600)), after(600), "nobody's request");
+        let_go.note(7, after(900));
+        assert_eq!(let_go.since(7, after(1_200)), after(900));
+    }
 
     #[test]
     fn what_a_call_that_was_answered_for_may_change_waits_for_its_end() {

@@ -5,6 +5,7 @@
 //! | `address` | `HOST:PORT` and `unix:PATH` |
 //! | `stream` | one socket of either kind; descriptors sent along (Unix) |
 //! | `link` | frames on a stream: bounded, checked, one at a time in each direction |
+//! | `look` | looks at other processes that nobody can hold up |
 //! | `handshake` | both ends prove who they are |
 //! | `munge` | users of other nodes, where a site runs MUNGE |
 //! | `node` | which node this is |
@@ -19,6 +20,7 @@
 pub mod address;
 pub mod handshake;
 pub mod link;
+pub mod look;
 pub mod munge;
 pub mod node;
 pub mod peer;

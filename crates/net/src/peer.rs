@@ -84,6 +84,7 @@ pub fn stopped_listener(address: &ServerAddress) -> Option<u32> {
     let sockets: Vec<String> = sockets.iter().map(|inode| format!("socket:[{inode}]")).collect();
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    // One that is stopped begins no program, so where its descriptors lead to can be read ([`crate::look`]).
     let mut stopped = ids.filter(|pid| is_stopped(*pid));
     stopped.find(|pid| {
         let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };

@@ -309,9 +309,11 @@ fn first(value: serde_json::Value) -> serde_json::Value {
 /// hold its files open, are gone.
 pub fn alive(pid: i32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+    // Not `stat`: of a process that begins a program behind a mount that does not answer nobody can read it.
+    match std::fs::read_to_string(format!("/proc/{pid}/status")) {
         Ok(text) => {
-            let state = text.rsplit(')').next().unwrap_or("").trim_start();
+            let state = text.lines().find_map(|line| line.strip_prefix("State:"));
+            let state = state.unwrap_or("").trim_start();
             threads > 1 || !(state.starts_with('Z') || state.starts_with('X'))
         }
         Err(_) => false,

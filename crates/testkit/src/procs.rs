@@ -467,8 +467,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Returns when SIGSTOP has reached each thread of a process: on a busy machine one may answer for a moment longer.
 pub fn wait_until_stopped(pid: i32) {
     let is_stopped = |task: &std::path::Path| {
-        let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
-        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+        let status = std::fs::read_to_string(task.join("status")).unwrap_or_default();
+        status.contains("\nState:\tT")
     };
     let all = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let until = Instant::now() + STOP_LIMIT;

@@ -6,9 +6,12 @@
 //! What was there before a run is told at its start, what a run added at its end: neither fails the run, since other
 //! programs of the machine mount too.
 //!
+//! A process that begins a program behind a mount that does not answer holds up whoever reads some of its files in /proc, such as
+//! `environ`. Here nobody waits for it: who cannot be looked at is told by its process group.
+//!
 //! Called by [`run`](crate::run).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -24,6 +27,8 @@ const TOLD_MAX: usize = 20;
 /// Longest wait for the end of processes that were killed.
 const END_WAIT: Duration = Duration::from_secs(2);
 const END_PAUSE: Duration = Duration::from_millis(10);
+/// Longest wait for a file of /proc of another process.
+const LOOK_MAX: Duration = Duration::from_millis(500);
 
 /// What is there, a line each.
 pub struct Seen(BTreeSet<String>);
@@ -70,9 +75,22 @@ fn tell<'a>(what: &str, lines: impl Iterator<Item = &'a String>) {
 /// which names its directories (`forebay-tests-PID-N`).
 pub fn end(mark: &str, pid: u32) {
     let wanted = format!("{MARK}={mark}");
-    let marked = || {
-        processes().into_iter().filter(|process| process.has_variable(&wanted)).collect::<Vec<_>>()
+    // Not looked at again: each look would be waited for as long.
+    let mut held_up: BTreeMap<i32, bool> = BTreeMap::new();
+    let mut is_of_it = |process: &Process| match held_up.get(&process.pid) {
+        Some(is_of_group) => *is_of_group,
+        None => process.has_variable(&wanted).unwrap_or_else(|| {
+            let is_of_group = process.is_of_group(pid);
+            println!(
+                "process {} ({}) cannot be looked at: a program begins there",
+                process.pid, process.name
+            );
+            held_up.insert(process.pid, is_of_group);
+            is_of_group
+        }),
     };
+    let mut marked =
+        || processes().into_iter().filter(|process| is_of_it(process)).collect::<Vec<_>>();
     let (mut arguments, begun) = (BTreeSet::new(), Instant::now());
     loop {
         let left = marked();
@@ -155,17 +173,42 @@ struct Process {
 }
 
 impl Process {
-    fn has_variable(&self, wanted: &str) -> bool {
-        let text = fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default();
-        text.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes())
+    /// Whether its environment has this; `None` if that cannot be looked at.
+    fn has_variable(&self, wanted: &str) -> Option<bool> {
+        let text = read_within(Path::new(&format!("/proc/{}/environ", self.pid)))?;
+        Some(text.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes()))
     }
+
+    /// Whether it is of the process group that began with this process.
+    fn is_of_group(&self, leader: u32) -> bool {
+        // Nobody holds this file up (proc(5)).
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        group_in(&status) == Some(leader)
+    }
+}
+
+/// The process group in /proc/PID/status: `NSpgid:`, with a number for each namespace of processes.
+fn group_in(status: &str) -> Option<u32> {
+    let groups = status.lines().find_map(|line| line.strip_prefix("NSpgid:"))?;
+    groups.split_whitespace().next()?.parse().ok()
+}
+
+/// What is in a file of /proc, nothing if it cannot be read; `None` if that takes too long. Then the thread is left behind.
+fn read_within(path: &Path) -> Option<Vec<u8>> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let path = path.to_path_buf();
+    std::thread::spawn(move || {
+        // Nobody may wait for it any more.
+        let _ = tell.send(fs::read(path).unwrap_or_default());
+    });
+    told.recv_timeout(LOOK_MAX).ok()
 }
 
 fn processes() -> Vec<Process> {
     let one = |path: PathBuf| {
         let pid = path.file_name()?.to_str()?.parse().ok()?;
         let name = fs::read_to_string(path.join("comm")).ok()?.trim_end().to_string();
-        let text = fs::read(path.join("cmdline")).ok()?;
+        let text = read_within(&path.join("cmdline")).unwrap_or_default();
         let words = text.split(|byte| *byte == 0).filter(|word| !word.is_empty());
         let arguments = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
         Some(Process { pid, name, arguments })
@@ -195,6 +238,23 @@ mod tests {
         assert!(other.try_wait().unwrap().is_none(), "another test's process was ended");
         other.kill().unwrap();
         other.wait().unwrap();
+    }
+
+    #[test]
+    fn a_file_that_does_not_answer_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("environ");
+        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+        // SAFETY: a path that ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let begun = Instant::now();
+        assert_eq!(read_within(&path), None, "whoever opens a pipe waits for who writes");
+        assert!(begun.elapsed() >= LOOK_MAX);
+        // The thread goes on, and ends.
+        fs::write(&path, b"text").unwrap();
+        assert_eq!(read_within(&dir.path().join("none")), Some(Vec::new()));
+        assert_eq!(group_in("Name:\tsh\nNSpgid:\t4711\t12\n"), Some(4711));
+        assert_eq!(group_in("Name:\tsh\n"), None);
     }
 
     #[test]

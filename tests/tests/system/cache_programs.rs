@@ -202,7 +202,7 @@ fn what_goes_on(dir: &Path) -> String {
     const LOOKS: Duration = Duration::from_secs(20);
     let script = "for look in 1 2 3; do
         find . | wc -l
-        ps -eo pid,stat,wchan:32,time,args | grep -e '[g]it ' -e '[f]orebay' -e '[g]luster' | cut -c 1-160
+        timeout -s KILL 5 ps -eo pid,stat,wchan:32,time,args | grep -e '[g]it ' -e '[f]orebay' -e '[g]luster' | cut -c 1-160
         sleep 2
     done";
     try_run_for(Command::new("sh").args(["-c", script]).current_dir(dir), LOOKS).1

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::{Buffer, binary};
-use forebay_tests::procs::{run, try_run, try_run_for};
+use forebay_tests::procs::{LET_GO, run, try_run, try_run_for};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::site::Site;
 use forebay_tests::{on_both_kinds, on_every_kind, site, until};
@@ -28,10 +28,12 @@ fn said_by(script: &str, dir: &Path) -> String {
 }
 
 /// A shell with process numbers of its own, that waits for what others leave: where nobody does, Podman waits 20 s for the
-/// process beside a container to be gone.
-fn reaping_shell() -> Command {
+/// process beside a container to be gone. It has mounts of its own, too, and holds none of those that other tests have;
+/// what is mounted in `keep` stays.
+fn reaping_shell(keep: &Path) -> Command {
     let mut shell = Command::new("unshare");
-    shell.args(["--pid", "--fork", "--mount-proc", "bash"]);
+    let begin = format!("{LET_GO}exec bash \"$@\"");
+    shell.args(["--pid", "--fork", "--mount-proc", "bash", "-c", &begin, "bash"]).env("KEEP", keep);
     shell
 }
 
@@ -90,11 +92,12 @@ END
 
 fn podman_works_on(on: &Path) {
     let theirs = in_memory();
-    let expected = said_in(reaping_shell(), CONTAINERS, theirs.path());
+    let expected = said_in(reaping_shell(theirs.path()), CONTAINERS, theirs.path());
     assert!(expected.contains("hello") && expected.contains("D /bin/cat"), "{expected}");
     let ours = on.join("containers");
     fs::create_dir(&ours).unwrap();
-    assert_eq!(said_in(reaping_shell(), CONTAINERS, &ours), expected);
+    let shell = reaping_shell(on.parent().unwrap());
+    assert_eq!(said_in(shell, CONTAINERS, &ours), expected);
 }
 
 on_every_kind!(podman_on_a_scratch_buffer);
@@ -130,7 +133,7 @@ fn the_page_about_containers_runs_as_it_stands() {
     let bin = place.path().join("bin");
     fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink(binary(), bin.join("forebay")).unwrap();
-    let mut shell = reaping_shell();
+    let mut shell = reaping_shell(place.path());
     shell
         .args(["-euc", example])
         .current_dir(&place)
@@ -239,6 +242,21 @@ fn images_on_a_cache_are_sound_there_and_on_the_pfs() {
     an_image_outlives_a_kill(&site.mnt(""), &point, || site.kill(), || site.mount());
 }
 
+/// Made by one mount, looked at by another one, which reads by TCP.
+#[test]
+fn images_over_two_servers_are_mounted_written_and_sound() {
+    let options = Options { capacity: 1024 * MIB, ..Options::over(2, Store::Tmpfs) };
+    let served = Served::with(options, &[Via::Local, Via::Tcp]);
+    let place = in_memory();
+    let point = place.path().join("point");
+    fs::create_dir(&point).unwrap();
+    let _unmounted = Unmounted(vec![point.clone()]);
+    images_made_on(&served.root(0), &point);
+    images_are_sound(&served.root(1), &point);
+    let kill = || served.kill_mount(0);
+    an_image_outlives_a_kill(&served.root(0), &point, kill, || served.mount_again(0));
+}
+
 // ---- overlays -------------------------------------------------------------------------------------------------
 
 /// By fuse-overlayfs, as Apptainer and rootless podman have it.
@@ -320,26 +338,36 @@ const SHOWN: &str = r#"
     find . | sort | xargs getfattr -h -d -m -; find . ! -type l | sort | getfacl -p -; sha256sum sparse dir/a
 "#;
 
+/// Root's plans keep all of it.
+fn trees_are_staged_whole(tree: &Path, inside: &Path, out: &Path) {
+    fs::create_dir(tree).unwrap();
+    said_by(TREE, tree);
+    let expected = said_by(SHOWN, tree);
+    assert!(expected.contains("gone 0:0") && expected.contains("overlay.opaque"), "{expected}");
+    for (direction, from, to) in [("in", tree, inside), ("out", inside, out)] {
+        let mut command = Command::new(binary());
+        let (ok, said) = try_run_for(command.args(["stage", direction]).arg(from).arg(to), LIMIT);
+        assert!(ok, "{said}");
+        assert_eq!(said_by(SHOWN, to), expected, "{direction}");
+    }
+}
+
+#[test]
+fn trees_of_overlays_are_staged_whole_over_two_servers() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+    for at in [0, 1] {
+        let place = tempfile::tempdir().unwrap();
+        let inside = served.root(at).join(format!("tree{at}"));
+        trees_are_staged_whole(&place.path().join("tree"), &inside, &place.path().join("out"));
+    }
+}
+
 #[test]
 fn trees_of_overlays_are_staged_whole_by_root_and_a_user_is_told_what_is_missing() {
     let buffer = Buffer::mount(forebay_tests::buffer::Kind::Tmpfs, 128 * MIB);
     let place = tempfile::tempdir().unwrap();
     let tree = place.path().join("tree");
-    fs::create_dir(&tree).unwrap();
-    said_by(TREE, &tree);
-    let expected = said_by(SHOWN, &tree);
-    assert!(expected.contains("gone 0:0") && expected.contains("overlay.opaque"), "{expected}");
-    let (inside, out) = (buffer.root().join("tree"), place.path().join("out"));
-    let stage = |direction: &str, from: &Path, to: &Path| {
-        let mut command = Command::new(binary());
-        try_run_for(command.args(["stage", direction]).arg(from).arg(to), LIMIT)
-    };
-    let (ok, said) = stage("in", &tree, &inside);
-    assert!(ok, "{said}");
-    assert_eq!(said_by(SHOWN, &inside), expected);
-    let (ok, said) = stage("out", &inside, &out);
-    assert!(ok, "{said}");
-    assert_eq!(said_by(SHOWN, &out), expected);
+    trees_are_staged_whole(&tree, &buffer.root().join("tree"), &place.path().join("out"));
 
     // Who may not read one file, nor make a device, is told of both by name; the rest is there.
     for dir in [place.path(), &buffer.root()] {

@@ -559,6 +559,32 @@ fn an_overlay_on_a_scratch_buffer(buffer: &Buffer) {
     users_make_names_over_whiteouts(&buffer.root());
 }
 
+/// What an overlay leaves on a cache is on the PFS as such, and the next cache finds it there.
+fn whiteouts_are_on_the_pfs(site: &site::Site) {
+    let opaque = "trusted.overlay.opaque";
+    fs::create_dir_all(site.mnt("left/opaque")).unwrap();
+    fs::write(site.mnt("left/gone"), b"moved").unwrap();
+    let [old, new] = ["left/gone", "left/moved"].map(|name| site.mnt(name));
+    sys::rename2(sys::bytes(&old), sys::bytes(&new), libc::RENAME_WHITEOUT).unwrap();
+    sys::setxattr(sys::bytes(&site.mnt("left/opaque")), opaque, b"y", 0).unwrap();
+    let is_in = |top: &Path| {
+        let gone = fs::symlink_metadata(top.join("left/gone")).unwrap();
+        assert!(gone.file_type().is_char_device() && gone.rdev() == 0, "{}", top.display());
+        assert_eq!(fs::read(top.join("left/moved")).unwrap(), b"moved", "{}", top.display());
+        assert_eq!(sys::getxattr(sys::bytes(&top.join("left/opaque")), opaque).unwrap(), b"y");
+    };
+    is_in(&site.mnt(""));
+    site.must_be_durable();
+    is_in(&site.pfs(""));
+    let (ok, said) = site.umount(&[]);
+    assert!(ok, "{said}");
+    is_in(&site.pfs(""));
+    site.mount();
+    is_in(&site.mnt(""));
+    fs::remove_file(site.mnt("left/gone")).unwrap();
+    assert!(fs::symlink_metadata(site.pfs("left/gone")).is_err());
+}
+
 on_both_kinds!(an_overlay_on_a_cache);
 
 fn an_overlay_on_a_cache(kind: site::Kind) {
@@ -566,6 +592,7 @@ fn an_overlay_on_a_cache(kind: site::Kind) {
     works_on(&site.base.join("mnt"));
     users_make_names_over_whiteouts(&site.base.join("mnt"));
     users_have_overlays_of_their_own(&site.base.join("mnt"));
+    whiteouts_are_on_the_pfs(&site);
     let (ok, said) = site.umount(&[]);
     assert!(ok, "{said}");
 }
@@ -606,4 +633,16 @@ fn an_overlay_over_one_server() {
 #[test]
 fn an_overlay_over_two_servers() {
     over_servers(2);
+}
+
+/// As on a cache, where the PFS has a say too.
+#[test]
+fn users_have_overlays_of_their_own_without_a_pfs() {
+    let buffer = Buffer::mount(forebay_tests::buffer::Kind::Tmpfs, 64 << 20);
+    users_have_overlays_of_their_own(&buffer.root());
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+    for mount in [0, 1] {
+        users_have_overlays_of_their_own(&served.root(mount));
+        fs::remove_dir_all(served.root(mount).join("rootless")).unwrap();
+    }
 }

@@ -3,7 +3,7 @@
 //! mount changes is seen at once all the same.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::procs::try_run;
+use forebay_tests::procs::{LET_GO, try_run};
 use forebay_tests::served::{Options, Served, Store, Via};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -85,7 +85,8 @@ fn stays(servers: usize) {
         let script = "mount -t tmpfs none hidden; echo inside > hidden/file; echo ready; \
                       while read -r round; do cat hidden/file; done";
         let mut process = Command::new("unshare")
-            .args(["-m", "--propagation", "private", "sh", "-euc", script])
+            .args(["-m", "--propagation", "private", "sh", "-euc", &format!("{LET_GO}{script}")])
+            .env("KEEP", here.parent().unwrap())
             .current_dir(here.join(&dir))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

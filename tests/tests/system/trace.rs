@@ -437,8 +437,8 @@ fn exit_codes_signals_and_preloads_are_the_commands_own() {
     {
         procs::run(Command::new("kill").args([signal, &pids[0]]));
         let state = |pid: &String| {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-            stat.rsplit(')').next().unwrap().trim().starts_with('T')
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            status.contains("\nState:\tT")
         };
         let both = || pids.iter().all(|pid| state(pid) == stopped);
         forebay_tests::until(&format!("both after {signal}"), Duration::from_secs(60), both);

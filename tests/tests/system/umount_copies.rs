@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::{Buffer, Kind, binary, is_raw};
-use forebay_tests::procs::{LET_GO, run, try_run_for};
+use forebay_tests::procs::{LET_GO, run, try_run_for, wait_until_stopped};
 use forebay_tests::served::{Served, Store, Via};
 use forebay_tests::site::Site;
 use std::io::{BufRead, BufReader, Read};
@@ -314,5 +314,33 @@ fn a_mount_of_a_served_buffer_that_is_ending_is_found_again() {
     second.says(&copy.named());
     drop(copy);
     second.ends_well();
+    served.mount_ended(0);
+}
+
+/// A program with a copy of the mount waits for the server: so does the end of the mount, as long as the server is stopped.
+#[test]
+fn an_unmount_that_waits_for_a_stopped_server_names_its_process() {
+    if is_raw() {
+        return;
+    }
+    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+    let root = served.root(0);
+    let pid = served.server_pid(0);
+    // Its shell makes the file by itself: nothing begins while the server is stopped.
+    let work =
+        "until [ -e \"$KEEP/stopped\" ]; do sleep 0.05; done\n: > \"$POINT/made\"\nexec sleep 600";
+    let copy = Copy::doing(&root, work);
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    std::fs::write(root.parent().unwrap().join("stopped"), "").unwrap();
+    let mut umount = Umount::begin(&root, &[]);
+    umount.says(&format!("whose process {pid} is stopped"));
+    umount.says(&format!("`kill -CONT {pid}` lets it go on"));
+    umount.says("Ctrl-C leaves the mount to end by itself, --force does not wait");
+    served.signal_server(0, libc::SIGCONT);
+    // What it waits for then.
+    umount.says(&copy.named());
+    drop(copy);
+    umount.ends_well();
     served.mount_ended(0);
 }

@@ -26,6 +26,11 @@ pub fn run(args: MountArgs) -> Outcome {
     for list in &args.options {
         mount_options::add(&mut options, list, &[], false)?;
     }
+    if options.remount {
+        let what = "this command makes mounts and changes none: `mount -o remount,... MNT` does, for ro, nosuid, nodev, noexec and \
+                    nosymfollow; for other options unmount the buffer (`forebay umount --keep`), and mount it again with them";
+        return Err(Usage(what.into()).into());
+    }
     mount(args, options)
 }
 

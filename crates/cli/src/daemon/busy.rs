@@ -1,10 +1,12 @@
 //! Who keeps a mount busy: mounts below it, and processes with a file open or mapped, a current or
-//! root directory, or their program below the mount point, as /proc shows them.
+//! root directory, or their program below the mount point, as /proc shows them. A process that begins a program behind a
+//! mount that does not answer cannot be looked at: it is named, and nobody waits for it.
 
+use forebay_net::look::Looks;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Most processes named in a message.
 const MAX_NAMED: usize = 20;
@@ -24,34 +26,74 @@ fn seen(mount_point: &Path, store: &Path) -> Option<String> {
     if !below.is_empty() {
         return Some(format!("other file systems are mounted below it: {}", below.join(", ")));
     }
+    let mut looks = Looks::default();
     let mut users = Vec::new();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    for entry in entries {
-        let name = entry.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let beside = || (pid != std::process::id()).then(|| use_of(&entry.path(), store)).flatten();
-        if let Some(how) = use_of(&entry.path(), mount_point).or_else(beside) {
-            let program = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            users.push(format!("{pid} ({}: {how})", program.trim()));
+    for pid in processes() {
+        if let Some(Some(how)) = looks.at(pid, looks_for(pid, mount_point, store)) {
+            users.push(format!("{pid} ({}: {how})", program(pid)));
         }
     }
-    match users.len() {
-        0 => None,
-        n if n > MAX_NAMED => {
-            users.truncate(MAX_NAMED);
-            Some(format!("in use by {n} processes, among them {}", users.join(", ")))
-        }
-        _ => Some(format!("in use by process {}", users.join(", "))),
+    users_in_words(users, looks.unseen())
+}
+
+/// A look at how a process uses the mount.
+fn looks_for(
+    pid: u32,
+    mount_point: &Path,
+    store: &Path,
+) -> impl FnOnce() -> Option<&'static str> + Send + 'static + use<> {
+    let (mount_point, store) = (mount_point.to_path_buf(), store.to_path_buf());
+    move || {
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        let beside = || (pid != std::process::id()).then(|| use_of(&process, &store)).flatten();
+        use_of(&process, &mount_point).or_else(beside)
     }
 }
 
-/// Whether a process other than this one has a file below this directory open or mapped, as far as may be seen.
-pub fn is_open(dir: &Path) -> bool {
+/// `None` if there are none of either kind.
+fn users_in_words(mut users: Vec<String>, unseen: &[u32]) -> Option<String> {
+    let mut parts = Vec::new();
+    match users.len() {
+        0 => {}
+        n if n > MAX_NAMED => {
+            users.truncate(MAX_NAMED);
+            parts.push(format!("in use by {n} processes, among them {}", users.join(", ")));
+        }
+        _ => parts.push(format!("in use by process {}", users.join(", "))),
+    }
+    if !unseen.is_empty() {
+        let named = unseen.iter().take(MAX_NAMED).map(|pid| format!("{pid} ({})", program(*pid)));
+        let named = named.collect::<Vec<_>>().join(", ");
+        parts.push(format!(
+            "perhaps in use by {} that cannot be looked at, since a program begins there behind a mount that does not \
+             answer: {named}",
+            if unseen.len() == 1 { "one process" } else { "processes" }
+        ));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// The name of its program. To read it waits for nobody.
+fn program(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().to_string()
+}
+
+fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.into_iter().any(|entry| {
-        let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
-        pid.is_some_and(|pid| pid != std::process::id()) && use_of(&entry.path(), dir).is_some()
-    })
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+}
+
+/// Whether a process other than this one has a file below this directory open or mapped, as far as may be seen. One that
+/// cannot be looked at may have.
+pub fn is_open(dir: &Path) -> bool {
+    let mut looks = Looks::default();
+    let mut others = processes().filter(|pid| *pid != std::process::id());
+    let mut has = |pid: u32| {
+        let (process, dir) = (PathBuf::from(format!("/proc/{pid}")), dir.to_path_buf());
+        looks.at(pid, move || use_of(&process, &dir).is_some())
+    };
+    others.any(|pid| has(pid).unwrap_or(true))
 }
 
 /// Mount points below, at most [`MAX_NAMED`]; none if the table cannot be read.
@@ -103,5 +145,24 @@ mod tests {
         assert!(text.contains(&std::process::id().to_string()), "{text}");
         assert!(text.contains("open file"), "{text}");
         assert!(describe(&base.join("elsewhere"), Path::new("/no/store")).contains("may not see"));
+    }
+
+    #[test]
+    fn who_cannot_be_looked_at_is_named() {
+        let own = std::process::id();
+        assert_eq!(users_in_words(Vec::new(), &[]), None);
+        let text = users_in_words(Vec::new(), &[own]).unwrap();
+        let named = format!("does not answer: {own} ({})", program(own));
+        assert!(
+            text.starts_with("perhaps in use by one process that cannot") && text.ends_with(&named),
+            "{text}"
+        );
+        let text = users_in_words(vec!["7 (sh: open file)".into()], &[own, own]).unwrap();
+        assert!(
+            text.starts_with(
+                "in use by process 7 (sh: open file); perhaps in use by processes that"
+            ),
+            "{text}"
+        );
     }
 }

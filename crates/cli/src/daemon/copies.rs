@@ -1,11 +1,11 @@
 //! What keeps a mount from ending after it was unmounted: its copies. They are bind mounts of it here, and what processes in
 //! mount namespaces of their own have of it, as /proc shows them. The kernel ends a FUSE session with the last copy.
 //!
-//! Invariant: nothing here asks the mount itself, which may hang. Called by `ending`.
+//! Invariant: nothing here asks the mount itself, which may hang, nor reads what waits for another process (`forebay_net::look`).
+//! Called by `ending`.
 
 use forebay_client::mountinfo::{self, MountEntry};
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -115,8 +115,12 @@ impl Copies {
         let here = mountinfo::read().unwrap_or_default();
         let copies = here.iter().filter(|entry| is_copy(entry, &here));
         let points = copies.map(|entry| entry.point.clone()).collect();
+        // One with another root may be in this namespace: what it sees was seen here.
+        let is_ours = |entry: &MountEntry| here.iter().any(|our| our.id == entry.id);
+        let is_theirs =
+            |entry: &MountEntry, table: &[MountEntry]| is_copy(entry, table) && !is_ours(entry);
         let has_copy = |pid| {
-            mountinfo::read_of(pid).map(|table| table.iter().any(|entry| is_copy(entry, &table)))
+            mountinfo::read_of(pid).map(|table| table.iter().any(|entry| is_theirs(entry, &table)))
         };
         Holders { points, processes: elsewhere(has_copy) }
     }
@@ -124,9 +128,8 @@ impl Copies {
 
 /// Processes of other namespaces of which this is true, asked once for each namespace.
 fn elsewhere(has_copy: impl Fn(u32) -> Option<bool>) -> Vec<String> {
-    let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
-    let Some(ours) = namespace(Path::new("/proc/self")) else { return Vec::new() };
-    let mut known: HashMap<OsString, bool> = HashMap::new();
+    let Some(ours) = mountinfo::own_namespace() else { return Vec::new() };
+    let mut known: HashMap<u64, bool> = HashMap::new();
     let mut found = Vec::new();
     let mut pids: Vec<u32> = fs::read_dir("/proc")
         .into_iter()
@@ -136,9 +139,8 @@ fn elsewhere(has_copy: impl Fn(u32) -> Option<bool>) -> Vec<String> {
         .collect();
     pids.sort_unstable();
     for pid in pids {
-        let process = PathBuf::from(format!("/proc/{pid}"));
-        let Some(theirs) = namespace(&process).filter(|theirs| *theirs != ours) else { continue };
-        let theirs = theirs.into_os_string();
+        let theirs = mountinfo::namespace_of(pid);
+        let Some(theirs) = theirs.filter(|theirs| *theirs != ours) else { continue };
         let has = match known.get(&theirs) {
             Some(has) => *has,
             None => {
@@ -149,7 +151,7 @@ fn elsewhere(has_copy: impl Fn(u32) -> Option<bool>) -> Vec<String> {
             }
         };
         if has {
-            let program = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             found.push(format!("{pid} ({})", program.trim()));
         }
     }

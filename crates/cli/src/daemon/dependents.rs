@@ -1,9 +1,9 @@
 //! What stands on a mount, by the kernel's tables of mounts: other mounts on directories of it, and overlays with a layer in it.
 //! The session asks before it drops the kernel's names ([`forebay_fuse::AsksIfStoodOn`]).
 //!
-//! The tables are those of all mount namespaces whose processes this one may look at: of the superuser all, of others their
-//! own. Of this process's namespace the kernel tells each change. Others are looked through at most once in [`LOOK_AGAIN`]: what
-//! was mounted there since is not seen in this time.
+//! The tables are those of all mount namespaces whose processes this one sees in /proc. Of this process's namespace the kernel
+//! tells each change. Others are looked through at most once in [`LOOK_AGAIN`]: what was mounted there since is not seen in this
+//! time.
 //!
 //! Invariant: an overlay of which the table does not show where a layer is counts, if it may be in the mount.
 

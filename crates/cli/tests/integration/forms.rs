@@ -1,6 +1,7 @@
 //! The command forms that users type, on real mounts.
 
 use crate::common::{Flash, Rig, failure, must_be_root, program, text};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -384,7 +385,7 @@ fn the_mount_helper_mounts_and_remounts() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     fs::write(rig.mnt.join("y"), b"2").unwrap();
     // What the mount's process would have to do: it is not told of a remount.
-    for option in ["noatime", "sync"] {
+    for option in ["noatime", "sync", "relatime", "diratime"] {
         let options = format!("remount,ro,{option}");
         let output = helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), options.as_ref()]);
         let message = failure(&output, 1);
@@ -392,6 +393,10 @@ fn the_mount_helper_mounts_and_remounts() {
         assert!(message.contains("umount --keep"), "{message}");
         fs::write(rig.mnt.join("y"), b"nothing was changed").unwrap();
     }
+    let remount = ["mount", "--scratch", "16MiB", "-o", "remount,relatime"].map(OsStr::new);
+    let output = rig.run(&[&remount[..], &[rig.mnt.as_os_str()]].concat());
+    let message = failure(&output, 2);
+    assert!(message.contains("makes mounts and changes none: `mount -o remount"), "{message}");
     let message =
         failure(&helper(&["none".as_ref(), &rig.mnt, "-o".as_ref(), "turbo".as_ref()]), 2);
     assert!(message.contains("turbo"), "{message}");

@@ -10,6 +10,7 @@ use super::served::{self, ServedJob};
 use super::step::{Step, StepSummary};
 use crate::record_file;
 use crate::request::{AccessMode, JobRequest};
+use forebay_net::look;
 use forebay_proto::PlanId;
 use forebay_proto::control::{PathBytes, Verify};
 use serde::{Deserialize, Serialize};
@@ -43,20 +44,31 @@ pub struct ProcessRef {
 }
 
 impl ProcessRef {
-    /// A running process; `None` if there is none.
+    /// A running process; `None` if there is none, or if it cannot be looked at.
     pub fn of(pid: i32) -> Option<ProcessRef> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        ProcessRef::look(pid)?
+    }
+
+    /// True if this very process still runs. One that cannot be looked at begins a program, behind a mount that does not
+    /// answer: it has not ended.
+    pub fn is_alive(&self) -> bool {
+        ProcessRef::look(self.pid).is_none_or(|now| now.as_ref() == Some(self))
+    }
+
+    /// The process of this number now; `None` if it cannot be looked at.
+    fn look(pid: i32) -> Option<Option<ProcessRef>> {
+        let stat = move || fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+        let stat = look::at(pid.unsigned_abs(), stat)?;
+        Some(stat.and_then(|stat| ProcessRef::parse(pid, &stat)))
+    }
+
+    fn parse(pid: i32, stat: &str) -> Option<ProcessRef> {
         // The second field is the program's name in parentheses and may hold anything.
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let state = fields.next()?;
         let start_ticks = fields.nth(18)?.parse().ok()?;
         // A zombie has ended; only its parent does not know yet.
         (state != "Z" && state != "X").then_some(ProcessRef { pid, start_ticks })
-    }
-
-    /// True if this very process still runs.
-    pub fn is_alive(&self) -> bool {
-        ProcessRef::of(self.pid).as_ref() == Some(self)
     }
 }
 

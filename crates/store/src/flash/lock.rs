@@ -3,6 +3,7 @@
 
 use super::error::{Flash, Result, fail};
 use super::place;
+use forebay_net::look;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -16,8 +17,6 @@ pub const LOCK_NAME: &str = "lock";
 const MAX_TRIES: u32 = 16;
 /// Longest wait for a holder that is known to be ending.
 const ENDING_WAIT: Duration = Duration::from_secs(10);
-/// The flag of a process that is ending, PF_EXITING, in /proc/PID/stat.
-const EXITING: u64 = 4;
 /// Pause between two tries.
 const TRY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -108,13 +107,7 @@ impl StoreLock {
 /// late, after its memory.
 fn holder_is_ending(dir: &Path) -> bool {
     let holder = std::fs::read_to_string(dir.join(LOCK_NAME)).unwrap_or_default();
-    let Ok(pid) = holder.trim().parse::<u32>() else { return false };
-    // `pid (name) state ppid pgrp session tty tpgid flags ...` (proc(5)).
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
-    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let state = fields.next().unwrap_or_default();
-    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
-    matches!(state, "Z" | "X") || flags & EXITING != 0
+    holder.trim().parse().is_ok_and(look::is_ending)
 }
 
 fn in_use(dir: &Path) -> forebay_proto::control::ControlError {

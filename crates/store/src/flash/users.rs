@@ -5,6 +5,7 @@
 
 use super::lock::LOCK_NAME;
 use super::place::STORE_PREFIX;
+use forebay_net::look::Looks;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
@@ -20,7 +21,10 @@ const DESCRIPTORS_MAX: usize = 10_000;
 pub fn in_use() -> BTreeSet<PathBuf> {
     // Without the table nothing is known, and nothing is found.
     let locks = fs::read_to_string(LOCKS).unwrap_or_default();
-    holders(&locks).into_iter().flat_map(stores_of).collect()
+    let mut looks = Looks::default();
+    // One that cannot be looked at begins a program: it uses no store.
+    let stores = |process| looks.at(process, move || stores_of(process)).unwrap_or_default();
+    holders(&locks).into_iter().flat_map(stores).collect()
 }
 
 /// Processes that hold an exclusive flock: `1: FLOCK  ADVISORY  WRITE 4711 00:2b:12 0 EOF`. One that waits has `->` after the

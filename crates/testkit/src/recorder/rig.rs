@@ -6,7 +6,7 @@
 
 use super::disk::Disk;
 use super::mirror;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 use fuser::BackgroundSession;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -20,8 +20,13 @@ use std::time::{Duration, Instant};
 
 /// Longest that any command (mount, unmount, check) may take before it counts as hung.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest that a loop device may hold the image after its unmount.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest that a loop device may hold the image after its unmount: as long as another test that began in a mount namespace of
+/// its own needs on a busy machine to let go of what it has no use for ([`crate::procs::LET_GO`]), or to end.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The same where something went wrong, and the test does not depend on it.
+const FAILED_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most lines that are told of who holds it.
+const HOLDERS_MAX: usize = 20;
 /// Size of the tmpfs that holds images (sparse), in bytes.
 const TMPFS_BYTES: u64 = 6 << 30;
 
@@ -132,22 +137,61 @@ impl Rig {
     /// namespace of its own has a copy of the mount for a moment, and the file system is unmounted when that copy goes.
     ///
     /// # Errors
-    /// A loop device still holds it after some seconds.
+    /// A loop device still holds it after [`RELEASE_TIMEOUT`]; who has a mount of it is named.
     pub fn must_be_released(&self) -> Result<()> {
-        ensure!(self.wait_released()?, "the disk is still in use after the unmount");
+        if !self.released_within(RELEASE_TIMEOUT)? {
+            let holders = self.holders();
+            let who =
+                if holders.is_empty() { "nobody who is seen".into() } else { holders.join("; ") };
+            bail!("the disk is still in use after the unmount: {who}");
+        }
         Ok(())
     }
 
     /// Waits until no loop device holds the disk; false if one still does after some seconds.
     pub(super) fn wait_released(&self) -> Result<bool> {
+        self.released_within(FAILED_RELEASE_TIMEOUT)
+    }
+
+    fn released_within(&self, limit: Duration) -> Result<bool> {
         let started = Instant::now();
         while self.disk_in_use()? {
-            if started.elapsed() > RELEASE_TIMEOUT {
+            if started.elapsed() > limit {
                 return Ok(false);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(true)
+    }
+
+    /// Who has something of the rig mounted but the rig's own: places here, and processes of other mount namespaces with them.
+    fn holders(&self) -> Vec<String> {
+        let own = [self.root.path(), self.flash.as_path()];
+        // The kernel makes nobody wait for this file, whatever a process does.
+        let points = |process: &str| -> (String, Vec<String>) {
+            let table =
+                fs::read_to_string(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+            let point = |line: &str| line.split(' ').nth(4).map(String::from);
+            let below = table.lines().filter_map(point);
+            let below = below.filter(|point| Path::new(point).starts_with(self.root.path()));
+            // Its number tells one namespace from another.
+            let first = table.split(' ').next().unwrap_or_default().to_string();
+            (first, below.collect())
+        };
+        let (here, mounted) = points("self");
+        let is_left = |point: &&String| !own.contains(&Path::new(point.as_str()));
+        let mut found: Vec<String> = mounted.iter().filter(is_left).cloned().collect();
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let ids = processes.filter_map(|entry| entry.file_name().into_string().ok());
+        for id in ids.filter(|id| id.bytes().all(|byte| byte.is_ascii_digit())) {
+            let (namespace, below) = points(&id);
+            if namespace != here && !below.is_empty() {
+                let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+                found.push(format!("process {id} ({}) has {}", name.trim(), below.join(", ")));
+            }
+        }
+        found.truncate(HOLDERS_MAX);
+        found
     }
 
     /// True while a loop device is bound to the disk.

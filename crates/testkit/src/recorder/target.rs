@@ -219,9 +219,9 @@ impl Target for Forebay {
         let pid = rustix::process::Pid::from_raw(pid).ok_or_else(|| anyhow!("pid 0"))?;
         rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
         // Nobody may be there to reap it: a zombie is dead enough, its files are closed.
-        let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
+        let status = format!("/proc/{}/status", pid.as_raw_nonzero());
         let started = Instant::now();
-        while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+        while fs::read_to_string(&status).is_ok_and(|status| !status.contains("\nState:\tZ")) {
             ensure!(started.elapsed() < COMMAND_TIMEOUT, "process {pid:?} survives kill -9");
             std::thread::sleep(Duration::from_millis(1));
         }

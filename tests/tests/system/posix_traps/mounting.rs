@@ -78,6 +78,7 @@ fn t16_mount_helper() {
         flash = flash.display(),
         point = point.display(),
     );
+    let script = format!("{}{script}", procs::LET_GO);
     let line = procs::run(Command::new("unshare").args(["-m", "sh", "-ec", &script]));
     assert!(line.contains("nodev") && line.contains("fuse.forebay"), "{line}");
 }
