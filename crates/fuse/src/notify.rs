@@ -280,7 +280,7 @@ fn this_thread() -> i32 {
 }
 
 /// True if a thread of this process waits in the kernel for something else than a processor (proc(5): a state other than R).
-fn sleeps(thread: i32) -> bool {
+pub(crate) fn sleeps(thread: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
     let stat = stat.unwrap_or_default();
     let state = stat.rsplit(')').next().unwrap_or_default().split_whitespace().next();
@@ -352,6 +352,7 @@ impl Notifier {
     pub(crate) fn run(&self, cx: &Connection) {
         let mut message = Vec::new();
         self.waiting.lock().teller = Some(this_thread());
+        self.moves.told_by(this_thread());
         while let Some((batch, due)) = self.next() {
             for ino in due.again {
                 report(invalidate_attributes(&cx.device, &mut message, ino), "attributes");
