@@ -163,6 +163,10 @@ impl Sessions {
             reply.answer
         });
         let answer = once.unwrap_or_else(Answer::failed);
+        if matches!(request.call, Call::Lock(_)) && session.is_over() {
+            // What it has locked is gone with it.
+            return Reply::of(Answer::SessionOver);
+        }
         if file.is_none() {
             file = at.local_again(&request.call, &answer);
         }
