@@ -220,7 +220,7 @@ fn a_directory_that_was_moved_is_moved_on_however_late_the_kernel_hears_of_it() 
     let lookups = || m.counts()["LOOKUP"];
     fs::metadata(m.at("old/d")).unwrap();
     let (go_on, held) = std::sync::mpsc::channel();
-    *m.fs.held_lookup.lock().unwrap() = Some((b"slow", held));
+    *m.fs.held_lookup.lock().unwrap() = Some((&b"slow"[..], held));
     std::thread::scope(|scope| {
         let slow = scope.spawn(|| fs::metadata(m.at("busy/slow")).is_err());
         eventually("a lookup holds the directory", || m.fs.held_lookup.lock().unwrap().is_none());

@@ -458,6 +458,7 @@ impl Call<'_> {
     /// True if doing it twice, or late, is not the same as doing it once: its answer is remembered.
     /// A plain write is among them: a first attempt that hangs on a broken connection must not
     /// come after what the mount wrote there since. So is a lock: it must not come after its unlock.
+    /// A reference that is taken twice would be given back once.
     pub fn is_once_only(&self) -> bool {
         matches!(
             self,
@@ -480,6 +481,7 @@ impl Call<'_> {
                 | Call::WriteObject { .. }
                 | Call::Fallocate { .. }
                 | Call::CopyRange { .. }
+                | Call::Take { .. }
         ) || self.truncates()
             || self.changes_locks()
     }

@@ -453,6 +453,26 @@ fn a_move_waits_for_a_client_that_has_attached_and_does_not_hear_yet() {
     rig.close();
 }
 
+#[test]
+fn a_repeated_answer_brings_no_lease_that_may_have_been_recalled() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    client.session.channel.connect();
+    let keeps = || {
+        let (parent, name) = (Ino::ROOT, &b"f"[..]);
+        let call = Call::Create { parent, name, args: ARGS, want_local: false, near: None };
+        match client.call(1, call, b"").answer {
+            Answer::Created { attr, .. } => attr.keep,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(keeps(), "the first answer brings it");
+    assert!(!keeps(), "when it is told once more somebody may have changed the file");
+    rig.close();
+}
+
 /// Sets an attribute while the file is open, and closes it by `close` as soon as that is waited for: what came of it.
 fn set_while_open(
     client: &Client<'_>,
