@@ -8,9 +8,21 @@
 use super::CacheFs;
 use super::file::{CacheFile, FileState};
 use super::map::{Entry, bits};
-use super::space::{SEGMENT_BLOCKS, WAIT};
+use super::space::SEGMENT_BLOCKS;
 use forebay_proto::{Ino, Result};
 use std::ops::Range;
+use std::time::Duration;
+
+/// What came of a segment that was to go.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Went {
+    /// So many bytes are gone.
+    Bytes(u64),
+    /// It has to stay.
+    Stays,
+    /// Somebody uses the file, perhaps for long: who reads past the cache waits for the PFS meanwhile.
+    InUse,
+}
 
 impl CacheFs {
     /// Evicts the blocks of `clean`, and gives back what lies in all of `around`, of which nothing else is here.
@@ -38,21 +50,25 @@ impl CacheFs {
         Ok(state.locals > 0 || state.maybe_in_kernel)
     }
 
-    /// Evicts what is clean of a segment; the bytes that went, `None` if it has to stay.
-    pub(super) fn evict_segment(&self, ino: Ino, segment: u64) -> Result<Option<u64>> {
-        let Some(file) = self.loaded_or_load(ino)? else { return Ok(Some(0)) };
-        let Some(_gate) = file.gate.try_write_for(WAIT) else { return Ok(None) };
+    /// Evicts what is clean of a segment. Who uses its file is waited for so long.
+    pub(super) fn evict_segment(&self, ino: Ino, segment: u64, patience: Duration) -> Result<Went> {
+        let Some(file) = self.loaded_or_load(ino)? else { return Ok(Went::Bytes(0)) };
+        let gate = match patience.is_zero() {
+            true => file.gate.try_write(),
+            false => file.gate.try_write_for(patience),
+        };
+        let Some(_gate) = gate else { return Ok(Went::InUse) };
         let mut state = file.state.lock();
         let r = &state.record;
         let in_use = state.locals > 0 || state.opening > 0;
         if state.gone {
-            return Ok(Some(0));
+            return Ok(Went::Bytes(0));
         }
         if r.whole || state.whole_on_flash || r.pinned || in_use {
-            return Ok(None);
+            return Ok(Went::Stays);
         }
         if self.is_in_kernel(&file, &mut state)? {
-            return Ok(None);
+            return Ok(Went::Stays);
         }
         let (mut bytes, mut kept) = (0, false);
         let blocks = segment * SEGMENT_BLOCKS..(segment + 1) * SEGMENT_BLOCKS;
@@ -81,6 +97,6 @@ impl CacheFs {
         self.note_evicted(&file, &state, bytes);
         self.forget_empty(&file, state)?;
         // What was in use may go another time.
-        Ok(if bytes == 0 && kept { None } else { Some(bytes) })
+        Ok(if bytes == 0 && kept { Went::Stays } else { Went::Bytes(bytes) })
     }
 }

@@ -4,6 +4,7 @@
 //! kept free, is decided by `forebay_policy` ([`eviction`], [`room`]).
 
 use super::CacheFs;
+use super::evict::Went;
 use super::map::BLOCK_BYTES;
 use super::record::State;
 use forebay_policy::Origin;
@@ -25,6 +26,8 @@ const LARGE_PAGE_BYTES: u64 = 2 << 20;
 const COMING_WAITS_MAX: u32 = 3;
 /// Longest time between two looks of a writer that waits.
 pub(super) const WAIT: Duration = Duration::from_millis(100);
+/// So long who makes room for kernels waits for who makes room for somebody else, who may wait for a file or for the PFS.
+const TURN_MAX: Duration = Duration::from_millis(20);
 /// Most files of which it is looked, at a time, whether the PFS still has them.
 const VOID_PINS_LOOKED_AT: usize = 64;
 /// So long a look that makes room for kernels is worth a word in the log.
@@ -37,13 +40,23 @@ const FULL_FOR: Duration = Duration::from_secs(30);
 
 type Segment = eviction::Segment<Ino>;
 
-/// Evicts what is clean of these; what really went. Those that have to stay come to `kept`.
-fn evict_these(fs: &CacheFs, segments: Vec<Segment>, kept: &mut Vec<Segment>) -> u64 {
+/// Segments that were to go and are still here.
+#[derive(Default)]
+struct Left {
+    /// They have to stay.
+    kept: Vec<Segment>,
+    /// Somebody used their files.
+    in_use: Vec<Segment>,
+}
+
+/// Evicts what is clean of these; what really went. Who uses a file is waited for so long.
+fn evict_these(fs: &CacheFs, segments: Vec<Segment>, patience: Duration, left: &mut Left) -> u64 {
     let mut went = 0;
     for segment in segments {
-        match fs.evict_segment(segment.0, segment.1) {
-            Ok(Some(bytes)) => went += bytes,
-            Ok(None) => kept.push(segment),
+        match fs.evict_segment(segment.0, segment.1, patience) {
+            Ok(Went::Bytes(bytes)) => went += bytes,
+            Ok(Went::Stays) => left.kept.push(segment),
+            Ok(Went::InUse) => left.in_use.push(segment),
             Err(error) => tracing::warn!(ino = %segment.0, %error, "cannot evict"),
         }
     }
@@ -210,29 +223,50 @@ impl Space {
         })
     }
 
-    /// Evicts about this much; what really went.
+    /// Evicts about this much; what really went. Only where nothing else goes, who uses a file is waited for, and the PFS is
+    /// asked for files that are gone there.
     fn evict(&self, fs: &CacheFs, wanted: u64) -> u64 {
-        let mut went = 0;
-        let mut kept = Vec::new();
-        while went < wanted {
-            let segments = self.clean.lock().choose(wanted - went);
-            if segments.is_empty() {
-                break;
+        let (mut went, mut left) = self.evict_at_once(fs, wanted);
+        if went == 0 {
+            let mut in_use = std::mem::take(&mut left.in_use).into_iter();
+            while went < wanted
+                && let Some(segment) = in_use.next()
+            {
+                went += evict_these(fs, vec![segment], WAIT, &mut left);
             }
-            went += evict_these(fs, segments, &mut kept);
+            left.in_use.extend(in_use);
         }
         if went == 0 {
             went = fs.give_all_room_back();
         }
         if went == 0 {
-            let void = self.end_void_pins(fs, &kept);
-            let free = kept.extract_if(.., |segment| void.contains(&segment.0)).collect();
-            went = evict_these(fs, free, &mut kept);
+            let void = self.end_void_pins(fs, &left.kept);
+            let free = left.kept.extract_if(.., |segment| void.contains(&segment.0)).collect();
+            went = evict_these(fs, free, WAIT, &mut left);
         }
-        // Those may go another time.
-        let mut clean = self.clean.lock();
-        kept.into_iter().for_each(|segment| clean.put_back(segment));
+        self.put_back(left);
         went
+    }
+
+    /// Evicts about this much of what nobody uses; what really went, and what is to be put back. Waits neither for who uses
+    /// a file, nor for the PFS.
+    fn evict_at_once(&self, fs: &CacheFs, wanted: u64) -> (u64, Left) {
+        let (mut went, mut left) = (0, Left::default());
+        while went < wanted {
+            let segments = self.clean.lock().choose(wanted - went);
+            if segments.is_empty() {
+                break;
+            }
+            went += evict_these(fs, segments, Duration::ZERO, &mut left);
+        }
+        (went, left)
+    }
+
+    /// Those may go another time.
+    fn put_back(&self, left: Left) {
+        let mut clean = self.clean.lock();
+        let all = left.kept.into_iter().chain(left.in_use);
+        all.for_each(|segment| clean.put_back(segment));
     }
 
     /// Where nothing else goes: ends pins of files that the PFS does not have any more. Which.
@@ -272,8 +306,8 @@ impl Space {
     }
 
     /// Makes room for kernels that write, so that they meet a full flash only when what is there is dirty;
-    /// then drains are asked for. How long until the next look.
-    fn keep_room(&self, fs: &CacheFs) -> Duration {
+    /// then drains are asked for. Waits for nobody who may wait for a program or for the PFS. How long until the next look.
+    pub(super) fn keep_room(&self, fs: &CacheFs) -> Duration {
         let (mut ahead, capacity) = (self.ahead.lock(), self.capacity());
         let now = || self.origin.moment(Instant::now());
         let (begun, free) = (now(), self.free(fs).unwrap_or(0));
@@ -292,9 +326,13 @@ impl Space {
             fs.drainer.pressure(true);
         }
         if let Some(bytes) = keep.evict_bytes {
-            let _turn = self.turn.lock();
+            let _turn = self.turn.try_lock_for(TURN_MAX);
             let got_turn = now();
-            let went_bytes = self.evict(fs, bytes);
+            let (mut went_bytes, left) = self.evict_at_once(fs, bytes);
+            self.put_back(left);
+            if went_bytes == 0 {
+                went_bytes = fs.give_all_room_back();
+            }
             let (waited, took) = (got_turn.since(begun), now().since(got_turn));
             if waited + took >= SLOW {
                 tracing::warn!(

@@ -12,6 +12,7 @@ use crate::lifetime::Lifetimes;
 use crate::limits::Within;
 use crate::locks::LockRequests;
 use crate::lone_sgid::LoneSgid;
+use crate::moves::Moves;
 use crate::opens::{OpenTable, Releases};
 use crate::options::{FastPath, MountFlags, MountOptions};
 use crate::root::Root;
@@ -37,6 +38,8 @@ pub(crate) struct Connection {
     pub(crate) dirs: DirHandles,
     /// Names for what the kernel finds by handle.
     pub(crate) handles: Handles,
+    /// Old names of directories that were moved.
+    pub(crate) moves: Arc<Moves>,
     pub(crate) workers: Workers,
     pub(crate) waits: Waits,
     pub(crate) fast_path: FastPath,
@@ -76,6 +79,7 @@ impl Connection {
             beside: Beside::new(),
             dirs: DirHandles::new(),
             handles: Handles::new(options.by_handle.as_deref()),
+            moves: Arc::default(),
             workers: Workers::new(options.worker_count()),
             fast_path,
             agreed,

@@ -39,6 +39,7 @@ mod locked;
 mod locks;
 mod lone_sgid;
 mod mount;
+mod moves;
 mod notify;
 mod opens;
 mod ops;

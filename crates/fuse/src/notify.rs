@@ -16,6 +16,7 @@ use crate::connection::Connection;
 use crate::device::{Device, ECONNABORTED};
 use crate::handles::DIR_NODE;
 use crate::lifetime::AnswersUnderWay;
+use crate::moves::Moves;
 use crate::stood_on::StoodOn;
 use forebay_proto::{Errno, Ino, Notify};
 use parking_lot::{Condvar, Mutex};
@@ -125,6 +126,7 @@ pub(crate) struct Notifier {
     has_prune: bool,
     answers: AnswersUnderWay,
     stood_on: Arc<StoodOn>,
+    moves: Arc<Moves>,
 }
 
 impl Notify for Notifier {
@@ -150,6 +152,12 @@ impl Notify for Notifier {
             waiting.overflow();
         }
         self.wake.notify_one();
+    }
+
+    /// First it is noted: lookups wait until the kernel has heard.
+    fn dir_moved(&self, parent: Ino, name: &[u8]) {
+        self.moves.told(parent, name);
+        self.entry_changed(parent, name);
     }
 
     /// The kernel compares a name's epoch, which is that of the moment when it asked, with the
@@ -272,7 +280,7 @@ fn this_thread() -> i32 {
 }
 
 /// True if a thread of this process waits in the kernel for something else than a processor (proc(5): a state other than R).
-fn sleeps(thread: i32) -> bool {
+pub(crate) fn sleeps(thread: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
     let stat = stat.unwrap_or_default();
     let state = stat.rsplit(')').next().unwrap_or_default().split_whitespace().next();
@@ -293,6 +301,7 @@ impl Notifier {
             has_prune: cx.agreed.minor >= abi::MINOR_PRUNE,
             answers: cx.lifetimes.answers_under_way(),
             stood_on: cx.lifetimes.stood_on(),
+            moves: Arc::clone(&cx.moves),
         }
     }
 
@@ -343,6 +352,7 @@ impl Notifier {
     pub(crate) fn run(&self, cx: &Connection) {
         let mut message = Vec::new();
         self.waiting.lock().teller = Some(this_thread());
+        self.moves.told_by(this_thread());
         while let Some((batch, due)) = self.next() {
             for ino in due.again {
                 report(invalidate_attributes(&cx.device, &mut message, ino), "attributes");
@@ -356,6 +366,7 @@ impl Notifier {
             report(let_go(&cx.device, &mut message, &due.unused), "unused inodes");
             if batch.overflow {
                 drop_everything(cx, &mut message);
+                self.moves.forget();
             } else {
                 self.tell(&batch, &mut message);
             }
@@ -368,6 +379,7 @@ impl Notifier {
         for (parent, name) in &batch.names {
             report(invalidate_entry(&self.device, message, *parent, name), "a name");
         }
+        self.moves.heard(batch.names.iter());
         for (at, &ino) in batch.inodes.iter().enumerate() {
             if at + 1 == batch.inodes.len() {
                 self.last_thing();
@@ -489,6 +501,7 @@ mod tests {
             has_prune: true,
             answers: AnswersUnderWay::default(),
             stood_on: Arc::new(StoodOn::new(None)),
+            moves: Arc::default(),
         }
     }
 

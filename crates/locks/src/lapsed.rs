@@ -24,8 +24,9 @@ struct Lapse {
     taken: bool,
 }
 
+/// One that has not come back.
 #[derive(Default)]
-struct Client {
+pub(super) struct Client {
     /// Counts ends of sessions: the lowest is the oldest.
     order: u64,
     /// More was held than can be remembered.
@@ -90,6 +91,18 @@ impl Lapsed {
         !found.forgotten && own.all(|lapse| !lapse.taken)
     }
 
+    /// What is locked now is not noted against this client, until [`Lapsed::put_back`].
+    pub(super) fn set_aside(&mut self, client: ClientId) -> Option<Client> {
+        self.clients.remove(&client.0)
+    }
+
+    /// See [`Lapsed::set_aside`].
+    pub(super) fn put_back(&mut self, client: ClientId, own: Option<Client>) {
+        if let Some(own) = own {
+            self.clients.insert(client.0, own);
+        }
+    }
+
     /// The client has said what it holds, or will not come back.
     pub(super) fn end(&mut self, client: ClientId) {
         if let Some(gone) = self.clients.remove(&client.0) {
@@ -137,6 +150,30 @@ mod tests {
         assert_eq!(back(&posix(0, 9, true), &posix(10, 20, true)), Ok(()));
         assert_eq!(back(&posix(0, 9, false), &posix(0, 9, false)), Ok(()));
         assert_eq!(back(&posix(0, 9, true), &spec(Flock, 0, 0, true)), Ok(()));
+    }
+
+    /// As SQLite locks a database: three ranges that touch.
+    #[test]
+    fn what_comes_back_in_parts_is_not_lost_to_itself() {
+        let table = LockTable::new();
+        let parts = [(0, 0), (1, 1), (2, 511)];
+        let parts = parts.map(|(start, end)| spec(LockKind::Posix, start, end, true));
+        for part in &parts {
+            assert_eq!(table.set(SessionId(1), part, None), Ok(LockState::Free));
+        }
+        table.session_lapsed(SessionId(1), CLIENT);
+        for part in &parts {
+            assert_eq!(table.restore(SessionId(3), CLIENT, part), Ok(()), "{part:?}");
+        }
+        table.is_back(CLIENT);
+        assert_eq!(table.held_by(SessionId(3)), [spec(LockKind::Posix, 0, 511, true)]);
+        // What somebody had of it in between is lost with all of it.
+        table.session_lapsed(SessionId(3), CLIENT);
+        assert_eq!(table.set(SessionId(2), &parts[1], None), Ok(LockState::Free));
+        table.unset(SessionId(2), &parts[1]).unwrap();
+        for part in &parts {
+            assert_eq!(table.restore(SessionId(4), CLIENT, part), Err(Errno::EAGAIN), "{part:?}");
+        }
     }
 
     #[test]

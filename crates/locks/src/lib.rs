@@ -194,9 +194,15 @@ impl LockTable {
     /// if somebody else has it, or had it in between.
     pub fn restore(&self, session: SessionId, client: ClientId, spec: &LockSpec) -> Result<()> {
         let range = Range::of(spec)?;
-        self.change(|state, ready| match state.lapsed.is_still_its(client, spec) {
-            true => state.set(session, spec, range, None, ready).map(|_| ()),
-            false => Err(Errno::EAGAIN),
+        self.change(|state, ready| {
+            if !state.lapsed.is_still_its(client, spec) {
+                return Err(Errno::EAGAIN);
+            }
+            // What was one range may come back in parts, as it was locked: the first takes nothing from the others.
+            let own = state.lapsed.set_aside(client);
+            let done = state.set(session, spec, range, None, ready);
+            state.lapsed.put_back(client, own);
+            done.map(|_| ())
         })
     }
 

@@ -19,6 +19,10 @@ pub const LOW_SHARE: u64 = 8;
 pub const LOOK_LEAST: Duration = Duration::from_millis(5);
 /// The longest.
 pub const LOOK_MOST: Duration = Duration::from_millis(100);
+/// So late whoever looks may come all at once, without having been late before, where kernels were seen to write: what they
+/// write meanwhile is kept free, up to a part of the capacity ([`Ahead`]). A kernel that writes asks nobody, so no more
+/// than what is free when a stall begins can be promised.
+pub const STALL_HELD: Duration = Duration::from_secs(1);
 /// The fastest flash, for that.
 const FLASH_BYTES_PER_S: u64 = 8 << 30;
 /// Part of the capacity that may be written between two looks at the space.
@@ -110,25 +114,37 @@ pub fn keep(free_bytes: u64, clean_bytes: u64, low: u64, capacity_bytes: u64) ->
 }
 
 /// How fast kernels write, and how late whoever looks after their room comes to it: what they may have written by then is
-/// kept free. Both are the most that was seen, and fade by a [`FADE_SHARE`]th with each look.
+/// kept free. Both are the most that was seen, and fade over [`FADE_OVER`]. Lateness counts as [`STALL_HELD`] at least: the
+/// first stall is seen only when it is over.
+///
+/// Held are so stalls of `STALL_HELD` at a rate that was seen at two looks, as long as what is written meanwhile and in
+/// [`LOOK_MOST`] is no more than half of the capacity (else stalls in which half of it is written); before that, stalls in which
+/// no more is written than is free at the open of a file, a quarter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ahead {
     bytes_per_s: f64,
     late: Duration,
-    /// Two looks were compared.
-    is_known: bool,
     /// When the last look was over, how much was free then, and the pause after it.
     last: Option<(Moment, u64, Duration)>,
+    /// Until then what was seen has faded.
+    faded: Option<Moment>,
+    /// When kernels began to have files for writing.
+    begun: Option<Moment>,
+    /// That was longer ago than [`FADE_OVER`]: what they have not written by now they will not write at once.
+    is_old: bool,
 }
 
 /// See [`Ahead`].
-const FADE_SHARE: u32 = 64;
+const FADE_OVER: Duration = Duration::from_secs(10);
 /// Most of the capacity (one part in so many) that is kept free, whatever the rate.
 const AHEAD_MOST_SHARE: u64 = 2;
 
 impl Ahead {
     /// A look begins, with so much free.
     pub fn looks(&mut self, now: Moment, free_bytes: u64) {
+        self.fade(now);
+        let begun = *self.begun.get_or_insert(now);
+        self.is_old = now.since(begun) >= FADE_OVER;
         let Some((then, left, pause)) = self.last.take() else { return };
         let took = now.since(then);
         let written = left.saturating_sub(free_bytes) as f64;
@@ -137,14 +153,20 @@ impl Ahead {
             self.bytes_per_s = self.bytes_per_s.max(written / took.as_secs_f64());
         }
         self.late = self.late.max(took.saturating_sub(pause));
-        self.is_known = true;
+    }
+
+    /// By time and not by looks: those come as fast as room is scarce.
+    fn fade(&mut self, now: Moment) {
+        let Some(before) = self.faded.replace(now) else { return };
+        let gone = now.since(before).as_secs_f64() / FADE_OVER.as_secs_f64();
+        let stays = (1.0 - gone).max(0.0);
+        self.bytes_per_s *= stays;
+        self.late = self.late.mul_f64(stays);
     }
 
     /// The look that began then is over; the next one comes after a pause.
     pub fn looked(&mut self, begun: Moment, now: Moment, free_bytes: u64, pause: Duration) {
         self.late = self.late.max(now.since(begun));
-        self.bytes_per_s -= self.bytes_per_s / f64::from(FADE_SHARE);
-        self.late -= self.late / FADE_SHARE;
         self.last = Some((now, free_bytes, pause));
     }
 
@@ -153,20 +175,21 @@ impl Ahead {
         self.late
     }
 
-    /// Kernels have stopped to write.
+    /// Kernels have stopped to write. What was seen of them is for the next file, too.
     pub fn rests(&mut self) {
-        *self = Ahead::default();
+        *self = Ahead { last: None, begun: None, is_old: false, ..*self };
     }
 
     /// Below this clean data goes.
     pub fn low_bytes(&self, capacity_bytes: u64) -> u64 {
-        if !self.is_known {
-            return headroom_bytes(capacity_bytes);
-        }
         // The next look may be as late once more, and what goes then takes as long.
-        let unseen = LOOK_MOST + 2 * self.late;
+        let unseen = LOOK_MOST + (2 * self.late).max(STALL_HELD);
         let written = (self.bytes_per_s * unseen.as_secs_f64()) as u64;
-        written.clamp(capacity_bytes / LOW_SHARE, capacity_bytes / AHEAD_MOST_SHARE)
+        let least = match self.is_old {
+            true => capacity_bytes / LOW_SHARE,
+            false => headroom_bytes(capacity_bytes),
+        };
+        written.clamp(least, capacity_bytes / AHEAD_MOST_SHARE)
     }
 }
 
@@ -260,8 +283,14 @@ mod tests {
         }
     }
 
-    /// A kernel writes at a steady rate into a flash that is full of clean data, and whoever looks after it is always as late.
-    fn writes_to_the_end(capacity: u64, bytes_per_s: u64, late: Duration, takes: Duration) -> bool {
+    /// A kernel writes at a steady rate into a flash that is full of clean data, and whoever looks after it is so late at the
+    /// first look, the second and so on. True if all that was clean has gone before the kernel met a full flash.
+    fn writes_to_the_end(
+        capacity: u64,
+        bytes_per_s: u64,
+        late: impl Fn(u32) -> Duration,
+        takes: Duration,
+    ) -> bool {
         let (mut ahead, mut now) = (Ahead::default(), Moment::from_ms(0));
         let (mut dirty, mut free) = (0, headroom_bytes(capacity));
         let mut pause = LOOK_LEAST;
@@ -272,8 +301,8 @@ mod tests {
             *free -= written.min(*free);
             (*free, dirty)
         };
-        loop {
-            let (left, dirty) = passes(pause + late, &mut now, &mut free);
+        for look in 0.. {
+            let (left, dirty) = passes(pause + late(look), &mut now, &mut free);
             let clean = capacity - dirty - left;
             if left == 0 || clean == 0 {
                 return clean == 0;
@@ -286,6 +315,7 @@ mod tests {
             pause = look_pause(free, capacity);
             ahead.looked(begun, now, free, pause);
         }
+        unreachable!("it ends when nothing is left that is clean");
     }
 
     #[test]
@@ -299,16 +329,67 @@ mod tests {
             (2_000 * mb, 2, 10),
         ] {
             let (late, takes) = (Duration::from_millis(late_ms), Duration::from_millis(takes_ms));
-            let ended = writes_to_the_end(quarter_gib, rate, late, takes);
+            let ended = writes_to_the_end(quarter_gib, rate, |_| late, takes);
             assert!(ended, "{rate} bytes/s, {late_ms} ms late, {takes_ms} ms for a look");
         }
         // What is more than half the capacity in the time that nobody looks cannot be kept.
         assert!(!writes_to_the_end(
             quarter_gib,
             2_000 * mb,
-            Duration::from_millis(200),
+            |_| Duration::from_millis(200),
             LOOK_LEAST
         ));
+    }
+
+    #[test]
+    fn a_first_stall_is_held_whenever_it_comes() {
+        let (mb, takes) = (1_000_000, LOOK_LEAST);
+        let ends = |bytes_per_s: u64, stall: Duration, at: u32| {
+            let late = |look: u32| if look == at { stall } else { Duration::ZERO };
+            writes_to_the_end(GIB, bytes_per_s, late, takes)
+        };
+        // Of who writes faster, as long as half of the capacity lasts.
+        let short = Duration::from_millis(150);
+        for at in 2..26 {
+            assert!(ends(400 * mb, STALL_HELD, at), "before look {at}");
+            assert!(ends(2_000 * mb, short, at), "a fast one, before look {at}");
+        }
+        // While nothing is known of the rate: what is free at the open.
+        for at in [0, 1] {
+            assert!(ends(400 * mb, Duration::from_millis(600), at), "before look {at}");
+        }
+        assert!(!ends(2_000 * mb, STALL_HELD, 5), "more than there is room for");
+    }
+
+    #[test]
+    fn who_has_not_written_yet_has_the_room_of_an_open_for_a_while() {
+        let (mut ahead, at) = (Ahead::default(), Moment::from_ms);
+        assert_eq!(ahead.low_bytes(GIB), headroom_bytes(GIB));
+        for look in 0..100 {
+            ahead.looks(at(100 * look), GIB / 2);
+            assert_eq!(ahead.low_bytes(GIB), headroom_bytes(GIB), "look {look}");
+            ahead.looked(at(100 * look), at(100 * look), GIB / 2, LOOK_MOST);
+        }
+        ahead.looks(at(10_100), GIB / 2);
+        assert_eq!(ahead.low_bytes(GIB), GIB / LOW_SHARE);
+    }
+
+    #[test]
+    fn the_rate_that_was_seen_is_for_the_next_file_too() {
+        let (mut ahead, at) = (Ahead::default(), Moment::from_ms);
+        ahead.looked(at(0), at(0), GIB, LOOK_MOST);
+        ahead.looks(at(0), GIB);
+        ahead.looked(at(0), at(0), GIB, LOOK_MOST);
+        ahead.looks(at(100), GIB - 40_000_000);
+        let low = ahead.low_bytes(GIB);
+        assert!((430_000_000..450_000_000).contains(&low), "{low}: 1.1 s of 400 MB/s");
+        ahead.rests();
+        ahead.looks(at(1_000), GIB);
+        let next = ahead.low_bytes(GIB);
+        assert!(next > headroom_bytes(GIB) && next < low, "{next}");
+        ahead.rests();
+        ahead.looks(at(60_000), GIB);
+        assert_eq!(ahead.low_bytes(GIB), headroom_bytes(GIB), "long ago");
     }
 
     #[test]

@@ -466,6 +466,10 @@ pub trait Notify: Send + Sync {
     fn entry_changed(&self, parent: Ino, name: &[u8]);
     /// Attributes or data of the inode changed.
     fn inode_changed(&self, ino: Ino);
+    /// Somebody else moved the directory that had this name to another directory.
+    fn dir_moved(&self, parent: Ino, name: &[u8]) {
+        self.entry_changed(parent, name);
+    }
     /// No name is believed any more without asking when this returns, also none of an answer that
     /// is under way. Waits for no lock that a request may hold. False if the kernel cannot do
     /// it: names of a shared buffer must then have no lifetime.

@@ -9,12 +9,20 @@ use serde::{Deserialize, Serialize};
 
 /// The attribute by which a file is published.
 pub mod publish_xattr {
+    use std::time::Duration;
+
     /// Its name.
     pub const NAME: &[u8] = b"user.forebay.publish";
     /// Its value where all mounts are to see what was written.
     pub const NOW: &[u8] = b"now";
     /// Its value where, besides, nobody is to write any more.
     pub const FINAL: &[u8] = b"final";
+
+    /// A mount hears of the last close of a file after close() has returned. So what is refused while a file is open (this, and
+    /// a new layout) waits so long for its close before it is refused. It is what a try for a lock waits.
+    pub const CLOSE_HEARD_WITHIN: Duration = Duration::from_millis(200);
+    /// So often it is looked whether it is closed.
+    pub const CLOSE_LOOK: Duration = Duration::from_millis(10);
 }
 
 /// How many directories of placement [`Placement::Auto`] a mount makes on its own node's server before

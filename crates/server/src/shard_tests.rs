@@ -18,13 +18,13 @@ mod world;
 use forebay_namespace::testing::BY_HAND;
 
 /// A number that somebody set, to go on longer or to replay.
-fn variable(name: &str) -> Option<u64> {
+pub(crate) fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
 /// Runs with FOREBAY_TEST_SHARDS_SEED, or with each of so many seeds; with FOREBAY_TEST_SHARDS_SEEDS from that one on. A
 /// failure names the seed.
-fn over_seeds(usual: u64, mut run: impl FnMut(u64)) {
+pub(crate) fn over_seeds(usual: u64, mut run: impl FnMut(u64)) {
     let (first, usual) = match variable("FOREBAY_TEST_SHARDS_SEED") {
         Some(seed) => (seed, 1),
         None => (1, usual),

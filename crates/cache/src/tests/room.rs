@@ -1,6 +1,8 @@
-//! Room ahead of appends: nobody sees it, and it is given back to whoever needs it.
+//! Room ahead of appends: nobody sees it, and it is given back to whoever needs it. And room for kernels that write, which
+//! wait for nobody.
 
 use super::super::room_ahead::STEP_BYTES;
+use super::super::space::WAIT;
 use super::*;
 use forebay_proto::{SetAttr, Timestamp};
 use forebay_store::objects::ObjectStat;
@@ -147,4 +149,33 @@ fn what_fallocate_promised_is_shown_as_used() {
         cache.fs.setattr(&Running::root(), handle.ino, &cut).unwrap();
         assert_eq!(cache.fs.getattr(handle.ino).unwrap().blocks_512, 0, "{name}, cut off");
     }
+}
+
+#[test]
+fn room_for_kernels_is_made_without_a_wait_for_files_that_are_in_use() {
+    let rig = Rig::new(64 * MIB);
+    let name = |n: u64| format!("old{n}");
+    for n in 0..7 {
+        rig.put(&name(n), &pattern(n, 8 * MIB as usize));
+    }
+    let cache = rig.open();
+    for n in 0..7 {
+        cache.read(&name(n)).unwrap();
+    }
+    // All but the last are in use, as by readers past the cache who wait for the PFS: together they make up for more room
+    // than there is else.
+    let file = |n| cache.fs.nodes.get(cache.lookup(&name(n)).unwrap()).unwrap().file.unwrap();
+    let used: Vec<_> = (0..6).map(file).collect();
+    let gates: Vec<_> = used.iter().map(|file| file.gate.read()).collect();
+    let evicted = || cache.fs.counters.bytes()[3];
+    let begun = Instant::now();
+    cache.fs.space.keep_room(&cache.fs);
+    let took = begun.elapsed();
+    assert_eq!(evicted(), 8 * MIB, "what nobody uses");
+    assert!(took < 3 * WAIT, "{took:?}: it waited for files in use");
+    // They may go when they are not used any more.
+    drop(gates);
+    cache.fs.space.keep_room(&cache.fs);
+    assert!(evicted() > 8 * MIB);
+    cache.crash();
 }

@@ -303,6 +303,12 @@ impl Notify for Translated {
         }
     }
 
+    fn dir_moved(&self, parent: Ino, name: &[u8]) {
+        if let Some(parent) = self.own(parent) {
+            self.inner.dir_moved(parent, name);
+        }
+    }
+
     fn names_recalled(&self) -> bool {
         self.inner.names_recalled()
     }

@@ -7,6 +7,7 @@
 //! it ([`Mark`]): the recall may have been for that very lease.
 
 use super::dirs::{ChangedDirs, Changing};
+use forebay_proto::net::session::MOVED_BUSY_MAX;
 use forebay_proto::{Attr, Ino, Notify};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
@@ -20,8 +21,6 @@ const MAX_KEPT: usize = 1 << 18;
 
 /// Longest wait of a recall for pages to go.
 const PAGES_MAX: Duration = Duration::from_millis(20);
-/// Longest wait for the kernel to let the old names of moved directories go.
-const MOVED_MAX: Duration = Duration::from_millis(500);
 
 /// How many recalls had been handled when a question was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -276,15 +275,16 @@ impl Kept {
     }
 
     /// Directories that had these names are elsewhere now: when it returns, the kernel does not have them there any
-    /// more, unless a request holds their old directory.
+    /// more, unless a request holds their old directory. Then lookups that find a directory wait for it for a while.
     pub(super) fn moved(&self, names: &[(Ino, Vec<u8>)]) {
         if names.is_empty() {
             return;
         }
-        self.gone(names);
-        if let Some(notify) = self.notify.read().clone() {
-            notify.wait_heard_within(MOVED_MAX);
+        let Some(notify) = self.notify.read().clone() else { return };
+        for (dir, name) in names {
+            notify.dir_moved(*dir, name);
         }
+        notify.wait_heard_within(MOVED_BUSY_MAX);
     }
 
     /// Nothing is leased any more: the session is over.
@@ -341,6 +341,33 @@ mod tests {
         kept.recalled(&[Ino(5)], &[Ino(6)]);
         assert_eq!((kept.names_ttl(Ino(5)), kept.attr_ttl(Ino(6))), Default::default());
         assert_eq!(kernel.0.lock().1, [Ino(6)]);
+    }
+
+    /// What the kernel was told of moves, and how long it was waited for.
+    #[derive(Default)]
+    struct Moves(Mutex<(Vec<(Ino, Vec<u8>)>, Vec<Duration>)>);
+
+    impl Notify for Moves {
+        fn entry_changed(&self, _: Ino, _: &[u8]) {}
+        fn inode_changed(&self, _: Ino) {}
+        fn dir_moved(&self, parent: Ino, name: &[u8]) {
+            self.0.lock().0.push((parent, name.to_vec()));
+        }
+        fn wait_heard_within(&self, longest: Duration) {
+            self.0.lock().1.push(longest);
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_told_of_moves_as_such_and_waited_for_less_long_than_the_server_waits() {
+        let (kept, kernel) = (Kept::new(), Arc::new(Moves::default()));
+        kept.set_notify(Arc::clone(&kernel) as Arc<dyn Notify>);
+        kept.moved(&[]);
+        let names = vec![(Ino(5), b"d".to_vec()), (Ino(6), b"e".to_vec())];
+        kept.moved(&names);
+        let (told, waits) = std::mem::take(&mut *kernel.0.lock());
+        assert_eq!((told, waits.len()), (names, 1));
+        assert!(waits[0] < forebay_proto::net::session::MOVED_MAX);
     }
 
     #[test]

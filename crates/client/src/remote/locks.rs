@@ -291,10 +291,11 @@ impl Locks for RemoteLocks {
             }
             Ok((LockState::Waits, _)) => Ok(Some(ticket)),
             Ok((LockState::Free | LockState::Held(_), _)) => {
-                // Nobody calls the waiter of a request that did not wait.
-                drop(self.waiting.lock().remove(&ticket));
+                // Nobody calls the waiter of a request that did not wait. One that was made again in a new session
+                // may have been called.
+                let waited = self.waiting.lock().remove(&ticket).is_none();
                 self.held().set(spec);
-                Ok(None)
+                Ok(waited.then_some(ticket))
             }
             Err(errno) => {
                 drop(self.waiting.lock().remove(&ticket));

@@ -29,7 +29,12 @@ pub(crate) fn lookup(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Re
         return Ok(handles::found(reply));
     }
     match cx.fs.lookup(&rq.caller()?, rq.ino(), name) {
-        Ok(entry) => Ok(put_entry(cx, rq, reply, &entry)),
+        Ok(entry) => {
+            if entry.attr.kind() == FileKind::Dir {
+                cx.moves.wait(rq.ino());
+            }
+            Ok(put_entry(cx, rq, reply, &entry))
+        }
         Err(Errno::ENOENT) => {
             cx.put_negative_entry(reply, rq.ino());
             Ok(Given::Nothing)

@@ -206,6 +206,41 @@ fn a_recall_reaches_answers_that_are_under_way() {
     });
 }
 
+/// A kernel that has a directory at one place, and finds it at another in the lookup of a rename, says ESTALE. Here it hears of
+/// the move only after it has asked: whoever tells it waits for a lookup that is under way in another directory.
+#[test]
+fn a_directory_that_was_moved_is_moved_on_however_late_the_kernel_hears_of_it() {
+    use forebay_proto::api::ops::*;
+    use std::time::Duration;
+    let m = Mount::with(|o| (o.fast_path, o.readers) = (false, Some(4)));
+    for dir in ["old", "old/d", "new", "next", "busy"] {
+        fs::create_dir(m.at(dir)).unwrap();
+    }
+    let (old, new, busy) = (m.fs.ino_of(b"old"), m.fs.ino_of(b"new"), m.fs.ino_of(b"busy"));
+    let lookups = || m.counts()["LOOKUP"];
+    fs::metadata(m.at("old/d")).unwrap();
+    let (go_on, held) = std::sync::mpsc::channel();
+    *m.fs.held_lookup.lock().unwrap() = Some((&b"slow"[..], held));
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| fs::metadata(m.at("busy/slow")).is_err());
+        eventually("a lookup holds the directory", || m.fs.held_lookup.lock().unwrap().is_none());
+        let notifier = m.session().notifier();
+        notifier.entry_changed(busy, b"slow");
+        m.fs.rename(&forebay_proto::Caller::root(), old, b"d", new, b"d", 0).unwrap();
+        notifier.dir_moved(old, b"d");
+        let before = lookups();
+        scope.spawn(move || {
+            eventually("the kernel asks for it", || lookups() > before);
+            std::thread::sleep(Duration::from_millis(50));
+            drop(go_on);
+        });
+        let moved_on = fs::rename(m.at("new/d"), m.at("next/d"));
+        assert!(moved_on.is_ok(), "it is there: {moved_on:?}");
+        assert!(slow.join().unwrap(), "there is no such name");
+    });
+    assert!(fs::metadata(m.at("next/d")).unwrap().is_dir() && !m.at("old/d").exists());
+}
+
 #[test]
 fn attributes_recalled_are_asked_for_at_once() {
     let m = Mount::served();

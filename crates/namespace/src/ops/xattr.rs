@@ -4,12 +4,14 @@
 use super::super::Namespace;
 use super::layout::is_layout_xattr;
 use super::setattr::{ANY_WRITE, CAPABILITY};
+use forebay_failpoint::step;
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::{NAME_MAX, XATTR_LIST_MAX, XATTR_VALUE_MAX, xattr_flags};
 use forebay_proto::attr::FileKind;
-use forebay_proto::layout::publish_xattr::{self, FINAL, NOW};
+use forebay_proto::layout::publish_xattr::{self, CLOSE_HEARD_WITHIN, CLOSE_LOOK, FINAL, NOW};
 use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};
 use forebay_store::record::{Change, inode_flags};
+use std::time::Instant;
 
 /// Prefix of the attributes that tell Forebay's own state.
 pub const OWN: &[u8] = b"user.forebay.";
@@ -114,7 +116,7 @@ impl Namespace {
 
     /// `user.forebay.publish`: what all mounts wrote was asked for before this. With `final` nobody writes the file from now
     /// on: EPERM, also for who has it open. A mode that lets somebody write it takes that back. EBUSY for a file whose object a
-    /// program has open itself, which nobody can stop; that no mount has a striped file open is the caller's to know.
+    /// program has open itself, which nobody can stop, and does not close in a moment; that no mount has a striped file open is the caller's to know.
     fn op_publish(&self, caller: &Caller, ino: Ino, value: &[u8]) -> Result<()> {
         let record = self.regular(ino)?;
         match value {
@@ -131,8 +133,13 @@ impl Namespace {
             true => self.objects.may_be_written_elsewhere(ObjectId::whole(ino)),
             false => Ok(false),
         };
-        if is_busy()? {
-            return Err(Errno::EBUSY);
+        let until = Instant::now() + CLOSE_HEARD_WITHIN;
+        while is_busy()? {
+            if Instant::now() >= until {
+                return Err(Errno::EBUSY);
+            }
+            step("publish: the last close is waited for");
+            std::thread::sleep(CLOSE_LOOK);
         }
         let mut txn = self.begin(caller);
         let now = txn.now;

@@ -186,6 +186,25 @@ impl Answer {
         Answer::Failed(errno.0)
     }
 
+    /// The answer as it is given once more: what could be kept when it was given first may have been recalled since.
+    pub fn again(mut self) -> Answer {
+        match &mut self {
+            Answer::Entry { attr, keep_names, empty } => {
+                (attr.keep, *keep_names, *empty) = (false, false, false);
+            }
+            Answer::Created { attr, keep_names, .. }
+            | Answer::CreatedStriped { attr, keep_names, .. } => {
+                (attr.keep, *keep_names) = (false, false);
+            }
+            Answer::Absent { keep_names } | Answer::Elsewhere { keep_names, .. } => {
+                *keep_names = false;
+            }
+            Answer::Attr(attr) => attr.keep = false,
+            _ => {}
+        }
+        self
+    }
+
     /// The answer, or the errno of a failed call.
     pub fn into_result(self) -> crate::Result<Answer> {
         match self {

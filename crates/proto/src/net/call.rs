@@ -434,6 +434,10 @@ impl Call<'_> {
         matches!(self, Call::Open { open_flags, .. } if open_flags & O_TRUNC != 0)
     }
 
+    fn changes_locks(&self) -> bool {
+        matches!(self, Call::Lock(call) if !matches!(call, LockCall::Test(_)))
+    }
+
     /// Directories whose names it changes.
     pub fn changed_dirs(&self) -> [Option<Ino>; 2] {
         match *self {
@@ -453,7 +457,8 @@ impl Call<'_> {
 
     /// True if doing it twice, or late, is not the same as doing it once: its answer is remembered.
     /// A plain write is among them: a first attempt that hangs on a broken connection must not
-    /// come after what the mount wrote there since.
+    /// come after what the mount wrote there since. So is a lock: it must not come after its unlock.
+    /// A reference that is taken twice would be given back once.
     pub fn is_once_only(&self) -> bool {
         matches!(
             self,
@@ -476,7 +481,9 @@ impl Call<'_> {
                 | Call::WriteObject { .. }
                 | Call::Fallocate { .. }
                 | Call::CopyRange { .. }
+                | Call::Take { .. }
         ) || self.truncates()
+            || self.changes_locks()
     }
 }
 

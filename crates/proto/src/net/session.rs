@@ -8,6 +8,7 @@ use super::ledger::AccessMode;
 use super::servers::ShardPlace;
 use crate::ids::{Ino, ShardId};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// A session at one server, never reused by the same incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -143,6 +144,13 @@ pub struct Recall {
     /// Lock requests that ended otherwise (deadlock found later, session's end): errno.
     pub refused: Vec<(Ticket, i32)>,
 }
+
+/// Longest that the move of a directory waits until other mounts have let its old name go ([`Recall::moved`]).
+pub const MOVED_MAX: Duration = Duration::from_secs(1);
+
+/// Longest that a mount waits for its kernel before it answers that, where the kernel is busy in the old directory. It
+/// waits for a processor up to [`MOVED_MAX`].
+pub const MOVED_BUSY_MAX: Duration = Duration::from_millis(500);
 
 /// Most things in one `Recall`.
 pub const MAX_RECALL_ITEMS: usize = 8192;

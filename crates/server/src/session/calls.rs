@@ -149,8 +149,9 @@ impl Sessions {
                 Err(errno) => Reply::failed(errno),
             };
         }
-        let mut file = None;
+        let (mut file, mut is_first) = (None, false);
         let once = session.slots.once(request.slot, request.slot_seq, session.id, |before| {
+            is_first = true;
             if matches!(before, Before::Nothing) {
                 at.take_back(given_back);
                 // Within its slot, so that an attempt that waits here is not overtaken by its own repetition.
@@ -162,7 +163,14 @@ impl Sessions {
             file = reply.file;
             reply.answer
         });
-        let answer = once.unwrap_or_else(Answer::failed);
+        let mut answer = once.unwrap_or_else(Answer::failed);
+        if !is_first {
+            answer = answer.again();
+        }
+        if matches!(request.call, Call::Lock(_)) && session.is_over() {
+            // What it has locked is gone with it.
+            return Reply::of(Answer::SessionOver);
+        }
         if file.is_none() {
             file = at.local_again(&request.call, &answer);
         }

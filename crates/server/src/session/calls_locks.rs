@@ -4,6 +4,7 @@
 
 use super::Sessions;
 use super::calls::At;
+use forebay_failpoint::step;
 use forebay_proto::net::Answer;
 use forebay_proto::net::session::{LockCall, LockSpec, LockState};
 use forebay_proto::{Errno, Result};
@@ -36,7 +37,10 @@ impl At<'_> {
                     });
                     (ticket, told)
                 });
-                match locks.set(session, spec, waiter) {
+                step("lock: to be set");
+                let set = locks.set(session, spec, waiter);
+                self.drop_locks_of_the_ended();
+                match set {
                     // Asked again, because the first answer was lost.
                     Err(Errno::EEXIST) => Ok(Answer::Lock(LockState::Waits)),
                     other => other.map(Answer::Lock),
@@ -57,6 +61,13 @@ impl At<'_> {
         }
     }
 
+    /// A session that ended just now has given back what it held, perhaps before what was locked for it since.
+    fn drop_locks_of_the_ended(&self) {
+        if self.session.is_over() {
+            self.sessions.locks.drop_session(self.session.id());
+        }
+    }
+
     /// Locks from before a restart of the server, or from before the session was ended; those
     /// that somebody else has, or had meanwhile, are lost.
     pub(super) fn restore_locks(&self, held: &[LockSpec]) -> Vec<LockSpec> {
@@ -69,7 +80,9 @@ impl At<'_> {
                 .and_then(|()| locks.restore(session, client, spec))
                 .is_ok()
         };
-        held.iter().filter(|spec| !restored(spec)).copied().collect()
+        let lost = held.iter().filter(|spec| !restored(spec)).copied().collect();
+        self.drop_locks_of_the_ended();
+        lost
     }
 }
 

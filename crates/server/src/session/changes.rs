@@ -4,17 +4,15 @@ use super::{DEAD, DEATH_LOOK, Session, Sessions, held_up};
 use forebay_lease::leases::Subject;
 use forebay_proto::Ino;
 use forebay_proto::api::Notify;
-use forebay_proto::net::session::SessionId;
+use forebay_proto::net::session::{MOVED_MAX, SessionId};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Most files whose bytes have gone and that nobody was told of yet.
 const MAX_BYTES_GONE: usize = 4096;
-/// Longest that the move of a directory waits for other mounts to let its old name go.
-const MOVED_MAX: Duration = Duration::from_secs(1);
 /// Parts of the table of turns, each with a lock of its own: calls on several processors rarely meet there.
 const ORDER_PARTS: usize = 64;
 
@@ -300,6 +298,7 @@ impl Notify for ServerChanges {
 mod tests {
     use super::*;
     use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     #[test]
     fn a_directory_waits_for_itself_only() {

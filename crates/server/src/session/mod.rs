@@ -40,6 +40,8 @@ mod sizes;
 mod tests;
 #[cfg(test)]
 mod tests_cache;
+#[cfg(test)]
+mod tests_locks;
 
 pub use calls::Reply;
 

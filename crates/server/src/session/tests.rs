@@ -3,10 +3,11 @@
 
 use super::*;
 use crate::{Server, ServerOptions};
-use forebay_failpoint::kill::run_killed;
+use forebay_failpoint::kill::{HOOK, run_killed};
 use forebay_proto::api::CreateArgs;
 use forebay_proto::api::ops::*;
 use forebay_proto::control::{PathBytes, StoreKind};
+use forebay_proto::layout::publish_xattr;
 use forebay_proto::net::call::MAX_CARRIED;
 use forebay_proto::net::session::{ClientId, Reclaim, SlotId};
 use forebay_proto::net::{Answer, Call, GivenBack, Request};
@@ -449,6 +450,71 @@ fn a_move_waits_for_a_client_that_has_attached_and_does_not_hear_yet() {
     });
     // One that is cut off is not waited for.
     assert!(!other.session.hears_soon());
+    rig.close();
+}
+
+#[test]
+fn a_repeated_answer_brings_no_lease_that_may_have_been_recalled() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    client.session.channel.connect();
+    let keeps = || {
+        let (parent, name) = (Ino::ROOT, &b"f"[..]);
+        let call = Call::Create { parent, name, args: ARGS, want_local: false, near: None };
+        match client.call(1, call, b"").answer {
+            Answer::Created { attr, .. } => attr.keep,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(keeps(), "the first answer brings it");
+    assert!(!keeps(), "when it is told once more somebody may have changed the file");
+    rig.close();
+}
+
+/// Sets an attribute while the file is open, and closes it by `close` as soon as that is waited for: what came of it.
+fn set_while_open(
+    client: &Client<'_>,
+    seq: u32,
+    name: &[u8],
+    value: &[u8],
+    close: impl FnOnce() + 'static,
+) -> Answer {
+    let mut close = Some(close);
+    HOOK.set(Some(Box::new(move |what: &str| {
+        if what.ends_with("the last close is waited for")
+            && let Some(close) = close.take()
+        {
+            close();
+        }
+    })));
+    let call = Call::Setxattr { ino: client.rig.file(), name, flags: 0, kill_sgid: false };
+    let answer = client.call(seq, call, value).answer;
+    HOOK.set(None);
+    answer
+}
+
+#[test]
+fn what_an_open_file_refuses_waits_for_a_close_that_is_heard_of_late() {
+    let busy = Answer::Failed(libc::EBUSY);
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    let own = step_of_a(&client, 1, true, None).expect("it is given out");
+    // A layout.
+    let (sessions, ino, id) = (Arc::clone(&rig.sessions), rig.file(), client.session.id());
+    let stripes = b"user.forebay.stripe_count";
+    assert_eq!(set_while_open(&client, 2, stripes, b"none", || {}), busy);
+    let close = move || sessions.leases.closed_locally(ino, id, 1);
+    let refused = set_while_open(&client, 3, stripes, b"none", close);
+    assert_eq!(refused, Answer::Failed(libc::EINVAL), "it is closed, and that is no number");
+    // The end of all writes: somebody has the object open.
+    assert_eq!(set_while_open(&client, 4, publish_xattr::NAME, publish_xattr::FINAL, || {}), busy);
+    let close = move || drop(own);
+    let done = set_while_open(&client, 5, publish_xattr::NAME, publish_xattr::FINAL, close);
+    assert_eq!(done, Answer::Done);
     rig.close();
 }
 

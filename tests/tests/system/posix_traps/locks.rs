@@ -160,4 +160,13 @@ pub fn t06_flock_and_ofd(buffer: &Buffer) {
         waiter.join().unwrap()
     });
     assert_eq!(waited, Ok(()), "a waiter gets it when the holder closes");
+    drop(two);
+
+    // As HDF5 does: it closes the file, and opens and tries it again at once.
+    for round in 0..50 {
+        flock(&open(buffer), libc::LOCK_EX | libc::LOCK_NB)
+            .unwrap_or_else(|error| panic!("flock, round {round}: {error:?}"));
+        fcntl_lock(&open(buffer), libc::F_OFD_SETLK, WRITE, 0, 0)
+            .unwrap_or_else(|error| panic!("OFD lock, round {round}: {error:?}"));
+    }
 }

@@ -146,5 +146,15 @@ pub fn pair06_flock_and_ofd(two: &Two) {
             waiter.join().unwrap()
         });
         assert_eq!(waited, Ok(()), "a waiter gets it when the holder on the other mount closes");
+        drop(other);
+
+        // As HDF5 does: it closes the file, and opens and tries it again at once, on one mount or the other.
+        for round in 0..12 {
+            let path = if round % 3 == 0 { &there } else { &here };
+            try_exclusive(&open(path))
+                .unwrap_or_else(|error| panic!("{name}: flock, round {round}: {error:?}"));
+            fcntl_lock(&open(path), libc::F_OFD_SETLK, WRITE, 0, 0)
+                .unwrap_or_else(|error| panic!("{name}: OFD lock, round {round}: {error:?}"));
+        }
     }
 }

@@ -158,7 +158,9 @@ fn changes(call: &Call<'_>) -> bool {
         Call::Open { open_flags, .. } => {
             call.truncates() || *open_flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
         }
-        Call::Forget(_) | Call::Release(_) | Call::Close(_) => false,
+        Call::Forget(_) | Call::Release(_) | Call::Close(_) | Call::Lock(_) | Call::Take { .. } => {
+            false
+        }
         other => other.is_once_only(),
     }
 }

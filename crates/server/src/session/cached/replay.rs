@@ -30,6 +30,10 @@ impl At<'_> {
         }
         let again = match before {
             Before::Nothing => return self.answer(call, room),
+            // What was locked or taken went with the old session, and so did what stood in its way.
+            Before::Answered(_) if matches!(call, Call::Lock(_) | Call::Take { .. }) => {
+                return self.answer(call, room);
+            }
             Before::Answered(answer) => match answer {
                 Answer::Entry { attr, .. } | Answer::Created { attr, .. } => {
                     self.cache_made(cache, call, attr.attr.ino)

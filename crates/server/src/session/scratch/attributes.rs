@@ -6,10 +6,15 @@ use forebay_lease::leases::Subject;
 use forebay_namespace::{OWN_XATTRS, is_layout_xattr};
 use forebay_proto::api::ops::*;
 use forebay_proto::attr::Attr;
-use forebay_proto::layout::publish_xattr;
+use forebay_proto::layout::publish_xattr::{self, CLOSE_HEARD_WITHIN, CLOSE_LOOK};
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Errno, Ino, Result, SetAttr};
 use forebay_store::record::Answered;
+use std::time::Instant;
+
+fn is_of_layout(name: &[u8]) -> bool {
+    name.strip_prefix(OWN_XATTRS).is_some_and(is_layout_xattr)
+}
 
 impl At<'_> {
     pub(super) fn attributes_call(&self, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
@@ -65,6 +70,9 @@ impl At<'_> {
     /// Sets an xattr. A layout is fixed while somebody may write the file without asking, and a striped file becomes final only
     /// when nobody does; writers of a file in logs are told.
     fn setxattr(&self, ino: Ino, name: &[u8], flags: u32, kill_sgid: bool) -> Result<()> {
+        if self.is_refused_while_open(ino, name) {
+            self.wait_for_the_last_close(ino);
+        }
         {
             let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
             self.setxattr_alone(ino, name, flags, kill_sgid)?;
@@ -75,13 +83,28 @@ impl At<'_> {
         Ok(())
     }
 
+    /// True for a layout, and for the end of all writes of a striped file.
+    fn is_refused_while_open(&self, ino: Ino, name: &[u8]) -> bool {
+        let ends_writes = || {
+            name == publish_xattr::NAME
+                && self.payload == publish_xattr::FINAL
+                && self.striped(ino).is_some_and(|layout| !layout.log)
+        };
+        is_of_layout(name) || ends_writes()
+    }
+
+    /// Who had it open may have closed it already, and we have not heard of that yet. With no turn held.
+    fn wait_for_the_last_close(&self, ino: Ino) {
+        let until = Instant::now() + CLOSE_HEARD_WITHIN;
+        while self.sessions.leases.is_open_locally(ino) && Instant::now() < until {
+            step("setxattr: the last close is waited for");
+            std::thread::sleep(CLOSE_LOOK);
+        }
+    }
+
     fn setxattr_alone(&self, ino: Ino, name: &[u8], flags: u32, kill_sgid: bool) -> Result<()> {
-        let of_layout = name.strip_prefix(OWN_XATTRS).is_some_and(is_layout_xattr);
-        let ends_writes = name == publish_xattr::NAME
-            && self.payload == publish_xattr::FINAL
-            && self.striped(ino).is_some_and(|layout| !layout.log);
-        let _turn = of_layout.then(|| self.sessions.sizes.alone(ino));
-        if (of_layout || ends_writes) && self.sessions.leases.is_open_locally(ino) {
+        let _turn = is_of_layout(name).then(|| self.sessions.sizes.alone(ino));
+        if self.is_refused_while_open(ino, name) && self.sessions.leases.is_open_locally(ino) {
             return Err(Errno::EBUSY);
         }
         self.namespace().setxattr(&self.caller, ino, name, self.payload, flags, kill_sgid)?;

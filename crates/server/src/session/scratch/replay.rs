@@ -29,6 +29,10 @@ impl At<'_> {
     ) -> Reply {
         match before {
             Before::Nothing => self.answer(call, room),
+            // What was locked or taken went with the old session, and so did what stood in its way.
+            Before::Answered(_) if matches!(call, Call::Lock(_) | Call::Take { .. }) => {
+                self.answer(call, room)
+            }
             Before::Answered(answer) => match answer {
                 Answer::Entry { attr, .. } => self.done_before(call, attr.attr.ino),
                 Answer::Created { attr, .. } => self.done_before(call, attr.attr.ino),

@@ -9,7 +9,7 @@
 //!   goes by other connections, also after its sender was killed or has long settled what it was about: the kernel of the
 //!   sender sends what a process has written, and the receiver may be stopped. It arrives once at most, for
 //!   TCP does not repeat, and never at another start of its server: connections do not outlive a process.
-//! * The client makes a request that is to be done once again on a new connection, with its number. The
+//! * The client makes a request that is to be done once (the taking of a reference, too) again on a new connection, with its number. The
 //!   first attempt was lost, or done with its answer lost, or is still on its way when the second one is answered and the client has
 //!   gone on.
 //! * A server that is stopped for a while is all of that in a row.

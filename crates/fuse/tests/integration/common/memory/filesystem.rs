@@ -8,6 +8,11 @@ impl NameOps for MemoryFs {
         if ms > 0 {
             std::thread::sleep(std::time::Duration::from_millis(ms));
         }
+        let held = self.held_lookup.lock().unwrap().take_if(|(held, _)| *held == name);
+        if let Some((_, until)) = held {
+            // Not for ever, so that a test that fails ends.
+            let _gone = until.recv_timeout(Duration::from_secs(10));
+        }
         let mut state = self.lock();
         let dir = state.node(parent)?;
         let ino = match name {

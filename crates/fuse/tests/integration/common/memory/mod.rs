@@ -16,6 +16,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -60,6 +61,8 @@ pub struct MemoryFs {
     pub blocks_in_place: AtomicU64,
     /// Milliseconds that a lookup takes.
     pub lookup_ms: AtomicU64,
+    /// The next lookup of this name takes until the sender is gone.
+    pub held_lookup: Mutex<Option<(&'static [u8], Receiver<()>)>>,
     /// Opens that asked for the local file.
     pub local_opens: AtomicU64,
     /// The next getattr panics.
@@ -86,6 +89,7 @@ impl MemoryFs {
             block_ms: AtomicU64::new(0),
             blocks_in_place: AtomicU64::new(0),
             lookup_ms: AtomicU64::new(0),
+            held_lookup: Mutex::new(None),
             local_opens: AtomicU64::new(0),
             panic_once: AtomicBool::new(false),
             last_groups: Mutex::new(Vec::new()),
