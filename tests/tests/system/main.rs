@@ -42,6 +42,7 @@ mod jobs;
 mod log_drain;
 mod mapped;
 mod model;
+mod mpi_matrix;
 mod native_files;
 mod overlays;
 mod planted;

@@ -56,7 +56,7 @@ pub(crate) fn preloaded_of(module: &str, test: &str, root: &Path) -> Report {
         .env("LD_PRELOAD", library());
     let (done, said) = procs::try_run_for(&mut command, Duration::from_secs(200));
     assert!(done && said.contains("1 passed"), "{test} with the library:\n{said}");
-    Report(std::fs::read_to_string(report.path()).unwrap())
+    Report::read(report.path())
 }
 
 /// What the library counted, of one process a line.
@@ -64,6 +64,11 @@ pub(crate) fn preloaded_of(module: &str, test: &str, root: &Path) -> Report {
 pub(crate) struct Report(String);
 
 impl Report {
+    /// What was reported into a file.
+    pub(crate) fn read(path: &Path) -> Report {
+        Report(std::fs::read_to_string(path).unwrap())
+    }
+
     /// Files that were opened without a question, of all processes.
     pub(crate) fn opened_alone(&self) -> u64 {
         self.alone(" opened alone ")
@@ -83,7 +88,7 @@ impl Report {
     }
 
     /// Questions of this kind that were answered, of all processes.
-    fn answered(&self, what: &str) -> u64 {
+    pub(crate) fn answered(&self, what: &str) -> u64 {
         let of_line = |line: &str| {
             let (_, rest) = line.split_once(&format!(" {what} "))?;
             rest.split_once('+')?.0.parse::<u64>().ok()
@@ -712,7 +717,7 @@ os.remove("db")'
     ]);
     let beside = procs::run(command.current_dir(buffer.root()));
     assert_eq!(beside, plain);
-    let report = Report(std::fs::read_to_string(report.path()).unwrap());
+    let report = Report::read(report.path());
     for what in ["open", "stat", "unlink"] {
         assert!(report.answered(what) > 20, "{what}: {}", report.0);
     }
