@@ -47,11 +47,22 @@ pub(crate) fn until_all_is_free(root: &Path) {
 
 /// The same as [`preloaded`] for a test of another file.
 pub(crate) fn preloaded_of(module: &str, test: &str, root: &Path) -> Report {
+    preloaded_with(module, test, root, &[])
+}
+
+/// The same with more variables.
+pub(crate) fn preloaded_with(
+    module: &str,
+    test: &str,
+    root: &Path,
+    variables: &[(&str, &str)],
+) -> Report {
     let report = tempfile::NamedTempFile::new().unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", &format!("{module}::{test}"), "--nocapture", "--test-threads=1"])
         .env(ROOT, root)
+        .envs(variables.iter().copied())
         .env(REPORT, report.path())
         .env("LD_PRELOAD", library());
     let (done, said) = procs::try_run_for(&mut command, Duration::from_secs(200));
