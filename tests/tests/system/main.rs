@@ -53,6 +53,7 @@ mod powercut_commit;
 mod powercut_staging;
 mod preload;
 mod preload_alone;
+mod preload_programs;
 mod python;
 mod readme;
 mod served_cache;

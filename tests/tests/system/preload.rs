@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const ROOT: &str = "FOREBAY_TEST_PRELOADED";
 const REPORT: &str = "FOREBAY_PRELOAD_REPORT";
 
-fn library() -> PathBuf {
+pub(crate) fn library() -> PathBuf {
     let library = binary().with_file_name("libforebay_preload.so");
     assert!(library.exists(), "{library:?}: cargo build -p forebay-preload first");
     library
