@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::preload::Report;
-use super::shared_mpi::{Program, checked, open_mpi};
+use super::shared_mpi::{Program, TRANSFER, checked, open_mpi};
 use super::shared_mpi_logs::{LOG, STRIPED, Site};
 use forebay_tests::buffer::{Buffer, Kind, binary};
 use forebay_tests::sys;
@@ -155,6 +155,27 @@ fn mpi_io_beside_the_mount_of_a_scratch_buffer() {
 fn the_matrix_of_sizes_on_a_scratch_buffer_through_the_mount_and_beside_it() {
     let runs: Vec<(Mpi, bool)> = ALL.iter().flat_map(|mpi| [(*mpi, false), (*mpi, true)]).collect();
     on_a_scratch_buffer(&WHOLE, &runs);
+}
+
+/// Parallel HDF5 there, by independent and collective calls, with metadata of the file by several ranks.
+#[test]
+fn parallel_hdf5_beside_the_mount_of_a_scratch_buffer() {
+    let (rows, rounds) = (10, 3);
+    let program = Program::compile("h5pcc.openmpi", "mpi_hdf5.c", &[]);
+    let buffer = Buffer::mount(Kind::Tmpfs, 512 << 20);
+    for mpi in [Mpi::Ompio, Mpi::Romio] {
+        let report = tempfile::NamedTempFile::new().unwrap();
+        let command = mpi.start(mpi.ranks(), Some(report.path()));
+        let args = [rows.to_string(), rounds.to_string()];
+        let found = checked(&program.said(command, &args, &[buffer.root()]));
+        // Two datasets.
+        assert_eq!(found, 2 * mpi.ranks() as u64 * rows * rounds * TRANSFER, "{mpi:?}");
+        let report = Report::read(report.path());
+        assert!(report.answered("open") > 0, "{mpi:?}: {report:?}");
+        let file = buffer.root().join("parallel.h5");
+        forebay_tests::procs::run(Command::new("h5stat").arg("-h").arg(&file));
+        std::fs::remove_file(file).unwrap();
+    }
 }
 
 /// Pieces of a rank, and bytes of a piece: no multiple of a page.

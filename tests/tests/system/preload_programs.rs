@@ -68,10 +68,10 @@ fn make_and_gcc_build_a_real_project() {
         ./mdb_load -T -n -f text loaded.db
         ./mdb_dump -n -p loaded.db
         ./mdb_stat -n loaded.db | grep Entries
-        touch -d '1 hour' midl.h; if make -q OPT=-O0 XCFLAGS=-w; then exit 9; fi
+        touch midl.h; if make -q OPT=-O0 XCFLAGS=-w; then exit 9; fi
         sha256sum *.o *.lo *.so mdb_stat mdb_copy mtest mtest2
     "#;
-    leave_the_same(script, &[("SOURCE", &lmdb())], 20);
+    leave_the_same(script, &[("SOURCE", lmdb().as_path())], 20);
 }
 
 /// A virtual environment with pip, and a small package of this machine that pip installs.
@@ -156,7 +156,7 @@ fn ior_and_mdtest_of_forebay_bench_leave_the_same() {
         bench mdtest --tasks 2 -n 100 -F -w 3901 --keep .
         find . -type f -printf '%f %s\n' | sort
     "#;
-    leave_the_same(script, &[("FOREBAY", &binary())], 1);
+    leave_the_same(script, &[("FOREBAY", binary().as_path())], 1);
 }
 
 /// Adds a line to a file by raw system calls, as programs do that have no libc, and says how many bytes the file has then.
@@ -223,6 +223,68 @@ fn programs_that_the_library_does_not_see_are_right_beside_it() {
         assert_eq!(procs::run(&mut command), wanted, "{extra:?}");
         let report = Report::read(report.path());
         assert!(report.answered("open") > 20, "{extra:?}: {report:?}");
+    }
+}
+
+/// Somebody else's library: it says that it is there, tells of each open, and passes it on. (Not at the end: programs close
+/// their standard error before.)
+const TELLS: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#define TOLD(name)                                                                      \
+    int name(const char *path, int flags, ...)                                          \
+    {                                                                                   \
+        int (*next)(const char *, int, ...);                                            \
+        next = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, #name);                \
+        va_list rest;                                                                   \
+        va_start(rest, flags);                                                          \
+        mode_t mode = flags & O_CREAT ? va_arg(rest, mode_t) : 0;                       \
+        va_end(rest);                                                                   \
+        if (write(2, "open told\n", 10) != 10)                                          \
+            return -1;                                                                  \
+        return next(path, flags, mode);                                                 \
+    }
+
+TOLD(open)
+TOLD(open64)
+
+__attribute__((constructor)) static void begin(void)
+{
+    if (write(2, "loaded\n", 7) != 7)
+        _exit(9);
+}
+"#;
+
+/// Other people's preloads see their calls and the library its own, whichever comes first.
+#[test]
+fn another_preload_goes_along_in_either_order() {
+    let tools = tempfile::tempdir().unwrap();
+    let (source, other) = (tools.path().join("tells.c"), tools.path().join("tells.so"));
+    std::fs::write(&source, TELLS).unwrap();
+    let mut gcc = Command::new("gcc");
+    procs::run(gcc.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&other).arg(&source).arg("-ldl"));
+    let (ours, other) = (library().display().to_string(), other.display().to_string());
+    let buffer = buffer(&[]);
+    std::fs::write(buffer.root().join("f"), "content\n").unwrap();
+    for order in [format!("{ours}:{other}"), format!("{other}:{ours}")] {
+        let report = tempfile::NamedTempFile::new().unwrap();
+        let mut dd = Command::new("dd");
+        dd.args(["if=f", "of=g", "status=none"]).current_dir(buffer.root());
+        dd.env("LD_PRELOAD", &order).env("FOREBAY_PRELOAD_REPORT", report.path());
+        let said = procs::run(&mut dd);
+        assert_eq!(std::fs::read(buffer.root().join("g")).unwrap(), b"content\n", "{order}");
+        std::fs::remove_file(buffer.root().join("g")).unwrap();
+        let report = Report::read(report.path());
+        assert!(report.answered("open") > 0, "{order}: {report:?}");
+        assert!(said.contains("loaded"), "{order}: {said}");
+        // Behind the library it sees what that leaves to libc.
+        let told = said.contains("open told");
+        assert!(told || !order.starts_with(&other), "{order}: {said}");
     }
 }
 
