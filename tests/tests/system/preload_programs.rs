@@ -159,6 +159,25 @@ fn ior_and_mdtest_of_forebay_bench_leave_the_same() {
     leave_the_same(script, &[("FOREBAY", binary().as_path())], 1);
 }
 
+/// Data by io_uring, by the kernel's aio and by a mapping, on descriptors that the library gave, as fio writes and verifies it; a static
+/// program reads the same bytes through the mount.
+#[test]
+fn descriptors_of_the_library_are_for_io_uring_aio_and_mappings() {
+    // Where an administrator has forbidden io_uring, programs do without.
+    let disabled = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    let uring = !disabled.is_ok_and(|number| number.trim() != "0");
+    let engines = if uring { "io_uring libaio mmap" } else { "libaio mmap" };
+    let script = r#"
+        for engine in $ENGINES; do
+          fio --name=$engine --filename=f --size=4m --rw=randwrite --bs=4k --iodepth=8 --ioengine=$engine --thread \
+            --fallocate=none --verify=crc32c --do_verify=1 --verify_state_save=0 > ../said 2>&1 || { cat ../said; exit 1; }
+          [ "$(sha256sum f)" = "$(busybox sha256sum f)" ]
+          busybox stat -c '%n %s' f; rm f; echo "$engine is right"
+        done
+    "#;
+    leave_the_same(script, &[("ENGINES", Path::new(engines))], 3);
+}
+
 /// Adds a line to a file by raw system calls, as programs do that have no libc, and says how many bytes the file has then.
 const RAW: &str = r#"
 #define _GNU_SOURCE
