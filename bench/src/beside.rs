@@ -21,6 +21,10 @@ const WORKER: &str = "FOREBAY_BENCH_BESIDE";
 const NAMES: usize = 1_000;
 /// Bytes of a small file, as mdtest-hard has it.
 const SMALL_BYTES: usize = 3_901;
+/// Bytes of the file that calls on an open descriptor go through, once in a sample.
+const HELD_BYTES: usize = 16 << 20;
+/// Of its blocks the large ones.
+const LARGE_BYTES: usize = 1 << 20;
 /// How long before its start a sample is announced, in nanoseconds.
 const START_DELAY_NS: u64 = 500_000;
 
@@ -28,6 +32,8 @@ const PRELOAD_NOTE: &str = "by a program with libforebay_preload.so, in one dire
     CPU of the daemon includes what it does until it is idle.";
 const NATIVE_NOTE: &str =
     "by calls of forebay-files about 1,000 names at a time; raw by a call for each.";
+const HELD_NOTE: &str = "by a descriptor that libforebay_preload.so gave before the sample, once through a file of 16 MiB that is there; raw \
+    by one of the kernel.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
@@ -41,11 +47,15 @@ enum Act {
     OpenMany,
     StatMany,
     UnlinkMany,
+    WriteHeld,
+    ReadHeld,
+    WriteHeldLarge,
+    ReadHeldLarge,
 }
 
 use Act::*;
 
-const ALL: [(&str, Act); 10] = [
+const ALL: [(&str, Act); 14] = [
     ("create", Create),
     ("open", Open),
     ("stat", Stat),
@@ -56,6 +66,10 @@ const ALL: [(&str, Act); 10] = [
     ("open-many", OpenMany),
     ("stat-many", StatMany),
     ("unlink-many", UnlinkMany),
+    ("write-held", WriteHeld),
+    ("read-held", ReadHeld),
+    ("write-held-large", WriteHeldLarge),
+    ("read-held-large", ReadHeldLarge),
 ];
 
 impl Act {
@@ -72,6 +86,20 @@ impl Act {
             UnlinkMany => Unlink,
             other => other,
         }
+    }
+
+    /// Bytes of a call, if it is about a file that is open before.
+    fn held_block(self) -> Option<usize> {
+        match self {
+            WriteHeld | ReadHeld => Some(4096),
+            WriteHeldLarge | ReadHeldLarge => Some(LARGE_BYTES),
+            _ => None,
+        }
+    }
+
+    /// Operations of a process in a sample.
+    fn count(self) -> usize {
+        self.held_block().map_or(NAMES, |bytes| HELD_BYTES / bytes)
     }
 }
 
@@ -93,7 +121,7 @@ struct Set {
     cases: [Case; 4],
 }
 
-const SETS: [Set; 3] = [
+const SETS: [Set; 4] = [
     Set {
         preloaded: true,
         note: PRELOAD_NOTE,
@@ -124,14 +152,25 @@ const SETS: [Set; 3] = [
             case("native: unlink_many", UnlinkMany, 0.35),
         ],
     },
+    Set {
+        preloaded: true,
+        note: HELD_NOTE,
+        cases: [
+            case("preload: pwrite 4 KiB, open file", WriteHeld, 0.98),
+            case("preload: pread 4 KiB, open file", ReadHeld, 0.98),
+            case("preload: pwrite 1 MiB, open file", WriteHeldLarge, 0.98),
+            case("preload: pread 1 MiB, open file", ReadHeldLarge, 0.98),
+        ],
+    },
 ];
 
 /// In a process that was started for samples: serves them until its standard input ends.
 pub fn worker() -> Option<ExitCode> {
     std::env::var_os(WORKER)?;
+    let mut held = None;
     for line in std::io::stdin().lines() {
         let Ok(line) = line else { return Some(ExitCode::FAILURE) };
-        match answer(&line) {
+        match answer(&line, &mut held) {
             Ok(text) => println!("{text}"),
             Err(error) => println!("failed {error:#}"),
         }
@@ -139,7 +178,59 @@ pub fn worker() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-fn answer(line: &str) -> Result<String> {
+/// A file that is open before a sample, and room for one of its calls.
+struct Held {
+    name: CString,
+    fd: i64,
+    buffer: Vec<u8>,
+}
+
+impl Held {
+    /// Makes the file, which has all its bytes then.
+    fn new(name: &str) -> Result<Held> {
+        let (name, buffer) = (CString::new(name)?, vec![7; LARGE_BYTES]);
+        let fd = checked(call::open(&name, libc::O_CREAT | libc::O_RDWR))?;
+        let held = Held { name, fd, buffer };
+        for at in (0..HELD_BYTES).step_by(LARGE_BYTES) {
+            held.whole(call::pwrite(fd, &held.buffer, at), LARGE_BYTES)?;
+        }
+        Ok(held)
+    }
+
+    fn whole(&self, moved: i64, wanted: usize) -> Result<()> {
+        if checked(moved)? != wanted as i64 {
+            bail!("{}: {moved} of {wanted} bytes were moved", self.name.to_string_lossy());
+        }
+        Ok(())
+    }
+
+    /// All its bytes once, by calls of this size.
+    fn run(&mut self, act: Act, bytes: usize) -> Result<()> {
+        for at in (0..HELD_BYTES).step_by(bytes) {
+            let moved = match act {
+                WriteHeld | WriteHeldLarge => call::pwrite(self.fd, &self.buffer[..bytes], at),
+                _ => call::pread(self.fd, &mut self.buffer[..bytes], at),
+            };
+            self.whole(moved, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn end(self) -> Result<()> {
+        checked(call::close(self.fd))?;
+        checked(call::unlink(&self.name)).map(drop)
+    }
+}
+
+fn answer(line: &str, held: &mut Option<Held>) -> Result<String> {
+    if let Some(name) = line.strip_prefix("hold ") {
+        *held = Some(Held::new(name)?);
+        return Ok("ok".into());
+    }
+    if line == "let go" {
+        held.take().context("nothing is held")?.end()?;
+        return Ok("ok".into());
+    }
     if let Some(dir) = line.strip_prefix("in ") {
         let dir = CString::new(dir)?;
         // By libc, where the library sees it.
@@ -159,7 +250,11 @@ fn answer(line: &str) -> Result<String> {
     }
     let (waited, cpu) = (machine::own_waited_ns(), machine::own_cpu_ns());
     let begin = machine::monotonic_ns();
-    run(act, &names, &texts)?;
+    match (act.held_block(), held) {
+        (Some(bytes), Some(held)) => held.run(act, bytes)?,
+        (Some(_), None) => bail!("nothing is held"),
+        (None, _) => run(act, &names, &texts)?,
+    }
     let end = machine::monotonic_ns();
     let (cpu, waited) = (machine::own_cpu_ns() - cpu, machine::own_waited_ns() - waited);
     Ok(format!("{begin} {end} {cpu} {waited}"))
@@ -207,6 +302,18 @@ mod call {
     pub fn write(fd: i64, bytes: &[u8]) -> i64 {
         // SAFETY: bytes that live during the call.
         unsafe { libc::write(fd as i32, bytes.as_ptr().cast(), bytes.len()) as i64 }
+    }
+
+    pub fn pwrite(fd: i64, bytes: &[u8], at: usize) -> i64 {
+        let at = at as libc::off_t;
+        // SAFETY: bytes that live during the call.
+        unsafe { libc::pwrite(fd as i32, bytes.as_ptr().cast(), bytes.len(), at) as i64 }
+    }
+
+    pub fn pread(fd: i64, bytes: &mut [u8], at: usize) -> i64 {
+        let at = at as libc::off_t;
+        // SAFETY: room that lives during the call.
+        unsafe { libc::pread(fd as i32, bytes.as_mut_ptr().cast(), bytes.len(), at) as i64 }
     }
 
     pub fn read(fd: i64, bytes: &mut [u8]) -> i64 {
@@ -298,7 +405,12 @@ impl Worker {
     fn enter(&mut self, dir: &Path) -> Result<()> {
         // The process has another current directory by now.
         let dir = std::path::absolute(dir)?;
-        self.tell(&format!("in {}", dir.display()))?;
+        self.done(&format!("in {}", dir.display()))
+    }
+
+    /// Something that is in no sample.
+    fn done(&mut self, line: &str) -> Result<()> {
+        self.tell(line)?;
         self.hear().map(drop)
     }
 
@@ -373,6 +485,10 @@ struct Side {
 impl Side {
     /// All processes do this at once; the rate, and what they waited and took.
     fn run(&mut self, act: Act, series: &mut Series, index: usize) -> Result<(f64, (u64, u64))> {
+        let held = act.held_block().is_some();
+        for (at, worker) in self.workers.iter_mut().enumerate().filter(|_| held) {
+            worker.done(&format!("hold data{at}"))?;
+        }
         let daemon_before = match self.daemon {
             Some(pid) => {
                 machine::wait_until_idle(pid)?;
@@ -390,7 +506,7 @@ impl Side {
         let (cpu, waited) = samples
             .iter()
             .fold((0, 0), |(cpu, waited), sample| (cpu + sample.cpu_ns, waited + sample.waited_ns));
-        let (elapsed, ops) = ((end - begin).max(1), (NAMES * samples.len()) as f64);
+        let (elapsed, ops) = ((end - begin).max(1), (act.count() * samples.len()) as f64);
         let rate = ops * 1e9 / elapsed as f64;
         series.rates[index].push(rate);
         series.client_us[index].push(cpu as f64 / 1e3 / ops);
@@ -398,6 +514,9 @@ impl Side {
             machine::wait_until_idle(pid)?;
             let daemon_ns = machine::process_cpu_ns(pid)? - daemon_before;
             series.daemon_us.push(daemon_ns as f64 / 1e3 / ops);
+        }
+        for worker in self.workers.iter_mut().filter(|_| held) {
+            worker.done("let go")?;
         }
         Ok((rate, (waited, elapsed * samples.len() as u64)))
     }

@@ -87,6 +87,7 @@ impl Case {
                 seed: seed + u64::from(worker),
                 direct: self.direct,
                 synced: self.synced,
+                read_only: false,
                 tcp: None,
             })
             .collect()

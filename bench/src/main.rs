@@ -11,6 +11,7 @@ mod full;
 mod idle;
 mod lifetime;
 mod machine;
+mod matrix;
 mod names;
 mod nodes;
 mod pool;
@@ -55,7 +56,7 @@ struct Args {
     /// Only rows of these parts.
     #[arg(long, value_name = "PART", value_delimiter = ',',
           value_parser = ["control", "data", "names", "beside", "staging", "served", "nodes",
-                          "striped", "cache", "lifetime", "full"])]
+                          "striped", "matrix", "cache", "lifetime", "full"])]
     only: Vec<String>,
     /// Pairs of samples per row of data and names.
     #[arg(long, value_name = "N")]
@@ -213,7 +214,7 @@ fn measure_buffer(
         let keep = |row| keep(rows, row);
         nodes::measure(&args.forebay, &args.flash, disk, bytes, workers, args.pairs(), keep)?;
     }
-    if args.wants("striped") {
+    if args.wants("striped") || args.wants("matrix") {
         measure_striped(args, disk, workers, rows)?;
     }
     if args.wants("cache") {
@@ -246,7 +247,7 @@ fn measure_buffer(
     Ok((store_kind, fast_path))
 }
 
-/// Striped files, against a plain tmpfs and plain TCP.
+/// Striped files and files in logs, against a plain tmpfs and plain TCP, and the matrix of files in logs.
 fn measure_striped(
     args: &Args,
     disk: &Scratch,
@@ -254,10 +255,16 @@ fn measure_striped(
     rows: &mut Vec<Row>,
 ) -> Result<()> {
     let bytes = (args.capacity_mib << 20) / 4;
-    let servers = striped::Striped::start(&args.forebay, &args.flash, disk, bytes)?;
+    let mut servers = striped::Striped::start(&args.forebay, &args.flash, disk, bytes)?;
     let raw = Scratch::named(Path::new("/dev/shm"), "striped.raw")?;
-    let keep = |row| keep(rows, row);
-    striped::measure(&servers, raw.path(), workers, args.pairs(), keep)?;
+    if args.wants("matrix") {
+        matrix::measure(&servers, workers, args.pairs(), |row| keep(rows, row))?;
+        workers.forget()?;
+    }
+    if args.wants("striped") {
+        let keep = |row| keep(rows, row);
+        striped::measure(&mut servers, (raw.path(), disk), workers, args.pairs(), keep)?;
+    }
     Ok(workers.forget()?)
 }
 

@@ -36,7 +36,7 @@ impl Target {
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Part of the table: `control`, `data`, `names`, `beside`, `staging`, `served`, `nodes`, `striped`,
-    /// `cache`, `lifetime`, `full`.
+    /// `matrix`, `cache`, `lifetime`, `full`.
     pub part: &'static str,
     /// What was done.
     pub case: String,

@@ -29,12 +29,17 @@ const NOTE: &str = "striped: CPU of the daemon is that of both mounts and both s
 const STRIDED_NOTE: &str = "strided: each of two processes, each on a mount of its own, writes or reads every other \
     block of one file; raw is one directory.";
 
+const BACK_NOTE: &str = "read back: files in logs that were published by closing them, by two processes, a file each; on the own node by the \
+    mount that wrote them, by its server's Unix socket; from another node by a mount that reaches all servers by TCP only.";
 const LOGS_NOTE: &str = "log layout: raw is not tmpfs but the same two mounts, served, each with a whole file of its own.";
 
 /// Two servers with a buffer over both, and two mounts of it.
 pub struct Striped<'a> {
     forebay: &'a Path,
-    mounts: Vec<PathBuf>,
+    /// As from other nodes: by TCP only.
+    pub mounts: Vec<PathBuf>,
+    /// On the servers' node.
+    near: Option<PathBuf>,
     // After the mounts are gone.
     pool: Pool<'a>,
 }
@@ -48,7 +53,7 @@ impl<'a> Striped<'a> {
         bytes: u64,
     ) -> Result<Striped<'a>> {
         let pool = Pool::start(forebay, flash, disk, "striped", bytes + (64 << 20), SERVERS)?;
-        let mut striped = Striped { forebay, mounts: Vec::new(), pool };
+        let mut striped = Striped { forebay, mounts: Vec::new(), near: None, pool };
         striped.pool.create(NAME, bytes, SERVERS)?;
         for at in 0..2 {
             let point = disk.dir(&format!("striped.mnt{at}"))?;
@@ -70,40 +75,60 @@ impl<'a> Striped<'a> {
         Ok(striped)
     }
 
-    fn daemons(&self) -> Result<Vec<u32>> {
+    /// The processes of the servers and of the mounts.
+    pub fn daemons(&self) -> Result<Vec<u32>> {
         let mut all = self.pool.pids();
-        for point in &self.mounts {
+        for point in self.mounts.iter().chain(&self.near) {
             all.push(pool::mount_pid(self.forebay, point)?);
         }
         Ok(all)
+    }
+
+    /// Mounts the buffer once more, as on the servers' own node.
+    fn mount_near(&mut self, disk: &Scratch) -> Result<PathBuf> {
+        let point = disk.dir("striped.near")?;
+        self.pool.mount(NAME, &point, &[])?;
+        self.near = Some(point.clone());
+        Ok(point)
     }
 }
 
 impl Drop for Striped<'_> {
     fn drop(&mut self) {
-        for point in &self.mounts {
+        for point in self.mounts.iter().chain(&self.near) {
             pool::umount(self.forebay, point);
         }
         self.pool.destroy(NAME);
     }
 }
 
+/// Jobs of a side (0: raw), for a pair with this number.
+type Jobs<'a> = &'a dyn Fn(usize, u64) -> Vec<Job>;
+
 /// One row: jobs on the raw side and on the buffer's.
-struct Case<'a> {
-    name: String,
-    target: Option<Target>,
-    note: &'static str,
-    /// Jobs of a side, for a pair.
-    jobs: &'a dyn Fn(usize, u64) -> Vec<Job>,
+pub struct Case<'a> {
+    /// Part of the table.
+    pub part: &'static str,
+    /// What it is called.
+    pub name: String,
+    /// What it has to reach.
+    pub target: Option<Target>,
+    /// How it is measured.
+    pub note: &'static str,
+    /// What is measured.
+    pub jobs: Jobs<'a>,
+    /// What writes the files before, if not the same jobs. They are closed then.
+    pub fill: Option<Jobs<'a>>,
     /// Files there are on each side, and their bytes.
-    files: [Vec<PathBuf>; 2],
-    file_bytes: [u64; 2],
+    pub files: [Vec<PathBuf>; 2],
+    /// Bytes of each of them, by sides.
+    pub file_bytes: [u64; 2],
 }
 
 /// All rows.
 pub fn measure(
-    striped: &Striped<'_>,
-    raw: &Path,
+    striped: &mut Striped<'_>,
+    (raw, disk): (&Path, &Scratch),
     workers: &mut Workers,
     pairs: usize,
     mut keep: impl FnMut(Row),
@@ -125,15 +150,18 @@ pub fn measure(
                 seed,
                 direct: false,
                 synced: false,
+                read_only: false,
                 tcp: port.filter(|_| side == 0),
             };
             let jobs = |side, seed| (0..2).map(|worker| job(side, worker, seed)).collect();
             let files = |side: usize| (0..2).map(|worker| job(side, worker, 0).path).collect();
             let case = Case {
+                part: "striped",
                 name: format!("sequential {verb} 1 MiB, 2 processes, 2 servers, to {against}"),
                 target: Some(Target::RatioAtLeast(least)),
                 note: NOTE,
                 jobs: &jobs,
+                fill: None,
                 files: if port.is_some() { [Vec::new(), files(1)] } else { [files(0), files(1)] },
                 file_bytes: [SAMPLE_BYTES; 2],
             };
@@ -141,7 +169,58 @@ pub fn measure(
         }
     }
     strided(striped, raw, &daemons, workers, pairs, &mut keep)?;
-    in_logs(striped, &daemons, workers, pairs, &mut keep)
+    in_logs(striped, &daemons, workers, pairs, &mut keep)?;
+    // Last: no other row has this mount beside it.
+    let near = striped.mount_near(disk)?;
+    let daemons = striped.daemons()?;
+    for (mount, port) in [(&near, None), (&striped.mounts[0], Some(tcp))] {
+        keep(read_back((&near, mount), raw, port, &daemons, workers, pairs)?);
+    }
+    Ok(())
+}
+
+/// Files in logs that one mount wrote and closed, read by it or by another one; to tmpfs, or to plain TCP by this port.
+fn read_back(
+    (writes, reads): (&Path, &Path),
+    raw: &Path,
+    port: Option<u16>,
+    daemons: &[u32],
+    workers: &mut Workers,
+    pairs: usize,
+) -> Result<Row> {
+    let job = |dir: &Path, side: usize, worker: u32, seed: u64| Job {
+        path: [raw, &dir.join("logs")][side].join(format!("back.{worker}")),
+        op: Op::Read,
+        pattern: Pattern::Sequential,
+        block_bytes: 1 << 20,
+        first_block: 0,
+        blocks: (SAMPLE_BYTES >> 20) as u32,
+        step: 1,
+        seed,
+        direct: false,
+        synced: false,
+        read_only: true,
+        tcp: port.filter(|_| side == 0),
+    };
+    let jobs = |side, seed| (0..2).map(|worker| job(reads, side, worker, seed)).collect();
+    let fill = |side, seed| (0..2).map(|worker| job(writes, side, worker, seed)).collect();
+    let files = |side: usize| (0..2).map(|worker| job(reads, side, worker, 0).path).collect();
+    let (from, to) = match port {
+        None => ("own node", "tmpfs"),
+        Some(_) => ("another node", "plain TCP"),
+    };
+    let case = Case {
+        part: "striped",
+        name: format!("log layout: read back 1 MiB, {from}, 2 processes, to {to}"),
+        // What the network gives has no figure of its own.
+        target: port.is_none().then_some(Target::RatioAtLeast(0.8)),
+        note: BACK_NOTE,
+        jobs: &jobs,
+        fill: Some(&fill),
+        files: if port.is_some() { [Vec::new(), files(1)] } else { [files(0), files(1)] },
+        file_bytes: [SAMPLE_BYTES; 2],
+    };
+    case.measure(daemons, workers, pairs)
 }
 
 /// One file in logs, its blocks by turns from two mounts, to what the same mounts do with a file each.
@@ -175,6 +254,7 @@ fn in_logs(
                     seed,
                     direct: false,
                     synced: false,
+                    read_only: false,
                     tcp: None,
                 }
             };
@@ -182,12 +262,14 @@ fn in_logs(
         };
         let blocks = 2 * (half / u64::from(STRIDED_BLOCK_BYTES));
         let case = Case {
+            part: "striped",
             name: format!(
                 "log layout: strided {verb} 47008 B of one file, 2 mounts, to a file each, 1 MiB"
             ),
             target: Some(Target::RatioAtLeast(least)),
             note: LOGS_NOTE,
             jobs: &jobs,
+            fill: None,
             files: [vec![path(0, 0), path(0, 1)], vec![path(1, 0)]],
             file_bytes: [half, blocks * u64::from(STRIDED_BLOCK_BYTES)],
         };
@@ -223,15 +305,18 @@ fn strided(
                 seed,
                 direct: false,
                 synced: false,
+                read_only: false,
                 tcp: None,
             };
             (0..2).map(job).collect()
         };
         let case = Case {
+            part: "striped",
             name: format!("strided {verb} 47008 B of one file, 2 processes on 2 mounts, 2 servers"),
             target: None,
             note: STRIDED_NOTE,
             jobs: &jobs,
+            fill: None,
             files: [vec![path(0, 0)], vec![path(1, 0)]],
             file_bytes: [u64::from(2 * blocks) * u64::from(STRIDED_BLOCK_BYTES); 2],
         };
@@ -241,7 +326,8 @@ fn strided(
 }
 
 impl Case<'_> {
-    fn measure(&self, daemons: &[u32], workers: &mut Workers, pairs: usize) -> Result<Row> {
+    /// Takes the pairs of samples, and checks at the end what the files hold.
+    pub fn measure(&self, daemons: &[u32], workers: &mut Workers, pairs: usize) -> Result<Row> {
         let mut collected = Pairs::new(pairs);
         let mut points: [Vec<Point>; 2] = [Vec::new(), Vec::new()];
         while collected.more() {
@@ -268,7 +354,7 @@ impl Case<'_> {
             std::fs::remove_file(file).with_context(|| format!("remove {}", file.display()))?;
         }
         let name = self.name.clone();
-        data::bandwidth_row("striped", name, self.target, self.note, &collected, &points)
+        data::bandwidth_row(self.part, name, self.target, self.note, &collected, &points)
     }
 
     /// Fills the files anew: the jobs' own blocks, written.
@@ -283,11 +369,15 @@ impl Case<'_> {
                     _ => {}
                 }
             }
-            let fill = |job: Job| Job { op: Op::Overwrite, ..job };
-            let jobs: Vec<Job> = (self.jobs)(side, 0).into_iter().map(fill).collect();
+            let fill = |job: Job| Job { op: Op::Overwrite, read_only: false, ..job };
+            let jobs = self.fill.unwrap_or(self.jobs)(side, 0);
+            let jobs: Vec<Job> = jobs.into_iter().map(fill).collect();
             // One after the other: the second of a shared file finds it there.
             workers.prepare(&jobs)?;
             workers.run(jobs.len())?;
+        }
+        if self.fill.is_some() {
+            workers.forget()?;
         }
         Ok(())
     }

@@ -55,6 +55,7 @@ const JOBDW_KEYS: &[&str] = &[
     "pfs",
     "layout",
     "consistency",
+    "preload",
 ];
 const JOBDW_REQUIRED: usize = 3;
 
@@ -135,6 +136,7 @@ pub(crate) fn interpret(
         pool: None,
         cache: None,
         log: Logs::Off,
+        preload: false,
         persistent: Vec::new(),
         create_persistent: Vec::new(),
         destroy_persistent: Vec::new(),
@@ -304,6 +306,7 @@ fn key_help(key: &str, command: &[u8]) -> &'static str {
         ("access_mode", _) => "striped, private or striped,private; of a cache also ldbalance",
         ("layout", _) => "plain or log",
         ("consistency", _) => "commit or strict",
+        ("preload", _) => "yes or no",
         ("pfs", _) => "an absolute path on the parallel file system",
         ("source", b"stage_in") => "an absolute path on the parallel file system",
         ("source", _) => "$DW_JOB_STRIPED/PATH or $DW_JOB_PRIVATE/PATH",
@@ -501,7 +504,8 @@ fn jobdw(
     problems: &mut Problems<'_>,
 ) {
     let values = keys(directive, JOBDW_KEYS, JOBDW_REQUIRED, problems);
-    let [kind, capacity, modes, pool, strategy, max_mds, pfs, layout, consistency] = &values[..]
+    let [kind, capacity, modes, pool, strategy, max_mds, pfs, layout, consistency, preload] =
+        &values[..]
     else {
         return;
     };
@@ -509,32 +513,8 @@ fn jobdw(
     if let Some(path) = read_pfs(directive, is_cache, kind.is_some(), pfs.as_ref(), problems) {
         request.cache = Some(path);
     }
-    if let Some(layout) = layout
-        && one_of(layout, &[PLAIN, LOG], "a layout", problems)
-        && layout.bytes() == LOG.as_bytes()
-    {
-        match is_cache {
-            true => layout.refuse(
-                problems,
-                "layout= belongs to type=scratch".into(),
-                "type=scratch, or no layout=",
-            ),
-            false => request.log = Logs::Commit,
-        }
-    }
-    if let Some(consistency) = consistency
-        && one_of(consistency, &[COMMIT, STRICT], "a consistency", problems)
-    {
-        match request.log {
-            Logs::Off => consistency.refuse(
-                problems,
-                "consistency= belongs to layout=log".into(),
-                "layout=log, or no consistency=",
-            ),
-            _ if consistency.bytes() == STRICT.as_bytes() => request.log = Logs::Strict,
-            _ => {}
-        }
-    }
+    read_layout(is_cache, [layout.as_ref(), consistency.as_ref()], request, problems);
+    read_preload(dialect, (directive.line, is_cache), preload.as_ref(), request, problems);
     if let Some(capacity) = capacity
         && let Some(bytes) = read_capacity(capacity, problems)
     {
@@ -562,6 +542,66 @@ fn jobdw(
         && one_of(value, &["yes", "no"], "yes or no", problems)
     {
         note(request, directive.line, "max_mds= has no effect with one server");
+    }
+}
+
+/// How the files of a scratch buffer are written, and what others see of them.
+fn read_layout(
+    is_cache: bool,
+    [layout, consistency]: [Option<&Value<'_>>; 2],
+    request: &mut JobRequest,
+    problems: &mut Problems<'_>,
+) {
+    if let Some(layout) = layout
+        && one_of(layout, &[PLAIN, LOG], "a layout", problems)
+        && layout.bytes() == LOG.as_bytes()
+    {
+        match is_cache {
+            true => layout.refuse(
+                problems,
+                "layout= belongs to type=scratch".into(),
+                "type=scratch, or no layout=",
+            ),
+            false => request.log = Logs::Commit,
+        }
+    }
+    if let Some(consistency) = consistency
+        && one_of(consistency, &[COMMIT, STRICT], "a consistency", problems)
+    {
+        match request.log {
+            Logs::Off => consistency.refuse(
+                problems,
+                "consistency= belongs to layout=log".into(),
+                "layout=log, or no consistency=",
+            ),
+            _ if consistency.bytes() == STRICT.as_bytes() => request.log = Logs::Strict,
+            _ => {}
+        }
+    }
+}
+
+/// Whether the script runs with the preload library, which has something to do on scratch buffers of one machine.
+fn read_preload(
+    dialect: Dialect,
+    (line, is_cache): (usize, bool),
+    preload: Option<&Value<'_>>,
+    request: &mut JobRequest,
+    problems: &mut Problems<'_>,
+) {
+    let Some(preload) = preload else { return };
+    if !one_of(preload, &["yes", "no"], "yes or no", problems) || preload.bytes() == b"no" {
+        return;
+    }
+    match (is_cache, dialect) {
+        (true, _) => preload.refuse(
+            problems,
+            "preload= belongs to type=scratch".into(),
+            "type=scratch, or no preload=",
+        ),
+        (false, Dialect::Run) => request.preload = true,
+        (false, Dialect::Scheduler) => {
+            note(request, line, "preload= has no effect on buffers at servers");
+        }
     }
 }
 

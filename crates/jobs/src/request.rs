@@ -159,6 +159,9 @@ pub struct JobRequest {
     /// New files are written as logs.
     #[serde(default, skip_serializing_if = "Logs::is_off")]
     pub log: Logs,
+    /// The script runs with the preload library.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub preload: bool,
     /// Persistent buffers that the job uses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub persistent: Vec<PersistentUse>,
@@ -178,6 +181,10 @@ pub struct JobRequest {
 
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+fn is_false(is: &bool) -> bool {
+    !is
 }
 
 impl JobRequest {

@@ -92,6 +92,8 @@ pub struct Job {
     pub direct: bool,
     /// What was written is on the device at the end (fsync).
     pub synced: bool,
+    /// The file is opened for reading only, as by a program that writes nothing.
+    pub read_only: bool,
     /// Not a file: as many bytes by a plain TCP connection to this port (see `striped`).
     pub tcp: Option<u16>,
 }
@@ -163,7 +165,7 @@ enum Answer {
 /// than it takes to tell them all.
 const START_DELAY_NS: u64 = 300_000;
 /// Largest block of a job, in bytes.
-const BLOCK_BYTES_MAX: usize = 4 << 20;
+const BLOCK_BYTES_MAX: usize = 16 << 20;
 
 /// The forked processes.
 pub struct Workers {
@@ -366,7 +368,10 @@ impl State {
         if !self.files.contains_key(&key) {
             let flags = if job.direct { libc::O_DIRECT } else { 0 };
             let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).custom_flags(flags);
+            options.read(true).custom_flags(flags);
+            if !job.read_only {
+                options.write(true).create(true).truncate(false);
+            }
             let file = options.open(&job.path).tried(format!("open {}", job.path.display()))?;
             self.files.insert(key.clone(), file);
         }
@@ -605,6 +610,7 @@ mod tests {
             seed: 3,
             direct: false,
             synced: true,
+            read_only: false,
             tcp: None,
         };
         let mut state = state();
@@ -620,6 +626,10 @@ mod tests {
             };
             assert!(sample.bytes == 50 * 4_096 && sample.end_ns > sample.start_ns, "{sample:?}");
         }
+        state.obey(Command::Forget).unwrap();
+        (job.op, job.read_only) = (Op::Overwrite, true);
+        state.obey(Command::Prepare(job.clone())).unwrap();
+        assert!(state.obey(Command::Run { start_ns: 0 }).is_err(), "opened for reading only");
         let bytes = 50 * 4_096;
         state.obey(Command::Verify { path: path.clone(), bytes }).unwrap();
         let file = OpenOptions::new().write(true).open(&path).unwrap();

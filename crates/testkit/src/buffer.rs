@@ -57,6 +57,8 @@ pub struct Buffer {
     options: Options,
     base: PathBuf,
     watchdog: Arc<(Mutex<bool>, Condvar)>,
+    /// Goes with this value.
+    owned: bool,
 }
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -118,10 +120,16 @@ impl Buffer {
             std::fs::create_dir_all(base.join(part)).unwrap();
         }
         let watchdog = Arc::new((Mutex::new(false), Condvar::new()));
-        let buffer = Buffer { options, base, watchdog };
+        let buffer = Buffer { options, base, watchdog, owned: true };
         buffer.start();
         buffer.watch();
         buffer
+    }
+
+    /// A buffer that another process of these tests has mounted here, and removes.
+    pub fn of_another(root: &Path, options: Options) -> Buffer {
+        let base = root.parent().unwrap().to_path_buf();
+        Buffer { options, base, watchdog: Arc::default(), owned: false }
     }
 
     /// The mount point.
@@ -336,6 +344,9 @@ pub fn abort_connection(root: &Path) {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         *self.watchdog.0.lock().unwrap() = true;
         self.watchdog.1.notify_all();
         if is_raw() {

@@ -113,8 +113,30 @@ pub fn umask(mask: u32) -> u32 {
     unsafe { libc::umask(mask) }
 }
 
+/// Set in a process whose library asks nothing any more once a thread has left what the process has in common (its directory, its
+/// user): there it is the process that changes, and that goes back. It runs one test at a time.
+pub const AS_PROCESS: &str = "FOREBAY_TEST_AS_PROCESS";
+
+fn is_as_process() -> bool {
+    std::env::var_os(AS_PROCESS).is_some()
+}
+
+/// Runs `work` with umask 022, and goes back to the umask and the working directory from before.
+fn as_process<T>(work: impl FnOnce() -> T) -> T {
+    let here = sys::open(".", libc::O_PATH | libc::O_DIRECTORY, 0).unwrap();
+    let mask = umask(0o022);
+    let result = work();
+    umask(mask);
+    // SAFETY: an open directory.
+    assert_eq!(unsafe { libc::fchdir(here.as_raw_fd()) }, 0, "fchdir: {:?}", sys::last());
+    result
+}
+
 /// Runs `work` in a thread with its own umask (022) and working directory, and gives its result.
 pub fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    if is_as_process() {
+        return as_process(work);
+    }
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             own_fs_state();
@@ -127,6 +149,14 @@ pub fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 
 /// Runs `work` as another user.
 pub fn as_user<T: Send>(cred: &Cred, work: impl FnOnce() -> T + Send) -> T {
+    if is_as_process() {
+        return as_process(|| {
+            cred.act_as_process();
+            let result = work();
+            Cred::root().act_as_process();
+            result
+        });
+    }
     apart(|| {
         cred.become_it();
         work()

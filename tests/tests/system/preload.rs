@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const ROOT: &str = "FOREBAY_TEST_PRELOADED";
 const REPORT: &str = "FOREBAY_PRELOAD_REPORT";
 
-fn library() -> PathBuf {
+pub(crate) fn library() -> PathBuf {
     let library = binary().with_file_name("libforebay_preload.so");
     assert!(library.exists(), "{library:?}: cargo build -p forebay-preload first");
     library
@@ -47,16 +47,27 @@ pub(crate) fn until_all_is_free(root: &Path) {
 
 /// The same as [`preloaded`] for a test of another file.
 pub(crate) fn preloaded_of(module: &str, test: &str, root: &Path) -> Report {
+    preloaded_with(module, test, root, &[])
+}
+
+/// The same with more variables.
+pub(crate) fn preloaded_with(
+    module: &str,
+    test: &str,
+    root: &Path,
+    variables: &[(&str, &str)],
+) -> Report {
     let report = tempfile::NamedTempFile::new().unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", &format!("{module}::{test}"), "--nocapture", "--test-threads=1"])
         .env(ROOT, root)
+        .envs(variables.iter().copied())
         .env(REPORT, report.path())
         .env("LD_PRELOAD", library());
     let (done, said) = procs::try_run_for(&mut command, Duration::from_secs(200));
     assert!(done && said.contains("1 passed"), "{test} with the library:\n{said}");
-    Report(std::fs::read_to_string(report.path()).unwrap())
+    Report::read(report.path())
 }
 
 /// What the library counted, of one process a line.
@@ -64,6 +75,11 @@ pub(crate) fn preloaded_of(module: &str, test: &str, root: &Path) -> Report {
 pub(crate) struct Report(String);
 
 impl Report {
+    /// What was reported into a file.
+    pub(crate) fn read(path: &Path) -> Report {
+        Report(std::fs::read_to_string(path).unwrap())
+    }
+
     /// Files that were opened without a question, of all processes.
     pub(crate) fn opened_alone(&self) -> u64 {
         self.alone(" opened alone ")
@@ -83,7 +99,7 @@ impl Report {
     }
 
     /// Questions of this kind that were answered, of all processes.
-    fn answered(&self, what: &str) -> u64 {
+    pub(crate) fn answered(&self, what: &str) -> u64 {
         let of_line = |line: &str| {
             let (_, rest) = line.split_once(&format!(" {what} "))?;
             rest.split_once('+')?.0.parse::<u64>().ok()
@@ -712,7 +728,7 @@ os.remove("db")'
     ]);
     let beside = procs::run(command.current_dir(buffer.root()));
     assert_eq!(beside, plain);
-    let report = Report(std::fs::read_to_string(report.path()).unwrap());
+    let report = Report::read(report.path());
     for what in ["open", "stat", "unlink"] {
         assert!(report.answered(what) > 20, "{what}: {}", report.0);
     }

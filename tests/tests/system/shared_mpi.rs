@@ -44,32 +44,48 @@ impl Program {
     /// The same by a command that ends with `mpirun`.
     pub(super) fn run_by(
         &self,
-        mut command: Command,
+        command: Command,
         ranks: usize,
         implementation: &str,
         args: &[String],
         mounts: &[PathBuf],
     ) -> u64 {
+        checked(&self.said(open_mpi(command, ranks, implementation), args, mounts))
+    }
+
+    /// What the program says when a launcher's command, to which only the program is missing, starts its ranks.
+    pub(super) fn said(&self, mut command: Command, args: &[String], mounts: &[PathBuf]) -> String {
         command
-            // The tests are root, and use fewer processors than there are ranks.
-            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-            // What it keeps while it runs goes with the program.
+            // What a launcher keeps while it runs goes with the program.
             .env("TMPDIR", self.dir.path())
-            .args(["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"])
-            // The shared file pointer in a file beside the data, under fcntl locks: memory, its
-            // first choice here, is nothing that nodes share.
-            .args(["--mca", "sharedfp", "lockedfile"])
-            .args(["--mca", "io", implementation, "-n", &ranks.to_string()])
             .arg(self.dir.path().join("program"))
             .args(args)
             .args(mounts);
         let (ok, said) = procs::try_run_for(&mut command, PROGRAM_LIMIT);
-        assert!(ok, "{implementation}: {args:?}: {said}");
-        let line = said.lines().find_map(|line| line.strip_prefix("checked "));
-        let count = line.and_then(|line| line.strip_suffix(" bytes"));
-        count.unwrap_or_else(|| panic!("{said}")).parse().unwrap()
+        assert!(ok, "{command:?}: {said}");
+        said
     }
+}
+
+/// A command that ends with `mpirun`, with all that stands before the program.
+pub(super) fn open_mpi(mut command: Command, ranks: usize, implementation: &str) -> Command {
+    command
+        // The tests are root, and use fewer processors than there are ranks.
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .args(["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"])
+        // The shared file pointer in a file beside the data, under fcntl locks: memory, its
+        // first choice here, is nothing that nodes share.
+        .args(["--mca", "sharedfp", "lockedfile"])
+        .args(["--mca", "io", implementation, "-n", &ranks.to_string()]);
+    command
+}
+
+/// The bytes that a program's ranks found right.
+pub(super) fn checked(said: &str) -> u64 {
+    let line = said.lines().find_map(|line| line.strip_prefix("checked "));
+    let count = line.and_then(|line| line.strip_suffix(" bytes"));
+    count.unwrap_or_else(|| panic!("{said}")).parse().unwrap()
 }
 
 fn roots(served: &Served) -> Vec<PathBuf> {

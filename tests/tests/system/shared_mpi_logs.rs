@@ -15,23 +15,29 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// A directory of the buffer, and the attributes that give its files their layout.
-const STRIPED: (&str, &[(&str, &str)]) =
+pub(super) const STRIPED: (&str, &[(&str, &str)]) =
     ("striped", &[("stripe_count", "all"), ("stripe_size_bytes", "65536")]);
-const LOG: (&str, &[(&str, &str)]) = ("log", &[("layout", "log")]);
+pub(super) const LOG: (&str, &[(&str, &str)]) = ("log", &[("layout", "log")]);
 const STRICT: (&str, &[(&str, &str)]) = ("strict", &[("layout", "log"), ("consistency", "strict")]);
 
 const RANKS: usize = 4;
 
 /// Two servers, a mount at one of them and one that reaches them by the network.
-struct Site {
-    served: Served,
+pub(super) struct Site {
+    pub(super) served: Served,
     /// Programs ask mounts beside the kernel.
     preload: bool,
 }
 
 impl Site {
     fn new() -> Site {
-        let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+        Site::of(512 << 20)
+    }
+
+    /// The same with a buffer of so many bytes.
+    pub(super) fn of(capacity: u64) -> Site {
+        let options = Options { capacity, ..Options::over(2, Store::Tmpfs) };
+        let served = Served::with(options, &[Via::Local, Via::Tcp]);
         for (dir, attributes) in [STRIPED, LOG, STRICT] {
             sys::mkdir(served.path(0, dir), 0o755).unwrap();
             for (name, value) in attributes {
@@ -42,7 +48,7 @@ impl Site {
         Site { served, preload: false }
     }
 
-    fn roots(&self, dir: &str) -> Vec<PathBuf> {
+    pub(super) fn roots(&self, dir: &str) -> Vec<PathBuf> {
         (0..self.served.mount_count()).map(|at| self.served.root(at).join(dir)).collect()
     }
 

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 /// The library.
-const LIBRARY: &str = "libforebay_preload.so";
+pub const LIBRARY: &str = "libforebay_preload.so";
 /// Where each process adds what it asked for.
 const REPORT: &str = "FOREBAY_PRELOAD_REPORT";
 

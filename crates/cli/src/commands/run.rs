@@ -2,7 +2,7 @@
 //! its steps on this machine, to its end, or given up. The steps are in `forebay_jobs::run`; here is what comes before the first and
 //! after the last.
 
-use super::validate;
+use super::{exec, preload_library, validate};
 use crate::args::RunArgs;
 use crate::failure::{Outcome, Usage, print_json};
 use crate::job_servers::JobServers;
@@ -60,6 +60,9 @@ fn start(args: &RunArgs, script: &Path) -> anyhow::Result<Option<Finished>> {
             return Ok(None);
         }
     };
+    if request.preload {
+        preload_library::find(exec::LIBRARY)?;
+    }
     let served = served(args)?;
     let flash = site::flash(args.flash.as_deref())?;
     let (flash, report) = match (&served, check::flash_dir(flash.as_deref())) {
@@ -155,5 +158,6 @@ fn program() -> anyhow::Result<Program> {
         path,
         called: called.to_string_lossy().into_owned(),
         servers: Arc::new(JobServers),
+        preload: preload_library::find(exec::LIBRARY).ok(),
     })
 }

@@ -180,6 +180,12 @@ fn describe(name: &str, job: &JobRequest, report: &Report) -> String {
         lines.push(format!("buffer       {kind}, {capacity}, {}", modes.join(",")));
         lines.push(format!("environment  {}, FOREBAY_BUFFER", variables.join(", ")));
     }
+    if job.preload {
+        lines.push(
+            "preload      files are opened beside the mount, unless the buffer is at servers"
+                .into(),
+        );
+    }
     if job.swap_bytes_per_node > 0 {
         let size = format_bytes(job.swap_bytes_per_node);
         lines.push(format!("swap         {size} on each node, on its own flash"));

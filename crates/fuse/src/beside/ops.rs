@@ -153,7 +153,11 @@ impl Parts {
         if attr.kind() != FileKind::File || !granted(&self.cx, caller, &attr, want) {
             return Err(No::ByKernel);
         }
-        if writes && (self.cx.flags.read_only || rights::loses_by_writes(&self.cx, &attr)) {
+        // A program may run from the file: only the kernel knows, and only of what is opened through the mount (ETXTBSY).
+        let may_run = attr.mode & 0o111 != 0;
+        if writes
+            && (self.cx.flags.read_only || may_run || rights::loses_by_writes(&self.cx, &attr))
+        {
             return Err(No::ByKernel);
         }
         // A read may store a time of access.

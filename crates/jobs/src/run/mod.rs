@@ -104,6 +104,18 @@ pub struct Program {
     pub called: String,
     /// How it asks servers.
     pub servers: Arc<dyn Servers>,
+    /// Its preload library, if it is installed.
+    pub preload: Option<PathBuf>,
+}
+
+/// `LD_PRELOAD` with this library before those that are preloaded already.
+fn preloads(library: &Path) -> (&'static str, OsString) {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    ("LD_PRELOAD", all)
 }
 
 /// Why a job was not begun or not taken up. Nothing was changed.
@@ -449,6 +461,10 @@ impl Machine {
             let mut path = self.record.mode_dir(mode, &self.dir).into_os_string().into_vec();
             path.push(b'/');
             environment.push((self.record.request.variable(mode), OsString::from_vec(path)));
+        }
+        // On buffers at servers it would ask nothing.
+        if self.record.request.preload && self.record.served.is_none() {
+            environment.extend(self.program.preload.as_deref().map(preloads));
         }
         environment
     }

@@ -65,6 +65,20 @@ fn a_buffer_in_logs_is_understood_and_is_scratch() {
 }
 
 #[test]
+fn the_preload_library_is_for_scratch_buffers() {
+    let line =
+        |rest: &str| format!("#!/bin/sh\n#DW jobdw capacity=1GiB access_mode=striped {rest}\n");
+    let asked = |rest: &str| job(&line(rest)).preload;
+    assert!(asked("type=scratch preload=yes"));
+    assert!(!asked("type=scratch preload=no") && !asked("type=scratch"));
+    let refused = |rest: &str| parse("job.sh", line(rest).as_bytes()).unwrap_err().to_string();
+    let said = refused("type=cache pfs=/pfs/me preload=yes");
+    assert!(said.contains("preload= belongs to type=scratch"), "{said}");
+    let said = refused("type=scratch preload=maybe");
+    assert!(said.contains("expected yes or no"), "{said}");
+}
+
+#[test]
 fn capacities_of_two_jobdw_lines_add_and_share_one_buffer() {
     let job = job("#!/bin/sh\n#DW jobdw type=scratch capacity=1GiB access_mode=private\n\
         #DW jobdw type=scratch capacity=512MiB access_mode=striped\n\

@@ -63,6 +63,33 @@ echo said"#,
 }
 
 /// A job that was submitted under umask 000.
+/// With `preload=yes` what the script starts asks the mount's process, and otherwise it does not; other preloads stay.
+#[test]
+fn a_job_runs_with_the_preload_library_if_it_asks_for_it() {
+    let place = Place::new();
+    let body = r#"mkdir "${DW_JOB_STRIPED}results"; cd "${DW_JOB_STRIPED}results"
+export FOREBAY_PRELOAD_REPORT="$1"
+bash -c 'echo one > f; echo two >> f'
+echo "${LD_PRELOAD-}""#;
+    for (word, asks) in [("yes", true), ("no", false)] {
+        let jobdw = format!("{STRIPED} preload={word}");
+        let script = place.script(&[&jobdw, OUT], body);
+        let report = place.base.join(format!("report.{word}"));
+        let mut command = place.command(&["--flash"]);
+        command.env("LD_PRELOAD", "/none.so").arg(place.flash()).arg(&script).arg(&report);
+        let run = Run::wait(command.spawn().unwrap()).expect(0);
+        assert_eq!(fs::read_to_string(place.pfs("results/f")).unwrap(), "one\ntwo\n");
+        let library = run.out.lines().next().unwrap_or_default().to_string();
+        assert_eq!(library.contains("libforebay_preload.so:/none.so"), asks, "{}", run.out);
+        let told = fs::read_to_string(&report).unwrap_or_default();
+        assert_eq!(told.contains(" open "), asks, "{told}");
+        let said = place.validate(&script);
+        assert_eq!(said.out.contains("\npreload "), asks, "{}", said.out);
+        fs::remove_dir_all(place.pfs("results")).unwrap();
+    }
+    place.assert_clean();
+}
+
 #[test]
 fn records_of_a_job_are_its_owners_whatever_the_umask() {
     let place = Place::new();

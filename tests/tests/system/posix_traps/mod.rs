@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod attrs;
+mod beside;
 mod data;
 mod locks;
 mod mapped;
