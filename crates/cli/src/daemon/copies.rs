@@ -5,9 +5,13 @@
 //! Called by `ending`.
 
 use forebay_client::mountinfo::{self, MountEntry};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Most processes and mount points that are named.
 const MAX_NAMED: usize = 5;
@@ -33,8 +37,15 @@ pub struct Copies {
     /// `None` if the table of mounts did not have it: then no copy is seen.
     mount: Option<MountId>,
     /// Where the kernel shows the session, if it does.
-    session: Option<PathBuf>,
+    session: Option<Arc<Session>>,
 }
+
+/// The directory in which the kernel shows one FUSE session.
+///
+/// Held open, not looked up: the kernel gives the number of a device to the next mount as soon as a session is over, and that is
+/// somebody else's.
+#[derive(Debug)]
+struct Session(OwnedFd);
 
 /// Who has copies.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -62,9 +73,11 @@ impl Copies {
             |e: &&MountEntry| e.point == point && e.store_dir().as_deref() == Some(store_dir);
         let entry = table.iter().rev().find(is_it);
         let mount = entry.map(|entry| MountId { id: entry.id, device: entry.device });
-        let shown = mount
-            .map(|mount| Path::new(SESSIONS).join(rustix::fs::minor(mount.device).to_string()));
-        Copies { mount, session: shown.filter(|shown| shown.exists()) }
+        let shown = |mount: MountId| {
+            let number = rustix::fs::minor(mount.device).to_string();
+            Session::shown_at(&Path::new(SESSIONS).join(number)).map(Arc::new)
+        };
+        Copies { mount, session: mount.and_then(shown) }
     }
 
     /// False if the mount itself is no longer in this process's namespace.
@@ -81,8 +94,7 @@ impl Copies {
     /// The same: who has copies now, in words; `None` if the kernel has none any more.
     pub fn describe(&self) -> Option<String> {
         let seen = self.seen(|_, _| true).text();
-        let is_over = || self.session.as_ref().is_some_and(|shown| !shown.exists());
-        seen.or_else(|| (!is_over()).then(|| NOBODY_SEEN.into()))
+        seen.or_else(|| (!self.is_over()).then(|| NOBODY_SEEN.into()))
     }
 
     /// Before it is unmounted: who has copies that surely stay then, in words. Others may go with it, since mounts follow
@@ -101,9 +113,14 @@ impl Copies {
     /// the sessions; elsewhere it ends with this process.
     pub fn abort(&self) {
         let Some(session) = &self.session else { return };
-        if let Err(error) = fs::write(session.join("abort"), "1") {
+        if let Err(error) = session.abort() {
             tracing::info!(%error, "the mount's session is not aborted, but left with the process");
         }
+    }
+
+    /// Whether the kernel shows that the session has ended: its device's number may be another mount's by now.
+    fn is_over(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| !session.goes_on())
     }
 
     /// Who has copies of which `counts` says so, told the copy and the table that it is in.
@@ -122,7 +139,31 @@ impl Copies {
         let has_copy = |pid| {
             mountinfo::read_of(pid).map(|table| table.iter().any(|entry| is_theirs(entry, &table)))
         };
-        Holders { points, processes: elsewhere(has_copy) }
+        let seen = Holders { points, processes: elsewhere(has_copy) };
+        // Asked last: while it goes on, nobody else has its number.
+        if self.is_over() { Holders::default() } else { seen }
+    }
+}
+
+impl Session {
+    fn shown_at(dir: &Path) -> Option<Session> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat(CWD, dir, flags, Mode::empty()).ok().map(Session)
+    }
+
+    fn open(&self, name: &str, flags: OFlags) -> std::io::Result<File> {
+        Ok(openat(&self.0, name, flags | OFlags::CLOEXEC, Mode::empty())?.into())
+    }
+
+    /// The number of its requests can be read as long as there is a session.
+    fn goes_on(&self) -> bool {
+        let read = |mut file: File| file.read(&mut [0; 1]);
+        self.open("waiting", OFlags::RDONLY).and_then(read).is_ok_and(|length| length > 0)
+    }
+
+    /// Ends it; nothing happens to any other one if it has ended.
+    fn abort(&self) -> std::io::Result<()> {
+        self.open("abort", OFlags::WRONLY)?.write_all(b"1")
     }
 }
 
@@ -265,6 +306,30 @@ mod tests {
         assert_eq!(text(&["/b"], 1).unwrap(), format!("it is mounted on /b as well, and {one}"));
         assert!(text(&[], 7).unwrap().starts_with("processes 1 (sh), 2 (sh), 3 (sh), 4 (sh), "));
         assert!(text(&[], 7).unwrap().contains("5 (sh) and 2 more have"));
+    }
+
+    #[test]
+    fn who_gets_the_number_of_a_session_that_is_over_is_left_alone() {
+        let sessions = tempfile::tempdir().unwrap();
+        let dir = sessions.path().join("44");
+        let begin = || {
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join("waiting"), "0\n").unwrap();
+            fs::write(dir.join("abort"), "").unwrap();
+        };
+        let aborted = || fs::read_to_string(dir.join("abort")).unwrap();
+        begin();
+        let session = Session::shown_at(&dir).unwrap();
+        assert!(session.goes_on());
+        session.abort().unwrap();
+        assert_eq!(aborted(), "1");
+        fs::remove_dir_all(&dir).unwrap();
+        begin();
+        assert!(!session.goes_on() && session.abort().is_err());
+        assert_eq!(aborted(), "");
+        let other = Session::shown_at(&dir).unwrap();
+        let mount = Some(MountId { id: 1, device: 44 });
+        assert!(other.goes_on() && Copies { mount, session: Some(session.into()) }.is_over());
     }
 
     #[test]
