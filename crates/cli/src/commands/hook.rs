@@ -15,6 +15,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -206,6 +207,8 @@ fn log(dir: &Path, front: Front, words: &[OsString], done: &Done, took: Duration
     let _ = File::options()
         .create(true)
         .append(true)
+        // Whatever the umask of the scheduler is.
+        .mode(0o644)
         .open(&path)
         .and_then(|mut file| file.write_all(line.as_bytes()));
 }

@@ -4,6 +4,7 @@
 use crate::common::{program, text};
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -180,6 +181,22 @@ fn what_is_asked_with_locks_held_is_given_up_within_a_second() {
             "{words}: {said}"
         );
     }
+}
+
+#[test]
+fn nobody_else_writes_the_log_of_hooks_whatever_the_umask() {
+    let site = Site::new();
+    let conf = site.word("forebay.conf");
+    let shell = format!("umask 000; exec -a dw_wlm_cli {} --function show_sessions", program());
+    let mut command = Command::new("bash");
+    command.args(["-c", &shell]).env("FOREBAY_CONF", conf).env_remove("FOREBAY_TIMING");
+    assert!(command.output().unwrap().status.success());
+    for entry in fs::read_dir(site.path("state")).unwrap() {
+        let entry = entry.unwrap();
+        let mode = entry.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o022, 0, "{}: {mode:o}", entry.path().display());
+    }
+    assert!(site.path("state").join("hooks.log").exists());
 }
 
 /// Slurm waits for whoever has its pipes open: a hook that waits for a server has none but that of its answer.
