@@ -60,7 +60,7 @@ impl Mover {
             shared.start_next(&mut state);
         }
         drop(state);
-        Ok(found.status())
+        Ok(shared.told_one(&found))
     }
 
     /// Lets so many plans run at once, within 1 and [`CONCURRENT_PLANS_MAX`], until the server ends; how many it are.

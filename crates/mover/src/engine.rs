@@ -246,18 +246,20 @@ impl Mover {
             pfs = %spec.pfs_path, buffer = %spec.buffer_path, "staging plan taken");
         shared.start_next(&mut state);
         drop(state);
-        Ok(plan.status())
+        Ok(shared.told_one(&plan))
     }
 
     /// State of a plan.
     pub fn status(&self, who: &Caller, plan: PlanId) -> Result<PlanStatus, ControlError> {
-        Ok(self.find(who, plan)?.status())
+        let found = self.find(who, plan)?;
+        Ok(self.shared.told_one(&found))
     }
 
     /// All plans that `who` may see, oldest first.
     pub fn list(&self, who: &Caller) -> Vec<PlanStatus> {
         let plans: Vec<_> = self.shared.state.lock().plans.values().cloned().collect();
-        plans.iter().filter(|plan| plan.belongs_to(who)).map(|plan| plan.status()).collect()
+        let shown: Vec<_> = plans.into_iter().filter(|plan| plan.belongs_to(who)).collect();
+        self.shared.told(&shown)
     }
 
     /// The plans that have not ended, of those that `who` may see.
@@ -324,7 +326,7 @@ impl Mover {
             found = state.find(who, plan)?;
         }
         drop(state);
-        Ok(found.status())
+        Ok(self.shared.told_one(&found))
     }
 
     /// Changes the rate limit of a plan, in bytes per second; 0 = none. It holds after a restart.

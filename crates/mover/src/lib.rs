@@ -6,8 +6,8 @@
 //! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
 //! `parts`, `feeder` and `share` (plans that are the work of several servers, see
 //! docs/internals/STAGING.md), `stripe` (files that several servers hold), `ends` (what becomes of an item), `setup`,
-//! `stop` (cancel and rate), `dry_run`, `record` (plans whose server does not run), `halt` and `gate` (ending while a PFS hangs), `progress` and `fault`
-//! (what the user is told).
+//! `stop` (cancel and rate), `dry_run`, `queued` (what is told of plans that wait for their turn), `record` (plans whose
+//! server does not run), `halt` and `gate` (ending while a PFS hangs), `progress` and `fault` (what the user is told).
 //!
 //! Promises: a file appears under its name only whole, fsynced and verified; the PFS is touched
 //! only with the requester's rights and never outside the trees named; a plan killed at any
@@ -38,6 +38,7 @@ mod pfs;
 mod pfs_target;
 mod plan;
 mod progress;
+mod queued;
 mod record;
 mod run;
 mod setup;

@@ -199,6 +199,7 @@ impl Progress {
             errors: self.errors.lock().clone(),
             verified: (state == PlanState::Done && !is_dry).then_some(spec.verify),
             parts: Vec::new(),
+            behind: Vec::new(),
             commit: None,
             dry_run: is_dry.then(|| Box::new(self.dry_run.lock().clone())),
         }

@@ -155,6 +155,7 @@ mod tests {
             errors: Vec::new(),
             verified: None,
             parts: Vec::new(),
+            behind: Vec::new(),
             commit: None,
             dry_run: None,
             files_existing: 0,

@@ -686,9 +686,13 @@ pub struct PlanStatus {
     pub errors: Vec<FileError>,
     /// How it was verified, when done.
     pub verified: Option<Verify>,
-    /// What each server has done, where a plan is the work of several.
+    /// What each server has done, where a plan is the work of several. Of one that is queued, those wait that a plan
+    /// before it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<PlanPart>,
+    /// Of a plan that is queued: those that run, one of which has to end first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub behind: Vec<PlanId>,
     /// How far it is, if it is a commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<Box<CommitStatus>>,
@@ -701,6 +705,11 @@ impl PlanStatus {
     /// True if it waits for its release, as a rule the end of a job.
     pub fn is_deferred(&self) -> bool {
         !self.state.is_final() && self.spec.options.deferred
+    }
+
+    /// True if it waits for its turn.
+    pub fn is_queued(&self) -> bool {
+        self.state == PlanState::Queued && !self.is_deferred()
     }
 
     /// What the plan does, in words: `stage out /mnt/fb/results -> /pfs/run17`; of a commit only from

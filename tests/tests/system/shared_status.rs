@@ -223,8 +223,8 @@ fn a_stopped_server_of_two_is_named_by_whoever_asks_the_other_one() {
     }
 }
 
-/// The server of the plan answers, another one that it needs does not: the plan says which, with its process. Who waits for
-/// the plan is told without a terminal, too.
+/// The server of the plan answers, another one that it needs does not: the plan says which, with its process, and so does a
+/// plan that is queued behind it. Who waits for the plan is told without a terminal, too.
 #[test]
 fn a_plan_names_the_stopped_server_that_it_waits_for() {
     let served = Served::with(Options::over(2, Store::Tmpfs), &[]);
@@ -242,18 +242,41 @@ fn a_plan_names_the_stopped_server_that_it_waits_for() {
     served.signal_server(stopped, libc::SIGSTOP);
     wait_until_stopped(pid);
     let source = source.path().to_str().unwrap();
-    let mut stage_in = served.forebay(&["stage", "in", source, &format!("{point}/in")]);
-    let waits = try_run_for(&mut stage_in, TOLD_WITHIN * 3 / 4).1;
+    let stage_in = |to: &str, limit: Duration| {
+        let to = format!("{point}/{to}");
+        try_run_for(&mut served.forebay(&["stage", "in", source, &to]), limit).1
+    };
+    let of_plan = |plan: &str| served.local(&["stage", "status", plan, "--buffer", &point]);
+    let (waits, queued) = std::thread::scope(|scope| {
+        let first = scope.spawn(|| stage_in("in", TOLD_WITHIN * 3 / 4));
+        let began = Instant::now();
+        while !of_plan("1").0 {
+            assert!(began.elapsed() < TOLD_WITHIN, "there is no plan 1");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        // Two run at once: a third one waits for its turn.
+        let to = format!("{point}/second");
+        let second = served.local(&["stage", "in", "--no-wait", source, &to]);
+        assert!(second.0, "{}", second.1);
+        let queued = stage_in("third", TOLD_WITHIN / 2);
+        (first.join().unwrap(), queued)
+    });
     let listed = served.local(&["stage", "status", "--buffer", &point]).1;
-    let one = served.local(&["stage", "status", "1", "--buffer", &point]).1;
+    let (one, third) = (of_plan("1").1, of_plan("3").1);
+    let told = json(served.local(&["stage", "status", "3", "--json", "--buffer", &point]));
     served.signal_server(stopped, libc::SIGCONT);
-    for text in [&waits, &listed, &one] {
+    for text in [&waits, &listed, &one, &queued, &third] {
         assert!(text.contains(&format!("process {pid} is stopped")), "{text}");
         assert!(text.contains(&format!("`kill -CONT {pid}`")), "{text}");
     }
     assert_eq!(waits.matches("waiting for ").count(), 1, "{waits}");
-    let (done, text) = served.local(&["stage", "wait", "1", "--buffer", &point]);
-    assert!(done && text.contains("done: 20 files"), "{text}");
+    assert!(queued.contains("plan 3 is queued behind plans 1 and 2"), "{queued}");
+    for text in [&listed, &third] {
+        assert!(text.contains(": queued behind plans 1 and 2, waiting for "), "{text}");
+    }
+    assert_eq!(told["behind"], serde_json::json!([1, 2]), "{told}");
+    let (done, text) = served.local(&["stage", "wait", "1", "2", "3", "--buffer", &point]);
+    assert!(done && text.matches("done: 20 files").count() == 3, "{text}");
 }
 
 /// The mount's own server does not answer: commands that look at a path in the mount, or ask by it, say so within seconds,

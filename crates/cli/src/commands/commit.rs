@@ -5,7 +5,7 @@
 
 use super::stage::{
     catch_interrupt, duration_text, follow, in_mount, of_all_buffers, path_bytes, print_errors,
-    progress_text, verified_text,
+    print_waited_for, progress_text, queued_text, verified_text,
 };
 use super::stager::Stager;
 use crate::args::CommitArgs;
@@ -79,7 +79,10 @@ fn status(args: &CommitArgs, asked: Option<&OsStr>) -> Outcome {
         commits.retain(|plan| plan.commit.is_some());
         match args.json {
             true => commits.iter().try_for_each(print_json)?,
-            false => commits.iter().for_each(|one| println!("{}", visible(&listed(one)))),
+            false => commits.iter().for_each(|one| {
+                println!("{}", visible(&listed(one)));
+                print_waited_for(one);
+            }),
         }
         return Ok(EXIT_OK);
     };
@@ -89,6 +92,7 @@ fn status(args: &CommitArgs, asked: Option<&OsStr>) -> Outcome {
         true => print_json(&one)?,
         false => {
             println!("{}", visible(&super::stage::line(&one)));
+            print_waited_for(&one);
             print_errors(&one, &stager.flags());
         }
     }
@@ -110,7 +114,7 @@ fn listed(status: &PlanStatus) -> String {
 pub fn line(status: &PlanStatus, commit: &CommitStatus) -> String {
     let head = format!("commit {} {}", status.plan, status.action());
     let text = match (status.state, commit.phase) {
-        (PlanState::Queued, _) => "queued".to_string(),
+        (PlanState::Queued, _) => queued_text(status),
         (PlanState::Running, CommitPhase::Copying) => progress_text(status),
         (PlanState::Running, CommitPhase::Publishing) => "being published".to_string(),
         (PlanState::Running, CommitPhase::Published) => {

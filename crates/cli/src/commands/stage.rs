@@ -166,15 +166,20 @@ fn status(args: &StageStatusArgs) -> Outcome {
 /// A plan in a list: on one line, and one for each server that it waits for, with why.
 fn print_in_list(plan: &PlanStatus) {
     println!("{}", visible(&line(plan)));
+    print_waited_for(plan);
+}
+
+/// A line for each server that a plan waits for, with why.
+pub(super) fn print_waited_for(plan: &PlanStatus) {
     for part in waited_for(plan).filter(|part| part.why.is_some()) {
         println!("{}", visible(&part_line(part)));
     }
 }
 
-/// Of a plan that runs: what the servers do that it waits for.
+/// Of a plan that runs or is queued: what the servers do that it, or one before it, waits for.
 fn waited_for(plan: &PlanStatus) -> impl Iterator<Item = &PlanPart> {
-    let runs = plan.state == PlanState::Running;
-    plan.parts.iter().filter(move |part| runs && part.state == PartState::Waiting)
+    let waits = plan.state == PlanState::Running || plan.is_queued();
+    plan.parts.iter().filter(move |part| waits && part.state == PartState::Waiting)
 }
 
 fn cancel(args: &StagePlanArgs) -> Outcome {
@@ -260,6 +265,8 @@ pub(super) struct View {
     last_line: Option<Instant>,
     /// The servers that the plan waits for, since when, and whether that has been said.
     waited_for: HashMap<u16, (Instant, bool)>,
+    /// Since when the plan is queued, and whether that has been said.
+    queued: Option<(Instant, bool)>,
 }
 
 impl View {
@@ -281,11 +288,13 @@ impl View {
         // It opens empty, also where all is done at the first look.
         bar.set_message(bar_text((0, 1)));
         bar.tick();
-        View { json: false, bar, last_line: None, waited_for: HashMap::new() }
+        View { json: false, bar, last_line: None, waited_for: HashMap::new(), queued: None }
     }
 
     fn show(&mut self, status: &PlanStatus) {
-        for text in self.newly_waited_for(status) {
+        let mut texts: Vec<String> = self.newly_queued(status).into_iter().collect();
+        texts.extend(self.newly_waited_for(status));
+        for text in texts {
             // Also where there is no terminal: nothing else would be said as long as it lasts.
             self.bar.suspend(|| eprintln!("forebay: {}", visible(&text)));
         }
@@ -299,6 +308,20 @@ impl View {
             return;
         }
         self.show_bar(status);
+    }
+
+    /// That the plan is queued since [`WAITED_FOR_TOLD`], once as long as it is, with behind which plans.
+    fn newly_queued(&mut self, status: &PlanStatus) -> Option<String> {
+        if !status.is_queued() {
+            self.queued = None;
+            return None;
+        }
+        let (since, told) = self.queued.get_or_insert_with(|| (Instant::now(), false));
+        if *told || since.elapsed() < WAITED_FOR_TOLD {
+            return None;
+        }
+        *told = true;
+        Some(format!("plan {} is {}", status.plan, behind_text(status)))
     }
 
     /// Each server that is waited for since [`WAITED_FOR_TOLD`], once as long as it is, with why.
@@ -321,7 +344,11 @@ impl View {
     /// The state as a bar.
     pub(super) fn show_bar(&self, status: &PlanStatus) {
         // Bar and text as one: what is set in two steps is drawn after the first, too.
-        self.bar.set_message(format!("{} {}", bar_text(position(status)), progress_text(status)));
+        let text = match status.is_queued() && !status.behind.is_empty() {
+            true => queued_text(status),
+            false => progress_text(status),
+        };
+        self.bar.set_message(format!("{} {text}", bar_text(position(status))));
     }
 
     /// Takes the bar off the terminal.
@@ -386,10 +413,28 @@ pub(super) fn progress_text(status: &PlanStatus) -> String {
     if let Some(silent_s) = status.silent_s {
         text.push_str(&format!(", the PFS has not answered for {silent_s:.0} s"));
     }
-    for part in waited_for(status) {
-        text.push_str(&format!(", waiting for {}", part.server));
-    }
+    text.push_str(&waiting_text(status));
     text
+}
+
+/// The servers that a plan waits for, behind what else is said of it.
+fn waiting_text(status: &PlanStatus) -> String {
+    waited_for(status).map(|part| format!(", waiting for {}", part.server)).collect()
+}
+
+/// Of a plan that is queued: behind which plans, and which servers one of those waits for.
+pub(super) fn queued_text(status: &PlanStatus) -> String {
+    behind_text(status) + &waiting_text(status)
+}
+
+/// Of a plan that is queued: behind which plans.
+fn behind_text(status: &PlanStatus) -> String {
+    let numbers: Vec<String> = status.behind.iter().map(|plan| plan.to_string()).collect();
+    match &numbers[..] {
+        [] => "queued".to_string(),
+        [one] => format!("queued behind plan {one}"),
+        [others @ .., last] => format!("queued behind plans {} and {last}", others.join(", ")),
+    }
 }
 
 /// What one server does of a plan.
@@ -440,7 +485,7 @@ pub(super) fn line(status: &PlanStatus) -> String {
         PlanState::Queued if status.is_deferred() => {
             format!("{head}: waits for the end of the job")
         }
-        PlanState::Queued => format!("{head}: queued"),
+        PlanState::Queued => format!("{head}: {}", queued_text(status)),
         PlanState::Running => format!("{head}: {}", progress_text(status)),
         PlanState::Done => {
             let how = status.verified.map(|how| format!(", {}", verified_text(how)));
@@ -665,6 +710,43 @@ mod tests {
         assert!(view.newly_waited_for(&status(true, (0, 1), (0, 1))).is_empty());
         assert!(view.waited_for.is_empty(), "another time it is told again");
         assert!(progress_text(&waits).ends_with(", waiting for node2:7070"));
+    }
+
+    #[test]
+    fn a_queued_plan_says_behind_which_plans_it_is() {
+        let queued = |behind: &[u64]| PlanStatus {
+            state: PlanState::Queued,
+            behind: behind.iter().map(|number| PlanId(*number)).collect(),
+            ..status(false, (0, 0), (0, 0))
+        };
+        assert_eq!(queued_text(&queued(&[])), "queued");
+        assert_eq!(queued_text(&queued(&[4])), "queued behind plan 4");
+        assert_eq!(queued_text(&queued(&[4, 5, 6])), "queued behind plans 4, 5 and 6");
+        // One of those waits for a server.
+        let part = PlanPart {
+            shard: 1,
+            server: "node2:7070".into(),
+            state: PartState::Waiting,
+            why: Some("its process 7 is stopped (`kill -CONT 7`)".into()),
+            files_done: 0,
+            bytes_done: 0,
+        };
+        let waits = PlanStatus { parts: vec![part], ..queued(&[4, 5]) };
+        let text = line(&waits);
+        assert!(text.ends_with(": queued behind plans 4 and 5, waiting for node2:7070"), "{text}");
+        let mut view = View::bar(true);
+        assert_eq!(view.newly_queued(&waits), None, "its turn may come at once");
+        assert!(view.newly_waited_for(&waits).is_empty());
+        for (since, _) in view.queued.iter_mut().chain(view.waited_for.values_mut()) {
+            *since -= WAITED_FOR_TOLD;
+        }
+        let told = view.newly_queued(&waits);
+        assert_eq!(told.as_deref(), Some("plan 1 is queued behind plans 4 and 5"));
+        let told = view.newly_waited_for(&waits);
+        assert_eq!(told, ["waiting for node2:7070: its process 7 is stopped (`kill -CONT 7`)"]);
+        assert_eq!(view.newly_queued(&waits), None, "once");
+        assert_eq!(view.newly_queued(&status(false, (0, 0), (0, 0))), None);
+        assert!(view.queued.is_none(), "another time it is told again");
     }
 
     #[test]

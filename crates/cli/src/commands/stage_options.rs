@@ -1,7 +1,7 @@
 //! What `forebay stage` shows of its options: the result of a dry run, what `--no-clobber` left, and
 //! how a plan began that nobody waits for. Called by `stage`.
 
-use super::stage::head;
+use super::stage::{head, queued_text};
 use super::stager::Stager;
 use crate::failure::visible;
 use forebay_proto::control::{DryRun, PlanState, PlanStatus};
@@ -62,7 +62,7 @@ pub(super) fn kept_text(status: &PlanStatus) -> String {
 pub(super) fn dry_run_line(status: &PlanStatus, found: &DryRun) -> String {
     let mut text = format!("{} (dry run): ", head(status));
     match status.state {
-        PlanState::Queued => return text + "queued",
+        PlanState::Queued => return text + &queued_text(status),
         PlanState::Running => text.push_str("looking, so far "),
         PlanState::Done => {}
         PlanState::Failed if status.files_total == 0 => return text + "would be refused",

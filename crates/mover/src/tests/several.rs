@@ -252,6 +252,40 @@ fn a_server_that_is_away_is_waited_for_and_named() {
 }
 
 #[test]
+fn a_queued_plan_names_the_server_that_those_before_it_wait_for() {
+    let rig = Rig::new();
+    std::fs::create_dir(rig.pfs("tree")).unwrap();
+    for number in 0..12 {
+        std::fs::write(rig.pfs(&format!("tree/{number}")), noise(1_000, number)).unwrap();
+    }
+    rig.weather(Weather::Away(1));
+    // Two run at once.
+    let plans = ["/a", "/b", "/c"].map(|to| rig.start_plan(rig.stage_in("tree", to)));
+    let [first, second, third] = plans;
+    for plan in [first, second] {
+        rig.until(plan, |status| status.parts[1].state == PartState::Waiting);
+    }
+    let listed = rig.mover().list(&Caller::root());
+    let listed = listed.iter().find(|status| status.plan == third).unwrap();
+    for queued in [&rig.status(third), listed] {
+        assert_eq!(queued.state, PlanState::Queued);
+        assert_eq!(queued.behind, [first, second]);
+        assert_eq!(queued.parts[1].state, PartState::Waiting);
+        assert_eq!(queued.parts[0].state, PartState::Idle, "its own server answers");
+        let why = queued.parts[1].why.as_deref();
+        assert!(why.is_some_and(|why| why.contains("does not answer")), "{why:?}");
+    }
+    assert!(rig.status(first).behind.is_empty());
+    rig.weather(Weather::Fair);
+    for plan in plans {
+        let ended = rig.wait(plan);
+        assert_eq!(ended.state, PlanState::Done, "{:#?}", ended.errors);
+        assert!(ended.behind.is_empty());
+    }
+    rig.nothing_left();
+}
+
+#[test]
 fn a_lost_server_fails_its_files_by_name() {
     let rig = Rig::new();
     make_tree(&rig.buffer("tree"), 100);
