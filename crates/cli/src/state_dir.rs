@@ -60,6 +60,20 @@ pub fn record(dir: &Path) -> Option<MountRecord> {
     serde_json::from_slice(&text).ok()
 }
 
+/// The directories of all mounts of this user, and what is mounted by them or was: one that is ending still has its own, and
+/// so has one that was killed. What others may have planted is passed over.
+pub fn all() -> Vec<(PathBuf, MountRecord)> {
+    let base = base();
+    if must_be_own(&base).is_err() {
+        return Vec::new();
+    }
+    let entries = fs::read_dir(&base).into_iter().flatten().flatten();
+    let own = entries.map(|entry| entry.path()).filter(|dir| must_be_own(dir).is_ok());
+    let mut dirs: Vec<PathBuf> = own.collect();
+    dirs.sort();
+    dirs.into_iter().filter_map(|dir| record(&dir).map(|record| (dir, record))).collect()
+}
+
 /// Removes the directory of a mount that is over.
 pub fn remove(dir: &Path) -> Result<(), ControlError> {
     let failed =
@@ -190,5 +204,18 @@ mod tests {
         next.remove().unwrap();
         assert!(!next.path().exists());
         next.remove().unwrap();
+    }
+
+    #[test]
+    fn the_directory_of_a_mount_is_listed_until_it_is_removed() {
+        let point = tempfile::tempdir().unwrap();
+        let made = make(point.path());
+        let listed = || {
+            let found = all().into_iter().find(|(dir, _)| dir == made.path());
+            found.map(|(_, record)| record.mount_point)
+        };
+        assert_eq!(listed(), Some(bytes_of(point.path())));
+        made.remove().unwrap();
+        assert_eq!(listed(), None);
     }
 }

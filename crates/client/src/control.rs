@@ -30,6 +30,9 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 pub const SHORT_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for an unmount (open files may have to reach flash) and for the end of a plan.
 pub const UMOUNT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Least wait for the first answer to an unmount, and for what it says after that it waits, whatever time its asker has left.
+const UMOUNT_LEAST: Duration = Duration::from_secs(1);
+const UMOUNT_GOES_ON_LEAST: Duration = Duration::from_millis(50);
 /// Longest wait for a file to be fetched whole.
 const WARM_TIMEOUT: Duration = Duration::from_secs(86_400);
 /// Longest wait for the end of a server that has answered that its work is done.
@@ -65,8 +68,13 @@ pub struct Unmounting {
 
 /// What is left of a wait for who has no time after `until`.
 fn left(timeout: Duration, until: Option<Instant>) -> Duration {
+    left_at_least(timeout, until, SHORT_ANSWER_TIMEOUT)
+}
+
+/// The same, but for `least`.
+fn left_at_least(timeout: Duration, until: Option<Instant>, least: Duration) -> Duration {
     let Some(until) = until else { return timeout };
-    timeout.min(until.saturating_duration_since(Instant::now()).max(SHORT_ANSWER_TIMEOUT))
+    timeout.min(until.saturating_duration_since(Instant::now()).max(least))
 }
 
 /// What the server says at first: a welcome, or why not.
@@ -135,12 +143,22 @@ impl Control {
 
     /// One request, one answer; an error of the server is an error here.
     pub fn request(&mut self, request: &Request, timeout: Duration) -> Result<Reply> {
+        self.request_with(request, timeout, SHORT_ANSWER_TIMEOUT)
+    }
+
+    /// The same, with the least wait for the answer.
+    fn request_with(
+        &mut self,
+        request: &Request,
+        timeout: Duration,
+        least: Duration,
+    ) -> Result<Reply> {
         if self.is_behind {
             let timeout = left(ANSWER_TIMEOUT, self.until);
             self.stream = Control::connect_store_within(&self.store_dir, timeout)?.stream;
             self.is_behind = false;
         }
-        self.set_timeout(timeout)?;
+        self.set_timeout_of(left_at_least(timeout, self.until, least))?;
         self.send(request)?;
         match self.receive()? {
             Reply::Error(error) => Err(error),
@@ -291,7 +309,7 @@ impl Control {
     pub fn umount(&mut self, asked: Unmounting, mut waiting: impl FnMut(&str)) -> Result<()> {
         let Unmounting { keep, force, destroy, no_wait } = asked;
         let request = Request::Umount { keep, force, destroy, no_wait };
-        let mut reply = self.request(&request, UMOUNT_TIMEOUT)?;
+        let mut reply = self.request_with(&request, UMOUNT_TIMEOUT, UMOUNT_LEAST)?;
         loop {
             match reply {
                 Reply::Ok => return self.wait_for_end(),
@@ -303,7 +321,8 @@ impl Control {
                 self.is_behind = true;
                 return Err(self.failed("hear from", &ErrorKind::TimedOut.into()));
             }
-            self.set_timeout(UMOUNT_TIMEOUT)?;
+            let left = left_at_least(UMOUNT_TIMEOUT, self.until, UMOUNT_GOES_ON_LEAST);
+            self.set_timeout_of(left)?;
             reply = self.receive()?;
         }
     }
@@ -340,7 +359,10 @@ impl Control {
     }
 
     fn set_timeout(&self, timeout: Duration) -> Result<()> {
-        let timeout = left(timeout, self.until);
+        self.set_timeout_of(left(timeout, self.until))
+    }
+
+    fn set_timeout_of(&self, timeout: Duration) -> Result<()> {
         self.stream
             .set_read_timeout(Some(timeout))
             .and_then(|()| self.stream.set_write_timeout(Some(timeout)))
@@ -581,6 +603,35 @@ mod tests {
         assert!(told.iter().all(|what| what == "a copy") && !told.is_empty(), "{told:?}");
         drop(control);
         server.join().unwrap();
+    }
+
+    #[test]
+    fn an_unmount_is_not_waited_for_beyond_the_time_of_its_asker() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap();
+        let server = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let _hello: Hello = read_message(&stream).unwrap().unwrap();
+            let welcome = Welcome { protocol: CONTROL_PROTOCOL, program: "9.9".into() };
+            write_message(&stream, &welcome).unwrap();
+            let _asked = read_message::<Request>(&stream).unwrap();
+            // Said once, and nothing after it.
+            write_message(&stream, &Reply::Waiting { what: "a copy".into() }).unwrap();
+            assert!(!matches!(read_message::<Request>(&stream), Ok(Some(_))));
+        });
+        let mut control = Control::connect_store(dir.path()).unwrap();
+        let begun = Instant::now();
+        control.set_until(begun.checked_add(Duration::from_millis(500)));
+        let error = control.umount(Unmounting::default(), |_| ()).unwrap_err();
+        assert_eq!((error.errno, control.gave_up()), (Some(libc::ETIMEDOUT), true));
+        let waited = begun.elapsed();
+        assert!(waited >= Duration::from_millis(500), "after {waited:?}");
+        assert!(waited < SHORT_ANSWER_TIMEOUT, "after {waited:?}");
+        drop(control);
+        server.join().unwrap();
+        // The first answer may take some moments.
+        let over = Some(Instant::now());
+        assert_eq!(left_at_least(UMOUNT_TIMEOUT, over, UMOUNT_LEAST), UMOUNT_LEAST);
     }
 
     #[test]

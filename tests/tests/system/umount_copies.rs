@@ -22,8 +22,8 @@ const BEYOND_REQUESTS_S: u32 = 12;
 /// What is said of one process, or several, that have copies.
 const HAVE: &str = " the buffer mounted in ";
 
-/// A process that has a copy of one buffer's mount, and of no other test's.
-struct Copy {
+/// A process that has a copy of one buffer's mount, and of no other test's. Tests of jobs use it, too.
+pub struct Copy {
     process: Child,
 }
 
@@ -32,7 +32,7 @@ impl Copy {
         Copy::doing(point, "exec sleep 600")
     }
 
-    fn doing(point: &Path, work: &str) -> Copy {
+    pub fn doing(point: &Path, work: &str) -> Copy {
         let script = format!("{LET_GO}mount --make-rprivate /\necho ready\n{work}");
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-ec", &script]);
@@ -52,7 +52,7 @@ impl Copy {
     }
 
     /// How it is named: alone, or beside a process of another test that has just got a copy of all mounts and has not let go of them.
-    fn named(&self) -> String {
+    pub fn named(&self) -> String {
         format!(" {} (sleep)", self.process.id())
     }
 }
@@ -310,11 +310,28 @@ fn a_mount_of_a_served_buffer_that_is_ending_is_found_again() {
     let mut first = Umount::begin(&root, &[]);
     first.says(&copy.named());
     first.cut_off();
+    // Its process lives on, and is shown as that of a mount on this machine's flash is.
+    let status = run(Command::new(binary()).arg("status"));
+    let point = root.display().to_string();
+    let is_it = |line: &str| line.starts_with(&format!("ending  {point}  buffer "));
+    let line = status.lines().find(|line| is_it(line));
+    let line = line.unwrap_or_else(|| panic!("it is not shown: {status}"));
+    assert!(line.contains("unmounted, and waits for its last copy: "), "{line}");
+    assert!(line.contains(&copy.named()), "{line}");
+    let told = run(Command::new(binary()).args(["status", "--json"]));
+    let told: serde_json::Value = serde_json::from_str(told.trim()).unwrap();
+    let all = told["buffers"].as_array().unwrap();
+    let of_point: Vec<_> = all.iter().filter(|one| one["mount_point"] == point.as_str()).collect();
+    assert_eq!(of_point.len(), 1, "{told}");
+    assert_eq!(of_point[0]["state"], "ending", "{told}");
+    assert!(of_point[0]["why"].as_str().unwrap().contains(&copy.named()), "{told}");
     let mut second = Umount::begin(&root, &[]);
     second.says(&copy.named());
     drop(copy);
     second.ends_well();
     served.mount_ended(0);
+    let status = run(Command::new(binary()).arg("status"));
+    assert!(!status.lines().any(is_it), "{status}");
 }
 
 /// A program with a copy of the mount waits for the server: so does the end of the mount, as long as the server is stopped.

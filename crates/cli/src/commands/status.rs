@@ -4,6 +4,7 @@ use super::cached::Cached;
 use crate::args::{ServerArgs, StatusArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::servers::BufferPath;
+use crate::state_dir::MountRecord;
 use crate::{site, state_dir};
 use forebay_client::{Control, MountRef, mounts, server_process};
 use forebay_jobs::run::record::{RECORD_NAME, as_path, left_at, left_over};
@@ -224,10 +225,16 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let mounted = mounts()?;
     let mut listed: Vec<Listed> = mounted.iter().map(list_mounted).collect();
     let places = places(flash, &mounted)?;
+    let is_mounted = |dir: &Path| mounted.iter().any(|mount| mount.store_dir == dir);
     for found in kept_stores(flash.is_some(), &places)? {
-        let is_mounted = mounted.iter().any(|mount| mount.store_dir == found.dir);
-        if !is_mounted {
+        if !is_mounted(&found.dir) {
             listed.push(list_kept(&found));
+        }
+    }
+    // A mount of a served buffer has no store of its own: it is known by its directory.
+    for (dir, record) in state_dir::all() {
+        if !is_mounted(&dir) {
+            listed.extend(list_ending(&dir, &record));
         }
     }
     name_left_jobs(&places, &mut listed);
@@ -384,7 +391,8 @@ fn list_kept(found: &FoundStore) -> Listed {
         Ok(record) => (Some(record.capacity_bytes), None),
         Err(error) => (None, Some(error.to_string())),
     };
-    let waits_for = (found.in_use && buffer.is_none()).then(|| ending(&found.dir)).flatten();
+    let is_mounts = found.in_use && buffer.is_none();
+    let waits_for = is_mounts.then(|| ending(&found.dir)).flatten().map(|(_, why)| why);
     Listed {
         mount_point: key.and_then(StoreKey::mount_point).map(bytes_of),
         state: match (found.in_use, &buffer) {
@@ -403,9 +411,27 @@ fn list_kept(found: &FoundStore) -> Listed {
     }
 }
 
-/// What the process of a store waits for, if that was unmounted.
-fn ending(store_dir: &Path) -> Option<String> {
+/// A mount of a served buffer that was unmounted and has not ended; `None` if the directory is not that of such a one.
+fn list_ending(dir: &Path, record: &MountRecord) -> Option<Listed> {
+    let (status, why) = ending(dir)?;
+    Some(Listed {
+        mount_point: Some(record.mount_point.clone()),
+        buffer: record.buffer.parse().ok(),
+        server: Some(record.server.clone()),
+        store: bytes_of(dir),
+        state: "ending",
+        capacity_bytes: Some(status.capacity_bytes).filter(|bytes| *bytes > 0),
+        used_bytes: None,
+        why: Some(why),
+        resume: None,
+    })
+}
+
+/// What the process of a store says, and what it waits for, if that was unmounted.
+fn ending(store_dir: &Path) -> Option<(BufferStatus, String)> {
     let control = Control::connect_store_until(store_dir, Some(Instant::now()));
-    let waits_for = control.and_then(|mut control| control.buffer_status()).ok()?.ending?;
-    Some(format!("unmounted, and waits for its last copy: {waits_for}"))
+    let status = control.and_then(|mut control| control.buffer_status()).ok()?;
+    let waits_for = status.ending.as_ref()?;
+    let why = format!("unmounted, and waits for its last copy: {waits_for}");
+    Some((status, why))
 }

@@ -66,7 +66,8 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     record.keep = false;
     record.save(&dir).map_err(refused)?;
     destroy(&record, &dir, program, &signals).map_err(|why| failed(&why))?;
-    let left = served::umount_nodes(program, &record, &dir, &signals).err();
+    let say = |text: &str| console.say(&format!("forebay: {text}"));
+    let left = served::umount_nodes(program, &record, &dir, &signals, &say).err();
     if let Some(why) = &left {
         let (called, point) = (&program.called, shell_word(record.mount_point()));
         console.say(&format!(

@@ -20,6 +20,7 @@ pub mod signals;
 pub mod staging;
 pub mod step;
 mod teardown;
+mod waiting;
 pub mod words;
 
 use crate::record_file;
@@ -578,7 +579,9 @@ impl Machine {
         if kept {
             // This node's mount is enough to look at what is there: the others are let go.
             let (dir, signals) = (&self.dir, &self.signals);
-            if let Err(why) = served::umount_nodes(&self.program, &self.record, dir, signals) {
+            let say = |text: &str| self.console.say(&format!("forebay: {text}"));
+            if let Err(why) = served::umount_nodes(&self.program, &self.record, dir, signals, &say)
+            {
                 self.console.say(&format!("forebay: {why}"));
             }
             let held = self.held();

@@ -2,10 +2,11 @@
 //! executable, `forebay mount` and `forebay umount`.
 //!
 //! Each has a time limit: a teardown must hold nobody. What the command says on standard error
-//! is the reason that the user gets. Called by [`super`].
+//! is the reason that the user gets; what an `umount` waits for, they get while it waits. Called by [`super`].
 
 use super::record::{JobRecord, RECORD_NAME, as_path, jobs_dir};
 use super::signals::{Signals, with_clear_mask};
+use super::waiting::Waiting;
 use crate::record_file;
 use forebay_client::Control;
 use forebay_proto::control::Verify;
@@ -85,7 +86,7 @@ pub fn mount(
     args.extend(record.request.limits.flags().into_iter().map(OsString::from));
     args.push("--".into());
     args.push(record.mount_point().into());
-    run(program, &args, dir, MOUNT_LIMIT, signals)
+    run(program, &args, dir, MOUNT_LIMIT, signals, &unheard)
 }
 
 fn verify_word(verify: Verify) -> &'static str {
@@ -135,7 +136,7 @@ pub fn mount_again(
 
 /// Makes sure that no mount of a buffer at servers that is gone is left: the command of an earlier
 /// runner may still have been at it. While that runs, mounting is refused as in use; afterwards
-/// it is refused because there is no such buffer.
+/// it is refused because there is no such buffer. What is waited for is told to `say`.
 ///
 /// # Errors
 /// If that command does not end, or its mount cannot be ended.
@@ -144,11 +145,12 @@ pub fn end_late(
     record: &JobRecord,
     dir: &Path,
     signals: &Signals,
+    say: &dyn Fn(&str),
 ) -> Result<(), String> {
     let begun = Instant::now();
     loop {
         if is_mounted(record.mount_point()) {
-            umount(program, record, dir, true, signals)?;
+            umount(program, record, dir, true, signals, say)?;
         }
         match mount(program, record, dir, signals) {
             Ok(()) => {}
@@ -166,7 +168,7 @@ pub fn end_late(
 }
 
 /// Unmounts a job's buffer; without `keep` it is destroyed, also if its server is dead: a teardown comes when
-/// all that is to be kept is on the PFS.
+/// all that is to be kept is on the PFS. While it waits, `say` is told for what.
 ///
 /// # Errors
 /// Why not, as the command said it.
@@ -176,6 +178,7 @@ pub fn umount(
     dir: &Path,
     force: bool,
     signals: &Signals,
+    say: &dyn Fn(&str),
 ) -> Result<(), String> {
     let mut args: Vec<OsString> = vec!["umount".into()];
     args.push(if record.keep { "--keep" } else { "--destroy" }.into());
@@ -184,7 +187,7 @@ pub fn umount(
     }
     args.push("--".into());
     args.push(record.mount_point().into());
-    run(program, &args, dir, UMOUNT_LIMIT, signals).map_err(|refusal| refusal.why)
+    run(program, &args, dir, UMOUNT_LIMIT, signals, say).map_err(|refusal| refusal.why)
 }
 
 /// Unmounts a job's buffer by force and destroys it with all that is in it, mounted or only kept on
@@ -210,7 +213,7 @@ pub fn give_up(
         args.extend(["--flash".into(), as_path(&record.flash).into()]);
     }
     args.extend(["--".into(), record.mount_point().into()]);
-    match run(program, &args, dir, UMOUNT_LIMIT, signals) {
+    match run(program, &args, dir, UMOUNT_LIMIT, signals, &unheard) {
         // No buffer is mounted there, and none is on flash.
         Err(refusal)
             if refusal.errno == Some(libc::EINVAL) && !is_mounted(record.mount_point()) =>
@@ -236,13 +239,17 @@ impl From<String> for Refusal {
     }
 }
 
-/// Runs a command of this executable to its end.
+/// Of a command that does not wait for others.
+fn unheard(_: &str) {}
+
+/// Runs a command of this executable to its end; what it says meanwhile that it waits for is passed on to `say`.
 fn run(
     program: &Path,
     args: &[OsString],
     dir: &Path,
     limit: Duration,
     signals: &Signals,
+    say: &dyn Fn(&str),
 ) -> Result<(), Refusal> {
     let name = args.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let said = dir.join(format!("{name}.stderr"));
@@ -267,6 +274,7 @@ fn run(
         .map_err(|error| format!("start {}: {error}", program.display()))?;
     let until = Instant::now() + limit;
     let mut signalled = None;
+    let mut waiting = Waiting::of(&said, limit);
     let ended = loop {
         match child.try_wait().map_err(|error| format!("wait for forebay {name}: {error}"))? {
             Some(status) if status.success() => break Ok(()),
@@ -282,6 +290,7 @@ fn run(
                 break Err(text.into());
             }
             None => {
+                waiting.pass_on(say);
                 let signal = signals.wait(LOOK_INTERVAL).map_err(|error| error.to_string())?;
                 signalled = signalled.or(signal.filter(|signal| *signal != Signal::CHILD));
             }

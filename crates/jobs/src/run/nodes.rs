@@ -31,6 +31,9 @@ pub const MAX_NODES: usize = 4096;
 const MAX_LAUNCHED: usize = 64;
 /// Most time for one node.
 const NODE_LIMIT: Duration = Duration::from_secs(120);
+/// Nodes that take longer than this are named, once, and at most so many.
+const SILENT_MAX: Duration = Duration::from_secs(3);
+const MAX_HOSTS_SHOWN: usize = 5;
 /// Time between two looks at the launch commands; an end of one wakes us earlier.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest name of a node.
@@ -219,6 +222,8 @@ pub struct Launcher<'a> {
     pub dir: &'a Path,
     /// Signals of the runner.
     pub signals: &'a Signals,
+    /// Told once which nodes are waited for, if that takes long.
+    pub say: Option<&'a dyn Fn(&str)>,
 }
 
 /// A launch command that runs.
@@ -235,6 +240,7 @@ impl Launcher<'_> {
         let mut running: Vec<Running> = Vec::new();
         let mut next = 0;
         let mut signalled = None;
+        let (begun, mut say) = (Instant::now(), self.say);
         while next < nodes.len() || !running.is_empty() {
             while next < nodes.len() && running.len() < MAX_LAUNCHED {
                 match self.start(nodes[next], script) {
@@ -255,6 +261,13 @@ impl Launcher<'_> {
                 }
                 goes_on
             });
+            if !running.is_empty()
+                && begun.elapsed() >= SILENT_MAX
+                && let Some(say) = say.take()
+            {
+                let hosts = running.iter().map(|launched| nodes[launched.at].host.as_str());
+                say(&waiting_for(&hosts.collect::<Vec<_>>()));
+            }
             if !running.is_empty() {
                 // The next step acts on it: half of the nodes help nobody.
                 let signal = self.signals.wait(LOOK_INTERVAL).unwrap_or_default();
@@ -325,6 +338,20 @@ impl Launcher<'_> {
     }
 }
 
+/// Says which nodes have not ended their mounts yet.
+fn waiting_for(hosts: &[&str]) -> String {
+    let shown = hosts[..hosts.len().min(MAX_HOSTS_SHOWN)].join(", ");
+    let more = match hosts.len().saturating_sub(MAX_HOSTS_SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let (nodes, each) = if hosts.len() == 1 { ("node", "it") } else { ("nodes", "each") };
+    format!(
+        "waiting for {nodes} {shown}{more} to unmount ({each} for {} s at most); `forebay status` there tells who has the mount",
+        NODE_LIMIT.as_secs()
+    )
+}
+
 /// The name that a node gave itself.
 pub fn name_in(said: &str) -> Option<String> {
     let name = said.lines().find_map(|line| line.strip_prefix(NAME_MARK))?.trim();
@@ -353,6 +380,26 @@ mod tests {
         for bad in ["", "n7", "forebay-node ../x", "forebay-node .."] {
             assert_eq!(name_in(bad), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn nodes_that_are_waited_for_are_named_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let signals = Signals::watch().unwrap();
+        let nodes = [Node::named("n1").unwrap(), Node::named("n2").unwrap()];
+        let told = std::cell::RefCell::new(Vec::new());
+        let say = |text: &str| told.borrow_mut().push(text.to_string());
+        let wait = SILENT_MAX.as_secs() + 1;
+        let launch = format!("sh -c '[ $0 = n1 ] || sleep {wait}' {{host}}");
+        let launcher =
+            Launcher { launch: &launch, dir: dir.path(), signals: &signals, say: Some(&say) };
+        let results = launcher.run(&[&nodes[0], &nodes[1]], "");
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+        let one = waiting_for(&["n2"]);
+        assert!(one.starts_with("waiting for node n2 to unmount (it for 120 s at most)"), "{one}");
+        assert_eq!(*told.borrow(), [one]);
+        let many = waiting_for(&["a", "b", "c", "d", "e", "f", "g"]);
+        assert!(many.starts_with("waiting for nodes a, b, c, d, e and 2 more to "), "{many}");
     }
 
     #[test]

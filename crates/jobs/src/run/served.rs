@@ -271,7 +271,7 @@ pub fn mount_nodes(
     let place = Place { program: &program.path, dir, mount_point: &mount_point };
     let (buffer, own_of) = (job.buffer.as_str(), own_of.as_deref());
     let script = place.mount(buffer, &job.server, secret.as_deref(), own_of, &limits);
-    let launcher = Launcher { launch: &job.launch, dir, signals };
+    let launcher = Launcher { launch: &job.launch, dir, signals, say: None };
     let results = launcher.run(&job.nodes.iter().collect::<Vec<_>>(), &script);
     let mut failed = Vec::new();
     for (node, result) in job.nodes.iter_mut().zip(results) {
@@ -308,14 +308,14 @@ pub fn make_on_nodes(
 ) -> Result<(), String> {
     let Some(job) = &record.served else { return Ok(()) };
     let place = Place { program: &program.path, dir, mount_point: record.mount_point() };
-    let launcher = Launcher { launch: &job.launch, dir, signals };
+    let launcher = Launcher { launch: &job.launch, dir, signals, say: None };
     let nodes: Vec<&Node> = job.nodes.iter().collect();
     let results = launcher.run(&nodes, &place.make_directory(path));
     all(&nodes, results)
 }
 
 /// Ends the mounts on the other nodes. Where there is none, nothing is done; a node on which nothing
-/// was ever made is not asked.
+/// was ever made is not asked. `say` is told which nodes take long.
 ///
 /// # Errors
 /// Which nodes failed, and why; the others are done all the same.
@@ -324,11 +324,12 @@ pub fn umount_nodes(
     record: &JobRecord,
     dir: &Path,
     signals: &Signals,
+    say: &dyn Fn(&str),
 ) -> Result<(), String> {
     let Some(job) = &record.served else { return Ok(()) };
     let nodes: Vec<&Node> = job.nodes.iter().filter(|node| !node.untouched).collect();
     let place = Place { program: &program.path, dir, mount_point: record.mount_point() };
-    let launcher = Launcher { launch: &job.launch, dir, signals };
+    let launcher = Launcher { launch: &job.launch, dir, signals, say: Some(say) };
     let results = launcher.run(&nodes, &place.umount());
     all(&nodes, results)
 }

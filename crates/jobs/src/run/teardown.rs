@@ -39,9 +39,10 @@ impl Machine {
     /// nothing: its mount has no buffer any more.
     fn give_back(&self) -> Result<(), String> {
         let Some(job) = &self.record.served else { return self.unmount() };
+        let say = |text: &str| self.console.step(Step::Teardown, text);
         let here = self.unmount();
-        let umount_nodes =
-            || served::umount_nodes(&self.program, &self.record, &self.dir, &self.signals);
+        let (path, dir, signals) = (&self.program.path, &self.dir, &self.signals);
+        let umount_nodes = || served::umount_nodes(&self.program, &self.record, dir, signals, &say);
         let mut nodes = umount_nodes();
         let gone = match self.record.keep || self.unasked {
             true => Ok(()),
@@ -49,7 +50,7 @@ impl Machine {
         };
         let mut late = Ok(());
         if self.resumed && !self.record.keep && gone.is_ok() {
-            late = mount::end_late(&self.program.path, &self.record, &self.dir, &self.signals);
+            late = mount::end_late(path, &self.record, dir, signals, &say);
             if late.is_ok() {
                 // What they answer now is how it is.
                 nodes = umount_nodes();
@@ -66,20 +67,21 @@ impl Machine {
         if !mount::is_mounted(point) {
             return Ok(());
         }
-        let Err(why) = mount::umount(path, &self.record, &self.dir, false, &self.signals) else {
+        let (dir, signals) = (&self.dir, &self.signals);
+        let say = |text: &str| self.console.step(Step::Teardown, text);
+        let Err(why) = mount::umount(path, &self.record, dir, false, signals, &say) else {
             return Ok(());
         };
         if mount::is_mounted(point) {
             // Everything that is to be kept is on the PFS: nobody may hold the node.
-            self.console.step(Step::Teardown, &format!("{why}; detaching it by force"));
+            say(&format!("{why}; detaching it by force"));
         } else if self.record.served.is_some() {
             return Ok(());
         } else {
             // The umount of a runner that was killed came first. Whether it also destroyed the
             // buffer is not known: what is mounted again is the old buffer or an empty one.
-            let say = |text: &str| self.console.step(Step::Teardown, text);
-            mount::mount_again(path, &self.record, &self.dir, &self.signals, &say)?;
+            mount::mount_again(path, &self.record, dir, signals, &say)?;
         }
-        mount::umount(path, &self.record, &self.dir, true, &self.signals)
+        mount::umount(path, &self.record, dir, true, signals, &say)
     }
 }

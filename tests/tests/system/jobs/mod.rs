@@ -11,10 +11,12 @@ mod place;
 mod served;
 mod servers;
 
+use crate::umount_copies::Copy;
 use forebay_tests::buffer::binary;
 use place::{Place, Run, signal, until};
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -238,6 +240,30 @@ fn a_process_that_left_the_group_does_not_hold_the_buffer() {
     assert!(run.err.contains("by force"), "{}", run.err);
     assert!(place.pfs("results/x").exists());
     until("the detached mount is gone", || place.mounts().is_empty());
+    place.assert_clean();
+}
+
+#[test]
+fn a_teardown_that_waits_for_a_copy_of_the_mount_says_who_has_it() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo > results/ready\n\
+        while [ ! -e @PFS@/go ]; do sleep 0.05; done";
+    let mut child = place.start(&place.script(&[STRIPED, OUT], body), &[]);
+    let find = || place.mounts().into_iter().find(|mount| mount.join("results/ready").exists());
+    until("the script runs", || find().is_some());
+    // It ends by itself if nothing is said.
+    let copy = Copy::doing(&find().unwrap(), "exec sleep 40");
+    fs::write(place.pfs("go"), "").unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let line = said.find(|line| line.contains(": waiting for the end of its last copy: "));
+    let line = line.expect("it ended and has not said what it waited for");
+    assert!(line.starts_with("forebay: teardown: ") && line.contains(&copy.named()), "{line}");
+    assert!(line.ends_with(" ends it there, too; this wait ends after 300 s"), "{line}");
+    assert!(child.try_wait().unwrap().is_none(), "it waits: {line}");
+    drop(copy);
+    let rest: Vec<String> = said.collect();
+    let run = Run::wait(child).expect(0);
+    assert_eq!(run.step("teardown")["ended"], "ok", "{rest:?}");
     place.assert_clean();
 }
 
