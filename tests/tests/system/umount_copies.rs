@@ -352,13 +352,19 @@ fn an_unmount_that_waits_for_a_stopped_server_names_its_process() {
     an_unmount_names_the_stopped_server(&served, 0, A_FILE);
 }
 
-/// So does a mount by TCP, on the server's node.
+/// So does a mount by TCP, on the server's node; and the first look at it.
 #[test]
 fn an_unmount_by_tcp_names_the_process_of_a_stopped_server() {
     if is_raw() {
         return;
     }
     let served = Served::new(Store::Tmpfs, &[Via::Tcp]);
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let looked = served.local(&["status", served.root(0).to_str().unwrap()]).1;
+    served.signal_server(0, libc::SIGCONT);
+    assert!(looked.contains(&format!("`kill -CONT {pid}` lets it go on")), "{looked}");
     an_unmount_names_the_stopped_server(&served, 0, A_FILE);
 }
 

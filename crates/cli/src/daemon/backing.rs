@@ -444,9 +444,19 @@ impl Served {
         }
     }
 
-    /// There is no answer: names the servers that do not even greet, for the one that is asked may wait for another one.
+    /// There is no answer: names the servers that are stopped, else those that do not even greet, for the one that is asked may
+    /// wait for another one.
     fn silent(&self) -> ControlError {
-        let (there, silent) = self.remote().servers_greeted(GREET_WAIT);
+        let remote = self.remote();
+        // At once: together they have the time of one.
+        let ((there, silent), stopped) = std::thread::scope(|scope| {
+            let greeted = scope.spawn(|| remote.servers_greeted(GREET_WAIT));
+            let stopped = remote.servers_seen_stopped();
+            (greeted.join().unwrap_or_default(), stopped)
+        });
+        if !stopped.is_empty() {
+            return are_stopped(&stopped);
+        }
         let who = match silent.is_empty() {
             true => self.target.address.to_string(),
             false => listed(&silent),

@@ -232,6 +232,12 @@ impl RemoteFs {
         self.servers.greeted(limit)
     }
 
+    /// The servers on this node that are stopped, those that are spoken with by TCP, too. All processes are looked through: for
+    /// who has waited already.
+    pub fn servers_seen_stopped(&self) -> Vec<(ServerAddress, u32)> {
+        self.servers.seen_stopped()
+    }
+
     /// All servers, if programs wait for the answer of one of them now; else none.
     pub fn servers_while_waited_for(&self) -> Vec<ServerSeen> {
         self.servers.while_waited_for()

@@ -180,6 +180,11 @@ impl Servers {
         (of(Some(true)), of(Some(false)))
     }
 
+    /// The servers on this node that are stopped, those that are spoken with by TCP, too.
+    pub(super) fn seen_stopped(&self) -> Vec<(ServerAddress, u32)> {
+        self.peers.iter().filter_map(|peer| peer.seen_stopped()).collect()
+    }
+
     /// All servers, if programs wait for the answer of one of them; else none, and nothing is looked at.
     pub(super) fn while_waited_for(&self) -> Vec<ServerSeen> {
         if !self.peers.iter().any(|peer| peer.is_waited_for()) {
