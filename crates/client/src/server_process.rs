@@ -5,7 +5,7 @@
 
 use crate::Result;
 use crate::control::open_socket;
-use forebay_net::{ServerAddress, Stream};
+use forebay_net::{ServerAddress, Stream, peer};
 use forebay_proto::control::ControlError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -42,6 +42,15 @@ pub fn stopped_at(address: &ServerAddress) -> Option<u32> {
     match Stream::connect(address).ok()? {
         Stream::Unix(stream) => id(&stream).filter(|pid| is_stopped(*pid)),
         Stream::Tcp(_) => None,
+    }
+}
+
+/// The same, of a server that listens at a TCP address of this machine, too: all processes are looked through for it, so this is
+/// for who has waited already. `None` also if this user may not see whose the socket is.
+pub fn seen_stopped_at(address: &ServerAddress) -> Option<u32> {
+    match address {
+        ServerAddress::Unix(_) => stopped_at(address),
+        ServerAddress::Tcp { .. } => peer::stopped_listener(address),
     }
 }
 

@@ -165,7 +165,7 @@ fn a_stopped_server_of_two_is_named_by_the_states_of_their_buffer() {
             let is_named = why.contains(&format!("process {pid}")) && why.contains("stopped");
             assert!(is_named && why.contains(&format!("`kill -CONT {pid}`")), "{why}");
         }
-        // By TCP nobody sees the process.
+        // By TCP the process is looked for once there is no answer.
         for (of_one, listed) in [near, far] {
             assert!(of_one["server_error"].is_string(), "{of_one}");
             assert_eq!(of_one["capacity_bytes"], capacity_bytes, "{of_one}");
@@ -342,8 +342,8 @@ fn a_stopped_server_stays_named_when_its_session_is_given_up() {
     }
 }
 
-/// A mount by TCP does not see the process of its server; another server of the pool does, and is asked. Where none answers,
-/// none is named to be asked.
+/// A mount by TCP names its stopped server too: it looks for the process on its own node, else another server of the pool is
+/// asked. Where none answers, none is named to be asked.
 #[test]
 fn a_mount_by_tcp_hears_of_its_stopped_server_from_another_one() {
     let served = Served::with(Options::over(2, Store::Tmpfs), &[]);

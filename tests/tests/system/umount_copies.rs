@@ -4,7 +4,7 @@
 
 use forebay_tests::buffer::{Buffer, Kind, binary, is_raw};
 use forebay_tests::procs::{LET_GO, run, try_run_for, wait_until_stopped};
-use forebay_tests::served::{Served, Store, Via};
+use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::site::Site;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -334,30 +334,67 @@ fn a_mount_of_a_served_buffer_that_is_ending_is_found_again() {
     assert!(!status.lines().any(is_it), "{status}");
 }
 
-/// A program with a copy of the mount waits for the server: so does the end of the mount, as long as the server is stopped.
-#[test]
-fn an_unmount_that_waits_for_a_stopped_server_names_its_process() {
-    if is_raw() {
-        return;
-    }
-    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+/// A program with a copy of the mount waits, by `makes`, for a server that is stopped: so does the end of the mount, as long as that
+/// is so, and names its process.
+fn an_unmount_names_the_stopped_server(served: &Served, stopped: usize, makes: &str) {
     let root = served.root(0);
-    let pid = served.server_pid(0);
-    // Its shell makes the file by itself: nothing begins while the server is stopped.
+    let pid = served.server_pid(stopped);
     let work =
-        "until [ -e \"$KEEP/stopped\" ]; do sleep 0.05; done\n: > \"$POINT/made\"\nexec sleep 600";
-    let copy = Copy::doing(&root, work);
-    served.signal_server(0, libc::SIGSTOP);
+        format!("until [ -e \"$KEEP/stopped\" ]; do sleep 0.05; done\n{makes}\nexec sleep 600");
+    let copy = Copy::doing(&root, &work);
+    served.signal_server(stopped, libc::SIGSTOP);
     wait_until_stopped(pid);
     std::fs::write(root.parent().unwrap().join("stopped"), "").unwrap();
     let mut umount = Umount::begin(&root, &[]);
     umount.says(&format!("whose process {pid} is stopped"));
     umount.says(&format!("`kill -CONT {pid}` lets it go on"));
     umount.says("Ctrl-C leaves the mount to end by itself, --force does not wait");
-    served.signal_server(0, libc::SIGCONT);
+    served.signal_server(stopped, libc::SIGCONT);
     // What it waits for then.
     umount.says(&copy.named());
     drop(copy);
     umount.ends_well();
     served.mount_ended(0);
+}
+
+/// The shell makes the file by itself: nothing begins while the server is stopped.
+const A_FILE: &str = ": > \"$POINT/made\"";
+
+#[test]
+fn an_unmount_that_waits_for_a_stopped_server_names_its_process() {
+    if is_raw() {
+        return;
+    }
+    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+    an_unmount_names_the_stopped_server(&served, 0, A_FILE);
+}
+
+/// So does a mount by TCP, on the server's node; and the first look at it.
+#[test]
+fn an_unmount_by_tcp_names_the_process_of_a_stopped_server() {
+    if is_raw() {
+        return;
+    }
+    let served = Served::new(Store::Tmpfs, &[Via::Tcp]);
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let looked = served.local(&["status", served.root(0).to_str().unwrap()]).1;
+    served.signal_server(0, libc::SIGCONT);
+    assert!(looked.contains(&format!("`kill -CONT {pid}` lets it go on")), "{looked}");
+    an_unmount_names_the_stopped_server(&served, 0, A_FILE);
+}
+
+/// The server that is asked runs, and waits itself for the stopped one, for some of these directories at least.
+#[test]
+fn an_unmount_names_a_stopped_server_that_its_own_one_waits_for() {
+    if is_raw() {
+        return;
+    }
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[]);
+    served.mount(Via::AtServer(served.server_of_part(0)));
+    // They are dealt to both servers by name. What makes them has no file of the mount open when it begins.
+    let makes =
+        "for n in 1 2 3 4 5 6 7 8 9 10 11 12; do set -- \"$@\" \"$POINT/d$n\"; done\nmkdir \"$@\"";
+    an_unmount_names_the_stopped_server(&served, served.server_of_part(1), makes);
 }

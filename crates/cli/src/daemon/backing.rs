@@ -2,6 +2,7 @@
 //! `forebay serve` serves.
 
 use super::MountPlan;
+use super::waiting::{self, Reasons};
 use crate::state_dir::{self, MountRecord, StateDir};
 use forebay_activity::Activity;
 use forebay_cache::CacheOptions;
@@ -43,7 +44,7 @@ pub const FIRST_STATE_WAIT: Duration = Duration::from_secs(10);
 /// How long what all servers of a buffer count is waited for: they wait for each other for 3 s.
 const FIGURES_WAIT: Duration = Duration::from_secs(4);
 /// At the end of such a wait the servers are greeted for so long, to see which is silent. Less than [`STATE_WAIT`].
-const GREET_WAIT: Duration = Duration::from_millis(400);
+pub(super) const GREET_WAIT: Duration = Duration::from_millis(400);
 /// How long a server on this node that is stopped is given to go on, before who asks it is told.
 const STOPPED_WAIT: Duration = Duration::from_secs(3);
 /// Pause between two looks at it.
@@ -151,6 +152,7 @@ impl Place {
                     told_capacity_bytes: AtomicU64::new(0),
                     state_questions: Arc::default(),
                     told_by_other: Arc::default(),
+                    reasons: Reasons::default(),
                 })))
             }
         }
@@ -326,6 +328,44 @@ fn away_part(buffer: &ServedBuffer, asked: &ServerAddress) -> Option<ControlErro
     Some(ControlError::new(&what, None, why).errno(libc::ETIMEDOUT).hint(&hint))
 }
 
+/// Asks a server about one of the buffer that does not answer: it may see the process. `None` if it does not tell.
+pub(super) fn said_by(
+    target: &Target,
+    asked: &ServerAddress,
+    name: BufferName,
+) -> Option<ControlError> {
+    let answer = connect_at(target, asked)
+        .and_then(|mut ledger| ledger.ask(&LedgerRequest::Status { name }));
+    match answer {
+        Ok(LedgerReply::Buffer(buffer)) => away_part(&buffer, asked),
+        // It could not ask the other one itself.
+        Err(error) if error.what.starts_with("ask server ") => Some(error),
+        _ => None,
+    }
+}
+
+/// There is no answer of `who`, and nobody has said why: with how to find out, by the server `there` if one answers.
+pub(super) fn no_answer(who: &str, there: Option<&ServerAddress>) -> ControlError {
+    let hint = match there {
+        Some(there) => format!(
+            "`forebay pool status --server {there}` tells why a server does not answer, with its process if it sees \
+             that; their logs tell more"
+        ),
+        None => "none of its servers answers: are their processes stopped, or their nodes away? On their nodes \
+                 `pgrep forebay | xargs ps -o pid,stat,args -p` shows the processes: `kill -CONT PID` lets one in \
+                 state T go on; their logs tell more"
+            .into(),
+    };
+    ControlError::new(&format!("ask the server {who}"), None, NO_ANSWER_YET)
+        .errno(libc::ETIMEDOUT)
+        .hint(&hint)
+}
+
+/// Servers, by name.
+pub(super) fn listed(servers: &[ServerAddress]) -> String {
+    servers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+}
+
 /// What a server said of another one that is silent.
 #[derive(Default)]
 struct ToldByOther {
@@ -347,6 +387,8 @@ pub struct Served {
     /// Questions for the buffer's state that are under way.
     state_questions: Arc<AtomicUsize>,
     told_by_other: Arc<Mutex<ToldByOther>>,
+    /// Why servers are silent that programs wait for while the mount ends.
+    reasons: Reasons,
 }
 
 impl Served {
@@ -402,31 +444,29 @@ impl Served {
         }
     }
 
-    /// There is no answer: names the servers that do not even greet, for the one that is asked may wait for another one.
+    /// There is no answer: names the servers that are stopped, else those that do not even greet, for the one that is asked may
+    /// wait for another one.
     fn silent(&self) -> ControlError {
-        let (there, silent) = self.remote().servers_greeted(GREET_WAIT);
+        let remote = self.remote();
+        // At once: together they have the time of one.
+        let ((there, silent), stopped) = std::thread::scope(|scope| {
+            let greeted = scope.spawn(|| remote.servers_greeted(GREET_WAIT));
+            let stopped = remote.servers_seen_stopped();
+            (greeted.join().unwrap_or_default(), stopped)
+        });
+        if !stopped.is_empty() {
+            return are_stopped(&stopped);
+        }
         let who = match silent.is_empty() {
             true => self.target.address.to_string(),
-            false => silent.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
+            false => listed(&silent),
         };
         if let (false, Some(asked)) = (silent.is_empty(), there.first())
             && let Some(error) = self.told_by(asked)
         {
             return error;
         }
-        let hint = match there.first() {
-            Some(there) => format!(
-                "`forebay pool status --server {there}` tells why a server does not answer, with its process if it sees \
-                 that; their logs tell more"
-            ),
-            None => "none of its servers answers: are their processes stopped, or their nodes away? On their nodes \
-                     `pgrep forebay | xargs ps -o pid,stat,args -p` shows the processes: `kill -CONT PID` lets one in \
-                     state T go on; their logs tell more"
-                .into(),
-        };
-        ControlError::new(&format!("ask the server {who}"), None, NO_ANSWER_YET)
-            .errno(libc::ETIMEDOUT)
-            .hint(&hint)
+        no_answer(&who, there.first())
     }
 
     /// What a server that answers said lately of one that does not: it may see the process. It is asked now for who asks next;
@@ -441,14 +481,7 @@ impl Served {
             let (told_by_other, target) = (Arc::clone(&self.told_by_other), self.target.clone());
             let asked = asked.clone();
             let question = move || {
-                let answer = connect_at(&target, &asked)
-                    .and_then(|mut ledger| ledger.ask(&LedgerRequest::Status { name }));
-                let error = match answer {
-                    Ok(LedgerReply::Buffer(buffer)) => away_part(&buffer, &asked),
-                    // It could not ask the other one itself.
-                    Err(error) if error.what.starts_with("ask server ") => Some(error),
-                    _ => None,
-                };
+                let error = said_by(&target, &asked, name);
                 *told_by_other.lock() = ToldByOther {
                     is_being_asked: false,
                     said: error.map(|error| (Instant::now(), error)),
@@ -482,25 +515,17 @@ impl Served {
     /// What programs, or the end of the mount, wait for, in words; `None` if for nothing.
     fn waits_for(&self) -> Option<String> {
         let remote = self.remote();
-        let servers = remote.waited_for();
-        let one = |(address, is_away): &(ServerAddress, bool)| match (
-            remote.server_stopped_at(address),
-            is_away,
-        ) {
-            (Some((_, pid)), _) => format!(
-                "{address}, whose process {pid} is {ARE_STOPPED} (`kill -CONT {pid}` lets it go on)"
-            ),
-            (None, true) => format!("{address}, which does not answer"),
-            (None, false) => address.to_string(),
+        let servers = remote.servers_while_waited_for();
+        if !servers.iter().any(|server| server.is_waited_for) {
+            return None;
+        }
+        let is_seen = servers.iter().any(|server| server.stopped.is_some());
+        // Of one that is seen nobody else has to tell.
+        let told = match (is_seen, self.name()) {
+            (false, Ok(name)) => self.reasons.found(remote, &self.target, name),
+            _ => None,
         };
-        let list = servers.iter().map(one).collect::<Vec<_>>().join(" and ");
-        let patience_s = self.target.patience.as_secs();
-        (!servers.is_empty()).then(|| {
-            format!(
-                "an answer of {list}; a server that does not answer is given up after {patience_s} s. \
-                 Ctrl-C leaves the mount to end by itself, --force does not wait"
-            )
-        })
+        Some(waiting::describe(&servers, told.as_deref(), self.target.patience))
     }
 
     /// Which of its servers are known not to answer, in words.

@@ -20,6 +20,7 @@ mod requests;
 pub mod serve;
 mod signals;
 mod spawn;
+mod waiting;
 mod watch;
 
 pub use backing::BackingPlan;

@@ -40,6 +40,7 @@ mod striped;
 
 pub use balanced::{Balanced, SERVER_PATIENCE};
 pub use peer::{PATIENCE, Target};
+pub use servers::ServerSeen;
 
 use crate::Result;
 use crate::ledger::describe;
@@ -231,9 +232,15 @@ impl RemoteFs {
         self.servers.greeted(limit)
     }
 
-    /// The servers whose answers programs wait for now, and whether they are known to be away.
-    pub fn waited_for(&self) -> Vec<(ServerAddress, bool)> {
-        self.servers.waited_for()
+    /// The servers on this node that are stopped, those that are spoken with by TCP, too. All processes are looked through: for
+    /// who has waited already.
+    pub fn servers_seen_stopped(&self) -> Vec<(ServerAddress, u32)> {
+        self.servers.seen_stopped()
+    }
+
+    /// All servers, if programs wait for the answer of one of them now; else none.
+    pub fn servers_while_waited_for(&self) -> Vec<ServerSeen> {
+        self.servers.while_waited_for()
     }
 }
 

@@ -80,6 +80,16 @@ impl Peer {
         server_process::stopped_at(&address).map(|pid| (address, pid))
     }
 
+    /// The same, of one that is spoken with by TCP, too: for who has waited for it already.
+    pub(super) fn seen_stopped(&self) -> Option<(ServerAddress, u32)> {
+        let address = self.spoken_at.lock().clone();
+        // The name of another node is not looked up for that.
+        if matches!(address, ServerAddress::Tcp { .. }) && !self.is_near() {
+            return None;
+        }
+        server_process::seen_stopped_at(&address).map(|pid| (address, pid))
+    }
+
     /// It is reached at this address, as far as is known.
     pub(super) fn is_at(&self, address: &ServerAddress) -> bool {
         self.target.address == *address || self.addresses.read().contains(address)

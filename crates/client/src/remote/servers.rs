@@ -23,6 +23,19 @@ const PLACES_LOOK: Duration = Duration::from_secs(1);
 /// Most servers that are greeted at once.
 const GREETED_MOST: usize = 64;
 
+/// A server, as far as it is seen without a question to it.
+#[derive(Clone, Debug)]
+pub struct ServerSeen {
+    /// Where it is looked for first.
+    pub address: ServerAddress,
+    /// Programs wait for its answer.
+    pub is_waited_for: bool,
+    /// It did not answer when it was last asked, or is gone for good.
+    pub is_away: bool,
+    /// Its process, if that runs on this node and is stopped.
+    pub stopped: Option<u32>,
+}
+
 /// All servers of a buffer, by shard; at least one.
 pub(super) struct Servers {
     peers: Vec<Arc<Peer>>,
@@ -167,10 +180,23 @@ impl Servers {
         (of(Some(true)), of(Some(false)))
     }
 
-    /// The servers whose answers programs wait for, and whether they are known to be away.
-    pub(super) fn waited_for(&self) -> Vec<(ServerAddress, bool)> {
-        let waited_for = self.peers.iter().filter(|peer| peer.is_waited_for());
-        waited_for.map(|peer| (peer.address(), peer.is_away())).collect()
+    /// The servers on this node that are stopped, those that are spoken with by TCP, too.
+    pub(super) fn seen_stopped(&self) -> Vec<(ServerAddress, u32)> {
+        self.peers.iter().filter_map(|peer| peer.seen_stopped()).collect()
+    }
+
+    /// All servers, if programs wait for the answer of one of them; else none, and nothing is looked at.
+    pub(super) fn while_waited_for(&self) -> Vec<ServerSeen> {
+        if !self.peers.iter().any(|peer| peer.is_waited_for()) {
+            return Vec::new();
+        }
+        let seen = |peer: &Arc<Peer>| ServerSeen {
+            address: peer.address(),
+            is_waited_for: peer.is_waited_for(),
+            is_away: peer.is_away(),
+            stopped: peer.seen_stopped().map(|(_, pid)| pid),
+        };
+        self.peers.iter().map(seen).collect()
     }
 
     /// Until the mount ends: asks, while a server is away, the others where it is now and whether it
