@@ -358,7 +358,7 @@ mod tests {
         for at in [0, 1] {
             assert!(ends(400 * mb, Duration::from_millis(600), at), "before look {at}");
         }
-        assert!(!ends(2_000 * mb, STALL_HELD, 5), "more than there is room for");
+        assert!(!ends(2_000 * mb, STALL_HELD, 2), "more than there is room for");
     }
 
     #[test]

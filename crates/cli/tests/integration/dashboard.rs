@@ -115,6 +115,10 @@ fn the_page_shows_the_figures_of_metrics_and_asks_nobody_else() {
     let staged = rig.forebay().args(["stage", "in"]).arg(&source).arg(rig.mnt.join("f")).output();
     assert!(staged.unwrap().status.success());
 
+    // A rate takes two samples, and a chart of some of them more.
+    crate::common::wait_for("some samples", || {
+        get(&address, "/history.json").matches("\"time_ms\"").count() > 3
+    });
     let browser = Browser { profile: tempfile::tempdir().unwrap() };
     let net_log = browser.profile.path().join("net.json");
     let url = format!("http://{address}/");

@@ -343,9 +343,11 @@ mod tests {
         assert_eq!(kernel.0.lock().1, [Ino(6)]);
     }
 
+    type Told = Vec<(Ino, Vec<u8>)>;
+
     /// What the kernel was told of moves, and how long it was waited for.
     #[derive(Default)]
-    struct Moves(Mutex<(Vec<(Ino, Vec<u8>)>, Vec<Duration>)>);
+    struct Moves(Mutex<(Told, Vec<Duration>)>);
 
     impl Notify for Moves {
         fn entry_changed(&self, _: Ino, _: &[u8]) {}

@@ -345,7 +345,7 @@ impl Run<'_> {
         let has_some = self.mounts[at].holds_some(&spec);
         match self.rng.random_range(0..20) {
             // Who waits does nothing else. Conversions of flocks are two steps, and not shown here.
-            0..=3 if !waits && !(is_flock && has_some) => {
+            0..=3 if !(waits || is_flock && has_some) => {
                 let answer = self.call(at, LockCall::Set { spec, wait: None });
                 if answer == Answer::Lock(LockState::Free) {
                     put(&mut self.mounts[at].held, &spec);
@@ -406,7 +406,9 @@ impl Run<'_> {
 
     /// Nobody believes that it holds what somebody else has.
     fn check_beliefs(&self, when: &str) {
-        let mut all: BTreeMap<(bool, u64), Vec<(usize, u64, bool)>> = BTreeMap::new();
+        // Mount, owner, and whether exclusively.
+        type Holder = (usize, u64, bool);
+        let mut all: BTreeMap<(bool, u64), Vec<Holder>> = BTreeMap::new();
         for (at, mount) in self.mounts.iter().enumerate().filter(|(_, mount)| !mount.is_cut) {
             for ((owner, byte), exclusive) in &mount.held {
                 let of = all.entry((*owner < FLOCKS, *byte)).or_default();
