@@ -360,7 +360,7 @@ engines are measured. Times are CPU time of one thread."
 pub struct SimPholdArgs {
     /// Logical processes; each has one event pending.
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [16, 1_024, 65_536],
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     pub processes: Vec<u32>,
     /// Events of each measurement.
     #[arg(long, value_name = "N", default_value_t = 10_000_000)]

@@ -5,7 +5,7 @@
 //! paid with fewer devices.
 
 use crate::machine::{Attach, Buffer, Link, Machine, Mode};
-use crate::model::{self, Options, Outcome, SimError};
+use crate::model::{self, Key, Options, Outcome, SimError};
 use crate::parallel::{self, Progress};
 use crate::program::Program;
 use crate::units::{digits, format_rate, format_size, format_time};
@@ -54,6 +54,7 @@ pub fn compare(
             job: machine.name.clone(),
             found: "a machine without a buffer".into(),
             expected: "a [buffer] section: its flash is what is moved around".into(),
+            key: Key::Machine("buffer"),
         });
     };
     let mut variants = Vec::new();

@@ -102,6 +102,14 @@ pub enum ProgramError {
     Simulate(String, String),
 }
 
+/// The file of a machine that is named so; that of a preset is called after it.
+pub fn path(name: &str) -> PathBuf {
+    match text(name) {
+        Some(_) => PathBuf::from(format!("{name}.toml")),
+        None => PathBuf::from(name),
+    }
+}
+
 /// The text of a preset.
 pub fn text(name: &str) -> Option<&'static str> {
     MACHINES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
@@ -113,7 +121,7 @@ pub fn text(name: &str) -> Option<&'static str> {
 /// That of the file, or of what it says.
 pub fn load(name: &str) -> Result<(PathBuf, String, Machine), Fault> {
     let (path, text) = match text(name) {
-        Some(text) => (PathBuf::from(format!("{name}.toml")), text.to_string()),
+        Some(text) => (path(name), text.to_string()),
         None => {
             let path = Path::new(name);
             if !name.contains(['/', '.']) && !path.exists() {

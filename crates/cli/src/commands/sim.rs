@@ -7,9 +7,10 @@ use crate::args_sim::{
     SimulationArgs, WorkloadArgs,
 };
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, hinted, print_json, visible};
+use crate::failure_parts::NotSimulated;
 use forebay_proto::control::ControlError;
 use forebay_sim::machine::Machine;
-use forebay_sim::model::{self, Options};
+use forebay_sim::model::{self, Options, SimError};
 use forebay_sim::program::Program;
 use forebay_sim::{
     compare, explain, page, parallel, presets, report, settings, size, study, sweep, validate,
@@ -77,11 +78,28 @@ fn simulation(args: &SimulationArgs) -> anyhow::Result<(Machine, Program, Option
     Ok((machine, program, options(&args.how)))
 }
 
+/// For `map_err`: of which files a simulation was that failed.
+pub(super) fn of_files<'a>(
+    machine: &'a MachineArgs,
+    workload: Option<&'a Path>,
+) -> impl Fn(SimError) -> NotSimulated + 'a {
+    move |error| {
+        let workload = workload.map(Path::to_path_buf);
+        NotSimulated { machine: presets::path(&machine.machine), workload, error }
+    }
+}
+
+/// The same, of what is simulated.
+fn failed(args: &SimulationArgs) -> impl Fn(SimError) -> NotSimulated + '_ {
+    of_files(&args.machine, args.workload.workload.as_deref())
+}
+
 fn simulate(args: &SimRunArgs) -> Outcome {
     check_page(args.html.as_deref())?;
     let (machine, program, options) = simulation(&args.simulation)?;
     let options = Options { decisions: args.decisions, ..options };
-    let explained = explain::explain(&machine, &program, &options)?;
+    let explained = explain::explain(&machine, &program, &options);
+    let explained = explained.map_err(failed(&args.simulation))?;
     write_page(args.html.as_deref(), || page::run(&explained, &machine))?;
     let outcome = explained.outcome;
     if args.json {
@@ -139,7 +157,8 @@ fn machines(args: &SimMachineArgs) -> Outcome {
 
 fn explain_phases(args: &SimExplainArgs) -> Outcome {
     let (machine, program, options) = simulation(&args.simulation)?;
-    let explained = explain::explain(&machine, &program, &options)?;
+    let explained = explain::explain(&machine, &program, &options);
+    let explained = explained.map_err(failed(&args.simulation))?;
     match args.json {
         true => print_json(&explained)?,
         false => print!("{}", explain::text(&explained)),
@@ -219,9 +238,11 @@ fn size_buffer(args: &SimSizeArgs) -> Outcome {
     };
     let sizing = with_bar(args.json || args.csv, |progress| {
         size::size(&machine, &program, options, wish, args.threads.count(), progress)
-    })?;
+    })
+    .map_err(failed(&args.simulation))?;
     if let Some(path) = &args.html {
-        let outcome = model::run(&machine, &program, &options)?;
+        let outcome = model::run(&machine, &program, &options);
+        let outcome = outcome.map_err(failed(&args.simulation))?;
         write_page(Some(path), || page::size(&sizing, &machine, &outcome))?;
     }
     if args.json {
@@ -238,7 +259,8 @@ fn compare_places(args: &SimCompareArgs) -> Outcome {
     let (machine, program, options) = simulation(&args.simulation)?;
     let compared = with_bar(args.json || args.csv, |progress| {
         compare::compare(&machine, &program, &options, args.threads.count(), progress)
-    })?;
+    })
+    .map_err(failed(&args.simulation))?;
     if args.json {
         print_json(&json!({ "variants": compared }))?;
     } else if args.csv {

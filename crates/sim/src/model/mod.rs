@@ -28,7 +28,7 @@ use crate::program::Program;
 use buffers::Buffers;
 use forebay_sim_engine::TimeNs;
 use forebay_sim_engine::ladder::Ladder;
-use forebay_sim_engine::queue::Queue;
+use forebay_sim_engine::queue::{LAST_NS, Queue};
 use outcome::Recorder;
 use processes::{JobState, Process};
 use stations::{Hop, Kind, Place, Stations};
@@ -83,6 +83,15 @@ impl Options {
     }
 }
 
+/// A key of one of the files that a simulation is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// Of the machine file.
+    Machine(&'static str),
+    /// Of the workload file.
+    Workload(&'static str),
+}
+
 /// Why a simulation gave nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SimError {
@@ -95,10 +104,19 @@ pub enum SimError {
         found: String,
         /// What the machine has.
         expected: String,
+        /// What says so.
+        key: Key,
     },
     /// It stands still.
-    #[error("the simulation cannot end: {0}")]
-    Stuck(String),
+    #[error("the simulation cannot end: {why}; expected {expected}")]
+    Stuck {
+        /// What waits for what.
+        why: String,
+        /// With what it would go on.
+        expected: String,
+        /// What says otherwise.
+        key: Key,
+    },
     /// A write found no room, and the buffer's `when_full` is `fail`.
     #[error("{job}: no room in the buffer at {at_s:.3} s, and buffer.when_full is \"fail\"")]
     NoRoom {
@@ -120,6 +138,36 @@ pub enum SimError {
     /// A law of the simulator is broken: a fault of the simulator.
     #[error("a fault of the simulator: {0}")]
     Broken(String),
+}
+
+impl SimError {
+    /// Which key it is about, where there is one.
+    pub fn key(&self) -> Option<Key> {
+        match self {
+            SimError::DoesNotFit { key, .. } | SimError::Stuck { key, .. } => Some(*key),
+            SimError::NoRoom { .. } => Some(Key::Machine("buffer.when_full")),
+            SimError::TooLong { .. } | SimError::Broken(_) => None,
+        }
+    }
+
+    /// Why, without what was expected.
+    pub fn why(&self) -> String {
+        match self {
+            SimError::DoesNotFit { job, found, .. } => format!("{job}: {found}"),
+            SimError::Stuck { why, .. } => format!("the simulation cannot end: {why}"),
+            other => other.to_string(),
+        }
+    }
+
+    /// What was expected; empty where nobody can say.
+    pub fn expected(&self) -> &str {
+        match self {
+            SimError::DoesNotFit { expected, .. } | SimError::Stuck { expected, .. } => expected,
+            SimError::NoRoom { .. } => "block or bypass, or a larger buffer.capacity",
+            SimError::TooLong { .. } => "fewer or larger operations, higher rates, or --coarse",
+            SimError::Broken(_) => "",
+        }
+    }
 }
 
 /// An event.
@@ -210,7 +258,7 @@ struct Sim<'a> {
 /// # Errors
 /// The program does not fit, or cannot end.
 pub fn run(machine: &Machine, program: &Program, options: &Options) -> Result<Outcome, SimError> {
-    processes::fits(machine, program)?;
+    processes::fits(machine, program, options)?;
     let mut sim = Sim::new(machine, program, options);
     sim.go()?;
     sim.outcome()
@@ -276,7 +324,10 @@ impl<'a> Sim<'a> {
             if let Some(error) = self.failed.take() {
                 return Err(error);
             }
-            if self.events >= self.options.max_events {
+            // Later times are that one too, so nothing is right any more. A failure after the last job is one that never comes.
+            let fails = matches!(event, Event::Fail(..) | Event::Lose);
+            let never = self.now_ns >= LAST_NS && !(fails && self.jobs_left == 0);
+            if self.events >= self.options.max_events || never {
                 return Err(SimError::TooLong {
                     events: self.events,
                     at_s: self.now_ns as f64 / 1e9,
@@ -286,7 +337,7 @@ impl<'a> Sim<'a> {
         }
         match self.jobs_left {
             0 => Ok(()),
-            _ => Err(SimError::Stuck(self.what_waits())),
+            _ => Err(self.stuck()),
         }
     }
 
@@ -357,7 +408,7 @@ impl<'a> Sim<'a> {
                         0
                     };
                     let line = &mut self.stations.groups[class as usize].lines[place];
-                    let at_ns = line.serve(arrives_ns, service_ns) + latency_ns;
+                    let at_ns = line.serve(arrives_ns, service_ns).saturating_add(latency_ns);
                     if joined {
                         arrives_ns = at_ns;
                         continue;
@@ -395,7 +446,7 @@ impl<'a> Sim<'a> {
                 let read_ns = if read > 0 { group.read.ns(read * many, operations) } else { 0 };
                 // What redundancy does not divide evenly is lost in the rounding of `each`, not of the sum.
                 let written = if written == each { bytes } else { written * many };
-                group.write.ns(written, operations) + read_ns
+                group.write.ns(written, operations).saturating_add(read_ns)
             }
             Class::Disk => {
                 let rate = if reads { group.read } else { group.write };
@@ -404,7 +455,7 @@ impl<'a> Sim<'a> {
                 if seek_s > 0.0 {
                     let last = &mut last_file[request.place.server as usize];
                     if *last != request.file {
-                        ns += (seek_s * 1e9) as u64;
+                        ns = ns.saturating_add((seek_s * 1e9) as u64);
                         *last = request.file;
                     }
                 }
@@ -460,7 +511,8 @@ impl<'a> Sim<'a> {
             Class::ALL.iter().zip(&self.stations.groups).filter_map(|(&class, group)| {
                 let used = group.used();
                 let requests: u64 = group.lines.iter().map(|line| line.served).sum();
-                let waited_ns: u64 = group.lines.iter().map(|line| line.waited_ns).sum();
+                let waits_ns = group.lines.iter().map(|line| line.waited_ns);
+                let waited_ns = waits_ns.fold(0, u64::saturating_add);
                 (used > 0).then(|| Resource {
                     resource: class,
                     count: group.lines.len(),

@@ -124,7 +124,7 @@ impl Group {
 
     /// Time that lines worked until `now_ns`; what they have taken on for later is not part of it.
     pub(super) fn worked_ns(&self, now_ns: TimeNs) -> u64 {
-        self.lines.iter().map(|line| line.worked_ns(now_ns)).sum()
+        self.lines.iter().map(|line| line.worked_ns(now_ns)).fold(0, u64::saturating_add)
     }
 
     /// Lines that had anything to do.
@@ -255,7 +255,9 @@ impl Stations {
     pub(super) fn worked_ns(&self, class: Class, now_ns: TimeNs) -> u64 {
         let group = &self.groups[class as usize];
         let Some(before) = self.joined_to[class as usize] else { return group.worked_ns(now_ns) };
-        let told_ns = |group: &Group| group.lines.iter().map(|line| line.busy_ns).sum::<u64>();
+        let told_ns = |group: &Group| {
+            group.lines.iter().map(|line| line.busy_ns).fold(0, u64::saturating_add)
+        };
         let of_before_ns = told_ns(&self.groups[before as usize]);
         if of_before_ns == 0 {
             return 0;
