@@ -98,6 +98,12 @@ fn summary(outcome: &Outcome) -> String {
             digits(buffer.peak_share * 100.0),
             buffer.found_full
         ));
+        if buffer.rebuilt_bytes > 0 {
+            text.push_str(&format!(
+                "rebuilt of lost buffers from what others had: {}\n",
+                size(buffer.rebuilt_bytes)
+            ));
+        }
     }
     if outcome.merged_processes > 1 || outcome.merged_transfers > 1 {
         text.push_str(&format!(

@@ -130,7 +130,7 @@ impl Sim<'_> {
 
     /// Whatever only this buffer has is lost; gives the jobs whose data that was.
     fn lose_buffer(&mut self, at: usize) -> Vec<u32> {
-        if self.machine.buffer.as_ref().is_some_and(|buffer| buffer.redundancy.survives_one()) {
+        if self.is_spared(at) {
             return Vec::new();
         }
         let lost = self.buffers.lose(at);

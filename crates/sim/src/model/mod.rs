@@ -14,6 +14,7 @@ mod nodes;
 mod outcome;
 mod placement;
 mod processes;
+mod rebuild;
 mod rules;
 mod stations;
 
@@ -189,6 +190,8 @@ enum Event {
     Restart(u32, u32),
     /// An I/O node or buffer node fails.
     Lose,
+    /// A buffer that failed is rebuilt from others, piece by piece.
+    Rebuild(u32),
 }
 
 /// A request.
@@ -320,6 +323,7 @@ impl<'a> Sim<'a> {
                 Event::Fail(job, starts) => self.node_fails(job, starts),
                 Event::Restart(job, starts) => self.job_restarts(job, starts),
                 Event::Lose => self.shared_node_fails(),
+                Event::Rebuild(buffer) => self.go_on_rebuilding(buffer),
             }
             if let Some(error) = self.failed.take() {
                 return Err(error);

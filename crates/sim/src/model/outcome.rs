@@ -177,8 +177,10 @@ pub struct BufferOutcome {
     pub peak_share: f64,
     /// Transfers that found it full.
     pub found_full: u64,
-    /// Bytes that flash wrote, with copies and parity.
+    /// Bytes that flash wrote, with copies, parity and rebuilds.
     pub flash_written_bytes: u64,
+    /// Bytes that were written to the flash of lost buffers from what others had.
+    pub rebuilt_bytes: u64,
 }
 
 /// Courses over time: of each interval, bytes and levels.

@@ -1,5 +1,6 @@
 //! The links and devices of a machine as waiting lines, and the ways that requests take through them.
 
+use super::Sim;
 use crate::machine::{Attach, Machine, Mode, WhenFull};
 use crate::program::{Action, Program};
 use forebay_sim_engine::station::Line;
@@ -434,7 +435,7 @@ fn is_one_to_one(machine: &Machine, before: Class, after: Class) -> bool {
 /// instead of two.
 ///
 /// Kinds of requests that the program cannot make are left out of sight. Where a full buffer is passed by, requests
-/// begin in the middle of a way: nothing is joined then.
+/// begin in the middle of a way, and where lost buffers are rebuilt, flash has requests of its own: nothing is joined then.
 fn join(
     ways: &mut [Way; 5],
     groups: &[Group],
@@ -443,7 +444,8 @@ fn join(
 ) -> [Option<Class>; Class::ALL.len()] {
     let mut joined_to = [None; Class::ALL.len()];
     let passes_by = machine.buffer.as_ref().is_some_and(|b| b.when_full == WhenFull::Bypass);
-    if passes_by {
+    // A rebuild's requests come from no line before the flash.
+    if passes_by || Sim::may_rebuild(machine) {
         return joined_to;
     }
     let steps = program.jobs.iter().flat_map(|job| &job.phases).flat_map(|phase| &phase.steps);

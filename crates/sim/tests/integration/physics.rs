@@ -323,6 +323,50 @@ fn a_lost_node_takes_undrained_data_with_it_and_the_job_goes_back_to_what_is_who
 }
 
 #[test]
+fn what_a_lost_buffer_had_is_rebuilt_from_the_others_beside_all_else() {
+    let failing = ["compute.mtbf=600s", "buffer.capacity=1GiB", "buffer.drain.limit=500KB/s"];
+    let of = |more: &[&str], seed: u64| {
+        let options = Options { seed, ..Options::default() };
+        let machine = machine(&[&failing[..], more].concat());
+        let outcome = model::run(&machine, &checkpointing(), &options).unwrap();
+        assert!(outcome.bytes.conserved(), "{:?}", outcome.bytes);
+        outcome
+    };
+    let rebuilt = |outcome: &Outcome| outcome.buffer.as_ref().unwrap().rebuilt_bytes;
+    let flash = |outcome: &Outcome| outcome.buffer.as_ref().unwrap().flash_written_bytes;
+    let copies = "buffer.redundancy.kind=copies";
+    let parity = ["buffer.redundancy.kind=parity", "buffer.redundancy.data=3"];
+    assert_eq!(rebuilt(&of(&[], 1)), 0);
+    for redundancy in [&[copies][..], &parity[..]] {
+        let outcome = of(redundancy, 1);
+        assert!(outcome.jobs[0].restarts > 0 && outcome.bytes.lost == 0, "{outcome:?}");
+        // All that a buffer has ever had is what its node wrote, a few checkpoints twice, with copy or parity.
+        let each = rebuilt(&outcome) / u64::from(outcome.jobs[0].restarts);
+        assert!((1 << 20..=2 << 30).contains(&each), "{outcome:?}");
+        assert!(flash(&outcome) > rebuilt(&outcome) + outcome.bytes.written, "{outcome:?}");
+    }
+    // On slow flash a rebuild takes longer than the next failure: then even two copies lose data.
+    let slow = [copies, "buffer.device.rate=4MB/s"];
+    let lost: u64 = (1..=6).map(|seed| of(&slow, seed).bytes.lost).sum();
+    assert!(lost > 0);
+    // A buffer that has nothing is rebuilt from nothing, and one alone has nobody to be read from.
+    let alone = ["compute.nodes=1", copies];
+    let machine = machine(&[&failing[..], &alone[..]].concat());
+    let one = program(
+        r#"workload = 1
+        file = [{ name = "f", path = "{repeat}/{process}" }]
+        [[job]]
+        [[job.phase]]
+        name = "work"
+        repeat = 400
+        steps = [{ think = "20s" }, { write = "f", block = "32MiB", transfer = "1MiB" }]"#,
+    );
+    let outcome = run(&machine, &one);
+    assert!(outcome.jobs[0].restarts > 0, "{outcome:?}");
+    assert_eq!((outcome.bytes.lost, rebuilt(&outcome)), (0, 0));
+}
+
+#[test]
 fn a_lost_io_node_kills_the_jobs_behind_it() {
     let mut text = SMALL.replace("attach = \"compute\"", "attach = \"io\"");
     text.push_str("[buffer.drain]\nlimit = \"1MB/s\"\n[io]\nnodes = 2\nmtbf = \"300s\"\nlink = { rate = \"1000MB/s\" }\n");
