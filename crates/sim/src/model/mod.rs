@@ -453,7 +453,7 @@ impl<'a> Sim<'a> {
                 group.write.ns(written, operations).saturating_add(read_ns)
             }
             Class::Disk => {
-                let rate = if reads { group.read } else { group.write };
+                let rate = if reads { &group.read } else { &group.write };
                 let mut ns = rate.ns(bytes, operations);
                 let seek_s = machine.storage.device.seek_s;
                 if seek_s > 0.0 {

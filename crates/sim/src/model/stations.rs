@@ -1,6 +1,7 @@
 //! The links and devices of a machine as waiting lines, and the ways that requests take through them.
 
 use super::Sim;
+use crate::device::Device;
 use crate::machine::{Attach, Machine, Mode, WhenFull};
 use crate::program::{Action, Program};
 use forebay_sim_engine::station::Line;
@@ -86,23 +87,49 @@ impl Class {
 }
 
 /// What a request of some bytes takes at a line.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Rate {
     ns_per_byte: f64,
     overhead_ns: f64,
+    /// Of requests of up to so many bytes, the smallest first: their nanoseconds per byte.
+    by_size: Vec<(u64, f64)>,
 }
 
 impl Rate {
     fn new(bytes_per_s: f64, overhead_s: f64) -> Rate {
         let second = SECOND_NS as f64;
-        Rate { ns_per_byte: second / bytes_per_s, overhead_ns: overhead_s * second }
+        let (ns_per_byte, overhead_ns) = (second / bytes_per_s, overhead_s * second);
+        Rate { ns_per_byte, overhead_ns, by_size: Vec::new() }
+    }
+
+    /// The same, where requests of some sizes have only a share of the rate.
+    fn with_sizes(self, shares: impl Iterator<Item = (u64, f64)>) -> Rate {
+        let by_size = shares.map(|(to, share)| (to, self.ns_per_byte / share)).collect();
+        Rate { by_size, ..self }
     }
 
     /// Nanoseconds of `bytes` moved by `operations`.
     #[inline]
-    pub(super) fn ns(self, bytes: u64, operations: u32) -> u64 {
-        (bytes as f64 * self.ns_per_byte + f64::from(operations) * self.overhead_ns + 0.5) as u64
+    pub(super) fn ns(&self, bytes: u64, operations: u32) -> u64 {
+        let ns_per_byte = match self.by_size.is_empty() {
+            true => self.ns_per_byte,
+            false => self.of_size(bytes / u64::from(operations.max(1))),
+        };
+        (bytes as f64 * ns_per_byte + f64::from(operations) * self.overhead_ns + 0.5) as u64
     }
+
+    fn of_size(&self, bytes: u64) -> f64 {
+        let found = self.by_size.iter().find(|(to, _)| bytes <= *to);
+        found.map_or(self.ns_per_byte, |(_, ns_per_byte)| *ns_per_byte)
+    }
+}
+
+fn write_shares(device: &Device) -> impl Iterator<Item = (u64, f64)> + '_ {
+    device.by_size.iter().map(|size| (size.to_bytes, size.write_share))
+}
+
+fn read_shares(device: &Device) -> impl Iterator<Item = (u64, f64)> + '_ {
+    device.by_size.iter().map(|size| (size.to_bytes, size.read_share))
 }
 
 /// The equal lines of one class.
@@ -192,8 +219,8 @@ impl Stations {
         let mut link = |out: Class, back: Class, count: u32, link: &crate::machine::Link| {
             let (write, read) =
                 (Rate::new(link.write_bytes_per_s, 0.0), Rate::new(link.read_bytes_per_s, 0.0));
-            groups[out as usize] = Group::new(count, write, write);
-            groups[back as usize] = Group::new(count, read, read);
+            groups[out as usize] = Group::new(count, write.clone(), write);
+            groups[back as usize] = Group::new(count, read.clone(), read);
         };
         let origins = machine.io.as_ref().map_or(machine.compute.nodes, |io| io.nodes);
         if let Some(port) = &machine.compute.port {
@@ -215,35 +242,40 @@ impl Stations {
         let factor = storage.fill_factor();
         groups[Class::Disk as usize] = Group::at_once(
             storage.servers,
-            Rate::new(device.write_bytes_per_s * factor, device.write_overhead_s),
-            Rate::new(device.read_bytes_per_s * factor, device.read_overhead_s),
+            Rate::new(device.write_bytes_per_s * factor, device.write_overhead_s)
+                .with_sizes(write_shares(device)),
+            Rate::new(device.read_bytes_per_s * factor, device.read_overhead_s)
+                .with_sizes(read_shares(device)),
             device.at_once,
         );
         if let Some(controller) = &storage.controller {
             let rate = Rate::new(controller.bytes_per_s, 0.0);
             groups[Class::Controller as usize] =
-                Group::new(storage.servers / controller.servers, rate, rate);
+                Group::new(storage.servers / controller.servers, rate.clone(), rate);
         }
         if let Some(buffer) = &machine.buffer {
             let devices = f64::from(buffer.devices);
             // A log puts many writes into one of the device.
             let log = buffer.mode == Mode::Log;
             let overhead_s = if log { 0.0 } else { buffer.device.write_overhead_s };
-            let write = Rate::new(buffer.device.write_bytes_per_s * devices, overhead_s);
-            let read =
-                Rate::new(buffer.device.read_bytes_per_s * devices, buffer.device.read_overhead_s);
-            let at_once = buffer.device.at_once;
-            groups[Class::Flash as usize] = Group::at_once(buffer.count, write, read, at_once);
+            let device = &buffer.device;
+            let write = Rate::new(device.write_bytes_per_s * devices, overhead_s);
+            // And large ones are all that it sees.
+            let write = if log { write } else { write.with_sizes(write_shares(device)) };
+            let read = Rate::new(device.read_bytes_per_s * devices, device.read_overhead_s);
+            let read = read.with_sizes(read_shares(device));
+            let at_once = device.at_once;
             if !buffer.shared_device {
-                let group = Group::at_once(buffer.count, write, read, at_once);
+                let group = Group::at_once(buffer.count, write.clone(), read.clone(), at_once);
                 groups[Class::FlashRead as usize] = group;
             }
+            groups[Class::Flash as usize] = Group::at_once(buffer.count, write, read, at_once);
         }
         let names_s = machine.buffer.as_ref().map_or(storage.names_s, |buffer| buffer.names_s);
         if names_s > 0.0 {
             let (count, at_once) = (machine.compute.nodes, machine.compute.processors);
-            let none = Rate::default();
-            groups[Class::Processors as usize] = Group::at_once(count, none, none, at_once);
+            let (write, read) = (Rate::default(), Rate::default());
+            groups[Class::Processors as usize] = Group::at_once(count, write, read, at_once);
         }
         let mut ways = ways(machine, &groups);
         let joined_to = join(&mut ways, &groups, machine, program);

@@ -130,6 +130,64 @@ fn the_drains_reads_take_the_flash_from_writes_unless_they_are_apart() {
 }
 
 #[test]
+fn small_requests_have_the_rate_of_their_size() {
+    let sizes =
+        "storage.device.by_size=[{to='64KiB', rate='10MB/s'}, {to='512KiB', write_rate='50MB/s'}]";
+    let bare = machine(&["buffer=none", "network.rate=100GB/s", sizes]);
+    let rate = |machine: &Machine, transfer: &str| {
+        let text = format!(
+            r#"workload = 1
+            file = [{{ name = "f", path = "f.{{process}}" }}]
+            [[job]]
+            phase = [{{ name = "write", steps = [{{ write = "f", block = "8MiB", transfer = "{transfer}" }}] }}]"#
+        );
+        run(machine, &program(&text)).jobs[0].phases[0].bytes_per_s
+    };
+    for (transfer, expected) in
+        [("64KiB", 10e6), ("128KiB", 50e6), ("512KiB", 50e6), ("1MiB", 100e6)]
+    {
+        let found = rate(&bare, transfer);
+        assert!((found / expected - 1.0).abs() < 0.01, "{transfer}: {found}");
+        // The closed form knows it too.
+        let of = forebay_sim::closed::Burst {
+            processes: 1,
+            processes_per_node: 1,
+            transfer_bytes: forebay_workload::units::parse_size(transfer).unwrap(),
+            bytes_per_process: 8 << 20,
+        };
+        let closed = forebay_sim::closed::burst(&bare, of).bytes_per_s;
+        assert!((found / closed - 1.0).abs() < 0.01, "{transfer}: {found} {closed}");
+    }
+    let device = &bare.storage.device;
+    assert!((device.read_s(1 << 16) - 65_536.0 / 10e6).abs() < 1e-9, "{device:?}");
+    assert!((device.read_s(1 << 17) - 131_072.0 / 100e6).abs() < 1e-9, "{device:?}");
+    // Flash too, as many devices as there are; a log sees large requests alone.
+    let flash = "buffer.device.by_size=[{to='1MiB', rate='100MB/s'}]";
+    let two = ["buffer.devices=2", "buffer.reads_delay_writes=false"];
+    let small = rate(&machine(&[flash, two[0], two[1]]), "1MiB");
+    assert!((small / 200e6 - 1.0).abs() < 0.01, "{small}");
+    let log = rate(&machine(&[flash, two[0], two[1], "buffer.mode=log"]), "1MiB");
+    assert!((log / 2000e6 - 1.0).abs() < 0.01, "{log}");
+    for (wrong, told) in [
+        (
+            "[{to='4KiB', rate='1MB/s'}, {to='4KiB', rate='2MB/s'}]",
+            "by_size[1].to: it is 4096 bytes, and not above",
+        ),
+        ("[{to='4KiB'}]", "by_size[0].rate: it is missing; expected rate, write_rate or read_rate"),
+        ("[{rate='1MB/s'}]", "by_size[0].to: it is missing"),
+        (
+            "[{to='4KiB', rate='0MB/s'}]",
+            "by_size[0].rate: it is \"0MB/s\"; expected a rate above 0",
+        ),
+        ("[{to='4KiB', rates='1MB/s'}]", "by_size[0].rates: this key is not known here"),
+    ] {
+        let set = Setting::parse(&format!("storage.device.by_size={wrong}")).unwrap();
+        let fault = settings::machine(Path::new("small.toml"), SMALL, &[set]).unwrap_err();
+        assert!(fault.to_string().contains(told), "{fault}");
+    }
+}
+
+#[test]
 fn a_limited_drain_keeps_its_limit() {
     let limited = run(&machine(&["buffer.drain.limit=10MB/s"]), &write_mib(50));
     assert!((limited.drained_s / (50.0 * MIB / 10e6) - 1.0).abs() < 0.05, "{}", limited.drained_s);
