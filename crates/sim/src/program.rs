@@ -59,6 +59,8 @@ pub struct Phase {
     pub name: String,
     /// How often it is done.
     pub repeat: u32,
+    /// Before each repetition but the first, before its processes meet: no part of the phase's time.
+    pub pause_ns: u64,
     /// Whether all processes meet before each repetition.
     pub meet: bool,
     /// Which processes take part.
@@ -207,6 +209,7 @@ impl Program {
         let phase = Phase {
             name: "write".into(),
             repeat: 1,
+            pause_ns: 0,
             meet: true,
             who: Who::ALL,
             checkpoint: true,

@@ -15,6 +15,8 @@ use forebay_sim_engine::TimeNs;
 use forebay_sim_engine::queue::Queue;
 use forebay_sim_engine::random::Random;
 
+/// A phase's pause, beside its steps, as a time that varies.
+const PAUSE: u32 = 0xffff;
 /// Numbered meetings, beside those of steps.
 const MEETINGS: u32 = 1 << 31;
 /// Transfers are merged at least to so many bytes.
@@ -177,8 +179,9 @@ pub(super) struct Process {
     phase: u32,
     step: u32,
     repetition: u32,
-    /// It has met the others before this repetition.
+    /// It has met the others before this repetition, and before that has done the phase's pause.
     met: bool,
+    paused: bool,
     /// Inside a step that moves: bytes and transfers left, and bytes done.
     moving: bool,
     thought: bool,
@@ -495,6 +498,7 @@ impl Sim<'_> {
                 step: 0,
                 repetition: start.repetition,
                 met: start.restores,
+                paused: false,
                 moving: false,
                 thought: false,
                 left: 0,
@@ -571,6 +575,14 @@ impl Sim<'_> {
                 (process.phase, process.repetition) = (process.phase + 1, 0);
                 continue;
             }
+            let may_pause = process.step == 0 && process.repetition > 0 && !process.met;
+            if phase.pause_ns > 0 && may_pause && !process.paused {
+                process.paused = true;
+                let what = Process::time_of(job, process.phase, process.repetition, PAUSE);
+                let ns = self.varied(phase.pause_ns, what);
+                self.queue.push(self.now_ns.saturating_add(ns), Event::Go(index));
+                return;
+            }
             if process.step == 0 && phase.meet && !process.met {
                 process.met = true;
                 if !self.meet(index, u32::MAX, phase.who) {
@@ -584,7 +596,7 @@ impl Sim<'_> {
                 state.ends(process.repetition, self.now_ns);
                 let ended = (process.phase, process.repetition);
                 let restored = std::mem::take(&mut process.restores);
-                (process.step, process.met) = (0, false);
+                (process.step, process.met, process.paused) = (0, false, false);
                 process.repetition += 1;
                 if phase.checkpoint && !restored {
                     self.checkpoint_ended(job as u32, ended.0, ended.1);
@@ -605,12 +617,11 @@ impl Sim<'_> {
                     }
                 }
                 Action::Compute { ns } => {
-                    let what = u64::from(process.step)
-                        | u64::from(process.repetition) << 16
-                        | u64::from(process.phase) << 44
-                        | (job as u64 + 1) << 52;
+                    let (of_phase, repetition) = (process.phase, process.repetition);
+                    let what = Process::time_of(job, of_phase, repetition, process.step);
                     let is_last = process.step as usize + 1 == phase.steps.len()
-                        && process.repetition + 1 < phase.repeat;
+                        && process.repetition + 1 < phase.repeat
+                        && phase.pause_ns == 0;
                     let all = step.who == Who::ALL && phase.who == Who::ALL;
                     process.step += 1;
                     if ns > 0 {
@@ -1045,6 +1056,12 @@ impl Process {
             // Ranks and items beyond what there is room for share a number, and are one file.
             false => self.rank ^ (self.item & 0xfff) << 20,
         }
+    }
+
+    /// The number of a time that its job computes or pauses: the same for all processes of the job.
+    fn time_of(job: usize, phase: u32, repetition: u32, step: u32) -> u64 {
+        let (phase, repetition) = (u64::from(phase), u64::from(repetition));
+        u64::from(step) | repetition << 16 | phase << 44 | (job as u64 + 1) << 52
     }
 
     /// It is in a step that moves.

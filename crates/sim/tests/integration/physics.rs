@@ -188,6 +188,40 @@ fn small_requests_have_the_rate_of_their_size() {
 }
 
 #[test]
+fn pauses_between_repetitions_let_the_buffer_drain_and_are_no_part_of_the_phase() {
+    let bursts = |pause: &str, last: &str| {
+        let text = format!(
+            r#"workload = 1
+            file = [{{ name = "f", path = "{{repeat}}/f.{{process}}", size = "48MiB" }}]
+            [[job]]
+            processes = 4
+            processes_per_node = 1
+            [[job.phase]]
+            name = "burst"
+            repeat = 5
+            {pause}
+            steps = [{{ write = "f", transfer = "1MiB" }}{last}]"#
+        );
+        run(&machine(&["buffer.reads_delay_writes=false"]), &program(&text))
+    };
+    // 192 MiB go to 256 MiB of room, and drain in 2 s.
+    let apart = bursts("pause = \"10s\"", "");
+    let phase = &apart.jobs[0].phases[0];
+    let alone = 48.0 * MIB / 1000e6;
+    assert!((phase.time_s / (5.0 * alone) - 1.0).abs() < 0.01, "{phase:?}");
+    assert!((apart.end_s - (40.0 + 5.0 * alone)).abs() < 0.01, "{phase:?}");
+    assert_eq!(phase.stalled_s, 0.0);
+    // Without them the second burst finds the first one, and each waits for the disks.
+    let close = bursts("", "");
+    assert!(close.jobs[0].phases[0].stalled_s > 1.0);
+    // The same after a step that only computes, which is part of the phase.
+    let computes = bursts("pause = \"10s\"", ", { think = \"1s\" }");
+    let phase = &computes.jobs[0].phases[0];
+    assert!((phase.time_s - 5.0 * (alone + 1.0)).abs() < 0.01, "{phase:?}");
+    assert!((computes.end_s - (45.0 + 5.0 * alone)).abs() < 0.01, "{phase:?}");
+}
+
+#[test]
 fn a_limited_drain_keeps_its_limit() {
     let limited = run(&machine(&["buffer.drain.limit=10MB/s"]), &write_mib(50));
     assert!((limited.drained_s / (50.0 * MIB / 10e6) - 1.0).abs() < 0.05, "{}", limited.drained_s);
