@@ -2,6 +2,7 @@
 
 use crate::args_bench::parse_size;
 use clap::{Args, Subcommand};
+use forebay_sim::checkpoints::Interval;
 use forebay_sim::settings::Setting;
 use forebay_sim::sweep::Range;
 use std::path::PathBuf;
@@ -48,7 +49,7 @@ pub struct MachineArgs {
 #[derive(Debug, Clone, Args)]
 pub struct WorkloadArgs {
     /// A workload file (docs/WORKLOAD.md), or one of the program: plasma-physics, turbulence1, astrophysics, turbulence2,
-    /// mixed-2011, month-2011. Without it: IOR's writes by the parameters -N, -b, -t, -s and -F.
+    /// mixed-2011, month-2011, ai-8b, ai-70b, ai-405b, ai-1t. Without it: IOR's writes by the parameters -N, -b, -t, -s and -F.
     #[arg(value_name = "WORKLOAD")]
     pub workload: Option<PathBuf>,
     /// Processes.
@@ -86,6 +87,10 @@ pub struct HowArgs {
     /// Simulate at most four processes for each I/O node and 8 requests for each of their steps: faster, and rougher.
     #[arg(long)]
     pub coarse: bool,
+    /// Write checkpoints after so much work instead of as often as the workload says, or after Daly's interval for this machine. The work
+    /// stays as it is.
+    #[arg(long, value_name = "TIME|daly", value_parser = Interval::parse)]
+    pub checkpoint_interval: Option<Interval>,
 }
 
 /// A workload on a machine, and how it is simulated.

@@ -7,6 +7,7 @@ use forebay_sim_engine::ns;
 use forebay_sim_engine::random::Random;
 use forebay_workload::document::Fault;
 use forebay_workload::language::Workload;
+use forebay_workload::patterns::checkpoint::{Checkpoint, Files, MODELS};
 use std::path::{Path, PathBuf};
 
 /// Name and text of each.
@@ -27,6 +28,42 @@ pub const WORKLOADS: [(&str, &str); 5] = [
     ("turbulence2", include_str!("../workloads/turbulence2.toml")),
     ("mixed-2011", include_str!("../workloads/mixed-2011.toml")),
 ];
+
+/// Ranks of a node of those of [`AI_MODELS`]: as many as each machine here has room for.
+const AI_PER_NODE: u32 = 4;
+/// What they do: an hour of training, with a checkpoint every five minutes that all ranks wait for.
+const AI_CHECKPOINTS: u32 = 12;
+const AI_INTERVAL_NS: u64 = 300_000_000_000;
+/// Checkpoints of large models, sharded: a file of each rank. Name of the workload, and of the model in MLPerf Storage's table.
+pub const AI_MODELS: [(&str, &str); 4] =
+    [("ai-8b", "8b"), ("ai-70b", "70b"), ("ai-405b", "405b"), ("ai-1t", "1t")];
+
+/// The checkpoints of a model of MLPerf Storage's table.
+fn of_model(name: &str, model: &str) -> Result<Program, ProgramError> {
+    let fails = |why: String| ProgramError::Simulate(name.into(), why);
+    let known = MODELS.iter().find(|(known, ..)| *known == model);
+    let (_, total_bytes, processes) = *known.ok_or_else(|| fails("no such model".into()))?;
+    let checkpoint = Checkpoint {
+        processes,
+        total_bytes,
+        files: Files::Each,
+        tensors: 1,
+        transfer_bytes: 16 << 20,
+        checkpoints: AI_CHECKPOINTS,
+        interval_ns: AI_INTERVAL_NS,
+        reads: false,
+        cold: false,
+        seed: 1,
+    };
+    let workload = checkpoint.workload().map_err(|refused| fails(refused.to_string()))?;
+    let mut program = from_workload::program(&workload).map_err(fails)?;
+    program.name = format!("checkpoints of a model of {model} parameters");
+    for job in &mut program.jobs {
+        job.name = name.into();
+        job.processes_per_node = AI_PER_NODE;
+    }
+    Ok(program)
+}
 
 /// Name of the generated month of jobs.
 pub const MONTH: &str = "month-2011";
@@ -69,6 +106,10 @@ pub fn program(name: &Path) -> Result<Program, ProgramError> {
     if name.to_str() == Some(MONTH) {
         return month();
     }
+    let model = name.to_str().and_then(|name| AI_MODELS.iter().find(|(known, _)| *known == name));
+    if let Some((name, model)) = model {
+        return of_model(name, model);
+    }
     let known = name.to_str().and_then(|name| WORKLOADS.iter().find(|(known, _)| *known == name));
     let workload = match known {
         Some((name, text)) => {
@@ -77,8 +118,8 @@ pub fn program(name: &Path) -> Result<Program, ProgramError> {
         }
         None => {
             if !name.exists() && name.extension().is_none() {
-                let names: Vec<_> =
-                    WORKLOADS.iter().map(|(name, _)| *name).chain([MONTH]).collect();
+                let names = WORKLOADS.iter().map(|(name, _)| *name).chain([MONTH]);
+                let names: Vec<_> = names.chain(AI_MODELS.iter().map(|(name, _)| *name)).collect();
                 return Err(ProgramError::Unknown(name.display().to_string(), names.join(", ")));
             }
             Workload::read(name)?
@@ -153,6 +194,24 @@ mod tests {
         }
         let why = program(Path::new("nothing")).expect_err("there is none").to_string();
         assert!(why.contains("one of plasma-physics, turbulence1"), "{why}");
+    }
+
+    #[test]
+    fn each_model_writes_a_file_of_each_rank_between_pauses() {
+        for (name, model) in AI_MODELS {
+            let program = program(Path::new(name)).expect(name);
+            let (_, bytes, ranks) = MODELS.iter().find(|(known, ..)| *known == model).expect(name);
+            let whole = bytes / u64::from(*ranks) * u64::from(*ranks);
+            assert_eq!(program.written_bytes(), whole * u64::from(AI_CHECKPOINTS), "{name}");
+            let job = &program.jobs[0];
+            assert_eq!((job.processes, job.phases.len()), (*ranks, 1), "{name}");
+            let phase = &job.phases[0];
+            assert!(phase.meet && phase.checkpoint && phase.pause_ns == AI_INTERVAL_NS, "{name}");
+            let shares = |step: &crate::program::Step| {
+                matches!(step.action, Action::Move { shared: true, .. })
+            };
+            assert!(!phase.steps.iter().any(shares), "{name}");
+        }
     }
 
     #[test]

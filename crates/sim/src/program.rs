@@ -18,6 +18,8 @@ pub struct Program {
     pub events: Vec<String>,
     /// What of the workload was replaced by something simpler.
     pub simplified: Vec<String>,
+    /// What of it was replaced by wish.
+    pub chosen: Vec<String>,
 }
 
 /// A job.

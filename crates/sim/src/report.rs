@@ -113,6 +113,7 @@ fn summary(outcome: &Outcome) -> String {
     }
     text.push_str(&format!("{} events, seed {}\n", outcome.events, outcome.seed));
     for (what, list) in [
+        ("checkpoints", &outcome.chosen),
         ("the machine file assumes", &outcome.assumptions),
         ("of the workload, simulated in a simpler form", &outcome.simplified),
     ] {

@@ -13,7 +13,8 @@ use forebay_sim::machine::Machine;
 use forebay_sim::model::{self, Options, SimError};
 use forebay_sim::program::Program;
 use forebay_sim::{
-    compare, explain, page, parallel, presets, report, settings, size, study, sweep, validate,
+    checkpoints, compare, explain, page, parallel, presets, report, settings, size, study, sweep,
+    validate,
 };
 use forebay_sim_engine::ladder::Ladder;
 use forebay_sim_engine::phold::Phold;
@@ -74,8 +75,21 @@ fn options(args: &HowArgs) -> Options {
 /// What is simulated, and how.
 fn simulation(args: &SimulationArgs) -> anyhow::Result<(Machine, Program, Options)> {
     let machine = machine(&args.machine)?;
-    let program = program(&args.workload, &machine)?;
+    let program = at_intervals(args, &args.workload, &machine)?;
     Ok((machine, program, options(&args.how)))
+}
+
+/// A program with the wanted intervals between its checkpoints.
+fn at_intervals(
+    args: &SimulationArgs,
+    workload: &WorkloadArgs,
+    machine: &Machine,
+) -> anyhow::Result<Program> {
+    let mut program = program(workload, machine)?;
+    if let Some(interval) = args.how.checkpoint_interval {
+        checkpoints::set_interval(machine, &mut program, interval).map_err(failed(args))?;
+    }
+    Ok(program)
 }
 
 /// For `map_err`: of which files a simulation was that failed.
@@ -176,7 +190,7 @@ fn sweep_keys(args: &SimSweepArgs) -> Outcome {
     let made = |machine: &Machine, processes: Option<u32>| {
         let tasks = processes.unwrap_or(args.simulation.workload.tasks);
         let workload = WorkloadArgs { tasks, ..args.simulation.workload.clone() };
-        program(&workload, machine).map_err(|error| format!("{error:#}"))
+        at_intervals(&args.simulation, &workload, machine).map_err(|error| format!("{error:#}"))
     };
     let question = sweep::Question {
         machine: (&path, &text),

@@ -262,6 +262,30 @@ fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
 }
 
 #[test]
+fn checkpoints_are_written_as_often_as_daly_says() {
+    let ai = ["ai-70b", "--coarse", "--set", "buffer=none", "--set", "compute.mtbf=200000h"];
+    let run = |more: &[&str]| json(&[&["run"][..], &ai, more, &["--json"]].concat());
+    let written = |outcome: &Value| outcome["bytes"]["written"].as_u64().unwrap();
+    let (fixed, daly) = (run(&[]), run(&["--checkpoint-interval", "daly"]));
+    assert_eq!(fixed["jobs"][0]["name"], "ai-70b", "{fixed}");
+    assert_eq!(fixed["chosen"].as_array().map(Vec::len), Some(0));
+    let chosen = daly["chosen"][0].as_str().unwrap();
+    assert!(
+        chosen.starts_with("ai-70b / save: ") && chosen.contains("instead of 11 of 300.0 s"),
+        "{chosen}"
+    );
+    assert!(chosen.contains("Daly's first order"), "{chosen}");
+    // Nodes fail so seldom that five minutes are too often.
+    assert!(written(&daly) < written(&fixed), "{daly}");
+    let often = run(&["--checkpoint-interval", "1min"]);
+    assert!(written(&often) > 4 * written(&fixed), "{often}");
+    let never = sim(&["run", "ai-70b", "--checkpoint-interval", "daly"]);
+    let told = text(&never.stderr);
+    let wanted = "simulate intrepid-2011.toml: compute.mtbf: ai-70b: Daly's interval depends on how often nodes fail";
+    assert!(!never.status.success() && told.contains(wanted), "{told}");
+}
+
+#[test]
 fn a_sweep_tells_how_many_points_failed_and_why_the_first_did() {
     let small = ["-m", "laptop", "-N", "4", "-b", "4m", "-t", "1m", "--over"];
     let sweep = |over: &str| sim(&[&["sweep"][..], &small, &[over, "--json"]].concat());

@@ -548,6 +548,7 @@ impl<'a> Sim<'a> {
             decisions: self.decisions,
             assumptions: self.machine.assumptions.clone(),
             simplified: self.program.simplified.clone(),
+            chosen: self.program.chosen.clone(),
             merged_processes: self.merged_processes,
             merged_transfers: self.merged_transfers,
         })

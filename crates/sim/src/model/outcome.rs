@@ -35,6 +35,8 @@ pub struct Outcome {
     pub assumptions: Vec<String>,
     /// What of the workload was replaced by something simpler.
     pub simplified: Vec<String>,
+    /// What of it was replaced by wish: intervals of checkpoints.
+    pub chosen: Vec<String>,
     /// Processes that one simulated process stands for, at most; 1: each was simulated.
     pub merged_processes: u32,
     /// Transfers that one simulated request stands for, at most.
