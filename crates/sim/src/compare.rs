@@ -85,15 +85,16 @@ pub fn compare(
         }
     }
     for (mode, name) in [
-        (Mode::WriteThrough, "write-through"),
-        (Mode::Stage, "staged out at the end"),
+        (Mode::WriteBack, "a cache that writes back"),
+        (Mode::WriteThrough, "a cache that writes through"),
+        (Mode::Stage, "scratch, staged out at the end"),
         (Mode::Log, "a log"),
     ] {
         let mut other = machine.clone();
         if let Some(buffer) = &mut other.buffer {
             buffer.mode = mode;
         }
-        variants.push((format!("as the file has it, but {name}"), other));
+        variants.push((format!("where the file has it, {name}"), other));
     }
     let nodes: u32 = program.jobs.iter().map(crate::program::Job::nodes).max().unwrap_or(0);
     Ok(parallel::map(&variants, threads, progress, |(name, machine)| {

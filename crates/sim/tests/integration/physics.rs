@@ -459,6 +459,54 @@ fn what_a_lost_buffer_had_is_rebuilt_from_the_others_beside_all_else() {
 }
 
 #[test]
+fn disks_seek_between_files_and_are_slower_when_they_are_full() {
+    let end_s = |set: &[&str], processes: u32| {
+        let set = [&["buffer=none", "network.rate=100GB/s"][..], set].concat();
+        let text = format!(
+            r#"workload = 1
+            file = [{{ name = "f", path = "f.{{process}}" }}]
+            [[job]]
+            processes = {processes}
+            processes_per_node = 1
+            phase = [{{ name = "write", steps = [{{ write = "f", block = "64MiB", transfer = "1MiB" }}] }}]"#
+        );
+        run(&machine(&set), &program(&text)).end_s
+    };
+    let near = |found: f64, expected: f64| {
+        assert!((found / expected - 1.0).abs() < 0.01, "{found} {expected}");
+    };
+    let request_s = MIB / 100e6;
+    // One file: the head moves once. Two in turn: before each request.
+    near(end_s(&["storage.device.seek=10ms"], 1), 64.0 * request_s + 0.01);
+    near(end_s(&["storage.device.seek=10ms"], 2), 128.0 * (request_s + 0.01));
+    // Half full, and 60 % of the rate when full: 80 %.
+    near(end_s(&["storage.fill=0.5", "storage.rate_when_full=0.6"], 1), 64.0 * request_s / 0.8);
+}
+
+#[test]
+fn a_lost_buffer_node_takes_undrained_data_with_it() {
+    let fabric = |more: &str| {
+        let text = SMALL.replace(
+            "attach = \"compute\"",
+            "attach = \"fabric\"\nnodes = 2\nport = { rate = \"1000MB/s\" }",
+        );
+        let text =
+            text.replace("64MiB", "1GiB").replace("[buffer]\n", &format!("[buffer]\n{more}\n"));
+        Machine::parse(Path::new("m.toml"), &format!("{text}[buffer.drain]\nlimit = \"1MB/s\"\n"))
+            .unwrap()
+    };
+    let calm = run(&fabric(""), &checkpointing());
+    assert_eq!((calm.jobs[0].restarts, calm.bytes.lost), (0, 0));
+    let lossy = run(&fabric("mtbf = \"300s\""), &checkpointing());
+    assert!(lossy.jobs[0].restarts > 0 && lossy.bytes.lost > 0, "{lossy:?}");
+    // With two copies the job does not even notice.
+    let copied =
+        run(&fabric("mtbf = \"300s\"\nredundancy = { kind = \"copies\" }"), &checkpointing());
+    assert_eq!((copied.jobs[0].restarts, copied.bytes.lost), (0, 0));
+    assert!(copied.buffer.as_ref().unwrap().rebuilt_bytes > 0, "{copied:?}");
+}
+
+#[test]
 fn a_lost_io_node_kills_the_jobs_behind_it() {
     let mut text = SMALL.replace("attach = \"compute\"", "attach = \"io\"");
     text.push_str("[buffer.drain]\nlimit = \"1MB/s\"\n[io]\nnodes = 2\nmtbf = \"300s\"\nlink = { rate = \"1000MB/s\" }\n");
