@@ -105,6 +105,14 @@ fn summary(outcome: &Outcome) -> String {
             ));
         }
     }
+    for job in outcome.jobs.iter().filter(|job| job.restarts > 0) {
+        text.push_str(&format!(
+            "{}: killed by failures and started again {} times, {} of its work was done again\n",
+            job.name,
+            job.restarts,
+            format_time(job.redone_s)
+        ));
+    }
     if outcome.merged_processes > 1 || outcome.merged_transfers > 1 {
         text.push_str(&format!(
             "simulated coarsely: up to {} processes as one, up to {} transfers as one\n",

@@ -396,6 +396,9 @@ fn a_lost_node_takes_undrained_data_with_it_and_the_job_goes_back_to_what_is_who
     let local = with(&[]);
     let job = &local.jobs[0];
     assert!(job.restarts > 0 && local.bytes.lost > 0, "{local:?}");
+    let told = forebay_sim::report::text(&local);
+    let wanted = format!("killed by failures and started again {} times", job.restarts);
+    assert!(told.contains(&wanted), "{told}");
     assert!(job.redone_s > 0.0 && job.end_s > calm.jobs[0].end_s + 5.0 * f64::from(job.restarts));
     // A checkpoint takes 32 s to drain and 20 s to come: node-local flash often has the last ones only.
     let copied = with(&["buffer.redundancy.kind=copies"]);
