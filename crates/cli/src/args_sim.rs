@@ -403,6 +403,9 @@ pub struct SimMachineArgs {
     /// Print this one as a file.
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
+    /// Print the schema of machine files (JSON Schema), which editors check them by while they are written.
+    #[arg(long, conflicts_with_all = ["name", "json"])]
+    pub schema: bool,
     /// Print one JSON object: of the list names and texts, of one machine all that its file says.
     #[arg(long)]
     pub json: bool,

@@ -20,6 +20,9 @@ pub const MACHINES: [(&str, &str); 6] = [
     ("laptop", include_str!("../presets/laptop.toml")),
 ];
 
+/// Schema of machine files (JSON Schema, draft 7), for editors.
+pub const SCHEMA: &str = include_str!("../presets/machine.schema.json");
+
 /// Workloads that come with the program: name and text of each.
 pub const WORKLOADS: [(&str, &str); 5] = [
     ("plasma-physics", include_str!("../workloads/plasma-physics.toml")),
@@ -185,6 +188,7 @@ pub fn load(name: &str) -> Result<(PathBuf, String, Machine), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     #[test]
     fn each_workload_is_one() {
@@ -223,6 +227,70 @@ mod tests {
                 month.jobs.iter().filter(|job| job.name.starts_with(kind)).count() > 10,
                 "{kind}"
             );
+        }
+    }
+
+    /// What a part of the schema stands for.
+    fn resolved<'s>(schema: &'s Value, part: &'s Value) -> &'s Value {
+        if let Some(all) = part["allOf"].as_array() {
+            return resolved(schema, &all[0]);
+        }
+        match part["$ref"].as_str() {
+            Some(name) => schema.pointer(name.trim_start_matches('#')).expect(name),
+            None => part,
+        }
+    }
+
+    /// Each key of a file is in the schema, where it stands.
+    fn has_keys(schema: &Value, part: &Value, found: &toml::Value, at: &str) {
+        let part = resolved(schema, part);
+        match found {
+            toml::Value::Table(table) => {
+                assert_eq!(part["additionalProperties"], false, "{at}");
+                for (key, value) in table {
+                    let of_key = &part["properties"][key];
+                    assert!(of_key.is_object(), "{at}.{key} is not in the schema");
+                    has_keys(schema, of_key, value, &format!("{at}.{key}"));
+                }
+            }
+            toml::Value::Array(list) => {
+                list.iter().for_each(|one| has_keys(schema, &part["items"], one, at));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_schema_has_the_keys_of_the_files_and_of_the_document() {
+        let schema: Value = serde_json::from_str(SCHEMA).expect("JSON");
+        for (name, text) in MACHINES {
+            let file: toml::Table = text.parse().expect(name);
+            has_keys(&schema, &schema, &toml::Value::Table(file), name);
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/SIMULATION.md");
+        let document = std::fs::read_to_string(path).expect("the document");
+        let (_, document) = document.split_once("\n## Machine files\n").expect("its part");
+        let (document, _) = document.split_once("\n## Questions\n").expect("its end");
+        let mut part = &schema;
+        for line in document.lines() {
+            if let Some(name) = line.strip_prefix("### [").and_then(|rest| rest.strip_suffix(']')) {
+                part = resolved(&schema, &schema["properties"][name]);
+            }
+            let cell = line.strip_prefix("| `").and_then(|row| row.split(" | ").next());
+            for key in cell.unwrap_or_default().split('`').step_by(2).filter(|key| !key.is_empty())
+            {
+                assert!(part["properties"][key].is_object(), "{key} is not in the schema: {line}");
+            }
+        }
+        // And no key of the schema is missing there.
+        let parts =
+            ["/properties/compute", "/properties/io", "/properties/storage", "/properties/buffer"];
+        let more = ["/properties/cost", "/definitions/link", "/definitions/device"];
+        for pointer in parts.into_iter().chain(more) {
+            let part = schema.pointer(pointer).expect(pointer);
+            for key in part["properties"].as_object().expect(pointer).keys() {
+                assert!(document.contains(&format!("`{key}`")), "{pointer}: {key}");
+            }
         }
     }
 

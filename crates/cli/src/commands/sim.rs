@@ -139,6 +139,10 @@ fn hold_against_targets(args: &SimValidateArgs) -> Outcome {
 }
 
 fn machines(args: &SimMachineArgs) -> Outcome {
+    if args.schema {
+        print!("{}", presets::SCHEMA);
+        return Ok(EXIT_OK);
+    }
     match &args.name {
         Some(name) => {
             let (_, text, machine) = presets::load(name)?;

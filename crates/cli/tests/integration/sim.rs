@@ -286,6 +286,13 @@ fn checkpoints_are_written_as_often_as_daly_says() {
 }
 
 #[test]
+fn the_schema_of_machine_files_is_printed() {
+    let schema: Value = serde_json::from_str(&done(&["machine", "--schema"])).unwrap();
+    assert_eq!(schema["required"][0], "version", "{schema}");
+    assert!(!sim(&["machine", "laptop", "--schema"]).status.success());
+}
+
+#[test]
 fn a_sweep_tells_how_many_points_failed_and_why_the_first_did() {
     let small = ["-m", "laptop", "-N", "4", "-b", "4m", "-t", "1m", "--over"];
     let sweep = |over: &str| sim(&[&["sweep"][..], &small, &[over, "--json"]].concat());
