@@ -225,6 +225,8 @@ struct Sim<'a> {
     queue: Ladder<Event>,
     now_ns: TimeNs,
     events: u64,
+    /// Repetitions of phases since time went on.
+    still: u64,
     stations: Stations,
     buffers: Buffers,
     requests: Vec<Request>,
@@ -276,6 +278,7 @@ impl<'a> Sim<'a> {
             queue: Ladder::default(),
             now_ns: 0,
             events: 0,
+            still: 0,
             stations: Stations::new(machine, program),
             buffers: Buffers::new(machine),
             requests: Vec::new(),
@@ -352,7 +355,9 @@ impl<'a> Sim<'a> {
             return Some(Event::Go(process));
         }
         let entry = self.queue.pop()?;
-        self.now_ns = entry.time_ns;
+        if entry.time_ns > self.now_ns {
+            (self.now_ns, self.still) = (entry.time_ns, 0);
+        }
         Some(entry.event)
     }
 

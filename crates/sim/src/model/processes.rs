@@ -15,6 +15,8 @@ use forebay_sim_engine::TimeNs;
 use forebay_sim_engine::queue::Queue;
 use forebay_sim_engine::random::Random;
 
+/// Repetitions of phases, of all processes, without time going on: seconds of a simulation that does nothing.
+const MOST_STILL: u64 = 1 << 28;
 /// A phase's pause, beside its steps, as a time that varies.
 const PAUSE: u32 = 0xffff;
 /// Numbered meetings, beside those of steps.
@@ -600,6 +602,18 @@ impl Sim<'_> {
                 process.repetition += 1;
                 if phase.checkpoint && !restored {
                     self.checkpoint_ended(job as u32, ended.0, ended.1);
+                }
+                self.still += 1;
+                if self.still > MOST_STILL.min(self.options.max_events) {
+                    self.failed = Some(SimError::Stuck {
+                        why: format!(
+                            "phase {} of job {} has been repeated {} times, and no time has passed",
+                            phase.name, program.name, ended.1
+                        ),
+                        expected: "something in it that takes time, or fewer repetitions".into(),
+                        key: Key::Workload("repeat"),
+                    });
+                    return;
                 }
                 continue;
             };

@@ -301,6 +301,15 @@ fn what_cannot_end_says_what_waits_for_what() {
     let long = Options { max_events: 1000, ..Options::default() };
     let why = model::run(&machine(&[]), &write_mib(1000), &long).unwrap_err().to_string();
     assert!(why.contains("given up after 1000 events"), "{why}");
+    // What takes no time at all never comes to an event.
+    let still = program(
+        r#"workload = 1
+        [[job]]
+        name = "a"
+        phase = [{ name = "p", repeat = 4000000000, meet = false, steps = [{ think = "0s" }] }]"#,
+    );
+    let why = model::run(&machine(&[]), &still, &long).unwrap_err().to_string();
+    assert!(why.contains("phase p of job a has been repeated 1000 times"), "{why}");
 }
 
 #[test]
