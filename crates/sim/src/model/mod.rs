@@ -43,7 +43,7 @@ pub struct Options {
     pub requests_per_step: Option<u32>,
     /// Processes that are simulated for each I/O node (or node, without) of a job; more are merged. None: each.
     pub processes_per_origin: Option<u32>,
-    /// Of a job of so many I/O nodes (or nodes) or more, half as many are simulated for each.
+    /// Of a job of so many I/O nodes (or nodes) or more, half as many are simulated for each, or one if its bursts are small.
     pub many_origins: Option<u32>,
     /// After so many events it is given up.
     pub max_events: u64,
@@ -71,14 +71,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Merged so far that a month of a large machine takes seconds: four processes for each I/O node (two of jobs of
-    /// 256 I/O nodes and more: they still keep its link and its flash busy at once), and 8 requests for each of their
-    /// steps, of 16 MiB at least.
+    /// Merged so far that a month of a large machine takes seconds: four processes for each I/O node (of jobs of
+    /// 128 I/O nodes and more two, which still keep its link and its flash busy at once, or one if bursts are small), and
+    /// 8 requests for each of their steps, of 16 MiB at least.
     pub fn coarse(self) -> Options {
         Options {
             requests_per_step: Some(8),
             processes_per_origin: Some(4),
-            many_origins: Some(256),
+            many_origins: Some(128),
             ..self
         }
     }

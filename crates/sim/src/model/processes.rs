@@ -23,6 +23,8 @@ const PAUSE: u32 = 0xffff;
 const MEETINGS: u32 = 1 << 31;
 /// Transfers are merged at least to so many bytes.
 const MERGED_BYTES: u64 = 16 << 20;
+/// Of a job of many I/O nodes a burst of at most so many bytes on each is simulated by one process.
+const SMALL_BURST_BYTES: u64 = 4 * MERGED_BYTES;
 /// The operations on names of a step are asked for in so many parts, between which others have their turn.
 const NAMES_PARTS: u64 = 256;
 /// A merged request takes at most one part of so many of a buffer's room.
@@ -52,6 +54,7 @@ pub(super) fn fits(
     let (mut processes, mut bytes) = (0, 0);
     for job in &program.jobs {
         fits_nodes(machine, job)?;
+        fits_bytes(machine, job, &mut bytes)?;
         let (per_origin, merge) = merging(machine, options, job);
         let whole = u64::from(job.processes) / per_origin * per_origin.div_ceil(merge);
         processes += whole + (u64::from(job.processes) % per_origin).div_ceil(merge);
@@ -65,7 +68,6 @@ pub(super) fn fits(
                 key: Key::Workload("processes"),
             });
         }
-        fits_bytes(machine, job, &mut bytes)?;
     }
     Ok(())
 }
@@ -153,8 +155,12 @@ fn merging(machine: &Machine, options: &Options, job: &Job) -> (u64, u64) {
     let per_origin = per_origin.max(1);
     let origins = u64::from(job.processes).div_ceil(per_origin);
     let is_many = options.many_origins.is_some_and(|many| origins >= many.into());
-    let most = options.processes_per_origin;
-    let most = most.map(|most| if is_many { most.div_ceil(2) } else { most });
+    let most = options.processes_per_origin.map(|most| match is_many {
+        // A burst of a moment: whether its link and its flash work at once makes no difference to anybody.
+        true if mean_burst_bytes(job) / origins <= SMALL_BURST_BYTES => 1,
+        true => most.div_ceil(2),
+        false => most,
+    });
     let in_nodes = machine
         .buffer
         .as_ref()
@@ -166,6 +172,19 @@ fn merging(machine: &Machine, options: &Options, job: &Job) -> (u64, u64) {
         None => 1,
     };
     (per_origin, merge.max(1))
+}
+
+/// What a repetition of a job's phases moves, in the mean of those that move anything.
+fn mean_burst_bytes(job: &Job) -> u64 {
+    let (mut bytes, mut count) = (0_u128, 0_u128);
+    for phase in &job.phases {
+        let each = phase.bytes(job.processes, true) + phase.bytes(job.processes, false);
+        if each > 0 {
+            bytes += u128::from(each) * u128::from(phase.repeat);
+            count += u128::from(phase.repeat);
+        }
+    }
+    u64::try_from(bytes / count.max(1)).unwrap_or(u64::MAX)
 }
 
 /// A process, or several that were merged.
