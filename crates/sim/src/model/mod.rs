@@ -73,7 +73,7 @@ impl Default for Options {
 impl Options {
     /// Merged so far that a month of a large machine takes seconds: four processes for each I/O node (of jobs of
     /// 128 I/O nodes and more two, which still keep its link and its flash busy at once, or one if bursts are small), and
-    /// 8 requests for each of their steps, of 16 MiB at least.
+    /// 8 requests for each of their steps, of 128 MiB at least.
     pub fn coarse(self) -> Options {
         Options {
             requests_per_step: Some(8),

@@ -22,9 +22,9 @@ const PAUSE: u32 = 0xffff;
 /// Numbered meetings, beside those of steps.
 const MEETINGS: u32 = 1 << 31;
 /// Transfers are merged at least to so many bytes.
-const MERGED_BYTES: u64 = 16 << 20;
+const MERGED_BYTES: u64 = 128 << 20;
 /// Of a job of many I/O nodes a burst of at most so many bytes on each is simulated by one process.
-const SMALL_BURST_BYTES: u64 = 4 * MERGED_BYTES;
+const SMALL_BURST_BYTES: u64 = 64 << 20;
 /// The operations on names of a step are asked for in so many parts, between which others have their turn.
 const NAMES_PARTS: u64 = 256;
 /// A merged request takes at most one part of so many of a buffer's room.
