@@ -7,6 +7,45 @@ use anyhow::{Context, Result, bail};
 pub use forebay_loadgen::clocks::{now_ns as monotonic_ns, own_cpu_ns, own_waited_ns};
 use serde::Serialize;
 use std::path::Path;
+use std::process::Child;
+
+/// What a child used that has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Used {
+    /// It ended by itself, with status 0.
+    pub success: bool,
+    /// Its processor time, in seconds.
+    pub cpu_s: f64,
+    /// The most memory that it had, in bytes.
+    pub memory_bytes: u64,
+}
+
+/// Waits for a child, however long it takes.
+///
+/// # Errors
+/// It cannot be waited for.
+pub fn wait_used(child: Child) -> Result<Used> {
+    let mut status = 0;
+    // SAFETY: an all-zero rusage is a valid value of that plain structure.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    loop {
+        // SAFETY: both are valid places to write to, and nobody else waits for this child.
+        let ended = unsafe { libc::wait4(child.id() as libc::pid_t, &mut status, 0, &mut usage) };
+        if ended >= 0 {
+            break;
+        }
+        let error = std::io::Error::last_os_error();
+        if error.kind() != std::io::ErrorKind::Interrupted {
+            bail!("wait for process {}: {error}", child.id());
+        }
+    }
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    Ok(Used {
+        success: libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        memory_bytes: usage.ru_maxrss.unsigned_abs() * 1024,
+    })
+}
 
 /// CPU time of all ended children so far (and of theirs), in nanoseconds.
 pub fn children_cpu_ns() -> u64 {

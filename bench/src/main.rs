@@ -18,6 +18,7 @@ mod pool;
 mod report;
 mod served;
 mod sides;
+mod sim;
 mod staging;
 mod striped;
 
@@ -56,7 +57,7 @@ struct Args {
     /// Only rows of these parts.
     #[arg(long, value_name = "PART", value_delimiter = ',',
           value_parser = ["control", "data", "names", "beside", "staging", "served", "nodes",
-                          "striped", "matrix", "cache", "lifetime", "full"])]
+                          "striped", "matrix", "cache", "lifetime", "full", "sim"])]
     only: Vec<String>,
     /// Pairs of samples per row of data and names.
     #[arg(long, value_name = "N")]
@@ -112,9 +113,16 @@ fn run(args: &Args) -> Result<()> {
         report::print_head();
         measure_sides(args, &sides, &mut workers, &mut rows)?;
         ("none".to_string(), false)
+    } else if args.only == ["sim"] {
+        // A simulation needs no buffer, and so nothing that only root may do.
+        report::print_head();
+        ("none".to_string(), false)
     } else {
         measure_buffer(args, &disk, &mut workers, &mut rows)?
     };
+    if args.wants("sim") && !args.self_check {
+        sim::measure(&args.forebay, if args.quick { 1 } else { 3 }, |row| keep(&mut rows, row))?;
+    }
     let results = Results {
         version: env!("CARGO_PKG_VERSION"),
         finished_unix_s: std::time::SystemTime::now()

@@ -19,6 +19,8 @@ pub enum Target {
     SecondsAtMost(f64),
     /// Seconds of CPU per GiB, at most.
     SecondsPerGibAtMost(f64),
+    /// Million events per second of CPU, at least.
+    MillionsPerSecondAtLeast(f64),
 }
 
 impl Target {
@@ -28,6 +30,7 @@ impl Target {
             Target::RatioAtLeast(_) | Target::RatioAtMost(_) => "",
             Target::SecondsAtMost(_) => " s",
             Target::SecondsPerGibAtMost(_) => " s/GiB",
+            Target::MillionsPerSecondAtLeast(_) => " M/s",
         }
     }
 }
@@ -36,7 +39,7 @@ impl Target {
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Part of the table: `control`, `data`, `names`, `beside`, `staging`, `served`, `nodes`, `striped`,
-    /// `matrix`, `cache`, `lifetime`, `full`.
+    /// `matrix`, `cache`, `lifetime`, `full`, `sim`.
     pub part: &'static str,
     /// What was done.
     pub case: String,
@@ -52,7 +55,7 @@ pub struct Row {
     pub raw: Option<f64>,
     /// Median of the buffer's side, with `unit`.
     pub buffer: Option<f64>,
-    /// Unit of `raw` and `buffer`.
+    /// Unit of `raw` and `buffer`; `s only` and the like: of `value`, where there are no two sides.
     pub unit: &'static str,
     /// CPU time, if it was measured.
     pub cpu: Option<Cpu>,
@@ -102,9 +105,13 @@ impl Row {
     pub fn mark(&self) -> Mark {
         match self.target {
             None => Mark::None,
-            Some(Target::RatioAtLeast(least)) if self.value.median >= least => Mark::Pass,
-            Some(Target::RatioAtLeast(least)) if self.value.median_high >= least => Mark::Near,
-            Some(Target::RatioAtLeast(_)) => Mark::Miss,
+            Some(Target::RatioAtLeast(least) | Target::MillionsPerSecondAtLeast(least)) => {
+                match (self.value.median >= least, self.value.median_high >= least) {
+                    (true, _) => Mark::Pass,
+                    (false, true) => Mark::Near,
+                    (false, false) => Mark::Miss,
+                }
+            }
             Some(
                 Target::SecondsAtMost(most)
                 | Target::SecondsPerGibAtMost(most)
@@ -118,13 +125,16 @@ impl Row {
     }
 
     fn cells(&self) -> Vec<String> {
-        let suffix = match self.unit {
-            "s only" => " s",
-            _ => self.target.map_or("", Target::suffix),
+        let alone = self.unit.strip_suffix(" only");
+        let suffix = match alone {
+            Some(unit) => format!(" {unit}"),
+            None => self.target.map_or("", Target::suffix).to_string(),
         };
         let target = match self.target {
             None => String::new(),
-            Some(Target::RatioAtLeast(least)) => format!(">= {}", short(least)),
+            Some(Target::RatioAtLeast(least) | Target::MillionsPerSecondAtLeast(least)) => {
+                format!(">= {}", short(least))
+            }
             Some(
                 Target::SecondsAtMost(most)
                 | Target::SecondsPerGibAtMost(most)
@@ -145,7 +155,7 @@ impl Row {
             format!("{}{suffix} [{}..{}]", short(median), short(p10), short(p90)),
             figure(self.raw),
             figure(self.buffer),
-            if self.unit == "s only" { String::new() } else { self.unit.to_string() },
+            if alone.is_some() { String::new() } else { self.unit.to_string() },
             cpu,
             match (self.value.count, self.disturbed) {
                 (count, true) => format!("{count}!"),
@@ -324,6 +334,25 @@ mod tests {
         assert_eq!(row(Target::SecondsAtMost(0.84), &ratios).mark(), Mark::Pass);
         assert_eq!(row(Target::SecondsAtMost(0.81), &ratios).mark(), Mark::Near);
         assert_eq!(row(Target::SecondsAtMost(0.79), &ratios).mark(), Mark::Miss);
+        assert_eq!(row(Target::MillionsPerSecondAtLeast(0.84), &ratios).mark(), Mark::Pass);
+        assert_eq!(row(Target::MillionsPerSecondAtLeast(0.85), &ratios).mark(), Mark::Near);
+        assert_eq!(row(Target::MillionsPerSecondAtLeast(0.95), &ratios).mark(), Mark::Miss);
+    }
+
+    #[test]
+    fn figures_have_the_unit_of_what_they_are() {
+        let cells = |unit, target| Row { unit, ..row(target, &[2.0]) }.cells()[1..6].join("|");
+        assert_eq!(
+            cells("s only", Target::SecondsAtMost(10.0)),
+            "<= 10.0 s|2.00 s [2.00..2.00]|||"
+        );
+        assert_eq!(
+            cells("M/s", Target::MillionsPerSecondAtLeast(3.5)),
+            ">= 3.50|2.00 M/s [2.00..2.00]|||M/s"
+        );
+        let memory =
+            Row { target: None, unit: "MiB only", ..row(Target::RatioAtLeast(1.0), &[2.0]) };
+        assert_eq!(memory.cells()[1..6].join("|"), "|2.00 MiB [2.00..2.00]|||");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::args_bench::parse_size;
 use clap::{Args, Subcommand};
+use forebay_sim::checkpoints::Interval;
 use forebay_sim::settings::Setting;
 use forebay_sim::sweep::Range;
 use std::path::PathBuf;
@@ -48,7 +49,7 @@ pub struct MachineArgs {
 #[derive(Debug, Clone, Args)]
 pub struct WorkloadArgs {
     /// A workload file (docs/WORKLOAD.md), or one of the program: plasma-physics, turbulence1, astrophysics, turbulence2,
-    /// mixed-2011, month-2011. Without it: IOR's writes by the parameters -N, -b, -t, -s and -F.
+    /// mixed-2011, month-2011, ai-8b, ai-70b, ai-405b, ai-1t. Without it: IOR's writes by the parameters -N, -b, -t, -s and -F.
     #[arg(value_name = "WORKLOAD")]
     pub workload: Option<PathBuf>,
     /// Processes.
@@ -86,6 +87,10 @@ pub struct HowArgs {
     /// Simulate at most four processes for each I/O node and 8 requests for each of their steps: faster, and rougher.
     #[arg(long)]
     pub coarse: bool,
+    /// Write checkpoints after so much work instead of as often as the workload says, or after Daly's interval for this machine. The work
+    /// stays as it is.
+    #[arg(long, value_name = "TIME|daly", value_parser = Interval::parse)]
+    pub checkpoint_interval: Option<Interval>,
 }
 
 /// A workload on a machine, and how it is simulated.
@@ -360,7 +365,7 @@ engines are measured. Times are CPU time of one thread."
 pub struct SimPholdArgs {
     /// Logical processes; each has one event pending.
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [16, 1_024, 65_536],
-          value_parser = clap::value_parser!(u32).range(1..))]
+          value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     pub processes: Vec<u32>,
     /// Events of each measurement.
     #[arg(long, value_name = "N", default_value_t = 10_000_000)]
@@ -398,6 +403,9 @@ pub struct SimMachineArgs {
     /// Print this one as a file.
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
+    /// Print the schema of machine files (JSON Schema), which editors check them by while they are written.
+    #[arg(long, conflicts_with_all = ["name", "json"])]
+    pub schema: bool,
     /// Print one JSON object: of the list names and texts, of one machine all that its file says.
     #[arg(long)]
     pub json: bool,

@@ -8,12 +8,24 @@ use forebay_loadgen::mpi::MpiError;
 use forebay_loadgen::replay::ReplayError;
 use forebay_loadgen::replay::board::BoardError;
 use forebay_proto::control::ControlError;
-use forebay_sim::model::SimError;
+use forebay_sim::model::{Key, SimError};
 use forebay_sim::presets::ProgramError;
 use forebay_trace_export::ExportError;
 use forebay_trace_report::ReportError;
 use forebay_workload::document::Fault;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// A simulation that failed, with the files that it was of.
+#[derive(Debug, thiserror::Error)]
+#[error("simulate {}: {error}", .machine.display())]
+pub struct NotSimulated {
+    /// The machine file.
+    pub machine: PathBuf,
+    /// The workload file, if there is one.
+    pub workload: Option<PathBuf>,
+    /// Why.
+    pub error: SimError,
+}
 
 /// The parts of an error, if it is of a type that has them.
 pub fn parts(error: &anyhow::Error) -> Option<ControlError> {
@@ -33,7 +45,10 @@ pub fn parts(error: &anyhow::Error) -> Option<ControlError> {
         return Some(of_mpi(error));
     }
     if let Some(error) = error.downcast_ref::<SimError>() {
-        return Some(of_simulation(error));
+        return Some(of_simulation(error, None, None));
+    }
+    if let Some(NotSimulated { machine, workload, error }) = error.downcast_ref() {
+        return Some(of_simulation(error, Some(machine), workload.as_deref()));
     }
     if let Some(error) = error.downcast_ref::<ProgramError>() {
         return Some(of_program(error));
@@ -54,6 +69,11 @@ pub fn plain(error: &anyhow::Error) -> Option<String> {
     }
     if error.is::<SimError>() {
         return Some(format!("simulate: {error}"));
+    }
+    if let Some(NotSimulated { machine, workload, error }) = error.downcast_ref() {
+        let told = of_simulation(error, Some(machine), workload.as_deref());
+        let hint = told.hint.as_ref().map_or(String::new(), |hint| format!("; {hint}"));
+        return Some(format!("{}{hint}", ControlError { hint: None, ..told.clone() }));
     }
     if let Some(ProgramError::Fault(fault)) = error.downcast_ref() {
         return Some(plain_fault(fault));
@@ -158,14 +178,19 @@ fn of_mpi(error: &MpiError) -> ControlError {
     }
 }
 
-fn of_simulation(error: &SimError) -> ControlError {
-    let told = |why: &str| ControlError::new("simulate", None, why);
-    match error {
-        SimError::DoesNotFit { job, found, expected } => {
-            expecting(told(&format!("{job}: {found}")), expected)
-        }
-        other => told(&other.to_string()),
-    }
+fn of_simulation(
+    error: &SimError,
+    machine: Option<&Path>,
+    workload: Option<&Path>,
+) -> ControlError {
+    let (path, key) = match error.key() {
+        Some(Key::Machine(key)) => (machine, key),
+        Some(Key::Workload(key)) => (workload, key),
+        None => (machine, ""),
+    };
+    let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
+    let told = ControlError::new("simulate", path, &format!("{key}{}", error.why()));
+    expecting(told, error.expected())
 }
 
 fn of_program(error: &ProgramError) -> ControlError {
@@ -214,7 +239,6 @@ fn of_export(error: &ExportError) -> ControlError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
 
     #[test]
     fn a_files_fault_has_path_line_and_what_was_expected() {
@@ -236,6 +260,29 @@ mod tests {
     }
 
     #[test]
+    fn a_simulation_that_fails_names_the_file_and_the_key() {
+        let failed = |key| {
+            anyhow::Error::from(NotSimulated {
+                machine: "m.toml".into(),
+                workload: Some("w.toml".into()),
+                error: SimError::Stuck { why: "a waits".into(), expected: "b".into(), key },
+            })
+        };
+        let wanted = "simulate m.toml: buffer.mode: the simulation cannot end: a waits; expected b";
+        assert_eq!(plain(&failed(Key::Machine("buffer.mode"))).as_deref(), Some(wanted));
+        let error = failed(Key::Workload("await"));
+        let wanted = "simulate w.toml: await: the simulation cannot end: a waits; expected b";
+        assert_eq!(plain(&error).as_deref(), Some(wanted));
+        let told = parts(&error).unwrap();
+        assert_eq!(
+            (&*told.what, &*told.why),
+            ("simulate", "await: the simulation cannot end: a waits")
+        );
+        assert_eq!(told.path.unwrap().to_string(), "w.toml");
+        assert_eq!(told.hint.as_deref(), Some("expected b"));
+    }
+
+    #[test]
     fn what_a_rank_failed_at_comes_apart() {
         let text = "rank 2: open\u{1f}d/f\u{1f}2\u{1f}No such file or directory (os error 2)";
         let told = parts(&IorError::Rank(text.into()).into()).unwrap();
@@ -251,13 +298,19 @@ mod tests {
         let source = || std::io::Error::from_raw_os_error(libc::EACCES);
         let path = || PathBuf::from("/p");
         let nothing = |places, file| ReportError::Nothing { places, file, why: "no trace".into() };
+        let stuck = || SimError::Stuck {
+            why: "2 writes wait".into(),
+            expected: "room".into(),
+            key: Key::Machine("buffer.capacity"),
+        };
         let errors: Vec<(anyhow::Error, bool)> = vec![
             (IorError::File { what: "remove", path: path(), source: source() }.into(), true),
             (IorError::Exists(path()).into(), true),
             (IorError::NotCold { path: path(), why: "no".into() }.into(), true),
             (IorError::Start { ranks: 2, source: source() }.into(), false),
             (ReplayError::Refused("no".into()).into(), false),
-            (SimError::Stuck("2 writes wait".into()).into(), false),
+            (stuck().into(), false),
+            (NotSimulated { machine: path(), workload: None, error: stuck() }.into(), true),
             (ProgramError::Unknown("x".into(), "a, b".into()).into(), true),
             (ReportError::Read { path: path(), error: source() }.into(), true),
             (nothing(vec![path()], None).into(), true),

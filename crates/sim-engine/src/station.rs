@@ -5,7 +5,7 @@
 
 use crate::TimeNs;
 
-/// One or several equal servers; the first that came is served first.
+/// One or several equal servers; the first that came is served first. Sums of times that no u64 holds stay at its greatest.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// When the server of [`Line::serve`] is free; with several, each server's time.
@@ -44,8 +44,8 @@ impl Line {
             None => self.free_ns = leaves_ns,
             Some(index) => self.more[index] = leaves_ns,
         }
-        self.busy_ns += service_ns;
-        self.waited_ns += start_ns - now_ns;
+        self.busy_ns = self.busy_ns.saturating_add(service_ns);
+        self.waited_ns = self.waited_ns.saturating_add(start_ns - now_ns);
         self.served += 1;
         leaves_ns
     }
@@ -54,8 +54,8 @@ impl Line {
     /// requests before they come it may miss what lies before a pause of these.
     pub fn worked_ns(&self, now_ns: TimeNs) -> u64 {
         let later = |free_ns: TimeNs| free_ns.saturating_sub(now_ns);
-        let more = self.more.iter().map(|&free| later(free)).sum::<u64>();
-        self.busy_ns.saturating_sub(later(self.free_ns) + more)
+        let more = self.more.iter().map(|&free| later(free));
+        self.busy_ns.saturating_sub(more.fold(later(self.free_ns), u64::saturating_add))
     }
 
     /// Servers.
@@ -134,6 +134,16 @@ mod tests {
         assert_eq!(line.worked_ns(9), 18);
         assert_eq!(line.serve(20, 1), 21);
         assert_eq!((line.busy_ns, line.waited_ns, line.served), (20, 3, 4));
+    }
+
+    #[test]
+    fn times_beyond_all_bounds_stay_at_the_greatest() {
+        let mut line = Line::new(2);
+        for _ in 0..4 {
+            assert_eq!(line.serve(0, u64::MAX), u64::MAX);
+        }
+        assert_eq!((line.busy_ns, line.waited_ns), (u64::MAX, u64::MAX));
+        assert_eq!(line.worked_ns(1), 0);
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub fn burst(machine: &Machine, burst: Burst) -> Prediction {
         }
         let device = &storage.device;
         let request_s =
-            over(device.write_bytes_per_s * storage.fill_factor()) + device.write_overhead_s;
+            over(device.write_rate(bytes) * storage.fill_factor()) + device.write_overhead_s;
         let at_once = storage.servers * device.at_once;
         way.line("disks of servers", at_once, bytes, request_s);
     };
@@ -121,15 +121,15 @@ pub fn burst(machine: &Machine, burst: Burst) -> Prediction {
     let (written, read) = buffer.redundancy.traffic(bytes);
     let rate = f64::from(buffer.devices);
     let overhead_s = if buffer.mode == Mode::Log { 0.0 } else { buffer.device.write_overhead_s };
-    let write_s = written as f64 / (buffer.device.write_bytes_per_s * rate) + overhead_s;
+    let write_s = written as f64 / (buffer.device.write_rate(written) * rate) + overhead_s;
     let read_back_s = match read {
         0 => 0.0,
         read => {
-            read as f64 / (buffer.device.read_bytes_per_s * rate) + buffer.device.read_overhead_s
+            read as f64 / (buffer.device.read_rate(read) * rate) + buffer.device.read_overhead_s
         }
     };
     let drain_read_s =
-        bytes as f64 / (buffer.device.read_bytes_per_s * rate) + buffer.device.read_overhead_s;
+        bytes as f64 / (buffer.device.read_rate(bytes) * rate) + buffer.device.read_overhead_s;
     far.line("flash, read by the drain", used * buffer.device.at_once, bytes, drain_read_s);
     match buffer.attach {
         Attach::Compute => {

@@ -5,7 +5,7 @@
 //! paid with fewer devices.
 
 use crate::machine::{Attach, Buffer, Link, Machine, Mode};
-use crate::model::{self, Options, Outcome, SimError};
+use crate::model::{self, Key, Options, Outcome, SimError};
 use crate::parallel::{self, Progress};
 use crate::program::Program;
 use crate::units::{digits, format_rate, format_size, format_time};
@@ -54,6 +54,7 @@ pub fn compare(
             job: machine.name.clone(),
             found: "a machine without a buffer".into(),
             expected: "a [buffer] section: its flash is what is moved around".into(),
+            key: Key::Machine("buffer"),
         });
     };
     let mut variants = Vec::new();
@@ -84,15 +85,16 @@ pub fn compare(
         }
     }
     for (mode, name) in [
-        (Mode::WriteThrough, "write-through"),
-        (Mode::Stage, "staged out at the end"),
+        (Mode::WriteBack, "a cache that writes back"),
+        (Mode::WriteThrough, "a cache that writes through"),
+        (Mode::Stage, "scratch, staged out at the end"),
         (Mode::Log, "a log"),
     ] {
         let mut other = machine.clone();
         if let Some(buffer) = &mut other.buffer {
             buffer.mode = mode;
         }
-        variants.push((format!("as the file has it, but {name}"), other));
+        variants.push((format!("where the file has it, {name}"), other));
     }
     let nodes: u32 = program.jobs.iter().map(crate::program::Job::nodes).max().unwrap_or(0);
     Ok(parallel::map(&variants, threads, progress, |(name, machine)| {

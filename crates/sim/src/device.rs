@@ -1,4 +1,4 @@
-//! Storage devices: flash and disks. A request of L bytes takes L/B + T, with B and T of its direction.
+//! Storage devices: flash and disks. A request of L bytes takes L/B + T, with B and T of its direction; B may depend on L.
 //!
 //! Source of the model and of the devices of January 2012: Table II of N. Liu et al., "On the Role of Burst Buffers in
 //! Leadership-Class Storage Systems", MSST 2012. `nvme-2023` and `datawarp-2016` say their sources beside them.
@@ -17,6 +17,8 @@ pub struct Device {
     pub write_bytes_per_s: f64,
     /// Reads, in bytes per second.
     pub read_bytes_per_s: f64,
+    /// Small requests that have only a share of these rates, by size; the smallest first.
+    pub by_size: Vec<BySize>,
     /// What each write takes besides, in seconds.
     pub write_overhead_s: f64,
     /// What each read takes besides.
@@ -28,6 +30,20 @@ pub struct Device {
     /// Bytes that may be written in all its life, as a multiple of its capacity for each day of five years (DWPD).
     pub writes_per_day: Option<f64>,
 }
+
+/// What requests of up to so many bytes have of a device's rates.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BySize {
+    /// The largest of them.
+    pub to_bytes: u64,
+    /// Of the rate of writes, 0 to 1 or more.
+    pub write_share: f64,
+    /// Of that of reads.
+    pub read_share: f64,
+}
+
+/// Most sizes of a device that have rates of their own.
+const MOST_SIZES: usize = 64;
 
 const GIB: f64 = 1_073_741_824.0;
 
@@ -65,6 +81,7 @@ pub fn known(name: &str) -> Option<Device> {
         name: (*name).into(),
         write_bytes_per_s: *write,
         read_bytes_per_s: *read,
+        by_size: Vec::new(),
         write_overhead_s: *write_s,
         read_overhead_s: *read_s,
         seek_s: 0.0,
@@ -84,6 +101,7 @@ pub(crate) fn read(table: &Table) -> Result<Device, Fault> {
     let read_overhead = time_s(table, "read_overhead")?.or(overhead);
     let (seek, per_day) = (time_s(table, "seek")?, table.number("writes_per_day", 0.0..=1000.0)?);
     let at_once = table.integer("at_once", 1..=1024)?;
+    let sizes = table.tables("by_size")?;
     table.finish()?;
     let base = match model {
         Some(model) => model,
@@ -97,6 +115,7 @@ pub(crate) fn read(table: &Table) -> Result<Device, Fault> {
                 name: "as described".into(),
                 write_bytes_per_s: write,
                 read_bytes_per_s: read.unwrap_or(write),
+                by_size: Vec::new(),
                 write_overhead_s: 0.0,
                 read_overhead_s: 0.0,
                 seek_s: 0.0,
@@ -105,9 +124,12 @@ pub(crate) fn read(table: &Table) -> Result<Device, Fault> {
             }
         }
     };
+    let write_bytes_per_s = write.unwrap_or(base.write_bytes_per_s);
+    let read_bytes_per_s = read.unwrap_or(base.read_bytes_per_s);
     Ok(Device {
-        write_bytes_per_s: write.unwrap_or(base.write_bytes_per_s),
-        read_bytes_per_s: read.unwrap_or(base.read_bytes_per_s),
+        write_bytes_per_s,
+        read_bytes_per_s,
+        by_size: by_size(table, &sizes, (write_bytes_per_s, read_bytes_per_s))?,
         write_overhead_s: write_overhead.unwrap_or(base.write_overhead_s),
         read_overhead_s: read_overhead.unwrap_or(base.read_overhead_s),
         seek_s: seek.unwrap_or(base.seek_s),
@@ -117,14 +139,59 @@ pub(crate) fn read(table: &Table) -> Result<Device, Fault> {
     })
 }
 
+/// Rates by size, as shares of the device's own: who changes those changes these too.
+fn by_size(table: &Table, sizes: &[Table], device: (f64, f64)) -> Result<Vec<BySize>, Fault> {
+    if sizes.len() > MOST_SIZES {
+        let found = format!("it has {} sizes", sizes.len());
+        return Err(table.fault("by_size", found, format!("at most {MOST_SIZES}")));
+    }
+    let mut all: Vec<BySize> = Vec::new();
+    for size in sizes {
+        let to = size.size("to")?;
+        let both = rate(size, "rate")?;
+        let write = rate(size, "write_rate")?.or(both);
+        let read = rate(size, "read_rate")?.or(both);
+        size.finish()?;
+        let to_bytes = size.required("to", to, "the largest request that has this rate")?;
+        if all.last().is_some_and(|before| before.to_bytes >= to_bytes) {
+            let found = format!("it is {to_bytes} bytes, and not above the one before it");
+            return Err(size.fault("to", found, "sizes in ascending order"));
+        }
+        if write.or(read).is_none() {
+            let expected = format!("rate, write_rate or read_rate: {RATE}");
+            return Err(size.fault("rate", "it is missing", expected));
+        }
+        all.push(BySize {
+            to_bytes,
+            write_share: write.map_or(1.0, |write| write / device.0),
+            read_share: read.map_or(1.0, |read| read / device.1),
+        });
+    }
+    Ok(all)
+}
+
 impl Device {
+    fn of_size(&self, bytes: u64) -> Option<&BySize> {
+        self.by_size.iter().find(|size| bytes <= size.to_bytes)
+    }
+
+    /// The rate of writes of so many bytes, in bytes per second.
+    pub fn write_rate(&self, bytes: u64) -> f64 {
+        self.write_bytes_per_s * self.of_size(bytes).map_or(1.0, |size| size.write_share)
+    }
+
+    /// The rate of reads of so many bytes.
+    pub fn read_rate(&self, bytes: u64) -> f64 {
+        self.read_bytes_per_s * self.of_size(bytes).map_or(1.0, |size| size.read_share)
+    }
+
     /// A write of so many bytes, in seconds: L/B + T.
     pub fn write_s(&self, bytes: u64) -> f64 {
-        bytes as f64 / self.write_bytes_per_s + self.write_overhead_s
+        bytes as f64 / self.write_rate(bytes) + self.write_overhead_s
     }
 
     /// A read of so many bytes, in seconds.
     pub fn read_s(&self, bytes: u64) -> f64 {
-        bytes as f64 / self.read_bytes_per_s + self.read_overhead_s
+        bytes as f64 / self.read_rate(bytes) + self.read_overhead_s
     }
 }

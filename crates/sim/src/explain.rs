@@ -80,7 +80,7 @@ pub fn explain(
 }
 
 /// The burst of a phase, if it only writes, and all processes write the same.
-fn burst_of(job: &Job, phase: &Phase) -> Option<Burst> {
+pub(crate) fn burst_of(job: &Job, phase: &Phase) -> Option<Burst> {
     let mut bytes_per_process = 0;
     let mut largest = 0;
     for step in &phase.steps {

@@ -83,6 +83,7 @@ fn phase(
     Phase {
         name: phase.name.clone(),
         repeat: phase.repeat,
+        pause_ns: phase.pause_ns,
         meet: phase.meet,
         who: who(phase.only),
         checkpoint: writes,
@@ -355,6 +356,7 @@ fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
     let phase = Phase {
         name: LISTED_PHASE.into(),
         repeat: 1,
+        pause_ns: 0,
         meet: false,
         who: Who::ALL,
         checkpoint: false,

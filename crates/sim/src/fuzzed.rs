@@ -2,6 +2,7 @@
 //!
 //! Invariant: they neither panic nor take long nor much memory, whatever the bytes are.
 
+use crate::checkpoints::{self, Interval};
 use crate::machine::Machine;
 use crate::model::{self, Options};
 use crate::program::Program;
@@ -13,13 +14,14 @@ use std::path::Path;
 /// Machines of more nodes, servers or buffers are read, and not simulated.
 const SIMULATED_COUNT: u32 = 4_096;
 
-/// Reads the bytes as a machine file; the first line after `#set ` or `#over ` as a setting or range. A machine that is
-/// sound, and small, runs a few writes.
+/// Reads the bytes as a machine file; of its first lines what stands after `#set `, `#over ` or `#every ` as a setting, a range, or an interval of
+/// checkpoints. A machine that is sound, and small, runs a few writes, three times with a pause.
 pub fn machine_file(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     for line in text.lines().take(4) {
         let _ = line.strip_prefix("#set ").map(Setting::parse);
         let _ = line.strip_prefix("#over ").map(Range::parse);
+        let _ = line.strip_prefix("#every ").map(Interval::parse);
     }
     let Ok(machine) = Machine::parse(Path::new("fuzzed.toml"), text) else { return };
     let buffers = machine.buffer.as_ref().map_or(0, |buffer| buffer.count);
@@ -39,7 +41,12 @@ pub fn machine_file(data: &[u8]) {
         order: Order::Sequential,
         order_seed: 0,
     };
-    let program = Program::ior(&pattern, machine.compute.processes_per_node.min(4));
+    let mut program = Program::ior(&pattern, machine.compute.processes_per_node.min(4));
+    for phase in program.jobs.iter_mut().flat_map(|job| &mut job.phases) {
+        (phase.repeat, phase.pause_ns) = (3, 1_000_000_000);
+    }
+    // Without failures there is no such interval.
+    let _ = checkpoints::set_interval(&machine, &mut program, Interval::Daly);
     let options = Options { max_events: 100_000, ..Options::default() };
     if let Ok(outcome) = model::run(&machine, &program, &options) {
         assert!(outcome.bytes.conserved());

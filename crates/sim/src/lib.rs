@@ -8,6 +8,7 @@
 
 pub mod calibrate;
 pub mod check;
+pub mod checkpoints;
 pub mod closed;
 pub mod compare;
 pub mod device;

@@ -254,12 +254,12 @@ impl Redundancy {
         }
     }
 
-    /// Whether one lost buffer costs no data.
-    pub fn survives_one(self) -> bool {
+    /// How many buffers may be lost at a time without costing data.
+    pub fn spares(self) -> u32 {
         match self {
-            Redundancy::None => false,
-            Redundancy::Copies { copies } => copies > 1,
-            Redundancy::Parity { parity, .. } => parity > 0,
+            Redundancy::None => 0,
+            Redundancy::Copies { copies } => copies.saturating_sub(1),
+            Redundancy::Parity { parity, .. } => parity,
         }
     }
 }

@@ -14,11 +14,12 @@ use forebay_plot_page::{Axis, Chart, Mark, Page, Section, Series, Shape, Unit};
 const FOOTER: &str = "Simulated by forebay sim. How far it may be believed: forebay sim validate, and docs/internals/SIMULATION.md.";
 
 fn assumptions(page: &mut Page, outcome: &Outcome) {
-    if outcome.assumptions.is_empty() && outcome.simplified.is_empty() {
+    let (assumed, changed) = (&outcome.assumptions, [&outcome.simplified, &outcome.chosen]);
+    if assumed.is_empty() && changed.iter().all(|list| list.is_empty()) {
         return;
     }
     let section = page.section("Assumptions");
-    for line in outcome.assumptions.iter().chain(&outcome.simplified) {
+    for line in assumed.iter().chain(changed.into_iter().flatten()) {
         section.text(line.clone());
     }
 }

@@ -7,6 +7,7 @@ use forebay_sim_engine::ns;
 use forebay_sim_engine::random::Random;
 use forebay_workload::document::Fault;
 use forebay_workload::language::Workload;
+use forebay_workload::patterns::checkpoint::{Checkpoint, Files, MODELS};
 use std::path::{Path, PathBuf};
 
 /// Name and text of each.
@@ -19,6 +20,9 @@ pub const MACHINES: [(&str, &str); 6] = [
     ("laptop", include_str!("../presets/laptop.toml")),
 ];
 
+/// Schema of machine files (JSON Schema, draft 7), for editors.
+pub const SCHEMA: &str = include_str!("../presets/machine.schema.json");
+
 /// Workloads that come with the program: name and text of each.
 pub const WORKLOADS: [(&str, &str); 5] = [
     ("plasma-physics", include_str!("../workloads/plasma-physics.toml")),
@@ -27,6 +31,42 @@ pub const WORKLOADS: [(&str, &str); 5] = [
     ("turbulence2", include_str!("../workloads/turbulence2.toml")),
     ("mixed-2011", include_str!("../workloads/mixed-2011.toml")),
 ];
+
+/// Ranks of a node of those of [`AI_MODELS`]: as many as each machine here has room for.
+const AI_PER_NODE: u32 = 4;
+/// What they do: an hour of training, with a checkpoint every five minutes that all ranks wait for.
+const AI_CHECKPOINTS: u32 = 12;
+const AI_INTERVAL_NS: u64 = 300_000_000_000;
+/// Checkpoints of large models, sharded: a file of each rank. Name of the workload, and of the model in MLPerf Storage's table.
+pub const AI_MODELS: [(&str, &str); 4] =
+    [("ai-8b", "8b"), ("ai-70b", "70b"), ("ai-405b", "405b"), ("ai-1t", "1t")];
+
+/// The checkpoints of a model of MLPerf Storage's table.
+fn of_model(name: &str, model: &str) -> Result<Program, ProgramError> {
+    let fails = |why: String| ProgramError::Simulate(name.into(), why);
+    let known = MODELS.iter().find(|(known, ..)| *known == model);
+    let (_, total_bytes, processes) = *known.ok_or_else(|| fails("no such model".into()))?;
+    let checkpoint = Checkpoint {
+        processes,
+        total_bytes,
+        files: Files::Each,
+        tensors: 1,
+        transfer_bytes: 16 << 20,
+        checkpoints: AI_CHECKPOINTS,
+        interval_ns: AI_INTERVAL_NS,
+        reads: false,
+        cold: false,
+        seed: 1,
+    };
+    let workload = checkpoint.workload().map_err(|refused| fails(refused.to_string()))?;
+    let mut program = from_workload::program(&workload).map_err(fails)?;
+    program.name = format!("checkpoints of a model of {model} parameters");
+    for job in &mut program.jobs {
+        job.name = name.into();
+        job.processes_per_node = AI_PER_NODE;
+    }
+    Ok(program)
+}
 
 /// Name of the generated month of jobs.
 pub const MONTH: &str = "month-2011";
@@ -69,6 +109,10 @@ pub fn program(name: &Path) -> Result<Program, ProgramError> {
     if name.to_str() == Some(MONTH) {
         return month();
     }
+    let model = name.to_str().and_then(|name| AI_MODELS.iter().find(|(known, _)| *known == name));
+    if let Some((name, model)) = model {
+        return of_model(name, model);
+    }
     let known = name.to_str().and_then(|name| WORKLOADS.iter().find(|(known, _)| *known == name));
     let workload = match known {
         Some((name, text)) => {
@@ -77,8 +121,8 @@ pub fn program(name: &Path) -> Result<Program, ProgramError> {
         }
         None => {
             if !name.exists() && name.extension().is_none() {
-                let names: Vec<_> =
-                    WORKLOADS.iter().map(|(name, _)| *name).chain([MONTH]).collect();
+                let names = WORKLOADS.iter().map(|(name, _)| *name).chain([MONTH]);
+                let names: Vec<_> = names.chain(AI_MODELS.iter().map(|(name, _)| *name)).collect();
                 return Err(ProgramError::Unknown(name.display().to_string(), names.join(", ")));
             }
             Workload::read(name)?
@@ -102,6 +146,14 @@ pub enum ProgramError {
     Simulate(String, String),
 }
 
+/// The file of a machine that is named so; that of a preset is called after it.
+pub fn path(name: &str) -> PathBuf {
+    match text(name) {
+        Some(_) => PathBuf::from(format!("{name}.toml")),
+        None => PathBuf::from(name),
+    }
+}
+
 /// The text of a preset.
 pub fn text(name: &str) -> Option<&'static str> {
     MACHINES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
@@ -113,7 +165,7 @@ pub fn text(name: &str) -> Option<&'static str> {
 /// That of the file, or of what it says.
 pub fn load(name: &str) -> Result<(PathBuf, String, Machine), Fault> {
     let (path, text) = match text(name) {
-        Some(text) => (PathBuf::from(format!("{name}.toml")), text.to_string()),
+        Some(text) => (path(name), text.to_string()),
         None => {
             let path = Path::new(name);
             if !name.contains(['/', '.']) && !path.exists() {
@@ -136,6 +188,7 @@ pub fn load(name: &str) -> Result<(PathBuf, String, Machine), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     #[test]
     fn each_workload_is_one() {
@@ -148,6 +201,24 @@ mod tests {
     }
 
     #[test]
+    fn each_model_writes_a_file_of_each_rank_between_pauses() {
+        for (name, model) in AI_MODELS {
+            let program = program(Path::new(name)).expect(name);
+            let (_, bytes, ranks) = MODELS.iter().find(|(known, ..)| *known == model).expect(name);
+            let whole = bytes / u64::from(*ranks) * u64::from(*ranks);
+            assert_eq!(program.written_bytes(), whole * u64::from(AI_CHECKPOINTS), "{name}");
+            let job = &program.jobs[0];
+            assert_eq!((job.processes, job.phases.len()), (*ranks, 1), "{name}");
+            let phase = &job.phases[0];
+            assert!(phase.meet && phase.checkpoint && phase.pause_ns == AI_INTERVAL_NS, "{name}");
+            let shares = |step: &crate::program::Step| {
+                matches!(step.action, Action::Move { shared: true, .. })
+            };
+            assert!(!phase.steps.iter().any(shares), "{name}");
+        }
+    }
+
+    #[test]
     fn the_month_is_always_the_same_and_has_all_kinds() {
         let month = program(Path::new(MONTH)).expect("generated");
         assert_eq!(Some(&month), program(Path::new(MONTH)).ok().as_ref());
@@ -156,6 +227,70 @@ mod tests {
                 month.jobs.iter().filter(|job| job.name.starts_with(kind)).count() > 10,
                 "{kind}"
             );
+        }
+    }
+
+    /// What a part of the schema stands for.
+    fn resolved<'s>(schema: &'s Value, part: &'s Value) -> &'s Value {
+        if let Some(all) = part["allOf"].as_array() {
+            return resolved(schema, &all[0]);
+        }
+        match part["$ref"].as_str() {
+            Some(name) => schema.pointer(name.trim_start_matches('#')).expect(name),
+            None => part,
+        }
+    }
+
+    /// Each key of a file is in the schema, where it stands.
+    fn has_keys(schema: &Value, part: &Value, found: &toml::Value, at: &str) {
+        let part = resolved(schema, part);
+        match found {
+            toml::Value::Table(table) => {
+                assert_eq!(part["additionalProperties"], false, "{at}");
+                for (key, value) in table {
+                    let of_key = &part["properties"][key];
+                    assert!(of_key.is_object(), "{at}.{key} is not in the schema");
+                    has_keys(schema, of_key, value, &format!("{at}.{key}"));
+                }
+            }
+            toml::Value::Array(list) => {
+                list.iter().for_each(|one| has_keys(schema, &part["items"], one, at));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_schema_has_the_keys_of_the_files_and_of_the_document() {
+        let schema: Value = serde_json::from_str(SCHEMA).expect("JSON");
+        for (name, text) in MACHINES {
+            let file: toml::Table = text.parse().expect(name);
+            has_keys(&schema, &schema, &toml::Value::Table(file), name);
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/SIMULATION.md");
+        let document = std::fs::read_to_string(path).expect("the document");
+        let (_, document) = document.split_once("\n## Machine files\n").expect("its part");
+        let (document, _) = document.split_once("\n## Questions\n").expect("its end");
+        let mut part = &schema;
+        for line in document.lines() {
+            if let Some(name) = line.strip_prefix("### [").and_then(|rest| rest.strip_suffix(']')) {
+                part = resolved(&schema, &schema["properties"][name]);
+            }
+            let cell = line.strip_prefix("| `").and_then(|row| row.split(" | ").next());
+            for key in cell.unwrap_or_default().split('`').step_by(2).filter(|key| !key.is_empty())
+            {
+                assert!(part["properties"][key].is_object(), "{key} is not in the schema: {line}");
+            }
+        }
+        // And no key of the schema is missing there.
+        let parts =
+            ["/properties/compute", "/properties/io", "/properties/storage", "/properties/buffer"];
+        let more = ["/properties/cost", "/definitions/link", "/definitions/device"];
+        for pointer in parts.into_iter().chain(more) {
+            let part = schema.pointer(pointer).expect(pointer);
+            for key in part["properties"].as_object().expect(pointer).keys() {
+                assert!(document.contains(&format!("`{key}`")), "{pointer}: {key}");
+            }
         }
     }
 

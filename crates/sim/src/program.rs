@@ -18,6 +18,8 @@ pub struct Program {
     pub events: Vec<String>,
     /// What of the workload was replaced by something simpler.
     pub simplified: Vec<String>,
+    /// What of it was replaced by wish.
+    pub chosen: Vec<String>,
 }
 
 /// A job.
@@ -59,6 +61,8 @@ pub struct Phase {
     pub name: String,
     /// How often it is done.
     pub repeat: u32,
+    /// Before each repetition but the first, before its processes meet: no part of the phase's time.
+    pub pause_ns: u64,
     /// Whether all processes meet before each repetition.
     pub meet: bool,
     /// Which processes take part.
@@ -207,6 +211,7 @@ impl Program {
         let phase = Phase {
             name: "write".into(),
             repeat: 1,
+            pause_ns: 0,
             meet: true,
             who: Who::ALL,
             checkpoint: true,

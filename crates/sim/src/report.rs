@@ -98,6 +98,20 @@ fn summary(outcome: &Outcome) -> String {
             digits(buffer.peak_share * 100.0),
             buffer.found_full
         ));
+        if buffer.rebuilt_bytes > 0 {
+            text.push_str(&format!(
+                "rebuilt of lost buffers from what others had: {}\n",
+                size(buffer.rebuilt_bytes)
+            ));
+        }
+    }
+    for job in outcome.jobs.iter().filter(|job| job.restarts > 0) {
+        text.push_str(&format!(
+            "{}: killed by failures and started again {} times, {} of its work was done again\n",
+            job.name,
+            job.restarts,
+            format_time(job.redone_s)
+        ));
     }
     if outcome.merged_processes > 1 || outcome.merged_transfers > 1 {
         text.push_str(&format!(
@@ -107,6 +121,7 @@ fn summary(outcome: &Outcome) -> String {
     }
     text.push_str(&format!("{} events, seed {}\n", outcome.events, outcome.seed));
     for (what, list) in [
+        ("checkpoints", &outcome.chosen),
         ("the machine file assumes", &outcome.assumptions),
         ("of the workload, simulated in a simpler form", &outcome.simplified),
     ] {

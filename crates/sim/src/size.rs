@@ -6,7 +6,7 @@
 //! candidate is found by bisection: more capacity, flash or drain is taken never to do harm.
 
 use crate::machine::Machine;
-use crate::model::{self, Options, Outcome, SimError};
+use crate::model::{self, Key, Options, Outcome, SimError};
 use crate::parallel::{self, Progress};
 use crate::program::Program;
 use crate::units::{digits, format_rate, format_size};
@@ -130,6 +130,7 @@ pub fn size(
             job: machine.name.clone(),
             found: "a machine without a buffer".into(),
             expected: "a [buffer] section to size".into(),
+            key: Key::Machine("buffer"),
         });
     };
     let options = Options { jitter: wish.jitter, ..options };

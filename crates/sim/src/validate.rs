@@ -4,6 +4,7 @@
 
 mod laws;
 mod mixed;
+mod month;
 mod storage;
 
 use crate::model::SimError;
@@ -152,6 +153,7 @@ pub fn validate(threads: usize, progress: Progress) -> Result<Report, SimError> 
     };
     storage::targets(&mut report, threads, progress)?;
     mixed::targets(&mut report, threads, progress)?;
+    month::targets(&mut report)?;
     laws::targets(&mut report, threads, progress)?;
     Ok(report)
 }

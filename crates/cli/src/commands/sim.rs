@@ -7,12 +7,14 @@ use crate::args_sim::{
     SimulationArgs, WorkloadArgs,
 };
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, hinted, print_json, visible};
+use crate::failure_parts::NotSimulated;
 use forebay_proto::control::ControlError;
 use forebay_sim::machine::Machine;
-use forebay_sim::model::{self, Options};
+use forebay_sim::model::{self, Options, SimError};
 use forebay_sim::program::Program;
 use forebay_sim::{
-    compare, explain, page, parallel, presets, report, settings, size, study, sweep, validate,
+    checkpoints, compare, explain, page, parallel, presets, report, settings, size, study, sweep,
+    validate,
 };
 use forebay_sim_engine::ladder::Ladder;
 use forebay_sim_engine::phold::Phold;
@@ -73,15 +75,45 @@ fn options(args: &HowArgs) -> Options {
 /// What is simulated, and how.
 fn simulation(args: &SimulationArgs) -> anyhow::Result<(Machine, Program, Options)> {
     let machine = machine(&args.machine)?;
-    let program = program(&args.workload, &machine)?;
+    let program = at_intervals(args, &args.workload, &machine)?;
     Ok((machine, program, options(&args.how)))
+}
+
+/// A program with the wanted intervals between its checkpoints.
+fn at_intervals(
+    args: &SimulationArgs,
+    workload: &WorkloadArgs,
+    machine: &Machine,
+) -> anyhow::Result<Program> {
+    let mut program = program(workload, machine)?;
+    if let Some(interval) = args.how.checkpoint_interval {
+        checkpoints::set_interval(machine, &mut program, interval).map_err(failed(args))?;
+    }
+    Ok(program)
+}
+
+/// For `map_err`: of which files a simulation was that failed.
+pub(super) fn of_files<'a>(
+    machine: &'a MachineArgs,
+    workload: Option<&'a Path>,
+) -> impl Fn(SimError) -> NotSimulated + 'a {
+    move |error| {
+        let workload = workload.map(Path::to_path_buf);
+        NotSimulated { machine: presets::path(&machine.machine), workload, error }
+    }
+}
+
+/// The same, of what is simulated.
+fn failed(args: &SimulationArgs) -> impl Fn(SimError) -> NotSimulated + '_ {
+    of_files(&args.machine, args.workload.workload.as_deref())
 }
 
 fn simulate(args: &SimRunArgs) -> Outcome {
     check_page(args.html.as_deref())?;
     let (machine, program, options) = simulation(&args.simulation)?;
     let options = Options { decisions: args.decisions, ..options };
-    let explained = explain::explain(&machine, &program, &options)?;
+    let explained = explain::explain(&machine, &program, &options);
+    let explained = explained.map_err(failed(&args.simulation))?;
     write_page(args.html.as_deref(), || page::run(&explained, &machine))?;
     let outcome = explained.outcome;
     if args.json {
@@ -107,6 +139,10 @@ fn hold_against_targets(args: &SimValidateArgs) -> Outcome {
 }
 
 fn machines(args: &SimMachineArgs) -> Outcome {
+    if args.schema {
+        print!("{}", presets::SCHEMA);
+        return Ok(EXIT_OK);
+    }
     match &args.name {
         Some(name) => {
             let (_, text, machine) = presets::load(name)?;
@@ -139,7 +175,8 @@ fn machines(args: &SimMachineArgs) -> Outcome {
 
 fn explain_phases(args: &SimExplainArgs) -> Outcome {
     let (machine, program, options) = simulation(&args.simulation)?;
-    let explained = explain::explain(&machine, &program, &options)?;
+    let explained = explain::explain(&machine, &program, &options);
+    let explained = explained.map_err(failed(&args.simulation))?;
     match args.json {
         true => print_json(&explained)?,
         false => print!("{}", explain::text(&explained)),
@@ -157,7 +194,7 @@ fn sweep_keys(args: &SimSweepArgs) -> Outcome {
     let made = |machine: &Machine, processes: Option<u32>| {
         let tasks = processes.unwrap_or(args.simulation.workload.tasks);
         let workload = WorkloadArgs { tasks, ..args.simulation.workload.clone() };
-        program(&workload, machine).map_err(|error| format!("{error:#}"))
+        at_intervals(&args.simulation, &workload, machine).map_err(|error| format!("{error:#}"))
     };
     let question = sweep::Question {
         machine: (&path, &text),
@@ -219,9 +256,11 @@ fn size_buffer(args: &SimSizeArgs) -> Outcome {
     };
     let sizing = with_bar(args.json || args.csv, |progress| {
         size::size(&machine, &program, options, wish, args.threads.count(), progress)
-    })?;
+    })
+    .map_err(failed(&args.simulation))?;
     if let Some(path) = &args.html {
-        let outcome = model::run(&machine, &program, &options)?;
+        let outcome = model::run(&machine, &program, &options);
+        let outcome = outcome.map_err(failed(&args.simulation))?;
         write_page(Some(path), || page::size(&sizing, &machine, &outcome))?;
     }
     if args.json {
@@ -238,7 +277,8 @@ fn compare_places(args: &SimCompareArgs) -> Outcome {
     let (machine, program, options) = simulation(&args.simulation)?;
     let compared = with_bar(args.json || args.csv, |progress| {
         compare::compare(&machine, &program, &options, args.threads.count(), progress)
-    })?;
+    })
+    .map_err(failed(&args.simulation))?;
     if args.json {
         print_json(&json!({ "variants": compared }))?;
     } else if args.csv {

@@ -5,6 +5,7 @@
 
 use super::bench::bar;
 use super::bench_common::{Display, OwnDir};
+use super::sim::of_files;
 use crate::args_sim::{SimCalibrateArgs, SimCheckArgs, SimReplayArgs};
 use crate::failure::{EXIT_OK, Outcome, Refused, Usage, at, print_json};
 use crate::failure_parts::misread;
@@ -28,7 +29,8 @@ pub fn check(args: &SimCheckArgs) -> Outcome {
     let program = program.map_err(|why| not_simulated(&args.workload, &why))?;
     // Predicted before anything is measured.
     let options = Options { seed: args.seed.into(), ..Options::default() };
-    let outcome = model::run(&machine, &program, &options)?;
+    let outcome = model::run(&machine, &program, &options);
+    let outcome = outcome.map_err(of_files(&args.machine, Some(&args.workload)))?;
     let replayed = replay(&workload, &args.dir, &args.replay, args.json)?;
     let checked = check::compare(&outcome, &replayed);
     if checked.is_empty() {

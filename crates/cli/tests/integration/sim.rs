@@ -47,8 +47,8 @@ fn the_published_figures_come_out() {
     // What has no tolerance is never counted as met.
     assert!(of("attempt").contains("T14") && !of("met").contains("T14"));
     for wanted in [
-        "T1", "T2", "T3", "T5", "T6", "T7", "T8", "T9", "T10", "T11", "T12", "T13", "T15", "T17",
-        "T18", "T19", "T20", "T21", "T23",
+        "T1", "T2", "T3", "T5", "T6", "T7", "T8", "T9", "T10", "T11", "T12", "T13", "T15", "T16",
+        "T17", "T18", "T19", "T20", "T21", "T23",
     ] {
         assert!(of("met").contains(wanted), "{wanted} is not among the targets");
     }
@@ -186,6 +186,17 @@ fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
         many.contains("200000 processes on 50000 nodes; expected at most 40960 nodes"),
         "{many}"
     );
+    assert!(many.contains("simulate intrepid-2011.toml: compute.nodes: ior: "), "{many}");
+    // Nothing is begun that no machine of people could hold: it would end by a lack of memory, or count wrongly.
+    let wide = ["compute.nodes=1000000", "io.nodes=1000000", "compute.processes_per_node=1000"];
+    let wide: Vec<&str> = wide.iter().flat_map(|set| ["--set", *set]).collect();
+    let wide = failed(&[&["run", "-N", "900000000", "-F", "-b", "4m"][..], &wide[..]].concat());
+    let told = "processes: ior: 900000000 processes to simulate, with those of jobs before it; expected at most 33554432";
+    assert!(wide.contains(told), "{wide}");
+    let vast = failed(&["run", "-N", "100000", "-F", "-b", "16t", "-t", "16t"]);
+    assert!(vast.contains("more than 1 EiB") && vast.contains("block: ior: phase write"), "{vast}");
+    let slow = failed(&["run", "-N", "4", "-F", "--set", "network.rate=0.000001B/s"]);
+    assert!(slow.contains("given up") && slow.contains("higher rates"), "{slow}");
     let stuck = failed(&[
         "run",
         "-b",
@@ -197,6 +208,16 @@ fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
         "buffer.capacity=16MiB",
     ]);
     assert!(stuck.contains("cannot end: 1 writes wait for room"), "{stuck}");
+    let named = "simulate intrepid-2011.toml: buffer.capacity: the simulation cannot end";
+    assert!(stuck.contains(named) && stuck.contains("; expected room for all"), "{stuck}");
+    let waits = dir.path().join("waits.toml");
+    let events = "workload = 1\n[[job]]\nname = \"a\"\nphase = [{ name = \"p\", steps = [{ await = \"done\", count = 3 }] }]\n\
+                [[job]]\nname = \"b\"\nphase = [{ name = \"p\", steps = [{ signal = \"done\" }] }]\n";
+    fs::write(&waits, events).unwrap();
+    let waiting = failed(&["run", waits.to_str().unwrap()]);
+    let of_file = waiting.contains("waits.toml: await: the simulation cannot end: ");
+    assert!(of_file && waiting.contains("signalled 1 times of 3"), "{waiting}");
+    assert!(waiting.contains("; expected as many signals as are waited for"), "{waiting}");
     assert!(failed(&["run", "-m", "nothing"]).contains("expected a file, or one of intrepid-2011"));
     assert!(failed(&["sweep", "--over", "buffer.capacity=1GiB..2MiB*2"]).contains("is no range"));
     // Errors have the form that they have everywhere.
@@ -238,6 +259,37 @@ fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
         let plain = text(&output.stderr);
         assert!(plain.contains(&format!("{what} {path}")) && plain.contains(why), "{plain}");
     }
+}
+
+#[test]
+fn checkpoints_are_written_as_often_as_daly_says() {
+    let ai = ["ai-70b", "--coarse", "--set", "buffer=none", "--set", "compute.mtbf=200000h"];
+    let run = |more: &[&str]| json(&[&["run"][..], &ai, more, &["--json"]].concat());
+    let written = |outcome: &Value| outcome["bytes"]["written"].as_u64().unwrap();
+    let (fixed, daly) = (run(&[]), run(&["--checkpoint-interval", "daly"]));
+    assert_eq!(fixed["jobs"][0]["name"], "ai-70b", "{fixed}");
+    assert_eq!(fixed["chosen"].as_array().map(Vec::len), Some(0));
+    let chosen = daly["chosen"][0].as_str().unwrap();
+    assert!(
+        chosen.starts_with("ai-70b / save: ") && chosen.contains("instead of 11 of 300.0 s"),
+        "{chosen}"
+    );
+    assert!(chosen.contains("Daly's first order"), "{chosen}");
+    // Nodes fail so seldom that five minutes are too often.
+    assert!(written(&daly) < written(&fixed), "{daly}");
+    let often = run(&["--checkpoint-interval", "1min"]);
+    assert!(written(&often) > 4 * written(&fixed), "{often}");
+    let never = sim(&["run", "ai-70b", "--checkpoint-interval", "daly"]);
+    let told = text(&never.stderr);
+    let wanted = "simulate intrepid-2011.toml: compute.mtbf: ai-70b: Daly's interval depends on how often nodes fail";
+    assert!(!never.status.success() && told.contains(wanted), "{told}");
+}
+
+#[test]
+fn the_schema_of_machine_files_is_printed() {
+    let schema: Value = serde_json::from_str(&done(&["machine", "--schema"])).unwrap();
+    assert_eq!(schema["required"][0], "version", "{schema}");
+    assert!(!sim(&["machine", "laptop", "--schema"]).status.success());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! writes that wait for room get it in the order in which they came.
 
 use super::outcome::BufferOutcome;
+use super::rebuild::Rebuild;
 use super::rules::{Rules, moment};
 use super::stations::{Kind, Place};
 use super::{Event, Request, Sim, SimError};
@@ -69,6 +70,8 @@ struct Buffer {
     armed: bool,
     /// How often it was lost.
     life: u32,
+    /// It failed, and is made anew from what others have.
+    rebuild: Option<Rebuild>,
     /// Of a cache of Forebay: what its rules know.
     rules: Option<Box<Rules>>,
 }
@@ -81,6 +84,7 @@ pub(super) struct Buffers {
     capacity_bytes: u64,
     found_full: u64,
     flash_written_bytes: u64,
+    rebuilt_bytes: u64,
     total_dirty_bytes: u64,
     /// No job is left: everything drains.
     flush: bool,
@@ -103,6 +107,7 @@ impl Buffers {
             capacity_bytes: capacity,
             found_full: 0,
             flash_written_bytes: 0,
+            rebuilt_bytes: 0,
             total_dirty_bytes: 0,
             flush: false,
         }
@@ -120,6 +125,23 @@ impl Buffers {
     /// How often a buffer was lost.
     pub(super) fn life(&self, at: u32) -> u32 {
         self.all.get(at as usize).map_or(0, |buffer| buffer.life)
+    }
+
+    /// The rebuild of one.
+    pub(super) fn rebuild(&mut self, at: usize) -> &mut Option<Rebuild> {
+        &mut self.all[at].rebuild
+    }
+
+    /// How many others are being rebuilt.
+    pub(super) fn rebuilding(&self, but: usize) -> u32 {
+        let all = self.all.iter().enumerate();
+        all.filter(|(at, buffer)| *at != but && buffer.rebuild.is_some()).count() as u32
+    }
+
+    /// A piece of a rebuild is written.
+    pub(super) fn is_rebuilt(&mut self, bytes: u64) {
+        self.rebuilt_bytes += bytes;
+        self.flash_written_bytes += bytes;
     }
 
     pub(super) fn lost_since(&self, at: usize, life: u32) -> bool {
@@ -164,6 +186,9 @@ impl Buffers {
         buffer.clean_bytes = 0;
         buffer.undrained_bytes = 0;
         buffer.granted_ns = None;
+        if let Some(rebuild) = &mut buffer.rebuild {
+            rebuild.stop();
+        }
         buffer.files.clear();
         let lost = buffer.rules.as_mut().map(|rules| rules.lose());
         let (by_rules, sent_bytes) = lost.unwrap_or_default();
@@ -195,6 +220,7 @@ impl Buffers {
             peak_share: peak as f64 / self.room_bytes.max(1) as f64,
             found_full: self.found_full,
             flash_written_bytes: self.flash_written_bytes,
+            rebuilt_bytes: self.rebuilt_bytes,
         })
     }
 }

@@ -5,7 +5,7 @@
 //! and as long as no byte of it was lost.
 
 use super::processes::Start;
-use super::{Event, Request, Sim, SimError};
+use super::{Event, Key, Request, Sim, SimError};
 use crate::machine::Attach;
 use forebay_sim_engine::queue::Queue;
 use forebay_sim_engine::random::Random;
@@ -130,7 +130,7 @@ impl Sim<'_> {
 
     /// Whatever only this buffer has is lost; gives the jobs whose data that was.
     fn lose_buffer(&mut self, at: usize) -> Vec<u32> {
-        if self.machine.buffer.as_ref().is_some_and(|buffer| buffer.redundancy.survives_one()) {
+        if self.is_spared(at) {
             return Vec::new();
         }
         let lost = self.buffers.lose(at);
@@ -230,9 +230,13 @@ impl Sim<'_> {
         state.starts += 1;
         if state.restarts_in_vain > RESTARTS_WITHOUT_PROGRESS {
             let name = &self.program.jobs[job as usize].name;
-            self.failed = Some(SimError::Stuck(format!(
-                "job {name} was killed {RESTARTS_WITHOUT_PROGRESS} times without reaching another checkpoint: its nodes fail more often than it writes one"
-            )));
+            self.failed = Some(SimError::Stuck {
+                why: format!(
+                    "job {name} was killed {RESTARTS_WITHOUT_PROGRESS} times without reaching another checkpoint: its nodes fail more often than it writes one"
+                ),
+                expected: "nodes that fail less often, or a checkpoint after less work".into(),
+                key: Key::Machine("compute.mtbf"),
+            });
             return;
         }
         let restart_ns = ns(self.machine.compute.restart_s);

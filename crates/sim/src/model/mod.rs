@@ -14,6 +14,7 @@ mod nodes;
 mod outcome;
 mod placement;
 mod processes;
+mod rebuild;
 mod rules;
 mod stations;
 
@@ -28,7 +29,7 @@ use crate::program::Program;
 use buffers::Buffers;
 use forebay_sim_engine::TimeNs;
 use forebay_sim_engine::ladder::Ladder;
-use forebay_sim_engine::queue::Queue;
+use forebay_sim_engine::queue::{LAST_NS, Queue};
 use outcome::Recorder;
 use processes::{JobState, Process};
 use stations::{Hop, Kind, Place, Stations};
@@ -42,7 +43,7 @@ pub struct Options {
     pub requests_per_step: Option<u32>,
     /// Processes that are simulated for each I/O node (or node, without) of a job; more are merged. None: each.
     pub processes_per_origin: Option<u32>,
-    /// Of a job of so many I/O nodes (or nodes) or more, half as many are simulated for each.
+    /// Of a job of so many I/O nodes (or nodes) or more, half as many are simulated for each, or one if its bursts are small.
     pub many_origins: Option<u32>,
     /// After so many events it is given up.
     pub max_events: u64,
@@ -70,17 +71,26 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Merged so far that a month of a large machine takes seconds: four processes for each I/O node (two of jobs of
-    /// 256 I/O nodes and more: they still keep its link and its flash busy at once), and 8 requests for each of their
-    /// steps, of 16 MiB at least.
+    /// Merged so far that a month of a large machine takes seconds: four processes for each I/O node (of jobs of
+    /// 128 I/O nodes and more two, which still keep its link and its flash busy at once, or one if bursts are small), and
+    /// 8 requests for each of their steps, of 128 MiB at least.
     pub fn coarse(self) -> Options {
         Options {
             requests_per_step: Some(8),
             processes_per_origin: Some(4),
-            many_origins: Some(256),
+            many_origins: Some(128),
             ..self
         }
     }
+}
+
+/// A key of one of the files that a simulation is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// Of the machine file.
+    Machine(&'static str),
+    /// Of the workload file.
+    Workload(&'static str),
 }
 
 /// Why a simulation gave nothing.
@@ -95,10 +105,19 @@ pub enum SimError {
         found: String,
         /// What the machine has.
         expected: String,
+        /// What says so.
+        key: Key,
     },
     /// It stands still.
-    #[error("the simulation cannot end: {0}")]
-    Stuck(String),
+    #[error("the simulation cannot end: {why}; expected {expected}")]
+    Stuck {
+        /// What waits for what.
+        why: String,
+        /// With what it would go on.
+        expected: String,
+        /// What says otherwise.
+        key: Key,
+    },
     /// A write found no room, and the buffer's `when_full` is `fail`.
     #[error("{job}: no room in the buffer at {at_s:.3} s, and buffer.when_full is \"fail\"")]
     NoRoom {
@@ -122,6 +141,36 @@ pub enum SimError {
     Broken(String),
 }
 
+impl SimError {
+    /// Which key it is about, where there is one.
+    pub fn key(&self) -> Option<Key> {
+        match self {
+            SimError::DoesNotFit { key, .. } | SimError::Stuck { key, .. } => Some(*key),
+            SimError::NoRoom { .. } => Some(Key::Machine("buffer.when_full")),
+            SimError::TooLong { .. } | SimError::Broken(_) => None,
+        }
+    }
+
+    /// Why, without what was expected.
+    pub fn why(&self) -> String {
+        match self {
+            SimError::DoesNotFit { job, found, .. } => format!("{job}: {found}"),
+            SimError::Stuck { why, .. } => format!("the simulation cannot end: {why}"),
+            other => other.to_string(),
+        }
+    }
+
+    /// What was expected; empty where nobody can say.
+    pub fn expected(&self) -> &str {
+        match self {
+            SimError::DoesNotFit { expected, .. } | SimError::Stuck { expected, .. } => expected,
+            SimError::NoRoom { .. } => "block or bypass, or a larger buffer.capacity",
+            SimError::TooLong { .. } => "fewer or larger operations, higher rates, or --coarse",
+            SimError::Broken(_) => "",
+        }
+    }
+}
+
 /// An event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
@@ -141,6 +190,8 @@ enum Event {
     Restart(u32, u32),
     /// An I/O node or buffer node fails.
     Lose,
+    /// A buffer that failed is rebuilt from others, piece by piece.
+    Rebuild(u32),
 }
 
 /// A request.
@@ -174,6 +225,8 @@ struct Sim<'a> {
     queue: Ladder<Event>,
     now_ns: TimeNs,
     events: u64,
+    /// Repetitions of phases since time went on.
+    still: u64,
     stations: Stations,
     buffers: Buffers,
     requests: Vec<Request>,
@@ -210,7 +263,7 @@ struct Sim<'a> {
 /// # Errors
 /// The program does not fit, or cannot end.
 pub fn run(machine: &Machine, program: &Program, options: &Options) -> Result<Outcome, SimError> {
-    processes::fits(machine, program)?;
+    processes::fits(machine, program, options)?;
     let mut sim = Sim::new(machine, program, options);
     sim.go()?;
     sim.outcome()
@@ -225,6 +278,7 @@ impl<'a> Sim<'a> {
             queue: Ladder::default(),
             now_ns: 0,
             events: 0,
+            still: 0,
             stations: Stations::new(machine, program),
             buffers: Buffers::new(machine),
             requests: Vec::new(),
@@ -272,11 +326,15 @@ impl<'a> Sim<'a> {
                 Event::Fail(job, starts) => self.node_fails(job, starts),
                 Event::Restart(job, starts) => self.job_restarts(job, starts),
                 Event::Lose => self.shared_node_fails(),
+                Event::Rebuild(buffer) => self.go_on_rebuilding(buffer),
             }
             if let Some(error) = self.failed.take() {
                 return Err(error);
             }
-            if self.events >= self.options.max_events {
+            // Later times are that one too, so nothing is right any more. A failure after the last job is one that never comes.
+            let fails = matches!(event, Event::Fail(..) | Event::Lose);
+            let never = self.now_ns >= LAST_NS && !(fails && self.jobs_left == 0);
+            if self.events >= self.options.max_events || never {
                 return Err(SimError::TooLong {
                     events: self.events,
                     at_s: self.now_ns as f64 / 1e9,
@@ -286,7 +344,7 @@ impl<'a> Sim<'a> {
         }
         match self.jobs_left {
             0 => Ok(()),
-            _ => Err(SimError::Stuck(self.what_waits())),
+            _ => Err(self.stuck()),
         }
     }
 
@@ -297,7 +355,9 @@ impl<'a> Sim<'a> {
             return Some(Event::Go(process));
         }
         let entry = self.queue.pop()?;
-        self.now_ns = entry.time_ns;
+        if entry.time_ns > self.now_ns {
+            (self.now_ns, self.still) = (entry.time_ns, 0);
+        }
         Some(entry.event)
     }
 
@@ -357,7 +417,7 @@ impl<'a> Sim<'a> {
                         0
                     };
                     let line = &mut self.stations.groups[class as usize].lines[place];
-                    let at_ns = line.serve(arrives_ns, service_ns) + latency_ns;
+                    let at_ns = line.serve(arrives_ns, service_ns).saturating_add(latency_ns);
                     if joined {
                         arrives_ns = at_ns;
                         continue;
@@ -395,16 +455,16 @@ impl<'a> Sim<'a> {
                 let read_ns = if read > 0 { group.read.ns(read * many, operations) } else { 0 };
                 // What redundancy does not divide evenly is lost in the rounding of `each`, not of the sum.
                 let written = if written == each { bytes } else { written * many };
-                group.write.ns(written, operations) + read_ns
+                group.write.ns(written, operations).saturating_add(read_ns)
             }
             Class::Disk => {
-                let rate = if reads { group.read } else { group.write };
+                let rate = if reads { &group.read } else { &group.write };
                 let mut ns = rate.ns(bytes, operations);
                 let seek_s = machine.storage.device.seek_s;
                 if seek_s > 0.0 {
                     let last = &mut last_file[request.place.server as usize];
                     if *last != request.file {
-                        ns += (seek_s * 1e9) as u64;
+                        ns = ns.saturating_add((seek_s * 1e9) as u64);
                         *last = request.file;
                     }
                 }
@@ -460,7 +520,8 @@ impl<'a> Sim<'a> {
             Class::ALL.iter().zip(&self.stations.groups).filter_map(|(&class, group)| {
                 let used = group.used();
                 let requests: u64 = group.lines.iter().map(|line| line.served).sum();
-                let waited_ns: u64 = group.lines.iter().map(|line| line.waited_ns).sum();
+                let waits_ns = group.lines.iter().map(|line| line.waited_ns);
+                let waited_ns = waits_ns.fold(0, u64::saturating_add);
                 (used > 0).then(|| Resource {
                     resource: class,
                     count: group.lines.len(),
@@ -492,6 +553,7 @@ impl<'a> Sim<'a> {
             decisions: self.decisions,
             assumptions: self.machine.assumptions.clone(),
             simplified: self.program.simplified.clone(),
+            chosen: self.program.chosen.clone(),
             merged_processes: self.merged_processes,
             merged_transfers: self.merged_transfers,
         })

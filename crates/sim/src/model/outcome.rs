@@ -35,6 +35,8 @@ pub struct Outcome {
     pub assumptions: Vec<String>,
     /// What of the workload was replaced by something simpler.
     pub simplified: Vec<String>,
+    /// What of it was replaced by wish: intervals of checkpoints.
+    pub chosen: Vec<String>,
     /// Processes that one simulated process stands for, at most; 1: each was simulated.
     pub merged_processes: u32,
     /// Transfers that one simulated request stands for, at most.
@@ -177,8 +179,10 @@ pub struct BufferOutcome {
     pub peak_share: f64,
     /// Transfers that found it full.
     pub found_full: u64,
-    /// Bytes that flash wrote, with copies and parity.
+    /// Bytes that flash wrote, with copies, parity and rebuilds.
     pub flash_written_bytes: u64,
+    /// Bytes that were written to the flash of lost buffers from what others had.
+    pub rebuilt_bytes: u64,
 }
 
 /// Courses over time: of each interval, bytes and levels.

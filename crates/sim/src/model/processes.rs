@@ -7,7 +7,7 @@ use super::failures::Checkpoint;
 use super::outcome::{Bound, JobOutcome, PhaseOutcome};
 use super::rules;
 use super::stations::{Class, Kind, Place};
-use super::{Event, Request, Sim, SimError};
+use super::{Event, Key, Options, Request, Sim, SimError};
 use crate::machine::{Attach, DrainWhen, Machine, Mode, Placement};
 use crate::program::{Action, Job, Program, Who};
 use forebay_policy::room::reserve_bytes;
@@ -15,76 +15,176 @@ use forebay_sim_engine::TimeNs;
 use forebay_sim_engine::queue::Queue;
 use forebay_sim_engine::random::Random;
 
+/// Repetitions of phases, of all processes, without time going on: seconds of a simulation that does nothing.
+const MOST_STILL: u64 = 1 << 28;
+/// A phase's pause, beside its steps, as a time that varies.
+const PAUSE: u32 = 0xffff;
 /// Numbered meetings, beside those of steps.
 const MEETINGS: u32 = 1 << 31;
 /// Transfers are merged at least to so many bytes.
-const MERGED_BYTES: u64 = 16 << 20;
+const MERGED_BYTES: u64 = 128 << 20;
+/// Of a job of many I/O nodes a burst of at most so many bytes on each is simulated by one process.
+const SMALL_BURST_BYTES: u64 = 64 << 20;
 /// The operations on names of a step are asked for in so many parts, between which others have their turn.
 const NAMES_PARTS: u64 = 256;
 /// A merged request takes at most one part of so many of a buffer's room.
 const MERGED_OF_ROOM: u64 = 32;
 
-/// Whether the program fits the machine.
+/// Processes that are simulated at most, all jobs together: some gigabytes of memory.
+const MOST_PROCESSES: u64 = 1 << 25;
+/// Bytes that a simulation moves at most: with eight copies of each they are still a u64.
+const MOST_BYTES: u128 = 1 << 60;
+
+/// Whether the program fits the machine, and the simulation this one.
 ///
 /// # Errors
 /// The first job that does not.
-pub(super) fn fits(machine: &Machine, program: &Program) -> Result<(), SimError> {
-    let not = |job: &Job, found: String, expected: String| {
-        Err(SimError::DoesNotFit { job: job.name.clone(), found, expected })
-    };
+pub(super) fn fits(
+    machine: &Machine,
+    program: &Program,
+    options: &Options,
+) -> Result<(), SimError> {
     if program.jobs.is_empty() {
-        return Err(SimError::Stuck("there is no job".into()));
+        return Err(SimError::Stuck {
+            why: "there is no job".into(),
+            expected: "at least one".into(),
+            key: Key::Workload("job"),
+        });
     }
+    let (mut processes, mut bytes) = (0, 0);
     for job in &program.jobs {
-        let most = machine.compute.processes_per_node;
-        if job.processes == 0 || job.processes_per_node == 0 {
-            return not(job, "no process".into(), "at least one process, and one on a node".into());
-        }
-        if job.processes_per_node > most {
-            let found = format!("{} processes on a node", job.processes_per_node);
-            return not(job, found, format!("at most {most} (compute.processes_per_node)"));
-        }
-        if job.nodes() > machine.compute.nodes {
-            let found = format!("{} processes on {} nodes", job.processes, job.nodes());
-            let nodes = machine.compute.nodes;
-            return not(
-                job,
-                found,
-                format!(
-                    "at most {nodes} nodes (compute.nodes), {} processes",
-                    u64::from(nodes) * u64::from(most)
+        fits_nodes(machine, job)?;
+        fits_bytes(machine, job, &mut bytes)?;
+        let (per_origin, merge) = merging(machine, options, job);
+        let whole = u64::from(job.processes) / per_origin * per_origin.div_ceil(merge);
+        processes += whole + (u64::from(job.processes) % per_origin).div_ceil(merge);
+        if processes > MOST_PROCESSES {
+            return Err(SimError::DoesNotFit {
+                job: job.name.clone(),
+                found: format!("{processes} processes to simulate, with those of jobs before it"),
+                expected: format!(
+                    "at most {MOST_PROCESSES}: fewer processes, or --coarse, which simulates several as one"
                 ),
-            );
-        }
-        for (phase, step) in job.phases.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s))) {
-            if let Action::Move { transfer_bytes: 0, .. } = step.action {
-                return not(
-                    job,
-                    format!("phase {}: a transfer of 0 bytes", phase.name),
-                    "at least 1 byte".into(),
-                );
-            }
-            let (Action::Move { write: true, transfer_bytes, .. }, Some(buffer)) =
-                (&step.action, &machine.buffer)
-            else {
-                continue;
-            };
-            let request = (*transfer_bytes).min(machine.storage.stripe_bytes);
-            let mut room = buffer.capacity_bytes as f64 / buffer.redundancy.room();
-            if matches!(buffer.drain.when, DrainWhen::Policy(_)) {
-                room -= reserve_bytes(room as u64) as f64;
-            }
-            if request as f64 > room {
-                let found = format!("phase {}: a write of {request} bytes at once", phase.name);
-                return not(
-                    job,
-                    found,
-                    format!("at most the room of one buffer, {room:.0} bytes (buffer.capacity)"),
-                );
-            }
+                key: Key::Workload("processes"),
+            });
         }
     }
     Ok(())
+}
+
+/// Whether the machine has nodes for a job.
+fn fits_nodes(machine: &Machine, job: &Job) -> Result<(), SimError> {
+    let not = |key: Key, found: String, expected: String| {
+        Err(SimError::DoesNotFit { job: job.name.clone(), found, expected, key })
+    };
+    let most = machine.compute.processes_per_node;
+    if job.processes == 0 || job.processes_per_node == 0 {
+        let expected = "at least one process, and one on a node".into();
+        return not(Key::Workload("processes"), "no process".into(), expected);
+    }
+    if job.processes_per_node > most {
+        let found = format!("{} processes on a node", job.processes_per_node);
+        let key = Key::Machine("compute.processes_per_node");
+        return not(key, found, format!("at most {most} (compute.processes_per_node)"));
+    }
+    if job.nodes() > machine.compute.nodes {
+        let found = format!("{} processes on {} nodes", job.processes, job.nodes());
+        let nodes = machine.compute.nodes;
+        return not(
+            Key::Machine("compute.nodes"),
+            found,
+            format!(
+                "at most {nodes} nodes (compute.nodes), {} processes",
+                u64::from(nodes) * u64::from(most)
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// Whether each transfer of a job has bytes and finds room, and all of them together are so few that they can be counted; `bytes`
+/// has those of the jobs before it.
+fn fits_bytes(machine: &Machine, job: &Job, bytes: &mut u128) -> Result<(), SimError> {
+    let not = |key: Key, found: String, expected: String| {
+        Err(SimError::DoesNotFit { job: job.name.clone(), found, expected, key })
+    };
+    for (phase, step) in job.phases.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s))) {
+        let Action::Move { write, shared, transfer_bytes, transfers, items, .. } = step.action
+        else {
+            continue;
+        };
+        if transfer_bytes == 0 {
+            return not(
+                Key::Workload("transfer"),
+                format!("phase {}: a transfer of 0 bytes", phase.name),
+                "at least 1 byte".into(),
+            );
+        }
+        // Of a shared file the place of the last process's part is what must have a number.
+        let who = if shared { job.processes } else { step.who.count(job.processes) };
+        let each = u128::from(transfer_bytes) * u128::from(transfers);
+        *bytes =
+            bytes.saturating_add(each.saturating_mul(u128::from(who) * u128::from(phase.repeat)));
+        let is_in_parts = u128::from(transfers) * u128::from(items) > u128::from(u64::MAX);
+        if *bytes > MOST_BYTES || is_in_parts {
+            let found = format!("phase {}: more than 1 EiB, with what comes before it", phase.name);
+            let expected = "at most 1 EiB to be written and read by all jobs together".into();
+            return not(Key::Workload("block"), found, expected);
+        }
+        let (true, Some(buffer)) = (write, &machine.buffer) else { continue };
+        let request = transfer_bytes.min(machine.storage.stripe_bytes);
+        let mut room = buffer.capacity_bytes as f64 / buffer.redundancy.room();
+        if matches!(buffer.drain.when, DrainWhen::Policy(_)) {
+            room -= reserve_bytes(room as u64) as f64;
+        }
+        if request as f64 > room {
+            let found = format!("phase {}: a write of {request} bytes at once", phase.name);
+            return not(
+                Key::Machine("buffer.capacity"),
+                found,
+                format!("at most the room of one buffer, {room:.0} bytes (buffer.capacity)"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Processes of a job behind one I/O node (or on one node, without), and how many of them one simulated process stands for.
+fn merging(machine: &Machine, options: &Options, job: &Job) -> (u64, u64) {
+    let per_origin = u64::from(job.processes_per_node) * u64::from(machine.nodes_per_io());
+    let per_origin = per_origin.max(1);
+    let origins = u64::from(job.processes).div_ceil(per_origin);
+    let is_many = options.many_origins.is_some_and(|many| origins >= many.into());
+    let most = options.processes_per_origin.map(|most| match is_many {
+        // A burst of a moment: whether its link and its flash work at once makes no difference to anybody.
+        true if mean_burst_bytes(job) / origins <= SMALL_BURST_BYTES => 1,
+        true => most.div_ceil(2),
+        false => most,
+    });
+    let in_nodes = machine
+        .buffer
+        .as_ref()
+        .is_some_and(|buffer| buffer.attach == Attach::Compute && !buffer.striped);
+    let merge = match most {
+        // With flash in the compute node the node is what processes are merged by.
+        Some(most) if in_nodes => u64::from(job.processes_per_node).div_ceil(u64::from(most)),
+        Some(most) => per_origin.div_ceil(u64::from(most)),
+        None => 1,
+    };
+    (per_origin, merge.max(1))
+}
+
+/// What a repetition of a job's phases moves, in the mean of those that move anything.
+fn mean_burst_bytes(job: &Job) -> u64 {
+    let (mut bytes, mut count) = (0_u128, 0_u128);
+    for phase in &job.phases {
+        let each = phase.bytes(job.processes, true) + phase.bytes(job.processes, false);
+        if each > 0 {
+            bytes += u128::from(each) * u128::from(phase.repeat);
+            count += u128::from(phase.repeat);
+        }
+    }
+    u64::try_from(bytes / count.max(1)).unwrap_or(u64::MAX)
 }
 
 /// A process, or several that were merged.
@@ -100,8 +200,9 @@ pub(super) struct Process {
     phase: u32,
     step: u32,
     repetition: u32,
-    /// It has met the others before this repetition.
+    /// It has met the others before this repetition, and before that has done the phase's pause.
     met: bool,
+    paused: bool,
     /// Inside a step that moves: bytes and transfers left, and bytes done.
     moving: bool,
     thought: bool,
@@ -298,6 +399,24 @@ impl PhaseState {
 }
 
 impl Sim<'_> {
+    /// Nothing more happens, and jobs have not ended.
+    pub(super) fn stuck(&self) -> SimError {
+        let why = self.what_waits();
+        let is_staged = self.machine.buffer.as_ref().is_some_and(|b| b.mode == Mode::Stage);
+        let (key, expected) = match (self.buffers.waiting(), self.awaiting.is_empty()) {
+            (Some(_), _) if is_staged => (
+                Key::Machine("buffer.capacity"),
+                "room for all that jobs write before they end, or another buffer.mode",
+            ),
+            (Some(_), _) => {
+                (Key::Machine("buffer.capacity"), "room for each transfer, and a drain")
+            }
+            (None, false) => (Key::Workload("await"), "as many signals as are waited for"),
+            (None, true) => (Key::Workload("phase"), "processes that all come to where they meet"),
+        };
+        SimError::Stuck { why, expected: expected.into(), key }
+    }
+
     /// What the machine waits for, for a message.
     pub(super) fn what_waits(&self) -> String {
         let mut told = Vec::new();
@@ -379,26 +498,7 @@ impl Sim<'_> {
         let spec = &self.program.jobs[job as usize];
         let first_node = self.jobs[job as usize].first_node;
         let first = self.processes.len() as u32;
-        let per_origin =
-            u64::from(spec.processes_per_node) * u64::from(self.machine.nodes_per_io());
-        let origins = u64::from(spec.processes).div_ceil(per_origin.max(1));
-        let is_many = self.options.many_origins.is_some_and(|many| origins >= many.into());
-        let most = self.options.processes_per_origin;
-        let most = most.map(|most| if is_many { most.div_ceil(2) } else { most });
-        let merge = match most {
-            // With flash in the compute node the node is what processes are merged by.
-            Some(most)
-                if self
-                    .machine
-                    .buffer
-                    .as_ref()
-                    .is_some_and(|b| b.attach == Attach::Compute && !b.striped) =>
-            {
-                u64::from(spec.processes_per_node).div_ceil(u64::from(most))
-            }
-            Some(most) => per_origin.div_ceil(u64::from(most)),
-            None => 1,
-        };
+        let (per_origin, merge) = merging(self.machine, &self.options, spec);
         let mut rank = 0;
         while rank < spec.processes {
             let end_of_origin = (u64::from(rank) / per_origin + 1) * per_origin;
@@ -419,6 +519,7 @@ impl Sim<'_> {
                 step: 0,
                 repetition: start.repetition,
                 met: start.restores,
+                paused: false,
                 moving: false,
                 thought: false,
                 left: 0,
@@ -495,6 +596,14 @@ impl Sim<'_> {
                 (process.phase, process.repetition) = (process.phase + 1, 0);
                 continue;
             }
+            let may_pause = process.step == 0 && process.repetition > 0 && !process.met;
+            if phase.pause_ns > 0 && may_pause && !process.paused {
+                process.paused = true;
+                let what = Process::time_of(job, process.phase, process.repetition, PAUSE);
+                let ns = self.varied(phase.pause_ns, what);
+                self.queue.push(self.now_ns.saturating_add(ns), Event::Go(index));
+                return;
+            }
             if process.step == 0 && phase.meet && !process.met {
                 process.met = true;
                 if !self.meet(index, u32::MAX, phase.who) {
@@ -508,10 +617,22 @@ impl Sim<'_> {
                 state.ends(process.repetition, self.now_ns);
                 let ended = (process.phase, process.repetition);
                 let restored = std::mem::take(&mut process.restores);
-                (process.step, process.met) = (0, false);
+                (process.step, process.met, process.paused) = (0, false, false);
                 process.repetition += 1;
                 if phase.checkpoint && !restored {
                     self.checkpoint_ended(job as u32, ended.0, ended.1);
+                }
+                self.still += 1;
+                if self.still > MOST_STILL.min(self.options.max_events) {
+                    self.failed = Some(SimError::Stuck {
+                        why: format!(
+                            "phase {} of job {} has been repeated {} times, and no time has passed",
+                            phase.name, program.name, ended.1
+                        ),
+                        expected: "something in it that takes time, or fewer repetitions".into(),
+                        key: Key::Workload("repeat"),
+                    });
+                    return;
                 }
                 continue;
             };
@@ -529,12 +650,11 @@ impl Sim<'_> {
                     }
                 }
                 Action::Compute { ns } => {
-                    let what = u64::from(process.step)
-                        | u64::from(process.repetition) << 16
-                        | u64::from(process.phase) << 44
-                        | (job as u64 + 1) << 52;
+                    let (of_phase, repetition) = (process.phase, process.repetition);
+                    let what = Process::time_of(job, of_phase, repetition, process.step);
                     let is_last = process.step as usize + 1 == phase.steps.len()
-                        && process.repetition + 1 < phase.repeat;
+                        && process.repetition + 1 < phase.repeat
+                        && phase.pause_ns == 0;
                     let all = step.who == Who::ALL && phase.who == Who::ALL;
                     process.step += 1;
                     if ns > 0 {
@@ -891,7 +1011,9 @@ impl Sim<'_> {
     pub(super) fn stalled(&mut self, request: &Request) {
         let process = &self.processes[request.process as usize];
         let state = &mut self.jobs[process.job as usize].phases[process.phase as usize];
-        state.stalled_ns += (self.now_ns - request.waits_since_ns) * u64::from(process.count);
+        let waited_ns = self.now_ns - request.waits_since_ns;
+        state.stalled_ns =
+            state.stalled_ns.saturating_add(waited_ns.saturating_mul(process.count.into()));
         state.stalled_requests += 1;
     }
 
@@ -967,6 +1089,12 @@ impl Process {
             // Ranks and items beyond what there is room for share a number, and are one file.
             false => self.rank ^ (self.item & 0xfff) << 20,
         }
+    }
+
+    /// The number of a time that its job computes or pauses: the same for all processes of the job.
+    fn time_of(job: usize, phase: u32, repetition: u32, step: u32) -> u64 {
+        let (phase, repetition) = (u64::from(phase), u64::from(repetition));
+        u64::from(step) | repetition << 16 | phase << 44 | (job as u64 + 1) << 52
     }
 
     /// It is in a step that moves.

@@ -1,5 +1,7 @@
 //! The links and devices of a machine as waiting lines, and the ways that requests take through them.
 
+use super::Sim;
+use crate::device::Device;
 use crate::machine::{Attach, Machine, Mode, WhenFull};
 use crate::program::{Action, Program};
 use forebay_sim_engine::station::Line;
@@ -85,23 +87,49 @@ impl Class {
 }
 
 /// What a request of some bytes takes at a line.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Rate {
     ns_per_byte: f64,
     overhead_ns: f64,
+    /// Of requests of up to so many bytes, the smallest first: their nanoseconds per byte.
+    by_size: Vec<(u64, f64)>,
 }
 
 impl Rate {
     fn new(bytes_per_s: f64, overhead_s: f64) -> Rate {
         let second = SECOND_NS as f64;
-        Rate { ns_per_byte: second / bytes_per_s, overhead_ns: overhead_s * second }
+        let (ns_per_byte, overhead_ns) = (second / bytes_per_s, overhead_s * second);
+        Rate { ns_per_byte, overhead_ns, by_size: Vec::new() }
+    }
+
+    /// The same, where requests of some sizes have only a share of the rate.
+    fn with_sizes(self, shares: impl Iterator<Item = (u64, f64)>) -> Rate {
+        let by_size = shares.map(|(to, share)| (to, self.ns_per_byte / share)).collect();
+        Rate { by_size, ..self }
     }
 
     /// Nanoseconds of `bytes` moved by `operations`.
     #[inline]
-    pub(super) fn ns(self, bytes: u64, operations: u32) -> u64 {
-        (bytes as f64 * self.ns_per_byte + f64::from(operations) * self.overhead_ns + 0.5) as u64
+    pub(super) fn ns(&self, bytes: u64, operations: u32) -> u64 {
+        let ns_per_byte = match self.by_size.is_empty() {
+            true => self.ns_per_byte,
+            false => self.of_size(bytes / u64::from(operations.max(1))),
+        };
+        (bytes as f64 * ns_per_byte + f64::from(operations) * self.overhead_ns + 0.5) as u64
     }
+
+    fn of_size(&self, bytes: u64) -> f64 {
+        let found = self.by_size.iter().find(|(to, _)| bytes <= *to);
+        found.map_or(self.ns_per_byte, |(_, ns_per_byte)| *ns_per_byte)
+    }
+}
+
+fn write_shares(device: &Device) -> impl Iterator<Item = (u64, f64)> + '_ {
+    device.by_size.iter().map(|size| (size.to_bytes, size.write_share))
+}
+
+fn read_shares(device: &Device) -> impl Iterator<Item = (u64, f64)> + '_ {
+    device.by_size.iter().map(|size| (size.to_bytes, size.read_share))
 }
 
 /// The equal lines of one class.
@@ -124,7 +152,7 @@ impl Group {
 
     /// Time that lines worked until `now_ns`; what they have taken on for later is not part of it.
     pub(super) fn worked_ns(&self, now_ns: TimeNs) -> u64 {
-        self.lines.iter().map(|line| line.worked_ns(now_ns)).sum()
+        self.lines.iter().map(|line| line.worked_ns(now_ns)).fold(0, u64::saturating_add)
     }
 
     /// Lines that had anything to do.
@@ -191,8 +219,8 @@ impl Stations {
         let mut link = |out: Class, back: Class, count: u32, link: &crate::machine::Link| {
             let (write, read) =
                 (Rate::new(link.write_bytes_per_s, 0.0), Rate::new(link.read_bytes_per_s, 0.0));
-            groups[out as usize] = Group::new(count, write, write);
-            groups[back as usize] = Group::new(count, read, read);
+            groups[out as usize] = Group::new(count, write.clone(), write);
+            groups[back as usize] = Group::new(count, read.clone(), read);
         };
         let origins = machine.io.as_ref().map_or(machine.compute.nodes, |io| io.nodes);
         if let Some(port) = &machine.compute.port {
@@ -214,35 +242,40 @@ impl Stations {
         let factor = storage.fill_factor();
         groups[Class::Disk as usize] = Group::at_once(
             storage.servers,
-            Rate::new(device.write_bytes_per_s * factor, device.write_overhead_s),
-            Rate::new(device.read_bytes_per_s * factor, device.read_overhead_s),
+            Rate::new(device.write_bytes_per_s * factor, device.write_overhead_s)
+                .with_sizes(write_shares(device)),
+            Rate::new(device.read_bytes_per_s * factor, device.read_overhead_s)
+                .with_sizes(read_shares(device)),
             device.at_once,
         );
         if let Some(controller) = &storage.controller {
             let rate = Rate::new(controller.bytes_per_s, 0.0);
             groups[Class::Controller as usize] =
-                Group::new(storage.servers / controller.servers, rate, rate);
+                Group::new(storage.servers / controller.servers, rate.clone(), rate);
         }
         if let Some(buffer) = &machine.buffer {
             let devices = f64::from(buffer.devices);
             // A log puts many writes into one of the device.
             let log = buffer.mode == Mode::Log;
             let overhead_s = if log { 0.0 } else { buffer.device.write_overhead_s };
-            let write = Rate::new(buffer.device.write_bytes_per_s * devices, overhead_s);
-            let read =
-                Rate::new(buffer.device.read_bytes_per_s * devices, buffer.device.read_overhead_s);
-            let at_once = buffer.device.at_once;
-            groups[Class::Flash as usize] = Group::at_once(buffer.count, write, read, at_once);
+            let device = &buffer.device;
+            let write = Rate::new(device.write_bytes_per_s * devices, overhead_s);
+            // And large ones are all that it sees.
+            let write = if log { write } else { write.with_sizes(write_shares(device)) };
+            let read = Rate::new(device.read_bytes_per_s * devices, device.read_overhead_s);
+            let read = read.with_sizes(read_shares(device));
+            let at_once = device.at_once;
             if !buffer.shared_device {
-                let group = Group::at_once(buffer.count, write, read, at_once);
+                let group = Group::at_once(buffer.count, write.clone(), read.clone(), at_once);
                 groups[Class::FlashRead as usize] = group;
             }
+            groups[Class::Flash as usize] = Group::at_once(buffer.count, write, read, at_once);
         }
         let names_s = machine.buffer.as_ref().map_or(storage.names_s, |buffer| buffer.names_s);
         if names_s > 0.0 {
             let (count, at_once) = (machine.compute.nodes, machine.compute.processors);
-            let none = Rate::default();
-            groups[Class::Processors as usize] = Group::at_once(count, none, none, at_once);
+            let (write, read) = (Rate::default(), Rate::default());
+            groups[Class::Processors as usize] = Group::at_once(count, write, read, at_once);
         }
         let mut ways = ways(machine, &groups);
         let joined_to = join(&mut ways, &groups, machine, program);
@@ -255,7 +288,9 @@ impl Stations {
     pub(super) fn worked_ns(&self, class: Class, now_ns: TimeNs) -> u64 {
         let group = &self.groups[class as usize];
         let Some(before) = self.joined_to[class as usize] else { return group.worked_ns(now_ns) };
-        let told_ns = |group: &Group| group.lines.iter().map(|line| line.busy_ns).sum::<u64>();
+        let told_ns = |group: &Group| {
+            group.lines.iter().map(|line| line.busy_ns).fold(0, u64::saturating_add)
+        };
         let of_before_ns = told_ns(&self.groups[before as usize]);
         if of_before_ns == 0 {
             return 0;
@@ -432,7 +467,7 @@ fn is_one_to_one(machine: &Machine, before: Class, after: Class) -> bool {
 /// instead of two.
 ///
 /// Kinds of requests that the program cannot make are left out of sight. Where a full buffer is passed by, requests
-/// begin in the middle of a way: nothing is joined then.
+/// begin in the middle of a way, and where lost buffers are rebuilt, flash has requests of its own: nothing is joined then.
 fn join(
     ways: &mut [Way; 5],
     groups: &[Group],
@@ -441,7 +476,8 @@ fn join(
 ) -> [Option<Class>; Class::ALL.len()] {
     let mut joined_to = [None; Class::ALL.len()];
     let passes_by = machine.buffer.as_ref().is_some_and(|b| b.when_full == WhenFull::Bypass);
-    if passes_by {
+    // A rebuild's requests come from no line before the flash.
+    if passes_by || Sim::may_rebuild(machine) {
         return joined_to;
     }
     let steps = program.jobs.iter().flat_map(|job| &job.phases).flat_map(|phase| &phase.steps);

@@ -84,6 +84,7 @@ fn checkpoints(interval_s: f64, count: u32) -> Program {
     let phase = Phase {
         name: "work and checkpoint".into(),
         repeat: count,
+        pause_ns: 0,
         meet: false,
         who: Who::ALL,
         checkpoint: true,

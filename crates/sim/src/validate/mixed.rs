@@ -81,7 +81,7 @@ fn mixed(report: &mut Report, threads: usize, progress: Progress) -> Result<(), 
     attempt.tolerance = "none".into();
     attempt.verdict = if hours_of[2] > hours_of[0] { Verdict::Attempt } else { Verdict::NotMet };
     report.targets.push(attempt.note(
-        "burst sizes of AstroPhysics and Turbulence1 are not published for this run: Table I's per process are assumed, with its idle times; metadata, \
+        "burst sizes of AstroPhysics and Turbulence1 are not published for this run: Table I's per process are assumed (4,308,992 and 13,873,971 bytes, and 160,563), with its idle times; metadata, \
          open and close, and what else used the storage are not simulated. It must be longer than with buffers; the published time is not a target",
     ));
     Ok(())

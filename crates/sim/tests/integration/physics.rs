@@ -130,6 +130,98 @@ fn the_drains_reads_take_the_flash_from_writes_unless_they_are_apart() {
 }
 
 #[test]
+fn small_requests_have_the_rate_of_their_size() {
+    let sizes =
+        "storage.device.by_size=[{to='64KiB', rate='10MB/s'}, {to='512KiB', write_rate='50MB/s'}]";
+    let bare = machine(&["buffer=none", "network.rate=100GB/s", sizes]);
+    let rate = |machine: &Machine, transfer: &str| {
+        let text = format!(
+            r#"workload = 1
+            file = [{{ name = "f", path = "f.{{process}}" }}]
+            [[job]]
+            phase = [{{ name = "write", steps = [{{ write = "f", block = "8MiB", transfer = "{transfer}" }}] }}]"#
+        );
+        run(machine, &program(&text)).jobs[0].phases[0].bytes_per_s
+    };
+    for (transfer, expected) in
+        [("64KiB", 10e6), ("128KiB", 50e6), ("512KiB", 50e6), ("1MiB", 100e6)]
+    {
+        let found = rate(&bare, transfer);
+        assert!((found / expected - 1.0).abs() < 0.01, "{transfer}: {found}");
+        // The closed form knows it too.
+        let of = forebay_sim::closed::Burst {
+            processes: 1,
+            processes_per_node: 1,
+            transfer_bytes: forebay_workload::units::parse_size(transfer).unwrap(),
+            bytes_per_process: 8 << 20,
+        };
+        let closed = forebay_sim::closed::burst(&bare, of).bytes_per_s;
+        assert!((found / closed - 1.0).abs() < 0.01, "{transfer}: {found} {closed}");
+    }
+    let device = &bare.storage.device;
+    assert!((device.read_s(1 << 16) - 65_536.0 / 10e6).abs() < 1e-9, "{device:?}");
+    assert!((device.read_s(1 << 17) - 131_072.0 / 100e6).abs() < 1e-9, "{device:?}");
+    // Flash too, as many devices as there are; a log sees large requests alone.
+    let flash = "buffer.device.by_size=[{to='1MiB', rate='100MB/s'}]";
+    let two = ["buffer.devices=2", "buffer.reads_delay_writes=false"];
+    let small = rate(&machine(&[flash, two[0], two[1]]), "1MiB");
+    assert!((small / 200e6 - 1.0).abs() < 0.01, "{small}");
+    let log = rate(&machine(&[flash, two[0], two[1], "buffer.mode=log"]), "1MiB");
+    assert!((log / 2000e6 - 1.0).abs() < 0.01, "{log}");
+    for (wrong, told) in [
+        (
+            "[{to='4KiB', rate='1MB/s'}, {to='4KiB', rate='2MB/s'}]",
+            "by_size[1].to: it is 4096 bytes, and not above",
+        ),
+        ("[{to='4KiB'}]", "by_size[0].rate: it is missing; expected rate, write_rate or read_rate"),
+        ("[{rate='1MB/s'}]", "by_size[0].to: it is missing"),
+        (
+            "[{to='4KiB', rate='0MB/s'}]",
+            "by_size[0].rate: it is \"0MB/s\"; expected a rate above 0",
+        ),
+        ("[{to='4KiB', rates='1MB/s'}]", "by_size[0].rates: this key is not known here"),
+    ] {
+        let set = Setting::parse(&format!("storage.device.by_size={wrong}")).unwrap();
+        let fault = settings::machine(Path::new("small.toml"), SMALL, &[set]).unwrap_err();
+        assert!(fault.to_string().contains(told), "{fault}");
+    }
+}
+
+#[test]
+fn pauses_between_repetitions_let_the_buffer_drain_and_are_no_part_of_the_phase() {
+    let bursts = |pause: &str, last: &str| {
+        let text = format!(
+            r#"workload = 1
+            file = [{{ name = "f", path = "{{repeat}}/f.{{process}}", size = "48MiB" }}]
+            [[job]]
+            processes = 4
+            processes_per_node = 1
+            [[job.phase]]
+            name = "burst"
+            repeat = 5
+            {pause}
+            steps = [{{ write = "f", transfer = "1MiB" }}{last}]"#
+        );
+        run(&machine(&["buffer.reads_delay_writes=false"]), &program(&text))
+    };
+    // 192 MiB go to 256 MiB of room, and drain in 2 s.
+    let apart = bursts("pause = \"10s\"", "");
+    let phase = &apart.jobs[0].phases[0];
+    let alone = 48.0 * MIB / 1000e6;
+    assert!((phase.time_s / (5.0 * alone) - 1.0).abs() < 0.01, "{phase:?}");
+    assert!((apart.end_s - (40.0 + 5.0 * alone)).abs() < 0.01, "{phase:?}");
+    assert_eq!(phase.stalled_s, 0.0);
+    // Without them the second burst finds the first one, and each waits for the disks.
+    let close = bursts("", "");
+    assert!(close.jobs[0].phases[0].stalled_s > 1.0);
+    // The same after a step that only computes, which is part of the phase.
+    let computes = bursts("pause = \"10s\"", ", { think = \"1s\" }");
+    let phase = &computes.jobs[0].phases[0];
+    assert!((phase.time_s - 5.0 * (alone + 1.0)).abs() < 0.01, "{phase:?}");
+    assert!((computes.end_s - (45.0 + 5.0 * alone)).abs() < 0.01, "{phase:?}");
+}
+
+#[test]
 fn a_limited_drain_keeps_its_limit() {
     let limited = run(&machine(&["buffer.drain.limit=10MB/s"]), &write_mib(50));
     assert!((limited.drained_s / (50.0 * MIB / 10e6) - 1.0).abs() < 0.05, "{}", limited.drained_s);
@@ -209,6 +301,15 @@ fn what_cannot_end_says_what_waits_for_what() {
     let long = Options { max_events: 1000, ..Options::default() };
     let why = model::run(&machine(&[]), &write_mib(1000), &long).unwrap_err().to_string();
     assert!(why.contains("given up after 1000 events"), "{why}");
+    // What takes no time at all never comes to an event.
+    let still = program(
+        r#"workload = 1
+        [[job]]
+        name = "a"
+        phase = [{ name = "p", repeat = 4000000000, meet = false, steps = [{ think = "0s" }] }]"#,
+    );
+    let why = model::run(&machine(&[]), &still, &long).unwrap_err().to_string();
+    assert!(why.contains("phase p of job a has been repeated 1000 times"), "{why}");
 }
 
 #[test]
@@ -304,6 +405,9 @@ fn a_lost_node_takes_undrained_data_with_it_and_the_job_goes_back_to_what_is_who
     let local = with(&[]);
     let job = &local.jobs[0];
     assert!(job.restarts > 0 && local.bytes.lost > 0, "{local:?}");
+    let told = forebay_sim::report::text(&local);
+    let wanted = format!("killed by failures and started again {} times", job.restarts);
+    assert!(told.contains(&wanted), "{told}");
     assert!(job.redone_s > 0.0 && job.end_s > calm.jobs[0].end_s + 5.0 * f64::from(job.restarts));
     // A checkpoint takes 32 s to drain and 20 s to come: node-local flash often has the last ones only.
     let copied = with(&["buffer.redundancy.kind=copies"]);
@@ -320,6 +424,98 @@ fn a_lost_node_takes_undrained_data_with_it_and_the_job_goes_back_to_what_is_who
     let never = machine(&["compute.mtbf=1s", "compute.restart=1s"]);
     let why = model::run(&never, &checkpointing(), &Options::default()).unwrap_err().to_string();
     assert!(why.contains("its nodes fail more often than it writes one"), "{why}");
+}
+
+#[test]
+fn what_a_lost_buffer_had_is_rebuilt_from_the_others_beside_all_else() {
+    let failing = ["compute.mtbf=600s", "buffer.capacity=1GiB", "buffer.drain.limit=500KB/s"];
+    let of = |more: &[&str], seed: u64| {
+        let options = Options { seed, ..Options::default() };
+        let machine = machine(&[&failing[..], more].concat());
+        let outcome = model::run(&machine, &checkpointing(), &options).unwrap();
+        assert!(outcome.bytes.conserved(), "{:?}", outcome.bytes);
+        outcome
+    };
+    let rebuilt = |outcome: &Outcome| outcome.buffer.as_ref().unwrap().rebuilt_bytes;
+    let flash = |outcome: &Outcome| outcome.buffer.as_ref().unwrap().flash_written_bytes;
+    let copies = "buffer.redundancy.kind=copies";
+    let parity = ["buffer.redundancy.kind=parity", "buffer.redundancy.data=3"];
+    assert_eq!(rebuilt(&of(&[], 1)), 0);
+    for redundancy in [&[copies][..], &parity[..]] {
+        let outcome = of(redundancy, 1);
+        assert!(outcome.jobs[0].restarts > 0 && outcome.bytes.lost == 0, "{outcome:?}");
+        // All that a buffer has ever had is what its node wrote, a few checkpoints twice, with copy or parity.
+        let each = rebuilt(&outcome) / u64::from(outcome.jobs[0].restarts);
+        assert!((1 << 20..=2 << 30).contains(&each), "{outcome:?}");
+        assert!(flash(&outcome) > rebuilt(&outcome) + outcome.bytes.written, "{outcome:?}");
+    }
+    // On slow flash a rebuild takes longer than the next failure: then even two copies lose data.
+    let slow = [copies, "buffer.device.rate=4MB/s"];
+    let lost: u64 = (1..=6).map(|seed| of(&slow, seed).bytes.lost).sum();
+    assert!(lost > 0);
+    // A buffer that has nothing is rebuilt from nothing, and one alone has nobody to be read from.
+    let alone = ["compute.nodes=1", copies];
+    let machine = machine(&[&failing[..], &alone[..]].concat());
+    let one = program(
+        r#"workload = 1
+        file = [{ name = "f", path = "{repeat}/{process}" }]
+        [[job]]
+        [[job.phase]]
+        name = "work"
+        repeat = 400
+        steps = [{ think = "20s" }, { write = "f", block = "32MiB", transfer = "1MiB" }]"#,
+    );
+    let outcome = run(&machine, &one);
+    assert!(outcome.jobs[0].restarts > 0, "{outcome:?}");
+    assert_eq!((outcome.bytes.lost, rebuilt(&outcome)), (0, 0));
+}
+
+#[test]
+fn disks_seek_between_files_and_are_slower_when_they_are_full() {
+    let end_s = |set: &[&str], processes: u32| {
+        let set = [&["buffer=none", "network.rate=100GB/s"][..], set].concat();
+        let text = format!(
+            r#"workload = 1
+            file = [{{ name = "f", path = "f.{{process}}" }}]
+            [[job]]
+            processes = {processes}
+            processes_per_node = 1
+            phase = [{{ name = "write", steps = [{{ write = "f", block = "64MiB", transfer = "1MiB" }}] }}]"#
+        );
+        run(&machine(&set), &program(&text)).end_s
+    };
+    let near = |found: f64, expected: f64| {
+        assert!((found / expected - 1.0).abs() < 0.01, "{found} {expected}");
+    };
+    let request_s = MIB / 100e6;
+    // One file: the head moves once. Two in turn: before each request.
+    near(end_s(&["storage.device.seek=10ms"], 1), 64.0 * request_s + 0.01);
+    near(end_s(&["storage.device.seek=10ms"], 2), 128.0 * (request_s + 0.01));
+    // Half full, and 60 % of the rate when full: 80 %.
+    near(end_s(&["storage.fill=0.5", "storage.rate_when_full=0.6"], 1), 64.0 * request_s / 0.8);
+}
+
+#[test]
+fn a_lost_buffer_node_takes_undrained_data_with_it() {
+    let fabric = |more: &str| {
+        let text = SMALL.replace(
+            "attach = \"compute\"",
+            "attach = \"fabric\"\nnodes = 2\nport = { rate = \"1000MB/s\" }",
+        );
+        let text =
+            text.replace("64MiB", "1GiB").replace("[buffer]\n", &format!("[buffer]\n{more}\n"));
+        Machine::parse(Path::new("m.toml"), &format!("{text}[buffer.drain]\nlimit = \"1MB/s\"\n"))
+            .unwrap()
+    };
+    let calm = run(&fabric(""), &checkpointing());
+    assert_eq!((calm.jobs[0].restarts, calm.bytes.lost), (0, 0));
+    let lossy = run(&fabric("mtbf = \"300s\""), &checkpointing());
+    assert!(lossy.jobs[0].restarts > 0 && lossy.bytes.lost > 0, "{lossy:?}");
+    // With two copies the job does not even notice.
+    let copied =
+        run(&fabric("mtbf = \"300s\"\nredundancy = { kind = \"copies\" }"), &checkpointing());
+    assert_eq!((copied.jobs[0].restarts, copied.bytes.lost), (0, 0));
+    assert!(copied.buffer.as_ref().unwrap().rebuilt_bytes > 0, "{copied:?}");
 }
 
 #[test]
