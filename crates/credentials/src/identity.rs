@@ -4,11 +4,13 @@
 //! groups for good ([`Identity::adopt_thread`]), and around every PFS call also its fsuid and
 //! fsgid, with no effective capability ([`Identity::enter`]): a root server then can read and
 //! write on the PFS exactly what the requester can, quotas and reserved blocks included.
-//! Outside the guard the thread is the server again, as it must be to reach its own flash.
+//! Outside the guard the thread is the server again, as it must be to reach its own flash. Who needs
+//! that flash for a piece of work inside it does this work by [`as_server`].
 //! The raw system calls are used because the C library's wrappers change all threads.
 
 use forebay_proto::{Caller, Errno, Result};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use std::cell::Cell;
 use std::marker::PhantomData;
 
 /// Whose rights a plan has.
@@ -89,13 +91,67 @@ impl Identity {
         }
         let server = capabilities(None).map_err(|e| Errno(e.raw_os_error()))?;
         let acting = Acting { back: Back::All(server), server_gid, not_send: PhantomData };
-        set_fs_ids(self.uid, self.gid);
         let fewer = CapabilitySets { effective: server.effective & rights, ..server };
-        set_capabilities(None, fewer).map_err(|e| Errno(e.raw_os_error()))?;
+        let requester = Requester { uid: self.uid, gid: self.gid, fewer, server, server_gid };
+        requester.take_on()?;
+        Ok(acting)
+    }
+}
+
+/// As whom a thread acts, and what it is without.
+#[derive(Clone, Copy)]
+struct Requester {
+    uid: u32,
+    gid: u32,
+    /// Capabilities while it acts.
+    fewer: CapabilitySets,
+    /// The server's.
+    server: CapabilitySets,
+    /// The server's group.
+    server_gid: u32,
+}
+
+thread_local!(static REQUESTER: Cell<Option<Requester>> = const { Cell::new(None) });
+
+impl Requester {
+    /// The calling thread, which is the server, has these rights from now on. EPERM if not all of it was taken.
+    fn take_on(self) -> Result<()> {
+        set_fs_ids(self.uid, self.gid);
+        set_capabilities(None, self.fewer).map_err(|e| Errno(e.raw_os_error()))?;
         if fs_ids() != (self.uid, self.gid) {
             return Err(Errno::EPERM);
         }
-        Ok(acting)
+        REQUESTER.set(Some(self));
+        Ok(())
+    }
+}
+
+/// Does work on what is the server's own, such as its flash, as the server: also in a thread that acts as a requester
+/// meanwhile, and does so again afterwards. EPERM, whatever came of the work, if it could not be made the requester
+/// again: it has too many rights then, and what it was to do as the requester must not go on.
+pub fn as_server<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let Some(requester) = REQUESTER.take() else { return work() };
+    let done = {
+        let _again = Again(requester);
+        set_fs_ids(0, requester.server_gid);
+        set_capabilities(None, requester.server)
+            .map_err(|e| Errno(e.raw_os_error()))
+            .and_then(|()| work())
+    };
+    if REQUESTER.get().is_none() {
+        return Err(Errno::EPERM);
+    }
+    done
+}
+
+/// The requester that the thread is again when this goes, also by a panic.
+struct Again(Requester);
+
+impl Drop for Again {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.take_on() {
+            tracing::error!(%error, "a thread could not act as its requester again");
+        }
     }
 }
 
@@ -125,6 +181,7 @@ impl Drop for Acting {
             Back::Group => return set_fs_ids(0, self.server_gid),
             Back::All(sets) => sets,
         };
+        REQUESTER.set(None);
         set_fs_ids(0, self.server_gid);
         if let Err(error) = set_capabilities(None, sets) {
             // The thread keeps fewer rights than it had: its next own call fails and is reported.
@@ -181,8 +238,16 @@ mod tests {
                 let _acting = identity.enter().unwrap();
                 let error = std::fs::File::open(&path).unwrap_err();
                 assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+                // The server's own work in between, also within such work, and also if it fails.
+                let open = || std::fs::File::open(&path).map_err(|e| Errno::from_io(&e));
+                as_server(|| as_server(open)).unwrap();
+                assert_eq!(as_server(|| Err::<(), _>(Errno::ENOENT)), Err(Errno::ENOENT));
+                assert_eq!(fs_ids(), (4242, 4242));
+                assert_eq!(open().unwrap_err(), Errno::EACCES, "the requester again");
+                assert!(capabilities(None).unwrap().effective.is_empty());
             }
             std::fs::File::open(&path).unwrap();
+            as_server(|| Ok(())).unwrap();
             assert_eq!(fs_ids(), (0, rustix::process::getegid().as_raw()));
         })
         .join()

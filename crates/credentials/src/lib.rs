@@ -6,7 +6,8 @@
 //! | `acting` | threads that act for another one with each call (the cache) |
 //! | `privileges` | which privileges the server has |
 //!
-//! Invariant: a thread has never more rights than the requester while it acts for it, and is the server again after.
+//! Invariant: a thread has never more rights than the requester while it acts for it, but for work on what is the server's own
+//! (`identity::as_server`), and is the server again after.
 
 pub mod acting;
 pub mod identity;

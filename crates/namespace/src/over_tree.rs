@@ -7,6 +7,7 @@
 
 use crate::Namespace;
 use crate::stripe_object::StripeObject;
+use forebay_credentials::identity::as_server;
 use forebay_interfaces::peers::Peers;
 use forebay_interfaces::tree::{BufferTree, Data, NewFile, Spread, Striped};
 use forebay_proto::api::WriteMode;
@@ -184,7 +185,8 @@ impl OverTree {
     }
 }
 
-/// A striped file at the server of its inode.
+/// A striped file at the server of its inode. Its objects and logs are the server's own: a thread of a plan reads and
+/// writes them as the server, also while it acts as the requester on the PFS. Who may open the file was judged before.
 struct StripedFile {
     namespace: Arc<Namespace>,
     ino: Ino,
@@ -192,30 +194,30 @@ struct StripedFile {
 
 impl Striped for StripedFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.namespace.op_read(self.ino, offset, buf)
+        as_server(|| self.namespace.op_read(self.ino, offset, buf))
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.namespace.op_write(self.ino, offset, data, WriteMode::default())
+        as_server(|| self.namespace.op_write(self.ino, offset, data, WriteMode::default()))
     }
 
     fn set_len(&self, size_bytes: u64) -> Result<()> {
         let change = SetAttr { size_bytes: Some(size_bytes), ..SetAttr::default() };
-        self.namespace.op_setattr(&Caller::root(), self.ino, &change).map(drop)
+        as_server(|| self.namespace.op_setattr(&Caller::root(), self.ino, &change).map(drop))
     }
 
     fn size_bytes(&self) -> Result<u64> {
-        self.namespace.attributes(self.ino).map(|attr| attr.size_bytes)
+        as_server(|| self.namespace.attributes(self.ino).map(|attr| attr.size_bytes))
     }
 
     fn seek(&self, offset: u64, whence: u32) -> Result<u64> {
-        self.namespace.op_seek(self.ino, offset, whence)
+        as_server(|| self.namespace.op_seek(self.ino, offset, whence))
     }
 
     fn spread(&self) -> Option<Spread> {
         let layout = self.namespace.layout(self.ino).ok()?;
         // What is in logs is read by the index, here.
-        if layout.log && self.namespace.is_in_logs(self.ino).unwrap_or(true) {
+        if layout.log && as_server(|| self.namespace.is_in_logs(self.ino)).unwrap_or(true) {
             return None;
         }
         Some(Spread { ino: self.ino, layout, servers: self.namespace.server_count() })

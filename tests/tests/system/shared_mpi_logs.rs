@@ -18,7 +18,8 @@ use std::process::Command;
 pub(super) const STRIPED: (&str, &[(&str, &str)]) =
     ("striped", &[("stripe_count", "all"), ("stripe_size_bytes", "65536")]);
 pub(super) const LOG: (&str, &[(&str, &str)]) = ("log", &[("layout", "log")]);
-const STRICT: (&str, &[(&str, &str)]) = ("strict", &[("layout", "log"), ("consistency", "strict")]);
+pub(super) const STRICT: (&str, &[(&str, &str)]) =
+    ("strict", &[("layout", "log"), ("consistency", "strict")]);
 
 const RANKS: usize = 4;
 

@@ -435,3 +435,40 @@ true",
     done(&["#BB destroy_persistent name=copies"], "true", "-N0");
     cluster.until("the copies are gone", || !cluster.session_is_there("copies"));
 }
+
+/// One file that two nodes write in small pieces in turn, of a buffer in logs over two servers: the job's two nodes see all of
+/// it when both have closed it, and so does the PFS at the end.
+#[test]
+fn a_job_writes_one_file_from_two_nodes_into_logs() {
+    const PIECE: usize = 47_008;
+    const ROUNDS: usize = 6;
+    let options = Options { servers: 2, ..Options::default() };
+    let cluster = Cluster::with(Plugin::Lua, options);
+    let body = format!(
+        "set -e
+srun -N2 -n2 bash -ec 'for ((i = 0; i < {ROUNDS}; i++)); do
+  head -c {PIECE} /dev/zero | tr \"\\0\" $SLURM_PROCID |
+    dd of=${{DW_JOB_STRIPED}}all bs={PIECE} iflag=fullblock seek=$((2 * i + SLURM_PROCID)) conv=notrunc status=none
+done'
+srun -N2 -n2 bash -c 'sha256sum < ${{DW_JOB_STRIPED}}all' > @PFS@/seen
+{} stripe ${{DW_JOB_STRIPED}}all > @PFS@/layout",
+        cluster.base.join("bin/forebay").display()
+    );
+    let script = cluster.script(
+        &[
+            "#SBATCH -N 2",
+            "#DW jobdw type=scratch access_mode=striped capacity=128MiB pool=flash layout=log",
+            "#DW stage_out type=file source=$DW_JOB_STRIPED/all destination=@PFS@/all",
+        ],
+        &body,
+    );
+    let job = cluster.submit(&script, "").unwrap();
+    assert_eq!(cluster.until_over(job), "COMPLETED", "{}{}", cluster.output(job), cluster.logs());
+    let pieces = ["0", "1"].map(|rank| rank.repeat(PIECE)).concat();
+    assert!(fs::read(cluster.pfs("all")).unwrap() == pieces.repeat(ROUNDS).into_bytes());
+    let layout = fs::read_to_string(cluster.pfs("layout")).unwrap();
+    assert!(layout.contains("in logs"), "{layout}");
+    let sum = cluster.must(&format!("sha256sum < {}", cluster.pfs("all").display()));
+    assert_eq!(fs::read_to_string(cluster.pfs("seen")).unwrap(), sum.repeat(2));
+    cluster.assert_clean();
+}

@@ -2,14 +2,17 @@
 //! is left behind. Writers do here what mounts do.
 
 use super::super::tests::{Rig, resize, wait_until, whole};
-use crate::{Asked, LogWriters, Namespace, Published};
+use crate::{Asked, LogWriters, Namespace, OverTree, Published};
+use forebay_credentials::identity::Identity;
 use forebay_failpoint::kill::HOOK;
+use forebay_interfaces::peers::asking;
 use forebay_log::{Extent, LogId, Record};
 use forebay_proto::api::WriteMode;
 use forebay_proto::api::ops::*;
 use forebay_proto::attr::Timestamp;
 use forebay_proto::{Caller, Errno, Ino, ObjectId, Result, ShardId};
 use parking_lot::Mutex;
+use rustix::fs::SeekFrom;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -158,6 +161,43 @@ fn logs_on(rig: &Rig, shard: u16) -> usize {
             Err(errno) => panic!("{errno:?}"),
         }
     }
+}
+
+/// A plan writes to the PFS as its requester, who has no rights on a server's flash, and reads the file meanwhile.
+#[test]
+fn a_file_in_logs_is_read_in_a_thread_that_acts_as_a_user() {
+    assert!(rustix::process::geteuid().is_root(), "only root can act as others");
+    let rig = Rig::new(2);
+    let ns = join(&rig, &Dead::default());
+    let ino = file(&rig, "f");
+    let mut model = Vec::new();
+    for shard in 0..2_u16 {
+        let mut writer = Writer::begin(&rig, ino, 1 + u64::from(shard), shard).unwrap();
+        for piece in 0..3 {
+            let at = (2 * piece + u64::from(shard)) * 47_008;
+            let data = [1 + at as u8; 47_008];
+            writer.write(&rig, at, &data);
+            put(&mut model, at, &data);
+        }
+        writer.say(&rig, true).unwrap();
+    }
+    let who = Caller { uid: 4242, gid: 4242, ..Caller::default() };
+    let peers = asking(ShardId(0), 2, 5, |_, _, _, _| Err(Errno::EHOSTUNREACH));
+    let tree = OverTree::new(ns, peers);
+    let source = forebay_interfaces::tree::BufferTree::open_read(&tree, &who, ino).unwrap();
+    let acting = std::thread::spawn(move || {
+        let identity = Identity::of(&who).unwrap();
+        identity.adopt_thread().unwrap();
+        let _acting = identity.enter().unwrap();
+        assert!(source.spread().is_none(), "it is not in its objects");
+        let size = source.size_bytes().unwrap();
+        assert_eq!(source.seek(SeekFrom::Data(5)), Ok(5));
+        assert_eq!(source.seek(SeekFrom::Hole(5)), Ok(size));
+        let mut bytes = vec![0; size as usize];
+        assert_eq!(source.read_at(&mut bytes, 0).unwrap(), bytes.len());
+        bytes
+    });
+    assert!(acting.join().unwrap() == model);
 }
 
 /// More goes to one server at once than a message holds.
