@@ -23,7 +23,7 @@ use std::time::Duration;
 pub(crate) const DRAIN_PREFIX: &[u8] = b".forebay-drain.";
 /// How often, and after which pauses, a directory that has nothing but such files, or files that NFS keeps for who holds
 /// them, is tried to be removed again. The first pause is short: a close may be under way.
-const RMDIR_TRIES: u32 = 20;
+const RMDIR_TRIES: u32 = 25;
 const RMDIR_PAUSE_FIRST: Duration = Duration::from_millis(1);
 const RMDIR_PAUSE: Duration = Duration::from_millis(50);
 
