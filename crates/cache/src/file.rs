@@ -211,6 +211,12 @@ impl CacheFile {
         *self.source.lock() = file;
     }
 
+    /// True if somebody has it open, or is just opening it.
+    pub fn is_in_use(&self) -> bool {
+        let state = self.state.lock();
+        state.opens > 0 || state.opening > 0
+    }
+
     /// True if nothing of it is on flash any more, and nobody has it open.
     pub fn is_forgotten(&self) -> bool {
         self.state.lock().forgotten

@@ -8,7 +8,7 @@ use super::data_servers::LinkChange;
 use super::file::CacheFile;
 use super::own_change::lock_metas;
 use super::paths::joined;
-use super::pfs::{PfsStat, errno};
+use super::pfs::{HELD_PREFIX, PfsStat, errno};
 use super::record::Draining;
 use forebay_credentials::acting::Who;
 use forebay_proto::api::{CreateArgs, rename_flags};
@@ -21,9 +21,10 @@ use std::time::Duration;
 
 /// Start of the names of files that a drain makes beside a file. They are not shown.
 pub(crate) const DRAIN_PREFIX: &[u8] = b".forebay-drain.";
-/// How often, and after which pauses, a directory that has nothing but such files is tried to be
-/// removed again.
-const RMDIR_TRIES: u32 = 20;
+/// How often, and after which pauses, a directory that has nothing but such files, or files that NFS keeps for who holds
+/// them, is tried to be removed again. The first pause is short: a close may be under way.
+const RMDIR_TRIES: u32 = 25;
+const RMDIR_PAUSE_FIRST: Duration = Duration::from_millis(1);
 const RMDIR_PAUSE: Duration = Duration::from_millis(50);
 
 fn check_name(name: &[u8]) -> Result<()> {
@@ -315,7 +316,9 @@ impl CacheFs {
         let ours = file.as_ref().is_some_and(|file| file.state.lock().record.kept_as.is_some());
         let last = stat.kind() == FileKind::Dir || stat.nlink <= 1 + u32::from(ours);
         let mut held = None;
-        if goes && last && !elsewhere {
+        // Held, NFS would rename it: there only what somebody has open is held, at the last moment.
+        let is_held_later = stat.kind() != FileKind::Dir && self.pfs.renames_what_is_held();
+        if goes && last && !elsewhere && !is_held_later {
             let _act = who.act()?;
             let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             let open = |flags| rfs::openat(dir, name, flags, Mode::empty());
@@ -362,6 +365,9 @@ impl CacheFs {
         }
         if let Some(ino) = ino {
             self.nodes.unname(ino, parent, name);
+            if leaving.last {
+                self.nodes.is_removed(ino);
+            }
         }
         Ok(None)
     }
@@ -374,16 +380,31 @@ impl CacheFs {
         who: &Who,
         remove: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let (Some(node), Some(held)) = (&leaving.node, &leaving.held) else { return remove() };
-        let replaced = leaving.file.as_ref();
-        let replaced = replaced.is_some_and(|f| f.state.lock().record.key != leaving.stat.key);
-        // A drain has put another inode there since it was looked at.
-        let held = match replaced {
-            true => self.open_node(node.ino, who)?,
-            false => held.try_clone()?,
-        };
+        let Some(node) = &leaving.node else { return remove() };
+        let Some(held) = self.to_hold(leaving, node.ino, who)? else { return remove() };
         self.nodes.hold(node.ino, Some(held));
         remove().inspect_err(|_| self.nodes.hold(node.ino, None))
+    }
+
+    /// The PFS inode of what is about to lose its last name. `None`: nobody is to come to it by its number.
+    fn to_hold(&self, leaving: &Leaving<'_>, ino: Ino, who: &Who) -> Result<Option<OwnedFd>> {
+        let file = leaving.file.as_ref();
+        let Some(held) = &leaving.held else {
+            let is_open = self.pfs.renames_what_is_held() && file.is_some_and(|f| f.is_in_use());
+            return Ok(is_open.then(|| self.open_node(ino, who).ok()).flatten());
+        };
+        // A drain has put another inode there since it was looked at.
+        match file.is_some_and(|f| f.state.lock().record.key != leaving.stat.key) {
+            true => self.open_node(ino, who).map(Some),
+            false => Ok(Some(held.try_clone()?)),
+        }
+    }
+
+    /// Somebody has closed a removed file as the last one: NFS has it under another name until nothing here leads to it.
+    pub(super) fn let_go_of_removed(&self, ino: Ino) {
+        if self.pfs.renames_what_is_held() {
+            self.nodes.hold(ino, None);
+        }
     }
 
     /// A file has lost its last name on the PFS, by us: nothing of it will be drained. What a drain has
@@ -423,11 +444,12 @@ impl CacheFs {
                     Err(Errno::ENOTEMPTY)
                         if tries < RMDIR_TRIES && self.only_ours(dir.as_fd(), name) =>
                     {
-                        // A drain is just giving up a file that was removed, or has to come first.
+                        // A drain is just giving up a file that was removed, or has to come first; or a close of one
+                        // is under way.
                         let path = self.path_below((parent, name))?;
                         self.drainer.ask(&self.listed_below(&path)?);
+                        std::thread::sleep(RMDIR_PAUSE.min(RMDIR_PAUSE_FIRST * (1 << tries)));
                         tries += 1;
-                        std::thread::sleep(RMDIR_PAUSE);
                     }
                     done => break done,
                 }
@@ -436,14 +458,16 @@ impl CacheFs {
         self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove).map(drop)
     }
 
-    /// True if a directory has nothing but files of drains.
+    /// True if a directory has nothing but files of drains, and what NFS keeps for who holds it.
     fn only_ours(&self, dir: BorrowedFd<'_>, name: &[u8]) -> bool {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(fd) = rfs::openat(dir, name, flags, Mode::empty()) else { return false };
         let Ok(entries) = rfs::Dir::read_from(&fd) else { return false };
+        let is_as_nfs = self.pfs.renames_what_is_held();
         entries.flatten().all(|entry| {
             let name = entry.file_name().to_bytes();
-            name == b"." || name == b".." || name.starts_with(DRAIN_PREFIX)
+            let is_held = is_as_nfs && name.starts_with(HELD_PREFIX);
+            name == b"." || name == b".." || name.starts_with(DRAIN_PREFIX) || is_held
         })
     }
 

@@ -202,6 +202,16 @@ impl Nodes {
         drop(files);
     }
 
+    /// The last name is gone, by us. A PFS that tells no times of birth may give the number of its inode to what comes
+    /// next, before the kernel has forgotten this node: that is another one.
+    pub fn is_removed(&self, ino: Ino) {
+        let mut table = self.0.lock();
+        let key = table.nodes.get(&ino).map(|node| node.key).filter(|key| key.born_ns == 0);
+        if let Some(key) = key.filter(|key| table.by_key.get(key) == Some(&ino)) {
+            table.by_key.remove(&key);
+        }
+    }
+
     /// A name leads there, whatever its PFS inode is now.
     pub fn name(&self, ino: Ino, parent: Ino, name: &[u8]) {
         self.0.lock().add_name(ino, parent, name);
@@ -225,9 +235,12 @@ impl Nodes {
 
     /// Holds the PFS inode of a node that is about to lose its last name, or (`None`) kept it.
     pub fn hold(&self, ino: Ino, fd: Option<OwnedFd>) {
-        if let Some(node) = self.0.lock().nodes.get_mut(&ino) {
-            node.held = fd.map(Arc::new);
-        }
+        let mut table = self.0.lock();
+        let node = table.nodes.get_mut(&ino);
+        let before = node.and_then(|node| std::mem::replace(&mut node.held, fd.map(Arc::new)));
+        drop(table);
+        // To close it may be a call on the PFS.
+        drop(before);
     }
 
     /// The node's PFS inode was replaced by another one, by us.

@@ -227,7 +227,14 @@ impl CacheFs {
         file: &Arc<CacheFile>,
         stat: &PfsStat,
     ) -> Result<bool> {
-        if stat.nlink > 0 || self.nodes.get(ino)?.held.is_none() {
+        let as_nfs = self.pfs.renames_what_is_held();
+        let is_held = self.nodes.get(ino)?.held.is_some();
+        if as_nfs && !is_held && self.nodes.names(ino).is_empty() {
+            // Removed since it was looked up: nothing is held there for who had not opened it.
+            return Err(Errno::ESTALE);
+        }
+        // What is removed and held has a name there that is nobody's.
+        if stat.nlink > u32::from(as_nfs) || !is_held {
             self.revalidate(file, stat)?;
             return Ok(false);
         }
@@ -437,7 +444,11 @@ impl CacheFs {
         }
         file.set_source(None);
         state.last_write = std::time::Instant::now();
+        let is_gone = state.gone;
         drop(state);
+        if is_gone {
+            self.let_go_of_removed(ino);
+        }
         if let Err(error) = self.give_room_back(file) {
             tracing::warn!(%error, "room behind the end of a file stays taken until the next start");
         }

@@ -21,6 +21,9 @@ use std::sync::Arc;
 const BELOW: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS).union(ResolveFlags::NO_SYMLINKS);
 
+/// Start of the names that NFS gives to what is removed and still held.
+pub(crate) const HELD_PREFIX: &[u8] = b".nfs";
+
 /// Longest path, with its end, that one call takes.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
 
@@ -114,6 +117,9 @@ pub(crate) struct Pfs {
     /// Tests set it: no name of ours can be removed.
     #[cfg(test)]
     pub keeps_names: std::sync::atomic::AtomicBool,
+    /// Tests set it: [`Pfs::renames_what_is_held`].
+    #[cfg(test)]
+    pub is_as_nfs: std::sync::atomic::AtomicBool,
 }
 
 /// The errno of a failed rustix call.
@@ -203,6 +209,8 @@ impl Pfs {
             foul: Default::default(),
             #[cfg(test)]
             keeps_names: Default::default(),
+            #[cfg(test)]
+            is_as_nfs: Default::default(),
         })
     }
 
@@ -228,6 +236,17 @@ impl Pfs {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// True for NFS: the kernel renames a file that is removed while a descriptor leads to it, one to look by too, to
+    /// a name that starts with [`HELD_PREFIX`], and removes it when the last one is closed. Until then its directory is not
+    /// empty.
+    pub fn renames_what_is_held(&self) -> bool {
+        #[cfg(test)]
+        if self.is_as_nfs.load(std::sync::atomic::Ordering::Relaxed) {
+            return true;
+        }
+        matches!(&*self.identity.fs_type, "nfs" | "nfs4")
     }
 
     /// What it is.

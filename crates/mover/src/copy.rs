@@ -11,7 +11,7 @@
 //! FUSE file systems say 0, those of /sys more than they have.
 
 use super::fault::{Fault, Outcome, Sort, Where};
-use super::holes::{Holes, next_data};
+use super::holes::{Holes, is_in_memory, next_data};
 use super::memory::{DIRECT_ALIGN, Memory};
 use super::meta::Meta;
 use super::pfs::{PfsHook, errno};
@@ -30,6 +30,8 @@ pub(super) const BLOCK_BYTES: u64 = 4 << 20;
 const FOLLOW_FROM_BYTES: u64 = 8 << 20;
 /// Blocks that the second thread may be behind.
 const FOLLOW_BLOCKS: usize = 4;
+/// A source with less of its size allocated, in percent, is sparse. As the store judges (`pages`).
+const DENSE_PERCENT: u64 = 75;
 /// Bytes of a file that may wait for write-back before the writer waits.
 const DIRTY_WINDOW_BYTES: u64 = 32 << 20;
 
@@ -82,7 +84,8 @@ pub(super) fn copy(
     let mut copied =
         Copied { size_bytes: size, blocks: Vec::new(), followed: false, of_parts: None };
     let resize = |size| target.set_len(size).map_err(Fault::target("size target"));
-    if size != 0 {
+    let grows = gets_its_size_last(source, meta, target);
+    if size != 0 && !grows {
         resize(size)?;
     }
     if let Some(file) = source.file().filter(|_| size > PIECE_BYTES) {
@@ -95,7 +98,7 @@ pub(super) fn copy(
             true
         })?;
         copied.size_bytes = end;
-        return if end < size { resize(end).map(|()| copied) } else { Ok(copied) };
+        return if end < size || grows { resize(end).map(|()| copied) } else { Ok(copied) };
     }
     let (send, receive) = crossbeam_channel::bounded::<Block>(FOLLOW_BLOCKS);
     let end = std::thread::scope(|scope| {
@@ -123,10 +126,18 @@ pub(super) fn copy(
     })?;
     copied.followed = true;
     copied.size_bytes = end;
-    if end < size {
+    if end < size || grows {
         resize(end)?;
     }
     Ok(copied)
+}
+
+/// A file in memory gets a large page (2 MiB) for a byte that is below its end, and no more than is written for what makes it
+/// longer. So what is mostly holes there is written from its start on, and gets its size last. Where the source may be
+/// compressed its blocks tell nothing of holes.
+fn gets_its_size_last(source: &Data, meta: &Meta, target: &Data) -> bool {
+    let is_sparse = meta.allocated_bytes < meta.size_bytes / 100 * DENSE_PERCENT;
+    is_sparse && is_in_memory(target) && Holes::of(source, meta) == Holes::Mapped
 }
 
 /// Reads, checksums and writes block by block; `done` takes each block and says whether to go on.
@@ -502,6 +513,30 @@ mod tests {
         let mut whole = vec![0; (40 << 20) + 17];
         target.kernel().unwrap().read_exact_at(&mut whole, 0).unwrap();
         assert_eq!(copied.crc32c(), crc_fast::checksum(Crc32Iscsi, &whole) as u32);
+    }
+
+    #[test]
+    fn a_file_of_holes_in_memory_gets_its_size_last_and_any_other_one_first() {
+        let in_memory = || Data::from(tempfile::tempfile_in("/dev/shm").unwrap());
+        let pace = Pace::new(0);
+        let mut memory = Memory::new();
+        for (offset, size, is_sparse) in [(3 << 20, 10 << 20, true), (0, 5000, false)] {
+            let (source, target) = (in_memory(), in_memory());
+            source.write_all_at(&[7; 5000], offset).unwrap();
+            source.set_len(size).unwrap();
+            let size_at_first = std::sync::Mutex::new(None);
+            let seen = |_: u64, _: &[u8]| -> Outcome<()> {
+                let size = target.size_bytes().map_err(Fault::target("stat target"))?;
+                size_at_first.lock().unwrap().get_or_insert(size);
+                Ok(())
+            };
+            let env = Env { seen: &seen, ..env(&pace) };
+            let copied = copy(&env, &source, &meta_of(&source), &target, &mut memory).unwrap();
+            copied.verify(&pace, &target, false, &mut memory).unwrap();
+            let expected = if is_sparse { 0 } else { size };
+            assert_eq!(*size_at_first.lock().unwrap(), Some(expected));
+            assert_eq!(target.size_bytes().unwrap(), size);
+        }
     }
 
     /// A file on a device that fails once, as write-back is waited for: its fsync says nothing of it any more.

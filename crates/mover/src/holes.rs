@@ -78,6 +78,12 @@ impl Holes {
     }
 }
 
+/// Whether a file lies in memory.
+pub(super) fn is_in_memory(data: &Data) -> bool {
+    let fs = data.file().and_then(|file| rustix::fs::fstatfs(file).ok());
+    fs.is_some_and(|fs| fs.f_type == TMPFS_MAGIC)
+}
+
 /// Whether a range that is said to be a hole reads as one.
 fn is_zeros(
     source: &Data,

@@ -1,35 +1,59 @@
 //! What copies lack because the requester of a plan is not root, by kind and with the first names: owners, set-user-id and
-//! set-group-id bits, capabilities, and attributes that only root sees (an overlay's opaque directories).
+//! set-group-id bits, capabilities, and attributes that only root sees (an overlay's marks: a directory is opaque, a file has no
+//! data of its own).
 //!
-//! It is seen by the walk, before anything is copied. Capabilities are looked for on what may be executed only.
+//! A user cannot list `trusted.*` at all, so the server looks by its own rights: once for each item, and only where the requester
+//! is not root. The names are told of what the requester may read. The walk looks at directories, and at what another server
+//! copies; the worker that copies a file, which reads its xattrs anyway, at all else: where each look is a message to a server,
+//! the walk alone would be the slowest part of a plan of small files.
 
 use super::meta::{Dir, Meta};
 use super::run::Run;
+use super::side::Located;
+use super::task::Task;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::{Direction, PathBytes};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Kind of the loss that every copy of another user's file has.
 const OWNER: &str = "owner";
+/// Starts of names that root sees and a file system keeps for itself: XFS (its ACLs, which are copied as such), Lustre,
+/// GlusterFS. No copy lacks them.
+const OF_FILE_SYSTEMS: [&[u8]; 13] = [
+    b"trusted.SGI_",
+    b"trusted.lov",
+    b"trusted.lma",
+    b"trusted.lmv",
+    b"trusted.dmv",
+    b"trusted.link",
+    b"trusted.fid",
+    b"trusted.som",
+    b"trusted.hsm",
+    b"trusted.version",
+    b"trusted.gfid",
+    b"trusted.glusterfs.",
+    b"trusted.afr.",
+];
 
 /// Whether an xattr is root's to copy, and means something to who uses the copy.
 pub(super) fn is_roots(name: &[u8]) -> bool {
-    name.starts_with(b"trusted.") || name == b"security.capability"
+    let is_file_systems = || OF_FILE_SYSTEMS.iter().any(|own| name.starts_with(own));
+    (name.starts_with(b"trusted.") && !is_file_systems()) || name == b"security.capability"
 }
 
 impl Run {
-    /// An item was found, at `path` of the source.
+    /// An item was found, at `path` of the source. Of what is no directory, see [`Run::note_xattrs_not_kept`] for its xattrs.
     pub fn note_not_kept(&self, dir: &Dir, name: &[u8], meta: &Meta, path: &[u8]) {
         if self.identity.is_superuser() {
             return;
         }
-        let shown = match self.spec.direction {
-            Direction::In => PathBytes::new(path),
-            Direction::Out => PathBytes::in_buffer(&self.buffer_prefix, path),
-        };
+        if meta.kind == FileKind::Dir {
+            return self.note_left_out(dir, name, meta, path);
+        }
+        let shown = self.shown_of_source(path);
         let note = |what: &str| self.progress.not_kept(what, &shown);
         let is_others = meta.uid != self.identity.uid();
-        if is_others && meta.kind != FileKind::Dir {
+        if is_others {
             self.progress.files_owner_changed.fetch_add(1, Relaxed);
             note(OWNER);
         }
@@ -41,15 +65,59 @@ impl Run {
                 note("set-group-id bit");
             }
         }
-        let may_have = match meta.kind {
-            FileKind::Dir => true,
-            FileKind::File => meta.mode & 0o111 != 0,
-            _ => false,
-        };
-        if may_have {
-            for xattr in self.source.left_out(dir, name, meta) {
-                note(&String::from_utf8_lossy(&xattr));
-            }
+    }
+
+    /// The same for the xattrs of what is no directory.
+    pub fn note_xattrs_not_kept(&self, task: &Task) {
+        if self.identity.is_superuser() {
+            return;
+        }
+        if let Some((source, _)) = &task.dirs {
+            self.note_left_out(source, &task.source_name, &task.meta, &task.source_path());
+        }
+    }
+
+    fn note_left_out(&self, dir: &Dir, name: &[u8], meta: &Meta, path: &[u8]) {
+        let left_out = self.source.left_out(dir, name, meta);
+        if left_out.is_empty() || !self.may_tell_of(dir, name, meta) {
+            return;
+        }
+        let shown = self.shown_of_source(path);
+        for xattr in left_out {
+            self.progress.not_kept(&String::from_utf8_lossy(&xattr), &shown);
+        }
+    }
+
+    /// True for what the requester may read: a directory was entered, and what has no data is copied by its attributes.
+    fn may_tell_of(&self, dir: &Dir, name: &[u8], meta: &Meta) -> bool {
+        if meta.kind != FileKind::File {
+            return true;
+        }
+        let file = Located { dir: dir.clone(), top: Vec::new(), name: name.to_vec(), meta: *meta };
+        self.source.check_readable(&file).is_ok()
+    }
+
+    fn shown_of_source(&self, path: &[u8]) -> PathBytes {
+        match self.spec.direction {
+            Direction::In => PathBytes::new(path),
+            Direction::Out => PathBytes::in_buffer(&self.buffer_prefix, path),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_file_system_keeps_for_itself_is_lacked_by_no_copy() {
+        for name in ["trusted.overlay.opaque", "trusted.mine", "security.capability"] {
+            assert!(is_roots(name.as_bytes()), "{name}");
+        }
+        for name in
+            ["trusted.SGI_ACL_FILE", "trusted.lov", "trusted.gfid", "security.selinux", "user.a"]
+        {
+            assert!(!is_roots(name.as_bytes()), "{name}");
         }
     }
 }

@@ -41,7 +41,8 @@ pub(super) trait Source: Send + Sync {
     fn name_xattrs(&self, dir: &Dir, name: &[u8], meta: &Meta) -> Outcome<Xattrs>;
     /// xattrs of a directory.
     fn dir_xattrs(&self, dir: &Dir) -> Outcome<Xattrs>;
-    /// Names of the xattrs of a file or directory that only root copies; none where they cannot be seen.
+    /// Names of the xattrs that only root copies, of a name, or of the directory itself (no name); none where they cannot be
+    /// seen.
     fn left_out(&self, dir: &Dir, name: &[u8], meta: &Meta) -> Vec<Vec<u8>>;
     /// The shard whose server holds a file; `None` if no server is nearer to it than another.
     fn shard_of(&self, meta: &Meta) -> Option<ShardId>;

@@ -210,6 +210,9 @@ impl<'a> Walker<'a> {
             _ => None,
         };
         self.note_dir(b"", &dir)?;
+        if let (Some((source, meta)), true) = (like, attrs.is_some()) {
+            run.note_not_kept(source, b"", meta, run.source_path());
+        }
         run.dirs.lock().push(DirDone {
             top: self.target_top.clone(),
             rel: Arc::from(&b""[..]),
@@ -449,6 +452,7 @@ impl<'a> Walker<'a> {
             run.note_not_kept(source, &task.source_name, &task.meta, &task.source_path());
         }
         if looked == Looked::Ours {
+            run.note_xattrs_not_kept(&task);
             if let Some(leader) = &task.leader {
                 leader.published.store(true, Relaxed);
             }
@@ -459,6 +463,10 @@ impl<'a> Walker<'a> {
             true => self.copier(&mut task),
             false => &self.send,
         };
+        if task.is_shared {
+            // Else the worker looks.
+            run.note_xattrs_not_kept(&task);
+        }
         send.send(task).map_err(|_| Fault::stopped())
     }
 

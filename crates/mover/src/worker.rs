@@ -150,6 +150,9 @@ impl<'a> Worker<'a> {
     /// end, good or bad.
     fn first_half(&mut self, mut task: Task, mut attempt: u32) -> Option<Pending<'a>> {
         let run = self.run;
+        if attempt == 1 && !task.is_shared && task.afar.is_none() {
+            run.note_xattrs_not_kept(&task);
+        }
         loop {
             let fault = match self.begin(&mut task, attempt) {
                 Ok(Step::Pending(pending)) => return Some(*pending),

@@ -307,6 +307,9 @@ impl CacheFs {
             return;
         }
         let Ok(node) = self.open_node_any(ino) else { return };
+        if self.pfs.renames_what_is_held() && !self.is_held_on_nfs(ino, &node) {
+            return;
+        }
         let path = proc_path(node.as_fd(), b"");
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let readable = rustix::fs::open(&path[..], flags, Mode::empty());
@@ -316,6 +319,16 @@ impl CacheFs {
             leaving.clear();
         }
         leaving.insert(ino, held);
+    }
+
+    /// True for what somebody has open, and for what has to drain and has other names. Anything else that is held while its
+    /// name goes, NFS would rename.
+    fn is_held_on_nfs(&self, ino: Ino, node: &OwnedFd) -> bool {
+        let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) else {
+            return false;
+        };
+        let has_others = || self.pfs.stat_fd(node.as_fd()).is_ok_and(|stat| stat.nlink > 1);
+        file.is_in_use() || (file.is_dirty() && has_others())
     }
 
     /// Something happened to names of a file.

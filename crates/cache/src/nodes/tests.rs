@@ -27,6 +27,27 @@ fn paths_follow_renames_of_parents_and_links() {
 }
 
 #[test]
+fn what_gets_the_inode_number_of_a_removed_one_is_another_one() {
+    let nodes = Nodes::new(key(100));
+    let who = Who::default();
+    let make = |name: &[u8]| nodes.seen(Ino::ROOT, name, key(7), FileKind::Dir, &who, 1);
+    let old = make(b"d");
+    nodes.unname(old, Ino::ROOT, b"d");
+    nodes.is_removed(old);
+    // The kernel has not yet said that it forgets the old one.
+    let new = make(b"d");
+    assert_ne!(new, old);
+    assert_eq!((nodes.number(key(7)), nodes.shown(7)), (Some(new), new));
+    nodes.forget(old, 1);
+    assert_eq!((nodes.number(key(7)), nodes.path(new)), (Some(new), Ok(b"d".to_vec())));
+    // A time of birth tells them apart, and what is not the last name's end changes nothing.
+    let born = Key { born_ns: 4, ..key(8) };
+    let file = nodes.seen(Ino::ROOT, b"f", born, FileKind::File, &who, 1);
+    nodes.is_removed(file);
+    assert_eq!(nodes.number(born), Some(file));
+}
+
+#[test]
 fn what_mounts_may_hold_is_known_to_the_next_server() {
     let dir = tempfile::tempdir().unwrap();
     let who = Who::default();

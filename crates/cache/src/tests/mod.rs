@@ -8,6 +8,7 @@ mod faults;
 mod fills;
 mod forgotten;
 mod full;
+mod held;
 mod kill;
 mod lost;
 mod model;

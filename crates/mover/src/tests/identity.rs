@@ -189,6 +189,75 @@ fn swapping_in_symbolic_links_never_leads_out_of_the_tree() {
     assert!(leftovers(&site.pfs("root")).is_empty());
 }
 
+/// The kinds of what copies lack, each with the names in order.
+fn told(status: &forebay_proto::control::PlanStatus) -> Vec<(String, Vec<String>)> {
+    let names = |kind: &forebay_proto::control::NotKept| {
+        let mut names: Vec<String> = kind.paths.iter().map(ToString::to_string).collect();
+        names.sort();
+        assert_eq!(names.len() as u64, kind.files);
+        names
+    };
+    let mut told: Vec<_> =
+        status.not_kept.iter().map(|kind| (kind.what.clone(), names(kind))).collect();
+    told.sort();
+    told
+}
+
+/// Marks of overlays that a user cannot even list, on whatever has them; not of files that the user may not read.
+#[test]
+fn marks_that_a_user_does_not_see_are_told_by_name() {
+    need_root();
+    let site = site();
+    let tree = |name: &str| site.pfs(&format!("home/tree/{name}"));
+    std::fs::create_dir(site.pfs("home/tree")).unwrap();
+    for (name, owner, mode) in [("meta", USER, 0o644), ("cap", USER, 0o644), ("secret", 0, 0o600)] {
+        std::fs::write(tree(name), name).unwrap();
+        chown(tree(name), Some(owner), Some(USER)).unwrap();
+        std::fs::set_permissions(tree(name), PermissionsExt::from_mode(mode)).unwrap();
+    }
+    symlink("meta", tree("link")).unwrap();
+    let device = rustix::fs::FileType::CharacterDevice;
+    let mode = rustix::fs::Mode::empty();
+    rustix::fs::mknodat(rustix::fs::CWD, tree("gone"), device, mode, 0).unwrap();
+    for name in ["link", "gone"] {
+        std::os::unix::fs::lchown(tree(name), Some(USER), Some(USER)).unwrap();
+    }
+    // Version 2, effective, permitted: CAP_CHOWN.
+    let mut capability = [0u8; 20];
+    capability[..8].copy_from_slice(&[1, 0, 0, 2, 1, 0, 0, 0]);
+    let marks: [(&str, &str, &[u8]); 7] = [
+        ("", "trusted.overlay.impure", b"y"),
+        ("meta", "trusted.overlay.metacopy", b"m"),
+        ("meta", "trusted.overlay.redirect", b"/x"),
+        ("link", "trusted.overlay.origin", b"o"),
+        ("gone", "trusted.overlay.origin", b"o"),
+        ("cap", "security.capability", &capability),
+        ("secret", "trusted.secret", b"s"),
+    ];
+    for (name, mark, value) in marks {
+        let path = if name.is_empty() { site.pfs("home/tree") } else { tree(name) };
+        rustix::fs::lsetxattr(path, mark, value, rustix::fs::XattrFlags::empty()).unwrap();
+    }
+    let status = site.run_as(&user(), site.stage_in("home/tree", "/home/copy"));
+    // One file cannot be read; the rest is there.
+    assert_eq!((status.state, status.errors[0].errno), (PlanState::Failed, libc::EACCES));
+    assert!(site.buffer("home/copy/meta").exists());
+    let kind = |what: &str, names: &[&str]| {
+        let path = |name: &&str| tree(name).display().to_string();
+        (what.to_string(), names.iter().map(path).collect::<Vec<_>>())
+    };
+    let top = site.pfs("home/tree").display().to_string();
+    let expected = [
+        kind("owner", &["secret"]),
+        kind("security.capability", &["cap"]),
+        ("trusted.overlay.impure".to_string(), vec![top]),
+        kind("trusted.overlay.metacopy", &["meta"]),
+        kind("trusted.overlay.origin", &["gone", "link"]),
+        kind("trusted.overlay.redirect", &["meta"]),
+    ];
+    assert_eq!(told(&status), expected);
+}
+
 /// Who is not root is told what the copies lack, by kind and name.
 #[test]
 fn what_only_root_keeps_is_told_by_name() {
