@@ -134,17 +134,19 @@ fn why(number: i64) -> (&'static str, &'static str) {
     }
 }
 
-/// All buffers of a trace; `from_s` to `to_s` is the time of the run.
+/// The buffers that the programs of a trace used; `from_s` to `to_s` is the time of the run. All that such a buffer did counts,
+/// also for others: what waits for it waits for them.
 pub fn seen(
     trace: &Trace,
     problems: &mut Vec<String>,
     (from_s, to_s): (f64, f64),
 ) -> Vec<BufferSeen> {
-    let paths = match trace.buffers.is_empty() {
+    let used = trace.used_buffers();
+    let paths = match used.is_empty() {
         true => HashMap::new(),
         false => trace.paths_by_inode(),
     };
-    let all = trace.buffers.iter().map(|file| {
+    let all = used.into_iter().map(|file| {
         let names = file.names();
         let mut gather = Gather::new(&paths, &names, from_s, to_s);
         let events = file.each(problems, |timed| gather.add(&timed));

@@ -125,7 +125,7 @@ pub struct Report {
     pub bursts: Bursts,
     /// Which buffer the run asks for; none if it moved no bytes.
     pub advice: Option<Advice>,
-    /// What buffers did meanwhile; empty if the run used none, or nobody watched it.
+    /// What the buffers did on which the run has files, for it and for others; empty if it used none, or nobody watched.
     pub buffers: Vec<BufferSeen>,
     /// Rates over time, in at most 400 steps.
     pub intensity: Vec<Intensity>,

@@ -11,6 +11,8 @@ use std::rc::Rc;
 const NAMES_MAX: usize = 1 << 20;
 /// Names of all processes that stay in memory between two readings.
 const NAMES_KEPT_MAX: usize = 1 << 20;
+/// Id of the mount point's name in a file of a buffer, as `forebay trace` gives it.
+const MOUNT_POINT: u32 = 1;
 /// Most problems that are told.
 const PROBLEMS_MAX: usize = 20;
 /// How deep relative names go.
@@ -171,6 +173,27 @@ impl Trace {
             }
         }
         paths
+    }
+
+    /// Those of the buffers on which the programs have files. `forebay trace` watches all mounts of a node, and what others do
+    /// with the rest of them is no matter of this run. A buffer is used if a path of a program is below its mount point, or if
+    /// a file that a program of its host opened has its device: a path may lead there by a link. Of a mount that is used,
+    /// what its servers tell counts, too.
+    pub fn used_buffers(&self) -> Vec<&File> {
+        let mut mounts: Vec<Mounted<'_>> = self.buffers.iter().map(Mounted::of).collect();
+        for at in 0..self.files.len() {
+            if mounts.iter().all(|mount| mount.used) {
+                break;
+            }
+            let (names, host) = (self.names(at), &self.files[at].header.host);
+            for mount in mounts.iter_mut().filter(|mount| !mount.used) {
+                mount.used = mount.has_files_of(&names, host);
+            }
+        }
+        let used: Vec<&str> =
+            mounts.iter().filter(|mount| mount.used).map(|mount| mount.point.as_str()).collect();
+        let of_used = mounts.iter().filter(|mount| used.contains(&mount.point.as_str()));
+        of_used.map(|mount| mount.file).collect()
     }
 
     /// The tasks.
@@ -365,6 +388,42 @@ impl File {
             names.paths.insert(id, path);
         }
         names
+    }
+}
+
+/// The mount that a file of a buffer's events is of.
+struct Mounted<'a> {
+    file: &'a File,
+    point: String,
+    /// That of its files, where any was told with its inode.
+    device: Option<u64>,
+    used: bool,
+}
+
+impl Mounted<'_> {
+    fn of(file: &File) -> Mounted<'_> {
+        let names = file.names();
+        // The head's name of it may be cut, and has the server behind it.
+        let whole = names.paths.get(&MOUNT_POINT).filter(|path| path.starts_with('/'));
+        let head = file.header.exe.as_str();
+        let head = head.rsplit_once(" at server ").map_or(head, |(point, _)| point);
+        Mounted {
+            file,
+            point: whole.cloned().unwrap_or_else(|| head.to_string()),
+            device: names.inodes.values().next().map(|(device, _)| *device),
+            used: false,
+        }
+    }
+
+    /// True if a process with these names, on that host, has files there.
+    fn has_files_of(&self, names: &Names, host: &str) -> bool {
+        let below = |path: &String| {
+            let rest = path.strip_prefix(self.point.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let of_device = |inode: &(u64, u64)| self.device == Some(inode.0);
+        names.paths.values().any(below)
+            || (self.file.header.host == host && names.inodes.values().any(of_device))
     }
 }
 

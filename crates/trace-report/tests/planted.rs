@@ -320,6 +320,46 @@ fn reads_that_wait_for_the_pfs_behind_a_buffer_are_named() {
 }
 
 #[test]
+fn a_buffer_on_which_the_run_has_no_files_is_not_told_of() {
+    let mut planted = Planted::new(31);
+    // Others read through three mounts of this node; the run has files below one of them, and of the device of another.
+    let mut rank = planted.rank(0, 1, "/mnt/own/in");
+    rank.writer.name(77, 0, b"/link/in");
+    rank.writer.regular(77, 9, 4);
+    for at in 0..100 {
+        let took = planted.about(1e6);
+        rank.call(Op::Pread, at * MIB, MIB, took);
+    }
+    let buffer = |pid: u32, exe: &str, device: u64| {
+        let who = Who { host: "node1".into(), pid, rank: -1, ranks: -1, exe: exe.into() };
+        let mut buffer = Writer::new(&who, 1_700_000_000 * S);
+        buffer.of_buffer(0, 1_700_000_000 * S);
+        buffer.name(1, 0, exe.split(" at server ").next().unwrap().as_bytes());
+        buffer.regular(2, device, 4);
+        buffer.name(2, 1, b"in");
+        for at in 0..100 {
+            buffer.call(Op::BufferMiss, 2, at * MIB, MIB, MIB as i64, S + at * S / 50, S / 50);
+        }
+        std::fs::write(planted.dir.path().join(format!("n.{pid}.1.fbt")), buffer.finish()).unwrap();
+    };
+    buffer(900, "/mnt/own", 7);
+    buffer(901, "/mnt/own at server 1", 7);
+    buffer(902, "/mnt/ow", 11);
+    buffer(903, "/mnt/else", 9);
+    buffer(904, "/mnt/other", 10);
+    planted.put("n.0.1.fbt", rank);
+    let report = planted.report();
+    let mut names: Vec<&str> = report.buffers.iter().map(|seen| seen.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["/mnt/else", "/mnt/own", "/mnt/own at server 1"]);
+    let of_others =
+        |evidence: &str| evidence.contains("/mnt/other") || evidence.contains("/mnt/ow ");
+    let findings = &report.findings;
+    assert!(findings.iter().any(|finding| finding.id == "buffer-miss"), "{findings:?}");
+    assert!(!findings.iter().any(|finding| of_others(&finding.evidence)), "{findings:?}");
+}
+
+#[test]
 fn the_story_of_gcrm_comes_out_records_not_aligned_and_metadata_of_one_task() {
     // 10,240 tasks there, 64 here: each writes records of 1.6 MB to one HDF5 file, on no boundary; task 0 writes records below
     // 3 KB for the file's own books between.
