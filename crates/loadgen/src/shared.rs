@@ -9,12 +9,14 @@ pub use crate::clocks::now_ns;
 use crate::far::{Ask, Far, Told};
 use forebay_ensemble::histogram::{BUCKETS, bucket_of};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most ranks of one run: their slots are some 12 KiB each.
 pub const MAX_RANKS: u32 = 4096;
 /// Longest message of a rank that failed, in bytes; more is cut.
 const MESSAGE_BYTES: usize = 1024;
+/// How long a rank looks on without a sleep when a phase begins: longer than others' turns on a processor.
+const SPIN: Duration = Duration::from_millis(10);
 /// How long a wait at a barrier sleeps before it looks whether the run was stopped.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -51,8 +53,15 @@ struct Barrier {
 
 impl Barrier {
     /// Returns when `parties` have come here. `idle` runs between sleeps.
-    fn wait(
+    fn wait(&self, parties: u32, stopped: &AtomicBool, idle: impl FnMut()) -> Result<(), Stopped> {
+        self.spin(Duration::ZERO, parties, stopped, idle)
+    }
+
+    /// The same, awake for so long before the first sleep: who looks on goes on within a microsecond, who sleeps is woken by the
+    /// kernel, which takes up to milliseconds, and for each another time.
+    fn spin(
         &self,
+        awake: Duration,
         parties: u32,
         stopped: &AtomicBool,
         mut idle: impl FnMut(),
@@ -64,12 +73,17 @@ impl Barrier {
             futex_wake_all(&self.generation);
             return if stopped.load(Ordering::Acquire) { Err(Stopped) } else { Ok(()) };
         }
+        let began = Instant::now();
         loop {
             if self.generation.load(Ordering::Acquire) != generation {
                 return Ok(());
             }
             if stopped.load(Ordering::Acquire) {
                 return Err(Stopped);
+            }
+            if began.elapsed() < awake {
+                std::hint::spin_loop();
+                continue;
             }
             futex_wait(&self.generation, generation, LOOK_AGAIN);
             idle();
@@ -85,6 +99,8 @@ struct Header {
     everybody: Barrier,
     /// The ranks alone.
     among_ranks: Barrier,
+    /// The ranks, when all of them have been woken for a phase.
+    start: Barrier,
     /// Most transfers that a rank had done when it met the deadline.
     most_transfers: AtomicU64,
 }
@@ -259,6 +275,8 @@ impl Slot {
 pub struct Shared {
     header: &'static Header,
     slots: &'static [Slot],
+    /// How long ranks stay awake where they start together.
+    awake: Duration,
     /// This process is a rank without shared memory: what others read here is asked of rank 0.
     far: Option<Far>,
 }
@@ -269,7 +287,11 @@ impl Shared {
         assert!((1..=MAX_RANKS).contains(&ranks), "the caller checks the number of ranks");
         // SAFETY: all zeros are a valid header and slot: atomics of integers and bool.
         let (header, slots) = unsafe { (map::<Header>(1)?, map::<Slot>(ranks as usize)?) };
-        Ok(Shared { header: &header[0], slots, far: None })
+        // Where ranks share processors, one that looks on would take the time of one that is to come. Those of MPI have its barrier.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let looks_on = ranks as usize <= processors && crate::mpi::world().is_none();
+        let awake = if looks_on { SPIN } else { Duration::ZERO };
+        Ok(Shared { header: &header[0], slots, awake, far: None })
     }
 
     /// That of a rank that shares no memory with rank 0.
@@ -301,7 +323,10 @@ impl Shared {
     pub(crate) fn rank_meets_everybody(&self, rank: u32, ends: bool) -> Result<(), Stopped> {
         let Some(far) = &self.far else {
             self.meet_everybody(|| {})?;
-            return crate::mpi::all_go_on();
+            return match ends || crate::mpi::world().is_some() {
+                true => crate::mpi::all_go_on(),
+                false => self.start_together(),
+            };
         };
         let slot = self.slot(rank);
         let words = if ends { slot.words(|ns| far.at_rank_0(ns)) } else { Vec::new() };
@@ -343,6 +368,12 @@ impl Shared {
         header.everybody.wait(self.ranks() + 1, &header.stopped, idle)
     }
 
+    /// Waits until all ranks have been woken, so that the time of a phase has no wake-up of one of them in it: as after MPI_Barrier,
+    /// whose ranks look on and do not sleep.
+    fn start_together(&self) -> Result<(), Stopped> {
+        self.header.start.spin(self.awake, self.ranks(), &self.header.stopped, || {})
+    }
+
     /// Waits for all ranks.
     pub fn meet_ranks(&self) -> Result<(), Stopped> {
         match &self.far {
@@ -353,7 +384,7 @@ impl Shared {
     }
 
     fn meet_ranks_here(&self) -> Result<(), Stopped> {
-        self.header.among_ranks.wait(self.ranks(), &self.header.stopped, || {})
+        self.header.among_ranks.spin(self.awake, self.ranks(), &self.header.stopped, || {})
     }
 
     /// Ends all waits.
@@ -361,6 +392,7 @@ impl Shared {
         self.header.stopped.store(true, Ordering::Release);
         futex_wake_all(&self.header.everybody.generation);
         futex_wake_all(&self.header.among_ranks.generation);
+        futex_wake_all(&self.header.start.generation);
     }
 
     /// Whether all is to end.
@@ -469,6 +501,27 @@ mod tests {
             for thread in threads {
                 assert_eq!(thread.join().expect("no panic"), 20);
             }
+        });
+    }
+
+    #[test]
+    fn a_phase_begins_when_all_ranks_have_been_woken() {
+        let shared = Shared::new(2).expect("mapped");
+        let begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                let met = shared.rank_meets_everybody(0, false);
+                begun.store(true, Ordering::Release);
+                met
+            });
+            let coordinator = scope.spawn(|| shared.meet_everybody(|| {}));
+            // The other rank is awaited no more, and is not awake yet.
+            shared.meet_everybody(|| {}).expect("not stopped");
+            coordinator.join().expect("no panic").expect("not stopped");
+            std::thread::sleep(5 * SPIN);
+            assert!(!begun.load(Ordering::Acquire), "the phase begins without one of its ranks");
+            shared.start_together().expect("not stopped");
+            first.join().expect("no panic").expect("not stopped");
         });
     }
 
