@@ -216,6 +216,12 @@ fn the_page_of_a_cache_draws_hits_drain_and_how_long_it_takes() {
     assert!(highest(&dom, "drained").ends_with("iB/s"), "{}", highest(&dom, "drained"));
     assert!(highest(&dom, "clean in about") != "0 s", "{charts:?}");
     assert_eq!(highest(&dom, "hit ratio"), "100 %");
+    // One clock of 24 hours, in the head as on the axes.
+    let head = dom.split("id=\"state\"").nth(1).and_then(|rest| rest.split('<').next()).unwrap();
+    let time = head.split('>').nth(1).unwrap();
+    assert!(time.len() == 8 && time.matches(':').count() == 2, "{time}");
+    // What is not known at each moment has gaps: a chart shows the whole time, and a lone value as a dot.
+    assert!(dom.contains("filter: alone"), "the page draws no lone values");
     rig.umount(&["--force", "--discard-dirty"]);
     assert!(!rig.is_mounted());
 }
