@@ -23,7 +23,7 @@ const plain = n => Number.isInteger(n) && Math.abs(n) < 1e7 ? String(n) : Math.a
 // Times along an axis are all in the unit of the longest one, at whole steps of it.
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];
 const timeUnit = most => most >= 172800 ? [86400, " d"] : most >= 7200 ? [3600, " h"] : most >= 300 ? [60, " min"] : null;
-const UNITS = { plain, bytes, bytes_per_s: n => bytes(n) + "/s", seconds: duration, share: n => +(n * 100).toPrecision(3) + " %" };
+const UNITS = { plain, count: plain, bytes, bytes_per_s: n => bytes(n) + "/s", seconds: duration, share: n => +(n * 100).toPrecision(3) + " %" };
 
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colour = n => css("--c" + (n % 8));
@@ -60,6 +60,8 @@ function splits(axis) {
         for (let p = Math.ceil(Math.log2(min) / step) * step; 2 ** p <= max; p += step) out.push(2 ** p);
         return out;
       }
+      // There is no half of a call: below 1 is room only.
+      if (axis.unit === "count") min = Math.max(min, 1);
       for (let p = Math.floor(Math.log10(min)); 10 ** p <= max; p++) {
         for (let m = 1; m < 10; m++) if (m * 10 ** p >= min && m * 10 ** p <= max) out.push(m * 10 ** p);
       }
@@ -252,7 +254,15 @@ function draw() {
     } else {
       const made = new uPlot(chartOptions(chart, width), [chart.x, ...chart.y], plot);
       const listed = made.root.querySelectorAll(".u-legend .u-series");
-      chart.series.forEach((s, i) => { if (s.unlisted && listed[i + 1]) listed[i + 1].style.display = "none"; });
+      const dashes = chart.series.some(s => s.dashed && !s.unlisted);
+      chart.series.forEach((s, i) => {
+        if (s.unlisted && listed[i + 1]) listed[i + 1].style.display = "none";
+        // Where some lines are dashed, the legend shows each as it is drawn.
+        const marker = dashes && listed[i + 1] ? listed[i + 1].querySelector(".u-marker") : null;
+        if (!marker) return;
+        marker.classList.add(s.dashed ? "dashed-line" : "solid-line");
+        marker.style.borderColor = colour(s.colour);
+      });
     }
     figure.dataset.drawn = "1";
   }

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 pub enum Unit {
     /// As they are.
     Plain,
+    /// The same of whole things: a logarithmic axis has no number below 1.
+    Count,
     /// Bytes, with binary units.
     Bytes,
     /// Bytes per second, with binary units.
@@ -21,7 +23,7 @@ impl Unit {
     /// What stands behind the name of an axis. Its numbers have the multiples: ms, MiB. Plain numbers count what the name says.
     fn of_axis(self) -> &'static str {
         match self {
-            Unit::Plain => "",
+            Unit::Plain | Unit::Count => "",
             Unit::Bytes => " (bytes)",
             Unit::BytesPerSecond => " (bytes/s)",
             Unit::Seconds => " (seconds)",
@@ -81,6 +83,7 @@ impl Axis {
     fn json(&self) -> Value {
         let unit = match self.unit {
             Unit::Plain => "plain",
+            Unit::Count => "count",
             Unit::Bytes => "bytes",
             Unit::BytesPerSecond => "bytes_per_s",
             Unit::Seconds => "seconds",

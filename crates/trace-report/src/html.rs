@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 const HISTOGRAMS: usize = 10;
 /// Fewest calls whose distribution is drawn: that of fewer is chance.
 const CHART_CALLS_MIN: u64 = 20;
+/// Of fewer calls that take more than so many times the shortest, one peak may be several.
+const PEAKS_CALLS: u64 = 100;
+const PEAKS_APART: f64 = 1.5;
 /// Kinds of calls with fewer that are named.
 const FEW_NAMED: usize = 6;
 /// Rows of tables.
@@ -554,7 +557,7 @@ fn histogram(group: &Group) -> Chart {
     let mut chart = Chart::new(
         format!("{} in phase {}", called(group.call, group.size), group.phase),
         Axis::new("duration", Unit::Seconds).log(),
-        Axis::new("number of calls", Unit::Plain).log(),
+        Axis::new("number of calls", Unit::Count).log(),
     );
     let points = group.histogram.iter().map(|(at_s, count)| (*at_s, *count as f64));
     chart.series.push(Series::line("calls", outline(points, 0.5)).shape(Shape::Steps));
@@ -575,6 +578,12 @@ fn histogram(group: &Group) -> Chart {
         time(group.p99_s),
         time(group.max_s)
     );
+    let spread = group.max_s > PEAKS_APART * group.min_s;
+    if group.modes.len() == 1 && group.count < PEAKS_CALLS && spread {
+        chart.note.push_str(
+            " So few calls do not tell whether there are several peaks: the highest is marked.",
+        );
+    }
     if let Some(slowest) = group.slowest.filter(|slowest| slowest.tasks > 2) {
         chart.note.push_str(&format!(
             " Slowest of {} tasks: {} measured (task {}), {} expected by chance.",

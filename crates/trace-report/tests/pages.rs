@@ -65,6 +65,11 @@ fn figures(page: &str) -> Vec<Value> {
 
 /// One process that makes so many calls of each kind.
 fn of_calls(dir: &Path, calls: &[(Op, u64)]) -> Report {
+    of_timed(dir, calls, |at| 1_000_000 + at * 1_000)
+}
+
+/// The same with how long each call takes, in ns.
+fn of_timed(dir: &Path, calls: &[(Op, u64)], took: fn(u64) -> u64) -> Report {
     let who = Who { host: "node1".into(), pid: 900, rank: 0, ranks: 1, exe: "/a/app".into() };
     let mut writer = Writer::new(&who, 1_700_000_000 * S);
     writer.name(1, 0, b"/pfs/out");
@@ -76,8 +81,8 @@ fn of_calls(dir: &Path, calls: &[(Op, u64)]) -> Report {
                 true => (at * MIB, MIB),
                 false => ((1 << 48) - 1, 0),
             };
-            writer.call(*op, 1, offset, bytes, bytes as i64, now, 1_000_000 + at * 1_000);
-            now += 2_000_000;
+            writer.call(*op, 1, offset, bytes, bytes as i64, now, took(at));
+            now += 2_000_000.max(took(at) + 100_000);
         }
     }
     std::fs::write(dir.join("n.0.1.fbt"), writer.finish()).unwrap();
@@ -93,12 +98,26 @@ fn what_has_too_few_calls_is_named_and_not_drawn() {
     assert_eq!(["pwrite", "open", "fsync"].map(|call| titles(&page, call)), [1, 0, 0]);
     assert!(page.contains("fewer than 20 calls have no shape: fsync in phase 0 (19 calls,"));
     assert!(page.contains("open in phase 0 (2 calls,"));
+    // There is no half of a call.
+    let is_of_calls = |figure: &Value| figure["axes"][1]["title"] == "number of calls";
+    let of_writes = figures(&page).into_iter().find(|figure| is_of_calls(figure)).unwrap();
+    assert_eq!(of_writes["axes"][1]["unit"], "count");
+    assert!(!page.contains("So few calls do not tell"), "they all take as long");
     // Of two runs what one has enough of is drawn of that one.
     let few = of_calls(after.path(), &[(Op::Open, 2), (Op::Pwrite, 3), (Op::Fsync, 40)]);
     let page = html(&[Run { name: "before", report: &many }, Run { name: "after", report: &few }]);
     assert_eq!(["pwrite", "open", "fsync"].map(|call| titles(&page, call)), [1, 0, 1]);
     assert!(page.contains("Too few to be drawn: after, 3 calls."));
     assert!(page.contains("fewer than 20 calls have no shape: open (4 calls,"));
+}
+
+#[test]
+fn a_chart_of_few_calls_does_not_claim_that_they_have_one_peak() {
+    let dir = tempfile::tempdir().unwrap();
+    let took = |at: u64| if at % 2 == 0 { 3_900_000 } else { 7_900_000 };
+    let report = of_timed(dir.path(), &[(Op::Pwrite, 25)], took);
+    let page = html(&[Run { name: "run", report: &report }]);
+    assert!(page.contains("So few calls do not tell whether there are several peaks"));
 }
 
 #[test]
@@ -167,6 +186,8 @@ fn a_page_draws_all_its_charts_without_a_network() {
     let Seen { dom, figures: (all, drawn), canvases } = looked_at(profile.path(), "one", &page);
     assert!(all >= 8 && drawn == all, "{drawn} of {all}: {dom}");
     assert!(canvases >= all, "{dom}");
+    // The progress of bytes and that of tasks are told apart in the legend, too.
+    assert!(dom.contains("u-marker dashed-line") && dom.contains("u-marker solid-line"));
     for text in
         ["One task is slower than the others", "run &lt;1&gt;", "What each task does when", "BURST"]
     {
