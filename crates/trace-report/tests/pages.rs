@@ -82,7 +82,7 @@ fn of_timed(dir: &Path, calls: &[(Op, u64)], took: fn(u64) -> u64) -> Report {
                 false => ((1 << 48) - 1, 0),
             };
             writer.call(*op, 1, offset, bytes, bytes as i64, now, took(at));
-            now += 2_000_000.max(took(at) + 100_000);
+            now += 2_000_000_u64.max(took(at) + 100_000);
         }
     }
     std::fs::write(dir.join("n.0.1.fbt"), writer.finish()).unwrap();
@@ -114,7 +114,7 @@ fn what_has_too_few_calls_is_named_and_not_drawn() {
 #[test]
 fn a_chart_of_few_calls_does_not_claim_that_they_have_one_peak() {
     let dir = tempfile::tempdir().unwrap();
-    let took = |at: u64| if at % 2 == 0 { 3_900_000 } else { 7_900_000 };
+    let took = |at: u64| if at % 2 == 0 { 3_900_000_u64 } else { 7_900_000 };
     let report = of_timed(dir.path(), &[(Op::Pwrite, 25)], took);
     let page = html(&[Run { name: "run", report: &report }]);
     assert!(page.contains("So few calls do not tell whether there are several peaks"));

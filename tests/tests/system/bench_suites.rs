@@ -55,9 +55,14 @@ fn after_a_cached_write_the_buffer_has_all_and_the_pfs_nothing(kind: Kind) {
         // All the time it is on one side at least.
         let looks = row["looks"].as_array().unwrap();
         assert!(looks.len() >= 2, "{row}");
+        let written_s = row["after_write"]["at_s"].as_f64().unwrap();
+        for look in looks.iter().filter(|look| look["at_s"].as_f64().unwrap() >= written_s) {
+            let there = ["pfs_bytes", "buffer_bytes"].map(|side| look[side].as_u64().unwrap());
+            assert!(there[0] + there[1] >= bytes, "{look} of {bytes}");
+        }
     }
     let text = std::fs::read_to_string(&page).unwrap();
-    assert!(text.contains("drain begins") && text.contains("bytes that only the buffer has"));
+    assert!(text.contains("drain begins") && text.contains("owed by the buffer"));
     if matches!(kind, Kind::Own) {
         drawn("dw-caching", &text, 2);
     }
@@ -113,6 +118,9 @@ fn the_ime_matrix_has_its_figure_by_posix_and_by_mpi_io() {
     ] {
         assert!(text.contains(part), "{part}");
     }
+    // Titles name the directories whole; a table has the units of the one on the terminal.
+    let a = dir.join("a").canonicalize().unwrap();
+    assert!(text.contains(&format!("{} beside ", a.display())) && text.contains(" MB/s</td>"));
     drawn("ime", &text, 4);
     // The rates of the two sides stand over one axis.
     let data = text.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();

@@ -2,11 +2,14 @@
 //! PFS 0 bytes; then it drains, and the PFS has all of it and the buffer owes nothing. Both sides are looked at all the
 //! time; the result is a table, a figure over time, and an exit code.
 //!
+//! Of a file that drains, both sides have bytes: the buffer owes all of it until the PFS has it whole. So at each look both
+//! sides together have what was written, or more.
+//!
 //! Invariants: all happens in one new directory of the cache, which is removed at the end; its policy is `never` until the
 //! drain is asked for. What the PFS has is what its own `stat` says, not what the cache says.
 
 use super::bench::drawn_seed;
-use super::bench_common::{OwnDir, WorkloadFile, processes};
+use super::bench_common::{OwnDir, WorkloadFile, named, processes};
 use crate::args_compare::SuiteArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, print_json};
 use forebay_client::Control;
@@ -37,8 +40,22 @@ struct Look {
     at_s: f64,
     /// Bytes that the PFS has, of the directory.
     pfs_bytes: u64,
-    /// Bytes that only the buffer has.
+    /// Bytes of the files of which the PFS does not have all.
     buffer_bytes: u64,
+}
+
+impl Look {
+    /// The buffer is asked first: what it owes no more then, the PFS has. The other way round what drains in between is nowhere.
+    fn at_both<E>(
+        begun: Instant,
+        buffer: impl FnOnce() -> Result<u64, E>,
+        pfs: impl FnOnce() -> Result<u64, E>,
+    ) -> Result<Look, E> {
+        let buffer_bytes = buffer()?;
+        // An answer may take a while.
+        let at_s = begun.elapsed().as_secs_f64();
+        Ok(Look { at_s, pfs_bytes: pfs()?, buffer_bytes })
+    }
 }
 
 /// Both sides of a directory of a cache.
@@ -57,11 +74,8 @@ impl Sides {
     }
 
     fn look(&self) -> anyhow::Result<Look> {
-        let look = Look {
-            at_s: self.begun.elapsed().as_secs_f64(),
-            pfs_bytes: bytes_below(&self.on_pfs)?,
-            buffer_bytes: self.state()?.dirty_bytes,
-        };
+        let owed = || anyhow::Ok(self.state()?.dirty_bytes);
+        let look = Look::at_both(self.begun, owed, || bytes_below(&self.on_pfs))?;
         let mut looks = self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         looks.push(look);
         if looks.len() > LOOKS_MAX {
@@ -319,11 +333,12 @@ fn as_json(args: &SuiteArgs, rows: &[Row]) -> serde_json::Value {
 
 fn page(args: &SuiteArgs, rows: &[Row]) -> Page {
     let mut page = Page::new("Where the bytes are after a cached write");
-    page.fact(format!("cache {}, PFS {}", args.dir.display(), args.raw.display()));
+    let [cache, pfs] = [&args.dir, &args.raw].map(|dir| named(dir));
+    page.fact(format!("cache {cache}, PFS {pfs}"));
     for row in rows {
         let section = page.section(format!("{}, {}", processes(row.tasks), shown(row.bytes)));
         let mut chart = Chart::new(
-            "Bytes on the PFS, and bytes that only the buffer has",
+            "Bytes on the PFS, and bytes of files that it does not have whole",
             Axis::new("time", Unit::Seconds),
             Axis::new("size", Unit::Bytes),
         );
@@ -332,8 +347,10 @@ fn page(args: &SuiteArgs, rows: &[Row]) -> Page {
         };
         let on_pfs = points(|look| look.pfs_bytes);
         let in_buffer = points(|look| look.buffer_bytes);
-        chart.series.push(Series::line("buffer", in_buffer).shape(Shape::Area).colour(0));
-        chart.series.push(Series::line("PFS", on_pfs).shape(Shape::Area).colour(1));
+        chart
+            .series
+            .push(Series::line("owed by the buffer", in_buffer).shape(Shape::Area).colour(0));
+        chart.series.push(Series::line("on the PFS", on_pfs).shape(Shape::Area).colour(1));
         let drain = forebay_plot_page::Mark {
             at: row.drain_from_s,
             text: "drain begins".into(),
@@ -341,7 +358,7 @@ fn page(args: &SuiteArgs, rows: &[Row]) -> Page {
         };
         chart.marks.push(drain);
         chart.note = format!(
-            "After the write the PFS has {}, the buffer {}; after the drain {} and {}. Into the cache at {}, into the PFS itself at {}, drained at {}.",
+            "After the write the PFS has {}, the buffer owes {}; after the drain {} and {}. The buffer owes all of a file until the PFS has it whole, so both have bytes of one that drains. Into the cache at {}, into the PFS itself at {}, drained at {}.",
             shown(row.before.pfs_bytes),
             shown(row.before.buffer_bytes),
             shown(row.after.pfs_bytes),
@@ -354,4 +371,28 @@ fn page(args: &SuiteArgs, rows: &[Row]) -> Page {
     }
     page.footer("Made by forebay bench suite --suite dw-caching. docs/BENCH.md.");
     page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// All of it drains between the two questions of a look.
+    #[test]
+    fn what_drains_during_a_look_is_not_lost_to_it() -> Result<(), ()> {
+        let drained = Cell::new(false);
+        let asked = |has: bool| -> Result<u64, ()> { Ok(if has { 7 } else { 0 }) };
+        let buffer = || {
+            let owes = !drained.replace(true);
+            asked(owes)
+        };
+        let pfs = || {
+            let has = drained.replace(true);
+            asked(has)
+        };
+        let look = Look::at_both(Instant::now(), buffer, pfs)?;
+        assert_eq!((look.buffer_bytes, look.pfs_bytes), (7, 7));
+        Ok(())
+    }
 }

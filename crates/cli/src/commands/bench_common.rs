@@ -140,6 +140,12 @@ impl Progress for Display {
     }
 }
 
+/// A directory, as a title names it: a page is read elsewhere than where "." was.
+pub(super) fn named(dir: &Path) -> String {
+    let whole = if dir.is_absolute() { None } else { std::fs::canonicalize(dir).ok() };
+    whole.as_deref().unwrap_or(dir).display().to_string()
+}
+
 /// So many of them, in words.
 pub(super) fn processes(number: u32) -> String {
     if number == 1 { "1 process".into() } else { format!("{number} processes") }

@@ -9,7 +9,7 @@
 
 use super::bench::{bar, drawn_seed};
 use super::bench_caching;
-use super::bench_common::{OwnDir, WorkloadFile, processes};
+use super::bench_common::{OwnDir, WorkloadFile, named, processes};
 use crate::args_compare::{CallsArg, CompareArgs, PairArgs, SuiteArgs, SuiteKind};
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, at, print_json};
 use crate::failure_parts::misread;
@@ -271,6 +271,8 @@ struct Point {
     group: Option<String>,
     size: u64,
     rates: [f64; 2],
+    /// Rates are bytes (else operations) a second.
+    bytes: bool,
     ratio: [f64; 3],
 }
 
@@ -284,6 +286,7 @@ impl Point {
             group: place.map(|place| format!("{}, {}", processes(place.tasks), place.calls.word())),
             size: place.map_or(0, |place| place.transfer_bytes),
             rates: [median(&row.rates[0]), median(&row.rates[1])],
+            bytes: row.bytes,
             ratio: [summary.median_low, summary.median, summary.median_high],
         })
     }
@@ -291,7 +294,7 @@ impl Point {
 
 /// The figure: rates and ratios over the size of a transfer, a curve for each order, kind of file, number of processes and calls.
 fn page(sides: &Sides, points: &[Point]) -> Page {
-    let [a, b] = [&sides.dirs[0], &sides.dirs[1]].map(|dir| dir.display().to_string());
+    let [a, b] = [&sides.dirs[0], &sides.dirs[1]].map(|dir| named(dir));
     let mut page = Page::new(format!("{a} beside {b}"));
     page.fact("medians of pairs of runs in turn; ratios with their 95 % confidence intervals");
     let mut phases: Vec<&str> = points.iter().map(|point| point.phase.as_str()).collect();
@@ -317,16 +320,15 @@ fn page(sides: &Sides, points: &[Point]) -> Page {
             vec![
                 point.curve.clone(),
                 size,
-                format!("{:.1}", point.rates[0] / 1e6),
-                format!("{:.1}", point.rates[1] / 1e6),
+                shown_rate(point.rates[0], point.bytes),
+                shown_rate(point.rates[1], point.bytes),
                 format!("{ratio:.3}"),
                 format!("{low:.3} to {high:.3}"),
             ]
         });
-        let heads =
-            ["workload", "transfer", "A, million/s", "B, million/s", "A/B", "95 % interval"];
+        let heads = ["workload", "transfer", "A", "B", "A/B", "95 % interval"];
         section.table(
-            format!("A is {a}, B is {b}; bytes or operations a second"),
+            format!("A is {a}, B is {b}; bytes, else operations a second"),
             &heads,
             rows.collect(),
         );
@@ -371,6 +373,8 @@ fn size_axis(points: &[&&Point]) -> Axis {
 fn ratios(section: &mut Section, a: &str, b: &str, points: &[&&Point]) {
     let ratio = Axis::new("ratio A/B", Unit::Plain).log();
     let mut chart = Chart::new(format!("{a} against {b}"), size_axis(points), ratio);
+    // A row of its own, so that the rates of both sides stand beside each other below.
+    chart.wide = true;
     for (number, (name, of)) in curves(points).into_iter().enumerate() {
         let line =
             |at: usize| of.iter().map(|point| (point.size as f64, point.ratio[at])).collect();
@@ -437,12 +441,14 @@ fn head() -> String {
     )
 }
 
+/// A rate of bytes (else of operations) a second.
+fn shown_rate(rate: f64, bytes: bool) -> String {
+    if bytes { format!("{:.1} MB/s", rate / 1e6) } else { format!("{rate:.0} /s") }
+}
+
 fn line(entry: &Entry, row: &Row) -> String {
     let Some((summary, run, disturbed)) = row.pairs.summary() else { return String::new() };
-    let rate = |side: usize| {
-        let rate = median(&row.rates[side]);
-        if row.bytes { format!("{:.1} MB/s", rate / 1e6) } else { format!("{rate:.0} /s") }
-    };
+    let rate = |side: usize| shown_rate(median(&row.rates[side]), row.bytes);
     format!(
         "{:<30} {:<14} {:>12} {:>12} {:>8.3} {:>17} {:>6}  {}, {}{}\n",
         entry.name,
