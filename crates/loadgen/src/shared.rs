@@ -17,6 +17,10 @@ pub const MAX_RANKS: u32 = 4096;
 const MESSAGE_BYTES: usize = 1024;
 /// How long a rank looks on without a sleep when a phase begins: longer than others' turns on a processor.
 const SPIN: Duration = Duration::from_millis(10);
+/// Ranks that meet again within this time run at once, each on a processor of its own.
+const AT_ONCE_NS: u64 = 100_000;
+/// How long it is waited for that, at most: other programs may have the processors.
+const SETTLE_NS: u64 = 20_000_000;
 /// How long a wait at a barrier sleeps before it looks whether the run was stopped.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -54,20 +58,22 @@ struct Barrier {
 impl Barrier {
     /// Returns when `parties` have come here. `idle` runs between sleeps.
     fn wait(&self, parties: u32, stopped: &AtomicBool, idle: impl FnMut()) -> Result<(), Stopped> {
-        self.spin(Duration::ZERO, parties, stopped, idle)
+        self.spin(Duration::ZERO, parties, stopped, || {}, idle)
     }
 
     /// The same, awake for so long before the first sleep: who looks on goes on within a microsecond, who sleeps is woken by the
-    /// kernel, which takes up to milliseconds, and for each another time.
+    /// kernel, which takes up to milliseconds, and for each another time. The last one to come does `complete` before all go on.
     fn spin(
         &self,
         awake: Duration,
         parties: u32,
         stopped: &AtomicBool,
+        complete: impl FnOnce(),
         mut idle: impl FnMut(),
     ) -> Result<(), Stopped> {
         let generation = self.generation.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == parties {
+            complete();
             self.arrived.store(0, Ordering::Release);
             self.generation.fetch_add(1, Ordering::AcqRel);
             futex_wake_all(&self.generation);
@@ -101,6 +107,9 @@ struct Header {
     among_ranks: Barrier,
     /// The ranks, when all of them have been woken for a phase.
     start: Barrier,
+    /// When that was complete last, and whether the phase begins with it.
+    start_ns: AtomicU64,
+    begins: AtomicBool,
     /// Most transfers that a rank had done when it met the deadline.
     most_transfers: AtomicU64,
 }
@@ -369,9 +378,24 @@ impl Shared {
     }
 
     /// Waits until all ranks have been woken, so that the time of a phase has no wake-up of one of them in it: as after MPI_Barrier,
-    /// whose ranks look on and do not sleep.
+    /// whose ranks look on and do not sleep. The kernel may wake them all on one processor, where each gets its turn milliseconds after
+    /// the other, and moves them apart when it sees that both want to run: so they meet again until they do so at once.
     fn start_together(&self) -> Result<(), Stopped> {
-        self.header.start.spin(self.awake, self.ranks(), &self.header.stopped, || {})
+        let header = self.header;
+        let began_ns = now_ns();
+        loop {
+            let complete = || {
+                let now = now_ns();
+                let apart_ns = now.saturating_sub(header.start_ns.swap(now, Ordering::Relaxed));
+                let settled = apart_ns < AT_ONCE_NS || now.saturating_sub(began_ns) > SETTLE_NS;
+                header.begins.store(settled || self.awake.is_zero(), Ordering::Relaxed);
+            };
+            header.start.spin(self.awake, self.ranks(), &header.stopped, complete, || {})?;
+            // It changes when all have come again, so all of them read the same.
+            if header.begins.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+        }
     }
 
     /// Waits for all ranks.
@@ -384,7 +408,8 @@ impl Shared {
     }
 
     fn meet_ranks_here(&self) -> Result<(), Stopped> {
-        self.header.among_ranks.spin(self.awake, self.ranks(), &self.header.stopped, || {})
+        let header = self.header;
+        header.among_ranks.spin(self.awake, self.ranks(), &header.stopped, || {}, || {})
     }
 
     /// Ends all waits.
