@@ -1,28 +1,28 @@
 //! The clock of records: the processor's counter where it runs at one rate and everywhere alike, else
 //! CLOCK_BOOTTIME in nanoseconds.
 
-use crate::{sys, trace};
-use std::sync::atomic::{AtomicU8, Ordering};
+use crate::sys;
+use crate::trace::{self, HOT};
+use std::sync::atomic::Ordering;
 
-/// Which clock it is; 0: it is not chosen yet.
-static CHOSEN: AtomicU8 = AtomicU8::new(0);
+// Which clock it is; 0: it is not chosen yet.
 const COUNTER: u8 = 1;
 const BOOTTIME: u8 = 2;
 
 /// Ticks of now.
 #[inline(always)]
 pub fn ticks() -> u64 {
-    if CHOSEN.load(Ordering::Relaxed) == COUNTER { counter() } else { otherwise() }
+    if HOT.clock.load(Ordering::Relaxed) == COUNTER { counter() } else { otherwise() }
 }
 
 /// The same where the clock is not the counter, or is not chosen yet.
 #[cold]
 #[inline(never)]
 fn otherwise() -> u64 {
-    if CHOSEN.load(Ordering::Relaxed) == 0 {
+    if HOT.clock.load(Ordering::Relaxed) == 0 {
         first();
     }
-    match CHOSEN.load(Ordering::Relaxed) {
+    match HOT.clock.load(Ordering::Relaxed) {
         COUNTER => counter(),
         _ => nanoseconds(libc::CLOCK_BOOTTIME),
     }
@@ -35,7 +35,7 @@ fn first() {
     let errno = sys::Errno::keep();
     trace::begin();
     // Another thread may be beginning just now. Both find the same.
-    if CHOSEN.load(Ordering::Relaxed) == 0 {
+    if HOT.clock.load(Ordering::Relaxed) == 0 {
         choose();
     }
     drop(errno);
@@ -52,7 +52,7 @@ pub fn nanoseconds(clock: libc::clockid_t) -> u64 {
 /// Chooses the clock. True if it is the counter.
 pub fn choose() -> bool {
     let counter = is_invariant();
-    CHOSEN.store(if counter { COUNTER } else { BOOTTIME }, Ordering::Relaxed);
+    HOT.clock.store(if counter { COUNTER } else { BOOTTIME }, Ordering::Relaxed);
     counter
 }
 

@@ -2,7 +2,7 @@
 //! that becomes another program or ends is closed off.
 
 use crate::names;
-use crate::trace::{self, Call, EPOCH};
+use crate::trace::{self, Call, HOT};
 use crate::{clock, sys};
 use forebay_trace_format::Op;
 use forebay_trace_format::layout::{NO_OFFSET, ended};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// From now on, what is open may be another process's too.
 fn shared() {
-    EPOCH.fetch_add(1, Ordering::Relaxed);
+    HOT.epoch.fetch_add(1, Ordering::Relaxed);
 }
 
 fn forked(pid: pid_t, start: u64) {

@@ -289,6 +289,20 @@ fn children_have_traces_of_their_own_and_a_shared_position_is_right() {
     assert!(!processes[4].header.forked);
 }
 
+/// Each byte of a name counts, whatever its length.
+#[test]
+fn names_that_differ_in_one_byte_are_told_apart() {
+    let rig = Rig::new();
+    let processes = rig.run("lengths");
+    let stats = processes[0].events.iter().filter(|(event, _)| event.op == Op::Stat);
+    let named: Vec<&str> = stats.filter_map(|(_, name)| name.rsplit('/').next()).collect();
+    let names = (1..=40).flat_map(|length: usize| (0..length).map(move |at| (length, at)));
+    let wanted: Vec<String> = names
+        .map(|(length, at)| format!("{}b{}", "a".repeat(at), "a".repeat(length - at - 1)))
+        .collect();
+    assert_eq!(named, wanted);
+}
+
 /// A library whose constructor looks at a file, and a program that uses it.
 const EARLY: &str = r#"
 #include <stdlib.h>
