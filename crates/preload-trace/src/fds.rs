@@ -67,7 +67,16 @@ unsafe fn opened(op: Op, dir: c_int, path: *const c_char, flags: c_int, fd: c_in
     }
     let writes = flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
     let flags = if writes { flag::WRITES } else { 0 };
-    trace::put(Call { op, flags, file: name.id, offset: NO_OFFSET, length: 0, result, start, end });
+    trace::put(Call {
+        op,
+        flags,
+        file: name.id(),
+        offset: NO_OFFSET,
+        length: 0,
+        result,
+        start,
+        end,
+    });
 }
 
 /// A copy of a descriptor.

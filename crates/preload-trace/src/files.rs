@@ -150,7 +150,7 @@ fn learn(fd: c_int) -> Fd {
     match known(fd) {
         // From before a fork: its copies are the same still.
         Some(open) => {
-            open.file.store(name.id, Ordering::Relaxed);
+            open.file.store(name.id(), Ordering::Relaxed);
             open.flags.fetch_and(!STREAM, Ordering::Relaxed);
             open.flags.fetch_or(SHARED, Ordering::Relaxed);
             open.generation.store(trace::generation(), Ordering::Relaxed);
@@ -189,11 +189,11 @@ fn attach(fd: c_int, name: Name, flags: c_int, more: u32) -> Option<&'static Ope
     let place = FDS.get(usize::try_from(fd).ok()?)?;
     let_go(fd);
     let (number, open) = free_entry(fd as usize)?;
-    let seekable = matches!(name.kind, kind::REGULAR | kind::UNKNOWN);
-    let device = name.kind == kind::DEVICE && block_device(fd);
+    let seekable = matches!(name.kind(), kind::REGULAR | kind::UNKNOWN);
+    let device = name.kind() == kind::DEVICE && block_device(fd);
     let cloexec = if flags & libc::O_CLOEXEC != 0 { CLOEXEC } else { 0 };
     let seekable = if seekable || device { SEEKABLE } else { 0 };
-    open.file.store(name.id, Ordering::Relaxed);
+    open.file.store(name.id(), Ordering::Relaxed);
     open.flags.store(record_flags(flags) | seekable | cloexec | more, Ordering::Relaxed);
     open.generation.store(trace::generation(), Ordering::Relaxed);
     open.epoch.store(HOT.epoch.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -72,18 +72,28 @@ fn hash(generation: u32, parent: u32, name: &[u8]) -> u64 {
     mix(mix(first ^ state, second ^ ODD[2]), name.len() as u64 ^ ODD[1]) | 1
 }
 
-/// A name with its id.
+/// A name with its id: two words, which stay in registers.
 #[derive(Clone, Copy)]
 pub struct Name {
-    pub id: u32,
-    /// What is known of the file: [`kind`], if `known`.
-    pub kind: u8,
-    pub known: bool,
+    /// As in the table: the id, and above it [`KNOWN`] with the kind of the file, if it is known.
+    value: u64,
     hash: u64,
 }
 
 impl Name {
-    const NONE: Name = Name { id: 0, kind: kind::UNKNOWN, known: false, hash: 0 };
+    const NONE: Name = Name { value: 0, hash: 0 };
+
+    /// Its id, 0: none.
+    #[inline(always)]
+    pub fn id(self) -> u32 {
+        self.value as u32
+    }
+
+    /// What is known of the file.
+    #[inline(always)]
+    pub fn kind(self) -> u8 {
+        (self.value >> KIND_SHIFT) as u8
+    }
 
     fn entry(hash: u64) -> Option<&'static Entry> {
         TABLE.get((hash >> 16) as usize % ENTRIES)
@@ -92,7 +102,7 @@ impl Name {
     /// Records what the file behind an open descriptor is, if that was not done.
     #[inline(always)]
     pub fn learn(self, fd: c_int) -> Name {
-        if self.known || self.id == 0 { self } else { self.find_out(fd) }
+        if self.value & KNOWN != 0 || self.id() == 0 { self } else { self.find_out(fd) }
     }
 
     #[cold]
@@ -100,16 +110,14 @@ impl Name {
     fn find_out(mut self, fd: c_int) -> Name {
         let _errno = sys::Errno::keep();
         let Some(stat) = sys::fstat(fd) else { return self };
-        self.kind = kind_of(stat.st_mode);
-        self.known = true;
-        trace::put_info(self.id, self.kind, stat.st_dev, stat.st_ino);
+        // The id of the hash stays the same, so a reader may see either value.
+        let was = u64::from(self.id());
+        self.value = was | KNOWN | u64::from(kind_of(stat.st_mode)) << KIND_SHIFT;
+        trace::put_info(self.id(), self.kind(), stat.st_dev, stat.st_ino);
         if let Some(entry) = Name::entry(self.hash) {
             if entry.hash.load(Ordering::Acquire) == self.hash {
-                let value = u64::from(self.id) | KNOWN | u64::from(self.kind) << KIND_SHIFT;
-                // The id of the hash stays the same, so a reader may see either value.
-                let was = u64::from(self.id);
                 let (done, not) = (Ordering::AcqRel, Ordering::Relaxed);
-                let _ = entry.value.compare_exchange(was, value, done, not);
+                let _ = entry.value.compare_exchange(was, self.value, done, not);
             }
         }
         trace::later_anchor();
@@ -139,8 +147,7 @@ pub fn intern(parent: u32, name: &[u8]) -> Name {
     if entry.hash.load(Ordering::Acquire) == hash {
         let value = entry.value.load(Ordering::Acquire);
         if entry.hash.load(Ordering::Acquire) == hash {
-            let kind = (value >> KIND_SHIFT) as u8;
-            return Name { id: value as u32, kind, known: value & KNOWN != 0, hash };
+            return Name { value, hash };
         }
     }
     new(parent, name, hash)
@@ -164,7 +171,7 @@ fn new(parent: u32, name: &[u8], mut hash_of_it: u64) -> Name {
         entry.value.store(id.into(), Ordering::Release);
         entry.hash.store(hash_of_it, Ordering::Release);
     }
-    Name { id, kind: kind::UNKNOWN, known: false, hash: hash_of_it }
+    Name { value: id.into(), hash: hash_of_it }
 }
 
 /// The name that a call was given, relative to `dir` as in openat(2).
@@ -180,7 +187,7 @@ pub unsafe fn of_path(dir: c_int, path: *const c_char, failed: bool) -> Name {
     let parent = match path.first() {
         Some(b'/') => 0,
         None if dir != libc::AT_FDCWD => {
-            return Name { id: files::file_of(dir), ..Name::NONE };
+            return Name { value: files::file_of(dir).into(), hash: 0 };
         }
         _ if dir == libc::AT_FDCWD => cwd(),
         _ => files::file_of(dir),
@@ -202,8 +209,8 @@ fn find_cwd() -> u32 {
     let _errno = sys::Errno::keep();
     let mut buffer = [0; layout::NAME_MAX];
     let name = intern(0, sys::cwd(&mut buffer));
-    trace::cwd().store(name.id, Ordering::Relaxed);
-    name.id
+    trace::cwd().store(name.id(), Ordering::Relaxed);
+    name.id()
 }
 
 /// The working directory changed.
