@@ -210,6 +210,20 @@ static void many(long count) {
   for (long i = 0; i < count; i++) WANT(pwrite(fd, data, 8, i * 8) == 8);
 }
 
+/* Names of each length, each with another byte at each place: all are other names. */
+static void lengths(void) {
+  struct stat st;
+  char name[41];
+  for (int length = 1; length <= 40; length++) {
+    for (int at = 0; at < length; at++) {
+      memset(name, 'a', sizeof name);
+      name[at] = 'b';
+      name[length] = 0;
+      WANT(stat(name, &st) == -1 && errno == ENOENT);
+    }
+  }
+}
+
 static double cpu(void) {
   struct timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -219,11 +233,11 @@ static double cpu(void) {
 /* Least CPU time of a call, ns, over rounds. */
 static void cost(void) {
   int fd = create("cost", 0);
-  double least[4] = {1e9, 1e9, 1e9, 1e9};
+  double least[6] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
   struct stat st;
   FILE *f = fopen(in("cost-stream"), "w");
   for (int round = 0; round < 100; round++) {
-    double t[5];
+    double t[7];
     t[0] = cpu();
     for (int i = 0; i < 2000; i++) (void)!pwrite(fd, data, 8, 0);
     t[1] = cpu();
@@ -234,13 +248,18 @@ static void cost(void) {
     t[3] = cpu();
     for (int i = 0; i < 2000; i++) (void)!fwrite(data, 8, 1, f);
     t[4] = cpu();
+    for (int i = 0; i < 2000; i++) (void)!pread(fd, data, 8, 0);
+    t[5] = cpu();
+    for (int i = 0; i < 2000; i++) (void)!close(open(in("cost"), O_RDWR));
+    t[6] = cpu();
     rewind(f);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 6; i++) {
       double each = (t[i + 1] - t[i]) / 2000;
       if (each < least[i]) least[i] = each;
     }
   }
-  printf("pwrite %.1f write %.1f stat %.1f fwrite %.1f\n", least[0], least[1], least[2], least[3]);
+  printf("pwrite %.1f write %.1f stat %.1f fwrite %.1f pread %.1f open+close %.1f\n", least[0],
+         least[1], least[2], least[3], least[4], least[5]);
 }
 
 int main(int argc, char **argv) {
@@ -256,6 +275,7 @@ int main(int argc, char **argv) {
   else if (!strcmp(what, "threads")) threads();
   else if (!strcmp(what, "forks")) forks(argv[0]);
   else if (!strcmp(what, "many")) many(number);
+  else if (!strcmp(what, "lengths")) lengths();
   else if (!strcmp(what, "cost")) cost();
   else if (!strcmp(what, "child")) {
     int fd = create("child", 0);

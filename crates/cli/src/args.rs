@@ -679,6 +679,21 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// clap takes `{n}` in a help text for the end of a line.
+    #[test]
+    fn no_help_has_what_clap_takes_for_the_end_of_a_line() {
+        let mut waiting = vec![Cli::command()];
+        while let Some(command) = waiting.pop() {
+            for arg in command.get_arguments() {
+                for help in [arg.get_help(), arg.get_long_help()].into_iter().flatten() {
+                    let text = help.to_string();
+                    assert!(!text.contains("{n}"), "{}: {text}", arg.get_id());
+                }
+            }
+            waiting.extend(command.get_subcommands().cloned());
+        }
+    }
+
     /// The lines of the code blocks of a document.
     fn code(text: &str) -> Vec<&str> {
         let mut inside = false;

@@ -98,7 +98,7 @@ pub struct SuiteArgs {
     /// Bytes of transfers, of the ime suite.
     #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', default_value = "16k,100k,1m,10m", value_parser = transfer)]
     pub transfers: Vec<u64>,
-    /// What starts ranks of MPI; {n} is their number.
+    /// What starts ranks of MPI; `n` in braces stands for their number.
     #[arg(long, value_name = "COMMAND", default_value = "mpirun -n {n}")]
     pub launcher: String,
     /// Processes, of the ime and dw-caching suites: one number or several.

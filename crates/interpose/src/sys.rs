@@ -21,12 +21,14 @@ pub struct Errno(c_int);
 
 impl Errno {
     /// Keeps errno.
+    #[inline(always)]
     pub fn keep() -> Errno {
         Errno(errno())
     }
 }
 
 impl Drop for Errno {
+    #[inline(always)]
     fn drop(&mut self) {
         set_errno(self.0);
     }

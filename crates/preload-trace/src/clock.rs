@@ -1,14 +1,44 @@
 //! The clock of records: the processor's counter where it runs at one rate and everywhere alike, else
 //! CLOCK_BOOTTIME in nanoseconds.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::sys;
+use crate::trace::{self, HOT};
+use std::sync::atomic::Ordering;
 
-static COUNTER: AtomicBool = AtomicBool::new(false);
+// Which clock it is; 0: it is not chosen yet.
+const COUNTER: u8 = 1;
+const BOOTTIME: u8 = 2;
 
 /// Ticks of now.
 #[inline(always)]
 pub fn ticks() -> u64 {
-    if COUNTER.load(Ordering::Relaxed) { counter() } else { nanoseconds(libc::CLOCK_BOOTTIME) }
+    if HOT.clock.load(Ordering::Relaxed) == COUNTER { counter() } else { otherwise() }
+}
+
+/// The same where the clock is not the counter, or is not chosen yet.
+#[cold]
+#[inline(never)]
+fn otherwise() -> u64 {
+    if HOT.clock.load(Ordering::Relaxed) == 0 {
+        first();
+    }
+    match HOT.clock.load(Ordering::Relaxed) {
+        COUNTER => counter(),
+        _ => nanoseconds(libc::CLOCK_BOOTTIME),
+    }
+}
+
+/// The first call that is recorded comes before the loader has begun this library: it is of another library's constructor. The trace
+/// begins here, so that the call has the clock of all others and comes after the first look at that.
+#[cold]
+fn first() {
+    let errno = sys::Errno::keep();
+    trace::begin();
+    // Another thread may be beginning just now. Both find the same.
+    if HOT.clock.load(Ordering::Relaxed) == 0 {
+        choose();
+    }
+    drop(errno);
 }
 
 /// A clock of the kernel.
@@ -22,7 +52,7 @@ pub fn nanoseconds(clock: libc::clockid_t) -> u64 {
 /// Chooses the clock. True if it is the counter.
 pub fn choose() -> bool {
     let counter = is_invariant();
-    COUNTER.store(counter, Ordering::Relaxed);
+    HOT.clock.store(if counter { COUNTER } else { BOOTTIME }, Ordering::Relaxed);
     counter
 }
 

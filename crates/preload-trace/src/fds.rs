@@ -63,13 +63,20 @@ unsafe fn opened(op: Op, dir: c_int, path: *const c_char, flags: c_int, fd: c_in
     // SAFETY: by the caller's promise.
     let name = unsafe { names::of_path(dir, path, fd < 0) };
     if fd >= 0 {
-        let errno = sys::Errno::keep();
         files::opened(fd, name, flags);
-        drop(errno);
     }
     let writes = flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
     let flags = if writes { flag::WRITES } else { 0 };
-    trace::put(Call { op, flags, file: name.id, offset: NO_OFFSET, length: 0, result, start, end });
+    trace::put(Call {
+        op,
+        flags,
+        file: name.id(),
+        offset: NO_OFFSET,
+        length: 0,
+        result,
+        start,
+        end,
+    });
 }
 
 /// A copy of a descriptor.

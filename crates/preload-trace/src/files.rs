@@ -3,26 +3,27 @@
 //! Invariants: memory is two fixed tables, without locks. Descriptors that are copies of each other share
 //! an entry, as they share a position in the kernel. The position is counted here, so that a read or write
 //! costs no further system call, as long as only this process can move it; of a descriptor that came
-//! from elsewhere, or that another process may share since ([`EPOCH`]), the kernel is asked each time.
+//! from elsewhere, or that another process may share since ([`trace::Hot::epoch`]), the kernel is asked each time.
 
 use crate::names::{self, Name};
 use crate::sys;
-use crate::trace::{self, EPOCH};
+use crate::trace::{self, HOT};
 use forebay_trace_format::layout::{self, flag, kind};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Descriptors that are known; of higher ones the records name no file.
 const DESCRIPTORS: usize = 65_536;
 
-/// What the descriptors that are copies of each other have in common.
+/// What the descriptors that are copies of each other have in common: one line of the processor's cache.
+#[repr(align(64))]
 pub struct Open {
     references: AtomicU32,
     file: AtomicU32,
     flags: AtomicU32,
     /// File of which `file` is an id.
     generation: AtomicU32,
-    /// [`EPOCH`] when it was opened.
+    /// [`trace::Hot::epoch`] when it was opened.
     epoch: AtomicU32,
     position: AtomicU64,
     /// Position of the stream over it.
@@ -89,7 +90,6 @@ static OPEN: [Open; DESCRIPTORS] = [const {
 }; DESCRIPTORS];
 /// Index into [`OPEN`] and 1; 0: not known.
 static FDS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
-static HIGHEST: AtomicI32 = AtomicI32::new(0);
 
 /// A descriptor, for a record.
 #[derive(Clone, Copy)]
@@ -150,7 +150,7 @@ fn learn(fd: c_int) -> Fd {
     match known(fd) {
         // From before a fork: its copies are the same still.
         Some(open) => {
-            open.file.store(name.id, Ordering::Relaxed);
+            open.file.store(name.id(), Ordering::Relaxed);
             open.flags.fetch_and(!STREAM, Ordering::Relaxed);
             open.flags.fetch_or(SHARED, Ordering::Relaxed);
             open.generation.store(trace::generation(), Ordering::Relaxed);
@@ -183,19 +183,20 @@ fn record_flags(flags: c_int) -> u32 {
         | has(libc::O_APPEND, flag::APPEND)
 }
 
-/// A new descriptor.
+/// A new descriptor. Leaves errno as it is.
+#[inline]
 fn attach(fd: c_int, name: Name, flags: c_int, more: u32) -> Option<&'static Open> {
     let place = FDS.get(usize::try_from(fd).ok()?)?;
     let_go(fd);
     let (number, open) = free_entry(fd as usize)?;
-    let seekable = matches!(name.kind, kind::REGULAR | kind::UNKNOWN);
-    let device = name.kind == kind::DEVICE && sys::position(fd) >= 0 && block_device(fd);
+    let seekable = matches!(name.kind(), kind::REGULAR | kind::UNKNOWN);
+    let device = name.kind() == kind::DEVICE && block_device(fd);
     let cloexec = if flags & libc::O_CLOEXEC != 0 { CLOEXEC } else { 0 };
     let seekable = if seekable || device { SEEKABLE } else { 0 };
-    open.file.store(name.id, Ordering::Relaxed);
+    open.file.store(name.id(), Ordering::Relaxed);
     open.flags.store(record_flags(flags) | seekable | cloexec | more, Ordering::Relaxed);
     open.generation.store(trace::generation(), Ordering::Relaxed);
-    open.epoch.store(EPOCH.load(Ordering::Relaxed), Ordering::Relaxed);
+    open.epoch.store(HOT.epoch.load(Ordering::Relaxed), Ordering::Relaxed);
     open.position.store(0, Ordering::Relaxed);
     open.stream_position.store(0, Ordering::Relaxed);
     open.stream.store(0, Ordering::Relaxed);
@@ -203,15 +204,18 @@ fn attach(fd: c_int, name: Name, flags: c_int, more: u32) -> Option<&'static Ope
     open.stream_calls.store(0, Ordering::Relaxed);
     open.written.store(0, Ordering::Relaxed);
     // Mostly it was there before, and looking is cheaper.
-    if HIGHEST.load(Ordering::Relaxed) < fd {
-        HIGHEST.fetch_max(fd, Ordering::Relaxed);
+    if HOT.highest.load(Ordering::Relaxed) < fd {
+        HOT.highest.fetch_max(fd, Ordering::Relaxed);
     }
     place.store(number, Ordering::Release);
     Some(open)
 }
 
+#[cold]
 fn block_device(fd: c_int) -> bool {
-    sys::fstat(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFBLK)
+    let _errno = sys::Errno::keep();
+    sys::position(fd) >= 0
+        && sys::fstat(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFBLK)
 }
 
 /// An entry that nobody has, first tried where the descriptor's number says.
@@ -228,7 +232,8 @@ fn free_entry(hint: usize) -> Option<(u32, &'static Open)> {
     None
 }
 
-/// A file that this process opened.
+/// A file that this process opened. Leaves errno as it is.
+#[inline]
 pub fn opened(fd: c_int, name: Name, flags: c_int) {
     is_other_now(fd);
     attach(fd, name.learn(fd), flags, 0);
@@ -291,7 +296,7 @@ fn let_go(fd: c_int) {
 
 /// Descriptors in a range are no more; with `cloexec`, they will not be after an exec.
 pub fn detach_range(first: u32, last: u32) {
-    let highest = HIGHEST.load(Ordering::Relaxed).max(STANDARDS.len() as c_int) as u32;
+    let highest = HOT.highest.load(Ordering::Relaxed).max(STANDARDS.len() as c_int) as u32;
     for fd in first..=last.min(highest) {
         detach(fd as c_int);
     }
@@ -309,7 +314,7 @@ pub fn copied(fd: c_int, copy: c_int) {
     let index = from.load(Ordering::Acquire);
     if let Some(open) = index.checked_sub(1).and_then(|index| OPEN.get(index as usize)) {
         open.references.fetch_add(1, Ordering::AcqRel);
-        HIGHEST.fetch_max(copy, Ordering::Relaxed);
+        HOT.highest.fetch_max(copy, Ordering::Relaxed);
         to.store(index, Ordering::Release);
     }
 }
@@ -345,7 +350,7 @@ pub fn moved_of_standard(fd: c_int, now: u64) -> Option<(u64, u64)> {
     let this = standard(fd)?;
     let begun = this.position.load(Ordering::Relaxed);
     let is_other = this.is_other.load(Ordering::Relaxed) || begun == layout::NO_OFFSET;
-    if is_other || EPOCH.load(Ordering::Relaxed) != 0 {
+    if is_other || HOT.epoch.load(Ordering::Relaxed) != 0 {
         return None;
     }
     let mut seen = written_to_standard(fd);
@@ -362,7 +367,7 @@ pub fn moved_of_standard(fd: c_int, now: u64) -> Option<(u64, u64)> {
 
 /// Streams that this process opened and did not close, for the end of the process.
 pub fn streams(mut each: impl FnMut(usize)) {
-    for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
+    for fd in 0..=HOT.highest.load(Ordering::Relaxed) {
         let stream = known(fd).map_or(0, |open| open.stream.load(Ordering::Relaxed));
         if stream != 0 {
             each(stream);
@@ -382,7 +387,7 @@ impl Fd {
         }
         let bytes = bytes.max(0) as u64;
         let append = write && flags & u32::from(flag::APPEND) != 0;
-        let own = open.epoch.load(Ordering::Relaxed) == EPOCH.load(Ordering::Relaxed);
+        let own = open.epoch.load(Ordering::Relaxed) == HOT.epoch.load(Ordering::Relaxed);
         if flags & SHARED == 0 && !append && own {
             return open.position.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -470,7 +475,7 @@ impl Fd {
     pub fn stream_seen(&self) -> Option<u64> {
         let open = self.open?;
         let flags = open.flags.load(Ordering::Relaxed);
-        let own = open.epoch.load(Ordering::Relaxed) == EPOCH.load(Ordering::Relaxed);
+        let own = open.epoch.load(Ordering::Relaxed) == HOT.epoch.load(Ordering::Relaxed);
         let known = flags & STREAM != 0 && flags & SEEKABLE != 0 && flags & SHARED == 0 && own;
         known.then(|| open.stream_position.load(Ordering::Relaxed))
     }

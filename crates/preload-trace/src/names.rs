@@ -33,54 +33,91 @@ fn mix(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
+/// Two numbers of the first and the last bytes of a name of less than 16 bytes: each byte is in one of them.
+#[inline(always)]
+fn ends(name: &[u8]) -> (u64, u64) {
+    if let (Some(first), Some(last)) = (name.first_chunk::<8>(), name.last_chunk::<8>()) {
+        return (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
+    }
+    if let (Some(first), Some(last)) = (name.first_chunk::<4>(), name.last_chunk::<4>()) {
+        return (u32::from_le_bytes(*first).into(), u32::from_le_bytes(*last).into());
+    }
+    let byte = |at: usize| u64::from(name.get(at).copied().unwrap_or(0));
+    (byte(0) | byte(1) << 8 | byte(2) << 16, 0)
+}
+
+/// The same of 16 bytes.
+#[inline(always)]
+fn halves(bytes: &[u8; 16]) -> (u64, u64) {
+    let both = u128::from_le_bytes(*bytes);
+    (both as u64, (both >> 64) as u64)
+}
+
+/// 16 bytes at a time, the last ones as they lie: a name has no loop over its odd bytes, whose end the processor would guess wrong.
+#[inline(always)]
 fn hash(generation: u32, parent: u32, name: &[u8]) -> u64 {
     const ODD: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0x8cb9_2ba7_2f3d_8dd7];
     let mut state = mix(layout::two(generation, parent) ^ ODD[0], ODD[1]);
-    let mut parts = name.chunks_exact(8);
-    for part in &mut parts {
-        let word = u64::from_le_bytes(part.try_into().unwrap_or_default());
-        state = mix(state ^ word, ODD[1]).rotate_left(23) ^ word.wrapping_mul(ODD[2]);
+    let mut rest = name;
+    while rest.len() > 16 {
+        let Some((part, more)) = rest.split_first_chunk::<16>() else { break };
+        let (first, second) = halves(part);
+        state = mix(first ^ state, second ^ ODD[1]).rotate_left(23) ^ second.wrapping_mul(ODD[2]);
+        rest = more;
     }
-    let mut rest = name.len() as u64;
-    for byte in parts.remainder() {
-        rest = rest << 8 | u64::from(*byte);
-    }
-    mix(state ^ rest, ODD[2]) | 1
+    let (first, second) = match name.last_chunk::<16>() {
+        Some(last) => halves(last),
+        None => ends(name),
+    };
+    mix(mix(first ^ state, second ^ ODD[2]), name.len() as u64 ^ ODD[1]) | 1
 }
 
-/// A name with its id.
+/// A name with its id: two words, which stay in registers.
 #[derive(Clone, Copy)]
 pub struct Name {
-    pub id: u32,
-    /// What is known of the file: [`kind`], if `known`.
-    pub kind: u8,
-    pub known: bool,
+    /// As in the table: the id, and above it [`KNOWN`] with the kind of the file, if it is known.
+    value: u64,
     hash: u64,
 }
 
 impl Name {
-    const NONE: Name = Name { id: 0, kind: kind::UNKNOWN, known: false, hash: 0 };
+    const NONE: Name = Name { value: 0, hash: 0 };
+
+    /// Its id, 0: none.
+    #[inline(always)]
+    pub fn id(self) -> u32 {
+        self.value as u32
+    }
+
+    /// What is known of the file.
+    #[inline(always)]
+    pub fn kind(self) -> u8 {
+        (self.value >> KIND_SHIFT) as u8
+    }
 
     fn entry(hash: u64) -> Option<&'static Entry> {
         TABLE.get((hash >> 16) as usize % ENTRIES)
     }
 
     /// Records what the file behind an open descriptor is, if that was not done.
-    pub fn learn(mut self, fd: c_int) -> Name {
-        if self.known || self.id == 0 {
-            return self;
-        }
+    #[inline(always)]
+    pub fn learn(self, fd: c_int) -> Name {
+        if self.value & KNOWN != 0 || self.id() == 0 { self } else { self.find_out(fd) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_out(mut self, fd: c_int) -> Name {
+        let _errno = sys::Errno::keep();
         let Some(stat) = sys::fstat(fd) else { return self };
-        self.kind = kind_of(stat.st_mode);
-        self.known = true;
-        trace::put_info(self.id, self.kind, stat.st_dev, stat.st_ino);
+        // The id of the hash stays the same, so a reader may see either value.
+        let was = u64::from(self.id());
+        self.value = was | KNOWN | u64::from(kind_of(stat.st_mode)) << KIND_SHIFT;
+        trace::put_info(self.id(), self.kind(), stat.st_dev, stat.st_ino);
         if let Some(entry) = Name::entry(self.hash) {
             if entry.hash.load(Ordering::Acquire) == self.hash {
-                let value = u64::from(self.id) | KNOWN | u64::from(self.kind) << KIND_SHIFT;
-                // The id of the hash stays the same, so a reader may see either value.
-                let was = u64::from(self.id);
                 let (done, not) = (Ordering::AcqRel, Ordering::Relaxed);
-                let _ = entry.value.compare_exchange(was, value, done, not);
+                let _ = entry.value.compare_exchange(was, self.value, done, not);
             }
         }
         trace::later_anchor();
@@ -100,6 +137,7 @@ fn kind_of(mode: u32) -> u8 {
 }
 
 /// The id of a name relative to another one (0: none).
+#[inline(always)]
 pub fn intern(parent: u32, name: &[u8]) -> Name {
     let generation = trace::generation();
     let hash = hash(generation, parent, name);
@@ -109,14 +147,14 @@ pub fn intern(parent: u32, name: &[u8]) -> Name {
     if entry.hash.load(Ordering::Acquire) == hash {
         let value = entry.value.load(Ordering::Acquire);
         if entry.hash.load(Ordering::Acquire) == hash {
-            let kind = (value >> KIND_SHIFT) as u8;
-            return Name { id: value as u32, kind, known: value & KNOWN != 0, hash };
+            return Name { value, hash };
         }
     }
     new(parent, name, hash)
 }
 
 #[cold]
+#[inline(never)]
 fn new(parent: u32, name: &[u8], mut hash_of_it: u64) -> Name {
     let _errno = sys::Errno::keep();
     if trace::generation() == 0 {
@@ -133,7 +171,7 @@ fn new(parent: u32, name: &[u8], mut hash_of_it: u64) -> Name {
         entry.value.store(id.into(), Ordering::Release);
         entry.hash.store(hash_of_it, Ordering::Release);
     }
-    Name { id, kind: kind::UNKNOWN, known: false, hash: hash_of_it }
+    Name { value: id.into(), hash: hash_of_it }
 }
 
 /// The name that a call was given, relative to `dir` as in openat(2).
@@ -146,25 +184,33 @@ pub unsafe fn of_path(dir: c_int, path: *const c_char, failed: bool) -> Name {
     }
     // SAFETY: by the caller's promise; the kernel could read it.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    match path.first() {
-        Some(b'/') => intern(0, path),
-        None if dir != libc::AT_FDCWD => Name { id: files::file_of(dir), ..Name::NONE },
-        _ if dir == libc::AT_FDCWD => intern(cwd(), path),
-        _ => intern(files::file_of(dir), path),
-    }
+    let parent = match path.first() {
+        Some(b'/') => 0,
+        None if dir != libc::AT_FDCWD => {
+            return Name { value: files::file_of(dir).into(), hash: 0 };
+        }
+        _ if dir == libc::AT_FDCWD => cwd(),
+        _ => files::file_of(dir),
+    };
+    intern(parent, path)
 }
 
 /// Id of the working directory's name.
+#[inline(always)]
 fn cwd() -> u32 {
     let known = trace::cwd().load(Ordering::Relaxed);
-    if known != 0 && trace::generation() != 0 {
-        return known;
-    }
+    if known != 0 && trace::generation() != 0 { known } else { find_cwd() }
+}
+
+/// The same of the kernel. On its own: the room for a path is a page of stack, which a known name does not touch.
+#[cold]
+#[inline(never)]
+fn find_cwd() -> u32 {
     let _errno = sys::Errno::keep();
     let mut buffer = [0; layout::NAME_MAX];
     let name = intern(0, sys::cwd(&mut buffer));
-    trace::cwd().store(name.id, Ordering::Relaxed);
-    name.id
+    trace::cwd().store(name.id(), Ordering::Relaxed);
+    name.id()
 }
 
 /// The working directory changed.

@@ -19,7 +19,7 @@ unsafe fn on_path(op: Op, dir: c_int, path: *const c_char, done: i64, start: u64
     let end = clock::ticks();
     let result = sys::result(done);
     // SAFETY: by the caller's promise.
-    let file = unsafe { names::of_path(dir, path, done == -1) }.id;
+    let file = unsafe { names::of_path(dir, path, done == -1) }.id();
     trace::put(Call { op, flags: 0, file, offset: NO_OFFSET, length: 0, result, start, end });
 }
 
@@ -136,7 +136,7 @@ unsafe fn renamed(
         return;
     }
     // SAFETY: by the caller's promise; the call could read it.
-    let file = unsafe { names::of_path(to.0, to.1, false) }.id;
+    let file = unsafe { names::of_path(to.0, to.1, false) }.id();
     let (op, end) = (Op::RenameTarget, start);
     trace::put(Call { op, flags: 0, file, offset: NO_OFFSET, length: 0, result: 0, start, end });
 }
@@ -147,7 +147,7 @@ unsafe fn truncated(path: *const c_char, length: off_t, done: c_int, start: u64)
     let end = clock::ticks();
     let result = sys::result(done.into());
     // SAFETY: by the caller's promise.
-    let file = unsafe { names::of_path(CWD, path, done == -1) }.id;
+    let file = unsafe { names::of_path(CWD, path, done == -1) }.id();
     let offset = u64::try_from(length).unwrap_or(NO_OFFSET);
     trace::put(Call { op: Op::Truncate, flags: 0, file, offset, length: 0, result, start, end });
 }

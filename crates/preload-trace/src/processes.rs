@@ -2,7 +2,7 @@
 //! that becomes another program or ends is closed off.
 
 use crate::names;
-use crate::trace::{self, Call, EPOCH};
+use crate::trace::{self, Call, HOT};
 use crate::{clock, sys};
 use forebay_trace_format::Op;
 use forebay_trace_format::layout::{NO_OFFSET, ended};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// From now on, what is open may be another process's too.
 fn shared() {
-    EPOCH.fetch_add(1, Ordering::Relaxed);
+    HOT.epoch.fetch_add(1, Ordering::Relaxed);
 }
 
 fn forked(pid: pid_t, start: u64) {
@@ -36,7 +36,7 @@ unsafe fn exec(path: *const c_char, exec: impl FnOnce() -> c_int) -> c_int {
     let start = clock::ticks();
     // SAFETY: a program that execs passes a C string; a bad pointer would make the exec itself fail, and
     // programs do not try that.
-    let file = unsafe { names::of_path(libc::AT_FDCWD, path, false) }.id;
+    let file = unsafe { names::of_path(libc::AT_FDCWD, path, false) }.id();
     let (op, offset) = (Op::Exec, NO_OFFSET);
     let end = start;
     let call = Call { op, flags: 0, file, offset, length: 0, result: 0, start, end };
@@ -60,7 +60,7 @@ unsafe fn spawned(path: *const c_char, done: c_int, start: u64) {
     let _errno = sys::Errno::keep();
     shared();
     // SAFETY: by the caller's promise.
-    let file = unsafe { names::of_path(libc::AT_FDCWD, path, false) }.id;
+    let file = unsafe { names::of_path(libc::AT_FDCWD, path, false) }.id();
     let (op, offset, result) = (Op::Spawn, NO_OFFSET, -i64::from(done));
     trace::put(Call { op, flags: 0, file, offset, length: 0, result, start, end });
 }

@@ -268,7 +268,7 @@ unsafe fn opened(path: *const c_char, mode: *const c_char, stream: *mut FILE, st
             files::stream_opened(fd, name, mode == b'a', stream as usize);
         }
     }
-    let (op, file, offset) = (Op::Fopen, name.id, NO_OFFSET);
+    let (op, file, offset) = (Op::Fopen, name.id(), NO_OFFSET);
     trace::put(Call { op, flags: record, file, offset, length: 0, result, start, end });
 }
 

@@ -9,7 +9,9 @@ use crate::{clock, names, sys};
 use forebay_trace_format::Op;
 use forebay_trace_format::layout::{self, flag, header, lost, told, two};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+};
 
 /// MADV_POPULATE_WRITE, since Linux 5.14.
 const POPULATE_WRITE: libc::c_int = 23;
@@ -80,15 +82,33 @@ thread_local! {
     };
 }
 
-static OFF: AtomicBool = AtomicBool::new(false);
-static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
+/// What each call reads and hardly any changes: one line of the processor's cache, which the kernel's own work has mostly thrown out.
+#[repr(C, align(64))]
+pub struct Hot {
+    off: AtomicBool,
+    /// Which clock it is: see `clock`.
+    pub clock: AtomicU8,
+    /// Goes up when descriptors became shared with another process: see `files`.
+    pub epoch: AtomicU32,
+    /// The highest descriptor that was seen: see `files`.
+    pub highest: AtomicI32,
+    page: AtomicPtr<Page>,
+}
+
+/// The only one.
+pub static HOT: Hot = Hot {
+    off: AtomicBool::new(false),
+    clock: AtomicU8::new(0),
+    epoch: AtomicU32::new(0),
+    highest: AtomicI32::new(0),
+    page: AtomicPtr::new(std::ptr::null_mut()),
+};
+
 /// Counts files of this process and those that it was forked from. Survives fork.
 static GENERATIONS: AtomicU32 = AtomicU32::new(0);
 /// The mapping of the process that this one was forked from.
 static OLD_BASE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static OLD_BYTES: AtomicU64 = AtomicU64::new(0);
-/// Goes up when descriptors became shared with another process: see `files`.
-pub static EPOCH: AtomicU32 = AtomicU32::new(0);
 /// Its destructor gives a thread's block back; -1: none.
 static THREAD_END: AtomicU32 = AtomicU32::new(u32::MAX);
 static BEGINNING: AtomicU32 = AtomicU32::new(0);
@@ -109,9 +129,9 @@ struct Config {
     counter: bool,
 }
 
-/// A cell that is written once, before [`PAGE`] is set, and then only read.
+/// A cell that is written once, before [`Hot::page`] is set, and then only read.
 struct Once<T>(std::cell::UnsafeCell<T>);
-// SAFETY: written by the one thread that sets `BEGINNING` from 0 to 1; read after `PAGE` is set.
+// SAFETY: written by the one thread that sets `BEGINNING` from 0 to 1; read after the page is set.
 unsafe impl<T> Sync for Once<T> {}
 
 static CONFIG: Once<Config> = Once(std::cell::UnsafeCell::new(Config {
@@ -134,12 +154,12 @@ static PATH: Once<[u8; PATH_MAX]> = Once(std::cell::UnsafeCell::new([0; PATH_MAX
 /// True if nothing is recorded.
 #[inline(always)]
 pub fn is_off() -> bool {
-    OFF.load(Ordering::Relaxed)
+    HOT.off.load(Ordering::Relaxed)
 }
 
 fn page() -> Option<&'static Page> {
     // SAFETY: NULL or a page that stays mapped; its fields are atomic.
-    unsafe { PAGE.load(Ordering::Acquire).as_ref() }
+    unsafe { HOT.page.load(Ordering::Acquire).as_ref() }
 }
 
 /// Number of the file that records go to now, 0 if there is none yet.
@@ -165,15 +185,15 @@ pub fn begin() {
     if BEGINNING.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return;
     }
-    // SAFETY: only this thread comes here, once, and nobody reads before `PAGE` is set.
+    // SAFETY: only this thread comes here, once, and nobody reads before the page is set.
     let config = unsafe { &mut *CONFIG.0.get() };
     if !configure(config) {
-        OFF.store(true, Ordering::Relaxed);
+        HOT.off.store(true, Ordering::Relaxed);
         return;
     }
     let page = sys::wiped_on_fork(size_of::<Page>());
     if page.is_null() {
-        OFF.store(true, Ordering::Relaxed);
+        HOT.off.store(true, Ordering::Relaxed);
         return;
     }
     let mut key = 0;
@@ -181,7 +201,7 @@ pub fn begin() {
     if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0 {
         THREAD_END.store(key, Ordering::Relaxed);
     }
-    PAGE.store(page.cast(), Ordering::Release);
+    HOT.page.store(page.cast(), Ordering::Release);
     ready();
 }
 
@@ -302,7 +322,7 @@ fn ready() -> bool {
 
 /// Tells the program that traces this one what became of its file.
 fn tell(what: u32, errno: i32, calls: u64) {
-    // SAFETY: `PAGE` is set, so it was written.
+    // SAFETY: the page is set, so it was written.
     let config = unsafe { &*CONFIG.0.get() };
     let mut message = [0; told::BYTES];
     let texts = what.to_le_bytes().into_iter().chain(errno.to_le_bytes());
@@ -379,7 +399,7 @@ fn open_file(page: &Page, config: &Config) -> i32 {
 /// # Errors
 /// The errno for which it could not be; ENOSPC also where there was no memory.
 fn make(page: &Page) -> Result<(), i32> {
-    // SAFETY: `PAGE` is set, so it was written.
+    // SAFETY: the page is set, so it was written.
     let config = unsafe { &*CONFIG.0.get() };
     let pid = sys::pid();
     page.pid.store(pid, Ordering::Relaxed);
@@ -424,7 +444,7 @@ fn make(page: &Page) -> Result<(), i32> {
     page.file_blocks.store(first, Ordering::Relaxed);
     if forked {
         // What was open before is shared with the process that this one was forked from.
-        EPOCH.fetch_add(1, Ordering::Relaxed);
+        HOT.epoch.fetch_add(1, Ordering::Relaxed);
     }
     let lost_before = page.lost_before.swap(0, Ordering::Relaxed);
     write_header(base, config, (pid, forked), limit, lost_before);
@@ -646,7 +666,7 @@ unsafe extern "C" fn thread_ends(_: *mut libc::c_void) {
 #[inline(always)]
 fn claim(slots: u64) -> Option<*mut AtomicU64> {
     // SAFETY: NULL or a page that stays mapped; its fields are atomic.
-    let page = unsafe { PAGE.load(Ordering::Relaxed).as_ref() };
+    let page = unsafe { HOT.page.load(Ordering::Relaxed).as_ref() };
     let Some(page) = page else { return claim_slowly(slots) };
     THREAD.with(|thread| {
         let generation = page.generation.load(Ordering::Acquire);

@@ -350,7 +350,7 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
     exported.calls = kept;
     if other > 0 {
         exported.notes.push(format!(
-            "{other} calls are not in the workload: those that failed, of threads that move no bytes unless they make or remove names, second opens of one file, links by whose names something is read, attributes, positions of descriptors"
+            "{other} calls are not in the workload: those that failed or moved no bytes, of threads that move no bytes unless they make or remove names, second opens of one file, links by whose names something is read, attributes, positions of descriptors"
         ));
     }
     exported.notes.push("barriers of MPI are not in a trace: the pauses that they made are".into());

@@ -3,7 +3,7 @@
 
 use crate::convoy;
 use crate::gather::{Gathered, SMALL_BYTES, Stats};
-use crate::text::{bytes, rate, time};
+use crate::text::{bytes, called, rate, time};
 use crate::{BufferSeen, Group, StallSeen};
 use forebay_ensemble::modes;
 use forebay_trace_format::{Class, Op};
@@ -132,10 +132,9 @@ fn slow_task(all: &Gathered, groups: &[Group]) -> Option<Finding> {
             let own = |group: &&Group| group.slowest.is_none() && group.sum_s > 0.2 * worst_s;
             if let Some(group) = groups.iter().find(own) {
                 evidence.push_str(&format!(
-                    "; alone it made {} calls of {} {}, {}",
+                    "; alone it made {} calls of {}, {}",
                     group.count,
-                    group.call,
-                    group.size,
+                    called(group.call, group.size),
                     seconds(group.sum_s)
                 ));
             }

@@ -168,6 +168,9 @@ pub struct Gathered {
     pub opens: u64,
     /// Writes that end one after the other.
     pub in_turn: Option<InTurn>,
+    /// Calls in the trace, and those of them that do not count. Of the same reading as the sums: a trace that is watched grows meanwhile.
+    events: u64,
+    left_out: u64,
     problems: Vec<String>,
 }
 
@@ -194,6 +197,8 @@ impl Gathered {
             truncates: PerWrite::default(),
             opens: 0,
             in_turn: None,
+            events: 0,
+            left_out: 0,
             problems: Vec::new(),
         };
         // Problems of the second reading are those of the first.
@@ -202,7 +207,8 @@ impl Gathered {
             let names = trace.names(number);
             let mut process = ProcessState::default();
             let task = trace.task(number);
-            file.each(&mut told, |timed| {
+            let mut left_out = 0;
+            let events = file.each(&mut told, |timed| {
                 // What a file's number means is found out once for a process, not for each call.
                 let known = process.known.get(&timed.event.file).copied();
                 let known = known.unwrap_or_else(|| {
@@ -214,9 +220,14 @@ impl Gathered {
                     process.known.insert(timed.event.file, known);
                     known
                 });
-                let Some((at, shared)) = known else { return };
+                let Some((at, shared)) = known else {
+                    left_out += 1;
+                    return;
+                };
                 all.add(&timed, at, shared, number as u64 + 1, task, timeline, &mut process);
             });
+            all.events += events;
+            all.left_out += left_out;
         }
         all.in_turn = convoy::in_turn(trace, &all);
         all
@@ -439,8 +450,8 @@ impl Gathered {
             hosts: trace.hosts,
             tasks: self.tasks.len() as u64,
             ranks: trace.ranks,
-            events: timeline.events,
-            left_out: timeline.left_out,
+            events: self.events,
+            left_out: self.left_out,
             lost,
             problems,
             notes,
@@ -688,4 +699,32 @@ fn named_modes(key: Key, stats: &Stats) -> Vec<ModeSeen> {
             meaning: meaning(mode.value, mode.share),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_trace_format::layout;
+
+    /// A trace is read twice, and one that is watched grows between.
+    #[test]
+    fn calls_are_counted_in_the_reading_in_which_they_are_summed_up() {
+        let demo = "../../demo/slow-job/before/vm.19829.2917b6c81338.fbt";
+        let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(demo);
+        let whole = std::fs::read(demo).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let places = [dir.path().join("a.fbt")];
+        let mut begun = whole.clone();
+        begun[layout::BLOCK_BYTES + layout::BLOCK_BYTES / 4..].fill(0);
+        std::fs::write(&places[0], begun).unwrap();
+        let trace = Trace::open(&places).unwrap();
+        let timeline = Timeline::of(&trace, Options::default());
+        std::fs::write(&places[0], whole).unwrap();
+        let gathered = Gathered::of(&trace, Options::default(), &timeline);
+        let seen = gathered.report(trace, timeline);
+        let of_all = crate::report(&places, Options::default()).unwrap();
+        assert!(seen.events > 500, "{}", seen.events);
+        assert_eq!((seen.events, seen.left_out), (of_all.events, of_all.left_out));
+        assert_eq!(seen.totals.writes, of_all.totals.writes);
+    }
 }

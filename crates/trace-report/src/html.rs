@@ -1,6 +1,6 @@
 //! The report as one page of HTML: of one run, or of two side by side.
 
-use crate::text::{bytes, rate, several, time};
+use crate::text::{bytes, called, rate, several, time};
 use crate::{BufferSeen, Group, Lanes, Report};
 use forebay_plot_page::{Axis, Cells, Chart, Kind, Mark, Page, Section, Series, Shape, Unit};
 use std::collections::BTreeMap;
@@ -447,11 +447,6 @@ fn of_one_run(section: &mut Section, report: &Report) -> Vec<String> {
         format!("{name} in phase {} ({calls}, {})", group.phase, time(group.sum_s))
     };
     few.iter().map(said).collect()
-}
-
-/// A call, and its class of size if it has one.
-fn called(call: &str, size: &str) -> String {
-    if size.is_empty() { call.to_string() } else { format!("{call} {size}") }
 }
 
 fn calls(count: u64) -> String {

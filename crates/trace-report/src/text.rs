@@ -23,6 +23,11 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
+/// A call, and its class of size if it has one.
+pub fn called(call: &str, size: &str) -> String {
+    if size.is_empty() { call.to_string() } else { format!("{call} {size}") }
+}
+
 /// Bytes, with a binary unit.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

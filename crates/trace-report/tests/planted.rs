@@ -396,6 +396,27 @@ fn the_story_of_gcrm_comes_out_records_not_aligned_and_metadata_of_one_task() {
     assert_eq!((buffer.buffer, buffer.access), ("log", "striped"), "{buffer:?}");
 }
 
+/// A call that moves no bytes has no class of size, and no gap in its place.
+#[test]
+fn what_one_task_does_alone_is_told_without_a_size_if_it_has_none() {
+    let mut planted = Planted::new(23);
+    for number in 0..8 {
+        let mut rank = planted.rank(number, 8, "/pfs/books.h5");
+        for at in 0..20 {
+            let took = planted.about(4e7);
+            rank.call(Op::Pwrite, (at * 8 + number as u64) * MIB, MIB, took);
+            for _ in 0..if number == 0 { 6 } else { 0 } {
+                let took = planted.about(4e7);
+                rank.call(Op::Fsync, NO_OFFSET, 0, took);
+            }
+        }
+        planted.put(&format!("n.{number}.1.fbt"), rank);
+    }
+    let report = planted.report();
+    let alone = report.findings.iter().find(|finding| finding.id == "slow-task").unwrap();
+    assert!(alone.evidence.contains("alone it made 120 calls of fsync, "), "{alone:?}");
+}
+
 #[test]
 fn the_story_of_madbench_comes_out_late_strided_reads_are_slow() {
     // Phases S (writes), W (reads one bin ahead, and writes) and C (reads), of 16 tasks with 8 bins each, in a shared file;

@@ -289,6 +289,60 @@ fn children_have_traces_of_their_own_and_a_shared_position_is_right() {
     assert!(!processes[4].header.forked);
 }
 
+/// Each byte of a name counts, whatever its length.
+#[test]
+fn names_that_differ_in_one_byte_are_told_apart() {
+    let rig = Rig::new();
+    let processes = rig.run("lengths");
+    let stats = processes[0].events.iter().filter(|(event, _)| event.op == Op::Stat);
+    let named: Vec<&str> = stats.filter_map(|(_, name)| name.rsplit('/').next()).collect();
+    let names = (1..=40).flat_map(|length: usize| (0..length).map(move |at| (length, at)));
+    let wanted: Vec<String> = names
+        .map(|(length, at)| format!("{}b{}", "a".repeat(at), "a".repeat(length - at - 1)))
+        .collect();
+    assert_eq!(named, wanted);
+}
+
+/// A library whose constructor looks at a file, and a program that uses it.
+const EARLY: &str = r#"
+#include <stdlib.h>
+#include <sys/stat.h>
+
+int early_found;
+
+__attribute__((constructor)) static void early(void)
+{
+    struct stat found;
+    early_found = stat(getenv("EARLY"), &found) == 0;
+}
+"#;
+const USES_EARLY: &str = "extern int early_found; int main(void) { return !early_found; }";
+
+/// Libraries begin before the one that records: their calls have the clock of all others, from before the first of them.
+#[test]
+fn a_call_of_another_library_s_constructor_has_the_clock_of_all_others() {
+    let rig = Rig::new();
+    let at = |name: &str| rig.base.path().join(name);
+    std::fs::write(at("early.c"), EARLY).unwrap();
+    std::fs::write(at("uses.c"), USES_EARLY).unwrap();
+    let (library, program) = (at("libearly.so"), at("uses"));
+    procs::run(
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(at("early.c")),
+    );
+    let mut uses = Command::new("cc");
+    uses.arg("-o").arg(&program).arg(at("uses.c")).arg("-Wl,--no-as-needed").arg(&library);
+    procs::run(&mut uses);
+    let seen = rig.work();
+    procs::run(rig.command(&[program.to_str().unwrap()]).env("EARLY", &seen));
+    let processes = rig.read();
+    let [process] = &processes[..] else { panic!("{} processes", processes.len()) };
+    let (first, last) = (process.header.first.ticks, process.header.later.unwrap().ticks);
+    let of = |(event, name): &&(Event, String)| event.op == Op::Stat && Path::new(name) == seen;
+    let (call, _) = process.events.iter().find(of).unwrap();
+    let end = call.start_ticks + call.duration_ticks;
+    assert!(first <= call.start_ticks && end <= last, "{first} to {last}: {call:?}");
+}
+
 #[test]
 fn a_killed_program_leaves_all_that_it_did() {
     let rig = Rig::new();

@@ -190,6 +190,7 @@ fn a_workload_of_a_trace_moves_the_same_bytes() {
     let rig = Rig::traced();
     let written = rig.export("workload", "load");
     assert_eq!(written["files"], 2);
+    assert!(written.to_string().contains("those that failed or moved no bytes, "), "{written}");
     // Written only if the reader of workloads took it.
     let text = std::fs::read_to_string(rig.path("load").join("workload.toml")).unwrap();
     assert!(text.contains("processes = 2\n") && text.contains("operations = \"operations.bin\""));

@@ -4,7 +4,7 @@
 //! Invariant: a run makes one new directory below DIR and removes it at its end, also after a failure; nothing else there is
 //! touched.
 
-use super::bench::drawn_seed;
+use super::bench::{begin_bar, drawn_seed};
 use crate::failure::at;
 use anyhow::bail;
 use forebay_loadgen::mpi;
@@ -130,9 +130,7 @@ impl Display {
 
 impl Progress for Display {
     fn begin(&mut self, total_bytes: u64) {
-        self.0.reset();
-        self.0.set_length(total_bytes);
-        self.0.set_message("replay");
+        begin_bar(&self.0, "replay".into(), total_bytes);
     }
 
     fn moved(&mut self, bytes: u64) {

@@ -7,7 +7,7 @@
 //!
 //! Invariant: a row says how many pairs it is of, and whether disturbed ones had to be used.
 
-use super::bench::{bar, drawn_seed};
+use super::bench::{bar, begin_bar, drawn_seed};
 use super::bench_caching;
 use super::bench_common::{OwnDir, WorkloadFile, named, processes};
 use crate::args_compare::{CallsArg, CompareArgs, PairArgs, SuiteArgs, SuiteKind};
@@ -100,9 +100,7 @@ fn rows(sides: &Sides, entries: &[Entry], how: &PairArgs, html: Option<&Path>) -
     let mut all = Vec::new();
     let mut differences = 0;
     for entry in entries {
-        bar.reset();
-        bar.set_length(wanted as u64);
-        bar.set_message(entry.name.clone());
+        begin_bar(&bar, entry.name.clone(), wanted as u64);
         let (rows, wrong) = pairs_of(sides, entry, wanted, &bar)?;
         differences += wrong;
         for row in &rows {
