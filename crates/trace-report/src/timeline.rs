@@ -66,6 +66,10 @@ pub struct Timeline {
     pub problems: Vec<String>,
     /// What a reader must know although nothing is missing.
     pub notes: Vec<String>,
+    /// Calls in the trace, at this reading: of a run that goes on, a report counts them in its own.
+    pub events: u64,
+    /// Those of them that do not count.
+    pub left_out: u64,
     /// Files of which bytes were moved: whether by more than one process.
     pub shared: HashMap<String, bool>,
 }
@@ -81,6 +85,8 @@ impl Timeline {
             to_s: 0.0,
             problems: Vec::new(),
             notes: Vec::new(),
+            events: 0,
+            left_out: 0,
             shared: HashMap::default(),
         };
         let mut problems = Vec::new();
@@ -89,7 +95,7 @@ impl Timeline {
             // By a file's number: whether it counts, and whether bytes of it were moved.
             let mut known: HashMap<u32, (bool, bool)> = HashMap::default();
             let (mut early, mut earliest_s) = (0_u64, 0.0_f64);
-            file.each(&mut problems, |timed| {
+            let events = file.each(&mut problems, |timed| {
                 if let Some(early_s) = file.early_s(&timed.event) {
                     early += 1;
                     earliest_s = earliest_s.max(early_s);
@@ -99,8 +105,11 @@ impl Timeline {
                 if known.0 {
                     known.1 |= timed.event.op.moves_data();
                     line.add(&timed);
+                } else {
+                    line.left_out += 1;
                 }
             });
+            line.events += events;
             if early > 0 {
                 let text = format!(
                     "{}: {} before the first moment at which its clock is known, the earliest by {earliest_s:.3} s; what lies before the begin of the trace is shown there",
