@@ -438,7 +438,19 @@ pub fn try_run(command: &mut Command) -> (bool, String) {
 
 /// As [`try_run`], with another limit.
 pub fn try_run_for(command: &mut Command, limit: Duration) -> (bool, String) {
+    try_run_until(command, limit, |_| false)
+}
+
+/// As [`try_run_for`], of a command that is killed as soon as it has said enough, as what it has to say does not end it.
+pub fn try_run_until(
+    command: &mut Command,
+    limit: Duration,
+    is_enough: impl Fn(&str) -> bool,
+) -> (bool, String) {
     use std::process::Stdio;
+    let has_said_enough = |text: &std::sync::Mutex<Vec<u8>>| {
+        is_enough(&String::from_utf8_lossy(&text.lock().unwrap()))
+    };
     let (ours, theirs) = pipe();
     let spawned =
         command.stdin(Stdio::null()).stdout(theirs.try_clone().unwrap()).stderr(theirs).spawn();
@@ -461,6 +473,10 @@ pub fn try_run_for(command: &mut Command, limit: Duration) -> (bool, String) {
             None if start.elapsed() > limit => {
                 let _ = child.kill();
                 sink_note(&text, "\nkilled: no end within the limit");
+                break false;
+            }
+            None if has_said_enough(&text) => {
+                let _ = child.kill();
                 break false;
             }
             None => std::thread::sleep(Duration::from_millis(1)),

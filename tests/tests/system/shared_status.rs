@@ -2,10 +2,11 @@
 //! whether this mount reads and writes it by the fast path.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::procs::{try_run_for, wait_until_stopped};
+use forebay_tests::procs::{try_run_for, try_run_until, wait_until_stopped};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys;
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest that a command may take when a server of a pool is stopped (docs/PROMISES.md, H2).
@@ -242,13 +243,16 @@ fn a_plan_names_the_stopped_server_that_it_waits_for() {
     served.signal_server(stopped, libc::SIGSTOP);
     wait_until_stopped(pid);
     let source = source.path().to_str().unwrap();
-    let stage_in = |to: &str, limit: Duration| {
+    let stage_in = |to: &str, is_enough: &dyn Fn(&str) -> bool| {
         let to = format!("{point}/{to}");
-        try_run_for(&mut served.forebay(&["stage", "in", source, &to]), limit).1
+        let is_enough = |text: &str| text.contains("kill -CONT") && is_enough(text);
+        try_run_until(&mut served.forebay(&["stage", "in", source, &to]), TOLD_WITHIN, is_enough).1
     };
+    // The first one says it once, however long it waits.
+    let third_has_told = AtomicBool::new(false);
     let of_plan = |plan: &str| served.local(&["stage", "status", plan, "--buffer", &point]);
     let (waits, queued) = std::thread::scope(|scope| {
-        let first = scope.spawn(|| stage_in("in", TOLD_WITHIN * 3 / 4));
+        let first = scope.spawn(|| stage_in("in", &|_| third_has_told.load(Ordering::Relaxed)));
         let began = Instant::now();
         while !of_plan("1").0 {
             assert!(began.elapsed() < TOLD_WITHIN, "there is no plan 1");
@@ -258,7 +262,8 @@ fn a_plan_names_the_stopped_server_that_it_waits_for() {
         let to = format!("{point}/second");
         let second = served.local(&["stage", "in", "--no-wait", source, &to]);
         assert!(second.0, "{}", second.1);
-        let queued = stage_in("third", TOLD_WITHIN / 2);
+        let queued = stage_in("third", &|text| text.contains("queued behind"));
+        third_has_told.store(true, Ordering::Relaxed);
         (first.join().unwrap(), queued)
     });
     let listed = served.local(&["stage", "status", "--buffer", &point]).1;
