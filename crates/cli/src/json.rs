@@ -4,7 +4,7 @@
 use forebay_proto::control::ControlError;
 use forebay_proto::events::Event;
 use forebay_proto::layout::log_or_plain;
-use forebay_proto::net::ledger::{BufferSpec, PartState, PoolStatus, ServedBuffer};
+use forebay_proto::net::ledger::{BufferSpec, PoolStatus, ServedBuffer};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -43,7 +43,13 @@ pub fn buffer(of: &ServedBuffer) -> anyhow::Result<Value> {
     if !log.is_off() {
         shown.insert("consistency".into(), serde_json::to_value(log)?);
     }
-    let partial = is_partial(of);
+    let parts = shown.get_mut("parts").and_then(Value::as_array_mut);
+    for (part, told) in parts.into_iter().flatten().zip(&of.parts) {
+        if !told.is_told() {
+            part["used_bytes"] = Value::Null;
+        }
+    }
+    let partial = of.is_partial();
     shown.insert("partial".into(), partial.into());
     if partial {
         let told = shown.insert("used_bytes".into(), Value::Null);
@@ -51,11 +57,6 @@ pub fn buffer(of: &ServedBuffer) -> anyhow::Result<Value> {
         shown.insert("inodes".into(), Value::Null);
     }
     Ok(shown.into())
-}
-
-/// A part of the buffer is on a server that does not tell: what is used is at least what the others say.
-pub fn is_partial(of: &ServedBuffer) -> bool {
-    of.parts.iter().any(|part| matches!(part.state, PartState::Away | PartState::Faulty))
 }
 
 /// The servers of a pool.

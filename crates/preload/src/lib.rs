@@ -11,10 +11,10 @@
 //! * The sockets are the process's own: a child of fork has none of them, and who changes user or groups none of those
 //!   that were opened before.
 
-/// [`forebay_interpose::interpose`] of functions that are passed over while there is nothing to ask.
+/// [`forebay_interpose::interpose`] of functions that are passed over while there is nothing to ask, about a descriptor or a path.
 macro_rules! interpose {
     ($($functions:tt)*) => {
-        forebay_interpose::interpose! { off = crate::places::is_off; $($functions)* }
+        forebay_interpose::interpose! { off = crate::places::knows_none; $($functions)* }
     };
 }
 

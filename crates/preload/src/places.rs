@@ -2,14 +2,15 @@
 //!
 //! A path is taken for one of a mount only by its text: it begins with the mount point of a mount below which no other file
 //! system is mounted. What is written in another way (`..`, through a link) is the kernel's. A program that changes what
-//! paths mean (chroot, mounts, namespaces) has no places from then on.
+//! paths mean (chroot, mounts, namespaces) has no places from then on. Descriptors that it has are those of the mounts that were
+//! known before: the kernel would tell of another file than the program opened.
 
 use crate::{identity, raw};
 use libc::c_int;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// Most mounts of Forebay that are known.
-pub const MOUNTS_MAX: usize = 16;
+/// Most mounts of Forebay that are known, copies included; paths of others are the kernel's.
+pub const MOUNTS_MAX: usize = 128;
 /// The socket in a store, where the kernel's mount table has it.
 const SOCKET_FILE: &str = "/preload.sock";
 /// Longest table that is read.
@@ -30,11 +31,12 @@ struct Table {
     count: usize,
 }
 
-/// Begin, being read, found, none.
+/// Begin, being read, found, none, and found before paths came to mean something else.
 const NEW: u32 = 0;
 const BUSY: u32 = 1;
 const SOME: u32 = 2;
 const OFF: u32 = 3;
+const LEFT: u32 = 4;
 
 static STATE: AtomicU32 = AtomicU32::new(NEW);
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
@@ -55,10 +57,23 @@ pub fn begin() {
 
 /// Paths mean something else from now on.
 pub fn leave() {
-    STATE.store(OFF, Ordering::Release);
+    // What gave out the descriptors that a program began with is found by what paths mean still.
+    knows_none();
+    let left = |state| Some(if matches!(state, SOME | LEFT) { LEFT } else { OFF });
+    let _before = STATE.fetch_update(Ordering::AcqRel, Ordering::Acquire, left);
 }
 
-/// True if there is no mount to be asked.
+/// True if there is no mount that could have given out a descriptor of this process.
+#[inline(always)]
+pub fn knows_none() -> bool {
+    match STATE.load(Ordering::Acquire) {
+        SOME | LEFT => false,
+        NEW => find(),
+        _ => true,
+    }
+}
+
+/// True if there is no mount to be asked about a path.
 #[inline(always)]
 pub fn is_off() -> bool {
     match STATE.load(Ordering::Acquire) {
@@ -107,8 +122,8 @@ fn read() -> *mut Table {
         table.write(empty);
         &mut *table
     };
-    let whole = fill(filled, text);
-    if whole && filled.count > 0 { table } else { none }
+    fill(filled, text);
+    if filled.count > 0 { table } else { none }
 }
 
 /// The whole file; it stays, as what is kept of it points there.
@@ -199,8 +214,8 @@ fn below<'a>(path: &'a [u8], point: &[u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// False if not all fits.
-fn fill(table: &mut Table, text: &'static mut [u8]) -> bool {
+/// What does not fit is left to the kernel, and so is what it is mounted below.
+fn fill(table: &mut Table, text: &'static mut [u8]) {
     for line in text.split_mut(|byte| *byte == b'\n') {
         let Some(line) = parse(line) else { continue };
         for at in 0..table.count {
@@ -212,14 +227,13 @@ fn fill(table: &mut Table, text: &'static mut [u8]) -> bool {
             }
         }
         if let Some(store) = line.store {
-            let Some(place) = table.places.get_mut(table.count) else { return false };
+            let Some(place) = table.places.get_mut(table.count) else { continue };
             *place = Place { point: line.point, store, has_holes: false };
             DEVICES[table.count].store(line.device, Ordering::Relaxed);
             STORES[table.count].store(store_device(store), Ordering::Relaxed);
             table.count += 1;
         }
     }
-    true
 }
 
 /// Device of the files that a mount gives out, if this process may look there: of the file system that the store's data
@@ -248,16 +262,18 @@ fn store_device(store: &[u8]) -> u64 {
 }
 
 fn table() -> Option<&'static Table> {
-    if is_off() {
-        return None;
-    }
+    if is_off() { None } else { known() }
+}
+
+/// The mounts, also after paths came to mean something else.
+fn known() -> Option<&'static Table> {
     // SAFETY: NULL, or a table that was filled before it was stored and is not changed any more.
     unsafe { TABLE.load(Ordering::Acquire).as_ref() }
 }
 
 /// A mount by its number.
 pub fn get(place: usize) -> Option<&'static Place> {
-    let table = table()?;
+    let table = known()?;
     table.places[..table.count].get(place)
 }
 
@@ -274,7 +290,7 @@ pub fn device(place: usize) -> u64 {
 
 /// The mount that gives out files of this device.
 pub fn of_store(device: u64) -> Option<usize> {
-    let table = table()?;
+    let table = if knows_none() { None } else { known() }?;
     (0..table.count).find(|&at| device != 0 && STORES[at].load(Ordering::Relaxed) == device)
 }
 

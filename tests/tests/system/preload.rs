@@ -304,6 +304,71 @@ fn paths_mean_what_the_kernel_takes_them_for() {
     .join();
 }
 
+/// Copies of a mount on 21 directories; they go with this.
+struct Copies(PathBuf);
+
+impl Copies {
+    fn of(root: &Path, outside: &Path) -> Copies {
+        let copies = Copies(outside.join("copies"));
+        let script =
+            "for i in $(seq 21); do mkdir -p \"$1/$i\"; mount --bind \"$0\" \"$1/$i\"; done";
+        procs::run(Command::new("bash").args(["-euc", script]).arg(root).arg(&copies.0));
+        copies
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        let script = "umount -l \"$0\"/*";
+        let _some_are_mounted = Command::new("bash").args(["-c", script]).arg(&self.0).status();
+    }
+}
+
+/// The kernel would tell of the object. Mounts of other buffers count as the copies do.
+#[test]
+fn a_descriptor_shows_the_file_with_many_mounts_and_when_paths_change() {
+    let name = "a_descriptor_shows_the_file_with_many_mounts_and_when_paths_change";
+    let Some(root) = inside() else {
+        let buffer = tmpfs();
+        let _copies = Copies::of(&buffer.root(), &buffer.outside());
+        preloaded(name, &buffer.root());
+        return;
+    };
+    procs::umask(0o022);
+    let create = |name: &str| {
+        let mut how = File::options();
+        how.create_new(true).write(true).mode(0o640).open(root.join(name)).unwrap()
+    };
+    let below = std::fs::metadata(root.parent().unwrap()).unwrap().dev();
+    let file = create("f");
+    assert!(is_object(&file), "the library is off");
+    // One that this library has not given out.
+    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC;
+    let native = File::from(forebay_files::open(&root.join("native"), flags, 0o640).unwrap());
+    assert!(is_object(&native));
+    let told = |file: &File| {
+        let told = file.metadata().unwrap();
+        (told.mode() & 0o7777, told.ino(), told.dev())
+    };
+    let by_mount = |name: &str| told(&File::open(by_kernel(&root, name)).unwrap());
+    let files = [(&file, by_mount("f")), (&native, by_mount("native"))];
+    for (file, wanted) in files {
+        assert_eq!(told(file), wanted);
+        assert_eq!(wanted.0, 0o640);
+    }
+    let (_, (_, _, device)) = files[0];
+    assert_ne!(device, below, "they are files of the mount");
+    // What paths mean changes, and what is open stays what it is.
+    procs::Child::spawn("with a directory of its own", || {
+        procs::own_fs_state();
+        for (file, wanted) in files {
+            assert_eq!(told(file), wanted);
+        }
+        assert!(!is_object(&File::open(root.join("f")).unwrap()), "paths are the kernel's now");
+    })
+    .join();
+}
+
 /// A buffer with a mount in it is left to the kernel, so that the mount stays.
 #[test]
 fn what_is_mounted_below_a_buffer_is_not_the_buffers() {

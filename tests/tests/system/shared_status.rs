@@ -371,7 +371,7 @@ fn a_mount_by_tcp_hears_of_its_stopped_server_from_another_one() {
 }
 
 /// All that `forebay top` says of the buffer, by server 0 and by both mounts, while server 1 does not answer for the
-/// reason `why`.
+/// reason `why`; and what `buffer status` says of its parts.
 fn must_be_told_as_a_part(served: &Served, capacity_bytes: u64, why: &str) {
     let (unix, near, far) = (
         served.unix(),
@@ -392,6 +392,10 @@ fn must_be_told_as_a_part(served: &Served, capacity_bytes: u64, why: &str) {
         assert!(unheard.contains(why), "{whom:?}: {top}");
         assert!(took < TOLD_WITHIN, "{whom:?}: {took:?}");
     }
+    let status = served.status();
+    let parts = status["parts"].as_array().unwrap();
+    let of = |state: &str| &parts.iter().find(|part| part["state"] == state).unwrap()["used_bytes"];
+    assert!(of("ready").is_u64() && of("away").is_null(), "{status}");
     let (ok, text) = served.local(&["top", "--once", "--server", &unix]);
     assert!(ok && text.contains("at least ") && text.contains("512 MiB"), "{text}");
     assert!(text.contains("figures of 1 of its 2 servers") && text.contains(why), "{text}");

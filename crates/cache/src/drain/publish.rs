@@ -14,7 +14,7 @@ use super::super::pfs::{Key, PfsStat, errno};
 use super::super::record::{Base, Draining, Owner, Record, State};
 use super::copy::Memory;
 use super::find::Found;
-use super::settle::Sums;
+use super::settle::{Settled, Sums};
 use super::{Failed, Outcome, at, failed, lost};
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::{Errno, Timestamp};
@@ -29,8 +29,21 @@ struct Job {
     blocks: Vec<u64>,
     size: u64,
     mtime: Timestamp,
+    /// Of the data here.
+    ctime: Timestamp,
     resized: bool,
     fetch_limit: u64,
+}
+
+impl Job {
+    /// True if nothing has to be written for it to a PFS file that is so. The ctime that is shown, the later one of two,
+    /// must not go back when the file is clean.
+    fn is_there(&self, stat: &PfsStat) -> bool {
+        self.blocks.is_empty()
+            && !self.resized
+            && (self.size, self.mtime) == (stat.size, stat.mtime)
+            && self.ctime <= stat.ctime
+    }
 }
 
 /// Entries of the map that are written down at a time.
@@ -49,7 +62,11 @@ impl CacheFs {
     /// Drains a file once. True if nothing is dirty any more.
     pub(super) fn publish(&self, file: &Arc<CacheFile>, memory: &mut Memory) -> Outcome<bool> {
         self.pfs.check().map_err(at("find the PFS (is it mounted?)"))?;
-        self.settle(file, Sums::LeftToDrain).map_err(at("read from flash"))?;
+        let settled = self.settle(file, Sums::LeftToDrain).map_err(at("read from flash"))?;
+        if settled == Settled::OpenAndUntouched {
+            // What the drain would set on the PFS it has, and to set it would move the ctime.
+            return Ok(false);
+        }
         if !file.is_dirty() {
             return Ok(true);
         }
@@ -131,6 +148,7 @@ impl CacheFs {
             blocks,
             size: object.size_bytes,
             mtime: object.mtime,
+            ctime: object.ctime,
             resized: state.record.resized,
             fetch_limit: state.record.fetch_limit,
         })
@@ -148,24 +166,29 @@ impl CacheFs {
         self.save(file, |record| record.draining = Some(Draining::InPlace))?;
         self.sync_record()?;
         forebay_failpoint::step("a drain in place is on record");
+        let look = "look at the PFS file";
         let written = (|| {
             if job.fetch_limit < stat.size {
                 self.resize_target(file, &target, job.fetch_limit)?;
             }
             let written = self.copy_blocks(file, &target, &job.blocks, job.size, memory)?;
-            let size = rfs::fstat(&target).map_err(io("look at the PFS file"))?.st_size as u64;
+            let size = rfs::fstat(&target).map_err(io(look))?.st_size as u64;
             if job.resized || size < job.size {
                 self.resize_target(file, &target, job.size)?;
             }
             forebay_failpoint::step("dirty data is on the PFS");
-            // Before the fsync: the base has it, also after a power cut of the PFS.
-            self.set_times(file, &target, job, None)?;
+            // Before the fsync: the base has it, also after a power cut of the PFS. A time that it has already would move
+            // the ctime alone.
+            let has_times = job.is_there(&self.pfs.stat_fd(target.as_fd()).map_err(at(look))?);
+            if !has_times {
+                self.set_times(file, &target, job, None)?;
+            }
             self.sync_target(&target)?;
             self.verify_blocks(&target, &written, memory)
         })();
         let stat = self.pfs.stat_fd(target.as_fd());
         match (written, stat) {
-            (Ok(how), stat) => Ok((stat.map_err(at("look at the PFS file"))?, Some(how))),
+            (Ok(how), stat) => Ok((stat.map_err(at(look))?, Some(how))),
             (Err(error), stat) => {
                 // What the PFS has now is ours, as far as it came.
                 if let Ok(stat) = stat {

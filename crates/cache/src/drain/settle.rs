@@ -24,16 +24,28 @@ pub(super) enum Sums {
     Made,
 }
 
+/// What is known of a file after its blocks were looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Settled {
+    /// Its map says what is dirty.
+    Known,
+    /// A kernel has it for writing and has written nothing: the PFS has all of it.
+    OpenAndUntouched,
+}
+
 /// Entries that are written down at a time.
 const ENTRIES_AT_ONCE: usize = 512;
 
 impl CacheFs {
     /// Makes the map true again for a file that a kernel wrote. One that is still open stays
     /// `whole`: its map is then what it had at some moment.
-    pub(super) fn settle(&self, file: &Arc<CacheFile>, sums: Sums) -> Result<()> {
+    pub(super) fn settle(&self, file: &Arc<CacheFile>, sums: Sums) -> Result<Settled> {
         for _ in 0..TRIES {
-            if !file.state.lock().record.whole || self.is_untouched(file)? {
-                return Ok(());
+            if !file.state.lock().record.whole {
+                return Ok(Settled::Known);
+            }
+            if let Some(untouched) = self.untouched(file)? {
+                return Ok(untouched);
             }
             let was_open = file.state.lock().locals > 0;
             let before = self.flash.stat(file.ino)?;
@@ -65,22 +77,24 @@ impl CacheFs {
                 state.save(&self.flash, file, |record| record.whole = false)?;
                 state.at_open = None;
             }
-            return Ok(());
+            return Ok(Settled::Known);
         }
         Err(Errno::EAGAIN)
     }
 
-    /// It was opened for writing, but not written: it is clean again.
-    fn is_untouched(&self, file: &Arc<CacheFile>) -> Result<bool> {
+    /// It was opened for writing, but not written: it is clean again, or when it is closed. Of a close the server is told a
+    /// moment after it has returned, so who drains may meet such a file as open still. `None`: it was written, perhaps.
+    fn untouched(&self, file: &Arc<CacheFile>) -> Result<Option<Settled>> {
         let _meta = file.meta.lock();
         let object = self.flash.stat(file.ino)?;
         let mut state = file.state.lock();
-        if state.locals > 0
-            || state.map.dirty() > 0
-            || state.record.resized
-            || !state.is_untouched(&object)
-        {
-            return Ok(false);
+        if state.map.dirty() > 0 || state.record.resized || !state.is_untouched(&object) {
+            return Ok(None);
+        }
+        if state.locals > 0 {
+            // After a failure or a conflict a drain is to find out what is so now.
+            let is_plain = state.record.state == State::Dirty && state.record.draining.is_none();
+            return Ok(is_plain.then_some(Settled::OpenAndUntouched));
         }
         state.clean_unsynced = true;
         state.save(&self.flash, file, |record| {
@@ -88,7 +102,7 @@ impl CacheFs {
             record.state = State::Clean;
         })?;
         state.at_open = None;
-        Ok(true)
+        Ok(Some(Settled::Known))
     }
 
     /// The entries that differ from the map's, in runs.

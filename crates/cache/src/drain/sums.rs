@@ -63,7 +63,7 @@ impl CacheFs {
             state.record.whole
         };
         let done = match whole {
-            true => self.settle(file, Sums::Made),
+            true => self.settle(file, Sums::Made).map(drop),
             false => self.sum_open_blocks(file),
         };
         let mut state = file.state.lock();

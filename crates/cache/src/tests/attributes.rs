@@ -309,6 +309,48 @@ fn a_file_that_is_opened_to_write_and_not_written_keeps_its_ctime() {
     cache.crash();
 }
 
+/// A server is told of a close a moment after it has returned: a drain that is asked for right then meets the file open.
+#[test]
+fn a_drain_of_a_file_that_is_open_to_write_and_not_written_keeps_its_ctime() {
+    let rig = Rig::new(64 * MIB);
+    rig.put("f", b"something");
+    std::thread::sleep(Duration::from_millis(100));
+    let cache = rig.open();
+    let ino = cache.lookup("f").unwrap();
+    let ctimes = || {
+        let on_pfs = std::fs::metadata(rig.pfs("f")).unwrap();
+        (cache.fs.getattr(ino).unwrap().ctime, (on_pfs.ctime(), on_pfs.ctime_nsec()))
+    };
+    let drain = || {
+        let begun = Instant::now();
+        cache.fs.flush(&Running::root(), b"/").unwrap();
+        while !cache.state("/").has_all_before(begun.elapsed()) {
+            assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", cache.state("/"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let before = ctimes();
+    let handle = cache.open("f", libc::O_RDWR, true).unwrap();
+    assert!(handle.local.is_some(), "the kernel has it");
+    drain();
+    assert_eq!(ctimes(), before, "drained while it is open");
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(ctimes(), before, "when it is clean again");
+    // What is written moves it, with the drain that brings it there, and no drain after that does.
+    let handle = cache.open("f", libc::O_RDWR, true).unwrap();
+    handle.write(0, b"S").unwrap();
+    drain();
+    assert_eq!(rig.read_pfs("f"), b"Something");
+    let written = ctimes();
+    assert!(written.0 > before.0 && written.1 > before.1, "{written:?} after {before:?}");
+    drain();
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(ctimes(), written, "after drains that had nothing to write");
+    cache.crash();
+}
+
 /// As in an overlay, which holds its upper directory open whatever is above that.
 #[test]
 fn a_directory_is_synced_also_below_one_that_is_closed_to_who_has_it_open() {

@@ -373,7 +373,7 @@ fn table(buffers: &[ServedBuffer]) -> String {
 /// What is used, as far as its servers tell.
 fn used_text(buffer: &ServedBuffer) -> String {
     let used = format_bytes(buffer.used_bytes);
-    if json::is_partial(buffer) { format!("at least {used}") } else { used }
+    if buffer.is_partial() { format!("at least {used}") } else { used }
 }
 
 fn describe(buffer: &ServedBuffer) -> String {
@@ -396,7 +396,7 @@ fn describe(buffer: &ServedBuffer) -> String {
         format!("buffer      {} ({kind}, {access})", buffer.spec.name),
         format!("state       {}", state_name(buffer.state)),
         format!("store       {}{warning}", kind_name(buffer.store_kind)),
-        match json::is_partial(buffer) {
+        match buffer.is_partial() {
             true => format!("capacity    {capacity}, {} used", used_text(buffer)),
             false => format!(
                 "capacity    {capacity}, {} used ({percent:.1} %), {} inodes",
@@ -440,9 +440,9 @@ fn part_text(part: &BufferPart) -> String {
         PartState::Faulty => "faulty",
         PartState::Lost => "lost",
     };
-    let used = match part.state {
-        PartState::Ready => format!(", {} used", format_bytes(part.used_bytes)),
-        _ => String::new(),
+    let used = match part.is_told() {
+        true => format!(", {} used", format_bytes(part.used_bytes)),
+        false => String::new(),
     };
     let capacity = format_bytes(part.capacity_bytes);
     let host = visible(&part.host);
@@ -515,6 +515,17 @@ mod tests {
         buffer.why = Some("part 1 on node8: its server does not answer".into());
         buffer.parts = vec![part(0, "node7", PartState::Ready), part(1, "node8", PartState::Away)];
         insta::assert_snapshot!(describe(&buffer));
+        // What nobody tells is no number.
+        buffer.parts[1].used_bytes = 0;
+        let told = json::buffer(&buffer).unwrap();
+        assert_eq!(told["parts"][0]["used_bytes"], 1 << 30);
+        assert!(told["parts"][1]["used_bytes"].is_null(), "{told}");
+        assert_eq!(told["parts"][1]["capacity_bytes"].as_u64(), Some(2 << 30));
+        assert!(told["used_bytes"].is_null(), "{told}");
+        assert_eq!(told["used_at_least_bytes"], 1 << 30);
+        buffer.parts[1].state = PartState::Ready;
+        let told = json::buffer(&buffer).unwrap();
+        assert_eq!(told["parts"][1]["used_bytes"], 0);
     }
 
     #[test]

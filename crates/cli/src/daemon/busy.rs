@@ -21,7 +21,7 @@ pub fn describe(mount_point: &Path, store: &Path) -> String {
 }
 
 /// The same, `None` if nobody is seen.
-fn seen(mount_point: &Path, store: &Path) -> Option<String> {
+pub fn seen(mount_point: &Path, store: &Path) -> Option<String> {
     let below = mounts_below(mount_point);
     if !below.is_empty() {
         return Some(format!("other file systems are mounted below it: {}", below.join(", ")));

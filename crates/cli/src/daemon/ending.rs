@@ -42,6 +42,10 @@ const SIGNAL_WAIT: Duration = Duration::from_secs(10);
 /// has its parent's files for some microseconds, and may be seen with them.
 const MOMENT: Duration = Duration::from_millis(500);
 const MOMENT_PAUSE: Duration = Duration::from_millis(20);
+/// The same while nobody is seen who uses it: the files of a process that ends are seen no more before they are closed, and each of
+/// those closes waits for an answer of this process, on a busy machine longer than a moment.
+const UNSEEN_WAIT: Duration = Duration::from_secs(5);
+const UNSEEN_PAUSE: Duration = Duration::from_millis(100);
 /// How long the end of a cache waits between looks whether the mount has copies: at first, and later.
 const COPIES_FIRST: Duration = Duration::from_millis(50);
 const COPIES_LOOK: Duration = Duration::from_millis(500);
@@ -214,16 +218,9 @@ impl Mount {
 
     /// Unmounts if nobody uses the mount and staging can be stopped, which goes on if not.
     fn unmount_in_peace(&self, asked: Unmounting) -> Result<(), ControlError> {
-        let until = Instant::now() + MOMENT;
-        let passes = || {
-            let passes = Instant::now() < until;
-            if passes {
-                std::thread::sleep(MOMENT_PAUSE);
-            }
-            passes
-        };
+        let begun = Instant::now();
         while self.is_busy() {
-            if !passes() {
+            if !self.passes(begun) {
                 // No plan is stopped, and no big file copied again, for an unmount that cannot be.
                 return Err(self.busy());
             }
@@ -241,9 +238,10 @@ impl Mount {
         if let Some(stuck) = self.backing.hold_staging(STAGING_WAIT_MAX).first() {
             return Err(self.hanging(stuck));
         }
-        // Staging has no file of it open any more.
+        // Staging has no file of it open any more. To stop it may have taken longer than a moment.
+        let begun = Instant::now();
         while self.is_held_beside() {
-            if !passes() {
+            if !self.passes(begun) {
                 return Err(self.busy());
             }
         }
@@ -251,12 +249,20 @@ impl Mount {
             // From here on no plan begins; one may have begun since.
             self.must_lose_nothing()?;
         }
+        let begun = Instant::now();
         loop {
             match self.unmount(false) {
-                Err(error) if error.errno == Some(libc::EBUSY) && passes() => {}
+                Err(error) if error.errno == Some(libc::EBUSY) && self.passes(begun) => {}
                 done => return done,
             }
         }
+    }
+
+    /// Waits a little for a use of the mount that may pass; false if it was waited for since `begun` long enough.
+    fn passes(&self, begun: Instant) -> bool {
+        let (point, store) = (self.session.mount_point(), self.backing.dir());
+        let pause = pause_after(begun.elapsed(), || busy::seen(point, store).is_some());
+        pause.map(std::thread::sleep).is_some()
     }
 
     /// Whether a program has a file of the mount that it got beside the kernel, which knows nothing of it.
@@ -411,6 +417,14 @@ impl Mount {
     }
 }
 
+/// How long to wait before the next look at a mount that is in use for so long; `None`: its users stay.
+fn pause_after(waited: Duration, has_seen_users: impl FnOnce() -> bool) -> Option<Duration> {
+    if waited < MOMENT {
+        return Some(MOMENT_PAUSE);
+    }
+    (waited < UNSEEN_WAIT && !has_seen_users()).then_some(UNSEEN_PAUSE)
+}
+
 /// Waits for the end of the session, then keeps or destroys the buffer.
 pub fn wait_and_finish(mount: &Mount) -> Result<(), ControlError> {
     let over = std::thread::scope(|scope| {
@@ -492,4 +506,18 @@ fn answer(mount: &Mount, result: Result<(), ControlError>) {
     let done =
         mount.ending.changed.wait_timeout_while(state, ANSWER_WAIT, |state| state.waiting > 0);
     drop(done.unwrap_or_else(PoisonError::into_inner));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_by_nobody_who_is_seen_is_waited_for_longer() {
+        let not_looked = || -> bool { panic!("in the first moment nobody is looked for") };
+        assert_eq!(pause_after(Duration::ZERO, not_looked), Some(MOMENT_PAUSE));
+        assert_eq!(pause_after(MOMENT, || true), None);
+        assert_eq!(pause_after(MOMENT, || false), Some(UNSEEN_PAUSE));
+        assert_eq!(pause_after(UNSEEN_WAIT, || false), None);
+    }
 }

@@ -7,6 +7,7 @@ use super::{Done, Hooks, NO_SESSION, Refusal, is_gone, unexpected};
 use crate::problem::printable;
 use crate::request::{AccessMode, JobRequest, StageRequest};
 use crate::run::record::as_bytes;
+use crate::run::served::not_all_tell;
 use forebay_proto::PlanId;
 use forebay_proto::cache::{CacheRequest, TreeState};
 use forebay_proto::control::{
@@ -198,6 +199,12 @@ impl Hooks<'_> {
         let Some(buffer) = session.buffer.as_ref().filter(|_| own) else { return Ok(None) };
         let status = LedgerRequest::Status { name: buffer.clone() };
         let used = match self.ask_as_user(session, &status).map_err(gone)? {
+            LedgerReply::Buffer(buffer) if buffer.is_partial() => {
+                return Ok(Some(format!(
+                    "line {shown}: the job failed before it wrote this result, and what its buffer holds is not known: {}",
+                    not_all_tell(&buffer)
+                )));
+            }
             LedgerReply::Buffer(buffer) => buffer.used_bytes,
             _ => return Err(unexpected().into()),
         };

@@ -122,6 +122,9 @@ fn held(
     }
     if let Some(job) = record.served.as_ref().filter(|_| !left::is_seen_here(record)) {
         let status = program.servers.status(job).map_err(|error| error.to_string())?;
+        if status.is_partial() {
+            return Err(served::not_all_tell(&status));
+        }
         return Ok(Files { count: status.inodes, bytes: status.used_bytes, example: None });
     }
     left::files_below(point, |_, _| true).map_err(|error| error.to_string())

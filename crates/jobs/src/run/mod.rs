@@ -556,11 +556,15 @@ impl Machine {
     fn held(&self) -> Option<Held> {
         if let Some(job) = &self.record.served {
             let status = self.program.servers.status(job).ok()?;
-            return Some(Held { used_bytes: status.used_bytes, volatile: status.volatile });
+            return Some(Held {
+                used_bytes: status.used_bytes,
+                partial: status.is_partial(),
+                volatile: status.volatile,
+            });
         }
         let (mut control, _) = Control::connect_path(self.record.mount_point()).ok()?;
         let status = control.buffer_status().ok()?;
-        Some(Held { used_bytes: status.used_bytes, volatile: status.volatile })
+        Some(Held { used_bytes: status.used_bytes, partial: false, volatile: status.volatile })
     }
 
     /// Says how it went.

@@ -170,6 +170,8 @@ fn quoted_bytes(path: &PathBytes) -> String {
 pub struct Held {
     /// Bytes in use.
     pub used_bytes: u64,
+    /// A server does not tell: it is at least that.
+    pub partial: bool,
     /// A power cut loses it.
     pub volatile: bool,
 }
@@ -211,6 +213,7 @@ pub fn kept_text(
     match held {
         Some(held) => {
             let used = format_bytes(held.used_bytes);
+            let used = if held.partial { format!("at least {used}") } else { used };
             text += &format!("  It is mounted at {mount} and holds {used}.\n");
             if held.volatile {
                 let whose = if record.served.is_some() { "the server's" } else { "this" };

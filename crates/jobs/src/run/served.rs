@@ -25,6 +25,12 @@ pub const OWN_LINK: &str = "private";
 /// by processes of the same number.
 const UNIQUE_CHARS: usize = 8;
 
+/// Why it is not known what a buffer holds: the sum of those that tell would be too small, and what is taken for empty goes.
+pub fn not_all_tell(buffer: &ServedBuffer) -> String {
+    let why = buffer.why.as_deref().unwrap_or("a server of it does not answer");
+    format!("not all of its servers tell: {why}")
+}
+
 /// What a job has at servers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServedJob {

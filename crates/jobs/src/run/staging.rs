@@ -244,6 +244,9 @@ impl Stager<'_> {
             // Names of other nodes cannot be seen from here, but the servers know of their data.
             Some(job) if !left::is_seen_here(record) => {
                 let status = self.program.servers.status(job).map_err(std::io::Error::other)?;
+                if status.is_partial() {
+                    return Err(std::io::Error::other(served::not_all_tell(&status)));
+                }
                 match status.used_bytes {
                     0 => Ok(Files::default()),
                     used => Err(std::io::Error::other(format!(

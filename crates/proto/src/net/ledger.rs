@@ -453,8 +453,15 @@ pub struct BufferPart {
     pub why: Option<String>,
     /// Capacity, as far as it is known.
     pub capacity_bytes: u64,
-    /// Of it used.
+    /// Of it used, if that is known ([`BufferPart::is_told`]).
     pub used_bytes: u64,
+}
+
+impl BufferPart {
+    /// False if what is used of it is not known: its server does not tell, or cannot serve it.
+    pub fn is_told(&self) -> bool {
+        self.state == PartState::Ready
+    }
 }
 
 /// State of a buffer that servers serve.
@@ -472,9 +479,9 @@ pub struct ServedBuffer {
     pub owner_uid: u32,
     /// Capacity after rounding.
     pub capacity_bytes: u64,
-    /// Of it used.
+    /// Of it used, by the parts that tell.
     pub used_bytes: u64,
-    /// Inodes in use.
+    /// Inodes in use, by the same.
     pub inodes: u64,
     /// How the store holds the capacity.
     pub store_kind: StoreKind,
@@ -490,6 +497,14 @@ pub struct ServedBuffer {
     pub clients: Vec<MountedClient>,
     /// Seconds since 1970.
     pub created_s: u64,
+}
+
+impl ServedBuffer {
+    /// A part is on a server that does not tell: what is used is at least what the others say. What was on a server that was
+    /// given up is used no more.
+    pub fn is_partial(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part.state, PartState::Away | PartState::Faulty))
+    }
 }
 
 #[cfg(test)]
