@@ -4,7 +4,7 @@
 //! SRC that is a directory is FLASH if no `flash=` is given; any other SRC says nothing.
 //!
 //! A remount changes what the kernel holds by itself. The process of the mount is not told of it, so an option that it would
-//! have to follow is refused.
+//! have to follow is refused, and what it does stays as the kernel shows it.
 
 use crate::args::{Cli, Command, MountArgs};
 use crate::commands;
@@ -12,6 +12,7 @@ use crate::failure::{EXIT_OK, Outcome, Usage};
 use crate::mount_options::{self, MountOptionSet};
 use clap::Parser;
 use forebay_client::mountinfo::{self, MountEntry};
+use forebay_fuse::MountFlags;
 use forebay_proto::control::ControlError;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -38,6 +39,9 @@ const OWN: [&str; 16] = [
     "log_level",
     "no_fast_path",
 ];
+
+/// Those of them that say what is mounted: a list that has one says how to make the mount.
+const WHAT: [&str; 3] = ["scratch", "buffer", "cache"];
 
 /// True if the program was called under one of its names as a mount helper.
 pub fn is_helper(program: Option<&OsStr>) -> bool {
@@ -66,22 +70,24 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Outcome {
     }
     if call.options.remount {
         let point = forebay_client::canonical(&mount_point)?;
-        must_be_followed(&point, &call.options)?;
-        forebay_fuse::remount(&point, call.options.flags)?;
+        let flags = flags_of_remount(&point, &call.options)?;
+        forebay_fuse::remount(&point, flags)?;
         return Ok(EXIT_OK);
     }
     let args = mount_args(&call, mount_point)?;
     commands::mount::mount(args, call.options)
 }
 
-/// An error where a remount asks for what would not hold.
-fn must_be_followed(point: &Path, wanted: &MountOptionSet) -> Result<(), ControlError> {
+/// The flags of a mount after a remount; an error where it asks for what would not hold.
+fn flags_of_remount(point: &Path, wanted: &MountOptionSet) -> Result<MountFlags, ControlError> {
     let table = mountinfo::read()?;
     // The last of several mounts on one point is the one that is seen.
-    let Some(entry) = table.iter().rev().find(|entry| entry.point == point) else { return Ok(()) };
+    let Some(entry) = table.iter().rev().find(|entry| entry.point == point) else {
+        return Ok(wanted.flags);
+    };
     let new = not_followed(entry, wanted);
     if new.is_empty() {
-        return Ok(());
+        return Ok(as_it_is(entry, wanted.flags));
     }
     let why = format!(
         "the process of a mount is not told of a remount, and {} would not hold",
@@ -93,25 +99,57 @@ fn must_be_followed(point: &Path, wanted: &MountOptionSet) -> Result<(), Control
     ))
 }
 
-/// What is asked for that this mount does not have, or what it has that is taken back, and that its process would have to do:
-/// access times and syncs.
-fn not_followed(entry: &MountEntry, asked: &MountOptionSet) -> Vec<&'static str> {
-    let has = |list: &str, name: &str| list.split(',').any(|option| option == name);
+/// True if a list of the kernel's options has this one.
+fn has(list: &str, name: &str) -> bool {
+    list.split(',').any(|option| option == name)
+}
+
+/// What the process of a mount does, and not the kernel: access times and syncs, by what the kernel shows of the mount.
+fn of_process(entry: &MountEntry) -> MountFlags {
     let of_mount = |name| has(&entry.options, name);
     let of_all = |name| has(&entry.super_options, name);
-    let is_strict = !of_mount("noatime") && !of_mount("relatime");
-    let (wanted, takes_back) = (asked.flags, |name| asked.taken_back.contains(&name));
+    MountFlags {
+        noatime: of_mount("noatime"),
+        nodiratime: of_mount("nodiratime"),
+        strictatime: !of_mount("noatime") && !of_mount("relatime"),
+        sync: of_all("sync"),
+        dirsync: of_all("dirsync"),
+        ..MountFlags::default()
+    }
+}
+
+/// These flags, where they are about what the process does with those that the mount has: the kernel would take off what is
+/// not named (sync, or one of noatime and nodiratime if the other is), and the process would go on with it.
+fn as_it_is(entry: &MountEntry, wanted: MountFlags) -> MountFlags {
+    let MountFlags { noatime, nodiratime, strictatime, sync, dirsync, .. } = of_process(entry);
+    MountFlags { noatime, nodiratime, strictatime, sync, dirsync, ..wanted }
+}
+
+/// What is asked for that this mount does not have, or what it has that is taken back, and that its process would have to do.
+///
+/// A list that has all of a mount takes back what it leaves out: mount(8) before 2.39 hands neither `sync` nor `async` on where
+/// the one takes the other back.
+fn not_followed(entry: &MountEntry, asked: &MountOptionSet) -> Vec<&'static str> {
+    let (is, wanted) = (of_process(entry), asked.flags);
+    let by_name = |name: &'static str| asked.taken_back.contains(&name);
+    let has_all = asked.as_shown || asked.own.iter().any(|(own, _)| WHAT.contains(&own.as_str()));
+    // These take noatime back by their own names.
+    let by_others = by_name("relatime") || wanted.strictatime;
+    let takes_back =
+        |name: &'static str, is: bool, wanted: bool| is && (by_name(name) || (has_all && !wanted));
     let all = [
-        ("noatime", wanted.noatime && !of_mount("noatime")),
-        ("nodiratime", wanted.nodiratime && !of_mount("nodiratime")),
-        ("strictatime", wanted.strictatime && !is_strict),
-        ("sync", wanted.sync && !of_all("sync")),
-        ("dirsync", wanted.dirsync && !of_all("dirsync")),
-        ("relatime", takes_back("relatime") && !of_mount("relatime")),
-        ("atime", takes_back("atime") && of_mount("noatime")),
-        ("nostrictatime", takes_back("nostrictatime") && is_strict),
-        ("diratime", takes_back("diratime") && of_mount("nodiratime")),
-        ("async", takes_back("async") && of_all("sync")),
+        ("noatime", wanted.noatime && !is.noatime),
+        ("nodiratime", wanted.nodiratime && !is.nodiratime),
+        ("strictatime", wanted.strictatime && !is.strictatime),
+        ("sync", wanted.sync && !is.sync),
+        ("dirsync", wanted.dirsync && !is.dirsync),
+        ("relatime", by_name("relatime") && !has(&entry.options, "relatime")),
+        ("atime", takes_back("atime", is.noatime, wanted.noatime || by_others)),
+        ("nostrictatime", by_name("nostrictatime") && is.strictatime),
+        ("diratime", takes_back("diratime", is.nodiratime, wanted.nodiratime)),
+        ("async", takes_back("async", is.sync, wanted.sync)),
+        // It has no opposite in mount(8).
+        ("no dirsync", has_all && is.dirsync && !wanted.dirsync),
     ];
     all.into_iter().filter(|(_, is_new)| *is_new).map(|(name, _)| name).collect()
 }
@@ -240,9 +278,8 @@ mod tests {
         assert_eq!(call.options.flags.names(), ["ro", "nosuid"]);
     }
 
-    #[test]
-    fn a_remount_is_refused_what_the_mount_would_not_follow() {
-        let entry = |options: &str, super_options: &str| MountEntry {
+    fn entry(options: &str, super_options: &str) -> MountEntry {
+        MountEntry {
             id: 1,
             parent_id: 0,
             device: 1,
@@ -253,7 +290,11 @@ mod tests {
             kind: mountinfo::FILE_SYSTEM_TYPE.to_vec(),
             source: b"forebay:/x".to_vec(),
             super_options: super_options.into(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_remount_is_refused_what_the_mount_would_not_follow() {
         let asked = |entry: &MountEntry, list: &str| {
             let call = call(&["none", "/mnt", "-o", &format!("remount,{list}")]).unwrap();
             not_followed(entry, &call.options)
@@ -275,6 +316,40 @@ mod tests {
             ["relatime", "nostrictatime"]
         );
         assert_eq!(asked(&plain, "relatime,atime,nostrictatime,diratime,async"), [""; 0]);
+    }
+
+    #[test]
+    fn a_list_that_has_all_of_a_mount_takes_back_what_it_leaves_out() {
+        let entry = entry("rw,noatime,nodiratime", "rw,sync,dirsync,user_id=0");
+        let asked = |list: &str| {
+            let call = call(&["none", "/mnt", "-o", &format!("remount,{list}")]).unwrap();
+            not_followed(&entry, &call.options)
+        };
+        // As mount(8) hands on what the kernel shows, without the two that take each other back.
+        let shown = "user_id=0,group_id=0,max_read=1048576";
+        assert_eq!(asked(&format!("rw,noatime,nodiratime,dirsync,{shown}")), ["async"]);
+        assert_eq!(asked(&format!("rw,nodiratime,sync,dirsync,{shown}")), ["atime"]);
+        assert_eq!(asked(&format!("rw,noatime,sync,dirsync,{shown}")), ["diratime"]);
+        assert_eq!(asked(&format!("ro,noatime,nodiratime,sync,dirsync,{shown}")), [""; 0]);
+        let relatime = format!("rw,noatime,nodiratime,sync,dirsync,{shown},relatime");
+        assert_eq!(asked(&relatime), ["relatime"]);
+        // As it does with a line of fstab.
+        let line = "nodev,noatime,nodiratime,scratch=16MiB,flash=/x";
+        assert_eq!(asked(line), ["async", "no dirsync"]);
+        // Who names a source and a mount point gives what is to change.
+        assert_eq!(asked("ro"), [""; 0]);
+    }
+
+    #[test]
+    fn a_remount_leaves_what_the_process_does() {
+        let flags = |entry: &MountEntry, list: &str| {
+            let call = call(&["none", "/mnt", "-o", &format!("remount,{list}")]).unwrap();
+            as_it_is(entry, call.options.flags).names().join(",")
+        };
+        let all = entry("rw,noatime,nodiratime", "rw,sync,dirsync,user_id=0");
+        assert_eq!(flags(&all, "ro,nodiratime"), "ro,noatime,nodiratime,sync,dirsync");
+        assert_eq!(flags(&entry("ro,nodiratime", "ro"), "rw,nodiratime"), "nodiratime,strictatime");
+        assert_eq!(flags(&entry("ro,nosuid,relatime", "ro"), "rw"), "");
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct MountOptionSet {
     /// Opposites of flags that were asked for by name, and not followed by what they take back: `relatime` and the like. A
     /// mount that is there may have what they take back.
     pub taken_back: Vec<&'static str>,
+    /// The kernel's own are among them, as where mount(8) hands back all that the kernel shows of a mount.
+    pub as_shown: bool,
     /// Options with a value or that only `forebay` knows, in order: name and value.
     pub own: Vec<(String, Option<PathBuf>)>,
 }
@@ -107,7 +109,7 @@ pub fn add(
                 set.taken_back.extend(OPPOSITES.iter().find(|opposite| **opposite == name));
             }
             (name, _) if name.starts_with("x-") || name == "comment" => (),
-            (name, Some(_)) if KERNELS_OWN.contains(&name) => (),
+            (name, Some(_)) if KERNELS_OWN.contains(&name) => set.as_shown = true,
             (name, value) if known.contains(&name) => set.own.push((name.into(), value)),
             _ if sloppy => (),
             (name, _) => {
@@ -174,6 +176,12 @@ mod tests {
         assert_eq!(taken_back("nostrictatime,relatime,strictatime"), [""; 0]);
         assert_eq!(taken_back("relatime,nostrictatime,noatime"), ["nostrictatime"]);
         assert_eq!(taken_back("defaults,rw,suid,dev,exec,norelatime"), [""; 0]);
+    }
+
+    #[test]
+    fn what_the_kernel_shows_is_told_from_what_a_user_gives() {
+        assert!(parse("ro,user_id=0,group_id=0,remount").unwrap().as_shown);
+        assert!(!parse("ro,nosuid,remount,scratch=4GiB").unwrap().as_shown);
     }
 
     #[test]

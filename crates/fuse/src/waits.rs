@@ -12,6 +12,9 @@
 //! Signals other than deadly ones end no `fsync` of a server that answers: it takes its time, and programs take its failure
 //! for a loss. Nor do they end a read into the page cache: that would be SIGBUS for who has the file mapped.
 //!
+//! What the kernel writes back by itself, stores into a mapping, names no process, and no interrupt comes for it: it is waited
+//! for until it is answered or the session is aborted, whatever becomes of those who wait for it (docs/SEMANTICS.md).
+//!
 //! Called by readers and workers for each request, and by a thread of its own.
 
 use crate::abi::{self, op};

@@ -2,14 +2,14 @@
 //! same price.
 
 use crate::machine::Machine;
-use crate::model::{self, Options, Outcome, SimError};
+use crate::model::{self, Key, Options, Outcome, SimError};
 use crate::parallel::{self, Progress};
 use crate::program::Program;
 use crate::settings::{self, Setting};
 use crate::units::{digits, format_rate, format_time};
 use forebay_workload::document::Fault;
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Most points of a sweep.
 pub const MAX_POINTS: usize = 10_000;
@@ -105,6 +105,18 @@ pub struct Point {
     pub on_front: bool,
     /// Why there are no figures.
     pub error: Option<String>,
+    /// The file that this is about, where it is not that of the machine.
+    #[serde(skip)]
+    pub error_file: Option<PathBuf>,
+}
+
+/// Why a point has no figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The file that is wrong; `None`: that of the machine, or what was asked for.
+    pub file: Option<PathBuf>,
+    /// Why, in words that may begin with the file.
+    pub why: String,
 }
 
 /// A sweep that was done.
@@ -117,7 +129,7 @@ pub struct Sweep {
 }
 
 /// Gives the program of a machine, with so many processes if a range says how many.
-pub type ProgramOf<'a> = dyn Fn(&Machine, Option<u32>) -> Result<Program, String> + Sync + 'a;
+pub type ProgramOf<'a> = dyn Fn(&Machine, Option<u32>) -> Result<Program, Failure> + Sync + 'a;
 
 /// What is swept.
 pub struct Question<'a> {
@@ -129,8 +141,21 @@ pub struct Question<'a> {
     pub ranges: &'a [Range],
     /// The program of a machine, with so many processes if a range says how many.
     pub program: &'a ProgramOf<'a>,
+    /// The workload file, if the program is of one.
+    pub workload: Option<&'a Path>,
     /// How each is run.
     pub options: Options,
+}
+
+impl Question<'_> {
+    /// A simulation that failed, with the file that says so.
+    fn failed(&self, error: &SimError) -> Failure {
+        let file = match error.key() {
+            Some(Key::Workload(_)) => self.workload.map(Path::to_path_buf),
+            Some(Key::Machine(_)) | None => None,
+        };
+        Failure { file, why: error.to_string() }
+    }
 }
 
 /// All combinations.
@@ -163,22 +188,24 @@ pub fn sweep(question: &Question, threads: usize, progress: Progress) -> Result<
 }
 
 fn point(question: &Question, values: &[String]) -> Point {
-    let run = || -> Result<(Outcome, Option<f64>), String> {
+    let run = || -> Result<(Outcome, Option<f64>), Failure> {
         let mut set = question.set.to_vec();
         let mut processes = None;
         for (range, value) in question.ranges.iter().zip(values) {
             if range.key == "processes" {
+                let why = || format!("processes: {value:?} is no number");
                 let count = value.parse::<u32>();
-                processes = Some(count.map_err(|_| format!("processes: {value:?} is no number"))?);
+                processes = Some(count.map_err(|_| Failure { file: None, why: why() })?);
             } else {
                 set.push(Setting { key: range.key.clone(), value: value.clone() });
             }
         }
         let machine = settings::machine(question.machine.0, question.machine.1, &set);
-        let machine = machine.map_err(|fault| fault.to_string())?;
+        let machine =
+            machine.map_err(|fault| Failure { why: fault.to_string(), file: Some(fault.path) })?;
         let program = (question.program)(&machine, processes)?;
         let outcome = model::run(&machine, &program, &question.options);
-        let outcome = outcome.map_err(|error: SimError| error.to_string())?;
+        let outcome = outcome.map_err(|error: SimError| question.failed(&error))?;
         Ok((outcome, machine.price()))
     };
     match run() {
@@ -195,9 +222,10 @@ fn point(question: &Question, values: &[String]) -> Point {
                 price,
                 on_front: false,
                 error: None,
+                error_file: None,
             }
         }
-        Err(error) => Point {
+        Err(failure) => Point {
             values: values.to_vec(),
             bytes_per_s: 0.0,
             end_s: 0.0,
@@ -206,7 +234,8 @@ fn point(question: &Question, values: &[String]) -> Point {
             peak_share: None,
             price: None,
             on_front: false,
-            error: Some(error),
+            error: Some(failure.why),
+            error_file: failure.file,
         },
     }
 }
@@ -329,6 +358,7 @@ mod tests {
             price: Some(price),
             on_front: false,
             error: None,
+            error_file: None,
         };
         let mut points = vec![
             point(1.0, 10.0),

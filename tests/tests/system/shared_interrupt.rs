@@ -1,10 +1,11 @@
 //! Programs that wait for a server that hangs, is gone or is cut off get signals: they end at once, and when the server is
 //! there again all goes on, with nothing done late, nothing held that nobody has, and no lock that nobody knows of.
+//! What the kernel writes by itself, stores into a mapping, no signal ends: an unmount by force does.
 //! Mounts by Unix socket and by TCP; all data is served.
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::machines::Machines;
-use forebay_tests::procs::{self, Child, Shared, without_children};
+use forebay_tests::procs::{self, CHILD_LIMIT, Child, Shared, without_children};
 use forebay_tests::served::{LEASE, Options, Served, Store, Via};
 use forebay_tests::slow_disk::SlowDisk;
 use forebay_tests::sys::{self, Errno, Sys};
@@ -359,4 +360,126 @@ fn a_signal_that_a_program_takes_ends_no_fsync_of_a_server_that_is_only_slow() {
     for child in children {
         child.wait(SOON).unwrap();
     }
+}
+
+const PAGE: usize = 4096;
+
+/// A page of a file, mapped shared.
+struct Page(*mut u8);
+
+impl Page {
+    fn of(fd: &OwnedFd, rights: i32) -> Page {
+        let (flags, fd) = (libc::MAP_SHARED, fd.as_raw_fd());
+        // SAFETY: a fresh mapping.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, rights, flags, fd, 0) };
+        assert_ne!(base, libc::MAP_FAILED, "{:?}", sys::last());
+        Page(base.cast())
+    }
+
+    fn load(&self) -> u8 {
+        // SAFETY: mapped as long as `self` lives, and each mapping here may be read.
+        unsafe { self.0.read_volatile() }
+    }
+
+    /// Only of a page that may be written.
+    fn store(&self, byte: u8) {
+        // SAFETY: mapped as long as `self` lives.
+        unsafe { self.0.write_volatile(byte) };
+    }
+
+    /// Its outcome is nobody's concern: the program is killed in it.
+    fn sync(&self) {
+        // SAFETY: our own mapping.
+        unsafe { libc::msync(self.0.cast(), PAGE, libc::MS_SYNC) };
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, with its length.
+        unsafe { libc::munmap(self.0.cast(), PAGE) };
+    }
+}
+
+type End = fn(Page, &OwnedFd);
+
+/// What a program may do that waits for its stores into a mapping.
+const ENDS: &[(&str, End)] = &[
+    ("msync", |page, _| page.sync()),
+    ("fsync", |_page, fd| {
+        let _ended = sys::fsync(fd);
+    }),
+    ("munmap", |page, _| drop(page)),
+    ("exit", |_page, _| std::thread::sleep(CHILD_LIMIT)),
+];
+
+/// Programs count themselves here: those that are ready, whether the server is away, those that have begun.
+const READY: usize = 0;
+const AWAY: usize = 1;
+const BEGUN: usize = 2;
+
+fn wait_for(count: u64, told: &Shared, which: usize) {
+    let start = Instant::now();
+    while told[which].load(SeqCst) < count {
+        assert!(start.elapsed() < SOON + SLACK, "{which}: {:?} of {count}", told[which]);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// In a program: it is ready, and goes on when the server is away.
+fn is_ready(told: &Shared) {
+    told[READY].fetch_add(1, SeqCst);
+    wait_for(1, told, AWAY);
+    told[BEGUN].fetch_add(1, SeqCst);
+}
+
+/// Waits for a program that was killed.
+fn is_gone(child: Child) {
+    let why = child.wait(SOON).unwrap_err();
+    assert!(why.contains("signal 9"), "{why}");
+}
+
+#[test]
+fn stores_into_a_mapping_wait_for_a_stopped_server_until_the_mount_is_off_by_force() {
+    let _alone = without_children();
+    let served = Served::new(Store::Directory, &[Via::Local, Via::Tcp]);
+    for name in ENDS.iter().map(|(name, _)| *name).chain(["fault"]) {
+        let fd = sys::open(served.path(0, name), NEW_FILE, 0o644).unwrap();
+        sys::pwrite(&fd, 0, &[b'a'; PAGE]).unwrap();
+    }
+    let told = Shared::new(3);
+    // Each program opens its own file: whoever closes a copy of one would wait for its stores, too.
+    let open = |name: &str| sys::open(served.path(1, name), libc::O_RDWR, 0).unwrap();
+    let store = |(name, end): &(&str, End)| {
+        Child::spawn(name, || {
+            let fd = open(name);
+            let page = Page::of(&fd, libc::PROT_READ | libc::PROT_WRITE);
+            assert_eq!(page.load(), b'a');
+            is_ready(&told);
+            page.store(b's');
+            end(page, &fd);
+        })
+    };
+    let storing: Vec<Child> = ENDS.iter().map(store).collect();
+    let reading = Child::spawn("fault", || {
+        let page = Page::of(&open("fault"), libc::PROT_READ);
+        is_ready(&told);
+        let _never_seen = page.load();
+    });
+    let all = storing.len() as u64 + 1;
+    wait_for(all, &told, READY);
+    served.signal_server(0, libc::SIGSTOP);
+    procs::wait_until_stopped(served.server_pid(0));
+    told[AWAY].store(1, SeqCst);
+    wait_for(all, &told, BEGUN);
+    std::thread::sleep(Duration::from_millis(500));
+    for child in storing.iter().chain([&reading]) {
+        assert!(!child.ended(), "a program does not wait for the server");
+        child.signal(libc::SIGKILL);
+    }
+    is_gone(reading);
+    let start = Instant::now();
+    served.umount(1, &["--force"]).unwrap();
+    storing.into_iter().for_each(is_gone);
+    assert!(start.elapsed() < SOON, "the unmount by force took {:?}", start.elapsed());
 }

@@ -6,7 +6,9 @@ use crate::args_sim::{
     SimMachineArgs, SimPholdArgs, SimRunArgs, SimSizeArgs, SimSweepArgs, SimValidateArgs,
     SimulationArgs, WorkloadArgs,
 };
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, hinted, print_json, visible};
+use crate::failure::{
+    EXIT_FAILED, EXIT_OK, Outcome, Usage, as_control_error, at, hinted, print_json, visible,
+};
 use crate::failure_parts::NotSimulated;
 use forebay_proto::control::ControlError;
 use forebay_sim::machine::Machine;
@@ -22,8 +24,10 @@ use forebay_sim_engine::queue::Heap;
 use forebay_workload::ior::{Order, Pattern, Reorder};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
+use std::ffi::OsStr;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 /// Runs it.
 pub fn run(command: SimCommand) -> Outcome {
@@ -194,13 +198,14 @@ fn sweep_keys(args: &SimSweepArgs) -> Outcome {
     let made = |machine: &Machine, processes: Option<u32>| {
         let tasks = processes.unwrap_or(args.simulation.workload.tasks);
         let workload = WorkloadArgs { tasks, ..args.simulation.workload.clone() };
-        at_intervals(&args.simulation, &workload, machine).map_err(|error| format!("{error:#}"))
+        at_intervals(&args.simulation, &workload, machine).map_err(|error| not_made(&error))
     };
     let question = sweep::Question {
         machine: (&path, &text),
         set: &args.simulation.machine.set,
         ranges: &args.over,
         program: &made,
+        workload: args.simulation.workload.workload.as_deref(),
         options: options(&args.simulation.how),
     };
     let swept = with_bar(args.json || args.csv, |progress| {
@@ -224,23 +229,41 @@ fn sweep_keys(args: &SimSweepArgs) -> Outcome {
     }
 }
 
-/// How many points have no figures, and why the first has none; `true`: all of them.
+/// Why a point has no program.
+fn not_made(error: &anyhow::Error) -> sweep::Failure {
+    let path = as_control_error(error).path;
+    let file = path.map(|path| PathBuf::from(OsStr::from_bytes(path.as_bytes())));
+    sweep::Failure { file, why: format!("{error:#}") }
+}
+
+/// The words of a failure without its file, which stands apart; the line in the file stays.
+fn without_file(text: &str, file: &Path) -> String {
+    let name = file.display().to_string();
+    let rest = text.strip_prefix("simulate ").unwrap_or(text);
+    let rest = rest.strip_prefix(name.as_str()).and_then(|rest| rest.strip_prefix(':'));
+    match rest.map(|rest| (rest, rest.strip_prefix(' '))) {
+        Some((_, Some(why))) => why.to_string(),
+        Some((line, None)) => format!("line {line}"),
+        None => text.to_string(),
+    }
+}
+
+/// How many points have no figures, and why the first has none, with the file that is wrong; `true`: all of them.
 fn failed_points(machine: &Path, swept: &sweep::Sweep) -> Option<(ControlError, bool)> {
     let failed = swept.points.iter().filter(|point| point.error.is_some()).count();
     let first = swept.points.iter().find(|point| point.error.is_some())?;
     let all = failed == swept.points.len();
     let text = first.error.as_deref().unwrap_or_default();
-    // The path stands apart.
-    let text = text.strip_prefix(&format!("{}: ", machine.display())).unwrap_or(text);
+    let file = first.error_file.as_deref().unwrap_or(machine);
     let values: Vec<String> =
         swept.keys.iter().zip(&first.values).map(|(key, value)| format!("{key}={value}")).collect();
-    let told = hinted(text, |why| {
+    let told = hinted(&without_file(text, file), |why| {
         let why = format!(
             "{failed} of {} points failed, the first ({}): {why}",
             swept.points.len(),
             values.join(", ")
         );
-        ControlError::new("sweep", Some(machine), &why).errno(libc::EINVAL)
+        ControlError::new("sweep", Some(file), &why).errno(libc::EINVAL)
     });
     Some((told, all))
 }

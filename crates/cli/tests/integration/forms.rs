@@ -405,6 +405,46 @@ fn the_mount_helper_mounts_and_remounts() {
     assert!(output.status.success());
 }
 
+/// The kernel's line of the mount on a directory.
+fn shown(mnt: &Path) -> String {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mnt = format!(" {} ", mnt.display());
+    table.lines().find(|line| line.contains(&mnt)).unwrap().to_string()
+}
+
+#[test]
+fn a_remount_that_leaves_out_what_the_mount_has_is_refused_or_leaves_it() {
+    must_be_root();
+    let rig = Rig::new(Flash::Memory);
+    let helper = |options: &str| {
+        let mut command = std::process::Command::new(program());
+        command.arg0("/sbin/mount.fuse.forebay").env_remove("FOREBAY_FLASH").env_remove("TMPDIR");
+        command.arg("none").arg(&rig.mnt).args(["-o", options]).output().unwrap()
+    };
+    let flash = rig.flash.display();
+    let output = helper(&format!("rw,sync,noatime,nodiratime,scratch=16MiB,flash={flash}"));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let before = shown(&rig.mnt);
+    assert!(before.contains("rw,sync,") && before.contains("rw,noatime,nodiratime"), "{before}");
+    // As mount(8) before 2.39 hands on `remount,async` and the like: with all else that the kernel shows.
+    for (left, taken_back) in [
+        ("noatime,nodiratime", "async"),
+        ("sync,nodiratime", "atime"),
+        ("sync,noatime", "diratime"),
+    ] {
+        let output = helper(&format!("rw,{left},remount,user_id=0,group_id=0,max_read=1048576"));
+        let message = failure(&output, 1);
+        assert!(message.contains(&format!("and {taken_back} would not hold")), "{message}");
+        assert_eq!(shown(&rig.mnt), before);
+    }
+    // What is not spoken of stays, and is shown.
+    let output = helper("remount,ro,nodiratime");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let after = shown(&rig.mnt);
+    assert!(after.contains("ro,noatime,nodiratime"), "{after}");
+    assert!(after.contains(",sync,"), "{after}");
+}
+
 /// The helper's name in /sbin while it lives.
 struct InstalledHelper {
     _turn: fs::File,
@@ -448,6 +488,14 @@ fn mount_8_and_fstab_work() {
     assert_eq!(error.raw_os_error(), Some(libc::EROFS));
     mount(&["-o", "remount,rw", mnt]);
     fs::write(rig.mnt.join("y"), b"2").unwrap();
+    assert!(rig.umount(&[]).status.success());
+
+    mount(&["-t", "fuse.forebay", flash, mnt, "-o", "scratch=16MiB,sync"]);
+    let mut back = std::process::Command::new("mount");
+    let message = text(&back.args(["-o", "remount,async", mnt]).output().unwrap().stderr);
+    assert!(message.contains("async would not hold"), "{message}");
+    mount(&["-o", "remount,ro", mnt]);
+    assert!(shown(&rig.mnt).contains(",sync,"), "{}", shown(&rig.mnt));
     assert!(rig.umount(&[]).status.success());
 
     let fstab = rig.base().join("fstab");

@@ -318,6 +318,36 @@ fn a_sweep_tells_how_many_points_failed_and_why_the_first_did() {
     assert!(plain.contains(wanted), "{plain}");
 }
 
+#[test]
+fn a_sweep_names_the_file_that_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    // Never signalled as often as it is waited for.
+    let waits = "workload = 1\n[[job]]\nname = \"a\"\nphase = [{ name = \"p\", steps = [{ await = \"done\", count = 3 }] }]\n\
+                [[job]]\nname = \"b\"\nphase = [{ name = \"p\", steps = [{ signal = \"done\" }] }]\n";
+    for (workload, why) in [
+        ("/no/w.toml".to_string(), "No such"),
+        (file("old.toml", "workload = 2\n"), "line 1: workload: it is 2"),
+        (file("waits.toml", waits), "the simulation cannot end: "),
+    ] {
+        let output = sim(&["sweep", &workload, "--over", "storage.servers=64,128", "--json"]);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        let printed = text(&output.stdout);
+        let told: Value = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+        let error = &told["error"];
+        assert_eq!((&error["what"], &error["path"]), (&"sweep".into(), &workload.as_str().into()));
+        let all = format!("2 of 2 points failed, the first (storage.servers=64): {why}");
+        let said = error["why"].as_str().unwrap();
+        assert!(said.starts_with(&all) && !said.contains(&workload), "{error}");
+        let plain = text(&output.stderr);
+        assert!(plain.contains(&format!("sweep {workload}: 2 of 2 points failed")), "{plain}");
+    }
+}
+
 /// crates/sim/tests/integration/pages.rs looks at the pages in a browser.
 #[test]
 fn pages_are_written_where_the_user_says() {

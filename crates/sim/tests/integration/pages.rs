@@ -56,6 +56,7 @@ fn swept(over: &[&str]) -> sweep::Sweep {
         set: &set,
         ranges: &ranges,
         program: &|_, processes| Ok(study::writes(processes.unwrap_or(8192))),
+        workload: None,
         options: Options::default().coarse(),
     };
     sweep::sweep(&question, 2, &parallel::silent).unwrap()
