@@ -859,6 +859,44 @@ fn who_writes_back_waits_for_a_stopped_mount_and_sees_no_zeros() {
     assert!(sys::pread(&other, 99_990, 100).unwrap() == [[1; 10], [2; 10]].concat());
 }
 
+/// Reads that wait for a stopped mount have not all connections of theirs: else it could not publish what others wait for.
+#[test]
+fn a_mount_publishes_what_it_is_asked_for_while_many_of_its_reads_wait() {
+    const READS: usize = 24;
+    let served = with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp, Via::Tcp]);
+    let open = |at: usize, name: &str| sys::open(served.path(at, name), RDWR, 0).unwrap();
+    let make = |name: &str| {
+        let file = sys::open(served.path(0, name), NEW, 0o644).unwrap();
+        assert_eq!(sys::pwrite(&file, 0, &[1; 1_000]), Ok(1_000));
+        file
+    };
+    let waiting = make("l/stopped");
+    let stopped = open(1, "l/stopped");
+    assert_eq!(sys::pwrite(&stopped, 0, &[2; 1_000]), Ok(1_000));
+    // Of several files one is at the server that those reads ask.
+    let names = ["l/a", "l/b", "l/c", "l/d"];
+    let _written = names.map(make);
+    let others = names.map(|name| open(2, name));
+    served.signal_mount(1, libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        let reads: Vec<_> =
+            (0..READS).map(|_| scope.spawn(|| sys::pread(&waiting, 0, 2_000))).collect();
+        // Until they have all connections that they may have.
+        std::thread::sleep(Duration::from_secs(2));
+        let begun = Instant::now();
+        let seen = others.each_ref().map(|other| sys::pread(other, 0, 2_000));
+        let waited = begun.elapsed();
+        served.signal_mount(1, libc::SIGCONT);
+        for read in reads {
+            assert!(read.join().unwrap().unwrap() == [2; 1_000], "what the stopped mount wrote");
+        }
+        for seen in seen {
+            assert!(seen.unwrap() == [1; 1_000]);
+        }
+        assert!(waited < served.lease() / 2, "{waited:?}");
+    });
+}
+
 /// Locks a file as a whole and waits for it, or unlocks it.
 fn lock(file: &OwnedFd, set: bool) {
     let kind = if set { libc::F_WRLCK } else { libc::F_UNLCK };
