@@ -259,6 +259,11 @@ pub trait DataOps: Send + Sync {
     fn flush(&self, ino: Ino) -> Result<()>;
     /// Reads at an offset; fewer bytes than asked for only at the end of the file.
     fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize>;
+    /// The same by a descriptor that may also write. What is read may be written back, so it is what all mounts of the buffer
+    /// have written by now, also where [`DataOps::read`] shows less.
+    fn read_to_write(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.read(ino, offset, buffer)
+    }
     /// Writes; returns the count written, less than asked only when space ran out in between.
     fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize>;
     /// Waits until data (and attributes) of the file, and its names, are on flash.

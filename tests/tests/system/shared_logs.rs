@@ -14,12 +14,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const RDWR: i32 = libc::O_RDWR;
 const NEW: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
 /// For what comes when a lease or a server's return is over.
 const SOON: Duration = Duration::from_secs(60);
+/// A machine under load may be so late.
+const SLACK: Duration = Duration::from_secs(20);
 
 /// A buffer over `servers` with a directory `l` whose files are written as logs.
 fn with(options: Options, mounts: &[Via]) -> Served {
@@ -50,6 +52,8 @@ struct Shared<'a> {
     served: &'a Served,
     name: String,
     files: Vec<OwnedFd>,
+    /// The same for reading alone. A read by who may also write shows more: what others have not published.
+    readers: Vec<OwnedFd>,
     /// As all see it.
     published: Vec<u8>,
     /// As it is before all writes in `writes`.
@@ -67,10 +71,13 @@ impl<'a> Shared<'a> {
     fn new(served: &'a Served, name: &str, seed: u64) -> Shared<'a> {
         let name = format!("l/{name}");
         drop(sys::open(served.path(0, &name), NEW, 0o644).unwrap());
-        let open = |at| sys::open(served.path(at, &name), RDWR, 0).unwrap();
-        let mounts = 0..served.mount_count();
+        let open = |flags: i32| -> Vec<OwnedFd> {
+            let open = |at| sys::open(served.path(at, &name), flags, 0).unwrap();
+            (0..served.mount_count()).map(open).collect()
+        };
         Shared {
-            files: mounts.map(open).collect(),
+            files: open(RDWR),
+            readers: open(libc::O_RDONLY),
             served,
             name,
             published: Vec::new(),
@@ -121,7 +128,7 @@ impl<'a> Shared<'a> {
         let mut bytes = vec![0; length];
         self.rng.fill(&mut bytes[..]);
         let path = self.served.path(by, &self.name);
-        let said = match self.rng.random_range(0..12) {
+        let said = match self.rng.random_range(0..13) {
             0..6 => {
                 assert_eq!(sys::pwrite(&self.files[by], at, &bytes), Ok(bytes.len()));
                 self.writes.push((by, at, bytes, false));
@@ -153,7 +160,7 @@ impl<'a> Shared<'a> {
                 self.is_now();
                 format!("mount {by} appended {length} at {end}")
             }
-            _ => {
+            11 => {
                 let emptied = sys::open(path, RDWR | libc::O_TRUNC, 0).unwrap();
                 self.publish_all();
                 self.published.clear();
@@ -163,6 +170,10 @@ impl<'a> Shared<'a> {
                 self.is_now();
                 format!("mount {by} emptied it and wrote {length} at {}", at % 1000)
             }
+            _ => {
+                self.write_back(by, at, bytes);
+                format!("mount {by} wrote {length} back at {at}")
+            }
         };
         if self.strict {
             self.publish(by);
@@ -170,6 +181,19 @@ impl<'a> Shared<'a> {
         println!("{said}");
         (0..self.files.len()).for_each(|view| self.look(view, at, length, &said));
         said
+    }
+
+    /// Reads by who may also write: that shows what all have written by then. And writes there, which others see at once.
+    fn write_back(&mut self, by: usize, at: u64, bytes: Vec<u8>) {
+        let seen = sys::pread(&self.files[by], at, bytes.len()).unwrap();
+        (0..self.files.len()).filter(|other| *other != by).for_each(|other| self.publish(other));
+        let model = self.view(by);
+        let (from, end) = (at as usize, model.len().min(at as usize + bytes.len()));
+        let wanted = model.get(from..end).unwrap_or_default();
+        assert!(seen == wanted, "mount {by} reads {} at {at} to write it back", bytes.len());
+        assert_eq!(sys::pwrite(&self.files[by], at, &bytes), Ok(bytes.len()));
+        self.writes.push((by, at, bytes, false));
+        self.publish(by);
     }
 
     /// Size, and the bytes around a place, as a mount sees them.
@@ -182,7 +206,7 @@ impl<'a> Shared<'a> {
         }
         assert_eq!(size, model.len(), "after {said}: size on mount {view}");
         let from = at.saturating_sub(100);
-        let seen = sys::pread(&self.files[view], from, length + 200).unwrap();
+        let seen = sys::pread(&self.readers[view], from, length + 200).unwrap();
         let end = model.len().min(from as usize + length + 200);
         let wanted = model.get(from as usize..end).unwrap_or_default();
         let differs = || seen.iter().zip(wanted).position(|(a, b)| a != b);
@@ -195,7 +219,7 @@ impl<'a> Shared<'a> {
         let (least, mut most) = (self.view(view), self.base.clone());
         self.writes.iter().for_each(|(_, at, bytes, _)| put(&mut most, *at, bytes));
         let from = at.saturating_sub(100) as usize;
-        let seen = sys::pread(&self.files[view], from as u64, length + 200).unwrap();
+        let seen = sys::pread(&self.readers[view], from as u64, length + 200).unwrap();
         let end = |model: &[u8]| model.len().clamp(from, from + length + 200) - from;
         let sizes = end(&least)..=end(&most);
         assert!(sizes.contains(&seen.len()), "after {said}: mount {view} reads at {from}");
@@ -214,7 +238,7 @@ impl<'a> Shared<'a> {
     fn sees(&self, view: usize) -> bool {
         let model = self.view(view);
         sys::fstat(&self.files[view]).unwrap().size as usize == model.len()
-            && sys::pread(&self.files[view], 0, model.len() + 10).unwrap() == model
+            && sys::pread(&self.readers[view], 0, model.len() + 10).unwrap() == model
     }
 
     fn whole(&self, said: &str) {
@@ -233,7 +257,9 @@ impl<'a> Shared<'a> {
             until("a dead mount's writes", || self.sees(view));
         }
         self.served.mount_again(at);
-        self.files[at] = sys::open(self.served.path(at, &self.name), RDWR, 0).unwrap();
+        let path = self.served.path(at, &self.name);
+        self.files[at] = sys::open(&path, RDWR, 0).unwrap();
+        self.readers[at] = sys::open(&path, libc::O_RDONLY, 0).unwrap();
     }
 }
 
@@ -326,26 +352,31 @@ fn who_writes_after_a_barrier_wins_though_it_publishes_first() {
     let served = with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
     let file = sys::open(served.path(0, "l/f"), NEW, 0o644).unwrap();
     let other = sys::open(served.path(1, "l/f"), RDWR, 0).unwrap();
+    // Who may write would have the other publish.
+    let readers = [0, 1].map(|at| sys::open(served.path(at, "l/f"), libc::O_RDONLY, 0).unwrap());
     // As parallel HDF5 does it: one rank writes fill values, others their data over them.
     assert_eq!(sys::pwrite(&file, 0, &[1; 100_000]), Ok(100_000));
     assert_eq!(sys::pwrite(&other, 10_000, &[2; 50_000]), Ok(50_000));
     sys::fsync(&other).unwrap();
     let wanted = [vec![1; 10_000], vec![2; 50_000], vec![1; 40_000]].concat();
-    assert!(sys::pread(&file, 0, 100_000).unwrap() == wanted, "what is later is seen at once");
+    assert!(
+        sys::pread(&readers[0], 0, 100_000).unwrap() == wanted,
+        "what is later is seen at once"
+    );
     sys::fsync(&file).unwrap();
-    for (at, file) in [&file, &other].into_iter().enumerate() {
-        assert!(sys::pread(file, 0, 200_000).unwrap() == wanted, "mount {at}");
+    for (at, reader) in readers.iter().enumerate() {
+        assert!(sys::pread(reader, 0, 200_000).unwrap() == wanted, "mount {at}");
     }
     // What was there before a cut does not come back, whoever publishes it when.
     assert_eq!(sys::pwrite(&other, 90_000, &[3; 50_000]), Ok(50_000));
     sys::ftruncate(&file, 20_000).unwrap();
     sys::fsync(&other).unwrap();
-    assert!(sys::pread(&file, 0, 200_000).unwrap() == wanted[..20_000]);
+    assert!(sys::pread(&readers[0], 0, 200_000).unwrap() == wanted[..20_000]);
     for server in 0..served.server_count() {
         served.kill_server_at(server);
         served.start_server_at(server);
     }
-    assert!(sys::pread(&other, 0, 200_000).unwrap() == wanted[..20_000]);
+    assert!(sys::pread(&readers[1], 0, 200_000).unwrap() == wanted[..20_000]);
 }
 
 /// Strided writes of two mounts, as a parallel program makes them.
@@ -634,13 +665,18 @@ fn a_published_file_shows_what_all_mounts_wrote_and_a_final_one_is_written_no_mo
         sys::open(served.path(0, "l/f"), NEW, 0o644).unwrap(),
         sys::open(served.path(1, "l/f"), RDWR, 0).unwrap(),
     ];
+    // Who may write would see all, published or not.
+    let readers: Vec<OwnedFd> =
+        (0..2).map(|at| sys::open(served.path(at, "l/f"), libc::O_RDONLY, 0).unwrap()).collect();
     let write = |by: usize, byte: u8| {
         let at = by as u64 * 1_000;
         assert_eq!(sys::pwrite(&files[by], at, &[byte; 1_000]), Ok(1_000));
     };
     let see = |wanted: [u8; 2]| {
         let wanted = wanted.map(|byte| vec![byte; 1_000]).concat();
-        (0..2).for_each(|by| assert!(sys::pread(&files[by], 0, 4_000).unwrap() == wanted, "{by}"));
+        for (by, reader) in readers.iter().enumerate() {
+            assert!(sys::pread(reader, 0, 4_000).unwrap() == wanted, "{by}");
+        }
     };
     let publish = |mount: usize, more: &[&str]| {
         let path = served.root(mount).join("l");
@@ -655,7 +691,7 @@ fn a_published_file_shows_what_all_mounts_wrote_and_a_final_one_is_written_no_mo
     // What comes next is seen when it is published next.
     write(0, 3);
     write(1, 4);
-    assert_eq!(sys::pread(&files[0], 1_000, 1).unwrap(), [2], "not published");
+    assert_eq!(sys::pread(&readers[0], 1_000, 1).unwrap(), [2], "not published");
     assert_eq!(publish(0, &[]), "open");
     see([3, 4]);
     // A mode that lets nobody write publishes too; who has it open writes on.
@@ -742,10 +778,12 @@ fn who_gets_a_lock_sees_what_was_written_under_the_last_one() {
         for mount in 0..3 {
             let path = served.path(mount, name);
             scope.spawn(move || {
-                let file = sys::open(path, RDWR, 0).unwrap();
+                let file = sys::open(&path, RDWR, 0).unwrap();
+                // The lock alone shows it: who may write would see all without one.
+                let reader = sys::open(&path, libc::O_RDONLY, 0).unwrap();
                 for _ in 0..rounds {
                     lock(&file, true);
-                    let count = sys::pread(&file, 0, 8).unwrap();
+                    let count = sys::pread(&reader, 0, 8).unwrap();
                     let count = 1 + u64::from_le_bytes(count.try_into().unwrap());
                     assert_eq!(sys::pwrite(&file, 0, &count.to_le_bytes()), Ok(8));
                     lock(&file, false);
@@ -755,6 +793,108 @@ fn who_gets_a_lock_sees_what_was_written_under_the_last_one() {
     });
     let count = sys::pread(&file, 0, 8).unwrap();
     assert_eq!(u64::from_le_bytes(count.try_into().unwrap()), 3 * rounds);
+}
+
+/// As MPI libraries do it: a rank reads what lies between its pieces, puts them in, and writes all of it back.
+#[test]
+fn who_writes_back_what_it_has_read_keeps_what_others_wrote() {
+    let served = with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+    let open = |at: usize, flags: i32| sys::open(served.path(at, "l/f"), flags, 0o644).unwrap();
+    let first = open(0, NEW);
+    let write = |file: &OwnedFd, at: u64, bytes: &[u8]| {
+        assert_eq!(sys::pwrite(file, at, bytes), Ok(bytes.len()));
+    };
+    // While no other mount has it open for writing, nothing is published for this.
+    write(&first, 0, &[8; 4_096]);
+    assert!(sys::pread(&first, 0, 4_096).unwrap() == [8; 4_096]);
+    write(&first, 0, &[9; 4_096]);
+    until("its log is told of", || told_of_logs(&served)["begun"].as_u64() > Some(0));
+    assert_eq!(told_of_logs(&served)["publications"], 0);
+    let files = [first, open(1, RDWR)];
+    let readers = [0, 1].map(|at| open(at, libc::O_RDONLY));
+    let read = |file: &OwnedFd| sys::pread(file, 0, 20_000).unwrap();
+    let mut wanted = vec![9; 4_096];
+    for round in 0..6u8 {
+        let (by, other) = (usize::from(round % 2), usize::from((round + 1) % 2));
+        let before = read(&readers[by]);
+        write(&files[other], 0, &[round; 4_096]);
+        assert!(read(&readers[by]) == before, "round {round}: not published");
+        // The end too is where another mount wrote last.
+        wanted[..4_096].fill(round);
+        let mut all = read(&files[by]);
+        assert!(all == wanted, "round {round}: who may write sees what is not published");
+        all.resize(wanted.len() + 1_000, round);
+        write(&files[by], 0, &all);
+        wanted.clone_from(&all);
+        assert!(read(&readers[other]) == wanted, "round {round}: what was written back is seen");
+        // And is earlier than what comes next.
+        write(&files[other], 100, &[100 + round; 100]);
+        wanted[100..200].fill(100 + round);
+        assert!(read(&readers[other]) == wanted, "round {round}");
+    }
+    for file in files {
+        sys::close(file).unwrap();
+    }
+    for (at, reader) in readers.iter().enumerate() {
+        assert!(read(reader) == wanted, "mount {at}");
+    }
+}
+
+/// A mount that does not publish is waited for until its lease is over: then its log is read.
+#[test]
+fn who_writes_back_waits_for_a_stopped_mount_and_sees_no_zeros() {
+    let options = Options::over(2, Store::Tmpfs).short_lease();
+    let served = with(options, &[Via::Local, Via::Tcp]);
+    let file = sys::open(served.path(0, "l/f"), NEW, 0o644).unwrap();
+    let other = sys::open(served.path(1, "l/f"), RDWR, 0).unwrap();
+    assert_eq!(sys::pwrite(&file, 0, &[1; 100_000]), Ok(100_000));
+    served.signal_mount(0, libc::SIGSTOP);
+    let begun = Instant::now();
+    let seen = sys::pread(&other, 0, 200_000);
+    let waited = begun.elapsed();
+    served.signal_mount(0, libc::SIGCONT);
+    assert!(seen.unwrap() == vec![1; 100_000], "what the stopped mount wrote");
+    assert!(waited < served.lease() + SLACK, "{waited:?}");
+    until("its next write", || sys::pwrite(&file, 100_000, &[2; 10]) == Ok(10));
+    assert!(sys::pread(&other, 99_990, 100).unwrap() == [[1; 10], [2; 10]].concat());
+}
+
+/// Reads that wait for a stopped mount have not all connections of theirs: else it could not publish what others wait for.
+#[test]
+fn a_mount_publishes_what_it_is_asked_for_while_many_of_its_reads_wait() {
+    const READS: usize = 24;
+    let served = with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp, Via::Tcp]);
+    let open = |at: usize, name: &str| sys::open(served.path(at, name), RDWR, 0).unwrap();
+    let make = |name: &str| {
+        let file = sys::open(served.path(0, name), NEW, 0o644).unwrap();
+        assert_eq!(sys::pwrite(&file, 0, &[1; 1_000]), Ok(1_000));
+        file
+    };
+    let waiting = make("l/stopped");
+    let stopped = open(1, "l/stopped");
+    assert_eq!(sys::pwrite(&stopped, 0, &[2; 1_000]), Ok(1_000));
+    // Of several files one is at the server that those reads ask.
+    let names = ["l/a", "l/b", "l/c", "l/d"];
+    let _written = names.map(make);
+    let others = names.map(|name| open(2, name));
+    served.signal_mount(1, libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        let reads: Vec<_> =
+            (0..READS).map(|_| scope.spawn(|| sys::pread(&waiting, 0, 2_000))).collect();
+        // Until they have all connections that they may have.
+        std::thread::sleep(Duration::from_secs(2));
+        let begun = Instant::now();
+        let seen = others.each_ref().map(|other| sys::pread(other, 0, 2_000));
+        let waited = begun.elapsed();
+        served.signal_mount(1, libc::SIGCONT);
+        for read in reads {
+            assert!(read.join().unwrap().unwrap() == [2; 1_000], "what the stopped mount wrote");
+        }
+        for seen in seen {
+            assert!(seen.unwrap() == [1; 1_000]);
+        }
+        assert!(waited < served.lease() / 2, "{waited:?}");
+    });
 }
 
 /// Locks a file as a whole and waits for it, or unlocks it.

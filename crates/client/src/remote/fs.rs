@@ -170,6 +170,15 @@ impl RemoteFs {
         Ok(have)
     }
 
+    /// Reads; `all`: also of a file in logs all that other mounts have written by now.
+    fn read_data(&self, ino: Ino, offset: u64, buffer: &mut [u8], all: bool) -> Result<usize> {
+        match self.striped.layout(ino) {
+            Some(layout) if layout.log => self.read_logged(ino, &layout, all, offset, buffer),
+            Some(layout) => self.read_striped(ino, &layout, offset, buffer),
+            None => self.read_at_inode(ino, offset, buffer),
+        }
+    }
+
     /// Notes an open of a striped file, if the answer is one: its data is at other servers.
     fn note_striped(&self, answer: &Answer, ino: Ino) {
         match answer {
@@ -488,11 +497,11 @@ impl DataOps for RemoteFs {
     }
 
     fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        match self.striped.layout(ino) {
-            Some(layout) if layout.log => self.read_logged(ino, &layout, offset, buffer),
-            Some(layout) => self.read_striped(ino, &layout, offset, buffer),
-            None => self.read_at_inode(ino, offset, buffer),
-        }
+        self.read_data(ino, offset, buffer, false)
+    }
+
+    fn read_to_write(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.read_data(ino, offset, buffer, true)
     }
 
     fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {

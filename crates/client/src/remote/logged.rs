@@ -10,10 +10,14 @@
 //!   what comes later would be missed. So a log is used in the session that it was begun in only; in a new one the server is
 //!   asked first whether it still knows the log.
 //! * Extents that are not published are in the log, whole. What is published is forgotten here.
+//! * Who may write back what it reads has read all that other mounts had written: the server asks them first. What is written back
+//!   is published before the write returns, so that others' next writes are later ([`updates`]).
 //! * Times of records grow, and are later than all that this mount has learnt of the index: who overwrites what it has seen wins,
 //!   whatever the clocks say.
 //!
 //! Called by `fs`; a thread ends the logs of files that were closed.
+
+mod updates;
 
 use super::RemoteFs;
 use super::answers::STRANGE;
@@ -36,6 +40,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use updates::Updates;
 
 /// A mount publishes by itself when so many extents, or bytes, are not published: both are kept for it, here and at the server
 /// that would have to read the log.
@@ -90,6 +95,8 @@ struct State {
     newest_ns: u64,
     /// The time of writing that the server showed since, which is an older one.
     before: Option<Timestamp>,
+    /// What may be written back.
+    updates: Updates,
 }
 
 impl State {
@@ -150,6 +157,7 @@ impl KnownMap {
             shards: extents.iter().filter_map(of).collect(),
             extents,
             more: false,
+            others: false,
         }
     }
 }
@@ -160,6 +168,21 @@ impl LogFile {
         known.map = None;
         known.forgotten += 1;
         known.asks = 0;
+    }
+
+    /// What this mount writes next is later than what it has seen. A range that was read to be written back, while others may
+    /// write, is remembered.
+    fn learnt(&self, map: &Map, update: Option<(u64, u64)>) {
+        let newest_ns = map.extents.iter().map(|extent| extent.time_ns).max();
+        let update = update.filter(|_| map.others);
+        if newest_ns.is_none() && update.is_none() {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.newest_ns = state.newest_ns.max(newest_ns.unwrap_or(0));
+        if let Some((from, to)) = update {
+            state.updates.read(from, to);
+        }
     }
 
     fn is_closed(&self) -> bool {
@@ -291,6 +314,22 @@ impl Logs {
         match sync {
             true => self.publish_durably(ino, &mut state),
             false => self.publish_some(ino, &mut state, Also::Nothing).map(drop),
+        }
+    }
+
+    /// After a write: publishes what has become much, and at once what was written back. What cannot be published now is in the
+    /// log, and is published later.
+    fn publish_written(&self, ino: Ino, state: &mut State, (from, to): (u64, u64)) {
+        let much = state.own.as_ref().is_some_and(|own| own.end - own.published >= MUCH_BYTES);
+        let much = much || state.extents.len() >= MANY_EXTENTS;
+        let also = match state.updates.take(from, to) {
+            // The next write asks the server first, and hears of what others have written back.
+            true => Also::SayClean,
+            false if much => Also::Nothing,
+            false => return,
+        };
+        if let Err(error) = self.publish_some(ino, state, also) {
+            tracing::debug!(%ino, %error, "what was written is published later");
         }
     }
 
@@ -744,15 +783,19 @@ struct Map {
     extents: Vec<Extent>,
     shards: HashMap<LogId, ShardId>,
     more: bool,
+    /// Other mounts may write the file.
+    others: bool,
 }
 
 impl RemoteFs {
-    fn map(&self, ino: Ino, offset: u64, bytes: usize) -> Result<Map> {
+    /// `all`: with what other mounts have not published; they are waited for.
+    fn map(&self, ino: Ino, offset: u64, bytes: usize, all: bool) -> Result<Map> {
         let mut payload = Vec::new();
-        let call = Call::LogMap { ino, offset, bytes: bytes as u32 };
+        let call = Call::LogMap { ino, offset, bytes: bytes as u32, all };
         let peer = self.servers.of(ino)?;
         let done = peer.call(&Caller::root(), call, &[], Room::Vec(&mut payload))?;
-        let Answer::LogMap { size_bytes, objects_bytes, extents, more } = done.answer else {
+        let Answer::LogMap { size_bytes, objects_bytes, extents, more, others } = done.answer
+        else {
             return Err(STRANGE);
         };
         let split = extents as usize * forebay_log::extents::EXTENT_BYTES;
@@ -761,19 +804,20 @@ impl RemoteFs {
         let shards =
             behind.chunks_exact(2).map(|two| ShardId(u16::from_le_bytes([two[0], two[1]])));
         let shards = extents.iter().map(|extent| extent.log).zip(shards).collect();
-        Ok(Map { size_bytes, objects_bytes, extents, shards, more })
+        Ok(Map { size_bytes, objects_bytes, extents, shards, more, others })
     }
 
-    /// The same from what is known, if it may be kept. Of a `strict` file the server asks the writers each time.
+    /// The same from what is known, if it may be kept: then no other mount has the file open for writing, so that is also `all`.
+    /// Of a `strict` file the server asks the writers each time.
     fn map_or_known(
         &self,
         ino: Ino,
         file: &LogFile,
-        strict: bool,
+        (strict, all): (bool, bool),
         (offset, end): (u64, u64),
     ) -> Result<Map> {
-        let ask =
-            || self.map(ino, offset, end.saturating_sub(offset).min(u32::MAX.into()) as usize);
+        let bytes = end.saturating_sub(offset).min(u32::MAX.into()) as usize;
+        let ask = || self.map(ino, offset, bytes, all);
         let inode_server = self.servers.of(ino)?;
         if strict || inode_server.kept.attr_ttl(ino).is_zero() {
             return ask();
@@ -816,7 +860,7 @@ impl RemoteFs {
         };
         let mut offset = 0;
         loop {
-            let map = self.map(ino, offset, KNOWN_BYTES as usize)?;
+            let map = self.map(ino, offset, KNOWN_BYTES as usize, false)?;
             map.extents.iter().for_each(|extent| all.extents.insert(*extent));
             all.shards.extend(map.shards);
             all.size_bytes = map.size_bytes;
@@ -833,11 +877,13 @@ impl RemoteFs {
         }
     }
 
-    /// Reads; fewer bytes than asked for only at the end of the file.
+    /// Reads; fewer bytes than asked for only at the end of the file. `all`: what is read may be written back, so it is all that
+    /// other mounts have written by now, published or not.
     pub(super) fn read_logged(
         &self,
         ino: Ino,
         layout: &Layout,
+        all: bool,
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize> {
@@ -848,7 +894,8 @@ impl RemoteFs {
         let mut have = 0;
         let mut looks = 0;
         while have < buffer.len() {
-            match self.read_some(ino, layout, offset + have as u64, &mut buffer[have..]) {
+            let at = offset + have as u64;
+            match self.read_some(ino, layout, all, at, &mut buffer[have..]) {
                 Ok((count, more)) => {
                     have += count;
                     if !more {
@@ -872,6 +919,7 @@ impl RemoteFs {
         &self,
         ino: Ino,
         layout: &Layout,
+        all: bool,
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<(usize, bool)> {
@@ -887,20 +935,17 @@ impl RemoteFs {
             file.read.lock().entry(*id).or_insert_with(|| Some(Arc::clone(log)));
         }
         // Also where this mount wrote all of it: what others published since may be later.
-        let map = self.map_or_known(ino, &file, layout.strict, (offset, end))?;
-        if let Some(newest_ns) = map.extents.iter().map(|extent| extent.time_ns).max() {
-            let mut state = file.state.lock();
-            state.newest_ns = state.newest_ns.max(newest_ns);
-        }
+        let map = self.map_or_known(ino, &file, (layout.strict, all), (offset, end))?;
         let more = map.more;
         if let (true, Some(last)) = (more, map.extents.last()) {
             end = last.end();
         }
+        file.learnt(&map, all.then_some((offset, end)));
         let size_bytes = map.size_bytes.max(own_end);
         let want = end.min(size_bytes).saturating_sub(offset) as usize;
-        let mut all = Extents::default();
-        map.extents.iter().chain(&own_extents).for_each(|extent| all.insert(*extent));
-        let parts = all.look(offset, offset + want as u64);
+        let mut extents = Extents::default();
+        map.extents.iter().chain(&own_extents).for_each(|extent| extents.insert(*extent));
+        let parts = extents.look(offset, offset + want as u64);
         for (from, to) in gaps(&parts, offset, offset + want as u64) {
             let into = &mut buffer[(from - offset) as usize..(to - offset) as usize];
             let there = map.objects_bytes.saturating_sub(from).min(to - from) as usize;
@@ -981,12 +1026,7 @@ impl RemoteFs {
         if mode.sync {
             self.logs.publish_durably(ino, &mut state)?;
         }
-        let much = state.own.as_ref().is_some_and(|own| own.end - own.published >= MUCH_BYTES);
-        if (much || state.extents.len() >= MANY_EXTENTS)
-            && let Err(error) = self.logs.publish_some(ino, &mut state, Also::Nothing)
-        {
-            tracing::debug!(%ino, %error, "what was written is published later");
-        }
+        self.logs.publish_written(ino, &mut state, (offset, offset + have as u64));
         Ok(have)
     }
 }

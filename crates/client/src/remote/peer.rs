@@ -21,7 +21,7 @@ use super::kept::{Kept, Mark};
 use super::place::Expected;
 use super::refusal::Refusals;
 use crate::ledger::while_busy;
-use about::{changes_attributes_of, data_used_by, is_by_itself};
+use about::{changes_attributes_of, data_used_by, is_by_itself, waits_for_mounts};
 use forebay_activity::{Activity, Begun};
 use forebay_net::handshake::Credential;
 use forebay_net::node::{groups_of_process, host_name, this_node};
@@ -329,7 +329,7 @@ impl Peer {
     ) -> Result<Done> {
         let by_itself = is_by_itself(&call);
         let _waits = (!by_itself).then(|| Waits::new(&self.programs_wait));
-        let mut in_use = self.take_slot(by_itself)?;
+        let mut in_use = self.take_slot(by_itself, waits_for_mounts(&call))?;
         let Some(slot) = in_use.slot.as_mut() else { return Err(Errno::EIO) };
         if call.is_once_only() {
             slot.seq = slot.seq.wrapping_add(1);

@@ -16,12 +16,20 @@ pub(crate) fn read(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Resu
     may_use(cx, rq.ino(), arg.fh, process)?;
     reply.fill(arg.size as usize, |room| {
         let begun = cx.activity.begin();
-        let bytes = cx.fs.read(rq.ino(), arg.offset, room)?;
+        let bytes = match may_write_back(&arg) {
+            true => cx.fs.read_to_write(rq.ino(), arg.offset, room)?,
+            false => cx.fs.read(rq.ino(), arg.offset, room)?,
+        };
         cx.tally.read(bytes);
         cx.moved(begun, ActivityKind::Hit, rq.ino(), arg.offset, bytes);
         Ok(bytes)
     })?;
     Ok(Given::Nothing)
+}
+
+/// True if what is read may be written back by the same descriptor.
+fn may_write_back(arg: &abi::ReadIn) -> bool {
+    arg.flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32
 }
 
 pub(crate) fn write(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given> {
@@ -131,6 +139,14 @@ fn copy(cx: &Connection, rq: &Request<'_>, limit: u64) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_descriptor_may_write_back_is_told_by_its_flags() {
+        let of =
+            |flags: i32| may_write_back(&abi::ReadIn { flags: flags as u32, ..Default::default() });
+        assert!(of(libc::O_RDWR) && of(libc::O_RDWR | libc::O_DIRECT | libc::O_NOFOLLOW));
+        assert!(!of(libc::O_RDONLY) && !of(libc::O_RDONLY | libc::O_DIRECT));
+    }
 
     #[test]
     fn pages_written_back_are_not_appends() {

@@ -158,6 +158,8 @@ pub enum Answer {
         extents: u32,
         /// There are more in the range, behind the last one.
         more: bool,
+        /// Other mounts may write the file.
+        others: bool,
     },
     /// To `Getattr`, `Setattr`.
     Attr(KeptAttr),

@@ -315,6 +315,8 @@ pub enum Call<'a> {
         offset: u64,
         /// How much.
         bytes: u32,
+        /// All that other mounts have written by now: they publish first.
+        all: bool,
     },
     /// `fsync`.
     Fsync {

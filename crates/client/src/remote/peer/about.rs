@@ -8,6 +8,22 @@ pub(super) fn is_by_itself(call: &Call<'_>) -> bool {
     matches!(call, Call::Forget(_) | Call::Release(_) | Call::Renew | Call::Places)
 }
 
+/// Calls that a server may answer only when other mounts have published what they wrote to a file in logs.
+pub(super) fn waits_for_mounts(call: &Call<'_>) -> bool {
+    matches!(
+        call,
+        Call::LogMap { .. }
+            | Call::Getattr(_)
+            | Call::Read { .. }
+            | Call::Seek { .. }
+            | Call::Fallocate { .. }
+            | Call::Write { append: true, .. }
+            | Call::Open { .. }
+            | Call::Setattr { .. }
+            | Call::Setxattr { .. }
+    )
+}
+
 /// The file whose data a call reads or changes; of a copy, the one that it changes.
 pub(super) fn data_used_by(call: &Call<'_>) -> Option<Ino> {
     match *call {

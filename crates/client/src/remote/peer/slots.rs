@@ -4,8 +4,12 @@
 //! processor. So a program's call takes the slot that was last used where it is itself. What the mount does by
 //! itself takes the one at the back, so that it does not come between two calls of a program.
 //!
-//! Invariant: the slots that are not in use are in the list, the one used last at the front. Called by the calls of
-//! [`Peer`].
+//! Invariants:
+//! * the slots that are not in use are in the list, the one used last at the front;
+//! * calls that wait for what other mounts publish never have all slots: each of two mounts could wait for the other one, and
+//!   neither could publish.
+//!
+//! Called by the calls of [`Peer`].
 
 use super::Peer;
 use forebay_net::Link;
@@ -17,6 +21,8 @@ use std::collections::VecDeque;
 /// Slots among which one of the same processor is looked for, those used last: as many as calls are
 /// under way at once on a node of few processors.
 const SLOTS_LOOKED_AT: usize = 8;
+/// Slots that are left for calls which wait for no other mount.
+const SPARE_SLOTS: usize = 2;
 
 /// A connection with one call under way.
 pub(super) struct Slot {
@@ -53,21 +59,19 @@ impl Drop for InUse<'_> {
                 false => slots.push_front(slot),
             }
             drop(slots);
-            self.peer.slot_free.notify_one();
+            // Not each of those that wait may take it.
+            self.peer.slot_free.notify_all();
         }
     }
 }
 
 impl Peer {
-    /// A slot that nobody else uses; `by_itself`: for a call that no program asked for. EINTR if nobody waits for it any
-    /// more, ETIMEDOUT if the server was given up meanwhile.
-    pub(super) fn take_slot(&self, by_itself: bool) -> Result<InUse<'_>> {
+    /// A slot that nobody else uses; `by_itself`: for a call that no program asked for; `waits`: for one that may wait for other
+    /// mounts. EINTR if nobody waits for it any more, ETIMEDOUT if the server was given up meanwhile.
+    pub(super) fn take_slot(&self, by_itself: bool, waits: bool) -> Result<InUse<'_>> {
         let mut slots = self.slots.lock();
         loop {
-            let slot = match by_itself {
-                true => slots.pop_back(),
-                false => take_near(&mut slots),
-            };
+            let slot = take(&mut slots, by_itself, waits);
             if slot.is_some() {
                 return Ok(InUse { peer: self, slot, by_itself });
             }
@@ -76,6 +80,14 @@ impl Peer {
             }
             let _ = self.slot_free.wait_for(&mut slots, LOOK);
         }
+    }
+}
+
+fn take(slots: &mut VecDeque<Slot>, by_itself: bool, waits: bool) -> Option<Slot> {
+    match by_itself {
+        _ if waits && slots.len() <= SPARE_SLOTS => None,
+        true => slots.pop_back(),
+        false => take_near(slots),
     }
 }
 
@@ -92,4 +104,20 @@ fn take_near(slots: &mut VecDeque<Slot>) -> Option<Slot> {
 /// The processor that this thread runs on now.
 pub(super) fn this_cpu() -> Option<u16> {
     u16::try_from(rustix::thread::sched_getcpu()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_that_wait_for_other_mounts_leave_slots_for_those_that_do_not() {
+        let mut slots: VecDeque<Slot> = (0..5).map(Slot::new).collect();
+        let waiting = std::iter::from_fn(|| take(&mut slots, false, true)).count();
+        assert_eq!(waiting, 5 - SPARE_SLOTS);
+        assert!(
+            take(&mut slots, false, false).is_some() && take(&mut slots, true, false).is_some()
+        );
+        assert!(take(&mut slots, false, false).is_none());
+    }
 }

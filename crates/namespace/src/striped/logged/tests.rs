@@ -462,6 +462,21 @@ fn a_log_that_somebody_removed_or_whose_server_is_away_is_an_error_and_never_zer
 }
 
 #[test]
+fn a_mount_that_does_not_publish_is_an_error_until_it_is_known_to_be_dead() {
+    let rig = Rig::new(2);
+    let dead = Dead::default();
+    let ns = join(&rig, &dead);
+    let ino = file(&rig, "f");
+    let mut writer = Writer::begin(&rig, ino, 1, 1).unwrap();
+    writer.write(&rig, 0, &[1; 5000]);
+    assert_eq!(ns.ask_log_writers(ino, Some(2)), Err(Errno::ETIMEDOUT));
+    assert_eq!(ns.ask_log_writers(ino, Some(1)), Ok(()), "nobody waits for itself");
+    dead.lock().insert(1);
+    assert_eq!(ns.ask_log_writers(ino, Some(2)), Ok(()));
+    assert!(whole(&ns, ino) == [1; 5000]);
+}
+
+#[test]
 fn logs_that_are_on_no_record_are_swept_away() {
     let rig = Rig::new(2);
     let dead = Dead::default();

@@ -41,7 +41,7 @@ impl At<'_> {
                     })
                     .into()
             }
-            Call::LogMap { ino, offset, bytes } => {
+            Call::LogMap { ino, offset, bytes, .. } => {
                 self.log_map(ino, offset, bytes, room).unwrap_or_else(Reply::failed)
             }
             _ => Reply::failed(Errno::ENOSYS),
@@ -49,14 +49,12 @@ impl At<'_> {
     }
 
     /// Before a call that is to see all that was written, other mounts publish: of a file whose readers see that always, and of any
-    /// file in logs that is cut, appended to or changed in its objects, that is published by somebody else than its writer, or
-    /// that nobody may write any more. So what was written before such a change is before it for all.
+    /// file in logs that is read by who may write it, is cut, appended to or changed in its objects, is published by somebody else
+    /// than its writer, or that nobody may write any more. So what was written before such a change is before it for all.
     pub(super) fn ask_writers(&self, call: &Call<'_>) -> Result<()> {
         let (ino, always) = match call {
-            Call::Getattr(ino)
-            | Call::LogMap { ino, .. }
-            | Call::Read { ino, .. }
-            | Call::Seek { ino, .. } => (*ino, false),
+            Call::Getattr(ino) | Call::Read { ino, .. } | Call::Seek { ino, .. } => (*ino, false),
+            Call::LogMap { ino, all, .. } => (*ino, *all),
             Call::Fallocate { ino, .. } | Call::Write { ino, append: true, .. } => (*ino, true),
             Call::Open { ino, open_flags, .. } => {
                 if *open_flags as i32 & libc::O_TRUNC == 0 {
@@ -101,8 +99,16 @@ impl At<'_> {
             objects_bytes: map.objects_bytes,
             extents: map.extents.len() as u32,
             more: map.more,
+            others: self.others_may_write(ino),
         };
         Ok(Reply { payload_bytes: room.len(), ..Reply::of(answer) })
+    }
+
+    /// Other mounts have the file open for writing, or may: those of an earlier start that are not back yet.
+    fn others_may_write(&self, ino: Ino) -> bool {
+        let own = self.session.id();
+        !self.sessions.grace.is_over()
+            || self.sessions.leases.writers(ino).iter().any(|writer| *writer != own)
     }
 }
 
