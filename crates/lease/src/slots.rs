@@ -4,6 +4,9 @@
 //! connection broke before the answer came; the call is then not done again but answered from
 //! here, also when the first attempt is still being done by the thread of the broken connection.
 //! After a restart of the server the slots begin with what its log had (`AnswerRecord`).
+//!
+//! Invariant: an inode is kept for a repetition as long as there may be one: until the slot has another call, or the client
+//! has said that it has the answer.
 
 use forebay_interfaces::references::References;
 use forebay_proto::net::Answer;
@@ -63,6 +66,15 @@ struct Slot {
     last: Last,
 }
 
+impl Slot {
+    fn take_pin(&mut self) -> Option<Pin> {
+        match &mut self.last {
+            Last::Recorded(_, pin) => pin.take(),
+            _ => None,
+        }
+    }
+}
+
 /// A client's slots.
 pub struct Slots {
     slots: Mutex<Vec<Slot>>,
@@ -95,12 +107,31 @@ impl Slots {
     }
 
     /// Lets go of the inodes of answers: the client did not come back in time.
-    fn unpin(&self) {
-        for slot in self.slots.lock().iter_mut() {
-            if let Last::Recorded(_, pin) = &mut slot.last {
-                *pin = None;
-            }
+    pub fn unpin(&self) {
+        let pins: Vec<Pin> = self.slots.lock().iter_mut().filter_map(Slot::take_pin).collect();
+        // To let go of an inode may take long.
+        drop(pins);
+    }
+
+    /// The client has the answers of its last calls in these slots.
+    pub fn answered(&self, slots: &[SlotId]) {
+        let mut all = self.slots.lock();
+        let mut pins = Vec::new();
+        for slot in slots {
+            pins.extend(all.get_mut(usize::from(slot.0)).and_then(Slot::take_pin));
         }
+        drop(all);
+        drop(pins);
+    }
+
+    /// A call that is not numbered came in a slot after the one numbered `seq`, which has its answer, then.
+    pub fn used_after(&self, slot: SlotId, seq: u32) {
+        let mut all = self.slots.lock();
+        let state = all.get_mut(usize::from(slot.0));
+        let state = state.filter(|state| seq.wrapping_sub(state.seq) as i32 >= 0);
+        let pin = state.and_then(Slot::take_pin);
+        drop(all);
+        drop(pin);
     }
 
     /// Does the call numbered `seq` in the slot, or gives the answer that it had in this session.
@@ -286,6 +317,54 @@ mod tests {
         assert_eq!(repeated, Ok(Answer::Count(6)));
         let again = slots.once(SlotId(0), 1, SessionId(2), |_| Answer::Count(7));
         assert_eq!(again, Ok(Answer::Count(6)));
+    }
+
+    /// How many references are held.
+    #[derive(Default)]
+    struct Taken(AtomicU32);
+
+    impl References for Taken {
+        fn take_reference(&self, _: Ino) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+
+        fn forget(&self, _: Ino, _: u64) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_the_log_had_is_kept_until_the_client_has_its_answer() {
+        let taken = Arc::new(Taken::default());
+        let references: Arc<dyn References> = Arc::clone(&taken) as Arc<dyn References>;
+        let answers = (0..5u16).map(|slot| {
+            let what = Answered::Made(Ino(u64::from(slot) + 7));
+            ((3, slot), AnswerRecord { seq: 9, what })
+        });
+        let mut old = OldClients::recorded(&references, answers.collect());
+        let slots = old.remove(ClientId(3)).unwrap();
+        let kept = || taken.0.load(Ordering::Relaxed);
+        assert_eq!(kept(), 5);
+        slots.answered(&[SlotId(4), SlotId(8), SlotId(MAX_SLOTS)]);
+        assert_eq!(kept(), 4);
+        // A call of before it, as the one that says what a client holds is numbered; and the slot's next.
+        slots.used_after(SlotId(0), 8);
+        assert_eq!(kept(), 4);
+        slots.used_after(SlotId(0), 9);
+        slots.used_after(SlotId(1), 10);
+        slots.used_after(SlotId(MAX_SLOTS), 10);
+        assert_eq!(kept(), 2);
+        slots.once(SlotId(2), 10, SessionId(1), |_| Answer::Done).unwrap();
+        assert_eq!(kept(), 1);
+        // What is known of the call stays.
+        let again = slots.once(SlotId(4), 9, SessionId(1), |before| {
+            assert!(matches!(before, Before::Recorded(Answered::Made(Ino(11)))));
+            Answer::Done
+        });
+        assert_eq!(again, Ok(Answer::Done));
+        slots.unpin();
+        assert_eq!(kept(), 0);
     }
 
     #[test]

@@ -191,16 +191,21 @@ fn images_are_sound(on: &Path, point: &Path) {
     }
 }
 
-/// An image is written when the mount is killed: what was synced in it is there, and its own fsck finds nothing wrong.
-fn an_image_outlives_a_kill(on: &Path, point: &Path, kill: impl FnOnce(), mount: impl FnOnce()) {
-    let image = on.join("ext4.img");
-    run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(point));
+/// Mounts an image and writes into it: what is synced, and what is not.
+fn write_into(image: &Path, point: &Path) {
+    run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(point));
     said_by(
         "rm -r *; head -c 3000000 /dev/urandom > synced; sha256sum synced > sums; sync -f .",
         point,
     );
     let late = format!("head -c 9000000 /dev/urandom > {}/late", point.display());
     let _ = try_run_for(Command::new("bash").args(["-c", &late]), LIMIT);
+}
+
+/// An image is written when the mount is killed: what was synced in it is there, and its own fsck finds nothing wrong.
+fn an_image_outlives_a_kill(on: &Path, point: &Path, kill: impl FnOnce(), mount: impl FnOnce()) {
+    let image = on.join("ext4.img");
+    write_into(&image, point);
     kill();
     // It cannot be written any more; the kernel says so to whoever tries.
     let _ = try_run_for(Command::new("umount").arg(point), LIMIT);
@@ -214,6 +219,27 @@ fn an_image_outlives_a_kill(on: &Path, point: &Path, kill: impl FnOnce(), mount:
     mount_for_reading(&image, point);
     said_by("sha256sum --quiet -c sums", point);
     run(Command::new("umount").arg(point));
+}
+
+/// The same of one that replays its log when it is mounted.
+fn an_xfs_image_outlives_a_kill(
+    on: &Path,
+    point: &Path,
+    kill: impl FnOnce(),
+    mount: impl FnOnce(),
+) {
+    let image = on.join("xfs.img");
+    write_into(&image, point);
+    kill();
+    let _ = try_run_for(Command::new("umount").arg(point), LIMIT);
+    mount();
+    // Two mounts of one UUID are refused: that of before may take a moment to go.
+    until("the image is mounted again", LIMIT, || {
+        try_run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(point)).0
+    });
+    said_by("sha256sum --quiet -c sums", point);
+    run(Command::new("umount").arg(point));
+    run(Command::new("xfs_repair").arg("-n").arg(&image));
 }
 
 #[test]
@@ -240,6 +266,8 @@ fn images_on_a_cache_are_sound_there_and_on_the_pfs() {
     site.must_be_durable();
     images_are_sound(&site.pfs(""), &point);
     an_image_outlives_a_kill(&site.mnt(""), &point, || site.kill(), || site.mount());
+    site.must_be_durable();
+    run(Command::new("e2fsck").arg("-fn").arg(site.pfs("ext4.img")));
 }
 
 /// Made by one mount, looked at by another one, which reads by TCP.
@@ -255,6 +283,7 @@ fn images_over_two_servers_are_mounted_written_and_sound() {
     images_are_sound(&served.root(1), &point);
     let kill = || served.kill_mount(0);
     an_image_outlives_a_kill(&served.root(0), &point, kill, || served.mount_again(0));
+    an_xfs_image_outlives_a_kill(&served.root(0), &point, kill, || served.mount_again(0));
 }
 
 // ---- overlays -------------------------------------------------------------------------------------------------

@@ -364,6 +364,15 @@ fn copied_up_files_are_found_again(on: &Path, more: &str, handles: Handles) {
     let (ok, said) = try_run(Command::new("sh").args(["-euc", &script]).current_dir(&lower));
     assert!(ok, "{said}");
     let overlay = Overlay::with(&lower, &dir, dir.join("merged"), more);
+    for option in ["index", "nfs_export"] {
+        let [on, off] = ["on", "off"].map(|is| format!("{option}={is}"));
+        if more.contains(&on) {
+            // Without handles it does without these two, and says so. What the kernel has by itself is not shown.
+            let (shown, not) =
+                (overlay.shown_options(), if handles == Handles::Stay { off } else { on });
+            assert!(!shown.contains(&not), "{more}: {shown}");
+        }
+    }
     overlay.shell(COPY_UP);
     let [expected, _] = overlay.look();
     let numbers = overlay.numbers();
@@ -393,6 +402,13 @@ fn copied_up_files_are_found_again(on: &Path, more: &str, handles: Handles) {
 }
 
 impl Overlay {
+    /// What the table of mounts says of it.
+    fn shown_options(&self) -> String {
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let here = format!(" {} overlay ", self.merged.display());
+        table.lines().rev().find(|line| line.contains(&here)).unwrap().to_string()
+    }
+
     /// Inode numbers of what was copied up.
     fn numbers(&self) -> Vec<u64> {
         let paths = ["three", "dir/four", "link", "renamed", "five", "names/first"];

@@ -133,6 +133,27 @@ fn files_stay_open_over_a_restart_of_the_server() {
     }
 }
 
+/// The call that made it has its answer: nothing is kept for a repetition.
+#[test]
+fn the_space_of_a_file_without_a_name_comes_back_over_a_restart_of_the_server() {
+    const SIZE: usize = 8 << 20;
+    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+    let empty = served.free_bytes(0);
+    let open = || {
+        let fd = sys::open(served.path(0, ""), libc::O_TMPFILE | libc::O_RDWR, 0o600).unwrap();
+        sys::pwrite(&fd, 0, &vec![1; SIZE]).unwrap();
+        fd
+    };
+    let unnamed = [open(), open()];
+    served.kill_and_restart_server();
+    drop(unnamed);
+    let start = Instant::now();
+    while served.free_bytes(0) + (1 << 20) < empty {
+        assert!(start.elapsed() < LEASE + SLACK, "its space does not come back");
+        std::thread::sleep(ms(20));
+    }
+}
+
 /// The kernel of the mount that made a file keeps its inode cached, and with it a reference: it
 /// must be told to let it go.
 #[test]

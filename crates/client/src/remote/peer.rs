@@ -607,7 +607,10 @@ impl Peer {
         self.must_be_expected(&attached)?;
         self.near.store(attached.node == self.node, Ordering::Relaxed);
         let locks = self.held_locks.all();
-        let (generation, parts) = self.held.for_new_session(&locks);
+        let (generation, mut parts) = self.held.for_new_session(&locks);
+        if let Some(last) = parts.last_mut() {
+            last.answered = self.slots_in_no_use();
+        }
         for part in parts {
             let request = Request {
                 session: attached.key.session,

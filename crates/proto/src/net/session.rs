@@ -110,6 +110,8 @@ pub struct Reclaim {
     pub served: Vec<(Ino, u64)>,
     /// Locks held.
     pub locks: Vec<LockSpec>,
+    /// Slots in which no call waits for its answer: the last one there will not be repeated.
+    pub answered: Vec<SlotId>,
     /// Nothing follows.
     pub last: bool,
 }

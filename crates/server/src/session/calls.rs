@@ -144,6 +144,9 @@ impl Sessions {
         let local = local && self.facts.gives_objects && self.buffer.believes_kernel_of(session);
         let at = At { sessions: self, session, caller, payload, local };
         if !request.call.is_once_only() {
+            if !matches!(request.call, Call::Reclaim(_)) {
+                session.slots.used_after(request.slot, request.slot_seq);
+            }
             return match self.buffer.prepare(&at, &request.call) {
                 Ok(()) => at.answer(&request.call, room),
                 Err(errno) => Reply::failed(errno),
@@ -370,6 +373,7 @@ impl At<'_> {
             }
         }
         let lost = self.restore_locks(&part.locks);
+        self.session.slots.answered(&part.answered);
         if part.last {
             let client = self.session.attach.client;
             self.sessions.grace.reclaimed(client);

@@ -480,6 +480,9 @@ impl Sessions {
                 self.detach(&session, DEAD);
             } else if is_idle && session.lease_end() < now {
                 self.end(&session, "its lease is over");
+                // A file that only a call of before the last restart made, and that has no name, goes with what the
+                // client has open without a name.
+                session.slots.unpin();
             }
         }
         self.tell_bytes_gone();

@@ -343,6 +343,45 @@ fn a_file_without_a_name_waits_for_the_call_that_made_it() {
 }
 
 #[test]
+fn a_file_without_a_name_goes_when_the_call_that_made_it_will_not_be_repeated() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let answered = Call::Reclaim(Reclaim { answered: vec![SlotId(0)], ..Reclaim::default() });
+    // The client is back and does not claim the file: it says that it waits for no answer, or uses the slot for something that
+    // is not numbered, or is not heard of any more.
+    let said = ("said", Some((0, answered)));
+    for (how, last) in [said, ("used", Some((1, Call::Renew))), ("lapsed", None)] {
+        let rig = Rig::open(&path);
+        let call = Call::Tmpfile { parent: Ino::ROOT, args: ARGS, want_local: true };
+        let made = rig.attach(A).call(1, call, b"");
+        let Answer::Created { attr, .. } = &made.answer else { panic!("{:?}", made.answer) };
+        let ino = attr.attr.ino;
+        drop(made);
+        rig.close();
+        let rig = Rig::open(&path);
+        let client = rig.attach(A);
+        std::thread::sleep(SWEEP * 3 / 2);
+        let namespace = rig.server.namespace();
+        namespace.statfs().unwrap();
+        assert!(namespace.attributes(ino).is_ok(), "{how}: the call may still be repeated");
+        match last {
+            Some((seq, call)) => drop(client.call(seq, call, b"")),
+            None => {
+                *client.session.heard.lock() = Instant::now() - 2 * rig.sessions.lease;
+                rig.sessions.sweep();
+            }
+        }
+        let until = Instant::now() + Duration::from_secs(5);
+        while namespace.attributes(ino).is_ok() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+            namespace.statfs().unwrap();
+        }
+        assert_eq!(namespace.attributes(ino), Err(Errno::ESTALE), "{how}");
+        rig.close();
+    }
+}
+
+#[test]
 fn a_reference_is_given_back_once_however_often_it_is_said() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = std::fs::canonicalize(dir.path()).unwrap();

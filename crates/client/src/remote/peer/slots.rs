@@ -66,6 +66,11 @@ impl Drop for InUse<'_> {
 }
 
 impl Peer {
+    /// The slots in which no call is under way: whoever made one there has its answer, or does not want it any more.
+    pub(super) fn slots_in_no_use(&self) -> Vec<SlotId> {
+        self.slots.lock().iter().map(|slot| slot.id).collect()
+    }
+
     /// A slot that nobody else uses; `by_itself`: for a call that no program asked for; `waits`: for one that may wait for other
     /// mounts. EINTR if nobody waits for it any more, ETIMEDOUT if the server was given up meanwhile.
     pub(super) fn take_slot(&self, by_itself: bool, waits: bool) -> Result<InUse<'_>> {
