@@ -2,8 +2,8 @@
 //!
 //! [`Mover`] takes plans and runs them with threads of its own. What is where: `engine` (plans,
 //! queue), `plan`, `journal` and `left` (on flash), `run` (the phases), `walk` (source to items),
-//! `worker` (an item to its end), `copy` (data and checksums) with `data`, `holes` and `memory`, `side`
-//! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
+//! `worker` (an item to its end), `copy` (data and checksums) with `holes` and `memory`, `side`
+//! (the two ends) with `pfs`, `pfs_target` and `buffer`, which act as the requester (`forebay_credentials`),
 //! `parts`, `feeder` and `share` (plans that are the work of several servers, see
 //! docs/internals/STAGING.md), `stripe` (files that several servers hold), `ends` (what becomes of an item), `setup`,
 //! `stop` (cancel and rate), `dry_run`, `queued` (what is told of plans that wait for their turn), `record` (plans whose

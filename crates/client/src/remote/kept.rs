@@ -1,8 +1,8 @@
 //! What this mount may believe without asking, as far as it was leased: names of directories and
 //! attributes of inodes.
 //!
-//! The kernel does the keeping, for as long as [`Kept::names_ttl`] and [`Kept::attr_ttl`] say:
-//! never beyond the end of the session's lease, so that it stops by itself if this process does.
+//! The kernel caches names and attributes for as long as [`Kept::names_ttl`] and [`Kept::attr_ttl`] say: never beyond the end of
+//! the session's lease, so the kernel stops by itself if this process does.
 //! A lease counts only if no recall was handled between the question and the answer that brought
 //! it ([`Mark`]): the recall may have been for that very lease.
 
