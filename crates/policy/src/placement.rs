@@ -3,7 +3,7 @@
 //! `Spread`, and most directories: by the turn of their name (`proto::layout::turn`), so that
 //! `rank.0`, `rank.1`, ... of one directory go round over the shards, and each directory begins at
 //! another one. A mount's first directories go to its own node's shard: which ones these are the mount
-//! counts (`client::remote::own_dirs`). A shard that said that it has
+//! counts (`client::remote::local_dir_quota`). A shard that said that it has
 //! almost no space is passed over for a while, one that does not answer as well.
 
 use crate::Moment;
