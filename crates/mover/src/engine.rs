@@ -3,10 +3,10 @@
 //! Called by the server's control socket, with the caller's verified identity. A caller sees and
 //! changes its own plans only, the superuser all.
 
+use super::audit::{Audit, tell_end};
 use super::commit::{Commit, check_commit};
 use super::dry_run::check_options;
-use super::evidence::{Evidence, tell_end};
-use super::gate::Gate;
+use super::fence::Fence;
 use super::journal::{Journal, Past};
 use super::left::LeftTemp;
 use super::parts::{Parts, Servers};
@@ -111,7 +111,7 @@ pub struct Mover {
 }
 
 pub(super) struct Shared {
-    pub tree: Arc<Gate>,
+    pub tree: Arc<Fence>,
     pub plans_dir: PathBuf,
     pub options: MoverOptions,
     pub state: Mutex<State>,
@@ -179,7 +179,7 @@ impl Mover {
             }
         }
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let (tree, counts) = (Arc::new(Gate::new(tree)), Arc::default());
+        let (tree, counts) = (Arc::new(Fence::new(tree)), Arc::default());
         let stripes = Arc::default();
         let shared = Shared { tree, plans_dir, options, state, changed, counts, stripes };
         Ok(Mover { shared: Arc::new(shared) })
@@ -498,7 +498,7 @@ impl Shared {
         let (file, prefix) = (plan.file.lock().clone(), &plan.buffer_prefix);
         plan.progress.count_into(self.counts.bytes(file.spec.direction));
         let (log, counts) = (self.options.events.clone(), self.counts.clone());
-        journal.witnessed_by(Evidence::begin(log, counts, &file, prefix, past));
+        journal.witnessed_by(Audit::begin(log, counts, &file, prefix, past));
     }
 
     fn end(&self, plan: &Plan, state: PlanState) {

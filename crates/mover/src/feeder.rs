@@ -7,7 +7,7 @@
 //! and nothing of the first copy is left). A server that does not answer is waited for, and the
 //! plan's status says so; one that is known lost fails its files, by name.
 
-use super::ends::told;
+use super::completion::told;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::{Record, Version};
 use super::left::LeftTemp;

@@ -4,10 +4,11 @@
 //! hard links; attributes and fsync of directories; sync. The plan is done only after the last.
 
 use super::commit::Commit;
-use super::ends::Outbox;
+use super::completion::Outbox;
+use super::endpoint::{Source, Target};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::feeder::{Feeder, Proof};
-use super::gate::Gate;
+use super::fence::Fence;
 use super::journal::{Journal, Past, Record};
 use super::left::{LeftTemp, Temps};
 use super::meta::{Meta, Xattrs};
@@ -15,7 +16,6 @@ use super::parts::{Parts, Servers};
 use super::pfs::{Pfs, PfsHook};
 use super::pfs_target::FsIdentity;
 use super::progress::Progress;
-use super::side::{Source, Target};
 use super::stop::{Pace, StopReason};
 use super::stripe::Stripes;
 use super::task::{Leader, Task};
@@ -84,7 +84,7 @@ pub(super) struct Run {
     /// Parts of striped files that they copy for this server.
     pub stripes: Arc<Stripes>,
     /// The buffer.
-    pub tree: Arc<Gate>,
+    pub tree: Arc<Fence>,
     /// Those servers where the plan is ours, and what each does of it.
     pub servers: Option<Servers>,
     pub parts: Arc<Parts>,

@@ -7,7 +7,7 @@
 //! after the last; a share that nobody asks about for [`SILENCE_MAX`] stops by itself, and so does
 //! the share of an earlier run of the plan.
 
-use super::ends::{Outbox, told};
+use super::completion::{Outbox, told};
 use super::engine::{Mover, Shared, State};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::{Journal, Record};
