@@ -14,9 +14,9 @@ mod values;
 
 use crate::problem::{Problems, printable_bytes};
 use crate::request::{
-    AccessMode, FileLimits, JobRequest, Note, PersistentCreate, PersistentUse, StageRequest,
+    AccessMode, Dialect, FileLimits, JobRequest, Note, PersistentCreate, PersistentUse,
+    StageRequest,
 };
-use crate::script::Dialect;
 use crate::stage_path::{self, NO_PERSISTENT};
 use forebay_proto::control::{Direction, PathBytes, StageKind};
 use forebay_proto::layout::Logs;

@@ -5,8 +5,7 @@
 
 use super::{Directive, Value, note, one_of};
 use crate::problem::{Problems, printable_bytes};
-use crate::request::{AccessMode, FileLimits, JobRequest};
-use crate::script::Dialect;
+use crate::request::{AccessMode, Dialect, FileLimits, JobRequest};
 use crate::stage_path;
 use forebay_proto::control::{PathBytes, StageKind};
 use forebay_proto::layout::{COMMIT, LOG, Logs, PLAIN, STRICT};
