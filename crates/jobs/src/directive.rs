@@ -131,15 +131,9 @@ impl<'d> Value<'d> {
     }
 }
 
-/// Makes the request of all directives; `None` if something essential is missing.
-pub(crate) fn interpret(
-    dialect: Dialect,
-    directives: &[Directive],
-    interpreter: Option<String>,
-    notes: Vec<Note>,
-    problems: &mut Problems<'_>,
-) -> Option<JobRequest> {
-    let mut request = JobRequest {
+/// A request of which no directive was read yet.
+fn nothing_asked(interpreter: Option<String>, notes: Vec<Note>) -> JobRequest {
+    JobRequest {
         interpreter,
         capacity_bytes: 0,
         access_modes: Vec::new(),
@@ -155,37 +149,53 @@ pub(crate) fn interpret(
         stage_in: Vec::new(),
         stage_out: Vec::new(),
         notes,
+    }
+}
+
+/// Reads a directive into the request. True if it is a `jobdw`.
+fn read(
+    dialect: Dialect,
+    directive: &Directive,
+    request: &mut JobRequest,
+    problems: &mut Problems<'_>,
+) -> bool {
+    let Some(command) = directive.words.first() else {
+        let what = "the directive has no command";
+        problems.add(directive.line, 0, 3, what, commands(dialect, directive.is_bb));
+        return false;
     };
+    match (directive.is_bb, command.bytes.as_slice()) {
+        (false, b"jobdw") => {
+            jobdw(dialect, directive, request, problems);
+            return true;
+        }
+        (false, b"stage_in") => stage(dialect, Direction::In, directive, request, problems),
+        (false, b"stage_out") => stage(dialect, Direction::Out, directive, request, problems),
+        (false, b"persistentdw") if dialect == Dialect::Scheduler => {
+            request.persistent.extend(persistent(directive, &["name"], problems));
+        }
+        (false, b"swap") if dialect == Dialect::Scheduler => swap(directive, request, problems),
+        (true, b"create_persistent") => create_persistent(directive, request, problems),
+        (true, b"destroy_persistent") => {
+            request.destroy_persistent.extend(persistent(directive, &["name"], problems));
+        }
+        _ => unknown_command(dialect, directive.is_bb, command, problems),
+    }
+    false
+}
+
+/// Makes the request of all directives; `None` if something essential is missing.
+pub(crate) fn interpret(
+    dialect: Dialect,
+    directives: &[Directive],
+    interpreter: Option<String>,
+    notes: Vec<Note>,
+    problems: &mut Problems<'_>,
+) -> Option<JobRequest> {
+    let mut request = nothing_asked(interpreter, notes);
     let mut jobdw_seen = false;
     for directive in directives {
-        let Some(command) = directive.words.first() else {
-            let what = "the directive has no command";
-            problems.add(directive.line, 0, 3, what, commands(dialect, directive.is_bb));
-            continue;
-        };
-        match (directive.is_bb, command.bytes.as_slice()) {
-            (false, b"jobdw") => {
-                jobdw_seen = true;
-                jobdw(dialect, directive, &mut request, problems);
-            }
-            (false, b"stage_in") => {
-                stage(dialect, Direction::In, directive, &mut request, problems)
-            }
-            (false, b"stage_out") => {
-                stage(dialect, Direction::Out, directive, &mut request, problems)
-            }
-            (false, b"persistentdw") if dialect == Dialect::Scheduler => {
-                request.persistent.extend(persistent(directive, &["name"], problems));
-            }
-            (false, b"swap") if dialect == Dialect::Scheduler => {
-                swap(directive, &mut request, problems);
-            }
-            (true, b"create_persistent") => create_persistent(directive, &mut request, problems),
-            (true, b"destroy_persistent") => {
-                request.destroy_persistent.extend(persistent(directive, &["name"], problems));
-            }
-            _ => unknown_command(dialect, directive.is_bb, command, problems),
-        }
+        jobdw_seen |= read(dialect, directive, &mut request, problems);
     }
     let without_own_buffer = dialect == Dialect::Scheduler
         && !jobdw_seen
