@@ -5,6 +5,7 @@
 
 use super::audit::{Audit, tell_end};
 use super::commit::{Commit, check_commit};
+use super::delegated::Delegated;
 use super::dry_run::check_options;
 use super::fence::Fence;
 use super::journal::{Journal, Past};
@@ -15,7 +16,6 @@ use super::plan::{PlanDir, PlanFile};
 use super::progress::Progress;
 use super::run::Run;
 use super::setup::Setup;
-use super::share::Share;
 use super::stop::{Pace, StopReason};
 use super::stripe::Stripes;
 use crate::counts::StagingCounts;
@@ -126,7 +126,7 @@ pub(super) struct State {
     pub queue: VecDeque<PlanId>,
     pub active: BTreeSet<PlanId>,
     /// Shares in plans of another server.
-    pub shares: BTreeMap<ShareId, Arc<Share>>,
+    pub shares: BTreeMap<ShareId, Arc<Delegated>>,
     pub threads: Vec<(PlanId, JoinHandle<()>)>,
     newest: u64,
     /// Plans that run at once, if somebody has asked for a number.

@@ -4,7 +4,7 @@
 //! queue), `plan`, `journal` and `left` (on flash), `run` (the phases), `walk` (source to items),
 //! `worker` (an item to its end), `copy` (data and checksums) with `holes` and `memory`, `endpoint`
 //! (the two ends) with `pfs`, `pfs_target` and `buffer`, which act as the requester (`forebay_credentials`),
-//! `parts`, `feeder` and `share` (plans that are the work of several servers, see
+//! `parts`, `delegator` and `delegated` (plans that are the work of several servers, see
 //! docs/internals/STAGING.md), `stripe` (files that several servers hold), `completion` (what becomes of an item), `setup`,
 //! `stop` (cancel and rate), `dry_run`, `queued` (what is told of plans that wait for their turn), `record` (plans whose
 //! server does not run), `halt` and `fence` (ending while a PFS hangs), `progress` and `fault` (what the user is told).
@@ -20,11 +20,12 @@ mod completion;
 mod copy;
 mod counts;
 mod deferred;
+mod delegated;
+mod delegator;
 mod dry_run;
 mod endpoint;
 mod engine;
 mod fault;
-mod feeder;
 mod fence;
 pub mod fuzzed;
 mod halt;
@@ -43,7 +44,6 @@ mod queued;
 mod record;
 mod run;
 mod setup;
-mod share;
 mod stop;
 mod stripe;
 mod task;

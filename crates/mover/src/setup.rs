@@ -1,4 +1,4 @@
-//! Makes a [`Run`] of what a plan (`engine`) or another server's plan (`share`) is.
+//! Makes a [`Run`] of what a plan (`engine`) or another server's plan (`delegated`) is.
 
 use super::buffer::Buffer;
 use super::commit::Commit;

@@ -13,7 +13,7 @@ use forebay_cache::{CacheEvents, CacheFs, CacheOptions};
 use forebay_interfaces::peers::Peers;
 use forebay_interfaces::tree::BufferTree;
 use forebay_mover::{Mover, MoverOptions, STAGING_WAIT_MAX, Servers};
-use forebay_namespace::OverTree;
+use forebay_namespace::ShardedTree;
 use forebay_namespace::{Namespace, NamespaceOptions, RecoveryReport};
 use forebay_proto::activity::ActivityPage;
 use forebay_proto::api::ops::*;
@@ -84,7 +84,7 @@ pub struct Server {
     names: Arc<LmdbStore>,
     namespace: Arc<Namespace>,
     /// The whole tree of a buffer of several servers.
-    over: Option<Arc<OverTree>>,
+    over: Option<Arc<ShardedTree>>,
     mover: Arc<Mover>,
     cache: Option<Arc<CacheFs>>,
     events: Arc<EventLog>,
@@ -213,7 +213,7 @@ impl Server {
             activity: activity.clone(),
             ..MoverOptions::default()
         };
-        let over = several.map(|peers| Arc::new(OverTree::new(namespace.clone(), peers)));
+        let over = several.map(|peers| Arc::new(ShardedTree::new(namespace.clone(), peers)));
         let tree: Arc<dyn BufferTree> = match &over {
             Some(over) => over.clone(),
             None => namespace.clone(),

@@ -51,7 +51,7 @@ enum Over {
 }
 
 /// The thread's work.
-pub(super) struct Feeder<'a> {
+pub(super) struct Delegator<'a> {
     run: &'a Run,
     servers: &'a Servers,
     part: &'a Part,
@@ -77,15 +77,15 @@ pub(super) struct Feeder<'a> {
     pause_ms: u64,
 }
 
-impl<'a> Feeder<'a> {
+impl<'a> Delegator<'a> {
     /// For the server of `part`.
     pub fn new(
         run: &'a Run,
         servers: &'a Servers,
         part: &'a Part,
         receive: Receiver<Task>,
-    ) -> Feeder<'a> {
-        Feeder {
+    ) -> Delegator<'a> {
+        Delegator {
             run,
             servers,
             part,
