@@ -1,7 +1,7 @@
 //! The command line of servers and their buffers: `forebay serve`, `pool`, `buffer`. Part of [`crate::args`].
 
 use crate::args_cache::CacheHowArgs;
-use crate::args_common::{CpuArgs, StoreChoice};
+use crate::args_common::{CpuArgs, ServerArgs, StoreChoice};
 use crate::args_stripe::{ConsistencyArg, LayoutArg};
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_net::ServerAddress;
