@@ -210,32 +210,17 @@ fn measure_buffer(
     workers.forget()?;
     drop(raw_scratch);
     if args.wants("served") {
-        let bytes = (args.capacity_mib << 20) / 4;
-        let server = served::Served::start(&args.forebay, &args.flash, disk, bytes)?;
-        let keep = |row| keep(rows, row);
-        served::measure(&server, disk, &buffer, workers, args.pairs(), keep)?;
-        workers.forget()?;
+        measure_served(args, disk, &buffer, workers, rows)?;
     }
     buffer.umount(false)?;
     if args.wants("nodes") {
-        let bytes = (args.capacity_mib << 20) / 8;
-        let keep = |row| keep(rows, row);
-        nodes::measure(&args.forebay, &args.flash, disk, bytes, workers, args.pairs(), keep)?;
+        measure_nodes(args, disk, workers, rows)?;
     }
     if args.wants("striped") || args.wants("matrix") {
         measure_striped(args, disk, workers, rows)?;
     }
     if args.wants("cache") {
-        let setting = cache::Setting {
-            forebay: &args.forebay,
-            flash: &args.flash,
-            disk,
-            capacity_bytes: args.capacity_mib << 20,
-            quick: args.quick,
-            pairs: args.pairs(),
-        };
-        cache::measure(&setting, workers, |row| keep(rows, row))?;
-        workers.forget()?;
+        measure_cache(args, disk, workers, rows)?;
     }
     if args.wants("staging") && store_kind == "tmpfs" {
         measure_disk_store(args, disk, &staging, rows)?;
@@ -246,13 +231,67 @@ fn measure_buffer(
         }
     }
     if args.wants("lifetime") {
-        for row in lifetime::measure(&place, if args.quick { 3 } else { 9 })? {
-            keep(rows, row);
-        }
-        let times = if args.quick { 1 } else { 3 };
-        keep(rows, lifetime::measure_destroy(&place, MANY_FILES, times)?);
+        measure_lifetime(args, &place, rows)?;
     }
     Ok((store_kind, fast_path))
+}
+
+/// A buffer of a server on this node.
+fn measure_served(
+    args: &Args,
+    disk: &Scratch,
+    buffer: &Buffer,
+    workers: &mut Workers,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let bytes = (args.capacity_mib << 20) / 4;
+    let server = served::Served::start(&args.forebay, &args.flash, disk, bytes)?;
+    let keep = |row| keep(rows, row);
+    served::measure(&server, disk, buffer, workers, args.pairs(), keep)?;
+    workers.forget()?;
+    Ok(())
+}
+
+/// Names on two nodes with a server each.
+fn measure_nodes(
+    args: &Args,
+    disk: &Scratch,
+    workers: &mut Workers,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let bytes = (args.capacity_mib << 20) / 8;
+    let keep = |row| keep(rows, row);
+    nodes::measure(&args.forebay, &args.flash, disk, bytes, workers, args.pairs(), keep)
+}
+
+/// Caches.
+fn measure_cache(
+    args: &Args,
+    disk: &Scratch,
+    workers: &mut Workers,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let setting = cache::Setting {
+        forebay: &args.forebay,
+        flash: &args.flash,
+        disk,
+        capacity_bytes: args.capacity_mib << 20,
+        quick: args.quick,
+        pairs: args.pairs(),
+    };
+    cache::measure(&setting, workers, |row| keep(rows, row))?;
+    workers.forget()?;
+    Ok(())
+}
+
+/// How long buffers take to come and go.
+fn measure_lifetime(args: &Args, place: &lifetime::Place<'_>, rows: &mut Vec<Row>) -> Result<()> {
+    for row in lifetime::measure(place, if args.quick { 3 } else { 9 })? {
+        keep(rows, row);
+    }
+    let times = if args.quick { 1 } else { 3 };
+    keep(rows, lifetime::measure_destroy(place, MANY_FILES, times)?);
+    Ok(())
 }
 
 /// Striped files and files in logs, against a plain tmpfs and plain TCP, and the matrix of files in logs.

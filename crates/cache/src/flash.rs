@@ -5,10 +5,10 @@
 //! returns and a power cut after [`Flash::sync`]; capacity is held; objects without a record go at
 //! the next start. Invariant: an inode handed out is referenced once; [`Flash::release`] ends it.
 
-use super::beside::Litter;
 use super::intents::Intent;
 use super::map::ENTRY_BYTES;
 use super::pfs::Key;
+use super::pfs_leftovers::PfsLeftover;
 use super::record::Record;
 use forebay_namespace::Namespace;
 use forebay_proto::api::ops::*;
@@ -506,7 +506,7 @@ const POLICIES: &[u8] = b"trusted.forebay.policies";
 const INTENTS: &[u8] = b"trusted.forebay.intents";
 
 /// The xattr of the namespace's root that holds what could not be removed from the PFS.
-const LITTER: &[u8] = b"trusted.forebay.litter";
+const LEFTOVERS: &[u8] = b"trusted.forebay.litter";
 
 /// The xattr of the namespace's root that holds the directories in which drains make files.
 const DRAIN_DIRS: &[u8] = b"trusted.forebay.drain-dirs";
@@ -544,13 +544,13 @@ impl Flash {
     }
 
     /// What could not be removed from the PFS.
-    pub fn litter(&self) -> Result<Vec<Litter>> {
-        self.list(LITTER, "what is left on the PFS")
+    pub fn leftovers(&self) -> Result<Vec<PfsLeftover>> {
+        self.list(LEFTOVERS, "what is left on the PFS")
     }
 
     /// Writes it.
-    pub fn save_litter(&self, list: &[Litter]) -> Result<()> {
-        self.save_list(LITTER, list)
+    pub fn save_leftovers(&self, list: &[PfsLeftover]) -> Result<()> {
+        self.save_list(LEFTOVERS, list)
     }
 
     /// Intents that the last server left.

@@ -13,7 +13,6 @@
 mod attach;
 mod attrs;
 mod ballast;
-mod beside;
 mod clock;
 mod counters;
 mod data_servers;
@@ -39,6 +38,7 @@ mod overlays;
 mod own_change;
 mod paths;
 mod pfs;
+mod pfs_leftovers;
 mod probe;
 mod publishing;
 mod read;
@@ -57,7 +57,6 @@ pub use drain::resolve::why_not_resolved;
 pub use forebay_policy::when::{Policy, Watermark, When};
 pub use status::why_not_invalidated;
 
-use beside::LitterList;
 use clock::Clocks;
 use counters::Counters;
 use crossbeam_channel::Sender;
@@ -84,6 +83,7 @@ use moves::Moves;
 use nodes::Nodes;
 use parking_lot::{Mutex, RwLock};
 use pfs::{Identity, Key, Pfs};
+use pfs_leftovers::PfsLeftovers;
 use probe::Probe;
 use publishing::{Look, Publishing};
 use read::Wish;
@@ -200,7 +200,7 @@ pub struct CacheFs {
     evictions: Mutex<Evictions>,
     intents: Mutex<Vec<Intent>>,
     moves: Moves,
-    litter: LitterList,
+    leftovers: PfsLeftovers,
     wishes: Sender<Option<Wish>>,
     /// Cached files that are in memory, by their inode on flash.
     loaded: Mutex<HashMap<Ino, Weak<CacheFile>>>,
@@ -268,7 +268,7 @@ impl CacheFs {
             evictions: Mutex::default(),
             intents: Mutex::default(),
             moves: Moves::default(),
-            litter: LitterList::default(),
+            leftovers: PfsLeftovers::default(),
             loaded: Mutex::default(),
             notify: RwLock::new(None),
             threads: Mutex::default(),

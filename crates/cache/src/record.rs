@@ -131,7 +131,7 @@ pub(crate) struct Record {
     /// It has lost its last name, by us; what a drain has beside it is all that is left to do.
     #[serde(default)]
     pub removed: bool,
-    /// A name of ours by which it is found, since no other one is known. `beside` has the rules.
+    /// A name of ours by which it is found, since no other one is known. `pfs_leftovers` has the rules.
     #[serde(default)]
     pub kept_as: Option<PathBytes>,
     /// Made without a name (O_TMPFILE), and given none yet: nothing of it drains, and it goes with its last open.

@@ -3,10 +3,10 @@
 //!
 //! Invariant: nothing is drained, shown or dropped before both are known.
 
-use super::beside::names_on_record;
 use super::file::{CacheFile, FileState};
 use super::map::{BLOCK_BYTES, Entry, bits, crc};
 use super::pfs::Pfs;
+use super::pfs_leftovers::names_on_record;
 use super::{CONFIG_NAME, CacheFs, CacheOptions, Config, DRAINED_NAME};
 use forebay_credentials::acting::Who;
 use forebay_proto::control::ControlError;
@@ -98,7 +98,7 @@ impl CacheFs {
         if power_cut {
             self.flash.expect_lost_maps();
         }
-        self.load_litter()?;
+        self.load_leftovers()?;
         let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
         let intents = self.flash.intents()?;
         let made_empty = self.flash.take_made_empty();
@@ -157,7 +157,7 @@ impl CacheFs {
         if !intents.is_empty() {
             self.flash.save_intents(&[])?;
         }
-        self.take_up_litter(power_cut, &ours);
+        self.take_up_leftovers(power_cut, &ours);
         if dirty + clean + dropped > 0 {
             tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");
         }

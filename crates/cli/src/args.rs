@@ -5,7 +5,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_proto::PlanId;
-use forebay_proto::control::{StageKind, StageOptions, Verify};
+use forebay_proto::control::{StageKind, StageOptions};
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::parse_bytes;
 use std::ffi::OsString;
@@ -18,11 +18,12 @@ pub use crate::args_cache::{
     CacheResolveArgs, CacheWaitArgs, WritesArg,
 };
 pub use crate::args_commit::{CommitArgs, VerifyArgs};
+pub use crate::args_common::{CpuArgs, ServerArgs, StoreChoice, VerifyArg, parse_rate};
 pub use crate::args_scheduler::{AgentArgs, ReconcileArgs, RescueArgs};
 pub use crate::args_servers::{
     AccessArg, BufferCommand, BufferCreateArgs, BufferDestroyArgs, BufferExtendArgs,
     BufferListArgs, BufferLostArgs, BufferStatusArgs, PoolCommand, PoolForgetArgs, PoolLeaderArgs,
-    PoolStatusArgs, RunServerArgs, ServeArgs, ServerArgs, TypeArg,
+    PoolStatusArgs, RunServerArgs, ServeArgs, TypeArg,
 };
 pub use crate::args_sim::SimCommand;
 pub use crate::args_trace::{
@@ -224,42 +225,6 @@ pub struct MountArgs {
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
-}
-
-/// What a mount or server may do to the processors of its node.
-#[derive(Debug, Clone, Args)]
-pub struct CpuArgs {
-    /// Whether idle processors may sleep deeply while requests come fast. Waking a processor takes
-    /// longer than most requests; keeping it awake takes power. Needs root.
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = CpuSleep::Prevent)]
-    pub cpu_sleep: CpuSleep,
-}
-
-impl CpuArgs {
-    /// From now on this process goes by it, and who it forks.
-    pub fn apply(&self) {
-        forebay_awake::allow(self.cpu_sleep == CpuSleep::Prevent);
-    }
-}
-
-/// What idle processors may do while requests come fast.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum CpuSleep {
-    /// They stay awake, or sleep lightly, until 12 ms after the last burst of requests.
-    Prevent,
-    /// The system decides.
-    Allow,
-}
-
-/// How a store is asked to hold its capacity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StoreChoice {
-    /// A tmpfs of its own: exact, volatile. Needs FLASH on tmpfs and the right to mount.
-    Tmpfs,
-    /// An XFS image in a file: within 3 %. Needs the right to mount and 300 MiB or more.
-    Image,
-    /// A plain directory: exact, served writes, no fast path, no rights needed.
-    Directory,
 }
 
 /// `forebay umount`.
@@ -644,29 +609,6 @@ impl From<StageKindArg> for StageKind {
             StageKindArg::Auto => StageKind::Auto,
         }
     }
-}
-
-/// [`Verify`] on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum VerifyArg {
-    /// Read through the page cache.
-    Cache,
-    /// Read back past the page cache.
-    Medium,
-}
-
-impl From<VerifyArg> for Verify {
-    fn from(verify: VerifyArg) -> Verify {
-        match verify {
-            VerifyArg::Cache => Verify::Cache,
-            VerifyArg::Medium => Verify::Medium,
-        }
-    }
-}
-
-/// A rate: a size, with `/s` after it or not.
-pub fn parse_rate(text: &str) -> Result<u64, forebay_proto::size::SizeError> {
-    parse_bytes(text.strip_suffix("/s").unwrap_or(text))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The command line of caches: `forebay mount --cache` and what is asked of one. Part of
 //! [`crate::args`].
 
-use crate::args_servers::ServerArgs;
+use crate::args_common::{ServerArgs, VerifyArg};
 use clap::{Args, ValueEnum};
 use forebay_cache::Policy;
 use forebay_proto::cache::Keep;
@@ -42,7 +42,7 @@ pub struct CacheHowArgs {
     pub drain: Policy,
     /// Of a cache: how drained files are verified: read through the PFS's page cache, or past it.
     #[arg(long, value_enum, value_name = "HOW", default_value = "cache")]
-    pub verify: crate::args::VerifyArg,
+    pub verify: VerifyArg,
     /// Of a cache: most bytes per second that drain, such as 200MiB; `forebay drain-rate` changes it.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub drain_rate: Option<u64>,

@@ -1,6 +1,6 @@
 //! `forebay commit` on the command line; see `args`.
 
-use crate::args::{ServerArgs, VerifyArg, parse_rate};
+use crate::args_common::{ServerArgs, VerifyArg, parse_rate};
 use clap::{ArgGroup, Args};
 use std::ffi::OsString;
 use std::path::PathBuf;

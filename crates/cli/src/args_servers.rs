@@ -1,8 +1,7 @@
-//! The command line of servers and their buffers: `forebay serve`, `pool`, `buffer`, and how any
-//! command names a server. Part of [`crate::args`].
+//! The command line of servers and their buffers: `forebay serve`, `pool`, `buffer`. Part of [`crate::args`].
 
-use crate::args::{CpuArgs, StoreChoice};
 use crate::args_cache::CacheHowArgs;
+use crate::args_common::{CpuArgs, ServerArgs, StoreChoice};
 use crate::args_stripe::{ConsistencyArg, LayoutArg};
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_net::ServerAddress;
@@ -11,18 +10,6 @@ use forebay_proto::net::ledger::BufferName;
 use forebay_proto::size::parse_bytes;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-
-/// Where a server is, and the identity that a command shows it.
-#[derive(Debug, Clone, Args)]
-pub struct ServerArgs {
-    /// The server: HOST:PORT or unix:/PATH. By default one of the default pool in the site's configuration.
-    #[arg(long, value_name = "ADDR", env = "FOREBAY_SERVER", hide_env_values = true)]
-    pub server: Option<ServerAddress>,
-    /// Secret to show: the server's key or a buffer's secret. By default over TCP the buffer's
-    /// own or the server's key in the directory of secrets; none on a Unix socket.
-    #[arg(long, value_name = "FILE")]
-    pub secret_file: Option<PathBuf>,
-}
 
 /// Where a job has its buffer, if not in a flash directory of this node.
 #[derive(Debug, Clone, Args)]

@@ -1,6 +1,6 @@
 //! The command line of what shows: `forebay events`, `forebay top`. Part of [`crate::args`].
 
-use crate::args::ServerArgs;
+use crate::args_common::ServerArgs;
 use clap::Args;
 use forebay_proto::events::{BadTime, UtcTime};
 use std::path::PathBuf;

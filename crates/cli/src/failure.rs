@@ -1,6 +1,7 @@
 //! How a command ends: its exit code, and its error as text or JSON.
 
 use crate::failure_parts;
+pub use crate::failure_parts::Refused;
 use forebay_jobs::run::RunError;
 use forebay_proto::control::ControlError;
 use std::borrow::Cow;
@@ -22,22 +23,6 @@ pub type Outcome = anyhow::Result<u8>;
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
-
-/// A wrong use that is told in parts: of a file that says something wrong, of one that is there already. Ends with [`EXIT_USAGE`].
-#[derive(Debug, thiserror::Error)]
-#[error("{plain}")]
-pub struct Refused {
-    /// What was refused, of which path, why, what to do.
-    pub told: Box<ControlError>,
-    /// The same as a person reads it.
-    pub plain: String,
-}
-
-impl From<ControlError> for Refused {
-    fn from(told: ControlError) -> Refused {
-        Refused { plain: told.to_string(), told: Box::new(told) }
-    }
-}
 
 /// Whether the caller called wrongly.
 pub fn is_usage(error: &anyhow::Error) -> bool {

@@ -1,7 +1,6 @@
 //! What failed, on which path, why and what to do: of errors of other crates, which know no `ControlError`.
 //! Called by `failure`.
 
-use crate::failure::Refused;
 use forebay_loadgen::failed;
 use forebay_loadgen::ior::IorError;
 use forebay_loadgen::mpi::MpiError;
@@ -14,6 +13,23 @@ use forebay_trace_export::ExportError;
 use forebay_trace_report::ReportError;
 use forebay_workload::document::Fault;
 use std::path::{Path, PathBuf};
+
+/// A wrong use that is told in parts: of a file that says something wrong, of one that is there already. Ends with
+/// [`crate::failure::EXIT_USAGE`].
+#[derive(Debug, thiserror::Error)]
+#[error("{plain}")]
+pub struct Refused {
+    /// What was refused, of which path, why, what to do.
+    pub told: Box<ControlError>,
+    /// The same as a person reads it.
+    pub plain: String,
+}
+
+impl From<ControlError> for Refused {
+    fn from(told: ControlError) -> Refused {
+        Refused { plain: told.to_string(), told: Box::new(told) }
+    }
+}
 
 /// A simulation that failed, with the files that it was of.
 #[derive(Debug, thiserror::Error)]

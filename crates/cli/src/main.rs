@@ -7,6 +7,7 @@ mod args;
 mod args_bench;
 mod args_cache;
 mod args_commit;
+mod args_common;
 mod args_compare;
 mod args_replay;
 mod args_scheduler;

@@ -14,7 +14,7 @@
 //! | `locks`, `locked`, `fcntl` | requests for locks that wait; whose locks are whose |
 //! | `handles` | names for files that the kernel finds by handle |
 //! | `follow` | keeps a reader on its client's CPU |
-//! | `turns` | one reader at a time, some for large blocks, others when it is stuck |
+//! | `reader_handoff` | one reader at a time, some for large blocks, others when it is stuck |
 //! | `notify` | what changed behind the mount |
 //!
 //! Data of whole local files does not pass here: the kernel reads and writes the objects itself
@@ -44,12 +44,12 @@ mod notify;
 mod opens;
 mod ops;
 mod options;
+mod reader_handoff;
 mod root;
 mod session;
 mod stood_on;
 mod tally;
 mod tries;
-mod turns;
 mod waits;
 mod workers;
 

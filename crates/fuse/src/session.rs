@@ -14,8 +14,8 @@ use crate::init::{self, InitError};
 use crate::mount::{self, MountError, Mounted, UnmountError};
 use crate::notify::Notifier;
 use crate::options::{FastPath, MountFlags, MountOptions, readers_abreast};
+use crate::reader_handoff::ReaderHandoff;
 use crate::tally::Served;
-use crate::turns::Turns;
 use crate::waits::{self, Serving};
 use crate::{abi, buffer, dispatch, workers};
 use forebay_proto::latency::Latency;
@@ -253,7 +253,8 @@ fn spawn_threads(
     spawn("fuse-notify".into(), Box::new(move || notifier.run(&cx)))?;
     let cx = Arc::clone(&session.connection);
     spawn("fuse-waits".into(), Box::new(move || cx.waits.run(&cx)))?;
-    let turns = session.standby.then(|| Arc::new(Turns::new(channels.len(), readers_abreast())));
+    let turns =
+        session.standby.then(|| Arc::new(ReaderHandoff::new(channels.len(), readers_abreast())));
     if let Some(turns) = turns.clone() {
         turns.start_more_by(more_readers(session, &turns, follow_client));
         spawn("fuse-turns".into(), Box::new(move || turns.monitor()))?;
@@ -278,7 +279,7 @@ fn spawn_threads(
 /// Starts one more reader where all wait, for servers or a PFS: somebody has to read that they are interrupted.
 fn more_readers(
     session: &Session,
-    turns: &Arc<Turns>,
+    turns: &Arc<ReaderHandoff>,
     follow_client: bool,
 ) -> impl Fn(usize) -> bool + Send + Sync + 'static {
     let turns = Arc::downgrade(turns);
@@ -318,7 +319,7 @@ fn more_readers(
 struct Reader {
     number: usize,
     /// One reads at a time.
-    turns: Option<Arc<Turns>>,
+    turns: Option<Arc<ReaderHandoff>>,
     connection: Arc<Connection>,
     notifier: Arc<Notifier>,
     counters: Arc<Counters>,

@@ -3,16 +3,28 @@
 //! Tables first: a command lists the keys it takes; words of other DataWarp-like systems are
 //! known by name, so that a user who has a script for one of them is told what is not offered
 //! here, not that it is a typing error. Called by [`crate::script`].
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `values` | the values of keys |
+//! | `rules` | the rules between lines |
+
+mod rules;
+mod values;
 
 use crate::problem::{Problems, printable_bytes};
 use crate::request::{
-    AccessMode, FileLimits, JobRequest, Note, PersistentCreate, PersistentUse, StageRequest,
+    AccessMode, Dialect, FileLimits, JobRequest, Note, PersistentCreate, PersistentUse,
+    StageRequest,
 };
-use crate::script::Dialect;
 use crate::stage_path::{self, NO_PERSISTENT};
 use forebay_proto::control::{Direction, PathBytes, StageKind};
-use forebay_proto::layout::{COMMIT, LOG, Logs, PLAIN, STRICT};
-use forebay_proto::size::parse_bytes;
+use forebay_proto::layout::Logs;
+use rules::{check_cache, check_modes, check_persistent, check_private, check_targets};
+use values::{
+    check_type, read_capacity, read_kind, read_layout, read_modes, read_name, read_pfs, read_pool,
+    read_pool_name, read_preload, read_size,
+};
 
 /// A word of a directive and where it stands.
 pub(crate) struct Word {
@@ -119,15 +131,9 @@ impl<'d> Value<'d> {
     }
 }
 
-/// Makes the request of all directives; `None` if something essential is missing.
-pub(crate) fn interpret(
-    dialect: Dialect,
-    directives: &[Directive],
-    interpreter: Option<String>,
-    notes: Vec<Note>,
-    problems: &mut Problems<'_>,
-) -> Option<JobRequest> {
-    let mut request = JobRequest {
+/// A request of which no directive was read yet.
+fn nothing_asked(interpreter: Option<String>, notes: Vec<Note>) -> JobRequest {
+    JobRequest {
         interpreter,
         capacity_bytes: 0,
         access_modes: Vec::new(),
@@ -143,37 +149,53 @@ pub(crate) fn interpret(
         stage_in: Vec::new(),
         stage_out: Vec::new(),
         notes,
+    }
+}
+
+/// Reads a directive into the request. True if it is a `jobdw`.
+fn read(
+    dialect: Dialect,
+    directive: &Directive,
+    request: &mut JobRequest,
+    problems: &mut Problems<'_>,
+) -> bool {
+    let Some(command) = directive.words.first() else {
+        let what = "the directive has no command";
+        problems.add(directive.line, 0, 3, what, commands(dialect, directive.is_bb));
+        return false;
     };
+    match (directive.is_bb, command.bytes.as_slice()) {
+        (false, b"jobdw") => {
+            jobdw(dialect, directive, request, problems);
+            return true;
+        }
+        (false, b"stage_in") => stage(dialect, Direction::In, directive, request, problems),
+        (false, b"stage_out") => stage(dialect, Direction::Out, directive, request, problems),
+        (false, b"persistentdw") if dialect == Dialect::Scheduler => {
+            request.persistent.extend(persistent(directive, &["name"], problems));
+        }
+        (false, b"swap") if dialect == Dialect::Scheduler => swap(directive, request, problems),
+        (true, b"create_persistent") => create_persistent(directive, request, problems),
+        (true, b"destroy_persistent") => {
+            request.destroy_persistent.extend(persistent(directive, &["name"], problems));
+        }
+        _ => unknown_command(dialect, directive.is_bb, command, problems),
+    }
+    false
+}
+
+/// Makes the request of all directives; `None` if something essential is missing.
+pub(crate) fn interpret(
+    dialect: Dialect,
+    directives: &[Directive],
+    interpreter: Option<String>,
+    notes: Vec<Note>,
+    problems: &mut Problems<'_>,
+) -> Option<JobRequest> {
+    let mut request = nothing_asked(interpreter, notes);
     let mut jobdw_seen = false;
     for directive in directives {
-        let Some(command) = directive.words.first() else {
-            let what = "the directive has no command";
-            problems.add(directive.line, 0, 3, what, commands(dialect, directive.is_bb));
-            continue;
-        };
-        match (directive.is_bb, command.bytes.as_slice()) {
-            (false, b"jobdw") => {
-                jobdw_seen = true;
-                jobdw(dialect, directive, &mut request, problems);
-            }
-            (false, b"stage_in") => {
-                stage(dialect, Direction::In, directive, &mut request, problems)
-            }
-            (false, b"stage_out") => {
-                stage(dialect, Direction::Out, directive, &mut request, problems)
-            }
-            (false, b"persistentdw") if dialect == Dialect::Scheduler => {
-                request.persistent.extend(persistent(directive, &["name"], problems));
-            }
-            (false, b"swap") if dialect == Dialect::Scheduler => {
-                swap(directive, &mut request, problems);
-            }
-            (true, b"create_persistent") => create_persistent(directive, &mut request, problems),
-            (true, b"destroy_persistent") => {
-                request.destroy_persistent.extend(persistent(directive, &["name"], problems));
-            }
-            _ => unknown_command(dialect, directive.is_bb, command, problems),
-        }
+        jobdw_seen |= read(dialect, directive, &mut request, problems);
     }
     let without_own_buffer = dialect == Dialect::Scheduler
         && !jobdw_seen
@@ -344,21 +366,6 @@ fn refuse_word(
     problems.add(word.line, word.start, len.min(word.bytes.len()), what, expected);
 }
 
-/// A persistent buffer's name: it is part of a variable's.
-fn read_name(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<String> {
-    let name = value.shown();
-    let good = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-        && name.bytes().next().is_some_and(|b| !b.is_ascii_digit())
-        && name.len() <= forebay_proto::net::ledger::BUFFER_NAME_MAX
-        // A buffer's name begins with a letter or digit.
-        && !name.starts_with('_');
-    if !good {
-        let what = format!("{name:?} is no name of a persistent buffer");
-        value.refuse(problems, what, "letters, digits and _, beginning with a letter");
-    }
-    good.then_some(name)
-}
-
 /// `persistentdw` and `destroy_persistent`.
 fn persistent(
     directive: &Directive,
@@ -435,68 +442,6 @@ fn swap(directive: &Directive, request: &mut JobRequest, problems: &mut Problems
     request.swap_bytes_per_node = bytes;
 }
 
-/// A persistent buffer is named once by each kind of line, and stages name those that the job uses.
-fn check_persistent(directives: &[Directive], request: &JobRequest, problems: &mut Problems<'_>) {
-    let uses: Vec<(u32, &str)> =
-        request.persistent.iter().map(|one| (one.line, one.name.as_str())).collect();
-    let made: Vec<(u32, &str)> =
-        request.create_persistent.iter().map(|one| (one.line, one.name.as_str())).collect();
-    let destroyed: Vec<(u32, &str)> =
-        request.destroy_persistent.iter().map(|one| (one.line, one.name.as_str())).collect();
-    for list in [&uses, &made, &destroyed] {
-        for (at, (line, name)) in list.iter().enumerate() {
-            let Some((first, _)) = list[..at].iter().find(|(_, other)| other == name) else {
-                continue;
-            };
-            if let Some((line, start, len)) = key_word(directives, *line, "name") {
-                let what = format!("line {first} already names {name}");
-                problems.add(line, start, len, what, "each name once");
-            }
-        }
-    }
-    for (line, name) in &destroyed {
-        let other = uses.iter().chain(&made).find(|(_, other)| other == name);
-        if let (Some((other, _)), Some((line, start, len))) =
-            (other, key_word(directives, *line, "name"))
-        {
-            let what = format!("line {other} needs the buffer that this line destroys");
-            problems.add(line, start, len, what, "destroy it in a later job");
-        }
-    }
-    let sides = [(&request.stage_in, "destination"), (&request.stage_out, "source")];
-    for (stages, key) in sides {
-        for stage in stages {
-            let Some(name) = &stage.persistent else { continue };
-            if uses.iter().all(|(_, used)| used != name)
-                && let Some((line, start, len)) = key_word(directives, stage.line, key)
-            {
-                let what = format!("no line says #DW persistentdw name={name}");
-                problems.add(line, start, len, what, format!("#DW persistentdw name={name}"));
-            }
-        }
-    }
-}
-
-/// Under a scheduler input is copied before the nodes are known.
-fn check_private(directives: &[Directive], request: &JobRequest, problems: &mut Problems<'_>) {
-    for stage in request.stage_in.iter().filter(|stage| stage.mode == AccessMode::Private) {
-        if let Some((line, start, len)) = key_word(directives, stage.line, "destination") {
-            let what = "under a scheduler input is staged before the job's nodes are known";
-            problems.add(line, start, len, what, "$DW_JOB_STRIPED/PATH");
-        }
-    }
-    let private = |stage: &&StageRequest| {
-        stage.mode == AccessMode::Private && stage.kind != StageKind::Directory
-    };
-    for stage in request.stage_out.iter().filter(private) {
-        if let Some((line, start, len)) = key_word(directives, stage.line, "type") {
-            let what =
-                "each node has its own $DW_JOB_PRIVATE: results go into a directory of its name";
-            problems.add(line, start, len, what, "type=directory");
-        }
-    }
-}
-
 fn jobdw(
     dialect: Dialect,
     directive: &Directive,
@@ -545,94 +490,6 @@ fn jobdw(
     }
 }
 
-/// How the files of a scratch buffer are written, and what others see of them.
-fn read_layout(
-    is_cache: bool,
-    [layout, consistency]: [Option<&Value<'_>>; 2],
-    request: &mut JobRequest,
-    problems: &mut Problems<'_>,
-) {
-    if let Some(layout) = layout
-        && one_of(layout, &[PLAIN, LOG], "a layout", problems)
-        && layout.bytes() == LOG.as_bytes()
-    {
-        match is_cache {
-            true => layout.refuse(
-                problems,
-                "layout= belongs to type=scratch".into(),
-                "type=scratch, or no layout=",
-            ),
-            false => request.log = Logs::Commit,
-        }
-    }
-    if let Some(consistency) = consistency
-        && one_of(consistency, &[COMMIT, STRICT], "a consistency", problems)
-    {
-        match request.log {
-            Logs::Off => consistency.refuse(
-                problems,
-                "consistency= belongs to layout=log".into(),
-                "layout=log, or no consistency=",
-            ),
-            _ if consistency.bytes() == STRICT.as_bytes() => request.log = Logs::Strict,
-            _ => {}
-        }
-    }
-}
-
-/// Whether the script runs with the preload library, which has something to do on scratch buffers of one machine.
-fn read_preload(
-    dialect: Dialect,
-    (line, is_cache): (usize, bool),
-    preload: Option<&Value<'_>>,
-    request: &mut JobRequest,
-    problems: &mut Problems<'_>,
-) {
-    let Some(preload) = preload else { return };
-    if !one_of(preload, &["yes", "no"], "yes or no", problems) || preload.bytes() == b"no" {
-        return;
-    }
-    match (is_cache, dialect) {
-        (true, _) => preload.refuse(
-            problems,
-            "preload= belongs to type=scratch".into(),
-            "type=scratch, or no preload=",
-        ),
-        (false, Dialect::Run) => request.preload = true,
-        (false, Dialect::Scheduler) => {
-            note(request, line, "preload= has no effect on buffers at servers");
-        }
-    }
-}
-
-/// The directory that a cache caches: `pfs=` belongs to each cache, and to nothing else.
-fn read_pfs(
-    directive: &Directive,
-    is_cache: bool,
-    has_type: bool,
-    pfs: Option<&Value<'_>>,
-    problems: &mut Problems<'_>,
-) -> Option<PathBytes> {
-    match (is_cache, pfs) {
-        (true, Some(pfs)) => match stage_path::pfs_side(pfs.bytes()) {
-            Ok(path) => return Some(path),
-            Err((what, expected)) => pfs.refuse(problems, what, expected),
-        },
-        (true, None) => {
-            let (command, help) =
-                (&directive.words[0], "pfs= (an absolute path on the parallel file system)");
-            let what = "a cache has no pfs=".to_string();
-            problems.add(command.line, command.start, command.bytes.len(), what, help);
-        }
-        // Without type= a persistent buffer is scratch.
-        (false, Some(pfs)) if has_type || directive.is_bb => {
-            pfs.refuse(problems, "pfs= belongs to type=cache".into(), "type=cache, or no pfs=");
-        }
-        (false, _) => {}
-    }
-    None
-}
-
 fn note(request: &mut JobRequest, line: usize, text: &str) {
     request.notes.push(Note { line: line as u32 + 1, text: text.to_string() });
 }
@@ -645,213 +502,6 @@ fn one_of(value: &Value<'_>, words: &[&str], what: &str, problems: &mut Problems
         value.refuse(problems, text, words.join(" or "));
     }
     known
-}
-
-/// Checks the type of a buffer; true if it is a cache.
-fn check_type(value: &Value<'_>, problems: &mut Problems<'_>) -> bool {
-    let what = match value.bytes() {
-        b"scratch" => return false,
-        b"cache" => return true,
-        b"log" => "type=log is written type=scratch layout=log here".to_string(),
-        b"swap" => {
-            format!("type={} is not offered by this version's server", value.shown())
-        }
-        b"raw" | b"xfs" | b"gfs2" | b"lustre" => {
-            format!("type={} (HPE Rabbit) is not offered by this version's server", value.shown())
-        }
-        _ => format!("{:?} is not a type", value.shown()),
-    };
-    value.refuse(problems, what, "scratch or cache");
-    false
-}
-
-fn read_capacity(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<u64> {
-    read_size(value, "capacity=", problems)
-}
-
-/// A size; `before` is what stands before it in the script.
-fn read_size(value: &Value<'_>, before: &str, problems: &mut Problems<'_>) -> Option<u64> {
-    const EXPECTED: &str = "an integer and KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 100GiB";
-    let text = value.shown();
-    let digits = text.trim_start_matches(|c: char| c.is_ascii_digit());
-    let what = if !text.is_empty() && digits.is_empty() {
-        // A bare number is bytes to Slurm, and hardly ever what is meant.
-        format!("{before}{text} has no unit")
-    } else if matches!(digits, "K" | "M" | "G" | "T" | "P") {
-        format!("the unit {digits} can be read as {digits}iB or as {digits}B")
-    } else if matches!(digits.to_ascii_lowercase().as_str(), "n" | "node" | "nodes") {
-        "a size by the node is not offered by this version's server".to_string()
-    } else {
-        match parse_bytes(&text) {
-            Ok(0) => "the size is 0".to_string(),
-            Ok(bytes) => return Some(bytes),
-            Err(error) => {
-                // parse_bytes names its own units; the caret's line repeats ours.
-                let full = error.to_string();
-                full.split(": expected").next().unwrap_or(&full).to_string()
-            }
-        }
-    };
-    value.refuse(problems, what, EXPECTED);
-    None
-}
-
-fn read_modes(
-    value: &Value<'_>,
-    is_cache: bool,
-    request: &mut JobRequest,
-    problems: &mut Problems<'_>,
-) {
-    const EXPECTED: &str = "striped, private or striped,private";
-    const OF_CACHE: &str = "one of striped, private and ldbalance";
-    let expected = if is_cache { OF_CACHE } else { EXPECTED };
-    let mut offset = value.at;
-    let mut limits = Vec::new();
-    for part in outside_parentheses(value.bytes()) {
-        let name_len = part.iter().position(|b| *b == b'(').unwrap_or(part.len());
-        let (name, modifiers) = part.split_at(name_len);
-        let shown = printable_bytes(name);
-        let mode = match name {
-            b"striped" => Ok(AccessMode::Striped),
-            b"private" => Ok(AccessMode::Private),
-            b"ldbalance" if is_cache => Ok(AccessMode::Ldbalance),
-            b"ldbalance" => Err("ldbalance belongs to type=cache".to_string()),
-            _ => Err(format!("{shown:?} is not an access mode")),
-        };
-        let what = match mode {
-            Ok(mode) if request.access_modes.contains(&mode) => {
-                Err(format!("{shown} is asked for twice"))
-            }
-            Ok(_) if is_cache && !request.access_modes.is_empty() => {
-                Err("a cache has one access mode".to_string())
-            }
-            Ok(mode) => Ok(mode),
-            Err(what) => Err(what),
-        };
-        match what {
-            Ok(mode) => {
-                request.access_modes.push(mode);
-                let at = value.word.start + offset + name_len;
-                match read_modifiers(modifiers, mode) {
-                    Ok((found, has_client_cache)) => {
-                        limits.push(found);
-                        if has_client_cache {
-                            note(request, value.word.line, "client_cache= has no effect");
-                        }
-                    }
-                    Err((what, expected)) => {
-                        problems.add(value.word.line, at, modifiers.len(), what, expected);
-                    }
-                }
-            }
-            Err(what) => {
-                let (line, start) = (value.word.line, value.word.start + offset);
-                problems.add(line, start, name_len.max(1), what, expected);
-            }
-        }
-        offset += part.len() + 1;
-    }
-    // Of two jobdw lines, one for each mode, the other one's limits stand in the request.
-    let other_line = (request.access_modes.len() > limits.len()).then_some(request.limits);
-    if let Some(first) = limits.first() {
-        if limits.iter().chain(&other_line).any(|one| one != first) {
-            let what = "the two modes share one buffer, and have other limits".to_string();
-            value.refuse(problems, what, "the same limits for both, or one mode");
-        }
-        request.limits = *first;
-    }
-    request.access_modes.sort();
-}
-
-/// Divides a value at its commas, but for those in parentheses.
-fn outside_parentheses(value: &[u8]) -> Vec<&[u8]> {
-    let mut depth = 0_usize;
-    value
-        .split(|byte| {
-            match byte {
-                b'(' => depth += 1,
-                b')' => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            *byte == b',' && depth == 0
-        })
-        .collect()
-}
-
-/// What stands behind an access mode in parentheses: `(MFS=SIZE,MFC=COUNT,client_cache=no)`. The limits, and whether
-/// `client_cache=` is named.
-fn read_modifiers(
-    text: &[u8],
-    mode: AccessMode,
-) -> Result<(FileLimits, bool), (String, &'static str)> {
-    const EXPECTED: &str = "(MFS=SIZE), of private also (MFC=COUNT), divided by commas";
-    let mut limits = FileLimits::default();
-    let mut has_client_cache = false;
-    if text.is_empty() {
-        return Ok((limits, has_client_cache));
-    }
-    let inner = text.strip_prefix(b"(").and_then(|rest| rest.strip_suffix(b")"));
-    let Some(inner) = inner else {
-        return Err(("the parentheses are not closed".into(), EXPECTED));
-    };
-    for part in inner.split(|byte| *byte == b',') {
-        let shown = printable_bytes(part);
-        let (key, value) = shown.split_once('=').unwrap_or((&shown, ""));
-        match key {
-            "MFS" if mode != AccessMode::Ldbalance => {
-                let bytes = parse_bytes(value).ok().filter(|bytes| *bytes > 0);
-                let has_unit = value.ends_with('B');
-                match bytes.filter(|_| has_unit) {
-                    Some(bytes) => limits.max_file_bytes = Some(bytes),
-                    None => {
-                        return Err((
-                            format!("{shown:?} is no size"),
-                            "MFS=SIZE, such as MFS=1GiB",
-                        ));
-                    }
-                }
-            }
-            "MFC" if mode == AccessMode::Private => match value.parse() {
-                Ok(files) => limits.max_files = Some(files),
-                Err(_) => return Err((format!("{shown:?} is no number of files"), "MFC=COUNT")),
-            },
-            "MFC" => return Err(("MFC= belongs to private".into(), EXPECTED)),
-            "client_cache" if matches!(value, "yes" | "no") => has_client_cache = true,
-            _ => return Err((format!("{shown:?} is no limit"), EXPECTED)),
-        }
-    }
-    Ok((limits, has_client_cache))
-}
-
-fn read_pool_name(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<String> {
-    let name = value.shown();
-    let good = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    if name.is_empty() || !name.chars().all(good) {
-        let what = format!("{name:?} is not a pool's name");
-        value.refuse(problems, what, "letters, digits, _ - .");
-        return None;
-    }
-    Some(name)
-}
-
-fn read_pool(
-    dialect: Dialect,
-    value: &Value<'_>,
-    line: usize,
-    request: &mut JobRequest,
-    problems: &mut Problems<'_>,
-) {
-    let Some(name) = read_pool_name(value, problems) else { return };
-    if request.pool.as_ref().is_some_and(|pool| *pool != name) {
-        let what = "two pools for one job".to_string();
-        value.refuse(problems, what, "one pool: this version's buffer lies in one");
-    } else {
-        let text = format!("pool={name}: without a scheduler the flash directory is the pool");
-        if dialect == Dialect::Run {
-            note(request, line, &text);
-        }
-        request.pool = Some(name);
-    }
 }
 
 fn stage(
@@ -900,19 +550,6 @@ fn stage(
     }
 }
 
-fn read_kind(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<StageKind> {
-    match value.bytes() {
-        b"file" => Some(StageKind::File),
-        b"directory" => Some(StageKind::Directory),
-        b"list" => Some(StageKind::List),
-        _ => {
-            let what = format!("{:?} is not a type of stage", value.shown());
-            value.refuse(problems, what, "file, directory or list");
-            None
-        }
-    }
-}
-
 /// A file's path names a file on both sides: `type=file` does not put it into a directory.
 fn refuse_directory_name(value: Option<&Value<'_>>, path: &PathBytes, problems: &mut Problems<'_>) {
     if let Some(value) = value
@@ -920,73 +557,6 @@ fn refuse_directory_name(value: Option<&Value<'_>>, path: &PathBytes, problems: 
     {
         let what = "type=file, but the path names a directory".to_string();
         value.refuse(problems, what, "the file's own name at the end, or type=directory");
-    }
-}
-
-/// The word of a key in the directive at `line` (from 1), for rules between lines.
-fn key_word(directives: &[Directive], line: u32, key: &str) -> Option<(usize, usize, usize)> {
-    let directive = directives.iter().find(|d| d.line as u32 + 1 == line)?;
-    let prefix = format!("{key}=");
-    let word = directive.words.iter().find(|w| w.bytes.starts_with(prefix.as_bytes()))?;
-    Some((word.line, word.start + prefix.len(), word.bytes.len() - prefix.len()))
-}
-
-/// A cache is all that its job has: what is on the PFS is in it.
-fn check_cache(directives: &[Directive], request: &JobRequest, problems: &mut Problems<'_>) {
-    if request.cache.is_none() {
-        return;
-    }
-    let is = |directive: &&Directive, command: &[u8]| {
-        directive.words.first().is_some_and(|word| word.bytes == command)
-    };
-    let mut refuse = |directive: &Directive, what: &str, expected: &str| {
-        let word = &directive.words[0];
-        problems.add(word.line, word.start, word.bytes.len(), what, expected);
-    };
-    for second in directives.iter().filter(|d| is(d, b"jobdw")).skip(1) {
-        refuse(second, "a job with a cache has no other buffer", "one jobdw line");
-    }
-    for stage in directives.iter().filter(|d| is(d, b"stage_in") || is(d, b"stage_out")) {
-        let what = "a cache needs no staging: what is on the PFS is in it, and the other way round";
-        refuse(stage, what, "no stage_in and no stage_out line");
-    }
-}
-
-/// Every stage uses a namespace that a jobdw line offers.
-fn check_modes(directives: &[Directive], request: &JobRequest, problems: &mut Problems<'_>) {
-    let offered: Vec<String> =
-        request.access_modes.iter().map(|m| format!("${}", m.variable())).collect();
-    let both = [(&request.stage_in, "destination"), (&request.stage_out, "source")];
-    for (stages, key) in both {
-        for stage in stages
-            .iter()
-            .filter(|s| s.persistent.is_none() && !request.access_modes.contains(&s.mode))
-        {
-            let Some((line, start, len)) = key_word(directives, stage.line, key) else { continue };
-            let what = format!("no jobdw line asks for access_mode={}", stage.mode.word());
-            let offered = match offered.is_empty() {
-                true => "$DW_PERSISTENT_STRIPED_NAME/PATH".to_string(),
-                false => offered.join(" or "),
-            };
-            problems.add(line, start, len, what, offered);
-        }
-    }
-}
-
-/// No two stages of type file write the same file: which one wins would be chance.
-fn check_targets(directives: &[Directive], request: &JobRequest, problems: &mut Problems<'_>) {
-    let mut seen = std::collections::HashMap::new();
-    let ins = request
-        .stage_in
-        .iter()
-        .map(|s| (s, (Some((s.mode, s.persistent.clone())), s.buffer_path.clone())));
-    let outs = request.stage_out.iter().map(|s| (s, (None, s.pfs_path.clone())));
-    for (stage, target) in ins.chain(outs).filter(|(s, _)| s.kind == StageKind::File) {
-        let Some(first) = seen.insert(target, stage.line) else { continue };
-        if let Some((line, start, len)) = key_word(directives, stage.line, "destination") {
-            let what = format!("line {first} already writes this file");
-            problems.add(line, start, len, what, "another destination");
-        }
     }
 }
 

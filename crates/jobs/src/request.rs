@@ -8,6 +8,15 @@ use forebay_proto::control::{PathBytes, StageKind};
 use forebay_proto::layout::Logs;
 use serde::{Deserialize, Serialize};
 
+/// For whom a script is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `forebay run`: one job, whose buffer is its own.
+    Run,
+    /// A scheduler: there are persistent buffers (`#DW persistentdw`, `#BB`), and pools with names.
+    Scheduler,
+}
+
 /// A namespace that a job can ask for.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,

@@ -12,6 +12,7 @@
 
 use crate::directive::{self, Directive, Word};
 use crate::problem::{Problems, Refused, printable_bytes};
+pub use crate::request::Dialect;
 use crate::request::{JobRequest, Note};
 
 /// Longest script that is read, in bytes. Slurm's own default limit is 4 MiB.
@@ -22,15 +23,6 @@ pub const MAX_DIRECTIVES: usize = 4_096;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 const ELF_MAGIC: &[u8] = b"\x7fELF";
-
-/// For whom a script is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
-    /// `forebay run`: one job, whose buffer is its own.
-    Run,
-    /// A scheduler: there are persistent buffers (`#DW persistentdw`, `#BB`), and pools with names.
-    Scheduler,
-}
 
 /// Reads a script for `forebay run`. `name` is what error messages call it.
 ///

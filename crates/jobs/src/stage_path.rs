@@ -4,8 +4,7 @@
 //! apart by that text, and no shell runs. Paths are bytes in any encoding, but for control
 //! characters. Called by [`crate::directive`].
 
-use crate::request::AccessMode;
-use crate::script::Dialect;
+use crate::request::{AccessMode, Dialect};
 use forebay_proto::control::PathBytes;
 
 /// Longest path, in bytes, as the kernel has it (PATH_MAX without the NUL).

@@ -1,7 +1,7 @@
 //! The lease code under schedules that chance would hardly find: shuttle runs each test with
 //! thousands of random orders of all steps between its threads, and says which failed.
 //!
-//! A client is made here as `client::remote::kept` is: what it believes, and how many recalls it has
+//! A client is made here as `client::remote::lease_cache` is: what it believes, and how many recalls it has
 //! handled, which an answer under way is compared with. Run by `make test-full`:
 //! `cargo test -p forebay-lease --features shuttle schedules`.
 

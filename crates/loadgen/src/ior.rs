@@ -622,16 +622,6 @@ impl Rank<'_> {
     }
 }
 
-/// Closes a file, and says what close says: on a network file system it may be where a write fails.
-pub(crate) fn close(file: File) -> io::Result<()> {
-    use std::os::fd::IntoRawFd;
-    // SAFETY: the descriptor was owned by `file`, which has given it up.
-    match unsafe { libc::close(file.into_raw_fd()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// The transfers of a phase.
 struct Mover<'a> {
     rank: &'a Rank<'a>,

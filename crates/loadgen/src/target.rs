@@ -25,6 +25,16 @@ pub enum Target {
     NetCdf(Variable),
 }
 
+/// Closes a file, and says what close says: on a network file system it may be where a write fails.
+fn close(file: File) -> io::Result<()> {
+    use std::os::fd::IntoRawFd;
+    // SAFETY: the descriptor was owned by `file`, which has given it up.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn by_slabs_only() -> io::Error {
     io::Error::other("a variable of netCDF is moved by slabs")
 }
@@ -150,7 +160,7 @@ impl Target {
     /// Those of the calls.
     pub fn close(self) -> io::Result<()> {
         match self {
-            Target::Posix(file) => crate::ior::close(file),
+            Target::Posix(file) => close(file),
             Target::Mpi { file, .. } => Ok(file.close()?),
             Target::NetCdf(variable) => Ok(variable.close()?),
         }

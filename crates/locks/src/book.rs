@@ -12,6 +12,11 @@ use std::collections::BTreeMap;
 /// it gets.
 pub(super) const LAST_BYTE: u64 = u64::MAX >> 1;
 
+/// Whether locks of these kinds can be in each other's way at all.
+pub(super) fn same_world(a: LockKind, b: LockKind) -> bool {
+    (a == LockKind::Flock) == (b == LockKind::Flock)
+}
+
 /// Whose lock: an owner's number is unique among all kinds of its session, as the kernel's are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(super) struct Owner {

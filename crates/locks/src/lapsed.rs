@@ -6,8 +6,7 @@
 //! what the session held is noted. Bounded: of too many clients the oldest are forgotten; those
 //! that come back after that get what is free. Called by [`super::state`] under its lock.
 
-use super::book::Range;
-use super::state::same_world;
+use super::book::{Range, same_world};
 use forebay_proto::Ino;
 use forebay_proto::net::session::{ClientId, LockSpec};
 use std::collections::{BTreeMap, HashMap};

@@ -7,7 +7,7 @@
 //! * a file without locks and requests is not in `files`;
 //! * waiters are moved to the caller's list, never called here.
 
-use super::book::{Book, Owner, Range};
+use super::book::{Book, Owner, Range, same_world};
 use super::fair::Patience;
 use super::lapsed::Lapsed;
 use super::{LockCounts, LockLimits, SESSION_ENDED};
@@ -74,10 +74,6 @@ pub(super) struct State {
     /// Requests that hold newcomers back.
     holding: BTreeSet<Arrival>,
     pub(super) lapsed: Lapsed,
-}
-
-pub(super) fn same_world(a: LockKind, b: LockKind) -> bool {
-    (a == LockKind::Flock) == (b == LockKind::Flock)
 }
 
 impl State {

@@ -9,11 +9,14 @@
 //! Used by the index, and by mounts for what they have not published.
 
 use crate::Fields;
-use crate::index::LogId;
 use std::collections::{BTreeMap, HashMap};
 
 /// Bytes of an extent in a message or on flash.
 pub const EXTENT_BYTES: usize = 36;
+
+/// A log of a file; the first has the number 1.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct LogId(pub u32);
 
 /// A range of a file, in one piece in one log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

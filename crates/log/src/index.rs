@@ -12,7 +12,7 @@
 //!   message that comes again changes nothing.
 //! * A number of a log is never used again.
 
-use crate::extents::{Extent, Extents};
+use crate::extents::{Extent, Extents, LogId};
 use crate::{Fields, crc};
 use std::collections::BTreeMap;
 
@@ -24,10 +24,6 @@ pub const FRONT_BYTES: usize = 16;
 const BODY_BYTES_MAX: u32 = 64 << 20;
 /// Most extents in one entry.
 pub const ENTRY_EXTENTS_MAX: usize = 1 << 20;
-
-/// A log of a file; the first has the number 1.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct LogId(pub u32);
 
 /// One log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -22,8 +22,8 @@ pub mod extents;
 pub mod index;
 pub mod record;
 
-pub use extents::{Extent, Extents};
-pub use index::{Entry, Index, Log, LogId, Times};
+pub use extents::{Extent, Extents, LogId};
+pub use index::{Entry, Index, Log, Times};
 pub use record::{Found, RECORD_BYTES, Record};
 
 fn crc(bytes: &[u8]) -> u32 {

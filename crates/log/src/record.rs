@@ -5,8 +5,7 @@
 //! whole. Invariant: records are appended one at a time, so what stands behind one that is not whole
 //! was never acknowledged.
 
-use crate::extents::Extent;
-use crate::index::LogId;
+use crate::extents::{Extent, LogId};
 use crate::{Fields, crc};
 
 /// Bytes of a record, without its data.

@@ -1,12 +1,12 @@
 //! The buffer as source and target, through [`BufferTree`], with the requester's rights (which
 //! the tree checks).
 
+use super::endpoint::{At, Located, MakeTop, PRIVATE_MODE, Source, Target, not_a_directory};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta, OpenSource, Temp, TempAt, Xattrs};
 use super::not_kept::is_roots;
 use super::pfs::{split, trim_end};
 use super::run::join;
-use super::side::{At, Located, MakeTop, PRIVATE_MODE, Source, Target, not_a_directory};
 use forebay_credentials::identity::Acting;
 use forebay_interfaces::tree::BufferTree;
 use forebay_proto::attr::{FileKind, SetAttr, SetTime};

@@ -5,11 +5,11 @@
 //! What is refused or would fail for what stands at its name is an error of the plan, as in
 //! earnest; what only copying shows (rights to write, space, quota) is not seen.
 
+use super::endpoint::MakeTop;
 use super::engine::plan_error;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta};
 use super::run::Run;
-use super::side::MakeTop;
 use super::task::Task;
 use super::walk::Walker;
 use forebay_proto::Errno;

@@ -3,10 +3,11 @@
 //! Called by the server's control socket, with the caller's verified identity. A caller sees and
 //! changes its own plans only, the superuser all.
 
+use super::audit::{Audit, tell_end};
 use super::commit::{Commit, check_commit};
+use super::delegated::Delegated;
 use super::dry_run::check_options;
-use super::evidence::{Evidence, tell_end};
-use super::gate::Gate;
+use super::fence::Fence;
 use super::journal::{Journal, Past};
 use super::left::LeftTemp;
 use super::parts::{Parts, Servers};
@@ -15,7 +16,6 @@ use super::plan::{PlanDir, PlanFile};
 use super::progress::Progress;
 use super::run::Run;
 use super::setup::Setup;
-use super::share::Share;
 use super::stop::{Pace, StopReason};
 use super::stripe::Stripes;
 use crate::counts::StagingCounts;
@@ -111,7 +111,7 @@ pub struct Mover {
 }
 
 pub(super) struct Shared {
-    pub tree: Arc<Gate>,
+    pub tree: Arc<Fence>,
     pub plans_dir: PathBuf,
     pub options: MoverOptions,
     pub state: Mutex<State>,
@@ -126,7 +126,7 @@ pub(super) struct State {
     pub queue: VecDeque<PlanId>,
     pub active: BTreeSet<PlanId>,
     /// Shares in plans of another server.
-    pub shares: BTreeMap<ShareId, Arc<Share>>,
+    pub shares: BTreeMap<ShareId, Arc<Delegated>>,
     pub threads: Vec<(PlanId, JoinHandle<()>)>,
     newest: u64,
     /// Plans that run at once, if somebody has asked for a number.
@@ -179,7 +179,7 @@ impl Mover {
             }
         }
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let (tree, counts) = (Arc::new(Gate::new(tree)), Arc::default());
+        let (tree, counts) = (Arc::new(Fence::new(tree)), Arc::default());
         let stripes = Arc::default();
         let shared = Shared { tree, plans_dir, options, state, changed, counts, stripes };
         Ok(Mover { shared: Arc::new(shared) })
@@ -498,7 +498,7 @@ impl Shared {
         let (file, prefix) = (plan.file.lock().clone(), &plan.buffer_prefix);
         plan.progress.count_into(self.counts.bytes(file.spec.direction));
         let (log, counts) = (self.options.events.clone(), self.counts.clone());
-        journal.witnessed_by(Evidence::begin(log, counts, &file, prefix, past));
+        journal.witnessed_by(Audit::begin(log, counts, &file, prefix, past));
     }
 
     fn end(&self, plan: &Plan, state: PlanState) {

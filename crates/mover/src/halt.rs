@@ -1,7 +1,7 @@
 //! Stopping all plans, for a while or for good, without waiting longer than asked for a PFS that
 //! does not answer.
 //!
-//! A thread in a call on the PFS cannot be taken back: it is left behind. Then the gate to the
+//! A thread in a call on the PFS cannot be taken back: it is left behind. Then the fence before the
 //! buffer is shut, so that the thread changes nothing when the call comes back. What a plan left
 //! behind has journaled is what a killed one has: the next server lets it go on. Called by the
 //! server when it closes, and by the mount before it unmounts.

@@ -8,8 +8,8 @@
 //! is torn, and the file is cut there. One item adds at most one `Done` and per run one error
 //! line: the journal's size is bounded by the items.
 
+use super::audit::Audit;
 use super::commit::CommitStep;
-use super::evidence::Evidence;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::Meta;
 use super::pfs_target::FsIdentity;
@@ -181,7 +181,7 @@ fn key(path: &[u8]) -> u128 {
 pub(super) struct Journal {
     inner: Mutex<Inner>,
     /// Hears of lines before they are written.
-    evidence: OnceLock<Evidence>,
+    audit: OnceLock<Audit>,
     started: Instant,
     worked_before_ms: u64,
 }
@@ -215,13 +215,13 @@ impl Journal {
         let worked_before_ms = past.worked_ms;
         let (dirs, made_dirs) = (past.dirs.clone(), past.made_dirs.clone());
         let inner = Mutex::new(Inner { file, ticked: now, dirs, made_dirs });
-        Ok((Journal { inner, evidence: OnceLock::new(), started: now, worked_before_ms }, past))
+        Ok((Journal { inner, audit: OnceLock::new(), started: now, worked_before_ms }, past))
     }
 
     /// What is appended from now on is told to the buffer's event record first.
-    pub fn witnessed_by(&self, evidence: Evidence) {
+    pub fn witnessed_by(&self, audit: Audit) {
         // A journal has one plan: a second one would be the same.
-        let _ = self.evidence.set(evidence);
+        let _ = self.audit.set(audit);
     }
 
     /// Milliseconds worked on the plan, over all runs.
@@ -231,8 +231,8 @@ impl Journal {
 
     /// Appends lines with one write.
     pub fn append(&self, records: &[Record]) -> Outcome<()> {
-        if let Some(evidence) = self.evidence.get() {
-            evidence.tell(records);
+        if let Some(audit) = self.audit.get() {
+            audit.tell(records);
         }
         let mut inner = self.inner.lock();
         self.append_locked(&mut inner, records)

@@ -2,30 +2,32 @@
 //!
 //! [`Mover`] takes plans and runs them with threads of its own. What is where: `engine` (plans,
 //! queue), `plan`, `journal` and `left` (on flash), `run` (the phases), `walk` (source to items),
-//! `worker` (an item to its end), `copy` (data and checksums) with `data`, `holes` and `memory`, `side`
-//! (the two ends) with `pfs`, `pfs_target` and `buffer`, `identity` (acting as the requester),
-//! `parts`, `feeder` and `share` (plans that are the work of several servers, see
-//! docs/internals/STAGING.md), `stripe` (files that several servers hold), `ends` (what becomes of an item), `setup`,
+//! `worker` (an item to its end), `copy` (data and checksums) with `holes` and `memory`, `endpoint`
+//! (the two ends) with `pfs`, `pfs_target` and `buffer`, which act as the requester (`forebay_credentials`),
+//! `parts`, `delegator` and `delegated` (plans that are the work of several servers, see
+//! docs/internals/STAGING.md), `stripe` (files that several servers hold), `completion` (what becomes of an item), `setup`,
 //! `stop` (cancel and rate), `dry_run`, `queued` (what is told of plans that wait for their turn), `record` (plans whose
-//! server does not run), `halt` and `gate` (ending while a PFS hangs), `progress` and `fault` (what the user is told).
+//! server does not run), `halt` and `fence` (ending while a PFS hangs), `progress` and `fault` (what the user is told).
 //!
 //! Promises: a file appears under its name only whole, fsynced and verified; the PFS is touched
 //! only with the requester's rights and never outside the trees named; a plan killed at any
 //! point goes on and leaves no temporary file when it has ended.
 
+mod audit;
 mod buffer;
 mod commit;
+mod completion;
 mod copy;
 mod counts;
 mod deferred;
+mod delegated;
+mod delegator;
 mod dry_run;
-mod ends;
+mod endpoint;
 mod engine;
-mod evidence;
 mod fault;
-mod feeder;
+mod fence;
 pub mod fuzzed;
-mod gate;
 mod halt;
 mod holes;
 mod journal;
@@ -42,8 +44,6 @@ mod queued;
 mod record;
 mod run;
 mod setup;
-mod share;
-mod side;
 mod stop;
 mod stripe;
 mod task;

@@ -7,9 +7,9 @@
 //! copies; the worker that copies a file, which reads its xattrs anyway, at all else: where each look is a message to a server,
 //! the walk alone would be the slowest part of a plan of small files.
 
+use super::endpoint::Located;
 use super::meta::{Dir, Meta};
 use super::run::Run;
-use super::side::Located;
 use super::task::Task;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::{Direction, PathBytes};

@@ -3,7 +3,7 @@
 //!
 //! The plan is that of shard 0: its server alone walks the source, makes directories and links,
 //! journals and counts. Files are copied by the server that holds them (stage-out) or is to hold
-//! them (stage-in): see `feeder` for this side, `share` for theirs.
+//! them (stage-in): see `delegator` for this side, `delegated` for theirs.
 
 use forebay_interfaces::peers::Peers;
 use forebay_proto::control::{PartState, PlanPart};

@@ -6,10 +6,10 @@
 //! allowed root. Only such a path may go through symbolic links, and then with the requester's
 //! rights; nothing inside a tree does.
 
+use super::endpoint::{Located, Source};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta, OpenSource, Xattrs};
 use super::not_kept::is_roots;
-use super::side::{Located, Source};
 use forebay_credentials::identity::{Acting, Identity};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Result, ShardId};

@@ -5,11 +5,11 @@
 //! so that what carries it is the plan's own and can be removed after a kill. The journal names
 //! the directory before the first temporary is made in it (`journal`, record `Dir`).
 
+use super::endpoint::{At, MakeTop, PRIVATE_MODE, Target, no_parent, not_a_directory};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta, Temp, TempAt, Xattrs, decode_rdev};
 use super::pfs::{Pfs, below_fd, errno, fd, split};
 use super::run::join;
-use super::side::{At, MakeTop, PRIVATE_MODE, Target, no_parent, not_a_directory};
 use forebay_credentials::identity::Acting;
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::{Errno, Result};

@@ -4,10 +4,11 @@
 //! hard links; attributes and fsync of directories; sync. The plan is done only after the last.
 
 use super::commit::Commit;
-use super::ends::Outbox;
+use super::completion::Outbox;
+use super::delegator::{Delegator, Proof};
+use super::endpoint::{Source, Target};
 use super::fault::{Fault, Outcome, Sort, Where};
-use super::feeder::{Feeder, Proof};
-use super::gate::Gate;
+use super::fence::Fence;
 use super::journal::{Journal, Past, Record};
 use super::left::{LeftTemp, Temps};
 use super::meta::{Meta, Xattrs};
@@ -15,7 +16,6 @@ use super::parts::{Parts, Servers};
 use super::pfs::{Pfs, PfsHook};
 use super::pfs_target::FsIdentity;
 use super::progress::Progress;
-use super::side::{Source, Target};
 use super::stop::{Pace, StopReason};
 use super::stripe::Stripes;
 use super::task::{Leader, Task};
@@ -84,15 +84,15 @@ pub(super) struct Run {
     /// Parts of striped files that they copy for this server.
     pub stripes: Arc<Stripes>,
     /// The buffer.
-    pub tree: Arc<Gate>,
+    pub tree: Arc<Fence>,
     /// Those servers where the plan is ours, and what each does of it.
     pub servers: Option<Servers>,
     pub parts: Arc<Parts>,
-    /// Seen by all of them; see `feeder`.
+    /// Seen by all of them; see `delegator`.
     pub proof: Mutex<Option<Proof>>,
     /// Those that could not be told that the plan stops.
     pub abandoned: Mutex<Vec<ShardId>>,
-    /// Set if this is another server's plan; see `share`.
+    /// Set if this is another server's plan; see `delegated`.
     pub outbox: Option<Arc<Outbox>>,
     /// An earlier server began it.
     pub is_resumed: bool,
@@ -256,7 +256,7 @@ impl Run {
                 spawned.map_err(|e| Fault::source("start worker")(e.into()))?;
             }
             drop(receive);
-            let others = self.start_feeders(scope)?;
+            let others = self.start_delegators(scope)?;
             let walked = Walker::new(self, send, others).walk();
             self.progress.scanned.store(walked.is_ok(), Relaxed);
             walked
@@ -266,7 +266,7 @@ impl Run {
     }
 
     /// Starts a thread for each other server; what goes to each, by shard.
-    fn start_feeders<'scope>(
+    fn start_delegators<'scope>(
         &'scope self,
         scope: &'scope std::thread::Scope<'scope, '_>,
     ) -> Outcome<HashMap<ShardId, Sender<Task>>> {
@@ -274,9 +274,9 @@ impl Run {
         let Some(servers) = &self.servers else { return Ok(others) };
         for part in self.parts.others() {
             let (send, receive) = crossbeam_channel::bounded(QUEUE_ITEMS);
-            let feeder = Feeder::new(self, servers, part, receive);
+            let delegator = Delegator::new(self, servers, part, receive);
             let name = format!("stage-{}-to-{}", self.plan, part.shard.0);
-            let body = move || self.guarded(|| feeder.feed());
+            let body = move || self.guarded(|| delegator.feed());
             let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, body);
             spawned.map_err(|e| Fault::source("start a thread")(e.into()))?;
             others.insert(part.shard, send);

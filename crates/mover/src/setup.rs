@@ -1,8 +1,9 @@
-//! Makes a [`Run`] of what a plan (`engine`) or another server's plan (`share`) is.
+//! Makes a [`Run`] of what a plan (`engine`) or another server's plan (`delegated`) is.
 
 use super::buffer::Buffer;
 use super::commit::Commit;
-use super::ends::Outbox;
+use super::completion::Outbox;
+use super::endpoint::{Source, Target};
 use super::engine::Shared;
 use super::journal::{Journal, Past};
 use super::left::{LeftTemp, Temps};
@@ -11,7 +12,6 @@ use super::pfs::Pfs;
 use super::plan::{PlanDir, PlanFile};
 use super::progress::Progress;
 use super::run::{Bound, Run, temp_prefix};
-use super::side::{Source, Target};
 use super::stop::Pace;
 use forebay_credentials::identity::Identity;
 use forebay_proto::ShardId;

@@ -13,12 +13,12 @@
 //!   link to a file stages the file under the link's name. Empty lines are ignored; two lines
 //!   with one last name are an error, not an overwriting.
 
+use super::endpoint::{Located, MakeTop, Top};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::Record;
 use super::meta::{Dir, Meta};
 use super::pfs::{split, trim_end};
 use super::run::{DirDone, Run, join};
-use super::side::{Located, MakeTop, Top};
 use super::task::{Leader, Task};
 use crossbeam_channel::Sender;
 use forebay_proto::attr::FileKind;

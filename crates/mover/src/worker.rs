@@ -6,12 +6,12 @@
 //! a file early removes its unnamed target ([`Unpublished`]).
 
 use super::copy::{Copied, Env, copy};
+use super::endpoint::At;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::{Record, Version};
 use super::memory::Memory;
 use super::meta::{Dir, Meta, OpenSource, Temp};
 use super::run::Run;
-use super::side::At;
 use super::stripe::Count;
 use super::task::{Leader, Task};
 use crossbeam_channel::Receiver;

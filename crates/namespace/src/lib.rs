@@ -18,10 +18,10 @@ mod filesystem;
 mod invalidate;
 mod names;
 mod ops;
-mod over_tree;
 mod reclaim;
 mod recover;
 mod refs;
+mod sharded_tree;
 pub mod shards;
 mod stripe_object;
 mod striped;
@@ -34,8 +34,8 @@ mod tests;
 
 pub use check::check_objects;
 pub use ops::{Named, NewInode, OWN_XATTRS, is_layout_xattr};
-pub use over_tree::OverTree;
 pub use recover::RecoveryReport;
+pub use sharded_tree::ShardedTree;
 pub use shards::Where;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
 pub use shards::testing;

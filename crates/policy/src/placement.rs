@@ -1,15 +1,15 @@
 //! Where a new inode goes (`proto::layout::Placement`), and which servers a new buffer gets.
 //!
-//! `Spread`, and most directories: by the turn of their name (`proto::layout::turn`), so that
+//! `Spread`, and most directories: by the turn of their name (`proto::layout::placement_index`), so that
 //! `rank.0`, `rank.1`, ... of one directory go round over the shards, and each directory begins at
 //! another one. A mount's first directories go to its own node's shard: which ones these are the mount
-//! counts (`client::remote::own_dirs`). A shard that said that it has
+//! counts (`client::remote::local_dir_quota`). A shard that said that it has
 //! almost no space is passed over for a while, one that does not answer as well.
 
 use crate::Moment;
 use crate::changed::{self, Change};
 use forebay_proto::attr::FileKind;
-use forebay_proto::layout::{Layout, Placement, turn};
+use forebay_proto::layout::{Layout, Placement, placement_index};
 use forebay_proto::{Ino, ServerId, ShardId};
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ pub fn choose_shard(
 ) -> ShardId {
     let near = near.filter(|shard| shard.0 < count);
     let dealt = || {
-        let turn = (turn(dir, name) % u64::from(count)) as u16;
+        let turn = (placement_index(dir, name) % u64::from(count)) as u16;
         ShardId(if changed::is(Change::Placement) { count - 1 - turn } else { turn })
     };
     match (layout.placement, kind == FileKind::Dir) {

@@ -284,7 +284,7 @@ pub trait DataOps: Send + Sync {
     /// One open of the file, given out by `open`, `create` or `tmpfile`, is over. `local` is told
     /// as often as opens came with [`Opened::local`], the last time when no open of the file uses
     /// it any more (the kernel may write without asking until then). Opens that came without
-    /// share it, so which open is told with `local` is not which one brought it.
+    /// share it, so `local` does not identify which open is over.
     fn release(&self, _ino: Ino, _local: bool) {}
     /// The files of this node that may be given to programs, if there are any.
     fn local_files(&self) -> Option<&dyn LocalFiles> {

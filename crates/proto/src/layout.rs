@@ -79,7 +79,7 @@ impl Placement {
 /// Which turn a new file of this name has in its directory's round over the servers: files whose
 /// names differ in one number only (`rank.17`, `out.0017.h5`, `restart-7-of-96`) take turns by that
 /// number, so they spread evenly and not by chance; directories begin at different servers.
-pub fn turn(parent: Ino, name: &[u8]) -> u64 {
+pub fn placement_index(parent: Ino, name: &[u8]) -> u64 {
     // The sum of a name's numbers follows the one that counts up, whichever it is.
     let (mut sum, mut number) = (0u64, 0u64);
     // FNV-1a over what is no digit, finished by a mix: the low bits choose the server.
@@ -444,13 +444,13 @@ mod tests {
                 let mut counts = vec![0u32; servers as usize];
                 for n in 0..60 {
                     let name = pattern.replace('#', &format!("{n:04}"));
-                    counts[(turn(Ino(77), name.as_bytes()) % servers) as usize] += 1;
+                    counts[(placement_index(Ino(77), name.as_bytes()) % servers) as usize] += 1;
                 }
                 let even = counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1;
                 assert!(even, "{pattern} over {servers}: {counts:?}");
             }
         }
-        let first = |dir| turn(Ino(dir), b"out.0") % 4;
+        let first = |dir| placement_index(Ino(dir), b"out.0") % 4;
         let mut begins = [0u32; 4];
         (100..500).for_each(|dir| begins[first(dir) as usize] += 1);
         assert!(begins.iter().all(|n| *n > 60), "directories begin anywhere: {begins:?}");

@@ -12,7 +12,7 @@
 //! for itself, for what was above it is gone. Called by [`crate::Server::lost`].
 
 use forebay_interfaces::tree::BufferTree;
-use forebay_namespace::OverTree;
+use forebay_namespace::ShardedTree;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::PathBytes;
 use forebay_proto::net::lost::{
@@ -31,7 +31,7 @@ const QUESTIONS_MAX: usize = 16;
 const KEPT_LEVELS: usize = 16;
 
 /// The page that begins at `from`. EHOSTUNREACH or ETIMEDOUT while a server that is needed is away.
-pub(crate) fn page(tree: &OverTree, who: &Caller, from: LostCursor) -> Result<LostPage> {
+pub(crate) fn page(tree: &ShardedTree, who: &Caller, from: LostCursor) -> Result<LostPage> {
     let shards = tree.lost_shards();
     if shards.is_empty() {
         return Ok(LostPage::default());
@@ -69,7 +69,7 @@ struct Level {
 }
 
 struct Walk<'a> {
-    tree: &'a OverTree,
+    tree: &'a ShardedTree,
     who: &'a Caller,
     shards: Vec<ShardId>,
     /// Done with what can be reached from the root.

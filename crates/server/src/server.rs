@@ -13,7 +13,7 @@ use forebay_cache::{CacheEvents, CacheFs, CacheOptions};
 use forebay_interfaces::peers::Peers;
 use forebay_interfaces::tree::BufferTree;
 use forebay_mover::{Mover, MoverOptions, STAGING_WAIT_MAX, Servers};
-use forebay_namespace::OverTree;
+use forebay_namespace::ShardedTree;
 use forebay_namespace::{Namespace, NamespaceOptions, RecoveryReport};
 use forebay_proto::activity::ActivityPage;
 use forebay_proto::api::ops::*;
@@ -84,7 +84,7 @@ pub struct Server {
     names: Arc<LmdbStore>,
     namespace: Arc<Namespace>,
     /// The whole tree of a buffer of several servers.
-    over: Option<Arc<OverTree>>,
+    over: Option<Arc<ShardedTree>>,
     mover: Arc<Mover>,
     cache: Option<Arc<CacheFs>>,
     events: Arc<EventLog>,
@@ -118,6 +118,49 @@ fn failed(what: &str, path: &Path, why: impl ToString, errno: Option<i32>) -> Co
     }
 }
 
+/// For `map_err`: what was being done on which path.
+fn at(what: &'static str, path: PathBuf) -> impl FnOnce(Errno) -> ControlError {
+    move |e| failed(what, &path, e, Some(e.0))
+}
+
+/// The namespace of a store, with its objects; one that is `unclean` is recovered.
+fn open_namespace(
+    store: &Store,
+    names: &Arc<LmdbStore>,
+    options: &ServerOptions,
+    (root_uid, root_gid): (u32, u32),
+    unclean: bool,
+) -> Result<(Arc<Namespace>, RecoveryReport), ControlError> {
+    let directory = store.kind() == StoreKind::Directory;
+    let accounting = directory.then(|| Accounting::new(store.capacity_bytes()));
+    let data = store.data_dir();
+    let objects = Objects::open(&data, store.volatile(), directory, accounting)
+        .map_err(at("open the objects in", data))?;
+    let namespace_options = NamespaceOptions {
+        shard: options.shard(),
+        peers: options.peers.clone(),
+        capacity_bytes: store.capacity_bytes(),
+        volatile: store.volatile(),
+        root_uid,
+        root_gid,
+        log: options.log,
+        hold_orphans: options.hold_orphans,
+    };
+    let (namespace, recovery) =
+        Namespace::open(names.clone(), Arc::new(objects), namespace_options, unclean)
+            .map_err(at("open the namespace in", store.meta_dir()))
+            .map_err(|error| hinted(store, error))?;
+    if let Some(peers) = &options.peers {
+        namespace
+            .join_servers(peers.clone())
+            .map_err(at("join the other servers of the buffer in", store.meta_dir()))?;
+    }
+    if unclean {
+        tracing::warn!(?recovery, "the last server did not close: recovered");
+    }
+    Ok((namespace, recovery))
+}
+
 /// Metadata of a buffer that was found, not made, are damaged.
 fn hinted(store: &Store, error: ControlError) -> ControlError {
     match error.errno {
@@ -147,44 +190,17 @@ impl Server {
         crate::metrics::started();
         let meta = store.meta_dir();
         forebay_cache::check_type(&store, options.cache.is_some())?;
-        let at =
-            |what: &'static str, path: PathBuf| move |e: Errno| failed(what, &path, e, Some(e.0));
         let clean = take_clean_marker(&meta)
-            .map_err(|e| at("read the marker of a clean close in", meta.clone())(e))?;
+            .map_err(at("read the marker of a clean close in", meta.clone()))?;
         let unclean = !store.created() && !clean;
         must_have_names(&store, &meta).map_err(|error| hinted(&store, error))?;
         let names = Arc::new(open_names(&store, &meta)?);
-        let directory = store.kind() == StoreKind::Directory;
-        let accounting = directory.then(|| Accounting::new(store.capacity_bytes()));
-        let data = store.data_dir();
-        let objects = Objects::open(&data, store.volatile(), directory, accounting)
-            .map_err(at("open the objects in", data))?;
         let (root_uid, root_gid) = options.root_owner.unwrap_or_else(|| {
             use rustix::process::{getegid, geteuid};
             (geteuid().as_raw(), getegid().as_raw())
         });
-        let namespace_options = NamespaceOptions {
-            shard: options.shard(),
-            peers: options.peers.clone(),
-            capacity_bytes: store.capacity_bytes(),
-            volatile: store.volatile(),
-            root_uid,
-            root_gid,
-            log: options.log,
-            hold_orphans: options.hold_orphans,
-        };
-        let (namespace, recovery) =
-            Namespace::open(names.clone(), Arc::new(objects), namespace_options, unclean)
-                .map_err(at("open the namespace in", meta))
-                .map_err(|error| hinted(&store, error))?;
-        if let Some(peers) = &options.peers {
-            namespace
-                .join_servers(peers.clone())
-                .map_err(at("join the other servers of the buffer in", store.meta_dir()))?;
-        }
-        if unclean {
-            tracing::warn!(?recovery, "the last server did not close: recovered");
-        }
+        let root = (root_uid, root_gid);
+        let (namespace, recovery) = open_namespace(&store, &names, &options, root, unclean)?;
         let several = options.peers.filter(|peers| peers.count() > 1);
         let events = Arc::new(open_events(&store, root_uid)?);
         let activity = Arc::new(Activity::default());
@@ -197,7 +213,7 @@ impl Server {
             activity: activity.clone(),
             ..MoverOptions::default()
         };
-        let over = several.map(|peers| Arc::new(OverTree::new(namespace.clone(), peers)));
+        let over = several.map(|peers| Arc::new(ShardedTree::new(namespace.clone(), peers)));
         let tree: Arc<dyn BufferTree> = match &over {
             Some(over) => over.clone(),
             None => namespace.clone(),

@@ -5,7 +5,7 @@
 //! beyond. Source of the latter: in the time T of such a burst D T drains and C stays, so V = C + D T.
 //! The checkpoint intervals are J. T. Daly's first order (FGCS 22, 2006) and J. W. Young's (CACM 17, 1974).
 
-use crate::machine::{Attach, Machine, Mode};
+use crate::machine::{Attach, Buffer, Machine, Mode};
 use serde::Serialize;
 
 /// A bound of bandwidth.
@@ -118,18 +118,7 @@ pub fn burst(machine: &Machine, burst: Burst) -> Prediction {
         Attach::Io => origins,
         Attach::Fabric | Attach::Storage => buffer.count,
     };
-    let (written, read) = buffer.redundancy.traffic(bytes);
-    let rate = f64::from(buffer.devices);
-    let overhead_s = if buffer.mode == Mode::Log { 0.0 } else { buffer.device.write_overhead_s };
-    let write_s = written as f64 / (buffer.device.write_rate(written) * rate) + overhead_s;
-    let read_back_s = match read {
-        0 => 0.0,
-        read => {
-            read as f64 / (buffer.device.read_rate(read) * rate) + buffer.device.read_overhead_s
-        }
-    };
-    let drain_read_s =
-        bytes as f64 / (buffer.device.read_rate(bytes) * rate) + buffer.device.read_overhead_s;
+    let (take_s, drain_read_s) = flash_s(buffer, bytes);
     far.line("flash, read by the drain", used * buffer.device.at_once, bytes, drain_read_s);
     match buffer.attach {
         Attach::Compute => {
@@ -157,21 +146,13 @@ pub fn burst(machine: &Machine, burst: Burst) -> Prediction {
         }
     }
     to_disks(&mut far);
-    near.line("flash", used * buffer.device.at_once, bytes, write_s + read_back_s);
+    near.line("flash", used * buffer.device.at_once, bytes, take_s);
     if buffer.mode == Mode::WriteThrough {
         near.limits.extend(far.limits);
         near.alone_s += far.alone_s;
         return plain(near, burst, bytes);
     }
-    let mut drain = far
-        .least()
-        .cloned()
-        .unwrap_or(Limit { resource: "drain".into(), bytes_per_s: f64::INFINITY });
-    if let Some(limit) = buffer.drain.limit_bytes_per_s.map(|limit| limit * f64::from(used)) {
-        if limit < drain.bytes_per_s {
-            drain = Limit { resource: "the drain's limit".into(), bytes_per_s: limit };
-        }
-    }
+    let drain = drain_of(&far, buffer, used);
     if buffer.shared_device && buffer.drain.when == crate::machine::DrainWhen::AtOnce {
         // While it writes, flash reads what drains: of each second D/R_read is gone.
         let share = drain.bytes_per_s * drain_read_s / bytes as f64 / f64::from(used);
@@ -181,6 +162,32 @@ pub fn burst(machine: &Machine, burst: Burst) -> Prediction {
     }
     let room = f64::from(used) * buffer.capacity_bytes as f64 / buffer.redundancy.room();
     with_room(plain(near, burst, bytes), burst, room, drain)
+}
+
+/// Seconds of flash for a request of so many bytes: to take it, with what redundancy writes and reads for it, and to read it for
+/// the drain.
+fn flash_s(buffer: &Buffer, bytes: u64) -> (f64, f64) {
+    let (written, read) = buffer.redundancy.traffic(bytes);
+    let rate = f64::from(buffer.devices);
+    let device = &buffer.device;
+    let read_s =
+        |bytes: u64| bytes as f64 / (device.read_rate(bytes) * rate) + device.read_overhead_s;
+    let overhead_s = if buffer.mode == Mode::Log { 0.0 } else { device.write_overhead_s };
+    let write_s = written as f64 / (device.write_rate(written) * rate) + overhead_s;
+    let read_back_s = if read == 0 { 0.0 } else { read_s(read) };
+    (write_s + read_back_s, read_s(bytes))
+}
+
+/// The least bound of the drain of so many buffers.
+fn drain_of(far: &Way, buffer: &Buffer, used: u32) -> Limit {
+    let least = far.least().cloned();
+    let drain = least.unwrap_or(Limit { resource: "drain".into(), bytes_per_s: f64::INFINITY });
+    match buffer.drain.limit_bytes_per_s.map(|limit| limit * f64::from(used)) {
+        Some(limit) if limit < drain.bytes_per_s => {
+            Limit { resource: "the drain's limit".into(), bytes_per_s: limit }
+        }
+        _ => drain,
+    }
 }
 
 /// Without any limit of room: the least bound, or what processes reach that wait for each transfer.

@@ -3,8 +3,7 @@
 //! Source of the model and of the devices of January 2012: Table II of N. Liu et al., "On the Role of Burst Buffers in
 //! Leadership-Class Storage Systems", MSST 2012. `nvme-2023` and `datawarp-2016` say their sources beside them.
 
-use crate::machine::{rate, time_s};
-use crate::units::RATE;
+use crate::units::{RATE, rate, time_s};
 use forebay_workload::document::{Fault, Table};
 use serde::Serialize;
 

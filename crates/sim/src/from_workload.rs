@@ -5,7 +5,9 @@
 //! Callers: `forebay sim`.
 
 use crate::program::{Action, Job, Phase, Program, Step, Who};
-use forebay_workload::language::{self, FileSpec, Layout, Only, SyncWhen, Whole, Work, Workload};
+use forebay_workload::language::{
+    self, Calls, FileSpec, Layout, Only, Op, SyncWhen, Transfer, Whole, Work, Workload,
+};
 use forebay_workload::streams::{Piece, Stream};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -266,7 +268,6 @@ fn by_seek(stream: &mut Stream, to: u64, reads: bool) -> Vec<(bool, u64)> {
 
 /// The operations of a trace as one phase: of each process its own steps, equal ones that follow each other as one.
 fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
-    use forebay_workload::language::{Calls, Op, Transfer};
     let of_job = &workload.jobs[job as usize];
     let records = workload.operations_of(job).map_or(0, |file| file.records());
     if records > MAX_LISTED {
@@ -275,83 +276,15 @@ fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
             of_job.name
         ));
     }
-    let moved = |write, file, transfer_bytes| Action::Move {
-        write,
-        file,
-        shared: false,
-        transfer_bytes,
-        transfers: 1,
-        think_ns: 0,
-        durable: false,
-        new_files: false,
-        items: 1,
-    };
     let mut steps: Vec<Step> = Vec::new();
     for process in 0..of_job.processes {
         let who = Who { first: process, last: process, every: 1 };
         let mut walk = workload.walk(job, process).map_err(|error| error.to_string())?;
-        let mut meetings = 0;
-        let mut streams: BTreeMap<u32, Stream> = BTreeMap::new();
+        let mut own = Listed { steps: &mut steps, who, meetings: 0, streams: BTreeMap::new() };
         while let Some(op) = walk.next_op().map_err(|error| error.to_string())? {
-            let action = match op {
-                // Of calls on streams what libc makes of them; a buffer finds as much as it asks for.
-                Op::Transfer(Transfer {
-                    stream: Some(calls), write, file, offset, bytes, ..
-                }) => {
-                    let stream = streams.entry(file.item).or_default();
-                    let mut pieces = Vec::new();
-                    let unseen = calls == Calls::Unseen;
-                    by_stream(stream, write, (offset, bytes), unseen, &mut pieces);
-                    for (write, bytes) in pieces {
-                        push(&mut steps, Step { action: moved(write, file.item, bytes), who });
-                    }
-                    continue;
-                }
-                Op::Seek { file, offset, reads } => {
-                    let stream = streams.entry(file.item).or_default();
-                    for (write, bytes) in by_seek(stream, offset, reads) {
-                        push(&mut steps, Step { action: moved(write, file.item, bytes), who });
-                    }
-                    continue;
-                }
-                Op::Flush { file } | Op::Close { file } => {
-                    let mut kept = 0;
-                    if let Some(stream) = streams.get_mut(&file.item) {
-                        let Ok(()) = stream.flush(&mut |piece: Piece| {
-                            kept = piece.bytes;
-                            Ok::<_, Infallible>(())
-                        });
-                    }
-                    if kept > 0 {
-                        push(&mut steps, Step { action: moved(true, file.item, kept), who });
-                    }
-                    match op {
-                        Op::Close { .. } => Action::Names { count: 1, implied: false },
-                        _ => continue,
-                    }
-                }
-                Op::Think { ns, .. } => Action::Compute { ns },
-                Op::Transfer(transfer) if transfer.bytes > 0 => {
-                    moved(transfer.write, transfer.file.item, transfer.bytes)
-                }
-                Op::Meet(..) => {
-                    meetings += 1;
-                    Action::Meet { number: meetings }
-                }
-                // Who waited for whom is in the pauses of a trace.
-                Op::Transfer(..) | Op::Signal { .. } | Op::Await { .. } => continue,
-                Op::Sync { .. } => Action::Sync { count: 1 },
-                _ => Action::Names { count: 1, implied: false },
-            };
-            push(&mut steps, Step { action, who });
+            own.add_op(op);
         }
-        // At its end a process writes what its streams keep.
-        for (item, stream) in &mut streams {
-            let Ok(()) = stream.flush(&mut |piece: Piece| {
-                push(&mut steps, Step { action: moved(true, *item, piece.bytes), who });
-                Ok::<_, Infallible>(())
-            });
-        }
+        own.end();
     }
     let phase = Phase {
         name: LISTED_PHASE.into(),
@@ -363,6 +296,103 @@ fn listed(workload: &Workload, job: u32) -> Result<Vec<Phase>, String> {
         steps,
     };
     Ok(vec![phase])
+}
+
+/// A transfer of a listed operation.
+fn moved(write: bool, file: u32, transfer_bytes: u64) -> Action {
+    Action::Move {
+        write,
+        file,
+        shared: false,
+        transfer_bytes,
+        transfers: 1,
+        think_ns: 0,
+        durable: false,
+        new_files: false,
+        items: 1,
+    }
+}
+
+/// A process whose operations become steps.
+struct Listed<'s> {
+    steps: &'s mut Vec<Step>,
+    who: Who,
+    /// Times that it met the others.
+    meetings: u32,
+    /// By file: the stream over it.
+    streams: BTreeMap<u32, Stream>,
+}
+
+impl Listed<'_> {
+    fn add(&mut self, action: Action) {
+        push(self.steps, Step { action, who: self.who });
+    }
+
+    fn add_op(&mut self, op: Op) {
+        match op {
+            // Of calls on streams what libc makes of them; a buffer finds as much as it asks for.
+            Op::Transfer(Transfer { stream: Some(calls), write, file, offset, bytes, .. }) => {
+                let stream = self.streams.entry(file.item).or_default();
+                let mut pieces = Vec::new();
+                let unseen = calls == Calls::Unseen;
+                by_stream(stream, write, (offset, bytes), unseen, &mut pieces);
+                self.add_pieces(file.item, pieces);
+            }
+            Op::Seek { file, offset, reads } => {
+                let stream = self.streams.entry(file.item).or_default();
+                let pieces = by_seek(stream, offset, reads);
+                self.add_pieces(file.item, pieces);
+            }
+            Op::Flush { file } => self.flush(file.item),
+            Op::Close { file } => {
+                self.flush(file.item);
+                self.add(Action::Names { count: 1, implied: false });
+            }
+            Op::Think { ns, .. } => self.add(Action::Compute { ns }),
+            Op::Transfer(transfer) if transfer.bytes > 0 => {
+                self.add(moved(transfer.write, transfer.file.item, transfer.bytes));
+            }
+            Op::Meet(..) => {
+                self.meetings += 1;
+                self.add(Action::Meet { number: self.meetings });
+            }
+            // Who waited for whom is in the pauses of a trace.
+            Op::Transfer(..) | Op::Signal { .. } | Op::Await { .. } => {}
+            Op::Sync { .. } => self.add(Action::Sync { count: 1 }),
+            _ => self.add(Action::Names { count: 1, implied: false }),
+        }
+    }
+
+    fn add_pieces(&mut self, file: u32, pieces: Vec<(bool, u64)>) {
+        for (write, bytes) in pieces {
+            self.add(moved(write, file, bytes));
+        }
+    }
+
+    /// What the stream over a file keeps is written.
+    fn flush(&mut self, file: u32) {
+        let mut kept = 0;
+        if let Some(stream) = self.streams.get_mut(&file) {
+            let Ok(()) = stream.flush(&mut |piece: Piece| {
+                kept = piece.bytes;
+                Ok::<_, Infallible>(())
+            });
+        }
+        if kept > 0 {
+            self.add(moved(true, file, kept));
+        }
+    }
+
+    /// At its end a process writes what its streams keep.
+    fn end(self) {
+        let Listed { steps, who, mut streams, .. } = self;
+        for (item, stream) in &mut streams {
+            let Ok(()) = stream.flush(&mut |piece: Piece| {
+                push(steps, Step { action: moved(true, *item, piece.bytes), who });
+                Ok::<_, Infallible>(())
+            });
+        }
+    }
 }
 
 /// Adds a step, or counts it with the last one.

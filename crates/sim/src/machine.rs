@@ -4,7 +4,7 @@
 //! Callers: `model` runs it, `closed` computes with it, `sweep` changes it.
 
 use crate::device::{self, Device};
-use crate::units::{RATE, parse_rate};
+use crate::units::{RATE, rate, time_s};
 use forebay_policy::when::{IDLE_DEFAULT, Policy, Watermark, When};
 use forebay_workload::document::{Document, Fault, Table};
 use serde::Serialize;
@@ -469,20 +469,6 @@ fn section<'d>(root: &Table<'d>, key: &'static str) -> Result<Table<'d>, Fault> 
 fn count(table: &Table, key: &'static str) -> Result<u32, Fault> {
     let value = table.integer(key, 1..=MAX_COUNT)?;
     Ok(table.required(key, value, "an integer of at least 1")? as u32)
-}
-
-/// A rate by its key.
-pub(crate) fn rate(table: &Table, key: &'static str) -> Result<Option<f64>, Fault> {
-    let Some(text) = table.text(key, RATE)? else { return Ok(None) };
-    match parse_rate(&text) {
-        Some(rate) => Ok(Some(rate)),
-        None => Err(table.fault(key, format!("it is {text:?}"), RATE)),
-    }
-}
-
-/// A time by its key, in seconds.
-pub(crate) fn time_s(table: &Table, key: &'static str) -> Result<Option<f64>, Fault> {
-    Ok(table.time_ns(key)?.map(|ns| ns as f64 / 1e9))
 }
 
 fn mtbf(table: &Table) -> Result<Option<f64>, Fault> {

@@ -1,4 +1,6 @@
-//! Rates as people write them: `666.1MB/s`, `1.30GiB/s`, `10Gbit/s`.
+//! Rates as people write them: `666.1MB/s`, `1.30GiB/s`, `10Gbit/s`; and how they and times are read from files.
+
+use forebay_workload::document::{Fault, Table};
 
 /// The unit a rate is given in: bytes per second.
 const UNITS: [(&str, f64); 13] = [
@@ -28,6 +30,20 @@ pub fn parse_rate(text: &str) -> Option<f64> {
     let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit.trim())?;
     let rate = number.parse::<f64>().ok()? * factor;
     (rate.is_finite() && rate > 0.0).then_some(rate)
+}
+
+/// A rate by its key.
+pub(crate) fn rate(table: &Table, key: &'static str) -> Result<Option<f64>, Fault> {
+    let Some(text) = table.text(key, RATE)? else { return Ok(None) };
+    match parse_rate(&text) {
+        Some(rate) => Ok(Some(rate)),
+        None => Err(table.fault(key, format!("it is {text:?}"), RATE)),
+    }
+}
+
+/// A time by its key, in seconds.
+pub(crate) fn time_s(table: &Table, key: &'static str) -> Result<Option<f64>, Fault> {
+    Ok(table.time_ns(key)?.map(|ns| ns as f64 / 1e9))
 }
 
 /// A rate for people: `1.29 GiB/s`.

@@ -15,6 +15,7 @@ use crate::order::{self, Waits};
 use crate::{ExportError, Exported, Walk, cannot, create};
 use forebay_trace_format::layout::flag;
 use forebay_trace_format::{Class, Event, Op};
+use forebay_trace_report::load::Timed;
 use forebay_trace_report::timeline::Timeline;
 use forebay_workload::language::Workload;
 use forebay_workload::language::is_below;
@@ -24,7 +25,7 @@ use forebay_workload::language::operations::{
 use forebay_workload::streams::BUFFER_BYTES;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io::Write;
+use std::io::{Seek, Write};
 use std::path::Path;
 
 /// Name of a file in a directory that must be there and else would have none.
@@ -220,104 +221,8 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
     let path = dir.join(OPERATIONS);
     let mut to = OperationsWriter::new(create(&path)?, names).map_err(cannot(&path))?;
     let common = files.common();
-    for used in &files.all {
-        let prepared = used.is_prepared() && !used.directory;
-        let name = used.path.get(common..).unwrap_or(&used.path).to_string();
-        to.name(Name { path: name, prepared_bytes: prepared.then_some(used.read_bytes) });
-    }
-    for used in files.all.iter().filter(|used| used.directory && used.is_prepared()) {
-        if let Some(path) = used.path.get(common..).filter(|path| !path.is_empty()) {
-            to.name(Name { path: format!("{path}/{KEPT}"), prepared_bytes: Some(0) });
-        }
-    }
-    let mut lanes: Vec<Lane> = Vec::new();
-    // In the order of tasks: neighbours by number are neighbours in the workload.
-    let mut order: Vec<usize> = (0..walk.trace.files.len()).collect();
-    order.sort_by_key(|number| (walk.trace.task(*number), *number));
-    for number in order {
-        let Some(file) = walk.trace.files.get(number) else { continue };
-        let read = walk.trace.names(number);
-        let header = &file.header;
-        let who = crate::Who { number, header, task: walk.trace.task(number), names: &read };
-        let mut threads: BTreeMap<u32, Operations> = BTreeMap::new();
-        // The rename whose new name comes next.
-        let mut renames: HashMap<u32, usize> = HashMap::new();
-        walk.calls(&who, &mut exported, |timed| -> Result<(), ExportError> {
-            let event = &timed.event;
-            if event.op == Op::RenameTarget {
-                let of = threads.get_mut(&event.tid).zip(renames.remove(&event.tid));
-                let record = of.and_then(|(thread, at)| thread.get_mut(at));
-                if let (Some((_, _, record)), Some(id)) =
-                    (record, files.known(read.path(event.file)))
-                {
-                    record.length = u64::from(id);
-                }
-                return Ok(());
-            }
-            let (Some(kind), false) = (kind(event), event.result < 0) else { return Ok(()) };
-            let Some(id) = files.known(read.path(event.file)) else { return Ok(()) };
-            let used = files.all.get(id as usize);
-            if used.is_none_or(|used| used.path.len() < common) {
-                // A directory above all files: there is none such in a replay.
-                return Ok(());
-            }
-            let read = |used: &Used| used.is_prepared() && used.read_bytes > 0;
-            if kind == Kind::Create && used.is_some_and(read) {
-                return Ok(());
-            }
-            if let Some(used) = used.filter(|used| used.directory) {
-                // What has prepared files in it is there before, and stays.
-                let stays = matches!(kind, Kind::Mkdir | Kind::Rmdir) && there.contains(&used.path);
-                if stays || !matches!(kind, Kind::Mkdir | Kind::Rmdir | Kind::Stat | Kind::Readdir)
-                {
-                    return Ok(());
-                }
-            }
-            if kind == Kind::Rename {
-                let at = threads.get(&event.tid).map_or(0, Vec::len);
-                renames.insert(event.tid, at);
-            }
-            let mut record = Record { file: id, ..Record::new(kind) };
-            record.took_ns = (timed.duration_s * 1e9) as u64;
-            match kind {
-                Kind::Read | Kind::Write => {
-                    (record.offset, record.length) = (event.offset.unwrap_or(0), event.bytes());
-                    if event.flags & flag::STDIO != 0 && event.flags & flag::UNBUFFERED == 0 {
-                        let unseen = matches!(event.op, Op::StdioRead | Op::StdioWrite);
-                        record.flags |= STREAM | if unseen { UNSEEN } else { 0 };
-                    }
-                }
-                Kind::Seek => {
-                    record.offset = event.offset.unwrap_or(0);
-                    record.flags = if event.flags & flag::READS != 0 { READS } else { 0 };
-                }
-                Kind::Truncate => record.length = event.offset.unwrap_or(0),
-                Kind::Rename => record.length = NO_NAME,
-                Kind::Open => {
-                    let written = files.all.get(id as usize).is_some_and(|used| used.written);
-                    record.flags = u8::from(written);
-                }
-                _ => {}
-            }
-            let end_s = timed.start_s + timed.duration_s;
-            let thread = threads.entry(event.tid).or_default();
-            thread.push((timed.start_s, end_s, record));
-            if event.flags & flag::LINE != 0 && kind == Kind::Write {
-                // The stream wrote at the end of a line, whatever its buffer had room for.
-                thread.push((end_s, end_s, Record { file: id, ..Record::new(Kind::Flush) }));
-            }
-            Ok(())
-        })?;
-        let rank = header.rank.is_some();
-        for (tid, operations) in threads {
-            // One whose new name is not known, as in traces of before, is left out.
-            let known = |record: &Record| record.kind != Kind::Rename || record.length != NO_NAME;
-            let operations: Operations =
-                operations.into_iter().filter(|(_, _, record)| known(record)).collect();
-            let who = (header.host.clone(), header.pid, tid);
-            Lane::add(&mut lanes, who, header.ppid, rank, with_flushes(operations));
-        }
-    }
+    put_names(&mut to, &files, common);
+    let mut lanes = lanes_of(walk, (&files, common, &there), &mut exported)?;
     if !lanes.iter().any(|lane| moves(&lane.operations)) {
         return Err(ExportError::Nothing(
             "no thread of the trace read, wrote or synced a file".into(),
@@ -355,6 +260,136 @@ pub fn write(walk: &Walk<'_>, dir: &Path) -> Result<Exported, ExportError> {
     }
     exported.notes.push("barriers of MPI are not in a trace: the pauses that they made are".into());
     Ok(exported)
+}
+
+/// The names of all files, from below the directory that they have in common, and what is prepared.
+fn put_names<W: Write + Seek>(to: &mut OperationsWriter<W>, files: &Files, common: usize) {
+    for used in &files.all {
+        let prepared = used.is_prepared() && !used.directory;
+        let name = used.path.get(common..).unwrap_or(&used.path).to_string();
+        to.name(Name { path: name, prepared_bytes: prepared.then_some(used.read_bytes) });
+    }
+    for used in files.all.iter().filter(|used| used.directory && used.is_prepared()) {
+        if let Some(path) = used.path.get(common..).filter(|path| !path.is_empty()) {
+            to.name(Name { path: format!("{path}/{KEPT}"), prepared_bytes: Some(0) });
+        }
+    }
+}
+
+/// The files of the trace, the bytes of the directory that all have in common, and the directories that are there from the begin.
+type Seen<'a> = (&'a Files, usize, &'a HashSet<String>);
+
+/// The operations of all threads, in lanes.
+fn lanes_of(
+    walk: &Walk<'_>,
+    seen: Seen<'_>,
+    exported: &mut Exported,
+) -> Result<Vec<Lane>, ExportError> {
+    let mut lanes: Vec<Lane> = Vec::new();
+    // In the order of tasks: neighbours by number are neighbours in the workload.
+    let mut order: Vec<usize> = (0..walk.trace.files.len()).collect();
+    order.sort_by_key(|number| (walk.trace.task(*number), *number));
+    for number in order {
+        let Some(file) = walk.trace.files.get(number) else { continue };
+        let read = walk.trace.names(number);
+        let header = &file.header;
+        let who = crate::Who { number, header, task: walk.trace.task(number), names: &read };
+        let threads = operations_of(walk, &who, seen, exported)?;
+        let rank = header.rank.is_some();
+        for (tid, operations) in threads {
+            // One whose new name is not known, as in traces of before, is left out.
+            let known = |record: &Record| record.kind != Kind::Rename || record.length != NO_NAME;
+            let operations: Operations =
+                operations.into_iter().filter(|(_, _, record)| known(record)).collect();
+            let who = (header.host.clone(), header.pid, tid);
+            Lane::add(&mut lanes, who, header.ppid, rank, with_flushes(operations));
+        }
+    }
+    Ok(lanes)
+}
+
+/// The operations of a process, by thread.
+fn operations_of(
+    walk: &Walk<'_>,
+    who: &crate::Who<'_>,
+    (files, common, there): Seen<'_>,
+    exported: &mut Exported,
+) -> Result<BTreeMap<u32, Operations>, ExportError> {
+    let mut threads: BTreeMap<u32, Operations> = BTreeMap::new();
+    // The rename whose new name comes next.
+    let mut renames: HashMap<u32, usize> = HashMap::new();
+    walk.calls(who, exported, |timed| -> Result<(), ExportError> {
+        let event = &timed.event;
+        if event.op == Op::RenameTarget {
+            let of = threads.get_mut(&event.tid).zip(renames.remove(&event.tid));
+            let record = of.and_then(|(thread, at)| thread.get_mut(at));
+            if let (Some((_, _, record)), Some(id)) =
+                (record, files.known(who.names.path(event.file)))
+            {
+                record.length = u64::from(id);
+            }
+            return Ok(());
+        }
+        let (Some(kind), false) = (kind(event), event.result < 0) else { return Ok(()) };
+        let Some(id) = files.known(who.names.path(event.file)) else { return Ok(()) };
+        let Some(used) = files.all.get(id as usize) else { return Ok(()) };
+        if is_left_out(used, kind, common, there) {
+            return Ok(());
+        }
+        if kind == Kind::Rename {
+            let at = threads.get(&event.tid).map_or(0, Vec::len);
+            renames.insert(event.tid, at);
+        }
+        let end_s = timed.start_s + timed.duration_s;
+        let thread = threads.entry(event.tid).or_default();
+        thread.push((timed.start_s, end_s, record_of(timed, kind, id, used)));
+        if event.flags & flag::LINE != 0 && kind == Kind::Write {
+            // The stream wrote at the end of a line, whatever its buffer had room for.
+            thread.push((end_s, end_s, Record { file: id, ..Record::new(Kind::Flush) }));
+        }
+        Ok(())
+    })?;
+    Ok(threads)
+}
+
+/// Whether a call on a file is nothing that a replay does.
+fn is_left_out(used: &Used, kind: Kind, common: usize, there: &HashSet<String>) -> bool {
+    if used.path.len() < common {
+        // A directory above all files: there is none such in a replay.
+        return true;
+    }
+    if kind == Kind::Create && used.is_prepared() && used.read_bytes > 0 {
+        return true;
+    }
+    // What has prepared files in it is there before, and stays.
+    let stays = matches!(kind, Kind::Mkdir | Kind::Rmdir) && there.contains(&used.path);
+    let of_directories = matches!(kind, Kind::Mkdir | Kind::Rmdir | Kind::Stat | Kind::Readdir);
+    used.directory && (stays || !of_directories)
+}
+
+/// The operation that a call on a file becomes.
+fn record_of(timed: &Timed, kind: Kind, id: u32, used: &Used) -> Record {
+    let event = &timed.event;
+    let mut record = Record { file: id, ..Record::new(kind) };
+    record.took_ns = (timed.duration_s * 1e9) as u64;
+    match kind {
+        Kind::Read | Kind::Write => {
+            (record.offset, record.length) = (event.offset.unwrap_or(0), event.bytes());
+            if event.flags & flag::STDIO != 0 && event.flags & flag::UNBUFFERED == 0 {
+                let unseen = matches!(event.op, Op::StdioRead | Op::StdioWrite);
+                record.flags |= STREAM | if unseen { UNSEEN } else { 0 };
+            }
+        }
+        Kind::Seek => {
+            record.offset = event.offset.unwrap_or(0);
+            record.flags = if event.flags & flag::READS != 0 { READS } else { 0 };
+        }
+        Kind::Truncate => record.length = event.offset.unwrap_or(0),
+        Kind::Rename => record.length = NO_NAME,
+        Kind::Open => record.flags = u8::from(used.written),
+        _ => {}
+    }
+    record
 }
 
 /// At its end a process writes what streams keep that it left open; another one of the same lane begins anew.
@@ -439,7 +474,7 @@ fn changes_names(record: &Record) -> bool {
 }
 
 /// Takes down what a call says of a file.
-fn note(files: &mut Files, path: &str, directory: bool, timed: &forebay_trace_report::load::Timed) {
+fn note(files: &mut Files, path: &str, directory: bool, timed: &Timed) {
     let event = &timed.event;
     if event.op == Op::RenameTarget {
         if let Some(used) = files.of(path).and_then(|number| files.all.get_mut(number as usize)) {

@@ -96,7 +96,7 @@ fn a_data_server_starts_also_while_the_metadata_server_is_away() {
     }
     let (ok, said) = ask(&served, &["flush"], &everything());
     assert!(ok, "{said}");
-    // Drains that have begun: of each the next start has something to ask the server of the names.
+    // Drains that have begun: of each the next start has something to ask the metadata server.
     let begun = || {
         let all = std::fs::read_dir(served.pfs("")).unwrap();
         let is_ours = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(".forebay-drain");
@@ -291,7 +291,7 @@ fn what_a_lost_server_of_a_cache_did_not_have_stays_usable_and_drains() {
     for stem in ["/in", "/read", "/was", "/new"] {
         assert!(!said.contains(stem), "{said}");
     }
-    // The server of the names knows it also when it starts anew.
+    // The metadata server knows it also when it starts anew.
     served.kill_and_restart_server_at(served.server_of_part(0));
     assert_eq!(list(), said);
     // Who waits hears that something is lost; the rest drains.

@@ -146,7 +146,7 @@ impl OwnershipTable {
 
 impl Table {
     pub fn turn(parent: Ino, name: &[u8]) -> u64 {
-        layout::turn(parent, name)
+        layout::placement_index(parent, name)
     }
 
     /// A node has gone: who else has to know, or to know later.

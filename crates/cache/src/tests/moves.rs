@@ -388,7 +388,7 @@ fn a_temporary_that_cannot_be_removed_is_removed_later() {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(rig.read_pfs("f") == pattern(1, 100_000));
-        assert!(cache.fs.flash.litter().unwrap().is_empty(), "it is off the record");
+        assert!(cache.fs.flash.leftovers().unwrap().is_empty(), "it is off the record");
         cache.crash();
     }
 }

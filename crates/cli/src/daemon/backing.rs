@@ -7,7 +7,7 @@ use crate::state_dir::{self, MountRecord, StateDir};
 use forebay_activity::Activity;
 use forebay_cache::CacheOptions;
 use forebay_client::Ledger;
-use forebay_client::remote::{Balanced, RemoteFs, SERVER_PATIENCE, Target};
+use forebay_client::remote::{Failover, RemoteFs, SERVER_PATIENCE, Target};
 use forebay_client::server_process::ARE_STOPPED;
 use forebay_mover::Stuck;
 use forebay_net::ServerAddress;
@@ -140,7 +140,7 @@ impl Place {
                 let balanced = (alone == Some(AccessMode::Ldbalance)).then(|| {
                     let mut all = vec![target.clone()];
                     all.extend(others.iter().cloned());
-                    Balanced::new(Arc::clone(&fs), 0, all, patience)
+                    Failover::new(Arc::clone(&fs), 0, all, patience)
                 });
                 let dir = dir.clone();
                 Ok(Backing::Served(Box::new(Served {
@@ -377,7 +377,7 @@ struct ToldByOther {
 pub struct Served {
     pub fs: Arc<RemoteFs>,
     /// Each server has a copy: what the kernel sees, by `fs` as long as that answers.
-    pub balanced: Option<Arc<Balanced>>,
+    pub balanced: Option<Arc<Failover>>,
     pub dir: StateDir,
     pub target: Target,
     /// Other servers that may be asked.

@@ -6,7 +6,7 @@
 //! Invariant: what is given out was read after all changes of the directory that had ended when it was
 //! asked for. Which of two changes under way at a time was made first is not known here, so attributes
 //! count only if no other change of the directory was under way from the beginning of the one that
-//! brought them to its end. Each is given out once. Used by `kept`, which sees to the leases.
+//! brought them to its end. Each is given out once. Used by `lease_cache`, which sees to the leases.
 
 use forebay_proto::{Attr, Ino};
 use std::collections::HashMap;

@@ -304,7 +304,7 @@ impl NameOps for RemoteFs {
 
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
         self.of(parent)?.kept.puts(parent, name);
-        let own = self.own_dirs.take_place(self.servers.only_near());
+        let own = self.local_dirs.take_place(self.servers.only_near());
         let near = self.servers.near(parent);
         let call = Call::Mkdir { parent, name, args, near, own: own.is_some() };
         let (entry, _) = self.entry(caller, parent, Taking::Directory, call)?;

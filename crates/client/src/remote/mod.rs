@@ -7,38 +7,38 @@
 //! | `servers` | which server has what |
 //! | `peer` | connections, the session at a server, calls that survive broken connections |
 //! | `refusal` | a server that refuses this mount |
-//! | `kept` | what may be believed without asking |
+//! | `lease_cache` | what may be believed without asking |
 //! | `dirs` | attributes of directories that answers to changes bring along |
-//! | `own_dirs` | the directories that go to this node's server |
-//! | `held` | references and opens, and giving them back |
+//! | `local_dir_quota` | the directories that go to this node's server |
+//! | `open_refs` | references and opens, and giving them back |
 //! | `striped` | data of striped files, straight at the servers of their objects |
 //! | `logged` | files that are written as logs |
 //! | `objects` | reading and writing one object |
 //! | `locks`, `held_locks` | lock requests that wait; locks held and lost |
 //! | `fs`, `answers` | `FileSystem` |
-//! | `balanced` | the same by one of several servers that each have a copy |
+//! | `failover` | the same by one of several servers that each have a copy |
 //!
 //! Threads of a mount, for each server: one that hears recalls, one that gives references back, one
 //! that keeps the session alive when nothing else does. Made by `forebay mount --buffer`.
 
 mod answers;
-mod balanced;
 mod dirs;
+mod failover;
 mod fs;
-mod held;
 mod held_locks;
-mod kept;
+mod lease_cache;
+mod local_dir_quota;
 mod locks;
 mod logged;
 mod objects;
-mod own_dirs;
+mod open_refs;
 mod peer;
 mod place;
 mod refusal;
 mod servers;
 mod striped;
 
-pub use balanced::{Balanced, SERVER_PATIENCE};
+pub use failover::{Failover, SERVER_PATIENCE};
 pub use peer::{PATIENCE, Target};
 pub use servers::ServerSeen;
 
@@ -51,9 +51,9 @@ use forebay_proto::net::Call;
 use forebay_proto::net::call::Taking;
 use forebay_proto::net::session::Attached;
 use forebay_proto::{Caller, Errno, Ino};
+use local_dir_quota::LocalDirQuota;
 use locks::RemoteLocks;
 use logged::Logs;
-use own_dirs::OwnDirs;
 use peer::{Peer, Room};
 use servers::Servers;
 use std::sync::{Arc, OnceLock};
@@ -77,7 +77,7 @@ pub struct RemoteFs {
     root: OnceLock<Ino>,
     striped: Arc<StripedFiles>,
     logs: Arc<Logs>,
-    own_dirs: OwnDirs,
+    local_dirs: LocalDirQuota,
 }
 
 impl RemoteFs {
@@ -98,7 +98,7 @@ impl RemoteFs {
             root: OnceLock::new(),
             striped: Arc::clone(&striped),
             logs: Arc::clone(&logs),
-            own_dirs: OwnDirs::default(),
+            local_dirs: LocalDirQuota::default(),
         };
         for peer in servers.all() {
             let locks = Arc::clone(&locks);

@@ -15,9 +15,9 @@ mod left;
 mod patience;
 mod slots;
 
-use super::held::Held;
 use super::held_locks::HeldLocks;
-use super::kept::{Kept, Mark};
+use super::lease_cache::{LeaseCache, Mark};
+use super::open_refs::OpenRefs;
 use super::place::Expected;
 use super::refusal::Refusals;
 use crate::ledger::while_busy;
@@ -111,7 +111,7 @@ pub(super) struct Done {
 
 /// The session at the server.
 pub(super) struct Session {
-    /// Which of this mount's sessions there (see [`Held::for_new_session`]); 0 = none yet.
+    /// Which of this mount's sessions there (see [`OpenRefs::for_new_session`]); 0 = none yet.
     generation: u64,
     pub(super) attached: Option<Attached>,
     /// Where connections for calls go: the server's Unix socket if this is its node.
@@ -163,8 +163,8 @@ pub(super) struct Peer {
     lease_ms: AtomicU64,
     /// Calls are made on a PFS as who asks.
     is_cache: AtomicBool,
-    pub(super) kept: Kept,
-    pub(super) held: Held,
+    pub(super) kept: LeaseCache,
+    pub(super) held: OpenRefs,
     pub(super) held_locks: Arc<HeldLocks>,
 }
 
@@ -246,8 +246,8 @@ impl Peer {
             me: OnceLock::new(),
             lease_ms: AtomicU64::new(0),
             is_cache: AtomicBool::new(false),
-            kept: Kept::new(),
-            held: Held::default(),
+            kept: LeaseCache::new(),
+            held: OpenRefs::default(),
             held_locks,
         }
     }

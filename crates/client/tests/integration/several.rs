@@ -10,7 +10,7 @@ use forebay_net::node::this_node;
 use forebay_interfaces::peers::{Peers, ShardHandler};
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, Notify, WriteMode, rename_flags};
-use forebay_proto::layout::{OWN_DIRECTORIES, turn};
+use forebay_proto::layout::{OWN_DIRECTORIES, placement_index};
 use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::servers::{Question, Reply};
@@ -385,7 +385,7 @@ fn many_threads_make_no_more_than_the_bound_on_their_own_server() {
         let fs = &fs;
         let make = |t: u32, n: u32| {
             let name = format!("t{t}.{n}");
-            let its_turn = turn(Ino::ROOT, name.as_bytes()) % u64::from(COUNT) == 1;
+            let its_turn = placement_index(Ino::ROOT, name.as_bytes()) % u64::from(COUNT) == 1;
             (mkdir(fs, Ino::ROOT, &name).shard() == ShardId(1), its_turn)
         };
         let make_all = move |t| (0..12).map(|n| make(t, n)).collect::<Vec<_>>();

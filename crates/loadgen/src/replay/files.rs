@@ -1,7 +1,9 @@
 //! Which files a phase reads and writes, what the page cache has of them, and files that must be there before.
 //! Callers: `player`, `replay`.
 
-use super::player::{Bytes, variable_of};
+use super::board::CacheWords;
+use super::bytes::Bytes;
+use super::shape::variable_of;
 use crate::failed;
 use crate::mpi;
 use crate::netcdf::{self, Making};
@@ -121,6 +123,21 @@ impl Looked {
             Some(Cache::Unseen) => Err(format!(
                 "phase {phase:?} is to be cold, but the file system may have a cache elsewhere (FUSE, network): whether a read is cold cannot be seen from here"
             )),
+        }
+    }
+
+    /// As the board has it.
+    pub(super) fn words(&self) -> CacheWords {
+        match self.cache {
+            None => CacheWords::default(),
+            Some(Cache::Memory) => CacheWords { kind: 2, ..CacheWords::default() },
+            Some(Cache::Unseen) => CacheWords { kind: 3, ..CacheWords::default() },
+            Some(Cache::Seen(pages)) => CacheWords {
+                kind: 1,
+                total: pages.total,
+                resident: pages.resident,
+                dirty: pages.dirty.unwrap_or(u64::MAX),
+            },
         }
     }
 }

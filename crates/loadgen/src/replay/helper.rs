@@ -4,7 +4,7 @@
 //! for the oldest.
 //! Caller: `player`.
 
-use super::player::Bytes;
+use super::bytes::Bytes;
 use crate::shared::now_ns;
 use crate::target::Target;
 use forebay_workload::content::Aligned;

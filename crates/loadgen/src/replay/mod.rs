@@ -8,10 +8,12 @@
 //! Caller: the command line's `forebay bench`.
 
 pub mod board;
+mod bytes;
 pub mod figures;
 mod files;
 mod helper;
 mod player;
+mod shape;
 
 use crate::failed;
 use crate::far::{Far, Host};
@@ -186,7 +188,7 @@ fn play_by_mpi(
     }
     let longest = longest.max(1);
     if netcdf::loaded().is_some() {
-        let together = player::together(workload);
+        let together = shape::together(workload);
         for (spec, together) in workload.files.iter().zip(together) {
             let shared = !spec.by_process();
             if spec.interface.is_netcdf() && shared && !together {
@@ -271,8 +273,8 @@ fn netcdf_library(
 
 /// The longest transfer, for which each process has room.
 fn longest_of(workload: &Workload, by_netcdf: bool) -> u64 {
-    let slab = if by_netcdf { player::longest_slab(workload) } else { 0 };
-    let piece = if slab > 0 { player::SLAB_PIECE_BYTES } else { 0 };
+    let slab = if by_netcdf { shape::longest_slab(workload) } else { 0 };
+    let piece = if slab > 0 { bytes::SLAB_PIECE_BYTES } else { 0 };
     workload.longest_transfer().max(slab).max(piece).max(forebay_workload::streams::BUFFER_BYTES)
 }
 
@@ -310,7 +312,7 @@ fn notes(workload: &Workload) -> Vec<String> {
         });
     }
     if mpi::world().is_some() {
-        let together = player::together(workload);
+        let together = shape::together(workload);
         let alone = workload
             .files
             .iter()

@@ -2,13 +2,17 @@
 //!
 //! Invariants: a call's time is that of the call alone; making content, comparing and counting stay outside. A rank that
 //! fails says on which path and why, and the run ends. Files stay open as the workload has it, the rest is closed at the end.
-//! Caller: `replay`. The file is long because all of it works on the state of one process; what has state of its own (the board, the
-//! log, the helper) is in files of its own.
+//! Caller: `replay`. All of it works on the state of one process; what has state of its own (the board, the log, the helper) is
+//! in files of its own. Calls on streams are in `streams`.
+
+mod streams;
 
 use super::Options;
-use super::board::{Board, CLASSES, CacheWords, Class, Record};
+use super::board::{Board, CLASSES, Class, Record};
+use super::bytes::Bytes;
 use super::files::{Looked, reads_of, writes_of};
 use super::helper::{Helper, MOST_BEGUN};
+use super::shape::{together, variable_of};
 use crate::clocks::own_waited_ns;
 use crate::failed;
 use crate::log::{Call, Log};
@@ -17,13 +21,12 @@ use crate::netcdf::{self, Making};
 use crate::shared::{Stopped, now_ns};
 use crate::target::Target;
 use forebay_ensemble::histogram::{BUCKETS, bucket_of};
-use forebay_workload::content::{Aligned, Content, Filler, Place, Placed};
+use forebay_workload::content::Aligned;
 use forebay_workload::language::{
-    Action, Calls, FileId, Interface, Meeting, Mode, Move, NameOp, Op, Phase, Share, Slab, Step,
-    Transfer, Walk, Work, Workload,
+    Action, FileId, Interface, Meeting, Mode, NameOp, Op, Slab, Transfer, Walk, Work, Workload,
 };
 use forebay_workload::random::mix;
-use forebay_workload::streams::{Piece, Stream};
+use forebay_workload::streams::Stream;
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -37,8 +40,6 @@ const NAP_NS: u64 = 50_000_000;
 
 /// How long a process of listed operations waits for what another one makes: a trace does not say who waited for whom.
 const OTHERS_NS: u64 = 10_000_000_000;
-/// Longest piece of a slab whose content is made at once.
-pub(super) const SLAB_PIECE_BYTES: u64 = 1 << 20;
 
 /// Between two looks.
 const OTHERS_LOOK: Duration = Duration::from_millis(1);
@@ -58,69 +59,6 @@ impl From<Stopped> for End {
     }
 }
 
-/// What makes and checks bytes.
-pub(super) enum Bytes {
-    /// By place.
-    Placed(Placed),
-    /// IOR's, by transfer.
-    Ior(Filler),
-}
-
-impl Bytes {
-    pub(super) fn new(workload: &Workload, longest: usize) -> Bytes {
-        match workload.content {
-            Content::Stamped => Bytes::Placed(Placed::new(workload.seed, longest)),
-            content => Bytes::Ior(Filler::new(content, workload.seed, longest)),
-        }
-    }
-
-    pub(super) fn of(&mut self, transfer: &Transfer) -> &[u8] {
-        let len = transfer.bytes as usize;
-        match self {
-            Bytes::Placed(placed) => placed.bytes(key_of(&transfer.file), transfer.offset, len),
-            Bytes::Ior(filler) => {
-                &filler.bytes(Place { rank: transfer.part, offset: transfer.offset })[..len]
-            }
-        }
-    }
-
-    /// The bytes of a slab, whose pieces have the content of their places in the array.
-    pub(super) fn of_slab(&mut self, transfer: &Transfer, slab: &Slab, to: &mut [u8]) {
-        let mut filled = 0;
-        for (offset, bytes) in slab.pieces() {
-            // No longer than what content is made for at once.
-            let end = offset + bytes;
-            let mut offset = offset;
-            while offset < end {
-                let bytes = (end - offset).min(SLAB_PIECE_BYTES);
-                let piece = Transfer { offset, bytes, ..*transfer };
-                let len = bytes as usize;
-                to[filled..filled + len].copy_from_slice(self.of(&piece));
-                filled += len;
-                offset += bytes;
-            }
-        }
-    }
-
-    fn first_difference(&mut self, transfer: &Transfer, read: &[u8]) -> Option<usize> {
-        match self {
-            Bytes::Placed(placed) => {
-                placed.first_difference(key_of(&transfer.file), transfer.offset, read)
-            }
-            Bytes::Ior(filler) => {
-                let place = Place { rank: transfer.part, offset: transfer.offset };
-                filler.first_difference(place, read)
-            }
-        }
-    }
-}
-
-/// A number for a file, as its content depends on it.
-fn key_of(file: &FileId) -> u64 {
-    let two = |a: u32, b: u32| u64::from(a) << 32 | u64::from(b);
-    mix(two(file.spec, file.job) ^ mix(two(file.process, file.item) ^ mix(file.repeat.into())))
-}
-
 /// A transfer of MPI-IO that has begun.
 struct BegunTransfer {
     transfer: Transfer,
@@ -128,62 +66,6 @@ struct BegunTransfer {
     request: Begun,
     bytes: Aligned,
     start_ns: u64,
-}
-
-/// The longest slab of a workload's netCDF files, in bytes.
-pub(super) fn longest_slab(workload: &Workload) -> u64 {
-    let phases = workload.jobs.iter().filter_map(|job| match &job.work {
-        Work::Phases(phases) => Some(phases),
-        Work::Listed { .. } => None,
-    });
-    let steps = phases.flatten().flat_map(|phase| &phase.steps);
-    let of = |step: &Step| match &step.action {
-        Action::Move(part) if workload.files[part.file as usize].interface.is_netcdf() => {
-            let share = Share { sharers: 1, position: 0 };
-            part.slab(share, 0).map(|slab| slab.bytes())
-        }
-        _ => None,
-    };
-    steps.filter_map(of).max().unwrap_or(0)
-}
-
-/// Where the array of a netCDF file is described: the first step that moves it.
-pub(super) fn variable_of(workload: &Workload, spec: u32) -> Option<&Move> {
-    let phases = workload.jobs.iter().filter_map(|job| match &job.work {
-        Work::Phases(phases) => Some(phases),
-        Work::Listed { .. } => None,
-    });
-    phases.flatten().flat_map(|phase| &phase.steps).find_map(|step| match &step.action {
-        Action::Move(part) if part.file == spec => Some(&**part),
-        _ => None,
-    })
-}
-
-/// Of each file, whether all ranks do all with it that MPI wants all to do together: one file of one job of all ranks, which
-/// no step leaves to some of them, and in transfers of which each rank has as many.
-pub(super) fn together(workload: &Workload) -> Vec<bool> {
-    let all = |number: usize| {
-        let spec = &workload.files[number];
-        let [job] = &workload.jobs[..] else { return false };
-        let Work::Phases(phases) = &job.work else { return false };
-        let shared = !(spec.by_process() || spec.by_node());
-        let steps = || {
-            let of = |step: &&Step| step.action.file() == Some(number as u32);
-            phases
-                .iter()
-                .flat_map(move |phase| phase.steps.iter().filter(of).map(move |step| (phase, step)))
-        };
-        let by_all = |phase: &Phase, step: &Step| {
-            step.only.unwrap_or(phase.only).count(job.processes) == job.processes
-        };
-        let even = |step: &Step| match &step.action {
-            Action::Move(part) => part.is_even(),
-            Action::Store(_) | Action::Load(_) => false,
-            _ => true,
-        };
-        shared && steps().all(|(phase, step)| by_all(phase, step) && even(step))
-    };
-    (0..workload.files.len()).map(all).collect()
 }
 
 /// A step with a limit.
@@ -757,96 +639,6 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// A call on a stream of stdio: does to the file what libc would. It counts as the one call that it is; a sum of many is
-    /// no number of calls, and counts as its bytes and its time, as in the report of the trace.
-    fn by_stream(&mut self, transfer: &Transfer, calls: Calls, opened: &Target) -> Result<(), End> {
-        let (place, unseen) = ((transfer.offset, transfer.bytes), calls == Calls::Unseen);
-        let mut stream = self.streams.remove(&transfer.file).unwrap_or_default();
-        let start = now_ns();
-        let moved = match transfer.write {
-            true => stream.write(place, unseen, |piece| self.write_piece(transfer, opened, piece)),
-            false => {
-                // One is at work at a time.
-                let player = std::cell::RefCell::new(&mut *self);
-                stream.read(
-                    place,
-                    unseen,
-                    |piece| player.borrow_mut().write_piece(transfer, opened, piece),
-                    |piece| player.borrow_mut().read_piece(transfer, opened, piece),
-                )
-            }
-        };
-        let end = now_ns();
-        self.streams.insert(transfer.file, stream);
-        moved?;
-        let class = if transfer.write { Class::Write } else { Class::Read };
-        match calls {
-            Calls::One => self.count(class, start, end),
-            Calls::Unseen => self.record.busy_ns[class as usize] += end - start,
-        }
-        self.record.bytes[usize::from(transfer.write)] += transfer.bytes;
-        self.board.shared.slot(self.rank).progress(transfer.bytes);
-        let call = Call::Stream { write: transfer.write, calls };
-        self.log(call, &transfer.file, place, start, end);
-        Ok(())
-    }
-
-    fn write_piece(&mut self, of: &Transfer, opened: &Target, piece: Piece) -> Result<(), End> {
-        // As long as the buffer for a transfer; a longer one is a call's, and no call is longer.
-        let whole = Transfer { write: true, offset: piece.offset, bytes: piece.bytes, ..*of };
-        let written = opened.write_all_at(self.bytes.of(&whole), piece.offset);
-        written.map_err(|error| self.failed(&moving(&whole), &of.file, &error))
-    }
-
-    fn read_piece(&mut self, of: &Transfer, opened: &Target, piece: Piece) -> Result<u64, End> {
-        let begun_ns = now_ns();
-        loop {
-            let buffer = &mut self.buffer.bytes_mut()[..piece.bytes as usize];
-            let error = match opened.read_at_most(buffer, piece.offset) {
-                Ok(got) if got as u64 >= piece.least_bytes => return Ok(got as u64),
-                Ok(_) => io::ErrorKind::UnexpectedEof.into(),
-                Err(error) => error,
-            };
-            if !self.waits_for_another(&error, begun_ns) {
-                let least = Transfer { offset: piece.offset, bytes: piece.least_bytes, ..*of };
-                return Err(self.failed(&moving(&least), &of.file, &error));
-            }
-        }
-    }
-
-    /// Writes what the stream over a file keeps.
-    fn flush(&mut self, file: FileId) -> Result<(), End> {
-        let Some(mut stream) = self.streams.remove(&file) else { return Ok(()) };
-        let flushed = match self.files.get(&file).cloned() {
-            // It was closed, and what the stream kept was written then.
-            None => Ok(()),
-            Some(opened) => {
-                let of = written_by_a_stream(file);
-                stream.flush(&mut |piece| self.write_piece(&of, &opened, piece))
-            }
-        };
-        self.streams.insert(file, stream);
-        flushed
-    }
-
-    /// Sets the position of the stream over a file, for which libc may write what the stream keeps, and read. A file that is not open
-    /// is not opened for that.
-    fn seek(&mut self, file: FileId, to: u64, reads: bool) -> Result<(), End> {
-        let Some(opened) = self.files.get(&file).cloned() else { return Ok(()) };
-        let mut stream = self.streams.remove(&file).unwrap_or_default();
-        let of = written_by_a_stream(file);
-        // One is at work at a time.
-        let player = std::cell::RefCell::new(&mut *self);
-        let sought = stream.seek(
-            to,
-            reads,
-            |piece| player.borrow_mut().write_piece(&of, &opened, piece),
-            |piece| player.borrow_mut().read_piece(&of, &opened, piece),
-        );
-        self.streams.insert(file, stream);
-        sought
-    }
-
     /// Moves a slab of a variable: one call of the library.
     fn slab(&mut self, transfer: &Transfer, slab: &Slab) -> Result<(), End> {
         let opened = self.opened(transfer.file, transfer.write)?;
@@ -1060,7 +852,6 @@ impl<'a> Player<'a> {
 
     /// Whether the step counts whole files, not transfers.
     fn counts_files(&self, walk: &Walk) -> bool {
-        use forebay_workload::language::Action;
         let Work::Phases(phases) = &self.workload.jobs[self.job as usize].work else {
             return false;
         };
@@ -1070,22 +861,6 @@ impl<'a> Player<'a> {
 }
 
 /// The words of a failed transfer.
-/// A transfer, for what a stream writes later than the call that it was for.
-fn written_by_a_stream(file: FileId) -> Transfer {
-    Transfer {
-        write: true,
-        file,
-        offset: 0,
-        bytes: 0,
-        part: 0,
-        asynchronous: false,
-        sync: false,
-        verify: false,
-        interface: Interface::Posix,
-        stream: None,
-    }
-}
-
 fn moving(transfer: &Transfer) -> String {
     let what = if transfer.write { "write" } else { "read" };
     format!("{what} {} bytes at {} of", transfer.bytes, transfer.offset)
@@ -1130,21 +905,4 @@ fn busy_for(ns: u64, board: &Board) -> Result<(), End> {
         }
     }
     Ok(())
-}
-
-impl Looked {
-    pub(super) fn words(&self) -> CacheWords {
-        use crate::residency::Cache;
-        match self.cache {
-            None => CacheWords::default(),
-            Some(Cache::Memory) => CacheWords { kind: 2, ..CacheWords::default() },
-            Some(Cache::Unseen) => CacheWords { kind: 3, ..CacheWords::default() },
-            Some(Cache::Seen(pages)) => CacheWords {
-                kind: 1,
-                total: pages.total,
-                resident: pages.resident,
-                dirty: pages.dirty.unwrap_or(u64::MAX),
-            },
-        }
-    }
 }

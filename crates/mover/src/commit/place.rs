@@ -2,11 +2,11 @@
 //! the tree is made, and what may be at the place before.
 
 use super::{Commit, refused};
+use crate::endpoint::Source;
 use crate::fault::{Fault, Outcome};
 use crate::meta::{Dir, Meta};
 use crate::pfs::{errno, fd, split};
 use crate::run::{Run, join};
-use crate::side::Source;
 use forebay_proto::attr::FileKind;
 use forebay_proto::commit::{MANIFEST_NAME, PublishedBy, VERSION_PREFIX, is_version};
 use forebay_proto::control::PathBytes;

@@ -6,11 +6,11 @@
 
 use super::place::{beside, is_beside};
 use super::{Commit, refused};
+use crate::endpoint::Source;
 use crate::fault::{Fault, Outcome};
 use crate::meta::Dir;
 use crate::pfs::{errno, fd};
 use crate::run::Run;
-use crate::side::Source;
 use crate::stop::StopReason;
 use forebay_failpoint::step;
 use forebay_proto::attr::FileKind;

@@ -6,12 +6,12 @@
 //! not copied, ends the commit. Format: docs/internals/COMMIT.md.
 
 use super::{COMMIT_FILES_MAX, Commit, refused};
+use crate::endpoint::Source;
 use crate::fault::{Fault, Outcome, Sort, Where};
 use crate::journal::{Finished, Version};
 use crate::meta::{Dir, Meta};
 use crate::pfs::{errno, fd};
 use crate::run::Run;
-use crate::side::Source;
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use forebay_failpoint::step;
 use forebay_proto::Errno;

@@ -7,7 +7,7 @@ use super::support::{LIMIT, spec};
 use crate::{Mover, MoverOptions, PfsHook, Servers};
 use forebay_interfaces::peers::{Peers, asking};
 use forebay_interfaces::tree::BufferTree;
-use forebay_namespace::OverTree;
+use forebay_namespace::ShardedTree;
 use forebay_namespace::shards::{About, Believers, Quiet};
 use forebay_namespace::{Namespace, NamespaceOptions};
 use forebay_proto::control::{Direction, PlanState, PlanStatus, StageSpec};
@@ -28,7 +28,7 @@ const CAPACITY_BYTES: u64 = 1 << 30;
 
 pub struct Server {
     pub namespace: Arc<Namespace>,
-    pub tree: Arc<OverTree>,
+    pub tree: Arc<ShardedTree>,
     pub mover: Arc<Mover>,
 }
 
@@ -178,7 +178,7 @@ pub fn open_server(
     let store = Arc::new(store.unwrap());
     let namespace = Namespace::open(store, objects, options, unclean).unwrap().0;
     namespace.join_servers(peers.clone()).unwrap();
-    let tree = Arc::new(OverTree::new(namespace.clone(), peers.clone()));
+    let tree = Arc::new(ShardedTree::new(namespace.clone(), peers.clone()));
     let options = MoverOptions {
         servers: Some(Servers::new(peers)),
         workers: 2,

@@ -6,7 +6,7 @@ use super::super::{Namespace, check_name, merge, txn::Txn};
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::{CreateArgs, SYMLINK_MAX};
 use forebay_proto::attr::{FileKind, Timestamp};
-use forebay_proto::layout::{Layout, Placement, turn};
+use forebay_proto::layout::{Layout, Placement, placement_index};
 use forebay_proto::net::servers::{MadeInode, NamesReply, Step, Wanted};
 use forebay_proto::{Caller, Entry, Errno, Ino, ObjectId, Result, ShardId};
 use forebay_store::objects::Objects;
@@ -109,8 +109,14 @@ impl Namespace {
             return Err(Errno::EEXIST);
         }
         let ino = txn.take_ino()?;
-        let made =
-            self.made_inode(caller, parent, &parent_record, new, turn(parent, name), txn.now)?;
+        let made = self.made_inode(
+            caller,
+            parent,
+            &parent_record,
+            new,
+            placement_index(parent, name),
+            txn.now,
+        )?;
         let mut record = record_of(&made);
         push_parts(&mut txn, ino, &made);
         add_name(&mut txn, (parent, name), ino, new.kind)?;
@@ -141,7 +147,14 @@ impl Namespace {
             if txn.entry(parent, name)?.is_some() {
                 return Err(Errno::EEXIST);
             }
-            self.made_inode(caller, parent, &parent_record, new, turn(parent, name), txn.now)?
+            self.made_inode(
+                caller,
+                parent,
+                &parent_record,
+                new,
+                placement_index(parent, name),
+                txn.now,
+            )?
         };
         let Some((shard, ino)) = self.make_at(&mut joint, places, &made)? else {
             drop(joint);

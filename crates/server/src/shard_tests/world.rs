@@ -20,7 +20,7 @@ use forebay_namespace::testing::Unfinished;
 use forebay_namespace::{Namespace, NamespaceOptions};
 use forebay_proto::api::CreateArgs;
 use forebay_proto::api::ops::*;
-use forebay_proto::layout::turn;
+use forebay_proto::layout::placement_index;
 use forebay_proto::net::call::Taking;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
@@ -438,8 +438,9 @@ impl World {
 
     /// A new directory on a shard: names are tried until one leads there.
     pub fn dir_on(&self, parent: Ino, shard: u16, name: &str) -> (Ino, String) {
-        let leads =
-            |name: &String| turn(parent, name.as_bytes()) % u64::from(SHARDS) == u64::from(shard);
+        let leads = |name: &String| {
+            placement_index(parent, name.as_bytes()) % u64::from(SHARDS) == u64::from(shard)
+        };
         let name = (0..).map(|n| format!("{name}.{n}")).find(leads).unwrap();
         let ino = self.mkdir(parent, &name).unwrap();
         assert_eq!(ino.shard().0, shard);

@@ -10,6 +10,7 @@
 
 mod buffers;
 mod failures;
+mod fits;
 mod nodes;
 mod outcome;
 mod placement;
@@ -263,7 +264,7 @@ struct Sim<'a> {
 /// # Errors
 /// The program does not fit, or cannot end.
 pub fn run(machine: &Machine, program: &Program, options: &Options) -> Result<Outcome, SimError> {
-    processes::fits(machine, program, options)?;
+    fits::fits(machine, program, options)?;
     let mut sim = Sim::new(machine, program, options);
     sim.go()?;
     sim.outcome()

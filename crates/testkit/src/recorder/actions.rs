@@ -432,7 +432,7 @@ impl Runner {
         if self.rng.random_bool(0.7) {
             let at = self.new_place("t");
             let started = self.position();
-            let source = super::nodes::fd_path(&file);
+            let source = super::disk::fd_path(&file);
             let (path, follow) = (self.path(&at)?, rustix::fs::AtFlags::SYMLINK_FOLLOW);
             rustix::fs::linkat(rustix::fs::CWD, source, rustix::fs::CWD, path, follow)
                 .context("give a temporary file a name")?;

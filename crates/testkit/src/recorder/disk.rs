@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +22,11 @@ pub const DISK_MIN_BYTES: u64 = 64 << 20;
 
 /// Most bytes of recorded writes; a workload beyond it is a mistake, refused with ENOSPC.
 pub const LOG_MAX_BYTES: u64 = 4 << 30;
+
+/// A path that names an open file, whatever it is called.
+pub fn fd_path(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
 
 /// What reached the device.
 #[derive(Debug)]
@@ -159,7 +165,7 @@ impl Disk {
             return Ok(false);
         }
         // The caller's may be open for writing only.
-        let path = super::nodes::fd_path(file);
+        let path = fd_path(file);
         inner.file = Some(File::options().read(true).write(true).open(path)?);
         inner.id = Some(id);
         Ok(true)

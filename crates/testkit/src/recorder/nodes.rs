@@ -216,8 +216,3 @@ impl Mirror {
 pub(super) fn os(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
-
-/// A path that names an open file, whatever it is called.
-pub fn fd_path(file: &File) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
-}

@@ -742,25 +742,10 @@ impl<'w> Walk<'w> {
         record: &Record,
         listed: &mut Listed,
     ) -> Result<Option<Op>, OperationsError> {
-        let named = |number: u64| -> Result<FileId, OperationsError> {
-            match u32::try_from(number) {
-                Ok(item) if item < file.names() => Ok(FileId {
-                    spec: self.workload.files.len() as u32,
-                    job: self.job,
-                    process: 0,
-                    repeat: 0,
-                    item,
-                }),
-                _ => Err(OperationsError::Damaged {
-                    what: "a record",
-                    at: 0,
-                    why: "it has the number of a name that is not there",
-                }),
-            }
-        };
-        let id = || named(record.file.into());
+        let id = || self.named(file, record.file.into());
         let name = |op| -> Result<Op, OperationsError> {
-            let to = if op == NameOp::Rename { Some(named(record.length)?) } else { None };
+            let to =
+                if op == NameOp::Rename { Some(self.named(file, record.length)?) } else { None };
             Ok(Op::Name { op, file: id()?, to })
         };
         let op = match record.kind {
@@ -775,25 +760,7 @@ impl<'w> Walk<'w> {
                 Op::Open { file: id()?, mode: mode.unwrap_or(Mode::Write) }
             }
             Kind::Close => Op::Close { file: id()? },
-            Kind::Read | Kind::Write => Op::Transfer(Transfer {
-                write: record.kind == Kind::Write,
-                file: id()?,
-                offset: record.offset,
-                bytes: record.length,
-                part: 0,
-                asynchronous: record.flags & operations::ASYNCHRONOUS != 0,
-                sync: false,
-                verify: false,
-                interface: match record.flags & operations::COLLECTIVE {
-                    0 => Interface::Posix,
-                    _ => Interface::MpiCollective,
-                },
-                stream: match record.flags & (operations::STREAM | operations::UNSEEN) {
-                    0 => None,
-                    operations::STREAM => Some(Calls::One),
-                    _ => Some(Calls::Unseen),
-                },
-            }),
+            Kind::Read | Kind::Write => Op::Transfer(transfer_of(record, id()?)),
             Kind::Fsync => Op::Sync { file: id()?, data_only: false },
             Kind::Fdatasync => Op::Sync { file: id()?, data_only: true },
             Kind::Truncate => Op::Truncate { file: id()?, bytes: record.length },
@@ -830,9 +797,50 @@ impl<'w> Walk<'w> {
         Ok(Some(op))
     }
 
+    /// The file that a record names by a number.
+    fn named(&self, file: &OperationsFile, number: u64) -> Result<FileId, OperationsError> {
+        match u32::try_from(number) {
+            Ok(item) if item < file.names() => Ok(FileId {
+                spec: self.workload.files.len() as u32,
+                job: self.job,
+                process: 0,
+                repeat: 0,
+                item,
+            }),
+            _ => Err(OperationsError::Damaged {
+                what: "a record",
+                at: 0,
+                why: "it has the number of a name that is not there",
+            }),
+        }
+    }
+
     fn meet_at(&self, step: u32) -> Op {
         let parties = self.this_job().processes;
         Op::Meet(Meeting { job: self.job, phase: 0, repeat: 0, step, parties })
+    }
+}
+
+/// The transfer that a record is.
+fn transfer_of(record: &Record, file: FileId) -> Transfer {
+    Transfer {
+        write: record.kind == Kind::Write,
+        file,
+        offset: record.offset,
+        bytes: record.length,
+        part: 0,
+        asynchronous: record.flags & operations::ASYNCHRONOUS != 0,
+        sync: false,
+        verify: false,
+        interface: match record.flags & operations::COLLECTIVE {
+            0 => Interface::Posix,
+            _ => Interface::MpiCollective,
+        },
+        stream: match record.flags & (operations::STREAM | operations::UNSEEN) {
+            0 => None,
+            operations::STREAM => Some(Calls::One),
+            _ => Some(Calls::Unseen),
+        },
     }
 }
 

@@ -254,7 +254,7 @@ impl Drop for ToldOnPanic<'_> {
         for file in self.0.fs.drainer.files() {
             eprintln!("to be drained: inode {}, {} opens", file.ino, file.state.lock().opens);
         }
-        eprintln!("to be removed from the PFS: {:?}", self.0.fs.flash.litter());
+        eprintln!("to be removed from the PFS: {:?}", self.0.fs.flash.leftovers());
         for name in NAMES {
             eprintln!("on the PFS: {name}: {:?}", self.0.fs.pfs.stat(name.as_bytes()));
         }

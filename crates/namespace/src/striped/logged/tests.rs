@@ -2,7 +2,7 @@
 //! is left behind. Writers do here what mounts do.
 
 use super::super::tests::{Rig, resize, wait_until, whole};
-use crate::{Asked, LogWriters, Namespace, OverTree, Published};
+use crate::{Asked, LogWriters, Namespace, Published, ShardedTree};
 use forebay_credentials::identity::Identity;
 use forebay_failpoint::kill::HOOK;
 use forebay_interfaces::peers::asking;
@@ -183,7 +183,7 @@ fn a_file_in_logs_is_read_in_a_thread_that_acts_as_a_user() {
     }
     let who = Caller { uid: 4242, gid: 4242, ..Caller::default() };
     let peers = asking(ShardId(0), 2, 5, |_, _, _, _| Err(Errno::EHOSTUNREACH));
-    let tree = OverTree::new(ns, peers);
+    let tree = ShardedTree::new(ns, peers);
     let source = forebay_interfaces::tree::BufferTree::open_read(&tree, &who, ino).unwrap();
     let acting = std::thread::spawn(move || {
         let identity = Identity::of(&who).unwrap();

@@ -1,8 +1,8 @@
 //! What this mount may believe without asking, as far as it was leased: names of directories and
 //! attributes of inodes.
 //!
-//! The kernel does the keeping, for as long as [`Kept::names_ttl`] and [`Kept::attr_ttl`] say:
-//! never beyond the end of the session's lease, so that it stops by itself if this process does.
+//! The kernel caches names and attributes for as long as [`LeaseCache::names_ttl`] and [`LeaseCache::attr_ttl`] say: never beyond the end of
+//! the session's lease, so the kernel stops by itself if this process does.
 //! A lease counts only if no recall was handled between the question and the answer that brought
 //! it ([`Mark`]): the recall may have been for that very lease.
 
@@ -53,7 +53,7 @@ impl State {
 }
 
 /// The leases of one session.
-pub(super) struct Kept {
+pub(super) struct LeaseCache {
     state: Mutex<State>,
     hasher: RandomState,
     notify: RwLock<Option<Arc<dyn Notify>>>,
@@ -66,9 +66,9 @@ pub(super) struct Kept {
     longest_ms: AtomicU64,
 }
 
-impl Kept {
-    pub(super) fn new() -> Kept {
-        Kept {
+impl LeaseCache {
+    pub(super) fn new() -> LeaseCache {
+        LeaseCache {
             state: Mutex::default(),
             hasher: RandomState::new(),
             notify: RwLock::default(),
@@ -322,8 +322,8 @@ mod tests {
         }
     }
 
-    fn kept() -> (Kept, Arc<Kernel>) {
-        let (kept, kernel) = (Kept::new(), Arc::new(Kernel::default()));
+    fn kept() -> (LeaseCache, Arc<Kernel>) {
+        let (kept, kernel) = (LeaseCache::new(), Arc::new(Kernel::default()));
         kept.set_notify(Arc::clone(&kernel) as Arc<dyn Notify>);
         kept.renewed(Instant::now(), Duration::from_secs(10));
         (kept, kernel)
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn the_kernel_is_told_of_moves_as_such_and_waited_for_less_long_than_the_server_waits() {
-        let (kept, kernel) = (Kept::new(), Arc::new(Moves::default()));
+        let (kept, kernel) = (LeaseCache::new(), Arc::new(Moves::default()));
         kept.set_notify(Arc::clone(&kernel) as Arc<dyn Notify>);
         kept.moved(&[]);
         let names = vec![(Ino(5), b"d".to_vec()), (Ino(6), b"e".to_vec())];

@@ -6,7 +6,7 @@
 //! when all readers at work were at the same request before, it lets another one read. A reader
 //! that has answered stands by again if another one reads.
 //!
-//! While several threads move large blocks ([`Turns::asks`]) it is the other way round: handing each
+//! While several threads move large blocks ([`ReaderHandoff::asks`]) it is the other way round: handing each
 //! over to a worker costs more than the turns. So some readers read abreast and serve what they read, but
 //! no more of them at once: the others are left for requests that may have to wait for each other.
 //!
@@ -47,7 +47,7 @@ const WHAT: u64 = 3;
 const ONE_MORE: u64 = 4;
 
 /// The readers of one mount.
-pub(crate) struct Turns {
+pub(crate) struct ReaderHandoff {
     readers: Vec<AtomicU64>,
     /// So many of them there are, from the front.
     started: AtomicUsize,
@@ -70,16 +70,16 @@ pub(crate) struct Turns {
     last_tid: AtomicU32,
 }
 
-impl Turns {
+impl ReaderHandoff {
     /// The first of `count` readers reads, the others stand by; of large blocks `abreast` do, or all but
     /// one if that is less.
-    pub(crate) fn new(count: usize, abreast: usize) -> Turns {
+    pub(crate) fn new(count: usize, abreast: usize) -> ReaderHandoff {
         let most = count.max(MOST);
         let readers: Vec<AtomicU64> = (0..most).map(|_| AtomicU64::new(STANDS_BY)).collect();
         if let Some(first) = readers.first() {
             first.store(READS, Ordering::SeqCst);
         }
-        Turns {
+        ReaderHandoff {
             readers,
             started: AtomicUsize::new(count),
             start: OnceLock::new(),
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn one_reads_until_it_is_stuck() {
-        let turns = Arc::new(Turns::new(2, 2));
+        let turns = Arc::new(ReaderHandoff::new(2, 2));
         let monitor = Arc::clone(&turns);
         let monitoring = std::thread::spawn(move || monitor.monitor());
         let (began, begun) = channel();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     /// Readers 1 and 2 of four, each telling when it may read.
-    fn stand_by(turns: &Arc<Turns>) -> std::sync::mpsc::Receiver<usize> {
+    fn stand_by(turns: &Arc<ReaderHandoff>) -> std::sync::mpsc::Receiver<usize> {
         let (may, may_read) = channel();
         for reader in [1, 2] {
             let (turns, may) = (Arc::clone(turns), may.clone());
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn large_blocks_of_several_threads_are_read_abreast_until_they_end() {
-        let turns = Arc::new(Turns::new(4, 2));
+        let turns = Arc::new(ReaderHandoff::new(4, 2));
         let may_read = stand_by(&turns);
         for tid in [7, 8].into_iter().cycle().take((SURE_IT_BEGAN / SURER) as usize) {
             assert!(!turns.asks(tid, true));
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn large_blocks_of_one_thread_are_read_by_one() {
-        let turns = Arc::new(Turns::new(4, 2));
+        let turns = Arc::new(ReaderHandoff::new(4, 2));
         let may_read = stand_by(&turns);
         for at in 0..200 {
             // Another one comes by now and then.
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn the_end_wakes_who_stands_by() {
-        let turns = Arc::new(Turns::new(3, 2));
+        let turns = Arc::new(ReaderHandoff::new(3, 2));
         let waiting: Vec<_> = (1..3)
             .map(|reader| {
                 let turns = Arc::clone(&turns);
@@ -370,9 +370,9 @@ mod tests {
         monitoring.join().unwrap();
     }
 
-    impl Turns {
+    impl ReaderHandoff {
         /// The first reader has answered while the second reads: it stands by.
-        fn wait_to_read_or_not(self: &Arc<Turns>, reader: usize) {
+        fn wait_to_read_or_not(self: &Arc<ReaderHandoff>, reader: usize) {
             let turns = Arc::clone(self);
             let (back, came_back) = channel();
             std::thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! The buffer behind a gate: once it is shut, a thread that was left behind in a call on the PFS
+//! The buffer behind a fence: once it is shut, a thread that was left behind in a call on the PFS
 //! can change nothing of the buffer any more, whenever the PFS lets it go.
 //!
-//! Invariant: no call on the tree runs or begins after [`Gate::shut`] has returned true. Made by
+//! Invariant: no call on the tree runs or begins after [`Fence::shut`] has returned true. Made by
 //! the engine for all its plans, shut by `halt`.
 
 use forebay_interfaces::tree::{BufferTree, Data, NewFile};
@@ -15,15 +15,15 @@ use std::time::Duration;
 const SHUT_WAIT: Duration = Duration::from_secs(2);
 
 /// A tree that can be shut.
-pub(super) struct Gate {
+pub(super) struct Fence {
     tree: Arc<dyn BufferTree>,
     is_shut: RwLock<bool>,
 }
 
-impl Gate {
+impl Fence {
     /// Open.
-    pub fn new(tree: Arc<dyn BufferTree>) -> Gate {
-        Gate { tree, is_shut: RwLock::new(false) }
+    pub fn new(tree: Arc<dyn BufferTree>) -> Fence {
+        Fence { tree, is_shut: RwLock::new(false) }
     }
 
     /// Shuts it for good; false if a call still runs after [`SHUT_WAIT`].
@@ -44,7 +44,7 @@ impl Gate {
     }
 }
 
-impl BufferTree for Gate {
+impl BufferTree for Fence {
     fn resolve(&self, who: &Caller, path: &[u8]) -> Result<Attr> {
         let _open = self.enter()?;
         self.tree.resolve(who, path)

@@ -1,5 +1,5 @@
 //! This server's share of another server's plan: copies the files it is given and says what became
-//! of each. The other side is `feeder`; docs/internals/STAGING.md has the protocol.
+//! of each. The other side is `delegator`; docs/internals/STAGING.md has the protocol.
 //!
 //! On flash, `plans/share-PLAN-TOKEN/` has the plan and a journal of the directories on the PFS that
 //! may hold temporary files. Files are journaled by the plan's server only: what was not told to it
@@ -7,7 +7,7 @@
 //! after the last; a share that nobody asks about for [`SILENCE_MAX`] stops by itself, and so does
 //! the share of an earlier run of the plan.
 
-use super::ends::{Outbox, told};
+use super::completion::{Outbox, told};
 use super::engine::{Mover, Shared, State};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::{Journal, Record};
@@ -51,7 +51,7 @@ const PROOF_LOOKS: u32 = 10;
 const PROOF_PAUSE: Duration = Duration::from_millis(100);
 
 /// A share in memory.
-pub(super) struct Share {
+pub(super) struct Delegated {
     run: u64,
     pub pfs_path: PathBytes,
     pub pace: Arc<Pace>,
@@ -75,11 +75,11 @@ struct Intake {
     left: Vec<LeftFile>,
 }
 
-impl Share {
-    fn new(run: u64, spec: &StageSpec, target_top: &[u8], send: Option<Sender<Task>>) -> Share {
+impl Delegated {
+    fn new(run: u64, spec: &StageSpec, target_top: &[u8], send: Option<Sender<Task>>) -> Delegated {
         let heard = Instant::now();
         let target_top = Arc::from(target_top);
-        Share {
+        Delegated {
             run,
             pfs_path: spec.pfs_path.clone(),
             pace: Arc::new(Pace::new(spec.rate_bytes_per_s)),
@@ -179,7 +179,7 @@ impl Share {
 
 /// What the thread of a share has.
 struct ShareWork {
-    share: Arc<Share>,
+    share: Arc<Delegated>,
     file: PlanFile,
     dir: PlanDir,
     receive: Receiver<Task>,
@@ -235,13 +235,13 @@ impl Mover {
         Ok(body)
     }
 
-    fn share(&self, id: ShareId, run: u64) -> Option<Arc<Share>> {
+    fn share(&self, id: ShareId, run: u64) -> Option<Arc<Delegated>> {
         let shares = &self.shared.state.lock().shares;
         shares.get(&id).filter(|share| share.is_of(run)).cloned()
     }
 
     /// A plan that was started anew ends what any earlier run of it has begun (`run` 0).
-    fn share_to_end(&self, id: ShareId, run: u64) -> Option<Arc<Share>> {
+    fn share_to_end(&self, id: ShareId, run: u64) -> Option<Arc<Delegated>> {
         match run {
             0 => self.shared.state.lock().shares.get(&id).filter(|share| share.run != 0).cloned(),
             _ => self.share(id, run),
@@ -318,7 +318,7 @@ impl Shared {
         dir.make(&file)?;
         step("a share is on record");
         let (send, receive) = crossbeam_channel::bounded(WORK_WINDOW_ITEMS);
-        let share = Share::new(asked.run, &spec, &asked.target_top, Some(send));
+        let share = Delegated::new(asked.run, &spec, &asked.target_top, Some(send));
         tracing::info!(share = %asked.share, uid = asked.who.uid, "takes part in staging");
         let top = Some((asked.target_top, asked.proof));
         let work = ShareWork { share: Arc::new(share), file, dir, receive, top };
@@ -368,7 +368,7 @@ impl Shared {
                     continue;
                 }
             };
-            let share = Share::new(0, &file.spec, b"", None);
+            let share = Delegated::new(0, &file.spec, b"", None);
             share.pace.stop(StopReason::Cancel);
             let (_, receive) = crossbeam_channel::bounded(1);
             let work = ShareWork { share: Arc::new(share), file, dir, receive, top: None };
@@ -416,7 +416,7 @@ impl Shared {
 
     fn share_of(
         &self,
-        share: &Share,
+        share: &Delegated,
         file: PlanFile,
         dir: &PlanDir,
         top: Option<&[u8]>,
@@ -450,7 +450,7 @@ impl Shared {
 
 impl Run {
     /// Copies what comes, until nothing more will come or it is to stop.
-    fn work_share(&self, share: &Share, receive: &Receiver<Task>, proof: Option<Vec<u8>>) {
+    fn work_share(&self, share: &Delegated, receive: &Receiver<Task>, proof: Option<Vec<u8>>) {
         let begun = self.begin_share(proof);
         if let Err(fault) = begun {
             self.fail(&fault, self.source_path(), self.target_path(), 1);
@@ -508,7 +508,7 @@ impl Run {
     }
 
     /// Removes what is half done, puts names on stable storage; true if nothing stays.
-    fn end_share(&self, share: &Share) -> bool {
+    fn end_share(&self, share: &Delegated) -> bool {
         let dirs = self.journal.dirs();
         let stopped = self.pace.stopping().is_some()
             || self.outbox.as_ref().is_some_and(|o| o.stopped().is_some());

@@ -34,7 +34,7 @@ struct State {
 
 /// The table; as large as the kernel's.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct OpenRefs {
     state: Mutex<State>,
     given_back: Condvar,
 }
@@ -55,7 +55,7 @@ impl State {
     }
 }
 
-impl Held {
+impl OpenRefs {
     /// Notes what an answer gave.
     pub(super) fn note(&self, answer: &Answer) {
         match answer {
@@ -161,7 +161,7 @@ impl Held {
         self.given_back.notify_one();
     }
 
-    /// Waits for something to tell that no call carries; `None` after [`Held::end`].
+    /// Waits for something to tell that no call carries; `None` after [`OpenRefs::end`].
     pub(super) fn next_given_back(&self) -> Option<GivenBack> {
         let mut state = self.state.lock();
         loop {
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_is_told_once_and_not_reclaimed() {
-        let held = Held::default();
+        let held = OpenRefs::default();
         for _ in 0..3 {
             held.took(Ino(5), false);
         }
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn opens_of_a_cache_are_reclaimed_until_they_are_over() {
-        let held = Held::default();
+        let held = OpenRefs::default();
         held.opened_served(Ino(5));
         held.opened_served(Ino(5));
         assert!(held.close_served(Ino(5)) && !held.close_served(Ino(6)));
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn what_a_call_carries_is_not_told_again() {
-        let held = Held::default();
+        let held = OpenRefs::default();
         let (first, _) = held.for_new_session(&[]);
         held.took(Ino(5), true);
         held.forget(Ino(5), 1);
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_is_for_the_session_that_was_told_of_it() {
-        let held = Held::default();
+        let held = OpenRefs::default();
         let (first, _) = held.for_new_session(&[]);
         for ino in [5, 6] {
             held.took(Ino(ino), false);

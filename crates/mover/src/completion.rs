@@ -1,7 +1,7 @@
 //! How items come to their end: counted, journaled and told to the user where the plan is ours;
-//! told to the plan's server where it is another's (`share`).
+//! told to the plan's server where it is another's (`delegated`).
 //!
-//! Called by workers, the walk and feeders.
+//! Called by workers, the walk and delegators.
 
 use super::fault::{Fault, Sort};
 use super::journal::{Record, Version};

@@ -6,7 +6,7 @@
 //! nothing of ours stays on the PFS for good because one call failed.
 //!
 //! Invariants: a name of ours is on record before it is made and until it is gone; only names that
-//! begin with [`DRAIN_PREFIX`] are removed, and only if they lead to what was meant; at most [`LITTER_MAX`]
+//! begin with [`DRAIN_PREFIX`] are removed, and only if they lead to what was meant; at most [`LEFTOVERS_MAX`]
 //! are remembered. Called by the drain, by `names`, and at the start.
 
 use super::CacheFs;
@@ -27,13 +27,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most names that are remembered. One more is left on the PFS, and said so in the log.
-const LITTER_MAX: usize = 128;
+const LEFTOVERS_MAX: usize = 128;
 /// Least time between two tries to remove them.
 const SWEEP_PAUSE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
 
 /// A name that could not be removed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Litter {
+pub(crate) struct PfsLeftover {
     /// Its path below the PFS directory.
     path: PathBytes,
     /// What it leads to; `None`: whatever it is, the name is ours.
@@ -48,8 +48,8 @@ const DIRS_BYTES_MAX: usize = 32 << 10;
 
 /// All of them.
 #[derive(Default)]
-pub(crate) struct LitterList {
-    all: Mutex<Vec<Litter>>,
+pub(crate) struct PfsLeftovers {
+    all: Mutex<Vec<PfsLeftover>>,
     swept: Mutex<Option<Instant>>,
     /// Directories with something of ours, the one used last at the end.
     dirs: Mutex<Vec<PathBytes>>,
@@ -84,7 +84,7 @@ impl CacheFs {
         let Err(error) = self.try_remove_ours(who, dir, name, key) else { return };
         let path = PathBytes::new(&joined(dir_path, name));
         tracing::warn!(%error, %path, "a file of a drain cannot be removed from the PFS: tried again later");
-        self.remember(Litter { path, key, who: who.clone() });
+        self.remember(PfsLeftover { path, key, who: who.clone() });
     }
 
     fn try_remove_ours(
@@ -116,17 +116,17 @@ impl CacheFs {
         }
     }
 
-    fn remember(&self, litter: Litter) {
-        let mut all = self.litter.all.lock();
-        if all.contains(&litter) {
+    fn remember(&self, leftover: PfsLeftover) {
+        let mut all = self.leftovers.all.lock();
+        if all.contains(&leftover) {
             return;
         }
-        if all.len() >= LITTER_MAX {
-            tracing::error!(path = %litter.path, "too many files of drains are left on the PFS: remove it by hand");
+        if all.len() >= LEFTOVERS_MAX {
+            tracing::error!(path = %leftover.path, "too many files of drains are left on the PFS: remove it by hand");
             return;
         }
-        all.push(litter);
-        if let Err(error) = self.flash.save_litter(&all) {
+        all.push(leftover);
+        if let Err(error) = self.flash.save_leftovers(&all) {
             tracing::error!(%error, "what is left on the PFS is not on record: it is known until the server ends");
         }
         drop(all);
@@ -134,17 +134,17 @@ impl CacheFs {
     }
 
     /// Reads the list that the last server left: before anything is added to it.
-    pub(super) fn load_litter(&self) -> Result<()> {
-        *self.litter.all.lock() = self.flash.litter()?;
-        *self.litter.dirs.lock() = self.flash.drain_dirs()?;
+    pub(super) fn load_leftovers(&self) -> Result<()> {
+        *self.leftovers.all.lock() = self.flash.leftovers()?;
+        *self.leftovers.dirs.lock() = self.flash.drain_dirs()?;
         Ok(())
     }
 
     /// Tries what is on the list. After a power cut records may be missing of what was made on the PFS: then
     /// whatever is ours and on no record goes too.
-    pub(super) fn take_up_litter(&self, power_cut: bool, on_record: &HashSet<PathBytes>) {
+    pub(super) fn take_up_leftovers(&self, power_cut: bool, on_record: &HashSet<PathBytes>) {
         if power_cut {
-            let dirs = self.litter.dirs.lock().clone();
+            let dirs = self.leftovers.dirs.lock().clone();
             dirs.iter().for_each(|dir| self.remove_unknown(dir.as_bytes(), on_record));
         }
         self.sweep();
@@ -154,7 +154,7 @@ impl CacheFs {
     /// synced, once for each directory.
     pub(super) fn note_drain_dir(&self, dir: &[u8]) -> Result<()> {
         let dir = PathBytes::new(dir);
-        let mut dirs = self.litter.dirs.lock();
+        let mut dirs = self.leftovers.dirs.lock();
         let known = dirs.iter().position(|other| *other == dir).map(|at| dirs.remove(at));
         dirs.push(dir);
         if known.is_some() || self.flash.is_volatile() {
@@ -191,11 +191,11 @@ impl CacheFs {
     /// Tries again to remove what is left on the PFS, if there is something and the last try was a
     /// while ago. In how long it is to be tried next, if it is.
     pub(super) fn sweep_now_and_then(&self) -> Option<Duration> {
-        if self.litter.all.lock().is_empty() {
+        if self.leftovers.all.lock().is_empty() {
             return None;
         }
         {
-            let mut swept = self.litter.swept.lock();
+            let mut swept = self.leftovers.swept.lock();
             let since = swept.map_or(SWEEP_PAUSE, |at| at.elapsed());
             if since < SWEEP_PAUSE {
                 return Some(SWEEP_PAUSE - since);
@@ -203,31 +203,32 @@ impl CacheFs {
             *swept = Some(Instant::now());
         }
         self.sweep();
-        (!self.litter.all.lock().is_empty()).then_some(SWEEP_PAUSE)
+        (!self.leftovers.all.lock().is_empty()).then_some(SWEEP_PAUSE)
     }
 
     /// Tries again to remove what is left on the PFS.
     pub(super) fn sweep(&self) {
-        let listed = self.litter.all.lock().clone();
-        let gone: Vec<&Litter> = listed.iter().filter(|litter| self.swept(litter)).collect();
+        let listed = self.leftovers.all.lock().clone();
+        let gone: Vec<&PfsLeftover> =
+            listed.iter().filter(|leftover| self.swept(leftover)).collect();
         if gone.is_empty() {
             return;
         }
-        let mut all = self.litter.all.lock();
-        all.retain(|litter| !gone.contains(&litter));
-        if let Err(error) = self.flash.save_litter(&all) {
+        let mut all = self.leftovers.all.lock();
+        all.retain(|leftover| !gone.contains(&leftover));
+        if let Err(error) = self.flash.save_leftovers(&all) {
             // The next server looks for them, and finds nothing.
             tracing::warn!(%error, "what was removed from the PFS stays on record");
         }
     }
 
-    fn swept(&self, litter: &Litter) -> bool {
-        let (dir_path, name) = split(litter.path.as_bytes());
+    fn swept(&self, leftover: &PfsLeftover) -> bool {
+        let (dir_path, name) = split(leftover.path.as_bytes());
         if !name.starts_with(DRAIN_PREFIX) {
             return true;
         }
         let in_use = |file: &Arc<CacheFile>| {
-            names_on_record(&file.state.lock().record).any(|path| path == litter.path)
+            names_on_record(&file.state.lock().record).any(|path| path == leftover.path)
         };
         if self.drainer.files().iter().any(in_use) {
             // The same file drains again, by the same name.
@@ -238,8 +239,8 @@ impl CacheFs {
             let _act = who.act()?;
             self.pfs.open_at(dir_path, flags)
         };
-        match open(&litter.who).or_else(|_| open(&Who::server())) {
-            Ok(dir) => self.try_remove_ours(&litter.who, dir.as_fd(), name, litter.key).is_ok(),
+        match open(&leftover.who).or_else(|_| open(&Who::server())) {
+            Ok(dir) => self.try_remove_ours(&leftover.who, dir.as_fd(), name, leftover.key).is_ok(),
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => true,
             Err(_) => false,
         }
@@ -393,7 +394,7 @@ impl CacheFs {
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => None,
             Err(error) => {
                 tracing::warn!(%error, path = %kept, "a name of ours cannot be removed from the PFS: tried again later");
-                self.remember(Litter { path: kept.clone(), key: None, who: writer });
+                self.remember(PfsLeftover { path: kept.clone(), key: None, who: writer });
                 None
             }
         };

@@ -63,24 +63,24 @@ impl Drop for Place {
 }
 
 /// The tree.
-pub struct OverTree {
+pub struct ShardedTree {
     namespace: Arc<Namespace>,
     peers: Arc<dyn Peers>,
     /// By directory and user.
     inherited: Mutex<HashMap<(Ino, u32), (Instant, MadeInode)>>,
 }
 
-impl OverTree {
+impl ShardedTree {
     /// Seen from the server of `namespace`.
-    pub fn new(namespace: Arc<Namespace>, peers: Arc<dyn Peers>) -> OverTree {
-        OverTree { namespace, peers, inherited: Mutex::default() }
+    pub fn new(namespace: Arc<Namespace>, peers: Arc<dyn Peers>) -> ShardedTree {
+        ShardedTree { namespace, peers, inherited: Mutex::default() }
     }
 
     /// Asks every server for the same.
     fn ask_all(&self, question: impl Fn() -> TreeQuestion<'static>) -> Result<()> {
         for shard in (0..self.peers.count()).map(ShardId) {
             match self.put(shard, &Caller::root(), question()) {
-                Ok(reply) => OverTree::done(reply)?,
+                Ok(reply) => ShardedTree::done(reply)?,
                 // Lost for good: nothing of it can be on stable storage any more.
                 Err(Errno::EIO) if shard != self.peers.mine() => {}
                 Err(errno) => return Err(errno),
@@ -224,7 +224,7 @@ impl Striped for StripedFile {
     }
 }
 
-impl BufferTree for OverTree {
+impl BufferTree for ShardedTree {
     fn resolve(&self, who: &Caller, path: &[u8]) -> Result<Attr> {
         let mut at = Ino::ROOT;
         let mut found = None;
@@ -385,7 +385,11 @@ impl BufferTree for OverTree {
     }
 
     fn set_xattr(&self, who: &Caller, ino: Ino, name: &[u8], value: &[u8]) -> Result<()> {
-        OverTree::done(self.put(ino.shard(), who, TreeQuestion::SetXattr { ino, name, value })?)
+        ShardedTree::done(self.put(
+            ino.shard(),
+            who,
+            TreeQuestion::SetXattr { ino, name, value },
+        )?)
     }
 
     fn sync(&self) -> Result<()> {

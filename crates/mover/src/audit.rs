@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Tells of one plan.
-pub(super) struct Evidence {
+pub(super) struct Audit {
     log: Option<Arc<EventLog>>,
     counts: Arc<StagingCounts>,
     plan: PlanId,
@@ -25,7 +25,7 @@ pub(super) struct Evidence {
     top: Mutex<Vec<u8>>,
 }
 
-impl Evidence {
+impl Audit {
     /// Of a plan that is about to run; the first time this is told.
     pub fn begin(
         log: Option<Arc<EventLog>>,
@@ -33,8 +33,8 @@ impl Evidence {
         file: &PlanFile,
         prefix: &PathBytes,
         past: &Past,
-    ) -> Evidence {
-        let evidence = Evidence {
+    ) -> Audit {
+        let audit = Audit {
             log,
             counts,
             plan: file.plan,
@@ -52,10 +52,10 @@ impl Evidence {
                 Direction::Out => (in_buffer, file.spec.pfs_path.clone()),
             };
             let note = Some(format!("to {to}"));
-            let begun = Happened { path: Some(from), note, ..evidence.of(EventKind::Begun) };
-            evidence.record(&[begun]);
+            let begun = Happened { path: Some(from), note, ..audit.of(EventKind::Begun) };
+            audit.record(&[begun]);
         }
-        evidence
+        audit
     }
 
     fn of(&self, event: EventKind) -> Happened {

@@ -7,7 +7,7 @@
 //! and nothing of the first copy is left). A server that does not answer is waited for, and the
 //! plan's status says so; one that is known lost fails its files, by name.
 
-use super::ends::told;
+use super::completion::told;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::{Record, Version};
 use super::left::LeftTemp;
@@ -51,7 +51,7 @@ enum Over {
 }
 
 /// The thread's work.
-pub(super) struct Feeder<'a> {
+pub(super) struct Delegator<'a> {
     run: &'a Run,
     servers: &'a Servers,
     part: &'a Part,
@@ -77,15 +77,15 @@ pub(super) struct Feeder<'a> {
     pause_ms: u64,
 }
 
-impl<'a> Feeder<'a> {
+impl<'a> Delegator<'a> {
     /// For the server of `part`.
     pub fn new(
         run: &'a Run,
         servers: &'a Servers,
         part: &'a Part,
         receive: Receiver<Task>,
-    ) -> Feeder<'a> {
-        Feeder {
+    ) -> Delegator<'a> {
+        Delegator {
             run,
             servers,
             part,

@@ -14,16 +14,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How many there are, with those being made.
 #[derive(Default)]
-pub(super) struct OwnDirs(AtomicU32);
+pub(super) struct LocalDirQuota(AtomicU32);
 
 /// A place for one more; free again unless the directory is made there.
 pub(super) struct Place<'a> {
-    of: &'a OwnDirs,
+    of: &'a LocalDirQuota,
     at: ShardId,
     is_kept: bool,
 }
 
-impl OwnDirs {
+impl LocalDirQuota {
     /// A place at the node's one server, if it has one and places are left.
     pub(super) fn take_place(&self, near: Option<ShardId>) -> Option<Place<'_>> {
         let at = near?;

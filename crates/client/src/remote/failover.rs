@@ -40,7 +40,7 @@ struct Current {
 }
 
 /// See the module.
-pub struct Balanced {
+pub struct Failover {
     targets: Vec<Target>,
     patience: Duration,
     current: RwLock<Current>,
@@ -50,7 +50,7 @@ pub struct Balanced {
     notify: RwLock<Option<Arc<dyn Notify>>>,
 }
 
-impl Balanced {
+impl Failover {
     /// On `targets[at]`, which `fs` is attached to; the others are used when it does not answer. A call that
     /// no server answers for so long as `patience` fails.
     pub fn new(
@@ -58,8 +58,8 @@ impl Balanced {
         at: usize,
         targets: Vec<Target>,
         patience: Duration,
-    ) -> Arc<Balanced> {
-        Arc::new(Balanced {
+    ) -> Arc<Failover> {
+        Arc::new(Failover {
             targets,
             patience,
             current: RwLock::new(Current { fs, at, generation: 1 }),
@@ -333,7 +333,7 @@ impl Notify for Translated {
 /// What changes anything: the buffer is read-only.
 const READ_ONLY: Errno = Errno::EROFS;
 
-impl NameOps for Balanced {
+impl NameOps for Failover {
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
         if name == b"." || name == b".." {
             // Names that lead to no new file would give a number a second parent.
@@ -454,7 +454,7 @@ impl NameOps for Balanced {
     }
 }
 
-impl AttrOps for Balanced {
+impl AttrOps for Failover {
     fn getattr(&self, own: Ino) -> Result<Attr> {
         self.on(|fs, generation| {
             let there = self.there(fs, generation, own)?;
@@ -473,7 +473,7 @@ impl AttrOps for Balanced {
     }
 }
 
-impl DataOps for Balanced {
+impl DataOps for Failover {
     fn open(
         &self,
         caller: &Caller,
@@ -550,7 +550,7 @@ impl DataOps for Balanced {
     }
 }
 
-impl XattrOps for Balanced {
+impl XattrOps for Failover {
     fn getxattr(&self, own: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.on(|fs, generation| fs.getxattr(self.there(fs, generation, own)?, name))
     }
@@ -568,7 +568,7 @@ impl XattrOps for Balanced {
     }
 }
 
-impl FileSystem for Balanced {
+impl FileSystem for Failover {
     fn statfs(&self) -> Result<StatFs> {
         self.on(|fs, _| fs.statfs())
     }
