@@ -249,13 +249,6 @@ impl Run<'_> {
 
     /// All mounts come back to the new server: each says what it holds before anybody asks for anything.
     fn restart(&mut self) {
-        for at in 0..MOUNTS {
-            // Who was cut off comes back before: what others had meanwhile is known to the old server alone.
-            if self.mounts[at].is_cut {
-                self.attach(at);
-                self.ask_again(at);
-            }
-        }
         self.rig.restart();
         self.late.clear();
         (0..MOUNTS).for_each(|at| self.attach(at));
@@ -397,9 +390,8 @@ impl Run<'_> {
             self.mounts[at].is_cut = true;
             return;
         }
+        // Also one that was cut off before.
         self.rig.sessions.detach(&session, DEAD);
-        // One that was cut off before will not come back.
-        self.rig.sessions.locks.is_back(ClientId(self.mounts[at].client));
         let mount = self.mount(self.mounts[at].client + MOUNTS as u64);
         self.mounts[at] = mount;
     }
@@ -505,4 +497,46 @@ fn a_lock_that_is_set_while_its_session_ends_goes_with_it() {
     assert_eq!(answer, Answer::SessionOver, "it is asked again in the next session");
     assert_eq!(rig.sessions.locks.counts().held, 0, "nobody would ever unlock it");
     rig.sessions.close();
+}
+
+/// Whether a mount still has its lock when it comes back after a restart of the server. It was cut off before that, or did not come
+/// back in time; somebody else had the lock meanwhile, or not.
+fn has_it_after_a_restart(is_cut_before: bool, had_by_other: bool) -> bool {
+    let mut rig = Locking::new();
+    let spec = rig.spec(0, (0, 0), true);
+    let mut run = Run::begin(&mut rig, 1);
+    run.is_fair = true;
+    assert_eq!(run.call(0, LockCall::Set { spec, wait: None }), Answer::Lock(LockState::Free));
+    put(&mut run.mounts[0].held, &spec);
+    let meanwhile = |run: &mut Run<'_>| {
+        if had_by_other {
+            let set = run.call(1, LockCall::Set { spec, wait: None });
+            assert_eq!(set, Answer::Lock(LockState::Free));
+            run.call(1, LockCall::Unset(spec));
+        }
+    };
+    if is_cut_before {
+        let session = Arc::clone(&run.mounts[0].session);
+        run.rig.sessions.end(&session, "a test ends it");
+        meanwhile(&mut run);
+    }
+    run.rig.restart();
+    (1..MOUNTS).for_each(|at| run.attach(at));
+    if !is_cut_before {
+        run.rig.sessions.grace.give_up_now();
+        meanwhile(&mut run);
+    }
+    run.attach(0);
+    let has_it = !run.mounts[0].held.is_empty();
+    assert_eq!(run.rig.sessions.locks.counts().held, usize::from(has_it));
+    run.rig.sessions.close();
+    has_it
+}
+
+#[test]
+fn what_others_had_while_a_mount_was_away_is_lost_also_over_a_restart() {
+    for is_cut_before in [true, false] {
+        assert!(!has_it_after_a_restart(is_cut_before, true), "{is_cut_before}");
+        assert!(has_it_after_a_restart(is_cut_before, false), "{is_cut_before}: nobody had it");
+    }
 }
