@@ -5,7 +5,7 @@ use forebay_proto::net::Call;
 
 /// Calls that no program waits for.
 pub(super) fn is_by_itself(call: &Call<'_>) -> bool {
-    matches!(call, Call::Forget(_) | Call::Release(_) | Call::Renew | Call::Places)
+    matches!(call, Call::Forget(_) | Call::Release(_) | Call::Close(_) | Call::Renew | Call::Places)
 }
 
 /// The file whose data a call reads or changes; of a copy, the one that it changes.
