@@ -235,6 +235,14 @@ impl RemoteLocks {
         }
     }
 
+    /// A request waits, unless its grant was heard first: that is noted when it is no longer here.
+    fn waits(&self, spec: &LockSpec, ticket: Ticket) {
+        let waiting = self.waiting.lock();
+        if waiting.contains_key(&ticket) {
+            self.is_refused(spec, Errno::EAGAIN);
+        }
+    }
+
     /// A request has ended, one way or another; only the first end counts. What it was for, if it was this.
     fn ended(&self, ticket: Ticket, result: Result<()>) -> Option<LockSpec> {
         let (spec, waiter) = self.waiting.lock().remove(&ticket)?;
@@ -265,7 +273,7 @@ impl RemoteLocks {
             }
             match self.ask(LockCall::Set { spec, wait: Some(ticket) }) {
                 Ok(LockState::Free) => drop(self.ended(ticket, Ok(()))),
-                Ok(_) => {}
+                Ok(_) => self.waits(&spec, ticket),
                 Err(errno) => drop(self.ended(ticket, Err(errno))),
             }
         }
@@ -317,11 +325,7 @@ impl Locks for RemoteLocks {
                 Err(errno)
             }
             Ok((LockState::Waits, None)) => {
-                let waiting = self.waiting.lock();
-                // Unless the grant was heard first: that is noted when it is no longer here.
-                if waiting.contains_key(&ticket) {
-                    self.is_refused(spec, Errno::EAGAIN);
-                }
+                self.waits(spec, ticket);
                 Ok(Some(ticket))
             }
             Ok((LockState::Free | LockState::Held(_), _)) => {

@@ -337,14 +337,18 @@ impl Run<'_> {
         let (is_flock, waits) = (spec.owner < FLOCKS, self.mounts[at].waits(spec.owner));
         let has_some = self.mounts[at].holds_some(&spec);
         match self.rng.random_range(0..20) {
-            // Who waits does nothing else. Conversions of flocks are two steps, and not shown here.
-            0..=3 if !(waits || is_flock && has_some) => {
+            // Who waits does nothing else.
+            0..=3 if !waits => {
                 let answer = self.call(at, LockCall::Set { spec, wait: None });
-                if answer == Answer::Lock(LockState::Free) {
-                    put(&mut self.mounts[at].held, &spec);
+                let held = &mut self.mounts[at].held;
+                match answer == Answer::Lock(LockState::Free) {
+                    true => put(held, &spec),
+                    // A flock of another mode is two steps: what was held is gone.
+                    false if is_flock => take(held, &spec),
+                    false => {}
                 }
             }
-            4..=7 if !waits && !has_some => self.wait_for(at, spec),
+            4..=7 if !waits && (is_flock || !has_some) => self.wait_for(at, spec),
             8..=10 if !waits && has_some => {
                 take(&mut self.mounts[at].held, &spec);
                 self.call(at, LockCall::Unset(spec));
@@ -369,7 +373,12 @@ impl Run<'_> {
         // The grant may be heard before the answer to the request.
         mount.waiting.insert(ticket, spec);
         match self.call(at, LockCall::Set { spec, wait: Some(Ticket(ticket)) }) {
-            Answer::Lock(LockState::Waits) => {}
+            Answer::Lock(LockState::Waits) => {
+                let mount = &mut self.mounts[at];
+                if spec.owner < FLOCKS && mount.waiting.contains_key(&ticket) {
+                    take(&mut mount.held, &spec);
+                }
+            }
             Answer::Lock(_) => self.ended(at, ticket, true),
             _ => self.ended(at, ticket, false),
         }
