@@ -403,7 +403,7 @@ impl Mount {
             // Ends requests that hang, then detaches. Only root may; others just detach.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
             let at = point.to_path_buf();
-            let call = move || unmount(&at, flags).is_ok();
+            let call = move || unmount(at.as_path(), flags).is_ok();
             // One that is left there goes on; who asked must not lose the answer for it.
             if in_kernel(&self.ending, FORCE_CALL_WAIT, call).unwrap_or(true) {
                 return Ok(());
