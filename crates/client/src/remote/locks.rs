@@ -218,7 +218,7 @@ impl RemoteLocks {
                 let (held, not_held) = self.held().within(spec);
                 for spec in held {
                     self.ask(LockCall::Set { spec, wait: None })
-                        .inspect_err(|errno| self.is_refused(&spec, *errno))?;
+                        .inspect_err(|errno| self.note_refused(&spec, *errno))?;
                 }
                 for spec in not_held {
                     self.ask(LockCall::Unset(spec))?;
@@ -229,17 +229,17 @@ impl RemoteLocks {
     }
 
     /// Somebody is in the way of a lock: a flock of another mode is gone then.
-    fn is_refused(&self, spec: &LockSpec, errno: Errno) {
+    fn note_refused(&self, spec: &LockSpec, errno: Errno) {
         if spec.kind == LockKind::Flock && errno == Errno::EAGAIN {
             self.held().unset(spec);
         }
     }
 
     /// A request waits, unless its grant was heard first: that is noted when it is no longer here.
-    fn waits(&self, spec: &LockSpec, ticket: Ticket) {
+    fn note_waiting(&self, spec: &LockSpec, ticket: Ticket) {
         let waiting = self.waiting.lock();
         if waiting.contains_key(&ticket) {
-            self.is_refused(spec, Errno::EAGAIN);
+            self.note_refused(spec, Errno::EAGAIN);
         }
     }
 
@@ -273,7 +273,7 @@ impl RemoteLocks {
             }
             match self.ask(LockCall::Set { spec, wait: Some(ticket) }) {
                 Ok(LockState::Free) => drop(self.ended(ticket, Ok(()))),
-                Ok(_) => self.waits(&spec, ticket),
+                Ok(_) => self.note_waiting(&spec, ticket),
                 Err(errno) => drop(self.ended(ticket, Err(errno))),
             }
         }
@@ -310,7 +310,7 @@ impl Locks for RemoteLocks {
                     Ok(None)
                 }
                 Err(errno) => {
-                    self.is_refused(spec, errno);
+                    self.note_refused(spec, errno);
                     Err(errno)
                 }
             };
@@ -325,7 +325,7 @@ impl Locks for RemoteLocks {
                 Err(errno)
             }
             Ok((LockState::Waits, None)) => {
-                self.waits(spec, ticket);
+                self.note_waiting(spec, ticket);
                 Ok(Some(ticket))
             }
             Ok((LockState::Free | LockState::Held(_), _)) => {
