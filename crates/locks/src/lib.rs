@@ -35,7 +35,7 @@ use forebay_proto::net::session::{ClientId, LockKind, LockSpec, LockState, Sessi
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::Mutex;
 use state::{Ready, State};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Bounds of a table. Beyond them a lock, or an unlock that would split one, is ENOLCK.
 #[derive(Clone, Copy, Debug)]
@@ -71,10 +71,15 @@ pub struct LockCounts {
     pub waiting: usize,
 }
 
+/// Is told whose locks on which files somebody else got while their client was away, before that one hears of it. With no lock
+/// of the table held.
+pub type OnTaken = Box<dyn Fn(&[(ClientId, Ino)]) + Send + Sync>;
+
 /// The table.
 pub struct LockTable {
     state: Mutex<State>,
     timer: Timer,
+    on_taken: OnceLock<OnTaken>,
     me: Weak<LockTable>,
 }
 
@@ -96,18 +101,36 @@ impl LockTable {
         Arc::new_cyclic(|me| LockTable {
             state: Mutex::new(State::new(limits)),
             timer: Timer::default(),
+            on_taken: OnceLock::new(),
             me: me.clone(),
         })
+    }
+
+    /// Who is told what must be known at the next start of the server. Once.
+    pub fn on_taken(&self, tell: OnTaken) {
+        let _ = self.on_taken.set(tell);
+    }
+
+    /// Whoever has got something meanwhile waits here, too, until it is told.
+    fn tell_taken(&self, taken: &[(ClientId, Ino)]) {
+        if taken.is_empty() {
+            return;
+        }
+        if let Some(tell) = self.on_taken.get() {
+            tell(taken);
+        }
+        self.state.lock().lapsed.told(taken);
     }
 
     /// Changes the state, then tells waiters what came of it.
     fn change<T>(&self, change: impl FnOnce(&mut State, &mut Ready) -> T) -> T {
         let mut ready = Ready::new();
-        let (out, wake_at) = {
+        let (out, wake_at, taken) = {
             let mut state = self.state.lock();
             let out = change(&mut state, &mut ready);
-            (out, state.next_end_of_hold())
+            (out, state.next_end_of_hold(), state.lapsed.untold())
         };
+        self.tell_taken(&taken);
         if let Some(at) = wake_at {
             self.timer.wake_at(&self.me, at);
         }
@@ -180,6 +203,16 @@ impl LockTable {
         });
     }
 
+    /// A client of an earlier start of the server may come back.
+    pub fn expect(&self, client: ClientId) {
+        self.state.lock().lapsed.expect(client);
+    }
+
+    /// Somebody had locks of a client of an earlier start, on this file, or nobody knows on which.
+    pub fn was_taken(&self, client: ClientId, ino: Option<Ino>) {
+        self.state.lock().lapsed.was_taken(client, ino);
+    }
+
     /// A client that had lapsed has said what it holds, or will not come back.
     pub fn is_back(&self, client: ClientId) {
         self.state.lock().lapsed.end(client);
@@ -214,11 +247,12 @@ impl LockTable {
     /// Lets requests go that were held back long enough, and says when to come again.
     fn end_holds(&self) -> Option<std::time::Instant> {
         let mut ready = Ready::new();
-        let next = {
+        let (next, taken) = {
             let mut state = self.state.lock();
             state.end_holds(&mut ready);
-            state.next_end_of_hold()
+            (state.next_end_of_hold(), state.lapsed.untold())
         };
+        self.tell_taken(&taken);
         tell(ready);
         next
     }

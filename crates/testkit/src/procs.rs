@@ -275,6 +275,21 @@ impl Child {
         unsafe { libc::kill(self.pid, signal) };
     }
 
+    /// Waits until it waits in the kernel: on a busy machine a child that is about to call may not have got to its call for long.
+    pub fn until_it_waits(&self) {
+        let waits = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid));
+            let status = status.unwrap_or_default();
+            status.contains("\nState:\tS") || status.contains("\nState:\tD")
+        };
+        let until = Instant::now() + STOP_LIMIT;
+        while !waits() {
+            assert!(!self.ended(), "{} has ended, and was to wait", self.name);
+            assert!(Instant::now() < until, "{} does not wait", self.name);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// True when it has ended (it stays to be joined).
     pub fn ended(&self) -> bool {
         let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();

@@ -399,6 +399,7 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_pfs_hangs(kind: Kind) {
         while ready[0].load(SeqCst) == 0 {
             std::thread::sleep(Duration::from_millis(5));
         }
+        child.until_it_waits();
         std::thread::sleep(Duration::from_millis(300));
         child.signal(libc::SIGUSR1);
         child.wait(SOON).unwrap_or_else(|why| panic!("{name}: {why}"));

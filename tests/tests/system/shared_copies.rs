@@ -9,7 +9,7 @@ use forebay_tests::model::{extents, map_write, op::Answer};
 use forebay_tests::procs::run;
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
-use forebay_tests::{long, seed};
+use forebay_tests::{long, seed, until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::os::fd::OwnedFd;
@@ -17,6 +17,8 @@ use std::path::Path;
 use std::process::Command;
 
 const STRIPE: u64 = 64 << 10;
+/// Until a close is heard of, and leases are given again.
+const LEASED_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
 const NEW: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
 
 /// A buffer over two servers with a directory `s` whose files are striped, and one `w` whose are not.
@@ -290,7 +292,13 @@ fn the_size_of_a_striped_file_that_nobody_writes_is_not_asked_for_each_time() {
         start.elapsed()
     };
     // The last close is heard of a moment later, and what was recalled is not leased at once again.
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    until("the attributes of both are leased", LEASED_WITHIN, || {
+        let before = requests(&served);
+        for name in ["s/f", "w/f"] {
+            (0..20).for_each(|_| drop(sys::stat(served.path(1, name)).unwrap()));
+        }
+        requests(&served) - before < 20
+    });
     let before = requests(&served);
     let (striped, whole) = (look("s/f"), look("w/f"));
     let asked = requests(&served) - before;

@@ -303,6 +303,7 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_server_hangs() {
             while told[0].load(SeqCst) == 0 {
                 std::thread::sleep(Duration::from_millis(5));
             }
+            child.until_it_waits();
             std::thread::sleep(Duration::from_millis(300));
             child.signal(libc::SIGUSR1);
             child.wait(SOON).unwrap();

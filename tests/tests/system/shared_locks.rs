@@ -16,6 +16,8 @@ const WRITE: i32 = libc::F_WRLCK;
 const NONE: i32 = libc::F_UNLCK;
 /// How soon a lock that comes free must reach a waiter whose mount hears.
 const SOON: Duration = Duration::from_secs(2);
+/// Until a program of the test has come so far, on a busy machine.
+const BEGINS: Duration = Duration::from_secs(20);
 
 /// A lock of an open file lives as long as any copy of its descriptor: so these tests run one at a time.
 struct Three {
@@ -171,7 +173,7 @@ fn a_deadlock_over_mounts_is_told() {
                 let fd = open(served, at);
                 set(&fd, libc::F_SETLK, WRITE, mine, 1).unwrap();
                 steps[0].fetch_add(1, SeqCst);
-                until("both", SOON, || steps[0].load(SeqCst) == 2);
+                until("both", BEGINS, || steps[0].load(SeqCst) == 2);
                 match set(&fd, libc::F_SETLKW, WRITE, other, 1) {
                     Ok(()) => {}
                     Err(Errno(libc::EDEADLK)) => drop(steps[1].fetch_add(1, SeqCst)),
@@ -195,7 +197,7 @@ fn waiter<'a>(served: &'a Served, at: usize, kind: &'static str, steps: &'a Shar
         take(&fd, kind, true).unwrap();
         steps[1].fetch_add(1, SeqCst);
     });
-    until("the waiter", SOON, || steps[0].load(SeqCst) == 1);
+    until("the waiter", BEGINS, || steps[0].load(SeqCst) == 1);
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(steps[1].load(SeqCst), 0, "{kind}: it must wait");
     child
@@ -227,7 +229,7 @@ fn the_lock_of_a_killed_process_goes_to_the_waiter_on_another_mount() {
                 held_[0].store(1, SeqCst);
                 std::thread::sleep(Duration::from_secs(60));
             });
-            until("the holder", SOON, || held[0].load(SeqCst) == 1);
+            until("the holder", BEGINS, || held[0].load(SeqCst) == 1);
             let steps = Shared::new(2);
             let waiting = waiter(&served, b, kind, &steps);
             holder.signal(libc::SIGKILL);
@@ -243,7 +245,7 @@ fn a_waiter_that_is_killed_or_interrupted_ends_at_once_and_gets_nothing() {
     for kind in KINDS {
         for at in [1, 2] {
             // A child that has ended closes its files without waiting for the end of it.
-            until("the holder", SOON, || take(&here, kind, false).is_ok());
+            until("the holder", BEGINS, || take(&here, kind, false).is_ok());
             let steps = Shared::new(2);
             let waiting = waiter(&served, at, kind, &steps);
             let start = Instant::now();
@@ -284,7 +286,7 @@ fn the_lock_of_a_killed_mount_goes_to_the_waiter_after_its_lease() {
             take(&fd, kind, true).unwrap();
             steps[1].fetch_add(1, SeqCst);
         }));
-        until("the waiter", SOON, || steps[0].load(SeqCst) == 1);
+        until("the waiter", BEGINS, || steps[0].load(SeqCst) == 1);
     }
     std::thread::sleep(Duration::from_millis(100));
     served.kill_mount(2);

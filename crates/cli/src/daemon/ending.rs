@@ -23,6 +23,7 @@ use forebay_proto::at_risk;
 use forebay_proto::control::{ControlError, PathBytes};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{UnmountFlags, unmount};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,10 @@ const COPIES_FIRST: Duration = Duration::from_millis(50);
 const COPIES_LOOK: Duration = Duration::from_millis(500);
 /// What a mount waits for that has no copy any more.
 const LAST_REQUESTS: &str = "its last requests";
+/// How long an unmount by force is waited for in the kernel, and how often it is looked whether all is done without it. The kernel ends the
+/// session first. Then it may wait for its lock of all mounts, or for a request that ends with this process only.
+const FORCE_CALL_WAIT: Duration = Duration::from_secs(1);
+const FORCE_CALL_LOOK: Duration = Duration::from_millis(10);
 /// How long the process waits at its end for those who asked to have read their answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
@@ -403,7 +408,10 @@ impl Mount {
         if force {
             // Ends requests that hang, then detaches. Only root may; others just detach.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-            if unmount(point, flags).is_ok() {
+            let at = point.to_path_buf();
+            let call = move || unmount(at.as_path(), flags).is_ok();
+            // One that is left there goes on; who asked must not lose the answer for it.
+            if in_kernel(&self.ending, FORCE_CALL_WAIT, call).unwrap_or(true) {
                 return Ok(());
             }
         }
@@ -423,6 +431,34 @@ fn pause_after(waited: Duration, has_seen_users: impl FnOnce() -> bool) -> Optio
         return Some(MOMENT_PAUSE);
     }
     (waited < UNSEEN_WAIT && !has_seen_users()).then_some(UNSEEN_PAUSE)
+}
+
+/// Makes a call that may stay in the kernel, on a thread of its own. `None` if it was left there: all is done without it, or it took
+/// so long.
+fn in_kernel(
+    ending: &Ending,
+    longest: Duration,
+    call: impl FnOnce() -> bool + Send + 'static,
+) -> Option<bool> {
+    let since = Instant::now();
+    let (told, hears) = mpsc::channel();
+    let work = move || {
+        // Who asked may not wait any more.
+        let _heard = told.send(call());
+    };
+    if std::thread::Builder::new().name("umount".into()).spawn(work).is_err() {
+        return Some(false);
+    }
+    loop {
+        match hears.recv_timeout(FORCE_CALL_LOOK) {
+            Ok(done) => return Some(done),
+            Err(RecvTimeoutError::Disconnected) => return Some(false),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if ending.lock().outcome.is_some() || since.elapsed() >= longest {
+            return None;
+        }
+    }
 }
 
 /// Waits for the end of the session, then keeps or destroys the buffer.
@@ -519,5 +555,26 @@ mod tests {
         assert_eq!(pause_after(MOMENT, || true), None);
         assert_eq!(pause_after(MOMENT, || false), Some(UNSEEN_PAUSE));
         assert_eq!(pause_after(UNSEEN_WAIT, || false), None);
+    }
+
+    /// An unmount that the kernel does not answer while this process lives.
+    fn hangs() -> (impl FnOnce() -> bool + Send + 'static, mpsc::Sender<()>) {
+        let (end, ends) = mpsc::channel();
+        (move || ends.recv().is_err(), end)
+    }
+
+    #[test]
+    fn who_unmounts_by_force_has_the_answer_though_the_kernel_holds_the_call() {
+        const LONG: Duration = Duration::from_secs(600);
+        let ending = Ending::default();
+        assert_eq!(in_kernel(&ending, LONG, || true), Some(true));
+        assert_eq!(in_kernel(&ending, LONG, || false), Some(false));
+        // Nothing is done without it: the session waits for who is in the kernel, and is not waited for then.
+        let (call, _end) = hangs();
+        assert_eq!(in_kernel(&ending, Duration::from_millis(30), call), None);
+        // All is done, and the process is about to end.
+        ending.change(|state| state.outcome = Some(Ok(())));
+        let (call, _end) = hangs();
+        assert_eq!(in_kernel(&ending, LONG, call), None);
     }
 }

@@ -96,9 +96,18 @@ fn interrupted(rig: &Rig, arguments: &[&std::ffi::OsStr]) -> String {
     failure(&following.wait_with_output().unwrap(), 1)
 }
 
+/// Whether a command has come so far that Ctrl-C does not simply end it.
+fn takes_ctrl_c(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_some_and(|mask| mask & (1 << (libc::SIGINT - 1)) != 0)
+}
+
 /// What a command says that follows plan 1 of a server, which is stopped, and then gets Ctrl-C.
 #[track_caller]
 fn interrupted_at_a_stopped_server(following: Child, server: u32, flags: &str) {
+    crate::common::wait_for("it takes Ctrl-C", || takes_ctrl_c(following.id()));
     signal(server, libc::SIGSTOP);
     // It has asked meanwhile, and waits for an answer.
     std::thread::sleep(Duration::from_millis(600));

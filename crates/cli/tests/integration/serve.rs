@@ -5,7 +5,7 @@ use crate::common::{Flash, Rig, failure, must_be_root, text};
 use forebay_proto::net::frame::{Kind, MAGIC};
 use serde_json::Value;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -373,16 +373,19 @@ fn a_command_that_follows_a_plan_waits_for_a_server_that_is_restarted() {
     let source = pfs.to_str().unwrap().to_string();
     let unix = served.unix.clone();
     let copy = ["stage", "in", &source, "a:/big", "--rate", "1MiB", "--json", "--server", &unix];
-    let following =
+    let mut following =
         served.command(&copy).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     crate::common::wait_for("the plan", || {
         served.done(&["stage", "status", "a:"]).contains("plan 1")
     });
     served.end(libc::SIGKILL);
-    std::thread::sleep(Duration::from_millis(700));
+    let (mut said, mut errors) = (String::new(), BufReader::new(following.stderr.take().unwrap()));
+    while !said.contains("waiting for the server unix:") {
+        assert!(errors.read_line(&mut said).unwrap() > 0, "it ended: {said}");
+    }
     served.start();
+    errors.read_to_string(&mut said).unwrap();
     let ended = following.wait_with_output().unwrap();
-    let said = text(&ended.stderr);
     assert!(ended.status.success(), "{said}");
     assert_eq!(said.matches("waiting for the server unix:").count(), 1, "{said}");
     assert!(text(&ended.stdout).lines().last().unwrap().contains("\"done\""));

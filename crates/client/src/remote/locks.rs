@@ -3,6 +3,10 @@
 //! A program that gets a signal does not wait for the server: not for a lock, and not for the end of one. What it leaves
 //! there is told *later*, in order, by a thread of its own: an unlock, or that a request is given up. A request that was
 //! given up may have been granted: then what the owner held before is locked again as it was, and the rest unlocked.
+//! The same where a server does not answer for as long as the mount is patient, and the program's call ends with ETIMEDOUT: the
+//! server may go on later, with the session, and nobody else would ever unlock what nobody here holds.
+//!
+//! A flock of another mode is two steps, as in Linux: what was held goes first, and stays gone if the rest fails or waits.
 //!
 //! Invariants
 //! * An owner's next request waits until what is to be told of it has been told.
@@ -77,9 +81,14 @@ impl RemoteLocks {
         state(self.peer.call(&Caller::root(), Call::Lock(call), &[], Room::None)?.answer)
     }
 
-    /// Asks for an owner, after what is to be told of it. If that is given up (EINTR) and the server may have heard it,
-    /// `told` is told when that is settled.
-    fn ask_for(&self, owner: Owner, call: LockCall, told: Told) -> Result<(LockState, bool)> {
+    /// Asks for an owner, after what is to be told of it. If that is given up and the server may have heard it, `told` is
+    /// told when that is settled, and what the program is told is in the answer.
+    fn ask_for(
+        &self,
+        owner: Owner,
+        call: LockCall,
+        told: Told,
+    ) -> Result<(LockState, Option<Errno>)> {
         self.wait_told(owner)?;
         let mut was_left = false;
         let done = {
@@ -98,23 +107,27 @@ impl RemoteLocks {
             self.peer.call_or_leave(None, &caller, call, &[], Room::None, Some(&mut when_left))
         };
         match done {
-            Ok(done) => Ok((state(done.answer)?, false)),
+            Ok(done) => Ok((state(done.answer)?, None)),
+            Err(errno) if was_left => Ok((LockState::Waits, Some(errno))),
             // Not heard: nothing to be told.
-            Err(Errno::EINTR) if was_left => Ok((LockState::Waits, true)),
             Err(errno) => Err(errno),
         }
     }
 
     /// Unlocks: that is done here already, and is told the server in any case.
     fn unlock(&self, owner: Owner, call: LockCall) -> Result<()> {
-        match self.ask_for(owner, call.clone(), Told::Call(call.clone())) {
-            Ok(_) => Ok(()),
-            Err(Errno::EINTR) => {
+        let why = match self.ask_for(owner, call.clone(), Told::Call(call.clone())) {
+            Ok((_, why)) => why,
+            Err(errno @ (Errno::EINTR | Errno::ETIMEDOUT)) => {
                 self.enter(owner);
                 self.tell(owner, Told::Call(call));
-                Ok(())
+                Some(errno)
             }
-            Err(errno) => Err(errno),
+            Err(errno) => return Err(errno),
+        };
+        match why {
+            None | Some(Errno::EINTR) => Ok(()),
+            Some(errno) => Err(errno),
         }
     }
 
@@ -204,13 +217,29 @@ impl RemoteLocks {
                 }
                 let (held, not_held) = self.held().within(spec);
                 for spec in held {
-                    self.ask(LockCall::Set { spec, wait: None })?;
+                    self.ask(LockCall::Set { spec, wait: None })
+                        .inspect_err(|errno| self.note_refused(&spec, *errno))?;
                 }
                 for spec in not_held {
                     self.ask(LockCall::Unset(spec))?;
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Somebody is in the way of a lock: a flock of another mode is gone then.
+    fn note_refused(&self, spec: &LockSpec, errno: Errno) {
+        if spec.kind == LockKind::Flock && errno == Errno::EAGAIN {
+            self.held().unset(spec);
+        }
+    }
+
+    /// A request waits, unless its grant was heard first: that is noted when it is no longer here.
+    fn note_waiting(&self, spec: &LockSpec, ticket: Ticket) {
+        let waiting = self.waiting.lock();
+        if waiting.contains_key(&ticket) {
+            self.note_refused(spec, Errno::EAGAIN);
         }
     }
 
@@ -244,7 +273,7 @@ impl RemoteLocks {
             }
             match self.ask(LockCall::Set { spec, wait: Some(ticket) }) {
                 Ok(LockState::Free) => drop(self.ended(ticket, Ok(()))),
-                Ok(_) => {}
+                Ok(_) => self.note_waiting(&spec, ticket),
                 Err(errno) => drop(self.ended(ticket, Err(errno))),
             }
         }
@@ -274,22 +303,31 @@ impl Locks for RemoteLocks {
         self.publish(spec.ino)?;
         let Some(waiter) = waiter else {
             let call = LockCall::Set { spec: *spec, wait: None };
-            if let (_, true) = self.ask_for(owner, call, Told::GivenUp(*spec, None))? {
-                return Err(Errno::EINTR);
-            }
-            self.held().set(spec);
-            return Ok(None);
+            return match self.ask_for(owner, call, Told::GivenUp(*spec, None)) {
+                Ok((_, Some(errno))) => Err(errno),
+                Ok((_, None)) => {
+                    self.held().set(spec);
+                    Ok(None)
+                }
+                Err(errno) => {
+                    self.note_refused(spec, errno);
+                    Err(errno)
+                }
+            };
         };
         let ticket = Ticket(self.next_ticket.fetch_add(1, Ordering::Relaxed));
         // The grant may be heard before the answer to the request.
         self.waiting.lock().insert(ticket, (*spec, waiter));
         let call = LockCall::Set { spec: *spec, wait: Some(ticket) };
         match self.ask_for(owner, call, Told::GivenUp(*spec, Some(ticket))) {
-            Ok((_, true)) => {
+            Ok((_, Some(errno))) => {
                 drop(self.waiting.lock().remove(&ticket));
-                Err(Errno::EINTR)
+                Err(errno)
             }
-            Ok((LockState::Waits, _)) => Ok(Some(ticket)),
+            Ok((LockState::Waits, None)) => {
+                self.note_waiting(spec, ticket);
+                Ok(Some(ticket))
+            }
             Ok((LockState::Free | LockState::Held(_), _)) => {
                 // Nobody calls the waiter of a request that did not wait. One that was made again in a new session
                 // may have been called.

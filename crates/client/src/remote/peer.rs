@@ -354,16 +354,16 @@ impl Peer {
             ino: used.as_ref().map_or(Ino(0), |used| used.0),
             did: false,
         };
-        // Whether a server may have heard it; and whether its answer may come on the slot's connection.
+        // Whether a server may have heard it; whether its answer may come on the slot's connection; and why it is given up.
         let mut may_be_heard = false;
         let answer_comes;
-        loop {
+        let why = loop {
             if self.is_closing() {
                 return Err(Errno::ENOTCONN);
             }
             if asked::is_given_up() {
                 answer_comes = false;
-                break;
+                break Errno::EINTR;
             }
             if let (true, Some((ino, losses))) = (tried_before, used) {
                 self.held_locks.may_use_again(self, ino, losses)?;
@@ -375,8 +375,14 @@ impl Peer {
             // Whether one that hangs, or is behind a network that swallows everything, is back is found out by
             // signs of life: each call anew would take its time to hear nothing.
             let is_sign = matches!(request.call, Call::Renew);
+            let gives_back = by_itself && request.call.is_once_only();
             if !is_sign && self.silent.load(Ordering::Relaxed) && self.is_given_up() {
-                return Err(Errno::ETIMEDOUT);
+                if gives_back {
+                    std::thread::sleep(LOOK);
+                    continue;
+                }
+                answer_comes = false;
+                break Errno::ETIMEDOUT;
             }
             let Some(seen) = self.session_read().map(|session| session.generation) else {
                 continue;
@@ -386,8 +392,7 @@ impl Peer {
             let tried = self.attempt(slot, generation, &mut request, carried, payload, &mut room);
             let failed = match tried {
                 Ok(done) => {
-                    *self.lost_since.lock() = None;
-                    self.refusals.over();
+                    self.is_there();
                     let answer = done.answer.into_result()?;
                     return Ok(Done { answer, ..done });
                 }
@@ -397,7 +402,7 @@ impl Peer {
             waited.did |= !by_itself && matches!(failed, Failed::Link(_) | Failed::SessionOver);
             if matches!(failed, Failed::GivenUp) {
                 answer_comes = slot.sent;
-                break;
+                break Errno::EINTR;
             }
             slot.link = None;
             if !is_sign
@@ -407,19 +412,29 @@ impl Peer {
                 // It is only slow: the repeated call waits for the answer of this one.
                 continue;
             }
-            match failed {
+            let borne = match failed {
                 Failed::OtherSession => return Err(Errno::ECANCELED),
                 Failed::SessionOver => match self.new_session(seen) {
                     Ok(()) => continue,
                     Err(error) if error.is_given_up() => continue,
-                    Err(error) => self.bear(error, begun, &mut pause)?,
+                    Err(error) => self.bear(error, begun, &mut pause),
                 },
-                Failed::Link(error) => self.bear(error, begun, &mut pause)?,
-                Failed::GivenUp => {}
+                Failed::Link(error) => self.bear(error, begun, &mut pause),
+                Failed::GivenUp => Ok(()),
+            };
+            match borne {
+                // Nobody else says what this gives back: it is said, with the same number, until it is heard.
+                Err(Errno::ETIMEDOUT) if gives_back => std::thread::sleep(LOOK),
+                Err(Errno::ETIMEDOUT) => {
+                    answer_comes = false;
+                    break Errno::ETIMEDOUT;
+                }
+                other => other?,
             }
-        }
+        };
         let is_once = request.call.is_once_only();
-        let worth_it = may_be_heard && (is_once || left::gives(&request.call));
+        let is_waited_for = why == Errno::EINTR && left::gives(&request.call);
+        let worth_it = may_be_heard && (is_once || is_waited_for);
         if !answer_comes || !worth_it {
             // Nothing may be asked where another answer is still to come.
             slot.link = None;
@@ -438,7 +453,13 @@ impl Peer {
                 then: None,
             });
         }
-        Err(Errno::EINTR)
+        Err(why)
+    }
+
+    /// It has answered.
+    fn is_there(&self) {
+        *self.lost_since.lock() = None;
+        self.refusals.over();
     }
 
     /// The session, for a call; `None` if nobody waits for the call any more.

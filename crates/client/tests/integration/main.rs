@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test that cannot go on panics")]
 
 mod calls;
+mod held_up;
 mod hostile;
 mod once;
 mod remote;

@@ -338,7 +338,7 @@ fn a_cancelled_commit_is_undone_and_a_published_one_stays() {
     let mut slow = commit_spec(&site, "/t", "ckpt");
     slow.rate_bytes_per_s = 1 << 20;
     let plan = site.mover.start(&root, slow).unwrap().plan;
-    std::thread::sleep(Duration::from_millis(200));
+    site.until(plan, |status| status.bytes_done > 0);
     let ended = site.mover.cancel(&root, plan).unwrap();
     assert_eq!((ended.state, of(&ended).phase), (PlanState::Cancelled, CommitPhase::Undone));
     assert_eq!(names(&site.pfs("")), [""; 0]);

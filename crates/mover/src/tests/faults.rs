@@ -112,8 +112,8 @@ fn an_empty_mount_point_is_not_the_pfs() {
     }
     let mut slow = site.stage_out("/d", "m/out");
     slow.rate_bytes_per_s = 200_000;
-    site.mover.start(&Caller::root(), slow).unwrap();
-    std::thread::sleep(Duration::from_millis(700));
+    let plan = site.mover.start(&Caller::root(), slow).unwrap().plan;
+    site.until(plan, |status| status.bytes_done > 0);
     assert_eq!(site.mover.shutdown(super::support::LIMIT), []);
     mount.unmount();
     let dir = site.dir.clone();
@@ -316,16 +316,18 @@ fn what_was_held_goes_on_and_a_cancel_meanwhile_is_kept() {
     std::fs::write(site.pfs("f"), noise(300_000, 1)).unwrap();
     let who = Caller::root();
     let mut slow = site.stage_in("f", "/slow");
-    slow.rate_bytes_per_s = 1_000_000;
+    // Not over before it is held, also on a busy machine.
+    slow.rate_bytes_per_s = 10_000;
     let runs = site.mover.start(&who, slow).unwrap().plan;
     let waits = site.mover.start(&who, site.stage_in("f", "/f")).unwrap().plan;
     let dropped = site.mover.start(&who, site.stage_in("f", "/g")).unwrap().plan;
-    std::thread::sleep(Duration::from_millis(50));
+    site.until(runs, |status| status.state == PlanState::Running);
     assert_eq!(site.mover.hold(super::support::LIMIT), []);
     assert_eq!(site.mover.status(&who, runs).unwrap().state, PlanState::Queued);
     assert!(site.mover.start(&who, site.stage_in("f", "/no")).is_err());
     site.mover.cancel(&who, dropped).unwrap();
     site.mover.go_on();
+    site.mover.set_rate(&who, runs, 0).unwrap();
     assert_eq!(site.wait(runs).state, PlanState::Done);
     assert_eq!(site.wait(waits).state, PlanState::Done);
     assert_eq!(site.wait(dropped).state, PlanState::Cancelled);
@@ -335,10 +337,11 @@ fn what_was_held_goes_on_and_a_cancel_meanwhile_is_kept() {
 
 #[test]
 fn a_plan_left_behind_changes_nothing_any_more() {
-    let hangs = Arc::new(AtomicBool::new(true));
+    let (hangs, reads) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
     let hook: PfsHook = {
-        let hangs = hangs.clone();
+        let (hangs, reads) = (hangs.clone(), reads.clone());
         Arc::new(move |call, _| {
+            reads.fetch_or(call == "read", Relaxed);
             while call == "read" && hangs.load(Relaxed) {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -348,7 +351,7 @@ fn a_plan_left_behind_changes_nothing_any_more() {
     let site = with_hook(hook);
     std::fs::write(site.pfs("f"), noise(1_000, 1)).unwrap();
     let plan = site.mover.start(&Caller::root(), site.stage_in("f", "/f")).unwrap().plan;
-    std::thread::sleep(Duration::from_millis(50));
+    site.until(plan, |_| reads.load(Relaxed));
     let left = site.mover.shutdown(Duration::from_millis(100));
     assert_eq!(left.len(), 1);
     let told = format!("plan {plan} hangs on {}", site.pfs("f").display());

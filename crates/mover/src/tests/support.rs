@@ -9,7 +9,7 @@ use forebay_proto::{Caller, PlanId};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time that a plan of a test may take.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -50,6 +50,19 @@ impl Site {
     /// Where a path of the buffer really is.
     pub fn buffer(&self, rel: &str) -> PathBuf {
         self.dir.join("buffer/tree").join(rel)
+    }
+
+    /// Waits until a plan has come so far.
+    pub fn until(&self, plan: PlanId, has: impl Fn(&PlanStatus) -> bool) {
+        let until = Instant::now() + LIMIT;
+        loop {
+            let status = self.mover.status(&Caller::root(), plan).unwrap();
+            if has(&status) {
+                return;
+            }
+            assert!(Instant::now() < until, "{status:#?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn wait(&self, plan: PlanId) -> PlanStatus {

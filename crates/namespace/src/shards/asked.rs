@@ -36,7 +36,12 @@ impl Namespace {
                 Ok(NamesReply::Done)
             }
             NamesQuestion::Unfinished { prepared, after } => {
-                Ok(shards.unfinished(from, prepared, *after))
+                let told = shards.unfinished(from, prepared, *after);
+                if matches!(&told, NamesReply::Unfinished { decided, .. } if !decided.is_empty()) {
+                    // It is done there for good, and a power cut must not take it here.
+                    self.store.sync()?;
+                }
+                Ok(told)
             }
             NamesQuestion::LockRenames(txn) => {
                 owned(from, *txn)?;

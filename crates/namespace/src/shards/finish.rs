@@ -69,6 +69,23 @@ pub(super) fn first_batch<'a>(all: impl Iterator<Item = (u64, &'a [Step])>) -> D
     batch
 }
 
+/// How long the thread waits after a round, and after the next one if that leaves something undone. The store here may only find
+/// no room in its log for now: nothing would be finished any more if the thread ended then.
+fn pause_after(round: &Result<bool>, pause: Duration) -> (Duration, Duration) {
+    match round {
+        Ok(true) => (Duration::ZERO, RETRY_FIRST),
+        Ok(false) => (pause, (pause * 2).min(RETRY_LONGEST)),
+        Err(_) => (RETRY_LONGEST, RETRY_LONGEST),
+    }
+}
+
+fn told_later(shards: &Shards, shard: ShardId, error: Errno) {
+    match shards.is_lost(shard) {
+        true => tracing::warn!(shard = shard.0, %error, "not settled without a lost shard yet"),
+        false => tracing::debug!(shard = shard.0, %error, "not finished with a shard yet"),
+    }
+}
+
 impl Namespace {
     /// Begins to answer to believers, and starts the thread. Does nothing in a buffer of one shard.
     pub fn start_shards(self: &Arc<Self>, believers: Arc<dyn Believers>) -> Result<()> {
@@ -115,6 +132,28 @@ impl Namespace {
         }
     }
 
+    /// What the last start of this server left at a shard is settled, if that has not been possible yet: before anything new
+    /// is prepared there, so that a call that is made again after the restart never counts beside its first attempt.
+    pub(super) fn settle_before(&self, shards: &Shards, shard: ShardId) -> Result<()> {
+        let is_settled = !shards.state.lock().unsettled.contains(&shard);
+        match is_settled || shards.is_lost(shard) {
+            true => Ok(()),
+            false => self.settle_shard(shards, shard),
+        }
+    }
+
+    /// Settles with a shard what the start has found; done twice it is done once.
+    fn settle_shard(&self, shards: &Shards, shard: ShardId) -> Result<()> {
+        if shards.is_lost(shard) {
+            self.settle_lost(shards, shard)?;
+        } else {
+            self.settle_with(shards, shard)?;
+            self.tell_decided(shards, shard)?;
+        }
+        shards.state.lock().unsettled.remove(&shard);
+        Ok(())
+    }
+
     /// The first round of a start; what cannot be reached now comes later.
     pub(super) fn settle_start(&self, shards: &Shards) {
         self.settle_all(shards);
@@ -122,29 +161,13 @@ impl Namespace {
         shards.changed.notify_all();
     }
 
-    fn settle_all(&self, shards: &Shards) -> bool {
+    fn settle_all(&self, shards: &Shards) {
         let unsettled = shards.state.lock().unsettled.clone();
-        let mut all = true;
         for shard in unsettled {
-            if shards.is_lost(shard) {
-                match self.settle_lost(shards, shard) {
-                    Ok(()) => drop(shards.state.lock().unsettled.remove(&shard)),
-                    Err(error) => {
-                        tracing::warn!(shard = shard.0, %error, "not settled without a lost shard yet");
-                        all = false;
-                    }
-                }
-                continue;
-            }
-            match self.settle_with(shards, shard).and_then(|()| self.tell_decided(shards, shard)) {
-                Ok(()) => drop(shards.state.lock().unsettled.remove(&shard)),
-                Err(error) => {
-                    tracing::debug!(shard = shard.0, %error, "not settled with a shard yet");
-                    all = false;
-                }
+            if let Err(error) = self.settle_shard(shards, shard) {
+                told_later(shards, shard, error);
             }
         }
-        all
     }
 
     /// Asks a coordinator what became of what is prepared for it here, and what we have missed.
@@ -197,7 +220,7 @@ impl Namespace {
             let (decided, forget_below) = {
                 let state = shards.state.lock();
                 let intents = state.intents.range(after + 1..);
-                let left = intents.filter(|(_, i)| !i.in_hand && i.left.contains_key(&shard));
+                let left = intents.filter(|(_, i)| i.is_to_be_told(shard));
                 (first_batch(left.map(|(seq, i)| (*seq, i.steps(shard)))), state.forget_below)
             };
             let seqs: Vec<u64> = decided.iter().map(|(seq, _)| *seq).collect();
@@ -216,43 +239,71 @@ impl Namespace {
         }
     }
 
-    /// One round; true if nothing is left that could be done now.
-    pub(super) fn finish_round(&self, shards: &Shards) -> Result<bool> {
-        let mut done = self.settle_all(shards);
-        // What is told to others must not be taken back by a power cut; and what was removed in the
-        // last round is gone for good from now on.
+    /// Makes durable what is decided, so that others may be told. What is decided meanwhile is told in the next round.
+    fn make_durable(&self, shards: &Shards) -> Result<()> {
+        let decided: Vec<u64> = {
+            let state = shards.state.lock();
+            let new = state.intents.iter().filter(|(_, i)| !i.in_hand && !i.is_durable);
+            new.map(|(seq, _)| *seq).collect()
+        };
         self.store.sync()?;
         {
             let mut state = shards.state.lock();
-            state.forget_below = state.removed_below;
-        }
-        // Those of a start are settled already.
-        for shard in shards.shards_waited_for().into_iter().filter(|shard| shards.is_lost(*shard)) {
-            if let Err(error) = self.settle_lost(shards, shard) {
-                tracing::warn!(shard = shard.0, %error, "not settled without a lost shard yet");
-                done = false;
+            for seq in &decided {
+                if let Some(intent) = state.intents.get_mut(seq) {
+                    intent.is_durable = true;
+                }
             }
         }
-        for shard in shards.shards_with_intents() {
-            if let Err(error) = self.tell_decided(shards, shard) {
-                tracing::debug!(shard = shard.0, %error, "intents are finished later");
-                done = false;
-            }
-        }
+        step("coordinator: what was decided is on flash");
+        Ok(())
+    }
+
+    /// One round; true if nothing is left that could be done now. Who did not answer when it was last asked comes last: it may
+    /// hold up the round for as long as a question may take.
+    pub(super) fn finish_round(&self, shards: &Shards) -> Result<bool> {
+        // What is told to others must not be taken back by a power cut; and what was removed in the
+        // last round is gone for good from now on.
+        let removed_below = shards.state.lock().removed_below;
+        self.make_durable(shards)?;
+        shards.state.lock().forget_below = removed_below;
+        let (away, answer): (Vec<ShardId>, Vec<ShardId>) =
+            shards.shards_waited_for().into_iter().partition(|shard| shards.is_away(*shard));
+        let mut done = self.finish_with_all(shards, &answer);
         self.remove_finished(shards)?;
-        for shard in shards.shards_untold() {
-            if let Err(error) = shards.tell_given_up(shard) {
-                tracing::debug!(shard = shard.0, %error, "what was given up is told later");
-                done = false;
-            }
-        }
-        for shard in shards.shards_with_old_prepared() {
-            if let Err(error) = self.settle_with(shards, shard) {
-                tracing::debug!(shard = shard.0, %error, "what is prepared is asked for later");
-            }
-            done = false;
+        if !away.is_empty() {
+            done &= self.finish_with_all(shards, &away);
+            self.remove_finished(shards)?;
         }
         Ok(done)
+    }
+
+    fn finish_with_all(&self, shards: &Shards, with: &[ShardId]) -> bool {
+        let mut done = true;
+        for shard in with {
+            done &= self.finish_with(shards, *shard).unwrap_or_else(|error| {
+                told_later(shards, *shard, error);
+                false
+            });
+        }
+        done
+    }
+
+    /// All that is to be done with one shard. Nothing more is asked of one that does not answer.
+    fn finish_with(&self, shards: &Shards, shard: ShardId) -> Result<bool> {
+        if shards.is_lost(shard) {
+            return self.settle_shard(shards, shard).map(|()| true);
+        }
+        self.settle_before(shards, shard)?;
+        if shards.has_to_tell(shard) {
+            self.tell_decided(shards, shard)?;
+        }
+        shards.tell_given_up(shard)?;
+        if !shards.shards_with_old_prepared().contains(&shard) {
+            return Ok(true);
+        }
+        self.settle_with(shards, shard)?;
+        Ok(false)
     }
 
     fn remove_finished(&self, shards: &Shards) -> Result<()> {
@@ -323,7 +374,7 @@ impl Namespace {
 impl Shards {
     /// The thread, until [`Shards::stop`].
     fn run(&self, namespace: &Namespace) {
-        let mut pause = RETRY_FIRST;
+        let (mut pause, mut has_failed) = (RETRY_FIRST, false);
         loop {
             {
                 let mut state = self.state.lock();
@@ -335,19 +386,19 @@ impl Shards {
                 }
             }
             std::thread::sleep(GATHER);
-            match namespace.finish_round(self) {
-                Ok(true) => pause = RETRY_FIRST,
-                Ok(false) => {
-                    let mut state = self.state.lock();
-                    if !state.stopping {
-                        self.changed.wait_for(&mut state, pause);
-                    }
-                    pause = (pause * 2).min(RETRY_LONGEST);
+            let round = namespace.finish_round(self);
+            match &round {
+                Ok(_) => has_failed = false,
+                Err(error) if !std::mem::replace(&mut has_failed, true) => {
+                    tracing::error!(%error, "operations over shards cannot be finished now; it is tried again");
                 }
-                Err(error) => {
-                    tracing::error!(%error, "operations over shards cannot be finished; the next start does");
-                    return;
-                }
+                Err(_) => {}
+            }
+            let (wait, next) = pause_after(&round, pause);
+            pause = next;
+            let mut state = self.state.lock();
+            if !wait.is_zero() && !state.stopping {
+                self.changed.wait_for(&mut state, wait);
             }
         }
     }
@@ -369,11 +420,16 @@ impl Shards {
         self.state.lock().prepared.range(first..=last).map(|(id, _)| id.seq).collect()
     }
 
+    /// True if a shard is to be told of something.
+    fn has_to_tell(&self, shard: ShardId) -> bool {
+        self.state.lock().intents.values().any(|intent| intent.is_to_be_told(shard))
+    }
+
     /// True if nothing is decided for a shard beyond this number.
     fn has_no_more(&self, shard: ShardId, seq: u64) -> bool {
         let state = self.state.lock();
         let mut beyond = state.intents.range(seq.saturating_add(1)..);
-        !beyond.any(|(_, intent)| !intent.in_hand && intent.left.contains_key(&shard))
+        !beyond.any(|(_, intent)| intent.is_to_be_told(shard))
     }
 
     fn note_settled(&self, shard: ShardId, seqs: &[u64]) {
@@ -387,9 +443,13 @@ impl Shards {
 
     /// Shards without which something here does not come to an end.
     fn shards_waited_for(&self) -> BTreeSet<ShardId> {
-        let mut waited = self.shards_with_intents();
-        waited.extend(self.shards_untold());
-        waited.extend(self.state.lock().prepared.keys().map(|id| id.shard));
+        let state = self.state.lock();
+        let over = state.intents.values().filter(|intent| !intent.in_hand);
+        let mut waited: BTreeSet<ShardId> =
+            over.flat_map(|intent| intent.left.keys().copied()).collect();
+        waited.extend(state.untold.keys());
+        waited.extend(state.prepared.keys().map(|id| id.shard));
+        waited.extend(&state.unsettled);
         waited
     }
 
@@ -400,19 +460,9 @@ impl Shards {
         over.filter_map(|intent| intent.left.remove(&shard)).count()
     }
 
-    fn shards_with_intents(&self) -> BTreeSet<ShardId> {
-        let state = self.state.lock();
-        let over = state.intents.values().filter(|intent| !intent.in_hand);
-        over.flat_map(|intent| intent.left.keys().copied()).collect()
-    }
-
     /// Something may be prepared at a shard for an operation that was given up.
     pub(super) fn note_untold(&self, shard: ShardId, seq: u64) {
         self.state.lock().untold.entry(shard).or_default().insert(seq);
-    }
-
-    fn shards_untold(&self) -> Vec<ShardId> {
-        self.state.lock().untold.keys().copied().collect()
     }
 
     /// Has a shard undo what it has prepared for operations that were given up, and hear nothing more of them. An error if
@@ -475,5 +525,25 @@ impl super::State {
             && self.unsettled.is_empty()
             && self.untold.is_empty()
             && self.prepared.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_finds_no_room_for_now_ends_no_thread() {
+        let (wait, next) = pause_after(&Err(Errno::ENOSPC), RETRY_FIRST);
+        assert_eq!((wait, next), (RETRY_LONGEST, RETRY_LONGEST));
+        assert_eq!(pause_after(&Ok(true), next), (Duration::ZERO, RETRY_FIRST));
+        let mut pause = RETRY_FIRST;
+        let mut waited = Duration::ZERO;
+        for _ in 0..5 {
+            let (wait, next) = pause_after(&Ok(false), pause);
+            (pause, waited) = (next, waited + wait);
+        }
+        assert_eq!(pause, RETRY_LONGEST);
+        assert!(waited < ASK_AFTER * 2, "{waited:?}");
     }
 }

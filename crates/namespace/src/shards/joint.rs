@@ -75,7 +75,8 @@ impl Joint<'_> {
             return Ok(NamesReply::Done);
         }
         // An earlier attempt of the same call may be prepared there, with its answer lost: it goes first, so that a
-        // link never counts twice.
+        // link never counts twice. So may be one of before this server's last start.
+        self.namespace.settle_before(self.shards, at)?;
         self.shards.tell_given_up(at)?;
         let question =
             NamesQuestion::Prepare { txn: self.txn, part: self.parts, client: self.client, wanted };
@@ -178,8 +179,10 @@ impl Joint<'_> {
     }
 
     fn tell_abort(&self, shards: BTreeSet<ShardId>) {
-        for shard in shards {
-            self.shards.note_untold(shard, self.txn.seq);
+        for shard in &shards {
+            self.shards.note_untold(*shard, self.txn.seq);
+        }
+        for shard in self.shards.answering_first(shards) {
             // Who is not reached is told before it is asked to prepare anything else, or by the thread.
             if let Err(error) = self.shards.tell_given_up(shard) {
                 tracing::debug!(shard = shard.0, %error, "a shard was not told of a change given up");

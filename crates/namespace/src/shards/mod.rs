@@ -111,13 +111,21 @@ struct Intent {
     record: IntentRecord,
     /// Who decided it has the participants do it just now.
     in_hand: bool,
+    /// On flash here. Only then the others are told in the background: a power cut must not take what they have done for good.
+    is_durable: bool,
     left: BTreeMap<ShardId, Left>,
 }
 
 impl Intent {
     fn of(record: IntentRecord, in_hand: bool) -> Intent {
         let left = record.steps.iter().map(|(shard, _)| (*shard, Left::Undone)).collect();
-        Intent { record, in_hand, left }
+        // What a start has found is on flash.
+        Intent { record, in_hand, is_durable: !in_hand, left }
+    }
+
+    /// Whether a shard is to be told of it in the background now.
+    fn is_to_be_told(&self, shard: ShardId) -> bool {
+        !self.in_hand && self.is_durable && self.left.contains_key(&shard)
     }
 
     fn is_applied(&self) -> bool {
@@ -231,6 +239,14 @@ impl Shards {
         }))
     }
 
+    /// The same shards, those first that answered when they were last asked: who does not must not hold up the others.
+    fn answering_first(&self, shards: impl IntoIterator<Item = ShardId>) -> Vec<ShardId> {
+        let away = self.away.lock();
+        let mut shards: Vec<ShardId> = shards.into_iter().collect();
+        shards.sort_by_key(|shard| (away.contains_key(shard), *shard));
+        shards
+    }
+
     /// How long servers that are away are waited for.
     #[cfg(any(debug_assertions, feature = "failpoints"))]
     pub(crate) fn set_patience(&self, patience: Duration) {
@@ -270,6 +286,11 @@ impl Shards {
             }
             _ => drop(away.remove(&shard)),
         }
+    }
+
+    /// True if a shard did not answer when it was last asked.
+    fn is_away(&self, shard: ShardId) -> bool {
+        self.away.lock().contains_key(&shard)
     }
 
     /// How long the one that was lost last has been away.

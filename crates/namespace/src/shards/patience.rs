@@ -12,11 +12,25 @@ const PAUSE_LONGEST: Duration = Duration::from_millis(50);
 
 /// How long one operation has waited.
 pub struct Patience {
-    until: Instant,
+    begun: Instant,
+    retry: Duration,
     pause: Duration,
     random: RandomState,
     #[cfg(any(debug_assertions, feature = "failpoints"))]
     pauses: u32,
+}
+
+/// Whether an operation that has waited for so long waits on for a server. The one that was lost last has been `away` for as long: that
+/// may be another one than is needed, and lost again and again, so there is an end to it.
+fn waits_on(
+    away: Option<Duration>,
+    waited: Duration,
+    (patience, retry): (Duration, Duration),
+) -> bool {
+    match away {
+        Some(away) => away < patience && waited < patience + retry,
+        None => waited < retry,
+    }
 }
 
 impl Default for Patience {
@@ -28,9 +42,9 @@ impl Default for Patience {
 impl Patience {
     /// Of somebody who has not waited yet.
     pub fn new() -> Patience {
-        let until = Instant::now() + Timing::current().retry;
         Patience {
-            until,
+            begun: Instant::now(),
+            retry: Timing::current().retry,
             pause: PAUSE_FIRST,
             random: RandomState::new(),
             #[cfg(any(debug_assertions, feature = "failpoints"))]
@@ -61,7 +75,7 @@ impl Namespace {
         if let Some(goes_on) = patience.pause_by_hand() {
             return if goes_on { Ok(()) } else { Err(Errno::ETIMEDOUT) };
         }
-        if Instant::now() >= patience.until {
+        if patience.begun.elapsed() >= patience.retry {
             return Err(Errno::ETIMEDOUT);
         }
         self.pause_for_shards(patience);
@@ -78,11 +92,8 @@ impl Namespace {
         if was_away && let Some(goes_on) = patience.pause_by_hand() {
             return goes_on;
         }
-        let waits = was_away
-            && match shards.away_for() {
-                Some(away) => away < *shards.patience.read(),
-                None => Instant::now() < patience.until,
-            };
+        let times = (*shards.patience.read(), patience.retry);
+        let waits = was_away && waits_on(shards.away_for(), patience.begun.elapsed(), times);
         if waits {
             self.pause_for_shards(patience);
         }
@@ -108,5 +119,22 @@ impl Namespace {
             Some(shards) => shards.holds().pause(pause),
             None => std::thread::sleep(pause),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_comes_and_goes_makes_nobody_wait_for_another_one_without_end() {
+        let seconds = Duration::from_secs;
+        let times = (seconds(40), seconds(30));
+        let waits = |away, waited| waits_on(away, seconds(waited), times);
+        assert!(waits(Some(seconds(39)), 39) && !waits(Some(seconds(40)), 1));
+        // Lost a moment ago, by what was lost before.
+        assert!(waits(Some(seconds(0)), 69) && !waits(Some(seconds(0)), 70));
+        assert!(waits(None, 29) && !waits(None, 30));
+        assert!(!waits_on(Some(seconds(0)), seconds(0), (Duration::ZERO, seconds(30))));
     }
 }

@@ -378,6 +378,7 @@ impl At<'_> {
             let client = self.session.attach.client;
             self.sessions.grace.reclaimed(client);
             self.sessions.locks.is_back(client);
+            self.sessions.taken.forget(client);
             self.sessions.buffer.client_is_back(client);
         }
         Ok(Answer::Reclaimed { lost })

@@ -107,6 +107,17 @@ impl Grace {
         Ok(())
     }
 
+    /// Clients of an earlier start that are not back yet.
+    pub(super) fn awaited(&self) -> Vec<ClientId> {
+        self.state.lock().awaited.iter().copied().map(ClientId).collect()
+    }
+
+    /// The time is over.
+    #[cfg(test)]
+    pub(super) fn give_up_now(&self) {
+        self.give_up(&mut self.state.lock());
+    }
+
     /// True if nobody is awaited any more: all that mounts of an earlier start may change without
     /// asking is known again.
     pub(super) fn is_over(&self) -> bool {
@@ -170,11 +181,16 @@ fn read(file: &Path) -> Result<BTreeSet<u64>> {
 }
 
 fn write(file: &Path, clients: &BTreeSet<u64>) -> Result<()> {
-    let new = file.with_extension("new");
     let mut text = String::new();
     for client in clients {
         text.push_str(&format!("{client:016x}\n"));
     }
+    replace(file, &text)
+}
+
+/// Writes a file anew, as a whole; durable when this returns.
+pub(super) fn replace(file: &Path, text: &str) -> Result<()> {
+    let new = file.with_extension("new");
     let mut out = File::create(&new)?;
     out.write_all(text.as_bytes())?;
     out.sync_all()?;

@@ -10,6 +10,7 @@
 //! | `calls_servers` | questions of the servers of other shards |
 //! | `private` | the root of a mount where each node has a namespace of its own |
 //! | `grace` | clients of an earlier start of the server |
+//! | `taken` | locks that others got while their mount was away, for the next start |
 //!
 //! Leases, recalls and the slots of calls are `forebay-lease`, locks `forebay-locks`.
 //!
@@ -36,6 +37,7 @@ mod names;
 mod private;
 mod scratch;
 mod sizes;
+mod taken;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -72,6 +74,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use taken::Taken;
 
 /// Most sessions of one buffer.
 pub const MAX_SESSIONS: usize = 1024;
@@ -225,6 +228,18 @@ fn held_up(due: Instant, now: Instant) -> Duration {
     if late >= HELD_UP_LEAST { late } else { Duration::ZERO }
 }
 
+/// A table of locks in which mounts of an earlier start get back what nobody else has had.
+fn locks_of(taken: &Arc<Taken>, grace: &Grace) -> Arc<LockTable> {
+    let locks = LockTable::new();
+    grace.awaited().into_iter().for_each(|client| locks.expect(client));
+    taken.all().into_iter().for_each(|(client, ino)| locks.was_taken(client, ino));
+    let taken = Arc::clone(taken);
+    locks.on_taken(Box::new(move |now| {
+        taken.add(now.iter().map(|(client, ino)| (*client, Some(*ino))));
+    }));
+    locks
+}
+
 fn path_bytes(path: &std::path::Path) -> Vec<u8> {
     use std::os::unix::ffi::OsStrExt;
     path.as_os_str().as_bytes().to_vec()
@@ -239,6 +254,7 @@ pub struct Sessions {
     facts: BufferFacts,
     leases: Leases,
     locks: Arc<LockTable>,
+    taken: Arc<Taken>,
     order: changes::Order,
     sizes: Sizes,
     /// Of each session, see [`Timing::lease`].
@@ -277,15 +293,18 @@ impl Sessions {
         let lease = Timing::current().lease;
         let references: Arc<dyn References> = inodes.clone();
         let old = OldClients::recorded(&references, namespace.settle_answers()?);
+        let taken = Arc::new(Taken::open(clients_file.with_file_name(taken::NAME))?);
+        let grace = Grace::open(clients_file, lease)?;
         let sessions = Arc::new(Sessions {
             lease,
-            grace: Grace::open(clients_file, lease)?,
+            locks: locks_of(&taken, &grace),
+            taken,
+            grace,
             namespace: Arc::clone(&namespace),
             buffer,
             inodes,
             facts,
             leases: Leases::new(),
-            locks: LockTable::new(),
             order: changes::Order::new(),
             sizes: Sizes::new(),
             table: Mutex::new(Table { old, ..Table::default() }),
@@ -442,6 +461,8 @@ impl Sessions {
         }
         let client = session.attach.client;
         self.table.lock().old.remove(client);
+        self.locks.is_back(client);
+        self.taken.forget(client);
         self.forget_answers(client);
     }
 
@@ -495,7 +516,10 @@ impl Sessions {
         if self.grace.just_over() {
             self.table.lock().old.unpin();
             self.namespace.release_orphans();
-            self.buffer.clients_are_back(&self.grace.given_up());
+            let given_up = self.grace.given_up();
+            // This start knows what others get meanwhile; the next one will not wait for them.
+            self.taken.add(given_up.iter().map(|client| (*client, None)));
+            self.buffer.clients_are_back(&given_up);
         }
         closed
     }

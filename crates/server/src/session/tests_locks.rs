@@ -249,13 +249,6 @@ impl Run<'_> {
 
     /// All mounts come back to the new server: each says what it holds before anybody asks for anything.
     fn restart(&mut self) {
-        for at in 0..MOUNTS {
-            // Who was cut off comes back before: what others had meanwhile is known to the old server alone.
-            if self.mounts[at].is_cut {
-                self.attach(at);
-                self.ask_again(at);
-            }
-        }
         self.rig.restart();
         self.late.clear();
         (0..MOUNTS).for_each(|at| self.attach(at));
@@ -344,14 +337,18 @@ impl Run<'_> {
         let (is_flock, waits) = (spec.owner < FLOCKS, self.mounts[at].waits(spec.owner));
         let has_some = self.mounts[at].holds_some(&spec);
         match self.rng.random_range(0..20) {
-            // Who waits does nothing else. Conversions of flocks are two steps, and not shown here.
-            0..=3 if !(waits || is_flock && has_some) => {
+            // Who waits does nothing else.
+            0..=3 if !waits => {
                 let answer = self.call(at, LockCall::Set { spec, wait: None });
-                if answer == Answer::Lock(LockState::Free) {
-                    put(&mut self.mounts[at].held, &spec);
+                let held = &mut self.mounts[at].held;
+                match answer == Answer::Lock(LockState::Free) {
+                    true => put(held, &spec),
+                    // A flock of another mode is two steps: what was held is gone.
+                    false if is_flock => take(held, &spec),
+                    false => {}
                 }
             }
-            4..=7 if !waits && !has_some => self.wait_for(at, spec),
+            4..=7 if !waits && (is_flock || !has_some) => self.wait_for(at, spec),
             8..=10 if !waits && has_some => {
                 take(&mut self.mounts[at].held, &spec);
                 self.call(at, LockCall::Unset(spec));
@@ -376,7 +373,12 @@ impl Run<'_> {
         // The grant may be heard before the answer to the request.
         mount.waiting.insert(ticket, spec);
         match self.call(at, LockCall::Set { spec, wait: Some(Ticket(ticket)) }) {
-            Answer::Lock(LockState::Waits) => {}
+            Answer::Lock(LockState::Waits) => {
+                let mount = &mut self.mounts[at];
+                if spec.owner < FLOCKS && mount.waiting.contains_key(&ticket) {
+                    take(&mut mount.held, &spec);
+                }
+            }
             Answer::Lock(_) => self.ended(at, ticket, true),
             _ => self.ended(at, ticket, false),
         }
@@ -397,9 +399,8 @@ impl Run<'_> {
             self.mounts[at].is_cut = true;
             return;
         }
+        // Also one that was cut off before.
         self.rig.sessions.detach(&session, DEAD);
-        // One that was cut off before will not come back.
-        self.rig.sessions.locks.is_back(ClientId(self.mounts[at].client));
         let mount = self.mount(self.mounts[at].client + MOUNTS as u64);
         self.mounts[at] = mount;
     }
@@ -505,4 +506,46 @@ fn a_lock_that_is_set_while_its_session_ends_goes_with_it() {
     assert_eq!(answer, Answer::SessionOver, "it is asked again in the next session");
     assert_eq!(rig.sessions.locks.counts().held, 0, "nobody would ever unlock it");
     rig.sessions.close();
+}
+
+/// Whether a mount still has its lock when it comes back after a restart of the server. It was cut off before that, or did not come
+/// back in time; somebody else had the lock meanwhile, or not.
+fn has_it_after_a_restart(is_cut_before: bool, had_by_other: bool) -> bool {
+    let mut rig = Locking::new();
+    let spec = rig.spec(0, (0, 0), true);
+    let mut run = Run::begin(&mut rig, 1);
+    run.is_fair = true;
+    assert_eq!(run.call(0, LockCall::Set { spec, wait: None }), Answer::Lock(LockState::Free));
+    put(&mut run.mounts[0].held, &spec);
+    let meanwhile = |run: &mut Run<'_>| {
+        if had_by_other {
+            let set = run.call(1, LockCall::Set { spec, wait: None });
+            assert_eq!(set, Answer::Lock(LockState::Free));
+            run.call(1, LockCall::Unset(spec));
+        }
+    };
+    if is_cut_before {
+        let session = Arc::clone(&run.mounts[0].session);
+        run.rig.sessions.end(&session, "a test ends it");
+        meanwhile(&mut run);
+    }
+    run.rig.restart();
+    (1..MOUNTS).for_each(|at| run.attach(at));
+    if !is_cut_before {
+        run.rig.sessions.grace.give_up_now();
+        meanwhile(&mut run);
+    }
+    run.attach(0);
+    let has_it = !run.mounts[0].held.is_empty();
+    assert_eq!(run.rig.sessions.locks.counts().held, usize::from(has_it));
+    run.rig.sessions.close();
+    has_it
+}
+
+#[test]
+fn what_others_had_while_a_mount_was_away_is_lost_also_over_a_restart() {
+    for is_cut_before in [true, false] {
+        assert!(!has_it_after_a_restart(is_cut_before, true), "{is_cut_before}");
+        assert!(has_it_after_a_restart(is_cut_before, false), "{is_cut_before}: nobody had it");
+    }
 }

@@ -3,6 +3,8 @@
 
 use super::world::{Fate, World};
 use forebay_proto::{Errno, Ino};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 #[test]
 fn messages_of_operations_that_are_over_change_nothing() {
@@ -158,4 +160,70 @@ fn a_server_that_cannot_be_asked_for_a_second_part_undoes_the_first() {
     }
     // Both parts were met.
     assert!((2..16).contains(&refused), "{refused} refused");
+}
+
+/// A call of the coordinator 2 that prepares something at 1, with a server killed at each point. What the coordinator asks
+/// when it starts anew is lost, and the call is made again. How often the coordinator was the one that was killed.
+fn made_again_after_a_restart(call: impl Fn(&World, Ino, Ino, Ino) -> Result<(), Errno>) -> u32 {
+    let mut restarted = 0;
+    for at in 0.. {
+        let world = World::new();
+        let (a, _) = world.dir_on(Ino::ROOT, 1, "a");
+        let (b, _) = world.dir_on(Ino::ROOT, 2, "b");
+        let file = world.create(a, "file", 1).unwrap();
+        world.finish();
+        let coordinator = Arc::downgrade(&world.namespace(2));
+        // One is of what gives the operation up while its server goes.
+        world.these_fates(&[Fate::Arrives, Fate::Lost, Fate::Lost, Fate::Lost]);
+        let fired = world.kill_at(at);
+        let done = call(&world, a, b, file);
+        world.recover();
+        if coordinator.upgrade().is_none() {
+            restarted += 1;
+            assert_eq!(done, Ok(()), "killed at {at}");
+        }
+        world.clear_up();
+        // Each count is right once all is settled, also of what failed.
+        world.close();
+        if !fired.load(Ordering::Relaxed) {
+            return restarted;
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_call_that_is_made_again_after_a_restart_meets_nothing_of_its_first_attempt() {
+    let linked = made_again_after_a_restart(|world, _, b, file| {
+        let linked = world.link(file, b, "link").map(drop);
+        // At once, before any server has settled anything in the background.
+        if linked.is_ok() {
+            assert_eq!(world.nlink(file), 2);
+        }
+        linked
+    });
+    let renamed =
+        made_again_after_a_restart(|world, a, b, _| world.rename((a, "file"), (b, "moved"), 0));
+    assert!(linked >= 2 && renamed >= 2, "{linked}, {renamed}");
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_asked_last_and_once_in_a_round() {
+    let world = World::new();
+    let (b, _) = world.dir_on(Ino::ROOT, 2, "b");
+    let file = |name: &str, at| world.create(Ino::ROOT, name, at).unwrap();
+    let (silent, other, near) = (file("silent", 0), file("other", 0), file("near", 1));
+    world.finish();
+    world.link(silent, b, "silent").unwrap();
+    world.link(near, b, "near").unwrap();
+    world.these_fates(&[Fate::Lost; 64]);
+    assert_eq!(world.link(other, b, "other"), Err(Errno::ETIMEDOUT));
+    // Both are to hear of a link, and the silent one of what was given up.
+    world.these_fates(&[Fate::Arrives, Fate::Lost]);
+    world.record();
+    world.namespace(2).testing().finish_round().unwrap();
+    let asked: Vec<u16> = world.recorded().iter().map(|(to, _)| to.0).collect();
+    assert_eq!(asked, [1, 0]);
+    world.clear_up();
+    world.close();
 }

@@ -309,3 +309,24 @@ fn run(seed: u64) {
 fn after_power_cuts_of_one_server_or_all_operations_over_shards_are_whole_or_not_there() {
     over_seeds(8, run);
 }
+
+#[test]
+fn what_is_decided_while_others_are_told_is_told_only_when_it_is_on_flash() {
+    let world = World::with_power();
+    world.recover();
+    let (b, _) = world.dir_on(Ino::ROOT, 2, "b");
+    let file = world.create(Ino::ROOT, "file", 1).unwrap();
+    world.finish();
+    world.link(file, b, "one").unwrap();
+    // Decided between the moment when the round made all durable and that when it tells the others.
+    let two = Call::Link { ino: file, parent: b, name: b"two" };
+    world.call_at("coordinator: what was decided is on flash", 2, two);
+    world.namespace(2).testing().finish_round().unwrap();
+    assert_eq!((world.nlink(file), world.entries(b).len()), (3, 2), "both were made");
+    let rng = StdRng::seed_from_u64(1);
+    world.cut_now(Cut { victims: vec![2], fate: Fate::AllLost, rng });
+    world.recover();
+    // The name of the second has gone with the power, and the link that was counted for it must not stay.
+    assert_eq!((world.nlink(file), world.entries(b).len()), (2, 1));
+    world.close();
+}

@@ -201,6 +201,18 @@ fn a_signal_that_is_ignored_from_the_start_stays_ignored() {
     place.assert_clean();
 }
 
+/// Waits until a process has taken a signal that it was sent: another one of the kind would be the same one until then.
+fn until_taken(pid: u32, number: i32) {
+    until("the signal is taken", || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let pending = status.lines().filter_map(|line| {
+            let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+            u64::from_str_radix(mask.trim(), 16).ok()
+        });
+        pending.fold(0, |all, mask| all | mask) & (1 << (number - 1)) == 0
+    });
+}
+
 #[test]
 fn a_script_that_ignores_a_signal_is_killed_by_the_second() {
     let place = Place::new();
@@ -209,6 +221,7 @@ fn a_script_that_ignores_a_signal_is_killed_by_the_second() {
     let child = place.start(&place.script(&[STRIPED, OUT], body), &[]);
     until("the script runs", || place.mounts().iter().any(|m| m.join("results/ready").exists()));
     signal(child.id() as i32, libc::SIGINT);
+    until_taken(child.id(), libc::SIGINT);
     std::thread::sleep(Duration::from_millis(300));
     signal(child.id() as i32, libc::SIGINT);
     let run = Run::wait(child).expect(128 + 9);

@@ -111,7 +111,7 @@ fn killed_waiter_ends(buffer: &Buffer) {
     std::thread::sleep(Duration::from_millis(100));
     assert!(!waiter.ended(), "it waits");
     waiter.signal(libc::SIGKILL);
-    let died = waiter.wait(Duration::from_secs(2)).unwrap_err();
+    let died = waiter.wait(Duration::from_secs(10)).unwrap_err();
     assert!(died.contains("signal 9"), "{died}");
     lock(&fd, NONE, false).unwrap();
     assert_eq!(seen(buffer, 0, 0), None);

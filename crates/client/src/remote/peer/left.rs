@@ -1,6 +1,7 @@
 //! Calls that nobody waits for any more, and whose outcome is not known: they are *left* to a thread that settles them.
 //!
-//! A program got a signal while its call waited for the server, and was let go ([`forebay_proto::asked`]). The call may have
+//! A program got a signal while its call waited for the server, and was let go ([`forebay_proto::asked`]); or the server did not
+//! answer for as long as the mount is patient, and a call that changes something has ended with ETIMEDOUT. The call may have
 //! been done, may be done later, or may never have been heard. Invariants:
 //! * the slot of a call that was left, and its connection, serve no other call before it is settled: its answer has come,
 //!   its session is over, or its number was used up. That is a repetition that does nothing: heard first it takes the number,
@@ -120,9 +121,8 @@ impl Peer {
             () if asked::is_given_up() => Err(Errno::EINTR),
             () if self.is_closing() => Err(Errno::ENOTCONN),
             () if self.lost.load(Ordering::Acquire) => Err(Errno::EIO),
-            () if self.silent.load(Ordering::Relaxed) && self.is_given_up() => {
-                Err(Errno::ETIMEDOUT)
-            }
+            // Whoever settles or asks for a sign of life finds out that it is back.
+            () if self.is_given_up() => Err(Errno::ETIMEDOUT),
             () => Ok(()),
         }
     }
@@ -237,6 +237,7 @@ impl Peer {
                 self.attempt(slot, None, &mut request, &mut carried_in, &[], &mut Room::None);
             match tried {
                 Ok(done) => {
+                    self.is_there();
                     let session = self.session.read();
                     let is_cache = session.attached.as_ref().is_some_and(|a| a.cache.is_some());
                     if let Some(ino) = opens {

@@ -4,6 +4,7 @@
 use super::data::OnFlash;
 use super::{Killed, Net, RUNNING, World, as_server, request, store_options};
 use forebay_failpoint::kill::HOOK;
+use forebay_proto::net::session::SlotId;
 use forebay_proto::net::{Answer, Call};
 use forebay_store::metadata::testing::log::Fate;
 use forebay_store::metadata::testing::power::{self, Images, Recorded};
@@ -88,6 +89,32 @@ impl World {
         };
         HOOK.set(Some(Box::new(hook)));
         fired
+    }
+
+    /// When this thread passes a point next, another thread makes a call at a shard, in a slot of its own, until it is answered.
+    pub fn call_at(&self, point: &'static str, shard: u16, call: Call<'static>) {
+        let (sessions, session) = {
+            let servers = self.net.servers.read();
+            let server = &servers[&shard];
+            (server.sessions.clone(), server.session.clone())
+        };
+        let mut call = Some(call);
+        let hook = move |what: &str| {
+            if what != point {
+                return;
+            }
+            let Some(call) = call.take() else { return };
+            let (sessions, session) = (&sessions, &session);
+            let work = move || {
+                let mut asked = request(session, 1, call);
+                asked.slot = SlotId(1);
+                as_server(shard, || sessions.call(session, &asked, &[], &mut Vec::new(), false))
+            };
+            let reply = std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+            let answer = reply.unwrap().answer;
+            assert!(!matches!(answer, Answer::Failed(_)), "{answer:?}");
+        };
+        HOOK.set(Some(Box::new(hook)));
     }
 
     /// A power cut while nothing is being done.
