@@ -189,6 +189,8 @@ fn by_name(records: &[Record], parent: &[Option<u32>]) -> BTreeMap<u32, Vec<(u32
 struct Life {
     /// What made it, and what put something else there: the one that ended first before the others.
     makers: Vec<u32>,
+    /// The call that made it when it was not there.
+    made_by: Option<u32>,
     removed_by: Option<u32>,
     /// The last call of each process.
     last: BTreeMap<usize, u32>,
@@ -198,13 +200,62 @@ struct Life {
     seen: BTreeMap<usize, Vec<u32>>,
 }
 
+/// What makes and what removes a name, in the order of each process. Places are in the order of ends.
+struct Turns {
+    by_end: Vec<(u32, Role)>,
+    /// Of each one the next one of the same process.
+    next: Vec<Option<usize>>,
+    /// Those that no call of the same process is before.
+    makers: BTreeSet<usize>,
+    removers: BTreeSet<usize>,
+}
+
+impl Turns {
+    fn of(calls: &[Call], touches: &[(u32, Role)]) -> Turns {
+        let call = |at: u32| &calls[at as usize];
+        let turns = touches.iter().copied().filter(|one| one.1 != Role::Uses);
+        let mut by_end: Vec<(u32, Role)> = turns.collect();
+        by_end.sort_by(|a, b| call(a.0).end_s.total_cmp(&call(b.0).end_s).then(a.0.cmp(&b.0)));
+        let mut in_order: Vec<usize> = (0..by_end.len()).collect();
+        in_order.sort_unstable_by_key(|place| by_end[*place].0);
+        let next = vec![None; by_end.len()];
+        let mut this = Turns { by_end, next, makers: BTreeSet::new(), removers: BTreeSet::new() };
+        let mut last: HashMap<usize, usize> = HashMap::new();
+        for place in in_order {
+            let process = call(this.by_end[place].0).process;
+            match last.insert(process, place) {
+                Some(before) => this.next[before] = Some(place),
+                None => this.may_come(place),
+            }
+        }
+        this
+    }
+
+    fn may_come(&mut self, place: usize) {
+        let removes = self.by_end[place].1 == Role::Removes;
+        let these = if removes { &mut self.removers } else { &mut self.makers };
+        these.insert(place);
+    }
+
+    /// Takes the first one that removes the name, or that makes it.
+    fn take(&mut self, makes: bool) -> Option<(u32, Role)> {
+        let these = if makes { &mut self.makers } else { &mut self.removers };
+        let place = these.pop_first()?;
+        if let Some(next) = self.next[place] {
+            self.may_come(next);
+        }
+        Some(self.by_end[place])
+    }
+}
+
 /// What happened to a name.
 struct Story<'a> {
     calls: &'a [Call],
     /// One more than there are removals.
     lives: Vec<Life>,
-    /// In the order of the lives that they ended.
-    removers: Vec<u32>,
+    /// Of each removal, which ends the life of its number: from when on it may have been, and when it surely was. Both rise.
+    begun_s: Vec<f64>,
+    over_s: Vec<f64>,
     /// In which life a call makes or removes the name.
     place: HashMap<u32, usize>,
 }
@@ -213,52 +264,86 @@ impl<'a> Story<'a> {
     /// Finds the lives of a name: what makes it and what removes it take turns.
     fn of(calls: &'a [Call], touches: &[(u32, Role)]) -> Story<'a> {
         let call = |at: u32| &calls[at as usize];
-        let (mut makers, others): (Vec<(u32, Role)>, Vec<(u32, Role)>) =
-            touches.iter().copied().partition(|(_, role)| role.is_maker());
-        let removes = |one: &&(u32, Role)| one.1 == Role::Removes;
-        let mut removers: Vec<u32> = others.iter().filter(removes).map(|one| one.0).collect();
-        makers.sort_by(|a, b| call(a.0).end_s.total_cmp(&call(b.0).end_s).then(a.0.cmp(&b.0)));
-        removers.sort_by(|a, b| call(*a).end_s.total_cmp(&call(*b).end_s).then(a.cmp(b)));
         // It was there before the run if something had found it when the first one began that makes it.
-        let made_s = makers.iter().map(|one| call(one.0).start_s).fold(f64::INFINITY, f64::min);
-        let found_s = others.iter().map(|one| call(one.0).end_s).fold(f64::INFINITY, f64::min);
+        let (mut made_s, mut found_s) = (f64::INFINITY, f64::INFINITY);
+        for (at, role) in touches {
+            match role.is_maker() {
+                true => made_s = made_s.min(call(*at).start_s),
+                false => found_s = found_s.min(call(*at).end_s),
+            }
+        }
         let mut is_there = found_s <= made_s;
-        let mut story = Story { calls, lives: Vec::new(), removers, place: HashMap::new() };
-        let (mut life, mut made) = (Life::default(), 0);
+        let mut story = Story {
+            calls,
+            lives: Vec::new(),
+            begun_s: Vec::new(),
+            over_s: Vec::new(),
+            place: HashMap::new(),
+        };
+        let mut turns = Turns::of(calls, touches);
+        let mut life = Life::default();
         loop {
-            let gone = story.lives.len();
-            let (maker, remover) = (makers.get(made), story.removers.get(gone).copied());
-            let makes = match (maker, remover) {
-                (None, None) => break,
+            let mut makers = turns.makers.iter().map(|place| turns.by_end[*place]);
+            let (maker, other) = (makers.next(), makers.next());
+            let remover = turns.removers.first().map(|place| turns.by_end[*place].0);
+            is_there = match (maker, remover) {
                 (Some(maker), Some(remover)) => {
-                    let next = makers.get(made + 1).map(|one| one.0);
-                    story.makes_first(*maker, remover, (is_there, next), touches)
+                    let other = other.map(|one| one.0);
+                    story.makes_first(maker, remover, (is_there, other), touches)
                 }
                 (maker, _) => maker.is_some(),
             };
-            is_there = makes;
-            if let (Some((maker, role)), true) = (maker, makes) {
-                story.place.insert(*maker, gone);
-                // What would have made it waits for what did, and nobody for that.
-                if life.makers.is_empty() || *role != Role::Ensures {
-                    life.makers.push(*maker);
-                }
-                made += 1;
-            } else if let Some(remover) = remover {
-                story.place.insert(remover, gone);
-                life.removed_by = Some(remover);
+            let Some((at, role)) = turns.take(is_there) else { break };
+            story.place.insert(at, story.lives.len());
+            if role == Role::Removes {
+                life.removed_by = Some(at);
                 story.lives.push(std::mem::take(&mut life));
+                continue;
+            }
+            if life.makers.is_empty() && role == Role::Makes {
+                life.made_by = Some(at);
+            }
+            // What would have made it waits for what did, and nobody for that.
+            if life.makers.is_empty() || role != Role::Ensures {
+                life.makers.push(at);
             }
         }
         story.lives.push(life);
+        story.finish();
         story
+    }
+
+    /// Sorts what made each life, and finds when each removal was: after those before it and after what made what it removed, and before
+    /// those after it and before what made the name anew.
+    fn finish(&mut self) {
+        let calls = self.calls;
+        let call = |at: u32| &calls[at as usize];
+        for life in &mut self.lives {
+            life.makers.sort_by(|a, b| call(*a).end_s.total_cmp(&call(*b).end_s).then(a.cmp(b)));
+        }
+        let mut begun_s = f64::NEG_INFINITY;
+        for life in &self.lives {
+            let Some(remover) = life.removed_by else { continue };
+            let from = life.made_by.into_iter().chain([remover]);
+            begun_s = from.map(|one| call(one).start_s).fold(begun_s, f64::max);
+            self.begun_s.push(begun_s);
+        }
+        let mut over_s = f64::INFINITY;
+        for life in self.lives.iter().rev() {
+            if let Some(remover) = life.removed_by {
+                over_s = over_s.min(call(remover).end_s);
+                self.over_s.push(over_s);
+            }
+            over_s = life.made_by.map_or(over_s, |one| over_s.min(call(one).end_s));
+        }
+        self.over_s.reverse();
     }
 
     fn call(&self, at: u32) -> &'a Call {
         &self.calls[at as usize]
     }
 
-    /// Whether a call that makes the name comes before one that removes it. `next` is the next one that makes it.
+    /// Whether a call that makes the name comes before one that removes it. `next` is another one that may make it.
     fn makes_first(
         &self,
         (maker, role): (u32, Role),
@@ -287,9 +372,8 @@ impl<'a> Story<'a> {
     /// In which life a call found the name.
     fn found_in(&self, at: u32) -> usize {
         let call = self.call(at);
-        let first = self.removers.partition_point(|one| self.call(*one).ended_before(call));
-        let overlap = self.removers[first..].iter();
-        let last = first + overlap.take_while(|one| self.call(**one).start_s <= call.end_s).count();
+        let first = self.over_s.partition_point(|over_s| *over_s <= call.start_s);
+        let last = self.begun_s.partition_point(|begun_s| *begun_s <= call.end_s).max(first);
         // The first that made it in a life that began by then.
         let maker = |life: usize| self.lives[life].makers.first().map(|one| self.call(*one));
         let possible =
@@ -299,14 +383,13 @@ impl<'a> Story<'a> {
                 return later;
             }
             // Nothing has made it anew. A removal that seems to be over by less than the clocks may differ came after the call.
-            let close =
-                |life: usize| self.call(self.removers[life]).end_s > call.start_s - CLOCKS_S;
-            let mut before = (0..first).rev().take_while(|life| close(*life));
+            let close = |life: &usize| self.over_s[*life] > call.start_s - CLOCKS_S;
+            let mut before = (0..first).rev().take_while(close);
             return before.find(|life| possible(*life)).unwrap_or(first);
         }
         // It may have found the old one or the new one: the new one if it was made while the call ran, after a removal had begun.
         let is_new = |life: &usize| {
-            let begun = self.call(self.removers[*life - 1]).start_s <= call.start_s;
+            let begun = self.begun_s[*life - 1] <= call.start_s;
             begun && maker(*life).is_some_and(|made| made.end_s <= call.end_s)
         };
         (first + 1..=last).rev().find(is_new).unwrap_or(first)
@@ -551,6 +634,18 @@ mod tests {
         assert_eq!(
             waits(&[removes, makes, looks]),
             [vec![(0, vec![(2, 0)])], vec![(0, vec![(0, 0)])], vec![(1, vec![(1, 0)])]]
+        );
+    }
+
+    #[test]
+    fn a_lock_goes_from_process_to_process_in_the_order_of_the_trace() {
+        // The first one stood still when it had removed the lock, until the second one had removed it, too.
+        let first = vec![call(0.0, 1.0, Kind::Mkdir, DIR), call(4.0, 9.0, Kind::Rmdir, DIR)];
+        let second = vec![call(5.5, 7.0, Kind::Mkdir, DIR), call(7.5, 8.5, Kind::Rmdir, DIR)];
+        let third = vec![call(8.0, 12.0, Kind::Mkdir, DIR), call(13.0, 14.0, Kind::Rmdir, DIR)];
+        assert_eq!(
+            waits(&[first, second, third]),
+            [vec![], vec![(0, vec![(0, 1)])], vec![(0, vec![(1, 1)])]]
         );
     }
 
