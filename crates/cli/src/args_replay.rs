@@ -49,15 +49,19 @@ pub struct ReplayArgs {
     after_help = "docs/WORKLOAD.md describes the file. Files that it calls prepared are made first, outside all times.\n\n\
 Examples:\n  \
 forebay bench run checkpoint.toml /mnt/fb\n  \
-forebay bench run traced.toml /scratch --think-scale 0 --json"
+forebay bench run traced.toml /scratch --think-scale 0 --json\n  \
+forebay bench run --schema > workload.schema.json"
 )]
 pub struct RunArgs {
     /// The workload file.
-    #[arg(value_name = "WORKLOAD")]
-    pub workload: PathBuf,
+    #[arg(value_name = "WORKLOAD", required = true)]
+    pub workload: Option<PathBuf>,
     /// How it is replayed.
     #[command(flatten)]
     pub replay: ReplayArgs,
+    /// Print the schema of workload files (JSON Schema), which editors check them by while they are written.
+    #[arg(long, exclusive = true)]
+    pub schema: bool,
 }
 
 /// IO500's kinds of metadata.

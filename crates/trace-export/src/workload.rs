@@ -37,7 +37,7 @@ const OPERATIONS: &str = "operations.bin";
 /// A file of the program.
 struct Used {
     path: String,
-    /// First moments at which it had to be there, and at which the run made it.
+    /// First moments at which it was surely there, and at which the run made it.
     needed_s: f64,
     made_s: f64,
     /// Greatest end of a read.
@@ -166,7 +166,7 @@ fn plain(path: &str) -> Cow<'_, str> {
 
 impl Used {
     fn is_prepared(&self) -> bool {
-        self.needed_s < self.made_s
+        self.needed_s.is_finite() && self.needed_s <= self.made_s
     }
 }
 
@@ -486,6 +486,8 @@ fn note(files: &mut Files, path: &str, directory: bool, timed: &Timed) {
     let (Some(kind), false) = (kind(event), event.result < 0) else { return };
     let Some(number) = files.of(path) else { return };
     let Some(used) = files.all.get_mut(number as usize) else { return };
+    // A call that overlaps with the one that made the file may have found what that made.
+    let end_s = timed.start_s + timed.duration_s;
     used.directory |= directory || matches!(kind, Kind::Mkdir | Kind::Rmdir | Kind::Readdir);
     let creates = event.op == Op::Creat || event.flags & flag::WRITES != 0;
     match kind {
@@ -499,7 +501,7 @@ fn note(files: &mut Files, path: &str, directory: bool, timed: &Timed) {
         }
         Kind::Close | Kind::Fsync | Kind::Fdatasync | Kind::Create | Kind::Flush => {}
         Kind::Read => {
-            used.needed_s = used.needed_s.min(timed.start_s);
+            used.needed_s = used.needed_s.min(end_s);
             let end = event.offset.unwrap_or(0).saturating_add(event.bytes());
             used.read_bytes = used.read_bytes.max(end);
         }
@@ -511,7 +513,7 @@ fn note(files: &mut Files, path: &str, directory: bool, timed: &Timed) {
                 used.read_bytes = used.read_bytes.max(end);
             }
         }
-        _ => used.needed_s = used.needed_s.min(timed.start_s),
+        _ => used.needed_s = used.needed_s.min(end_s),
     }
 }
 

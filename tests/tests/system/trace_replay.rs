@@ -179,6 +179,21 @@ os.rmdir('d')
     }
 }
 
+/// A file that is removed while it is open is still written, looked at and read, by its descriptor.
+#[test]
+fn a_file_without_a_name_is_replayed_by_its_descriptor() {
+    let script = "
+import os
+fd = os.open('gone', os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+os.unlink('gone')
+os.pwrite(fd, b'x' * 100, 0)
+assert os.fstat(fd).st_size == 100
+assert os.pread(fd, 70, 0) == b'x' * 70
+";
+    let transfers = Rig::new().replays(&["/usr/bin/python3", "-I", "-c", script]);
+    assert_eq!((transfers[&(true, 100)], transfers[&(false, 70)]), (1, 1));
+}
+
 /// A replay has what is read of a file, and not as much room as the file is long.
 #[test]
 fn a_large_sparse_file_is_replayed_in_little_room() {

@@ -13,7 +13,7 @@ use forebay_loadgen::outcome::Summary;
 use forebay_loadgen::replay::board::Class;
 use forebay_loadgen::replay::figures::{PhaseResult, Played, table_head};
 use forebay_loadgen::replay::{Options, ReplayError, play};
-use forebay_workload::language::Workload;
+use forebay_workload::language::{SCHEMA, Workload};
 use forebay_workload::patterns::checkpoint::{Checkpoint, Files, MODELS};
 use forebay_workload::patterns::madbench::Madbench;
 use forebay_workload::patterns::mdtest::Mdtest;
@@ -33,7 +33,12 @@ enum Extra {
 
 /// `forebay bench run`.
 pub fn run(args: &RunArgs) -> Outcome {
-    let mut workload = match Workload::read(&args.workload) {
+    // There is a file unless the schema is asked for.
+    let (Some(path), false) = (&args.workload, args.schema) else {
+        print!("{SCHEMA}");
+        return Ok(EXIT_OK);
+    };
+    let mut workload = match Workload::read(path) {
         Ok(workload) => workload,
         Err(fault) => return Err(misread(fault).into()),
     };

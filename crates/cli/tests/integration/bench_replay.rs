@@ -1,6 +1,8 @@
 //! `forebay bench run` and the patterns that are workloads, on a directory of a disk.
 
 use crate::common::{program, text};
+use forebay_workload::document::Fault;
+use forebay_workload::language::Workload;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -651,4 +653,78 @@ fn a_measured_machine_is_written_to_its_file_beside_the_json() {
     assert_eq!(told["error"]["why"], "--bytes: 1048576 bytes are too few", "{told}");
     let hint = told["error"]["hint"].as_str().unwrap();
     assert!(hint.starts_with("expected at least 4MiB"), "{told}");
+}
+
+/// What is wrong with a workload.
+fn fault(workload: &str) -> Fault {
+    let none = |_: &Path| Err("no file".to_string());
+    Workload::parse(Path::new("w"), workload, &none).unwrap_err()
+}
+
+/// The words that were expected, in order.
+fn expected(workload: &str, what: &str) -> Vec<String> {
+    let fault = fault(workload);
+    assert!(fault.found.contains(what), "{fault}");
+    let words = fault.expected.trim_start_matches("exactly ").trim_start_matches("one of ");
+    let mut words: Vec<String> = words.split(", ").map(String::from).collect();
+    words.sort();
+    words
+}
+
+#[test]
+fn the_schema_of_workload_files_has_each_key_and_word() {
+    let printed = bench(Path::new("/"), "run --schema");
+    assert!(printed.status.success(), "{}", text(&printed.stderr));
+    let schema: Value = serde_json::from_slice(&printed.stdout).unwrap();
+    assert!(!bench(Path::new("/"), "run --schema w.toml").status.success());
+    assert!(!bench(Path::new("/"), "run").status.success());
+    let keys = |part: &Value| -> Vec<String> {
+        assert_eq!(part["additionalProperties"], false, "{part}");
+        let mut keys: Vec<String> =
+            part["properties"].as_object().unwrap().keys().cloned().collect();
+        keys.sort();
+        keys
+    };
+    let unknown = |workload: &str| expected(workload, "not known");
+    let file = "workload = 1\n[[file]]\nname = \"f\"\npath = \"f\"\n";
+    let step = |step: &str| format!("{file}[[job]]\n[[job.phase]]\nsteps = [{{ {step} }}]\n");
+    let parts = [
+        ("", "workload = 1\nx = 1\n".to_string()),
+        ("/definitions/file", format!("{file}x = 1\n")),
+        ("/definitions/tree", format!("{file}tree = {{ x = 1 }}\n")),
+        ("/definitions/job", "workload = 1\n[[job]]\nx = 1\n".to_string()),
+        ("/definitions/phase", "workload = 1\n[[job]]\n[[job.phase]]\nx = 1\n".to_string()),
+        ("/definitions/of", step("stat = \"f\", of = { x = 1 }")),
+    ];
+    for (pointer, sample) in parts {
+        assert_eq!(keys(schema.pointer(pointer).unwrap()), unknown(&sample), "{pointer}");
+    }
+    let mut verbs = Vec::new();
+    for one in schema["definitions"]["step"]["oneOf"].as_array().unwrap() {
+        let verb = one["required"][0].as_str().unwrap().to_string();
+        assert_eq!(keys(one), unknown(&step(&format!("{verb} = 1, x = 1"))), "{verb}");
+        verbs.push(verb);
+    }
+    verbs.sort();
+    assert_eq!(verbs, expected(&step(""), "does nothing"));
+    let write = schema["definitions"]["step"]["oneOf"].as_array().unwrap();
+    let of_step = |verb: &str, key: &str| {
+        let found = write.iter().find(|one| one["required"][0] == verb).unwrap();
+        found["properties"][key]["enum"].clone()
+    };
+    let words = [
+        (schema["properties"]["content"]["enum"].clone(), "workload = 1\ncontent = \"?\"\n".into()),
+        (
+            schema["definitions"]["file"]["properties"]["interface"]["enum"].clone(),
+            format!("{file}interface = \"?\"\n"),
+        ),
+        (of_step("write", "order"), step("write = \"f\", block = 1, order = \"?\"")),
+        (of_step("write", "sync"), step("write = \"f\", block = 1, sync = \"?\"")),
+        (of_step("open", "mode"), step("open = \"f\", mode = \"?\"")),
+    ];
+    for (listed, sample) in words {
+        let mut listed: Vec<String> = serde_json::from_value(listed).unwrap();
+        listed.sort();
+        assert_eq!(listed, expected(&sample, "?"), "{sample}");
+    }
 }

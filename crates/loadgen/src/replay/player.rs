@@ -813,6 +813,15 @@ impl<'a> Player<'a> {
         let (start, end, mut done) = do_name(op, self.path_of(&file)?, to_path.as_deref());
         let makes = matches!(op, NameOp::Mkdir | NameOp::Create | NameOp::Rename);
         let mut times = (start, end);
+        let is_gone = done.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+        if op == NameOp::Stat && is_gone && self.is_listed() {
+            // A trace has looks by descriptors as such by names: what is open can be looked at when its name is gone.
+            if let Some(Target::Posix(open)) = self.files.get(&file).map(|open| &**open) {
+                let start = now_ns();
+                done = open.metadata().map(drop);
+                times = (start, now_ns());
+            }
+        }
         while !matches!(op, NameOp::Mkdir | NameOp::Create)
             && done.as_ref().is_err_and(|error| self.waits_for_another(error, start))
         {

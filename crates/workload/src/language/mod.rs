@@ -18,6 +18,9 @@ mod tests;
 mod text;
 mod walk;
 
+/// Schema of workload files (JSON Schema, draft 7), for editors.
+pub const SCHEMA: &str = include_str!("../../../../docs/workload.schema.json");
+
 pub use check::{Place, Totals, Wrong};
 pub use model::{
     Action, FileSpec, Interface, Items, Job, Layout, MAX_DIMENSIONS, MAX_ENTRIES, MAX_PROCESSES,
