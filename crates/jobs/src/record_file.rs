@@ -1,12 +1,13 @@
 //! Records that are one JSON file each, replaced whole: after a kill or a power cut a reader finds the old record or
 //! the new one. Called by [`crate::run`] (records of jobs) and [`crate::hooks`] (sessions).
 //!
-//! Invariant: nobody else can write what this crate makes for itself, whatever the umask of who runs a job.
+//! Invariants: nobody else can write what this crate makes for itself, whatever the umask of who runs a job; what root makes in the
+//! scheduler's directory is written by hooks afterwards, whose user that directory is.
 
 use serde::Serialize;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::Path;
 
 /// Mode of records. Who may read them, the directory says.
@@ -15,6 +16,8 @@ pub(crate) const RECORD_MODE: u32 = 0o644;
 pub(crate) const SAID_MODE: u32 = 0o600;
 /// Mode of directories on the way to a mount point.
 const DIR_MODE: u32 = 0o755;
+/// Mode of a scheduler's directory, and of those in it.
+const OWN_DIR_MODE: u32 = 0o700;
 
 /// Makes a file, or empties it.
 ///
@@ -30,6 +33,59 @@ pub(crate) fn create(path: &Path, mode: u32) -> io::Result<File> {
 /// Those of the file system.
 pub(crate) fn create_dirs(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(path)
+}
+
+/// Makes a directory in `dir`, which is made too, where they are missing. Root makes it for whom `dir` belongs to.
+///
+/// # Errors
+/// Those of the file system.
+pub(crate) fn create_dir_in(dir: &Path, name: &str) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(OWN_DIR_MODE).create(dir)?;
+    let path = dir.join(name);
+    match fs::DirBuilder::new().mode(OWN_DIR_MODE).create(&path) {
+        Ok(()) => {
+            // Nothing that the owner of `dir` may have put in its place is given away.
+            let mut options = File::options();
+            options.read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW);
+            give_to_owner_of(dir, &options.open(&path)?)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens a file in `dir` for appending, and makes it where it is missing. Root makes it for whom `dir` belongs to, who could not
+/// write it otherwise: hooks of a scheduler that has a user of its own, after a command of an administrator.
+///
+/// # Errors
+/// Those of the file system.
+pub(crate) fn open_in(dir: &Path, name: &str) -> io::Result<File> {
+    let path = dir.join(name);
+    let mut options = File::options();
+    options.append(true).mode(RECORD_MODE);
+    match options.clone().create_new(true).open(&path) {
+        Ok(made) => {
+            give_to_owner_of(dir, &made)?;
+            Ok(made)
+        }
+        // Another one may move it away in this moment.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            options.create(true).open(&path)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// What root has made in a directory of another user becomes that user's.
+fn give_to_owner_of(dir: &Path, made: &File) -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let owner = fs::metadata(dir)?;
+    match owner.uid() {
+        0 => Ok(()),
+        uid => fchown(made, Some(uid), Some(owner.gid())),
+    }
 }
 
 /// Writes `record` to `path`, by way of the file `beside` in the same directory; durable when it returns.

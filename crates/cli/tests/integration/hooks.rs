@@ -1,10 +1,10 @@
 //! `forebay` as `dw_wlm_cli` and `dwstat`, without a scheduler: what it says and where, what it keeps open, and how long it takes
 //! where no server answers.
 
-use crate::common::{program, text};
+use crate::common::{must_be_root, program, text};
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -197,6 +197,30 @@ fn nobody_else_writes_the_log_of_hooks_whatever_the_umask() {
         assert_eq!(mode & 0o022, 0, "{}: {mode:o}", entry.path().display());
     }
     assert!(site.path("state").join("hooks.log").exists());
+}
+
+/// Where Slurm has a user of its own, the state directory is that user's, and what is in it too: commands of an administrator are root's,
+/// and hooks write afterwards what those have made.
+#[test]
+fn what_root_makes_in_the_record_belongs_to_whom_the_record_belongs_to() {
+    const OWNER: u32 = 64_030;
+    must_be_root();
+    let site = Site::new();
+    let state = site.path("state");
+    fs::create_dir(&state).unwrap();
+    chown(&state, Some(OWNER), Some(OWNER)).unwrap();
+    let line = "#DW jobdw type=scratch access_mode=striped capacity=16MiB";
+    fs::write(site.path("job"), format!("#!/bin/bash\n{line}\n")).unwrap();
+    let setup = "--function setup --token 7 --user 1 --groupid 1 --capacity flash:16MiB --job";
+    let words = format!("{setup} {}", site.word("job"));
+    let (done, said) = answered(&words, &site.hook("dw_wlm_cli", &words).output().unwrap());
+    assert!(!done && said.contains("connect to the server"), "{said}");
+    assert!(state.join("sessions/7.json").exists());
+    for name in ["sessions", "kept", "lock", "hooks.log"] {
+        let meta = fs::metadata(state.join(name)).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (OWNER, OWNER), "{name}");
+        assert_eq!(meta.mode() & 0o022, 0, "{name}");
+    }
 }
 
 /// Slurm waits for whoever has its pipes open: a hook that waits for a server has none but that of its answer.
