@@ -183,6 +183,37 @@ fn what_is_asked_with_locks_held_is_given_up_within_a_second() {
     }
 }
 
+/// What slurmctld asks with its locks held calls no command of Slurm, which would wait for these locks; by the Lua plugin it asks so inside
+/// of slurmctld.
+#[test]
+fn no_command_of_slurm_is_called_while_its_locks_are_held() {
+    let site = Site::new();
+    let called = site.path("called");
+    for name in ["scontrol", "squeue", "sinfo"] {
+        let text = format!("#!/bin/sh\necho {name} >> {}\n", called.display());
+        fs::write(site.path(name), text).unwrap();
+        fs::set_permissions(site.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let script = "#!/bin/bash\n#DW jobdw type=scratch access_mode=striped capacity=16MiB\n";
+    fs::write(site.path("job"), script).unwrap();
+    let call = |words: &str| {
+        let output = site.hook("dw_wlm_cli", &format!("--function {words}")).output().unwrap();
+        answered(words, &output)
+    };
+    let (job, paths) = (site.word("job"), site.word("paths"));
+    call(&format!("setup --token 7 --user 1 --groupid 1 --capacity flash:16MiB --job {job}"));
+    for token in [7, 8] {
+        let words = format!("paths --job {job} --token {token} --pathfile {paths}");
+        assert_eq!(call(&words), (true, String::new()), "{words}");
+    }
+    assert_eq!(call(&format!("job_process --job {job}")), (true, String::new()));
+    call("pools");
+    assert!(!called.exists(), "{:?}", fs::read_to_string(&called));
+    // They would have been found: a step that is asked without locks calls one.
+    let (done, said) = call(&format!("pre_run --token 7 --job {job}"));
+    assert!(!done && called.exists(), "{said}");
+}
+
 #[test]
 fn nobody_else_writes_the_log_of_hooks_whatever_the_umask() {
     let site = Site::new();
