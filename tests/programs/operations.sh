@@ -218,8 +218,8 @@ said=$(on ctl 'scontrol show burst' | head -1)
 [ "$said" = "$shown" ] || { echo "OPERATIONS: scontrol show burst says: $said"; exit 1; }
 job datawarp ""
 if [ -n "${SITE_USER:-}" ]; then
-  # All but records, which are replaced whole, is written by hooks again.
-  others=$(on ctl 'find /var/lib/forebay ! -user slurm ! -name "*.json"')
+  # Hooks write all of it again.
+  others=$(on ctl 'find /var/lib/forebay ! -user slurm')
   [ -z "$others" ] || { echo "OPERATIONS: not of Slurm's user: $others"; exit 1; }
 fi
 if [ -e jobs.sh ]; then

@@ -27,6 +27,18 @@ pub(crate) fn create(path: &Path, mode: u32) -> io::Result<File> {
     File::options().write(true).create(true).truncate(true).mode(mode).open(path)
 }
 
+/// The same of a file in a scheduler's directory, never by way of a link, for whom that directory belongs to.
+///
+/// # Errors
+/// Those of the file system.
+pub(crate) fn create_in(dir: &Path, name: &str) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(RECORD_MODE);
+    let file = options.custom_flags(libc::O_NOFOLLOW).open(dir.join(name))?;
+    give_to_owner_of(dir, &file)?;
+    Ok(file)
+}
+
 /// Makes a directory and those above it, where they are missing.
 ///
 /// # Errors
@@ -62,7 +74,7 @@ pub(crate) fn create_dir_in(dir: &Path, name: &str) -> io::Result<()> {
 pub(crate) fn open_in(dir: &Path, name: &str) -> io::Result<File> {
     let path = dir.join(name);
     let mut options = File::options();
-    options.append(true).mode(RECORD_MODE);
+    options.append(true).mode(RECORD_MODE).custom_flags(libc::O_NOFOLLOW);
     match options.clone().create_new(true).open(&path) {
         Ok(made) => {
             give_to_owner_of(dir, &made)?;
@@ -93,7 +105,30 @@ fn give_to_owner_of(dir: &Path, made: &File) -> io::Result<()> {
 /// # Errors
 /// Those of the file system; the old record stays.
 pub(crate) fn replace(path: &Path, beside: &Path, record: &impl Serialize) -> io::Result<()> {
-    let mut file = create(beside, RECORD_MODE)?;
+    write(create_anew(beside)?, path, beside, record)
+}
+
+/// The same in a scheduler's directory: root writes it for whom that one belongs to.
+///
+/// # Errors
+/// Those of the file system; the old record stays.
+pub(crate) fn replace_of_owner(path: &Path, record: &impl Serialize) -> io::Result<()> {
+    let beside = path.with_extension("new");
+    let file = create_anew(&beside)?;
+    give_to_owner_of(path.parent().unwrap_or(Path::new("/")), &file)?;
+    write(file, path, &beside, record)
+}
+
+/// What a kill left, or somebody put there, is never written to.
+fn create_anew(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    File::options().write(true).create_new(true).mode(RECORD_MODE).open(path)
+}
+
+fn write(mut file: File, path: &Path, beside: &Path, record: &impl Serialize) -> io::Result<()> {
     file.write_all(&serde_json::to_vec_pretty(record).map_err(io::Error::other)?)?;
     file.sync_all()?;
     fs::rename(beside, path)?;
@@ -105,5 +140,33 @@ pub(crate) fn sync_dir_of(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(dir) => File::open(dir)?.sync_all(),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn nothing_is_written_by_way_of_a_link_that_somebody_put_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("other"), "theirs").unwrap();
+        for name in ["7.new", "8.new", "log", "pools.new"] {
+            symlink(at("other"), at(name)).unwrap();
+        }
+        replace(&at("7.json"), &at("7.new"), &7).unwrap();
+        replace_of_owner(&at("8.json"), &8).unwrap();
+        for number in ["7", "8"] {
+            assert_eq!(fs::read_to_string(at(&format!("{number}.json"))).unwrap(), number);
+            assert!(fs::symlink_metadata(at(&format!("{number}.new"))).is_err());
+        }
+        let linked = |result: io::Result<File>| {
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ELOOP));
+        };
+        linked(open_in(dir.path(), "log"));
+        linked(create_in(dir.path(), "pools.new"));
+        assert_eq!(fs::read_to_string(at("other")).unwrap(), "theirs");
     }
 }

@@ -323,7 +323,7 @@ fn read(path: &Path) -> io::Result<Option<Session>> {
 }
 
 fn write(path: &Path, session: &Session) -> io::Result<()> {
-    record_file::replace(path, &path.with_extension("new"), session)
+    record_file::replace_of_owner(path, session)
 }
 
 #[cfg(test)]
