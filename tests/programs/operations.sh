@@ -4,7 +4,8 @@
 # not there is not done, but for the list below. Run as the first process of namespaces (processes, mounts, network).
 #
 # environment: BASE (an empty directory), PAGE (OPERATIONS.md), TREE (the repository), FOREBAY (the executable), LET_GO, JOBS (JOBS.md:
-# a user follows it there, by jobs_page.sh, after the first job; or nothing). Prints THE END if all of it works.
+# a user follows it there, by jobs_page.sh, after the first job; or nothing), SITE_USER (not empty: Slurm has a user of its own, `slurm`,
+# and the administrator follows what the page says of that). Prints THE END if all of it works.
 #
 # The test's own: MUNGE is started as the distribution does; `systemctl` starts what the units say, because no systemd
 # runs here; `scp` copies from a node; the nodes have the processors of this machine; Slurm schedules every second.
@@ -174,6 +175,16 @@ for name in $compute; do step "$name" "$(block '### 3. Agents')"; done
 # 4. Slurm, by each of its plugins.
 block 'A minimal `slurm.conf` of four nodes' | sed 's/CPUs=16 RealMemory=64000/CPUs=2 RealMemory=1000/' >slurm.conf
 echo "SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0" >>slurm.conf
+if [ -n "${SITE_USER:-}" ]; then
+  sed -i 's/^SlurmUser=root$/SlurmUser=slurm/' slurm.conf
+  # As the distribution makes it.
+  on ctl 'install -o slurm -g slurm -d /var/spool/slurmctld'
+  while IFS= read -r command; do step ctl "$command"; done <<<"$(block "**Slurm's user.**")"
+  line=$(grep -o 'secret_file = "/etc/forebay/slurm.key"' page.md)
+  for name in ctl fs1 $compute; do on "$name" "sed -i '/^state_dir/a $line' /etc/forebay/forebay.conf"; done
+  # Root is the first who uses the record.
+  step ctl 'forebay rescue'
+fi
 slurm() { # PLUGIN WORDS-BEFORE-ITS-CONF
   for name in ctl $compute; do
     sed "s|^BurstBufferType=.*|$(block 'In `slurm.conf`, with one of the two plugins' | grep -o "BurstBufferType=burst_buffer/$1")|" slurm.conf |
@@ -206,6 +217,11 @@ shown=$(block '`scontrol show burst` shows the pool')
 said=$(on ctl 'scontrol show burst' | head -1)
 [ "$said" = "$shown" ] || { echo "OPERATIONS: scontrol show burst says: $said"; exit 1; }
 job datawarp ""
+if [ -n "${SITE_USER:-}" ]; then
+  # Hooks write all of it again.
+  others=$(on ctl 'find /var/lib/forebay ! -user slurm')
+  [ -z "$others" ] || { echo "OPERATIONS: not of Slurm's user: $others"; exit 1; }
+fi
 if [ -e jobs.sh ]; then
   . ./jobs.sh
   echo THE END

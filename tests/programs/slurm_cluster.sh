@@ -91,6 +91,8 @@ umount_limit_s = 5
 $SWAP_CONF
 END
 
+# SlurmctldTimeout: an srun whose step cannot begin yet, and that misses word of the end of another step, asks again after so many
+# seconds and up to nine more (Slurm 22.05.8; no less than 60). With the default, 120, that is longer than a test waits.
 cat >slurm.conf <<END
 ClusterName=t
 SlurmctldHost=ctl
@@ -109,6 +111,7 @@ SlurmdPidFile=$ROOT/run/slurmd-%n.pid
 SlurmctldLogFile=$ROOT/log/slurmctld.log
 SlurmdLogFile=$ROOT/log/slurmd-%n.log
 SlurmctldDebug=verbose
+SlurmdDebug=verbose
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -125,7 +128,8 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 MinJobAge=300
 KillWait=2
-DebugFlags=BurstBuffer
+DebugFlags=BurstBuffer,Steps
+SlurmctldTimeout=60
 BurstBufferType=burst_buffer/$PLUGIN
 END
 for i in $(seq "$NODES"); do
@@ -189,7 +193,8 @@ for i in $(seq "$NODES"); do
   until [ -e "node.$i.pid" ]; do sleep 0.02; done
   nsenter -t "$(cat "node.$i.pid")" --mount --uts slurmd -N "n$i"
 done
-until [ "$(sinfo -h -o %T -p p -N | grep -c idle)" -eq "$NODES" ]; do sleep 0.05; done
+# Each slurmd is registered, and answers: of one that does not Slurm says `idle*`.
+until [ "$(sinfo -h -o %T -p p -N | grep -cx idle)" -eq "$NODES" ]; do sleep 0.05; done
 echo up >up.new
 mv up.new up
 # Takes the exit codes of all that loses its parent.

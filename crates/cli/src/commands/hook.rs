@@ -8,14 +8,13 @@ use crate::failure::{EXIT_FAILED, EXIT_OK};
 use crate::scheduler::SiteBack;
 use forebay_jobs::hooks::answers;
 use forebay_jobs::hooks::call::Call;
-use forebay_jobs::hooks::session::Sessions;
+use forebay_jobs::hooks::session::{Sessions, open_log};
 use forebay_jobs::hooks::site::Site;
 use forebay_jobs::hooks::{Done, Hooks, Refusal, one_line};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -24,6 +23,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Longest that a question may take which a scheduler asks with its locks held: below a second, which is promised.
 const AT_ONCE: Duration = Duration::from_millis(800);
 const _: () = assert!(AT_ONCE.as_millis() < 1_000);
+/// In the state directory.
+const LOG_NAME: &str = "hooks.log";
 /// Longest log of calls; the one before it is kept beside it.
 const MAX_LOG_BYTES: u64 = 16 << 20;
 
@@ -184,7 +185,7 @@ fn tables(site: &Site, words: &[OsString]) -> Done {
 
 /// Notes a call: when, what, how it ended, how long it took.
 fn log(dir: &Path, front: Front, words: &[OsString], done: &Done, took: Duration) {
-    let path = dir.join("hooks.log");
+    let path = dir.join(LOG_NAME);
     if fs::metadata(&path).is_ok_and(|meta| meta.len() > MAX_LOG_BYTES) {
         // Of two at once one finds it moved already.
         let _ = fs::rename(&path, dir.join("hooks.log.1"));
@@ -204,13 +205,7 @@ fn log(dir: &Path, front: Front, words: &[OsString], done: &Done, took: Duration
         one_line(said),
     );
     // A step is worth more than its line in a log.
-    let _ = File::options()
-        .create(true)
-        .append(true)
-        // Whatever the umask of the scheduler is.
-        .mode(0o644)
-        .open(&path)
-        .and_then(|mut file| file.write_all(line.as_bytes()));
+    let _ = open_log(dir, LOG_NAME).and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
 #[cfg(test)]

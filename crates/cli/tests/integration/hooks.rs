@@ -1,10 +1,10 @@
 //! `forebay` as `dw_wlm_cli` and `dwstat`, without a scheduler: what it says and where, what it keeps open, and how long it takes
 //! where no server answers.
 
-use crate::common::{program, text};
+use crate::common::{must_be_root, program, text};
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -183,6 +183,37 @@ fn what_is_asked_with_locks_held_is_given_up_within_a_second() {
     }
 }
 
+/// What slurmctld asks with its locks held calls no command of Slurm, which would wait for these locks; by the Lua plugin it asks so inside
+/// of slurmctld.
+#[test]
+fn no_command_of_slurm_is_called_while_its_locks_are_held() {
+    let site = Site::new();
+    let called = site.path("called");
+    for name in ["scontrol", "squeue", "sinfo"] {
+        let text = format!("#!/bin/sh\necho {name} >> {}\n", called.display());
+        fs::write(site.path(name), text).unwrap();
+        fs::set_permissions(site.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let script = "#!/bin/bash\n#DW jobdw type=scratch access_mode=striped capacity=16MiB\n";
+    fs::write(site.path("job"), script).unwrap();
+    let call = |words: &str| {
+        let output = site.hook("dw_wlm_cli", &format!("--function {words}")).output().unwrap();
+        answered(words, &output)
+    };
+    let (job, paths) = (site.word("job"), site.word("paths"));
+    call(&format!("setup --token 7 --user 1 --groupid 1 --capacity flash:16MiB --job {job}"));
+    for token in [7, 8] {
+        let words = format!("paths --job {job} --token {token} --pathfile {paths}");
+        assert_eq!(call(&words), (true, String::new()), "{words}");
+    }
+    assert_eq!(call(&format!("job_process --job {job}")), (true, String::new()));
+    call("pools");
+    assert!(!called.exists(), "{:?}", fs::read_to_string(&called));
+    // They would have been found: a step that is asked without locks calls one.
+    let (done, said) = call(&format!("pre_run --token 7 --job {job}"));
+    assert!(!done && called.exists(), "{said}");
+}
+
 #[test]
 fn nobody_else_writes_the_log_of_hooks_whatever_the_umask() {
     let site = Site::new();
@@ -197,6 +228,29 @@ fn nobody_else_writes_the_log_of_hooks_whatever_the_umask() {
         assert_eq!(mode & 0o022, 0, "{}: {mode:o}", entry.path().display());
     }
     assert!(site.path("state").join("hooks.log").exists());
+}
+
+/// Where Slurm has a user of its own, the state directory is that user's, and what is in it too: commands of an administrator are root's,
+/// and hooks write afterwards what those have made.
+#[test]
+fn what_root_makes_in_the_record_belongs_to_whom_the_record_belongs_to() {
+    const OWNER: u32 = 64_030;
+    must_be_root();
+    let site = Site::new();
+    let state = site.path("state");
+    fs::create_dir(&state).unwrap();
+    chown(&state, Some(OWNER), Some(OWNER)).unwrap();
+    let line = "#DW jobdw type=scratch access_mode=striped capacity=16MiB";
+    fs::write(site.path("job"), format!("#!/bin/bash\n{line}\n")).unwrap();
+    let setup = "--function setup --token 7 --user 1 --groupid 1 --capacity flash:16MiB --job";
+    let words = format!("{setup} {}", site.word("job"));
+    let (done, said) = answered(&words, &site.hook("dw_wlm_cli", &words).output().unwrap());
+    assert!(!done && said.contains("connect to the server"), "{said}");
+    for name in ["sessions", "sessions/7.json", "kept", "lock", "hooks.log"] {
+        let meta = fs::metadata(state.join(name)).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (OWNER, OWNER), "{name}");
+        assert_eq!(meta.mode() & 0o022, 0, "{name}");
+    }
 }
 
 /// Slurm waits for whoever has its pipes open: a hook that waits for a server has none but that of its answer.

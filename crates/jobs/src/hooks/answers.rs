@@ -15,6 +15,7 @@ use std::path::Path;
 
 /// In the state directory: the last answer to `pools`.
 const POOLS_NAME: &str = "pools.json";
+const NEW_POOLS_NAME: &str = "pools.new";
 
 /// A pool as schedulers count it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,11 +121,11 @@ impl Hooks<'_> {
         let text = serde_json::to_string(&pools)
             .map_err(|error| Refusal::new(&format!("write the pools: {error}")))?;
         if last_pools(self.sessions.dir()) != pools.pools {
-            let path = self.sessions.dir().join(POOLS_NAME);
-            let beside = path.with_extension("new");
-            record_file::create(&beside, record_file::RECORD_MODE)
+            let dir = self.sessions.dir();
+            let path = dir.join(POOLS_NAME);
+            record_file::create_in(dir, NEW_POOLS_NAME)
                 .and_then(|mut file| file.write_all(text.as_bytes()))
-                .and_then(|()| fs::rename(&beside, &path))
+                .and_then(|()| fs::rename(dir.join(NEW_POOLS_NAME), &path))
                 .map_err(|error| ControlError::io("note the pools", Some(&path), &error))?;
         }
         Ok(text)

@@ -5,7 +5,7 @@
 //! no later one has made good, is tried once more in each call, and what is missing then keeps the buffer. In a
 //! persistent buffer only copies count that were asked for by this job's mount: other jobs have theirs.
 
-use super::data::{gone, reasons};
+use super::data::gone;
 use super::session::Session;
 use super::{Hooks, Refusal, is_gone, unexpected};
 use crate::problem::printable;
@@ -95,7 +95,7 @@ impl Hooks<'_> {
             Err(error) => return Ok(Some(error.to_string())),
         };
         let ended = self.wait(asker, buffer, begun.plan).map_err(gone)?;
-        Ok((ended.state != PlanState::Done).then(|| reasons(&ended)))
+        Ok((ended.state != PlanState::Done).then(|| self.reasons(asker, buffer, &ended)))
     }
 }
 

@@ -336,8 +336,26 @@ impl Hooks<'_> {
             PlanState::Done => End::Done,
             PlanState::Cancelled => End::Failed("the copy was cancelled".into()),
             _ if found_nothing(&status) && self.is_unwritten(at, spec) => End::Nothing,
-            _ => End::Failed(reasons(&status)),
+            _ => End::Failed(self.reasons(session, buffer, &status)),
         })
+    }
+
+    /// Why a plan failed, in one line; of a stage-out, whose buffer is kept, with the command that names all its files.
+    pub(super) fn reasons(
+        &self,
+        asker: &Session,
+        buffer: &BufferName,
+        status: &PlanStatus,
+    ) -> String {
+        let server = self.pool(&asker.pool).ok().map(|pool| &pool.server);
+        let listed = match (status.spec.direction, server) {
+            (Direction::Out, Some(server)) => Some(format!(
+                "`forebay stage status {} --buffer {buffer}: --server {server}`",
+                status.plan
+            )),
+            _ => None,
+        };
+        reasons(status, listed.as_deref())
     }
 
     /// True if there is no such result in the buffer.
@@ -449,8 +467,8 @@ fn found_nothing(status: &PlanStatus) -> bool {
         && matches!(status.errors.as_slice(), [only] if only.errno == libc::ENOENT)
 }
 
-/// Why a plan failed, in one line.
-pub(super) fn reasons(status: &PlanStatus) -> String {
+/// Why a plan failed, in one line. `listed`: the command that names those of its files that are not shown.
+fn reasons(status: &PlanStatus, listed: Option<&str>) -> String {
     let shown: Vec<String> = status
         .errors
         .iter()
@@ -461,9 +479,78 @@ pub(super) fn reasons(status: &PlanStatus) -> String {
         })
         .collect();
     let more = status.files_failed.saturating_sub(shown.len() as u64);
+    let listed = listed.map_or_else(String::new, |command| format!(" ({command} names them)"));
     match (shown.is_empty(), more) {
         (true, _) => "the server gave no reason; its log may tell".into(),
         (false, 0) => shown.join("; "),
-        (false, more) => format!("{}; and {more} more files", shown.join("; ")),
+        (false, more) => format!("{}; and {more} more files{listed}", shown.join("; ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::control::{FileError, StageKind};
+
+    /// A stage-out of which these files failed.
+    fn failed(names: &[&str]) -> PlanStatus {
+        let error = |name: &&str| FileError {
+            path: PathBytes::new(format!("/pfs/out/{name}").as_bytes()),
+            errno: libc::EDQUOT,
+            what: "write".into(),
+            why: "quota".into(),
+            attempts: 1,
+            server: None,
+        };
+        PlanStatus {
+            plan: PlanId(3),
+            spec: StageSpec {
+                direction: Direction::Out,
+                kind: StageKind::Auto,
+                pfs_path: PathBytes::new(b"/pfs/out"),
+                buffer_path: PathBytes::new(b"/out"),
+                verify: Verify::Cache,
+                rate_bytes_per_s: 0,
+                keep_going: true,
+                retries: 0,
+                seen_at: None,
+                commit: None,
+                options: StageOptions::default(),
+            },
+            buffer_prefix: PathBytes::none(),
+            state: PlanState::Failed,
+            uid: 1,
+            scanned: true,
+            files_total: names.len() as u64,
+            files_done: 0,
+            files_failed: names.len() as u64,
+            files_skipped: 0,
+            files_existing: 0,
+            files_owner_changed: 0,
+            not_kept: Vec::new(),
+            bytes_total: 0,
+            bytes_done: 0,
+            rate_bytes_per_s: 0.0,
+            eta_s: None,
+            elapsed_s: 0.0,
+            silent_s: None,
+            errors: names.iter().map(error).collect(),
+            verified: None,
+            parts: Vec::new(),
+            behind: Vec::new(),
+            commit: None,
+            dry_run: None,
+        }
+    }
+
+    #[test]
+    fn files_that_are_not_shown_are_named_by_a_command() {
+        let two = "/pfs/out/a: quota (write); /pfs/out/b: quota (write)";
+        let listed = Some("`forebay stage status 3`");
+        assert_eq!(reasons(&failed(&["a", "b"]), listed), two);
+        let four = failed(&["a", "b", "c", "d"]);
+        let said = format!("{two}; and 2 more files (`forebay stage status 3` names them)");
+        assert_eq!(reasons(&four, listed), said);
+        assert_eq!(reasons(&four, None), format!("{two}; and 2 more files"));
     }
 }

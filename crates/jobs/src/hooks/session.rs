@@ -17,7 +17,6 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Format of the record; another one is refused by name.
@@ -150,6 +149,18 @@ pub struct Sessions {
 
 const LIVE: &str = "sessions";
 const KEPT: &str = "kept";
+const LOCK: &str = "lock";
+/// What to do if the record may not be used.
+const OWN: &str =
+    "state_dir in the site's configuration, and all in it, must be the scheduler's user's own";
+
+/// Opens a log in the state directory for appending; a new one is of whom that directory is.
+///
+/// # Errors
+/// Those of the file system.
+pub fn open_log(state_dir: &Path, name: &str) -> io::Result<File> {
+    record_file::open_in(state_dir, name)
+}
 
 impl Sessions {
     /// In this directory, which is made.
@@ -157,11 +168,10 @@ impl Sessions {
     /// # Errors
     /// If it cannot be used.
     pub fn open(state_dir: &Path) -> Result<Sessions, ControlError> {
-        for dir in [state_dir.join(LIVE), state_dir.join(KEPT)] {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|error| {
-                ControlError::io("make the directory of the sessions", Some(&dir), &error).hint(
-                    "state_dir in the site's configuration must be the scheduler's user's own",
-                )
+        for name in [LIVE, KEPT] {
+            record_file::create_dir_in(state_dir, name).map_err(|error| {
+                let dir = state_dir.join(name);
+                ControlError::io("make the directory of the sessions", Some(&dir), &error).hint(OWN)
             })?;
         }
         Ok(Sessions { dir: state_dir.to_path_buf() })
@@ -177,7 +187,11 @@ impl Sessions {
     }
 
     fn failed(&self, path: &Path, error: &io::Error) -> ControlError {
-        ControlError::io("use the record of the session", Some(path), error)
+        let failed = ControlError::io("use the record of the session", Some(path), error);
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => failed.hint(OWN),
+            _ => failed,
+        }
     }
 
     /// The session of a token.
@@ -215,10 +229,8 @@ impl Sessions {
     }
 
     fn lock(&self) -> Result<File, ControlError> {
-        let path = self.dir.join("lock");
-        let mut lock = File::options();
-        lock.create(true).truncate(false).write(true).mode(record_file::RECORD_MODE);
-        let opened = lock.open(&path);
+        let path = self.dir.join(LOCK);
+        let opened = record_file::open_in(&self.dir, LOCK);
         let file = opened.map_err(|error| self.failed(&path, &error))?;
         flock(&file, FlockOperation::LockExclusive)
             .map_err(|error| self.failed(&path, &error.into()))?;
@@ -311,7 +323,7 @@ fn read(path: &Path) -> io::Result<Option<Session>> {
 }
 
 fn write(path: &Path, session: &Session) -> io::Result<()> {
-    record_file::replace(path, &path.with_extension("new"), session)
+    record_file::replace_of_owner(path, session)
 }
 
 #[cfg(test)]

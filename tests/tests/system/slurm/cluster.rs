@@ -19,6 +19,17 @@ const UP_LIMIT: Duration = Duration::from_secs(120);
 /// Longest that a job may take to reach a state.
 const STATE_LIMIT: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(100);
+/// What a failed test tells of its cluster: so many lines of each log, of so many nodes, and of so many of the last jobs.
+const LOGGED_LINES: usize = 40;
+const LOGGED_NODES: usize = 4;
+const LOGGED_JOBS: usize = 4;
+/// Where jobs, steps and processes stand. Slurm and the kernel are asked, each for at most 5 s, and no file system of a job, which may be
+/// what does not answer.
+const NOW: &str = "exec 2>&1
+timeout -s KILL 5 scontrol -o show job | tail -n 4
+timeout -s KILL 5 scontrol -o show step | tail -n 8
+timeout -s KILL 5 ps -eo pid,ppid,stat,etimes,wchan:24,args --cols 160";
+const NOW_LIMIT: Duration = Duration::from_secs(20);
 
 /// The plugin that Slurm has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +170,9 @@ impl Cluster {
             .env("FOREBAY_CONFIG_DIR", self.base.join("config"))
             .env("FOREBAY_CONF", self.base.join("forebay.conf"))
             .env("SLURM_CONF", self.base.join("slurm.conf"))
+            // Jobs have this from whoever submits them. Their steps take no processors from each other: an `srun` right behind another
+            // would else find them taken until Slurm has heard of the end of the first, and on a busy machine wait for minutes.
+            .env("SLURM_OVERLAP", "1")
             .env_remove("FOREBAY_SERVER")
             .env_remove("FOREBAY_FLASH");
         command
@@ -517,21 +531,43 @@ impl Cluster {
         assert_eq!(self.swaps(), 0, "{}", self.logs());
     }
 
-    /// What may tell why something went wrong.
+    /// What the last jobs printed: files below `base`.
+    fn outputs(&self) -> Vec<String> {
+        let number = |name: &str| -> Option<u32> {
+            name.strip_prefix("slurm-")?.strip_suffix(".out")?.parse().ok()
+        };
+        let mut jobs: Vec<u32> = fs::read_dir(self.pfs(""))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| number(entry.file_name().to_str()?))
+            .collect();
+        jobs.sort_unstable();
+        let last = &jobs[jobs.len().saturating_sub(LOGGED_JOBS)..];
+        last.iter().map(|job| format!("pfs/slurm-{job}.out")).collect()
+    }
+
+    /// What may tell why something went wrong: the ends of all logs, what the last jobs printed, and where they stand.
     pub fn logs(&self) -> String {
+        let all = ["cluster.log", "site-state/hooks.log", "log/slurmctld.log", "log/serve1.log"];
+        let mut names: Vec<String> = all.into_iter().map(str::to_string).collect();
+        for node in 1..=self.nodes.min(LOGGED_NODES) {
+            names.push(format!("log/agent-n{node}.log"));
+            names.push(format!("log/slurmd-n{node}.log"));
+        }
+        names.extend(self.outputs());
         let mut text = String::new();
-        for name in [
-            "cluster.log",
-            "site-state/hooks.log",
-            "log/slurmctld.log",
-            "log/agent-n1.log",
-            "log/slurmd-n1.log",
-            "log/serve1.log",
-        ] {
-            let log = fs::read_to_string(self.base.join(name)).unwrap_or_default();
+        for name in names {
+            let log = fs::read(self.base.join(&name)).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
             let lines: Vec<&str> = log.lines().collect();
-            let tail = lines[lines.len().saturating_sub(40)..].join("\n");
+            let tail = lines[lines.len().saturating_sub(LOGGED_LINES)..].join("\n");
             text += &format!("---- {name}\n{tail}\n");
+        }
+        // A cluster that did not come up has no namespaces that we know.
+        if self.init != 0 {
+            let mut look = self.command("bash", &["-c", NOW]);
+            text += &format!("---- now\n{}\n", procs::try_run_for(&mut look, NOW_LIMIT).1);
         }
         text
     }

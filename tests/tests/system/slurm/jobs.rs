@@ -19,8 +19,8 @@ fn a_job_on_two_nodes(plugin: Plugin) {
     procs::run(mpicc.current_dir(&cluster.base));
     cluster.put("in/deep/a", "alpha");
     cluster.put("single", "delta");
-    // Another user's processes cannot enter the job's directory; root's can.
-    let body = "set -e
+    // Another user's processes cannot enter the job's directory; root's can. Its output names the command that it is at.
+    let body = "set -ex
 [ \"$(cat ${DW_JOB_STRIPED}in/deep/a)\" = alpha ]
 mkdir ${DW_JOB_STRIPED}results
 srun -N2 -n2 bash -c 'hostname > ${DW_JOB_STRIPED}results/$SLURMD_NODENAME; grep -c \" /run/forebay/jobs/\" /proc/self/mountinfo > ${DW_JOB_STRIPED}results/mounts.$SLURMD_NODENAME'
