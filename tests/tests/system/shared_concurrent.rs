@@ -111,7 +111,7 @@ fn eight_mounts_make_rename_and_remove_in_one_directory() {
             account: &accounts[at * NAMES..(at + 1) * NAMES],
             next: 0,
         };
-        Child::spawn("owner", move || (0..rounds(200)).for_each(|_| owner.step()))
+        Child::spawn("owner", move || (0..rounds(random_steps(200))).for_each(|_| owner.step()))
     });
     procs::all(children.collect());
     // Seen from every mount: each name with its content, no other.
