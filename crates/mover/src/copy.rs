@@ -16,9 +16,9 @@ use super::memory::{DIRECT_ALIGN, Memory};
 use super::meta::Meta;
 use super::pfs::{PfsHook, errno};
 use super::stop::Pace;
-use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use forebay_interfaces::data::Data;
 use forebay_proto::Errno;
+use forebay_sums::Crc32c;
 use rustix::fs::{Advice, OFlags};
 
 /// Bytes read and written at once: they stay in the second-level cache between read, checksum
@@ -211,7 +211,7 @@ fn write_block(
     range: std::ops::Range<u64>,
     memory: &mut Memory,
 ) -> Outcome<(u64, u32)> {
-    let mut digest = crc_fast::Digest::new(Crc32Iscsi);
+    let mut digest = Crc32c::new();
     let most = match source.under() {
         Some(_) => PIECE_BYTES,
         // Read through servers, as files in logs are: fewer calls, and large aligned writes for the PFS.
@@ -249,7 +249,7 @@ fn write_block(
             break;
         }
     }
-    Ok((at - range.start, digest.finalize() as u32))
+    Ok((at - range.start, digest.value()))
 }
 
 /// Reads until the memory is full or the source ends.
@@ -370,14 +370,14 @@ impl Direct {
 /// the processor's cache.
 fn check_block(target: &Data, block: &Block, direct: bool, memory: &mut Memory) -> Outcome<()> {
     let step = if direct { BLOCK_BYTES } else { PIECE_BYTES };
-    let mut digest = crc_fast::Digest::new(Crc32Iscsi);
+    let mut digest = Crc32c::new();
     let mut done = 0;
     while done < block.len {
         let len = step.min(block.len - done);
         digest.update(read_piece(target, block.offset + done, len, direct, memory)?);
         done += len;
     }
-    if digest.finalize() as u32 != block.crc {
+    if digest.value() != block.crc {
         return Err(mismatch(block.offset, "its checksum is not that of the source"));
     }
     Ok(())
@@ -431,7 +431,7 @@ fn check_hole(target: &Data, start: u64, end: u64, memory: &mut Memory) -> Outco
             if upto <= at {
                 return Err(mismatch(at, "it ends early"));
             }
-            if bytes[(at - start) as usize..(upto - start) as usize].iter().any(|&b| b != 0) {
+            if !forebay_sums::is_zeros(&bytes[(at - start) as usize..(upto - start) as usize]) {
                 return Err(mismatch(at, "a hole of the source has data"));
             }
             at = upto;
@@ -455,12 +455,12 @@ pub(super) fn join(first: u32, second: u32, second_len: u64) -> u32 {
     if first == 0 {
         return second;
     }
-    crc_fast::checksum_combine(Crc32Iscsi, first.into(), second.into(), second_len) as u32
+    forebay_sums::joined(first, second, second_len)
 }
 
 /// CRC32C of `len` zero bytes, by doubling.
 pub(super) fn zeros_crc(len: u64) -> u32 {
-    let mut power = crc_fast::checksum(Crc32Iscsi, &[0]) as u32;
+    let mut power = forebay_sums::crc32c(&[0]);
     let mut power_len = 1;
     let (mut crc, mut rest) = (0, len);
     while rest != 0 {
@@ -512,7 +512,7 @@ mod tests {
         assert!(meta_of(&target).allocated_bytes < 1 << 20);
         let mut whole = vec![0; (40 << 20) + 17];
         target.kernel().unwrap().read_exact_at(&mut whole, 0).unwrap();
-        assert_eq!(copied.crc32c(), crc_fast::checksum(Crc32Iscsi, &whole) as u32);
+        assert_eq!(copied.crc32c(), forebay_sums::crc32c(&whole));
     }
 
     #[test]

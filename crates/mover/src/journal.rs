@@ -174,7 +174,7 @@ impl Past {
 }
 
 fn key(path: &[u8]) -> u128 {
-    xxhash_rust::xxh3::xxh3_128(path)
+    forebay_sums::short_name(path)
 }
 
 /// An open journal.

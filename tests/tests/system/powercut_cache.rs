@@ -17,7 +17,7 @@ use forebay_tests::recorder::pair::{Pair, PairCut, Power, Recording, try_all};
 use forebay_tests::recorder::rig::run_command;
 use forebay_tests::recorder::state::Builder;
 use forebay_tests::recorder::target::Lower;
-use forebay_tests::{env_u64, long};
+use forebay_tests::{env_u64, every_point, long};
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -320,7 +320,12 @@ fn on_trial(name: &str, power: Power, writes: &'static str, usual: u64) -> Resul
 fn judge_all(site: Site, usual_seed: u64) -> Result<()> {
     let seed = env_u64("FOREBAY_SEED", usual_seed);
     // Reading all of a tree through a small cache takes its time.
-    let usual = if site.store == Store::Small { 14 } else { 24 };
+    let usual = match (site.store == Store::Small, every_point()) {
+        (true, true) => 14,
+        (true, false) => 10,
+        (false, true) => 24,
+        (false, false) => 16,
+    };
     let states = env_u64("FOREBAY_POWERCUT_STATES", if long() { 600 } else { usual }) as usize;
     let power = site.pair.power;
     let mut run = record(site, seed)?;

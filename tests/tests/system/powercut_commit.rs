@@ -15,7 +15,7 @@ use forebay_tests::recorder::pair::{Pair, PairCut, Power, Recording, try_all};
 use forebay_tests::recorder::rig::run_command;
 use forebay_tests::recorder::state::Builder;
 use forebay_tests::recorder::target::Lower;
-use forebay_tests::{env_u64, long};
+use forebay_tests::{env_u64, every_point, long};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
@@ -427,7 +427,9 @@ fn record(site: &Site, seed: u64) -> Result<(Vec<Committed>, Recording)> {
 
 fn on_trial(name: &str, power: Power, usual: u64) -> Result<()> {
     let seed = env_u64("FOREBAY_SEED", usual);
-    let states = env_u64("FOREBAY_POWERCUT_STATES", if long() { 600 } else { 24 }) as usize;
+    let usual_states = if every_point() { 24 } else { 16 };
+    let states =
+        env_u64("FOREBAY_POWERCUT_STATES", if long() { 600 } else { usual_states }) as usize;
     let site = Site { pair: Pair::new(name, power)? };
     let (all, recording) = record(&site, seed)?;
     let promises: Vec<u64> = all.iter().map(|commit| commit.done).collect();

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use forebay_tests::recorder::rig::{Rig, Surroundings, run_command};
 use forebay_tests::recorder::state::{Builder, Cut, choose};
 use forebay_tests::recorder::target::{Forebay, Target};
-use forebay_tests::{env_u64, long};
+use forebay_tests::{env_u64, every_point, long};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 use std::collections::BTreeMap;
@@ -189,7 +189,8 @@ fn staging_in_survives_power_cuts() -> Result<()> {
     let mut builder = Builder::new(&disk, &log)?;
     let source = read_tree(pfs.path())?;
     let mut staged = Staged { rig, target, pfs, source, surroundings, done, staged_again: 0 };
-    let states = env_u64("FOREBAY_POWERCUT_STATES", if long() { 500 } else { 25 }) as usize;
+    let usual = if every_point() { 25 } else { 15 };
+    let states = env_u64("FOREBAY_POWERCUT_STATES", if long() { 500 } else { usual }) as usize;
     let mut cuts = choose(&log, &[done], first..last, states, seed);
     cuts.push(Cut::Prefix { at: done });
     cuts.sort_by_key(Cut::at);

@@ -6,7 +6,7 @@
 use forebay_tests::buffer::{Buffer, Kind, Options, binary};
 use forebay_tests::model::{Plan, run_beside};
 use forebay_tests::procs::{self, Cred, fcntl_lock};
-use forebay_tests::{env_u64, long, seed, sys};
+use forebay_tests::{env_u64, long, random_steps, seed, sys};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -132,7 +132,7 @@ pub(crate) fn is_object(file: &impl AsRawFd) -> bool {
 
 fn random_operations(name: &str, kind: Kind) {
     if let Some(root) = inside() {
-        let steps = env_u64("FOREBAY_STEPS", if long() { 150_000 } else { 4_000 });
+        let steps = env_u64("FOREBAY_STEPS", if long() { 150_000 } else { random_steps(4_000) });
         run_beside(&root, Plan { seed: seed(name), steps, whole_every: 500, kill_every: 0 });
         return;
     }

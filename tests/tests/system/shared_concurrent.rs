@@ -6,7 +6,7 @@
 use forebay_tests::procs::{self, Child, Shared};
 use forebay_tests::served::{Served, Store, Via};
 use forebay_tests::sys::{self, Errno};
-use forebay_tests::{long, seed};
+use forebay_tests::{long, random_steps, seed};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,7 +111,7 @@ fn eight_mounts_make_rename_and_remove_in_one_directory() {
             account: &accounts[at * NAMES..(at + 1) * NAMES],
             next: 0,
         };
-        Child::spawn("owner", move || (0..rounds(200)).for_each(|_| owner.step()))
+        Child::spawn("owner", move || (0..rounds(random_steps(200))).for_each(|_| owner.step()))
     });
     procs::all(children.collect());
     // Seen from every mount: each name with its content, no other.
@@ -190,7 +190,7 @@ fn a_name_replaced_on_two_mounts_never_vanishes_on_others() {
         let (served, done) = (&served, &done);
         children.push(Child::spawn("replacer", move || {
             let (own, target) = (served.path(at, format!("new{at}")), served.path(at, "target"));
-            for number in 0..rounds(600) {
+            for number in 0..rounds(random_steps(600)) {
                 let fd = sys::open(&own, libc::O_CREAT | libc::O_WRONLY, 0o644).unwrap();
                 sys::write(&fd, &[(number % 251) as u8; 512]).unwrap();
                 drop(fd);

@@ -532,6 +532,12 @@ fn compare_gives_ratios_of_pairs_with_intervals() {
     for dir in &dirs {
         assert!(fs::read_dir(dir.path()).unwrap().count() <= 1, "the runs remove their files");
     }
+}
+
+#[test]
+fn the_suite_of_the_ime_has_a_row_for_each_pattern() {
+    let dirs = [disk(), disk()];
+    let other = dirs[1].path().display().to_string();
     let output = bench(
         dirs[0].path(),
         &format!("suite . --raw {other} --suite ime --tasks 2 --bytes 100k --pairs 1"),

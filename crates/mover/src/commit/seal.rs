@@ -12,12 +12,12 @@ use crate::journal::{Finished, Version};
 use crate::meta::{Dir, Meta};
 use crate::pfs::{errno, fd};
 use crate::run::Run;
-use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use forebay_failpoint::step;
 use forebay_proto::Errno;
 use forebay_proto::attr::FileKind;
 use forebay_proto::commit::{MANIFEST_FORMAT, MANIFEST_NAME, is_reserved};
 use forebay_proto::control::{PathBytes, Verify};
+use forebay_sums::Crc32c;
 use rustix::fs::{Advice, AtFlags, Mode, OFlags};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
@@ -63,7 +63,7 @@ struct Tail {
 /// Writes and keeps the checksum of what was written.
 struct Summed<W> {
     to: W,
-    digest: crc_fast::Digest,
+    digest: Crc32c,
 }
 
 impl<W: Write> Write for Summed<W> {
@@ -102,7 +102,7 @@ impl Run {
         }
         let mut copied = Copied { sources: HashMap::new(), targets: HashMap::new() };
         self.journal.each_done(|path, finished| {
-            copied.sources.insert(xxhash_rust::xxh3::xxh3_128(path), finished.source);
+            copied.sources.insert(forebay_sums::short_name(path), finished.source);
             copied.targets.insert(finished.target.ino, *finished);
         })?;
         self.recheck_source(&copied)?;
@@ -154,7 +154,7 @@ impl Run {
                 let names = source.list(&dir)?.into_iter();
                 frames.push(Frame { rel: path, dir, names });
             } else if meta.kind == FileKind::File {
-                match copied.sources.get(&xxhash_rust::xxh3::xxh3_128(&path)) {
+                match copied.sources.get(&forebay_sums::short_name(&path)) {
                     Some(then) if *then == Version::of(&meta) => {}
                     None if meta.nlink > 1 && inodes.contains(&meta.ino) => {}
                     Some(_) => return Err(changed("it was written")),
@@ -186,7 +186,7 @@ impl Run {
             File::from(opened)
         };
         let to = BufWriter::new(&file);
-        let mut out = Summed { to, digest: crc_fast::Digest::new(Crc32Iscsi) };
+        let mut out = Summed { to, digest: Crc32c::new() };
         let head = Head {
             forebay_manifest: MANIFEST_FORMAT,
             version: &commit.place.version,
@@ -195,10 +195,10 @@ impl Run {
         };
         put(&mut out, &head).map_err(io)?;
         let (entries, files, bytes) = self.list_tree(top, copied, &mut out)?;
-        let crc = out.digest.finalize() as u32;
+        let crc = out.digest.value();
         let manifest_crc32c = format!("{crc:08x}");
         put(&mut out, &Tail { entries, files, bytes, manifest_crc32c }).map_err(io)?;
-        let whole = out.digest.finalize() as u32;
+        let whole = out.digest.value();
         let _acting = self.pfs.act("fsync", MANIFEST_NAME.as_bytes()).map_err(&fault)?;
         out.to.flush().map_err(io)?;
         drop(out);
@@ -318,11 +318,11 @@ fn crc_of(file: File) -> std::io::Result<u32> {
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
     let file = Arc::new(file);
     let mut reader = BufReader::new(&*file);
-    let mut digest = crc_fast::Digest::new(Crc32Iscsi);
+    let mut digest = Crc32c::new();
     let mut piece = [0; 64 << 10];
     loop {
         match reader.read(&mut piece)? {
-            0 => return Ok(digest.finalize() as u32),
+            0 => return Ok(digest.value()),
             count => digest.update(&piece[..count]),
         }
     }

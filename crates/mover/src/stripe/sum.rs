@@ -7,7 +7,6 @@
 //! Called by `part` with every piece, by `lead` at the end.
 
 use super::super::copy::{join, zeros_crc};
-use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use forebay_proto::layout::{Layout, Part};
 
 /// Distances and lengths that are remembered: a part has few different ones.
@@ -39,7 +38,7 @@ impl StripeSum {
             let run_bytes = &bytes[from..from + run.bytes as usize];
             let end = run.file_offset + run.bytes;
             self.go_to(end);
-            let crc = crc_fast::checksum(Crc32Iscsi, run_bytes) as u32;
+            let crc = forebay_sums::crc32c(run_bytes);
             self.sum ^= crc ^ self.zeros(run.bytes);
         }
     }
@@ -154,7 +153,7 @@ mod tests {
                 sum.of_file(size)
             });
             let sums: Vec<u32> = sums.collect();
-            let whole = crc_fast::checksum(Crc32Iscsi, &file) as u32;
+            let whole = forebay_sums::crc32c(&file);
             assert_eq!(of_parts(size, sums.into_iter()), whole, "{layout:?} {size}");
         }
     }

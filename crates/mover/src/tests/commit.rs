@@ -45,7 +45,7 @@ pub fn check_manifest(tree: &Path) -> String {
     let mut lines: Vec<&[u8]> = text.split_inclusive(|&b| b == b'\n').collect();
     let json = |line: &[u8]| serde_json::from_slice::<serde_json::Value>(line).unwrap();
     let tail = json(lines.pop().unwrap());
-    let crc = |bytes: &[u8]| format!("{:08x}", crc_fast::crc32_iscsi(bytes));
+    let crc = |bytes: &[u8]| format!("{:08x}", forebay_sums::crc32c(bytes));
     assert_eq!(tail["manifest_crc32c"], crc(&lines.concat()));
     let head = json(lines.remove(0));
     assert_eq!(head["forebay_manifest"], 1);

@@ -4,7 +4,6 @@
 use super::over_rig::{Fate, Rig, SERVERS, make_wide};
 use super::support::{LIMIT, leftovers, noise};
 use crate::PfsHook;
-use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use forebay_interfaces::tree::BufferTree;
 use forebay_proto::control::{Direction, PlanState, PlanStatus, StageSpec, Verify};
 use forebay_proto::net::staging::StagingQuestion;
@@ -142,7 +141,7 @@ fn each_server_copies_its_own_part_straight_from_and_to_the_pfs() {
         for name in names(&rig.pfs("tree")) {
             let name = name.display().to_string();
             let bytes = std::fs::read(rig.pfs(&format!("tree/{name}"))).unwrap();
-            let crc = crc_fast::checksum(Crc32Iscsi, &bytes) as u32;
+            let crc = forebay_sums::crc32c(&bytes);
             assert_eq!(journaled(&rig, &name), crc, "{name}");
         }
         for name in ["one unit", "hole", "ends in data", "ends in a hole"] {

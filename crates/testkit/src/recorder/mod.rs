@@ -9,7 +9,6 @@
 
 mod actions;
 pub mod cached;
-pub mod content;
 pub mod disk;
 pub mod mirror;
 pub mod names;
@@ -20,3 +19,5 @@ pub mod state;
 pub mod target;
 pub mod verify;
 pub mod workload;
+
+pub use forebay_cells as content;

@@ -42,7 +42,7 @@ pub fn pair03_append(two: &Two) {
 /// A thread's pread after its own pwrite sees it, while threads of both mounts write other parts
 /// of the page.
 pub fn pair07_own_write_on_a_shared_page(two: &Two) {
-    let rounds = if forebay_tests::long() { 40_000 } else { 1_000 };
+    let rounds = if forebay_tests::long() { 40_000 } else { forebay_tests::random_steps(1_000) };
     for name in two.files("page") {
         two.put(&name, &[0; 4096]);
         let stop = AtomicBool::new(false);
