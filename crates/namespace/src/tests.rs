@@ -181,7 +181,10 @@ fn a_name_that_is_replaced_all_the_time_is_always_found() {
                 }
             });
         }
-        for _ in 0..5_000 {
+        // Those who look keep both processors of a small machine busy meanwhile.
+        let is_whole = std::env::var_os("FOREBAY_TEST_EVERY_POINT").is_some();
+        let renames = if is_whole { 5_000 } else { 1_500 };
+        for _ in 0..renames {
             if ended.load(Ordering::Relaxed) {
                 break;
             }
