@@ -9,7 +9,7 @@ use crate::{places, raw, sockets};
 use forebay_interpose::sys;
 use forebay_preload_wire::{Attributes, BY_KERNEL, op};
 use libc::{
-    c_char, c_int, c_uint, c_void, gid_t, mode_t, off_t, size_t, ssize_t, stat as Stat,
+    c_char, c_int, c_uint, c_ulong, c_void, gid_t, mode_t, off_t, size_t, ssize_t, stat as Stat,
     statfs as StatFs, statvfs as StatVfs, timespec, timeval, uid_t,
 };
 
@@ -170,6 +170,12 @@ fn concerns_file(command: c_int) -> bool {
     )
 }
 
+/// Requests of ioctl that read or set what a file system keeps of a file: attributes as chattr(1) has them, extents, versions.
+/// Clones of data are the object's.
+fn is_about_attributes(request: c_ulong) -> bool {
+    matches!((request >> 8) as u8, b'f' | b'X' | b'v')
+}
+
 /// Calls before which a descriptor is exchanged. They return -1 if it could not be.
 macro_rules! after_exchange {
     ($( $name:ident($fd:ident: c_int $(, $arg:ident: $type:ty)*) -> $ret:ty; )*) => {
@@ -191,6 +197,12 @@ macro_rules! after_exchange {
                     return -1;
                 }
                 real(fd, command, argument)
+            }
+            fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int, real => {
+                if is_about_attributes(request) && !settle(fd) {
+                    return -1;
+                }
+                real(fd, request, argument)
             }
             fn posix_fallocate(fd: c_int, offset: off_t, length: off_t) -> c_int, real => {
                 if !settle(fd) {
