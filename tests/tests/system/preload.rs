@@ -386,6 +386,55 @@ fn a_lock_is_seen_through_the_mount_and_the_position_stays() {
     assert_eq!(std::fs::metadata(by_kernel(&root, "g")).unwrap().mode() & 0o777, 0o604);
 }
 
+/// Has the kernel refuse a call of this thread, as the seccomp filters of containers do.
+fn forbid(call: libc::c_long) {
+    let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let mut steps = [
+        // The number is the first word of struct seccomp_data.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, call as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    let (one, zero): (libc::c_ulong, libc::c_ulong) = (1, 0);
+    let mode = libc::c_ulong::from(libc::SECCOMP_MODE_FILTER);
+    // SAFETY: numbers, and a program that lives during the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, one, zero, zero, zero), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0);
+    }
+}
+
+/// Containers forbid kcmp(2), which tells which descriptors share a position. Those that do go on sharing it all the same.
+#[test]
+fn copies_keep_their_position_where_kcmp_is_forbidden() {
+    let Some(root) = inside() else {
+        let buffer = tmpfs();
+        preloaded("copies_keep_their_position_where_kcmp_is_forbidden", &buffer.root());
+        return;
+    };
+    forbid(libc::SYS_kcmp);
+    let mut file = File::create(root.join("f")).unwrap();
+    let mut copy = file.try_clone().unwrap();
+    let mut apart = File::options().write(true).open(root.join("f")).unwrap();
+    file.write_all(b"one ").unwrap();
+    let flags = |file: &File| {
+        // SAFETY: a number.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) }
+    };
+    let before = flags(&apart);
+    // SAFETY: a number.
+    assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }, 0);
+    assert!(!is_object(&file) && !is_object(&copy) && is_object(&apart));
+    copy.write_all(b"two ").unwrap();
+    file.write_all(b"three").unwrap();
+    apart.write_all(b"ONE").unwrap();
+    assert_eq!(std::fs::read(by_kernel(&root, "f")).unwrap(), b"ONE two three");
+    assert_eq!(flags(&apart), before, "a flag stayed");
+    assert_eq!(flags(&copy) & libc::O_NONBLOCK, 0, "a flag stayed");
+}
+
 /// Relative names, directories as starting points, links that lead in and out, and what else a path can be.
 #[test]
 fn paths_mean_what_the_kernel_takes_them_for() {
