@@ -15,6 +15,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// Names the mount to a test that runs once more.
@@ -664,6 +665,37 @@ fn programs_do_with_descriptors_what_they_like() {
                     std::fs::write(&path, [thread as u8; 100]).unwrap();
                     assert_eq!(std::fs::read(&path).unwrap(), [thread as u8; 100]);
                     std::fs::remove_file(&path).unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// More threads than the library has sockets ask about files that they have open at once, of which the kernel knows nothing.
+#[test]
+fn many_threads_ask_about_their_files_at_once() {
+    const THREADS: u64 = 48;
+    let Some(root) = inside() else {
+        let buffer = tmpfs();
+        preloaded("many_threads_ask_about_their_files_at_once", &buffer.root());
+        return;
+    };
+    let start = Barrier::new(THREADS as usize);
+    let new = |thread: u64| {
+        let file = File::create(root.join(format!("f{thread}"))).unwrap();
+        assert!(is_object(&file), "{thread}");
+        file
+    };
+    let files: Vec<File> = (0..THREADS).map(new).collect();
+    std::thread::scope(|scope| {
+        for mut file in files {
+            let start = &start;
+            scope.spawn(move || {
+                start.wait();
+                for size in 1..=60 {
+                    file.write_all(b"x").unwrap();
+                    assert_eq!(file.metadata().unwrap().len(), size);
+                    assert!(!size.is_multiple_of(10) || file.sync_data().is_ok(), "fdatasync");
                 }
             });
         }
