@@ -21,6 +21,8 @@ const SOCKETS_MAX: usize = 16;
 const NUMBERS_FROM: u64 = 900;
 /// How often a thread gives way to those that have all sockets, before it makes a connection of its own.
 const GIVE_WAY: u32 = 20;
+/// How often it tries one, a millisecond apart: a mount may refuse more of them.
+const TRIES: u32 = 1_000;
 /// How often a mount that cannot be reached is passed over before it is tried again.
 const PASS_OVER: u32 = 256;
 
@@ -180,13 +182,12 @@ fn way_to(at: usize, always: bool) -> Way {
     let free = free.or_else(|| SOCKETS.iter().find_map(take));
     let Some(free) = free else { return Way::InUse };
     free.close();
-    match connect(&free, at, ids) {
-        true => Way::Socket(free),
-        false => {
-            PASSED[at].store(PASS_OVER, Ordering::Relaxed);
-            Way::Closed
-        }
+    if connect(&free, at, ids) {
+        return Way::Socket(free);
     }
+    PASSED[at].store(PASS_OVER, Ordering::Relaxed);
+    // A mount has as many connections as it wants, and this process may have some that are in use.
+    if SOCKETS.iter().any(mine) { Way::InUse } else { Way::Closed }
 }
 
 fn connect(taken: &Taken, at: usize, ids: u64) -> bool {
@@ -490,11 +491,11 @@ fn tell_cwd(taken: &Taken) -> bool {
 /// Asks about a descriptor that a mount gave out. `None` if the mount cannot be asked.
 pub fn ask_about(place: usize, operation: u32, flags: u32, fd: c_int) -> Option<Reply> {
     let request = Request { version: VERSION, op: operation, flags, ..Request::default() };
-    let (mut tries, mut turns) = (0, 0);
     // A mount that was away may be there again: a file that is open is worth a try each time.
     PASSED[place].store(0, Ordering::Relaxed);
+    let mut turns = 0;
     // A socket from before the mount was started again ends at the first use, and all may be from before.
-    while tries <= SOCKETS_MAX {
+    for _ in 0..TRIES {
         let reply = match way_to(place, true) {
             Way::Socket(taken) => exchange(&taken, &request, &[], fd),
             Way::InUse if turns < GIVE_WAY => {
@@ -502,14 +503,19 @@ pub fn ask_about(place: usize, operation: u32, flags: u32, fd: c_int) -> Option<
                 raw::numbers(libc::SYS_sched_yield, 0, 0, 0);
                 continue;
             }
-            Way::InUse => ask_apart(place, &request, fd),
+            Way::InUse => {
+                let reply = ask_apart(place, &request, fd);
+                if reply.is_none() {
+                    raw::sleep_1_ms();
+                }
+                reply
+            }
             Way::Closed => return None,
         };
         if let Some(reply) = reply {
             report::asked(operation, reply.answer.status != BY_KERNEL);
             return Some(reply);
         }
-        tries += 1;
     }
     None
 }
