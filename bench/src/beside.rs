@@ -25,6 +25,8 @@ const SMALL_BYTES: usize = 3_901;
 const HELD_BYTES: usize = 16 << 20;
 /// Of its blocks the large ones.
 const LARGE_BYTES: usize = 1 << 20;
+/// Most processor time of an operation on names, of program and daemon together, in microseconds.
+const CPU_AT_MOST_US: f64 = 8.0;
 /// How long before its start a sample is announced, in nanoseconds.
 const START_DELAY_NS: u64 = 500_000;
 
@@ -473,6 +475,33 @@ impl Series {
             note: set.note,
         })
     }
+
+    /// Processor time of an operation, of program and daemon together; `None` for calls on a descriptor, which no daemon sees, and
+    /// where there is no daemon.
+    fn cpu_row(&self, set: &Set, case: &Case, processes: usize) -> Option<Row> {
+        let median =
+            |values: &[f64]| Summary::of(values).map_or(f64::NAN, |summary| summary.median);
+        let both: Vec<f64> = self.client_us[1]
+            .iter()
+            .zip(&self.daemon_us)
+            .map(|(client, daemon)| client + daemon)
+            .collect();
+        let value = Summary::of(&both).filter(|_| case.act.held_block().is_none())?;
+        let who = if processes == 1 { "1 process" } else { "2 processes" };
+        Some(Row {
+            part: "beside",
+            case: format!("{}, {who}: CPU of program and daemon", case.name),
+            target: Some(Target::MicrosecondsPerOpAtMost(CPU_AT_MOST_US)),
+            value,
+            pairs_run: both.len(),
+            disturbed: false,
+            raw: Some(median(&self.client_us[0])),
+            buffer: Some(median(&both)),
+            unit: "us/op",
+            cpu: None,
+            note: set.note,
+        })
+    }
 }
 
 /// One side: its processes, and the daemon behind it.
@@ -640,6 +669,9 @@ pub fn measure(
             }
             for (case, series) in set.cases.iter().zip(&series) {
                 keep(series.row(set, case, processes)?);
+                if let Some(row) = series.cpu_row(set, case, processes) {
+                    keep(row);
+                }
             }
         }
     }

@@ -27,7 +27,8 @@ const KINDS: [(bool, Pattern, &str); 3] = [
     (true, Pattern::Random, "random, one file"),
 ];
 
-const NOTE: &str = "matrix: raw is not tmpfs but the same two mounts, each with a file of its own in logs, in order.";
+const NOTE: &str = "matrix: raw is not tmpfs but the same two mounts, each with a file of its own in logs, in order. Reads are of files that were \
+    written and closed, by descriptors that only read, as IOR's second phase is.";
 
 /// All rows.
 pub fn measure(
@@ -46,14 +47,15 @@ pub fn measure(
                     let count = if side == 1 && shared { 1 } else { 2 };
                     jobs(side, 0).into_iter().map(|job| job.path).take(count).collect()
                 };
+                let all: &dyn Fn(usize, u64) -> Vec<Job> = &jobs;
                 let each = u64::from(SAMPLE_BYTES / block_bytes * block_bytes);
                 let case = Case {
                     part: "matrix",
                     name: format!("log layout: {verb} {size}, {kind}, 2 mounts"),
                     target: Some(Target::RatioAtLeast(LEAST)),
                     note: NOTE,
-                    jobs: &jobs,
-                    fill: None,
+                    jobs: all,
+                    fill: (op == Op::Read).then_some(all),
                     files: [file(0), file(1)],
                     file_bytes: [each, if shared { 2 * each } else { each }],
                 };
@@ -88,7 +90,7 @@ fn sample(
         seed: seed + u64::from(worker),
         direct: false,
         synced: false,
-        read_only: false,
+        read_only: op == Op::Read,
         tcp: None,
     };
     (0..).zip(&striped.mounts).map(job).collect()

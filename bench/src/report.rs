@@ -19,6 +19,8 @@ pub enum Target {
     SecondsAtMost(f64),
     /// Seconds of CPU per GiB, at most.
     SecondsPerGibAtMost(f64),
+    /// Microseconds of CPU per operation, at most.
+    MicrosecondsPerOpAtMost(f64),
     /// Million events per second of CPU, at least.
     MillionsPerSecondAtLeast(f64),
 }
@@ -30,6 +32,7 @@ impl Target {
             Target::RatioAtLeast(_) | Target::RatioAtMost(_) => "",
             Target::SecondsAtMost(_) => " s",
             Target::SecondsPerGibAtMost(_) => " s/GiB",
+            Target::MicrosecondsPerOpAtMost(_) => " us/op",
             Target::MillionsPerSecondAtLeast(_) => " M/s",
         }
     }
@@ -45,7 +48,7 @@ pub struct Row {
     pub case: String,
     /// What it has to reach, if anything.
     pub target: Option<Target>,
-    /// Ratios of the pairs (speed of the buffer / speed of raw; of `full` time / time), or seconds.
+    /// Ratios of the pairs (speed of the buffer / speed of raw; of `full` time / time), or what the target's unit says.
     pub value: Summary,
     /// Pairs that were run; `value.count` of them are used.
     pub pairs_run: usize,
@@ -115,6 +118,7 @@ impl Row {
             Some(
                 Target::SecondsAtMost(most)
                 | Target::SecondsPerGibAtMost(most)
+                | Target::MicrosecondsPerOpAtMost(most)
                 | Target::RatioAtMost(most),
             ) => match (self.value.median <= most, self.value.median_low <= most) {
                 (true, _) => Mark::Pass,
@@ -138,6 +142,7 @@ impl Row {
             Some(
                 Target::SecondsAtMost(most)
                 | Target::SecondsPerGibAtMost(most)
+                | Target::MicrosecondsPerOpAtMost(most)
                 | Target::RatioAtMost(most),
             ) => {
                 format!("<= {}{suffix}", short(most))
@@ -334,6 +339,8 @@ mod tests {
         assert_eq!(row(Target::SecondsAtMost(0.84), &ratios).mark(), Mark::Pass);
         assert_eq!(row(Target::SecondsAtMost(0.81), &ratios).mark(), Mark::Near);
         assert_eq!(row(Target::SecondsAtMost(0.79), &ratios).mark(), Mark::Miss);
+        assert_eq!(row(Target::MicrosecondsPerOpAtMost(0.84), &ratios).mark(), Mark::Pass);
+        assert_eq!(row(Target::MicrosecondsPerOpAtMost(0.79), &ratios).mark(), Mark::Miss);
         assert_eq!(row(Target::MillionsPerSecondAtLeast(0.84), &ratios).mark(), Mark::Pass);
         assert_eq!(row(Target::MillionsPerSecondAtLeast(0.85), &ratios).mark(), Mark::Near);
         assert_eq!(row(Target::MillionsPerSecondAtLeast(0.95), &ratios).mark(), Mark::Miss);
@@ -349,6 +356,10 @@ mod tests {
         assert_eq!(
             cells("M/s", Target::MillionsPerSecondAtLeast(3.5)),
             ">= 3.50|2.00 M/s [2.00..2.00]|||M/s"
+        );
+        assert_eq!(
+            cells("us/op", Target::MicrosecondsPerOpAtMost(8.0)),
+            "<= 8.00 us/op|2.00 us/op [2.00..2.00]|||us/op"
         );
         let memory =
             Row { target: None, unit: "MiB only", ..row(Target::RatioAtLeast(1.0), &[2.0]) };

@@ -1,7 +1,7 @@
 //! Calls on paths.
 
 use crate::places::{Found, locate};
-use crate::{descriptors, identity, own, raw, sockets};
+use crate::{descriptors, identity, own, passed, raw, sockets};
 use forebay_interpose::sys;
 use forebay_preload_wire::{Attributes, BELIEVED, MADE, Request, op};
 use libc::{
@@ -87,6 +87,8 @@ pub unsafe fn opened(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t
         libc::O_DIRECTORY | libc::O_PATH | libc::O_DIRECT | libc::O_SYNC | libc::O_NOATIME;
     if flags & BY_KERNEL != 0 && flags & libc::O_ACCMODE != libc::O_ACCMODE {
         // O_TMPFILE has O_DIRECTORY in it, and O_SYNC has O_DSYNC.
+        // SAFETY: by the caller's promise.
+        unsafe { passed::counted(dir, path) };
         return None;
     }
     // SAFETY: by the caller's promise.
@@ -343,11 +345,13 @@ unsafe fn removed(dir: c_int, path: *const c_char) -> Option<c_int> {
     }
 }
 
-/// For a call that names a descriptor by a path of /proc, or by an empty one.
+/// For a call that is the kernel's, and may name a descriptor by a path of /proc, or by an empty one.
 ///
 /// # Safety
 /// `path` is NULL or a C string.
 unsafe fn settled(dir: c_int, path: *const c_char, flags: c_int) -> bool {
+    // SAFETY: by the caller's promise.
+    unsafe { passed::counted(dir, path) };
     // SAFETY: by the caller's promise.
     match unsafe { text(path) } {
         Some(path) => {
@@ -487,6 +491,14 @@ interpose! {
         settled(dir, path, 0);
         real(dir, path, to, room)
     }
+    fn __readlink_chk(path: *const c_char, to: *mut c_char, length: size_t, room: size_t) -> ssize_t, real => {
+        settled(CWD, path, 0);
+        real(path, to, length, room)
+    }
+    fn __readlinkat_chk(dir: c_int, path: *const c_char, to: *mut c_char, length: size_t, room: size_t) -> ssize_t, real => {
+        settled(dir, path, 0);
+        real(dir, path, to, length, room)
+    }
     fn linkat(
         from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char, flags: c_int,
     ) -> c_int, real => {
@@ -529,9 +541,47 @@ interpose! {
         settled(CWD, path, 0);
         real(path, mode)
     }
+    fn fchmodat(dir: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int, real => {
+        if !settled(dir, path, flags) {
+            return -1;
+        }
+        real(dir, path, mode, flags)
+    }
+    fn chown(path: *const c_char, user: libc::uid_t, group: libc::gid_t) -> c_int, real => {
+        settled(CWD, path, 0);
+        real(path, user, group)
+    }
+    fn utimes(path: *const c_char, times: *const libc::timeval) -> c_int, real => {
+        settled(CWD, path, 0);
+        real(path, times)
+    }
+    fn getxattr(path: *const c_char, name: *const c_char, to: *mut c_void, room: size_t) -> ssize_t, real => {
+        settled(CWD, path, 0);
+        real(path, name, to, room)
+    }
+    fn listxattr(path: *const c_char, to: *mut c_char, room: size_t) -> ssize_t, real => {
+        settled(CWD, path, 0);
+        real(path, to, room)
+    }
+    fn setxattr(path: *const c_char, name: *const c_char, from: *const c_void, bytes: size_t, flags: c_int) -> c_int, real => {
+        settled(CWD, path, 0);
+        real(path, name, from, bytes, flags)
+    }
+    fn removexattr(path: *const c_char, name: *const c_char) -> c_int, real => {
+        settled(CWD, path, 0);
+        real(path, name)
+    }
     fn realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char, real => {
         settled(CWD, path, 0);
         real(path, resolved)
+    }
+    fn __realpath_chk(path: *const c_char, resolved: *mut c_char, room: size_t) -> *mut c_char, real => {
+        settled(CWD, path, 0);
+        real(path, resolved, room)
+    }
+    fn canonicalize_file_name(path: *const c_char) -> *mut c_char, real => {
+        settled(CWD, path, 0);
+        real(path)
     }
     fn mmap(address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: libc::off_t) -> *mut c_void, real => {
         // A program's text is the mount's to forbid.

@@ -9,7 +9,7 @@ use crate::{places, raw, sockets};
 use forebay_interpose::sys;
 use forebay_preload_wire::{Attributes, BY_KERNEL, op};
 use libc::{
-    c_char, c_int, c_uint, c_void, gid_t, mode_t, off_t, size_t, ssize_t, stat as Stat,
+    c_char, c_int, c_uint, c_ulong, c_void, gid_t, mode_t, off_t, size_t, ssize_t, stat as Stat,
     statfs as StatFs, statvfs as StatVfs, timespec, timeval, uid_t,
 };
 
@@ -90,13 +90,39 @@ fn put(new: c_int, old: c_int) {
     raw::numbers(libc::SYS_dup3, new as usize, old as usize, flags as usize);
 }
 
-/// Whether two descriptors are copies of each other. False where the kernel does not tell.
+/// Whether two descriptors are copies of each other.
 fn is_same(one: c_int, other: c_int) -> bool {
     let pid = raw::pid() as usize;
     // KCMP_FILE of linux/kcmp.h.
     let arguments = [pid, pid, 0, one as usize, other as usize, 0];
     // SAFETY: numbers alone.
-    unsafe { raw::call(libc::SYS_kcmp, arguments) == 0 }
+    match unsafe { raw::call(libc::SYS_kcmp, arguments) } {
+        0 => true,
+        // Containers forbid the call mostly, and a kernel may lack it.
+        error if error < 0 => share_flags(one, other),
+        _ => false,
+    }
+}
+
+/// Whether a status flag that one of them gets is the other's, too: copies have these in common, as they have the position. The flag
+/// means nothing for reads and writes of a file, and goes again.
+fn share_flags(one: c_int, other: c_int) -> bool {
+    let place = |fd: c_int| raw::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+    let get = |fd: c_int| raw::numbers(libc::SYS_fcntl, fd as usize, libc::F_GETFL as usize, 0);
+    let set = |flags: i64| {
+        let command = libc::F_SETFL as usize;
+        raw::numbers(libc::SYS_fcntl, one as usize, command, flags as usize) == 0
+    };
+    let before = get(one);
+    if before < 0 || get(other) != before || place(one).is_none() || place(one) != place(other) {
+        return false;
+    }
+    if !set(before ^ i64::from(libc::O_NONBLOCK)) {
+        return false;
+    }
+    let are_copies = get(other) != before;
+    set(before);
+    are_copies
 }
 
 /// Calls `each` for all open descriptors, as /proc shows them.
@@ -170,6 +196,12 @@ fn concerns_file(command: c_int) -> bool {
     )
 }
 
+/// Requests of ioctl that read or set what a file system keeps of a file: attributes as chattr(1) has them, extents, versions.
+/// Clones of data are the object's.
+fn is_about_attributes(request: c_ulong) -> bool {
+    matches!((request >> 8) as u8, b'f' | b'X' | b'v')
+}
+
 /// Calls before which a descriptor is exchanged. They return -1 if it could not be.
 macro_rules! after_exchange {
     ($( $name:ident($fd:ident: c_int $(, $arg:ident: $type:ty)*) -> $ret:ty; )*) => {
@@ -191,6 +223,12 @@ macro_rules! after_exchange {
                     return -1;
                 }
                 real(fd, command, argument)
+            }
+            fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int, real => {
+                if is_about_attributes(request) && !settle(fd) {
+                    return -1;
+                }
+                real(fd, request, argument)
             }
             fn posix_fallocate(fd: c_int, offset: off_t, length: off_t) -> c_int, real => {
                 if !settle(fd) {

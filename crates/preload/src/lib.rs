@@ -22,22 +22,31 @@ mod calls;
 mod descriptors;
 mod identity;
 mod own;
+mod passed;
 mod places;
 mod raw;
 mod report;
 mod sockets;
 mod streams;
+mod temporaries;
 
 /// Called by the loader before the program begins.
 extern "C" fn begin() {
     let errno = forebay_interpose::sys::Errno::keep();
     // Here, since looking them up is nothing for a signal handler.
-    for table in [calls::real::ALL, descriptors::real::ALL, identity::real::ALL, streams::real::ALL]
-    {
+    for table in [
+        calls::real::ALL,
+        descriptors::real::ALL,
+        identity::real::ALL,
+        passed::real::ALL,
+        streams::real::ALL,
+        temporaries::real::ALL,
+    ] {
         for real in table {
             real.get();
         }
     }
+    report::begin();
     identity::begin();
     places::begin();
     drop(errno);

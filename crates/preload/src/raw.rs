@@ -125,6 +125,13 @@ pub fn append_to(path: &std::ffi::CStr) -> c_int {
     }
 }
 
+/// Waits a millisecond.
+pub fn sleep_1_ms() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    // SAFETY: a time that lives during the call; what is left of it is not asked for.
+    unsafe { call(libc::SYS_nanosleep, [(&raw const time) as usize, 0, 0, 0, 0, 0]) };
+}
+
 /// write(2), once.
 pub fn write(fd: c_int, bytes: &[u8]) {
     // SAFETY: bytes that live during the call.

@@ -2,11 +2,17 @@
 //! `FOREBAY_PRELOAD_REPORT` names a file (a line is added to it) or is `-` (standard error).
 
 use crate::{raw, sockets};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Operations, as the report names them, by their number.
 const NAMES: [&str; 10] =
-    ["", "", "", "stat", "access", "open", "unlink", "fstat", "fsync", "exchange"];
+    ["other", "", "", "stat", "access", "open", "unlink", "fstat", "fsync", "exchange"];
+/// Number of the calls on names that nobody is asked about.
+pub const OTHER: u32 = 0;
+
+/// Whether a report is wanted: what is only counted is looked at only then.
+static WANTED: AtomicBool = AtomicBool::new(false);
 
 static ANSWERED: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
 static LEFT: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
@@ -60,15 +66,32 @@ impl Text {
     }
 }
 
+/// Where the report goes, as the environment says.
+///
+/// # Safety
+/// Nobody changes the environment while the text is used.
+unsafe fn wanted<'a>() -> Option<&'a CStr> {
+    // SAFETY: a C string that lives.
+    let wanted = unsafe { libc::getenv(c"FOREBAY_PRELOAD_REPORT".as_ptr()) };
+    // SAFETY: a C string of the environment, which stays by the caller's promise.
+    (!wanted.is_null()).then(|| unsafe { CStr::from_ptr(wanted) })
+}
+
+/// Before the program begins.
+pub fn begin() {
+    // SAFETY: there is no other thread yet.
+    WANTED.store(unsafe { wanted() }.is_some(), Ordering::Relaxed);
+}
+
+/// Whether anybody reads what is counted.
+pub fn is_wanted() -> bool {
+    WANTED.load(Ordering::Relaxed)
+}
+
 /// At the end of the program.
 pub fn end() {
-    // SAFETY: a C string that lives; what changes the environment has ended, or was wrong to.
-    let wanted = unsafe { libc::getenv(c"FOREBAY_PRELOAD_REPORT".as_ptr()) };
-    if wanted.is_null() {
-        return;
-    }
-    // SAFETY: a C string of the environment.
-    let wanted = unsafe { std::ffi::CStr::from_ptr(wanted) };
+    // SAFETY: what changes the environment has ended, or was wrong to.
+    let Some(wanted) = (unsafe { wanted() }) else { return };
     let mut text = Text { bytes: [0; 1024], length: 0 };
     text.put(b"forebay preload: process ");
     text.number(raw::pid().into());

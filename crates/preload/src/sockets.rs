@@ -1,5 +1,6 @@
 //! The sockets on which mounts are asked. A thread takes one that is free, or opens one; if there is none left, the
-//! kernel is asked instead. Nobody waits for another thread here.
+//! kernel is asked instead, and about descriptors, of which it does not know, the mount on a connection for this one question. Nobody
+//! waits for another thread here, but for giving way to others some times.
 //!
 //! A socket has a high number that programs do not use by themselves. Before a program takes or closes that number,
 //! the socket gives it up ([`give_up`]); if it was closed past that, the next use fails and the kernel is asked.
@@ -18,6 +19,10 @@ use zerocopy::IntoBytes;
 const SOCKETS_MAX: usize = 16;
 /// Where their numbers begin, where the limit of open files allows that.
 const NUMBERS_FROM: u64 = 900;
+/// How often a thread gives way to those that have all sockets, before it makes a connection of its own.
+const GIVE_WAY: u32 = 20;
+/// How often it tries one, a millisecond apart: a mount may refuse more of them.
+const TRIES: u32 = 1_000;
 /// How often a mount that cannot be reached is passed over before it is tried again.
 const PASS_OVER: u32 = 256;
 
@@ -129,10 +134,27 @@ fn ids() -> u64 {
     u64::from(uid) << 32 | u64::from(gid)
 }
 
+/// What a thread finds that wants to ask.
+enum Way {
+    Socket(Taken),
+    /// Other threads have all of them.
+    InUse,
+    /// The mount cannot be asked.
+    Closed,
+}
+
 /// A socket to a mount, opened as who this thread is now.
 fn socket_to(at: usize) -> Option<Taken> {
+    match way_to(at, false) {
+        Way::Socket(taken) => Some(taken),
+        Way::InUse | Way::Closed => None,
+    }
+}
+
+/// The same, and why there is none. `always`: it is tried also if the mount could not be reached a moment ago.
+fn way_to(at: usize, always: bool) -> Way {
     if !is_own() {
-        return None;
+        return Way::Closed;
     }
     let ids = ids();
     let mine = |socket: &Socket| {
@@ -146,34 +168,50 @@ fn socket_to(at: usize) -> Option<Taken> {
             && let Some(taken) = take(socket)
         {
             if mine(socket) {
-                return Some(taken);
+                return Way::Socket(taken);
             }
         }
     }
-    if PASSED[at].load(Ordering::Relaxed) > 0 {
+    if !always && PASSED[at].load(Ordering::Relaxed) > 0 {
         PASSED[at].fetch_sub(1, Ordering::Relaxed);
-        return None;
+        return Way::Closed;
     }
     let empty = |socket: &Socket| socket.fd.load(Ordering::Acquire) < 0;
     let free = SOCKETS.iter().filter(|socket| empty(socket)).find_map(take);
     // One of another mount, or of who this process was.
-    let free = free.or_else(|| SOCKETS.iter().find_map(take))?;
+    let free = free.or_else(|| SOCKETS.iter().find_map(take));
+    let Some(free) = free else { return Way::InUse };
     free.close();
-    match connect(&free, at, ids) {
-        true => Some(free),
-        false => {
-            PASSED[at].store(PASS_OVER, Ordering::Relaxed);
-            None
-        }
+    if connect(&free, at, ids) {
+        return Way::Socket(free);
     }
+    PASSED[at].store(PASS_OVER, Ordering::Relaxed);
+    // A mount has as many connections as it wants, and this process may have some that are in use.
+    if SOCKETS.iter().any(mine) { Way::InUse } else { Way::Closed }
 }
 
 fn connect(taken: &Taken, at: usize, ids: u64) -> bool {
-    let Some(place) = places::get(at) else { return false };
+    if taken.fd() >= 0 {
+        return false;
+    }
+    let Some((fd, who)) = connection(at, ids) else { return false };
+    let socket = taken.0;
+    socket.place.store(at as u32, Ordering::Relaxed);
+    socket.pid.store(raw::pid(), Ordering::Relaxed);
+    socket.ids.store(ids, Ordering::Relaxed);
+    socket.who.store(who, Ordering::Relaxed);
+    socket.whereabouts.store(0, Ordering::Relaxed);
+    socket.fd.store(fd, Ordering::Release);
+    true
+}
+
+/// A connection to a mount's process, and as whom it was made.
+fn connection(at: usize, ids: u64) -> Option<(c_int, u32)> {
+    let place = places::get(at)?;
     // Whoever reads the socket's other end sees the effective ids; the kernel judges by these.
     let (uid, gid) = raw::effective_ids();
-    if taken.fd() >= 0 || ids != (u64::from(uid) << 32 | u64::from(gid)) {
-        return false;
+    if ids != (u64::from(uid) << 32 | u64::from(gid)) {
+        return None;
     }
     let fd = raw::numbers(
         libc::SYS_socket,
@@ -182,26 +220,19 @@ fn connect(taken: &Taken, at: usize, ids: u64) -> bool {
         0,
     ) as c_int;
     if fd < 0 {
-        return false;
+        return None;
     }
     let high = raw::copy_above(fd, numbers_from());
     raw::close(fd);
     if high < 0 {
-        return false;
+        return None;
     }
     let who = identity::who();
     if !reach(high, place.store) || !is_trusted(high, uid) || !hello(high, at, place, (who, uid)) {
         raw::close(high);
-        return false;
+        return None;
     }
-    let socket = taken.0;
-    socket.place.store(at as u32, Ordering::Relaxed);
-    socket.pid.store(raw::pid(), Ordering::Relaxed);
-    socket.ids.store(ids, Ordering::Relaxed);
-    socket.who.store(who, Ordering::Relaxed);
-    socket.whereabouts.store(0, Ordering::Relaxed);
-    socket.fd.store(high, Ordering::Release);
-    true
+    Some((high, who))
 }
 
 /// A number that programs do not choose by themselves.
@@ -391,16 +422,20 @@ fn receive(fd: c_int, into: &mut [u8], close_on_exec: bool) -> Option<(c_int, bo
 }
 
 fn exchange(taken: &Taken, request: &Request, path: &[u8], given: c_int) -> Option<Reply> {
-    let mut answer = Answer::default();
-    let keep = request.op == op::OPEN && request.flags as c_int & libc::O_CLOEXEC == 0;
-    let got = match send(taken.fd(), &request.here(), path, given) {
-        true => receive(taken.fd(), answer.as_mut_bytes(), !keep),
-        false => None,
-    };
-    if got.is_none() {
+    let reply = exchange_on(taken.fd(), request, path, given);
+    if reply.is_none() {
         taken.close();
     }
-    let (fd, no_room) = got?;
+    reply
+}
+
+fn exchange_on(socket: c_int, request: &Request, path: &[u8], given: c_int) -> Option<Reply> {
+    let mut answer = Answer::default();
+    let keep = request.op == op::OPEN && request.flags as c_int & libc::O_CLOEXEC == 0;
+    let (fd, no_room) = match send(socket, &request.here(), path, given) {
+        true => receive(socket, answer.as_mut_bytes(), !keep)?,
+        false => return None,
+    };
     Some(Reply { answer, fd, no_room })
 }
 
@@ -455,18 +490,42 @@ fn tell_cwd(taken: &Taken) -> bool {
 
 /// Asks about a descriptor that a mount gave out. `None` if the mount cannot be asked.
 pub fn ask_about(place: usize, operation: u32, flags: u32, fd: c_int) -> Option<Reply> {
+    let request = Request { version: VERSION, op: operation, flags, ..Request::default() };
     // A mount that was away may be there again: a file that is open is worth a try each time.
     PASSED[place].store(0, Ordering::Relaxed);
-    for _ in 0..2 {
-        let taken = socket_to(place)?;
-        let request = Request { version: VERSION, op: operation, flags, ..Request::default() };
-        // A socket from before the mount was started again ends at the first use.
-        if let Some(reply) = exchange(&taken, &request, &[], fd) {
+    let mut turns = 0;
+    // A socket from before the mount was started again ends at the first use, and all may be from before.
+    for _ in 0..TRIES {
+        let reply = match way_to(place, true) {
+            Way::Socket(taken) => exchange(&taken, &request, &[], fd),
+            Way::InUse if turns < GIVE_WAY => {
+                turns += 1;
+                raw::numbers(libc::SYS_sched_yield, 0, 0, 0);
+                continue;
+            }
+            Way::InUse => {
+                let reply = ask_apart(place, &request, fd);
+                if reply.is_none() {
+                    raw::sleep_1_ms();
+                }
+                reply
+            }
+            Way::Closed => return None,
+        };
+        if let Some(reply) = reply {
             report::asked(operation, reply.answer.status != BY_KERNEL);
             return Some(reply);
         }
     }
     None
+}
+
+/// Asks on a connection for this one question.
+fn ask_apart(at: usize, request: &Request, given: c_int) -> Option<Reply> {
+    let (socket, _) = connection(at, ids())?;
+    let reply = exchange_on(socket, request, &[], given);
+    raw::close(socket);
+    reply
 }
 
 /// Whether a number is one of these sockets.

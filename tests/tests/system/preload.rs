@@ -7,12 +7,15 @@ use forebay_tests::buffer::{Buffer, Kind, Options, binary};
 use forebay_tests::model::{Plan, run_beside};
 use forebay_tests::procs::{self, Cred, fcntl_lock};
 use forebay_tests::{env_u64, long, random_steps, seed, sys};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// Names the mount to a test that runs once more.
@@ -100,11 +103,17 @@ impl Report {
 
     /// Questions of this kind that were answered, of all processes.
     pub(crate) fn answered(&self, what: &str) -> u64 {
+        self.counted(what).0
+    }
+
+    /// Of this kind: what was answered, and what was left to the kernel.
+    fn counted(&self, what: &str) -> (u64, u64) {
         let of_line = |line: &str| {
             let (_, rest) = line.split_once(&format!(" {what} "))?;
-            rest.split_once('+')?.0.parse::<u64>().ok()
+            let (answered, left) = rest.split_once(',')?.0.split_once('+')?;
+            Some((answered.parse::<u64>().ok()?, left.parse::<u64>().ok()?))
         };
-        self.0.lines().filter_map(of_line).sum()
+        self.0.lines().filter_map(of_line).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 }
 
@@ -201,6 +210,146 @@ fn a_descriptor_is_the_object_and_its_attributes_are_the_files() {
     assert_eq!(errno(File::open(root.join("f/below"))), Some(libc::ENOTDIR));
 }
 
+/// Makes a file by a template, as mkstemp does.
+type Maker<'a> = &'a dyn Fn(*mut libc::c_char) -> i32;
+
+/// mkstemp and its like open by an inner call of libc; their files are the library's too.
+#[test]
+fn files_by_a_template_are_the_objects() {
+    let Some(root) = inside() else {
+        let buffer = tmpfs();
+        preloaded("files_by_a_template_are_the_objects", &buffer.root());
+        return;
+    };
+    procs::umask(0o022);
+    let make = |template: &str, by: Maker<'_>| {
+        let path = CString::new(root.join(template).into_os_string().into_vec()).unwrap();
+        let mut path = path.into_bytes_with_nul();
+        let fd = by(path.as_mut_ptr().cast());
+        path.pop();
+        let name = PathBuf::from(OsString::from_vec(path));
+        // SAFETY: a descriptor that was just opened, if it is one.
+        let file = (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) });
+        (file.ok_or_else(std::io::Error::last_os_error), name)
+    };
+    // SAFETY: a C string that may be written, alive during the call; the same of the others.
+    let plain = |template: *mut libc::c_char| unsafe { libc::mkstemp(template) };
+    // SAFETY: as above.
+    let long = |template: *mut libc::c_char| unsafe {
+        libc::mkostemps(template, 4, libc::O_CLOEXEC | libc::O_APPEND)
+    };
+    let mut names = Vec::new();
+    let ways: [(&str, Maker<'_>); 2] = [("t.XXXXXX", &plain), ("t-XXXXXX.end", &long)];
+    for _ in 0..20 {
+        for (template, by) in ways {
+            let (file, name) = make(template, by);
+            let mut file = file.unwrap();
+            assert!(is_object(&file), "{name:?}");
+            file.write_all(b"content").unwrap();
+            let name = name.file_name().unwrap().to_str().unwrap().to_string();
+            assert!(!name.contains("XXXXXX") && name.len() == template.len(), "{name}");
+            assert_eq!(name.ends_with(".end"), template.ends_with(".end"), "{name}");
+            let through = by_kernel(&root, &name);
+            assert_eq!(std::fs::read(&through).unwrap(), b"content");
+            assert_eq!(std::fs::metadata(&through).unwrap().mode() & 0o7777, 0o600);
+            assert!(!names.contains(&name), "{name} twice");
+            names.push(name);
+        }
+    }
+    // What is no template is libc's to refuse, and stays as it was.
+    let (refused, name) = make("t.XXXXX", &plain);
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    assert!(name.ends_with("t.XXXXX"), "{name:?}");
+    let (refused, _) = make("absent/t.XXXXXX", &plain);
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ENOENT));
+}
+
+unsafe extern "C" {
+    /// What compilers make of readlink where a program is built with _FORTIFY_SOURCE.
+    fn __readlink_chk(
+        path: *const libc::c_char,
+        to: *mut libc::c_char,
+        length: usize,
+        room: usize,
+    ) -> isize;
+}
+
+/// Attributes by ioctl, paths of /dev/fd, and what compilers make of calls are about the mount's file, never the object.
+#[test]
+fn what_names_a_descriptor_in_other_words_means_the_file() {
+    let Some(root) = inside() else {
+        let buffer = tmpfs();
+        preloaded("what_names_a_descriptor_in_other_words_means_the_file", &buffer.root());
+        return;
+    };
+    let new = |name: &str| {
+        let path = root.join(name);
+        let file = File::options().create_new(true).read(true).write(true).open(path).unwrap();
+        assert!(is_object(&file), "{name}");
+        let path = CString::new(format!("/dev/fd/{}", file.as_raw_fd())).unwrap();
+        (file, path)
+    };
+    // FS_IOC_GETFLAGS, and FS_IOC_SETFLAGS of what chattr(1) calls "d".
+    let refused = |file: &File, request: libc::Ioctl| {
+        let mut flags: libc::c_long = 0x40;
+        // SAFETY: room for the flags, alive during the call.
+        let done = unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut flags) };
+        (done != 0).then(|| std::io::Error::last_os_error().raw_os_error())
+    };
+    for request in [0x8008_6601_u32 as libc::Ioctl, 0x4008_6602_u32 as libc::Ioctl] {
+        let (file, _) = new(&format!("attributes{request}"));
+        let through = File::open(by_kernel(&root, &format!("attributes{request}"))).unwrap();
+        let wanted = refused(&through, request);
+        assert!(wanted.is_some(), "{request:x}: the mount has no such attributes");
+        assert_eq!(refused(&file, request), wanted, "{request:x}");
+        assert!(!is_object(&file), "{request:x}");
+    }
+    let (_file, path) = new("link");
+    let proc = CString::new(path.to_str().unwrap().replace("/dev/", "/proc/self/")).unwrap();
+    let mut text = [0_u8; 4096];
+    // SAFETY: a C string, and room of that size, alive during the call.
+    let count = unsafe {
+        __readlink_chk(proc.as_ptr(), text.as_mut_ptr().cast(), text.len() - 1, text.len())
+    };
+    let link = Path::new(OsStr::from_bytes(&text[..usize::try_from(count).unwrap()]));
+    assert_eq!(link, root.join("link"));
+    let (_file, path) = new("mode");
+    // SAFETY: a C string that lives during the call.
+    assert_eq!(unsafe { libc::fchmodat(libc::AT_FDCWD, path.as_ptr(), 0o604, 0) }, 0);
+    assert_eq!(std::fs::metadata(by_kernel(&root, "mode")).unwrap().mode() & 0o777, 0o604);
+    let (_file, path) = new("named");
+    let (name, value) = (c"user.colour", b"blue");
+    // SAFETY: C strings, and bytes as many as said, alive during the call.
+    let set = unsafe {
+        libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0)
+    };
+    assert_eq!(set, 0);
+    let through = sys::getxattr(sys::bytes(&by_kernel(&root, "named")), "user.colour");
+    assert_eq!(through.unwrap(), value);
+}
+
+/// The report counts what the library leaves to the kernel without a question, too.
+#[test]
+fn a_report_tells_of_calls_that_are_always_the_kernels() {
+    let name = "a_report_tells_of_calls_that_are_always_the_kernels";
+    let Some(root) = inside() else {
+        let buffer = tmpfs();
+        let report = preloaded(name, &buffer.root());
+        assert_eq!(report.counted("other"), (0, 6), "{report:?}");
+        return;
+    };
+    std::fs::write(root.join("f"), b"f").unwrap();
+    std::fs::create_dir(root.join("d")).unwrap();
+    std::fs::rename(root.join("f"), root.join("d/g")).unwrap();
+    assert_eq!(std::fs::read_dir(root.join("d")).unwrap().count(), 1);
+    std::os::unix::fs::symlink("g", root.join("d/link")).unwrap();
+    let direct = File::options().read(true).custom_flags(libc::O_SYNC).open(root.join("d/g"));
+    assert!(!is_object(&direct.unwrap()));
+    sys::chmod(sys::bytes(&root.join("d/g")), 0o600).unwrap();
+    // Elsewhere the library has nothing to count.
+    std::fs::create_dir(root.with_file_name("outside").join("d")).unwrap();
+}
+
 /// Locks, modes, attributes: for these the descriptor becomes one of the mount, with its copies and position.
 #[test]
 fn a_lock_is_seen_through_the_mount_and_the_position_stays() {
@@ -236,6 +385,55 @@ fn a_lock_is_seen_through_the_mount_and_the_position_stays() {
     let fresh = File::create(root.join("g")).unwrap();
     fresh.set_permissions(std::fs::Permissions::from_mode(0o604)).unwrap();
     assert_eq!(std::fs::metadata(by_kernel(&root, "g")).unwrap().mode() & 0o777, 0o604);
+}
+
+/// Has the kernel refuse a call of this thread, as the seccomp filters of containers do.
+fn forbid(call: libc::c_long) {
+    let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let mut steps = [
+        // The number is the first word of struct seccomp_data.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, call as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    let (one, zero): (libc::c_ulong, libc::c_ulong) = (1, 0);
+    let mode = libc::c_ulong::from(libc::SECCOMP_MODE_FILTER);
+    // SAFETY: numbers, and a program that lives during the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, one, zero, zero, zero), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0);
+    }
+}
+
+/// Containers forbid kcmp(2), which tells which descriptors share a position. Those that do go on sharing it all the same.
+#[test]
+fn copies_keep_their_position_where_kcmp_is_forbidden() {
+    let Some(root) = inside() else {
+        let buffer = tmpfs();
+        preloaded("copies_keep_their_position_where_kcmp_is_forbidden", &buffer.root());
+        return;
+    };
+    forbid(libc::SYS_kcmp);
+    let mut file = File::create(root.join("f")).unwrap();
+    let mut copy = file.try_clone().unwrap();
+    let mut apart = File::options().write(true).open(root.join("f")).unwrap();
+    file.write_all(b"one ").unwrap();
+    let flags = |file: &File| {
+        // SAFETY: a number.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) }
+    };
+    let before = flags(&apart);
+    // SAFETY: a number.
+    assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }, 0);
+    assert!(!is_object(&file) && !is_object(&copy) && is_object(&apart));
+    copy.write_all(b"two ").unwrap();
+    file.write_all(b"three").unwrap();
+    apart.write_all(b"ONE").unwrap();
+    assert_eq!(std::fs::read(by_kernel(&root, "f")).unwrap(), b"ONE two three");
+    assert_eq!(flags(&apart), before, "a flag stayed");
+    assert_eq!(flags(&copy) & libc::O_NONBLOCK, 0, "a flag stayed");
 }
 
 /// Relative names, directories as starting points, links that lead in and out, and what else a path can be.
@@ -467,6 +665,37 @@ fn programs_do_with_descriptors_what_they_like() {
                     std::fs::write(&path, [thread as u8; 100]).unwrap();
                     assert_eq!(std::fs::read(&path).unwrap(), [thread as u8; 100]);
                     std::fs::remove_file(&path).unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// More threads than the library has sockets ask about files that they have open at once, of which the kernel knows nothing.
+#[test]
+fn many_threads_ask_about_their_files_at_once() {
+    const THREADS: u64 = 48;
+    let Some(root) = inside() else {
+        let buffer = tmpfs();
+        preloaded("many_threads_ask_about_their_files_at_once", &buffer.root());
+        return;
+    };
+    let start = Barrier::new(THREADS as usize);
+    let new = |thread: u64| {
+        let file = File::create(root.join(format!("f{thread}"))).unwrap();
+        assert!(is_object(&file), "{thread}");
+        file
+    };
+    let files: Vec<File> = (0..THREADS).map(new).collect();
+    std::thread::scope(|scope| {
+        for mut file in files {
+            let start = &start;
+            scope.spawn(move || {
+                start.wait();
+                for size in 1..=60 {
+                    file.write_all(b"x").unwrap();
+                    assert_eq!(file.metadata().unwrap().len(), size);
+                    assert!(!size.is_multiple_of(10) || file.sync_data().is_ok(), "fdatasync");
                 }
             });
         }
