@@ -21,6 +21,11 @@ use std::time::{Duration, Instant};
 /// How long the state of one buffer is asked for again while its servers do not tell it, and the pause between.
 const SERVERS_WAIT: Duration = Duration::from_secs(6);
 const SERVERS_PAUSE: Duration = Duration::from_millis(100);
+/// How long a mount's process is waited for where all are listed: well above what it waits for its servers itself
+/// (`daemon::backing::STATE_WAIT`), as a busy machine is late twice.
+const MOUNT_WAIT: Duration = Duration::from_secs(5);
+/// Most mounts that are asked at once.
+const ASKED_AT_ONCE: usize = 16;
 
 /// One line of the list.
 #[derive(Serialize)]
@@ -223,7 +228,7 @@ fn place(status: &FileStatus) -> String {
 
 fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let mounted = mounts()?;
-    let mut listed: Vec<Listed> = mounted.iter().map(list_mounted).collect();
+    let mut listed = list_all_mounted(&mounted);
     let places = places(flash, &mounted)?;
     let is_mounted = |dir: &Path| mounted.iter().any(|mount| mount.store_dir == dir);
     for found in kept_stores(flash.is_some(), &places)? {
@@ -328,6 +333,26 @@ fn bytes_of(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 
+/// All of them, in their order. They are asked at once: each that hangs takes its time.
+fn list_all_mounted(mounted: &[MountRef]) -> Vec<Listed> {
+    let mut listed = Vec::with_capacity(mounted.len());
+    for some in mounted.chunks(ASKED_AT_ONCE) {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new;
+            let asked: Vec<_> = some
+                .iter()
+                .map(|one| thread().spawn_scoped(scope, move || list_mounted(one)))
+                .collect();
+            listed.extend(asked.into_iter().zip(some).map(|(asked, one)| {
+                let told = asked.ok().and_then(|asked| asked.join().ok());
+                // There is no thread for it.
+                told.unwrap_or_else(|| list_mounted(one))
+            }));
+        });
+    }
+    listed
+}
+
 fn list_mounted(mount: &MountRef) -> Listed {
     let served = state_dir::record(&mount.store_dir);
     let mut listed = Listed {
@@ -347,8 +372,9 @@ fn list_mounted(mount: &MountRef) -> Listed {
             Some(format!("its process {pid} is stopped: `kill -CONT {pid}` lets it go on"));
         return listed;
     }
-    // One that is stopped or hangs keeps the others waiting for a moment only.
-    let control = Control::connect_store_until(&mount.store_dir, Some(Instant::now()));
+    // One that hangs is waited for no longer than this; one that waits for its servers answers before.
+    let until = Instant::now() + MOUNT_WAIT;
+    let control = Control::connect_store_until(&mount.store_dir, Some(until));
     match control.and_then(|mut control| control.buffer_status()) {
         Ok(status) => {
             listed.capacity_bytes = Some(status.capacity_bytes);
