@@ -344,13 +344,13 @@ fn a_file_without_a_name_waits_for_the_call_that_made_it() {
 
 #[test]
 fn a_file_without_a_name_goes_when_the_call_that_made_it_will_not_be_repeated() {
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let path = std::fs::canonicalize(dir.path()).unwrap();
     let answered = Call::Reclaim(Reclaim { answered: vec![SlotId(0)], ..Reclaim::default() });
     // The client is back and does not claim the file: it says that it waits for no answer, or uses the slot for something that
     // is not numbered, or is not heard of any more.
     let said = ("said", Some((0, answered)));
     for (how, last) in [said, ("used", Some((1, Call::Renew))), ("lapsed", None)] {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = std::fs::canonicalize(dir.path()).unwrap();
         let rig = Rig::open(&path);
         let call = Call::Tmpfile { parent: Ino::ROOT, args: ARGS, want_local: true };
         let made = rig.attach(A).call(1, call, b"");
