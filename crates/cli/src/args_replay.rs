@@ -50,7 +50,7 @@ pub struct ReplayArgs {
 Examples:\n  \
 forebay bench run checkpoint.toml /mnt/fb\n  \
 forebay bench run traced.toml /scratch --think-scale 0 --json\n  \
-forebay bench run --schema > workload.schema.json"
+forebay bench run --schema"
 )]
 pub struct RunArgs {
     /// The workload file.
