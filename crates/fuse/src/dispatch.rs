@@ -269,37 +269,6 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_leads_to_no_removed_file_though_references_to_it_are_left() {
-        let dir = tempfile::tempdir().unwrap();
-        let cx = connection(dir.path(), "/dev/null");
-        let root = forebay_proto::Caller::root();
-        let args = forebay_proto::api::CreateArgs { mode: 0o644, umask: 0 };
-        // The reference that it comes with is on its way back all the time.
-        let ino = cx.fs.create(&root, Ino::ROOT, b"f", args, false).unwrap().0.attr.ino;
-        let by_handle = |name: &[u8], node: u64| {
-            let len = (size_of::<abi::InHeader>() + name.len() + 1) as u32;
-            let head =
-                abi::InHeader { len, opcode: op::LOOKUP, nodeid: node, ..Default::default() };
-            let bytes = [head.as_bytes(), name, b"\0"].concat();
-            let request = Request::parse(&bytes, cx.device.root()).unwrap();
-            call_guarded(&cx, &cx.device, &request, &mut Reply::new())
-        };
-        let name = ino.0.to_string();
-        for found in [by_handle(b".", ino.0), by_handle(name.as_bytes(), crate::handles::DIR_NODE)]
-        {
-            assert_eq!(found, Ok(Given::Entry(ino)));
-            cx.fs.forget(ino, 1);
-        }
-        cx.fs.unlink(&root, Ino::ROOT, b"f").unwrap();
-        assert_eq!(by_handle(b".", ino.0), Err(Errno::ESTALE));
-        assert_eq!(by_handle(name.as_bytes(), crate::handles::DIR_NODE), Err(Errno::ENOENT));
-        // What the two looked up they gave back.
-        assert!(cx.fs.getattr(ino).is_ok());
-        cx.fs.forget(ino, 1);
-        assert_eq!(cx.fs.getattr(ino), Err(Errno::ESTALE));
-    }
-
-    #[test]
     fn undelivered_listings_give_their_references_back() {
         let dir = tempfile::tempdir().unwrap();
         let cx = connection(dir.path(), "/dev/full");

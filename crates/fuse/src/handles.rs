@@ -128,7 +128,7 @@ impl Handles {
         let is_worth_it = || {
             cx.fs
                 .getattr(rq.ino())
-                .is_ok_and(|a| a.nlink > 0 && FileKind::from_mode(a.mode) != Some(FileKind::Dir))
+                .is_ok_and(|a| FileKind::from_mode(a.mode) != Some(FileKind::Dir))
         };
         if cx.fs.may_hang() || catch_unwind(AssertUnwindSafe(is_worth_it)).unwrap_or(false) {
             self.name(rq.head.nodeid);

@@ -59,8 +59,8 @@ fn lookup(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Result<Given>
     let node = number.filter(|node| ![0, Ino::ROOT.0, DIR_NODE].contains(node));
     let ino = rq.other(node.ok_or(Errno::ENOENT)?);
     let attr = cx.fs.lookup(&rq.caller()?, ino, b".")?.attr;
-    if FileKind::from_mode(attr.mode) == Some(FileKind::Dir) || attr.nlink == 0 {
-        // A directory has one name, and what is removed gets none.
+    if FileKind::from_mode(attr.mode) == Some(FileKind::Dir) {
+        // A directory has one name.
         cx.fs.forget(ino, 1);
         return Err(Errno::ENOENT);
     }

@@ -29,12 +29,6 @@ pub(crate) fn lookup(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Re
         return Ok(handles::found(reply));
     }
     match cx.fs.lookup(&rq.caller()?, rq.ino(), name) {
-        // The kernel asks by a handle only for what it does not have, so nobody has it open here. That references to it
-        // were given back may still be on its way to the server.
-        Ok(entry) if name == b"." && entry.attr.nlink == 0 => {
-            cx.fs.forget(entry.attr.ino, 1);
-            Err(Errno::ESTALE)
-        }
         Ok(entry) => {
             if entry.attr.kind() == FileKind::Dir {
                 cx.moves.wait(rq.ino());
