@@ -332,9 +332,14 @@ impl CacheFs {
             state.map.clear();
             return Ok(());
         }
-        let object = self.flash.stat(file.ino)?;
-        if !state.record.resized && object.size_bytes < state.record.base.size {
-            self.flash.truncate(file.ino, state.record.base.size)?;
+        // An object that was made since its last fsync may be gone, or without its size. No program has made the file
+        // shorter than what counts of the PFS file, whose bytes are fetched into what is missing.
+        let least = match state.record.resized {
+            true => state.record.fetch_limit,
+            false => state.record.base.size,
+        };
+        if self.flash.stat(file.ino)?.size_bytes < least {
+            self.flash.truncate(file.ino, least)?;
         }
         let mut buffer = vec![0; BLOCK_BYTES as usize];
         let blocks: Vec<(u64, Entry)> = state.map.blocks().collect();

@@ -10,7 +10,7 @@ const CHILD_BASE: &str = "FOREBAY_TEST_CACHE_BASE";
 const CHILD: &str = "tests::kill::child_cache";
 const CAPACITY: u64 = 12 * MIB;
 
-fn options(base: &Path) -> CacheOptions {
+pub(super) fn options(base: &Path) -> CacheOptions {
     CacheOptions {
         pfs: base.join("pfs"),
         ttl: Duration::ZERO,

@@ -14,6 +14,7 @@ mod lost;
 mod model;
 mod moves;
 mod nameless;
+mod powercut;
 mod room;
 mod sides;
 
@@ -167,12 +168,23 @@ fn open_shared(
     options: CacheOptions,
     peers: Option<Arc<dyn Peers>>,
 ) -> Running {
+    open_store(dir, (capacity, map_bytes), options, peers, true)
+}
+
+/// The same; not `volatile`: what is synced there survives a power cut.
+fn open_store(
+    dir: &Path,
+    (capacity, map_bytes): (u64, u64),
+    options: CacheOptions,
+    peers: Option<Arc<dyn Peers>>,
+    volatile: bool,
+) -> Running {
     let store = LmdbStore::open(StoreOptions {
         dir: dir.join("meta"),
         uuid: [7; 16],
         log_bytes: 8 << 20,
         map_bytes,
-        volatile: true,
+        volatile,
         preallocate: false,
     })
     .unwrap();
@@ -182,11 +194,11 @@ fn open_shared(
     let below = rustix::fs::statvfs(&data).unwrap();
     let is_its_own = below.f_blocks * below.f_frsize == capacity;
     let account = (!is_its_own).then(|| Accounting::new(capacity));
-    let objects = Objects::open(&data, true, true, account).unwrap();
+    let objects = Objects::open(&data, volatile, true, account).unwrap();
     let names = NamespaceOptions {
         shard: ShardId(0),
         capacity_bytes: capacity,
-        volatile: true,
+        volatile,
         root_uid: 0,
         root_gid: 0,
         log: forebay_proto::layout::Logs::Off,
