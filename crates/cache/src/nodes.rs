@@ -3,8 +3,8 @@
 //!
 //! Invariants: one node for a PFS inode, whatever its names; a node lives as long as it is
 //! referenced by the kernel, pinned, or the parent in a name of another node, one with a name as long as
-//! a mount that is away may hold it (`left`) or a drain has changed its PFS inode lately (`renumbered`), and one of a file
-//! as long as the server holds it that is the data server of its data (`shared`). Names are what was
+//! a mount that is away may hold it (`left`), or while it is among the last whose number is not that of its PFS inode
+//! (`renumbered`), and one of a file as long as the server holds it that is the data server of its data (`shared`). Names are what was
 //! seen last, not what is: whoever uses a path looks that it leads to the node's key. Bounded by
 //! what the kernel keeps in its caches, and by [`NAMES_MAX`] names of one inode.
 
@@ -146,6 +146,9 @@ impl Nodes {
                 node.who = who.clone();
             }
         }
+        let files = table.keep_own_number(ino);
+        drop(table);
+        drop(files);
         ino
     }
 

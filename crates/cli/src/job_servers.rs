@@ -14,12 +14,15 @@ use forebay_net::ServerAddress;
 use forebay_proto::PlanId;
 use forebay_proto::control::{ControlError, PlanStatus, StageSpec, StoreKind};
 use forebay_proto::net::ledger::{
-    BufferName, BufferSpec, BufferType, CacheSpec, LedgerReply, LedgerRequest, ServedBuffer, Token,
+    BufferName, BufferSpec, BufferState, BufferType, CacheSpec, LedgerReply, LedgerRequest,
+    ServedBuffer, Token,
 };
 use std::time::{Duration, Instant};
 
 /// Longest wait for a server that is away, when a buffer is to be given back.
 const AWAY_LIMIT: Duration = Duration::from_secs(60);
+/// The same when a buffer is given up: for one that only has a part of it, once the server that is asked has on record that it goes.
+const PART_AWAY_LIMIT: Duration = Duration::from_secs(5);
 /// How long names and attributes of a job's cache are believed, and when it drains: as `forebay mount
 /// --cache` has it.
 const CACHE_TTL_MS: u64 = 1_000;
@@ -91,18 +94,35 @@ impl Servers for JobServers {
                 LedgerReply::Ok => Ok(()),
                 _ => Err(server.unexpected()),
             });
-            match answer {
-                Err(error) if is_away(&error) && begun.elapsed() < AWAY_LIMIT => {
-                    std::thread::sleep(AWAY_PAUSE);
-                }
+            let error = match answer {
                 Ok(()) => return secrets::forget_buffer(&job.buffer),
+                Err(error) if is_away(&error) => error,
                 Err(error) => return Err(error),
+            };
+            let found = if discard { self.find(job).ok().flatten() } else { None };
+            let is_going = found.is_some_and(|buffer| buffer.state == BufferState::Destroying);
+            let limit = if is_going { PART_AWAY_LIMIT } else { AWAY_LIMIT };
+            if begun.elapsed() >= limit {
+                if is_going {
+                    secrets::forget_buffer(&job.buffer)?;
+                }
+                return Err(error);
             }
+            std::thread::sleep(AWAY_PAUSE);
         }
     }
 
     fn status(&self, job: &ServedJob) -> Result<ServedBuffer, ControlError> {
         connect(job)?.buffer(&LedgerRequest::Status { name: job.buffer.clone() })
+    }
+
+    fn find(&self, job: &ServedJob) -> Result<Option<ServedBuffer>, ControlError> {
+        // A socket that is not there is no answer about the buffer.
+        let mut server = connect(job)?;
+        match server.buffer(&LedgerRequest::Status { name: job.buffer.clone() }) {
+            Err(error) if error.errno == Some(libc::ENOENT) => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     fn secret(&self, job: &ServedJob) -> Result<Option<String>, ControlError> {

@@ -40,19 +40,21 @@ pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
     }
 }
 
-/// Formats with a binary unit and at most three significant digits: `1.50 GiB`.
+/// Formats with a binary unit and three digits, or the four of a number from 1,000 to 1,023: `1.50 GiB`, `1020 KiB`. The
+/// page of `--http` does the same.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
+    // What would be written as 1024 is 1 of the next unit.
+    while value >= 1023.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
     }
     let decimals = match (unit, value) {
         (0, _) => 0,
-        (_, v) if v < 10.0 => 2,
-        (_, v) if v < 100.0 => 1,
+        (_, v) if v < 9.995 => 2,
+        (_, v) if v < 99.95 => 1,
         _ => 0,
     };
     format!("{value:.decimals$} {}", UNITS[unit])
@@ -73,5 +75,9 @@ mod tests {
         assert!(matches!(parse_bytes("9999999999TiB"), Err(SizeError::TooLarge(_))));
         assert_eq!(format_bytes(0), "0 B");
         assert_eq!(format_bytes(3 << 29), "1.50 GiB");
+        assert_eq!(format_bytes(1_020 << 10), "1020 KiB");
+        assert_eq!(format_bytes((1 << 20) - 1), "1.00 MiB");
+        assert_eq!(format_bytes((10 << 20) - 1), "10.0 MiB");
+        assert_eq!(format_bytes((100 << 20) - 1), "100 MiB");
     }
 }

@@ -36,6 +36,9 @@ pub struct Row {
     pub price: Option<f64>,
     /// Why there are no figures.
     pub error: Option<String>,
+    /// The same, with what it is about.
+    #[serde(skip)]
+    pub failure: Option<SimError>,
 }
 
 /// The variants of a machine.
@@ -191,6 +194,7 @@ fn row(name: &str, machine: &Machine, nodes: u32, outcome: Result<Outcome, SimEr
         stranded_share: 1.0 - reached,
         price: machine.price(),
         error: None,
+        failure: None,
     };
     match outcome {
         Ok(outcome) => {
@@ -200,7 +204,10 @@ fn row(name: &str, machine: &Machine, nodes: u32, outcome: Result<Outcome, SimEr
             row.stalled_s = phases.map(|phase| phase.stalled_s).sum();
             (row.end_s, row.drained_s) = (outcome.end_s, outcome.drained_s);
         }
-        Err(error) => row.error = Some(error.to_string()),
+        Err(error) => {
+            row.error = Some(error.to_string());
+            row.failure = Some(error);
+        }
     }
     row
 }

@@ -387,6 +387,7 @@ fn must_be_told_as_a_part(served: &Served, capacity_bytes: u64, why: &str) {
         assert_eq!(line["capacity_bytes"], capacity_bytes, "{whom:?}: {top}");
         assert!(line["partial"] == true && line["server_count"] == 2, "{whom:?}: {top}");
         assert!(line["used_bytes"].is_null(), "{whom:?}: {top}");
+        assert!(line["inodes"].is_null(), "{whom:?}: {top}");
         assert!(line["used_at_least_bytes"].is_u64(), "{whom:?}: {top}");
         let unheard = top["unheard"][0]["why"].as_str().unwrap_or_default();
         assert!(unheard.contains(why), "{whom:?}: {top}");

@@ -1,39 +1,35 @@
-//! Files that a drain has made another PFS inode: they keep the number that was shown, also while no kernel knows them.
-//! A kernel may forget a file at any moment, and that of a mount of a server is asked to, after each close and each recall.
+//! Numbers that stay though the PFS inode has another one: of files that a drain has made another PFS inode, and of what
+//! got a number of its own because its own one was taken when it was first seen (by what was removed just before, and whose
+//! inode number the PFS gave again). They are kept also while no kernel knows them. A kernel may forget a file at any
+//! moment, and that of a mount of a server is asked to, after each close and each recall.
 //!
-//! Invariants: what is kept has a name; it has no data in memory while nobody uses it. Bounded by [`RENUMBERED_MAX`]: the
-//! file that drained first goes first, and has the number of its PFS inode when it is looked up again. Not kept over the
+//! Invariants: what is kept has a name; it has no data in memory while nobody uses it. Bounded by [`RENUMBERED_MAX`] of
+//! each kind, so that a walk through much that has numbers of its own takes none from what has drained: the
+//! one that came first goes first, and is numbered anew when it is looked up again. Not kept over the
 //! end of the server, nor where several servers have the files of a cache: there a number says which server has the file.
 //! Called by the table, and by [`super::Nodes`] with its lock held.
 
 use super::super::file::CacheFile;
 use super::DEPTH_MAX;
-use super::table::Table;
+use super::table::{OWN_NUMBERS, Table};
 use forebay_proto::Ino;
 use forebay_proto::attr::FileKind;
+use forebay_proto::ids::INO_SHARD_SHIFT;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-/// Most files that are kept so.
+/// Most that are kept of each kind.
 const RENUMBERED_MAX: usize = 1 << 15;
 
-/// Them.
+/// Those of one kind.
 #[derive(Default)]
-pub(super) struct Renumbered {
-    /// From the one that drained first. Some may not be kept any more.
+struct Kept {
+    /// From the one that came first. Some may not be kept any more.
     order: VecDeque<Ino>,
     kept: HashSet<Ino, foldhash::fast::RandomState>,
 }
 
-impl Renumbered {
-    pub fn has(&self, ino: Ino) -> bool {
-        self.kept.contains(&ino)
-    }
-
-    pub fn remove(&mut self, ino: Ino) {
-        self.kept.remove(&ino);
-    }
-
+impl Kept {
     /// One more; the one that goes for it.
     fn add(&mut self, ino: Ino) -> Option<Ino> {
         if self.kept.insert(ino) {
@@ -46,6 +42,31 @@ impl Renumbered {
     }
 }
 
+/// All of them.
+#[derive(Default)]
+pub(super) struct Renumbered {
+    /// Files that a drain has made another PFS inode.
+    drained: Kept,
+    /// What has a number of its own.
+    own: Kept,
+}
+
+impl Renumbered {
+    pub fn has(&self, ino: Ino) -> bool {
+        self.drained.kept.contains(&ino) || self.own.kept.contains(&ino)
+    }
+
+    pub fn remove(&mut self, ino: Ino) {
+        self.drained.kept.remove(&ino);
+        self.own.kept.remove(&ino);
+    }
+}
+
+/// True for a number that the PFS does not have.
+fn is_own(ino: Ino) -> bool {
+    ino.0 & ((1 << INO_SHARD_SHIFT) - 1) >= OWN_NUMBERS
+}
+
 impl Table {
     /// A drain has made a file another PFS inode: its number stays. Data without use is handed out.
     pub fn keep_number(&mut self, ino: Ino) -> Vec<Arc<CacheFile>> {
@@ -53,13 +74,24 @@ impl Table {
         if !is_file || self.data_servers.are_several() {
             return Vec::new();
         }
-        match self.renumbered.add(ino) {
+        match self.renumbered.drained.add(ino) {
             Some(oldest) => self.drop_unused(oldest),
             None => Vec::new(),
         }
     }
 
-    /// True for a file that stays for its number alone.
+    /// This is shown: if the number is its own, it stays. Data without use is handed out.
+    pub fn keep_own_number(&mut self, ino: Ino) -> Vec<Arc<CacheFile>> {
+        if !is_own(ino) || self.data_servers.are_several() {
+            return Vec::new();
+        }
+        match self.renumbered.own.add(ino) {
+            Some(oldest) => self.drop_unused(oldest),
+            None => Vec::new(),
+        }
+    }
+
+    /// True for what stays for its number alone.
     pub fn keeps_number(&self, ino: Ino) -> bool {
         let named = || self.nodes.get(&ino).is_some_and(|node| !node.names.is_empty());
         self.renumbered.has(ino) && named()
@@ -74,7 +106,8 @@ impl Table {
         if !has_some {
             return Vec::new();
         }
-        let kept = self.renumbered.kept.iter().copied();
+        let Renumbered { drained, own } = &self.renumbered;
+        let kept = drained.kept.iter().chain(&own.kept).copied();
         let below: Vec<Ino> = kept.filter(|ino| self.is_below(*ino, dir)).collect();
         let mut files = Vec::new();
         for ino in below {
@@ -124,6 +157,54 @@ mod tests {
         assert!(nodes.get(drained).is_ok(), "it is held");
         nodes.forget(drained, 1);
         assert!(nodes.get(drained).is_err(), "nothing leads to it any more");
+    }
+
+    #[test]
+    fn what_got_a_number_of_its_own_keeps_it_when_no_kernel_knows_it() {
+        let nodes = Nodes::new(key(100));
+        let who = Who::default();
+        let young = |ino| Key { born_ns: 1, ..key(ino) };
+        for (number, kind) in [(7, FileKind::File), (8, FileKind::Dir), (9, FileKind::Symlink)] {
+            let seen = |name: &[u8], key| nodes.seen(Ino::ROOT, name, key, kind, &who, 1);
+            // Removed on the PFS, which gives its inode number to another one: the kernel still knows it.
+            let removed = seen(b"removed", key(number));
+            let taken = seen(b"young", young(number));
+            assert!(taken != removed && is_own(taken));
+            // As at a drain that has nothing to write: the kernel is asked to forget it, and the pin ends.
+            nodes.pin(taken);
+            nodes.forget(taken, 1);
+            nodes.unpin(taken);
+            assert_eq!(seen(b"young", young(number)), taken);
+            assert_eq!(nodes.shown(number), taken, "as a listing shows it");
+            // Also when the number of the PFS inode is free again.
+            nodes.forget(removed, 1);
+            nodes.forget(taken, 1);
+            assert_eq!(seen(b"young", young(number)), taken);
+            nodes.unname(taken, Ino::ROOT, b"young");
+            nodes.forget(taken, 1);
+            assert!(nodes.get(taken).is_err(), "nothing leads to it any more");
+            assert_eq!(nodes.shown(number), Ino(number));
+        }
+    }
+
+    #[test]
+    fn much_that_has_numbers_of_its_own_takes_none_from_what_has_drained() {
+        let nodes = Nodes::new(key(100));
+        let who = Who::default();
+        let drained = nodes.seen(Ino::ROOT, b"drained", key(7), FileKind::File, &who, 1);
+        nodes.rekey(drained, key(17));
+        nodes.forget(drained, 1);
+        // A file system below the PFS directory: each file there has a number of its own.
+        let look = |count: u64| {
+            let (name, key) = (count.to_string(), Key { dev: 9, ..key(1_000 + count) });
+            let ino = nodes.seen(Ino::ROOT, name.as_bytes(), key, FileKind::File, &who, 1);
+            nodes.forget(ino, 1);
+            ino
+        };
+        let all: Vec<Ino> = (0..=RENUMBERED_MAX as u64).map(look).collect();
+        assert!(nodes.get(all[0]).is_err(), "the one that came first goes");
+        assert!(all[1..].iter().all(|ino| nodes.get(*ino).is_ok()));
+        assert!(nodes.get(drained).is_ok());
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(super) struct Table {
     pub moving: HashMap<Ino, (Ino, Box<[u8]>)>,
     /// What mounts that are away may hold.
     pub away: Away,
-    /// What keeps its number though a drain has changed its PFS inode.
+    /// What keeps its number though its PFS inode has another one.
     pub renumbered: Renumbered,
     /// The log is being read: nothing goes before it is known who holds what.
     pub replaying: bool,
@@ -72,7 +72,9 @@ impl Table {
         who: &Who,
         turn: impl FnOnce() -> u64,
     ) -> Ino {
-        if let Some(&ino) = self.by_key.get(&key)
+        // A PFS without times of birth may have given the inode number to something of another type.
+        let is_same = |ino: &Ino| self.nodes.get(ino).is_none_or(|node| node.kind == kind);
+        if let Some(ino) = self.by_key.get(&key).copied().filter(is_same)
             && !self.leaves_lost(ino)
         {
             return ino;

@@ -45,6 +45,12 @@ fn what_gets_the_inode_number_of_a_removed_one_is_another_one() {
     let file = nodes.seen(Ino::ROOT, b"f", born, FileKind::File, &who, 1);
     nodes.is_removed(file);
     assert_eq!(nodes.number(born), Some(file));
+    // So does the type, of what others removed.
+    let gone = nodes.seen(Ino::ROOT, b"g", key(9), FileKind::File, &who, 1);
+    let dir = nodes.seen(Ino::ROOT, b"dir", key(9), FileKind::Dir, &who, 1);
+    assert!(dir != gone && nodes.get(dir).unwrap().kind == FileKind::Dir);
+    nodes.forget(gone, 1);
+    assert_eq!(nodes.number(key(9)), Some(dir));
 }
 
 #[test]

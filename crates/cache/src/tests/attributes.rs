@@ -1,7 +1,9 @@
 //! What a drain by exchange makes of a file's xattrs and ACLs, and what kernels are told of them.
 
 use super::*;
+use forebay_credentials::acting::Who;
 use forebay_proto::api::DirEntry;
+use forebay_proto::attr::FileKind;
 use forebay_proto::{Cookie, SetAttr, Timestamp, acl};
 use rustix::fs::{self as rfs, XattrFlags};
 use std::os::unix::fs::MetadataExt;
@@ -192,6 +194,37 @@ fn listings_show_the_numbers_that_stat_shows_also_after_a_drain() {
     }
     let numbers: std::collections::BTreeSet<_> = made.values().collect();
     assert_eq!(numbers.len(), made.len(), "two files have one number");
+    cache.crash();
+}
+
+/// The PFS gives the inode number of a removed file to a new one while the kernel still knows the removed one: the new one
+/// has a number of its own, which is the same after a drain that had nothing to write, and after one that had.
+#[test]
+fn a_file_whose_inode_number_was_taken_keeps_the_one_that_was_shown() {
+    let rig = Rig::new(64 * MIB);
+    rig.put("f", b"data");
+    let cache = rig.open();
+    let on_pfs = cache.fs.pfs.stat(b"f").unwrap().key;
+    let removed = pfs::Key { born_ns: on_pfs.born_ns - 1, ..on_pfs };
+    let who = Who::server();
+    let taken = cache.fs.nodes.seen(Ino::ROOT, b"gone", removed, FileKind::File, &who, 1);
+    assert_eq!(taken, Ino(on_pfs.ino));
+    let shown = cache.lookup("f").unwrap();
+    assert_ne!(shown, taken);
+    for data in [None, Some(b"more")] {
+        let handle = cache.open("f", libc::O_RDWR, false).unwrap();
+        if let Some(data) = data {
+            handle.write(0, data).unwrap();
+        }
+        drop(handle);
+        // As the kernel of a mount of a server is asked to, after each close.
+        cache.fs.forget(shown, u64::MAX);
+        assert!(cache.flush("/").is_durable());
+        // The kernel has let go of the removed one meanwhile.
+        cache.fs.forget(taken, u64::MAX);
+        assert_eq!(cache.lookup("f"), Ok(shown), "written: {}", data.is_some());
+    }
+    assert_eq!(rig.read_pfs("f"), b"more");
     cache.crash();
 }
 

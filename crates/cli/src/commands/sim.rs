@@ -219,7 +219,12 @@ fn sweep_keys(args: &SimSweepArgs) -> Outcome {
     } else {
         print!("{}", forebay_sim::text::table(&swept.rows(true), &[]));
     }
-    match failed_points(&path, &swept) {
+    unless_all_failed(failed_points(&path, &swept))
+}
+
+/// What is right is shown although something else failed, which is told; where nothing is right it is the command's error.
+fn unless_all_failed(failed: Option<(ControlError, bool)>) -> Outcome {
+    match failed {
         Some((told, true)) => Err(told.into()),
         Some((told, false)) => {
             eprintln!("forebay: {}", visible(&told.to_string()));
@@ -309,7 +314,25 @@ fn compare_places(args: &SimCompareArgs) -> Outcome {
     } else {
         print!("{}", forebay_sim::text::table(&compare::rows(&compared, true), &[]));
     }
-    Ok(EXIT_OK)
+    unless_all_failed(failed_variants(args, &compared))
+}
+
+/// How many variants have no figures, and why the first has none, with the file that is wrong; `true`: all of them.
+fn failed_variants(
+    args: &SimCompareArgs,
+    compared: &[compare::Row],
+) -> Option<(ControlError, bool)> {
+    let count = compared.iter().filter(|row| row.failure.is_some()).count();
+    let (row, error) = compared.iter().find_map(|row| Some((row, row.failure.clone()?)))?;
+    let first = as_control_error(&failed(&args.simulation)(error).into());
+    let why = format!(
+        "{count} of {} variants failed, the first ({}): {}",
+        compared.len(),
+        row.variant,
+        first.why
+    );
+    let told = ControlError { what: "compare".into(), why, ..first };
+    Some((told, count == compared.len()))
 }
 
 fn figure(args: &SimFigureArgs) -> Outcome {

@@ -181,13 +181,18 @@ fn rates(before: &[&ServerMetrics], server: &ServerMetrics, buffer: &BufferMetri
     }
 }
 
-/// As JSON: what is used is not known where a server did not tell, and then stands under a name of its own.
+/// As JSON: what is used is not known where a server did not tell, and then stands under a name of its own. So inodes are not
+/// known; and of a buffer that nobody serves neither is.
 fn json(shown: &Shown) -> anyhow::Result<serde_json::Value> {
     let mut value = serde_json::to_value(shown)?;
     let lines = value.get_mut("buffers").and_then(serde_json::Value::as_array_mut);
     for (line, of) in lines.into_iter().flatten().zip(&shown.buffers) {
         if of.partial {
             line["used_at_least_bytes"] = line["used_bytes"].take();
+        }
+        if of.partial || of.told_count == 0 {
+            line["used_bytes"] = serde_json::Value::Null;
+            line["inodes"] = serde_json::Value::Null;
         }
     }
     Ok(value)
@@ -468,6 +473,7 @@ mod tests {
         let told = &told["buffers"][0];
         assert!(told["used_bytes"].is_null() && told["used_bytes_per_s"].is_null(), "{told}");
         assert_eq!(told["used_at_least_bytes"], 20 << 20, "{told}");
+        assert!(told["inodes"].is_null(), "as in `buffer status`: {told}");
         assert!(told["partial"] == true && told["server_count"] == 2, "{told}");
         let text = table(&shown.buffers);
         assert!(text.contains("at least 20.0 MiB") && text.contains("8.00 GiB"), "{text}");
@@ -486,6 +492,11 @@ mod tests {
             ..BufferMetrics::default()
         };
         let other = ServerMetrics { buffers: vec![fault], ..other };
+        let none = look(&[None], &[other.clone()]);
+        let told = json(&Shown::of(&none, &none)).unwrap();
+        let told = &told["buffers"][0];
+        assert!(told["inodes"].is_null() && told["used_bytes"].is_null(), "{told}");
+        assert!(told["up"] == false && told.get("used_at_least_bytes").is_none(), "{told}");
         let half = look(&[None], &[server(12, vec![part]), other]);
         let shown = Shown::of(&half, &half);
         let line = &shown.buffers[0];

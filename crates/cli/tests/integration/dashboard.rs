@@ -114,6 +114,14 @@ fn the_page_shows_the_figures_of_metrics_and_asks_nobody_else() {
     fs::write(&source, vec![1; 3 << 20]).unwrap();
     let staged = rig.forebay().args(["stage", "in"]).arg(&source).arg(rig.mnt.join("f")).output();
     assert!(staged.unwrap().status.success());
+    // An amount just below a unit. The kernel has nothing of what was staged, and reads no further than to its end.
+    fs::OpenOptions::new()
+        .write(true)
+        .open(rig.mnt.join("f"))
+        .unwrap()
+        .set_len(1_020 << 10)
+        .unwrap();
+    assert_eq!(fs::read(rig.mnt.join("f")).unwrap().len(), 1_020 << 10);
 
     // A rate takes two samples, and a chart of some of them more.
     crate::common::wait_for("some samples", || {
@@ -141,6 +149,9 @@ fn the_page_shows_the_figures_of_metrics_and_asks_nobody_else() {
     assert_eq!(exact("forebay_buffer_staged_bytes_total", "direction=\"in\""), f64::from(3 << 20));
     assert!(texts.iter().any(|text| text == "5.00 MiB"), "{texts:?}");
     assert!(texts.iter().any(|text| text.ends_with(" of 64.0 MiB")), "{texts:?}");
+    // As the commands write it, with no exponent.
+    assert!(texts.iter().any(|text| text == "1020 KiB"), "{texts:?}");
+    assert!(texts.iter().all(|text| !text.contains("e+")), "{texts:?}");
     assert!(dom.contains(&rig.mnt.display().to_string()));
     // Each chart that has samples was drawn, and something of several samples.
     let points_of =

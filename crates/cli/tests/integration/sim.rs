@@ -318,6 +318,38 @@ fn a_sweep_tells_how_many_points_failed_and_why_the_first_did() {
     assert!(plain.contains(wanted), "{plain}");
 }
 
+/// Never signalled as often as it is waited for.
+const WAITS: &str = "workload = 1\n[[job]]\nname = \"a\"\nphase = [{ name = \"p\", steps = [{ await = \"done\", count = 3 }] }]\n\
+                     [[job]]\nname = \"b\"\nphase = [{ name = \"p\", steps = [{ signal = \"done\" }] }]\n";
+
+#[test]
+fn a_comparison_in_which_nothing_ends_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("waits.toml");
+    fs::write(&path, WAITS).unwrap();
+    let workload = path.to_str().unwrap();
+    let output = sim(&["compare", workload, "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let lines: Vec<Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let [compared, told] = &lines[..] else { panic!("{lines:?}") };
+    let variants = compared["variants"].as_array().unwrap();
+    assert!(variants.iter().all(|variant| variant["error"].is_string()), "{compared}");
+    let error = &told["error"];
+    assert_eq!((&error["what"], &error["path"]), (&"compare".into(), &workload.into()));
+    let (all, first) = (variants.len(), variants[0]["variant"].as_str().unwrap());
+    let said = error["why"].as_str().unwrap();
+    let wanted = format!("{all} of {all} variants failed, the first ({first}): ");
+    assert!(said.starts_with(&wanted) && said.contains("the simulation cannot end: "), "{error}");
+    let plain = sim(&["compare", workload]);
+    assert_eq!(plain.status.code(), Some(1));
+    let plain = text(&plain.stderr);
+    assert!(
+        plain.contains(&format!("compare {workload}: {all} of {all} variants failed")),
+        "{plain}"
+    );
+}
+
 #[test]
 fn a_sweep_names_the_file_that_is_wrong() {
     let dir = tempfile::tempdir().unwrap();
@@ -326,13 +358,10 @@ fn a_sweep_names_the_file_that_is_wrong() {
         fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_string()
     };
-    // Never signalled as often as it is waited for.
-    let waits = "workload = 1\n[[job]]\nname = \"a\"\nphase = [{ name = \"p\", steps = [{ await = \"done\", count = 3 }] }]\n\
-                [[job]]\nname = \"b\"\nphase = [{ name = \"p\", steps = [{ signal = \"done\" }] }]\n";
     for (workload, why) in [
         ("/no/w.toml".to_string(), "No such"),
         (file("old.toml", "workload = 2\n"), "line 1: workload: it is 2"),
-        (file("waits.toml", waits), "the simulation cannot end: "),
+        (file("waits.toml", WAITS), "the simulation cannot end: "),
     ] {
         let output = sim(&["sweep", &workload, "--over", "storage.servers=64,128", "--json"]);
         assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));

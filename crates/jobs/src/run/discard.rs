@@ -1,7 +1,8 @@
 //! `forebay run --discard RECORD`: a job that was kept or left is given up, with all that only its buffer has.
 //!
 //! What the buffer holds is said first, as far as it can be told; then everything goes, and the record
-//! last. A node that does not answer keeps nothing alive: it is named, with the command that ends its mount.
+//! last. A node that does not answer keeps nothing alive: it is named, with the command that ends its mount. Nor does
+//! a server that has a part of the buffer: it is named, and the other servers go on with it when it is back.
 //! Called by the command `run` of `forebay`.
 
 use super::console::Console;
@@ -11,6 +12,7 @@ use super::report::{EXIT_TEARDOWN, shell_word};
 use super::signals::Signals;
 use super::step::Step;
 use super::{Program, RunError, drain, mount, served};
+use forebay_proto::net::ledger::BufferState;
 use forebay_proto::size::format_bytes;
 use serde::Serialize;
 use std::path::Path;
@@ -22,7 +24,7 @@ pub struct Discarded {
     pub job: String,
     /// `discarded`.
     pub outcome: &'static str,
-    /// The code that the command is to end with: 0, or 122 if a node did not answer.
+    /// The code that the command is to end with: 0, or 122 if a node, or a server with a part of the buffer, did not answer.
     pub exit_code: u8,
     /// Files with data that the buffer held; of a cache, those that the PFS does not have. `None` if that
     /// could not be told.
@@ -34,6 +36,14 @@ pub struct Discarded {
 }
 
 const WHAT: &str = "discard";
+
+/// What a buffer holds.
+enum Held {
+    /// All of it.
+    Files(Files),
+    /// Not all of its servers tell: what the others have, and why.
+    Part { bytes: u64, why: String },
+}
 
 /// Gives a job up.
 ///
@@ -57,36 +67,60 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     record.save(&dir).map_err(refused)?;
     let held = held(&record, &dir, program, &signals, &console);
     let text = match &held {
-        Ok(files) => format!("{}: its buffer holds {}", record.id, describe(&record, files)),
-        Err(why) => format!("{}: what its buffer holds cannot be told: {why}", record.id),
+        Ok(Held::Files(files)) => format!("its buffer holds {}", describe(&record, files)),
+        Ok(Held::Part { bytes, why }) => {
+            format!("its buffer holds at least {}: {why}", format_bytes(*bytes))
+        }
+        Err(why) => format!("what its buffer holds cannot be told: {why}"),
     };
-    console.say(&format!("forebay: {text}"));
+    console.say(&format!("forebay: {}: {text}", record.id));
     // From here on nothing of it is to be kept: what a kill leaves is teardown only.
     record.step = Step::Teardown;
     record.keep = false;
     record.save(&dir).map_err(refused)?;
-    destroy(&record, &dir, program, &signals).map_err(|why| failed(&why))?;
-    let say = |text: &str| console.say(&format!("forebay: {text}"));
-    let left = served::umount_nodes(program, &record, &dir, &signals, &say).err();
-    if let Some(why) = &left {
-        let (called, point) = (&program.called, shell_word(record.mount_point()));
-        console.say(&format!(
-            "forebay: {why}\nA mount without a buffer may be left there. It holds nothing; on that node:\n  \
-             {called} umount --force {point}"
-        ));
-    }
+    let going = destroy(&record, &dir, program, &signals).map_err(|why| failed(&why))?;
+    let left = say_left(going, &record, &dir, program, &signals, &console);
     mount::remove_job_dir(&record, &dir)
         .map_err(|error| failed(&format!("remove {}: {error}", dir.display())))?;
     console.say(&format!("forebay: {}: discarded", record.id));
-    let held = held.ok();
+    let files = match held {
+        Ok(Held::Files(files)) => Some(files),
+        Ok(Held::Part { .. }) | Err(_) => None,
+    };
     Ok(Discarded {
         job: record.id.clone(),
         outcome: "discarded",
         exit_code: if left.is_some() { EXIT_TEARDOWN } else { 0 },
-        files: held.as_ref().map(|files| files.count),
-        bytes: held.as_ref().map(|files| files.bytes),
+        files: files.as_ref().map(|files| files.count),
+        bytes: files.as_ref().map(|files| files.bytes),
         left,
     })
+}
+
+/// Ends the mounts of the other nodes, and says what is left: parts of the buffer that are still `going`, mounts on nodes that do
+/// not answer.
+fn say_left(
+    going: Option<String>,
+    record: &JobRecord,
+    dir: &Path,
+    program: &Program,
+    signals: &Signals,
+    console: &Console,
+) -> Option<String> {
+    let say = |text: &str| console.say(&format!("forebay: {text}"));
+    let nodes = served::umount_nodes(program, record, dir, signals, &say).err();
+    if let Some(why) = &going {
+        say(&format!("{why}\nThe rest of the buffer goes by itself when that server is back."));
+    }
+    if let Some(why) = &nodes {
+        let (called, point) = (&program.called, shell_word(record.mount_point()));
+        say(&format!(
+            "{why}\nA mount without a buffer may be left there. It holds nothing; on that node:\n  \
+             {called} umount --force {point}"
+        ));
+    }
+    let left: Vec<String> = [going, nodes].into_iter().flatten().collect();
+    (!left.is_empty()).then(|| left.join("; "))
 }
 
 fn describe(record: &JobRecord, files: &Files) -> String {
@@ -106,11 +140,43 @@ fn held(
     program: &Program,
     signals: &Signals,
     console: &Console,
+) -> Result<Held, String> {
+    // A script that never ran wrote nothing, and a buffer may never have been made for it.
+    let never_ran = record.job.is_none() && record.exit.is_none();
+    // Servers that cannot be asked may be there again when it is mounted.
+    let found = record.served.as_ref().and_then(|job| program.servers.find(job).ok());
+    match &found {
+        Some(None) if !never_ran => {
+            return Err("there is none any more: it was given up or given back before".into());
+        }
+        Some(Some(buffer)) if buffer.state == BufferState::Destroying => {
+            return Err("it was given up or given back before, and is being destroyed".into());
+        }
+        // The mount would not show all, or wait for the server that is away.
+        Some(Some(buffer)) if buffer.is_partial() => {
+            let why = served::not_all_tell(buffer);
+            return match record.request.cache.is_some() {
+                true => Err(why),
+                false => Ok(Held::Part { bytes: buffer.used_bytes, why }),
+            };
+        }
+        _ => {}
+    }
+    held_by_mount(record, dir, program, signals, console, never_ran).map(Held::Files)
+}
+
+/// The same, as the mount shows it.
+fn held_by_mount(
+    record: &JobRecord,
+    dir: &Path,
+    program: &Program,
+    signals: &Signals,
+    console: &Console,
+    never_ran: bool,
 ) -> Result<Files, String> {
     let point = record.mount_point();
     if !mount::answers(point) {
-        // A script that never ran wrote nothing, and a buffer may never have been made for it.
-        if record.job.is_none() && record.exit.is_none() {
+        if never_ran {
             return Ok(Files::default());
         }
         let say = |text: &str| console.say(&format!("forebay: {text}"));
@@ -130,15 +196,25 @@ fn held(
     left::files_below(point, |_, _| true).map_err(|error| error.to_string())
 }
 
-/// Ends this node's mount and destroys the buffer.
+/// Ends this node's mount and destroys the buffer. `Some`: it is being destroyed, and why a part of it is not gone yet.
 fn destroy(
     record: &JobRecord,
     dir: &Path,
     program: &Program,
     signals: &Signals,
-) -> Result<(), String> {
+) -> Result<Option<String>, String> {
     let here = mount::give_up(&program.path, record, dir, signals);
-    let Some(job) = &record.served else { return here };
-    let gone = program.servers.destroy(job, true).map_err(|error| error.to_string());
+    let Some(job) = &record.served else { return here.map(|()| None) };
+    let gone = match program.servers.destroy(job, true) {
+        Ok(()) => Ok(None),
+        Err(error) => match program.servers.find(job) {
+            // That is on record, and there is no way back.
+            Ok(Some(buffer)) if buffer.state == BufferState::Destroying => {
+                Ok(Some(error.to_string()))
+            }
+            Ok(None) => Ok(None),
+            Ok(Some(_)) | Err(_) => Err(error.to_string()),
+        },
+    };
     here.and(gone)
 }

@@ -81,10 +81,10 @@ pub trait Servers: std::fmt::Debug {
     fn reach(&self, job: &ServedJob) -> Result<(), ControlError>;
 
     /// Destroys it, also while something is mounted; with `discard` also a cache that holds what the
-    /// PFS does not have. Of nothing: done.
+    /// PFS does not have, and without a long wait for a server that has a part of it only. Of nothing: done.
     ///
     /// # Errors
-    /// Why not.
+    /// Why not. What is being destroyed then ([`Servers::find`]) the servers go on with by themselves.
     fn destroy(&self, job: &ServedJob, discard: bool) -> Result<(), ControlError>;
 
     /// Its state.
@@ -92,6 +92,12 @@ pub trait Servers: std::fmt::Debug {
     /// # Errors
     /// Why it cannot be told.
     fn status(&self, job: &ServedJob) -> Result<ServedBuffer, ControlError>;
+
+    /// The same; `None` if the server that was asked says that there is none.
+    ///
+    /// # Errors
+    /// Why it cannot be told.
+    fn find(&self, job: &ServedJob) -> Result<Option<ServedBuffer>, ControlError>;
 
     /// Text of the secret file that a mount on another node shows; `None` if it needs none.
     ///

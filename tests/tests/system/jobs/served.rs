@@ -390,6 +390,45 @@ fn a_job_kept_at_the_server_is_discarded() {
     site.assert_clean();
 }
 
+/// What the others have stands for the whole neither in what is said nor in what is printed, nobody waits long for the one that is
+/// away, and the rest goes when it is back.
+#[test]
+fn a_job_is_discarded_while_a_server_of_its_buffer_is_away() {
+    let mut site = Site::of_servers(2);
+    let body = format!("echo x > ${{DW_JOB_STRIPED}}x; kill -9 {}; exit 3", site.member(1));
+    let script = site.place.script(&[STRIPED, OUT], &body);
+    let run = Run::wait(site.start(&script, "", &["--servers", "2"])).expect(121);
+    let begun = Instant::now();
+    let discarded = Run::wait(site.discard(&run.record())).expect(122);
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(45), "{took:?}: {}", discarded.err);
+    for said in ["its buffer holds at least ", "not all of its servers tell", "goes by itself"] {
+        assert!(discarded.err.contains(said), "not said: {said}\n{}", discarded.err);
+    }
+    let told = discarded.summary();
+    assert_eq!(told["outcome"], "discarded");
+    assert!(told["files"].is_null() && told["bytes"].is_null(), "{told}");
+    assert!(told["left"].is_string() && site.records().is_empty(), "{told}");
+    site.start_member(1);
+    until("the rest of the buffer is gone", || site.buffers().is_empty());
+    site.assert_clean();
+}
+
+#[test]
+fn a_job_whose_buffer_was_destroyed_is_discarded_and_says_so() {
+    let site = Site::new(0);
+    let script = site.place.script(&[STRIPED, OUT], "echo x > ${DW_JOB_STRIPED}x; exit 3");
+    let run = Run::wait(site.start(&script, "", &[])).expect(121);
+    let buffer = &site.buffers()[0];
+    let mut destroy = site.forebay(&["buffer", "destroy", buffer, "--force"]);
+    assert!(destroy.args(["--server", &site.unix()]).status().unwrap().success());
+    let discarded = Run::wait(site.discard(&run.record())).expect(0);
+    let said = "cannot be told: there is none any more";
+    assert!(discarded.err.contains(said), "{}", discarded.err);
+    assert!(!discarded.err.contains("secret"), "{}", discarded.err);
+    site.assert_clean();
+}
+
 #[test]
 fn a_capacity_that_the_servers_do_not_have_starts_nothing() {
     let site = Site::new(0);

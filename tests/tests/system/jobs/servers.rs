@@ -19,8 +19,8 @@ pub struct Site {
     pub tcp: String,
     pid: Cell<i32>,
     nodes: Vec<Child>,
-    /// Servers that joined the first.
-    members: Vec<i32>,
+    /// Servers that joined the first: their processes, and where they listen.
+    members: Vec<(i32, String)>,
 }
 
 impl Site {
@@ -53,18 +53,41 @@ impl Site {
         }
         site.write_launcher();
         for number in 1..servers {
-            let flash = site.place.base.join(format!("server{number}"));
-            fs::create_dir_all(&flash).unwrap();
-            let machine = nodes + number;
-            let mut command = site.forebay_on(machine, &["serve", "--background", "--json"]);
-            command.arg("--flash").arg(&flash).args(["--capacity", "1GiB"]);
-            command.args(["--listen", &site.any_port(machine), "--join", &site.tcp]);
-            // It plays another node.
-            command.arg("--no-own-socket");
-            let said: Value = serde_json::from_str(procs::run(&mut command).trim()).unwrap();
-            site.members.push(said["pid"].as_i64().unwrap() as i32);
+            let member = site.join(number, &site.any_port(nodes + number));
+            site.members.push(member);
         }
         site
+    }
+
+    /// With so many servers, all on this node.
+    pub fn of_servers(servers: usize) -> Site {
+        Site::with(0, servers, None)
+    }
+
+    /// Starts a server that joins the first: its process, and where it listens.
+    fn join(&self, number: usize, listen: &str) -> (i32, String) {
+        let flash = self.place.base.join(format!("server{number}"));
+        fs::create_dir_all(&flash).unwrap();
+        let machine = self.nodes.len() + number;
+        let mut command = self.forebay_on(machine, &["serve", "--background", "--json"]);
+        command.arg("--flash").arg(&flash).args(["--capacity", "1GiB"]);
+        command.args(["--listen", listen, "--join", &self.tcp]);
+        // It plays another node.
+        command.arg("--no-own-socket");
+        let said: Value = serde_json::from_str(procs::run(&mut command).trim()).unwrap();
+        let address = said["addresses"][0].as_str().unwrap().to_string();
+        (said["pid"].as_i64().unwrap() as i32, address)
+    }
+
+    /// The process of a server that joined the first; from 1 on.
+    pub fn member(&self, number: usize) -> i32 {
+        self.members[number - 1].0
+    }
+
+    /// Starts such a server again that was killed.
+    pub fn start_member(&mut self, number: usize) {
+        let member = self.join(number, &self.members[number - 1].1);
+        self.members[number - 1] = member;
     }
 
     /// Where something on a machine may listen.
@@ -244,7 +267,7 @@ impl Drop for Site {
         for point in self.place.mounts() {
             let _ = self.forebay(&["umount", "--force"]).arg(&point).output();
         }
-        for pid in self.members.drain(..) {
+        for (pid, _) in self.members.drain(..) {
             signal(pid, libc::SIGKILL);
             until("the member is gone", || !alive(pid));
         }
