@@ -52,6 +52,7 @@ mod umount;
 mod umount_ending;
 mod umount_kept;
 mod umount_live;
+mod umount_who;
 mod validate;
 mod verify;
 mod which_buffer;

@@ -54,6 +54,11 @@ pub fn end(mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> 
                 .hint(hint));
         }
     };
+    end_at(dir, mount_point, args)
+}
+
+/// Destroys the buffer of this store, which no server uses, or one that is just ending, if it may go.
+pub fn end_at(dir: &Path, mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> {
     let lost = to_be_lost(dir, mount_point, args)?;
     discard(dir, args)?;
     lost.tell(mount_point, args.json);
@@ -101,7 +106,7 @@ pub fn to_be_lost(dir: &Path, mount_point: &Path, args: &UmountArgs) -> Result<L
     }
     let says_so = args.destroy || args.force;
     let point = PathBytes::new(mount_point.as_os_str().as_bytes());
-    let holdings = match when_free(|| Store::holdings(dir)) {
+    let holdings = match when_free(args, || Store::holdings(dir)) {
         Ok(Some(holdings)) => holdings,
         Ok(None) => return Ok(Lost::default()),
         // It may be damaged, which is a reason to give it up. One in use is not.
@@ -214,12 +219,16 @@ fn may_go(dir: &Path, args: &UmountArgs) -> Result<(), ControlError> {
 /// Destroys a store that no server uses; one that is just ending is waited for.
 pub fn discard(dir: &Path, args: &UmountArgs) -> Result<(), ControlError> {
     may_go(dir, args)?;
-    when_free(|| Store::discard_dir(dir)).map(drop)
+    when_free(args, || Store::discard_dir(dir)).map(drop)
 }
 
-/// Does something with a store; while a server that is just ending has it, again for a while.
-fn when_free<T>(work: impl Fn() -> Result<T, ControlError>) -> Result<T, ControlError> {
+/// Does something with a store; while a server that is just ending has it, again for a while, but not beyond the command's time.
+fn when_free<T>(
+    args: &UmountArgs,
+    work: impl Fn() -> Result<T, ControlError>,
+) -> Result<T, ControlError> {
     let deadline = Instant::now() + LOCK_WAIT;
+    let deadline = args.until.map_or(deadline, |until| until.min(deadline));
     loop {
         match work() {
             Err(error) if error.errno == Some(libc::EBUSY) && Instant::now() < deadline => {
