@@ -40,6 +40,7 @@ mod stage;
 mod stage_options;
 mod stager;
 mod status;
+mod status_ending;
 mod stripe;
 mod top;
 mod trace;
