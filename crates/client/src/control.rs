@@ -30,8 +30,10 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 pub const SHORT_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for an unmount (open files may have to reach flash) and for the end of a plan.
 pub const UMOUNT_TIMEOUT: Duration = Duration::from_secs(600);
-/// Least wait for an answer by who keeps a time limit that a user gave ([`Control::set_limit`]).
+/// Least wait for an answer by who keeps a time limit that a user gave ([`Control::set_limit`]): all answers that end beyond it have
+/// this time together, and each the second one.
 const LIMITED_LEAST: Duration = Duration::from_millis(500);
+const LIMITED_EACH_LEAST: Duration = Duration::from_millis(50);
 /// Least wait for the first answer to an unmount, and for what it says after that it waits, whatever time its asker has left.
 const UMOUNT_LEAST: Duration = Duration::from_millis(200);
 const UMOUNT_GOES_ON_LEAST: Duration = Duration::from_millis(50);
@@ -54,8 +56,8 @@ pub struct Control {
     store_dir: PathBuf,
     /// When who asks has no more time, however long an answer may take otherwise.
     until: Option<Instant>,
-    /// Least wait for an answer then.
-    least: Duration,
+    /// That is a limit which a user gave.
+    is_limit: bool,
     /// An answer was not waited for to its end: what comes next on this connection belongs to that question.
     is_behind: bool,
 }
@@ -77,6 +79,13 @@ pub struct Unmounting {
 fn left_at_least(timeout: Duration, until: Option<Instant>, least: Duration) -> Duration {
     let Some(until) = until else { return timeout };
     timeout.min(until.saturating_duration_since(Instant::now()).max(least))
+}
+
+/// The same, but what was waited for beyond `until` counts: `least` is there once.
+fn left_of_limit(timeout: Duration, until: Option<Instant>, least: Duration) -> Duration {
+    let used =
+        until.map_or(Duration::ZERO, |until| Instant::now().saturating_duration_since(until));
+    left_at_least(timeout, until, least.saturating_sub(used).max(LIMITED_EACH_LEAST))
 }
 
 /// What the server says at first: a welcome, or why not.
@@ -108,7 +117,7 @@ impl Control {
             stream,
             store_dir: store_dir.to_path_buf(),
             until: None,
-            least: SHORT_ANSWER_TIMEOUT,
+            is_limit: false,
             is_behind: false,
         };
         control.set_timeout(timeout)?;
@@ -151,7 +160,7 @@ impl Control {
         until: Option<Instant>,
         greeting: Duration,
     ) -> Result<Control> {
-        let timeout = left_at_least(greeting, until, LIMITED_LEAST);
+        let timeout = left_of_limit(greeting, until, LIMITED_LEAST);
         let mut control = Control::connect_store_within(store_dir, timeout)?;
         control.set_limit(until);
         Ok(control)
@@ -159,17 +168,17 @@ impl Control {
 
     /// Sets the end of the asker's time anew.
     pub fn set_until(&mut self, until: Option<Instant>) {
-        (self.until, self.least) = (until, SHORT_ANSWER_TIMEOUT);
+        (self.until, self.is_limit) = (until, false);
     }
 
     /// The same for a time limit that a user gave, see [`Control::connect_store_limited`].
     pub fn set_limit(&mut self, until: Option<Instant>) {
-        (self.until, self.least) = (until, LIMITED_LEAST);
+        (self.until, self.is_limit) = (until, true);
     }
 
     /// One request, one answer; an error of the server is an error here.
     pub fn request(&mut self, request: &Request, timeout: Duration) -> Result<Reply> {
-        self.request_with(request, timeout, self.least)
+        self.request_with(request, timeout, self.least())
     }
 
     /// The same, with the least wait for the answer.
@@ -180,11 +189,11 @@ impl Control {
         least: Duration,
     ) -> Result<Reply> {
         if self.is_behind {
-            let timeout = left_at_least(ANSWER_TIMEOUT, self.until, least);
+            let timeout = self.left(ANSWER_TIMEOUT, least);
             self.stream = Control::connect_store_within(&self.store_dir, timeout)?.stream;
             self.is_behind = false;
         }
-        self.set_timeout_of(left_at_least(timeout, self.until, least))?;
+        self.set_timeout_of(self.left(timeout, least))?;
         self.send(request)?;
         match self.receive()? {
             Reply::Error(error) => Err(error),
@@ -347,7 +356,7 @@ impl Control {
                 self.is_behind = true;
                 return Err(self.failed("hear from", &ErrorKind::TimedOut.into()));
             }
-            let left = left_at_least(UMOUNT_TIMEOUT, self.until, UMOUNT_GOES_ON_LEAST);
+            let left = self.left(UMOUNT_TIMEOUT, UMOUNT_GOES_ON_LEAST);
             self.set_timeout_of(left)?;
             reply = self.receive()?;
         }
@@ -384,8 +393,21 @@ impl Control {
         }
     }
 
+    /// What is left of a wait, but `least` at least.
+    fn left(&self, timeout: Duration, least: Duration) -> Duration {
+        match self.is_limit {
+            true => left_of_limit(timeout, self.until, least),
+            false => left_at_least(timeout, self.until, least),
+        }
+    }
+
+    /// Least wait for an answer when the asker's time is over.
+    fn least(&self) -> Duration {
+        if self.is_limit { LIMITED_LEAST } else { SHORT_ANSWER_TIMEOUT }
+    }
+
     fn set_timeout(&self, timeout: Duration) -> Result<()> {
-        self.set_timeout_of(left_at_least(timeout, self.until, self.least))
+        self.set_timeout_of(self.left(timeout, self.least()))
     }
 
     fn set_timeout_of(&self, timeout: Duration) -> Result<()> {
@@ -675,6 +697,12 @@ mod tests {
         assert!(waited >= LIMITED_LEAST && waited < SHORT_ANSWER_TIMEOUT, "after {waited:?}");
         drop(control);
         server.join().unwrap();
+        // What was waited for beyond it is not waited for once more.
+        let over = begun.checked_sub(LIMITED_LEAST * 2);
+        let left = left_of_limit(ANSWER_TIMEOUT, over, LIMITED_LEAST);
+        assert_eq!(left, LIMITED_EACH_LEAST);
+        let soon = begun.checked_add(ANSWER_TIMEOUT * 2);
+        assert_eq!(left_of_limit(LIMITED_LEAST, soon, LIMITED_LEAST), LIMITED_LEAST);
     }
 
     #[test]
