@@ -144,6 +144,11 @@ pub fn is_mounted(mount: &MountRef) -> Result<bool, ControlError> {
     Ok(there.iter().any(|at| at.store_dir == mount.store_dir))
 }
 
+/// Whether an error of who asked a mount's process says only that the mount has ended meanwhile: it is not there any more.
+pub fn has_ended(error: &ControlError, mount: &MountRef) -> bool {
+    may_have_ended(error) && matches!(is_mounted(mount), Ok(false))
+}
+
 /// Its process went without an answer, with this error. It ended just then, as asked for by another command or with its last
 /// copy, if the mount and what belonged to it are gone. One that was killed leaves the mount.
 pub fn ended_meanwhile(

@@ -27,7 +27,9 @@ impl Who {
     /// Of the mount of this store, for a command whose time is over at `until`; without that, or where it is known, nothing is
     /// asked.
     pub(super) fn ask(store_dir: &Path, until: Option<Instant>, known: Option<String>) -> Who {
-        let (None, Some(until)) = (&known, until) else { return Who { known, asking: None } };
+        let Some(until) = until.filter(|_| known.is_none()) else {
+            return Who { known, asking: None };
+        };
         let (tell, told) = channel();
         let (lives, ended) = channel();
         let dir = store_dir.to_path_buf();

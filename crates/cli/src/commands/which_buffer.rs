@@ -4,6 +4,7 @@
 //! Plan numbers begin at 1 in every buffer, so a buffer is never guessed: other users' buffers
 //! and those without the plan are left out, and of what remains there must be one.
 
+use super::umount_live::has_ended;
 use crate::daemon::{PLANS_WAIT, asker_waits};
 use crate::failure::{Usage, visible};
 use forebay_client::{Control, MountRef, locate, mounts};
@@ -38,7 +39,7 @@ pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
     for (place, control) in mounts.into_iter().zip(connected) {
         match control.unwrap_or_else(gone) {
             Ok(control) => asked.push((control, place)),
-            Err(error) if error.errno == Some(libc::EACCES) => {}
+            Err(error) if error.errno == Some(libc::EACCES) || has_ended(&error, &place) => {}
             Err(error) => {
                 let text = format!("{}: not asked: {error}", place.mount_point.display());
                 eprintln!("forebay: {}", visible(&text));

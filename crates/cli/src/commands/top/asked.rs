@@ -4,6 +4,7 @@
 //! Invariant: one who does not answer is named below the table and costs the others nothing; a mount that
 //! comes back is asked again at the next look. Called by [`super::run`].
 
+use super::super::umount_live::has_ended;
 use crate::args::TopArgs;
 use crate::daemon::{FIGURES_WAIT, asker_waits};
 use crate::servers::Server;
@@ -104,6 +105,7 @@ impl Asked {
             match told.unwrap_or_else(gone) {
                 Ok(metrics) => look.told.push(Told { mount: Some(point), metrics }),
                 Err(error) if self.named_mount => return Err(error),
+                Err(error) if has_ended(&error, &mount.at) => {}
                 Err(error) => look.unheard.push((point, why(error))),
             }
         }
@@ -171,6 +173,22 @@ mod tests {
         assert!(MOUNT_WAIT >= FIGURES_WAIT + Duration::from_secs(3));
         // And all is told within the 12 s that are promised.
         assert!(MOUNT_WAIT < ONCE_WAIT && ONCE_WAIT < Duration::from_secs(12));
+    }
+
+    #[test]
+    fn a_mount_that_has_ended_is_not_one_that_does_not_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = MountRef {
+            mount_point: dir.path().join("mnt"),
+            store_dir: dir.path().join("store"),
+            path_in_buffer: "/".into(),
+            owner_uid: None,
+            device: 0,
+        };
+        let mounts = vec![Mount::new(mount)];
+        let mut asked = Asked { mounts, named_mount: false, server: None, until: None };
+        let look = asked.look().unwrap();
+        assert!(look.told.is_empty() && look.unheard.is_empty(), "{:?}", look.unheard);
     }
 
     #[test]
