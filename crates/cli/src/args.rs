@@ -267,6 +267,9 @@ pub struct UmountArgs {
     #[arg(long, value_name = "SECONDS",
           conflicts_with_all = ["force", "destroy", "no_drain", "discard_dirty"])]
     pub timeout: Option<u64>,
+    /// When that time is over, counted from the beginning of the command.
+    #[arg(skip)]
+    pub until: Option<std::time::Instant>,
     /// Of a cache: do not drain first. What the PFS does not have stays on flash.
     #[arg(long, requires = "keep")]
     pub no_drain: bool,

@@ -30,8 +30,12 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 pub const SHORT_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for an unmount (open files may have to reach flash) and for the end of a plan.
 pub const UMOUNT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Least wait for an answer by who keeps a time limit that a user gave ([`Control::set_limit`]): all answers that end beyond it have
+/// this time together, and each the second one.
+const LIMITED_LEAST: Duration = Duration::from_millis(500);
+const LIMITED_EACH_LEAST: Duration = Duration::from_millis(50);
 /// Least wait for the first answer to an unmount, and for what it says after that it waits, whatever time its asker has left.
-const UMOUNT_LEAST: Duration = Duration::from_secs(1);
+const UMOUNT_LEAST: Duration = Duration::from_millis(200);
 const UMOUNT_GOES_ON_LEAST: Duration = Duration::from_millis(50);
 /// Longest wait for a file to be fetched whole.
 const WARM_TIMEOUT: Duration = Duration::from_secs(86_400);
@@ -42,6 +46,9 @@ const STOPPED_LOOK: Duration = Duration::from_secs(1);
 /// Time between two looks at a plan that is waited for, in milliseconds: its end is told at once.
 const LOOK_EVERY_MS: u64 = 250;
 
+/// Said of a process that went without an answer.
+const CLOSED: &str = "it closed the connection: it has ended, or was killed";
+
 /// A connection. One request at a time; dropped connections do not stop what they started.
 #[derive(Debug)]
 pub struct Control {
@@ -49,6 +56,8 @@ pub struct Control {
     store_dir: PathBuf,
     /// When who asks has no more time, however long an answer may take otherwise.
     until: Option<Instant>,
+    /// That is a limit which a user gave.
+    is_limit: bool,
     /// An answer was not waited for to its end: what comes next on this connection belongs to that question.
     is_behind: bool,
 }
@@ -66,15 +75,17 @@ pub struct Unmounting {
     pub no_wait: bool,
 }
 
-/// What is left of a wait for who has no time after `until`.
-fn left(timeout: Duration, until: Option<Instant>) -> Duration {
-    left_at_least(timeout, until, SHORT_ANSWER_TIMEOUT)
-}
-
-/// The same, but for `least`.
+/// What is left of a wait for who has no time after `until`, but `least` at least.
 fn left_at_least(timeout: Duration, until: Option<Instant>, least: Duration) -> Duration {
     let Some(until) = until else { return timeout };
     timeout.min(until.saturating_duration_since(Instant::now()).max(least))
+}
+
+/// The same, but what was waited for beyond `until` counts: `least` is there once.
+fn left_of_limit(timeout: Duration, until: Option<Instant>, least: Duration) -> Duration {
+    let used =
+        until.map_or(Duration::ZERO, |until| Instant::now().saturating_duration_since(until));
+    left_at_least(timeout, until, least.saturating_sub(used).max(LIMITED_EACH_LEAST))
 }
 
 /// What the server says at first: a welcome, or why not.
@@ -102,8 +113,13 @@ impl Control {
     pub fn connect_store_within(store_dir: &Path, timeout: Duration) -> Result<Control> {
         let stream = open_socket(store_dir).map_err(|error| not_reached(store_dir, &error))?;
         must_be_the_owners(&stream, store_dir)?;
-        let control =
-            Control { stream, store_dir: store_dir.to_path_buf(), until: None, is_behind: false };
+        let control = Control {
+            stream,
+            store_dir: store_dir.to_path_buf(),
+            until: None,
+            is_limit: false,
+            is_behind: false,
+        };
         control.set_timeout(timeout)?;
         // A stopped one accepts too: the kernel does.
         // A server that is just dying may still accept, and then close without a greeting.
@@ -131,19 +147,38 @@ impl Control {
     /// For who has no time after `until`: no answer is waited for longer, but for
     /// [`SHORT_ANSWER_TIMEOUT`] at least.
     pub fn connect_store_until(store_dir: &Path, until: Option<Instant>) -> Result<Control> {
-        let mut control = Control::connect_store_within(store_dir, left(ANSWER_TIMEOUT, until))?;
-        control.until = until;
+        let timeout = left_at_least(ANSWER_TIMEOUT, until, SHORT_ANSWER_TIMEOUT);
+        let mut control = Control::connect_store_within(store_dir, timeout)?;
+        control.set_until(until);
+        Ok(control)
+    }
+
+    /// For who keeps a time limit that a user gave: no answer is waited for beyond `until`, but for some moments
+    /// ([`LIMITED_LEAST`]), and the greeting for no longer than `greeting`.
+    pub fn connect_store_limited(
+        store_dir: &Path,
+        until: Option<Instant>,
+        greeting: Duration,
+    ) -> Result<Control> {
+        let timeout = left_of_limit(greeting, until, LIMITED_LEAST);
+        let mut control = Control::connect_store_within(store_dir, timeout)?;
+        control.set_limit(until);
         Ok(control)
     }
 
     /// Sets the end of the asker's time anew.
     pub fn set_until(&mut self, until: Option<Instant>) {
-        self.until = until;
+        (self.until, self.is_limit) = (until, false);
+    }
+
+    /// The same for a time limit that a user gave, see [`Control::connect_store_limited`].
+    pub fn set_limit(&mut self, until: Option<Instant>) {
+        (self.until, self.is_limit) = (until, true);
     }
 
     /// One request, one answer; an error of the server is an error here.
     pub fn request(&mut self, request: &Request, timeout: Duration) -> Result<Reply> {
-        self.request_with(request, timeout, SHORT_ANSWER_TIMEOUT)
+        self.request_with(request, timeout, self.least())
     }
 
     /// The same, with the least wait for the answer.
@@ -154,11 +189,11 @@ impl Control {
         least: Duration,
     ) -> Result<Reply> {
         if self.is_behind {
-            let timeout = left(ANSWER_TIMEOUT, self.until);
+            let timeout = self.left(ANSWER_TIMEOUT, least);
             self.stream = Control::connect_store_within(&self.store_dir, timeout)?.stream;
             self.is_behind = false;
         }
-        self.set_timeout_of(left_at_least(timeout, self.until, least))?;
+        self.set_timeout_of(self.left(timeout, least))?;
         self.send(request)?;
         match self.receive()? {
             Reply::Error(error) => Err(error),
@@ -321,7 +356,7 @@ impl Control {
                 self.is_behind = true;
                 return Err(self.failed("hear from", &ErrorKind::TimedOut.into()));
             }
-            let left = left_at_least(UMOUNT_TIMEOUT, self.until, UMOUNT_GOES_ON_LEAST);
+            let left = self.left(UMOUNT_TIMEOUT, UMOUNT_GOES_ON_LEAST);
             self.set_timeout_of(left)?;
             reply = self.receive()?;
         }
@@ -341,7 +376,7 @@ impl Control {
         self.wait_for_message("wait for the end of")?;
         match read_message::<Reply>(&self.stream) {
             Ok(None) => Ok(()),
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
+            Err(error) if is_closed(&error) => Ok(()),
             Err(error) => Err(self.failed("wait for the end of", &error)),
             Ok(Some(_)) => Err(self.unexpected()),
         }
@@ -358,8 +393,21 @@ impl Control {
         }
     }
 
+    /// What is left of a wait, but `least` at least.
+    fn left(&self, timeout: Duration, least: Duration) -> Duration {
+        match self.is_limit {
+            true => left_of_limit(timeout, self.until, least),
+            false => left_at_least(timeout, self.until, least),
+        }
+    }
+
+    /// Least wait for an answer when the asker's time is over.
+    fn least(&self) -> Duration {
+        if self.is_limit { LIMITED_LEAST } else { SHORT_ANSWER_TIMEOUT }
+    }
+
     fn set_timeout(&self, timeout: Duration) -> Result<()> {
-        self.set_timeout_of(left(timeout, self.until))
+        self.set_timeout_of(self.left(timeout, self.least()))
     }
 
     fn set_timeout_of(&self, timeout: Duration) -> Result<()> {
@@ -370,7 +418,10 @@ impl Control {
     }
 
     fn send<T: serde::Serialize>(&mut self, message: &T) -> Result<()> {
-        write_message(&self.stream, message).map_err(|error| self.failed("ask", &error))
+        write_message(&self.stream, message).map_err(|error| match is_closed(&error) {
+            true => self.broken(CLOSED),
+            false => self.failed("ask", &error),
+        })
     }
 
     /// Waits until the server says something, or closes the connection, within the time limit. A process
@@ -385,7 +436,12 @@ impl Control {
             match server_process::wait_readable(&self.stream, left.min(STOPPED_LOOK)) {
                 Ok(true) => return Ok(()),
                 Ok(false) if left.is_zero() => {
-                    return Err(self.failed(what, &ErrorKind::TimedOut.into()));
+                    // It has been silent all the time, which may be shorter than two looks.
+                    let stopped = server_process::id(&self.stream).filter(|pid| is_stopped(*pid));
+                    return Err(match stopped {
+                        Some(pid) => self.stopped(what, pid),
+                        None => self.failed(what, &ErrorKind::TimedOut.into()),
+                    });
                 }
                 Ok(false) => {}
                 Err(error) => return Err(self.failed(what, &error)),
@@ -393,10 +449,7 @@ impl Control {
             // Once may be by chance: somebody looks at it with a debugger.
             let stopped = server_process::id(&self.stream).filter(|pid| is_stopped(*pid));
             match stopped {
-                Some(pid) if stopped_before => {
-                    let what = format!("{what} the server of");
-                    return Err(server_process::stopped(&what, &self.store_dir, pid));
-                }
+                Some(pid) if stopped_before => return Err(self.stopped(what, pid)),
                 stopped => stopped_before = stopped.is_some(),
             }
         }
@@ -412,9 +465,15 @@ impl Control {
         self.wait_for_message("hear from")?;
         match read_message(&self.stream) {
             Ok(Some(message)) => Ok(message),
-            Ok(None) => Err(self.broken("it closed the connection: it has ended, or was killed")),
+            Ok(None) => Err(self.broken(CLOSED)),
+            // The kernel says so where the question was not even read.
+            Err(error) if is_closed(&error) => Err(self.broken(CLOSED)),
             Err(error) => Err(self.failed("hear from", &error)),
         }
+    }
+
+    fn stopped(&self, what: &str, pid: u32) -> ControlError {
+        server_process::stopped(&format!("{what} the server of"), &self.store_dir, pid)
     }
 
     fn failed(&self, what: &str, error: &io::Error) -> ControlError {
@@ -446,6 +505,17 @@ impl Control {
     fn unexpected(&self) -> ControlError {
         self.broken("it gave an answer that does not belong to the question")
     }
+}
+
+/// Whether an error of a connection says that its other end is gone.
+fn is_closed(error: &io::Error) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
+/// Whether an error says that the process that was asked has closed the connection, or is not there: it may have ended.
+pub fn may_have_ended(error: &ControlError) -> bool {
+    matches!(error.errno, Some(libc::EPIPE | libc::ENOTCONN))
 }
 
 /// Error if the process at the other end is not of the user whose directory that is, or if others may
@@ -574,6 +644,65 @@ mod tests {
         control.set_until(None);
         control.umount(Unmounting { force: true, ..Unmounting::default() }, |_| ()).unwrap();
         server.join().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_ends_while_it_is_asked_has_closed_the_connection() {
+        for reads in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let listener = UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap();
+            let (asked, is_asked) = std::sync::mpsc::channel::<()>();
+            let server = std::thread::spawn(move || {
+                let (stream, _) = listener.accept().unwrap();
+                let _hello: Hello = read_message(&stream).unwrap().unwrap();
+                let welcome = Welcome { protocol: CONTROL_PROTOCOL, program: "9.9".into() };
+                write_message(&stream, &welcome).unwrap();
+                // Until the question is there: closed before it is read, the connection is reset.
+                let _question = is_asked.recv();
+                if reads {
+                    let _read = read_message::<Request>(&stream).unwrap();
+                }
+            });
+            let mut control = Control::connect_store(dir.path()).unwrap();
+            control.set_timeout(ANSWER_TIMEOUT).unwrap();
+            control.send(&Request::StageList).unwrap();
+            asked.send(()).unwrap();
+            let error = control.receive::<Reply>().unwrap_err();
+            assert!(may_have_ended(&error) && error.why == CLOSED, "{error}");
+            server.join().unwrap();
+            // So has one that is gone before it is asked.
+            let error = control.request(&Request::StageList, ANSWER_TIMEOUT).unwrap_err();
+            assert!(may_have_ended(&error), "{error}");
+        }
+    }
+
+    #[test]
+    fn who_keeps_a_limit_waits_for_no_answer_beyond_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap();
+        let server = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let _hello: Hello = read_message(&stream).unwrap().unwrap();
+            let welcome = Welcome { protocol: CONTROL_PROTOCOL, program: "9.9".into() };
+            write_message(&stream, &welcome).unwrap();
+            let _asked = read_message::<Request>(&stream).unwrap();
+            // Says nothing.
+            assert!(!matches!(read_message::<Request>(&stream), Ok(Some(_))));
+        });
+        let mut control = Control::connect_store(dir.path()).unwrap();
+        let begun = Instant::now();
+        control.set_limit(Some(begun));
+        assert_eq!(control.buffer_status().unwrap_err().errno, Some(libc::ETIMEDOUT));
+        let waited = begun.elapsed();
+        assert!(waited >= LIMITED_LEAST && waited < SHORT_ANSWER_TIMEOUT, "after {waited:?}");
+        drop(control);
+        server.join().unwrap();
+        // What was waited for beyond it is not waited for once more.
+        let over = begun.checked_sub(LIMITED_LEAST * 2);
+        let left = left_of_limit(ANSWER_TIMEOUT, over, LIMITED_LEAST);
+        assert_eq!(left, LIMITED_EACH_LEAST);
+        let soon = begun.checked_add(ANSWER_TIMEOUT * 2);
+        assert_eq!(left_of_limit(LIMITED_LEAST, soon, LIMITED_LEAST), LIMITED_LEAST);
     }
 
     #[test]

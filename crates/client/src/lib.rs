@@ -17,7 +17,7 @@ pub mod server_process;
 mod umask;
 
 pub use cache_wait::{WaitFor, Waited, cache_wait};
-pub use control::{ANSWER_TIMEOUT, Control, Unmounting};
+pub use control::{ANSWER_TIMEOUT, Control, Unmounting, may_have_ended};
 pub use ledger::Ledger;
 pub use locate::{
     MountRef, canonical, locate, locate_source, mount_above, mounts, mounts_at, publish,

@@ -314,6 +314,48 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_server_hangs() {
     }
 }
 
+/// Of striped files the kernel reads and writes the pages by itself, and waits for those of the source as for a mapping's.
+#[test]
+fn a_copy_that_the_kernel_makes_by_itself_ends_by_a_signal_that_kills() {
+    let _alone = without_children();
+    let served = Served::with(Options::over(2, Store::Directory), &[Via::Local]);
+    let dir = served.path(0, "s");
+    sys::mkdir(&dir, 0o755).unwrap();
+    for (name, value) in [("stripe_size_bytes", "65536"), ("stripe_count", "all")] {
+        sys::setxattr(&dir, &format!("user.forebay.{name}"), value.as_bytes(), 0).unwrap();
+    }
+    let open = |name: &str| sys::open(served.path(0, name), NEW_FILE, 0o644).unwrap();
+    let (from, to) = (open("s/from"), open("s/to"));
+    sys::pwrite(&from, 0, &vec![b'a'; SIZE]).unwrap();
+    // SAFETY: an open descriptor.
+    let dropped = unsafe { libc::posix_fadvise(from.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    assert_eq!(dropped, 0, "the kernel has the pages");
+    for server in [0, 1] {
+        served.signal_server(server, libc::SIGSTOP);
+        procs::wait_until_stopped(served.server_pid(server));
+    }
+    let told = Shared::new(1);
+    let (told_, from_, to_) = (&told, &from, &to);
+    let child = Child::spawn("copy_file_range", move || {
+        told_[0].store(1, SeqCst);
+        let _ = sys::copy_range(from_, 0, to_, 0, SIZE);
+    });
+    while told[0].load(SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.until_it_waits();
+    std::thread::sleep(Duration::from_millis(300));
+    child.signal(libc::SIGKILL);
+    let ended = child.wait(SOON).unwrap_err();
+    for server in [0, 1] {
+        served.signal_server(server, libc::SIGCONT);
+    }
+    assert!(ended.contains("signal 9"), "{ended}");
+    let copied = sys::copy_range(&from, 0, &to, 0, SIZE).unwrap();
+    assert!(copied > 0, "it goes on");
+    assert_eq!(sys::pread(&to, 0, copied), Ok(vec![b'a'; copied]));
+}
+
 /// More programs than a mount has connections for calls; each waits for several others.
 const SLOW_FSYNCS: usize = 24;
 /// What the disk of the flash takes in a second.

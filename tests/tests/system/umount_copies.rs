@@ -2,11 +2,14 @@
 //! ends the mount with the last of them: until then the command says whom it waits for, and nothing is lost.
 #![allow(clippy::unwrap_used)]
 
+use forebay_proto::control::{Hello, Reply, Request, SOCKET_NAME, Welcome};
+use forebay_proto::version::CONTROL_PROTOCOL;
 use forebay_tests::buffer::{Buffer, Kind, binary, is_raw};
 use forebay_tests::procs::{LET_GO, run, try_run_for, wait_until_stopped};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::site::Site;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -249,6 +252,101 @@ fn a_second_umount_finds_the_mount_that_the_first_one_left_to_end() {
     assert!(begun.elapsed() < AT_ONCE, "after {:?}", begun.elapsed());
     second.ends_well();
     assert_eq!(stores(&buffer), 0);
+}
+
+/// Messages of a mount's control socket.
+fn say(mut to: &UnixStream, message: &serde_json::Value) {
+    let text = message.to_string();
+    to.write_all(&u32::try_from(text.len()).unwrap().to_le_bytes()).unwrap();
+    to.write_all(text.as_bytes()).unwrap();
+}
+
+fn hear(mut from: &UnixStream) -> serde_json::Value {
+    let mut length = [0; 4];
+    from.read_exact(&mut length).unwrap();
+    let mut text = vec![0; u32::from_le_bytes(length) as usize];
+    from.read_exact(&mut text).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+/// A kept buffer whose control socket is this test's, and what the process of a mount that is ending says of its state.
+fn in_place_of_a_process(buffer: &Buffer) -> (PathBuf, UnixListener, serde_json::Value) {
+    let dir = std::fs::read_dir(buffer.flash()).unwrap().next().unwrap().unwrap().path();
+    let at = dir.join(SOCKET_NAME);
+    let real = UnixStream::connect(&at).unwrap();
+    say(&real, &serde_json::to_value(Hello { protocol: CONTROL_PROTOCOL }).unwrap());
+    hear(&real);
+    say(&real, &serde_json::to_value(Request::BufferStatus).unwrap());
+    let Reply::Buffer(mut status) = serde_json::from_value(hear(&real)).unwrap() else {
+        panic!("it does not tell its state");
+    };
+    drop(real);
+    status.ending = Some("its last requests".into());
+    buffer.umount(&["--keep"]).unwrap();
+    // It may have been left there.
+    let _old = std::fs::remove_file(&at);
+    let listener = UnixListener::bind(&at).unwrap();
+    (dir, listener, serde_json::to_value(Reply::Buffer(status)).unwrap())
+}
+
+/// A connection of a command, up to its first question, the state.
+fn greet(listener: &UnixListener) -> UnixStream {
+    let (stream, _) = listener.accept().unwrap();
+    hear(&stream);
+    let welcome = Welcome { protocol: CONTROL_PROTOCOL, program: "test".into() };
+    say(&stream, &serde_json::to_value(welcome).unwrap());
+    hear(&stream);
+    stream
+}
+
+#[test]
+fn a_mount_that_ends_while_it_is_asked_to_has_ended() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 64 << 20);
+    let (dir, listener, status) = in_place_of_a_process(&buffer);
+    let ends = std::thread::spawn(move || {
+        let stream = greet(&listener);
+        say(&stream, &status);
+        // The kernel resets a connection that is closed with something unread.
+        (&stream).read_exact(&mut [0]).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    });
+    let mut umount = Command::new(binary());
+    umount.args(["umount", "--flash"]).arg(buffer.flash()).arg(buffer.root());
+    let (ok, said) = try_run_for(&mut umount, AT_ONCE);
+    ends.join().unwrap();
+    assert!(ok, "{said}");
+    assert_eq!(stores(&buffer), 0);
+}
+
+#[test]
+fn a_time_limit_is_kept_where_the_process_of_the_mount_says_nothing() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 64 << 20);
+    let (_dir, listener, status) = in_place_of_a_process(&buffer);
+    let silent = std::thread::spawn(move || {
+        let first = greet(&listener);
+        let second = greet(&listener);
+        say(&second, &status);
+        // Nobody who asks once more is greeted, until the command has ended.
+        while (&second).read(&mut [0; 64]).is_ok_and(|length| length > 0) {}
+        drop(first);
+    });
+    for said in ["it is not known whether it is ending", "has not ended: its last requests"] {
+        let begun = Instant::now();
+        let mut umount = Command::new(binary());
+        umount.args(["umount", "--timeout", "1", "--flash"]).arg(buffer.flash());
+        let (ok, told) = try_run_for(umount.arg(buffer.root()), AT_ONCE);
+        assert!(!ok && told.contains("the time is over") && told.contains(said), "{told}");
+        // The least that was waited for in vain was longer.
+        assert!(begun.elapsed() < Duration::from_secs(8), "after {:?}", begun.elapsed());
+    }
+    silent.join().unwrap();
+    assert_eq!(stores(&buffer), 1);
 }
 
 #[test]

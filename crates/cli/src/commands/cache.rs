@@ -314,6 +314,10 @@ pub fn before_umount(
         Err(error) if matches!(error.errno, Some(libc::EINVAL | libc::EPERM)) => {
             return Ok(control);
         }
+        // Its time is over before it has said whether it is a cache.
+        Err(error) if args.until.is_some() && error.errno == Some(libc::ETIMEDOUT) => {
+            return Err(error);
+        }
         _ => {}
     }
     if args.discard_dirty {
@@ -323,6 +327,8 @@ pub fn before_umount(
         }
         return Ok(control);
     }
+    // The wait for the drain keeps the time, and says what is left then.
+    control.set_until(None);
     let mut cached = Cached::Mounted(Box::new(control));
     drain_before(&mut cached, mount_point, args)?;
     match cached {
@@ -337,8 +343,8 @@ fn drain_before(
     args: &UmountArgs,
 ) -> Result<(), ControlError> {
     // With --no-wait, what is not on the PFS at the first look is refused.
-    let timeout = if args.no_wait { Some(0) } else { args.timeout };
-    let timeout = timeout.map(Duration::from_secs);
+    let left = args.until.map(|until| until.saturating_duration_since(Instant::now()));
+    let timeout = if args.no_wait { Some(Duration::ZERO) } else { left };
     let waited = drain(cached, Path::new("/"), timeout, (WaitFor::Clean, true), args.json)?;
     done(&waited.state, mount_point, "unmount").map_err(|error| {
         let hint = error.hint.clone().unwrap_or_default();

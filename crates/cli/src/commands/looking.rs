@@ -3,6 +3,7 @@
 //!
 //! Callers: `stage` (and so `commit`).
 
+use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::visible;
 use forebay_client::{Control, mount_above};
 use std::path::Path;
@@ -47,8 +48,8 @@ fn tell_when_long(ended: &Receiver<()>, path: &Path, point: &Path, store_dir: &P
 
 /// What the mount's process knows of its servers, or why it does not tell.
 fn why_silent(store_dir: &Path) -> Option<String> {
-    // It has the shortest time that anybody is given.
-    let control = Control::connect_store_until(store_dir, Some(Instant::now()));
+    let until = Instant::now().checked_add(asker_waits(STATE_WAIT));
+    let control = Control::connect_store_until(store_dir, until);
     match control.and_then(|mut control| control.buffer_status()) {
         Ok(status) => status.server_error,
         Err(error) => Some(error.to_string()),

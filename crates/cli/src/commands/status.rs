@@ -1,6 +1,7 @@
 //! `forebay status`: a buffer, a file in one, or all buffers of this machine.
 
 use super::cached::Cached;
+use super::status_ending::{self, Said};
 use crate::args::{ServerArgs, StatusArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::servers::BufferPath;
@@ -231,17 +232,13 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let mut listed = list_all_mounted(&mounted);
     let places = places(flash, &mounted)?;
     let is_mounted = |dir: &Path| mounted.iter().any(|mount| mount.store_dir == dir);
-    for found in kept_stores(flash.is_some(), &places)? {
-        if !is_mounted(&found.dir) {
-            listed.push(list_kept(&found));
-        }
-    }
+    let mut kept = kept_stores(flash.is_some(), &places)?;
+    kept.retain(|found| !is_mounted(&found.dir));
+    listed.extend(status_ending::all(&kept, list_kept));
     // A mount of a served buffer has no store of its own: it is known by its directory.
-    for (dir, record) in state_dir::all() {
-        if !is_mounted(&dir) {
-            listed.extend(list_ending(&dir, &record));
-        }
-    }
+    let mut ending = state_dir::all();
+    ending.retain(|(dir, _)| !is_mounted(dir));
+    listed.extend(status_ending::all(&ending, |(dir, record)| list_ending(dir, record)));
     name_left_jobs(&places, &mut listed);
     if json {
         return print_json(&serde_json::json!({ "buffers": listed }));
@@ -410,7 +407,8 @@ fn list_mounted(mount: &MountRef) -> Listed {
     listed
 }
 
-fn list_kept(found: &FoundStore) -> Listed {
+/// A store that is not mounted; `None` if its process ended just now, and took it along.
+fn list_kept(found: &FoundStore) -> Option<Listed> {
     let key = found.record.as_ref().ok().map(|record| &record.key);
     let buffer = key.and_then(StoreKey::buffer).cloned();
     let (capacity_bytes, why) = match &found.record {
@@ -418,28 +416,32 @@ fn list_kept(found: &FoundStore) -> Listed {
         Err(error) => (None, Some(error.to_string())),
     };
     let is_mounts = found.in_use && buffer.is_none();
-    let waits_for = is_mounts.then(|| ending(&found.dir)).flatten().map(|(_, why)| why);
-    Listed {
+    let (state, said) = match is_mounts.then(|| status_ending::ask(&found.dir)) {
+        Some(Said::Ended) if matches!(flash::is_own_directory(&found.dir), Ok(false)) => {
+            return None;
+        }
+        Some(Said::Ending(_, why)) => ("ending", Some(why)),
+        Some(Said::Silent(why)) => ("in use", Some(why)),
+        Some(Said::Nothing | Said::Ended) => ("in use", None),
+        None if found.in_use => ("served", None),
+        None => ("kept", None),
+    };
+    Some(Listed {
         mount_point: key.and_then(StoreKey::mount_point).map(bytes_of),
-        state: match (found.in_use, &buffer) {
-            (true, Some(_)) => "served",
-            (true, None) if waits_for.is_some() => "ending",
-            (true, None) => "in use",
-            (false, _) => "kept",
-        },
+        state,
         buffer,
         server: None,
         store: bytes_of(&found.dir),
         capacity_bytes,
         used_bytes: None,
-        why: why.or(waits_for),
+        why: why.or(said),
         resume: None,
-    }
+    })
 }
 
 /// A mount of a served buffer that was unmounted and has not ended; `None` if the directory is not that of such a one.
 fn list_ending(dir: &Path, record: &MountRecord) -> Option<Listed> {
-    let (status, why) = ending(dir)?;
+    let Said::Ending(status, why) = status_ending::ask(dir) else { return None };
     Some(Listed {
         mount_point: Some(record.mount_point.clone()),
         buffer: record.buffer.parse().ok(),
@@ -451,13 +453,4 @@ fn list_ending(dir: &Path, record: &MountRecord) -> Option<Listed> {
         why: Some(why),
         resume: None,
     })
-}
-
-/// What the process of a store says, and what it waits for, if that was unmounted.
-fn ending(store_dir: &Path) -> Option<(BufferStatus, String)> {
-    let control = Control::connect_store_until(store_dir, Some(Instant::now()));
-    let status = control.and_then(|mut control| control.buffer_status()).ok()?;
-    let waits_for = status.ending.as_ref()?;
-    let why = format!("unmounted, and waits for its last copy: {waits_for}");
-    Some((status, why))
 }

@@ -10,7 +10,9 @@ use super::{cache, umount_ending, umount_kept};
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::state_dir;
-use forebay_client::{ANSWER_TIMEOUT, Control, MountRef, canonical, mounts_at, server_process};
+use forebay_client::{
+    ANSWER_TIMEOUT, Control, MountRef, canonical, may_have_ended, mounts_at, server_process,
+};
 use forebay_proto::control::ControlError;
 use forebay_store::flash::{self, Store};
 use std::path::{Path, PathBuf};
@@ -28,6 +30,8 @@ const LOOKED_AT_MAX: u32 = 100_000;
 
 /// Runs the command.
 pub fn run(args: UmountArgs) -> Outcome {
+    // First: what follows takes its time on a busy machine, and that counts too.
+    let args = UmountArgs { until: umount_live::time_limit(&args), ..args };
     let mount_point = canonical(&args.mount_point)?;
     // The last of several mounts on one point is the one that is seen.
     let mounted = mounts_at(|point| point == mount_point)?.pop();
@@ -58,7 +62,6 @@ fn not_mounted(mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlErr
 }
 
 fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> {
-    let until = umount_live::time_limit(args);
     // Called from a directory in the mount, this process would keep it busy.
     rustix::process::chdir("/")
         .map_err(|error| ControlError::io("go to /", None, &error.into()))?;
@@ -67,12 +70,22 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> 
         true => FORCE_GREETING_WAIT,
         false => ANSWER_TIMEOUT,
     };
-    match Control::connect_store_within(&mount.store_dir, wait) {
+    match Control::connect_store_limited(&mount.store_dir, args.until, wait) {
         Ok(control) => {
-            let control = cache::before_umount(control, &mount.mount_point, args)?;
-            return umount_live::end(control, mount, args, until);
+            return match cache::before_umount(control, &mount.mount_point, args) {
+                Ok(control) => umount_live::end(control, mount, args, None),
+                Err(error) if may_have_ended(&error) => {
+                    umount_live::ended_meanwhile(mount, args, error)
+                }
+                Err(error) => Err(error),
+            };
         }
-        Err(error) if error.errno == Some(libc::ENOTCONN) => lost_with_flash(mount, args)?,
+        Err(error) if error.errno == Some(libc::ENOTCONN) => {
+            if !umount_live::is_mounted(mount)? {
+                return umount_live::ended_meanwhile(mount, args, error);
+            }
+            lost_with_flash(mount, args)?;
+        }
         // A server that does not answer any more can be left behind, its buffer kept; those who
         // wait for its answers get an error instead.
         Err(error) if args.force && error.errno == Some(libc::ETIMEDOUT) => {

@@ -17,11 +17,14 @@ use forebay_store::flash::{self, Holdings, Store, StoreKey};
 use forebay_store::metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a server that is just ending to give its store back.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Least time for the look for stores, whatever time the command has.
+const LOOK_LEAST: Duration = Duration::from_millis(500);
 
 /// Nothing is mounted: the buffer may still be on flash.
 pub fn end(mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> {
@@ -33,7 +36,7 @@ pub fn end(mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> 
     if let Some(error) = served(mount_point) {
         return Err(error);
     }
-    let dirs = stores_of(mount_point, args)?;
+    let dirs = stores_in_time(mount_point, args)?;
     if let Some(lost) = umount_ending::end(&dirs, mount_point, args)? {
         return Ok(lost);
     }
@@ -54,10 +57,40 @@ pub fn end(mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> 
                 .hint(hint));
         }
     };
+    end_at(dir, mount_point, args)
+}
+
+/// Destroys the buffer of this store, which no server uses, or one that is just ending, if it may go.
+pub fn end_at(dir: &Path, mount_point: &Path, args: &UmountArgs) -> Result<Lost, ControlError> {
     let lost = to_be_lost(dir, mount_point, args)?;
     discard(dir, args)?;
     lost.tell(mount_point, args.json);
     Ok(lost)
+}
+
+/// The stores of a mount point, looked for within the time of the command: all processes that may use one are looked at, which
+/// takes some seconds on a busy machine.
+fn stores_in_time(mount_point: &Path, args: &UmountArgs) -> Result<Vec<PathBuf>, ControlError> {
+    let (Some(until), None) = (args.until, &args.flash) else {
+        return stores_of(mount_point, args);
+    };
+    let (tell, told) = mpsc::channel();
+    let (point, of) = (mount_point.to_path_buf(), args.clone());
+    let look = move || {
+        // The command may have given up.
+        let _gone = tell.send(stores_of(&point, &of));
+    };
+    std::thread::Builder::new()
+        .name("stores".into())
+        .spawn(look)
+        .map_err(|error| ControlError::io("start a thread", None, &error))?;
+    let left = until.saturating_duration_since(Instant::now()).max(LOOK_LEAST);
+    told.recv_timeout(left).unwrap_or_else(|_| {
+        let why = "nothing is mounted there, and the time is over, before it is known whether a buffer of it is on flash";
+        Err(ControlError::new("unmount", Some(mount_point), why)
+            .errno(libc::ETIMEDOUT)
+            .hint("give it more time, or name its FLASH with --flash"))
+    })
 }
 
 /// The stores of a mount point in the flash that was named, else in the usual places.
@@ -101,7 +134,7 @@ pub fn to_be_lost(dir: &Path, mount_point: &Path, args: &UmountArgs) -> Result<L
     }
     let says_so = args.destroy || args.force;
     let point = PathBytes::new(mount_point.as_os_str().as_bytes());
-    let holdings = match when_free(|| Store::holdings(dir)) {
+    let holdings = match when_free(args, || Store::holdings(dir)) {
         Ok(Some(holdings)) => holdings,
         Ok(None) => return Ok(Lost::default()),
         // It may be damaged, which is a reason to give it up. One in use is not.
@@ -214,12 +247,16 @@ fn may_go(dir: &Path, args: &UmountArgs) -> Result<(), ControlError> {
 /// Destroys a store that no server uses; one that is just ending is waited for.
 pub fn discard(dir: &Path, args: &UmountArgs) -> Result<(), ControlError> {
     may_go(dir, args)?;
-    when_free(|| Store::discard_dir(dir)).map(drop)
+    when_free(args, || Store::discard_dir(dir)).map(drop)
 }
 
-/// Does something with a store; while a server that is just ending has it, again for a while.
-fn when_free<T>(work: impl Fn() -> Result<T, ControlError>) -> Result<T, ControlError> {
+/// Does something with a store; while a server that is just ending has it, again for a while, but not beyond the command's time.
+fn when_free<T>(
+    args: &UmountArgs,
+    work: impl Fn() -> Result<T, ControlError>,
+) -> Result<T, ControlError> {
     let deadline = Instant::now() + LOCK_WAIT;
+    let deadline = args.until.map_or(deadline, |until| until.min(deadline));
     loop {
         match work() {
             Err(error) if error.errno == Some(libc::EBUSY) && Instant::now() < deadline => {

@@ -5,12 +5,15 @@
 //! waited for after the unmount: Ctrl-C and --timeout leave it to end by itself then. What the user gives up is told by name.
 
 use super::stage::{self, View};
+use super::umount_kept;
+use super::umount_who::Who;
 use crate::args::UmountArgs;
 use crate::failure::visible;
 use crate::state_dir;
-use forebay_client::{Control, MountRef, Unmounting, server_process};
+use forebay_client::{Control, MountRef, Unmounting, may_have_ended, mounts_at, server_process};
 use forebay_proto::at_risk;
 use forebay_proto::control::{ControlError, PathBytes, PlanState, PlanStatus};
+use forebay_store::flash;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -22,8 +25,6 @@ const SILENCE_MAX_S: f64 = 8.0;
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for the answer of a server that is asked what would be lost.
 const LOOK_WAIT: Duration = Duration::from_secs(3);
-/// The same when the time of the command is over: it looks through all mount tables of its node.
-const WHO_WAIT: Duration = Duration::from_secs(10);
 
 /// What went with a buffer because the user said so.
 #[derive(Debug, Default, Serialize)]
@@ -79,20 +80,22 @@ pub fn time_limit(args: &UmountArgs) -> Option<Instant> {
     args.timeout.and_then(|s| Instant::now().checked_add(Duration::from_secs(s)))
 }
 
-/// Ends a mount, and waits for plans that its buffer must outlive, and for the end of its copies, but not beyond `until`.
+/// Ends a mount, and waits for plans that its buffer must outlive, and for the end of its copies, but not beyond the time of the
+/// command. `known`: what it waits for, if that was told before.
 pub fn end(
     mut control: Control,
     mount: &MountRef,
     args: &UmountArgs,
-    until: Option<Instant>,
+    known: Option<String>,
 ) -> Result<Lost, ControlError> {
-    let point = &mount.mount_point;
+    let (point, until) = (&mount.mount_point, args.until);
     // A served buffer stays at its servers, with its plans.
     let is_own = state_dir::record(&mount.store_dir).is_none();
     let plans = match is_own && (args.keep || args.destroy || args.force) {
-        true => plans_of(&mut control),
+        true => plans_of(&mut control, until),
         false => Vec::new(),
     };
+    let who = Who::ask(&mount.store_dir, until, known);
     let asked = Unmounting {
         keep: args.keep,
         force: args.force,
@@ -101,16 +104,16 @@ pub fn end(
     };
     loop {
         let mut told = None;
-        control.set_until(until);
+        control.set_limit(until);
         let ended = control.umount(asked, |what| {
             eprintln!("forebay: {}", visible(&format!("{}: waiting for {what}", point.display())));
             told = Some(what.to_string());
         });
-        control.set_until(None);
         match ended {
             Err(error) if until.is_some() && was_left(&control, mount, &error) => {
-                return Err(time_is_over(mount, args, told.as_deref()));
+                return Err(time_is_over(mount, args, who.told(), told.as_deref()));
             }
+            Err(error) if may_have_ended(&error) => return ended_meanwhile(mount, args, error),
             Err(error) if error.errno == Some(libc::EINPROGRESS) && !args.no_wait => {
                 wait(&mut control, mount, until, args.json)?;
             }
@@ -135,13 +138,55 @@ fn was_left(control: &Control, mount: &MountRef, error: &ControlError) -> bool {
         && server_process::stopped_server(&mount.store_dir).is_none()
 }
 
-/// The time is over, and the unmount that was begun goes on without this command. Who has copies is asked now: the server may
-/// not have told it yet.
-fn time_is_over(mount: &MountRef, args: &UmountArgs, told: Option<&str>) -> ControlError {
-    let soon = Instant::now().checked_add(WHO_WAIT);
-    let status = Control::connect_store_until(&mount.store_dir, soon)
-        .and_then(|mut control| control.buffer_status());
-    let why = match (status.ok().and_then(|status| status.ending), told) {
+/// Whether the mount is still there, as this process sees it.
+pub fn is_mounted(mount: &MountRef) -> Result<bool, ControlError> {
+    let there = mounts_at(|point| point == mount.mount_point)?;
+    Ok(there.iter().any(|at| at.store_dir == mount.store_dir))
+}
+
+/// Whether an error of who asked a mount's process says only that the mount has ended meanwhile: it is not there any more.
+pub fn has_ended(error: &ControlError, mount: &MountRef) -> bool {
+    may_have_ended(error) && matches!(is_mounted(mount), Ok(false))
+}
+
+/// Its process went without an answer, with this error. It ended just then, as asked for by another command or with its last
+/// copy, if the mount and what belonged to it are gone. One that was killed leaves the mount.
+pub fn ended_meanwhile(
+    mount: &MountRef,
+    args: &UmountArgs,
+    error: ControlError,
+) -> Result<Lost, ControlError> {
+    if is_mounted(mount)? {
+        return Err(error);
+    }
+    let (dir, point) = (&mount.store_dir, &mount.mount_point);
+    // The directory of a mount of a served buffer, whose buffer stays in any case.
+    let is_served = *dir == state_dir::of(point);
+    match (flash::is_own_directory(dir)?, args.keep) {
+        (true, _) if is_served => Err(error),
+        (false, true) if !is_served => {
+            let why = "another command destroyed the buffer at the same time";
+            Err(ControlError::new("unmount", Some(point), why).errno(libc::ENOENT))
+        }
+        (false, _) | (true, true) => Ok(Lost::default()),
+        // It was kept, or its process was killed: what is in it goes as that of such a one.
+        (true, false) => umount_kept::end_at(dir, point, args),
+    }
+}
+
+/// The time is over, and the unmount that was begun goes on without this command. `who` keeps it from ending; `told` is what it
+/// said that it waits for. Without either it may still be refused, since the mount is in use.
+fn time_is_over(
+    mount: &MountRef,
+    args: &UmountArgs,
+    who: Option<String>,
+    told: Option<&str>,
+) -> ControlError {
+    let ends = match (&who, told) {
+        (None, None) => "it may end by itself, without this command (`forebay status` shows it)",
+        _ => "it ends by itself, without this command",
+    };
+    let why = match (who, told) {
         (Some(who), _) => format!("the time is over; it is unmounted and has not ended: {who}"),
         (None, Some(what)) => format!("the time is over, and it waits for {what}"),
         (None, None) => "the time is over, and it has not ended".into(),
@@ -151,16 +196,22 @@ fn time_is_over(mount: &MountRef, args: &UmountArgs, told: Option<&str>) -> Cont
     let flash =
         args.flash.as_ref().map_or_else(String::new, |dir| format!("--flash {} ", word(dir)));
     let point = word(&mount.mount_point);
-    ControlError::new("unmount", Some(&mount.mount_point), &why).errno(libc::ETIMEDOUT).hint(&format!(
-        "it ends by itself, without this command; `forebay umount {keep}{flash}{point}` waits for that, \
-         `forebay umount --force {keep}{flash}{point}` ends it now"
-    ))
+    ControlError::new("unmount", Some(&mount.mount_point), &why).errno(libc::ETIMEDOUT).hint(
+        &format!(
+            "{ends}; `forebay umount {keep}{flash}{point}` waits for that, \
+             `forebay umount --force {keep}{flash}{point}` ends it now"
+        ),
+    )
 }
 
 /// The plans that stand against the end of the buffer. A server that does not answer soon is not waited
 /// for by who wants to get rid of it.
-fn plans_of(control: &mut Control) -> Vec<PlanStatus> {
-    control.set_until(Instant::now().checked_add(LOOK_WAIT));
+fn plans_of(control: &mut Control, until: Option<Instant>) -> Vec<PlanStatus> {
+    let soon = Instant::now().checked_add(LOOK_WAIT);
+    match until {
+        Some(_) => control.set_limit(soon.min(until)),
+        None => control.set_until(soon),
+    }
     let plans = control.stage_list().unwrap_or_default();
     let mut at_risk: Vec<PlanStatus> = at_risk::unfinished(&plans).into_iter().cloned().collect();
     let failed = at_risk::failed(&plans, |path| {
@@ -220,7 +271,13 @@ fn wait(
             !hangs && until.is_none_or(|until| Instant::now() < until)
         });
         view.clear();
-        let last = last?;
+        let last = match last {
+            // Not even the state of the plan came within the time.
+            Err(error) if until.is_some() && was_left(control, mount, &error) => {
+                return Err(not_ended(mount, plan));
+            }
+            last => last?,
+        };
         if !last.state.is_final() {
             return Err(not_ended(mount, &last));
         }

@@ -4,6 +4,8 @@
 //! Plan numbers begin at 1 in every buffer, so a buffer is never guessed: other users' buffers
 //! and those without the plan are left out, and of what remains there must be one.
 
+use super::umount_live::has_ended;
+use crate::daemon::{PLANS_WAIT, asker_waits};
 use crate::failure::{Usage, visible};
 use forebay_client::{Control, MountRef, locate, mounts};
 use forebay_jobs::run::report::shell_word;
@@ -13,8 +15,8 @@ use std::path::Path;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long several mounts are waited for together. A server that is asked by them waits for another one for 6 s.
-const ALL_WAIT: Duration = Duration::from_secs(8);
+/// How long several mounts are waited for together.
+const ALL_WAIT: Duration = asker_waits(PLANS_WAIT);
 
 /// Connects to the servers of all mounted buffers that the caller may ask and that answer soon. A single one holds up nobody
 /// else: it has as much time as when it is asked by name.
@@ -37,7 +39,7 @@ pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
     for (place, control) in mounts.into_iter().zip(connected) {
         match control.unwrap_or_else(gone) {
             Ok(control) => asked.push((control, place)),
-            Err(error) if error.errno == Some(libc::EACCES) => {}
+            Err(error) if error.errno == Some(libc::EACCES) || has_ended(&error, &place) => {}
             Err(error) => {
                 let text = format!("{}: not asked: {error}", place.mount_point.display());
                 eprintln!("forebay: {}", visible(&text));

@@ -2,6 +2,7 @@
 //! `forebay serve` serves.
 
 use super::MountPlan;
+use super::silent::{self, LOOK_GRACE, Look, ToldByOther};
 use super::waiting::{self, Reasons};
 use crate::state_dir::{self, MountRecord, StateDir};
 use forebay_activity::Activity;
@@ -37,20 +38,20 @@ const DRAIN_WAIT: Duration = Duration::from_secs(3);
 /// How long an end by force waits for servers to hear of it.
 const FORCE_CLOSE_WAIT: Duration = Duration::from_millis(700);
 
-/// How long the state of a buffer is waited for by a mount that is asked for it: who asks waits for 2 s at least. And by one
-/// that begins.
+/// How long the state of a buffer is waited for by a mount that is asked for it, and by one that begins. Who asks for this or what
+/// follows waits for longer ([`silent::asker_waits`]).
 pub const STATE_WAIT: Duration = Duration::from_millis(1500);
 pub const FIRST_STATE_WAIT: Duration = Duration::from_secs(10);
-/// How long what all servers of a buffer count is waited for: they wait for each other for 3 s.
-const FIGURES_WAIT: Duration = Duration::from_secs(4);
-/// At the end of such a wait the servers are greeted for so long, to see which is silent. Less than [`STATE_WAIT`].
+/// How long what all servers of a buffer count is waited for: they wait for each other for 3 s, and then tell of a part.
+pub const FIGURES_WAIT: Duration = Duration::from_millis(5_500);
+/// How long the state of plans is waited for: servers wait for each other for 6 s.
+pub const PLANS_WAIT: Duration = Duration::from_secs(7);
+/// Beside such a wait that takes long the servers are greeted for so long, to see which is silent. Less than [`STATE_WAIT`].
 pub(super) const GREET_WAIT: Duration = Duration::from_millis(400);
 /// How long a server on this node that is stopped is given to go on, before who asks it is told.
 const STOPPED_WAIT: Duration = Duration::from_secs(3);
 /// Pause between two looks at it.
 const STOPPED_LOOK: Duration = Duration::from_millis(200);
-/// What another server says of one that is silent holds for so long.
-const TOLD_HOLDS: Duration = Duration::from_secs(5);
 /// Most questions for it that may wait for silent servers at once.
 const STATE_QUESTIONS_MAX: usize = 4;
 
@@ -267,7 +268,7 @@ fn share_of(name: &str, count: usize) -> usize {
     (hasher.finish() % count.max(1) as u64) as usize
 }
 
-fn buffer_name(target: &Target) -> Result<BufferName, ControlError> {
+pub(super) fn buffer_name(target: &Target) -> Result<BufferName, ControlError> {
     target.buffer.parse().map_err(|error| {
         ControlError::new("use the buffer", None, &format!("{error}")).errno(libc::EINVAL)
     })
@@ -293,7 +294,7 @@ fn ask(
 }
 
 /// Says that these servers are stopped, which are their processes, and what to do.
-fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
+pub(super) fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
     let list = |of: fn(&(ServerAddress, u32)) -> String, between: &str| {
         stopped.iter().map(of).collect::<Vec<_>>().join(between)
     };
@@ -366,11 +367,21 @@ pub(super) fn listed(servers: &[ServerAddress]) -> String {
     servers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
 }
 
-/// What a server said of another one that is silent.
-#[derive(Default)]
-struct ToldByOther {
-    is_being_asked: bool,
-    said: Option<(Instant, ControlError)>,
+/// A question for the buffer's state, as long as it lives.
+struct UnderWay(Arc<AtomicUsize>);
+
+impl UnderWay {
+    /// `None` if too many are under way.
+    fn begin(questions: &Arc<AtomicUsize>) -> Option<UnderWay> {
+        let under_way = UnderWay(Arc::clone(questions));
+        (questions.fetch_add(1, Ordering::Relaxed) < STATE_QUESTIONS_MAX).then_some(under_way)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A mounted served buffer.
@@ -414,83 +425,63 @@ impl Served {
         }
     }
 
-    /// The same, for so long: its thread may wait for longer.
+    /// Asks the server's ledger about plans: who asks is told soon if there is no answer.
+    pub fn ask_of_plans(&self, request: LedgerRequest) -> Result<LedgerReply, ControlError> {
+        if self.others.is_empty() {
+            self.asked_must_run()?;
+        }
+        let (target, others) = (self.target.clone(), self.others.clone());
+        self.question_within(PLANS_WAIT, move || ask(&target, &others, &request))
+    }
+
+    /// Asks the server's ledger, for so long: its thread may wait for longer, and no more than some do at once.
     fn ask_within(
         &self,
         request: LedgerRequest,
         limit: Duration,
     ) -> Result<LedgerReply, ControlError> {
-        let under_way = Arc::clone(&self.state_questions);
-        if under_way.fetch_add(1, Ordering::Relaxed) >= STATE_QUESTIONS_MAX {
-            under_way.fetch_sub(1, Ordering::Relaxed);
-            return Err(self.silent());
-        }
-        let (tell, told) = mpsc::channel();
+        let Some(under_way) = UnderWay::begin(&self.state_questions) else {
+            let found = self.look().begin().recv_timeout(GREET_WAIT + LOOK_GRACE);
+            return Err(found.unwrap_or_else(|_| self.no_answer()));
+        };
         let (target, others) = (self.target.clone(), self.others.clone());
-        let question = move || {
+        self.question_within(limit, move || {
+            let _under_way = under_way;
+            ask(&target, &others, &request)
+        })
+    }
+
+    /// The answer to a question that is asked on a thread of its own, within `limit`; without one which servers are silent, soon
+    /// after that at the latest.
+    fn question_within(
+        &self,
+        limit: Duration,
+        question: impl FnOnce() -> Result<LedgerReply, ControlError> + Send + 'static,
+    ) -> Result<LedgerReply, ControlError> {
+        let (tell, told) = mpsc::channel();
+        let ask = move || {
             // Whoever asked may have gone.
-            let _gone = tell.send(ask(&target, &others, &request));
-            under_way.fetch_sub(1, Ordering::Relaxed);
+            let _gone = tell.send(question());
         };
-        if std::thread::Builder::new().name("state".into()).spawn(question).is_err() {
-            self.state_questions.fetch_sub(1, Ordering::Relaxed);
+        if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(ask) {
+            tracing::debug!(%error, "the servers are not asked");
         }
-        match told.recv_timeout(limit.saturating_sub(GREET_WAIT)) {
-            Ok(answer) => answer,
-            Err(_) => {
-                let silent = self.silent();
-                told.try_recv().unwrap_or(Err(silent))
-            }
+        let answer = silent::answer_within(&told, limit, || self.look().begin());
+        answer.unwrap_or_else(|found| Err(found.unwrap_or_else(|| self.no_answer())))
+    }
+
+    /// Which servers are silent is looked for by it.
+    fn look(&self) -> Look {
+        Look {
+            remote: self.remote(),
+            target: self.target.clone(),
+            told_by_other: Arc::clone(&self.told_by_other),
         }
     }
 
-    /// There is no answer: names the servers that are stopped, else those that do not even greet, for the one that is asked may
-    /// wait for another one.
-    fn silent(&self) -> ControlError {
-        let remote = self.remote();
-        // At once: together they have the time of one.
-        let ((there, silent), stopped) = std::thread::scope(|scope| {
-            let greeted = scope.spawn(|| remote.servers_greeted(GREET_WAIT));
-            let stopped = remote.servers_seen_stopped();
-            (greeted.join().unwrap_or_default(), stopped)
-        });
-        if !stopped.is_empty() {
-            return are_stopped(&stopped);
-        }
-        let who = match silent.is_empty() {
-            true => self.target.address.to_string(),
-            false => listed(&silent),
-        };
-        if let (false, Some(asked)) = (silent.is_empty(), there.first())
-            && let Some(error) = self.told_by(asked)
-        {
-            return error;
-        }
-        no_answer(&who, there.first())
-    }
-
-    /// What a server that answers said lately of one that does not: it may see the process. It is asked now for who asks next;
-    /// nobody waits for that here.
-    fn told_by(&self, asked: &ServerAddress) -> Option<ControlError> {
-        let mut told = self.told_by_other.lock();
-        let said = told.said.as_ref().filter(|(at, _)| at.elapsed() < TOLD_HOLDS);
-        let said = said.map(|(_, error)| error.clone());
-        if !told.is_being_asked
-            && let Ok(name) = self.name()
-        {
-            let (told_by_other, target) = (Arc::clone(&self.told_by_other), self.target.clone());
-            let asked = asked.clone();
-            let question = move || {
-                let error = said_by(&target, &asked, name);
-                *told_by_other.lock() = ToldByOther {
-                    is_being_asked: false,
-                    said: error.map(|error| (Instant::now(), error)),
-                };
-            };
-            let spawned = std::thread::Builder::new().name("told by other".into()).spawn(question);
-            told.is_being_asked = spawned.is_ok();
-        }
-        said
+    /// Nothing is known of who is silent.
+    fn no_answer(&self) -> ControlError {
+        no_answer(&self.target.address.to_string(), Some(&self.target.address))
     }
 
     /// What the servers count, told by one of them that is not stopped.
@@ -498,13 +489,16 @@ impl Served {
         let Some(stopped) = self.stopped() else {
             return self.ask_within(request, FIGURES_WAIT);
         };
-        for address in self.remote().servers_running() {
-            match connect_at(&self.target, &address) {
-                Ok(mut ledger) => return ledger.ask(&request),
-                Err(error) => tracing::debug!(%error, "not asked"),
+        let (target, running) = (self.target.clone(), self.remote().servers_running());
+        self.question_within(FIGURES_WAIT, move || {
+            for address in running {
+                match connect_at(&target, &address) {
+                    Ok(mut ledger) => return ledger.ask(&request),
+                    Err(error) => tracing::debug!(%error, "not asked"),
+                }
             }
-        }
-        Err(stopped)
+            Err(stopped)
+        })
     }
 
     /// What is used now.

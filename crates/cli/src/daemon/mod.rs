@@ -19,11 +19,13 @@ mod preload;
 mod requests;
 pub mod serve;
 mod signals;
+mod silent;
 mod spawn;
 mod waiting;
 mod watch;
 
-pub use backing::BackingPlan;
+pub use backing::{BackingPlan, FIGURES_WAIT, PLANS_WAIT, STATE_WAIT};
+pub use silent::asker_waits;
 pub use spawn::{Reporter, run_in_background};
 
 use crate::mount_options::MountOptionSet;

@@ -23,7 +23,7 @@ use forebay_server::Server;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Answers a request that does not end the mount.
 pub fn answer(mount: &Mount, caller: &Caller, request: Request) -> Reply {
@@ -323,13 +323,16 @@ fn ask_served(
         }
     };
     let is_figures = matches!(request, LedgerRequest::Metrics { .. });
+    let is_of_plans =
+        matches!(request, LedgerRequest::StageStatus { .. } | LedgerRequest::StageList { .. });
     let request = match user {
         Some(user) => LedgerRequest::OnBehalf { user: user.clone(), request: Box::new(request) },
         None => request,
     };
-    let reply = match is_figures {
-        true => served.figures(request)?,
-        false => served.ask(&request)?,
+    let reply = match (is_figures, is_of_plans) {
+        (true, _) => served.figures(request)?,
+        (false, true) => served.ask_of_plans(request)?,
+        (false, false) => served.ask(&request)?,
     };
     match reply {
         LedgerReply::Ok => Ok(Reply::Ok),
@@ -494,8 +497,11 @@ fn of_the_server(served: &Served, common: BufferStatus, limit: Duration) -> Buff
         // Its servers may be what it waits for.
         return common;
     }
+    let begun = Instant::now();
     let told = served.status(limit).and_then(|buffer| {
-        let cache = attached.cache.as_ref().map(|_| served.cache_status(limit)).transpose()?;
+        // Together they have the time of one, or little more.
+        let left = limit.saturating_sub(begun.elapsed()).max(limit / 2);
+        let cache = attached.cache.as_ref().map(|_| served.cache_status(left)).transpose()?;
         Ok((buffer, cache))
     });
     match told {
