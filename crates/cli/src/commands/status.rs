@@ -2,12 +2,14 @@
 
 use super::cached::Cached;
 use super::status_ending::{self, Said};
+use super::umount_live::has_ended;
 use crate::args::{ServerArgs, StatusArgs};
+use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::servers::BufferPath;
 use crate::state_dir::MountRecord;
 use crate::{site, state_dir};
-use forebay_client::{Control, MountRef, mounts, server_process};
+use forebay_client::{Control, MountRef, may_have_ended, mounts, server_process};
 use forebay_jobs::run::record::{RECORD_NAME, as_path, left_at, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, NO_ANSWER_YET, PathBytes};
 use forebay_proto::layout::LOG;
@@ -22,9 +24,8 @@ use std::time::{Duration, Instant};
 /// How long the state of one buffer is asked for again while its servers do not tell it, and the pause between.
 const SERVERS_WAIT: Duration = Duration::from_secs(6);
 const SERVERS_PAUSE: Duration = Duration::from_millis(100);
-/// How long a mount's process is waited for where all are listed: well above what it waits for its servers itself
-/// (`daemon::backing::STATE_WAIT`), as a busy machine is late twice.
-const MOUNT_WAIT: Duration = Duration::from_secs(5);
+/// How long a mount's process is waited for where all are listed: it waits for its servers itself.
+const MOUNT_WAIT: Duration = asker_waits(STATE_WAIT);
 /// Most mounts that are asked at once.
 const ASKED_AT_ONCE: usize = 16;
 
@@ -330,7 +331,7 @@ fn bytes_of(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 
-/// All of them, in their order. They are asked at once: each that hangs takes its time.
+/// All of them, in their order, without those that have ended meanwhile. They are asked at once: each that hangs takes its time.
 fn list_all_mounted(mounted: &[MountRef]) -> Vec<Listed> {
     let mut listed = Vec::with_capacity(mounted.len());
     for some in mounted.chunks(ASKED_AT_ONCE) {
@@ -340,7 +341,7 @@ fn list_all_mounted(mounted: &[MountRef]) -> Vec<Listed> {
                 .iter()
                 .map(|one| thread().spawn_scoped(scope, move || list_mounted(one)))
                 .collect();
-            listed.extend(asked.into_iter().zip(some).map(|(asked, one)| {
+            listed.extend(asked.into_iter().zip(some).filter_map(|(asked, one)| {
                 let told = asked.ok().and_then(|asked| asked.join().ok());
                 // There is no thread for it.
                 told.unwrap_or_else(|| list_mounted(one))
@@ -350,7 +351,8 @@ fn list_all_mounted(mounted: &[MountRef]) -> Vec<Listed> {
     listed
 }
 
-fn list_mounted(mount: &MountRef) -> Listed {
+/// `None`: it has ended meanwhile.
+fn list_mounted(mount: &MountRef) -> Option<Listed> {
     let served = state_dir::record(&mount.store_dir);
     let mut listed = Listed {
         mount_point: Some(bytes_of(&mount.mount_point)),
@@ -367,7 +369,7 @@ fn list_mounted(mount: &MountRef) -> Listed {
         listed.state = "stopped";
         listed.why =
             Some(format!("its process {pid} is stopped: `kill -CONT {pid}` lets it go on"));
-        return listed;
+        return Some(listed);
     }
     // One that hangs is waited for no longer than this; one that waits for its servers answers before.
     let until = Instant::now() + MOUNT_WAIT;
@@ -388,8 +390,9 @@ fn list_mounted(mount: &MountRef) -> Listed {
             }
         }
         Err(error) if error.errno == Some(libc::EACCES) => listed.state = "hidden",
+        Err(error) if has_ended(&error, mount) => return None,
         Err(error) => {
-            let is_dead = error.errno == Some(libc::ENOTCONN);
+            let is_dead = error.errno == Some(libc::ENOTCONN) || may_have_ended(&error);
             listed.state = if is_dead { "dead" } else { "silent" };
             listed.why = Some(match (&listed.server, error.errno) {
                 // The mount answers by itself, unless it is asking.
@@ -404,7 +407,7 @@ fn list_mounted(mount: &MountRef) -> Listed {
             });
         }
     }
-    listed
+    Some(listed)
 }
 
 /// A store that is not mounted; `None` if its process ended just now, and took it along.
