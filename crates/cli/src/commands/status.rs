@@ -392,7 +392,7 @@ fn list_mounted(mount: &MountRef) -> Option<Listed> {
         Err(error) if error.errno == Some(libc::EACCES) => listed.state = "hidden",
         Err(error) if has_ended(&error, mount) => return None,
         Err(error) => {
-            let is_dead = error.errno == Some(libc::ENOTCONN) || may_have_ended(&error);
+            let is_dead = may_have_ended(&error);
             listed.state = if is_dead { "dead" } else { "silent" };
             listed.why = Some(match (&listed.server, error.errno) {
                 // The mount answers by itself, unless it is asking.
