@@ -492,7 +492,7 @@ mod tests {
             ..BufferMetrics::default()
         };
         let other = ServerMetrics { buffers: vec![fault], ..other };
-        let none = look(&[None], &[other.clone()]);
+        let none = look(&[None], std::slice::from_ref(&other));
         let told = json(&Shown::of(&none, &none)).unwrap();
         let told = &told["buffers"][0];
         assert!(told["inodes"].is_null() && told["used_bytes"].is_null(), "{told}");
