@@ -304,7 +304,8 @@ fn a_mount_that_ends_while_it_is_asked_to_has_ended() {
     if is_raw() {
         return;
     }
-    let buffer = Buffer::mount(Kind::Tmpfs, 64 << 20);
+    // In a plain directory, which is removed as its process does.
+    let buffer = Buffer::mount(Kind::Served, 64 << 20);
     let (dir, listener, status) = in_place_of_a_process(&buffer);
     let ends = std::thread::spawn(move || {
         let stream = greet(&listener);

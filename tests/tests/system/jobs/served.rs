@@ -395,9 +395,9 @@ fn a_job_kept_at_the_server_is_discarded() {
 #[test]
 fn a_job_is_discarded_while_a_server_of_its_buffer_is_away() {
     let mut site = Site::of_servers(2);
-    let body = format!("echo x > ${{DW_JOB_STRIPED}}x; kill -9 {}; exit 3", site.member(1));
-    let script = site.place.script(&[STRIPED, OUT], &body);
+    let script = site.place.script(&[STRIPED, OUT], "echo x > ${DW_JOB_STRIPED}x; exit 3");
     let run = Run::wait(site.start(&script, "", &["--servers", "2"])).expect(121);
+    signal(site.member(1), libc::SIGKILL);
     let begun = Instant::now();
     let discarded = Run::wait(site.discard(&run.record())).expect(122);
     let took = begun.elapsed();
